@@ -98,3 +98,24 @@ def draft_of(path: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     """As `write_bytes`, of text in UTF-8."""
     write_bytes(path, text.encode("utf-8"))
+
+
+@contextmanager
+def new_files(folder: Path) -> Iterator[Path]:
+    """Yield a draft folder, whose files are moved to `folder` when the block has ended well; others there stay.
+
+    Raises:
+        InputError: the folder cannot be written to.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
+            draft = Path(name)
+            yield draft
+            folder.mkdir(exist_ok=True)
+            for file in sorted(file for file in draft.rglob("*") if file.is_file()):
+                target = folder / file.relative_to(draft)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(target)
+    except OSError as error:
+        raise unwritable(folder, error) from None

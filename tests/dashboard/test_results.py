@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.dashboard.results import Found, NotThereError, Results
+from windtunnel.dashboard.results import NotThereError, ResultEntry, Results
 from windtunnel.errors import InputError
 
 
-def by_name(folder: Path) -> dict[str, Found]:
-    return {one.name: one for one in Results(folder).found()}
+def by_name(folder: Path) -> dict[str, ResultEntry]:
+    return {entry.name: entry for entry in Results(folder).entries()}
 
 
 def test_every_verb_is_known_by_its_document(folder: Path) -> None:
-    kinds = {name: one.kind for name, one in by_name(folder).items()}
+    kinds = {name: entry.kind for name, entry in by_name(folder).items()}
     assert kinds == {
         "served/slow": "simulate",
         "served/fast": "simulate",
@@ -31,13 +31,13 @@ def test_every_verb_is_known_by_its_document(folder: Path) -> None:
 
 
 def test_the_figures_are_those_of_the_document(folder: Path) -> None:
-    one = by_name(folder)["served/slow"]
+    entry = by_name(folder)["served/slow"]
     document = json.loads((folder / "served" / "slow" / "summary.json").read_text())
-    assert one.figures["ttft_s"] == document["summary"]["ttft_s"]["mean"]
-    assert one.figures["output_tokens_per_s"] == document["summary"]["throughput"]["output_tokens_per_s"]
-    assert one.intervals["tpot_s"] == tuple(document["interval_80"]["tpot"].values())
-    assert one.coverage == document["coverage"]
-    assert one.deployment.startswith("2 replicas of 1 x h100_sxm")
+    assert entry.figures["ttft_s"] == document["summary"]["ttft_s"]["mean"]
+    assert entry.figures["output_tokens_per_s"] == document["summary"]["throughput"]["output_tokens_per_s"]
+    assert entry.intervals["tpot_s"] == tuple(document["interval_80"]["tpot"].values())
+    assert entry.coverage == document["coverage"]
+    assert entry.deployment.startswith("2 replicas of 1 x h100_sxm")
 
 
 def test_what_is_broken_says_why(folder: Path) -> None:
@@ -61,43 +61,43 @@ def test_what_is_broken_says_why(folder: Path) -> None:
 def test_no_document_stops_the_list(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "summary.json").write_text(text)
-    (one,) = Results(tmp_path).found()
-    assert said in one.problem
-    assert one.kind == ("broken" if said else "lab")
+    (entry,) = Results(tmp_path).entries()
+    assert said in entry.problem
+    assert entry.kind == ("broken" if said else "lab")
 
 
 def test_a_result_that_changes_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "a" / "summary.json"
     file.parent.mkdir()
     results = Results(tmp_path)
-    assert results.found() == []
+    assert results.entries() == []
     file.write_text("{")
-    assert results.found()[0].kind == "broken"
+    assert results.entries()[0].kind == "broken"
     file.write_text('{"status": "done", "mode": "torch"}')
     os.utime(file, (1, 1))
-    assert [(one.kind, one.changed_s) for one in results.found()] == [("lab", 1.0)]
+    assert [(entry.kind, entry.changed_s) for entry in results.entries()] == [("lab", 1.0)]
     file.unlink()
-    assert results.found() == []
+    assert results.entries() == []
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes")
 def test_no_pipe_is_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.json")
     os.mkfifo(tmp_path / "summary.json")
-    assert Results(tmp_path).found() == []
+    assert Results(tmp_path).entries() == []
 
 
 def test_hidden_folders_and_foreign_json_are_left_out(tmp_path: Path) -> None:
     for name in (".draft/summary.json", "data.json", "timeline.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text('{"displayTimeUnit": "ms", "windtunnel": 1}')
-    assert Results(tmp_path).found() == []
+    assert Results(tmp_path).entries() == []
 
 
 def test_the_folder_itself_may_be_a_run(folder: Path) -> None:
-    (one,) = Results(folder / "served" / "slow").found()
-    assert (one.name, one.kind) == ("", "simulate")
-    assert Results(folder / "served" / "slow").one("")[1]["summary"]["num_requests"] == 130
+    (entry,) = Results(folder / "served" / "slow").entries()
+    assert (entry.name, entry.kind) == ("", "simulate")
+    assert Results(folder / "served" / "slow").read("")[1]["summary"]["num_requests"] == 130
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def test_no_link_leads_out(tmp_path: Path) -> None:
     with pytest.raises(NotThereError):
         results.path("link")
     with pytest.raises(InputError):
-        results.one("run")
-    assert results.found() == []
+        results.read("run")
+    assert results.entries() == []
 
 
 def test_a_broken_result_is_not_shown_as_one(folder: Path) -> None:
     with pytest.raises(InputError, match="torn cannot be shown"):
-        Results(folder).one("torn")
+        Results(folder).read("torn")
     with pytest.raises(InputError, match=r"summary\.json is missing"):
-        Results(folder).one("half")
+        Results(folder).read("half")

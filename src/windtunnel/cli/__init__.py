@@ -70,8 +70,8 @@ def _no_place(error: OSError) -> int:
     if error.filename is None:
         # What is still buffered must not fail again at exit.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
-    found = unwritable(Path(str(error.filename or "the output")), error)
-    return _fail(found.message, found.hint, found.exit_code)
+    refusal = unwritable(Path(str(error.filename or "the output")), error)
+    return _fail(refusal.message, refusal.hint, refusal.exit_code)
 
 
 def _fail(message: str, hint: str | None, code: int) -> int:

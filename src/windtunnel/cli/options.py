@@ -85,14 +85,15 @@ class Verb(click.Command):
 
 
 class VerbGroup(click.Group):
-    """A verb of several commands; an unknown one gets a "did you mean", as an unknown verb does."""
+    """A group of commands that answers an unknown one with a "did you mean"."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in self.commands and not args[0].startswith("-"):
-            hint = did_you_mean(args[0], self.commands, f"it has {', '.join(self.commands)}")
-            raise InputError(f"windtunnel {ctx.info_name} has no command {args[0]!r}", hint)
+        names = self.list_commands(ctx)
+        if args[0] not in names and not args[0].startswith("-"):
+            hint = did_you_mean(args[0], names, f"it has {', '.join(names)}")
+            raise InputError(f"{ctx.command_path} has no command {args[0]!r}", hint)
         return super().resolve_command(ctx, args)
 
 

@@ -4,7 +4,7 @@ from importlib import import_module
 
 import click
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.cli.options import VerbGroup
 
 VERBS = {
     "simulate": ("serving.simulate", "Predict latency, throughput and cost of a served model."),
@@ -29,7 +29,7 @@ VERBS = {
 """Verb -> (module below `windtunnel.cli` that holds its `command`, its line of help)."""
 
 
-class Verbs(click.Group):
+class Verbs(VerbGroup):
     """A group whose commands live in modules of their own."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -41,21 +41,13 @@ class Verbs(click.Group):
         command: click.Command = import_module(f"windtunnel.cli.{VERBS[cmd_name][0]}").command
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in VERBS and not args[0].startswith("-"):
-            hint = did_you_mean(args[0], VERBS, f"it has {', '.join(VERBS)}")
-            raise InputError(f"windtunnel has no command {args[0]!r}", hint)
-        return super().resolve_command(ctx, args)
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
 
 
-def _show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
-    if wanted:
+def _show_version(ctx: click.Context, _param: click.Parameter, is_set: bool) -> None:
+    if is_set:
         from windtunnel.report.version import version
 
         click.echo(f"windtunnel {version()}")

@@ -75,12 +75,13 @@ def framed(view: View, address: str, folder: Path) -> str:
     )
 
 
-def tabs(name: str, parts: Mapping[str, str], here: str) -> str:
-    """Links to the parts of one result; `parts` is first part of the address -> label."""
-    shown = (
-        f'<a href="{link(part, name)}"{_current(part == here)}>{escape(label)}</a>' for part, label in parts.items()
+def tabs(addresses: Mapping[str, str], here: str) -> str:
+    """Return links to pages that belong together; `addresses` is label -> address, and `here` the label of this one."""
+    links = (
+        f'<a href="{escape(address)}"{_current(label == here)}>{escape(label)}</a>'
+        for label, address in addresses.items()
     )
-    return f'<nav class="tabs">{"".join(shown)}</nav>'
+    return f'<nav class="tabs">{"".join(links)}</nav>'
 
 
 def _current(is_here: bool) -> str:

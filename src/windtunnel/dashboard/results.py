@@ -38,7 +38,7 @@ class NotThereError(InputError):
 
 
 @dataclass(frozen=True)
-class Found:
+class ResultEntry:
     """One result, by what the table of all results shows of it."""
 
     name: str
@@ -72,19 +72,19 @@ class Results:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self._lock = threading.Lock()
-        self._known: dict[Path, tuple[tuple[int, int], Found | None]] = {}
+        self._known: dict[Path, tuple[tuple[int, int], ResultEntry | None]] = {}
         self.is_cut = False
         """Whether there were more than `MOST_RESULTS` when they were last looked for."""
 
-    def found(self) -> list[Found]:
+    def entries(self) -> list[ResultEntry]:
         """All results by their names, and at most `MOST_RESULTS` of them."""
         with self._lock:
             files = list(islice(_candidates(self.folder), MOST_RESULTS + 1))
             self.is_cut = len(files) > MOST_RESULTS
             del files[MOST_RESULTS:]
-            seen = (self._found(*candidate) for candidate in files)
+            seen = (self._entry(*candidate) for candidate in files)
             self._known = {file: self._known[file] for file, _ in files if file in self._known}
-            return sorted((one for one in seen if one is not None), key=lambda one: one.name)
+            return sorted((entry for entry in seen if entry is not None), key=lambda entry: entry.name)
 
     def stores(self) -> list[str]:
         """Names of SQLite files, which searches keep their answers in."""
@@ -105,7 +105,7 @@ class Results:
             raise NotThereError(f"there is no {name!r} in {self.folder.name}")
         return path
 
-    def one(self, name: str) -> tuple[Found, dict[str, Any]]:
+    def read(self, name: str) -> tuple[ResultEntry, dict[str, Any]]:
         """A result and its whole document.
 
         Raises:
@@ -115,12 +115,12 @@ class Results:
         file = document_file(self.path(name))
         if file is None or not file.resolve().is_relative_to(self.folder):
             raise InputError(f"{name} holds no result: {SUMMARY} is missing", "is the run still under way?")
-        found = _read(file, name)
-        if found is None or found.kind == "broken":
-            raise InputError(f"{name} cannot be shown: {found.problem if found else 'it is no result'}")
-        return found, read_document(file)
+        entry = _read(file, name)
+        if entry is None or entry.kind == "broken":
+            raise InputError(f"{name} cannot be shown: {entry.problem if entry else 'it is no result'}")
+        return entry, read_document(file)
 
-    def _found(self, file: Path, is_whole: bool) -> Found | None:
+    def _entry(self, file: Path, is_whole: bool) -> ResultEntry | None:
         try:
             status = file.stat()
         except OSError:
@@ -131,8 +131,8 @@ class Results:
         stamp = (status.st_mtime_ns, status.st_size)
         if file not in self._known or self._known[file][0] != stamp:
             name = self._name(file if is_whole else file.parent)
-            found = _read(file, name) if is_whole or file.name in (SUMMARY, STUDY) else _half_written(file, name)
-            self._known[file] = (stamp, found)
+            entry = _read(file, name) if is_whole or file.name in (SUMMARY, STUDY) else _half_written(file, name)
+            self._known[file] = (stamp, entry)
         return self._known[file][1]
 
     def _name(self, path: Path) -> str:
@@ -171,9 +171,9 @@ def records(path: Path, columns: list[str] | None = None) -> Table:
     Raises:
         InputError: it is missing or broken.
     """
-    found = read_parquet(path, columns)
-    meanings = {one.name: (one.metadata or {}).get(b"meaning", b"").decode() for one in found.schema}
-    return Table({name: found[name].to_numpy() for name in found.column_names}, meanings)
+    table = read_parquet(path, columns)
+    meanings = {field.name: (field.metadata or {}).get(b"meaning", b"").decode() for field in table.schema}
+    return Table({name: table[name].to_numpy() for name in table.column_names}, meanings)
 
 
 # ---------------------------------------------------------------------------------------------------- what is there
@@ -211,23 +211,23 @@ def _is_document(path: Path) -> bool:
 # ------------------------------------------------------------------------------------------------------ what it says
 
 
-def _half_written(file: Path, name: str) -> Found:
+def _half_written(file: Path, name: str) -> ResultEntry:
     problem = f"{SUMMARY} is missing beside {file.name}: still being written, or broken off"
-    return Found(name, "broken", file.stat().st_mtime, problem=problem)
+    return ResultEntry(name, "broken", file.stat().st_mtime, problem=problem)
 
 
-def _read(file: Path, name: str) -> Found | None:
+def _read(file: Path, name: str) -> ResultEntry | None:
     changed_s = file.stat().st_mtime
     try:
         document = read_document(file)
         kind = kind_of(document)
         if kind is None:
             raise InputError(f"{file.name} is none that a verb of windtunnel writes")
-        return _READERS[kind](Found(name, kind, changed_s), document)
+        return _READERS[kind](ResultEntry(name, kind, changed_s), document)
     except InputError as error:
-        return Found(name, "broken", changed_s, problem=error.message)
+        return ResultEntry(name, "broken", changed_s, problem=error.message)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return Found(name, "broken", changed_s, problem=f"{file.name} is not whole: {error!r}")
+        return ResultEntry(name, "broken", changed_s, problem=f"{file.name} is not whole: {error!r}")
 
 
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -251,13 +251,13 @@ def kind_of(document: Mapping[str, Any]) -> str | None:
     return next((kind for kind, keys in KINDS.items() if all(key in document for key in keys)), None)
 
 
-def _serving(found: Found, document: dict[str, Any]) -> Found:
+def _serving(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
     """A simulation or a bench."""
-    scenario = decode(document["scenario"], Scenario, found.name)
+    scenario = decode(document["scenario"], Scenario, entry.name)
     summary, calibration = document["summary"], document.get("calibration", {})
-    is_real = found.kind == "bench"
+    is_real = entry.kind == "bench"
     return replace(
-        found,
+        entry,
         model=str(document["model"]) if is_real else scenario.model,
         deployment=str(document["endpoint"]) if is_real else deployment_text(scenario.deployment),
         load=workload_text(scenario.workload),
@@ -265,8 +265,8 @@ def _serving(found: Found, document: dict[str, Any]) -> Found:
         calibration=str(calibration.get("name") or ""),
         figures=serving_figures(summary),
         intervals={
-            "output_tokens_per_s" if name == "throughput" else f"{name}_s": (one["low"], one["high"])
-            for name, one in document.get("interval_80", {}).items()
+            "output_tokens_per_s" if name == "throughput" else f"{name}_s": (interval["low"], interval["high"])
+            for name, interval in document.get("interval_80", {}).items()
         },
         coverage=document.get("coverage", {}),
     )
@@ -276,8 +276,8 @@ def serving_figures(summary: Mapping[str, Any]) -> dict[str, float]:
     """The figures of a serving run's summary by flat names; what it does not know is absent."""
     figures = {"num_requests": summary["num_requests"], "num_devices": summary.get("num_devices")}
     for name in LATENCIES:
-        found = summary.get(f"{name}_s") or {}
-        figures |= {f"{name}_s": found.get("mean")} | {f"{name}_{p}_s": found.get(p) for p in ("p50", "p90", "p99")}
+        latency = summary.get(f"{name}_s") or {}
+        figures |= {f"{name}_s": latency.get("mean")} | {f"{name}_{p}_s": latency.get(p) for p in ("p50", "p90", "p99")}
     for part, names in _PARTS.items():
         # A client's summary has its rates beside the latencies.
         inside = summary if part == "throughput" and part not in summary else summary.get(part) or {}
@@ -301,12 +301,12 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
 """Part of a summary -> figures of it."""
 
 
-def _lab(found: Found, document: dict[str, Any]) -> Found:
+def _lab(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
     metrics = document.get("metrics") or {}
     names = ("ttft_s", "tpot_s", "output_tokens_per_s", "peak_memory_bytes", "num_requests")
     status = str(document["status"])
     return replace(
-        found,
+        entry,
         model=str(document.get("model", "")),
         deployment=", ".join(str(metrics[name]) for name in ("engine", "device", "dtype") if name in metrics),
         load=str(document["mode"]),
@@ -315,14 +315,14 @@ def _lab(found: Found, document: dict[str, Any]) -> Found:
     )
 
 
-def _training(found: Found, document: dict[str, Any]) -> Found:
+def _training(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
     job, degrees = document["job"], document["degrees"]
     split = ", ".join(f"{name.upper()} {degrees[name]}" for name in ("tp", "cp", "pp", "ep", "dp") if degrees[name] > 1)
     interval = document["interval_80"]["step_s"]
     whole_s = sum(document["coverage_s"].values()) or 1.0
     names = ("step_s", "mfu", "hfu", "tokens_per_s", "tokens_per_s_per_device", "bubble_fraction")
     return replace(
-        found,
+        entry,
         model=str(job["model"]),
         deployment=f"{degrees['num_devices']} x {job['device']} ({split})",
         load=f"{job['global_batch']:,} sequences of {job['sequence_tokens']:,} tokens",
@@ -333,18 +333,18 @@ def _training(found: Found, document: dict[str, Any]) -> Found:
     )
 
 
-def _layouts(found: Found, document: dict[str, Any]) -> Found:
+def _layouts(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
     counts = {name: float(document[name]) for name in ("num_tried", "num_fitting")}
     best = document["layouts"][0] if document["layouts"] else None
-    first = _training(found, best) if best else found
-    return replace(first, kind=found.kind, figures={**first.figures, **counts})
+    first = _training(entry, best) if best else entry
+    return replace(first, kind=entry.kind, figures={**first.figures, **counts})
 
 
-def _space(found: Found, document: dict[str, Any]) -> Found:
+def _space(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
     space = document["space"]
     varied = ", ".join(name.rpartition(".")[2] for name in space.get("vary", {}))
     return replace(
-        found,
+        entry,
         model=str(space.get("model", "")),
         deployment=f"varied: {varied}",
         load=", ".join(limit.title for limit in limits_from(space.get("limits", {}))),
@@ -352,18 +352,18 @@ def _space(found: Found, document: dict[str, Any]) -> Found:
     )
 
 
-def _validation(found: Found, document: dict[str, Any]) -> Found:
-    scores = {name: one for name, one in document["scores"].items() if one}
+def _validation(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
+    scores = {name: score for name, score in document["scores"].items() if score}
     counts = {"num_runs": float(document["runs"]), "num_predicted": float(document["predicted"])}
     return replace(
-        found, figures=counts | {f"{name}_median_error": float(one["median"]) for name, one in scores.items()}
+        entry, figures=counts | {f"{name}_median_error": float(score["median"]) for name, score in scores.items()}
     )
 
 
-def _capacity(found: Found, document: dict[str, Any]) -> Found:
-    scenario = decode(document["scenario"], Scenario, found.name)
+def _capacity(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
+    scenario = decode(document["scenario"], Scenario, entry.name)
     return replace(
-        found,
+        entry,
         model=scenario.model,
         deployment=deployment_text(scenario.deployment),
         load=", ".join(limit.title for limit in limits_from(document["limits"])),
@@ -372,11 +372,11 @@ def _capacity(found: Found, document: dict[str, Any]) -> Found:
     )
 
 
-def _other(found: Found, document: dict[str, Any]) -> Found:
-    return replace(found, model=str(document.get("model", "")), deployment=str(document.get("device", "")))
+def _other(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
+    return replace(entry, model=str(document.get("model", "")), deployment=str(document.get("device", "")))
 
 
-_READERS: Mapping[str, Callable[[Found, dict[str, Any]], Found]] = {
+_READERS: Mapping[str, Callable[[ResultEntry, dict[str, Any]], ResultEntry]] = {
     "bench": _serving,
     "simulate": _serving,
     "lab": _lab,

@@ -59,8 +59,8 @@ def answer(dashboard: Dashboard, path: str, query: Query, is_post: bool = False)
         NotThereError: nothing is.
         InputError: what was asked for cannot be.
     """
-    asked = path.strip("/").removeprefix("api/") if path.startswith("/api/") else path.strip("/")
-    part, _, rest = asked.partition("/")
+    route_path = path.strip("/").removeprefix("api/") if path.startswith("/api/") else path.strip("/")
+    part, _, rest = route_path.partition("/")
     route = ROUTES.get(part)
     show = None if route is None else route.document if path.startswith("/api/") else route.page
     if route is None or show is None:

@@ -133,10 +133,10 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         """Say nothing: what fails is said to who asked."""
 
-    def _answer(self, found: Callable[[], Answer]) -> None:
+    def _answer(self, respond: Callable[[], Answer]) -> None:
         try:
             check_host(self.headers.get("Host"), self.server.host)
-            response = found()
+            response = respond()
         except Exception as error:  # noqa: BLE001 a request that fails must not end the connection without an answer
             response = self._failed(error)
         self._send(response)
@@ -226,7 +226,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def check_host(host: str | None, own: str) -> None:
+def check_host(host: str | None, own_host: str) -> None:
     """Raise RefusedError unless a request names this machine: by an IP address, as localhost, or as it was told.
 
     A page of another site whose name was made to lead here (DNS rebinding) sends that name; it cannot send an address.
@@ -235,7 +235,7 @@ def check_host(host: str | None, own: str) -> None:
         name = (urlsplit(f"//{host or ''}").hostname or "").lower()
     except ValueError:
         name = ""
-    if name in ("localhost", own.lower(), socket.gethostname().lower()):
+    if name in ("localhost", own_host.lower(), socket.gethostname().lower()):
         return
     try:
         ipaddress.ip_address(name)

@@ -120,13 +120,13 @@ def _base(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
         return {}, ()
     if re.match(r"[\s\w./='\"-]*(vllm\s+serve|vllm\.entrypoints|sglang|trtllm-serve)", text):
         # With a line break it is no file's name.
-        found = read_launch_command(f"{text.strip()}\n")
+        launch = read_launch_command(f"{text.strip()}\n")
         notes = (
-            ("without effect on time", found.without_effect),
-            ("not modelled", found.not_modelled),
-            ("unknown, ignored", found.unknown),
+            ("without effect on time", launch.without_effect),
+            ("not modelled", launch.not_modelled),
+            ("unknown, ignored", launch.unknown),
         )
-        return found.raw, tuple(f"{note}: {', '.join(names)}" for note, names in notes if names)
+        return launch.raw, tuple(f"{note}: {', '.join(names)}" for note, names in notes if names)
     try:
         raw = parse_yaml(text)
     except yaml.YAMLError as error:
@@ -243,22 +243,22 @@ def swept(scenario: Scenario) -> Sweep:
     pools = scenario.deployment.pools
     setup = resolve(pool_scenario(scenario, pools[0]) if pools else scenario)
     server = PricedDeployments().server(scenario, stream.unit, None if pools else setup)
-    found: Capacity = capacity(server, stream, limits, checks=CHECKS)
-    whole = found.load or stream.own
-    loads = sorted({max(round(share * whole), 1) if stream.is_closed else share * whole for share in SWEPT_SHARES})
-    most = float(stream.unit.num_requests) if stream.is_closed else np.inf
-    probes = [probe(server, stream, load, limits, is_patient=True) for load in loads if load <= most]
-    return Sweep(Capacities(scenario, setup, limits, [found], stream.is_closed, 0.0), probes)
+    sustained: Capacity = capacity(server, stream, limits, checks=CHECKS)
+    base = sustained.load or stream.own
+    loads = sorted({max(round(share * base), 1) if stream.is_closed else share * base for share in SWEPT_SHARES})
+    max_load = float(stream.unit.num_requests) if stream.is_closed else np.inf
+    probes = [probe(server, stream, load, limits, is_patient=True) for load in loads if load <= max_load]
+    return Sweep(Capacities(scenario, setup, limits, [sustained], stream.is_closed, 0.0), probes)
 
 
 def sweep_document(sweep: Sweep) -> dict[str, Any]:
     """What `windtunnel capacity --json` prints for one stream, and `loads` with what each gives."""
-    return {**capacity_document(sweep.capacities), "loads": [point_of(one) for one in sweep.probes]}
+    return {**capacity_document(sweep.capacities), "loads": [point_of(tried) for tried in sweep.probes]}
 
 
-def point_of(one: Probe) -> dict[str, Any]:
+def point_of(tried: Probe) -> dict[str, Any]:
     """A load with its latencies and output."""
-    served = one.served
+    served = tried.served
     assert served is not None, "a patient run is not given up"
     latencies: dict[str, float] = {}
     for name in ("ttft", "tpot", "e2e"):
@@ -273,9 +273,9 @@ def point_of(one: Probe) -> dict[str, Any]:
     span_s = float((served.arrival_s + served.e2e_s).max() - served.arrival_s.min())
     rate = float(served.output_tokens.sum()) / span_s
     return {
-        "load": one.load,
-        "holds": one.passes,
-        "limited_by": one.limited_by,
+        "load": tried.load,
+        "holds": tried.passes,
+        "limited_by": tried.limited_by,
         **latencies,
         "output_tokens_per_s": rate,
     }

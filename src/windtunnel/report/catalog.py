@@ -44,9 +44,10 @@ class Listed:
 
 def list_report(kind: str) -> list[RenderableType]:
     """Everything of a kind in a table."""
-    found = listed(kind)
-    shown = columns(_two_lines(found.headers) if kind in TALL else found.headers, found.rows, found.left)
-    return [Group(shown, "", found.note) if found.note else shown]
+    contents = listed(kind)
+    headers = [header.replace(" ", "\n") for header in contents.headers] if kind in TALL else contents.headers
+    shown = columns(headers, contents.rows, contents.left)
+    return [Group(shown, "", contents.note) if contents.note else shown]
 
 
 def listed(kind: str) -> Listed:
@@ -181,10 +182,6 @@ def _models() -> Listed:
         )
     headers = ("model", "attention", "params 10^9", "active 10^9", "layers", "context", "weights")
     return Listed(headers, rows, left=2)
-
-
-def _two_lines(headers: tuple[str, ...]) -> list[str]:
-    return [header.replace(" ", "\n") for header in headers]
 
 
 def _attention_text(attention: Attention) -> str:

@@ -7,7 +7,7 @@ import pytest
 import windtunnel as wt
 from windtunnel.errors import WindtunnelError
 from windtunnel.metrics.records import Table
-from windtunnel.report.serving.files import RUN_FILES, check_folder, write_run
+from windtunnel.report.serving.files import check_folder, write_run
 from windtunnel.serving.simulate import Result
 
 
@@ -20,7 +20,9 @@ def result() -> Result:
 
 def test_the_scenario_in_the_folder_is_the_resolved_one(result: Result, tmp_path: Path) -> None:
     write_run(result, tmp_path / "run")
-    assert {path.name for path in (tmp_path / "run").iterdir()} == set(RUN_FILES)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        *("requests.parquet", "steps.parquet", "series.parquet", "summary.json", "scenario.yaml")
+    }
     assert wt.load(tmp_path / "run" / "scenario.yaml") == result.scenario
 
 

@@ -41,18 +41,18 @@ def kernels(
     roofline = catalog.device(device) if device else None
     if roofline is not None and html is None:
         raise InputError("--device is for the roofline of a page", "name the page: --html kernels.html")
-    found = read_capture(capture)
-    write_page(html, capture_page, found, capture.name, roofline)
+    recorded = read_capture(capture)
+    write_page(html, capture_page, recorded, capture.name, roofline)
     if parquet is not None:
-        write_kernels(found, parquet)
+        write_kernels(recorded, parquet)
         remark(f"wrote {parquet}")
     if csv_file is not None:
-        write_text(csv_file, as_csv(*kernel_rows(found)))
+        write_text(csv_file, as_csv(*kernel_rows(recorded)))
         remark(f"wrote {csv_file}")
     if as_json:
-        click.echo(json_text(capture_document(found)), nl=False)
+        click.echo(json_text(capture_document(recorded)), nl=False)
     else:
-        show(*capture_report(found))
+        show(*capture_report(recorded))
 
 
 @click.command(cls=Verb, short_help="Take private rows out of a capture of nsys.")
@@ -89,22 +89,22 @@ def to_table(capture: Path, model: str, tp: int, device_name: str, out: Path) ->
     from windtunnel.model.forward import Shard
     from windtunnel.model.parallelism import Parallelism
 
-    found = catalog.model(model)
+    spec = catalog.model(model)
     recorded = read_capture(capture)
-    steps = measured_steps(recorded, Shard(found, found.precision, Parallelism(tp=tp)))
+    steps = measured_steps(recorded, Shard(spec, spec.precision, Parallelism(tp=tp)))
     tables = measurement_tables(steps, f"{device_name}, {recorded.tool}")
     about = {
         "device": device_name,
         "method": f"steps under {recorded.tool}",
-        "model": found.name,
+        "model": spec.name,
         "trace": capture.name,
     }
     for path in write_measurements(out, tables, about):
         remark(f"wrote {path}")
     unmatched = sum(step.unmatched_fraction * sum(step.seconds.values()) for step in steps)
-    whole = sum(sum(step.seconds.values()) for step in steps)
+    total_s = sum(sum(step.seconds.values()) for step in steps)
     rows = sum(len(table) for table in tables)
     click.echo(
         f"{format_count(rows, 'point')} of {format_count(len(steps), 'step')}; "
-        f"{unmatched / whole:.1%} of the time belongs to no operator"
+        f"{unmatched / total_s:.1%} of the time belongs to no operator"
     )

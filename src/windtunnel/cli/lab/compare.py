@@ -49,11 +49,11 @@ def compare(run: Path, simulation: Path, html: Path | None, as_json: bool) -> No
     else:
         scenario = load(simulation)
         simulated = _simulated(scenario)
-    found = compare_run(run, simulated, resolve(scenario))
+    comparison = compare_run(run, simulated, resolve(scenario))
     if html is not None:
-        write_comparison_page(found, html)
+        write_comparison_page(comparison, html)
         remark(f"wrote {html}")
-    answer(as_json, comparison_document, comparison_report, found)
+    answer(as_json, comparison_document, comparison_report, comparison)
 
 
 def _simulated(scenario: "Scenario") -> dict[str, Any]:

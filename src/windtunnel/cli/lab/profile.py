@@ -3,19 +3,19 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import click
 
 from windtunnel.cli.lab.capture import to_table
-from windtunnel.cli.options import PATH, Verb, VerbGroup, all_of, json_option, section
+from windtunnel.cli.options import PATH, Verb, VerbGroup, json_option, options_of, section
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import status
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.units import format_count
 
 if TYPE_CHECKING:
-    from windtunnel.lab.profile.compute import Progress
+    from windtunnel.lab.profile.compute import Extent, Progress
     from windtunnel.pricing.table import MeasurementTable
 
 _WHAT, _HOW, _OUT = section("What is measured"), section("How"), section("Result")
@@ -29,49 +29,60 @@ def command(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-_folder = _OUT("--out", required=True, type=PATH, metavar="FOLDER", help="Of the profile.")
+_folder = _OUT("--out", required=True, type=PATH, metavar="FOLDER", help="Folder of the profile.")
 _device_name = _WHAT("--device-name", required=True, help="A device of the catalog, or a new name for this machine.")
-_json = json_option
-_overwrite = _OUT("--overwrite", is_flag=True, help="Forget what the folder holds of it.")
-_extent = all_of(
-    _HOW("--max-batch", type=int, default=64, help="Most decoding requests.  [64]"),
-    _HOW("--max-context", type=int, default=4096, help="Longest request.  [4096]"),
-    _HOW("--max-tokens", type=int, default=2048, help="Most tokens of a step.  [2048]"),
-    _HOW("--budget", metavar="TIME", help="Refine so long: 10min.  [until within --tolerance]"),
-    _HOW(
-        "--tolerance",
-        type=float,
-        default=0.05,
-        help="Largest deviation from a straight line between measured points.  [0.05]",
-    ),
-    _HOW("--clock", help="cpu_time or wall; cuda_event, cuda_graph or kineto.  [cpu_time of one thread, cuda_event]"),
-    _HOW("--attention", default="sdpa", help="Whose kernels, with torch: sdpa, flash_attn or flashinfer.  [sdpa]"),
-)
+
+
+class ComputeOptions(NamedTuple):
+    """Options of `windtunnel profile compute`: which kernels are measured, over which batches, and how exactly."""
+
+    tp: Annotated[
+        str, _WHAT("--tp", "-tp", default="1", metavar="N,N", help="Tensor-parallel splits, on one device.  [1]")
+    ]
+    quant: Annotated[
+        str | None, _WHAT("--quant", metavar="FORMAT", help="Format of the weights: bf16, fp32.  [as published]")
+    ]
+    engine: Annotated[str, _WHAT("--engine", default="torch", help="Whose kernels: torch or vllm.  [torch]")]
+    torch_device: Annotated[str | None, _WHAT("--torch-device", help="cpu or cuda.  [cuda where there is one]")]
+    max_batch: Annotated[int, _HOW("--max-batch", default=64, help="Most decoding requests.  [64]")]
+    max_context: Annotated[int, _HOW("--max-context", default=4096, help="Longest request.  [4096]")]
+    max_tokens: Annotated[int, _HOW("--max-tokens", default=2048, help="Most tokens of a step.  [2048]")]
+    budget: Annotated[
+        str | None, _HOW("--budget", metavar="TIME", help="Refine so long: 10min.  [until within --tolerance]")
+    ]
+    tolerance: Annotated[
+        float,
+        _HOW(
+            "--tolerance", default=0.05, help="Largest deviation from a straight line between measured points.  [0.05]"
+        ),
+    ]
+    clock: Annotated[
+        str | None,
+        _HOW("--clock", help="cpu_time, wall, cuda_event, cuda_graph or kineto.  [cpu_time of one thread, cuda_event]"),
+    ]
+    attention: Annotated[
+        str, _HOW("--attention", default="sdpa", help="Kernels of torch: sdpa, flash_attn or flashinfer.  [sdpa]")
+    ]
+    overwrite: Annotated[bool, _OUT("--overwrite", help="Forget what the folder holds of it.")]
+
+    def extent(self) -> "Extent":
+        """Return the largest steps to measure."""
+        from windtunnel.lab.profile.compute import Extent
+
+        limits = (("--max-batch", self.max_batch, 1), ("--max-context", self.max_context, 16))
+        for name, value, least in (*limits, ("--max-tokens", self.max_tokens, 4)):
+            if value < least:
+                raise InputError(f"{name} is {value}; at least {least} is needed")
+        return Extent(self.max_batch, self.max_context, self.max_tokens)
 
 
 @command.command(cls=Verb, short_help="Measure a model's operators in a real forward.")
 @_WHAT("--model", required=True, help="A model of the catalog, or a config.json.")
 @_device_name
-@_WHAT("--tp", "-tp", default="1", metavar="N,N", help="Tensor-parallel splits, on one device.  [1]")
-@_WHAT("--quant", metavar="FORMAT", help="Format of the weights: bf16, fp32.  [as published]")
-@_WHAT("--engine", default="torch", help="Whose kernels: torch or vllm.  [torch]")
-@_WHAT("--torch-device", help="cpu or cuda.  [cuda where there is one]")
-@_extent
+@options_of(ComputeOptions)
 @_folder
-@_overwrite
-@_json
-def compute(
-    model: str,
-    device_name: str,
-    tp: str,
-    quant: str | None,
-    engine: str,
-    torch_device: str | None,
-    out: Path,
-    overwrite: bool,
-    as_json: bool,
-    **how: Any,
-) -> None:
+@json_option
+def compute(options: ComputeOptions, model: str, device_name: str, out: Path, as_json: bool) -> None:
     """Measure a model's operators inside a real forward: GEMMs, attention, norms, experts and the rest.
 
     Every split is measured on one device. What an interrupted run has measured is kept: the same command goes on.
@@ -81,61 +92,70 @@ def compute(
     windtunnel simulate --model config.json --device profiles/my_cpu/device.yaml --profile profiles/my_cpu ...
     """
     from windtunnel import catalog
+    from windtunnel.lab.profile.compute import Budget
     from windtunnel.lab.profile.run import parse_degrees, profile_compute
     from windtunnel.model.precision import Precision
-    from windtunnel.report.lab.profile import Closure, compute_document, compute_report
+    from windtunnel.report.lab.profile import compute_document, compute_report
 
-    found = catalog.model(model)
-    precision = Precision(weights=_format(quant), lm_head=_format(quant)) if quant else found.precision
-    extent, budget = _extent_of(**how)
+    spec = catalog.model(model)
+    precision = spec.precision
+    if options.quant:
+        precision = Precision(weights=_format(options.quant), lm_head=_format(options.quant))
+    extent = options.extent()
+    budget = Budget(_quantity("--budget", "budget_s", options.budget), options.tolerance)
     with _progress() as notify:
         profile = profile_compute(
-            found,
+            spec,
             precision,
             device_name,
             out,
-            tp=parse_degrees(tp),
-            engine=engine,
-            config=catalog.model_config(model) if engine == "vllm" else None,
-            torch_device=torch_device,
-            clock=how["clock"],
-            attention=how["attention"],
+            tp=parse_degrees(options.tp),
+            engine=options.engine,
+            config=catalog.model_config(model) if options.engine == "vllm" else None,
+            torch_device=options.torch_device,
+            clock=options.clock,
+            attention=options.attention,
             extent=extent,
             budget=budget,
             notify=notify,
-            overwrite=overwrite,
+            overwrite=options.overwrite,
         )
     remark(f"wrote {out}")
-    closure = Closure(profile.closure_errors, profile.pressure)
-    answer(as_json, compute_document, compute_report, profile.tables, closure)
+    answer(as_json, compute_document, compute_report, profile)
+
+
+class TimedCollectives(NamedTuple):
+    """Options of `windtunnel profile collectives`: which collectives are timed, and between which processes."""
+
+    ops: Annotated[
+        str,
+        _WHAT(
+            "--ops",
+            default="all_reduce,all_gather,reduce_scatter,all_to_all,send_recv",
+            metavar="OP,OP",
+            help="Collectives.  [all five]",
+        ),
+    ]
+    num_workers: Annotated[
+        str, _WHAT("--num-workers", default="2", metavar="N,N", help="Processes that take part.  [2]")
+    ]
+    sizes: Annotated[
+        str,
+        _WHAT("--sizes", default="1KiB-8MiB", metavar="FROM-TO", help="Sizes of the whole buffer.  [1KiB-8MiB]"),
+    ]
+    backend: Annotated[str | None, _HOW("--backend", help="gloo or nccl.  [nccl where there are GPUs]")]
+    on_ray: Annotated[bool, _HOW("--ray", help="Use the hosts of a running Ray cluster.")]
+    workers_per_node: Annotated[
+        int, _HOW("--workers-per-node", default=8, help="Processes on each node of a Ray cluster.  [8]")
+    ]
 
 
 @command.command(cls=Verb, short_help="Time collectives between real processes.")
 @_device_name
-@_WHAT(
-    "--ops",
-    default="all_reduce,all_gather,reduce_scatter,all_to_all,send_recv",
-    metavar="OP,OP",
-    help="Collectives.  [all five]",
-)
-@_WHAT("--num-workers", default="2", metavar="N,N", help="Processes that take part.  [2]")
-@_WHAT("--sizes", default="1KiB-8MiB", metavar="FROM-TO", help="Of the whole buffer.  [1KiB-8MiB]")
-@_HOW("--backend", help="gloo or nccl.  [nccl where there are GPUs]")
-@_HOW("--ray", "on_ray", is_flag=True, help="Use the hosts of a running Ray cluster.")
-@_HOW("--workers-per-node", type=int, default=8, help="Of a Ray cluster's nodes.  [8]")
+@options_of(TimedCollectives)
 @_folder
-@_json
-def collectives(
-    device_name: str,
-    ops: str,
-    num_workers: str,
-    sizes: str,
-    backend: str | None,
-    on_ray: bool,
-    workers_per_node: int,
-    out: Path,
-    as_json: bool,
-) -> None:
+@json_option
+def collectives(options: TimedCollectives, device_name: str, out: Path, as_json: bool) -> None:
     """Time collectives between real processes, with the sizes and bus bandwidths of nccl-tests.
 
     \b
@@ -143,31 +163,20 @@ def collectives(
     """
     from windtunnel.lab.profile import collectives as lab
     from windtunnel.lab.profile.run import parse_degrees, write_collectives
-    from windtunnel.report.lab.profile import CollectiveRow, collectives_document, collectives_report
+    from windtunnel.report.lab.profile import collectives_document, collectives_report
 
     plan = lab.Plan(
-        tuple(name.strip() for name in ops.split(",")),
-        parse_degrees(num_workers),
-        lab.sizes_between(*_sizes(sizes)),
-        backend or lab.usual_backend(),
-        workers_per_node,
+        tuple(name.strip() for name in options.ops.split(",")),
+        parse_degrees(options.num_workers),
+        lab.sizes_between(*_sizes(options.sizes)),
+        options.backend or lab.usual_backend(),
+        options.workers_per_node,
     )
     with status() as notify:
-        timed = (lab.time_collectives_on_ray if on_ray else lab.time_collectives)(plan, notify)
+        timed = (lab.time_collectives_on_ray if options.on_ray else lab.time_collectives)(plan, notify)
     write_collectives(out, device_name, plan, timed)
     remark(f"wrote {out / 'collective.parquet'}")
-    rows = [
-        CollectiveRow(
-            one.op,
-            one.num_workers,
-            one.size_bytes,
-            one.statistics.median_s,
-            one.algorithm_bytes_per_s,
-            one.bus_bytes_per_s,
-        )
-        for one in timed
-    ]
-    answer(as_json, collectives_document, collectives_report, rows)
+    answer(as_json, collectives_document, collectives_report, timed)
 
 
 @command.command(cls=Verb, short_help="Measure the host's part of an engine's steps.")
@@ -176,7 +185,7 @@ def collectives(
 @_WHAT("--engine", default="vllm", help="vllm or transformers.  [vllm]")
 @_HOW("--batches", default="1,2,4,8,16,32", metavar="N,N", help="Decoding requests.  [1,2,...,32]")
 @_folder
-@_json
+@json_option
 def overheads(model: str, device_name: str, engine: str, batches: str, out: Path, as_json: bool) -> None:
     """Measure what the host of a real engine does in a step beside the forward, against the batch.
 
@@ -202,7 +211,7 @@ def overheads(model: str, device_name: str, engine: str, batches: str, out: Path
 @click.argument("folder", type=PATH, metavar="FOLDER")
 @_WHAT("--device", help="Whose roofline to use.  [the profile's]")
 @_WHAT("--estimators", metavar="NAME,NAME", help="Which to try.  [all]")
-@_json
+@json_option
 def check(folder: Path, device: str | None, estimators: str | None, as_json: bool) -> None:
     """Show how far each estimator is off on points of a profile that it was not shown.
 
@@ -217,11 +226,11 @@ def check(folder: Path, device: str | None, estimators: str | None, as_json: boo
 
     methods = check_methods(estimators.split(",") if estimators else None)
     about = profile_provenance(folder)
-    own = folder / "device.yaml"
-    priced = catalog.device(device or (str(own) if own.is_file() else about["device"]))
+    device_file = folder / "device.yaml"
+    priced = catalog.device(device or (str(device_file) if device_file.is_file() else about["device"]))
     roofline = Roofline(priced, catalog.default_node(priced))
-    found = {words: (table, scores(table, roofline, methods)) for words, table in tables_by_words(folder).items()}
-    answer(as_json, check_document, check_report, about, found)
+    checked = {words: (table, scores(table, roofline, methods)) for words, table in tables_by_words(folder).items()}
+    answer(as_json, check_document, check_report, about, checked)
 
 
 command.add_command(to_table, "from-trace")
@@ -231,7 +240,7 @@ command.add_command(to_table, "from-trace")
 @click.argument("files", type=PATH, metavar="FILE.csv...", nargs=-1, required=True)
 @_device_name
 @_folder
-@_json
+@json_option
 def from_vidur(files: tuple[Path, ...], device_name: str, out: Path, as_json: bool) -> None:
     """Take Vidur's mlp.csv, attention.csv, all_reduce.csv and send_recv.csv as a profile.
 
@@ -249,8 +258,8 @@ def from_vidur(files: tuple[Path, ...], device_name: str, out: Path, as_json: bo
 @command.command("to-vidur", cls=Verb, short_help="Write a profile in Vidur's layout.")
 @click.argument("folder", type=PATH, metavar="FOLDER")
 @_WHAT("--model", required=True, help="Which of the profile's models.")
-@_HOW("--block-size", type=int, default=16, help="Written in attention.csv.  [16]")
-@_OUT("--out", required=True, type=PATH, metavar="FOLDER", help="Of the layout.")
+@_HOW("--block-size", type=int, default=16, help="Block size that attention.csv names.  [16]")
+@_OUT("--out", required=True, type=PATH, metavar="FOLDER", help="Folder of the layout.")
 def to_vidur(folder: Path, model: str, block_size: int, out: Path) -> None:
     """Write a profile in Vidur's layout: compute/DEVICE/ORGANISATION/MODEL/{mlp,attention}.csv and network/.
 
@@ -265,7 +274,7 @@ def to_vidur(folder: Path, model: str, block_size: int, out: Path) -> None:
 
 
 def _write_tables(tables: "list[MeasurementTable]", about: dict[str, str], out: Path, as_json: bool) -> None:
-    """Write tables of another origin as a profile, and show them."""
+    """Write the tables of another tool as a profile, and show them."""
     from windtunnel.pricing.profile import write_profile
     from windtunnel.report.lab.profile import tables_document, tables_report
 
@@ -280,21 +289,6 @@ def _format(text: str) -> Any:
     if text not in set(Format):
         raise InputError(f"--quant: there is no format {text!r}", did_you_mean(text, list(Format), ", ".join(Format)))
     return Format(text)
-
-
-def _extent_of(
-    max_batch: int, max_context: int, max_tokens: int, budget: str | None, tolerance: float, **_others: Any
-) -> tuple[Any, Any]:
-    from windtunnel.lab.profile.compute import Budget, Extent
-
-    for name, value, least in (
-        ("--max-batch", max_batch, 1),
-        ("--max-context", max_context, 16),
-        ("--max-tokens", max_tokens, 4),
-    ):
-        if value < least:
-            raise InputError(f"{name} is {value}; at least {least} is needed")
-    return Extent(max_batch, max_context, max_tokens), Budget(_quantity("--budget", "budget_s", budget), tolerance)
 
 
 def _quantity(option_name: str, name: str, text: str | None) -> float | None:
@@ -312,13 +306,13 @@ def _sizes(text: str) -> tuple[int, int]:
     smallest, dash, largest = text.partition("-")
     if not dash:
         raise InputError(f"--sizes: {text!r} is not a range", "for instance 1KiB-8MiB")
-    found = [_quantity("--sizes", "message_bytes", part) for part in (smallest, largest)]
-    return int(found[0] or 0), int(found[1] or 0)
+    low, high = (int(_quantity("--sizes", "message_bytes", part) or 0) for part in (smallest, largest))
+    return low, high
 
 
 @contextmanager
 def _progress() -> Iterator[Any]:
-    """A callback that shows what was measured and how much time is left."""
+    """Yield a callback that shows progress and the time left."""
     from windtunnel.report.render.tables import duration
 
     with status() as say:

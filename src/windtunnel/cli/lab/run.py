@@ -62,8 +62,8 @@ def run(
     from windtunnel.lab.experiments.schema import load_experiment
     from windtunnel.report.lab.experiment import experiment_report, write_experiment_page
 
-    wanted = load_experiment(experiment, _changes(options, settings))
-    outcome = run_experiment(wanted, out, resume)
+    described = load_experiment(experiment, _changes(options, settings))
+    outcome = run_experiment(described, out, resume)
     write_experiment_page(outcome.folder)
     remark(f"{'found' if outcome.was_there else 'wrote'} {outcome.folder}")
     folder = {"folder": str(outcome.folder)}
@@ -96,18 +96,18 @@ def sweep(
     from windtunnel.report.lab.sweep import sweep_document, sweep_report, write_sweep_page
 
     chosen = _swept(parameter_sweep, preset)
-    wanted = points(_raw(experiment, options, settings), chosen, str(experiment or ""))
+    experiments = points(_raw(experiment, options, settings), chosen, str(experiment or ""))
     rows: list[tuple[Experiment, dict[str, Any]]] = []
 
     def told(number: int, outcome: "Outcome") -> None:
         what = "found" if outcome.was_there else "done" if outcome.is_done else "failed"
         said = outcome.folder if outcome.is_done else outcome.summary["error"]
-        remark(f"{number + 1} of {len(wanted)} {what}: {said}")
+        remark(f"{number + 1} of {len(experiments)} {what}: {said}")
         if outcome.is_done:
             write_experiment_page(outcome.folder)
-        rows.append((wanted[number], {**outcome.summary, "folder": outcome.folder.name}))
+        rows.append((experiments[number], {**outcome.summary, "folder": outcome.folder.name}))
 
-    run_sweep(wanted, out, told)
+    run_sweep(experiments, out, told)
     page = write_sweep_page(out, tuple(chosen), rows)
     remark(f"wrote {page}")
     answer(as_json, sweep_document, sweep_report, tuple(chosen), rows)

@@ -5,7 +5,14 @@ from typing import Any
 
 import click
 
-from windtunnel.cli.options import Verb, deployment_options, general_options, scenario_file, scenario_of, section
+from windtunnel.cli.options import (
+    Verb,
+    deployment_options,
+    general_options,
+    scenario_file,
+    scenario_of,
+    section,
+)
 from windtunnel.cli.output import answer
 from windtunnel.cli.progress import status
 from windtunnel.cli.serving.simulate import load_options

@@ -125,13 +125,13 @@ def _searched(space: "Space", store: "Store", means: "Means", top: int, load: fl
             study = search(space, store, means.reporting(callback))
         except KeyboardInterrupt:
             raise InterruptedSearchError(store) from None
-        are_several = len(study.found) > 1 and all(found.ranking for found in study.found)
+        are_several = len(study.found) > 1 and all(outcome.ranking for outcome in study.found)
         return SearchReport(
             study=study,
             top=top,
-            why=[why(study, found, min(3, top)) for found in study.found],
+            why=[why(study, outcome, min(3, top)) for outcome in study.found],
             misconfiguration=misconfiguration(study, store) if are_several else [],
-            fleets=[fleets(found, load, 5) for found in study.found] if load is not None else [],
+            fleets=[fleets(outcome, load, 5) for outcome in study.found] if load is not None else [],
             load=load,
         )
 

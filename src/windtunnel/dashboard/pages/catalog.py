@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from windtunnel.dashboard.frame import Query, View, link
+from windtunnel.catalog import KINDS
+from windtunnel.dashboard.frame import Query, View, link, tabs
 from windtunnel.dashboard.results import NotThereError
 from windtunnel.dashboard.state import Dashboard
 from windtunnel.errors import did_you_mean
 from windtunnel.report import catalog as catalog_report
 from windtunnel.report.render.html import Cell, Section, facts, paragraph, table
 
-KINDS = ("models", "devices", "nodes", "engines", "traces", "calibrations")
 FILTER = (
     '<p class="tools"><input type="search" id="filter" placeholder="filter" aria-label="filter the table" '
     'autocomplete="off"> <span id="count"></span></p>'
@@ -20,10 +20,7 @@ def page(_dashboard: Dashboard, rest: str, _query: Query) -> View:
     """A list of one kind, or one entry in full."""
     kind, _, name = rest.partition("/")
     kind = _known(kind or KINDS[0])
-    tabs = "".join(
-        f'<a href="{link("catalog", one)}"{" aria-current=page" if one == kind else ""}>{one}</a>' for one in KINDS
-    )
-    lead = f'<nav class="tabs">{tabs}</nav>'
+    lead = tabs({name: link("catalog", name) for name in KINDS}, kind)
     if name:
         return View(name, _entry(kind, name), lead=lead)
     listed = catalog_report.listed(kind)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.dashboard.frame import Query, View, link
-from windtunnel.dashboard.results import Found, records
+from windtunnel.dashboard.results import ResultEntry, records
 from windtunnel.dashboard.state import Dashboard
 from windtunnel.errors import InputError
 from windtunnel.report.render.html import Cell, Section, figures, paragraph, table
@@ -50,7 +50,7 @@ FIGURES: Mapping[str, str] = {
 def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
     """The runs of the fields `run`, or all to choose from. The first is what the others are compared with."""
     names = list(query.get("run", ()))
-    known = [one for one in dashboard.results.found() if one.kind in ("simulate", "bench")]
+    known = [entry for entry in dashboard.results.entries() if entry.kind in ("simulate", "bench")]
     if len(names) < 2:
         return View("Compare", [Section("Choose two runs or more", _choice(known, names))])
     runs = _runs(dashboard, names)
@@ -68,35 +68,35 @@ def document(dashboard: Dashboard, _rest: str, query: Query) -> dict[str, Any]:
     """The same as a document: each figure of every run, and every path in which scenarios differ."""
     runs = _runs(dashboard, list(query.get("run", ())))
     return {
-        "runs": [found.name for found, _ in runs],
-        "kinds": [found.kind for found, _ in runs],
-        "figures": {name: [found.figures.get(name) for found, _ in runs] for name in FIGURES},
-        "intervals": {name: [found.intervals.get(name) for found, _ in runs] for name in FIGURES},
+        "runs": [entry.name for entry, _ in runs],
+        "kinds": [entry.kind for entry, _ in runs],
+        "figures": {name: [entry.figures.get(name) for entry, _ in runs] for name in FIGURES},
+        "intervals": {name: [entry.intervals.get(name) for entry, _ in runs] for name in FIGURES},
         "differences": _differences(runs),
     }
 
 
-Runs = Sequence[tuple[Found, Mapping[str, Any]]]
+Runs = Sequence[tuple[ResultEntry, Mapping[str, Any]]]
 
 
 def _runs(dashboard: Dashboard, names: Sequence[str]) -> Runs:
     if not 2 <= len(names) <= MOST_RUNS:
         raise InputError(f"{len(names)} runs are given; 2 to {MOST_RUNS} can be compared")
-    runs = [dashboard.results.one(name) for name in names]
-    for found, _ in runs:
-        if found.kind not in ("simulate", "bench"):
-            raise InputError(f"{found.name} is of {found.kind}; serving runs can be compared")
+    runs = [dashboard.results.read(name) for name in names]
+    for entry, _ in runs:
+        if entry.kind not in ("simulate", "bench"):
+            raise InputError(f"{entry.name} is of {entry.kind}; serving runs can be compared")
     return runs
 
 
-def _choice(known: Sequence[Found], names: Sequence[str]) -> str:
+def _choice(known: Sequence[ResultEntry], names: Sequence[str]) -> str:
     if not known:
         return paragraph("There are no serving runs yet.")
     boxes = "".join(
-        f'<label><input type="checkbox" name="run" value="{escape(one.name)}"'
-        f"{' checked' if one.name in names else ''}> "
-        f"{escape(one.name or '.')}</label>"
-        for one in known
+        f'<label><input type="checkbox" name="run" value="{escape(entry.name)}"'
+        f"{' checked' if entry.name in names else ''}> "
+        f"{escape(entry.name or '.')}</label>"
+        for entry in known
     )
     return f'<form action="/compare" class="choice">{boxes}<p><button>compare</button></p></form>'
 
@@ -105,14 +105,14 @@ def _runs_table(runs: Runs) -> str:
     heads = ("run", "", "model", "deployment", "load", "calibration")
     rows = [
         [
-            Cell(found.name or ".", href=link("run", found.name)),
-            "measured" if found.kind == "bench" else "simulated",
-            found.model,
-            found.deployment,
-            found.load,
-            found.calibration or ("none" if found.kind == "simulate" else ""),
+            Cell(entry.name or ".", href=link("run", entry.name)),
+            "measured" if entry.kind == "bench" else "simulated",
+            entry.model,
+            entry.deployment,
+            entry.load,
+            entry.calibration or ("none" if entry.kind == "simulate" else ""),
         ]
-        for found, _ in runs
+        for entry, _ in runs
     ]
     return table(heads, rows, left=len(heads))
 
@@ -125,24 +125,24 @@ def figures_table(runs: Runs) -> str:
     base = runs[0][0]
     rows: list[list[str | Cell]] = []
     for name, title in FIGURES.items():
-        if any(name in found.figures for found, _ in runs):
+        if any(name in entry.figures for entry, _ in runs):
             first = base.figures.get(name)
-            cells = [_figure(name, found, base, None if found is base else first) for found, _ in runs]
+            cells = [_figure(name, entry, base, None if entry is base else first) for entry, _ in runs]
             rows.append([title, *cells])
-    heads = ("", *(found.name or "." for found, _ in runs))
+    heads = ("", *(entry.name or "." for entry, _ in runs))
     said = paragraph(
         f"Percentages are differences from {base.name or 'the first'}; intervals hold 80% of measurements."
     )
     return table(heads, rows) + said
 
 
-def _figure(name: str, found: Found, base: Found, first: float | None) -> Cell:
-    value = found.figures.get(name)
+def _figure(name: str, entry: ResultEntry, base: ResultEntry, first: float | None) -> Cell:
+    value = entry.figures.get(name)
     if value is None:
         return Cell("")
     notes = [f"{value / first - 1:+.1%}"] if first and value != first else []
-    if name in found.intervals:
-        low, high = found.intervals[name]
+    if name in entry.intervals:
+        low, high = entry.intervals[name]
         notes.append(span_text(_text(name, low), _text(name, high)))
         if base.kind == "bench" and first is not None:
             notes.append("measured within" if low <= first <= high else "measured outside")
@@ -159,9 +159,9 @@ def _text(name: str, value: float) -> str:
 
 def _distributions(dashboard: Dashboard, runs: Runs) -> list[tuple[str, str]]:
     tables = {
-        found.name or ".": measured(records(dashboard.results.path(found.name) / "requests.parquet"))
-        for found, _ in runs
-        if dashboard.results.path(found.name).is_dir()
+        entry.name or ".": measured(records(dashboard.results.path(entry.name) / "requests.parquet"))
+        for entry, _ in runs
+        if dashboard.results.path(entry.name).is_dir()
     }
     return [
         cdf(name, {run: requests[f"{name}_s"] for run, requests in tables.items()})
@@ -176,9 +176,9 @@ def _distributions(dashboard: Dashboard, runs: Runs) -> list[tuple[str, str]]:
 def differences(scenarios: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Dotted path -> its value in each scenario, where not all are equal; None where it is not there."""
     flat = [flattened(scenario) for scenario in scenarios]
-    paths = dict.fromkeys(path for one in flat for path in one)
-    found = {path: [one.get(path) for one in flat] for path in paths}
-    return {path: values for path, values in found.items() if any(value != values[0] for value in values)}
+    paths = dict.fromkeys(path for scenario in flat for path in scenario)
+    values_by_path = {path: [scenario.get(path) for scenario in flat] for path in paths}
+    return {path: values for path, values in values_by_path.items() if any(value != values[0] for value in values)}
 
 
 def flattened(value: Any, path: str = "") -> dict[str, Any]:
@@ -186,7 +186,7 @@ def flattened(value: Any, path: str = "") -> dict[str, Any]:
     if isinstance(value, Mapping) and value:
         parts = {f"{path}.{key}" if path else str(key): inner for key, inner in value.items()}
     elif isinstance(value, list) and any(isinstance(inner, dict | list) for inner in value):
-        parts = {f"{path}.{at}": inner for at, inner in enumerate(value)}
+        parts = {f"{path}.{index}": inner for index, inner in enumerate(value)}
     else:
         return {path: value}
     return {name: scalar for key, inner in parts.items() for name, scalar in flattened(inner, key).items()}
@@ -195,8 +195,9 @@ def flattened(value: Any, path: str = "") -> dict[str, Any]:
 def _differences(runs: Runs) -> dict[str, list[Any]]:
     """Of the scenarios; a client knows the workload alone, and is compared in that."""
     scenarios = [document["scenario"] for _, document in runs]
-    if any(found.kind == "bench" for found, _ in runs):
-        scenarios = [{name: one[name] for name in ("workload", "slo", "seed") if name in one} for one in scenarios]
+    if any(entry.kind == "bench" for entry, _ in runs):
+        known = ("workload", "slo", "seed")
+        scenarios = [{name: scenario[name] for name in known if name in scenario} for scenario in scenarios]
     return differences(scenarios)
 
 
@@ -207,9 +208,9 @@ def _value_text(value: Any) -> str:
 
 
 def _differences_table(runs: Runs) -> str:
-    found = _differences(runs)
-    if not found:
+    differing = _differences(runs)
+    if not differing:
         return paragraph("Nothing.")
-    heads = ("", *(one.name or "." for one, _ in runs))
-    rows = [[path, *(_value_text(value) for value in values)] for path, values in found.items()]
+    heads = ("", *(entry.name or "." for entry, _ in runs))
+    rows = [[path, *(_value_text(value) for value in values)] for path, values in differing.items()]
     return table(heads, rows)

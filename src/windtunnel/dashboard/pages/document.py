@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.dashboard.pages.search import study_sections
-from windtunnel.dashboard.results import Found
+from windtunnel.dashboard.results import ResultEntry
 from windtunnel.metrics.accuracy import Score
 from windtunnel.pricing.table import read_parquet
 from windtunnel.report.calibration.validation import LATENCIES, NAMES, score_cells
 from windtunnel.report.documents import as_text
 from windtunnel.report.lab.experiment import overview_section, steps_section
 from windtunnel.report.render.html import Section, cards, figures, table
-from windtunnel.report.render.plots import Axis, Series, figure
+from windtunnel.report.render.plots import Series, equality_figure
 from windtunnel.report.render.tables import number, percent
 from windtunnel.report.search.whatif import grid_sections, shown_figures
 from windtunnel.report.training.page import training_sections
@@ -28,7 +28,7 @@ from windtunnel.units import format_seconds
 Document = Mapping[str, Any]
 
 
-def document_sections(path: Path, found: Found, document: Document) -> list[Section]:
+def document_sections(path: Path, entry: ResultEntry, document: Document) -> list[Section]:
     """What a document says, and the document itself.
 
     Args:
@@ -39,7 +39,7 @@ def document_sections(path: Path, found: Found, document: Document) -> list[Sect
     Raises:
         InputError: files that belong to it are missing or broken.
     """
-    show = _SHOWN.get(found.kind)
+    show = _SHOWN.get(entry.kind)
     sections = [] if show is None else show(path, document)
     text = f"<details><summary>as JSON</summary><pre>{escape(as_text(document))}</pre></details>"
     return [*sections, Section("Document", text)]
@@ -53,12 +53,12 @@ def _layouts(_path: Path, document: Document) -> list[Section]:
     degrees = ("tp", "cp", "pp", "virtual_stages", "ep", "dp", "micro_batch")
     rows = [
         [
-            *(str(one["degrees"][name]) for name in degrees),
-            format_seconds(one["step_s"]),
-            percent(one["mfu"]),
-            number(one["tokens_per_s"]),
+            *(str(layout["degrees"][name]) for name in degrees),
+            format_seconds(layout["step_s"]),
+            percent(layout["mfu"]),
+            number(layout["tokens_per_s"]),
         ]
-        for one in document["layouts"]
+        for layout in document["layouts"]
     ]
     heads = ("TP", "CP", "PP", "VPP", "EP", "DP", "micro-batch", "step time", "MFU", "tokens/s")
     counts = cards([(f"{document['num_fitting']:,}", "fit"), (f"{document['num_tried']:,}", "layouts tried")])
@@ -94,44 +94,38 @@ def _grid(_path: Path, document: Document) -> list[Section]:
 
 
 def _validation(_path: Path, document: Document) -> list[Section]:
-    scores = {name: one for name, one in document["scores"].items() if one}
+    scores = {name: score for name, score in document["scores"].items() if score}
     shown = [(f"{document['predicted']} of {document['runs']}", "runs predicted")]
-    shown += [(f"{one['median']:.1%}", f"median error, {NAMES[name]}") for name, one in scores.items()]
+    shown += [(f"{score['median']:.1%}", f"median error, {NAMES[name]}") for name, score in scores.items()]
     covered = document["interval_coverage"]
     shown += [(f"{share:.0%}", f"within 80% interval, {NAMES[name]}") for name, share in covered.items()]
     heads = ("", "runs", *(f"{NAMES[name]} {what}" for name in scores for what in ("median", "p90", "bias")))
     groups = []
-    for group, found in document["by"].items():
-        rows = [_score_row(label, members, list(scores)) for label, members in found.items()]
+    for group, members_by_label in document["by"].items():
+        rows = [_score_row(label, members, list(scores)) for label, members in members_by_label.items()]
         groups += [Section(f"By {group}", table(heads, rows))] if len(rows) > 1 else []
     drawn = [_scatter(document["rows"], name) for name in scores if name in LATENCIES]
     return [Section("At a glance", cards(shown)), Section("Predicted against measured", figures(drawn)), *groups]
 
 
 def _score_row(label: str, members: Document, metrics: list[str]) -> list[str]:
-    known = [one for one in members.values() if one]
-    cells = [label, str(max((one["runs"] for one in known), default=0))]
+    known = [score for score in members.values() if score]
+    cells = [label, str(max((score["runs"] for score in known), default=0))]
     for name in metrics:
-        one = members.get(name)
-        cells += score_cells(None if not one else Score(one["runs"], one["median"], one["p90"], one["bias"]))
+        score = members.get(name)
+        cells += score_cells(None if not score else Score(score["runs"], score["median"], score["p90"], score["bias"]))
     return cells
 
 
 def _scatter(rows: list[Document], metric: str) -> tuple[str, str]:
     pairs = [
-        (one["measured"][metric] * 1e3, one["predicted"][metric] * 1e3, one["id"])
-        for one in rows
-        if metric in one["measured"] and metric in one["predicted"]
+        (run["measured"][metric] * 1e3, run["predicted"][metric] * 1e3, run["id"])
+        for run in rows
+        if metric in run["measured"] and metric in run["predicted"]
     ]
-    x, y, names = ([pair[at] for pair in pairs] for at in range(3))
-    ends = [min([*x, *y], default=1.0), max([*x, *y], default=10.0)]
-    guides = [
-        Series("", ends, [end * scale for end in ends], "line" if scale == 1 else "dashes", colour="currentColor")
-        for scale in (1.0, 1.2, 1 / 1.2)
-    ]
-    axes = (Axis(f"measured {NAMES[metric]} (ms)", is_log=True), Axis(f"predicted {NAMES[metric]} (ms)", is_log=True))
+    x, y, names = ([pair[position] for pair in pairs] for position in range(3))
     dots = Series("", x, y, tooltips=names)
-    return figure([*guides, dots], *axes, width=440, height=360), f"{NAMES[metric]}; dashed: errors of 20%"
+    return equality_figure([dots], NAMES[metric], 440, 360), f"{NAMES[metric]}; dashed: errors of 20%"
 
 
 def _lab(path: Path, document: Document) -> list[Section]:
@@ -140,8 +134,8 @@ def _lab(path: Path, document: Document) -> list[Section]:
     steps = steps_section(path) if (path / "steps.parquet").is_file() else []
     kernels = document.get("top_kernels") or []
     rows = [
-        [one["name"], f"{one['count']:,}", format_seconds(one["total_s"]), f"{one['time_percentage']:.1f}%"]
-        for one in kernels
+        [kernel["name"], f"{kernel['count']:,}", format_seconds(kernel["total_s"]), f"{kernel['time_percentage']:.1f}%"]
+        for kernel in kernels
     ]
     shown = [Section("Kernels", table(("kernel", "runs", "total", "share"), rows))] if rows else []
     return [overview_section(document), *steps, *shown]
@@ -154,8 +148,8 @@ def _capacity(_path: Path, document: Document) -> list[Section]:
         shown.append((number(document["capacity_at_least"]), f"at least, {percent(document['confidence'])} confidence"))
     shown.append((str(document["limited_by"] or "all that is sent").replace("_", " "), "limited by"))
     rows = [
-        [name.removesuffix("_s").upper(), *(format_seconds(found[at]) for at in ("p50", "p90", "p99"))]
-        for name, found in document["latencies"].items()
+        [name.removesuffix("_s").upper(), *(format_seconds(percentiles[point]) for point in ("p50", "p90", "p99"))]
+        for name, percentiles in document["latencies"].items()
     ]
     return [Section("Capacity", cards(shown) + table(("at that load", "p50", "p90", "p99"), rows))]
 
@@ -163,15 +157,15 @@ def _capacity(_path: Path, document: Document) -> list[Section]:
 def _explained(_path: Path, document: Document) -> list[Section]:
     rows = [
         [
-            one["name"],
-            f"{one['count']:g}",
-            format_seconds(one["each_s"]),
-            format_seconds(one["total_s"]),
-            percent(one["total_s"] / document["device_s"]),
-            one["bound_by"],
-            one["coverage"],
+            operator["name"],
+            f"{operator['count']:g}",
+            format_seconds(operator["each_s"]),
+            format_seconds(operator["total_s"]),
+            percent(operator["total_s"] / document["device_s"]),
+            operator["bound_by"],
+            operator["coverage"],
         ]
-        for one in document["operators"]
+        for operator in document["operators"]
     ]
     shown = cards([(format_seconds(document["step_s"]), "a step"), (document["bound_by"], "bound by")])
     return [Section("Step", shown + table(("operator", "runs", "each", "total", "share", "bound by", "found"), rows))]

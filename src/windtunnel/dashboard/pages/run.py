@@ -8,17 +8,17 @@ import numpy as np
 
 from windtunnel.dashboard.frame import Query, View, first, lines, link, tabs
 from windtunnel.dashboard.pages.document import document_sections
-from windtunnel.dashboard.results import Found, records
+from windtunnel.dashboard.results import ResultEntry, records
 from windtunnel.dashboard.state import Dashboard
 from windtunnel.errors import InputError
 from windtunnel.metrics.client import ClientSummary
 from windtunnel.metrics.records import REQUEST_COLUMNS, Table
-from windtunnel.report.lab.bench import client_latency_rows, client_rows
+from windtunnel.report.lab.bench import client_rows
 from windtunnel.report.render.html import Section, cards, facts, figures, table
 from windtunnel.report.render.tables import number
 from windtunnel.report.serving.curves import client_over_time, measured
 from windtunnel.report.serving.page import distributions, run_sections
-from windtunnel.report.serving.run import LATENCY_HEADS
+from windtunnel.report.serving.run import LATENCY_HEADS, latency_rows
 from windtunnel.schema import decode
 from windtunnel.serving.scenario import Scenario
 from windtunnel.units import format_count, format_seconds
@@ -36,30 +36,31 @@ CLIENT_PARTS = {name: PARTS[name] for name in ("run", "requests", "scenario")}
 
 def overview(dashboard: Dashboard, name: str, _query: Query) -> View:
     """The summary of any result."""
-    found, document = dashboard.results.one(name)
-    if found.kind not in ("simulate", "bench"):
-        shown = document_sections(dashboard.results.path(name), found, document)
-        scripts = ("plot.js",) if found.kind == "search" else ()
-        return View(found.name or ".", shown, lead=head(found), scripts=scripts)
+    entry, document = dashboard.results.read(name)
+    if entry.kind not in ("simulate", "bench"):
+        shown = document_sections(dashboard.results.path(name), entry, document)
+        scripts = ("plot.js",) if entry.kind == "search" else ()
+        return View(entry.name or ".", shown, lead=head(entry), scripts=scripts)
     folder = dashboard.results.path(name)
     scenario = decode(document["scenario"], Scenario, name)
     requests = records(folder / "requests.parquet") if folder.is_dir() else None
-    if found.kind == "bench":
-        return View(name or ".", _client(scenario, document, requests), lead=head(found))
+    if entry.kind == "bench":
+        return View(name or ".", _client(scenario, document, requests), lead=head(entry))
     series = records(folder / "series.parquet") if (folder / "series.parquet").is_file() else None
-    return View(name or ".", run_sections(scenario, document, requests, series), lead=head(found))
+    return View(name or ".", run_sections(scenario, document, requests, series), lead=head(entry))
 
 
 def document(dashboard: Dashboard, name: str, _query: Query) -> Any:
     """What the verb printed with `--json`."""
-    return dashboard.results.one(name)[1]
+    return dashboard.results.read(name)[1]
 
 
-def head(found: Found, here: str = "run") -> str:
+def head(entry: ResultEntry, here: str = "run") -> str:
     """What was run, in a line each, and links to its parts."""
-    parts = PARTS if found.kind == "simulate" else CLIENT_PARTS if found.kind == "bench" else {}
-    shown = tabs(found.name, parts, here) if parts and not found.name.endswith(".json") else ""
-    return lines(found.model, found.deployment, found.load, found.problem) + shown
+    parts = PARTS if entry.kind == "simulate" else CLIENT_PARTS if entry.kind == "bench" else {}
+    addresses = {label: link(part, entry.name) for part, label in parts.items()}
+    shown = tabs(addresses, PARTS[here]) if parts and not entry.name.endswith(".json") else ""
+    return lines(entry.model, entry.deployment, entry.load, entry.problem) + shown
 
 
 def _client(scenario: Scenario, document: Mapping[str, Any], requests: Table | None) -> list[Section]:
@@ -71,7 +72,7 @@ def _client(scenario: Scenario, document: Mapping[str, Any], requests: Table | N
     shown.append((number(summary.output_tokens_per_s), "output tokens/s"))
     said = ("windtunnel", "model", "endpoint")
     remarks = [(name, text) for name, text in document.items() if isinstance(text, str) and text and name not in said]
-    body = cards(shown) + table(LATENCY_HEADS, client_latency_rows(summary)) + facts([*client_rows(summary), *remarks])
+    body = cards(shown) + table(LATENCY_HEADS, latency_rows(summary)) + facts([*client_rows(summary), *remarks])
     sections = [Section("Measured by the client", body)]
     if requests is not None:
         counted = measured(requests)
@@ -89,14 +90,14 @@ ASKED_FIRST = ("request", "arrival_s", "ttft_s", "tpot_s", "e2e_s", "input_token
 
 def requests(dashboard: Dashboard, name: str, query: Query) -> View:
     """The request table, a page at a time."""
-    found, _ = dashboard.results.one(name)
+    entry, _ = dashboard.results.read(name)
     shown = requests_document(dashboard, name, query)
     sort, down, number_of, last = shown["sort"], shown["down"], shown["page"], shown["num_pages"]
     columns = shown["columns"]
     heads = "".join(_sort_head(name, column, sort, down) for column in columns)
     body = "\n".join(
         "<tr>"
-        + "".join(f"<td>{escape(_request_cell(column, row[at]))}</td>" for at, column in enumerate(columns))
+        + "".join(f"<td>{escape(_request_cell(column, row[index]))}</td>" for index, column in enumerate(columns))
         + "</tr>"
         for row in shown["rows"]
     )
@@ -114,7 +115,7 @@ def requests(dashboard: Dashboard, name: str, query: Query) -> View:
         f'<p class="pager">{pager} page {number_of:,} of {last:,}; {format_count(shown["num_requests"], "request")}</p>'
     )
     grid = f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
-    return View(name or ".", [Section("Requests", pages + grid)], lead=head(found, "requests"))
+    return View(name or ".", [Section("Requests", pages + grid)], lead=head(entry, "requests"))
 
 
 def requests_document(dashboard: Dashboard, name: str, query: Query) -> dict[str, Any]:
@@ -122,26 +123,26 @@ def requests_document(dashboard: Dashboard, name: str, query: Query) -> dict[str
     path = dashboard.results.path(name) / "requests.parquet"
     if not path.is_file():
         raise InputError(f"{name} has no requests.parquet")
-    found = records(path)
-    columns = [name for name in ASKED_FIRST if name in found.columns]
-    columns += [name for name in found.columns if name not in columns]
+    table = records(path)
+    columns = [name for name in ASKED_FIRST if name in table.columns]
+    columns += [name for name in table.columns if name not in columns]
     sort, down = first(query, "sort", columns[0]), first(query, "down") == "1"
     if sort not in columns:
         raise InputError(f"requests have no column {sort!r}", f"they have {', '.join(columns)}")
-    last = max(-(-len(found) // PAGE_ROWS), 1)
+    last = max(-(-len(table) // PAGE_ROWS), 1)
     page = first(query, "page", "1")
     if not page.isdecimal() or not 1 <= int(page) <= last:
         raise InputError(f"page is {page!r}; there are 1 to {last}")
-    values = found[sort]
+    values = table[sort]
     order = np.argsort(values, kind="stable")
     if down:
         # What is not known stays at the end.
         known = len(order) - int(np.isnan(values).sum()) if values.dtype.kind == "f" else len(order)
         order = np.concatenate([order[:known][::-1], order[known:]])
     rows = order[(int(page) - 1) * PAGE_ROWS : int(page) * PAGE_ROWS]
-    cells = [found[column][rows].tolist() for column in columns]
+    cells = [table[column][rows].tolist() for column in columns]
     return {
-        "num_requests": len(found),
+        "num_requests": len(table),
         "page": int(page),
         "num_pages": last,
         "sort": sort,
@@ -179,11 +180,11 @@ SPANS = ("queueing_s", "prefill_s", "ttft_s", "tpot_s", "e2e_s", "itl_max_s", "e
 
 def scenario(dashboard: Dashboard, name: str, _query: Query) -> View:
     """The resolved scenario as it lies in the run's folder."""
-    found, _ = dashboard.results.one(name)
+    entry, _ = dashboard.results.read(name)
     file = dashboard.results.path(name) / "scenario.yaml"
     if not file.is_file():
         raise InputError(f"{name} has no scenario.yaml")
     text = file.read_text(encoding="utf-8", errors="replace")
     again = f'<p><a class="button" href="{escape(link("try", run=name))}">try it with changes</a></p>'
     body = f"{again}<pre>{escape(text)}</pre>"
-    return View(name or ".", [Section("Scenario, every default filled in", body)], lead=head(found, "scenario"))
+    return View(name or ".", [Section("Scenario, every default filled in", body)], lead=head(entry, "scenario"))

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from windtunnel.dashboard.frame import Query, View, lines, link
-from windtunnel.dashboard.results import MOST_RESULTS, Found
+from windtunnel.dashboard.results import MOST_RESULTS, ResultEntry
 from windtunnel.dashboard.state import Dashboard
 from windtunnel.report.render.html import Cell, Section, table
 from windtunnel.report.render.tables import number, percent, span_text
@@ -27,16 +27,16 @@ NOTHING = (
 
 def page(dashboard: Dashboard, _rest: str, _query: Query) -> View:
     """All results, by what they are, kept up to date."""
-    found = dashboard.results.found()
+    entries = dashboard.results.entries()
     sections = []
     for title, kinds, columns in TABLES:
-        some = [one for one in found if one.kind in kinds]
-        if some:
+        chosen = [entry for entry in entries if entry.kind in kinds]
+        if chosen:
             heads = [head for head, _ in columns]
-            rows = [[cell(one) for _, cell in columns] for one in some]
+            rows = [[cell(entry) for _, cell in columns] for entry in chosen]
             grid = table(heads, rows, left=_TEXTS[title])
             body = f"<div data-compares>{grid}</div>" if title == "Serving" else grid
-            sections.append(Section(f"{title} ({len(some):,})", body))
+            sections.append(Section(f"{title} ({len(chosen):,})", body))
     if not sections:
         sections.append(Section("Nothing yet", NOTHING))
     cut = f"Only the first {MOST_RESULTS:,} results are shown." if dashboard.results.is_cut else ""
@@ -48,22 +48,22 @@ def document(dashboard: Dashboard, _rest: str, _query: Query) -> Any:
     return {
         "folder": str(dashboard.results.folder),
         "is_cut": dashboard.results.is_cut,
-        "runs": [msgspec.to_builtins(one) for one in dashboard.results.found()],
+        "runs": [msgspec.to_builtins(entry) for entry in dashboard.results.entries()],
     }
 
 
 # ---------------------------------------------------------------------------------------------------------------- cells
 
-Shown = Callable[[Found], "str | Cell"]
+Shown = Callable[[ResultEntry], "str | Cell"]
 
 
-def _name(one: Found) -> Cell:
-    note = "measured" if one.kind == "bench" else one.problem
-    return Cell(one.name or ".", href=link("run", one.name), note=note)
+def _name(entry: ResultEntry) -> Cell:
+    note = "measured" if entry.kind == "bench" else entry.problem
+    return Cell(entry.name or ".", href=link("run", entry.name), note=note)
 
 
-def _model(one: Found) -> Cell:
-    return Cell(one.model.rpartition("/")[2], title=one.model, note=one.deployment)
+def _model(entry: ResultEntry) -> Cell:
+    return Cell(entry.model.rpartition("/")[2], title=entry.model, note=entry.deployment)
 
 
 def seconds(value: float | None, interval: tuple[float, float] | None = None) -> Cell:
@@ -88,32 +88,32 @@ def _figure(value: float | None, interval: tuple[float, float] | None, shown: Ca
 
 
 def _seconds(name: str) -> Shown:
-    return lambda one: seconds(one.figures.get(name), one.intervals.get(name))
+    return lambda entry: seconds(entry.figures.get(name), entry.intervals.get(name))
 
 
 def _rate(name: str) -> Shown:
-    return lambda one: rate(one.figures.get(name), one.intervals.get(name))
+    return lambda entry: rate(entry.figures.get(name), entry.intervals.get(name))
 
 
 def _count(name: str) -> Shown:
-    return lambda one: _figure(one.figures.get(name), None, lambda value: f"{value:,.0f}")
+    return lambda entry: _figure(entry.figures.get(name), None, lambda value: f"{value:,.0f}")
 
 
 def _share(name: str) -> Shown:
-    return lambda one: share(one.figures.get(name))
+    return lambda entry: share(entry.figures.get(name))
 
 
-def _written(one: Found) -> Cell:
-    moment = time.localtime(one.changed_s)
-    return Cell(time.strftime("%Y-%m-%d", moment), one.changed_s, note=time.strftime("%H:%M", moment))
+def _written(entry: ResultEntry) -> Cell:
+    moment = time.localtime(entry.changed_s)
+    return Cell(time.strftime("%Y-%m-%d", moment), entry.changed_s, note=time.strftime("%H:%M", moment))
 
 
-def _covered(one: Found) -> Cell:
+def _covered(entry: ResultEntry) -> Cell:
     """How much of the device's time is read from tables, not extrapolated."""
-    if not one.coverage:
+    if not entry.coverage:
         return Cell("")
-    known = sum(one.coverage.get(how, 0.0) for how in ("measured", "interpolated"))
-    return share(known, title=", ".join(f"{percent(part)} {how}" for how, part in one.coverage.items()))
+    known = sum(entry.coverage.get(how, 0.0) for how in ("measured", "interpolated"))
+    return share(known, title=", ".join(f"{percent(part)} {how}" for how, part in entry.coverage.items()))
 
 
 _NAME: tuple[str, Shown] = ("run", _name)
@@ -122,7 +122,7 @@ _COVERED: tuple[str, Shown] = ("in tables", _covered)
 
 
 def _text(field: str) -> Shown:
-    return lambda one: str(getattr(one, field))
+    return lambda entry: str(getattr(entry, field))
 
 
 TABLES: Sequence[tuple[str, tuple[str, ...], Sequence[tuple[str, Shown]]]] = (
@@ -227,6 +227,6 @@ _TEXTS: Mapping[str, int] = {
 """Columns of text that each begins with."""
 
 
-def _money(one: Found) -> str:
-    value = one.figures.get("usd_per_million_output_tokens")
+def _money(entry: ResultEntry) -> str:
+    value = entry.figures.get("usd_per_million_output_tokens")
     return "" if value is None else f"{value:,.2f}"

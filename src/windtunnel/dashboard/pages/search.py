@@ -32,7 +32,7 @@ def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
     rows, problems = [], []
     for name, path in _stores(dashboard).items():
         try:
-            rows += [_row(name, path, one) for one in kept_searches(path)]
+            rows += [_row(name, path, search) for search in kept_searches(path)]
         except InputError as error:
             problems.append((name or str(path), error.message))
     heads = ("search", "store", "model", "varied", "sought", "points", "state", "last answer")
@@ -46,13 +46,13 @@ def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
 def document(dashboard: Dashboard, _rest: str, query: Query) -> Any:
     """The list of searches; or one with its answers so far."""
     if "search" not in query:
-        found = {}
+        outcome = {}
         for name, path in _stores(dashboard).items():
             try:
-                found[name] = [{"search": one.name, "is_done": one.is_done} for one in kept_searches(path)]
+                outcome[name] = [{"search": search.name, "is_done": search.is_done} for search in kept_searches(path)]
             except InputError as error:
-                found[name] = [{"error": error.message}]
-        return {"stores": found}
+                outcome[name] = [{"error": error.message}]
+        return {"stores": outcome}
     kept, path = _kept(dashboard, query)
     study = _watched(dashboard, kept).study(path)
     return {
@@ -61,40 +61,40 @@ def document(dashboard: Dashboard, _rest: str, query: Query) -> Any:
         "num_points": study.space.num_points,
         "workloads": [
             {
-                "workload": found.workload,
-                "num_answered": len(found.evaluations),
-                "ranking": found.ranking[:TOP],
-                "points": [point_document(study, found, index) for index in found.ranking[:TOP]],
-                "refusals": {reason: len(points) for reason, points in found.refusals.items()},
+                "workload": outcome.workload,
+                "num_answered": len(outcome.evaluations),
+                "ranking": outcome.ranking[:TOP],
+                "points": [point_document(study, outcome, index) for index in outcome.ranking[:TOP]],
+                "refusals": {reason: len(points) for reason, points in outcome.refusals.items()},
             }
-            for found in study.found
+            for outcome in study.found
         ],
     }
 
 
 def _stores(dashboard: Dashboard) -> dict[str, Path]:
     """Name -> file of every store: the user's own, whose name is empty, and those below the folder."""
-    own = {"": default_path()} if default_path().is_file() else {}
-    return own | {name: dashboard.results.path(name) for name in dashboard.results.stores()}
+    user_store = {"": default_path()} if default_path().is_file() else {}
+    return user_store | {name: dashboard.results.path(name) for name in dashboard.results.stores()}
 
 
-def _row(name: str, path: Path, one: Kept) -> list[str | Cell]:
-    space = one.space
+def _row(name: str, path: Path, search: Kept) -> list[str | Cell]:
+    space = search.space
     changed_s = path.stat().st_mtime
     return [
-        Cell(f"{one.number}", float(one.number), href=link("search", store=name, search=one.name[:SHORT])),
+        Cell(f"{search.number}", float(search.number), href=link("search", store=name, search=search.name[:SHORT])),
         name or "the user's own",
         str(space.scenario.get("model", "")),
         ", ".join(setting.rpartition(".")[2] for setting in space.vary),
         objective_text(space.objective),
         Cell(f"{space.num_points:,}", float(space.num_points)),
-        _state(one, changed_s),
+        _state(search, changed_s),
         Cell(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(changed_s)), changed_s),
     ]
 
 
-def _state(one: Kept, changed_s: float) -> str:
-    if one.is_done:
+def _state(search: Kept, changed_s: float) -> str:
+    if search.is_done:
         return "done"
     return "running" if time.time() - changed_s < RUNNING_S else "interrupted"
 
@@ -104,10 +104,10 @@ def _kept(dashboard: Dashboard, query: Query) -> tuple[Kept, Path]:
     stores = _stores(dashboard)
     if name not in stores:
         raise NotThereError(f"there is no store {name!r}")
-    found = [one for one in kept_searches(stores[name]) if one.name.startswith(digest)]
-    if len(found) != 1:
+    matching = [search for search in kept_searches(stores[name]) if search.name.startswith(digest)]
+    if len(matching) != 1:
         raise NotThereError(f"the store has no search {digest!r}")
-    return found[0], stores[name]
+    return matching[0], stores[name]
 
 
 def _watched(dashboard: Dashboard, kept: Kept) -> Watched:
@@ -121,18 +121,18 @@ def _one(dashboard: Dashboard, query: Query) -> View:
     kept, path = _kept(dashboard, query)
     study = _watched(dashboard, kept).study(path)
     state = _state(kept, path.stat().st_mtime)
-    progress = "".join(_progress(study, found, state) for found in study.found)
+    progress = "".join(_progress(study, outcome, state) for outcome in study.found)
     title = f"Search {kept.number}: {study.space.scenario.get('model', '')}"
     lead = lines(space_line(study.space)) + progress
     return View(title, study_sections(study), lead=lead, scripts=("plot.js",), is_live=True)
 
 
-def _progress(study: Study, found: Found, state: str) -> str:
-    answered, points = len(found.evaluations), study.space.num_points
-    workload = f"{found.workload}: " if found.workload else ""
-    refused = sum(len(points) for points in found.refusals.values())
-    asked = f"{answered:,} of {format_count(points, 'point')}"
-    text = f"{asked}, {refused:,} of them cannot be, {len(found.ranking):,} hold the limits"
+def _progress(study: Study, outcome: Found, state: str) -> str:
+    answered, points = len(outcome.evaluations), study.space.num_points
+    workload = f"{outcome.workload}: " if outcome.workload else ""
+    refused = sum(len(points) for points in outcome.refusals.values())
+    answered_text = f"{answered:,} of {format_count(points, 'point')}"
+    text = f"{answered_text}, {refused:,} of them cannot be, {len(outcome.ranking):,} hold the limits"
     asks = "; the strategy need not ask all" if study.space.strategy != "exhaustive" else ""
     if state == "done" and not asks and answered < points:
         asks = "; the others were kept by another version of windtunnel, whose answers this one does not take over"
@@ -145,7 +145,7 @@ def _progress(study: Study, found: Found, state: str) -> str:
 def study_sections(study: Study) -> list[Section]:
     """What was found under each workload."""
     sections = []
-    for found in study.found:
-        best = best_table(study, found, TOP) if found.ranking else paragraph("No point holds the limits so far.")
-        sections += found_sections(study, found, best)
+    for outcome in study.found:
+        best = best_table(study, outcome, TOP) if outcome.ranking else paragraph("No point holds the limits so far.")
+        sections += found_sections(study, outcome, best)
     return sections

@@ -28,12 +28,12 @@ MOST_BARS = 20
 
 def page(dashboard: Dashboard, name: str, query: Query) -> View:
     """The step, and a form for another."""
-    found, document = dashboard.results.one(name)
+    entry, document = dashboard.results.read(name)
     given = _given(dashboard, name, query)
     step = _explained(dashboard, name, given)
     largest = sorted(step.launches, key=lambda launch: -launch.total_s)[:MOST_BARS]
     chart = bar_chart(
-        [one.name for one in largest], [one.total_s * 1e3 for one in largest], Axis("time (ms)"), width=520
+        [launch.name for launch in largest], [launch.total_s * 1e3 for launch in largest], Axis("time (ms)"), width=520
     )
     times = table(TIME_HEADS, [time_row(launch, step.device_s) for launch in step.launches])
     work = table(WORK_HEADS, [work_row(launch) for launch in step.launches], left=2)
@@ -42,7 +42,7 @@ def page(dashboard: Dashboard, name: str, query: Query) -> View:
         Section("Where its time goes", figures([(chart, "device's time by operator")]) + times),
         Section("Its work", work),
     ]
-    return View(name or ".", sections, lead=head(found, "step"))
+    return View(name or ".", sections, lead=head(entry, "step"))
 
 
 def _of_pool(document: Mapping[str, Any]) -> str:
@@ -57,7 +57,7 @@ def document(dashboard: Dashboard, name: str, query: Query) -> Any:
 
 
 def _explained(dashboard: Dashboard, name: str, given: dict[str, int]) -> Explanation:
-    _, document = dashboard.results.one(name)
+    _, document = dashboard.results.read(name)
     if "scenario" not in document:
         raise InputError(f"{name} has no scenario: no step of it can be explained")
     scenario = decode(document["scenario"], Scenario, name)
@@ -71,13 +71,13 @@ def _given(dashboard: Dashboard, name: str, query: Query) -> dict[str, int]:
     """The fields, or the run's mean step that only decodes."""
     if not any(field in query for field in FIELDS):
         path = dashboard.results.path(name) / "steps.parquet"
-        found = records(path, ["decode_tokens", "prefill_tokens", "context_tokens", "duration_s"])
-        decodes = (found["decode_tokens"] > 0) & (found["prefill_tokens"] == 0)
-        weights = found["duration_s"] * (decodes if decodes.any() else found["decode_tokens"] > 0)
-        tokens = float((found["decode_tokens"] * weights).sum())
-        context = float((found["context_tokens"] * weights).sum())
-        whole = float(weights.sum())
-        batch = max(round(tokens / whole), 1) if whole else 0
+        steps = records(path, ["decode_tokens", "prefill_tokens", "context_tokens", "duration_s"])
+        decodes = (steps["decode_tokens"] > 0) & (steps["prefill_tokens"] == 0)
+        weights = steps["duration_s"] * (decodes if decodes.any() else steps["decode_tokens"] > 0)
+        tokens = float((steps["decode_tokens"] * weights).sum())
+        context = float((steps["context_tokens"] * weights).sum())
+        total_s = float(weights.sum())
+        batch = max(round(tokens / total_s), 1) if total_s else 0
         mean = {"batch": batch, "context": max(round(context / tokens), 1) if tokens else 0}
         return {"prefill_tokens": 0 if batch else 1024, "prefill_context": 0, **mean}
     return {field: _count(field, first(query, field, "0") or "0") for field in FIELDS}

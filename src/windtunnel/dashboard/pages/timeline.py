@@ -47,7 +47,7 @@ _CONTROLS = (
 
 def page(dashboard: Dashboard, name: str, _query: Query) -> View:
     """The timeline; the drawing asks for its data."""
-    found, _ = dashboard.results.one(name)
+    entry, _ = dashboard.results.read(name)
     if not (dashboard.results.path(name) / "steps.parquet").is_file():
         raise InputError(f"{name} has no steps.parquet: its engine's steps are not known")
     canvas = (
@@ -57,7 +57,7 @@ def page(dashboard: Dashboard, name: str, _query: Query) -> View:
         "0 shows all. Where steps lie too close they are drawn together, as high as the replica was busy.</p>"
         f'<p><a class="button" href="{link("trace", name)}">download for ui.perfetto.dev</a></p>'
     )
-    return View(name or ".", [Section("Steps", canvas)], lead=head(found, "timeline"), scripts=("timeline.js",))
+    return View(name or ".", [Section("Steps", canvas)], lead=head(entry, "timeline"), scripts=("timeline.js",))
 
 
 def document(dashboard: Dashboard, name: str, query: Query) -> dict[str, Any]:

@@ -78,40 +78,40 @@ def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
 
 def trial(dashboard: Dashboard, _rest: str, query: Query) -> View:
     """The run of what was typed."""
-    asked = trial_of(query, dashboard.results.folder)
+    typed = trial_of(query, dashboard.results.folder)
     with dashboard.running:
-        result = simulated(asked.scenario)
+        result = simulated(typed.scenario)
     sections = summary_sections(result.scenario, run_document(result), result.requests)
-    requests, slo = measured(result.requests), asked.scenario.slo
+    requests, slo = measured(result.requests), typed.scenario.slo
     drawn = [cdf(name, {"requests": requests[f"{name}_s"]}, getattr(slo, f"{name}_s", None)) for name in LATENCIES]
     sections.insert(1, Section("Distributions", figures(drawn)))
     deployments = result.scenario.deployment
     title = "" if deployments.pools else deployment_line(result.setup, deployments.replicas)
     return View(
-        "Result", sections, lead=lines(model_line(result.setup), title, load_line(asked.scenario)) + _notes(asked)
+        "Result", sections, lead=lines(model_line(result.setup), title, load_line(typed.scenario)) + _notes(typed)
     )
 
 
 def trial_document(dashboard: Dashboard, _rest: str, query: Query) -> Any:
     """What `windtunnel simulate --json` prints of it."""
-    asked = trial_of(query, dashboard.results.folder)
+    typed = trial_of(query, dashboard.results.folder)
     with dashboard.running:
-        return run_document(simulated(asked.scenario))
+        return run_document(simulated(typed.scenario))
 
 
 def sweep(dashboard: Dashboard, _rest: str, query: Query) -> View:
     """What was typed, over its load."""
-    asked = trial_of(query, dashboard.results.folder)
+    typed = trial_of(query, dashboard.results.folder)
     with dashboard.running:
-        found = swept(asked.scenario)
-    return View("Over the load", [Section("Capacity", sweep_body(found))], lead=_notes(asked))
+        swept_load = swept(typed.scenario)
+    return View("Over the load", [Section("Capacity", sweep_body(swept_load))], lead=_notes(typed))
 
 
 def sweep_data(dashboard: Dashboard, _rest: str, query: Query) -> Any:
     """The same as a document."""
-    asked = trial_of(query, dashboard.results.folder)
+    typed = trial_of(query, dashboard.results.folder)
     with dashboard.running:
-        return sweep_document(swept(asked.scenario))
+        return sweep_document(swept(typed.scenario))
 
 
 def save(dashboard: Dashboard, _rest: str, query: Query) -> View:
@@ -123,17 +123,17 @@ def save(dashboard: Dashboard, _rest: str, query: Query) -> View:
     return View("Saved", lead=f"<p>Written: {shown}</p>")
 
 
-def _notes(asked: Trial) -> str:
-    return "".join(problem(remark, None) for remark in asked.remarks)
+def _notes(typed: Trial) -> str:
+    return "".join(problem(remark, None) for remark in typed.remarks)
 
 
 # ---------------------------------------------------------------------------------------------------------------- sweep
 
 
-def sweep_body(found: Sweep) -> str:
+def sweep_body(swept_load: Sweep) -> str:
     """The capacity, figures of latency and output over the load with the limits, and the same as a table."""
-    points = [point_of(one) for one in found.probes]
-    capacities = found.capacities
+    points = [point_of(one) for one in swept_load.probes]
+    capacities = swept_load.capacities
     unit = "concurrent requests" if capacities.is_closed else "requests/s"
     one = capacities.found[0]
     limited = "all that is sent" if one.beyond is None else limit_name(one.beyond.limited_by)
@@ -144,18 +144,19 @@ def sweep_body(found: Sweep) -> str:
         for name in LATENCIES
         if f"{name}_p99_s" in points[0]
     ]
-    rates = Series("output", [at["load"] for at in points], [at["output_tokens_per_s"] for at in points], "line")
+    loads, outputs = ([point[name] for point in points] for name in ("load", "output_tokens_per_s"))
+    rates = Series("output", loads, outputs, "line")
     output = figure([rates], Axis(f"load ({unit})"), Axis("output tokens/s", low=0.0), **SIZE)
     heads = (unit, "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "E2E p99", "output tokens/s", "limits")
     keys = ("ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s", "e2e_p99_s")
     rows = [
         [
-            number(at["load"]),
-            *(format_seconds(at[key]) if key in at else "" for key in keys),
-            number(at["output_tokens_per_s"]),
-            "held" if at["holds"] else f"{limit_name(at['limited_by'])} broken",
+            number(point["load"]),
+            *(format_seconds(point[key]) if key in point else "" for key in keys),
+            number(point["output_tokens_per_s"]),
+            "held" if point["holds"] else f"{limit_name(point['limited_by'])} broken",
         ]
-        for at in points
+        for point in points
     ]
     return cards(shown) + figures([*drawn, (output, "Output over the load")]) + table(heads, rows, left=0)
 
@@ -164,13 +165,13 @@ def _over_load(
     points: Sequence[dict[str, Any]], across: str, name: str, limit_s: float | None, capacity: float
 ) -> tuple[str, str]:
     scale, unit = (1.0, "s") if points[0][f"{name}_p99_s"] >= 1 else (1e3, "ms")
-    highest = max(one[f"{name}_p99_s"] for one in points) * scale
+    highest = max(point[f"{name}_p99_s"] for point in points) * scale
     if limit_s is not None:
         # Beyond the capacity a queue grows without bound: what matters is where the limit is crossed.
         highest = min(highest, 2.5 * limit_s * scale)
     series = []
     for statistic in ("p50", "p99"):
-        curve = [(one["load"], one[f"{name}_{statistic}_s"] * scale) for one in points]
+        curve = [(point["load"], point[f"{name}_{statistic}_s"] * scale) for point in points]
         kept = _below(curve, highest)
         series.append(Series(statistic, [load for load, _ in kept], [value for _, value in kept], "line"))
     if limit_s is not None:
@@ -210,7 +211,7 @@ def _form(given: dict[str, str]) -> str:
             BUTTONS,
             _fieldset("Keep", KEEP),
             *(_listed(kind, catalog.names(kind)) for kind in LISTS.values()),
-            _listed("formats", [one.value for one in Format]),
+            _listed("formats", [precision.value for precision in Format]),
         ]
     )
 

@@ -10,6 +10,7 @@ import yaml
 from rich.console import RenderableType
 
 from windtunnel.files import write_text
+from windtunnel.report.documents import fields_of
 from windtunnel.report.render.tables import columns, grid, title
 from windtunnel.schema import encode
 from windtunnel.serving.calibration import Calibration, Inferred, LearntTransfer, Provenance, Reserve
@@ -34,8 +35,8 @@ def calibration_report(
     headers = ["profile", "runs", "configs"]
     headers += [f"{name}\n{what}" for name in _METRICS.values() for what in ("before", "after")]
     rows = []
-    for name, one in made.items():
-        record = one.provenance
+    for name, calibration in made.items():
+        record = calibration.provenance
         cells = [name, str(record.num_runs), str(record.num_configurations)]
         for metric in _METRICS:
             both = (record.median_error_before, record.median_error)
@@ -48,43 +49,45 @@ def calibration_report(
         "",
         columns(headers, rows),
     ]
-    if alone := [name for name, one in made.items() if one.provenance.num_configurations == 1]:
+    if alone := [name for name, calibration in made.items() if calibration.provenance.num_configurations == 1]:
         parts.append(f"{', '.join(alone)}: of one configuration, so that none was left out, and after is before.")
-    parts += [f"{name}: {worse}" for name, one in made.items() if (worse := _worse(one.provenance))]
-    for name, one in made.items():
-        if one.transfer is not None:
-            parts.append(f"{name}: {_transfer_line(one.transfer)}")
+    parts += [f"{name}: {worse}" for name, calibration in made.items() if (worse := _worse(calibration.provenance))]
+    for name, calibration in made.items():
+        if calibration.transfer is not None:
+            parts.append(f"{name}: {_transfer_line(calibration.transfer)}")
     if len(made) == 1:
-        (one,) = made.values()
-        host = {name: value for name in one.host.__struct_fields__ if (value := getattr(one.host, name)) is not None}
-        parts += ["", title("Host"), grid([(name, format_seconds(float(value))) for name, value in host.items()], 28)]
-        factors = [(name, f"x {value:.3f}") for name, value in one.factors.items()]
+        (calibration,) = made.values()
+        host = fields_of(calibration.host, *calibration.host.__struct_fields__)
+        rows_of_host = [(name, format_seconds(float(value))) for name, value in host.items() if value is not None]
+        parts += ["", title("Host"), grid(rows_of_host, 28)]
+        factors = [(name, f"x {value:.3f}") for name, value in calibration.factors.items()]
         parts += ["", title("Operators: measured over priced time"), grid(factors, 28)]
-    if lines := list(dict.fromkeys(line for one in made.values() for line in _settings(one))):
+    if lines := list(dict.fromkeys(line for calibration in made.values() for line in _settings(calibration))):
         headers = ["inferred", "of", "runs", "configs"]
         headers += [f"{_METRICS[name]}\n{what}" for name in ("tpot", "ttft") for what in ("default", "inferred")]
         parts += ["", title("Settings that nobody recorded"), columns(headers, lines)]
-        if any(entry.num_configurations == 1 for one in made.values() for entry in _learnt(one)):
+        if any(entry.num_configurations == 1 for calibration in made.values() for entry in _learnt(calibration)):
             parts.append(
                 "Where configs is 1, no other speaks for the value: errors are of the runs that it is taken from."
             )
     return [*parts, "", f"written to {out}"]
 
 
-def _learnt(one: Calibration) -> tuple[Inferred | Reserve, ...]:
-    return one.inferred if one.reserve is None else (*one.inferred, one.reserve)
+def _learnt(calibration: Calibration) -> tuple[Inferred | Reserve, ...]:
+    return calibration.inferred if calibration.reserve is None else (*calibration.inferred, calibration.reserve)
 
 
-def _settings(one: Calibration) -> list[tuple[str, ...]]:
+def _settings(calibration: Calibration) -> list[tuple[str, ...]]:
     """What, of which runs, and median errors with the engine's defaults and, left out, with these."""
-    found: list[tuple[str, Inferred | Reserve, str]] = [
-        (f"{name} {value:,}", entry, f"{entry.model}, {one.engine} {entry.version}, {entry.device}")
-        for entry in one.inferred
+    learnt: list[tuple[str, Inferred | Reserve, str]] = [
+        (f"{name} {value:,}", entry, f"{entry.model}, {calibration.engine} {entry.version}, {entry.device}")
+        for entry in calibration.inferred
         for name, value in entry.settings.items()
     ]
-    if one.reserve is not None:
-        where = f"{one.engine}, {one.device or 'any device'}"
-        found.append((f"reserved_bytes {format_bytes(one.reserve.reserved_bytes)}", one.reserve, where))
+    if calibration.reserve is not None:
+        where = f"{calibration.engine}, {calibration.device or 'any device'}"
+        reserved = format_bytes(calibration.reserve.reserved_bytes)
+        learnt.append((f"reserved_bytes {reserved}", calibration.reserve, where))
     return [
         (
             what,
@@ -97,7 +100,7 @@ def _settings(one: Calibration) -> list[tuple[str, ...]]:
                 for errors in (entry.median_error_before, entry.median_error)
             ),
         )
-        for what, entry, where in found
+        for what, entry, where in learnt
     ]
 
 

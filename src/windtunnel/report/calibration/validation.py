@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from windtunnel.calibration.validate import Prediction
 from windtunnel.metrics.accuracy import Score, kendall_tau, score
 from windtunnel.report.render.html import Section, cards, figures, page, paragraph, table
-from windtunnel.report.render.plots import Axis, Series, figure, histogram
+from windtunnel.report.render.plots import Axis, Series, equality_figure, histogram
 from windtunnel.report.render.tables import columns, grid, title
 from windtunnel.report.version import version
 from windtunnel.units import format_count, format_seconds
@@ -47,10 +47,10 @@ def validation_report(
     headers = ("error, %", "runs", *(f"{NAMES[name]}\n{'median':>6}{'p90':>6}{'bias':>6}" for name in shown))
     rows = [_short_row("all", done, shown)]
     for group in GROUPS:
-        found = by_label(done, group)
-        if len(found) > 1:
+        members_by_label = by_label(done, group)
+        if len(members_by_label) > 1:
             rows += [("", "", *("" for _ in shown)), (group, "", *("" for _ in shown))]
-            rows += [_short_row(f"  {name}", members, shown) for name, members in found.items()]
+            rows += [_short_row(f"  {name}", members, shown) for name, members in members_by_label.items()]
     if drafting:
         rows += [("", "", *("" for _ in shown)), _short_row(DRAFTING, drafting, shown)]
     parts.append(columns(headers, rows))
@@ -65,12 +65,12 @@ def validation_report(
 
 def _short_row(name: str, members: Sequence[Prediction], metrics: Sequence[str]) -> tuple[str, ...]:
     """One cell a metric, in whole percents but for the median."""
-    found = [score([one.error(metric) for one in members]) for metric in metrics]
-    return (name, str(len(members)), *("" if one is None else _short_score(one) for one in found))
+    scores = [score([run.error(metric) for run in members]) for metric in metrics]
+    return (name, str(len(members)), *("" if run is None else _short_score(run) for run in scores))
 
 
-def _short_score(found: Score) -> str:
-    return f"{found.median * 100:6.1f}{found.p90 * 100:6.0f}{_signed_percent(found.bias):>6}"
+def _short_score(errors: Score) -> str:
+    return f"{errors.median * 100:6.1f}{errors.p90 * 100:6.0f}{_signed_percent(errors.bias):>6}"
 
 
 def _signed_percent(error: float, decimals: int = 0) -> str:
@@ -86,26 +86,26 @@ def _runs_parts(done: Sequence[Prediction], metrics: Sequence[str]) -> list[Rend
         return [title("Largest errors"), worst]
     rows: list[tuple[str, ...]] = []
     reasons: dict[str, list[str]] = {}
-    for one in done:
-        found = [name for name in metrics if name in one.predicted]
-        rows += [("" if name != found[0] else one.measurement.id, *_run_cells(one, name)) for name in found]
-        reasons.setdefault(one.reason, []).append(one.measurement.id)
+    for run in done:
+        known = [name for name in metrics if name in run.predicted]
+        rows += [("" if name != known[0] else run.measurement.id, *_run_cells(run, name)) for name in known]
+        reasons.setdefault(run.reason, []).append(run.measurement.id)
     table = columns(("run", "metric", "measured", "predicted", "error", "80% interval"), rows, left=2)
     why = [f"{', '.join(runs)}: {reason}" for reason, runs in reasons.items() if reason]
     return [title("Measured and predicted"), table, *why]
 
 
-def _run_cells(one: Prediction, metric: str) -> tuple[str, str, str, str, str]:
-    is_rate, interval = metric == "throughput", one.intervals.get(metric)
+def _run_cells(run: Prediction, metric: str) -> tuple[str, str, str, str, str]:
+    is_rate, interval = metric == "throughput", run.intervals.get(metric)
 
     def shown(value: float) -> str:
         return f"{value:,.0f}" if is_rate else format_seconds(value)
 
     return (
         "tokens/s" if is_rate else NAMES[metric],
-        shown(one.measurement.measured[metric]),
-        shown(one.predicted[metric]),
-        f"{_signed_percent(one.error(metric))}%",
+        shown(run.measurement.measured[metric]),
+        shown(run.predicted[metric]),
+        f"{_signed_percent(run.error(metric))}%",
         f"{shown(interval.low)} to {shown(interval.high)}" if interval else "",
     )
 
@@ -115,9 +115,9 @@ _WORST_HEADERS = ("metric", "measured", "predicted", "error", "what is known")
 
 def predicted_runs(predictions: Sequence[Prediction]) -> tuple[list[Prediction], list[Prediction]]:
     """The runs that were predicted, those apart whose share of accepted draft tokens is the calibration's."""
-    done = [one for one in predictions if not one.refused]
-    apart = [one for one in done if one.measurement.lacks_acceptance]
-    return [one for one in done if not one.measurement.lacks_acceptance], apart
+    done = [run for run in predictions if not run.refused]
+    apart = [run for run in done if run.measurement.lacks_acceptance]
+    return [run for run in done if not run.measurement.lacks_acceptance], apart
 
 
 DRAFTING = "speculative decoding"
@@ -128,7 +128,7 @@ def _left_out(left_out: Mapping[str, int]) -> str:
 
 
 def _how(done: Sequence[Prediction]) -> str:
-    names = sorted({one.calibration or "none" for one in done})
+    names = sorted({run.calibration or "none" for run in done})
     return f"calibration: {', '.join(names)}"
 
 
@@ -152,29 +152,31 @@ def validation_document(predictions: Sequence[Prediction], left_out: Mapping[str
             }
             for group in GROUPS
         },
-        "rows": [_run_document(one) for one in predictions],
+        "rows": [_run_document(run) for run in predictions],
     }
 
 
 def _score_document(members: Sequence[Prediction], metric: str) -> dict[str, float] | None:
-    found = score([one.error(metric) for one in members])
-    if found is None:
+    errors = score([run.error(metric) for run in members])
+    if errors is None:
         return None
-    return {"runs": found.num_runs, "median": found.median, "p90": found.p90, "bias": found.bias}
+    return {"runs": errors.num_runs, "median": errors.median, "p90": errors.p90, "bias": errors.bias}
 
 
-def _run_document(one: Prediction) -> dict[str, Any]:
+def _run_document(run: Prediction) -> dict[str, Any]:
     return {
-        "id": one.measurement.id,
-        "use": one.measurement.use,
-        **{name: value for name, value in one.measurement.labels.items() if value},
-        "refused": one.refused or None,
-        "calibration": one.calibration or None,
-        "measured": dict(one.measurement.measured),
-        "predicted": one.predicted,
-        "error": {name: one.error(name) for name in one.predicted},
-        "interval": {name: [found.low, found.high] for name, found in one.intervals.items() if name in one.predicted},
-        "reason": one.reason if not one.refused else None,
+        "id": run.measurement.id,
+        "use": run.measurement.use,
+        **{name: value for name, value in run.measurement.labels.items() if value},
+        "refused": run.refused or None,
+        "calibration": run.calibration or None,
+        "measured": dict(run.measurement.measured),
+        "predicted": run.predicted,
+        "error": {name: run.error(name) for name in run.predicted},
+        "interval": {
+            name: [interval.low, interval.high] for name, interval in run.intervals.items() if name in run.predicted
+        },
+        "reason": run.reason if not run.refused else None,
     }
 
 
@@ -182,7 +184,7 @@ def validation_page(predictions: Sequence[Prediction], source: str, left_out: Ma
     """One self-contained HTML page."""
     done, drafting = predicted_runs(predictions)
     metrics = measured_metrics(done + drafting)
-    overall = [(name, score([one.error(name) for one in done])) for name in metrics]
+    overall = [(name, score([run.error(name) for run in done])) for name in metrics]
     facts = [(f"{len(done) + len(drafting):,} of {len(predictions):,}", "runs predicted")]
     facts += [(f"{found.median:.1%}", f"median error, {NAMES[name]}") for name, found in overall if found]
     facts += [(f"{covered(done, n):.0%}", f"within 80% interval, {NAMES[n]}") for n in metrics if _intervals(done, n)]
@@ -224,32 +226,25 @@ def _scatter(done: Sequence[Prediction], metric: str) -> tuple[str, str]:
     series = [
         Series(
             engine,
-            [one.measurement.measured.get(metric, math.nan) * 1e3 for one in members],
-            [one.predicted.get(metric, math.nan) * 1e3 for one in members],
-            tooltips=[_tooltip(one, metric) for one in members],
+            [run.measurement.measured.get(metric, math.nan) * 1e3 for run in members],
+            [run.predicted.get(metric, math.nan) * 1e3 for run in members],
+            tooltips=[_tooltip(run, metric) for run in members],
         )
         for engine, members in by_label(done, "engine").items()
     ]
-    values = [value for one in series for value in (*one.x, *one.y) if value > 0]
-    ends = [min(values, default=1.0), max(values, default=10.0)]
-    guides = [
-        Series("", ends, [end * scale for end in ends], "line" if scale == 1 else "dashes", colour="currentColor")
-        for scale in (1.0, 1.2, 1 / 1.2)
-    ]
-    axes = (Axis(f"measured {NAMES[metric]}, ms", is_log=True), Axis(f"predicted {NAMES[metric]}, ms", is_log=True))
-    return figure([*guides, *series], *axes, width=520, height=420), f"{NAMES[metric]}: one point a run"
+    return equality_figure(series, NAMES[metric], 520, 420), f"{NAMES[metric]}: one point a run"
 
 
 def _distribution(done: Sequence[Prediction], metric: str) -> tuple[str, str]:
-    errors = [one.error(metric) * 100 for one in done]
+    errors = [run.error(metric) * 100 for run in done]
     edges = [edge * 100 for edge in _ERROR_EDGES]
     drawn = histogram("", errors, edges, Axis(f"error in {NAMES[metric]}, %"), "runs", width=520, height=240)
     return drawn, f"{NAMES[metric]}: runs by error; the last bar holds all beyond 95%"
 
 
-def _group_table(found: Mapping[str, Sequence[Prediction]], metrics: Sequence[str]) -> str:
+def _group_table(groups: Mapping[str, Sequence[Prediction]], metrics: Sequence[str]) -> str:
     headers = ("", "runs", *(f"{_SHORT[name]} {what}" for name in metrics for what in ("median", "p90", "bias")))
-    return table(headers, [_row(name, members, metrics) for name, members in found.items()])
+    return table(headers, [_row(name, members, metrics) for name, members in groups.items()])
 
 
 def _runs_table(done: Sequence[Prediction], metrics: Sequence[str]) -> str:
@@ -257,11 +252,11 @@ def _runs_table(done: Sequence[Prediction], metrics: Sequence[str]) -> str:
     kinds = ("measured", "predicted", "error, %")
     headers = ("run", *shown, *(f"{_SHORT[name]} {what}" for name in metrics for what in kinds))
     rows = []
-    for one in done:
-        cells = [one.measurement.id, *(one.measurement.labels.get(group, "") for group in shown)]
+    for run in done:
+        cells = [run.measurement.id, *(run.measurement.labels.get(group, "") for group in shown)]
         for name in metrics:
-            cells += [_value(name, one.measurement.measured.get(name)), _value(name, one.predicted.get(name))]
-            cells.append(_percent_points(one.error(name)))
+            cells += [_value(name, run.measurement.measured.get(name)), _value(name, run.predicted.get(name))]
+            cells.append(_percent_points(run.error(name)))
         rows.append(cells)
     return table(headers, rows, left=1 + len(shown))
 
@@ -273,37 +268,37 @@ def _percent_points(error: float) -> str:
 def _row(name: str, members: Sequence[Prediction], metrics: Sequence[str]) -> tuple[str, ...]:
     cells = [name, str(len(members))]
     for metric in metrics:
-        cells += score_cells(score([one.error(metric) for one in members]))
+        cells += score_cells(score([run.error(metric) for run in members]))
     return tuple(cells)
 
 
-def score_cells(found: Score | None) -> list[str]:
+def score_cells(errors: Score | None) -> list[str]:
     """Median, 90th percentile and bias as percentages; empty where there is no run."""
     return (
         ["", "", ""]
-        if found is None
-        else [f"{found.median:.1%}", f"{found.p90:.1%}", f"{_signed_percent(found.bias, 1)}%"]
+        if errors is None
+        else [f"{errors.median:.1%}", f"{errors.p90:.1%}", f"{_signed_percent(errors.bias, 1)}%"]
     )
 
 
 def _worst_rows(done: Sequence[Prediction], metrics: Sequence[str], count: int = NUM_WORST) -> list[tuple[str, ...]]:
     """The largest errors, by the ratio of predicted and measured whichever is larger; one row a run, odd ones last."""
-    found = []
-    for one in done:
-        sizes = [(abs(math.log1p(one.error(name))), name) for name in metrics if math.isfinite(one.error(name))]
+    ranked = []
+    for run in done:
+        sizes = [(abs(math.log1p(run.error(name))), name) for name in metrics if math.isfinite(run.error(name))]
         if sizes:
-            found.append((*max(sizes), one))
-    found.sort(key=lambda item: (bool(item[2].measurement.labels.get("odd")), -item[0]))
+            ranked.append((*max(sizes), run))
+    ranked.sort(key=lambda item: (bool(item[2].measurement.labels.get("odd")), -item[0]))
     return [
         (
-            one.measurement.id,
+            run.measurement.id,
             NAMES[name],
-            _value(name, one.measurement.measured[name]),
-            _value(name, one.predicted[name]),
-            f"{_signed_percent(one.error(name))}%",
-            one.reason,
+            _value(name, run.measurement.measured[name]),
+            _value(name, run.predicted[name]),
+            f"{_signed_percent(run.error(name))}%",
+            run.reason,
         )
-        for _, name, one in found[:count]
+        for _, name, run in ranked[:count]
     ]
 
 
@@ -313,25 +308,25 @@ def _value(metric: str, value: float | None) -> str:
     return f"{value:,.0f} tokens/s" if metric == "throughput" else format_seconds(value)
 
 
-def _tooltip(one: Prediction, metric: str) -> str:
-    labels = ", ".join(value for value in one.measurement.labels.values() if value)
-    return f"{one.measurement.id}: {one.error(metric):+.1%} ({labels})"
+def _tooltip(run: Prediction, metric: str) -> str:
+    labels = ", ".join(value for value in run.measurement.labels.values() if value)
+    return f"{run.measurement.id}: {run.error(metric):+.1%} ({labels})"
 
 
 def measured_metrics(done: Sequence[Prediction]) -> list[str]:
     """The metrics that any run measured, in order."""
-    return [name for name in NAMES if any(name in one.predicted for one in done)]
+    return [name for name in NAMES if any(name in run.predicted for run in done)]
 
 
 def by_label(done: Sequence[Prediction], name: str) -> dict[str, list[Prediction]]:
     """Label -> its runs, numbers in their order."""
-    found: dict[str, list[Prediction]] = {}
-    for one in done:
-        label = one.measurement.labels.get(name, "")
+    runs: dict[str, list[Prediction]] = {}
+    for run in done:
+        label = run.measurement.labels.get(name, "")
         if label:
-            found.setdefault(label, []).append(one)
+            runs.setdefault(label, []).append(run)
     order: Callable[[str], Any] = lambda label: (0, float(label), "") if _is_number(label) else (1, 0.0, label)  # noqa: E731
-    return {label: found[label] for label in sorted(found, key=order)}
+    return {label: runs[label] for label in sorted(runs, key=order)}
 
 
 def _is_number(text: str) -> bool:
@@ -340,9 +335,9 @@ def _is_number(text: str) -> bool:
 
 def _intervals(done: Sequence[Prediction], metric: str) -> list[bool]:
     return [
-        one.intervals[metric].low <= one.measurement.measured[metric] <= one.intervals[metric].high
-        for one in done
-        if metric in one.intervals and metric in one.predicted
+        run.intervals[metric].low <= run.measurement.measured[metric] <= run.intervals[metric].high
+        for run in done
+        if metric in run.intervals and metric in run.predicted
     ]
 
 
@@ -354,33 +349,33 @@ def covered(done: Sequence[Prediction], metric: str) -> float:
 
 def refusals(predictions: Sequence[Prediction]) -> dict[str, int]:
     """Reason -> number of runs."""
-    found: dict[str, int] = {}
-    for one in predictions:
-        if one.refused:
-            found[one.refused] = found.get(one.refused, 0) + 1
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+    counts: dict[str, int] = {}
+    for run in predictions:
+        if run.refused:
+            counts[run.refused] = counts.get(run.refused, 0) + 1
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
 def ranking(done: Sequence[Prediction]) -> list[float]:
     """Kendall's tau between predicted and measured throughput per device, over the deployments and loads of each model,
     device and pair of lengths with at least three; a closed loop's throughput is C / E2E requests a second.
     """
-    found: dict[tuple[str, ...], list[Prediction]] = {}
-    for one in done:
-        labels = one.measurement.labels
-        if labels.get("concurrency") and "e2e" in one.predicted:
+    groups: dict[tuple[str, ...], list[Prediction]] = {}
+    for run in done:
+        labels = run.measurement.labels
+        if labels.get("concurrency") and "e2e" in run.predicted:
             key = tuple(labels.get(name, "") for name in ("model", "device", "prompt", "output"))
-            found.setdefault(key, []).append(one)
+            groups.setdefault(key, []).append(run)
     taus = []
-    for members in found.values():
+    for members in groups.values():
         if len(members) >= 3:
-            measured = [_rate(one, one.measurement.measured["e2e"]) for one in members]
-            predicted = [_rate(one, one.predicted["e2e"]) for one in members]
+            measured = [_rate(run, run.measurement.measured["e2e"]) for run in members]
+            predicted = [_rate(run, run.predicted["e2e"]) for run in members]
             taus.append(kendall_tau(measured, predicted))
     return [tau for tau in taus if math.isfinite(tau)]
 
 
-def _rate(one: Prediction, e2e_s: float) -> float:
-    scenario = one.measurement.scenario
+def _rate(run: Prediction, e2e_s: float) -> float:
+    scenario = run.measurement.scenario
     assert scenario is not None
-    return float(one.measurement.labels["concurrency"]) / e2e_s / scenario.deployment.num_devices
+    return float(run.measurement.labels["concurrency"]) / e2e_s / scenario.deployment.num_devices

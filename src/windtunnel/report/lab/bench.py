@@ -1,8 +1,7 @@
-"""What a client saw of a server: for people, as JSON, and under the names of `vllm bench serve`."""
+"""A client's measurements of a server: for people, as JSON, and under the names of `vllm bench serve`."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,50 +9,32 @@ from typing import Any
 import numpy as np
 from rich.console import RenderableType
 
-from windtunnel.errors import unwritable
+from windtunnel.files import new_files
 from windtunnel.metrics.client import ClientSummary, gaps_of
 from windtunnel.metrics.records import Table
-from windtunnel.metrics.summary import Distribution
 from windtunnel.report.documents import as_text
 from windtunnel.report.render.tables import columns, duration, grid, number, percent, title
-from windtunnel.report.serving.run import LATENCY_HEADS
+from windtunnel.report.serving.run import LATENCY_HEADS, latency_rows
 from windtunnel.report.version import version
 from windtunnel.schema import encode
 from windtunnel.serving.scenario import Scenario, save
-from windtunnel.units import format_seconds
 from windtunnel.workload.arrivals import Arrivals, Static
-
-BENCH_FILES = ("requests.parquet", "tokens.parquet", "summary.json", "scenario.yaml")
 
 
 def bench_report(summary: ClientSummary, about: Mapping[str, str]) -> list[RenderableType]:
-    """Latency and throughput, as `windtunnel simulate` shows them."""
+    """Return latencies and throughput, as `windtunnel simulate` shows them."""
     remarks = [(name, text) for name, text in about.items() if text and name not in ("model", "endpoint")]
     return [
         title(f"{about['model']} at {about['endpoint']}"),
         "",
-        columns(LATENCY_HEADS, client_latency_rows(summary)),
+        columns(LATENCY_HEADS, latency_rows(summary)),
         "",
         grid([*client_rows(summary), *remarks]),
     ]
 
 
-def client_latency_rows(summary: ClientSummary) -> list[tuple[str, ...]]:
-    """A line for each latency that the client saw."""
-    return [
-        _latency(label, found)
-        for label, found in (
-            ("TTFT", summary.ttft_s),
-            ("TPOT", summary.tpot_s),
-            ("ITL", summary.itl_s),
-            ("end to end", summary.e2e_s),
-        )
-        if found is not None
-    ]
-
-
 def client_rows(summary: ClientSummary) -> list[tuple[str, str]]:
-    """Rates, and what of them kept the limits."""
+    """Return throughput rows, and goodput where the run has an SLO."""
     facts = [
         ("requests", f"{number(summary.requests_per_s)}/s; {summary.num_requests:,} in {duration(summary.span_s)}"),
         ("output", f"{number(summary.output_tokens_per_s)} tokens/s"),
@@ -65,13 +46,8 @@ def client_rows(summary: ClientSummary) -> list[tuple[str, str]]:
     return facts
 
 
-def _latency(label: str, found: Distribution) -> tuple[str, ...]:
-    values = (found.mean, found.p50, found.p90, found.p95, found.p99, found.max)
-    return (label, *(format_seconds(value) for value in values))
-
-
 def bench_document(summary: ClientSummary, about: Mapping[str, str], scenario: Scenario) -> dict[str, Any]:
-    """The same as JSON."""
+    """Document a client's measurements."""
     return {
         "windtunnel": version(),
         **about,
@@ -81,7 +57,7 @@ def bench_document(summary: ClientSummary, about: Mapping[str, str], scenario: S
 
 
 def vllm_document(summary: ClientSummary, requests: Table, tokens: Table, arrivals: Arrivals | None) -> dict[str, Any]:
-    """A run under the names of `vllm bench serve --save-result --save-detailed` (vLLM 0.10 to 0.32); milliseconds.
+    """Document a run as `vllm bench serve --save-result --save-detailed` (vLLM 0.10 to 0.32) does; milliseconds.
 
     Its percentiles are those of the requests' own times, its throughputs over the span from the first sending.
     """
@@ -89,7 +65,7 @@ def vllm_document(summary: ClientSummary, requests: Table, tokens: Table, arriva
     measured = ~requests["is_warmup"]
     rows = np.flatnonzero(measured)
     answered = requests.where(measured & ~requests["failed"])
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "num_prompts": int(measured.sum()),
         "request_rate": getattr(arrivals, "rate_per_s", None) or "inf",
         "burstiness": "inf" if gap_cv == 0 else gap_cv**-2,
@@ -111,17 +87,17 @@ def vllm_document(summary: ClientSummary, requests: Table, tokens: Table, arriva
     }
     for name, seconds in values.items():
         ms = seconds * 1e3 if seconds.size else np.zeros(1)
-        found |= {f"mean_{name}_ms": float(ms.mean()), f"median_{name}_ms": float(np.median(ms))}
-        found |= {f"std_{name}_ms": float(ms.std()), f"p99_{name}_ms": float(np.percentile(ms, 99))}
+        document |= {f"mean_{name}_ms": float(ms.mean()), f"median_{name}_ms": float(np.median(ms))}
+        document |= {f"std_{name}_ms": float(ms.std()), f"p99_{name}_ms": float(np.percentile(ms, 99))}
     ends = np.searchsorted(tokens["request"], rows, side="right")
     starts = np.searchsorted(tokens["request"], rows)
-    found["input_lens"] = requests["input_tokens"][rows].tolist()
-    found["output_lens"] = requests["output_tokens"][rows].tolist()
-    found["ttfts"] = np.nan_to_num(requests["ttft_s"][rows]).tolist()
+    document["input_lens"] = requests["input_tokens"][rows].tolist()
+    document["output_lens"] = requests["output_tokens"][rows].tolist()
+    document["ttfts"] = np.nan_to_num(requests["ttft_s"][rows]).tolist()
     parts = (tokens["time_s"][a:b] for a, b in zip(starts, ends, strict=True))
-    found["itls"] = [np.diff(times).tolist() for times in parts]
-    found["start_times"] = requests["arrival_s"][rows].tolist()
-    return found
+    document["itls"] = [np.diff(times).tolist() for times in parts]
+    document["start_times"] = requests["arrival_s"][rows].tolist()
+    return document
 
 
 def write_bench(folder: Path, requests: Table, tokens: Table, document: Mapping[str, Any], scenario: Scenario) -> None:
@@ -130,16 +106,8 @@ def write_bench(folder: Path, requests: Table, tokens: Table, document: Mapping[
     Raises:
         InputError: the folder cannot be written to.
     """
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
-            draft = Path(name)
-            requests.write_parquet(draft / "requests.parquet")
-            tokens.write_parquet(draft / "tokens.parquet")
-            (draft / "summary.json").write_text(as_text(document) + "\n", encoding="utf-8")
-            save(scenario, draft / "scenario.yaml")
-            folder.mkdir(exist_ok=True)
-            for file in BENCH_FILES:
-                (draft / file).replace(folder / file)
-    except OSError as error:
-        raise unwritable(folder, error) from None
+    with new_files(folder) as draft:
+        requests.write_parquet(draft / "requests.parquet")
+        tokens.write_parquet(draft / "tokens.parquet")
+        (draft / "summary.json").write_text(as_text(document) + "\n", encoding="utf-8")
+        save(scenario, draft / "scenario.yaml")

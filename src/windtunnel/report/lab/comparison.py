@@ -16,6 +16,7 @@ from windtunnel.formats.captures.capture import Capture
 from windtunnel.formats.captures.step_operators import OTHER, ROWS, MeasuredStep, measured_steps, row_of_launch
 from windtunnel.lab.experiments.schema import REQUESTS
 from windtunnel.pricing.table import numeric_column, read_parquet, require_columns
+from windtunnel.report.documents import fields_of
 from windtunnel.report.lab.experiment import capture_of, finished_summary
 from windtunnel.report.render.html import Section, cards, figures, page, paragraph, table
 from windtunnel.report.render.plots import Axis, Series, figure
@@ -41,12 +42,12 @@ class MetricComparison:
 
     @property
     def mean_error(self) -> float:
-        """Of the means: simulated over measured, less one."""
+        """Relative error of the mean: simulated over measured, less one."""
         return _error(float(np.nanmean(self.simulated)), float(np.nanmean(self.measured)))
 
     @property
     def median_error(self) -> float:
-        """Of the medians."""
+        """Relative error of the median."""
         return _error(float(np.nanmedian(self.simulated)), float(np.nanmedian(self.measured)))
 
     @property
@@ -54,10 +55,15 @@ class MetricComparison:
         """Median over requests of the absolute error."""
         return float(np.nanmedian(np.abs(self.simulated / self.measured - 1)))
 
+    @property
+    def is_known(self) -> bool:
+        """Whether any request has it, measured and simulated."""
+        return bool(np.isfinite(self.measured).any() and np.isfinite(self.simulated).any())
+
 
 @dataclass(frozen=True)
 class OperatorComparison:
-    """One row of a kind of step: mean seconds a step."""
+    """One operator in one kind of step: mean seconds per step."""
 
     name: str
     measured_s: float | None
@@ -86,11 +92,12 @@ class StepComparison:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a run and a simulation have in common."""
+    """A run beside its simulation."""
 
     run: str
     setup: Setup
     requests: tuple[MetricComparison, ...]
+    """Latencies that both know."""
     steps: tuple[StepComparison, ...]
     notes: tuple[str, ...]
 
@@ -100,7 +107,7 @@ def _error(simulated: float, measured: float) -> float:
 
 
 def compare_run(run: Path, simulated: Mapping[str, Floats], setup: Setup) -> Comparison:
-    """A run's requests beside those that were simulated, and its captured steps beside the same steps explained.
+    """Compare a run's requests with the simulated ones, and its captured steps with the same steps explained.
 
     Args:
         run: a folder of `windtunnel lab run`, or of `windtunnel bench`.
@@ -121,12 +128,13 @@ def compare_run(run: Path, simulated: Mapping[str, Floats], setup: Setup) -> Com
         notes.append("the run was profiled, which slows it: compare latencies with a run of mode inference_only")
         steps, more = compare_steps(capture, setup)
         notes += more
-    requests = tuple(MetricComparison(name, measured[name], simulated[name]) for name in METRICS)
-    return Comparison(run.resolve().name, setup, requests, steps, tuple(notes))
+    metrics = (MetricComparison(name, measured[name], simulated[name]) for name in METRICS)
+    known = tuple(metric for metric in metrics if metric.is_known)
+    return Comparison(run.resolve().name, setup, known, steps, tuple(notes))
 
 
 def request_columns(path: Path) -> dict[str, Floats]:
-    """The columns of a request table that are compared, without the requests of the warm-up.
+    """Read the columns of a request table that are compared, without the requests of the warm-up.
 
     Raises:
         InputError: no such file, or a column is missing.
@@ -134,11 +142,11 @@ def request_columns(path: Path) -> dict[str, Floats]:
     rows = read_parquet(path)
     names = ("arrival_s", "input_tokens", "output_tokens", *METRICS)
     require_columns(path, rows.column_names, names)
-    found = {name: numeric_column(rows, name, path) for name in names}
+    columns = {name: numeric_column(rows, name, path) for name in names}
     if "is_warmup" in rows.column_names:
         keep = ~np.array(rows["is_warmup"].to_pylist(), bool)
-        found = {name: column[keep] for name, column in found.items()}
-    return found
+        columns = {name: column[keep] for name, column in columns.items()}
+    return columns
 
 
 def _check_same(measured: Mapping[str, Floats], simulated: Mapping[str, Floats]) -> None:
@@ -160,7 +168,7 @@ def _check_same(measured: Mapping[str, Floats], simulated: Mapping[str, Floats])
 
 
 def _capture(run: Path) -> Capture | None:
-    """The profile of a run of the lab; other folders of requests have none."""
+    """Return the profile of a lab run; other folders of requests have none."""
     try:
         mode = str(finished_summary(run)["mode"])
     except InputError:
@@ -169,7 +177,10 @@ def _capture(run: Path) -> Capture | None:
 
 
 def compare_steps(capture: Capture, setup: Setup) -> tuple[tuple[StepComparison, ...], list[str]]:
-    """The captured steps by operators, beside the simulator's price of the same batches; and what could not be.
+    """Compare the captured steps, operator by operator, with the simulator's prices of the same batches.
+
+    Returns:
+        Comparisons by kind of step, and notes on steps that the simulator refuses.
 
     Raises:
         InputError: no step of the capture can be told.
@@ -193,8 +204,8 @@ def compare_steps(capture: Capture, setup: Setup) -> tuple[tuple[StepComparison,
 def _step_comparison(name: str, pairs: Sequence[tuple[MeasuredStep, Explanation]]) -> StepComparison:
     measured: dict[str, float] = {}
     simulated: dict[str, float] = {}
-    for one, explained in pairs:
-        for row, seconds in one.seconds.items():
+    for step, explained in pairs:
+        for row, seconds in step.seconds.items():
             measured[row] = measured.get(row, 0.0) + seconds / len(pairs)
         for launch in explained.launches:
             row = row_of_launch(launch.name)
@@ -204,8 +215,8 @@ def _step_comparison(name: str, pairs: Sequence[tuple[MeasuredStep, Explanation]
         for row in ROWS
         if row in measured or row in simulated
     ]
-    host_s = float(np.mean([one.between_s for one, _ in pairs]))
-    step_s = float(np.mean([max(one.step.host_s, sum(one.seconds.values())) for one, _ in pairs]))
+    host_s = float(np.mean([step.between_s for step, _ in pairs]))
+    step_s = float(np.mean([max(step.step.host_s, sum(step.seconds.values())) for step, _ in pairs]))
     explained_s = float(np.mean([explained.step_s for _, explained in pairs]))
     rows.append(OperatorComparison(HOST, host_s, max(explained_s - sum(simulated.values()), 0.0)))
     rows.append(OperatorComparison(SUM, step_s, explained_s))
@@ -216,25 +227,29 @@ def _step_comparison(name: str, pairs: Sequence[tuple[MeasuredStep, Explanation]
 # ------------------------------------------------------------------------------------------------------------ output
 
 
-def comparison_report(found: Comparison) -> list[RenderableType]:
-    """The comparison on a terminal."""
+def comparison_report(comparison: Comparison) -> list[RenderableType]:
+    """Return the comparison's tables."""
     parts: list[RenderableType] = [
-        title(f"{found.run}: measured beside simulated"),
-        grid([("simulated", f"{found.setup.model.name} on {found.setup.device.title}")]),
+        title(f"{comparison.run}: measured beside simulated"),
+        grid([("simulated", f"{comparison.setup.model.name} on {comparison.setup.device.title}")]),
         "",
-        columns(("requests", "measured", "simulated", "mean off", "median off", "each off"), _request_rows(found)),
+        columns(REQUEST_HEADS, _request_rows(comparison)),
     ]
-    for step in found.steps:
+    for step in comparison.steps:
         parts += ["", title(_step_title(step))]
-        parts.append(columns(("operator", "measured", "simulated", "off", "share"), _operator_rows(step)))
-    return [*parts, *(f"note: {note}" for note in found.notes)]
+        parts.append(columns(OPERATOR_HEADS, _operator_rows(step)))
+    return [*parts, *(f"note: {note}" for note in comparison.notes)]
 
 
 def _step_title(step: StepComparison) -> str:
     return f"{step.name}: mean of {step.num_steps:,}"
 
 
-def _request_rows(found: Comparison) -> list[list[str]]:
+REQUEST_HEADS = ("requests", "measured", "simulated", "mean off", "median off", "each off")
+OPERATOR_HEADS = ("operator", "measured", "simulated", "off", "share")
+
+
+def _request_rows(comparison: Comparison) -> list[list[str]]:
     return [
         [
             metric.name.removesuffix("_s").upper(),
@@ -244,20 +259,19 @@ def _request_rows(found: Comparison) -> list[list[str]]:
             _signed(metric.median_error),
             f"{metric.per_request:.1%}",
         ]
-        for metric in found.requests
-        if np.isfinite(metric.measured).any() and np.isfinite(metric.simulated).any()
+        for metric in comparison.requests
     ]
 
 
 def _operator_rows(step: StepComparison) -> list[list[str]]:
-    whole = next(row.measured_s for row in step.operators if row.name == SUM) or math.nan
+    step_s = next(row.measured_s for row in step.operators if row.name == SUM) or math.nan
     return [
         [
             row.name,
             _seconds(row.measured_s),
             _seconds(row.simulated_s),
             _signed(row.error),
-            "" if row.measured_s is None else percent(row.measured_s / whole),
+            "" if row.measured_s is None else percent(row.measured_s / step_s),
         ]
         for row in step.operators
     ]
@@ -271,12 +285,12 @@ def _signed(value: float) -> str:
     return f"{value:+.1%}" if math.isfinite(value) else ""
 
 
-def comparison_document(found: Comparison) -> dict[str, Any]:
-    """The comparison as a JSON document."""
+def comparison_document(comparison: Comparison) -> dict[str, Any]:
+    """Document the comparison."""
     return {
-        "run": found.run,
-        "model": found.setup.model.name,
-        "device": found.setup.device.name,
+        "run": comparison.run,
+        "model": comparison.setup.model.name,
+        "device": comparison.setup.device.name,
         "requests": {
             metric.name: {
                 "measured_mean": _known(float(np.nanmean(metric.measured))),
@@ -285,27 +299,19 @@ def comparison_document(found: Comparison) -> dict[str, Any]:
                 "median_error": _known(metric.median_error),
                 "median_absolute_error_by_request": _known(metric.per_request),
             }
-            for metric in found.requests
-            if np.isfinite(metric.measured).any() and np.isfinite(metric.simulated).any()
+            for metric in comparison.requests
         },
         "steps": [
             {
-                "name": step.name,
-                "num_steps": step.num_steps,
-                "unmatched_fraction": step.unmatched_fraction,
+                **fields_of(step, "name", "num_steps", "unmatched_fraction"),
                 "operators": [
-                    {
-                        "name": row.name,
-                        "measured_s": row.measured_s,
-                        "simulated_s": row.simulated_s,
-                        "error": _known(row.error),
-                    }
+                    {**fields_of(row, "name", "measured_s", "simulated_s"), "error": _known(row.error)}
                     for row in step.operators
                 ],
             }
-            for step in found.steps
+            for step in comparison.steps
         ],
-        "notes": list(found.notes),
+        "notes": list(comparison.notes),
     }
 
 
@@ -313,10 +319,10 @@ def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def write_comparison_page(found: Comparison, path: Path) -> None:
+def write_comparison_page(comparison: Comparison, path: Path) -> None:
     """Write the comparison as a page."""
-    sections = [_request_section(found)]
-    for step in found.steps:
+    sections = [_request_section(comparison)]
+    for step in comparison.steps:
         rows = [row for row in step.operators if row.measured_s and row.simulated_s and row.name != SUM]
         points = Series(
             "operators",
@@ -324,37 +330,33 @@ def write_comparison_page(found: Comparison, path: Path) -> None:
             [row.simulated_s or 0.0 for row in rows],
             tooltips=[f"{row.name}: {_signed(row.error)}" for row in rows],
         )
-        svg = _diagonal([points], "measured (s)", "simulated (s)")
-        drawn = figures([(svg, "Operators of one step; on the line both agree.")])
-        shown = table(("operator", "measured", "simulated", "off", "share"), _operator_rows(step))
+        drawn = figures([(_diagonal(points), "Operators of one step; on the line both agree.")])
+        shown = table(OPERATOR_HEADS, _operator_rows(step))
         unmatched = paragraph(
             f"{step.unmatched_fraction:.1%} of the kernels' time belongs to no operator of the model."
         )
         sections.append(Section(_step_title(step), shown + unmatched + drawn))
-    sections.append(Section("Notes", "".join(paragraph(note) for note in found.notes)))
-    lead = f"simulated: {found.setup.model.name} on {found.setup.device.title}"
-    write_text(path, page(f"{found.run}: measured beside simulated", lead, sections))
+    sections.append(Section("Notes", "".join(paragraph(note) for note in comparison.notes)))
+    lead = f"simulated: {comparison.setup.model.name} on {comparison.setup.device.title}"
+    write_text(path, page(f"{comparison.run}: measured beside simulated", lead, sections))
 
 
-def _request_section(found: Comparison) -> Section:
+def _request_section(comparison: Comparison) -> Section:
     drawn = [
         (
-            _diagonal(
-                [Series("", metric.measured.tolist(), metric.simulated.tolist())], "measured (s)", "simulated (s)"
-            ),
+            _diagonal(Series("", metric.measured.tolist(), metric.simulated.tolist())),
             f"{metric.name.removesuffix('_s').upper()} of every request",
         )
-        for metric in found.requests
-        if np.isfinite(metric.measured).any() and np.isfinite(metric.simulated).any()
+        for metric in comparison.requests
     ]
-    facts = [(row[3], f"{row[0]}, mean off") for row in _request_rows(found)]
-    headers = ("requests", "measured", "simulated", "mean off", "median off", "each off")
-    return Section("Requests", cards(facts) + table(headers, _request_rows(found)) + figures(drawn))
+    facts = [(row[3], f"{row[0]}, mean off") for row in _request_rows(comparison)]
+    return Section("Requests", cards(facts) + table(REQUEST_HEADS, _request_rows(comparison)) + figures(drawn))
 
 
-def _diagonal(series: Sequence[Series], x: str, y: str) -> str:
-    """Points around the line on which both are equal, on logarithmic axes of the same range."""
-    values = [value for one in series for value in (*one.x, *one.y) if math.isfinite(value) and value > 0]
+def _diagonal(points: Series) -> str:
+    """Draw measured and simulated seconds around the line of equality, on logarithmic axes of the same range."""
+    values = [value for value in (*points.x, *points.y) if math.isfinite(value) and value > 0]
     low, high = min(values, default=1.0) / 1.5, max(values, default=10.0) * 1.5
     line = Series("", [low, high], [low, high], "dashes", colour="#888888")
-    return figure([line, *series], Axis(x, True, low, high), Axis(y, True, low, high), width=420, height=400)
+    axes = (Axis("measured (s)", True, low, high), Axis("simulated (s)", True, low, high))
+    return figure([line, points], *axes, width=420, height=400)

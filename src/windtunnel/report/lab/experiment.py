@@ -61,12 +61,12 @@ def experiment_report(summary: Mapping[str, Any]) -> list[RenderableType]:
         parts += ["", title(f"Where the time goes, by {summary['tool']}"), bars(_shares(summary["seconds_by_class"]))]
         rows = [
             [
-                short_name(one["name"]),
-                f"{one['count']:,}",
-                format_seconds(one["total_s"]),
-                f"{one['time_percentage']:.1f}%",
+                short_name(kernel["name"]),
+                f"{kernel['count']:,}",
+                format_seconds(kernel["total_s"]),
+                f"{kernel['time_percentage']:.1f}%",
             ]
-            for one in summary["top_kernels"]
+            for kernel in summary["top_kernels"]
         ]
         parts += ["", columns(("kernel", "runs", "total", "share"), rows)]
     parts += [f"note: {note}" for note in summary.get("notes", ())]
@@ -91,8 +91,8 @@ def _percent(kernel: Mapping[str, Any]) -> str:
 
 
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
-    whole = sum(seconds.values()) or 1.0
-    return {name.replace("_", " "): part / whole for name, part in seconds.items()}
+    total_s = sum(seconds.values()) or 1.0
+    return {name.replace("_", " "): part / total_s for name, part in seconds.items()}
 
 
 def capture_report(capture: Capture) -> list[RenderableType]:
@@ -103,9 +103,9 @@ def capture_report(capture: Capture) -> list[RenderableType]:
     kernels = kernel_table(capture)
     rows = [_kernel_cells(capture, kernels, place) for place in range(min(len(kernels), MOST_BARS))]
     parts.append(columns(*_without_empty(_KERNEL_HEADERS, rows), left=2))
-    for name, found in (("API call", call_time(capture)), ("copy", copy_time(capture))):
-        if len(found):
-            rows = _statistics_rows(capture, found)[:MOST_BARS]
+    for name, statistics in (("API call", call_time(capture)), ("copy", copy_time(capture))):
+        if len(statistics):
+            rows = _statistics_rows(capture, statistics)[:MOST_BARS]
             parts += ["", columns((name, "number", "total", "share", "median", "most"), rows)]
     return [*parts, *(f"note: {note}" for note in capture.notes)]
 
@@ -120,21 +120,21 @@ def _without_empty(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> tup
 
 
 def _device_rows(capture: Capture) -> Iterator[tuple[str, str]]:
-    for device, found in device_time(capture).items():
+    for device, use in device_time(capture).items():
         name = f"{capture.devices[device]}, " if device in capture.devices else ""
         yield (
             f"device {device}" if device >= 0 else "processor",
             (
-                f"{name}busy {format_seconds(found.busy_s)} of {format_seconds(found.span_s)} "
-                f"({percent(found.busy_s / found.span_s) if found.span_s else '-'}), "
-                f"{format_count(len(found.gaps_s), 'gap')}, the longest "
-                f"{format_seconds(float(found.gaps_s.max(initial=0.0)))}"
+                f"{name}busy {format_seconds(use.busy_s)} of {format_seconds(use.span_s)} "
+                f"({percent(use.busy_s / use.span_s) if use.span_s else '-'}), "
+                f"{format_count(len(use.gaps_s), 'gap')}, the longest "
+                f"{format_seconds(float(use.gaps_s.max(initial=0.0)))}"
             ),
         )
-        if found.communication_s:
+        if use.communication_s:
             yield (
                 "communication",
-                f"{format_seconds(found.communication_s)}, {percent(found.overlap_fraction)} beside computation",
+                f"{format_seconds(use.communication_s)}, {percent(use.overlap_fraction)} beside computation",
             )
     launches = launch_times(capture)
     if len(launches.latency_s):
@@ -161,17 +161,17 @@ def _si(value: float, unit: str) -> str:
     return format_si(float(value), unit) if np.isfinite(value) else ""
 
 
-def _statistics_rows(capture: Capture, found: Statistics) -> list[list[str]]:
+def _statistics_rows(capture: Capture, statistics: Statistics) -> list[list[str]]:
     return [
         [
-            capture.names[found.names[place]],
-            f"{found.count[place]:,}",
-            format_seconds(float(found.total[place])),
-            percent(float(found.share[place])),
-            format_seconds(float(found.median[place])),
-            format_seconds(float(found.most[place])),
+            capture.names[statistics.names[place]],
+            f"{statistics.count[place]:,}",
+            format_seconds(float(statistics.total[place])),
+            percent(float(statistics.share[place])),
+            format_seconds(float(statistics.median[place])),
+            format_seconds(float(statistics.most[place])),
         ]
-        for place in range(len(found))
+        for place in range(len(statistics))
     ]
 
 
@@ -217,12 +217,12 @@ def finished_summary(folder: Path) -> dict[str, Any]:
     """
     path = folder / SUMMARY
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        summary = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise InputError(f"{folder} holds no finished run of `windtunnel lab run`", f"{SUMMARY} is missing") from None
-    if not isinstance(found, dict) or found.get("status") != "done":
+    if not isinstance(summary, dict) or summary.get("status") != "done":
         raise InputError(f"the run in {folder} did not finish", "see its experiment.log")
-    return found
+    return summary
 
 
 def capture_of(folder: Path, mode: str) -> Capture | None:
@@ -301,15 +301,15 @@ def _class_colour(code: int) -> str:
 def capture_sections(capture: Capture, drawn: Mapping[str, str], device: Device | None) -> list[Section]:
     """A capture's sections of a page: its time, kernels, calls, copies, ranges and roofline, as far as it has them."""
     notes = "".join(paragraph(f"Note: {note}.") for note in capture.notes)
-    found = [Section("Where the time goes", notes + _device_table(capture) + _drawn(drawn))]
-    found += _roofline(capture, device)
-    found.append(Section("Kernels", _kernel_page_table(capture)))
+    sections = [Section("Where the time goes", notes + _device_table(capture) + _drawn(drawn))]
+    sections += _roofline(capture, device)
+    sections.append(Section("Kernels", _kernel_page_table(capture)))
     headers = ("name", "number", "total (ms)", "share (%)", "median (us)", "most (us)")
     for name, statistics in (("API calls", call_time(capture)), ("Copies", copy_time(capture))):
         if len(statistics):
             moved = _moved(capture) if name == "Copies" else ""
-            found.append(Section(name, moved + table(headers, _statistics_cells(capture, statistics)[:MOST_ROWS])))
-    return found + _ranges(capture)
+            sections.append(Section(name, moved + table(headers, _statistics_cells(capture, statistics)[:MOST_ROWS])))
+    return sections + _ranges(capture)
 
 
 def _kernel_page_table(capture: Capture) -> str:
@@ -352,17 +352,17 @@ def _whole(value: int) -> str:
     return "" if value < 0 else str(value)
 
 
-def _statistics_cells(capture: Capture, found: Statistics) -> list[list[str]]:
+def _statistics_cells(capture: Capture, statistics: Statistics) -> list[list[str]]:
     return [
         [
-            capture.names[found.names[place]],
-            str(found.count[place]),
-            _scaled(found.total[place], 1e3),
-            _scaled(found.share[place], 100.0),
-            _scaled(found.median[place], 1e6),
-            _scaled(found.most[place], 1e6),
+            capture.names[statistics.names[place]],
+            str(statistics.count[place]),
+            _scaled(statistics.total[place], 1e3),
+            _scaled(statistics.share[place], 100.0),
+            _scaled(statistics.median[place], 1e6),
+            _scaled(statistics.most[place], 1e6),
         ]
-        for place in range(len(found))
+        for place in range(len(statistics))
     ]
 
 
@@ -379,29 +379,29 @@ def _device_table(capture: Capture) -> str:
     rows = [
         (
             capture.devices.get(device, f"device {device}" if device >= 0 else "processor"),
-            format_seconds(found.span_s),
-            percent(found.busy_s / found.span_s) if found.span_s else "",
-            f"{len(found.gaps_s):,}",
-            format_seconds(float(found.gaps_s.max(initial=0.0))),
-            format_seconds(found.communication_s),
-            percent(found.overlap_fraction) if found.communication_s else "",
+            format_seconds(use.span_s),
+            percent(use.busy_s / use.span_s) if use.span_s else "",
+            f"{len(use.gaps_s):,}",
+            format_seconds(float(use.gaps_s.max(initial=0.0))),
+            format_seconds(use.communication_s),
+            percent(use.overlap_fraction) if use.communication_s else "",
         )
-        for device, found in device_time(capture).items()
+        for device, use in device_time(capture).items()
     ]
     headers = ("device", "span", "busy", "gaps", "longest gap", "communication", "beside computation")
     return table(headers, rows) if rows else ""
 
 
 def _moved(capture: Capture) -> str:
-    found = copy_bytes(capture)
-    pairs = zip(found.names, found.total.tolist(), strict=True)
+    moved = copy_bytes(capture)
+    pairs = zip(moved.names, moved.total.tolist(), strict=True)
     parts = (f"{capture.names[code]} {format_bytes(total)}" for code, total in pairs)
     return paragraph(f"Moved: {', '.join(parts)}.")
 
 
 def _ranges(capture: Capture) -> list[Section]:
-    found = range_time(capture)
-    if not len(found.names):
+    ranges = range_time(capture)
+    if not len(ranges.names):
         hosts = host_range_time(capture)
         headers = ("range", "number", "total (ms)", "share (%)", "median (us)", "most (us)")
         shown = table(headers, _statistics_cells(capture, hosts)[:MOST_ROWS])
@@ -415,7 +415,7 @@ def _ranges(capture: Capture) -> list[Section]:
             str(kernels),
         )
         for name, host_s, device_s, busy_s, kernels in list(
-            zip(found.names, found.host_s, found.device_s, found.busy_s, found.num_kernels, strict=True)
+            zip(ranges.names, ranges.host_s, ranges.device_s, ranges.busy_s, ranges.num_kernels, strict=True)
         )[:MOST_ROWS]
     ]
     return [
@@ -454,9 +454,9 @@ def _roofline(capture: Capture, device: Device | None) -> list[Section]:
 def _roofs(device: Device, intensity: np.ndarray[Any, np.dtype[np.float64]]) -> list[Series]:
     ridges = {name: peak / device.memory_bytes_per_s for name, peak in device.peak_flops_per_s.items()}
     low, high = float(intensity.min()) / 2, max(float(intensity.max()), *ridges.values()) * 2
-    found = []
+    roofs = []
     for name, peak in device.peak_flops_per_s.items():
-        at = sorted({low, max(ridges[name], low), high})
-        rates = [min(peak, value * device.memory_bytes_per_s) / 1e9 for value in at]
-        found.append(Series(f"peak {name}", at, rates, "line"))
-    return found
+        intensities = sorted({low, max(ridges[name], low), high})
+        rates = [min(peak, value * device.memory_bytes_per_s) / 1e9 for value in intensities]
+        roofs.append(Series(f"peak {name}", intensities, rates, "line"))
+    return roofs

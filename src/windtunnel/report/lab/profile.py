@@ -1,50 +1,32 @@
-"""What `windtunnel profile` found, for people and as JSON."""
+"""Answers of `windtunnel profile`, for people and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import RenderableType
 
 from windtunnel.pricing.regress import Score
 from windtunnel.pricing.table import MeasurementTable
+from windtunnel.report.documents import fields_of
 from windtunnel.report.render.tables import columns, grid, percent, title
 from windtunnel.serving.deployment import HostOverheads
 from windtunnel.units import format_bytes, format_seconds, format_si
 
+if TYPE_CHECKING:
+    from windtunnel.lab.profile.collectives import TimedCollective
+    from windtunnel.lab.profile.run import Profile
+
 CLOSED = 0.05
-"""A sum of operators this near to the whole forward is called closed."""
-
-
-@dataclass(frozen=True)
-class Closure:
-    """How the operators of measured steps add up to their whole forwards."""
-
-    errors: NDArray[np.float64]
-    """Of each step: sum over whole, minus one."""
-    pressure: float | None
-    """Share of the time in which another task of the machine waited for a CPU."""
-
-
-@dataclass(frozen=True)
-class CollectiveRow:
-    """One collective at one size."""
-
-    op: str
-    num_workers: int
-    size_bytes: int
-    median_s: float
-    algorithm_bytes_per_s: float
-    bus_bytes_per_s: float
+"""A step is closed where its operators add up to the whole forward within this fraction."""
 
 
 @dataclass(frozen=True)
 class OverheadRow:
-    """Medians of what the host did in a step of so many requests."""
+    """Medians of the host's work in steps of one batch size."""
 
     num_requests: int
     num_steps: int
@@ -54,7 +36,7 @@ class OverheadRow:
 
 
 def tables_report(tables: Sequence[MeasurementTable]) -> list[RenderableType]:
-    """What was measured, a line a table."""
+    """Return the measured tables, a line each."""
     rows = []
     for table in tables:
         spread = spread_of(table)
@@ -72,14 +54,14 @@ def tables_report(tables: Sequence[MeasurementTable]) -> list[RenderableType]:
 
 
 def spread_of(table: MeasurementTable) -> float | None:
-    """Median over the rows of standard deviation over mean; None where nobody kept them."""
+    """Return the median over the rows of standard deviation over mean; None where they were not kept."""
     if not table.statistics:
         return None
     return float(np.nanmedian(table.statistics["std_s"] / table.statistics["mean_s"]))
 
 
 def tables_document(tables: Sequence[MeasurementTable]) -> dict[str, Any]:
-    """The same as JSON."""
+    """Document measured tables."""
     return {
         "tables": [
             {
@@ -97,58 +79,67 @@ def tables_document(tables: Sequence[MeasurementTable]) -> dict[str, Any]:
     }
 
 
-def compute_report(tables: Sequence[MeasurementTable], closure: Closure) -> list[RenderableType]:
-    """A profile of operators, and whether they add up."""
-    errors = closure.errors
+def compute_report(profile: Profile) -> list[RenderableType]:
+    """Return the tables of a profile of operators, and how well they add up to whole forwards."""
+    errors = profile.closure_errors
     closed = float(np.mean(np.abs(errors) <= CLOSED))
-    whole = f"operators add up to {1 + np.median(errors):.1%} of the whole forward (median)"
+    sum_text = f"operators add up to {1 + np.median(errors):.1%} of the whole forward (median)"
     facts = [
         ("steps", f"{errors.size:,}"),
-        ("closure", f"{whole}, {percent(closed)} of the steps within {percent(CLOSED)}"),
+        ("closure", f"{sum_text}, {percent(closed)} of the steps within {percent(CLOSED)}"),
     ]
-    if closure.pressure is not None:
-        facts.append(("disturbance", f"another task waited for a CPU {percent(closure.pressure)} of the time"))
-    return [*tables_report(tables), grid([]), grid(facts)]
+    if profile.pressure is not None:
+        facts.append(("disturbance", f"another task waited for a CPU {percent(profile.pressure)} of the time"))
+    return [*tables_report(profile.tables), grid([]), grid(facts)]
 
 
-def compute_document(tables: Sequence[MeasurementTable], closure: Closure) -> dict[str, Any]:
-    """The same as JSON."""
-    errors = closure.errors
+def compute_document(profile: Profile) -> dict[str, Any]:
+    """Document a profile of operators."""
+    errors = profile.closure_errors
     return {
-        **tables_document(tables),
+        **tables_document(profile.tables),
         "closure": {
             "num_steps": int(errors.size),
             "median_error": float(np.median(errors)),
             "largest_error": float(np.abs(errors).max()),
             "within_5_percent_fraction": float(np.mean(np.abs(errors) <= CLOSED)),
         },
-        "cpu_pressure_fraction": closure.pressure,
+        "cpu_pressure_fraction": profile.pressure,
     }
 
 
-def collectives_report(rows: Sequence[CollectiveRow]) -> list[RenderableType]:
-    """Times and bandwidths, as nccl-tests prints them."""
+def collectives_report(timed: Sequence[TimedCollective]) -> list[RenderableType]:
+    """Return the table of times and bandwidths, as nccl-tests prints them."""
     cells = [
         (
             row.op,
             str(row.num_workers),
             format_bytes(row.size_bytes),
-            format_seconds(row.median_s),
+            format_seconds(row.statistics.median_s),
             format_si(row.algorithm_bytes_per_s, "B/s"),
             format_si(row.bus_bytes_per_s, "B/s") if row.num_workers > 1 else "",
         )
-        for row in rows
+        for row in timed
     ]
     return [columns(("collective", "workers", "size", "time", "algorithm", "bus"), cells)]
 
 
-def collectives_document(rows: Sequence[CollectiveRow]) -> dict[str, Any]:
-    """The same as JSON."""
-    return {"collectives": [asdict(row) for row in rows]}
+def collectives_document(timed: Sequence[TimedCollective]) -> dict[str, Any]:
+    """Document timed collectives."""
+    names = ("algorithm_bytes_per_s", "bus_bytes_per_s")
+    rows = [
+        {
+            **fields_of(row, "op", "num_workers", "size_bytes"),
+            "median_s": row.statistics.median_s,
+            **fields_of(row, *names),
+        }
+        for row in timed
+    ]
+    return {"collectives": rows}
 
 
 def overheads_report(host: HostOverheads, rows: Sequence[OverheadRow]) -> list[RenderableType]:
-    """What the host does beside the forward, by batch, and the line through it."""
+    """Return the host's time beside the forward, by batch, and the line through it."""
     cells = [
         (
             str(row.num_requests),
@@ -164,7 +155,7 @@ def overheads_report(host: HostOverheads, rows: Sequence[OverheadRow]) -> list[R
 
 
 def overheads_document(host: HostOverheads, rows: Sequence[OverheadRow]) -> dict[str, Any]:
-    """The same as JSON."""
+    """Document the host's overheads."""
     return {"host": {"step_s": host.step_s, "request_s": host.request_s}, "batches": [asdict(row) for row in rows]}
 
 
@@ -172,11 +163,11 @@ Checked = Mapping[tuple[str, ...], tuple[MeasurementTable, Sequence[Score]]]
 """Kind and words of a table -> the table and its estimators' errors, the best first."""
 
 
-def check_report(about: Mapping[str, str], found: Checked) -> list[RenderableType]:
-    """Every estimator's error on points left out."""
-    methods = sorted({score.method for _, scores in found.values() for score in scores})
+def check_report(about: Mapping[str, str], checked: Checked) -> list[RenderableType]:
+    """Return the table of every estimator's error on points left out."""
+    methods = sorted({score.method for _, scores in checked.values() for score in scores})
     rows = []
-    for words, (table, scores) in found.items():
+    for words, (table, scores) in checked.items():
         errors = {score.method: f"{score.median_error:.1%}" for score in scores}
         cells = [errors[name] + ("*" if name == scores[0].method else " ") for name in methods]
         rows.append((" ".join(words), f"{len(table):,}", *cells))
@@ -185,12 +176,12 @@ def check_report(about: Mapping[str, str], found: Checked) -> list[RenderableTyp
     return [title(what), columns(headers, rows)]
 
 
-def check_document(about: Mapping[str, str], found: Checked) -> dict[str, Any]:
-    """The same as JSON."""
+def check_document(about: Mapping[str, str], checked: Checked) -> dict[str, Any]:
+    """Document the estimators' errors."""
     return {
         "profile": dict(about),
         "tables": [
             {"table": " ".join(words), "num_points": len(table), "errors": [asdict(score) for score in scores]}
-            for words, (table, scores) in found.items()
+            for words, (table, scores) in checked.items()
         ],
     }

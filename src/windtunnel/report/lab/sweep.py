@@ -80,7 +80,7 @@ def _table(fields: Sequence[str], rows: Rows) -> list[list[str]]:
 
 def _curves(fields: Sequence[str], rows: Rows) -> list[tuple[str, str]]:
     """Every figure over every field with several numeric values; the other fields' values tell the lines apart."""
-    found = []
+    curves = []
     for field in fields:
         values = {getattr(point, field) for point, _ in rows}
         if len(values) > 1 and all(isinstance(value, int | float) for value in values):
@@ -92,8 +92,8 @@ def _curves(fields: Sequence[str], rows: Rows) -> list[tuple[str, str]]:
                     if value is not None:
                         lines.setdefault(others, []).append((float(getattr(point, field)), value * scale))
                 words = field.replace("_", " ")
-                found.append((_lines(lines, words, label), f"{label} over {words}"))
-    return found
+                curves.append((_lines(lines, words, label), f"{label} over {words}"))
+    return curves
 
 
 def _lines(points: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str) -> str:

@@ -54,7 +54,7 @@ def page(title: str, lead: str, sections: Sequence[Section], script: str = "") -
 
 def body_of(sections: Iterable[Section]) -> str:
     """Sections one below the other."""
-    return "\n".join(f"<section><h2>{escape(one.title)}</h2>\n{one.body}\n</section>" for one in sections)
+    return "\n".join(f"<section><h2>{escape(section.title)}</h2>\n{section.body}\n</section>" for section in sections)
 
 
 def paragraph(text: str) -> str:

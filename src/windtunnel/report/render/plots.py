@@ -1,7 +1,7 @@
 """Figures as SVG text: scatter, lines, steps and bars, with nothing to load, so that a page stays one file.
 
-Text and axes take the page's colour (`currentColor`), so a figure reads on light and dark pages alike. Points carry
-their label as a tooltip; of lines the page's script tells the values (`page.js`).
+Text and axes take the page's colour (`currentColor`), so a figure reads on light and dark pages. Points carry their
+label as a tooltip; the page's script tells the values of lines (`page.js`).
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ class Series:
 
 
 def figure(series: Sequence[Series], x: Axis, y: Axis, width: int = WIDTH, height: int = HEIGHT) -> str:
-    """An SVG figure.
+    """Draw series over two axes, as SVG.
 
     Args:
         series: what to draw, in order; points that are not finite (or not positive on a logarithmic axis) are left out.
         x, y: the axes.
         width, height: in pixels of the page; the figure shrinks with its column.
     """
-    kept = _coloured([_drawable(one, x, y) for one in series])
-    named = [one for one in kept if one.label]
+    kept = _coloured([_drawable(line, x, y) for line in series])
+    named = [line for line in kept if line.label]
     rows = _legend_rows(named, width)
     top = _TOP + _LEGEND_LINE * len(rows)
-    across = _Scale.over(x, [value for one in kept for value in one.x], _LEFT, width - _RIGHT)
-    up = _Scale.over(y, [value for one in kept for value in one.y], height - _BOTTOM, top)
+    across = _Scale.over(x, [value for line in kept for value in line.x], _LEFT, width - _RIGHT)
+    up = _Scale.over(y, [value for line in kept for value in line.y], height - _BOTTOM, top)
     # What page.js tells values by.
     scales = f'data-label="{escape(x.label)}" data-across="{across}" data-up="{up}"'
     size = f'viewBox="0 0 {width} {height}" width="{width}"'
@@ -69,28 +69,40 @@ def figure(series: Sequence[Series], x: Axis, y: Axis, width: int = WIDTH, heigh
         f'<svg {size} role="img" xmlns="http://www.w3.org/2000/svg" {_FONT} {scales}>',
         *_legend(rows),
         *_grid(across, up, x, y, width, height, top),
-        *(mark for one in kept for mark in _marks(one, str(one.colour), across, up)),
+        *(mark for line in kept for mark in _marks(line, str(line.colour), across, up)),
         "</svg>",
     ]
     return "\n".join(parts)
 
 
+def equality_figure(points: Sequence[Series], metric: str, width: int, height: int) -> str:
+    """Draw predicted over measured values, with lines at equality and at errors of 20%, on logarithmic axes."""
+    values = [value for series in points for value in (*series.x, *series.y) if value > 0]
+    ends = [min(values, default=1.0), max(values, default=10.0)]
+    guides = [
+        Series("", ends, [end * scale for end in ends], "line" if scale == 1 else "dashes", colour="currentColor")
+        for scale in (1.0, 1.2, 1 / 1.2)
+    ]
+    axes = (Axis(f"measured {metric} (ms)", is_log=True), Axis(f"predicted {metric} (ms)", is_log=True))
+    return figure([*guides, *points], *axes, width=width, height=height)
+
+
 def histogram(
     label: str, values: Sequence[float], edges: Sequence[float], x: Axis, y_label: str = "count", **size: int
 ) -> str:
-    """How many `values` lie between neighbouring `edges`; those outside are counted in the first and last bin."""
+    """Draw how many `values` lie between neighbouring `edges`; the first and last bin count those outside too."""
     counts = [0] * (len(edges) - 1)
     for value in values:
         if math.isfinite(value):
-            at = sum(value >= edge for edge in edges) - 1
-            counts[min(max(at, 0), len(counts) - 1)] += 1
+            index = sum(value >= edge for edge in edges) - 1
+            counts[min(max(index, 0), len(counts) - 1)] += 1
     bars = Series(label, list(edges), [*map(float, counts), 0.0], "bars")
     return figure([bars], x, Axis(y_label, low=0.0, is_count=True), **size)
 
 
 @dataclass(frozen=True)
 class _Scale:
-    """From data to pixels."""
+    """The map from data to pixels along one axis."""
 
     low: float
     high: float
@@ -123,17 +135,17 @@ class _Scale:
         return self.start + min(max(share, -0.05), 1.05) * (self.end - self.start)
 
     def __str__(self) -> str:
-        """As page.js reads it."""
+        """Return the scale as page.js reads it."""
         kind = "log" if self.is_log else "lin"
         return f"{self.low:.6g} {self.high:.6g} {self.start:.1f} {self.end:.1f} {kind}"
 
     def ticks(self) -> list[float]:
-        """Round values within the range, five or so."""
+        """Return about five round values within the range."""
         if self.is_log:
             decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             steps = (1, 2, 5) if self.high / self.low < 1e3 else (1,)
-            found = [step * 10.0**decade for decade in decades for step in steps]
-            return [value for value in found if self.low <= value <= self.high]
+            values = [step * 10.0**decade for decade in decades for step in steps]
+            return [value for value in values if self.low <= value <= self.high]
         raw = (self.high - self.low) / 5
         size = 10.0 ** math.floor(math.log10(raw))
         step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= raw)
@@ -153,22 +165,22 @@ def _drawable(series: Series, x: Axis, y: Axis) -> Series:
 
 
 def _coloured(series: Sequence[Series]) -> list[Series]:
-    """Those without a colour take the palette's in turn."""
+    """Give series without a colour the palette's in turn."""
     turns = count()
-    return [one if one.colour else replace(one, colour=COLOURS[next(turns) % len(COLOURS)]) for one in series]
+    return [line if line.colour else replace(line, colour=COLOURS[next(turns) % len(COLOURS)]) for line in series]
 
 
 def _legend_rows(named: list[Series], width: int) -> list[list[tuple[float, str, str]]]:
-    """(pixels from the left, colour, label) of every entry, wrapped at the figure's width."""
+    """Return (pixels from the left, colour, label) of every entry, wrapped at the figure's width."""
     rows: list[list[tuple[float, str, str]]] = []
-    at = float(width)
-    for one in named:
-        needed = 26 + 6.2 * len(one.label)
-        if at + needed > width - _RIGHT:
+    left = float(width)
+    for line in named:
+        needed = 26 + 6.2 * len(line.label)
+        if left + needed > width - _RIGHT:
             rows.append([])
-            at = float(_LEFT)
-        rows[-1].append((at, str(one.colour), one.label))
-        at += needed
+            left = float(_LEFT)
+        rows[-1].append((left, str(line.colour), line.label))
+        left += needed
     return rows
 
 
@@ -183,13 +195,13 @@ def _legend(rows: list[list[tuple[float, str, str]]]) -> Iterator[str]:
 def _grid(across: _Scale, up: _Scale, x: Axis, y: Axis, width: int, height: int, top: int) -> Iterator[str]:
     bottom, right = height - _BOTTOM, width - _RIGHT
     for value, text in _labelled(across.ticks()):
-        at = across(value)
-        yield f'<path d="M{at:.1f} {top}V{bottom}" stroke="currentColor" stroke-opacity=".12"/>'
-        yield f'<text x="{at:.1f}" y="{bottom + 15}" {_MIDDLE}>{text}</text>'
+        pixel = across(value)
+        yield f'<path d="M{pixel:.1f} {top}V{bottom}" stroke="currentColor" stroke-opacity=".12"/>'
+        yield f'<text x="{pixel:.1f}" y="{bottom + 15}" {_MIDDLE}>{text}</text>'
     for value, text in _labelled(up.ticks()):
-        at = up(value)
-        yield f'<path d="M{_LEFT} {at:.1f}H{right}" stroke="currentColor" stroke-opacity=".12"/>'
-        yield f'<text x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end" fill="currentColor">{text}</text>'
+        pixel = up(value)
+        yield f'<path d="M{_LEFT} {pixel:.1f}H{right}" stroke="currentColor" stroke-opacity=".12"/>'
+        yield f'<text x="{_LEFT - 6}" y="{pixel + 4:.1f}" text-anchor="end" fill="currentColor">{text}</text>'
     yield f'<path d="M{_LEFT} {top}V{bottom}H{right}" fill="none" stroke="currentColor" stroke-opacity=".6"/>'
     middle = (top + bottom) / 2
     yield f'<text x="{(_LEFT + right) / 2}" y="{height - 10}" {_MIDDLE}>{escape(x.label)}</text>'
@@ -217,7 +229,7 @@ def _marks(series: Series, colour: str, across: _Scale, up: _Scale) -> Iterator[
 
 
 def tick(value: float, digits: int = 4) -> str:
-    """A tick's label: `0.5`, `20`, `5k`, `2M`."""
+    """Return a tick's label: `0.5`, `20`, `5k`, `2M`."""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.{digits}g}{suffix}"
@@ -225,16 +237,16 @@ def tick(value: float, digits: int = 4) -> str:
 
 
 def _labelled(ticks: Sequence[float]) -> list[tuple[float, str]]:
-    """Ticks with their labels, which have as many digits as it takes to tell them apart."""
+    """Return ticks with their labels, which have as many digits as it takes to tell them apart."""
     labels = [[tick(value, digits) for value in ticks] for digits in range(4, 17)]
-    apart = next((found for found in labels if len(set(found)) == len(found)), labels[-1])
+    apart = next((texts for texts in labels if len(set(texts)) == len(texts)), labels[-1])
     return list(zip(ticks, apart, strict=True))
 
 
 def bar_chart(
     labels: Sequence[str], values: Sequence[float], axis: Axis, colours: Sequence[str] = (), width: int = WIDTH
 ) -> str:
-    """Horizontal bars from zero, the first on top, each with its label before it and its value behind."""
+    """Draw horizontal bars from zero, the first on top, each with its label before it and its value behind."""
     line, left, end = 20, round(0.42 * width), width - 60
     height = line * len(labels) + _BOTTOM
     across = _Scale.over(Axis(axis.label, low=0.0), list(values), left, end)
@@ -242,9 +254,9 @@ def bar_chart(
         f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" xmlns="http://www.w3.org/2000/svg" {_FONT}>'
     ]
     for value, text in _labelled(across.ticks()):
-        at = across(value)
-        parts.append(f'<path d="M{at:.1f} 4V{height - _BOTTOM}" stroke="currentColor" stroke-opacity=".12"/>')
-        parts.append(f'<text x="{at:.1f}" y="{height - _BOTTOM + 15}" {_MIDDLE}>{text}</text>')
+        pixel = across(value)
+        parts.append(f'<path d="M{pixel:.1f} 4V{height - _BOTTOM}" stroke="currentColor" stroke-opacity=".12"/>')
+        parts.append(f'<text x="{pixel:.1f}" y="{height - _BOTTOM + 15}" {_MIDDLE}>{text}</text>')
     for place, (label, value) in enumerate(zip(labels, values, strict=True)):
         y = 4 + line * place
         colour = colours[place] if colours else COLOURS[0]
@@ -302,9 +314,9 @@ def tracks(labels: Sequence[str], bars: Sequence[Bar], axis: Axis, width: int = 
                 f'<text x="{left - 6}" y="{y:.1f}" text-anchor="end" fill="currentColor">{escape(label)}</text>'
             )
     for value, text in _labelled(across.ticks()):
-        at = across(value)
-        parts.append(f'<path d="M{at:.1f} {top}V{height - _BOTTOM}" stroke="currentColor" stroke-opacity=".12"/>')
-        parts.append(f'<text x="{at:.1f}" y="{height - _BOTTOM + 15}" {_MIDDLE}>{text}</text>')
+        pixel = across(value)
+        parts.append(f'<path d="M{pixel:.1f} {top}V{height - _BOTTOM}" stroke="currentColor" stroke-opacity=".12"/>')
+        parts.append(f'<text x="{pixel:.1f}" y="{height - _BOTTOM + 15}" {_MIDDLE}>{text}</text>')
     for bar in bars:
         x, y = across(bar.begin), top + line * bar.track + 1
         shape = f'x="{x:.1f}" y="{y}" width="{max(across(bar.end) - x, 0.3):.1f}" height="{line - 2}"'
@@ -317,5 +329,5 @@ def tracks(labels: Sequence[str], bars: Sequence[Bar], axis: Axis, width: int = 
 
 
 def shortened(label: str) -> str:
-    """A label of 36 characters at most: the middle of a longer one is left out."""
+    """Return a label of 36 characters at most: the middle of a longer one is left out."""
     return label if len(label) <= 36 else f"{label[:22]}…{label[-13:]}"

@@ -19,33 +19,35 @@ from windtunnel.units import format_count, format_seconds
 POINTS = (50, 90, 99)
 
 
-def capacity_report(found: Capacities) -> list[RenderableType]:
+def capacity_report(capacities: Capacities) -> list[RenderableType]:
     """The answer, what it is limited by, and the latencies at that load."""
-    unit = "clients" if found.is_closed else "requests/s"
-    held = "; ".join(limit.title for limit in found.limits) or "none"
-    stable = "" if found.is_closed else f"; the queue grows by less than {percent(MOST_GROWTH)} of the time"
-    deployment = found.scenario.deployment
+    unit = "clients" if capacities.is_closed else "requests/s"
+    held = "; ".join(limit.title for limit in capacities.limits) or "none"
+    stable = "" if capacities.is_closed else f"; the queue grows by less than {percent(MOST_GROWTH)} of the time"
+    deployment = capacities.scenario.deployment
     served = [f"{pool.name}: {pool.replicas} x {pool.role}" for pool in deployment.pools]
     parts: list[RenderableType] = [
-        title(model_line(found.setup)),
-        "; ".join(served) if served else deployment_line(found.setup, deployment.replicas),
-        load_line(found.scenario, says_rate=False),
+        title(model_line(capacities.setup)),
+        "; ".join(served) if served else deployment_line(capacities.setup, deployment.replicas),
+        load_line(capacities.scenario, says_rate=False),
         "",
     ]
-    first = found.found[0]
+    first = capacities.found[0]
     if first.at is None or first.at.served is None:
-        limited = limit_text(first.beyond.limited_by, found.limits) if first.beyond is not None else ""
+        limited = limit_text(first.beyond.limited_by, capacities.limits) if first.beyond is not None else ""
         text = f"no load is sustained: {limited.removeprefix('beyond it ')}, even when hardly anything is sent"
         return [*parts, grid([("capacity", text), ("limits", held + stable)])]
-    bound = found.at_least
-    sure = f", at least {_load(found, bound)} with {percent(CONFIDENCE)} confidence" if bound is not None else ""
-    num_runs = sum(one.num_runs for one in found.found)
+    bound = capacities.at_least
+    sure = f", at least {_load(capacities, bound)} with {percent(CONFIDENCE)} confidence" if bound is not None else ""
+    num_runs = sum(stream.num_runs for stream in capacities.found)
     tried = f"{format_count(num_runs, 'run')} of {format_count(first.at.served.arrival_s.size, 'request')}"
-    beyond = "all that the workload has" if first.beyond is None else limit_text(first.beyond.limited_by, found.limits)
-    streams = ", ".join(_load(found, one.load) for one in found.found)
-    apart = "" if found.is_closed else f", loads {percent(found.tolerance)} apart"
+    beyond = (
+        "all that the workload has" if first.beyond is None else limit_text(first.beyond.limited_by, capacities.limits)
+    )
+    streams = ", ".join(_load(capacities, stream.load) for stream in capacities.found)
+    apart = "" if capacities.is_closed else f", loads {percent(capacities.tolerance)} apart"
     rows = [
-        ("capacity", f"{_load(found, found.load)} {unit}{sure}"),
+        ("capacity", f"{_load(capacities, capacities.load)} {unit}{sure}"),
         ("limits", held + stable),
         ("limited by", beyond),
         ("streams", f"{streams}; {tried}{apart}"),
@@ -56,19 +58,19 @@ def capacity_report(found: Capacities) -> list[RenderableType]:
         for name in ("ttft", "tpot", "e2e", "queueing")
         if served_at.values(name).size
     ]
-    table = columns((f"at {_load(found, first.load)} {unit}", *(f"p{point}" for point in POINTS)), lines)
+    table = columns((f"at {_load(capacities, first.load)} {unit}", *(f"p{point}" for point in POINTS)), lines)
     times = served_at.stream_over_e2e
-    short = [] if found.is_closed or times >= LEAST_STREAM else ["", f"Too short to tell: {burst_text(times)}."]
+    short = [] if capacities.is_closed or times >= LEAST_STREAM else ["", f"Too short to tell: {burst_text(times)}."]
     return [*parts, grid(rows), "", table, *short]
 
 
-def _load(found: Capacities, load: float) -> str:
-    return f"{load:,.4g}" if found.is_closed else number(load)
+def _load(capacities: Capacities, load: float) -> str:
+    return f"{load:,.4g}" if capacities.is_closed else number(load)
 
 
-def capacity_document(found: Capacities) -> dict[str, Any]:
+def capacity_document(capacities: Capacities) -> dict[str, Any]:
     """The capacity as JSON."""
-    first = found.found[0]
+    first = capacities.found[0]
     served = None if first.at is None else first.at.served
     latencies: dict[str, dict[str, float]] = {}
     for name in () if served is None else ("ttft", "tpot", "e2e", "queueing"):
@@ -79,16 +81,16 @@ def capacity_document(found: Capacities) -> dict[str, Any]:
             latencies[f"{name}_s"] = {f"p{point}": float(value) for point, value in zip(POINTS, points, strict=True)}
     return {
         "windtunnel": version(),
-        "scenario": encode(found.scenario),
-        "limits": {limit.name: limit.most_s for limit in found.limits},
-        "load": "concurrency" if found.is_closed else "rate_per_s",
-        "capacity": found.load,
-        "capacity_at_least": found.at_least,
+        "scenario": encode(capacities.scenario),
+        "limits": {limit.name: limit.most_s for limit in capacities.limits},
+        "load": "concurrency" if capacities.is_closed else "rate_per_s",
+        "capacity": capacities.load,
+        "capacity_at_least": capacities.at_least,
         "confidence": CONFIDENCE,
-        "by_stream": [one.load for one in found.found],
+        "by_stream": [stream.load for stream in capacities.found],
         "limited_by": None if first.beyond is None else first.beyond.limited_by,
         "latencies": latencies,
         "stream_over_e2e": None if served is None else served.stream_over_e2e,
         "queue_growth": None if served is None else growth(served),
-        "num_runs": sum(one.num_runs for one in found.found),
+        "num_runs": sum(stream.num_runs for stream in capacities.found),
     }

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from windtunnel.errors import unwritable
+from windtunnel.files import new_files
 from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, launch_script
 from windtunnel.formats.megatron.write import megatron_script
 from windtunnel.report.documents import as_text
@@ -104,10 +103,10 @@ def search_page(report: SearchReport) -> str:
     study = report.study
     space = study.space
     sections = []
-    for at, found in enumerate(study.found):
-        sections += found_sections(study, found, _best(report, at, found))
+    for place, outcome in enumerate(study.found):
+        sections += found_sections(study, outcome, _best(report, place, outcome))
     if report.misconfiguration:
-        names = [str(found.workload) for found in study.found]
+        names = [str(outcome.workload) for outcome in study.found]
         shares = [(name, *map(percent, row)) for name, row in zip(names, report.misconfiguration, strict=True)]
         body = table(("best for", *(f"under {name}" for name in names)), shares)
         sections.append(Section("What the best point of one workload is worth under another", body))
@@ -120,30 +119,30 @@ def space_line(space: Space) -> str:
     return f"{points}. Limits: {limits_text(space)}. Sought: {objective_text(space.objective)}."
 
 
-def found_sections(study: Study, found: Found, best: str) -> list[Section]:
+def found_sections(study: Study, outcome: Found, best: str) -> list[Section]:
     """What was found under one workload: the best points, as `best` shows them, all points, settings, refusals."""
-    sections = [Section(_named(found, "The best points"), best)]
-    if found.ranking:
-        sections.append(Section(_named(found, "Every point that holds the limits"), _plot(study, found)))
-        sections.append(Section(_named(found, "What each setting is worth"), _effects(study, found)))
-    rows = [(reason, f"{len(points):,}") for reason, points in found.refusals.items()]
+    sections = [Section(_named(outcome, "The best points"), best)]
+    if outcome.ranking:
+        sections.append(Section(_named(outcome, "Every point that holds the limits"), _plot(study, outcome)))
+        sections.append(Section(_named(outcome, "What each setting is worth"), _effects(study, outcome)))
+    rows = [(reason, f"{len(points):,}") for reason, points in outcome.refusals.items()]
     if rows:
-        sections.append(Section(_named(found, "What cannot be"), table(("reason", "points"), rows[:200])))
+        sections.append(Section(_named(outcome, "What cannot be"), table(("reason", "points"), rows[:200])))
     return sections
 
 
-def _named(found: Found, heading: str) -> str:
-    return heading if found.workload is None else f"{found.workload}: {heading[:1].lower()}{heading[1:]}"
+def _named(outcome: Found, heading: str) -> str:
+    return heading if outcome.workload is None else f"{outcome.workload}: {heading[:1].lower()}{heading[1:]}"
 
 
-def _best(report: SearchReport, at: int, found: Found) -> str:
+def _best(report: SearchReport, place: int, outcome: Found) -> str:
     study = report.study
-    if not found.ranking:
+    if not outcome.ranking:
         return paragraph(nothing_holds_text(study.space))
     if study.space.is_training:
-        return _best_jobs(report, found)
-    index, result = report.why[at][0]
-    best = found.mean(index)
+        return _best_jobs(report, outcome)
+    index, result = report.why[place][0]
+    best = outcome.mean(index)
     facts = [
         (number(best.load), "requests/s sustained"),
         *((figure_text(best, name), FIGURE_TITLES[name]) for name in ("requests_per_usd", "usd_per_hour")),
@@ -151,51 +150,51 @@ def _best(report: SearchReport, at: int, found: Found) -> str:
     ]
     remark = limit_text(best.limited_by, limits_from(study.space.limits))
     remark = f"Of the first: {remark}. Figures are means over the streams of requests that a point met."
-    scenario = scenario_of(study, found, index)
-    fleets = report.fleets[at] if report.fleets else []
+    scenario = scenario_of(study, outcome, index)
+    fleets = report.fleets[place] if report.fleets else []
     return "".join(
         [
             cards([fact for fact in facts if fact[0]]),
             f"<pre>{escape(launch_script(scenario, _versions(scenario)))}</pre>",
             paragraph(remark),
-            best_table(study, found, report.top),
-            *map(paragraph, sureness_texts(study, found)),
-            table(*why_rows(report.why[at]), left=3),
+            best_table(study, outcome, report.top),
+            *map(paragraph, sureness_texts(study, outcome)),
+            table(*why_rows(report.why[place]), left=3),
             table(*fleet_rows(report, fleets)) if fleets else "",
         ]
     )
 
 
-def best_table(study: Study, found: Found, top: int) -> str:
+def best_table(study: Study, outcome: Found, top: int) -> str:
     """The best points with their figures."""
     heads = ("point", "load", *map(figure_title, SHOWN_FIGURES), "limited by")
     rows: list[tuple[str | Cell, ...]] = []
-    for index in found.ranking[:top]:
-        one = found.mean(index)
+    for index in outcome.ranking[:top]:
+        mean = outcome.mean(index)
         rows.append(
             (
                 study.point(index).title,
-                number(one.load),
-                *(figure_cell(one, name) for name in SHOWN_FIGURES),
-                limit_name(one.limited_by),
+                number(mean.load),
+                *(figure_cell(mean, name) for name in SHOWN_FIGURES),
+                limit_name(mean.limited_by),
             )
         )
     return table(heads, rows)
 
 
-def figure_cell(one: Evaluation, name: str) -> Cell:
+def figure_cell(evaluation: Evaluation, name: str) -> Cell:
     """A figure with its unit, sorted by its value."""
-    return Cell(figure_text(one, name), one.figures.get(name))
+    return Cell(figure_text(evaluation, name), evaluation.figures.get(name))
 
 
-def _best_jobs(report: SearchReport, found: Found) -> str:
+def _best_jobs(report: SearchReport, outcome: Found) -> str:
     study = report.study
-    names = [name for name in JOB_FIGURES if name in found.evaluations[found.ranking[0]].figures]
+    names = [name for name in JOB_FIGURES if name in outcome.evaluations[outcome.ranking[0]].figures]
     rows: list[tuple[str | Cell, ...]] = [
-        (study.point(index).title, *(figure_cell(found.evaluations[index], name) for name in names))
-        for index in found.ranking[: report.top]
+        (study.point(index).title, *(figure_cell(outcome.evaluations[index], name) for name in names))
+        for index in outcome.ranking[: report.top]
     ]
-    best = found.evaluations[found.ranking[0]]
+    best = outcome.evaluations[outcome.ranking[0]]
     shown = ("step_s", "tokens_per_s_per_device", "mfu", "memory_fraction")
     facts = [(figure_text(best, name), figure_title(name)) for name in shown]
     why = [
@@ -210,25 +209,25 @@ def _best_jobs(report: SearchReport, found: Found) -> str:
     )
 
 
-def _plot(study: Study, found: Found) -> str:
+def _plot(study: Study, outcome: Found) -> str:
     """Every point that holds the limits in a figure whose axes, colours and filters the reader chooses."""
-    indices = found.ranking[:MOST_DRAWN]
-    figures = [name for name in DRAWN_FIGURES if any(name in found.evaluations[index].figures for index in indices)]
+    indices = outcome.ranking[:MOST_DRAWN]
+    figures = [name for name in DRAWN_FIGURES if any(name in outcome.evaluations[index].figures for index in indices)]
     names = list(study.space.vary) or ["scenario"]
     points = [study.point(index).choice for index in indices]
-    means = [found.mean(index).figures for index in indices]
-    x, y = reversed(names_of_frontier(study, found))
+    means = [outcome.mean(index).figures for index in indices]
+    x, y = reversed(names_of_frontier(study, outcome))
     data = {
         "figures": [plot_title(name) for name in figures],
         "more": [is_more_better(name) for name in figures],
         "names": [name.rpartition(".")[2] for name in names],
         "choices": [[value_text(choice.get(name, "")) for name in names] for choice in points],
         "values": [[_rounded(mean.get(name)) for name in figures] for mean in means],
-        "margins": [[_rounded(found.margin(index, name)) for name in figures] for index in indices],
+        "margins": [[_rounded(outcome.margin(index, name)) for name in figures] for index in indices],
         "x": plot_title(x),
         "y": plot_title(y),
     }
-    remark = f"The large dot is the best point; the dashed line is the frontier of the two axes. {_streams(found)}"
+    remark = f"The large dot is the best point; the dashed line is the frontier of the two axes. {_streams(outcome)}"
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return (
         '<div class="search"><p><label>across <select class="across"></select></label> '
@@ -237,17 +236,17 @@ def _plot(study: Study, found: Found) -> str:
         '<p class="legend"></p><p class="lead tip">point at a dot</p>'
         f'<script type="application/json" class="points">{text}</script></div>'
         + paragraph(remark.strip())
-        + _frontier(study, found)
+        + _frontier(study, outcome)
     )
 
 
-def _streams(found: Found) -> str:
+def _streams(outcome: Found) -> str:
     """What the dots of the figure are of."""
-    if found.num_streams < 2:
+    if outcome.num_streams < 2:
         return ""
     return (
-        f"Filled dots are the {streams_text(found)} of requests, with the range that holds the mean of all there could "
-        "be with 90% confidence; rings met the first stream alone, and the line leaves them out."
+        f"Filled dots are the {streams_text(outcome)} of requests, with the 90% confidence interval of the mean; rings "
+        "met the first stream alone, and the line leaves them out."
     )
 
 
@@ -261,55 +260,43 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def _frontier(study: Study, found: Found) -> str:
-    names = names_of_frontier(study, found)
-    heads, rows = frontier_rows(study, found)
+def _frontier(study: Study, outcome: Found) -> str:
+    names = names_of_frontier(study, outcome)
+    heads, rows = frontier_rows(study, outcome)
     cells: list[tuple[str | Cell, ...]] = [
-        (title, *(Cell(text, found.mean(index).figures.get(name)) for text, name in zip(texts, names, strict=True)))
-        for index, (title, *texts) in zip(frontier(found, names), rows, strict=True)
+        (title, *(Cell(text, outcome.mean(index).figures.get(name)) for text, name in zip(texts, names, strict=True)))
+        for index, (title, *texts) in zip(frontier(outcome, names), rows, strict=True)
     ]
     return table(heads, cells)
 
 
-def _effects(study: Study, found: Found) -> str:
+def _effects(study: Study, outcome: Found) -> str:
     """What each value of each setting is worth."""
     rows = []
-    for name, shares in worths(study.space, found).items():
+    for name, shares in worths(study.space, outcome).items():
         for value, worth in shares.items():
             text = worth_text(worth) if worth.share else "none holds the limits"
             rows.append((name.rpartition(".")[2], value, Cell(text, worth.share, bar=worth.share)))
-    lead = paragraph(f"{worth_title(study.space, found)}.")
+    lead = paragraph(f"{worth_title(study.space, outcome)}.")
     return lead + table(("setting", "value", "worth"), rows, left=2)
 
 
 def write_study(report: SearchReport, folder: Path) -> None:
     """Write a study to `folder`: every point as Parquet, the document, the page, and each workload's winner to run.
 
-    Files are written beside it first and moved at the end; other files in `folder` stay.
-
     Raises:
         InputError: the folder cannot be written to.
     """
     study = report.study
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
-            draft = Path(name)
-            _write_points(study, draft / "points.parquet")
-            (draft / "search.json").write_text(as_text(study_document(report)) + "\n", encoding="utf-8")
-            (draft / "search.html").write_text(search_page(report), encoding="utf-8")
-            for found in study.found:
-                if found.ranking and study.space.is_training:
-                    _write_job(job_of(study, found.ranking[0]), draft)
-                elif found.ranking:
-                    _write_winner(scenario_of(study, found, found.ranking[0]), draft, found.workload)
-            folder.mkdir(exist_ok=True)
-            for file in sorted(file for file in draft.rglob("*") if file.is_file()):
-                target = folder / file.relative_to(draft)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                file.replace(target)
-    except OSError as error:
-        raise unwritable(folder, error) from None
+    with new_files(folder) as draft:
+        _write_points(study, draft / "points.parquet")
+        (draft / "search.json").write_text(as_text(study_document(report)) + "\n", encoding="utf-8")
+        (draft / "search.html").write_text(search_page(report), encoding="utf-8")
+        for outcome in study.found:
+            if outcome.ranking and study.space.is_training:
+                _write_job(job_of(study, outcome.ranking[0]), draft)
+            elif outcome.ranking:
+                _write_winner(scenario_of(study, outcome, outcome.ranking[0]), draft, outcome.workload)
 
 
 def _write_winner(scenario: Scenario, folder: Path, workload: str | None) -> None:
@@ -328,7 +315,7 @@ def _versions(scenario: Scenario) -> dict[str, str]:
     """Engine -> the version that was simulated."""
     parts = [pool_scenario(scenario, pool).deployment for pool in scenario.deployment.pools] or [scenario.deployment]
     engines = [part.engine for part in parts]
-    return {one.name: one.version or engine_defaults(one.name).default_version for one in engines}
+    return {engine.name: engine.version or engine_defaults(engine.name).default_version for engine in engines}
 
 
 def _write_job(job: TrainingJob, folder: Path) -> None:
@@ -342,16 +329,18 @@ def _write_points(study: Study, path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    answers = [(found, index, one) for found in study.found for index, one in found.evaluations.items()]
+    answers = [
+        (outcome, index, evaluation) for outcome in study.found for index, evaluation in outcome.evaluations.items()
+    ]
     columns: dict[str, Any] = {
-        "workload": [found.workload for found, _, _ in answers],
+        "workload": [outcome.workload for outcome, _, _ in answers],
         "point": [index for _, index, _ in answers],
     }
     choices = [study.point(index).choice for _, index, _ in answers]
     for name in study.space.vary:
         columns[f"vary.{name}"] = [label_of(choice[name]) for choice in choices]
     for field in ("holds", "load", "limited_by", "refused", "num_runs", "num_requests"):
-        columns[field] = [getattr(one, field) for _, _, one in answers]
-    for name in sorted({name for _, _, one in answers for name in one.figures}):
-        columns[name] = np.array([one.figures.get(name, np.nan) for _, _, one in answers])
+        columns[field] = [getattr(evaluation, field) for _, _, evaluation in answers]
+    for name in sorted({name for _, _, evaluation in answers for name in evaluation.figures}):
+        columns[name] = np.array([evaluation.figures.get(name, np.nan) for _, _, evaluation in answers])
     pq.write_table(pa.table(columns), path)

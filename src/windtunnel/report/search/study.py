@@ -75,8 +75,8 @@ def search_report(report: SearchReport) -> list[RenderableType]:
     space = study.space
     parts: list[RenderableType] = [title(f"{format_count(space.num_points, 'point')} of {space.model or 'the space'}")]
     parts += [grid([("limits", limits_text(space)), ("objective", objective_text(space.objective))])]
-    for at, found in enumerate(study.found):
-        parts += _workload_parts(report, at, found)
+    for place, outcome in enumerate(study.found):
+        parts += _workload_parts(report, place, outcome)
     if report.misconfiguration:
         parts += _misconfiguration_parts(report)
     count = study.count
@@ -84,38 +84,39 @@ def search_report(report: SearchReport) -> list[RenderableType]:
     return parts
 
 
-def _workload_parts(report: SearchReport, at: int, found: Found) -> list[RenderableType]:
+def _workload_parts(report: SearchReport, place: int, outcome: Found) -> list[RenderableType]:
     space = report.study.space
     parts: list[RenderableType] = [""]
-    if found.workload is not None:
-        parts += [title(f"Workload {found.workload}")]
-    refused = sum(len(points) for points in found.refusals.values())
-    asked = len(found.evaluations)
-    parts += [f"{format_count(asked, 'point')} asked: {refused:,} cannot be, {len(found.ranking):,} hold the limits"]
-    parts += _beyond_memory_parts(found)
-    if not found.ranking:
-        return [*parts, *_refusal_parts(found), nothing_holds_text(space)]
-    points = [(str(rank), report.study.point(index).title) for rank, index in enumerate(found.ranking[: report.top], 1)]
+    if outcome.workload is not None:
+        parts += [title(f"Workload {outcome.workload}")]
+    refused = sum(len(points) for points in outcome.refusals.values())
+    asked = f"{format_count(len(outcome.evaluations), 'point')} asked"
+    parts += [f"{asked}: {refused:,} cannot be, {len(outcome.ranking):,} hold the limits"]
+    parts += _beyond_memory_parts(outcome)
+    if not outcome.ranking:
+        return [*parts, *_refusal_parts(outcome), nothing_holds_text(space)]
+    best = enumerate(outcome.ranking[: report.top], start=1)
+    points = [(str(rank), report.study.point(index).title) for rank, index in best]
     parts += [
         "",
         grid(points, RANK_WIDTH),
         "",
-        (jobs_table if space.is_training else top_table)(report.study, found, report.top),
-        *_burst_parts(report, found),
+        (jobs_table if space.is_training else top_table)(report.study, outcome, report.top),
+        *_burst_parts(report, outcome),
     ]
-    parts += [*_sureness_parts(report.study, found), *_why_parts(report.why[at])]
-    effects = worths(space, found)
+    parts += [*_sureness_parts(report.study, outcome), *_why_parts(report.why[place])]
+    effects = worths(space, outcome)
     if effects:
         worth = [(name.rpartition(".")[2], _effects_text(shares)) for name, shares in effects.items()]
         width = max(len(name) for name, _ in worth)
-        parts += ["", title(worth_title(space, found)), grid(worth, width)]
-    parts += _frontier_parts(report.study, found)
-    if report.fleets and report.fleets[at]:
-        parts += _fleet_parts(report, report.fleets[at])
-    return [*parts, *_refusal_parts(found)]
+        parts += ["", title(worth_title(space, outcome)), grid(worth, width)]
+    parts += _frontier_parts(report.study, outcome)
+    if report.fleets and report.fleets[place]:
+        parts += _fleet_parts(report, report.fleets[place])
+    return [*parts, *_refusal_parts(outcome)]
 
 
-def top_table(study: Study, found: Found, top: int) -> RenderableType:
+def top_table(study: Study, outcome: Found, top: int) -> RenderableType:
     """The best points by their rank, a line each; beside their settings it would not fit a terminal."""
     metric = latency_names(study)
     heads = [
@@ -127,9 +128,9 @@ def top_table(study: Study, found: Found, top: int) -> RenderableType:
         "limit",
     ]
     rows = []
-    for rank, index in enumerate(found.ranking[:top], start=1):
-        one = found.evaluations[index]
-        bound, mean = lower_bound([run.load for run in found.runs(index)]), found.mean(index)
+    for rank, index in enumerate(outcome.ranking[:top], start=1):
+        evaluation = outcome.evaluations[index]
+        bound, mean = lower_bound([run.load for run in outcome.runs(index)]), outcome.mean(index)
         rows.append(
             [
                 str(rank),
@@ -137,20 +138,20 @@ def top_table(study: Study, found: Found, top: int) -> RenderableType:
                 "" if bound is None else number(max(bound, 0.0)),
                 *(figure_text(mean, name) for name in figure_names(study)),
                 *(figure_text(mean, name) for name in metric),
-                limit_name(one.limited_by),
+                limit_name(evaluation.limited_by),
             ]
         )
     return columns(heads, rows)
 
 
-def jobs_table(study: Study, found: Found, top: int) -> RenderableType:
+def jobs_table(study: Study, outcome: Found, top: int) -> RenderableType:
     """The best training jobs by their rank."""
-    names = [name for name in JOB_FIGURES if name in found.evaluations[found.ranking[0]].figures]
+    names = [name for name in JOB_FIGURES if name in outcome.evaluations[outcome.ranking[0]].figures]
     objective = study.space.objective
     names += [objective] if objective not in names else []
     rows = [
-        [str(rank), *(figure_text(found.evaluations[index], name) for name in names)]
-        for rank, index in enumerate(found.ranking[:top], start=1)
+        [str(rank), *(figure_text(outcome.evaluations[index], name) for name in names)]
+        for rank, index in enumerate(outcome.ranking[:top], start=1)
     ]
     return columns(["", *map(figure_title, names)], rows)
 
@@ -178,9 +179,9 @@ def figure_title(name: str) -> str:
     return FIGURE_TITLES.get(name, name.removesuffix("_fraction").replace("_", " "))
 
 
-def _beyond_memory_parts(found: Found) -> list[RenderableType]:
+def _beyond_memory_parts(outcome: Found) -> list[RenderableType]:
     """How many jobs were simulated and do not fit their devices."""
-    num_beyond = sum(one.limited_by == MEMORY for one in found.evaluations.values())
+    num_beyond = sum(evaluation.limited_by == MEMORY for evaluation in outcome.evaluations.values())
     return [f"{num_beyond:,} do not fit the devices' memory"] if num_beyond else []
 
 
@@ -191,20 +192,20 @@ def nothing_holds_text(space: Space) -> str:
     return "No point holds the limits at any load."
 
 
-def worth_title(space: Space, found: Found) -> str:
+def worth_title(space: Space, outcome: Found) -> str:
     """Above what each setting is worth."""
     text = "What each setting is worth: the best point with it, of the best of all"
-    return text if space.is_training else f"{text} ({streams_text(found)})"
+    return text if space.is_training else f"{text} ({streams_text(outcome)})"
 
 
-def streams_text(found: Found) -> str:
+def streams_text(outcome: Found) -> str:
     """What figures are means over."""
-    return f"mean of {format_count(found.num_streams, 'stream')}" if found.num_streams > 1 else "one stream"
+    return f"mean of {format_count(outcome.num_streams, 'stream')}" if outcome.num_streams > 1 else "one stream"
 
 
-def _burst_parts(report: SearchReport, found: Found) -> list[RenderableType]:
+def _burst_parts(report: SearchReport, outcome: Found) -> list[RenderableType]:
     """A warning where some of the best points' streams are over too soon."""
-    lasting = [found.evaluations[index].figures.get("stream_over_e2e", LEAST_STREAM) for index in found.ranking]
+    lasting = [outcome.evaluations[index].figures.get("stream_over_e2e", LEAST_STREAM) for index in outcome.ranking]
     short = sum(times < LEAST_STREAM for times in lasting[: report.top])
     if not short or report.study.space.load == "given" or report.study.space.is_training:
         return []
@@ -241,14 +242,14 @@ def figure_names(study: Study) -> list[str]:
 
 def latency_names(study: Study) -> list[str]:
     """The latencies that have limits, or that are sought."""
-    asked = [limit.name for limit in limits_from(study.space.limits)]
+    limited = [limit.name for limit in limits_from(study.space.limits)]
     objective = study.space.objective
-    return [*asked, *([objective] if objective.partition("_")[0] in METRICS and objective not in asked else [])]
+    return [*limited, *([objective] if objective.partition("_")[0] in METRICS and objective not in limited else [])]
 
 
-def figure_text(one: Evaluation, name: str) -> str:
+def figure_text(evaluation: Evaluation, name: str) -> str:
     """A figure in a table; empty where it is unknown."""
-    value = one.figures.get(name)
+    value = evaluation.figures.get(name)
     if value is None:
         return ""
     if name.partition("_")[0] in METRICS:
@@ -266,8 +267,8 @@ def figure_text(one: Evaluation, name: str) -> str:
 
 def objective_text(objective: str) -> str:
     """`most requests per $`."""
-    most = "most" if is_more_better(objective) else "least"
-    return f"{most} {FIGURE_TITLES.get(objective, objective.replace('_', ' '))}"
+    direction = "most" if is_more_better(objective) else "least"
+    return f"{direction} {FIGURE_TITLES.get(objective, objective.replace('_', ' '))}"
 
 
 def limits_text(space: Space) -> str:
@@ -290,26 +291,26 @@ def _effects_text(worths: Mapping[str, Worth]) -> str:
     return ", ".join(f"{value} {worth_text(worth)}" for value, worth in worths.items())
 
 
-def _sureness_parts(study: Study, found: Found) -> list[RenderableType]:
-    texts = sureness_texts(study, found)
+def _sureness_parts(study: Study, outcome: Found) -> list[RenderableType]:
+    texts = sureness_texts(study, outcome)
     return ["", *texts] if texts else []
 
 
-def sureness_texts(study: Study, found: Found) -> list[str]:
+def sureness_texts(study: Study, outcome: Found) -> list[str]:
     """How sure it is that the best points are the best."""
     if study.space.is_training:
-        best = found.evaluations[found.ranking[0]].figures
+        best = outcome.evaluations[outcome.ranking[0]].figures
         low, high = format_seconds(best["step_low_s"]), format_seconds(best["step_high_s"])
         return [f"Of the first, 80% of measured steps are expected from {low} to {high}."]
-    sure = confidence(found, study.space.objective)
-    runs = found.num_streams
+    sure = confidence(outcome, study.space.objective)
+    runs = outcome.num_streams
     if sure is None:
         return ["One stream of requests: nothing is said of chance (finalist_seeds: 5 would)."] if runs < 2 else []
-    first, second = (study.point(index).title for index in found.ranking[:2])
+    first, second = (study.point(index).title for index in outcome.ranking[:2])
     text = f"{first} beats {second} with {certainty(sure)} confidence" if sure > 0.5 else f"{second} may be as good"
     text = f"Of {runs} streams of requests, the same for all; bounds at {CONFIDENCE:.0%}. {text}."
-    others = [confidence(found, study.space.objective, rank) for rank in range(1, found.num_finalists - 1)]
-    known = [f"{rank} {certainty(one)}" for rank, one in enumerate(others, start=2) if one is not None]
+    others = [confidence(outcome, study.space.objective, rank) for rank in range(1, outcome.num_finalists - 1)]
+    known = [f"{rank} {certainty(share)}" for rank, share in enumerate(others, start=2) if share is not None]
     return [text, *([f"Confidence of the others that they beat the next: {', '.join(known)}."] if known else [])]
 
 
@@ -365,31 +366,31 @@ def step_text(result: TrainingResult) -> str:
     return ", ".join(part for part, (_, seconds) in zip(parts, shares, strict=True) if seconds >= 0.01 * result.step_s)
 
 
-def _frontier_parts(study: Study, found: Found) -> list[RenderableType]:
-    heads, rows = frontier_rows(study, found)
+def _frontier_parts(study: Study, outcome: Found) -> list[RenderableType]:
+    heads, rows = frontier_rows(study, outcome)
     more = [f"and {len(rows) - SHOWN_FRONTIER} more"] if len(rows) > SHOWN_FRONTIER else []
     return ["", columns(heads, rows[:SHOWN_FRONTIER]), *more]
 
 
-def frontier_rows(study: Study, found: Found) -> tuple[list[str], list[list[str]]]:
+def frontier_rows(study: Study, outcome: Found) -> tuple[list[str], list[list[str]]]:
     """The heads of the frontier's table, and its rows."""
-    names = names_of_frontier(study, found)
-    heads = ["frontier" if study.space.is_training else f"frontier, {streams_text(found)}", *map(figure_title, names)]
+    names = names_of_frontier(study, outcome)
+    heads = ["frontier" if study.space.is_training else f"frontier, {streams_text(outcome)}", *map(figure_title, names)]
     rows = [
-        [study.point(index).title, *(sure_figure_text(found, index, name) for name in names)]
-        for index in frontier(found, names)
+        [study.point(index).title, *(sure_figure_text(outcome, index, name) for name in names)]
+        for index in frontier(outcome, names)
     ]
     return heads, rows
 
 
-def names_of_frontier(study: Study, found: Found) -> tuple[str, str]:
+def names_of_frontier(study: Study, outcome: Found) -> tuple[str, str]:
     """The two objectives of the frontier that is shown."""
-    return frontier_names(study.space, [found.evaluations[index] for index in found.ranking])
+    return frontier_names(study.space, [outcome.evaluations[index] for index in outcome.ranking])
 
 
-def sure_figure_text(found: Found, index: int, name: str) -> str:
+def sure_figure_text(outcome: Found, index: int, name: str) -> str:
     """A figure with how far it may be off, where that is known."""
-    mean, off = found.mean(index), found.margin(index, name)
+    mean, off = outcome.mean(index), outcome.margin(index, name)
     text = figure_text(mean, name)
     if off is None or name not in mean.figures or off < LEAST_MARGIN * abs(mean.figures[name]):
         return text
@@ -415,9 +416,9 @@ def fleet_rows(report: SearchReport, fleets: Sequence[FleetSize]) -> tuple[list[
     return [f"for {number(report.load or 0.0)} requests/s", "copies", "devices", "$/h", "left over"], rows
 
 
-def _refusal_parts(found: Found) -> list[RenderableType]:
+def _refusal_parts(outcome: Found) -> list[RenderableType]:
     counts: dict[str, list[int]] = {}
-    for reason, points in found.refusals.items():
+    for reason, points in outcome.refusals.items():
         counts.setdefault(_kind_of(reason), []).extend(points)
     if not counts:
         return []
@@ -433,7 +434,7 @@ def _kind_of(reason: str) -> str:
 
 
 def _misconfiguration_parts(report: SearchReport) -> list[RenderableType]:
-    names = [str(found.workload) for found in report.study.found]
+    names = [str(outcome.workload) for outcome in report.study.found]
     rows = [[name, *map(percent, shares)] for name, shares in zip(names, report.misconfiguration, strict=True)]
     heads = ("best for", *(f"under {name}" for name in names))
     return ["", title("What the best point of one workload is worth under another"), columns(heads, rows)]
@@ -461,24 +462,24 @@ def study_document(report: SearchReport) -> dict[str, Any]:
         "space": as_builtins(study.space),
         "workloads": [
             {
-                "workload": found.workload,
-                "ranking": found.ranking[: report.top],
+                "workload": outcome.workload,
+                "ranking": outcome.ranking[: report.top],
                 "confidence_beats_next": [
-                    confidence(found, study.space.objective, rank)
-                    for rank in range(min(found.num_finalists, report.top))
+                    confidence(outcome, study.space.objective, rank)
+                    for rank in range(min(outcome.num_finalists, report.top))
                 ],
-                "points": [point_document(study, found, index) for index in found.ranking[: report.top]],
-                "best_by_objective": best_by_objective(found, objectives_of(study.space)),
-                "frontier": frontier(found, names_of_frontier(study, found)),
+                "points": [point_document(study, outcome, index) for index in outcome.ranking[: report.top]],
+                "best_by_objective": best_by_objective(outcome, objectives_of(study.space)),
+                "frontier": frontier(outcome, names_of_frontier(study, outcome)),
                 "sensitivity": {
-                    name: {value: msgspec.to_builtins(one) for value, one in of.items()}
-                    for name, of in worths(study.space, found).items()
+                    name: {value: msgspec.to_builtins(worth) for value, worth in by_value.items()}
+                    for name, by_value in worths(study.space, outcome).items()
                 },
                 "bound_by": {str(index): bound_text(result) for index, result in why},
-                "refusals": {reason: len(points) for reason, points in found.refusals.items()},
-                "fleets": [msgspec.to_builtins(fleet) for fleet in (report.fleets[at] if report.fleets else [])],
+                "refusals": {reason: len(points) for reason, points in outcome.refusals.items()},
+                "fleets": [msgspec.to_builtins(fleet) for fleet in (report.fleets[place] if report.fleets else [])],
             }
-            for at, (found, why) in enumerate(zip(study.found, report.why, strict=True))
+            for place, (outcome, why) in enumerate(zip(study.found, report.why, strict=True))
         ],
         "misconfiguration": report.misconfiguration,
         "num_runs": study.count.num_runs,
@@ -486,15 +487,15 @@ def study_document(report: SearchReport) -> dict[str, Any]:
     }
 
 
-def point_document(study: Study, found: Found, index: int) -> dict[str, Any]:
+def point_document(study: Study, outcome: Found, index: int) -> dict[str, Any]:
     """One point's answer."""
-    loads = [run.load for run in found.runs(index)]
+    loads = [run.load for run in outcome.runs(index)]
     return {
         "index": index,
         "choice": study.point(index).choice,
         "loads": loads,
         "load_at_least": lower_bound(loads),
-        **encode(found.evaluations[index]),
+        **encode(outcome.evaluations[index]),
     }
 
 

@@ -55,13 +55,13 @@ def grid_report(space: Space, answers: dict[int, Evaluation], names: Sequence[st
     heads = [*(name.rpartition(".")[2] for name in settings), *(_two_lines(figure_title(name)) for name in names), ""]
     rows: list[list[str | Text]] = []
     refused = []
-    for index, one in answers.items():
+    for index, evaluation in answers.items():
         choice = [value_text(value) for value in point_at(space, index).choice.values()]
-        if one.refused:
-            refused.append(f"{point_at(space, index).title}: {one.refused}")
+        if evaluation.refused:
+            refused.append(f"{point_at(space, index).title}: {evaluation.refused}")
             continue
-        remark = "" if one.holds else f"breaks {limit_name(one.limited_by)}"
-        rows.append([*choice, *(figure_text(one, name) for name in names), Text(remark, style="red")])
+        remark = "" if evaluation.holds else f"breaks {limit_name(evaluation.limited_by)}"
+        rows.append([*choice, *(figure_text(evaluation, name) for name in names), Text(remark, style="red")])
     parts: list[RenderableType] = [
         title(f"{format_count(space.num_points, 'point')} of {space.scenario.get('model')}"),
         "",
@@ -93,27 +93,28 @@ def grid_sections(space: Space, answers: dict[int, Evaluation], names: Sequence[
     rows: list[list[str | Cell]] = [
         [
             *map(value_text, point_at(space, index).choice.values()),
-            *(figure_cell(one, name) for name in names),
-            one.refused or ("" if one.holds else f"breaks {limit_name(one.limited_by)}"),
+            *(figure_cell(evaluation, name) for name in names),
+            evaluation.refused or ("" if evaluation.holds else f"breaks {limit_name(evaluation.limited_by)}"),
         ]
-        for index, one in answers.items()
+        for index, evaluation in answers.items()
     ]
     return [Section("Over the settings", figures(drawn)), Section("Every point", table(heads, rows, len(settings)))]
 
 
 def _plot(space: Space, answers: dict[int, Evaluation], figure_name: str) -> str:
     """A figure over the last setting with numbers; over the points in their order where none has."""
-    points = [(point_at(space, index), one) for index, one in answers.items() if figure_name in one.figures]
+    known = {index: evaluation for index, evaluation in answers.items() if figure_name in evaluation.figures}
+    points = [(point_at(space, index), evaluation.figures[figure_name]) for index, evaluation in known.items()]
     numbers = [name for name in space.vary if all(_is_number(point.choice[name]) for point, _ in points)]
     across = numbers[-1] if numbers else None
     is_latency = figure_name.partition("_")[0] in METRICS
     lines: dict[str, list[tuple[float, float]]] = {}
-    for position, (point, one) in enumerate(points):
+    for position, (point, value) in enumerate(points):
         others = (
             f"{name.rpartition('.')[2]} {value_text(point.choice[name])}" for name in space.vary if name != across
         )
         x = float(position) if across is None else float(point.choice[across])
-        lines.setdefault(", ".join(others), []).append((x, one.figures[figure_name] * (1e3 if is_latency else 1.0)))
+        lines.setdefault(", ".join(others), []).append((x, value * (1e3 if is_latency else 1.0)))
     series = []
     for (label, line), colour in zip(lines.items(), cycle(COLOURS)):
         x_values, y_values = zip(*sorted(line), strict=True)
@@ -131,5 +132,5 @@ def _is_number(value: Any) -> bool:
 
 def grid_document(space: Space, answers: dict[int, Evaluation]) -> dict[str, Any]:
     """The grid as JSON."""
-    points = [{"choice": point_at(space, index).choice, **encode(one)} for index, one in answers.items()]
+    points = [{"choice": point_at(space, index).choice, **encode(evaluation)} for index, evaluation in answers.items()]
     return {"windtunnel": version(), "space": as_builtins(space), "points": points}

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windtunnel.errors import InputError, unwritable
-from windtunnel.files import check_writable_folder
+from windtunnel.errors import InputError
+from windtunnel.files import check_writable_folder, new_files
 from windtunnel.report.documents import as_text, run_document
 from windtunnel.serving.over_time import over_time
 from windtunnel.serving.scenario import save
 
 if TYPE_CHECKING:
     from windtunnel.serving.simulate import Result
-
-RUN_FILES = ("requests.parquet", "steps.parquet", "series.parquet", "summary.json", "scenario.yaml")
-FLEET_FILES = ("replicas.parquet", "stays.parquet")
-"""Of runs in which replicas come and go: their phases, and which request was where."""
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:
@@ -32,25 +27,17 @@ def check_folder(folder: Path, overwrite: bool) -> None:
 def write_run(result: Result, folder: Path) -> None:
     """Write the records, the summary and the resolved scenario of a run to `folder`, making it where it is missing.
 
-    Files are written beside it first and moved at the end; other files in `folder` stay.
+    A fleet that changes adds the phases of its replicas, and which request was where.
 
     Raises:
         InputError: the folder cannot be written to.
     """
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
-            draft = Path(name)
-            result.requests.write_parquet(draft / "requests.parquet")
-            result.steps.write_parquet(draft / "steps.parquet")
-            over_time(result).write_parquet(draft / "series.parquet")
-            (draft / "summary.json").write_text(as_text(run_document(result)) + "\n", encoding="utf-8")
-            save(result.scenario, draft / "scenario.yaml")
-            if result.fleet is not None:
-                result.fleet.phases.write_parquet(draft / "replicas.parquet")
-                result.fleet.stays.write_parquet(draft / "stays.parquet")
-            folder.mkdir(exist_ok=True)
-            for file in (*RUN_FILES, *(FLEET_FILES if result.fleet is not None else ())):
-                (draft / file).replace(folder / file)
-    except OSError as error:
-        raise unwritable(folder, error) from None
+    with new_files(folder) as draft:
+        result.requests.write_parquet(draft / "requests.parquet")
+        result.steps.write_parquet(draft / "steps.parquet")
+        over_time(result).write_parquet(draft / "series.parquet")
+        (draft / "summary.json").write_text(as_text(run_document(result)) + "\n", encoding="utf-8")
+        save(result.scenario, draft / "scenario.yaml")
+        if result.fleet is not None:
+            result.fleet.phases.write_parquet(draft / "replicas.parquet")
+            result.fleet.stays.write_parquet(draft / "stays.parquet")

@@ -54,12 +54,12 @@ def run_sections(
         series: one row a stretch of time; None: not kept.
     """
     summary, bound, provenance = summary_sections(scenario, document, requests)
-    found = [summary]
+    sections = [summary]
     if requests is not None:
-        found.append(Section("Distributions", figures(distributions(measured(requests), scenario))))
+        sections.append(Section("Distributions", figures(distributions(measured(requests), scenario))))
     if series is not None:
-        found.append(Section("Over time", figures(curves_over_time(series))))
-    return [*found, bound, provenance]
+        sections.append(Section("Over time", figures(curves_over_time(series))))
+    return [*sections, bound, provenance]
 
 
 def summary_sections(scenario: Scenario, document: Mapping[str, Any], requests: Table | None = None) -> list[Section]:
@@ -82,12 +82,12 @@ def summary_sections(scenario: Scenario, document: Mapping[str, Any], requests: 
 
 def headline(summary: Summary, document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(Figure, what it is) of what is looked at first."""
-    found = document.get("interval_80", {})
-    shown = [(format_seconds(summary.ttft_s.mean), f"TTFT mean{_span(found.get('ttft'), format_seconds)}")]
+    intervals = document.get("interval_80", {})
+    shown = [(format_seconds(summary.ttft_s.mean), f"TTFT mean{_span(intervals.get('ttft'), format_seconds)}")]
     if summary.tpot_s is not None:
-        shown.append((format_seconds(summary.tpot_s.mean), f"TPOT mean{_span(found.get('tpot'), format_seconds)}"))
+        shown.append((format_seconds(summary.tpot_s.mean), f"TPOT mean{_span(intervals.get('tpot'), format_seconds)}"))
     rate = summary.throughput
-    shown.append((number(rate.output_tokens_per_s), f"output tokens/s{_span(found.get('throughput'), number)}"))
+    shown.append((number(rate.output_tokens_per_s), f"output tokens/s{_span(intervals.get('throughput'), number)}"))
     shown.append((number(rate.output_tokens_per_s_per_device), "output tokens/s per device"))
     if summary.cost is not None:
         shown.append((f"${summary.cost.usd_per_million_output_tokens:,.2f}", "per million output tokens"))
@@ -101,9 +101,9 @@ def _span(interval: Mapping[str, float] | None, shown: Any) -> str:
 
 
 def _with_intervals(rows: list[list[str]], document: Mapping[str, Any]) -> list[list[str]]:
-    found = document.get("interval_80", {})
+    intervals = document.get("interval_80", {})
     keys = {title: name for name, title in LATENCIES.items()}
-    shown = {title: found.get(name) for title, name in keys.items()}
+    shown = {title: intervals.get(name) for title, name in keys.items()}
     return [
         [
             *row,
@@ -133,8 +133,8 @@ def _bound(summary: Summary, document: Mapping[str, Any]) -> Section:
     return Section(f"What bound it: {summary.bound_by.replace('_', ' ')}", figures(drawn))
 
 
-def _largest(shares: Mapping[str, float], most: int = MOST_SOURCES) -> dict[str, float]:
-    return dict(sorted(shares.items(), key=lambda item: -item[1])[:most])
+def _largest(shares: Mapping[str, float], count: int = MOST_SOURCES) -> dict[str, float]:
+    return dict(sorted(shares.items(), key=lambda item: -item[1])[:count])
 
 
 def _provenance(document: Mapping[str, Any]) -> Section:

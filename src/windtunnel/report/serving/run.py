@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from rich.console import RenderableType
 
+from windtunnel.metrics.client import ClientSummary
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.slo import Slo
-from windtunnel.metrics.summary import Distribution, Summary, queue_growth
+from windtunnel.metrics.summary import Summary, queue_growth
 from windtunnel.report.render.tables import bars, columns, duration, grid, number, percent, title
 from windtunnel.report.serving.setup import deployment_line, load_line, model_line, network_lines, provenance_rows
 from windtunnel.search.capacity.load import is_closed
@@ -52,15 +53,15 @@ def run_report(result: Result) -> list[RenderableType]:
 
 def sureness_rows(result: Result) -> list[tuple[str, str]]:
     """Where 80% of measurements of the means are expected, and on what that rests."""
-    found, name = result.intervals, result.setup.calibration_name
-    if not found:
+    intervals, name = result.intervals, result.setup.calibration_name
+    if not intervals:
         return [("80% interval", "not known for separate pools")]
     shown = [
-        f"{label} {format_seconds(found[metric].low)} to {format_seconds(found[metric].high)}"
+        f"{label} {format_seconds(intervals[metric].low)} to {format_seconds(intervals[metric].high)}"
         for metric, label in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "end to end"))
-        if metric in found
+        if metric in intervals
     ]
-    rate = found["throughput"]
+    rate = intervals["throughput"]
     shown.append(f"output {number(rate.low)} to {number(rate.high)} tokens/s")
     calibration = result.setup.calibration
     if calibration is None:
@@ -200,33 +201,35 @@ def _failed_checks(summary: Summary) -> list[RenderableType]:
     checks = summary.checks
     if checks is None or checks.passed:
         return []
-    found = (
+    text = (
         f"{checks.num_out_of_order} requests out of order, {checks.num_missing_tokens} tokens missing, "
         f"Little's law off by {checks.littles_law_error_fraction:.2g}, "
         f"idle with work {checks.idle_with_work_fraction:.2g} of busy time"
     )
-    return ["", title("This run contradicts itself; please report it"), found]
+    return ["", title("This run contradicts itself; please report it"), text]
 
 
 LATENCY_HEADS = ("latency", "mean", "p50", "p90", "p95", "p99", "max")
+_LATENCIES = {
+    "ttft_s": "TTFT",
+    "tpot_s": "TPOT",
+    "itl_s": "ITL",
+    "e2e_s": "end to end",
+    "queueing_s": "queueing",
+    "prefill_s": "prefill",
+    "transfer_s": "KV transfer",
+}
 
 
-def latency_rows(summary: Summary) -> list[list[str]]:
-    """A line for each latency that the run has."""
-    quantities = [
-        ("TTFT", summary.ttft_s),
-        ("TPOT", summary.tpot_s),
-        ("ITL", summary.itl_s),
-        ("end to end", summary.e2e_s),
-        ("queueing", summary.queueing_s),
-        ("prefill", summary.prefill_s),
-        ("KV transfer", summary.transfer_s),
+def latency_rows(summary: Summary | ClientSummary) -> list[list[str]]:
+    """Return a row for each latency of a run, or of the ones that a client saw."""
+    statistics = ("mean", "p50", "p90", "p95", "p99", "max")
+    latencies = ((label, getattr(summary, name, None)) for name, label in _LATENCIES.items())
+    return [
+        [label, *(format_seconds(getattr(seconds, name)) for name in statistics)]
+        for label, seconds in latencies
+        if seconds is not None
     ]
-    return [[name, *_cells(seconds)] for name, seconds in quantities if seconds is not None]
-
-
-def _cells(seconds: Distribution) -> list[str]:
-    return [format_seconds(getattr(seconds, name)) for name in ("mean", "p50", "p90", "p95", "p99", "max")]
 
 
 def throughput_rows(summary: Summary, slo: Slo | None) -> list[tuple[str, str]]:

@@ -24,12 +24,10 @@ def model_line(setup: Setup) -> str:
     return f"{setup.model.name}, {formats(setup.precision)}"
 
 
-def deployment_line(setup: Setup, replicas: int = 1, most: int | None = None) -> str:
+def deployment_line(setup: Setup, replicas: int = 1, max_replicas: int | None = None) -> str:
     """Devices, how they are used, engine and scheduler; of replicas that come and go, from how many to how many."""
     parallelism, engine = setup.parallelism, setup.engine
-    most = most or replicas
-    copies = f"{replicas} to {most} replicas of " if most > replicas else f"{replicas} replicas of "
-    copies = copies if most > 1 else ""
+    copies = _replicas_text(replicas, max_replicas or replicas)
     how = split_text(parallelism)
     scheduler = SCHEDULER_TITLES.get(str(engine.scheduler), str(engine.scheduler))
     title = ENGINE_TITLES.get(engine.name, engine.name)
@@ -45,10 +43,15 @@ def deployment_text(deployment: Deployment) -> str:
             for pool in deployment.pools
         )
     parallelism, engine = deployment.parallelism, deployment.engine
-    fewest, most = deployment.replicas, deployment.most_replicas
-    copies = f"{fewest} to {most} replicas of " if most > fewest else f"{most} replicas of " if most > 1 else ""
+    copies = _replicas_text(deployment.replicas, deployment.most_replicas)
     served_by = " ".join(filter(None, (engine.name, engine.version)))
     return f"{copies}{parallelism.num_devices} x {deployment.device}{split_text(parallelism)}; {served_by}"
+
+
+def _replicas_text(fewest: int, most: int) -> str:
+    if most <= 1:
+        return ""
+    return f"{fewest} to {most} replicas of " if most > fewest else f"{fewest} replicas of "
 
 
 def split_text(parallelism: Parallelism) -> str:
@@ -118,8 +121,8 @@ def arrivals_text(arrivals: Arrivals, says_rate: bool = True) -> str:
         if arrivals.rate_per_s is None:
             return f"{format_count(arrivals.concurrency, 'concurrent request')}"
         burstiness = f" (cv {arrivals.cv:g})" if arrivals.cv != 1 else ""
-        most = format_count(arrivals.concurrency, "concurrent request")
-        return f"at most {most}, released at {arrivals.rate_per_s:g}/s{burstiness}"
+        requests = format_count(arrivals.concurrency, "concurrent request")
+        return f"at most {requests}, released at {arrivals.rate_per_s:g}/s{burstiness}"
     if isinstance(arrivals, Burst):
         return f"bursts of {arrivals.num_per_burst:,}" if arrivals.num_per_burst else "all requests at once"
     if isinstance(arrivals, Recorded):
@@ -157,8 +160,9 @@ def provenance_rows(coverage: dict[str, float], sources: dict[str, float]) -> li
     Args:
         coverage, sources: shares of the device's time, at most 1.
     """
-    found = ", ".join(f"{percent(share)} {how}" for how, share in coverage.items())
-    return [("found", found), *((percent(share), source) for source, share in sources.items() if share >= SMALL_SHARE)]
+    methods = ", ".join(f"{percent(share)} {how}" for how, share in coverage.items())
+    rows = [(percent(share), source) for source, share in sources.items() if share >= SMALL_SHARE]
+    return [("found", methods), *rows]
 
 
 SMALL_SHARE = 0.0005

@@ -43,10 +43,10 @@ def replay_metrics(
     """
     names = ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "input_tokens", "output_tokens")
     arrays = {name: run.requests[name] for name in (*names, "priority", "num_preemptions")}
-    own: Table = request_table(arrays, run.requests["rank"], 0.0, 0).replaced(execution_s=run.execution_s)
+    sent: Table = request_table(arrays, run.requests["rank"], 0.0, 0).replaced(execution_s=run.execution_s)
     prompts = run.sequences["prompt_tokens"]
-    left = own.replaced(input_tokens=prompts, output_tokens=run.sequences["total_tokens"] - prompts)
-    table = left if replicates_bugs else own
+    remaining = sent.replaced(input_tokens=prompts, output_tokens=run.sequences["total_tokens"] - prompts)
+    table = remaining if replicates_bugs else sent
     metrics = columns_of(table, run.execution_s - host_s)
     # A batch that waits for the first stage of a pipeline is scheduled and not preempted.
     served_s = run.execution_s + run.sequences["paused_s"]
@@ -54,9 +54,9 @@ def replay_metrics(
         "request_preemption_time": run.sequences["paused_s"],
         "request_execution_plus_preemption_time": served_s,
         "request_execution_plus_preemption_time_normalized": served_s / table["output_tokens"],
-        "request_num_prefill_tokens": own["input_tokens"],
-        "request_num_decode_tokens": own["output_tokens"],
-        "request_pd_ratio": own["input_tokens"] / own["output_tokens"],
+        "request_num_prefill_tokens": sent["input_tokens"],
+        "request_num_decode_tokens": sent["output_tokens"],
+        "request_pd_ratio": sent["input_tokens"] / sent["output_tokens"],
     }
     finished = np.isfinite(run.requests["finish_s"])
     if finished.all():
@@ -99,8 +99,8 @@ def replay_report(config: VidurConfig, run: PerRequestRun, recorded: Path | None
         ),
     ]
     if recorded is not None:
-        found = [(name, differences(metrics, recorded, column)) for name, column in COMPARED.items()]
-        cells = [[name, format_seconds(d["most_s"]), f"{d['most_fraction']:.2g}"] for name, d in found]
+        by_name = [(name, differences(metrics, recorded, column)) for name, column in COMPARED.items()]
+        cells = [[name, format_seconds(d["most_s"]), f"{d['most_fraction']:.2g}"] for name, d in by_name]
         parts += ["", title(f"Against {recorded.name}"), columns(("", "most seconds off", "most off, relative"), cells)]
     return parts
 

@@ -51,12 +51,12 @@ def training_sections(document: Mapping[str, Any]) -> list[Section]:
     chart = bar_chart([name for name, _ in largest], [seconds for _, seconds in largest], Axis("time (s)"), width=640)
     parts = _stage_bytes(document)
     heads = ("stage", *(name.removesuffix("_bytes").replace("_", " ") for name in parts), "of the device")
-    whole = document["device_memory_bytes"]
+    device_bytes = document["device_memory_bytes"]
     rows = [
         [
             str(stage["stage"]),
             *(format_bytes(stage[name]) for name in parts),
-            percent(stage["total_bytes"] / whole),
+            percent(stage["total_bytes"] / device_bytes),
         ]
         for stage in document["memory"]
     ]
@@ -73,12 +73,12 @@ def _stage_bytes(document: Mapping[str, Any]) -> list[str]:
 def _pipeline(timeline: Timeline) -> Section:
     """What every pipeline device does when: all of it, or how it begins and how it ends."""
     schedule, step_s = timeline.schedule, float(timeline.ends.max())
-    most = int(np.diff(schedule.offsets).max())
+    max_passes = int(np.diff(schedule.offsets).max())
     name = f"{schedule.name}, {schedule.num_microbatches:,} micro-batches"
-    if most <= MOST_PASSES:
+    if max_passes <= MOST_PASSES:
         drawn = [(_drawn(timeline, 0.0, step_s), name)]
     else:
-        stretch_s = step_s * (MOST_PASSES / 2) / most
+        stretch_s = step_s * (MOST_PASSES / 2) / max_passes
         drawn = [
             (_drawn(timeline, 0.0, stretch_s), f"{name}: how the step begins"),
             (_drawn(timeline, step_s - stretch_s, step_s), "how it ends"),
@@ -90,12 +90,12 @@ def _drawn(timeline: Timeline, from_s: float, to_s: float) -> str:
     """The passes that lie within a stretch of time."""
     of_device, actions = timeline.device_of_action, timeline.schedule.actions
     bars = []
-    for at in np.flatnonzero((timeline.starts >= from_s) & (timeline.ends <= to_s)).tolist():
-        kind, chunk, microbatch = actions[at].tolist()
+    for index in np.flatnonzero((timeline.starts >= from_s) & (timeline.ends <= to_s)).tolist():
+        kind, chunk, microbatch = actions[index].tolist()
         name = PASSES[kind % PAIRED]
-        begin_s, end_s = float(timeline.starts[at]), float(timeline.ends[at])
+        begin_s, end_s = float(timeline.starts[index]), float(timeline.ends[index])
         title = f"{name} of micro-batch {microbatch}, chunk {chunk}: {format_seconds(end_s - begin_s)}"
-        bars.append(Bar(int(of_device[at]), begin_s, end_s, name, title))
+        bars.append(Bar(int(of_device[index]), begin_s, end_s, name, title))
     labels = [f"device {number_of}" for number_of in range(timeline.schedule.num_devices)]
     kinds = [PASSES[kind] for kind in np.unique(actions[:, 0] % PAIRED).tolist()]
     return tracks(labels, bars, Axis("time (s)", low=from_s, high=to_s), kinds=kinds)
