@@ -188,8 +188,9 @@ class PacketReference:
         self.start_ps[flow] = self.now_ps
         if record.follower >= 0:
             self.has_one_less(int(record.follower))
-        way = [int(x) for x in tables.path_links[tables.paths[record.path] : tables.paths[record.path + 1]]]
-        back = [int(x) for x in tables.reply_links[tables.replies[record.reply] : tables.replies[record.reply + 1]]]
+        routes = tables.routes
+        way = [int(x) for x in routes.path_links[routes.paths[record.path] : routes.paths[record.path + 1]]]
+        back = [int(x) for x in routes.reply_links[routes.replies[record.reply] : routes.replies[record.reply + 1]]]
         if record.size_bytes == 0 or not way:
             self.sent(flow, self.now_ps)
             self.complete(flow)

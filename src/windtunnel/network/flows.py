@@ -148,6 +148,15 @@ def with_columns(
     return replace(flows, **columns)
 
 
+def children_of(parent_ptr: NDArray[np.int64], parent: Ids) -> tuple[NDArray[np.int64], Ids]:
+    """Return the flows that wait for each flow, the inverse of its parents, as (pointer, child)."""
+    num_flows = len(parent_ptr) - 1
+    child = np.repeat(np.arange(num_flows, dtype=np.int32), np.diff(parent_ptr))
+    pointer = np.zeros(num_flows + 1, np.int64)
+    np.cumsum(np.bincount(parent, minlength=num_flows), out=pointer[1:])
+    return pointer, child[np.argsort(parent, kind="stable")]
+
+
 def _column(num_flows: int, values: Any, kind: Any) -> NDArray[Any]:
     return np.ascontiguousarray(np.broadcast_to(np.asarray(values, kind), num_flows))
 

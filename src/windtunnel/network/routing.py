@@ -192,6 +192,17 @@ def _mark_shortest(distance: int, far_forward: int, graph: RoutingGraph, search:
     return num_marked
 
 
+@inner
+def _forget(search: SearchTables, num_marked: int, num_forward: int, num_backward: int) -> None:
+    """Make all nodes unknown again."""
+    for k in range(num_marked):
+        search.behind[search.marked[k]] = UNKNOWN
+    for k in range(num_forward):
+        search.ahead[search.forward_nodes[k]] = UNKNOWN
+    for k in range(num_backward):
+        search.behind[search.backward_nodes[k]] = UNKNOWN
+
+
 @entry
 def trace_paths(
     pairs: PairTables, graph: RoutingGraph, search: SearchTables, paths: PathRows, seed: int, spray: bool
@@ -231,12 +242,7 @@ def trace_paths(
             else:
                 written += count
                 i += 1
-        for k in range(num_marked):
-            behind[search.marked[k]] = UNKNOWN
-        for k in range(num_forward):
-            search.ahead[search.forward_nodes[k]] = UNKNOWN
-        for k in range(num_backward):
-            behind[search.backward_nodes[k]] = UNKNOWN
+        _forget(search, num_marked, num_forward, num_backward)
     if status < 0:
         return status
     paths.pointer[n] = written

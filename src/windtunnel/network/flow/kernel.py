@@ -69,7 +69,7 @@ class Link(Protocol):
     """One direction of a link."""
 
     rate: F8  # bytes/s it carries
-    wanted: F8  # bytes/s that its flows could send together
+    demand: F8  # bytes/s that its flows could send together
     left: F8  # bytes/s not yet given away in this event
     weight: F8  # shares of its flows without a rate in this event
     bytes: F8  # out: carried in all
@@ -107,7 +107,7 @@ class PathTables(NamedTuple):
     paths: Records[Path]
     link: Ints
     share: NDArray[np.float64]
-    """What part of a flow each link of a path carries; empty where every link carries all of it."""
+    """Fraction of a flow on each link of a path; empty where every link carries all of it."""
 
 
 class SendingTables(NamedTuple):
@@ -175,7 +175,7 @@ def _place(sending: SendingTables, size: int, position: int) -> None:
 
 @inner
 def _binds(link: Link) -> bool:
-    return link.wanted > link.rate * (1 + 1e-9)
+    return link.demand > link.rate * (1 + 1e-9)
 
 
 @inner
@@ -205,7 +205,7 @@ def _enter(
         if links[number].first >= 0:
             hops[links[number].first].before = hop
         links[number].first = hop
-        links[number].wanted += path.rate * share
+        links[number].demand += path.rate * share
         if links[number].stamp != stamp and _binds(links[number]):
             links[number].stamp = stamp
             touched[num_touched] = number
@@ -242,9 +242,9 @@ def _leave(
             links[number].first = after
         if after >= 0:
             hops[after].before = before
-        links[number].wanted -= path.rate * share
+        links[number].demand -= path.rate * share
         if links[number].first < 0:
-            links[number].wanted = 0.0
+            links[number].demand = 0.0
         links[number].bytes += flows[flow].size_bytes * share
     return num_touched
 
@@ -306,6 +306,29 @@ def _set_rate(now_s: float, slot: int, rate: float, sending: SendingTables, num_
 
 
 @inner
+def _next_levels(
+    slots: Records[Slot],
+    flows: Records[Flow],
+    paths: Records[Path],
+    links: Records[Link],
+    filling: FillingTables,
+    num_touched: int,
+    num_members: int,
+) -> int:
+    """Make the heap of rates at which a touched link is full or a member at its maximum; return its size."""
+    members, touched, levels, fillers = filling
+    size = 0
+    for i in range(num_touched):
+        link = links[touched[i]]
+        if link.weight > 1e-12:
+            size = push(levels, fillers, size, link.left / link.weight, int64(touched[i]))
+    for i in range(num_members):
+        limit = paths[flows[slots[members[i]].flow].path].rate
+        size = push(levels, fillers, size, limit, int64(len(links) + members[i]))
+    return size
+
+
+@inner
 def _fill(
     now_s: float,
     sending: SendingTables,
@@ -325,15 +348,8 @@ def _fill(
     when it is taken, and put back.
     """
     slots, hops = sending.slots, sending.hops
-    members, touched, levels, fillers = filling
-    waiting = 0
-    for i in range(num_touched):
-        link = links[touched[i]]
-        if link.weight > 1e-12:
-            waiting = push(levels, fillers, waiting, link.left / link.weight, int64(touched[i]))
-    for i in range(num_members):
-        limit = paths[flows[slots[members[i]].flow].path].rate
-        waiting = push(levels, fillers, waiting, limit, int64(len(links) + members[i]))
+    levels, fillers = filling.levels, filling.fillers
+    waiting = _next_levels(slots, flows, paths, links, filling, num_touched, num_members)
     frozen, level = 0, 0.0
     while frozen < num_members:
         next_level, filler = levels[0], fillers[0]

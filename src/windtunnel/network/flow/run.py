@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import WindtunnelError
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flow import kernel as flow_kernel
-from windtunnel.network.flows import Flows
+from windtunnel.network.flows import Flows, children_of
 from windtunnel.network.paths import (
     FlowTimes,
     Paths,
@@ -58,7 +58,7 @@ def run_flow_level(
     path = _path_table(links.rate, paths, loads)
     if not shared:
         links.rate = np.inf
-    child_ptr, child = _children(flows)
+    child_ptr, child = children_of(flows.parent_ptr, flows.parent)
     num_slots, max_hops = min(len(flows), 4096), int(path["count"].max(initial=1))
     while True:
         rows, used = table.copy(), links.copy()
@@ -124,12 +124,3 @@ def _path_table(rates: NDArray[np.float64], paths: Paths, loads: Paths) -> Table
     table["rate"] = np.minimum.reduceat(limits, loads.pointer[:-1])
     table["line_rate"] = np.minimum.reduceat(rates[paths.link], paths.pointer[:-1])
     return table
-
-
-def _children(flows: Flows) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """The flows that wait for each flow: the inverse of its parents."""
-    n = len(flows)
-    waiting = np.repeat(np.arange(n, dtype=np.int32), np.diff(flows.parent_ptr))
-    pointer = np.zeros(n + 1, np.int64)
-    np.cumsum(np.bincount(flows.parent, minlength=n), out=pointer[1:])
-    return pointer, waiting[np.argsort(flows.parent, kind="stable")]

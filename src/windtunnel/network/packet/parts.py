@@ -1,4 +1,4 @@
-"""Packets part by part: flows that cannot influence each other apart, and alike parts once."""
+"""Run packets part by part: flows that cannot influence each other apart, and one of equivalent parts for all."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from windtunnel.network.packet.tie_breaking import places
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Flows that no other flow shares a link with, and their numbers in the whole."""
+    """Flows that share no link with others, and the numbers of flows, links and nodes in the complete tables."""
 
     tables: PacketTables
     flows: Ints
@@ -22,38 +22,38 @@ class Part:
     nodes: Ints
 
     def likeness(self, *, of_senders: bool) -> bytes:
-        """Equal for parts that differ in nothing but names; if not `of_senders`, perhaps in whose packet is first."""
+        """Return a digest: equal for parts that differ only in names, and if not `of_senders`, in order of senders."""
         tables, links = self.tables, self.tables.links.copy()
         links.name = 0
         if not of_senders:
             links.sender = 0
         arrays = (links, tables.nodes, tables.flows, tables.channels, tables.first, tables.parent_ptr, tables.parent)
-        routes = (tables.paths, tables.path_links, tables.replies, tables.reply_links)
+        routes = tables.routes[:4]
         return hashlib.sha256(b"".join(array.tobytes() for array in (*arrays, *routes))).digest()
 
 
 def run_in_parts(tables: PacketTables) -> PacketOutcome:
-    """As `run_tables`, part by part, and parts that are alike only once, where that changes nothing.
+    """Return the outcome of `run_tables`, part by part, and run one of equivalent parts, where that changes nothing.
 
-    It changes nothing if parts have no link, send queue or parent in common, if those that stand for others drew no
-    random number and take the packets of several senders in the same order, should any meet, and if no switch that
-    several parts cross comes near to pausing or dropping: if all of their largest buffers together still left every
-    port a share larger than any of them.
+    It changes nothing if parts have no link, send queue or parent in common; if parts that stand for others drew no
+    random number, and take the packets of several senders in the same order, should any meet; and if no switch that
+    several parts cross comes near to pausing or dropping: all of their largest buffers together still left every port
+    a share larger than any of them.
     """
     parts = split(tables)
     if len(parts) == 1:
         return run_tables(tables)
     outcomes: list[PacketOutcome] = []
-    alike: dict[bytes, PacketOutcome] = {}
+    outcome_of: dict[bytes, PacketOutcome] = {}
     num_events = 0
     for part in parts:
         equal, similar = part.likeness(of_senders=True), part.likeness(of_senders=False)
-        outcome = alike.get(equal) or alike.get(similar)
+        outcome = outcome_of.get(equal) or outcome_of.get(similar)
         if outcome is None:
             outcome = run_tables(part.tables)
             num_events += outcome.num_events
             if outcome.num_draws == 0:
-                alike[equal if outcome.num_ties else similar] = outcome
+                outcome_of[equal if outcome.num_ties else similar] = outcome
         outcomes.append(outcome)
     if not _is_roomy(tables, parts, outcomes):
         return run_tables(tables)
@@ -61,14 +61,15 @@ def run_in_parts(tables: PacketTables) -> PacketOutcome:
 
 
 def split(tables: PacketTables) -> list[Part]:
-    """The parts of some tables; only one where packets choose their way."""
+    """Return the parts of the tables; only one where packets choose their way."""
     num_flows, num_links = len(tables.flows), len(tables.links) // 2
     if tables.settings.routing != state.ECMP or num_flows == 0:
         return [Part(tables, np.arange(num_flows), np.arange(2 * num_links), np.arange(len(tables.nodes)))]
     num_queues = int(tables.flows.queue.max()) + 1
     group = np.empty(num_flows + num_links + len(tables.channels) + num_queues, np.int64)
-    routes = (tables.paths, tables.path_links, tables.replies, tables.reply_links)
-    groups.find_groups(tables.flows, tables.channels, tables.parent_ptr, tables.parent, *routes, num_queues, group)
+    groups.find_groups(
+        tables.flows, tables.channels, tables.parent_ptr, tables.parent, tables.routes, num_queues, group
+    )
     of_flow = group[:num_flows]
     order = np.argsort(of_flow, kind="stable")
     first = np.flatnonzero(np.diff(of_flow[order], prepend=-1))
@@ -78,10 +79,10 @@ def split(tables: PacketTables) -> list[Part]:
 
 
 def _part(tables: PacketTables, flows: Ints) -> Part:
-    """Some flows with the links, nodes and paths that they use, numbered as they first appear."""
+    """Return some flows with the links, nodes and paths that they use, numbered as they first appear."""
     records = tables.flows[flows].copy()
-    paths, path_links, records.path = _routes(tables.paths, tables.path_links, records.path)
-    replies, reply_links, records.reply = _routes(tables.replies, tables.reply_links, records.reply)
+    paths, path_links, records.path = _routes(tables.routes.paths, tables.routes.path_links, records.path)
+    replies, reply_links, records.reply = _routes(tables.routes.replies, tables.routes.reply_links, records.reply)
     records.queue = _renumbered(records.queue)[1]
     records.follower = np.where(records.follower < 0, -1, np.searchsorted(flows, records.follower))
     channels, reduces = tables.channels, records.channel >= 0
@@ -110,16 +111,18 @@ def _part(tables: PacketTables, flows: Ints) -> Part:
         first=np.searchsorted(flows, tables.first[np.isin(tables.first, flows)]),
         parent_ptr=parent_ptr,
         parent=np.searchsorted(flows, tables.parent[parents]).astype(np.int32),
-        paths=paths,
-        path_links=path_links.astype(np.int32),
-        replies=replies,
-        reply_links=reply_links.astype(np.int32),
+        routes=tables.routes._replace(
+            paths=paths,
+            path_links=path_links.astype(np.int32),
+            replies=replies,
+            reply_links=reply_links.astype(np.int32),
+        ),
     )
     return Part(part, flows, links, nodes)
 
 
 def _renumbered(values: NDArray[np.integer]) -> tuple[Ints, Ints]:
-    """The distinct values in the order of their first appearance, and each value's position among them."""
+    """Return the distinct values in the order of their first appearance, and each value's position among them."""
     distinct, first, inverse = np.unique(values, return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty(len(order), np.int64)
@@ -127,8 +130,10 @@ def _renumbered(values: NDArray[np.integer]) -> tuple[Ints, Ints]:
     return distinct[order].astype(np.int64), rank[inverse]
 
 
-def _routes(pointer: Ints, links: NDArray[np.int32], used: NDArray[np.int32]) -> tuple[Ints, Ints, Ints]:
-    """The used paths alone: pointers, links, and which each flow has."""
+def _routes(
+    pointer: NDArray[np.integer], links: NDArray[np.integer], used: NDArray[np.int32]
+) -> tuple[Ints, Ints, Ints]:
+    """Return the used paths alone: pointers, links, and the path of each flow."""
     kept, which = _renumbered(used)
     lengths = pointer[kept + 1] - pointer[kept]
     start = np.concatenate([[0], np.cumsum(lengths)])

@@ -1,4 +1,4 @@
-"""Run the compiled packet loop, whose tables grow when it asks."""
+"""Run the compiled packet loop, and enlarge its tables when they are full."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.compiled.calendar import Clock, new_clock
+from windtunnel.network.flows import children_of
 from windtunnel.network.packet.kernel import loop, state
 from windtunnel.network.packet.tables import Ints, PacketTables, Table
 
@@ -29,23 +30,14 @@ class PacketOutcome:
     num_repeated_packets: int
     num_draws: int
     num_ties: int
-    """Packets that met one of another sender at the same time, where senders have an order."""
+    """Packets that met a packet of another sender at the same time, where senders have an order."""
 
 
 def run_tables(tables: PacketTables, traced: NDArray[np.int32] | None = None) -> PacketOutcome:
-    """Run the compiled loop to its end, with larger tables whenever it asks for them."""
+    """Run the compiled loop to its end; where a table is full, enlarge it and continue."""
     flows = _flow_tables(tables)
     settings = tables.settings._replace(most_children=int(np.diff(flows.children_start).max(initial=0)))
     fabric = state.FabricTables(tables.links.copy(), tables.nodes.copy())
-    routes = state.RouteTables(
-        tables.paths,
-        tables.path_links,
-        tables.replies,
-        tables.reply_links,
-        tables.neighbor_start,
-        tables.neighbor_links,
-        tables.distances,
-    )
     traffic, feedback = _free_tables(tables)
     clock = _clock(len(tables.links), len(tables.first) + settings.most_children + 512)
     traced = np.zeros(0, np.int32) if traced is None else traced
@@ -53,7 +45,7 @@ def run_tables(tables: PacketTables, traced: NDArray[np.int32] | None = None) ->
     queues = state.TracedQueues(traced, np.zeros((num_rows, 1 + len(traced)), np.int64))
     traces = []
     while True:
-        lack = loop.run(settings, fabric, flows, routes, traffic, feedback, queues, clock)
+        lack = loop.run(settings, fabric, flows, tables.routes, traffic, feedback, queues, clock)
         if lack == loop.DONE:
             break
         if lack == loop.MORE_EVENTS:
@@ -83,18 +75,18 @@ def _flow_tables(tables: PacketTables) -> state.FlowTables:
     flows: Table = tables.flows.copy()
     queues: Table = np.zeros(int(flows.queue.max(initial=0)) + 1, state.SEND_QUEUE).view(np.recarray)
     queues.first = state.NONE
-    children_start, children = _children(tables.parent_ptr, tables.parent)
+    children_start, children = children_of(tables.parent_ptr, tables.parent)
     return state.FlowTables(flows, tables.channels.copy(), queues, tables.first, children_start, children)
 
 
 def _free_tables(tables: PacketTables) -> tuple[state.TrafficTables, state.FeedbackTables]:
-    """Free connections and packets, and the senders' knowledge, as large as small runs need."""
+    """Return free connections and packets, and the senders' knowledge, large enough for small runs."""
     connections = _free_list(state.CONNECTION, min(len(tables.flows), 256) + 1)
     packets = _free_list(state.PACKET, 512)
     counters: Table = np.zeros(1, state.COUNTERS).view(np.recarray)
     counters.num_free_connections, counters.num_free_packets = len(connections), len(packets)
     is_hpcc = tables.settings.congestion == state.HPCC
-    hops = int(np.diff(tables.paths).max(initial=1)) if is_hpcc else 1
+    hops = int(np.diff(tables.routes.paths).max(initial=1)) if is_hpcc else 1
     stamps: Table = np.zeros((len(packets) if is_hpcc else 1, hops), state.STAMP).view(np.recarray)
     seen: Table = np.zeros((len(connections) if is_hpcc else 1, hops), state.STAMP).view(np.recarray)
     sacks = np.zeros((2 * len(connections), _sack_words(tables)), np.uint64)
@@ -109,7 +101,7 @@ def _clock(num_links: int, num_events: int) -> Clock:
 def _more(
     lack: int, traffic: state.TrafficTables, feedback: state.FeedbackTables, is_hpcc: bool
 ) -> tuple[state.TrafficTables, state.FeedbackTables]:
-    """Twice as many packets or connections, whichever the loop lacks, and the feedback tables that go with them."""
+    """Double the packets or the connections, whichever the loop lacks, and the feedback tables that go with them."""
     if lack == loop.MORE_PACKETS:
         packets = _grown(traffic.packets, traffic.counters, "free_packet", "num_free_packets")
         stamps = _longer(feedback.stamps, len(packets)) if is_hpcc else feedback.stamps
@@ -133,7 +125,7 @@ def _longer(table: Table, size: int) -> Table:
 
 
 def _grown(table: Table, registers: Table, first: str, count: str) -> Table:
-    """Twice as many records; the new ones are at the head of the free list."""
+    """Double the records; the new ones are at the head of the free list."""
     size = len(table)
     larger = _longer(table, 2 * size)
     larger["next"][size:] = np.arange(size + 1, 2 * size + 1)
@@ -141,15 +133,6 @@ def _grown(table: Table, registers: Table, first: str, count: str) -> Table:
     registers[first] = size
     registers[count] += size
     return larger
-
-
-def _children(parent_ptr: Ints, parent: NDArray[np.int32]) -> tuple[Ints, NDArray[np.int32]]:
-    """The flows that wait for each flow: the inverse of the parents."""
-    num_flows = len(parent_ptr) - 1
-    child = np.repeat(np.arange(num_flows, dtype=np.int32), np.diff(parent_ptr))
-    start = np.zeros(num_flows + 1, np.int64)
-    np.cumsum(np.bincount(parent, minlength=num_flows), out=start[1:])
-    return start, child[np.argsort(parent, kind="stable")]
 
 
 def _sack_words(tables: PacketTables) -> int:

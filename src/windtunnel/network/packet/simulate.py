@@ -1,4 +1,4 @@
-"""Run flows packet by packet: tables, the compiled loop, and back to times."""
+"""Time flows packet by packet: lower them to tables, run the compiled loop, read the times."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,21 +20,21 @@ from windtunnel.network.settings import NetworkSettings
 
 @dataclass(frozen=True, eq=False)
 class LinkStatistics:
-    """What happened on each directed link: `2 x link` from its first end, `2 x link + 1` back."""
+    """Statistics of each directed link: `2 x link` from its first end, `2 x link + 1` back."""
 
     busy_fraction: Floats
-    """Of the time until the last completion."""
+    """Share of the time until the last completion."""
     most_queued_bytes: Ints
     paused_s: Floats
     num_pauses: Ints
-    """Sent by the node at its far end."""
+    """Pause frames from the node at its far end."""
     num_marks: Ints
     num_drops: Ints
 
 
 @dataclass(frozen=True, eq=False)
 class QueueTrace:
-    """What was queued on some directed links at regular times."""
+    """Queues of some directed links at regular times."""
 
     links: NDArray[np.int32]
     time_s: Floats
@@ -44,12 +44,12 @@ class QueueTrace:
 
 @dataclass(frozen=True, eq=False)
 class PacketTimes(FlowTimes):
-    """Times of flows, and what only packets show."""
+    """Times of flows, with the statistics that only packets give."""
 
     links: LinkStatistics
     trace: QueueTrace
     num_packets: int
-    """Data packets sent, repetitions included."""
+    """Data packets sent, with repetitions."""
     num_repeated_packets: int
 
 
@@ -64,10 +64,10 @@ def simulate_packets(
 
     Args:
         fabric: where they run.
-        flows: what runs.
+        flows: the flows to time.
         settings: packet sizes, latencies and routing.
         packet: transport, congestion control and buffers; `settings.packet` where left out.
-        traced: directed links whose queues are looked at every `packet.trace_interval_s`.
+        traced: directed links whose queues are recorded every `packet.trace_interval_s`.
 
     Raises:
         InputError: ends are not connected, or the settings do not fit the fabric.
@@ -91,31 +91,32 @@ def simulate_packets(
 
 
 MOST_TRACED = 16
-LOOKS = 256
-"""At queues, unless the settings say how often."""
+NUM_TRACES = 256
+"""Times at which queues are recorded, unless the settings give an interval."""
 
 
 def trace_fullest_queues(fabric: Fabric, flows: Flows, settings: NetworkSettings, times: PacketTimes) -> QueueTrace:
-    """The largest queues of a run over time: the same run again, looked at.
+    """Repeat a run and record its largest queues over time.
 
     Args:
-        fabric: as for `simulate_packets`; so are `flows` and `settings`.
-        flows: what ran.
-        settings: of the run; `packet.trace_interval_s` of 0 looks 256 times.
-        times: what came of it.
+        fabric: as for `simulate_packets`.
+        flows: the flows of the run.
+        settings: of the run; a `packet.trace_interval_s` of 0 records 256 times.
+        times: the run's result.
     """
-    most = times.links.most_queued_bytes
-    fullest = np.argsort(-most, kind="stable")[: min(MOST_TRACED, np.count_nonzero(most))]
+    queued_bytes = times.links.most_queued_bytes
+    fullest = np.argsort(-queued_bytes, kind="stable")[: min(MOST_TRACED, np.count_nonzero(queued_bytes))]
     packet = settings.packet or default_packets(settings)
     if packet.trace_interval_s == 0:
-        interval_s = max(float(times.finish_s.max(initial=0.0)) / LOOKS, 1e-9)
+        interval_s = max(float(times.finish_s.max(initial=0.0)) / NUM_TRACES, 1e-9)
         packet = msgspec.structs.replace(packet, trace_interval_s=interval_s)
     return simulate_packets(fabric, flows, settings, packet, traced=np.sort(fullest).tolist()).trace
 
 
 def default_packets(settings: NetworkSettings) -> PacketSettings:
-    """The packet settings of a network that gives none; sprayed packets overtake each other, and need a transport that
-    does not take that for a loss.
+    """Return the packet settings of a network that gives none.
+
+    Sprayed packets overtake each other, and need a transport that does not take that for a loss.
     """
     packet = SIMAI_PACKETS if settings.compat == "simai" else PacketSettings()
     if settings.routing == "spray":
@@ -150,7 +151,7 @@ def _times(outcome: PacketOutcome, traced: NDArray[np.int32], flows: Flows, sett
 
 
 def _total_s(flows: Flows, settings: NetworkSettings, sent_s: Floats, finish_s: Floats) -> float:
-    """When the last flow has completed; as SimAI, when the lowest rank has received and sent all of its own.
+    """Return when the last flow is complete; as SimAI, when the lowest rank has received and sent all its flows.
 
     SimAI reports rank 0 alone (`Workload::report`); where flows share links, the last rank is up to 15 % later.
     """

@@ -1,4 +1,4 @@
-"""Fabric, flows and settings as the record arrays that the packet loop runs on."""
+"""Lower fabric, flows and settings to the record arrays of the packet loop."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,7 @@ TIMELY_HEADER_BYTES = 8
 
 @dataclass(frozen=True, eq=False)
 class PacketTables:
-    """What the loop runs. Every array but the record arrays of links, nodes, flows and channels is only read."""
+    """Input of the loop. Every array but the record arrays of links, nodes, flows and channels is only read."""
 
     settings: state.PacketKernelSettings
     links: Table
@@ -40,21 +40,14 @@ class PacketTables:
     flows: Table
     channels: Table
     first: Ints
-    """The flows that wait for no other, in the order in which they begin if they begin at once."""
+    """Flows that wait for no other, in the order in which they begin if they begin at once."""
     parent_ptr: Ints
     parent: NDArray[np.int32]
-    paths: Ints
-    path_links: NDArray[np.int32]
-    replies: Ints
-    reply_links: NDArray[np.int32]
-    neighbor_start: Ints
-    neighbor_links: NDArray[np.int32]
-    distances: NDArray[np.int16]
-    """(destinations, nodes) hops; empty where paths are fixed."""
+    routes: state.RouteTables
 
 
 def tables_of(fabric: Fabric, flows: Flows, settings: NetworkSettings, packet: PacketSettings) -> PacketTables:
-    """Everything that the loop runs on.
+    """Return the input of the loop.
 
     Raises:
         InputError: ends are not connected, or the settings do not fit the fabric.
@@ -82,22 +75,19 @@ def tables_of(fabric: Fabric, flows: Flows, settings: NetworkSettings, packet: P
         first=first,
         parent_ptr=flows.parent_ptr,
         parent=flows.parent,
-        paths=paths.pointer,
-        path_links=paths.link,
-        replies=replies.pointer,
-        reply_links=replies.link,
-        neighbor_start=graph.pointer,
-        neighbor_links=graph.direction,
-        distances=distances,
+        routes=state.RouteTables(
+            paths.pointer, paths.link, replies.pointer, replies.link, graph.pointer, graph.direction, distances
+        ),
     )
 
 
 def _fixed_routing(settings: NetworkSettings) -> NetworkSettings:
-    """The settings with one path a connection: packets that are sprayed leave it at the first switch."""
+    """Return the settings with one path for each connection: sprayed packets leave it at the first switch."""
     return msgspec.structs.replace(settings, routing="ecmp")
 
 
 def _kernel_settings(settings: NetworkSettings, packet: PacketSettings, is_lossy: bool) -> state.PacketKernelSettings:
+    """Return the loop's settings; those with the name of a field of `packet` take its value, times in picoseconds."""
     is_simai = settings.compat == "simai"
     congestion = {
         "none": state.UNCONTROLLED,
@@ -111,52 +101,35 @@ def _kernel_settings(settings: NetworkSettings, packet: PacketSettings, is_lossy
     routing = state.ECMP
     if settings.routing == "spray":
         routing = state.ADAPTIVE if packet.spray == "shortest_queue" else state.SPRAY
-    return state.PacketKernelSettings(
-        payload_bytes=settings.payload_bytes,
-        header_bytes=header_bytes,
-        ack_bytes=packet.ack_bytes,
-        window_follows_rate=packet.window_follows_rate,
-        congestion=congestion,
-        recovery=state.SELECTIVE_REPEAT if packet.recovery == "selective_repeat" else state.GO_BACK_N,
-        reordering_packets=packet.reordering_packets,
-        timeout_ps=picoseconds(packet.timeout_s) if is_lossy else 0,
-        routing=routing,
-        completes_on_ack=is_simai,
-        cut_through=packet.cut_through,
-        ack_interval_bytes=packet.ack_interval_bytes,
-        ack_first=packet.acks_first,
-        has_pfc=packet.pfc,
-        dynamic_pfc=packet.dynamic_pfc,
-        has_ecn=packet.ecn,
-        reserve_bytes=packet.reserve_bytes,
-        resume_offset_bytes=packet.resume_offset_bytes,
-        min_rate=packet.min_rate_bytes_per_s,
-        rate_ai=packet.rate_ai_bytes_per_s,
-        rate_hai=packet.rate_hai_bytes_per_s,
-        ewma_gain=packet.ewma_gain,
-        alpha_interval_ps=picoseconds(packet.alpha_interval_s),
-        decrease_interval_ps=picoseconds(packet.decrease_interval_s),
-        increase_interval_ps=picoseconds(packet.increase_interval_s),
-        fast_recovery_times=packet.fast_recovery_times,
-        clamp_target_rate=packet.clamp_target_rate,
-        dctcp_rate_ai=packet.dctcp_rate_ai_bytes_per_s,
-        target_utilisation=packet.target_utilisation,
-        most_increases=packet.most_increases,
-        fast_react=packet.fast_react,
-        timely_alpha=packet.timely_alpha,
-        timely_beta=packet.timely_beta,
-        timely_low_ps=picoseconds(packet.timely_low_s),
-        timely_high_ps=picoseconds(packet.timely_high_s),
-        timely_min_rtt_ps=picoseconds(packet.timely_min_rtt_s),
-        tick_ps=1000 if is_simai else 1,
-        most_children=0,
-        trace_interval_ps=picoseconds(packet.trace_interval_s),
-        seed=settings.seed,
-    )
+    names = state.PacketKernelSettings._fields
+    same = {name: getattr(packet, name) for name in packet.__struct_fields__ if name in names}
+    times = {f"{name[:-2]}_ps": name for name in packet.__struct_fields__ if f"{name[:-2]}_ps" in names}
+    fields: dict[str, Any] = same | {name: picoseconds(getattr(packet, field)) for name, field in times.items()}
+    if not is_lossy:
+        fields["timeout_ps"] = 0
+    fields |= {
+        "payload_bytes": settings.payload_bytes,
+        "header_bytes": header_bytes,
+        "congestion": congestion,
+        "recovery": state.SELECTIVE_REPEAT if packet.recovery == "selective_repeat" else state.GO_BACK_N,
+        "routing": routing,
+        "completes_on_ack": is_simai,
+        "ack_first": packet.acks_first,
+        "has_pfc": packet.pfc,
+        "has_ecn": packet.ecn,
+        "min_rate": packet.min_rate_bytes_per_s,
+        "rate_ai": packet.rate_ai_bytes_per_s,
+        "rate_hai": packet.rate_hai_bytes_per_s,
+        "dctcp_rate_ai": packet.dctcp_rate_ai_bytes_per_s,
+        "tick_ps": 1000 if is_simai else 1,
+        "most_children": 0,
+        "seed": settings.seed,
+    }
+    return state.PacketKernelSettings(**fields)
 
 
 def picoseconds(seconds: float) -> int:
-    """Whole picoseconds, the loop's unit of time."""
+    """Return whole picoseconds, the loop's unit of time."""
     return round(seconds * PS_PER_S)
 
 
@@ -173,7 +146,7 @@ def _links(fabric: Fabric, packet: PacketSettings, paths: Paths) -> Table:
     links.name = np.arange(len(links))
     links.error_fraction = np.repeat(fabric.error_fraction, 2)
     links.pfc_shift = packet.pfc_shift
-    # What may still arrive after a pause: a round trip's worth, and a packet at both ends.
+    # Bytes that may still arrive after a pause: a round trip's worth, and a packet at both ends.
     links.headroom_limit_bytes = 3 * rate * np.repeat(fabric.latency_s, 2) if packet.pfc else 0
     _set_marking(links, rate, fabric, packet, paths)
     return links
@@ -186,18 +159,18 @@ def _set_marking(links: Table, rate: Floats, fabric: Fabric, packet: PacketSetti
         return
     known = np.zeros(len(links), bool)
     for threshold in packet.ecn_thresholds:
-        alike = np.isclose(rate, threshold.bytes_per_s, rtol=1e-6)
-        known |= alike
-        links.ecn_min_bytes[alike], links.ecn_max_bytes[alike] = threshold.min_bytes, threshold.max_bytes
-        links.ecn_max_probability[alike] = threshold.max_probability
+        marks = np.isclose(rate, threshold.bytes_per_s, rtol=1e-6)
+        known |= marks
+        links.ecn_min_bytes[marks], links.ecn_max_bytes[marks] = threshold.min_bytes, threshold.max_bytes
+        links.ecn_max_probability[marks] = threshold.max_probability
     used = np.zeros(len(links), bool)
     used[paths.link] = True
     missing = used & ~known & (fabric.kind[links.source] == NodeKind.SWITCH) & packet.ecn
     if missing.any():
-        found = rate[np.flatnonzero(missing)[0]] / GBPS
+        port_gbps = rate[np.flatnonzero(missing)[0]] / GBPS
         listed = ", ".join(f"{threshold.bytes_per_s / GBPS:g}" for threshold in packet.ecn_thresholds)
         raise InputError(
-            f"{fabric.name} has switch ports of {found:g} Gb/s, for which no ECN threshold is given",
+            f"{fabric.name} has switch ports of {port_gbps:g} Gb/s, for which no ECN threshold is given",
             f"there are thresholds for {listed} Gb/s; without any, they follow from the rate",
         )
 
@@ -255,10 +228,10 @@ def _flow_table(
 
 
 def _channels(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> tuple[NDArray[np.int64], Table]:
-    """Of every flow the channel of its sender, -1 where that does not reduce; and the channels' records.
+    """Return the channel of every flow's sender, -1 where it does not reduce; and the records of the channels.
 
-    A round has as many chunks as SimAI thinks that there are ranks: of a group of neighbours as many as there are;
-    where ranks are `stride` apart, all of the fabric's GPUs and scale-up switches by that (`Sys::break_dimension`).
+    A round has as many chunks as SimAI counts ranks: in a group of neighbours, its ranks; where ranks are `stride`
+    apart, all of the fabric's GPUs and scale-up switches divided by the stride (`Sys::break_dimension`).
     """
     of_flow = np.full(len(flows), -1)
     reduces = np.flatnonzero(flows.reduction) if settings.compat == "simai" else np.zeros(0, np.int64)
@@ -279,7 +252,7 @@ def _channels(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> tuple[
 
 
 def _windows(fabric: Fabric, settings: NetworkSettings, paths: Paths) -> tuple[Floats, Floats]:
-    """Each path's round trip of a full packet and its bandwidth-delay product, as SimAI's `CalculateRoute` has them."""
+    """Return each path's round trip of a full packet and bandwidth-delay product, as SimAI's `CalculateRoute` does."""
     if len(paths.link) == 0:
         return np.zeros(len(paths.pointer) - 1), np.zeros(len(paths.pointer) - 1)
     lengths = np.diff(paths.pointer)
@@ -292,7 +265,7 @@ def _windows(fabric: Fabric, settings: NetworkSettings, paths: Paths) -> tuple[F
 
 
 def _sample_pairs(fabric: Fabric) -> Flows:
-    """From at most 16 GPUs, evenly spaced, to every other: where fabrics repeat, these see every kind of path."""
+    """Return flows from at most 16 GPUs, evenly spaced, to every other: in a regular fabric, every kind of path."""
     gpus = fabric.nodes_of(NodeKind.GPU)
     sources = gpus[:: -(-len(gpus) // 16)]
     source, destination = (ends.ravel() for ends in np.meshgrid(sources, gpus, indexing="ij"))
@@ -301,7 +274,7 @@ def _sample_pairs(fabric: Fabric) -> Flows:
 
 
 def _send_queues(flows: Flows, settings: NetworkSettings) -> NDArray[np.int64]:
-    """Flows of one connection go one after the other; in SimAI each is a connection of its own."""
+    """Return each flow's send queue: its connection, whose flows are sent in turn; in SimAI every flow has its own."""
     if settings.compat == "simai":
         return np.arange(len(flows))
     queue = np.zeros(len(flows), np.int64)
@@ -311,7 +284,7 @@ def _send_queues(flows: Flows, settings: NetworkSettings) -> NDArray[np.int64]:
 
 
 def _distances(fabric: Fabric, flows: Flows) -> tuple[NDArray[np.int32], NDArray[np.int16]]:
-    """Each flow's row, and for each row the hops from every node to its destination."""
+    """Return each flow's row, and for each row the hops from every node to its destination."""
     destinations, rows = np.unique(flows.destination, return_inverse=True)
     distances = np.full((len(destinations), fabric.num_nodes), np.iinfo(np.int16).max, np.int16)
     reached = np.zeros(fabric.num_nodes, np.int64)

@@ -1,4 +1,4 @@
-"""What goes first of what happens at the same time, as SimAI's ns-3 has it; queues and turns follow from it.
+"""Order events of one time as SimAI's ns-3 does; queues and turns follow from it.
 
 It runs on the UNISON kernel (Bai et al., "Unison: A Parallel-Efficient and User-Transparent Network Simulation Kernel",
 EuroSys 2024), with one thread too. That cuts the network into partitions, which send each other messages
@@ -15,20 +15,21 @@ from windtunnel.network.flows import Flows
 
 Ints = NDArray[np.int64]
 INSERTION_SORTED = 16
-"""So few elements libstdc++'s `std::sort` leaves to insertion, which keeps the order of equal ones (`_S_threshold`)."""
+"""Up to this many elements, libstdc++'s `std::sort` sorts by insertion, which keeps the order of equal ones
+(`_S_threshold`)."""
 
 
 def partitions(fabric: Fabric) -> Ints:
-    """(num_nodes,) Each node's partition: what links join whose latency is below the median; a server, or a switch."""
+    """Return (num_nodes,) partitions: nodes joined by links of less than median latency; a server, or a switch."""
     quick = with_links(fabric, fabric.latency_s < np.median(fabric.latency_s))
     return np.unique(connected_groups(quick), return_inverse=True)[1]
 
 
 def begin_order(partition: Ints, flows: Flows, first: Ints) -> Ints:
-    """The flows `first`, which wait for no other, in the order in which they begin.
+    """Return the flows `first`, which wait for no other, in the order in which they begin.
 
     A partition gets them as messages of one time and sender, written rank by rank and channel by channel. It sorts
-    these with `std::sort`, which leaves equal elements in an order of its own, and takes them from the back
+    them with `std::sort`, which leaves equal elements in an order of its own, and takes them from the back
     (`LogicalProcess::ReceiveMessages`).
     """
     receiver = partition[flows.source[first]]
@@ -40,7 +41,7 @@ def begin_order(partition: Ints, flows: Flows, first: Ints) -> Ints:
 
 @lru_cache(maxsize=64)
 def order_of_equals(count: int) -> Ints:
-    """Which of `count` equal elements `std::sort` leaves where: introsort halves stretches, and reverses each."""
+    """Return the order in which `std::sort` leaves `count` equal elements: introsort halves and reverses stretches."""
     order = np.arange(count)
     stretches = [(0, count)]
     while stretches:
@@ -56,7 +57,7 @@ def order_of_equals(count: int) -> Ints:
 
 
 def senders(partition: Ints, source: NDArray[np.int32], target: NDArray[np.int32]) -> Ints:
-    """(num_links,) Of directed links between partitions, the place of the sender among those of the target; else -1.
+    """Return (num_links,) the place of a directed link's sender among those of its target; -1 inside a partition.
 
     A partition takes its mailboxes in the order of their senders.
     """
@@ -67,8 +68,8 @@ def senders(partition: Ints, source: NDArray[np.int32], target: NDArray[np.int32
 
 
 def places(owner: NDArray[np.integer], value: NDArray[np.integer]) -> Ints:
-    """Each value's place among the different ones of its owner."""
-    most = int(value.max(initial=0)) + 1
-    different, which = np.unique(owner.astype(np.int64) * most + value, return_inverse=True)
-    owners = different // most
+    """Return each value's place among the different values of its owner."""
+    num_values = int(value.max(initial=0)) + 1
+    different, which = np.unique(owner.astype(np.int64) * num_values + value, return_inverse=True)
+    owners = different // num_values
     return (np.arange(len(different)) - np.searchsorted(owners, owners))[which]

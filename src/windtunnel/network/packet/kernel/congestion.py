@@ -21,6 +21,30 @@ from windtunnel.network.packet.kernel.state import (
 
 
 @inner
+def begin_rate(connection: Connection, max_rate: float) -> None:
+    """Set the rate to the maximum, and forget all marks, delays and telemetry."""
+    connection.max_rate = max_rate
+    connection.rate = max_rate
+    connection.target_rate = max_rate
+    connection.alpha = 1.0
+    connection.utilisation = 1.0
+    connection.rtt_difference_ps = 0.0
+    connection.last_rtt_ps = 0
+    connection.update_byte = 0
+    connection.congested_byte = 0
+    connection.num_marks = 0
+    connection.num_batch = 0
+    connection.stage = 0
+    connection.first_mark_ps = -1
+    connection.num_alpha_updates = 0
+    connection.is_marked_for_alpha = 0
+    connection.is_marked_for_rate = 0
+    connection.is_decrease_due = 0
+    connection.increase_ps = 0
+    connection.is_increase_due = 0
+
+
+@inner
 def advance_alpha(settings: PacketKernelSettings, connection: Connection, now_ps: int) -> None:
     """Update DCQCN's alpha to `now_ps`: every `alpha_interval_ps` after the first mark it rises if a mark came in
     between, and falls otherwise.
@@ -144,6 +168,26 @@ def timely_acknowledged(settings: PacketKernelSettings, connection: Connection, 
 
 
 @inner
+def hpcc_utilisation(
+    connection: Connection, stamps: Records[Stamp], seen: Records[Stamp], num_stamps: int
+) -> tuple[float, int]:
+    """Return the utilisation of the busiest hop since the stamps in `seen`, and its interval; update `seen`."""
+    utilisation = 0.0
+    interval_ps = int64(0)
+    for hop in range(num_stamps):
+        passed_ps = max(1, stamps[hop].time_ps - seen[hop].time_ps)
+        rate = (stamps[hop].sent_bytes - seen[hop].sent_bytes) * 1e12 / passed_ps
+        queue_bytes = min(stamps[hop].queue_bytes, seen[hop].queue_bytes)
+        line_rate = stamps[hop].bytes_per_s
+        used = rate / line_rate + queue_bytes * connection.max_rate / line_rate / connection.window_bytes
+        if used > utilisation:
+            utilisation = used
+            interval_ps = passed_ps
+        seen[hop] = stamps[hop]
+    return utilisation, interval_ps
+
+
+@inner
 def hpcc_acknowledged(
     settings: PacketKernelSettings,
     connection: Connection,
@@ -164,18 +208,7 @@ def hpcc_acknowledged(
         return
     if not is_round_over and not settings.fast_react:
         return
-    utilisation = 0.0
-    interval_ps = int64(0)
-    for hop in range(num_stamps):
-        passed_ps = max(1, stamps[hop].time_ps - seen[hop].time_ps)
-        rate = (stamps[hop].sent_bytes - seen[hop].sent_bytes) * 1e12 / passed_ps
-        queue_bytes = min(stamps[hop].queue_bytes, seen[hop].queue_bytes)
-        line_rate = stamps[hop].bytes_per_s
-        used = rate / line_rate + queue_bytes * connection.max_rate / line_rate / connection.window_bytes
-        if used > utilisation:
-            utilisation = used
-            interval_ps = passed_ps
-        seen[hop] = stamps[hop]
+    utilisation, interval_ps = hpcc_utilisation(connection, stamps, seen, num_stamps)
     interval_ps = min(interval_ps, connection.base_rtt_ps)
     weight = interval_ps / connection.base_rtt_ps
     connection.utilisation += weight * (utilisation - connection.utilisation)

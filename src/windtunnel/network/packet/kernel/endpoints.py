@@ -6,7 +6,13 @@ from numpy.typing import NDArray
 from windtunnel.compiled.calendar import Clock, schedule
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, int64
-from windtunnel.network.packet.kernel.congestion import acknowledged, dcqcn_decrease, dcqcn_increase, dcqcn_mark
+from windtunnel.network.packet.kernel.congestion import (
+    acknowledged,
+    begin_rate,
+    dcqcn_decrease,
+    dcqcn_increase,
+    dcqcn_mark,
+)
 from windtunnel.network.packet.kernel.flows import release, sent
 from windtunnel.network.packet.kernel.queues import (
     DECREASE,
@@ -34,6 +40,7 @@ from windtunnel.network.packet.kernel.state import (
     WAITING,
     Connection,
     ConnectionTable,
+    Counters,
     FabricTables,
     FeedbackTables,
     Flow,
@@ -110,6 +117,29 @@ def wake(
 
 
 @inner
+def take_bytes(
+    settings: PacketKernelSettings,
+    sacks: NDArray[np.uint64],
+    connection: Connection,
+    number: int,
+    counters: Records[Counters],
+) -> int:
+    """Advance a connection by one packet, sent again or new; return the packet's first byte."""
+    byte = int64(-1)
+    if settings.recovery == SELECTIVE_REPEAT:
+        byte = next_gap(settings, sacks, connection, number)
+    if byte >= 0:
+        connection.retry_byte = byte + settings.payload_bytes
+        counters[0].num_repeated_packets += 1
+        return byte
+    byte = int64(connection.next_byte)
+    if byte < connection.highest_byte:
+        counters[0].num_repeated_packets += 1
+    connection.next_byte = min(byte + settings.payload_bytes, connection.size_bytes)
+    return byte
+
+
+@inner
 def next_data_packet(
     settings: PacketKernelSettings,
     flows: FlowTables,
@@ -129,17 +159,7 @@ def next_data_packet(
         if not may_send(settings, sacks, connection, number):
             free_if_complete(counters, connections, number)
             continue
-        byte = int64(-1)
-        if settings.recovery == SELECTIVE_REPEAT:
-            byte = next_gap(settings, sacks, connection, number)
-        if byte >= 0:
-            connection.retry_byte = byte + settings.payload_bytes
-            counters[0].num_repeated_packets += 1
-        else:
-            byte = connection.next_byte
-            if byte < connection.highest_byte:
-                counters[0].num_repeated_packets += 1
-            connection.next_byte = min(byte + settings.payload_bytes, connection.size_bytes)
+        byte = take_bytes(settings, sacks, connection, number, counters)
         num_bytes = min(settings.payload_bytes, connection.size_bytes - byte) + settings.header_bytes
         free_ps = clock.calendar[0].now_ps + sending_ps(settings, link, num_bytes)
         if connection.next_byte > connection.highest_byte:
@@ -260,7 +280,6 @@ def begin(
     connection.state = IDLE
     connection.num_packets = 0
     connection.is_complete = 0
-    connection.is_decrease_due = 0
     connection.size_bytes = record.size_bytes
     connection.window_bytes = record.window_bytes
     connection.base_rtt_ps = record.base_rtt_ps
@@ -274,24 +293,7 @@ def begin(
     connection.highest_byte = 0
     connection.progress_ps = now_ps
     connection.next_send_ps = now_ps
-    connection.max_rate = 1e12 / link.ps_per_byte
-    connection.rate = connection.max_rate
-    connection.target_rate = connection.max_rate
-    connection.alpha = 1.0
-    connection.utilisation = 1.0
-    connection.rtt_difference_ps = 0.0
-    connection.last_rtt_ps = 0
-    connection.update_byte = 0
-    connection.congested_byte = 0
-    connection.num_marks = 0
-    connection.num_batch = 0
-    connection.stage = 0
-    connection.first_mark_ps = -1
-    connection.num_alpha_updates = 0
-    connection.is_marked_for_alpha = 0
-    connection.is_marked_for_rate = 0
-    connection.increase_ps = 0
-    connection.is_increase_due = 0
+    begin_rate(connection, 1e12 / link.ps_per_byte)
     if settings.recovery == SELECTIVE_REPEAT:
         half = sacks.shape[0] // 2
         for word in range(sacks.shape[1]):

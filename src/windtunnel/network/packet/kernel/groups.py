@@ -1,11 +1,11 @@
-"""Before the run: hops to the destinations of flows, and groups of flows that may influence each other."""
+"""Prepare a run: hops to the destinations of flows, and groups of flows that may influence each other."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.compiled.jit import entry, inner
 from windtunnel.compiled.records import Ints, Records, int64
-from windtunnel.network.packet.kernel.state import GPU, Channel, Flow
+from windtunnel.network.packet.kernel.state import GPU, Channel, Flow, RouteTables
 from windtunnel.network.routing import RoutingGraph
 
 
@@ -57,10 +57,7 @@ def find_groups(
     channels: Records[Channel],
     parent_ptr: Ints,
     parent: Ints,
-    paths: Ints,
-    path_links: Ints,
-    replies: Ints,
-    reply_links: Ints,
+    routes: RouteTables,
     num_queues: int,
     group: NDArray[np.int64],
 ) -> None:
@@ -68,10 +65,11 @@ def find_groups(
     or one begins after the other.
 
     Args:
-        group: (flows + links + channels + send queues,) left with the least flow that each is joined to.
+        group: (flows + links + channels + send queues,) out: the least flow that each is joined to.
     """
     first_queue = group.size - num_queues
     first_channel = first_queue - channels.size
+    paths, path_links, replies, reply_links = routes.paths, routes.path_links, routes.replies, routes.reply_links
     for item in range(group.size):
         group[item] = item
     for flow in range(flows.size):
