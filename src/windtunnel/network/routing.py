@@ -1,6 +1,6 @@
-"""Shortest paths through a fabric; among equal ones, the one that switches choose by hash (ECMP).
+"""Find shortest paths through a fabric; among equal ones, the path that switches choose by hash (ECMP).
 
-A link has two directions: 2 * link from its first end to its second, 2 * link + 1 back. GPUs pass nothing on unless the
+A link has two directions: 2 * link from its first end to its second, 2 * link + 1 back. GPUs forward nothing unless the
 fabric says so. Where a next hop is a scale-up switch, only such are used, as in SimAI 1.6's ns-3 (`CalculateRoute`).
 """
 
@@ -31,7 +31,7 @@ class RoutingGraph(NamedTuple):
     kind: NDArray[np.int8]
     """(num_nodes,) 0 for GPUs, 1 for scale-up switches, 2 for other switches."""
     gpus_forward: bool
-    """Whether GPUs pass on traffic of others."""
+    """Whether GPUs forward the traffic of others."""
 
 
 class PairTables(NamedTuple):
@@ -40,7 +40,7 @@ class PairTables(NamedTuple):
     source: Ints
     destination: Ints
     ports: Ints
-    """They feed the hash: the source's port in the low 16 bits, the destination's above."""
+    """Input of the hash: the source's port in the low 16 bits, the destination's above."""
 
 
 class SearchTables(NamedTuple):
@@ -56,7 +56,7 @@ class SearchTables(NamedTuple):
     """`levels[k]` counts the forward nodes within distance k."""
     stack: NDArray[np.int32]
     inflow: NDArray[np.float64]
-    """What part of a sprayed flow reaches each node; 0 everywhere between searches."""
+    """Fraction of a sprayed flow that reaches each node; 0 everywhere between searches."""
 
 
 class PathRows(NamedTuple):
@@ -65,7 +65,7 @@ class PathRows(NamedTuple):
     pointer: NDArray[np.int64]
     link: NDArray[np.int32]
     share: NDArray[np.float64]
-    """The part of a flow that each link carries; written only where flows are sprayed."""
+    """Fraction of a flow on each link; written only where flows are sprayed."""
 
 
 @inner
@@ -110,6 +110,37 @@ def _may_cross(node: int, source: int, destination: int, graph: RoutingGraph) ->
 
 
 @inner
+def _expand(
+    nodes: NDArray[np.int32],
+    first: int,
+    last: int,
+    reached: NDArray[np.int8],
+    facing: NDArray[np.int8],
+    source: int,
+    destination: int,
+    graph: RoutingGraph,
+) -> tuple[int, bool]:
+    """Reach the neighbours of the outermost nodes of a search, `nodes[first:last]`; append them to `nodes`.
+
+    Returns:
+        (number of `nodes`, whether the search that faces this one has reached any of them)
+    """
+    level = reached[nodes[first]] + 1
+    num_nodes, met = last, False
+    for i in range(first, last):
+        node = nodes[i]
+        for e in range(graph.pointer[node], graph.pointer[node + 1]):
+            other = graph.neighbor[e]
+            if reached[other] == UNKNOWN and _may_cross(other, source, destination, graph):
+                reached[other] = level
+                nodes[num_nodes] = other
+                num_nodes += 1
+                if facing[other] != UNKNOWN:
+                    met = True
+    return num_nodes, met
+
+
+@inner
 def _search(source: int, destination: int, graph: RoutingGraph, search: SearchTables) -> tuple[int, int, int, int]:
     """Search breadth-first from both ends until the searches meet.
 
@@ -118,7 +149,7 @@ def _search(source: int, destination: int, graph: RoutingGraph, search: SearchTa
     Returns:
         (distance or -1, nodes reached forward, levels of the forward search, nodes reached backward)
     """
-    pointer, neighbor = graph.pointer, graph.neighbor
+    pointer = graph.pointer
     ahead, behind = search.ahead, search.behind
     forward_nodes, backward_nodes, levels = search.forward_nodes, search.backward_nodes, search.levels
     ahead[source], behind[destination] = 0, 0
@@ -137,34 +168,15 @@ def _search(source: int, destination: int, graph: RoutingGraph, search: SearchTa
             work_backward += pointer[backward_nodes[i] + 1] - pointer[backward_nodes[i]]
         if work_forward == 0 or work_backward == 0:
             return -1, num_forward, far_forward, num_backward
-        met = False
         if work_forward <= work_backward:
             last = num_forward
-            for i in range(first_forward, last):
-                node = forward_nodes[i]
-                for e in range(pointer[node], pointer[node + 1]):
-                    other = neighbor[e]
-                    if ahead[other] == UNKNOWN and _may_cross(other, source, destination, graph):
-                        ahead[other] = far_forward + 1
-                        forward_nodes[num_forward] = other
-                        num_forward += 1
-                        if behind[other] != UNKNOWN:
-                            met = True
+            num_forward, met = _expand(forward_nodes, first_forward, last, ahead, behind, source, destination, graph)
             first_forward = last
             far_forward += 1
             levels[far_forward] = num_forward
         else:
             last = num_backward
-            for i in range(first_backward, last):
-                node = backward_nodes[i]
-                for e in range(pointer[node], pointer[node + 1]):
-                    other = neighbor[e]
-                    if behind[other] == UNKNOWN and _may_cross(other, source, destination, graph):
-                        behind[other] = far_backward + 1
-                        backward_nodes[num_backward] = other
-                        num_backward += 1
-                        if ahead[other] != UNKNOWN:
-                            met = True
+            num_backward, met = _expand(backward_nodes, first_backward, last, behind, ahead, source, destination, graph)
             first_backward = last
             far_backward += 1
         if met:
@@ -236,7 +248,7 @@ def trace_paths(
             if spray:
                 count = _spread(begin, end, distance, graph, search, paths, written)
             else:
-                count = _walk(begin, end, distance, pairs.ports[i], seed, graph, behind, paths.link, written)
+                count = _write_path(begin, end, distance, pairs.ports[i], seed, graph, behind, paths.link, written)
             if count < 0 or written + count > len(paths.link):
                 status = -1
             else:
@@ -262,7 +274,7 @@ def _next_hops(node: int, closer: int, graph: RoutingGraph, behind: NDArray[np.i
 
 
 @inner
-def _walk(
+def _write_path(
     begin: int,
     end: int,
     distance: int,

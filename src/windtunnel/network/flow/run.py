@@ -41,7 +41,7 @@ def run_flow_level(
         flows: the flows to time.
         settings: packet sizes, latencies and routing.
         paths: their paths; shortest paths where left out.
-        loads: what each flow puts on links, if that is not its path: a flow that represents its equivalence class.
+        loads: each flow's load on links where that is not its path: a flow that represents its equivalence class.
         shared: whether flows that cross a link share it; else each has all of it.
 
     Raises:
@@ -50,10 +50,7 @@ def run_flow_level(
     """
     paths = paths or find_paths(fabric, flows, settings)
     table = _flow_table(fabric, flows, settings, paths)
-    links: Table = np.zeros(2 * fabric.num_links, flow_kernel.LINK).view(np.recarray)
-    links.rate = np.repeat(data_bytes_per_s(fabric, settings), 2)
-    links.first = -1
-    links.stamp = -1
+    links = _link_table(fabric, settings)
     loads = loads or paths
     path = _path_table(links.rate, paths, loads)
     if not shared:
@@ -115,6 +112,14 @@ def _flow_table(fabric: Fabric, flows: Flows, settings: NetworkSettings, paths: 
     table.waiting[follower[follower >= 0]] += 1
     table.path = paths.of_flow
     return table
+
+
+def _link_table(fabric: Fabric, settings: NetworkSettings) -> Table:
+    links: Table = np.zeros(2 * fabric.num_links, flow_kernel.LINK).view(np.recarray)
+    links.rate = np.repeat(data_bytes_per_s(fabric, settings), 2)
+    links.first = -1
+    links.stamp = -1
+    return links
 
 
 def _path_table(rates: NDArray[np.float64], paths: Paths, loads: Paths) -> Table:
