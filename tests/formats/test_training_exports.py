@@ -13,7 +13,7 @@ from windtunnel.errors import InputError
 from windtunnel.formats.aicb.csv_records import read_records, records_text
 from windtunnel.formats.aicb.training import training_records
 from windtunnel.formats.chakra.read import read_trace
-from windtunnel.formats.chakra.schema import ChakraTrace, Collective, NodeKind
+from windtunnel.formats.chakra.schema import ChakraCollective, ChakraKind, ChakraTrace
 from windtunnel.formats.chakra.training import GroupNames, training_traces, write_training_traces
 from windtunnel.formats.simai.read import read_workload
 from windtunnel.formats.simai.schema import SimaiWorkload, meaning
@@ -262,15 +262,15 @@ def test_chakra_traces_run_to_their_end(name: str) -> None:
                 if not set(node.data_dependencies) <= done[rank]:
                     left.append(node)
                     continue
-                if node.kind is NodeKind.RECEIVE:
+                if node.kind is ChakraKind.RECEIVE:
                     key = tuple(node.get(part) for part in ("comm_src", "comm_dst", "comm_tag", "comm_size"))
                     if not sent[key]:
                         left.append(node)
                         continue
                     sent[key] -= 1
-                elif node.kind is NodeKind.SEND:
+                elif node.kind is ChakraKind.SEND:
                     sent[tuple(node.get(part) for part in ("comm_src", "comm_dst", "comm_tag", "comm_size"))] += 1
-                elif node.kind is NodeKind.COLLECTIVE:
+                elif node.kind is ChakraKind.COLLECTIVE:
                     group = str(node.get("pg_name"))
                     key = (
                         group,
@@ -296,15 +296,15 @@ def test_chakra_sizes_are_what_astra_sim_counts() -> None:
     traces, names = traces_of(setup)
     ranks_of = {number: ranks for ranks, number in names.names.items()} | {"0": names.world}
     operations = {
-        Collective.ALL_REDUCE: "all_reduce",
-        Collective.ALL_GATHER: "all_gather",
-        Collective.REDUCE_SCATTER: "reduce_scatter",
+        ChakraCollective.ALL_REDUCE: "all_reduce",
+        ChakraCollective.ALL_GATHER: "all_gather",
+        ChakraCollective.REDUCE_SCATTER: "reduce_scatter",
     }
     found: Counter[str] = Counter()
     for node in traces[0].nodes:
-        if node.kind is NodeKind.COLLECTIVE and node.get("pg_name") != "0":
-            kind = Collective(int(str(node.get("comm_type"))))
-            share = len(ranks_of[str(node.get("pg_name"))]) if kind is Collective.ALL_GATHER else 1
+        if node.kind is ChakraKind.COLLECTIVE and node.get("pg_name") != "0":
+            kind = ChakraCollective(int(str(node.get("comm_type"))))
+            share = len(ranks_of[str(node.get("pg_name"))]) if kind is ChakraCollective.ALL_GATHER else 1
             found[operations[kind]] += int(str(node.get("comm_size"))) * share
     wanted: Counter[str] = Counter()
     for (_, op), size in in_program(setup).items():
@@ -314,7 +314,7 @@ def test_chakra_sizes_are_what_astra_sim_counts() -> None:
 
 def test_chakra_durations_add_up_to_a_microsecond() -> None:
     traces = dict(training_traces(setup_of(**JOBS["dense"]), lambda task: 0.3e-6 * task.count))
-    nodes = [node for node in traces[0].nodes if node.kind is NodeKind.COMPUTE]
+    nodes = [node for node in traces[0].nodes if node.kind is ChakraKind.COMPUTE]
     exact_us = sum(int(str(node.get("exact_ns"))) for node in nodes) / 1000
     assert sum(node.duration_us for node in nodes) == pytest.approx(exact_us, abs=1 + 0.0005 * len(nodes))
 

@@ -21,20 +21,20 @@ DESCRIPTIONS = (JOB, MEGATRON, AICB_COMMAND)
 
 
 @dataclass(frozen=True)
-class Launch:
-    """What arguments leave open."""
+class JobLaunch:
+    """Values that arguments leave open."""
 
     device: str | None = None
     num_devices: int | None = None
     overrides: Mapping[str, Any] | None = None
-    """Of a job's file: dotted path -> value."""
+    """Overrides of a job's file: dotted path -> value."""
 
 
-def read_job(path: Path, kind: str, launch: Launch) -> tuple[TrainingJob, tuple[str, ...]]:
-    """The job that a file of one of `DESCRIPTIONS` describes, and the arguments in it that were not read.
+def read_job(path: Path, kind: str, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...]]:
+    """Read the job that a file of one of `DESCRIPTIONS` describes, and the arguments in it that were ignored.
 
     Raises:
-        InputError: the file is wrong, or leaves open what `launch` does not say.
+        InputError: the file is wrong, or leaves a value open that `launch` does not give.
     """
     if kind == JOB:
         return load(path, dict(launch.overrides or {})), ()
@@ -43,8 +43,8 @@ def read_job(path: Path, kind: str, launch: Launch) -> tuple[TrainingJob, tuple[
     if kind == MEGATRON:
         if launch.device is None:
             raise InputError("--device is missing: Megatron's arguments do not name one", "windtunnel catalog devices")
-        found = read_megatron_arguments(read_text(path), launch.device, launch.num_devices)
-        return found.job, found.unread
+        read = read_megatron_arguments(read_text(path), launch.device, launch.num_devices)
+        return read.job, read.unread
     arguments = read_command(read_text(path)).arguments
     if not isinstance(arguments, TrainingArguments):
         raise InputError("an inference workload is no training job", "write AICB's own file with --compat aicb")
@@ -54,18 +54,18 @@ def read_job(path: Path, kind: str, launch: Launch) -> tuple[TrainingJob, tuple[
     return job_of(arguments, device), ()
 
 
-def aicb_file(path: Path, kind: str, launch: Launch, target: str | None, times: Path | None) -> GeneratedFile:
-    """What AICB itself writes: for its own command, or for another job in AICB's arguments.
+def aicb_file(path: Path, kind: str, launch: JobLaunch, target: str | None, times: Path | None) -> GeneratedFile:
+    """Return the file that AICB itself writes: for its own command, or for another job in AICB's arguments.
 
     Args:
         path: a file of one of `DESCRIPTIONS`.
-        kind: which.
-        launch: what its arguments leave open.
+        kind: its kind.
+        launch: values that its arguments leave open.
         target: `simai` or `aicb`, where the file is not a command of AICB.
         times: an AIOB file.
 
     Raises:
-        InputError: AICB would fail, or has no argument for what the job has.
+        InputError: AICB would fail, or has no argument for a part of the job.
     """
     if kind == AICB_COMMAND:
         return generate(read_command(read_text(path)), times)

@@ -57,4 +57,5 @@ def decode_json(path: Path, kind: type[T], what: str, hint: str | None = None) -
     except msgspec.ValidationError as error:
         raise InputError(f"{path} is not {what}: {error}", hint) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read as JSON: {error}", "is the file cut off?") from None
+        text = f"{path} is not {what}: it cannot be read as JSON: {error}"
+        raise InputError(text, "is the file cut off?") from None

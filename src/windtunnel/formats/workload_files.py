@@ -11,7 +11,7 @@ from windtunnel.formats.aicb.aiob_times import read_aiob_times
 from windtunnel.formats.aicb.csv_records import COLUMNS, RecordList, read_records
 from windtunnel.formats.captures import kineto, pytorch_trace
 from windtunnel.formats.chakra.read import read_trace
-from windtunnel.formats.chakra.schema import ChakraTrace, Collective, NodeKind
+from windtunnel.formats.chakra.schema import ChakraCollective, ChakraKind, ChakraTrace
 from windtunnel.formats.collective_calls import CollectiveCall, totals
 from windtunnel.formats.simai.read import read_workload
 from windtunnel.formats.simai.schema import POLICIES, SimaiWorkload, meaning
@@ -30,30 +30,30 @@ _KNOWN_HINT = "`windtunnel workload --help` lists what is"
 _CHAKRA_START = re.compile(rb"[\x02-\xff]{1,3}?\n[\x05-\x10]\d+\.\d+\.\d+")
 """The length of the metadata, then its first field, the version."""
 
-_COLLECTIVES: dict[int, str] = {one.value: one.name.lower() for one in Collective}
+_COLLECTIVES: dict[int, str] = {member.value: member.name.lower() for member in ChakraCollective}
 _AICB_GROUPS = {"ep_dp_group": "dp_ep", "all": "all"}
 _AICB_SCRIPT = re.compile(r"^[^#\n]*\b(?:ba)?sh\s+\S*?(?:_workload_with_aiob|megatron_gpt|deepspeed_llama)\.sh\b", re.M)
-"""A line that runs one of its scripts."""
+"""A line that runs one of AICB's scripts."""
 _AICB_KINDS = {"isend": "send", "irecv": "receive"}
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a workload holds."""
+    """Summary of a workload."""
 
     kind: str
     facts: tuple[tuple[str, str], ...]
     """Label and value, for people."""
     calls: tuple[CollectiveCall, ...]
-    """Equal ones added up."""
+    """Collectives, equal ones added up."""
     compute_s: float | None = None
-    """Of all computation, where the file has times."""
+    """Time of all computation, where the file has times."""
     modules_s: Mapping[str, float] | None = None
-    """Of AIOB files: the mean time of each module."""
+    """Mean time of each module, for AIOB files."""
 
 
 def recognise(path: Path) -> str:
-    """Which format a file has, by what is in it.
+    """Return the format of a file, by its content.
 
     Raises:
         InputError: the file is missing, empty, or of no known format.
@@ -88,7 +88,7 @@ def recognise(path: Path) -> str:
 
 
 def read_contents(path: Path, kind: str) -> Contents:
-    """What a file of a format that needs no more than itself holds.
+    """Read a file of a format that needs no other file.
 
     Raises:
         InputError: the file is wrong; names the line or byte.
@@ -111,12 +111,14 @@ def read_contents(path: Path, kind: str) -> Contents:
 
 
 def job_contents(setup: TrainingSetup, device: int) -> Contents:
-    """What one rank of a pipeline device sends in a step of a job."""
-    known = setup.degrees
+    """Return the messages of one rank of a pipeline device in a step of a job."""
+    degrees, names = setup.degrees, ("tp", "cp", "pp", "dp", "ep")
+    ranks = ", ".join(f"{name} {getattr(degrees, name)}" for name in names)
+    microbatches = f"{degrees.num_microbatches} of {degrees.micro_batch} x {setup.job.sequence_tokens:,} tokens"
     facts = (
         ("model", f"{setup.model.name}, {format_count(setup.model.num_layers, 'layer')}"),
-        ("ranks", f"{known.num_devices:,}: tp {known.tp}, cp {known.cp}, pp {known.pp}, dp {known.dp}, ep {known.ep}"),
-        ("micro-batches", f"{known.num_microbatches} of {known.micro_batch} x {setup.job.sequence_tokens:,} tokens"),
+        ("ranks", f"{degrees.num_devices:,}: {ranks}"),
+        ("micro-batches", microbatches),
         ("shown", f"one rank of pipeline device {device}, one step"),
     )
     return Contents(JOB, facts, tuple(totals(_job_calls(setup, device))))
@@ -140,15 +142,9 @@ def _job_calls(setup: TrainingSetup, device: int) -> Iterator[CollectiveCall]:
 def _simai(workload: SimaiWorkload) -> Contents:
     header = workload.header
     facts = [("policy", workload.policy), ("lines", f"{workload.num_layers:,}")]
-    labels = (
-        ("tp", "tp"),
-        ("ep", "ep"),
-        ("pp", "pp"),
-        ("vpp", "vpp"),
-        ("num_microbatches", "ga"),
-        ("num_devices", "gpus"),
-    )
-    degrees = [f"{label} {getattr(header, name)}" for name, label in labels if getattr(header, name) is not None]
+    values = (header.tp, header.ep, header.pp, header.vpp, header.num_microbatches, header.num_devices)
+    labels = ("tp", "ep", "pp", "vpp", "ga", "gpus")
+    degrees = [f"{label} {value}" for label, value in zip(labels, values, strict=True) if value is not None]
     if degrees:
         facts.append(("degrees", ", ".join(degrees)))
     compute_ns = sum(
@@ -169,15 +165,16 @@ def _simai_calls(workload: SimaiWorkload) -> Iterator[CollectiveCall]:
         for layer in block.layers:
             phases = ((layer.forward, False), (layer.input_gradient, False), (layer.weight_gradient, True))
             for phase, is_weight in phases:
-                said = meaning(phase.collective, is_weight)
-                if said:
-                    yield CollectiveCall(said[0], said[1], sizes[said[1]], phase.size_bytes, block.repeats)
+                collective = meaning(phase.collective, is_weight)
+                if collective:
+                    operation, group = collective
+                    yield CollectiveCall(operation, group, sizes[group], phase.size_bytes, block.repeats)
 
 
 def _aicb(lists: list[RecordList]) -> Contents:
-    facts = [("lists", str(len(lists))), ("lines", f"{sum(one.num_records for one in lists):,}")]
-    facts += [("ranks", one.title) for one in lists if one.title]
-    records = [record for one in lists for record in one.records()]
+    facts = [("lists", str(len(lists))), ("lines", f"{sum(part.num_records for part in lists):,}")]
+    facts += [("ranks", part.title) for part in lists if part.title]
+    records = [record for part in lists for record in part.records()]
     products = [record for record in records if record.kind == "computation"]
     if products:
         facts.append(("products", f"{len(products):,} of matrices"))
@@ -199,16 +196,16 @@ def _aicb(lists: list[RecordList]) -> Contents:
 
 def _chakra(trace: ChakraTrace) -> Contents:
     facts = (("version", trace.version), ("nodes", f"{len(trace.nodes):,}"))
-    compute_us = sum(node.duration_us for node in trace.nodes if node.kind is NodeKind.COMPUTE)
+    compute_us = sum(node.duration_us for node in trace.nodes if node.kind is ChakraKind.COMPUTE)
     return Contents(CHAKRA, facts, tuple(totals(_chakra_calls(trace))), compute_us * 1e-6 if compute_us else None)
 
 
 def _chakra_calls(trace: ChakraTrace) -> Iterator[CollectiveCall]:
-    kinds = {NodeKind.SEND: "send", NodeKind.RECEIVE: "receive"}
+    kinds = {ChakraKind.SEND: "send", ChakraKind.RECEIVE: "receive"}
     for node in trace.nodes:
         raw = node.get("comm_size")
         size = raw if isinstance(raw, int) else None
-        if node.kind is NodeKind.COLLECTIVE:
+        if node.kind is ChakraKind.COLLECTIVE:
             raw = node.get("comm_type")
             name = _COLLECTIVES.get(raw, f"collective {raw!r}") if isinstance(raw, int) else "collective"
             yield CollectiveCall(name, str(node.get("pg_name") or ""), None, size)
@@ -223,6 +220,6 @@ def _kineto(trace: kineto.KinetoTrace) -> Contents:
         facts.append(("kernels", f"{len(kernels):,}"))
     if (job := trace.distributed_info) is not None:
         facts.append(("rank", f"{job.rank} of {job.world_size}, {job.backend}"))
-    compute_us = sum(kernel.duration_us for kernel in kernels if "Collective name" not in kernel.args)
+    compute_us = sum(kernel.duration_us for kernel in kernels if "ChakraCollective name" not in kernel.args)
     calls = tuple(totals(kineto.collective_calls(trace)))
     return Contents(KINETO, tuple(facts), calls, compute_us * 1e-6 if kernels else None)

@@ -16,7 +16,7 @@ import nsys_report
 from windtunnel.errors import InputError
 from windtunnel.formats.captures.capture import CLASSES, GRAPH, Capture, within
 from windtunnel.formats.captures.kernel_time import (
-    Statistics,
+    NameStatistics,
     call_time,
     class_time,
     copy_bytes,
@@ -46,7 +46,9 @@ def capture(request: pytest.FixtureRequest, tmp_path: Path) -> Capture:
     return read_capture(tmp_path / "s.sqlite")
 
 
-def check(capture: Capture, found: Statistics, report: str, name: str, unit: str, scale: float, decimals: int) -> None:
+def check(
+    capture: Capture, found: NameStatistics, report: str, name: str, unit: str, scale: float, decimals: int
+) -> None:
     """Every statistic of every row, to the last digit that `nsys stats` prints."""
     rows = {row[name]: row for row in printed(report)}
     assert [capture.names[code] for code in found.names] == list(rows)

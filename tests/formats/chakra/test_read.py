@@ -8,18 +8,25 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
 from windtunnel.formats.chakra.read import _read_varint, read_trace
-from windtunnel.formats.chakra.schema import Attribute, ChakraTrace, Collective, Node, NodeKind, Operands
+from windtunnel.formats.chakra.schema import (
+    Attribute,
+    ChakraCollective,
+    ChakraKind,
+    ChakraNode,
+    ChakraTrace,
+    Operands,
+)
 from windtunnel.formats.chakra.write import trace_bytes, write_trace
 
 SAMPLE = ChakraTrace(
     (
-        Node(
+        ChakraNode(
             1,
             "all_reduce_4npus_1MB",
-            NodeKind.COLLECTIVE,
+            ChakraKind.COLLECTIVE,
             attributes=(
                 Attribute("is_cpu_op", "bool", value=False),
-                Attribute("comm_type", "int64", Collective.ALL_REDUCE),
+                Attribute("comm_type", "int64", ChakraCollective.ALL_REDUCE),
                 Attribute("comm_size", "int64", 1 << 20),
             ),
         ),
@@ -60,10 +67,10 @@ attributes = st.lists(st.sampled_from(sorted(SCALARS)).flatmap(of_kind), max_siz
 operands = st.one_of(st.none(), st.builds(Operands, st.text(max_size=5), st.text(max_size=5), st.text(max_size=5)))
 lists_of_ids = st.lists(ids, max_size=3).map(tuple)
 nodes = st.builds(
-    Node,
+    ChakraNode,
     ids,
     st.text(max_size=8),
-    st.sampled_from(NodeKind),
+    st.sampled_from(ChakraKind),
     lists_of_ids,
     lists_of_ids,
     ids,
@@ -112,7 +119,7 @@ def test_packed_files_are_written_and_read(tmp_path: Path) -> None:
 
 
 def test_unpacked_lists_and_unknown_fields_are_read(tmp_path: Path) -> None:
-    # Node 2 depends on 5 and 6, one field each; field 99 is of no schema yet.
+    # ChakraNode 2 depends on 5 and 6, one field each; field 99 is of no schema yet.
     node = b"\x08\x02" + b"\x28\x05" + b"\x28\x06" + b"\x9a\x06\x01x"
     (found,) = read(tmp_path, b"\x00" + bytes([len(node)]) + node).nodes
     assert (found.id, found.data_dependencies) == (2, (5, 6))
@@ -127,7 +134,7 @@ def test_unpacked_lists_and_unknown_fields_are_read(tmp_path: Path) -> None:
         (b"\xff", "byte 0: it ends within a number"),
         (b"\xff" * 20, "more than ten bytes"),
         (b'{"schemaVersion": 1, "traceEvents": []}' * 9, "no message of a Chakra trace"),
-        (b"\x00\x02\x18\x63", "node 1 is no message of a Chakra trace: 99 is not a valid NodeKind"),
+        (b"\x00\x02\x18\x63", "node 1 is no message of a Chakra trace: 99 is not a valid ChakraKind"),
         (b"\x00\x02\x12\x09", "field 2 is cut off"),
         (b"\x00\x02\x0f\x09", "wire type 7 is unknown"),
     ],
@@ -178,7 +185,7 @@ def protobuf_messages() -> tuple[Any, Any]:
     message("Attribute", (1, "name", "string"), (2, "doc_string", "string"), *values, oneof=True)
     message("Metadata", (1, "version", "string"), (2, "attr", "Attribute*"))
     message(
-        "Node",
+        "ChakraNode",
         (1, "id", "uint64"),
         (2, "name", "string"),
         (3, "type", "int32"),
@@ -192,7 +199,7 @@ def protobuf_messages() -> tuple[Any, Any]:
     )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    metadata, node = (pool.FindMessageTypeByName(f"et.{name}") for name in ("Metadata", "Node"))
+    metadata, node = (pool.FindMessageTypeByName(f"et.{name}") for name in ("Metadata", "ChakraNode"))
     return message_factory.GetMessageClass(metadata), message_factory.GetMessageClass(node)
 
 

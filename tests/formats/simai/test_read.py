@@ -11,8 +11,8 @@ from windtunnel.formats.simai.schema import (
     MICRO,
     OPERATIONS,
     Block,
+    FilePhase,
     Header,
-    Phase,
     SimaiWorkload,
     WorkloadLayer,
     meaning,
@@ -25,7 +25,7 @@ LINE = "embedding_layer -1 1000 ALLREDUCE 16777216 1 NONE 0 1 NONE 0 1"
 
 WORDS = ("NONE", *(word + suffix for word in OPERATIONS for suffix in ("", "_EP", "_DP_EP")))
 numbers = st.integers(0, 2**40)
-phases = st.builds(Phase, numbers, st.sampled_from(WORDS), numbers)
+phases = st.builds(FilePhase, numbers, st.sampled_from(WORDS), numbers)
 layers = st.builds(WorkloadLayer, st.sampled_from(["mlp_row", "grad_gather"]), phases, phases, phases, numbers)
 degrees = st.integers(1, 64)
 headers = st.one_of(
@@ -88,14 +88,14 @@ def test_files_of_2024_have_tabs_blanks_and_only_tensor_parallelism(tmp_path: Pa
     found = read_workload(written(tmp_path, text))
     assert found.header == Header(tp=2)
     first, second = found.layers()
-    assert first.forward == Phase(0, "BROADCAST", 16384)
-    assert second.weight_gradient == Phase(1, "REDUCESCATTER", 1889785610)
+    assert first.forward == FilePhase(0, "BROADCAST", 16384)
+    assert second.weight_gradient == FilePhase(1, "REDUCESCATTER", 1889785610)
 
 
 def test_micro_files_have_no_settings(tmp_path: Path) -> None:
     found = read_workload(written(tmp_path, "MICRO\n1\nmicro_test\t-1\t1\tNONE\t0\t1\tNONE\t0\t1\tALLTOALL\t4096\t1\n"))
     assert found.policy == MICRO
-    assert next(found.layers()).weight_gradient == Phase(1, "ALLTOALL", 4096)
+    assert next(found.layers()).weight_gradient == FilePhase(1, "ALLTOALL", 4096)
     assert workload_text(found).startswith("MICRO\n1\n")
 
 

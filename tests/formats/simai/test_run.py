@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.formats.simai.analytical import Overlap, SimaiHardware, collective_ns, run_simai_analytical
+from windtunnel.formats.simai.analytical import SimaiHardware, SimaiOverlap, collective_ns, run_simai_analytical
 from windtunnel.formats.simai.layers import read_layers
 from windtunnel.formats.simai.report import end_to_end_csv, flow_table_csv
 from windtunnel.formats.simai.schema import OPERATIONS
@@ -133,10 +133,10 @@ def test_a_wrong_workload_is_named_with_its_line(text: str, message: str, tmp_pa
 
 
 RUNS = {
-    "readme9216": (SimaiHardware(), Overlap()),
-    "nic2x_9216": (SimaiHardware(nic_gib_per_s=97.0), Overlap()),
-    "dpo05_9216": (SimaiHardware(), Overlap(dp_fraction=0.5, ep_fraction=0.3, tp_fraction=0.3, pp_fraction=0.8)),
-    "micro8": (SimaiHardware(), Overlap()),
+    "readme9216": (SimaiHardware(), SimaiOverlap()),
+    "nic2x_9216": (SimaiHardware(nic_gib_per_s=97.0), SimaiOverlap()),
+    "dpo05_9216": (SimaiHardware(), SimaiOverlap(dp_fraction=0.5, ep_fraction=0.3, tp_fraction=0.3, pp_fraction=0.8)),
+    "micro8": (SimaiHardware(), SimaiOverlap()),
 }
 
 

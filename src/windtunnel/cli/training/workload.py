@@ -65,7 +65,7 @@ def command(file: Path, target: str | None, compat: str | None, out: str | None,
     windtunnel workload job.yaml --write simai --out workload.txt
     windtunnel workload aicb_command.txt --compat aicb --out results/
     """
-    from windtunnel.formats.job_files import DESCRIPTIONS, Launch, aicb_file, read_job
+    from windtunnel.formats.job_files import DESCRIPTIONS, JobLaunch, aicb_file, read_job
     from windtunnel.formats.workload_files import job_contents, read_contents, recognise
     from windtunnel.training.setup import resolve
 
@@ -75,7 +75,7 @@ def command(file: Path, target: str | None, compat: str | None, out: str | None,
             raise InputError(f"{file} is a {kind}; only jobs and their arguments are written in other formats")
         _show(read_contents(file, kind), options["as_json"])
         return
-    launch = Launch(options["device"], options["num_devices"], assignments(options["settings"]))
+    launch = JobLaunch(options["device"], options["num_devices"], assignments(options["settings"]))
     if compat is not None:
         _deliver(aicb_file(file, kind, launch, target, options["times"]), out, options["overwrite"])
         return

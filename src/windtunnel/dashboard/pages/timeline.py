@@ -14,7 +14,7 @@ from windtunnel.dashboard.pages.run import head
 from windtunnel.dashboard.results import records
 from windtunnel.dashboard.state import Dashboard
 from windtunnel.errors import InputError
-from windtunnel.formats.timeline.plan import Batches, batches_by_track
+from windtunnel.formats.timeline.plan import TrackBatches, batches_by_track
 from windtunnel.formats.timeline.write import write_timeline
 from windtunnel.metrics.records import Table
 from windtunnel.report.render.html import Section
@@ -109,7 +109,7 @@ def _moment(query: Query, name: str, default: float) -> float:
 
 
 @lru_cache(maxsize=1)
-def _read(path: Path, _changed_ns: int) -> tuple[Table, Batches]:
+def _read(path: Path, _changed_ns: int) -> tuple[Table, TrackBatches]:
     steps = records(path)
     return steps, batches_by_track(steps)
 

@@ -65,7 +65,7 @@ def llama_shapes(arguments: TrainingArguments) -> list[Shape]:
     return [(vocabulary, hidden), *layer * arguments.layers_per_stage, (hidden, 1), (hidden, vocabulary)]
 
 
-class _Rank:
+class _ZeroRank:
     """The common part of the stages: the parameters and the growing list."""
 
     def __init__(self, arguments: TrainingArguments) -> None:
@@ -92,7 +92,7 @@ class _Rank:
             self.records.append(Record("computation", size=gradient, stage=weight_stage))
 
 
-class _Stage1(_Rank):
+class _Stage1(_ZeroRank):
     """Gradients are all-reduced in buckets, at every micro-batch; parameters are gathered after the step."""
 
     def __init__(self, arguments: TrainingArguments) -> None:
@@ -179,7 +179,7 @@ class _Parameter:
     """Last step for which it was fetched."""
 
 
-class _Stage3(_Rank):
+class _Stage3(_ZeroRank):
     """Parameters are gathered before use and dropped after it, from the second iteration on several at a time."""
 
     def __init__(self, arguments: TrainingArguments) -> None:

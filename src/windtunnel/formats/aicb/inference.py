@@ -14,7 +14,7 @@ from windtunnel.errors import InputError
 from windtunnel.files import read_text
 from windtunnel.formats.aicb.arguments import InferenceArguments
 from windtunnel.formats.aicb.simai import FP8_SHARE, NOTHING, UNIT
-from windtunnel.formats.simai.schema import Block, Header, Phase, SimaiWorkload, WorkloadLayer
+from windtunnel.formats.simai.schema import Block, FilePhase, Header, SimaiWorkload, WorkloadLayer
 
 _DEEPSEEK = {"num_layers": 61, "dense_layer": 3, "hidden_size": 7168, "shared_experts": 1, "moe_router_topk": 8}
 _QWEN_MOE = {"num_hidden_layers": 94, "hidden_size": 4096, "num_experts_per_tok": 8}
@@ -150,15 +150,15 @@ def _lines(
 ) -> Iterable[WorkloadLayer]:
     compute_ns = _compute_ns(name, times_ns)
     if "norm" in name or name == "shared_experts":
-        yield WorkloadLayer(name, Phase(compute_ns), NOTHING, NOTHING)
+        yield WorkloadLayer(name, FilePhase(compute_ns), NOTHING, NOTHING)
     elif name in ("moe_route", "moe_expert"):
         if name == "moe_expert" and model.frame == "DeepSeek":
-            yield WorkloadLayer("moe_route", Phase(1, "ALLTOALL_EP", sizes.dispatch), UNIT, UNIT)
+            yield WorkloadLayer("moe_route", FilePhase(1, "ALLTOALL_EP", sizes.dispatch), UNIT, UNIT)
         size = sizes.dispatch if name == "moe_route" else sizes.combine
-        yield WorkloadLayer(name, Phase(compute_ns, "ALLTOALL_EP", size), UNIT, UNIT)
+        yield WorkloadLayer(name, FilePhase(compute_ns, "ALLTOALL_EP", size), UNIT, UNIT)
     else:
         is_split = arguments.tensor_model_parallel_size > 1
-        forward = Phase(compute_ns, "ALLREDUCE", sizes.tensor_parallel) if is_split else Phase(compute_ns)
+        forward = FilePhase(compute_ns, "ALLREDUCE", sizes.tensor_parallel) if is_split else FilePhase(compute_ns)
         yield WorkloadLayer(name, forward, NOTHING, NOTHING)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from windtunnel.formats.aicb.arguments import TrainingArguments
 from windtunnel.formats.aicb.csv_records import Record, RecordList, Stretch
-from windtunnel.formats.aicb.model import AicbModel, Experts, Layer, Linear, Parts, aicb_model
+from windtunnel.formats.aicb.model import AicbExperts, AicbLayer, AicbModel, Linear, Parts, aicb_model
 from windtunnel.formats.aicb.simai import FP8_SHARE
 
 EPOCH_END = Record("epoch_end")
@@ -19,7 +19,7 @@ def megatron_records(arguments: TrainingArguments) -> RecordList:
     Raises:
         InputError: AICB fails on these arguments.
     """
-    rank = _Rank(arguments)
+    rank = _MegatronRank(arguments)
     iteration = [*rank.micro_batches(), rank.step()]
     if arguments.pipeline_model_parallel > 1:
         iteration.append(rank.step())  # AICB calls its optimizer step twice
@@ -27,7 +27,7 @@ def megatron_records(arguments: TrainingArguments) -> RecordList:
     return RecordList((rank.start(), *iteration * arguments.epoch_num))
 
 
-class _Rank:
+class _MegatronRank:
     """The records of one rank's parts of a step."""
 
     def __init__(self, arguments: TrainingArguments) -> None:
@@ -125,15 +125,15 @@ class _Rank:
         yield from self._through(self.model.layers[::-1], "backward")
         yield from self._embedding("backward")
 
-    def _through(self, layers: tuple[Layer, ...], direction: str) -> Iterable[Record]:
+    def _through(self, layers: tuple[AicbLayer, ...], direction: str) -> Iterable[Record]:
         """Yield the layers' records, attention before the feed-forward network in both directions."""
         known = {id(layer): tuple(self._layer(layer, direction)) for layer in layers}
         for layer in layers:
             yield from known[id(layer)]
 
-    def _layer(self, layer: Layer, direction: str) -> Iterable[Record]:
+    def _layer(self, layer: AicbLayer, direction: str) -> Iterable[Record]:
         yield from self._linears(layer.attention, direction)
-        if not isinstance(layer.feed_forward, Experts):
+        if not isinstance(layer.feed_forward, AicbExperts):
             yield from self._linears(layer.feed_forward, direction)
             return
         if direction == "forward":

@@ -71,7 +71,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Experts:
+class AicbExperts:
     """The routed experts of this rank, and the shared expert."""
 
     num_routed_parameters: int
@@ -84,12 +84,12 @@ class Experts:
 
 
 @dataclass(frozen=True)
-class Layer:
+class AicbLayer:
     """A transformer layer."""
 
     attention: Parts
     norm: Norm
-    feed_forward: Parts | Experts
+    feed_forward: Parts | AicbExperts
     num_bare_parameters: int
     """The second norm's bias, which only the `.csv` generators count."""
 
@@ -104,7 +104,7 @@ class AicbModel:
     """One stage on one rank."""
 
     embedding: Embedding
-    layers: tuple[Layer, ...]
+    layers: tuple[AicbLayer, ...]
     head: Linear
 
     @property
@@ -116,7 +116,7 @@ class AicbModel:
         )
 
 
-Module = Embedding | Norm | Linear | Parts | Experts
+Module = Embedding | Norm | Linear | Parts | AicbExperts
 
 
 def listed_modules(model: AicbModel, sequence_parallel: bool) -> Iterator[Module]:
@@ -130,7 +130,7 @@ def listed_modules(model: AicbModel, sequence_parallel: bool) -> Iterator[Module
         yield from _listed(layer.attention, sequence_parallel)
         if sequence_parallel:
             yield layer.norm
-        if isinstance(layer.feed_forward, Experts):
+        if isinstance(layer.feed_forward, AicbExperts):
             yield layer.feed_forward
             if layer.feed_forward.shared:
                 yield from _listed(layer.feed_forward.shared, sequence_parallel)
@@ -161,7 +161,7 @@ def aicb_model(arguments: TrainingArguments) -> AicbModel:
     return AicbModel(embedding, layers, _linear(arguments, "final_column", hidden, vocabulary))
 
 
-def _megatron_layers(arguments: TrainingArguments) -> tuple[Layer, ...]:
+def _megatron_layers(arguments: TrainingArguments) -> tuple[AicbLayer, ...]:
     hidden = arguments.hidden_size
     width = hidden // arguments.heads * arguments.heads
     attention = Parts(
@@ -172,10 +172,10 @@ def _megatron_layers(arguments: TrainingArguments) -> tuple[Layer, ...]:
         ),
     )
     feed_forward = _experts(arguments, num_matrices=2, shared=None) if arguments.moe_enable else _dense(arguments)
-    return (Layer(attention, Norm(2 * hidden), feed_forward, hidden),) * arguments.layers_per_stage
+    return (AicbLayer(attention, Norm(2 * hidden), feed_forward, hidden),) * arguments.layers_per_stage
 
 
-def _deepseek_layers(arguments: TrainingArguments) -> tuple[Layer, ...]:
+def _deepseek_layers(arguments: TrainingArguments) -> tuple[AicbLayer, ...]:
     hidden, heads = arguments.hidden_size, arguments.heads
     q_rank, kv_rank, rope = arguments.q_lora_rank, arguments.kv_lora_rank, arguments.qk_rope_dim
     nope, value = arguments.qk_nope_dim, arguments.v_head_dim
@@ -191,9 +191,9 @@ def _deepseek_layers(arguments: TrainingArguments) -> tuple[Layer, ...]:
             _linear(arguments, "attention_o_row", heads * value, hidden),
         ),
     )
-    dense = Layer(attention, Norm(2 * hidden), _dense(arguments), hidden)
+    dense = AicbLayer(attention, Norm(2 * hidden), _dense(arguments), hidden)
     shared = _dense(arguments) if arguments.n_shared_expert > 0 else None
-    sparse = Layer(attention, Norm(2 * hidden), _experts(arguments, num_matrices=3, shared=shared), hidden)
+    sparse = AicbLayer(attention, Norm(2 * hidden), _experts(arguments, num_matrices=3, shared=shared), hidden)
     num_dense = min(max(arguments.n_dense_layers, 0), arguments.layers_per_stage)
     return (dense,) * num_dense + (sparse,) * (arguments.layers_per_stage - num_dense)
 
@@ -206,12 +206,12 @@ def _dense(arguments: TrainingArguments) -> Parts:
     )
 
 
-def _experts(arguments: TrainingArguments, num_matrices: int, shared: Parts | None) -> Experts:
+def _experts(arguments: TrainingArguments, num_matrices: int, shared: Parts | None) -> AicbExperts:
     local_experts = arguments.num_experts // arguments.expert_model_parallel_size
     width = arguments.feed_forward_size * local_experts
     _check_divides(width, arguments.tensor_model_parallel_size, "the width of a rank's experts")
     share = width // arguments.tensor_model_parallel_size
-    return Experts(num_matrices * arguments.hidden_size * share, shared)
+    return AicbExperts(num_matrices * arguments.hidden_size * share, shared)
 
 
 def _linear(arguments: TrainingArguments, name: str, input_size: int, output_size: int) -> Linear:

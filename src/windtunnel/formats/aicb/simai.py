@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from windtunnel.errors import InputError
 from windtunnel.formats.aicb.arguments import TrainingArguments
 from windtunnel.formats.aicb.model import AicbModel, Module, aicb_model, listed_modules
-from windtunnel.formats.simai.schema import Block, Header, Phase, SimaiWorkload, WorkloadLayer
+from windtunnel.formats.simai.schema import Block, FilePhase, Header, SimaiWorkload, WorkloadLayer
 
 FP8_SHARE = (1 + 4 / 128) / 2
 """Bytes of an element in fp8 with a 4-byte scale for 128 of them, over those in bf16."""
 
-UNIT = Phase(1)
+UNIT = FilePhase(1)
 """One nanosecond: what AICB writes where it has no time."""
-NOTHING = Phase(0)
+NOTHING = FilePhase(0)
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ def _header(arguments: TrainingArguments, sizes: Sizes) -> Header:
 
 def _tail(arguments: TrainingArguments) -> tuple[WorkloadLayer, ...]:
     """Return the lines of loss and optimizer, once for all micro-batches."""
-    loss = Phase(0, "ALLREDUCE", arguments.seq_length * arguments.micro_batch * 4)
-    flag = Phase(0, "ALLREDUCE", 4)
+    loss = FilePhase(0, "ALLREDUCE", arguments.seq_length * arguments.micro_batch * 4)
+    flag = FilePhase(0, "ALLREDUCE", 4)
     return (
         *(WorkloadLayer(f"cross_entropy{i}", loss, NOTHING, NOTHING) for i in (1, 2, 3)),
         *(WorkloadLayer(f"optimizer{i}", flag, NOTHING, NOTHING) for i in (1, 2, 3, 4)),
@@ -99,8 +99,8 @@ def _expert_gradients(arguments: TrainingArguments, sizes: Sizes) -> tuple[Workl
     """Return the lines of the experts' gradients, written for dense models too, with 0 bytes."""
     if arguments.expert_model_parallel_size == arguments.data_parallel:
         return ()
-    gather = Phase(1, "ALLGATHER_DP_EP", 2 * sizes.expert_parameters)
-    scatter = Phase(1, "REDUCESCATTER_DP_EP", 4 * sizes.expert_parameters)
+    gather = FilePhase(1, "ALLGATHER_DP_EP", 2 * sizes.expert_parameters)
+    scatter = FilePhase(1, "REDUCESCATTER_DP_EP", 4 * sizes.expert_parameters)
     return (
         WorkloadLayer("moe_grad_norm1", UNIT, UNIT, gather),
         WorkloadLayer("moe_grad_norm2", UNIT, UNIT, scatter),
@@ -111,8 +111,8 @@ def _expert_gradients(arguments: TrainingArguments, sizes: Sizes) -> tuple[Workl
 class _ExpertPhases:
     """The five collectives of a layer of experts, forward and backward; sizes are given even without a collective."""
 
-    forward: tuple[Phase, ...]
-    backward: tuple[Phase, ...]
+    forward: tuple[FilePhase, ...]
+    backward: tuple[FilePhase, ...]
 
 
 def _expert_phases(arguments: TrainingArguments, sizes: Sizes, leave_out_single: bool) -> _ExpertPhases:
@@ -128,31 +128,31 @@ def _expert_phases(arguments: TrainingArguments, sizes: Sizes, leave_out_single:
     dispatched = int(sent * FP8_SHARE) if arguments.frame == "DeepSeek" else sent
     return _ExpertPhases(
         forward=(
-            Phase(1, counts, 2 * ep * arguments.num_experts * tp),
-            Phase(1, exchange, dispatched),
-            Phase(1, gather, routed),
-            Phase(1, scatter, routed),
-            Phase(1, exchange, sent),
+            FilePhase(1, counts, 2 * ep * arguments.num_experts * tp),
+            FilePhase(1, exchange, dispatched),
+            FilePhase(1, gather, routed),
+            FilePhase(1, scatter, routed),
+            FilePhase(1, exchange, sent),
         ),
         backward=(
             UNIT,
-            Phase(1, exchange, sent),
-            Phase(1, scatter, routed),
-            Phase(1, gather, routed),
-            Phase(1, exchange, sent),
+            FilePhase(1, exchange, sent),
+            FilePhase(1, scatter, routed),
+            FilePhase(1, gather, routed),
+            FilePhase(1, exchange, sent),
         ),
     )
 
 
 def _untimed(arguments: TrainingArguments, modules: Iterable[Module], sizes: Sizes) -> tuple[Block, ...]:
     """Return the blocks of AICB's `workload_generate`: a nanosecond for everything."""
-    gather = Phase(1, "ALLGATHER", 2 * sizes.parameters)
-    scatter = Phase(1, "REDUCESCATTER", 4 * sizes.parameters)
+    gather = FilePhase(1, "ALLGATHER", 2 * sizes.parameters)
+    scatter = FilePhase(1, "REDUCESCATTER", 4 * sizes.parameters)
     head = [WorkloadLayer("grad_norm", gather, UNIT, scatter)]
     if not arguments.enable_sequence_parallel:
-        head.append(WorkloadLayer("layernorm", UNIT, Phase(1, "ALLREDUCE", 2 * sizes.parameters), UNIT))
+        head.append(WorkloadLayer("layernorm", UNIT, FilePhase(1, "ALLREDUCE", 2 * sizes.parameters), UNIT))
     head += _expert_gradients(arguments, sizes)
-    vocabulary = Phase(1, "ALLREDUCE", arguments.vocab_size * arguments.hidden_size * 2)
+    vocabulary = FilePhase(1, "ALLREDUCE", arguments.vocab_size * arguments.hidden_size * 2)
     layers = [line for module in modules for line in _untimed_lines(arguments, module.name, sizes)]
     layers.append(WorkloadLayer("embedding_norm", vocabulary, UNIT, UNIT))
     return Block(tuple(head)), Block(tuple(layers), arguments.num_microbatches)
@@ -163,16 +163,16 @@ def _untimed_lines(arguments: TrainingArguments, name: str, sizes: Sizes) -> Ite
     size = sizes.activations * again
     if not arguments.enable_sequence_parallel:
         # The collective is written even for one rank.
-        backward = Phase(1, "ALLREDUCE", sizes.activations)
-        yield WorkloadLayer(name, Phase(1, "ALLREDUCE", size), backward, UNIT)
+        backward = FilePhase(1, "ALLREDUCE", sizes.activations)
+        yield WorkloadLayer(name, FilePhase(1, "ALLREDUCE", size), backward, UNIT)
         return
     if "embedding" in name:
-        silent = Phase(1, "NONE", sizes.activations)
+        silent = FilePhase(1, "NONE", sizes.activations)
         yield WorkloadLayer(name, silent, silent, UNIT)
     elif "row" in name:
-        yield WorkloadLayer(name, Phase(1, "REDUCESCATTER", size), Phase(1, "NONE", sizes.activations), UNIT)
+        yield WorkloadLayer(name, FilePhase(1, "REDUCESCATTER", size), FilePhase(1, "NONE", sizes.activations), UNIT)
     elif "column" in name:
-        yield WorkloadLayer(name, Phase(1, "ALLGATHER", size), UNIT, UNIT)
+        yield WorkloadLayer(name, FilePhase(1, "ALLGATHER", size), UNIT, UNIT)
     elif "moelayer" in name:
         phases = _expert_phases(arguments, sizes, leave_out_single=False)
         for forward, backward in zip(phases.forward, phases.backward, strict=True):
@@ -206,11 +206,11 @@ class _Timed:
         dense = self.sizes.parameters - self.sizes.expert_parameters
         optimizer_ns = self.times_ns.get("grad_forward", 1) + self.times_ns.get("grad_backward", 1)
         embedding = self._phase("ALLREDUCE", self.sizes.activations, 1)
-        layernorm = WorkloadLayer("layernorm", UNIT, Phase(1, "ALLREDUCE", 2 * self.sizes.parameters), UNIT)
+        layernorm = WorkloadLayer("layernorm", UNIT, FilePhase(1, "ALLREDUCE", 2 * self.sizes.parameters), UNIT)
         return (
-            WorkloadLayer("grad_gather", UNIT, UNIT, Phase(1, "ALLGATHER", 2 * dense)),
-            WorkloadLayer("grad_param_comm", UNIT, UNIT, Phase(1, "REDUCESCATTER", 4 * dense)),
-            WorkloadLayer("grad_param_compute", UNIT, Phase(optimizer_ns), UNIT),
+            WorkloadLayer("grad_gather", UNIT, UNIT, FilePhase(1, "ALLGATHER", 2 * dense)),
+            WorkloadLayer("grad_param_comm", UNIT, UNIT, FilePhase(1, "REDUCESCATTER", 4 * dense)),
+            WorkloadLayer("grad_param_compute", UNIT, FilePhase(optimizer_ns), UNIT),
             *(() if self.arguments.enable_sequence_parallel else (layernorm,)),
             WorkloadLayer("embedding_grads", UNIT, embedding, UNIT),
             *_expert_gradients(self.arguments, self.sizes),
@@ -221,9 +221,9 @@ class _Timed:
             return tuple(self._whole_module(module.name) for module in modules)
         return tuple(line for module in modules for line in self._part(module.name))
 
-    def _phase(self, collective: str, size_bytes: int, compute_ns: int) -> Phase:
+    def _phase(self, collective: str, size_bytes: int, compute_ns: int) -> FilePhase:
         """Return a phase with a collective of the tensor-parallel group; on one rank, without it."""
-        return Phase(compute_ns, collective, size_bytes) if self.tp > 1 else Phase(compute_ns)
+        return FilePhase(compute_ns, collective, size_bytes) if self.tp > 1 else FilePhase(compute_ns)
 
     def _compute_ns(self, name: str, direction: str) -> int:
         exact = self.times_ns.get(name, 1)
@@ -232,7 +232,7 @@ class _Timed:
     def _embedding(self, name: str) -> WorkloadLayer:
         compute_ns = self.times_ns.get("embedding", self.times_ns.get("Emb", 1))
         forward = self._phase("ALLREDUCE", self.sizes.activations, compute_ns)
-        return WorkloadLayer(name, forward, UNIT, Phase(self.last_backward_ns))
+        return WorkloadLayer(name, forward, UNIT, FilePhase(self.last_backward_ns))
 
     def _whole_module(self, name: str) -> WorkloadLayer:
         """Return the line of a whole module, without sequence parallelism; its backward pass sends nothing."""
@@ -240,7 +240,7 @@ class _Timed:
             return self._embedding(name)
         backward_ns = self.last_backward_ns = self._compute_ns(name, "backward")
         forward = self._phase("ALLREDUCE", self.sizes.activations, self._compute_ns(name, "forward"))
-        return WorkloadLayer(name, forward, Phase(backward_ns), Phase(backward_ns))
+        return WorkloadLayer(name, forward, FilePhase(backward_ns), FilePhase(backward_ns))
 
     def _part(self, name: str) -> Iterable[WorkloadLayer]:
         if "embedding" in name:
@@ -249,7 +249,10 @@ class _Timed:
             again = 2 if self.arguments.recompute_activations else 1
             backward_ns = self.last_backward_ns = self._compute_ns(name, "backward")
             yield WorkloadLayer(
-                name, Phase(self._compute_ns(name, "forward") * again), Phase(backward_ns), Phase(backward_ns)
+                name,
+                FilePhase(self._compute_ns(name, "forward") * again),
+                FilePhase(backward_ns),
+                FilePhase(backward_ns),
             )
         elif "row" in name or "column" in name:
             yield self._matrix(name)
@@ -271,7 +274,7 @@ class _Timed:
         else:
             forward = self._phase("ALLGATHER", size, forward_ns)
             backward = self._phase("REDUCESCATTER", 0, backward_ns)
-        return WorkloadLayer(name, forward, backward, Phase(backward_ns))
+        return WorkloadLayer(name, forward, backward, FilePhase(backward_ns))
 
     def _experts(self, name: str) -> Iterable[WorkloadLayer]:
         phases = _expert_phases(self.arguments, self.sizes, leave_out_single=True)
@@ -282,6 +285,6 @@ class _Timed:
             yield WorkloadLayer(name, _with_time(forward, times[0]), _with_time(backward, times[1]), UNIT)
 
 
-def _with_time(phase: Phase, compute_ns: int) -> Phase:
+def _with_time(phase: FilePhase, compute_ns: int) -> FilePhase:
     """Return `phase` with a time, and with 0 bytes where it has no collective."""
-    return Phase(compute_ns, phase.collective, 0 if phase.collective == "NONE" else phase.size_bytes)
+    return FilePhase(compute_ns, phase.collective, 0 if phase.collective == "NONE" else phase.size_bytes)

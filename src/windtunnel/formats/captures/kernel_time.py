@@ -46,7 +46,7 @@ KERNEL_TABLE_COLUMNS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Statistics:
+class NameStatistics:
     """Values by name, the largest sum first."""
 
     names: Ints
@@ -68,7 +68,7 @@ class Statistics:
         return len(self.names)
 
 
-def statistics(names: NDArray[Any], values: NDArray[Any]) -> Statistics:
+def statistics(names: NDArray[Any], values: NDArray[Any]) -> NameStatistics:
     """Return sums, means and spreads of `values` by the equal `names` beside them, the largest sum first."""
     order = np.lexsort((values, names))
     ordered = values[order].astype(np.float64)
@@ -78,7 +78,7 @@ def statistics(names: NDArray[Any], values: NDArray[Any]) -> Statistics:
     squares = np.add.reduceat((ordered - np.repeat(mean, count)) ** 2, first)
     variance = np.full(len(first), np.nan)
     np.divide(squares, count - 1, out=variance, where=count > 1)
-    by_name = Statistics(
+    by_name = NameStatistics(
         names=different.astype(np.int64),
         total=total,
         count=count,
@@ -89,10 +89,10 @@ def statistics(names: NDArray[Any], values: NDArray[Any]) -> Statistics:
         deviation=np.sqrt(variance),
     )
     rank = np.lexsort((by_name.names, -by_name.total))
-    return Statistics(**{name: column[rank] for name, column in vars(by_name).items()})
+    return NameStatistics(**{name: column[rank] for name, column in vars(by_name).items()})
 
 
-def kernel_time(capture: Capture) -> Statistics:
+def kernel_time(capture: Capture) -> NameStatistics:
     """Sum seconds of kernels by name (`cuda_gpu_kern_sum`); also of whole graphs and of operators."""
     rows = capture.kernels_of(KERNEL, GRAPH, OPERATOR)
     return statistics(rows["name"], rows["duration_s"])
@@ -104,24 +104,24 @@ def class_time(capture: Capture) -> dict[str, float]:
     return {CLASSES[code]: float(total) for code, total in zip(by_class.names, by_class.total, strict=True)}
 
 
-def call_time(capture: Capture) -> Statistics:
+def call_time(capture: Capture) -> NameStatistics:
     """Sum seconds of API calls by name (`cuda_api_sum`)."""
     return statistics(capture.calls["name"], capture.calls["duration_s"])
 
 
-def copy_time(capture: Capture) -> Statistics:
+def copy_time(capture: Capture) -> NameStatistics:
     """Sum seconds of copies and memsets by direction (`cuda_gpu_mem_time_sum`)."""
     rows = capture.kernels_of(COPY, MEMSET)
     return statistics(rows["name"], rows["duration_s"])
 
 
-def copy_bytes(capture: Capture) -> Statistics:
+def copy_bytes(capture: Capture) -> NameStatistics:
     """Sum bytes of copies and memsets by direction (`cuda_gpu_mem_size_sum`)."""
     rows = capture.kernels_of(COPY, MEMSET)
     return statistics(rows["name"], rows["num_bytes"])
 
 
-def host_range_time(capture: Capture) -> Statistics:
+def host_range_time(capture: Capture) -> NameStatistics:
     """Sum seconds of ranges on the host by name (`nvtx_sum`); nested ranges count in both."""
     return statistics(capture.ranges["name"], capture.ranges["duration_s"])
 

@@ -45,7 +45,7 @@ def read_kineto_capture(path: Path) -> Capture:
     trace = read_kineto(path)
     if not trace.of_category("cpu_op", *_ACTIVITY):
         raise InputError(f"{path} holds neither operators nor kernels", "record with torch.profiler")
-    reading = _Reading(trace)
+    reading = _KinetoReading(trace)
     ranges = reading.ranges()
     of_device = sorted(trace.of_category(*_ACTIVITY), key=lambda event: event.start_us)
     notes = []
@@ -68,7 +68,7 @@ def read_kineto_capture(path: Path) -> Capture:
     return Capture("torch.profiler", reading.names.texts(), kernels, calls, ranges, devices, tuple(notes))
 
 
-class _Reading:
+class _KinetoReading:
     """A trace with the numbers of its threads, the start of its clock and the texts met so far."""
 
     def __init__(self, trace: KinetoTrace) -> None:

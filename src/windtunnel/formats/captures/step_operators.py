@@ -95,7 +95,7 @@ def row_of_launch(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class MeasuredStep:
+class MatchedStep:
     """A captured step by operators."""
 
     step: CapturedStep
@@ -117,7 +117,7 @@ class MeasuredStep:
         return max(self.step.host_s - sum(self.seconds.values()), 0.0)
 
 
-def measured_steps(capture: Capture, shard: Shard) -> list[MeasuredStep]:
+def measured_steps(capture: Capture, shard: Shard) -> list[MatchedStep]:
     """Return every step of the capture by operators of the model.
 
     Raises:
@@ -132,14 +132,14 @@ def measured_steps(capture: Capture, shard: Shard) -> list[MeasuredStep]:
     return [_measured(capture, step, tuple(forward_launches(shard, step.batch))) for step in steps]
 
 
-def _measured(capture: Capture, step: CapturedStep, launches: tuple[Launch, ...]) -> MeasuredStep:
+def _measured(capture: Capture, step: CapturedStep, launches: tuple[Launch, ...]) -> MatchedStep:
     rows = rows_of_kernels(capture, step, launches)
     seconds: dict[str, float] = {}
     numbers: dict[str, int] = {}
     for row, took_s in zip(rows, capture.kernels["duration_s"][step.rows].tolist(), strict=True):
         seconds[row] = seconds.get(row, 0.0) + took_s
         numbers[row] = numbers.get(row, 0) + 1
-    return MeasuredStep(step, launches, seconds, numbers)
+    return MatchedStep(step, launches, seconds, numbers)
 
 
 def rows_of_kernels(capture: Capture, step: CapturedStep, launches: Sequence[Launch]) -> list[str]:
@@ -237,7 +237,7 @@ def _between(rows: list[str | None]) -> list[str]:
 # ------------------------------------------------------------------------------------------------ measurement tables
 
 
-def measurement_tables(steps: Sequence[MeasuredStep], source: str) -> list[MeasurementTable]:
+def measurement_tables(steps: Sequence[MatchedStep], source: str) -> list[MeasurementTable]:
     """Return the times of operators as tables that an estimator reads: one point for each operator and step.
 
     Rows with operators of several shapes (rope and cache, a batch of prompts and decoding requests) are left out:
@@ -253,7 +253,7 @@ def measurement_tables(steps: Sequence[MeasuredStep], source: str) -> list[Measu
     return tables_from(points, source)
 
 
-def _single_operators(measured: MeasuredStep) -> Iterator[tuple[Op, float]]:
+def _single_operators(measured: MatchedStep) -> Iterator[tuple[Op, float]]:
     """Yield the operators that have a row for themselves, with the seconds of one execution."""
     by_row: dict[str, list[Launch]] = {}
     for launch in measured.launches:

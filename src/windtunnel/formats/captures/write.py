@@ -14,7 +14,7 @@ from windtunnel.files import write_bytes
 from windtunnel.formats.captures.capture import CLASSES, Capture
 from windtunnel.formats.captures.kernel_names import short_name
 from windtunnel.formats.captures.kernel_time import (
-    Statistics,
+    NameStatistics,
     call_time,
     class_time,
     copy_bytes,
@@ -90,7 +90,7 @@ def _spread(values: NDArray[np.float64]) -> dict[str, float] | None:
     return {"mean": float(known.mean()), "median": float(np.median(known)), "p99": float(np.percentile(known, 99))}
 
 
-def _statistics_document(capture: Capture, values: Statistics, unit: str) -> list[dict[str, Any]]:
+def _statistics_document(capture: Capture, values: NameStatistics, unit: str) -> list[dict[str, Any]]:
     return [
         {
             "name": capture.names[values.names[row]],

@@ -14,9 +14,9 @@ from windtunnel.formats.chakra.schema import (
     SCALARS,
     VARINT,
     Attribute,
+    ChakraKind,
+    ChakraNode,
     ChakraTrace,
-    Node,
-    NodeKind,
     Operands,
     Scalar,
     Value,
@@ -34,7 +34,7 @@ def read_trace(path: Path) -> ChakraTrace:
     content = read_bytes(path)
     if not content:
         raise InputError(f"{path} is empty; a Chakra trace begins with its metadata")
-    nodes: list[Node] = []
+    nodes: list[ChakraNode] = []
     version = ""
     attributes: tuple[Attribute, ...] = ()
     for number, (start, end) in enumerate(_messages(content, path)):
@@ -113,7 +113,7 @@ def _read_metadata(message: bytes) -> tuple[str, tuple[Attribute, ...]]:
     return version, tuple(attributes)
 
 
-def _read_node(message: bytes) -> Node:
+def _read_node(message: bytes) -> ChakraNode:
     numbers = {1: 0, 3: 0, 6: 0, 7: 0}
     lists: dict[int, list[int]] = {4: [], 5: []}
     operands: dict[int, Operands] = {}
@@ -129,10 +129,10 @@ def _read_node(message: bytes) -> Node:
             operands[field] = _read_operands(_as_bytes(value, wire))
         elif field == 10:
             attributes.append(_read_attribute(_as_bytes(value, wire)))
-    return Node(
+    return ChakraNode(
         id=numbers[1],
         name=name,
-        kind=NodeKind(numbers[3]),
+        kind=ChakraKind(numbers[3]),
         control_dependencies=tuple(lists[4]),
         data_dependencies=tuple(lists[5]),
         start_us=numbers[6],

@@ -6,7 +6,7 @@ from enum import IntEnum
 VERSION = "0.0.4"
 
 
-class NodeKind(IntEnum):
+class ChakraKind(IntEnum):
     """Kinds of nodes."""
 
     INVALID = 0
@@ -19,7 +19,7 @@ class NodeKind(IntEnum):
     COLLECTIVE = 7
 
 
-class Collective(IntEnum):
+class ChakraCollective(IntEnum):
     """Values of a collective's attribute `comm_type`. ASTRA-sim 2 runs the first, third, seventh and eighth."""
 
     ALL_REDUCE = 0
@@ -60,12 +60,12 @@ class Operands:
 
 
 @dataclass(frozen=True)
-class Node:
+class ChakraNode:
     """A computation or communication; it starts when all its dependencies have ended."""
 
     id: int
     name: str
-    kind: NodeKind
+    kind: ChakraKind
     control_dependencies: tuple[int, ...] = ()
     data_dependencies: tuple[int, ...] = ()
     start_us: int = 0
@@ -83,7 +83,7 @@ class Node:
 class ChakraTrace:
     """A whole file."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[ChakraNode, ...]
     version: str = VERSION
     attributes: tuple[Attribute, ...] = ()
 

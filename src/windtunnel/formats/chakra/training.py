@@ -14,7 +14,7 @@ from pathlib import Path
 
 from windtunnel.errors import InputError
 from windtunnel.files import write_text
-from windtunnel.formats.chakra.schema import Attribute, ChakraTrace, Collective, Node, NodeKind
+from windtunnel.formats.chakra.schema import Attribute, ChakraCollective, ChakraKind, ChakraNode, ChakraTrace
 from windtunnel.formats.chakra.write import write_trace
 from windtunnel.model import operators as ops
 from windtunnel.training.layers.part import Task
@@ -95,7 +95,7 @@ class _RankTrace:
     number: int
     names: GroupNames
     seconds: Seconds
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[ChakraNode] = field(default_factory=list)
     last: int | None = None
     """Computation that the next node waits for."""
     needed: list[int] = field(default_factory=list)
@@ -118,11 +118,11 @@ class _RankTrace:
         about = Attribute("all_gather_size", "string", "what one rank gives")
         return ChakraTrace(tuple(self.nodes), attributes=(about,))
 
-    def _add(self, name: str, kind: NodeKind, waits: list[int], *attributes: Attribute, duration_us: int = 0) -> int:
+    def _add(self, name: str, kind: ChakraKind, waits: list[int], *attributes: Attribute, duration_us: int = 0) -> int:
         number, depends = len(self.nodes) + 1, tuple(sorted(set(waits)))
         attributes = (Attribute("is_cpu_op", "bool", value=False), *attributes)
         self.nodes.append(
-            Node(number, name, kind, data_dependencies=depends, duration_us=duration_us, attributes=attributes)
+            ChakraNode(number, name, kind, data_dependencies=depends, duration_us=duration_us, attributes=attributes)
         )
         return number
 
@@ -146,7 +146,7 @@ class _RankTrace:
         self.carried_us -= duration_us
         self.last = self._add(
             task.name,
-            NodeKind.COMPUTE,
+            ChakraKind.COMPUTE,
             self._waits(),
             Attribute("num_ops", "int64", round(task.flops)),
             Attribute("tensor_size", "uint64", max(round(float(task.op.num_bytes) * task.count), 1)),
@@ -178,9 +178,9 @@ class _RankTrace:
         share = len(ranks) if op.op == "all_gather" else 1
         return self._add(
             task.name,
-            NodeKind.COLLECTIVE,
+            ChakraKind.COLLECTIVE,
             waits,
-            Attribute("comm_type", "int64", int(Collective[op.op.upper()])),
+            Attribute("comm_type", "int64", int(ChakraCollective[op.op.upper()])),
             Attribute("comm_size", "int64", round(float(op.message_bytes) / share)),
             Attribute("pg_name", "string", self.names.name(ranks)),
             *self._where(action),
@@ -196,11 +196,11 @@ class _RankTrace:
         position = ranks.index(self.number)
         size, tag = round(float(op.message_bytes)), len(self.nodes) & 0x7FFF_FFFF
         to, source = ranks[(position + 1) % len(ranks)], ranks[position - 1]
-        sent = self._message(task.name, NodeKind.SEND, to, size, tag, waits)
-        return [sent, self._message(task.name, NodeKind.RECEIVE, source, size, tag, waits)]
+        sent = self._message(task.name, ChakraKind.SEND, to, size, tag, waits)
+        return [sent, self._message(task.name, ChakraKind.RECEIVE, source, size, tag, waits)]
 
-    def _message(self, name: str, kind: NodeKind, peer: int, size: int, tag: int, waits: list[int]) -> int:
-        source, to = (self.number, peer) if kind is NodeKind.SEND else (peer, self.number)
+    def _message(self, name: str, kind: ChakraKind, peer: int, size: int, tag: int, waits: list[int]) -> int:
+        source, to = (self.number, peer) if kind is ChakraKind.SEND else (peer, self.number)
         return self._add(
             name,
             kind,
@@ -218,6 +218,6 @@ class _RankTrace:
         size = round(exchange.size_bytes)
         tag = exchange.microbatch << 9 | exchange.boundary << 1 | int(exchange.is_gradient)
         if exchange.is_send:
-            self._message("pipeline_send", NodeKind.SEND, peer, size, tag, self._waits())
+            self._message("pipeline_send", ChakraKind.SEND, peer, size, tag, self._waits())
         else:
-            self.needed.append(self._message("pipeline_receive", NodeKind.RECEIVE, peer, size, tag, []))
+            self.needed.append(self._message("pipeline_receive", ChakraKind.RECEIVE, peer, size, tag, []))

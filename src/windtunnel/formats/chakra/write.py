@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.files import write_bytes
-from windtunnel.formats.chakra.schema import BYTES, SCALARS, VARINT, Attribute, ChakraTrace, Node
+from windtunnel.formats.chakra.schema import BYTES, SCALARS, VARINT, Attribute, ChakraNode, ChakraTrace
 
 
 def write_trace(path: Path, trace: ChakraTrace) -> None:
@@ -56,7 +56,7 @@ def _numbers(field: int, numbers: Iterable[int]) -> bytes:
     return _sized(field, content) if content else b""
 
 
-def _node(node: Node) -> bytes:
+def _node(node: ChakraNode) -> bytes:
     operands = [
         _sized(field, _text(1, texts.values) + _text(2, texts.shapes) + _text(3, texts.types))
         for field, texts in ((8, node.inputs), (9, node.outputs))

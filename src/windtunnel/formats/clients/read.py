@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import InputError, unreadable
+from windtunnel.errors import InputError
+from windtunnel.files import read_text
 
 MS = 1e-3
 
@@ -23,36 +24,32 @@ class ClientResult:
     input_tokens: float
     """Mean over requests."""
     output_tokens: float
-    range_ratio: float | None
-    """Lengths were drawn from this share of the longest to the longest; None: not recorded."""
     num_requests: int
     concurrency: int | None
     """None with a rate: an open loop."""
     rate_per_s: float | None
-    """None: as fast as `concurrency` lets."""
+    """None: as fast as `concurrency` allows."""
     measured: Mapping[str, float]
     """Metric -> mean, as in `Measurement.measured`."""
+    range_ratio: float | None = None
+    """Shortest length as a share of the longest, where lengths were drawn; None: not recorded."""
     gap_cv: float = 1.0
     """Coefficient of variation of the gaps between arrivals at a rate: 1 is Poisson, 0 equal gaps."""
 
 
 def read_client_results(path: Path) -> list[ClientResult]:
-    """The runs in a client's result file: one JSON document, or one a line.
+    """Read the runs in a client's result file: one JSON document, or one a line.
 
     Raises:
-        InputError: not JSON, or of no client that is known.
+        InputError: not JSON, or of an unknown client.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error) from None
-    found = []
-    for number, document in enumerate(_documents(path, text)):
+    results = []
+    for number, document in enumerate(_documents(path, read_text(path))):
         name = path.stem if number == 0 else f"{path.stem}:{number + 1}"
-        found += _results(path, name, document)
-    if not found:
+        results += _results(path, name, document)
+    if not results:
         raise InputError(f"{path} holds no finished run")
-    return found
+    return results
 
 
 def _documents(path: Path, text: str) -> list[Any]:
@@ -81,18 +78,12 @@ def _results(path: Path, name: str, document: Any) -> list[ClientResult]:
 
 
 def _bench_serving(name: str, document: dict[str, Any]) -> list[ClientResult]:
-    """vLLM's `vllm bench serve` (0.6 to 0.24) and SGLang's `sglang.bench_serving` (0.4 and 0.5)."""
+    """Read vLLM's `vllm bench serve` (0.6 to 0.24) and SGLang's `sglang.bench_serving` (0.4 and 0.5)."""
     num_requests = int(document["completed"])
     if num_requests == 0:
         return []
     rate = float(document.get("request_rate") or math.inf)
     has_rate = rate not in (math.inf, -1.0)
-    measured = {
-        "tpot": document["mean_tpot_ms"] * MS,
-        "ttft": document["mean_ttft_ms"] * MS,
-        "e2e": (document.get("mean_e2el_ms") or document.get("mean_e2e_latency_ms") or 0.0) * MS,
-        "throughput": float(document["output_throughput"]),
-    }
     # Without a rate and a limit, as both clients run by default, everything is sent at once.
     concurrency = document.get("max_concurrency") or (None if has_rate else document.get("num_prompts", num_requests))
     # SGLang records the option whatever the data set was.
@@ -103,18 +94,23 @@ def _bench_serving(name: str, document: dict[str, Any]) -> list[ClientResult]:
             client="sglang" if "random_range_ratio" in document or "mean_e2e_latency_ms" in document else "vllm",
             input_tokens=document["total_input_tokens"] / num_requests,
             output_tokens=document["total_output_tokens"] / num_requests,
-            range_ratio=document.get("random_range_ratio") if is_random else None,
             num_requests=num_requests,
             concurrency=int(concurrency) if concurrency else None,
             rate_per_s=rate if has_rate else None,
-            measured=_known(measured),
+            measured=_known(
+                tpot=document["mean_tpot_ms"] * MS,
+                ttft=document["mean_ttft_ms"] * MS,
+                e2e=(document.get("mean_e2el_ms") or document.get("mean_e2e_latency_ms") or 0.0) * MS,
+                throughput=float(document["output_throughput"]),
+            ),
+            range_ratio=document.get("random_range_ratio") if is_random else None,
             gap_cv=1 / math.sqrt(float(document.get("burstiness") or 1.0)),
         )
     ]
 
 
-def _known(measured: Mapping[str, float]) -> dict[str, float]:
-    """What was measured: a client writes 0 for the time per token of answers of one token, and NaN or null for none.
+def _known(**measured: float) -> dict[str, float]:
+    """Return the measured metrics; clients write 0 for the time per token of answers of one token, and NaN for none.
 
     Raises:
         ValueError: a negative time, or nothing at all.
@@ -122,14 +118,14 @@ def _known(measured: Mapping[str, float]) -> dict[str, float]:
     for name, value in measured.items():
         if value < 0:
             raise ValueError(f"{name}, which is below zero")
-    found = {name: value for name, value in measured.items() if 0 < value < math.inf}
-    if not found:
+    known = {name: value for name, value in measured.items() if 0 < value < math.inf}
+    if not known:
         raise ValueError("every latency and throughput")
-    return found
+    return known
 
 
 def _aiperf(name: str, document: dict[str, Any]) -> list[ClientResult]:
-    """AIPerf's `profile_export_aiperf.json` (0.1 to 0.13) and GenAI-Perf's `profile_export_genai_perf.json`."""
+    """Read AIPerf's `profile_export_aiperf.json` (0.1 to 0.13) and GenAI-Perf's `profile_export_genai_perf.json`."""
 
     def mean(key: str) -> float:
         return float(document[key]["avg"])
@@ -146,17 +142,14 @@ def _aiperf(name: str, document: dict[str, Any]) -> list[ClientResult]:
             client="aiperf",
             input_tokens=mean("input_sequence_length"),
             output_tokens=mean("output_sequence_length"),
-            range_ratio=None,
             num_requests=int(num_requests or 10 * int(concurrency or per_s * 60)),
             concurrency=int(concurrency) if concurrency else None,
             rate_per_s=float(rate) if rate else None,
             measured=_known(
-                {
-                    "tpot": mean_or_none("inter_token_latency") * MS,
-                    "ttft": mean("time_to_first_token") * MS,
-                    "e2e": mean_or_none("request_latency") * MS,
-                    "throughput": mean_or_none("output_token_throughput"),
-                }
+                tpot=mean_or_none("inter_token_latency") * MS,
+                ttft=mean("time_to_first_token") * MS,
+                e2e=mean_or_none("request_latency") * MS,
+                throughput=mean_or_none("output_token_throughput"),
             ),
             gap_cv=_aiperf_gap_cv(load),
         )
@@ -164,8 +157,8 @@ def _aiperf(name: str, document: dict[str, Any]) -> list[ClientResult]:
 
 
 def _aiperf_load(name: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How requests were sent, under the names of AIPerf's `loadgen`: that of its first versions, the phase that was
-    measured of those that configure phases, or what GenAI-Perf tells perf_analyzer.
+    """Return the load under the names of AIPerf's `loadgen`: of its first versions, of the measured phase in versions
+    that configure phases, or of GenAI-Perf's perf_analyzer.
 
     Source: https://github.com/ai-dynamo/aiperf, `src/aiperf/config/phases.py`, at commit 0205ea1.
     """
@@ -190,61 +183,54 @@ def _aiperf_load(name: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     if load:
         return load
     stimulus = settings.get("perf_analyzer", {}).get("stimulus", {})
-    found = {key: stimulus.get(key) or settings.get(key) for key in ("concurrency", "request_rate")}
-    return {**found, "arrival_pattern": "constant"}
+    load = {key: stimulus.get(key) or settings.get(key) for key in ("concurrency", "request_rate")}
+    return {**load, "arrival_pattern": "constant"}
 
 
 def _aiperf_gap_cv(load: Mapping[str, Any]) -> float:
-    """AIPerf's arrivals are Poisson where it does not say otherwise; GenAI-Perf's perf_analyzer spaces them evenly."""
+    """Return the variation of arrival gaps: AIPerf's default is Poisson, GenAI-Perf's perf_analyzer has equal gaps."""
     pattern = load.get("arrival_pattern") or load.get("request_rate_mode") or "poisson"
     smoothness = load.get("arrival_smoothness") or 1.0
     return {"constant": 0.0, "gamma": 1 / math.sqrt(smoothness)}.get(pattern, 1.0)
 
 
 def _guidellm(name: str, document: dict[str, Any]) -> list[ClientResult]:
-    """guidellm's `benchmarks.json` (0.2 to 0.5): one run for each rate or concurrency that was tried."""
-    found = []
-    for index, run in enumerate(document["benchmarks"]):
-        metrics = run["metrics"]
-
-        def mean(key: str, metrics: dict[str, Any] = metrics) -> float:
-            return float(((metrics[key] or {}).get("successful") or {}).get("mean") or 0.0)
-
-        if not _total(run):
-            continue
-
-        places = (run.get("args", {}), run.get("config", {}), run.get("scheduler", {}))
-        strategy: dict[str, Any] = next((place["strategy"] for place in places if place.get("strategy")), {})
-        streams = strategy.get("streams") or strategy.get("max_concurrency")
-        kind = strategy.get("type_") or strategy.get("type")
-        rate = strategy.get("rate")
-        if streams is None and kind == "throughput":
-            streams = _total(run)
-        found.append(
-            ClientResult(
-                id=f"{name}:{index + 1}",
-                client="guidellm",
-                input_tokens=mean("prompt_token_count"),
-                output_tokens=mean("output_token_count"),
-                range_ratio=None,
-                num_requests=int(_total(run)),
-                concurrency=1 if kind == "synchronous" else int(streams) if streams else None,
-                rate_per_s=float(rate) if rate else None,
-                measured=_known(
-                    {
-                        "tpot": mean("inter_token_latency_ms") * MS,
-                        "ttft": mean("time_to_first_token_ms") * MS,
-                        "e2e": mean("request_latency"),
-                        "throughput": mean("output_tokens_per_second"),
-                    }
-                ),
-                gap_cv=0.0 if kind == "constant" else 1.0,
-            )
-        )
-    return found
+    """Read guidellm's `benchmarks.json` (0.2 to 0.5): one run for each rate or concurrency."""
+    runs = enumerate(document["benchmarks"], 1)
+    return [_guidellm_run(f"{name}:{number}", run) for number, run in runs if _num_successful(run)]
 
 
-def _total(run: dict[str, Any]) -> float:
+def _guidellm_run(name: str, run: dict[str, Any]) -> ClientResult:
+    def mean(key: str) -> float:
+        return float(((run["metrics"][key] or {}).get("successful") or {}).get("mean") or 0.0)
+
+    places = (run.get("args", {}), run.get("config", {}), run.get("scheduler", {}))
+    strategy: dict[str, Any] = next((place["strategy"] for place in places if place.get("strategy")), {})
+    kind, rate = strategy.get("type_") or strategy.get("type"), strategy.get("rate")
+    streams = strategy.get("streams") or strategy.get("max_concurrency")
+    if kind == "synchronous":
+        streams = 1
+    elif kind == "throughput" and streams is None:
+        streams = _num_successful(run)
+    return ClientResult(
+        id=name,
+        client="guidellm",
+        input_tokens=mean("prompt_token_count"),
+        output_tokens=mean("output_token_count"),
+        num_requests=int(_num_successful(run)),
+        concurrency=int(streams) if streams else None,
+        rate_per_s=float(rate) if rate else None,
+        measured=_known(
+            tpot=mean("inter_token_latency_ms") * MS,
+            ttft=mean("time_to_first_token_ms") * MS,
+            e2e=mean("request_latency"),
+            throughput=mean("output_tokens_per_second"),
+        ),
+        gap_cv=0.0 if kind == "constant" else 1.0,
+    )
+
+
+def _num_successful(run: dict[str, Any]) -> float:
     totals = run.get("request_totals") or run["metrics"]["request_totals"]
     return float(totals["successful"])
 

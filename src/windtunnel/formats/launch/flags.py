@@ -36,7 +36,7 @@ Convert = Callable[[str], Any]
 
 
 def whole(text: str) -> int:
-    """`8192`, `8k` (8,000) or `8K` (8,192), as vLLM reads them."""
+    """Read `8192`, `8k` (8,000) or `8K` (8,192), as vLLM does."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", text.replace(",", "").replace("_", ""))
     if match is None:
         raise ValueError("a whole number is needed")
@@ -46,7 +46,7 @@ def whole(text: str) -> int:
 
 @dataclass(frozen=True)
 class Words:
-    """The words that an option takes, and what each means here."""
+    """Words that an option takes, and our name of each."""
 
     known: Mapping[str, str | None]
 
@@ -56,7 +56,7 @@ class Words:
         return self.known[text]
 
     def word_for(self, value: str) -> str | None:
-        """The first word that means `value`; None: no word does."""
+        """Return the first word that means `value`, or None."""
         return next((word for word, meaning in self.known.items() if meaning == value), None)
 
 
@@ -65,7 +65,7 @@ def _one_of(*words: str) -> Words:
 
 
 def sizes(text: str) -> list[int]:
-    """`1 2 4`, `1,2,4` or `[1, 2, 4]`."""
+    """Read `1 2 4`, `1,2,4` or `[1, 2, 4]`."""
     return [whole(part) for part in re.split(r"[\s,]+", text.strip("[] ")) if part]
 
 
@@ -75,15 +75,15 @@ SPLIT = "deployment.parallelism."
 
 @dataclass(frozen=True)
 class Flag:
-    """What one option decides."""
+    """The setting that one option decides."""
 
     path: str
-    """In a scenario; or a word in brackets that is resolved once all options are known."""
+    """Path of the setting in a scenario; or a word in brackets that is resolved once all options are known."""
     convert: Convert = whole
     value: Any = None
-    """Of an option without an argument; None: it has one."""
+    """Value of an option without an argument; None: it has one."""
     is_lenient: bool = False
-    """Whether a value that is not known is named as not modelled, and does not stop the reading."""
+    """Whether an unknown value is reported as not modelled instead of refused."""
 
 
 def _on(path: str, value: Any = True) -> Flag:
@@ -91,7 +91,29 @@ def _on(path: str, value: Any = True) -> Flag:
 
 
 SIXTEEN_BIT = Flag("[dtype]", _one_of("auto", "bfloat16", "float16", "half"), is_lenient=True)
-"""Both formats of 16 bit have the same rates and bytes; `float` is not modelled."""
+"""Both 16-bit formats have the same rates and bytes; `float` is not modelled."""
+
+_FLASHINFER = {"0": "flashinfer", "false": "flashinfer", "1": "trtllm", "true": "trtllm", "True": "trtllm"}
+_ATTENTION = {
+    "vllm": {"FLASH_ATTN": "flash_attention", "TRITON_ATTN": "triton"},
+    "sglang": {
+        "flashinfer": "flashinfer",
+        "triton": "triton",
+        "trtllm_mha": "trtllm",
+        **dict.fromkeys(("fa3", "fa4"), "flash_attention"),
+    },
+}
+_EXPERTS: dict[str, dict[str, str | None]] = {
+    "sglang": {
+        "auto": None,
+        "triton": "triton",
+        "deep_gemm": "deepgemm",
+        "cutlass": "cutlass",
+        "flashinfer_trtllm": "trtllm",
+    },
+    "trtllm": {"CUTLASS": "cutlass", "TRTLLM": "trtllm", "DEEPGEMM": "deepgemm", "AUTO": None},
+}
+"""Engine -> word of its option for attention or expert kernels -> our name."""
 
 VLLM: dict[str, Flag] = {
     "model": Flag("model", str),
@@ -120,15 +142,8 @@ VLLM: dict[str, Flag] = {
     "max-cudagraph-capture-size": Flag(ENGINE + "max_cudagraph_capture_size"),
     "cudagraph-capture-sizes": Flag(ENGINE + "cudagraph_sizes", sizes),
     "speculative-config": Flag("[speculative]", json.loads),
-    "attention-backend": Flag(
-        ENGINE + "attention_backend",
-        Words({"FLASH_ATTN": "flash_attention", "TRITON_ATTN": "triton"}),
-        is_lenient=True,
-    ),
-    "attention-config.use-trtllm-attention": Flag(
-        ENGINE + "attention_backend",
-        Words({"0": "flashinfer", "false": "flashinfer", "1": "trtllm", "true": "trtllm", "True": "trtllm"}),
-    ),
+    "attention-backend": Flag(ENGINE + "attention_backend", Words(_ATTENTION["vllm"]), is_lenient=True),
+    "attention-config.use-trtllm-attention": Flag(ENGINE + "attention_backend", Words(_FLASHINFER)),
     "no-attention-config.use-trtllm-attention": _on(ENGINE + "attention_backend", "flashinfer"),
     "dtype": SIXTEEN_BIT,
 }
@@ -159,32 +174,8 @@ SGLANG: dict[str, Flag] = {
     "enable-piecewise-cuda-graph": _on(ENGINE + "piecewise_cudagraphs"),
     "disable-piecewise-cuda-graph": _on(ENGINE + "piecewise_cudagraphs", False),
     "cuda-graph-bs": Flag(ENGINE + "cudagraph_sizes", sizes),
-    "attention-backend": Flag(
-        ENGINE + "attention_backend",
-        Words(
-            {
-                "flashinfer": "flashinfer",
-                "triton": "triton",
-                "trtllm_mha": "trtllm",
-                "fa3": "flash_attention",
-                "fa4": "flash_attention",
-            }
-        ),
-        is_lenient=True,
-    ),
-    "moe-runner-backend": Flag(
-        ENGINE + "moe_backend",
-        Words(
-            {
-                "auto": None,
-                "triton": "triton",
-                "deep_gemm": "deepgemm",
-                "cutlass": "cutlass",
-                "flashinfer_trtllm": "trtllm",
-            }
-        ),
-        is_lenient=True,
-    ),
+    "attention-backend": Flag(ENGINE + "attention_backend", Words(_ATTENTION["sglang"]), is_lenient=True),
+    "moe-runner-backend": Flag(ENGINE + "moe_backend", Words(_EXPERTS["sglang"]), is_lenient=True),
     "dtype": SIXTEEN_BIT,
 }
 TRTLLM: dict[str, Flag] = {
@@ -214,11 +205,7 @@ TRTLLM: dict[str, Flag] = {
     "cuda-graph-max-batch-size": Flag(ENGINE + "max_cudagraph_capture_size"),
     "cuda-graph-batch-sizes": Flag(ENGINE + "cudagraph_sizes", sizes),
     "no-cuda-graph-config": _on(ENGINE + "max_cudagraph_capture_size", 0),
-    "moe-backend": Flag(
-        ENGINE + "moe_backend",
-        Words({"CUTLASS": "cutlass", "TRTLLM": "trtllm", "DEEPGEMM": "deepgemm", "AUTO": None}),
-        is_lenient=True,
-    ),
+    "moe-backend": Flag(ENGINE + "moe_backend", Words(_EXPERTS["trtllm"]), is_lenient=True),
 }
 FLAGS = {"vllm": VLLM, "sglang": SGLANG, "trtllm": TRTLLM}
 
@@ -259,26 +246,15 @@ OTHER_NAMES: dict[str, dict[str, str]] = {
         "cuda-graph-config.batch-sizes": "cuda-graph-batch-sizes",
     },
 }
-"""Engine -> other name of an option, or its place in the engine's YAML -> its name in `FLAGS`."""
-
+"""Engine -> other name of an option, or its path in the engine's YAML -> its name in `FLAGS`."""
 
 IN_FILE_ONLY = (
-    "tokens-per-block",
-    "enable-chunked-prefill",
-    "no-enable-chunked-prefill",
-    "enable-block-reuse",
-    "disable-block-reuse",
-    "disable-overlap-scheduler",
-    "batch-wait-timeout-iters",
-    "batch-wait-max-tokens-ratio",
-    "torch-compile-config.enable-piecewise-cuda-graph",
-    "cuda-graph-max-batch-size",
-    "cuda-graph-batch-sizes",
-    "no-cuda-graph-config",
-    "moe-backend",
+    *("tokens-per-block", "enable-chunked-prefill", "no-enable-chunked-prefill", "enable-block-reuse"),
+    *("disable-block-reuse", "disable-overlap-scheduler", "batch-wait-timeout-iters", "batch-wait-max-tokens-ratio"),
+    *("torch-compile-config.enable-piecewise-cuda-graph", "cuda-graph-max-batch-size", "cuda-graph-batch-sizes"),
+    *("no-cuda-graph-config", "moe-backend"),
 )
-"""What trtllm-serve takes from its YAML file and not from its command line."""
-
+"""Options that trtllm-serve takes from its YAML file and not from its command line."""
 SPECULATIVE = "speculative-config"
 """vLLM's option that holds JSON, or a field of it in each of `speculative-config.method`, ..."""
 

@@ -24,22 +24,22 @@ from windtunnel.serving.deployment import BALANCE_BATCHING_ITERS, BALANCE_TIMEOU
 
 @dataclass(frozen=True)
 class LaunchCommand:
-    """A server's command line, understood."""
+    """A server's command line as a deployment."""
 
     engine: str
     raw: dict[str, Any]
     """Model, precision and deployment of a scenario, as builtins; without a device."""
     taken: dict[str, str]
-    """Option -> what it decides."""
+    """Option -> its value."""
     without_effect: tuple[str, ...]
     """Options that do not change any time."""
     not_modelled: tuple[str, ...]
-    """Options that change times in a way that is left out."""
+    """Options that change times in a way that is not modelled."""
     unknown: tuple[str, ...]
 
 
 class OtherOptions(Schema):
-    """`catalog/launch_options.yaml`: options that decide nothing here, by what is said of them."""
+    """Options that decide no setting, by kind (`catalog/launch_options.yaml`)."""
 
     sources: dict[str, str]
     without_effect: frozenset[str]
@@ -49,29 +49,27 @@ class OtherOptions(Schema):
 
 @cache
 def other_options() -> OtherOptions:
-    """The options that are named and not taken."""
+    """Return the options that are reported and not taken."""
     path = catalog.shipped("launch_options.yaml")
     return decode(read_yaml(path), OtherOptions, path.name)
 
 
 def read_launch_command(text: str) -> LaunchCommand:
-    """A server's command line as a deployment.
+    """Read a server's command line as a deployment.
 
     Args:
         text: `vllm serve ...`, `python -m vllm.entrypoints.openai.api_server ...`, `python -m sglang.launch_server ...`
-            or `trtllm-serve ...`; what stands before it (`VAR=1`, `docker run ...`) is passed over. Or the path of a
-            file that holds one.
+            or `trtllm-serve ...`; words before it (`VAR=1`, `docker run ...`) are ignored. Or the path of a file with
+            such a command.
 
     Raises:
-        InputError: no such command, no model, or an option whose value is not one.
+        InputError: no such command, no model, or a value that its option does not take.
     """
-    words = _words(text)
-    engine, words = _engine_of(words)
-    options = _options_of(engine, words)
-    found = _Reading(engine)
-    for name, value in options:
-        found.take(name, value)
-    return found.finished()
+    engine, words = _engine_of(_words(text))
+    reading = _LaunchReading(engine)
+    for name, value in _options_of(engine, words):
+        reading.take(name, value)
+    return reading.finished()
 
 
 def _words(text: str) -> list[str]:
@@ -92,19 +90,17 @@ def _is_file(text: str) -> bool:
 
 
 def _engine_of(words: list[str]) -> tuple[str, list[str]]:
-    for at, word in enumerate(words):
-        name = word.rsplit("/", 1)[-1]
-        if name == "vllm" and words[at + 1 : at + 2] == ["serve"]:
-            return "vllm", words[at + 2 :]
-        if word == "vllm.entrypoints.openai.api_server":
-            return "vllm", words[at + 1 :]
-        if word == "sglang.launch_server" or (name == "sglang" and words[at + 1 : at + 2] == ["serve"]):
-            return "sglang", words[at + (1 if word == "sglang.launch_server" else 2) :]
+    for i, word in enumerate(words, 1):
+        name, rest = word.rsplit("/", 1)[-1], words[i:]
+        serves = rest[:1] == ["serve"]
+        if word == "vllm.entrypoints.openai.api_server" or name.startswith("vllm-openai"):
+            return "vllm", rest
+        if word == "sglang.launch_server":
+            return "sglang", rest
+        if name in ("vllm", "sglang") and serves:
+            return name, rest[1:]
         if name == "trtllm-serve":
-            rest = words[at + 1 :]
-            return "trtllm", rest[1:] if rest[:1] == ["serve"] else rest
-        if name.startswith("vllm-openai"):
-            return "vllm", words[at + 1 :]
+            return "trtllm", rest[1:] if serves else rest
     shown = " ".join(words[:4])
     raise InputError(
         f"--from-command: {shown!r} starts no server that is known",
@@ -113,7 +109,7 @@ def _engine_of(words: list[str]) -> tuple[str, list[str]]:
 
 
 def _options_of(engine: str, words: list[str]) -> list[tuple[str, Any]]:
-    """(name, value) of every option; True for a switch. A word alone is the model."""
+    """Return (name, value) of every option; True for a switch. A word alone is the model."""
     options: list[tuple[str, Any]] = []
     position = 0
     while position < len(words):
@@ -148,7 +144,7 @@ def _name(engine: str, name: str) -> str:
 
 
 def _with_file(engine: str, name: str, value: Any) -> list[tuple[str, Any]]:
-    """The option, or those of the YAML file that it names."""
+    """Return the option, or the options of the YAML file that it names."""
     if name not in CONFIG_FILES[engine]:
         return [(name, value)]
     content = read_yaml(Path(str(value)))
@@ -174,7 +170,7 @@ def _flattened(engine: str, content: dict[str, Any], prefix: str) -> list[tuple[
 
 
 @dataclass(eq=False)
-class _Reading:
+class _LaunchReading:
     """Options taken so far."""
 
     engine: str
@@ -186,8 +182,8 @@ class _Reading:
     unknown: list[str] = field(default_factory=list)
 
     def take(self, name: str, value: Any) -> None:
-        whole_name, _, below = name.partition(".")
-        if whole_name == SPECULATIVE and below and self.engine == "vllm":
+        option, _, below = name.partition(".")
+        if option == SPECULATIVE and below and self.engine == "vllm":
             self.later.setdefault("speculative", {})[below.replace("-", "_")] = value
             self.taken[f"--{name}"] = str(value)
             return
@@ -195,8 +191,7 @@ class _Reading:
         if flag is None:
             known = other_options()
             lists = ((known.without_effect, self.without_effect), (known.not_modelled, self.not_modelled))
-            found = next((into for names, into in lists if {name, whole_name} & names), self.unknown)
-            found.append(f"--{name}")
+            next((into for names, into in lists if {name, option} & names), self.unknown).append(f"--{name}")
             return
         converted = flag.value
         if flag.value is None:
@@ -218,7 +213,7 @@ class _Reading:
         self.taken[f"--{name}"] = "" if value is True else str(value)
 
     def finished(self) -> LaunchCommand:
-        """The command, with what several options decide together."""
+        """Return the command, with the settings that several options decide together."""
         if "model" not in self.raw:
             raise InputError("--from-command: the command names no model")
         set_path(self.raw, ENGINE + "name", self.engine)
@@ -236,17 +231,11 @@ class _Reading:
             self._speculate(self.later["speculative"])
         if "windows" in self.later:
             self._keep_windows(self.later["windows"])
-        return LaunchCommand(
-            self.engine,
-            self.raw,
-            self.taken,
-            tuple(self.without_effect),
-            tuple(self.not_modelled),
-            tuple(self.unknown),
-        )
+        lists = tuple(self.without_effect), tuple(self.not_modelled), tuple(self.unknown)
+        return LaunchCommand(self.engine, self.raw, self.taken, *lists)
 
     def _split(self) -> None:
-        """Tensor, data and expert parallelism, which each engine divides its own way."""
+        """Set tensor, data and expert parallelism, which each engine divides differently."""
         later = self.later
         split = self.raw.get("deployment", {}).get("parallelism", {})
         tp = later.get("sglang_tp") or later.get("trtllm_tp") or split.get("tp", 1)
@@ -271,27 +260,27 @@ class _Reading:
         return any(isinstance(group.feed_forward, ExpertsFeedForward) for group in model.layers)
 
     def _keep_windows(self, listed: Sequence[int]) -> None:
-        """TensorRT-LLM's windows, a layer after the other and again from the start; one as long as a request is none.
+        """Set TensorRT-LLM's windows, listed layer by layer and repeated; a window as long as a request is none.
 
-        They say what is kept, in a pool for each. Others than the model's would change what it attends to.
+        They decide the kept KV, with separate blocks for each. Windows other than the model's would change its output.
         """
         model = catalog.model(str(self.raw["model"]))
         longest = self.raw["deployment"]["engine"].get("max_model_len") or model.max_context_tokens
-        own = Counter[int]()
+        of_model = Counter[int]()
         for group in model.layers:
-            own[min(getattr(group.attention, "window_tokens", None) or longest, longest)] += group.num_layers
-        asked = Counter(min(listed[at % len(listed)], longest) for at in range(model.num_layers))
-        if set(asked) == {longest}:
+            of_model[min(getattr(group.attention, "window_tokens", None) or longest, longest)] += group.num_layers
+        given = Counter(min(listed[i % len(listed)], longest) for i in range(model.num_layers))
+        if set(given) == {longest}:
             set_path(self.raw, ENGINE + "window_kv", "full")
-        elif asked == own:
+        elif given == of_model:
             set_path(self.raw, ENGINE + "window_kv", "own_pool")
         else:
             name = "--max-attention-window"
-            self.taken = {given: value for given, value in self.taken.items() if given != name}
+            self.taken.pop(name, None)
             self.not_modelled.append(f"{name} (other windows than those of {model.name})")
 
     def _speculate(self, config: dict[str, Any]) -> None:
-        """vLLM's JSON; how often drafts are right is not a setting, so it must be said."""
+        """Set speculative decoding from vLLM's JSON; the acceptance of drafts is not a setting, so it must be given."""
         method = {"ngram": "ngram", "mtp": "mtp", "deepseek_mtp": "mtp"}.get(str(config.get("method")), "draft_model")
         acceptance = config.get("acceptance_fraction")
         if acceptance is None or (method == "draft_model" and "model" not in config):

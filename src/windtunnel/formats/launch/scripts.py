@@ -20,7 +20,7 @@ IMAGES = {
 }
 PORTS = {"vllm": 8000, "sglang": 30000, "trtllm": 8000}
 LISTENING = {"sglang": ("--host", "0.0.0.0"), "trtllm": ("--host", "0.0.0.0")}
-"""Engines that answer their own machine only, unless they are told otherwise."""
+"""Options of engines that otherwise answer their own machine only."""
 RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "habana.ai/gaudi", "google": "google.com/tpu"}
 TRTLLM_FILE = "trtllm.yaml"
 REMARKS = {
@@ -30,11 +30,11 @@ REMARKS = {
 
 
 def launch_script(scenario: Scenario, version: dict[str, str]) -> str:
-    """A shell script with the command of one replica of each kind, and what it leaves to be done.
+    """Return a shell script with the command of one replica of each kind, and comments on the remaining work.
 
     Args:
-        scenario: as it was asked for: settings that it leaves out are the engine's defaults.
-        version: engine -> the version that was simulated.
+        scenario: the scenario as requested: missing settings are the engine's defaults.
+        version: engine -> simulated version.
     """
     lines = ["#!/bin/sh", f"# {scenario.model}: each command starts one replica."]
     for name, role, deployment in _parts(scenario):
@@ -50,16 +50,16 @@ def launch_script(scenario: Scenario, version: dict[str, str]) -> str:
 
 
 Value = Callable[[str, str, Any], Any]
-"""Of a server's name, a setting's name and its value: what stands in the manifest."""
+"""Turns a server's name, a setting's name and its value into the manifest's value."""
 
 
 def kubernetes_manifests(scenario: Scenario, version: dict[str, str]) -> str:
-    """A Deployment and a Service for each kind of replica, as YAML that `kubectl apply -f` takes."""
+    """Return a Deployment and a Service for each kind of replica, as YAML for `kubectl apply -f`."""
     return _text(_documents(scenario, version, lambda _server, _name, value: value))
 
 
 def helm_chart(scenario: Scenario, version: dict[str, str]) -> dict[str, str]:
-    """The same manifests as a Helm chart: path in its folder -> text. What a cluster changes is in `values.yaml`."""
+    """Return the same manifests as a Helm chart: path -> text. Settings of the cluster are in `values.yaml`."""
     values: dict[str, dict[str, Any]] = {}
 
     def placeholder(server: str, name: str, value: Any) -> str:
@@ -90,41 +90,34 @@ def _text(documents: list[dict[str, Any]]) -> str:
 def _documents(scenario: Scenario, version: dict[str, str], value: Value) -> list[dict[str, Any]]:
     documents: list[dict[str, Any]] = []
     for name, role, deployment in _parts(scenario):
-        engine, label = deployment.engine, {"app": _label(scenario.model, name)}
-        port = PORTS[engine.name]
+        app, port = _label(scenario.model, name), PORTS[deployment.engine.name]
         remarks = [*([REMARKS[role]] if role in REMARKS else []), *_unsaid(scenario, deployment)]
         notes = {"annotations": {"windtunnel/to-do": "; ".join(remarks)}} if remarks else {}
         pod, config = _pod(scenario, version, deployment, partial(value, name))
         if config is not None:
-            documents.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": label["app"]}, **config})
-            pod["volumes"].append({"name": "config", "configMap": {"name": label["app"]}})
+            documents.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": app}, **config})
+            pod["volumes"].append({"name": "config", "configMap": {"name": app}})
         documents.append(
             {
                 "apiVersion": "apps/v1",
                 "kind": "Deployment",
-                "metadata": {"name": label["app"], **notes},
+                "metadata": {"name": app, **notes},
                 "spec": {
                     "replicas": value(name, "replicas", deployment.replicas),
-                    "selector": {"matchLabels": dict(label)},
-                    "template": {"metadata": {"labels": dict(label)}, "spec": pod},
+                    "selector": {"matchLabels": {"app": app}},
+                    "template": {"metadata": {"labels": {"app": app}}, "spec": pod},
                 },
             }
         )
-        documents.append(
-            {
-                "apiVersion": "v1",
-                "kind": "Service",
-                "metadata": {"name": label["app"]},
-                "spec": {"selector": dict(label), "ports": [{"port": port, "targetPort": port}]},
-            }
-        )
+        spec = {"selector": {"app": app}, "ports": [{"port": port, "targetPort": port}]}
+        documents.append({"apiVersion": "v1", "kind": "Service", "metadata": {"name": app}, "spec": spec})
     return documents
 
 
 def _pod(
     scenario: Scenario, version: dict[str, str], deployment: Deployment, value: Callable[[str, Any], Any]
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The pod of one replica, and the data of the configuration map that it mounts, if it needs one."""
+    """Return the pod of one replica, and the data of the configuration map that it mounts, if it needs one."""
     engine, port = deployment.engine, PORTS[deployment.engine.name]
     vendor = catalog.device(deployment.device).vendor.lower()
     devices = {RESOURCES.get(vendor, "nvidia.com/gpu"): deployment.parallelism.num_devices}
@@ -152,7 +145,7 @@ def _pod(
 
 
 def _parts(scenario: Scenario) -> list[tuple[str, str, Deployment]]:
-    """(name, role, deployment) of each kind of replica."""
+    """Return (name, role, deployment) of each kind of replica."""
     pools = scenario.deployment.pools
     if not pools:
         return [("server", "both", scenario.deployment)]
@@ -160,12 +153,12 @@ def _parts(scenario: Scenario) -> list[tuple[str, str, Deployment]]:
 
 
 def _formats(scenario: Scenario) -> tuple[str | None, str | None]:
-    """Formats of weights and KV cache that differ from the published checkpoint's."""
-    published, asked = catalog.model(scenario.model).precision, scenario.precision
-    if asked is None:
+    """Return the formats of weights and KV cache that differ from the published checkpoint's."""
+    published, precision = catalog.model(scenario.model).precision, scenario.precision
+    if precision is None:
         return None, None
-    weights = str(asked.weights) if asked.weights != published.weights else None
-    return weights, str(asked.kv_cache) if asked.kv_cache != published.kv_cache else None
+    weights = str(precision.weights) if precision.weights != published.weights else None
+    return weights, str(precision.kv_cache) if precision.kv_cache != published.kv_cache else None
 
 
 def _words(scenario: Scenario, deployment: Deployment) -> tuple[str, ...]:
@@ -180,36 +173,34 @@ def _trtllm(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
 
 
 def _unsaid(scenario: Scenario, deployment: Deployment) -> list[str]:
-    """What no option of the command says, and a reader must do."""
-    engine, found = deployment.engine, []
+    """Return the remaining work: parts of the deployment that no option of the command says."""
+    engine, split = deployment.engine, deployment.parallelism
+    drafts, ranks = engine.speculative, split.tp * split.attention_dp
     weights = _formats(scenario)[0]
+    work = []
     if weights is not None and "--quantization" not in _words(scenario, deployment):
-        found.append(f"name a checkpoint with {weights} weights: the engine does not make one of {scenario.model}")
-    drafts, split = engine.speculative, deployment.parallelism
+        work.append(f"name a checkpoint with {weights} weights: the engine does not make one of {scenario.model}")
     if drafts is not None and not says_drafts(engine.name, drafts):
-        found.append(f"add speculative decoding: {drafts.method}, {drafts.num_draft_tokens} draft tokens a step")
+        work.append(f"add speculative decoding: {drafts.method}, {drafts.num_draft_tokens} draft tokens a step")
     if engine.name == "trtllm" and split.attention_dp > 1 and split.tp > 1:
-        found.append(
+        work.append(
             f"TensorRT-LLM cannot split attention over tp = {split.tp} within attention_dp = {split.attention_dp}: the "
-            f"command has attention_dp = {split.tp * split.attention_dp}"
+            f"command has attention_dp = {ranks}"
         )
-    if engine.name == "vllm" and split.ep not in (1, split.tp * split.attention_dp):
-        found.append(
-            f"vLLM spreads experts over all {split.tp * split.attention_dp} ranks or none: the command does not have "
-            f"ep = {split.ep}"
-        )
+    if engine.name == "vllm" and split.ep not in (1, ranks):
+        work.append(f"vLLM spreads experts over all {ranks} ranks or none: the command does not have ep = {split.ep}")
     if engine.kv_tiers:
         names = ", ".join(tier.name for tier in engine.kv_tiers)
-        found.append(f"let the engine keep KV blocks below its devices ({names}): the command does not say so")
+        work.append(f"let the engine keep KV blocks below its devices ({names}): the command does not say so")
     if engine.name == "trtllm" and (engine.attention_backend or engine.window_kv == "own_pool"):
-        found.append("set attn_backend and kv_cache_config.max_attention_window as the scenario has them")
+        work.append("set attn_backend and kv_cache_config.max_attention_window as the scenario has them")
     node = catalog.node(deployment.node) if deployment.node else catalog.default_node(catalog.device(deployment.device))
-    if deployment.parallelism.num_devices > node.num_devices:
-        found.append(f"a replica takes more than one node of {node.num_devices} devices: start it on each of them")
-    return found
+    if split.num_devices > node.num_devices:
+        work.append(f"a replica takes more than one node of {node.num_devices} devices: start it on each of them")
+    return work
 
 
 def _label(model: str, name: str) -> str:
-    """A DNS label, as Kubernetes wants names."""
+    """Return a DNS label, as Kubernetes needs for names."""
     text = f"{model.rsplit('/', 1)[-1]}-{name}".lower()
     return "".join(letter if letter.isalnum() else "-" for letter in text).strip("-")[:63].rstrip("-")

@@ -1,6 +1,7 @@
 """Write deployments as server command lines, so that reading one back gives the same deployment."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from windtunnel import catalog
@@ -16,13 +17,12 @@ def write_launch_command(
     weights: str | None = None,
     kv_cache: str | None = None,
 ) -> tuple[str, ...]:
-    """The words of a command that starts one replica; settings that are the engine's default are left out by giving
-    them as None.
+    """Return the words of a command that starts one replica; settings that are None keep the engine's default.
 
     Args:
-        model: as the engine is to load it.
-        parallelism: of one replica.
-        engine: settings as asked for, not resolved.
+        model: model name that the engine loads.
+        parallelism: parallelism of one replica.
+        engine: settings as requested, not resolved.
         weights, kv_cache: formats that differ from the published checkpoint's.
     """
     words = {
@@ -44,22 +44,28 @@ def write_launch_command(
     return tuple(words)
 
 
-def _split_options(engine: str, split: Parallelism) -> list[tuple[str, Any]]:
+def _split_options(engine: str, split: Parallelism) -> Iterator[tuple[str, Any]]:
     if engine == "vllm":
-        options: list[tuple[str, Any]] = [("tensor-parallel-size", split.tp)]
-        options += [("data-parallel-size", split.attention_dp)] if split.attention_dp > 1 else []
-        options += [("enable-expert-parallel", None)] if split.ep > 1 else []
-        return options + ([("pipeline-parallel-size", split.pp)] if split.pp > 1 else [])
-    options = [("tp-size", split.tp * split.attention_dp)]
-    options += [("pp-size", split.pp)] if split.pp > 1 else []
-    options += [("ep-size", split.ep)] if split.ep > 1 else []
+        yield "tensor-parallel-size", split.tp
+        if split.attention_dp > 1:
+            yield "data-parallel-size", split.attention_dp
+        if split.ep > 1:
+            yield "enable-expert-parallel", None
+        if split.pp > 1:
+            yield "pipeline-parallel-size", split.pp
+        return
+    yield "tp-size", split.tp * split.attention_dp
+    if split.pp > 1:
+        yield "pp-size", split.pp
+    if split.ep > 1:
+        yield "ep-size", split.ep
     if engine == "sglang" and split.attention_dp > 1:
-        options += [("dp-size", split.attention_dp), ("enable-dp-attention", None)]
-    return options
+        yield "dp-size", split.attention_dp
+        yield "enable-dp-attention", None
 
 
 def _engine_options(engine: EngineSettings) -> list[tuple[str, Any]]:
-    """Options for the settings that `engine` has and that an option alone decides."""
+    """Return options for the settings of `engine` that one option decides."""
     options: list[tuple[str, Any]] = []
     written: set[str] = set()
     for name, flag in FLAGS[engine.name].items():
@@ -86,17 +92,15 @@ def _engine_options(engine: EngineSettings) -> list[tuple[str, Any]]:
     return options
 
 
-def _formats(engine: str, weights: str | None, kv_cache: str | None) -> list[tuple[str, Any]]:
-    options: list[tuple[str, Any]] = []
+def _formats(engine: str, weights: str | None, kv_cache: str | None) -> Iterator[tuple[str, Any]]:
     if weights == "fp8" and engine != "trtllm":
-        options.append(("quantization", "fp8"))
+        yield "quantization", "fp8"
     if kv_cache == "fp8" and engine != "trtllm":
-        options.append(("kv-cache-dtype", {"vllm": "fp8", "sglang": "fp8_e4m3"}[engine]))
-    return options
+        yield "kv-cache-dtype", {"vllm": "fp8", "sglang": "fp8_e4m3"}[engine]
 
 
 def _draft_options(engine: EngineSettings) -> list[tuple[str, Any]]:
-    """Speculative decoding; how often drafts are right is no option of any engine."""
+    """Return options of speculative decoding; no engine has one for the acceptance of drafts."""
     drafts = engine.speculative
     if drafts is None or engine.name == "trtllm" or not says_drafts(engine.name, drafts):
         return []
@@ -106,7 +110,7 @@ def _draft_options(engine: EngineSettings) -> list[tuple[str, Any]]:
         return [("speculative-config", json.dumps(config | ({"model": drafter} if drafter else {})))]
     algorithm = {"mtp": "EAGLE", "draft_model": "STANDALONE"}[drafts.method]
     model = [("speculative-draft-model-path", drafter)] if drafter else []
-    # A chain of drafts; SGLang counts the token that they follow among those that it verifies.
+    # A chain of drafts; SGLang counts the preceding token among the verified ones.
     return [
         ("speculative-algorithm", algorithm),
         *model,
@@ -117,7 +121,7 @@ def _draft_options(engine: EngineSettings) -> list[tuple[str, Any]]:
 
 
 def says_drafts(engine: str, drafts: Speculative) -> bool:
-    """Whether a command is written for these drafts: SGLang's NGRAM drafts a tree, which is not what is simulated."""
+    """Whether a command can say these drafts: SGLang's NGRAM drafts a tree, which is not simulated."""
     return engine != "sglang" or drafts.method != "ngram"
 
 
@@ -134,39 +138,40 @@ def _trtllm_drafts(drafts: Speculative) -> dict[str, Any]:
 
 
 def trtllm_file(engine: EngineSettings, parallelism: Parallelism, kv_cache: str | None) -> dict[str, Any]:
-    """The content of the YAML file for `trtllm-serve --config`: what has no option of its own."""
-    content: dict[str, Any] = {}
-    cache: dict[str, Any] = {}
-    if engine.enable_prefix_caching is not None:
-        cache["enable_block_reuse"] = engine.enable_prefix_caching
-    if engine.block_size is not None:
-        cache["tokens_per_block"] = engine.block_size
-    if kv_cache == "fp8":
-        cache["dtype"] = "fp8"
-    if cache:
-        content["kv_cache_config"] = cache
-    if parallelism.attention_dp > 1:
-        content["enable_attention_dp"] = True
-    if engine.async_scheduling is False:
-        content["disable_overlap_scheduler"] = True
-    for name in ("enable_chunked_prefill", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio"):
-        if getattr(engine, name) is not None:
-            content[name] = getattr(engine, name)
-    if engine.attention_dp_timeout_iters:
-        content["attention_dp_config"] = {
+    """Return the content of the YAML file for `trtllm-serve --config`: settings without a command-line option."""
+    balance = engine.attention_dp_timeout_iters
+    largest = engine.max_cudagraph_capture_size
+    cache = {
+        "enable_block_reuse": engine.enable_prefix_caching,
+        "tokens_per_block": engine.block_size,
+        "dtype": "fp8" if kv_cache == "fp8" else None,
+    }
+    content: dict[str, Any] = {
+        "kv_cache_config": _given(cache) or None,
+        "enable_attention_dp": True if parallelism.attention_dp > 1 else None,
+        "disable_overlap_scheduler": True if engine.async_scheduling is False else None,
+        "enable_chunked_prefill": engine.enable_chunked_prefill,
+        "batch_wait_timeout_iters": engine.batch_wait_timeout_iters,
+        "batch_wait_max_tokens_ratio": engine.batch_wait_max_tokens_ratio,
+        "attention_dp_config": {
             "enable_balance": True,
-            "timeout_iters": engine.attention_dp_timeout_iters,
+            "timeout_iters": balance,
             "batching_wait_iters": engine.attention_dp_batching_wait_iters or 0,
         }
-    if engine.piecewise_cudagraphs:
-        content["torch_compile_config"] = {"enable_piecewise_cuda_graph": True}
-    if engine.moe_backend is not None:
-        content["moe_config"] = {"backend": engine.moe_backend.upper()}
+        if balance
+        else None,
+        "torch_compile_config": {"enable_piecewise_cuda_graph": True} if engine.piecewise_cudagraphs else None,
+        "moe_config": {"backend": engine.moe_backend.upper()} if engine.moe_backend is not None else None,
+    }
+    content = _given(content)
     if engine.cudagraph_sizes is not None:
         content["cuda_graph_config"] = {"batch_sizes": list(engine.cudagraph_sizes)}
-    elif engine.max_cudagraph_capture_size is not None:
-        most = engine.max_cudagraph_capture_size
-        content["cuda_graph_config"] = {"max_batch_size": most} if most else None
+    elif largest is not None:
+        content["cuda_graph_config"] = {"max_batch_size": largest} if largest else None
     if engine.speculative is not None:
         content["speculative_config"] = _trtllm_drafts(engine.speculative)
     return content
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

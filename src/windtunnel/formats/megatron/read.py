@@ -1,6 +1,7 @@
 """Read Megatron-LM arguments as a training job. Variables and arrays that a script assigns are filled in."""
 
 import ast
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.errors import InputError
+from windtunnel.formats.parsing import parse_whole
 from windtunnel.model.shape import (
     Attention,
     DenseFeedForward,
@@ -22,7 +24,7 @@ from windtunnel.schema import decode, encode
 from windtunnel.training.job import TrainingJob
 
 VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
-"""Tokenizers that fix the size of the vocabulary."""
+"""Tokenizer -> size of its vocabulary."""
 
 RECOMPUTED = {
     "core_attn": "core_attention",
@@ -32,11 +34,25 @@ RECOMPUTED = {
     "mlp": "feed_forward",
     "moe": "experts",
 }
-"""`--recompute-modules` -> ours."""
+"""`--recompute-modules` -> our name."""
 
 CONTEXT_METHODS = {"p2p": "ring", "all_gather": "all_gather", "a2a": "ulysses"}
 FP8_RECIPES = {"tensorwise": "fp8_current", "delayed": "fp8", "blockwise": "fp8_block", "mxfp8": "mxfp8"}
 OPTIMIZERS = {"adam": "adam", "sgd": "sgd_momentum", "muon": "muon"}
+OVERLAPS = {
+    "gradient_reduce": "overlap-grad-reduce",
+    "parameter_gather": "overlap-param-gather",
+    "tensor_parallel": "tp-comm-overlap",
+    "experts": "overlap-moe-expert-parallel-comm",
+}
+"""Field of a job's overlap -> flag."""
+LATENT_SIZES = {
+    "kv_lora_rank": ("kv-lora-rank", 32),
+    "qk_nope_head_dim": ("qk-head-dim", 128),
+    "qk_rope_head_dim": ("qk-pos-emb-head-dim", 64),
+    "v_head_dim": ("v-head-dim", 128),
+}
+"""Field of latent attention -> argument and Megatron's default."""
 
 _LAUNCHERS = {"nnodes": "nnodes", "nproc_per_node": "nproc", "nproc-per-node": "nproc"}
 _LOG_LINE = re.compile(r"(\w+) \.{2,} (.*?)\s*$")
@@ -44,49 +60,48 @@ _LOG_LINE = re.compile(r"(\w+) \.{2,} (.*?)\s*$")
 
 @dataclass(frozen=True)
 class MegatronJob:
-    """A job, and the arguments that it does not depend on."""
+    """A job, and the arguments that were ignored."""
 
     job: TrainingJob
     unread: tuple[str, ...]
 
 
 def read_megatron_arguments(text: str, device: str, num_devices: int | None = None) -> MegatronJob:
-    """The job that a command line, script or log of Megatron-LM describes.
+    """Read the job that a command line, script or log of Megatron-LM describes.
 
     Args:
         text: a shell script or command with Megatron's arguments, or lines `name ...... value` of its log.
-        device: what it runs on; Megatron does not say.
-        num_devices: in place of the launcher's nnodes x nproc_per_node.
+        device: device of the job; Megatron does not say.
+        num_devices: number of devices in place of the launcher's nnodes x nproc_per_node.
 
     Raises:
         InputError: an argument is missing, has a wrong value or a variable that is not assigned.
     """
-    found = _from_log(text) or _from_shell(text)
-    arguments = _Arguments(found)
+    arguments = _Arguments(_from_log(text) or _from_shell(text))
     return MegatronJob(arguments.job(device, num_devices), arguments.unread())
 
 
 def _from_log(text: str) -> dict[str, list[str]]:
-    """Arguments as Megatron prints them; a flag is True or False there."""
-    found: dict[str, list[str]] = {}
+    """Return arguments as Megatron prints them; a flag is True or False there."""
+    options: dict[str, list[str]] = {}
     for line in text.splitlines():
         match = _LOG_LINE.search(line)
         if not match:
             continue
         name, value = match[1].replace("_", "-"), match[2]
         if value not in ("None", "False", "[]"):
-            found[name] = [] if value == "True" else _words(value.strip("[]").replace(",", " "))
-    if "num-layers" not in found:
+            options[name] = [] if value == "True" else _words(value.strip("[]").replace(",", " "))
+    if "num-layers" not in options:
         return {}
     # The log names the value where the command names its opposite.
-    if "add-bias-linear" not in found:
-        found["disable-bias-linear"] = []
-    return found
+    if "add-bias-linear" not in options:
+        options["disable-bias-linear"] = []
+    return options
 
 
 def _from_shell(text: str) -> dict[str, list[str]]:
     variables: dict[str, list[str]] = {}
-    found: dict[str, list[str]] = {}
+    options: dict[str, list[str]] = {}
     for statement in _statements(text):
         assignment = re.match(r"(?:export\s+)?(\w+)(\+?)=(\(.*\)|.*)$", statement, re.DOTALL)
         if assignment and (assignment[3][:1] in ("(", '"', "'") or not re.search(r"\s", assignment[3])):
@@ -96,17 +111,17 @@ def _from_shell(text: str) -> dict[str, list[str]]:
             continue
         words = [word for raw in _words(statement) for word in _filled(raw, variables)]
         if any(word.startswith("--num-layers") for word in words):
-            found = _options(words)
-    if not found:
+            options = _options(words)
+    if not options:
         raise InputError(
             "there is no Megatron command here: nothing has --num-layers",
             "give the script or command that starts pretrain_gpt.py, or the arguments that its log prints",
         )
-    return found
+    return options
 
 
 def _statements(text: str) -> list[str]:
-    """Lines of a script, continued ones and arrays over several lines put together, comments left out."""
+    """Return the statements of a script: continued lines and arrays over several lines joined, comments left out."""
     joined = re.sub(r"\\\n", " ", text)
     statements: list[str] = []
     for line in joined.splitlines():
@@ -129,13 +144,13 @@ _VARIABLE = re.compile(r"\$\{(\w+)(?:\[@\]|\[\*\])?(?::-([^}]*))?\}|\$(\w+)")
 
 
 def _filled(word: str, variables: Mapping[str, list[str]]) -> list[str]:
-    """A word with its variables filled in; an array, or options in one variable, become several words."""
-    whole = _VARIABLE.fullmatch(word)
-    if whole:
-        value = variables.get(whole[1] or whole[3])
+    """Fill variables into a word; an array, or options in one variable, become several words."""
+    variable = _VARIABLE.fullmatch(word)
+    if variable:
+        value = variables.get(variable[1] or variable[3])
         if value is not None:
-            return [part for one in value for part in one.split()]
-        return whole[2].split() if whole[2] is not None else [word]
+            return [part for element in value for part in element.split()]
+        return variable[2].split() if variable[2] is not None else [word]
 
     def text_of(match: re.Match[str]) -> str:
         value = variables.get(match[1] or match[3])
@@ -147,48 +162,44 @@ def _filled(word: str, variables: Mapping[str, list[str]]) -> list[str]:
 
 
 def _options(words: list[str]) -> dict[str, list[str]]:
-    """Option -> its values; `--name=value` and underscores are understood."""
-    found: dict[str, list[str]] = {}
+    """Return option -> its values; `--name=value` and underscores are understood."""
+    options: dict[str, list[str]] = {}
     current: list[str] = []
     for word in words:
         if word.startswith("--"):
             name, has_value, value = word[2:].partition("=")
-            current = found[name if name in _LAUNCHERS else name.replace("_", "-")] = [value] if has_value else []
+            current = options[name if name in _LAUNCHERS else name.replace("_", "-")] = [value] if has_value else []
         else:
             current.append(word)
-    return found
+    return options
 
 
 class _Arguments:
-    """Megatron's arguments with its defaults; remembers which were asked for."""
+    """Megatron's arguments with its defaults; remembers which of them were read."""
 
-    def __init__(self, found: dict[str, list[str]]) -> None:
-        self.found = found
-        self.asked: set[str] = set()
+    def __init__(self, options: dict[str, list[str]]) -> None:
+        self.options = options
+        self.read: set[str] = set()
 
     def unread(self) -> tuple[str, ...]:
-        return tuple(f"--{name}" for name in self.found if name not in self.asked)
+        return tuple(f"--{name}" for name in self.options if name not in self.read)
 
     def values(self, name: str) -> list[str] | None:
-        """What stands after an option, or None where it is not there."""
-        self.asked.add(name)
-        return self.found.get(name)
+        """Return the words after an option, or None without the option."""
+        self.read.add(name)
+        return self.options.get(name)
 
     def number(self, name: str, default: int | None = None) -> int:
-        """A whole number; without a default it must be there."""
+        """Return a whole number; without a default the option must be given."""
         text = self.text(name)
         if text is None:
             if default is None:
                 raise InputError(f"--{name} is missing", "Megatron needs it too")
             return default
         try:
-            number = int(text)
-        except ValueError:
-            hint = "the variable is not assigned here" if "$" in text else None
-            raise InputError(f"--{name} is {text!r}; a whole number is needed", hint) from None
-        if number < 1:
-            raise InputError(f"--{name} is {number}; at least 1 is needed")
-        return number
+            return parse_whole(text, f"--{name}", least=1)
+        except InputError as error:
+            raise error.or_hint("the variable is not assigned here") if "$" in text else error from None
 
     def optional(self, name: str) -> int | None:
         return None if self.values(name) is None else self.number(name)
@@ -213,7 +224,7 @@ class _Arguments:
     # ------------------------------------------------------------------------------------------------------- the model
 
     def model(self) -> ModelSpec:
-        """The model that Megatron builds, its vocabulary padded."""
+        """Return the model that Megatron builds, its vocabulary padded."""
         tp = self.number("tensor-model-parallel-size", 1)
         multiple = self.number("make-vocab-size-divisible-by", 128) * tp
         tokenizer = self.text("tokenizer-type")
@@ -235,25 +246,20 @@ class _Arguments:
         if not self.flag("num-experts"):
             return (LayerGroup(num_layers=num_layers, attention=attention, feed_forward=dense),)
         pattern = self.expert_layers(num_layers)
-        experts = self.experts()
-        groups: list[LayerGroup] = []
-        for feed_forward, count in ((dense, pattern.count(0)), (experts, pattern.count(1))):
-            part: FeedForward = feed_forward
-            if count:
-                groups.append(LayerGroup(num_layers=count, attention=attention, feed_forward=part))
-        return tuple(groups)
+        parts: tuple[FeedForward, ...] = (dense, self.experts())
+        return tuple(
+            LayerGroup(num_layers=pattern.count(code), attention=attention, feed_forward=part)
+            for code, part in enumerate(parts)
+            if code in pattern
+        )
 
     def attention(self) -> Attention:
         hidden, heads = self.number("hidden-size"), self.number("num-attention-heads")
         if self.flag("multi-latent-attention"):
-            return LatentAttention(
-                num_heads=heads,
-                q_lora_rank=self.optional("q-lora-rank"),
-                kv_lora_rank=self.number("kv-lora-rank", 32),
-                qk_nope_head_dim=self.number("qk-head-dim", 128),
-                qk_rope_head_dim=self.number("qk-pos-emb-head-dim", 64),
-                v_head_dim=self.number("v-head-dim", 128),
-            )
+            sizes: dict[str, Any] = {
+                field: self.number(name, default) for field, (name, default) in LATENT_SIZES.items()
+            }
+            return LatentAttention(num_heads=heads, q_lora_rank=self.optional("q-lora-rank"), **sizes)
         if not self.flag("kv-channels") and hidden % heads:
             raise InputError(f"--hidden-size {hidden} is not a multiple of --num-attention-heads {heads}")
         has_bias = not self.flag("disable-bias-linear")
@@ -277,15 +283,13 @@ class _Arguments:
             num_experts=self.number("num-experts"),
             experts_per_token=self.number("moe-router-topk", 2),
             intermediate_size=self.number("moe-ffn-hidden-size", self.dense().intermediate_size),
-            shared_intermediate_size=self.number("moe-shared-expert-intermediate-size", 1)
-            if self.flag("moe-shared-expert-intermediate-size")
-            else 0,
+            shared_intermediate_size=self.optional("moe-shared-expert-intermediate-size") or 0,
             gated=self.flag("swiglu"),
             bias=not self.flag("disable-bias-linear"),
         )
 
     def expert_layers(self, num_layers: int) -> list[int]:
-        """1 where a layer has experts: every n-th one, or a list such as `([0]*3+[1]*58)`."""
+        """Return 1 for each layer with experts: every n-th layer, or a list such as `([0]*3+[1]*58)`."""
         text = "".join(self.values("moe-layer-freq") or ["1"])
         pattern = _evaluated(text)
         if isinstance(pattern, int) and pattern > 0:
@@ -300,7 +304,7 @@ class _Arguments:
     # --------------------------------------------------------------------------------------------------------- the job
 
     def job(self, device: str, num_devices: int | None) -> TrainingJob:
-        """The job, checked as every job is."""
+        """Return the job, checked as every job is."""
         model = self.model()
         devices, micro_batch = num_devices or self.devices(), self.number("micro-batch-size")
         data_parallel = max(devices // self.model_ranks(), 1)
@@ -331,7 +335,7 @@ class _Arguments:
         return decode(fields, TrainingJob, "Megatron's arguments")
 
     def devices(self) -> int:
-        """Of the launcher, or of the log."""
+        """Return the number of devices of the launcher, or of the log."""
         if self.flag("world-size"):
             return self.number("world-size")
         counts = {role: self.number(name) for name, role in _LAUNCHERS.items() if self.flag(name)}
@@ -342,11 +346,8 @@ class _Arguments:
         return counts["nproc"] * counts.get("nnodes", 1)
 
     def model_ranks(self) -> int:
-        sizes = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size")
-        product = 1
-        for name in sizes:
-            product *= self.number(name, 1)
-        return product
+        kinds = ("tensor-model", "pipeline-model", "context")
+        return math.prod(self.number(f"{kind}-parallel-size", 1) for kind in kinds)
 
     def parallelism(self, model: ModelSpec) -> dict[str, Any]:
         pp = self.number("pipeline-model-parallel-size", 1)
@@ -359,7 +360,7 @@ class _Arguments:
                     f"--num-layers {model.num_layers} is not a multiple of --pipeline-model-parallel-size {pp} x "
                     f"--num-layers-per-virtual-pipeline-stage {per_stage}"
                 )
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "tp": self.number("tensor-model-parallel-size", 1),
             "pp": pp,
             "cp": self.number("context-parallel-size", 1),
@@ -369,17 +370,14 @@ class _Arguments:
             "sequence_parallel": self.flag("sequence-parallel"),
         }
         if self.flag("num-experts"):
-            found["experts_tp"] = self.number("expert-tensor-parallel-size", found["tp"])
-        first, last = (
-            self.optional("decoder-first-pipeline-num-layers"),
-            self.optional("decoder-last-pipeline-num-layers"),
-        )
+            fields["experts_tp"] = self.number("expert-tensor-parallel-size", fields["tp"])
+        first, last = (self.optional(f"decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
         counted = [self.flag(f"account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")]
         if any(counted):
-            found["layers_per_stage"] = _with_ends(model.num_layers, pp * virtual_stages, *counted)
+            fields["layers_per_stage"] = _with_ends(model.num_layers, pp * virtual_stages, *counted)
         if first is not None or last is not None:
-            found["layers_per_stage"] = _uneven(model.num_layers, pp, first, last)
-        return found
+            fields["layers_per_stage"] = _uneven(model.num_layers, pp, first, last)
+        return fields
 
     def sharding(self) -> dict[str, Any]:
         if self.flag("use-torch-fsdp2"):
@@ -406,32 +404,27 @@ class _Arguments:
         )
         if granularity not in ("none", "selective", "full"):
             raise InputError(f"--recompute-granularity is {granularity!r}", "it is selective or full")
-        found: dict[str, Any] = {"granularity": granularity}
+        fields: dict[str, Any] = {"granularity": granularity}
         if granularity == "full":
-            found["distribute"] = self.flag("distribute-saved-activations")
+            fields["distribute"] = self.flag("distribute-saved-activations")
         # Megatron-Core reads modules where recomputation is selective (transformer_config.py).
         modules = self.values("recompute-modules") if granularity == "selective" else ()
         if modules:
             unknown = next((name for name in modules if name not in RECOMPUTED), None)
             if unknown:
                 raise InputError(f"--recompute-modules has {unknown!r}", f"known are {', '.join(RECOMPUTED)}")
-            found["modules"] = [RECOMPUTED[name] for name in modules]
-        # Megatron's `block` recomputes so many layers of a chunk; `uniform` all of them in groups of so many.
+            fields["modules"] = [RECOMPUTED[name] for name in modules]
+        # Megatron's `block` recomputes this many layers of a chunk; `uniform` all layers, in groups of this many.
         if granularity == "full" and self.text("recompute-method") == "block":
-            found["num_layers"] = self.number("recompute-num-layers", 1)
-        return found
+            fields["num_layers"] = self.number("recompute-num-layers", 1)
+        return fields
 
     def overlap(self) -> dict[str, bool]:
         interleaves = self.flag("num-layers-per-virtual-pipeline-stage") or self.flag(
             "num-virtual-stages-per-pipeline-rank"
         )
-        return {
-            "gradient_reduce": self.flag("overlap-grad-reduce"),
-            "parameter_gather": self.flag("overlap-param-gather"),
-            "tensor_parallel": self.flag("tp-comm-overlap"),
-            "pipeline": interleaves and not self.flag("no-overlap-p2p-communication"),
-            "experts": self.flag("overlap-moe-expert-parallel-comm"),
-        }
+        flags = {field: self.flag(name) for field, name in OVERLAPS.items()}
+        return {**flags, "pipeline": interleaves and not self.flag("no-overlap-p2p-communication")}
 
     def attention_kernel(self) -> str:
         if self.text("attention-backend") == "unfused":
@@ -445,7 +438,7 @@ class _Arguments:
 
 
 def _uneven(num_layers: int, pp: int, first: int | None, last: int | None) -> list[int]:
-    """Layers of each stage where the first or last has another number than the others."""
+    """Return the layers of each stage where the first or last has another number than the others."""
     inner = pp - (first is not None) - (last is not None)
     left = num_layers - (first or 0) - (last or 0)
     if left < 0 or (inner == 0 and left) or (inner and left % inner):
@@ -455,7 +448,7 @@ def _uneven(num_layers: int, pp: int, first: int | None, last: int | None) -> li
 
 
 def _with_ends(num_layers: int, num_chunks: int, has_embedding: bool, has_loss: bool) -> list[int]:
-    """Layers of each chunk where the embedding, the loss or both count as a layer."""
+    """Return the layers of each chunk where the embedding, the loss or both count as a layer."""
     share, rest = divmod(num_layers + has_embedding + has_loss, num_chunks)
     if rest:
         raise InputError(
@@ -468,7 +461,7 @@ def _with_ends(num_layers: int, num_chunks: int, has_embedding: bool, has_loss: 
 
 
 def _evaluated(text: str) -> Any:
-    """A Python expression of numbers, lists, + and *; None where it is something else."""
+    """Evaluate a Python expression of numbers, lists, + and *; None for anything else."""
 
     def value(node: ast.expr) -> Any:
         if isinstance(node, ast.Constant) and isinstance(node.value, int):

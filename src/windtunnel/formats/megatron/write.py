@@ -4,7 +4,14 @@ import math
 import shlex
 from collections.abc import Iterator
 
-from windtunnel.formats.megatron.read import CONTEXT_METHODS, FP8_RECIPES, OPTIMIZERS, RECOMPUTED
+from windtunnel.formats.megatron.read import (
+    CONTEXT_METHODS,
+    FP8_RECIPES,
+    LATENT_SIZES,
+    OPTIMIZERS,
+    OVERLAPS,
+    RECOMPUTED,
+)
 from windtunnel.model.shape import (
     DenseFeedForward,
     ExpertsFeedForward,
@@ -16,34 +23,35 @@ from windtunnel.model.shape import (
 from windtunnel.training.setup import TrainingSetup
 
 PADDED_TO = 128
-"""`--make-vocab-size-divisible-by`, if nobody says otherwise."""
+"""Default of `--make-vocab-size-divisible-by`."""
 WORDS_OF_A_LINE = 110
 
 Option = tuple[str, ...]
 
 
 def megatron_script(setup: TrainingSetup) -> str:
-    """A script that starts the job on one of its nodes, and what it leaves to be done.
+    """Return a script that starts the job on one of its nodes, with comments on the remaining work.
 
     Args:
         setup: a job of the framework `megatron`, resolved.
     """
-    known, per_node = setup.degrees, min(setup.node.num_devices, setup.degrees.num_devices)
+    num_devices = setup.degrees.num_devices
+    per_node = min(setup.node.num_devices, num_devices)
     lines = [
         "#!/bin/sh",
-        f"# {setup.model.name} on {known.num_devices} x {setup.device.title}, for Megatron-LM core_v0.13.",
+        f"# {setup.model.name} on {num_devices} x {setup.device.title}, for Megatron-LM core_v0.13.",
         "# Set NODE_RANK and MASTER_ADDR on every node; add data, tokenizer, learning rate and checkpoints.",
         *(f"# No argument says: {text}" for text in _unsaid(setup)),
     ]
     command = (
-        f"torchrun --nnodes {known.num_devices // per_node} --nproc_per_node {per_node}"
+        f"torchrun --nnodes {num_devices // per_node} --nproc_per_node {per_node}"
         ' --node_rank "${NODE_RANK:-0}" --master_addr "${MASTER_ADDR:-localhost}" pretrain_gpt.py'
     )
     return "\n".join([*lines, " \\\n    ".join([command, *_wrapped(megatron_arguments(setup)), '"$@"'])]) + "\n"
 
 
 def megatron_arguments(setup: TrainingSetup) -> list[Option]:
-    """Every argument of `setup` that Megatron has, as an option with its values."""
+    """Return every argument of `setup` that Megatron has, as an option with its values."""
     return [*_model(setup), *_batch(setup), *_parallelism(setup), *_arithmetic(setup), *_overlap(setup)]
 
 
@@ -99,10 +107,8 @@ def _attention(model: ModelSpec) -> Iterator[Option]:
         yield ("--multi-latent-attention",)
         if attention.q_lora_rank is not None:
             yield "--q-lora-rank", str(attention.q_lora_rank)
-        yield "--kv-lora-rank", str(attention.kv_lora_rank)
-        yield "--qk-head-dim", str(attention.qk_nope_head_dim)
-        yield "--qk-pos-emb-head-dim", str(attention.qk_rope_head_dim)
-        yield "--v-head-dim", str(attention.v_head_dim)
+        for field, (name, _) in LATENT_SIZES.items():
+            yield f"--{name}", str(getattr(attention, field))
         return
     yield "--kv-channels", str(attention.head_dim)
     if attention.num_kv_heads != attention.num_heads:
@@ -143,27 +149,27 @@ def _batch(setup: TrainingSetup) -> Iterator[Option]:
 
 
 def _parallelism(setup: TrainingSetup) -> Iterator[Option]:
-    known, at = setup.degrees, setup.job.parallelism
-    yield "--tensor-model-parallel-size", str(known.tp)
-    yield "--pipeline-model-parallel-size", str(known.pp)
+    degrees, parallelism = setup.degrees, setup.job.parallelism
+    yield "--tensor-model-parallel-size", str(degrees.tp)
+    yield "--pipeline-model-parallel-size", str(degrees.pp)
     yield from _stages(setup)
-    yield "--context-parallel-size", str(known.cp)
-    if known.cp > 1:
-        yield "--cp-comm-type", _name_of(CONTEXT_METHODS, at.cp_method)
-    if at.sequence_parallel:
+    yield "--context-parallel-size", str(degrees.cp)
+    if degrees.cp > 1:
+        yield "--cp-comm-type", _name_of(CONTEXT_METHODS, parallelism.cp_method)
+    if parallelism.sequence_parallel:
         yield ("--sequence-parallel",)
     if any(isinstance(group.feed_forward, ExpertsFeedForward) for group in setup.model.layers):
-        yield "--expert-model-parallel-size", str(known.ep)
-        yield "--expert-tensor-parallel-size", str(known.experts_tp)
+        yield "--expert-model-parallel-size", str(degrees.ep)
+        yield "--expert-tensor-parallel-size", str(degrees.experts_tp)
     if setup.job.sharding.zero:
         yield ("--use-distributed-optimizer",)
 
 
 def _stages(setup: TrainingSetup) -> Iterator[Option]:
-    """Virtual stages, and which stages have fewer layers than others."""
-    layers, known = setup.layers_per_chunk, setup.degrees
+    """Yield the virtual stages, and the layers of stages that differ from others."""
+    layers = setup.layers_per_chunk
     if setup.job.parallelism.virtual_stages > 1:
-        yield "--num-virtual-stages-per-pipeline-rank", str(known.virtual_stages)
+        yield "--num-virtual-stages-per-pipeline-rank", str(setup.degrees.virtual_stages)
         if _counts_ends(layers):
             yield ("--account-for-embedding-in-pipeline-split",)
             yield ("--account-for-loss-in-pipeline-split",)
@@ -173,7 +179,7 @@ def _stages(setup: TrainingSetup) -> Iterator[Option]:
 
 
 def _counts_ends(layers: tuple[int, ...]) -> bool:
-    """Whether embedding and head stand for a layer each: both ends have one fewer than all others."""
+    """Whether embedding and head count as a layer each: both ends have one fewer than all others."""
     return len(layers) > 2 and set(layers[1:-1]) == {layers[0] + 1} and layers[0] == layers[-1]
 
 
@@ -210,20 +216,15 @@ def _arithmetic(setup: TrainingSetup) -> Iterator[Option]:
 
 def _overlap(setup: TrainingSetup) -> Iterator[Option]:
     overlap = setup.job.overlap
-    if overlap.gradient_reduce:
-        yield ("--overlap-grad-reduce",)
-    if overlap.parameter_gather and setup.job.sharding.zero:
-        yield ("--overlap-param-gather",)
-    if overlap.tensor_parallel:
-        yield ("--tp-comm-overlap",)
-    if overlap.experts:
-        yield ("--overlap-moe-expert-parallel-comm",)
+    for field, name in OVERLAPS.items():
+        if getattr(overlap, field) and (field != "parameter_gather" or setup.job.sharding.zero):
+            yield (f"--{name}",)
     if setup.job.parallelism.virtual_stages > 1 and not overlap.pipeline:
         yield ("--no-overlap-p2p-communication",)
 
 
 def _unsaid(setup: TrainingSetup) -> Iterator[str]:
-    """What the simulated job is, and these arguments do not say."""
+    """Yield the parts of the simulated job that no argument says."""
     job, model = setup.job, setup.model
     if job.schedule not in ("1f1b", "interleaved"):
         yield f"the schedule {job.schedule}"
@@ -252,5 +253,5 @@ def _unsaid(setup: TrainingSetup) -> Iterator[str]:
 
 
 def _name_of(names: dict[str, str], ours: str) -> str:
-    """Megatron's word for ours; of several the first."""
+    """Return Megatron's first word for ours."""
     return next(name for name, value in names.items() if value == ours)

@@ -50,7 +50,7 @@ class SimaiHardware(Schema):
         check_positive(**fields_of(self, "nvlink_gib_per_s", "nic_gib_per_s", "nics_per_server", "gpus_per_server"))
 
 
-class Overlap(Schema):
+class SimaiOverlap(Schema):
     """Share of each kind of communication that computation hides: `-dp_o -ep_o -tp_o`."""
 
     dp_fraction: float = 0.0
@@ -89,14 +89,14 @@ def hardware_from(
     return decode({name: value for name, value in given.items() if value is not None}, SimaiHardware)
 
 
-def overlap_from(dp: float | None, ep: float | None, tp: float | None, pp: float | None) -> Overlap:
+def overlap_from(dp: float | None, ep: float | None, tp: float | None, pp: float | None) -> SimaiOverlap:
     """Return overlap ratios from SimAI-Analytical's options.
 
     Raises:
         InputError: a ratio is not from 0 to 1.
     """
     given = {"dp_fraction": dp, "ep_fraction": ep, "tp_fraction": tp, "pp_fraction": pp}
-    return decode({name: value for name, value in given.items() if value is not None}, Overlap)
+    return decode({name: value for name, value in given.items() if value is not None}, SimaiOverlap)
 
 
 def _known(what: str, name: str, table: Mapping[str, float]) -> float:
@@ -212,14 +212,14 @@ FIRST_LAYER_LINE = 3
 
 
 def run_simai_analytical(
-    workload: LayerWorkload, hardware: SimaiHardware | None = None, overlap: Overlap | None = None
+    workload: LayerWorkload, hardware: SimaiHardware | None = None, overlap: SimaiOverlap | None = None
 ) -> Iteration:
     """Price one iteration with SimAI-Analytical's formulas, which know no topology.
 
     Raises:
         InputError: a group does not fit whole servers, or a size is beyond SimAI's tables.
     """
-    hardware, overlap = hardware or SimaiHardware(), overlap or Overlap()
+    hardware, overlap = hardware or SimaiHardware(), overlap or SimaiOverlap()
     per_server = hardware.gpus_per_server
     if workload.tp % per_server and per_server % workload.tp:
         raise InputError(f"{workload.name}, line 1: tp = {workload.tp} does not fill servers of {per_server} GPUs")
@@ -254,12 +254,12 @@ def run_simai_analytical(
     )
 
 
-def _overlap_of(group: Group, overlap: Overlap) -> float:
+def _overlap_of(group: Group, overlap: SimaiOverlap) -> float:
     fractions = {Group.TP: overlap.tp_fraction, Group.EP: overlap.ep_fraction}
     return fractions.get(group, overlap.dp_fraction)
 
 
-def _pipeline_ns(workload: LayerWorkload, overlap: Overlap) -> float:
+def _pipeline_ns(workload: LayerWorkload, overlap: SimaiOverlap) -> float:
     if overlap.pp_fraction in (0.0, 1.0) or workload.pp_bytes == 0:
         return 0.0
     each_ns = workload.pp_bytes / GIB / overlap.pp_fraction * 1e9

@@ -5,8 +5,7 @@ from pathlib import Path
 from windtunnel.errors import InputError
 from windtunnel.formats.simai.analytical import FIRST_LAYER_LINE
 from windtunnel.formats.simai.read import read_workload
-from windtunnel.formats.simai.schema import HEADER_KEYS, TRANSFORMER, Header, WorkloadLayer, meaning
-from windtunnel.formats.simai.schema import Phase as FilePhase
+from windtunnel.formats.simai.schema import HEADER_KEYS, TRANSFORMER, FilePhase, Header, WorkloadLayer, meaning
 from windtunnel.training.iteration.layers import Communication, Group, Layer, LayerWorkload, Phase
 
 _NEEDED = ("tp", "ep", "pp", "vpp", "num_microbatches", "num_devices")

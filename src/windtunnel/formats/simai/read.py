@@ -14,8 +14,8 @@ from windtunnel.formats.simai.schema import (
     POLICIES,
     TRANSFORMER,
     Block,
+    FilePhase,
     Header,
-    Phase,
     SimaiWorkload,
     WorkloadLayer,
     meaning,
@@ -84,7 +84,7 @@ def _layer(words: list[str], where: str) -> WorkloadLayer:
     return WorkloadLayer(words[0], forward, inputs, weights, parse_whole(words[11], f"{where}: the update time"))
 
 
-def _phase(words: list[str], where: str) -> Phase:
+def _phase(words: list[str], where: str) -> FilePhase:
     compute, collective, size = words
     try:
         meaning(collective, is_weight_gradient=False)
@@ -95,4 +95,4 @@ def _phase(words: list[str], where: str) -> Phase:
             did_you_mean(collective, all_words, f"NONE, or one of {', '.join(OPERATIONS)}, with _EP or _DP_EP"),
         ) from None
     compute_ns = parse_whole(compute, f"{where}: a compute time")
-    return Phase(compute_ns, collective, parse_whole(size, f"{where}: a size"))
+    return FilePhase(compute_ns, collective, parse_whole(size, f"{where}: a size"))

@@ -33,7 +33,7 @@ GROUPS = {"_DP_EP": "dp_ep", "_EP": "ep"}
 """Suffix -> group: the same experts' data parallel ranks, and the ranks that share out the experts."""
 
 
-class Phase(NamedTuple):
+class FilePhase(NamedTuple):
     """One phase of a layer: computation, then communication."""
 
     compute_ns: int = 0
@@ -46,9 +46,9 @@ class WorkloadLayer(NamedTuple):
     """One line."""
 
     name: str
-    forward: Phase = Phase()
-    input_gradient: Phase = Phase()
-    weight_gradient: Phase = Phase()
+    forward: FilePhase = FilePhase()
+    input_gradient: FilePhase = FilePhase()
+    weight_gradient: FilePhase = FilePhase()
     update_ns: int = 100
     """Time of the update, which SimAI adds to the end of every collective."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from windtunnel.errors import InputError
-from windtunnel.formats.simai.schema import OPERATIONS, Block, Header, Phase, SimaiWorkload, WorkloadLayer
+from windtunnel.formats.simai.schema import OPERATIONS, Block, FilePhase, Header, SimaiWorkload, WorkloadLayer
 from windtunnel.model import operators as ops
 from windtunnel.training.layers.chunks import Chunk, Parameters, chunk_parameters, chunks, trained
 from windtunnel.training.layers.part import Part, Task
@@ -30,7 +30,7 @@ STEP_SUFFIXES = {Group.DATA: "", Group.EXPERTS_DATA: "_DP_EP"}
 """Group -> suffix for gradients of weights."""
 
 
-NOTHING = (Phase(), Phase(), Phase())
+NOTHING = (FilePhase(), FilePhase(), FilePhase())
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class _Writer:
             lines, arriving = self._unit_lines(unit, arriving)
             reductions = reduce_tasks(rank, trained(rank, unit.held)) if reduces else ()
             for line, task in zip_longest(lines, reductions):
-                gradient = self._phase(task, STEP_SUFFIXES) if task else Phase()
+                gradient = self._phase(task, STEP_SUFFIXES) if task else FilePhase()
                 if line is None:
                     yield WorkloadLayer(task.name, weight_gradient=gradient)
                 else:
@@ -161,22 +161,24 @@ class _Writer:
             lines += [self._line(piece.name, NOTHING, task, None) for task in piece.sent[1:]]
             arriving = piece.sent_back
         lines += reversed(
-            [self._line("recompute", (Phase(), *pair), None, task) for pair, task in self._repeated(unit.again)]
+            [self._line("recompute", (FilePhase(), *pair), None, task) for pair, task in self._repeated(unit.again)]
         )
         return lines, arriving
 
-    def _repeated(self, again: tuple[Task, ...]) -> Iterator[tuple[tuple[Phase, Phase], Task | None]]:
+    def _repeated(self, again: tuple[Task, ...]) -> Iterator[tuple[tuple[FilePhase, FilePhase], Task | None]]:
         """Yield recomputation, cut where it communicates."""
         waiting: list[Task] = []
         for task in again:
             waiting.append(task)
             if task.group is not None:
-                yield (self._compute(waiting[:-1]), Phase()), task
+                yield (self._compute(waiting[:-1]), FilePhase()), task
                 waiting = []
         if waiting:
-            yield (self._compute(waiting), Phase()), None
+            yield (self._compute(waiting), FilePhase()), None
 
-    def _line(self, name: str, compute: tuple[Phase, ...], sent: Task | None, sent_back: Task | None) -> WorkloadLayer:
+    def _line(
+        self, name: str, compute: tuple[FilePhase, ...], sent: Task | None, sent_back: Task | None
+    ) -> WorkloadLayer:
         forward, inputs, weights = compute
         if sent:
             forward = self._phase(sent, LAYER_SUFFIXES)._replace(compute_ns=forward.compute_ns)
@@ -184,20 +186,20 @@ class _Writer:
             inputs = self._phase(sent_back, LAYER_SUFFIXES)._replace(compute_ns=inputs.compute_ns)
         return WorkloadLayer(name, forward, inputs, weights)
 
-    def _computation(self, parts: tuple[Part, ...]) -> tuple[Phase, ...]:
+    def _computation(self, parts: tuple[Part, ...]) -> tuple[FilePhase, ...]:
         passes = ("forward", "backward_input", "backward_weight")
         return tuple(self._compute(task for part in parts for task in getattr(part, name)) for name in passes)
 
-    def _compute(self, tasks: Iterable[Task]) -> Phase:
-        return Phase(round(sum(self.seconds(task) for task in tasks if task.group is None) * 1e9))
+    def _compute(self, tasks: Iterable[Task]) -> FilePhase:
+        return FilePhase(round(sum(self.seconds(task) for task in tasks if task.group is None) * 1e9))
 
-    def _phase(self, task: Task, suffixes: dict[Group, str]) -> Phase:
+    def _phase(self, task: Task, suffixes: dict[Group, str]) -> FilePhase:
         assert isinstance(task.op, ops.Collective)
         group = Group.TENSOR if task.group is Group.EXPERTS_TENSOR else task.group
         if group not in suffixes or task.op.op not in WORDS:
             raise InputError(f"SimAI's workloads have no word for {task.op.op} over the group {task.group}")
         size = round(float(task.op.message_bytes) * task.count)
-        return Phase(0, f"{WORDS[task.op.op]}{suffixes[group]}", size)
+        return FilePhase(0, f"{WORDS[task.op.op]}{suffixes[group]}", size)
 
 
 def _pieces(parts: Iterable[Part]) -> Iterator[_Piece]:

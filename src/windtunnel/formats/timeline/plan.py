@@ -49,7 +49,7 @@ class Detail:
 
 
 @dataclass(frozen=True, eq=False)
-class Batches:
+class TrackBatches:
     """Rows of the step table ordered by (replica, track, start). Rows of one track do not overlap."""
 
     rows: Ints
@@ -101,7 +101,7 @@ class Points:
 
 
 @dataclass(frozen=True, eq=False)
-class Flows(Points):
+class RequestFlows(Points):
     """Points of flows; a code is 3 x position in `shown` + position in `FLOW`."""
 
     slices: Ints
@@ -109,19 +109,19 @@ class Flows(Points):
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class TimelinePlan:
     """Everything that the events are made from."""
 
     steps: Table
     requests: Table
-    batches: Batches
+    batches: TrackBatches
     slices: Slices
     idles: Ints
     """Slices after which their replica has nothing to do."""
     shown: ShownRequests
     phases: Points
     """Begins and ends; a code is 8 x position in `shown` + position in `REQUEST_PHASES`."""
-    flows: Flows
+    flows: RequestFlows
     pids: Mapping[int, int]
     tids: Mapping[tuple[int, int], int]
     detail: Detail
@@ -145,7 +145,7 @@ FLOW = "stf"
 """Phases of a request's flow: the batches that schedule it, give its first token, and give its last token."""
 
 
-def plan_timeline(requests: Table, steps: Table, max_events: int, replica_phases: Table | None = None) -> Plan:
+def plan_timeline(requests: Table, steps: Table, max_events: int, replica_phases: Table | None = None) -> TimelinePlan:
     """Choose what is shown, so that there are at most `max_events` events."""
     batches = batches_by_track(steps)
     known = [batches.replica, requests["replica"]]
@@ -172,7 +172,7 @@ def plan_timeline(requests: Table, steps: Table, max_events: int, replica_phases
     slices, idles, batches_per_slice = _slices_within(max(room // 2, room - for_requests), batches, requests)
     num_slice_events = _num_slice_events(slices, idles)
 
-    def flows_of(shown: ShownRequests) -> Flows:
+    def flows_of(shown: ShownRequests) -> RequestFlows:
         return _flows(shown, requests, steps, batches, slices)
 
     shown, flows = _requests_within(room - num_slice_events, everyone, flows_of)
@@ -184,14 +184,14 @@ def plan_timeline(requests: Table, steps: Table, max_events: int, replica_phases
         num_requests=len(requests),
         num_shown_requests=shown.request.size,
     )
-    return Plan(steps, requests, batches, slices, idles, shown, phases, flows, pids, tids, detail, lives)
+    return TimelinePlan(steps, requests, batches, slices, idles, shown, phases, flows, pids, tids, detail, lives)
 
 
 def _microseconds(seconds: NDArray[np.float64]) -> Ints:
     return np.rint(seconds * 1e6).astype(np.int64)
 
 
-def batches_by_track(steps: Table) -> Batches:
+def batches_by_track(steps: Table) -> TrackBatches:
     """Assign the rows of a step table to tracks, each to the first free one of its replica."""
     start_us = _microseconds(steps["start_s"])
     end_us = _microseconds(steps["start_s"] + steps["duration_s"])
@@ -199,7 +199,7 @@ def batches_by_track(steps: Table) -> Batches:
     replica, start_us, end_us = steps["replica"][rows].astype(np.int64), start_us[rows], end_us[rows]
     track = _tracks(replica, start_us, end_us)
     order = np.lexsort((start_us, track, replica))
-    batches = Batches(rows[order], replica[order], track[order], start_us[order], end_us[order])
+    batches = TrackBatches(rows[order], replica[order], track[order], start_us[order], end_us[order])
     # The end of a batch and the start of the next one may be the same time, rounded to two.
     follows = ~batches.is_new_track[1:]
     batches.end_us[:-1][follows] = np.minimum(batches.end_us[:-1], batches.start_us[1:])[follows]
@@ -226,7 +226,7 @@ def _tracks(replica: Ints, start_us: Ints, end_us: Ints) -> Ints:
     return track
 
 
-def _slices(batches: Batches, batches_per_slice: int) -> Slices:
+def _slices(batches: TrackBatches, batches_per_slice: int) -> Slices:
     track_starts = np.flatnonzero(batches.is_new_track)
     sizes = np.diff(np.append(track_starts, batches.rows.size))
     position = np.arange(batches.rows.size) - np.repeat(track_starts, sizes)
@@ -238,7 +238,7 @@ def _slices(batches: Batches, batches_per_slice: int) -> Slices:
     return Slices(first, last + 1 - first, start_us, end_us, batches.end_us[last])
 
 
-def _slices_within(room: int, batches: Batches, requests: Table) -> tuple[Slices, Ints, int]:
+def _slices_within(room: int, batches: TrackBatches, requests: Table) -> tuple[Slices, Ints, int]:
     """Return the slices with the fewest batches in each that, with their counters, are at most `room` events."""
     batches_per_slice = 1
     while True:
@@ -254,7 +254,7 @@ def _num_slice_events(slices: Slices, idles: Ints) -> int:
     return 4 * slices.first.size + 3 * idles.size
 
 
-def _idles(slices: Slices, batches: Batches, requests: Table) -> Ints:
+def _idles(slices: Slices, batches: TrackBatches, requests: Table) -> Ints:
     """Return slices at whose end their replica has no other slice under way and no unfinished request."""
     replica = batches.replica[slices.first]
     order = np.lexsort((slices.start_us, replica))
@@ -283,8 +283,8 @@ def _finished(requests: Table) -> ShownRequests:
 
 
 def _requests_within(
-    room: int, everyone: ShownRequests, flows_of: Callable[[ShownRequests], Flows]
-) -> tuple[ShownRequests, Flows]:
+    room: int, everyone: ShownRequests, flows_of: Callable[[ShownRequests], RequestFlows]
+) -> tuple[ShownRequests, RequestFlows]:
     """Return as many requests, evenly spaced, as with their flows fit into `room` events."""
     num_all = everyone.request.size
     num_shown = num_all
@@ -321,7 +321,7 @@ def _in_order(time_us: Ints, codes: Ints) -> Points:
     return Points(time_us[order], codes[order])
 
 
-def _flows(shown: ShownRequests, requests: Table, steps: Table, batches: Batches, slices: Slices) -> Flows:
+def _flows(shown: ShownRequests, requests: Table, steps: Table, batches: TrackBatches, slices: Slices) -> RequestFlows:
     """Return the points of the requests' flows.
 
     The batch that scheduled a request starts at that time, the batches of its first and last token end then; of
@@ -356,7 +356,7 @@ def _flows(shown: ShownRequests, requests: Table, steps: Table, batches: Batches
     points[:, 1][repeats] = -1
     codes = np.flatnonzero(points.ravel() >= 0)
     ordered = _in_order(time_us.ravel()[codes], codes)
-    return Flows(ordered.time_us, ordered.codes, points.ravel()[ordered.codes])
+    return RequestFlows(ordered.time_us, ordered.codes, points.ravel()[ordered.codes])
 
 
 def _batch_at(times_us: Ints, among: Ints, time_us: Ints, replica: Ints, request_replica: Ints) -> Ints:

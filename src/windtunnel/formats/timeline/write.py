@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.formats.timeline.file import Event, process_names, thread_name, trace_head, write_events
-from windtunnel.formats.timeline.plan import FLOW, REQUEST_PHASES, Detail, Ints, Plan, plan_timeline
+from windtunnel.formats.timeline.plan import FLOW, REQUEST_PHASES, Detail, Ints, TimelinePlan, plan_timeline
 from windtunnel.metrics.records import Table
 
 MAX_EVENTS = 200_000
@@ -72,7 +72,7 @@ def write_timeline(
     return plan.detail
 
 
-def _events(plan: Plan) -> Iterator[Event]:
+def _events(plan: TimelinePlan) -> Iterator[Event]:
     yield from _names(plan)
     # The merge orders events at one time by kind: a flow must find the slice that it enters.
     lives = (event for event in plan.lives if event["ph"] == "X")
@@ -80,7 +80,7 @@ def _events(plan: Plan) -> Iterator[Event]:
     yield from heapq.merge(*kinds, key=itemgetter("ts"))
 
 
-def _names(plan: Plan) -> Iterator[Event]:
+def _names(plan: TimelinePlan) -> Iterator[Event]:
     for replica, pid in plan.pids.items():
         yield from process_names(pid, f"replica {replica}")
     num_tracks = Counter(replica for replica, _ in plan.tids)
@@ -103,7 +103,7 @@ class _Sums:
     num_prefills: Ints
 
 
-def _sums(plan: Plan) -> _Sums:
+def _sums(plan: TimelinePlan) -> _Sums:
     def sum_of(name: str | None = None) -> Ints:
         column = num_steps if name is None else plan.steps[name][plan.batches.rows] * num_steps
         total = np.append(0, np.cumsum(column))
@@ -113,7 +113,7 @@ def _sums(plan: Plan) -> _Sums:
     return _Sums(sum_of(), *(sum_of(name) for name in ("decode_tokens", "prefill_tokens", "num_prefills")))
 
 
-def _slice_events(plan: Plan) -> Iterator[Event]:
+def _slice_events(plan: TimelinePlan) -> Iterator[Event]:
     slices, batches, steps = plan.slices, plan.batches, plan.steps
     sums = _sums(plan)
     first = batches.rows[slices.first]
@@ -145,7 +145,7 @@ def _slice_events(plan: Plan) -> Iterator[Event]:
         }
 
 
-def _last_rows(plan: Plan) -> Ints:
+def _last_rows(plan: TimelinePlan) -> Ints:
     """Return the row of the step table of each slice's last batch."""
     return np.asarray(plan.batches.rows[plan.slices.first + plan.slices.num_batches - 1])
 
@@ -170,7 +170,7 @@ def _composition(decodes: float, prefill_tokens: int, num_prefills: int, num_bat
     return f"{num_batches} batches: {name}" if num_batches > 1 else name
 
 
-def _counter_events(plan: Plan) -> tuple[Iterator[Event], ...]:
+def _counter_events(plan: TimelinePlan) -> tuple[Iterator[Event], ...]:
     """Return a stream for each counter: KV blocks in use, requests running and waiting, tokens/s of running batches."""
     slices, batches, steps = plan.slices, plan.batches, plan.steps
     sums = _sums(plan)
@@ -186,7 +186,7 @@ def _counter_events(plan: Plan) -> tuple[Iterator[Event], ...]:
     )
 
 
-def _rate(plan: Plan, tokens: Ints) -> Ints:
+def _rate(plan: TimelinePlan, tokens: Ints) -> Ints:
     """Return tokens a second, at the start of each slice, of all slices of its replica that are then under way."""
     slices = plan.slices
     rate = np.rint(tokens * 1e6 / np.maximum(slices.end_us - slices.start_us, 1)).astype(np.int64)
@@ -200,7 +200,7 @@ def _rate(plan: Plan, tokens: Ints) -> Ints:
     return total[rate.size :]
 
 
-def _counter(plan: Plan, name: str, time_us: Ints, values: Mapping[str, NDArray[Any]]) -> Iterator[Event]:
+def _counter(plan: TimelinePlan, name: str, time_us: Ints, values: Mapping[str, NDArray[Any]]) -> Iterator[Event]:
     """Yield a counter's values by slice, and zeros where a replica becomes idle."""
     replica = plan.batches.replica[plan.slices.first]
     rows = list(zip(*(column.tolist() for column in values.values()), strict=True))
@@ -212,7 +212,7 @@ def _counter(plan: Plan, name: str, time_us: Ints, values: Mapping[str, NDArray[
         yield {"ph": "C", "name": name, **place, "args": dict(zip(values, rows[i], strict=True))}
 
 
-def _phase_events(plan: Plan) -> Iterator[Event]:
+def _phase_events(plan: TimelinePlan) -> Iterator[Event]:
     request = plan.shown.request.tolist()
     replica = plan.requests["replica"][plan.shown.request].tolist()
     for time_us, code in zip(plan.phases.time_us.tolist(), plan.phases.codes.tolist(), strict=True):
@@ -243,7 +243,7 @@ def _request_args(requests: Table, number: int) -> Event:
     return args
 
 
-def _flow_events(plan: Plan) -> Iterator[Event]:
+def _flow_events(plan: TimelinePlan) -> Iterator[Event]:
     request = plan.shown.request.tolist()
     replica = plan.batches.replica[plan.slices.first].tolist()
     track = plan.batches.track[plan.slices.first].tolist()

@@ -9,18 +9,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, unreadable
+from windtunnel.errors import InputError
+from windtunnel.formats.parsing import decode_json
 from windtunnel.units import GIB
 
 Floats = NDArray[np.float64]
 
 
-class _Foreign(msgspec.Struct, frozen=True):
-    """Part of a file of another program: what is not named is not needed."""
-
-
-class ModelConfig(_Foreign, frozen=True):
-    """The widths that Vidur's planner and predictor use."""
+class ModelConfig(msgspec.Struct, frozen=True):
+    """Widths that Vidur's planner and predictor use."""
 
     num_layers: int
     num_q_heads: int
@@ -30,13 +27,13 @@ class ModelConfig(_Foreign, frozen=True):
     use_gated_mlp: bool = True
 
 
-class DeviceConfig(_Foreign, frozen=True):
-    """Of one GPU."""
+class DeviceConfig(msgspec.Struct, frozen=True):
+    """Memory of one GPU."""
 
     total_memory_gb: float
 
 
-class ReplicaConfig(_Foreign, frozen=True):
+class ReplicaConfig(msgspec.Struct, frozen=True):
     """One replica."""
 
     model_name: str
@@ -48,8 +45,8 @@ class ReplicaConfig(_Foreign, frozen=True):
     tensor_parallel_size: int = 1
 
 
-class SchedulerConfig(_Foreign, frozen=True):
-    """A replica scheduler; fields that another scheduler has are left at their defaults."""
+class SchedulerConfig(msgspec.Struct, frozen=True):
+    """A replica scheduler; fields of other schedulers keep their defaults."""
 
     name: str
     batch_size_cap: int = 128
@@ -61,14 +58,14 @@ class SchedulerConfig(_Foreign, frozen=True):
     max_waiting_iters: int = 10
 
 
-class Named(_Foreign, frozen=True):
-    """A polymorphic member of which only the choice matters here."""
+class Named(msgspec.Struct, frozen=True):
+    """A choice of which only the name is needed."""
 
     name: str
 
 
-class ClusterConfig(_Foreign, frozen=True):
-    """Replicas and how requests reach them."""
+class ClusterConfig(msgspec.Struct, frozen=True):
+    """Replicas and their router."""
 
     replica_config: ReplicaConfig
     global_scheduler_config: Named
@@ -76,8 +73,8 @@ class ClusterConfig(_Foreign, frozen=True):
     num_replicas: int = 1
 
 
-class GeneratorConfig(_Foreign, frozen=True):
-    """What Vidur's request generator was told; only the longest sequence and its draws matter here."""
+class GeneratorConfig(msgspec.Struct, frozen=True):
+    """Settings of Vidur's request generator: the longest sequence and its random draws."""
 
     name: str
     seed: int | None = None
@@ -88,8 +85,8 @@ class GeneratorConfig(_Foreign, frozen=True):
     length_generator_config: Named | None = None
 
 
-class PredictorConfig(_Foreign, frozen=True):
-    """How Vidur looks times up."""
+class PredictorConfig(msgspec.Struct, frozen=True):
+    """Settings of Vidur's look-up of times."""
 
     kv_cache_prediction_granularity: int = 64
     prediction_max_prefill_chunk_size: int = 4096
@@ -101,8 +98,8 @@ class PredictorConfig(_Foreign, frozen=True):
     skip_cpu_overhead_modeling: bool = True
 
 
-class VidurConfig(_Foreign, frozen=True):
-    """A run's `config.json`."""
+class VidurConfig(msgspec.Struct, frozen=True):
+    """A run's `config.json`; other keys are ignored."""
 
     cluster_config: ClusterConfig
     request_generator_config: GeneratorConfig
@@ -112,17 +109,12 @@ class VidurConfig(_Foreign, frozen=True):
 
 
 def read_config(path: Path) -> VidurConfig:
-    """The run that `path`, a `config.json` which Vidur wrote, describes.
+    """Read a `config.json` that Vidur wrote.
 
     Raises:
         InputError: there is no such file, or it is not one of Vidur's.
     """
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=VidurConfig)
-    except OSError as error:
-        raise unreadable(path, error) from None
-    except msgspec.DecodeError as error:
-        raise InputError(f"{path} is not a configuration that Vidur wrote: {error}") from error
+    return decode_json(path, VidurConfig, "a configuration that Vidur wrote")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +122,17 @@ class VidurMemory:
     """Vidur's memory plan of a replica."""
 
     max_batch_size: int
-    """Requests of the longest length that fit."""
+    """Number of requests of the longest length that fit."""
     num_blocks: int
     blocks_per_request: int
-    """Of the longest length."""
+    """Blocks of a request of the longest length."""
 
 
 def plan_memory(config: VidurConfig) -> VidurMemory:
-    """KV blocks as Vidur plans them (`vidur/scheduler/utils/memory_planner.py`, `vidur/utils/param_counter.py`).
+    """Plan KV blocks as Vidur does (`vidur/scheduler/utils/memory_planner.py`, `vidur/utils/param_counter.py`).
 
-    Weights are those of attention and MLP alone; a request takes the keys of all layers even where stages share them,
-    which the number of stages makes up for; the pool is a whole number of requests of the longest length.
+    Only attention and MLP have weights. A request takes the keys of all layers even where stages share them; the
+    factor of the number of stages makes up for it. The blocks hold a whole number of requests of the longest length.
 
     Raises:
         InputError: the degrees do not divide the model, or nothing fits.
@@ -168,27 +160,16 @@ def plan_memory(config: VidurConfig) -> VidurMemory:
             "raise tensor_parallel_size or num_pipeline_stages",
         )
     per_request = longest // scheduler.block_size
-    planned = per_request * max_batch * pp
-    return VidurMemory(
-        max_batch_size=min(max_batch, scheduler.batch_size_cap),
-        num_blocks=int(scheduler.num_blocks or planned),
-        blocks_per_request=per_request,
-    )
+    num_blocks = int(scheduler.num_blocks or per_request * max_batch * pp)
+    return VidurMemory(min(max_batch, scheduler.batch_size_cap), num_blocks, per_request)
 
 
 TOKEN_OPERATORS = (
-    "attn_pre_proj",
-    "attn_post_proj",
-    "attn_rope",
-    "mlp_up_proj",
-    "mlp_down_proj",
-    "mlp_act",
-    "input_layernorm",
-    "post_attention_layernorm",
-    "add",
+    *("attn_pre_proj", "attn_post_proj", "attn_rope", "mlp_up_proj", "mlp_down_proj", "mlp_act"),
+    *("input_layernorm", "post_attention_layernorm", "add"),
 )
 OPTIONAL_OPERATORS = ("post_attention_layernorm",)
-"""Of models whose layers have one norm only (phi-2) Vidur has no times of it."""
+"""Operators that models with one norm in a layer (phi-2) do not have."""
 HOST_OPERATORS = ("schedule", "sampler_e2e", "prepare_inputs_e2e", "process_model_outputs", "ray_comm_time")
 
 
@@ -200,7 +181,7 @@ class OperatorTables:
     """
 
     token_s: dict[str, Floats]
-    """Operator -> [tokens + 1]; `all_reduce`, `send_recv` and `attn_kv_cache_save` among them where they are known."""
+    """Operator -> [tokens + 1]; with `all_reduce`, `send_recv` and `attn_kv_cache_save` where they are known."""
     prefill_s: Floats
     """[cached tokens / granularity + 1, chunk + 1]"""
     decode_s: Floats
@@ -210,13 +191,13 @@ class OperatorTables:
 
 
 def read_tables(path: Path, granularity: int = 64) -> OperatorTables:
-    """Vidur's prediction tables from an `.npz` of arrays in milliseconds.
+    """Read Vidur's prediction tables from an `.npz` of arrays in milliseconds.
 
     Arrays: `NAME` with its tokens (or batch sizes) in `NAME__x`; `attn_prefill` [kv, chunk] and `attn_decode`
     [batch, kv] with their axes in `attn_prefill_kv`, `attn_prefill_chunk`, `attn_decode_bs`, `attn_decode_kv`.
 
     Args:
-        path: of the file.
+        path: the file.
         granularity: tokens between two entries of the kv axes.
 
     Raises:
@@ -229,38 +210,28 @@ def read_tables(path: Path, granularity: int = 64) -> OperatorTables:
         what = error.strerror if isinstance(error, OSError) and error.strerror else "it is not an .npz archive"
         raise InputError(f"{path} cannot be read: {what}", "Vidur's prediction tables are needed") from error
 
-    def column(name: str) -> Floats:
-        return _from_zero(arrays, name, path)
-
     by_tokens = (*TOKEN_OPERATORS, "attn_kv_cache_save", "all_reduce", "send_recv")
-    present = [name for name in (*by_tokens, *HOST_OPERATORS) if name in arrays]
+    steps = {
+        "attn_prefill_kv": granularity,
+        "attn_decode_kv": granularity,
+        "attn_prefill_chunk": 1,
+        "attn_decode_bs": 1,
+    }
+    steps |= {f"{name}__x": 1 for name in (*by_tokens, *HOST_OPERATORS) if name in arrays}
     needed = [name for name in (*TOKEN_OPERATORS, "attn_kv_cache_save") if name not in OPTIONAL_OPERATORS]
-    axes = ("attn_prefill_kv", "attn_prefill_chunk", "attn_decode_bs", "attn_decode_kv")
-    needed += ["attn_prefill", "attn_decode", *axes, *(f"{name}__x" for name in present)]
-    missing = [name for name in needed if name not in arrays]
+    missing = [name for name in (*needed, "attn_prefill", "attn_decode", *steps) if name not in arrays]
     if missing:
         raise InputError(f"{path} has no {', '.join(missing)}", "it should hold Vidur's prediction tables")
-    _check_axis(arrays["attn_prefill_kv"], granularity, "attn_prefill_kv", path)
-    _check_axis(arrays["attn_decode_kv"], granularity, "attn_decode_kv", path)
-    _check_axis(arrays["attn_prefill_chunk"], 1, "attn_prefill_chunk", path)
-    _check_axis(arrays["attn_decode_bs"], 1, "attn_decode_bs", path)
+    for name, step in steps.items():
+        first = 0 if step > 1 else 1
+        if not np.array_equal(arrays[name], first + step * np.arange(len(arrays[name]))):
+            raise InputError(f"{path}: the axis {name} does not go from {first} in steps of {step}")
     return OperatorTables(
-        token_s={name: column(name) for name in by_tokens if name in arrays},
+        token_s={name: np.pad(arrays[name] * 1e-3, (1, 0)) for name in by_tokens if name in arrays},
         prefill_s=np.pad(arrays["attn_prefill"] * 1e-3, ((0, 0), (1, 0))),
         decode_s=np.pad(arrays["attn_decode"] * 1e-3, ((1, 0), (0, 0))),
-        host_s={name: column(name) for name in HOST_OPERATORS if name in arrays},
+        host_s={name: np.pad(arrays[name] * 1e-3, (1, 0)) for name in HOST_OPERATORS if name in arrays},
     )
-
-
-def _from_zero(arrays: dict[str, NDArray[np.float64]], name: str, path: Path) -> Floats:
-    _check_axis(arrays[f"{name}__x"], 1, f"{name}__x", path)
-    return np.pad(arrays[name] * 1e-3, (1, 0))
-
-
-def _check_axis(axis: NDArray[np.float64], step: int, name: str, path: Path) -> None:
-    first = 0 if step > 1 else 1
-    if not np.array_equal(axis, first + step * np.arange(len(axis))):
-        raise InputError(f"{path}: the axis {name} does not go from {first} in steps of {step}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -273,21 +244,17 @@ class VidurRequests:
 
 
 def read_requests(path: Path, first_arrival_s: float = 0.0) -> VidurRequests:
-    """The requests of `request_metrics.csv` (or the same columns as Parquet).
+    """Read the requests of `request_metrics.csv` (or the same columns as Parquet).
 
     Vidur writes the time between arrivals, so the first one's is not in the file. Lengths are those at arrival, also of
-    requests that were restarted since.
+    restarted requests.
 
     Raises:
         InputError: the file cannot be read, or a column is missing.
     """
     from pyarrow import csv, parquet
 
-    names = {
-        "request_inter_arrival_delay": "arrivals",
-        "request_num_prefill_tokens": "prompts",
-        "request_num_decode_tokens": "outputs",
-    }
+    names = ("request_inter_arrival_delay", "request_num_prefill_tokens", "request_num_decode_tokens")
     try:
         table = parquet.read_table(path) if path.suffix == ".parquet" else csv.read_csv(path)
     except (OSError, ValueError) as error:
@@ -297,13 +264,10 @@ def read_requests(path: Path, first_arrival_s: float = 0.0) -> VidurRequests:
         raise InputError(f"{path} has no column {missing[0]}", "Vidur's request_metrics.csv has it")
     if "Request Id" in table.column_names:
         table = table.sort_by("Request Id")
-    gaps = table.column("request_inter_arrival_delay").to_numpy().astype(np.float64)
-    gaps[:1] = first_arrival_s
-    return VidurRequests(
-        arrival_s=np.cumsum(gaps),
-        prefill_tokens=table.column("request_num_prefill_tokens").to_numpy().astype(np.int64),
-        decode_tokens=table.column("request_num_decode_tokens").to_numpy().astype(np.int64),
-    )
+    gaps_s, prefill_tokens, decode_tokens = (table.column(name).to_numpy() for name in names)
+    gaps_s = gaps_s.astype(np.float64)
+    gaps_s[:1] = first_arrival_s
+    return VidurRequests(np.cumsum(gaps_s), prefill_tokens.astype(np.int64), decode_tokens.astype(np.int64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -311,13 +275,13 @@ class VidurBatches:
     """Every batch of a run in its first pipeline stage, in order of forming."""
 
     number: NDArray[np.int64]
-    """[b] counted as they were formed; those that a time limit caught in flight are missing."""
+    """[b] in order of forming; batches that a time limit caught in flight are missing."""
     start_s: Floats
     """[b]"""
     duration_s: Floats
-    """[b] of that stage."""
+    """[b] time in that stage."""
     batch: NDArray[np.int64]
-    """[m] number of the batch that a part belongs to; ascending."""
+    """[m] number of each part's batch; ascending."""
     request: NDArray[np.int64]
     """[m]"""
     tokens: NDArray[np.int64]
@@ -325,7 +289,7 @@ class VidurBatches:
 
 
 def read_batches(path: Path) -> VidurBatches:
-    """Batches from a Parquet file with `stage`, `batch_id`, `start_us`, `duration_us`, `request_ids`, `num_tokens`.
+    """Read a Parquet file with `stage`, `batch_id`, `start_us`, `duration_us`, `request_ids`, `num_tokens`.
 
     Raises:
         InputError: the file cannot be read, or a column is missing.
@@ -362,7 +326,7 @@ class VidurCase:
 
 
 def read_case(folder: Path) -> VidurCase:
-    """A run from its folder: `config.json`, `requests.parquet` (request metrics) and `iterations.parquet` (batches).
+    """Read a run's folder: `config.json`, `requests.parquet` (request metrics) and `iterations.parquet` (batches).
 
     The first request finds everything idle: it arrives when the first batch starts.
 
@@ -377,17 +341,17 @@ def read_case(folder: Path) -> VidurCase:
 
 
 def find_tables(folder: Path, config: VidurConfig) -> Path:
-    """The look-up tables in `folder` that a run was made with, by their names and by what they hold.
+    """Find the look-up tables in `folder` that a run was made with, by their names and their contents.
 
-    Names are `tables_MODEL_tpN[ppM][_NOTE...].npz`. A note names the network, which must be the run's, or the scheduler
-    that they were made for; LightLLM's have blocks of a token, and no other scheduler's do.
+    Names are `tables_MODEL_tpN[ppM][_NOTE...].npz`. A note names the network, which must be the run's, or the tables'
+    scheduler; LightLLM's tables have blocks of a token, and no other scheduler's do.
 
     Raises:
         InputError: none has the run's model and tensor parallelism, its operators, and reaches its batches.
     """
     replica, scheduler = config.cluster_config.replica_config, config.cluster_config.replica_scheduler_config
     model = _plain(replica.model_name.split("/")[-1])
-    found = []
+    candidates = []
     for path in sorted(folder.glob("tables_*.npz")):
         parts = _TABLES_NAME.fullmatch(path.stem)
         if parts is None or not model.startswith(_plain(parts["model"])):
@@ -398,26 +362,26 @@ def find_tables(folder: Path, config: VidurConfig) -> Path:
             continue
         if all(note in replica.network_device for note in networks) and _reach(path, config):
             pipelines = pp != replica.num_pipeline_stages
-            found.append((pipelines, scheduler.name not in notes, path.stat().st_size, path))
-    if not found:
+            candidates.append((pipelines, scheduler.name not in notes, path.stat().st_size, path))
+    if not candidates:
         raise InputError(
             f"{folder} has no look-up tables of {replica.model_name} with tp {replica.tensor_parallel_size}, "
             f"pp {replica.num_pipeline_stages} for {scheduler.name}",
             "they are named tables_MODEL_tpN[ppM][_NOTE].npz",
         )
-    return min(found)[-1]
+    return min(candidates)[-1]
 
 
 _TABLES_NAME = re.compile(r"tables_(?P<model>[^_]+)_tp(?P<tp>\d+)(?:pp(?P<pp>\d+))?(?P<notes>(?:_.*)?)")
 
 
 def _plain(model: str) -> str:
-    """`Meta-Llama-3-8B` and `llama3-8b` as one."""
+    """Return the same text for `Meta-Llama-3-8B` and `llama3-8b`."""
     return re.sub(r"[^a-z0-9]", "", model.lower()).removeprefix("meta")
 
 
 def _reach(path: Path, config: VidurConfig) -> bool:
-    """Whether these tables have the operators of a run and all batches that its predictor was made for."""
+    """Whether these tables have the operators of a run and all batches of its predictor."""
     replica, predictor = config.cluster_config.replica_config, config.execution_time_predictor_config
     needed = ["all_reduce"] if replica.tensor_parallel_size > 1 else []
     needed += ["send_recv"] if replica.num_pipeline_stages > 1 else []
@@ -434,10 +398,10 @@ def _reach(path: Path, config: VidurConfig) -> bool:
 
 
 def random_replicas(config: VidurConfig, num_requests: int) -> NDArray[np.int64]:
-    """The replicas that Vidur's `random` global scheduler draws for `num_requests` arrivals.
+    """Draw the replicas of `num_requests` arrivals as Vidur's `random` global scheduler does.
 
-    They come from Python's generator as request generation left it: a Poisson gap and a uniform length take one draw
-    each, also of requests that a time limit kept from arriving, or that a duration cut off after they were drawn.
+    Python's generator has already drawn the requests: a Poisson gap and a uniform length take one draw each, also for
+    requests that a time limit kept from arriving, or that a duration cut off after they were drawn.
     """
     generated = config.request_generator_config
     generator = random.Random(config.seed if generated.seed is None else generated.seed)

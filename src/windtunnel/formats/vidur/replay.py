@@ -40,13 +40,13 @@ def replay(
     """Simulate `requests` under the scheduler, cluster and memory plan of `config`.
 
     Args:
-        config: the run.
+        config: configuration of the run.
         tables: operator times, as Vidur predicted them.
-        requests: in order of arrival.
+        requests: requests in order of arrival.
         replicates_bugs: as Vidur does, run the rest of a prompt that was restarted in its middle one token a step, and
             lose the blocks of FasterTransformer requests that end before their batch.
         fuses_steps: take equal decode steps at once; changes the step table, not the times.
-        keeps_trail: also return what every batch held.
+        keeps_trail: also return the contents of every batch.
 
     Raises:
         InputError: an unknown scheduler or router, or a batch outside the tables.
@@ -62,7 +62,7 @@ def replay(
 
 
 def batch_times(run: PerRequestRun) -> VidurBatchTimes:
-    """Every batch of a run that kept its trail and fused no steps."""
+    """Return every batch of a run that kept its trail and fused no steps."""
     assert run.trail is not None
     replica = run.steps["replica"].astype(np.int64)
     return VidurBatchTimes(run.steps["start_s"], replica, run.trail.stage_s, run.trail.members)
@@ -71,7 +71,7 @@ def batch_times(run: PerRequestRun) -> VidurBatchTimes:
 def per_request_settings(
     config: VidurConfig, replicates_bugs: bool, fuses_steps: bool
 ) -> per_request_state.PerRequestSettings:
-    """The settings of `config` as the loop takes them.
+    """Return the settings of `config` as the loop takes them.
 
     Raises:
         InputError: an unknown scheduler or router, or nothing fits in memory.
@@ -109,7 +109,7 @@ def per_request_settings(
 
 
 def stage_tables(config: VidurConfig, tables: OperatorTables) -> per_request_state.Tables:
-    """A layer's operators summed to a pipeline stage, by Vidur's formula (`ExecutionTime.total_time`).
+    """Sum a layer's operators to a pipeline stage, by Vidur's formula (`ExecutionTime.total_time`).
 
     stage = layers / stages x (attention + MLP + add) + send_recv + host, with two all-reduces a layer, each with a
     launch overhead on the host and a skew that grows with tp^1.25.
@@ -144,7 +144,7 @@ def stage_tables(config: VidurConfig, tables: OperatorTables) -> per_request_sta
 
 
 def host_s(run: PerRequestRun, config: VidurConfig, tables: OperatorTables) -> NDArray[np.float64]:
-    """What the host took of each request's time in pipeline stages, [requests]; of a run that kept its trail."""
+    """Return the host's share of each request's time in pipeline stages, [requests]; the run must keep its trail."""
     assert run.trail is not None
     rows, request = run.trail.members[:, 0], run.trail.members[:, 1]
     step_s = _host_step_s(tables)[np.bincount(rows)] * config.cluster_config.replica_config.num_pipeline_stages
@@ -152,7 +152,7 @@ def host_s(run: PerRequestRun, config: VidurConfig, tables: OperatorTables) -> N
 
 
 def _host_step_s(tables: OperatorTables) -> NDArray[np.float64]:
-    """The host's share of a step in one stage, by the size of the batch."""
+    """Return the host's share of a step in one stage, by the size of the batch."""
     missing = [name for name in HOST_OPERATORS if name not in tables.host_s]
     if missing:
         raise InputError(f"the look-up tables have no {missing[0]}, but the run models CPU overheads")
@@ -160,6 +160,6 @@ def _host_step_s(tables: OperatorTables) -> NDArray[np.float64]:
 
 
 def _sum(arrays: list[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """The sum as far as the shortest array goes."""
+    """Return the sum, as long as the shortest array."""
     shortest = min(len(array) for array in arrays)
     return np.asarray(np.sum([array[:shortest] for array in arrays], axis=0))

@@ -32,17 +32,16 @@ class VidurBatchTimes:
     """[m, 3] batch, request, tokens; batches ascend."""
 
     def parts(self, batch: int) -> tuple[list[int], list[int]]:
-        """The requests of a batch, and the tokens of each."""
+        """Return the requests of a batch, and the tokens of each."""
         first, end = np.searchsorted(self.members[:, 0], (batch, batch + 1))
         return self.members[first:end, 1].tolist(), self.members[first:end, 2].tolist()
 
 
 def chrome_events(batches: VidurBatchTimes) -> Iterator[Event]:
-    """The bars of `chrome_trace.json`, in the order in which stages end; microseconds."""
+    """Yield the bars of `chrome_trace.json`, in the order in which stages end; microseconds."""
     ends = batches.stage_s[:, :, 1]
-    num_stages = ends.shape[1]
-    for at in np.argsort(ends.ravel(), kind="stable").tolist():
-        batch, stage = divmod(at, num_stages)
+    for position in np.argsort(ends.ravel(), kind="stable").tolist():
+        batch, stage = divmod(position, ends.shape[1])
         start_s, end_s = batches.stage_s[batch, stage].tolist()
         requests, tokens = batches.parts(batch)
         args = {"batch_id": batch, "batch_size": len(requests), "request_ids": requests, "num_tokens": tokens}
@@ -58,7 +57,7 @@ def chrome_events(batches: VidurBatchTimes) -> Iterator[Event]:
 
 
 class _Replay:
-    """Vidur's event loop over batches that are known: a heap of (time, order of creation)."""
+    """Vidur's event loop over known batches: a heap of (time, order of creation)."""
 
     def __init__(self, arrival_s: NDArray[np.float64], replica: NDArray[np.int64], batches: VidurBatchTimes) -> None:
         self.replica, self.batches = replica, batches
@@ -66,12 +65,14 @@ class _Replay:
         self.ids, self.batch_stage_ids = count(), count()
         self.heap: list[tuple[float, int, str, Event]] = []
         self.arrived: list[int] = []
-        self.to_form = {at: deque(np.flatnonzero(batches.replica == at).tolist()) for at in set(replica.tolist())}
+        self.to_form = {
+            number: deque(np.flatnonzero(batches.replica == number).tolist()) for number in set(replica.tolist())
+        }
         self.in_flight = dict.fromkeys(self.to_form, 0)
         self.queues: dict[tuple[int, int], deque[int]] = {}
         self.busy: set[tuple[int, int]] = set()
-        for request, at_s in enumerate(arrival_s.tolist()):
-            self.push(at_s, "REQUEST_ARRIVAL", {"request": request})
+        for request, time_s in enumerate(arrival_s.tolist()):
+            self.push(time_s, "REQUEST_ARRIVAL", {"request": request})
 
     def push(self, time_s: float, kind: str, fields: Event) -> None:
         heapq.heappush(self.heap, (time_s, next(self.ids), kind, fields))
@@ -98,20 +99,20 @@ class _Replay:
     def global_schedule(self, time_s: float, _: Event) -> Event:
         mapping = [(int(self.replica[request]), request) for request in self.arrived]
         self.arrived = []
-        replicas = sorted({at for at, _ in mapping})
-        for at in replicas:
-            self.push(time_s, "REPLICA_SCHEDULE", {"replica_id": at})
+        replicas = sorted({replica for replica, _ in mapping})
+        for replica in replicas:
+            self.push(time_s, "REPLICA_SCHEDULE", {"replica_id": replica})
         return {"replica_set": replicas, "request_mapping": mapping}
 
     def replica_schedule(self, time_s: float, fields: Event) -> Event:
-        at = fields["replica_id"]
-        waiting, formed = self.to_form[at], []
-        while waiting and self.batches.formed_s[waiting[0]] == time_s and self.in_flight[at] < self.num_stages:
+        replica = fields["replica_id"]
+        waiting, formed = self.to_form[replica], []
+        while waiting and self.batches.formed_s[waiting[0]] == time_s and self.in_flight[replica] < self.num_stages:
             formed.append(waiting.popleft())
-            self.in_flight[at] += 1
+            self.in_flight[replica] += 1
         for batch in formed:
-            self.push(time_s, "BATCH_STAGE_ARRIVAL", {"replica_id": at, "stage_id": 0, "batch_id": batch})
-        return {"replica_id": at, "batch_ids": formed}
+            self.push(time_s, "BATCH_STAGE_ARRIVAL", {"replica_id": replica, "stage_id": 0, "batch_id": batch})
+        return {"replica_id": replica, "batch_ids": formed}
 
     def batch_stage_arrival(self, time_s: float, fields: Event) -> Event:
         place = fields["replica_id"], fields["stage_id"]
@@ -136,13 +137,13 @@ class _Replay:
         return begun
 
     def batch_stage_end(self, time_s: float, fields: Event) -> Event:
-        at, stage = fields["replica_id"], fields["stage_id"]
-        self.busy.remove((at, stage))
-        self.push(time_s, "REPLICA_STAGE_SCHEDULE", {"replica_id": at, "stage_id": stage})
+        replica, stage = fields["replica_id"], fields["stage_id"]
+        self.busy.remove((replica, stage))
+        self.push(time_s, "REPLICA_STAGE_SCHEDULE", {"replica_id": replica, "stage_id": stage})
         if fields["is_last_stage"]:
-            self.push(time_s, "BATCH_END", {"batch_id": fields["batch_id"], "replica_id": at})
+            self.push(time_s, "BATCH_END", {"batch_id": fields["batch_id"], "replica_id": replica})
         else:
-            following = {"replica_id": at, "stage_id": stage + 1, "batch_id": fields["batch_id"]}
+            following = {"replica_id": replica, "stage_id": stage + 1, "batch_id": fields["batch_id"]}
             self.push(time_s, "BATCH_STAGE_ARRIVAL", following)
         return fields
 
@@ -155,12 +156,12 @@ class _Replay:
 def event_trace(
     arrival_s: NDArray[np.float64], replica: NDArray[np.int64], batches: VidurBatchTimes
 ) -> Iterator[Event]:
-    """The events of `event_trace.json`, in Vidur's order: by time, then by creation.
+    """Yield the events of `event_trace.json`, in Vidur's order: by time, then by creation.
 
     Args:
-        arrival_s: [requests] when each came, in order.
-        replica: [requests] that each was sent to.
-        batches: what was run.
+        arrival_s: [requests] arrival times, in order.
+        replica: [requests] replica of each request.
+        batches: the run's batches.
     """
     return _Replay(arrival_s, replica, batches).run()
 

@@ -18,7 +18,7 @@ from windtunnel.serving.scenario import Setup
 
 
 def request_metrics(requests: Table, steps: Table, setup: Setup, num_replicas: int) -> dict[str, NDArray[Any]]:
-    """Column of `request_metrics.csv` -> values `[num_requests]`, in order of sending."""
+    """Return the columns of `request_metrics.csv`: name -> values `[num_requests]`, in order of sending."""
     rows = rows_by_replica(requests, steps, num_replicas)
     device_steps = steps.replaced(duration_s=_device_s(steps, setup))
     model_execution_s = token_times(requests, device_steps, rows, setup.parallelism.pp).execution_s
@@ -26,7 +26,7 @@ def request_metrics(requests: Table, steps: Table, setup: Setup, num_replicas: i
 
 
 def columns_of(requests: Table, model_execution_s: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
-    """The columns from the request table and the time in steps without the host's share."""
+    """Return the columns from the request table and the time in steps without the host's share."""
     arrival_s, scheduled_s = requests["arrival_s"], requests["scheduled_s"]
     first_token_s, finish_s = requests["first_token_s"], requests["finish_s"]
     inputs, outputs, execution_s = requests["input_tokens"], requests["output_tokens"], requests["execution_s"]
@@ -57,7 +57,7 @@ def columns_of(requests: Table, model_execution_s: NDArray[np.float64]) -> dict[
 
 
 def _device_s(steps: Table, setup: Setup) -> NDArray[np.float64]:
-    """Durations without the host's work, where that is not hidden behind the device's."""
+    """Return durations without the host's work, where that is not hidden behind the device's."""
     host = setup.engine.host
     if setup.engine.async_scheduling:
         return np.asarray(steps["duration_s"])
@@ -75,7 +75,7 @@ def check_metrics_file(path: Path, overwrite: bool) -> None:
 
 
 def write_request_metrics(path: Path, columns: dict[str, NDArray[Any]]) -> None:
-    """Write the columns as CSV, the file whole or not at all; what is unknown is left empty, as Vidur does."""
+    """Write the columns as CSV, the file whole or not at all; unknown values are left empty, as Vidur does."""
     import pyarrow as pa
     from pyarrow import csv
 

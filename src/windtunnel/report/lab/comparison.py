@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from windtunnel.errors import InputError
 from windtunnel.files import write_text
 from windtunnel.formats.captures.capture import Capture
-from windtunnel.formats.captures.step_operators import OTHER, ROWS, MeasuredStep, measured_steps, row_of_launch
+from windtunnel.formats.captures.step_operators import OTHER, ROWS, MatchedStep, measured_steps, row_of_launch
 from windtunnel.lab.experiments.schema import REQUESTS
 from windtunnel.pricing.table import numeric_column, read_parquet, require_columns
 from windtunnel.report.documents import fields_of
@@ -187,7 +187,7 @@ def compare_steps(capture: Capture, setup: Setup) -> tuple[tuple[StepComparison,
     """
     shard = shard_of(setup)
     estimator = estimator_for(setup)
-    groups: dict[str, list[tuple[MeasuredStep, Explanation]]] = {}
+    groups: dict[str, list[tuple[MatchedStep, Explanation]]] = {}
     skipped: dict[str, int] = {}
     for measured in measured_steps(capture, shard):
         kind = "Steps with prompts" if measured.step.batch.prefill_tokens else "Decode steps"
@@ -201,7 +201,7 @@ def compare_steps(capture: Capture, setup: Setup) -> tuple[tuple[StepComparison,
     return tuple(_step_comparison(name, pairs) for name, pairs in groups.items()), notes
 
 
-def _step_comparison(name: str, pairs: Sequence[tuple[MeasuredStep, Explanation]]) -> StepComparison:
+def _step_comparison(name: str, pairs: Sequence[tuple[MatchedStep, Explanation]]) -> StepComparison:
     measured: dict[str, float] = {}
     simulated: dict[str, float] = {}
     for step, explained in pairs:

@@ -13,7 +13,7 @@ from windtunnel.files import write_text
 from windtunnel.formats.captures.capture import CLASSES, Capture, within
 from windtunnel.formats.captures.kernel_names import short_name
 from windtunnel.formats.captures.kernel_time import (
-    Statistics,
+    NameStatistics,
     call_time,
     class_time,
     copy_bytes,
@@ -161,7 +161,7 @@ def _si(value: float, unit: str) -> str:
     return format_si(float(value), unit) if np.isfinite(value) else ""
 
 
-def _statistics_rows(capture: Capture, statistics: Statistics) -> list[list[str]]:
+def _statistics_rows(capture: Capture, statistics: NameStatistics) -> list[list[str]]:
     return [
         [
             capture.names[statistics.names[place]],
@@ -352,7 +352,7 @@ def _whole(value: int) -> str:
     return "" if value < 0 else str(value)
 
 
-def _statistics_cells(capture: Capture, statistics: Statistics) -> list[list[str]]:
+def _statistics_cells(capture: Capture, statistics: NameStatistics) -> list[list[str]]:
     return [
         [
             capture.names[statistics.names[place]],
