@@ -31,6 +31,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from roofline_fit import Sample, fit_family, fit_roofline, sample, without
 from windtunnel import catalog
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
@@ -38,7 +39,6 @@ from windtunnel.pricing.aiconfigurator.collection import Collection
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, CollectionTables, systems_folder
 from windtunnel.pricing.estimator import LEFT_OUT_FILE, LeftOut, TableModel
 from windtunnel.pricing.roofline import Fit, Roofline, board, family
-from windtunnel.pricing.roofline_fit import Sample, fit_family, fit_roofline, sample, without
 from windtunnel.pricing.table import Floats, MeasurementTable
 
 CATALOG = Path(__file__).resolve().parents[1] / "src" / "windtunnel" / "catalog" / "roofline"

@@ -1,4 +1,4 @@
-"""An estimator corrected by what measured runs say: every class of operators times its factor.
+"""Estimator corrected by measured runs: every class of operators times its factor.
 
 Classes are `gemm`, `experts`, `prefill_attention`, `decode_attention`, `collective` and `other`. A GEMM and the experts
 have two regimes, `memory` where reading weights bounds them (small batches, decode) and `compute` where arithmetic does
@@ -19,8 +19,6 @@ from windtunnel.model import operators as ops
 from windtunnel.pricing.estimator import Estimate, Estimator
 from windtunnel.pricing.roofline import compute_format, machine
 
-REGIMES = ("memory", "compute")
-
 CLASSES: Mapping[str, str] = {
     "gemm": "gemm",
     "experts": "experts",
@@ -38,8 +36,7 @@ CLASSES: Mapping[str, str] = {
 
 
 def shares(op: ops.Op, device: Device) -> dict[str, NDArray[np.float64]]:
-    """Factor's name -> the share of `op`'s time that it applies to, at every point of the operator's axes; they sum
-    to 1.
+    """Return name of a factor -> share of `op`'s time that it applies to, at every point of its axes; they sum to 1.
 
     The compute regime's share is t_c / (t_c + t_m) of the times that arithmetic and memory alone would take at the
     device's peak.
@@ -50,21 +47,17 @@ def shares(op: ops.Op, device: Device) -> dict[str, NDArray[np.float64]]:
     on = machine(device, compute_format(op))
     compute_s, memory_s = np.asarray(op.flops) / on.flops_per_s, np.asarray(op.num_bytes) / on.bytes_per_s
     compute = np.asarray(compute_s / (compute_s + memory_s), np.float64)
-    label = f"{name}.{_format(op)}"
+    label = f"{name}.{compute_format(op).value}"
     return {f"{label}.memory": 1.0 - compute, f"{label}.compute": compute}
 
 
 def factor(factors: Mapping[str, float], name: str) -> float:
-    """The factor of a share: of its class and regime, times that of its format."""
+    """Return the factor of a share: that of its class and regime, times that of its format."""
     kind, _, rest = name.partition(".")
     if not rest:
         return factors.get(kind, 1.0)
     regime = rest.rpartition(".")[2]
     return factors.get(f"{kind}.{regime}", 1.0) * factors.get(name, 1.0)
-
-
-def _format(op: ops.Op) -> str:
-    return str(op.format.value) if isinstance(op, ops.Gemm | ops.Experts) else ""
 
 
 @dataclass(frozen=True)
@@ -76,8 +69,8 @@ class CalibratedEstimator:
     factors: Mapping[str, float]
 
     def estimate(self, op: ops.Op) -> Estimate:
-        """Seconds of `op`; coverage and source are those of the estimator beneath."""
-        found = self.estimator.estimate(op)
+        """Return the seconds of `op`; coverage and source are those of the estimator beneath."""
+        estimate = self.estimator.estimate(op)
         total = sum(share * factor(self.factors, name) for name, share in shares(op, self.device).items())
-        seconds = np.asarray(found.seconds) * total
-        return replace(found, seconds=seconds if np.ndim(found.seconds) else float(seconds))
+        seconds = np.asarray(estimate.seconds) * total
+        return replace(estimate, seconds=seconds if np.ndim(estimate.seconds) else float(seconds))

@@ -1,4 +1,4 @@
-"""Names of kernel backends and estimators that a deployment may choose."""
+"""Names of the kernel backends and estimators that a deployment may choose."""
 
 ATTENTION_BACKENDS = ("trtllm", "flashinfer", "flash_attention", "triton")
 

@@ -17,21 +17,21 @@ from windtunnel.hardware import Device, Node
 from windtunnel.model import operators as ops
 from windtunnel.pricing.interpolate import Curve, Point, Prediction, Surface, bend, corner_sites, gaps, nearest_sites
 from windtunnel.pricing.roofline import CPU, CPU_MEDIAN_ERROR, Roofline, fit_for
-from windtunnel.pricing.table import Floats, MeasurementTable, site_names, site_of
+from windtunnel.pricing.table import Floats, MeasurementTable, site_fields, site_names, site_of
 from windtunnel.schema import read_yaml
 
 
 class Coverage(StrEnum):
-    """How an estimate was found, the surest first."""
+    """Provenance of an estimate, the surest first."""
 
     MEASURED = "measured"
-    """This very point was measured."""
+    """The point itself was measured."""
     INTERPOLATED = "interpolated"
-    """Between points measured for this shape, or between shapes measured around it."""
+    """The point lies between measured points of its shape, or its shape between measured shapes."""
     SCALED = "scaled"
-    """Beyond what was measured, or from the nearest shapes: this shape's work at the measured utilisation."""
+    """The point lies beyond measured points or shapes: its work at the measured utilisation."""
     ROOFLINE = "roofline"
-    """No table of this operator: the calibrated roofline."""
+    """No table has the operator: the calibrated roofline."""
 
 
 COVERAGES = tuple(Coverage)
@@ -43,9 +43,9 @@ class Estimate:
 
     seconds: ops.Size
     coverage: Coverage
-    """The least sure of the family's points."""
+    """Coverage of the least sure point of the family."""
     source: str
-    """The table or fit, for people."""
+    """Name of the table or fit, for people."""
     relative_error: float
     """Median |error| of this kind of estimate when measured points are left out (`benchmarks/operator_accuracy.py`)."""
 
@@ -54,20 +54,20 @@ class Estimator(Protocol):
     """Anything that prices operators."""
 
     def estimate(self, op: ops.Op) -> Estimate:
-        """Seconds of `op`, vectorised over arrays along its axes."""
+        """Return the seconds of `op`, vectorised over arrays along its axes."""
         ...
 
 
 class TableSource(Protocol):
-    """Where measured tables come from."""
+    """A source of measured tables."""
 
     def table_for(self, op: ops.Op) -> MeasurementTable | None:
-        """The table to price `op` from, or None where nobody measured its kind in its format."""
+        """Return the table that prices `op`, or None where nobody measured its kind in its format."""
         ...
 
 
 class LeftOut(StrEnum):
-    """What the benchmark leaves out of a table to learn the error of estimates that lack it."""
+    """Part of a table that the benchmark leaves out to learn the error of estimates without it."""
 
     INSIDE = "inside"
     """A point between others of its shape; the table's other shapes stay whole."""
@@ -89,18 +89,18 @@ def _left_out_errors() -> Mapping[str, Mapping[str, float]]:
 
 
 def expected_error(kind: str, lacking: LeftOut | None) -> float:
-    """Median |error| of estimates of a kind that lacked something; 0 where the point itself was measured."""
+    """Return the median |error| of estimates of a kind that lacked something; 0 for measured points."""
     return 0.0 if lacking is None else float(_left_out_errors()[kind][lacking])
 
 
 @dataclass(frozen=True)
 class RooflineEstimator:
-    """Prices every operator from the device's published figures."""
+    """Estimator that prices every operator from the device's published figures."""
 
     roofline: Roofline
 
     def estimate(self, op: ops.Op) -> Estimate:
-        """Seconds by the calibrated roofline."""
+        """Return the seconds by the calibrated roofline."""
         _require_work(op)
         fit = fit_for(op)
         seconds = _scalar_or_array(np.asarray(self.roofline.seconds(op), dtype=np.float64))
@@ -110,18 +110,18 @@ class RooflineEstimator:
 
 
 def roofline_estimator(device: Device, node: Node | None = None) -> Estimator:
-    """The estimator of a device that nobody measured."""
+    """Return the estimator of a device that nobody measured."""
     return RooflineEstimator(Roofline(device, node))
 
 
 ANY = "any"
-"""Name of the table of elementwise kernels that stands for all of them: they cost what their bytes cost."""
+"""Name of the table of all elementwise kernels, which cost what their bytes cost."""
 
 
 def canonical(op: ops.Op, table: MeasurementTable) -> ops.Op:
-    """`op` with the dimensions that do not change its cost made equal, so that it meets the rows that measured it.
+    """Return `op` with the dimensions that do not change its cost made equal, so that it meets its measured rows.
 
-    A table of all elementwise kernels knows their bytes alone; Gated DeltaNet's core does not see the hidden size.
+    A table of all elementwise kernels has bytes only; Gated DeltaNet's core does not depend on the hidden size.
     """
     if isinstance(op, ops.Elementwise) and table.words["name"] == ANY:
         return ops.Elementwise(ANY, op.num_bytes, 1.0)
@@ -132,7 +132,7 @@ def canonical(op: ops.Op, table: MeasurementTable) -> ops.Op:
 
 @dataclass(frozen=True)
 class TableModel:
-    """One table with what is needed to read it anywhere."""
+    """One table with the curves and surfaces that read it anywhere."""
 
     table: MeasurementTable
     roofline: Roofline
@@ -141,20 +141,20 @@ class TableModel:
     _chunk_shapes: dict[tuple[float, ...], Surface | None] = field(default_factory=dict)
 
     def estimate(self, op: ops.Op) -> tuple[Floats, Coverage, LeftOut | None]:
-        """Seconds at each point of `op`'s axes (flat), the least sure coverage, and what was lacking there."""
+        """Return seconds at each point of `op`'s axes (flat), the least sure coverage, and what was lacking there."""
         axes = _flat_axes(op)
         site = site_of(op)
         if site in self.table.rows_by_site:
-            found = self.at_site(site, op, axes)
-            coverage, lacking = _worst(found)
+            prediction = self.at_site(site, op, axes)
+            coverage, lacking = _worst(prediction)
             if self.table.is_fitted and coverage == Coverage.MEASURED:
-                return found.seconds, Coverage.INTERPOLATED, LeftOut.INSIDE
-            return found.seconds, coverage, lacking
+                return prediction.seconds, Coverage.INTERPOLATED, LeftOut.INSIDE
+            return prediction.seconds, coverage, lacking
         return *self.between_sites(site, op, axes), LeftOut.SHAPE
 
     def at_site(self, site: tuple[float, ...], op: ops.Op, axes: Mapping[str, Floats]) -> Prediction:
-        """Seconds at points of a measured site."""
-        if op.kind in _CHUNKED:
+        """Return the seconds at points of a measured site."""
+        if op.kind in CHUNKED:
             after_cached = self._chunks(site, op)
             alone = axes["batch"] <= 1.0
             if after_cached is not None and alone.any():
@@ -166,7 +166,7 @@ class TableModel:
         return self._along_axes(site, op, axes)
 
     def _chunks(self, site: tuple[float, ...], op: ops.Op) -> Surface | None:
-        """The surface of a site's single chunks, by their tokens and those cached before; None where none is cached."""
+        """Return the surface of a site's single chunks, over their tokens and cached ones; None without cached ones."""
         if site not in self._chunk_shapes:
             axes, seconds = self.table.site_rows(site)
             shape = None
@@ -183,15 +183,15 @@ class TableModel:
         return lambda chunks: np.asarray(self.roofline.seconds(_with(op, _as_batch(chunks))))
 
     def _along_axes(self, site: tuple[float, ...], op: ops.Op, axes: Mapping[str, Floats]) -> Prediction:
-        def reference(at: Mapping[str, Floats]) -> Floats:
-            return np.asarray(self.roofline.seconds(_with(op, at)))
+        def reference(points: Mapping[str, Floats]) -> Floats:
+            return np.asarray(self.roofline.seconds(_with(op, points)))
 
         if site not in self._shapes:
             grid, seconds, measured = self.filled(site)
             steps = self.table.steps.get(site, ())
             if len(grid) == 1:
-                ((axis, at),) = grid.items()
-                self._shapes[site] = Curve.of(axis, at, seconds, reference, op.kind in _STRAIGHT, measured, steps)
+                ((axis, points),) = grid.items()
+                self._shapes[site] = Curve.of(axis, points, seconds, reference, op.kind in _STRAIGHT, measured, steps)
             else:
                 self._shapes[site] = Surface.of(grid, seconds, reference, measured, steps)
         shape = self._shapes[site]
@@ -200,10 +200,10 @@ class TableModel:
         return shape.predict(axes, reference)
 
     def filled(self, site: tuple[float, ...]) -> tuple[dict[str, Floats], Floats, NDArray[np.bool_]]:
-        """Axes and seconds of one site, and which points were measured.
+        """Return axes and seconds of one site, and a mask of measured points.
 
-        A point that the site lacks and similar sites have is filled in: a straight line between its own points, bent as
-        theirs are. Kernels switch at the same sizes there.
+        A point that the site lacks and similar sites have is filled in: a straight line between the site's points, bent
+        as similar sites bend. Kernels switch at the same sizes there.
         """
         axes, seconds = self.table.site_rows(site)
         points = np.column_stack(list(axes.values()))
@@ -212,12 +212,12 @@ class TableModel:
         values: list[float] = []
         for row, level in gaps(points, self._levels):
             low, high = tuple(points[row].tolist()), tuple(points[row + 1].tolist())
-            at = (*low[:-1], level)
-            bends = similar.bends(low, at, high)
+            middle = (*low[:-1], level)
+            bends = similar.bends(low, middle, high)
             if len(bends) >= _LEAST_BENDS:
                 part = np.log(level / low[-1]) / np.log(high[-1] / low[-1])
                 line = np.log(seconds[row]) * (1 - part) + np.log(seconds[row + 1]) * part
-                new.append(at)
+                new.append(middle)
                 values.append(float(np.exp(line + np.median(bends))))
         if not new:
             return axes, seconds, np.ones(len(seconds), dtype=bool)
@@ -229,11 +229,11 @@ class TableModel:
 
     @cached_property
     def _levels(self) -> Floats:
-        """The coordinates of the last axis that were measured at any site."""
+        """Coordinates of the last axis that were measured at any site."""
         return np.unique(list(self.table.axes.values())[-1])
 
     def log_seconds_at(self, site: tuple[float, ...]) -> dict[Point, float]:
-        """Measured point of a site -> log of its seconds."""
+        """Return measured point of a site -> log of its seconds."""
         if site not in self._points:
             axes, seconds = self.table.site_rows(site)
             points = map(tuple, np.column_stack(list(axes.values())).tolist())
@@ -241,26 +241,26 @@ class TableModel:
         return self._points[site]
 
     def between_sites(self, site: tuple[float, ...], op: ops.Op, axes: Mapping[str, Floats]) -> tuple[Floats, Coverage]:
-        """Seconds at a site that was not measured: its own work at its neighbours' measured utilisation."""
+        """Return the seconds at a site that was not measured: its work at its neighbours' measured utilisation."""
         sites = np.array(list(self.table.rows_by_site))
         rows, weights, around = neighbours(op.kind, sites, np.array(site))
         log_seconds = np.log(np.asarray(self.roofline.seconds(_with(op, axes))))
         worst = Coverage.INTERPOLATED if around else Coverage.SCALED
         for row, weight in zip(rows, weights, strict=True):
             neighbour = tuple(sites[row].tolist())
-            near = _with(op, _site_fields(op, neighbour))
+            near = _with(op, site_fields(op.kind, neighbour))
             same_work = _same_work(op.kind, site, neighbour, axes)
-            found = self.at_site(neighbour, near, same_work)
+            prediction = self.at_site(neighbour, near, same_work)
             expected = np.asarray(self.roofline.seconds(_with(near, same_work)))
-            log_seconds = log_seconds + weight * np.log(found.seconds / expected)
-            if not found.inside.all():
+            log_seconds = log_seconds + weight * np.log(prediction.seconds / expected)
+            if not prediction.inside.all():
                 worst = Coverage.SCALED
         return np.exp(log_seconds), worst
 
 
 @dataclass(frozen=True)
 class _Similar:
-    """The sites most like one site, the nearest first."""
+    """Sites similar to one site, the nearest first."""
 
     model: TableModel
     site: tuple[float, ...]
@@ -274,32 +274,33 @@ class _Similar:
         rows, _ = _nearest(table.kind, np.array(every), np.array(self.site), _NUM_LOOKED_AT)
         return [every[row] for row in rows]
 
-    def bends(self, low: Point, at: Point, high: Point) -> list[float]:
-        """How similar sites bend between these points, or between those that give them the same work."""
+    def bends(self, low: Point, middle: Point, high: Point) -> list[float]:
+        """Return the bends of similar sites between these points, or between points that give them the same work."""
         name = _SHARES_BATCH.get(self.model.table.kind)
         index = site_names(self.model.table.kind).index(name) if name else None
-        found: list[float] = []
+        bends: list[float] = []
         for site in self.sites:
             log_seconds = self.model.log_seconds_at(site)
             shares = [1.0] if index is None else [1.0, self.site[index] / site[index]]
             for share in shares:
-                scaled = [(*(share * first for first in point[:-1]), point[-1]) for point in (low, at, high)]
+                scaled = [(*(share * first for first in point[:-1]), point[-1]) for point in (low, middle, high)]
                 value = bend(log_seconds, *scaled)
                 if value is not None:
-                    found.append(value)
-            if len(found) >= _NUM_BENDS:
+                    bends.append(value)
+            if len(bends) >= _NUM_BENDS:
                 break
-        return found
+        return bends
 
 
-_CHUNKED = ("prefill_attention", "latent_prefill_attention")
+CHUNKED = ("prefill_attention", "latent_prefill_attention")
+"""Kinds whose batches may be chunks of prompts."""
 
 
 def _chunk_axes(axes: Mapping[str, Floats], rows: NDArray[np.bool_]) -> dict[str, Floats]:
-    """Single chunks over their tokens and one more than the tokens cached before them, along which they are measured.
+    """Return single chunks over their tokens and one more than the tokens cached before them.
 
-    As batch and length (`ops.PrefillAttention`) hardly two of them share a coordinate: on Vidur's real table of 4,418
-    chunks, the median error on points left out is 4.0% so, and 2.3% over these axes.
+    Over batch and length (`ops.PrefillBatch`) hardly two chunks share a coordinate: on Vidur's table of 4,418 chunks,
+    the median error on points left out is 4.0% over those, and 2.3% over these axes.
     """
     batch, length = axes["batch"][rows], axes["num_tokens"][rows]
     chunk = np.round(batch * length, 6)
@@ -307,13 +308,13 @@ def _chunk_axes(axes: Mapping[str, Floats], rows: NDArray[np.bool_]) -> dict[str
 
 
 def _as_batch(chunks: Mapping[str, Floats]) -> dict[str, Floats]:
-    """The axes of `ops.PrefillAttention` for those of `_chunk_axes`."""
+    """Return the axes of `ops.PrefillBatch` for those of `_chunk_axes`."""
     length = 2 * (chunks["cached"] - 1.0) + chunks["chunk"]
     return {"batch": chunks["chunk"] / length, "num_tokens": length}
 
 
 def _either(rows: NDArray[np.bool_], here: Prediction, elsewhere: Prediction) -> Prediction:
-    """Two predictions as one, in the order of `rows`."""
+    """Join two predictions in the order of `rows`."""
 
     def joined(name: str) -> NDArray[Any]:
         values = np.empty(rows.size, getattr(here, name).dtype)
@@ -325,7 +326,7 @@ def _either(rows: NDArray[np.bool_], here: Prediction, elsewhere: Prediction) ->
 
 _NUM_BENDS = 6
 _LEAST_BENDS = 3
-"""Fewer say nothing: each size of a collective switches protocols at its own message (median 2.4 %, else 3.5 %)."""
+"""Fewer bends say nothing: each size of a collective switches protocols at its own message (2.4 %, else 3.5 %)."""
 _NUM_LOOKED_AT = 16
 
 _SHARES_BATCH: Mapping[str, str] = {
@@ -334,15 +335,15 @@ _SHARES_BATCH: Mapping[str, str] = {
     "latent_prefill_attention": "num_heads",
     "gated_delta": "num_value_heads",
 }
-"""Kind -> the dimension that is as good as batch: kernels see only the product of both. Other shapes left out, their
-median error falls from 2.8 % to 2.4 % (decode), 4.7 % to 3.5 % (latent prefill), 2.7 % to 1.8 % (Gated DeltaNet); of
+"""Kind -> dimension that acts like batch: kernels see only the product of both. With other shapes left out, the median
+error falls from 2.8 % to 2.4 % (decode), 4.7 % to 3.5 % (latent prefill), 2.7 % to 1.8 % (Gated DeltaNet); of
 latent decode, whose heads share the one cache, it rises from 3.2 % to 4.6 %."""
 
 
 def _same_work(
     kind: str, site: tuple[float, ...], other: tuple[float, ...], axes: Mapping[str, Floats]
 ) -> dict[str, Floats]:
-    """Points of another site that give its kernels the work of `axes` at `site`."""
+    """Return points of another site that give its kernels the work of `axes` at `site`."""
     if kind not in _SHARES_BATCH:
         return dict(axes)
     index = site_names(kind).index(_SHARES_BATCH[kind])
@@ -355,10 +356,10 @@ _STRAIGHT = ("experts",)
 
 
 def neighbours(kind: str, sites: Floats, site: Floats) -> tuple[NDArray[np.intp], Floats, bool]:
-    """Which measured sites speak for `site`, how much each, and whether they lie around it.
+    """Return the measured sites that price `site`, their weights, and whether they lie around it.
 
-    A GEMM's (n, k) form a grid: the corners of its cell. Elsewhere the nearest few shapes in log space; dimensions in
-    which kernels are compiled apart (head size, window, sharding) weigh more than those that only add work.
+    A GEMM's (n, k) form a grid: its cell's corners are taken. Other kinds take the nearest few shapes in log space;
+    dimensions in which kernels are compiled apart (head size, window) weigh more than those that only add work.
     """
     if kind == "gemm":
         rows, weights = corner_sites(sites, site)
@@ -371,12 +372,12 @@ def neighbours(kind: str, sites: Floats, site: Floats) -> tuple[NDArray[np.intp]
 def _nearest(kind: str, sites: Floats, site: Floats, count: int) -> tuple[NDArray[np.intp], Floats]:
     scales = np.array([_DISTANCE.get(kind, {}).get(name, 1.0) for name in site_names(kind)])
     positive = np.where(sites <= 0, _ABSENT, sites)
-    wanted = np.where(site <= 0, _ABSENT, site)
-    return nearest_sites(positive**scales, wanted**scales, count)
+    target = np.where(site <= 0, _ABSENT, site)
+    return nearest_sites(positive**scales, target**scales, count)
 
 
 _ABSENT = 2.0**20
-"""A window of 0 means none: as far as the longest context."""
+"""Stands for a window of 0, which means none: as far as the longest context."""
 
 _DISTANCE: Mapping[str, Mapping[str, float]] = {
     "gemm": {"n": 4.0},
@@ -386,24 +387,17 @@ _DISTANCE: Mapping[str, Mapping[str, float]] = {
 }
 
 
-def _site_fields(op: ops.Op, site: tuple[float, ...]) -> dict[str, float | int | bool]:
-    now = {name: getattr(op, name) for name in site_names(op.kind)}
-    return {
-        name: bool(value) if isinstance(now[name], bool) else int(value) if value == int(value) else value
-        for name, value in zip(now, site, strict=True)
-    }
-
-
 def _with(op: ops.Op, dimensions: Mapping[str, Any]) -> ops.Op:
-    """`op` with other dimensions (`replace`, for a union of operators)."""
+    """Return `op` with other dimensions (`replace`, for a union of operators)."""
     changed: ops.Op = replace(cast(Any, op), **dimensions)
     return changed
 
 
-def _worst(found: Prediction) -> tuple[Coverage, LeftOut | None]:
-    if found.exact.all():
+def _worst(prediction: Prediction) -> tuple[Coverage, LeftOut | None]:
+    """Return the coverage of the least sure point, and what was lacking there."""
+    if prediction.exact.all():
         return Coverage.MEASURED, None
-    if found.inside.all():
+    if prediction.inside.all():
         return Coverage.INTERPOLATED, LeftOut.LEVEL
     return Coverage.SCALED, LeftOut.LAST
 
@@ -430,14 +424,14 @@ def _scalar_or_array(seconds: Floats) -> ops.Size:
 
 @dataclass(frozen=True)
 class TableEstimator:
-    """Prices operators from measured tables, and from the roofline where there is none."""
+    """Estimator that prices operators from measured tables, and from the roofline where there is none."""
 
     tables: TableSource
     roofline: Roofline
     _models: dict[int, TableModel] = field(default_factory=dict)
 
     def estimate(self, op: ops.Op) -> Estimate:
-        """Seconds of `op` with coverage and source.
+        """Return the seconds of `op` with coverage and source.
 
         Raises:
             InputError: a size along an axis is not positive and finite, or a table cannot be read.

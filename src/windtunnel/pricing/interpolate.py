@@ -1,6 +1,6 @@
-"""Seconds between, around and beyond measured points.
+"""Interpolation of seconds between, around and beyond measured points.
 
-Everything is done on the logarithm of measured seconds over a reference (`roofline.Roofline.seconds`): the reference
+All of it works on the logarithm of measured seconds over a reference (`roofline.Roofline.seconds`): the reference
 knows where an operator turns from launch to memory to compute bound, so what is left is flat, and holding it constant
 beyond the grid means holding the measured utilisation. Inside a cell the result is bounded by the cell's corners: no
 overshoot, no wiggle. Where an engine is known to call another kernel from some size on, each kernel has its own points.
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Reference = Callable[[Mapping[str, Floats]], Floats]
-"""Axes (arrays of one shape) -> reference seconds at one site."""
+"""Function of axes (arrays of one shape) to reference seconds at one site."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds at some points of one site, and which of them were measured or lie between measured points."""
+    """Seconds at points of one site, and masks of points that were measured or lie between measured points."""
 
     seconds: Floats
     exact: NDArray[np.bool_]
@@ -34,71 +34,71 @@ class Curve:
     """Seconds along one axis.
 
     Args:
-        axis: its name.
-        at: measured coordinates, ascending.
-        log_seconds: of the measurements.
-        log_ratio: of the measurements over the reference.
+        axis: name of the axis.
+        points: measured coordinates, ascending.
+        log_seconds: log of the measurements.
+        log_ratio: log of the measurements over the reference.
     """
 
     axis: str
-    at: Floats
+    points: Floats
     log_seconds: Floats
     log_ratio: Floats
     measured: NDArray[np.bool_]
     """False where a point was filled in."""
     straight: bool = False
-    """Between points, straight in log-log and not in the shape of the reference."""
+    """Whether the curve is straight in log-log between points, and not in the shape of the reference."""
     steps: tuple[float, ...] = ()
     """Coordinates from which on another kernel runs: nothing is interpolated across them."""
 
     @staticmethod
     def of(
         axis: str,
-        at: Floats,
+        points: Floats,
         seconds: Floats,
         reference: Reference,
         straight: bool = False,
         measured: NDArray[np.bool_] | None = None,
         steps: tuple[float, ...] = (),
     ) -> Curve:
-        """The curve through points, all of them measured unless `measured` says otherwise."""
+        """Return the curve through points; all are measured unless `measured` says otherwise."""
         log_seconds = np.log(seconds)
-        known = np.ones(len(at), dtype=bool) if measured is None else measured
-        return Curve(axis, at, log_seconds, log_seconds - np.log(reference({axis: at})), known, straight, steps)
+        known = np.ones(len(points), dtype=bool) if measured is None else measured
+        return Curve(axis, points, log_seconds, log_seconds - np.log(reference({axis: points})), known, straight, steps)
 
-    def predict(self, at: Floats, reference: Reference) -> Prediction:
-        """Seconds at `at`: between the points around it, and beyond the points of its kernel at their utilisation."""
+    def predict(self, values: Floats, reference: Reference) -> Prediction:
+        """Return the seconds at `values`: between the points around, or at the utilisation of a kernel's last point."""
         if not self.steps:
-            return self._smooth(at, reference)
-        kernel, own = (np.searchsorted(self.steps, where, side="right") for where in (at, self.at))
-        seconds, exact = np.empty(len(at)), np.empty(len(at), dtype=bool)
+            return self._smooth(values, reference)
+        kernel, point_kernel = (np.searchsorted(self.steps, axis, side="right") for axis in (values, self.points))
+        seconds, exact = np.empty(len(values)), np.empty(len(values), dtype=bool)
         for index in np.unique(kernel):
-            here, points = kernel == index, own == index
+            here, points = kernel == index, point_kernel == index
             piece = self._part(points) if points.any() else replace(self, steps=())
-            found = piece._smooth(at[here], reference)
-            seconds[here], exact[here] = found.seconds, found.exact
-        inside = (at >= self.at[0]) & (at <= self.at[-1])
-        low, high = (np.exp(self.log_seconds[row]) for row in self._around(at))
+            prediction = piece._smooth(values[here], reference)
+            seconds[here], exact[here] = prediction.seconds, prediction.exact
+        inside = (values >= self.points[0]) & (values <= self.points[-1])
+        low, high = (np.exp(self.log_seconds[row]) for row in self._around(values))
         return Prediction(np.where(inside, _between(seconds, low, high), seconds), exact, inside)
 
     def _part(self, points: NDArray[np.bool_]) -> Curve:
-        """Some of the points, without a step."""
-        columns = (self.at[points], self.log_seconds[points], self.log_ratio[points], self.measured[points])
+        """Return the curve of some of the points, without a step."""
+        columns = (self.points[points], self.log_seconds[points], self.log_ratio[points], self.measured[points])
         return Curve(self.axis, *columns, self.straight)
 
-    def _around(self, at: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """The points below and above, or twice the one that is met or nearest."""
-        right = np.clip(np.searchsorted(self.at, at), 0, len(self.at) - 1)
-        return np.where((self.at[right] > at) & (right > 0), right - 1, right), right
+    def _around(self, values: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return the points below and above, or twice the point that is met or nearest."""
+        right = np.clip(np.searchsorted(self.points, values), 0, len(self.points) - 1)
+        return np.where((self.points[right] > values) & (right > 0), right - 1, right), right
 
-    def _smooth(self, at: Floats, reference: Reference) -> Prediction:
-        log_at, log_grid = np.log(at), np.log(self.at)
-        left, right = self._around(at)
-        inside = (at >= self.at[0]) & (at <= self.at[-1])
-        log_seconds = np.log(reference({self.axis: at})) + np.interp(log_at, log_grid, self.log_ratio)
+    def _smooth(self, values: Floats, reference: Reference) -> Prediction:
+        log_values, log_grid = np.log(values), np.log(self.points)
+        left, right = self._around(values)
+        inside = (values >= self.points[0]) & (values <= self.points[-1])
+        log_seconds = np.log(reference({self.axis: values})) + np.interp(log_values, log_grid, self.log_ratio)
         bounded = _between(log_seconds, self.log_seconds[left], self.log_seconds[right])
         if self.straight:
-            bounded = np.interp(log_at, log_grid, self.log_seconds)
+            bounded = np.interp(log_values, log_grid, self.log_seconds)
         exact = inside & (left == right) & self.measured[right]
         return Prediction(np.exp(np.where(inside, bounded, log_seconds)), exact, inside)
 
@@ -108,8 +108,8 @@ class Surface:
     """Seconds over two axes: one curve along the second axis for every measured value of the first (a ragged grid)."""
 
     axes: tuple[str, str]
-    at: Floats
-    """Measured values of the first axis, ascending."""
+    points: Floats
+    """Measured coordinates of the first axis, ascending."""
     curves: tuple[Curve, ...]
 
     @staticmethod
@@ -120,25 +120,25 @@ class Surface:
         measured: NDArray[np.bool_] | None = None,
         steps: tuple[float, ...] = (),
     ) -> Surface:
-        """The surface through points sorted by the first axis, then the second; the rest as in `Curve.of`."""
+        """Return the surface through points sorted by the first axis, then the second; else as `Curve.of`."""
         known = np.ones(len(seconds), dtype=bool) if measured is None else measured
         first, second = axes
-        at, starts = np.unique(axes[first], return_index=True)
+        levels, starts = np.unique(axes[first], return_index=True)
         curves = []
-        for value, rows in zip(at, np.split(np.arange(len(seconds)), starts[1:]), strict=True):
+        for value, rows in zip(levels, np.split(np.arange(len(seconds)), starts[1:]), strict=True):
             along = _fixed(reference, first, float(value))
             curves.append(Curve.of(second, axes[second][rows], seconds[rows], along, measured=known[rows], steps=steps))
-        return Surface((first, second), at, tuple(curves))
+        return Surface((first, second), levels, tuple(curves))
 
     def predict(self, axes: Mapping[str, Floats], reference: Reference) -> Prediction:
-        """Seconds at points given along both axes.
+        """Return the seconds at points given along both axes.
 
         Each point lies between two measured values of the first axis. Both curves are read at the point's second
         coordinate, and what they give over the reference is interpolated along the first axis.
         """
         first, second = (axes[name] for name in self.axes)
-        upper = np.clip(np.searchsorted(self.at, first), 0, len(self.at) - 1)
-        lower = np.where((self.at[upper] > first) & (upper > 0), upper - 1, upper)
+        upper = np.clip(np.searchsorted(self.points, first), 0, len(self.points) - 1)
+        lower = np.where((self.points[upper] > first) & (upper > 0), upper - 1, upper)
         log_ratio = np.empty((2, len(first)))
         log_seconds = np.empty((2, len(first)))
         exact = np.empty((2, len(first)), dtype=bool)
@@ -146,14 +146,14 @@ class Surface:
         for side, chosen in enumerate((lower, upper)):
             for index in np.unique(chosen):
                 here = chosen == index
-                along = _fixed(reference, self.axes[0], float(self.at[index]))
-                found = self.curves[index].predict(second[here], along)
-                log_seconds[side, here] = np.log(found.seconds)
+                along = _fixed(reference, self.axes[0], float(self.points[index]))
+                prediction = self.curves[index].predict(second[here], along)
+                log_seconds[side, here] = np.log(prediction.seconds)
                 log_ratio[side, here] = log_seconds[side, here] - np.log(along({self.axes[1]: second[here]}))
-                exact[side, here], inside[side, here] = found.exact, found.inside
-        weight = _position(first, self.at[lower], self.at[upper])
+                exact[side, here], inside[side, here] = prediction.exact, prediction.inside
+        weight = _position(first, self.points[lower], self.points[upper])
         blended = np.log(reference(axes)) + log_ratio[0] * (1 - weight) + log_ratio[1] * weight
-        within = (first >= self.at[0]) & (first <= self.at[-1])
+        within = (first >= self.points[0]) & (first <= self.points[-1])
         bounded = _between(blended, log_seconds[0], log_seconds[1])
         on_grid = within & (lower == upper)
         return Prediction(np.exp(np.where(within, bounded, blended)), on_grid & exact[0], within & inside.all(axis=0))
@@ -167,14 +167,15 @@ def _fixed(reference: Reference, axis: str, value: float) -> Reference:
     return along
 
 
-def _between(value: Floats, one: Floats, other: Floats) -> Floats:
-    return np.clip(value, np.minimum(one, other), np.maximum(one, other))
+def _between(value: Floats, left: Floats, right: Floats) -> Floats:
+    """Return `value`, kept between `left` and `right`."""
+    return np.clip(value, np.minimum(left, right), np.maximum(left, right))
 
 
-def _position(at: Floats, low: Floats, high: Floats) -> Floats:
-    """Where `at` lies between `low` and `high`, on a logarithmic scale; 0 outside and where they are one."""
+def _position(value: Floats, low: Floats, high: Floats) -> Floats:
+    """Return the share of the way from `low` to `high` on a logarithmic scale, 0 to 1; 0 where they are equal."""
     span = np.log(high / low)
-    return np.clip(np.divide(np.log(at / low), span, out=np.zeros_like(span), where=span > 0), 0.0, 1.0)
+    return np.clip(np.divide(np.log(value / low), span, out=np.zeros_like(span), where=span > 0), 0.0, 1.0)
 
 
 Point = tuple[float, ...]
@@ -182,10 +183,10 @@ Point = tuple[float, ...]
 
 
 def gaps(points: Floats, levels: Floats) -> list[tuple[int, float]]:
-    """Where a site lacks a level of the last axis between two points of one curve.
+    """Return the levels of the last axis that a site lacks between two points of one curve.
 
     Args:
-        points: [num_points, num_axes], sorted.
+        points: `[num_points, num_axes]`, sorted.
         levels: coordinates of the last axis that any site was measured at, ascending.
 
     Returns:
@@ -198,44 +199,44 @@ def gaps(points: Floats, levels: Floats) -> list[tuple[int, float]]:
     return [(int(row), float(level)) for row in rows for level in levels[first[row] : last[row]]]
 
 
-def bend(log_seconds: Mapping[Point, float], low: Point, at: Point, high: Point) -> float | None:
-    """How far log seconds at `at` are off the straight line (log-log) from `low` to `high`; None if any is unknown."""
-    if low not in log_seconds or at not in log_seconds or high not in log_seconds:
+def bend(log_seconds: Mapping[Point, float], low: Point, middle: Point, high: Point) -> float | None:
+    """Return the distance of log seconds at `middle` from the line `low` to `high` (log-log); None if unknown."""
+    if low not in log_seconds or middle not in log_seconds or high not in log_seconds:
         return None
-    part = math.log(at[-1] / low[-1]) / math.log(high[-1] / low[-1])
-    return log_seconds[at] - log_seconds[low] * (1 - part) - log_seconds[high] * part
+    part = math.log(middle[-1] / low[-1]) / math.log(high[-1] / low[-1])
+    return log_seconds[middle] - log_seconds[low] * (1 - part) - log_seconds[high] * part
 
 
-def nearest_sites(sites: Floats, wanted: Floats, count: int) -> tuple[NDArray[np.intp], Floats]:
-    """The sites nearest to `wanted` in log space and their weights (inverse squared distance, Shepard 1968).
+def nearest_sites(sites: Floats, target: Floats, count: int) -> tuple[NDArray[np.intp], Floats]:
+    """Return the sites nearest to `target` in log space and their weights (inverse squared distance, Shepard 1968).
 
     Args:
-        sites: [num_sites, num_dimensions], positive.
-        wanted: [num_dimensions], positive.
-        count: how many to use.
+        sites: `[num_sites, num_dimensions]`, positive.
+        target: `[num_dimensions]`, positive.
+        count: number of sites to use.
     """
-    distance = np.sqrt(((np.log(sites) - np.log(wanted)) ** 2).sum(axis=1))
+    distance = np.sqrt(((np.log(sites) - np.log(target)) ** 2).sum(axis=1))
     chosen = np.argsort(distance, kind="stable")[:count]
     weights = 1.0 / np.maximum(distance[chosen], 1e-6) ** 2
     return chosen, weights / weights.sum()
 
 
-def corner_sites(sites: Floats, wanted: Floats) -> tuple[NDArray[np.intp], Floats]:
-    """The corners of the grid cell around `wanted` and their multilinear weights in log space.
+def corner_sites(sites: Floats, target: Floats) -> tuple[NDArray[np.intp], Floats]:
+    """Return the corners of the grid cell around `target` and their multilinear weights in log space.
 
     Along a dimension that the grid does not reach, the cell is flat. Corners that were not measured lose their weight.
     """
     levels = [np.unique(column) for column in sites.T]
     corners: list[tuple[tuple[float, ...], float]] = [((), 1.0)]
-    for grid, value in zip(levels, wanted, strict=True):
+    for grid, value in zip(levels, target, strict=True):
         high = int(np.clip(np.searchsorted(grid, value), 0, len(grid) - 1))
         low = high - 1 if grid[high] > value and high > 0 else high
         part = float(_position(np.array([value]), grid[[low]], grid[[high]])[0])
         choices = {float(grid[low]): 1 - part} if low == high else {float(grid[low]): 1 - part, float(grid[high]): part}
-        corners = [((*point, at), weight * share) for point, weight in corners for at, share in choices.items()]
+        corners = [((*point, level), weight * share) for point, weight in corners for level, share in choices.items()]
     row_of = {tuple(site): row for row, site in enumerate(sites.tolist())}
     present = [(row_of[point], weight) for point, weight in corners if point in row_of and weight > 0]
     if not present:
-        return nearest_sites(sites, wanted, 1)
+        return nearest_sites(sites, target, 1)
     rows, weights = np.array([row for row, _ in present]), np.array([weight for _, weight in present])
     return rows, weights / weights.sum()

@@ -1,4 +1,4 @@
-"""A folder of operators that somebody measured (`windtunnel profile`), as the estimator of the machine that it was."""
+"""Profiles: folders of measured operators (`windtunnel profile`), and the estimators that read them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import KINDS, MeasurementTable, read_provenance, read_tables, text_names, write_tables
 
 Fitted = Callable[[MeasurementTable, Roofline], MeasurementTable]
-"""Replaces measured times by those of a regression (`pricing.regress.fitted`)."""
+"""Function that replaces measured times by those of a regression (`pricing.regress.fitted`)."""
 
 
 @dataclass(frozen=True)
@@ -24,27 +24,27 @@ class ProfileTables:
     by_words: Mapping[tuple[str, ...], MeasurementTable]
 
     def table_for(self, op: ops.Op) -> MeasurementTable | None:
-        """The table of the kind and words of `op`, or None where the profile has none."""
+        """Return the table of the kind and words of `op`, or None where the profile has none."""
         return self.by_words.get((op.kind, *(str(getattr(op, name)) for name in text_names(op.kind))))
 
 
 def profile_files(folder: Path) -> list[Path]:
-    """The tables of a profile, by kind.
+    """Return the files of a profile's tables, by kind.
 
     Raises:
         InputError: it is not a folder, or holds none.
     """
-    found = [folder / f"{kind}.parquet" for kind in KINDS if (folder / f"{kind}.parquet").is_file()]
-    if not found:
-        what = "holds no measured operators" if folder.is_dir() else "is not a folder"
+    files = [folder / f"{kind}.parquet" for kind in KINDS if (folder / f"{kind}.parquet").is_file()]
+    if not files:
+        problem = "holds no measured operators" if folder.is_dir() else "is not a folder"
         raise InputError(
-            f"the profile {folder} {what}", "measure some with `windtunnel profile compute --model ... --out FOLDER`"
+            f"the profile {folder} {problem}", "measure some with `windtunnel profile compute --model ... --out FOLDER`"
         )
-    return found
+    return files
 
 
 def read_profile(folder: Path) -> list[MeasurementTable]:
-    """All tables of a profile.
+    """Read all tables of a profile.
 
     Raises:
         InputError: there are none, or one cannot be read.
@@ -53,16 +53,16 @@ def read_profile(folder: Path) -> list[MeasurementTable]:
 
 
 def profile_provenance(folder: Path) -> dict[str, str]:
-    """Where the tables of a profile come from; all of them have one device.
+    """Read the provenance of a profile's tables, which all have the same device.
 
     Raises:
         InputError: there are none, or they were measured on different devices.
     """
-    found = [read_provenance(path) for path in profile_files(folder)]
-    devices = sorted({str(one.get("device")) for one in found})
+    records = [read_provenance(path) for path in profile_files(folder)]
+    devices = sorted({str(record.get("device")) for record in records})
     if len(devices) > 1:
         raise InputError(f"the profile {folder} mixes {' and '.join(devices)}", "keep a folder for each device")
-    return {key: value for one in reversed(found) for key, value in one.items()}
+    return {key: value for record in reversed(records) for key, value in record.items()}
 
 
 def write_profile(folder: Path, tables: list[MeasurementTable], provenance: Mapping[str, str]) -> list[Path]:
@@ -82,13 +82,13 @@ def write_profile(folder: Path, tables: list[MeasurementTable], provenance: Mapp
 
 
 def profile_estimator(folder: Path, device: Device, node: Node | None, fitted: Fitted | None = None) -> Estimator:
-    """The estimator that reads a profile, and prices what it lacks by the device's roofline.
+    """Return the estimator that reads a profile and prices by the device's roofline what the profile lacks.
 
     Args:
-        folder: of the profile.
-        device: that it was measured on.
+        folder: the profile.
+        device: the device that was measured.
         node: its links price collectives that the profile lacks.
-        fitted: what to replace measured times by; None reads between them.
+        fitted: regression in place of measured times; None interpolates.
 
     Raises:
         InputError: there is no profile, or it is another device's.
@@ -107,18 +107,18 @@ def profile_estimator(folder: Path, device: Device, node: Node | None, fitted: F
 
 
 def tables_by_words(folder: Path) -> dict[tuple[str, ...], MeasurementTable]:
-    """The tables of a profile by kind and words.
+    """Return the tables of a profile by kind and words.
 
     Raises:
-        InputError: two sources measured the same: which one is meant?
+        InputError: two sources measured the same kind and words.
     """
-    found: dict[tuple[str, ...], MeasurementTable] = {}
+    tables: dict[tuple[str, ...], MeasurementTable] = {}
     for table in read_profile(folder):
         words = (table.kind, *(table.words[name] for name in text_names(table.kind)))
-        if words in found:
+        if words in tables:
             raise InputError(
-                f"the profile {folder} has {' '.join(words)} twice: from {found[words].source} and {table.source}",
+                f"the profile {folder} has {' '.join(words)} twice: from {tables[words].source} and {table.source}",
                 "keep a folder for each",
             )
-        found[words] = table
-    return found
+        tables[words] = table
+    return tables

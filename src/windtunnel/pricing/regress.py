@@ -1,9 +1,9 @@
 """Regressions over measured tables, chosen by cross-validation and lowered to tables again.
 
-A fitted regression is evaluated at the points that were measured, and where the coordinates of others meet, and becomes
-a table, which is read as every other table is (`interpolate`): between points along the roofline's shape, beyond them
-at the utilisation of the last. So no regression extrapolates on its own (a forest is flat there, a polynomial goes
-anywhere), the simulator needs no scikit-learn, and what is kept on disk is a small Parquet file and never a pickle.
+A fitted regression is evaluated at the measured points and at the crossings of their coordinates, and becomes a table,
+which is read like every other (`interpolate`): between points along the roofline's shape, beyond them at the
+utilisation of the last. So no regression extrapolates on its own (a forest is flat there, a polynomial goes anywhere),
+the simulator needs no scikit-learn, and the file on disk is a small Parquet file and never a pickle.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError, MissingExtraError, did_you_mean
 from windtunnel.model import operators as ops
 from windtunnel.pricing.choices import ESTIMATORS
-from windtunnel.pricing.estimator import TableModel
+from windtunnel.pricing.estimator import CHUNKED, TableModel
 from windtunnel.pricing.profile import Fitted
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import Floats, MeasurementTable, read_tables, write_tables
 
 Ints = NDArray[np.intp]
 Fit = Callable[[Floats, Floats, Floats], Callable[[Floats, Floats], Floats]]
-"""(features [k, d], roofline seconds [k], seconds [k]) -> a function of features and roofline seconds to seconds."""
+"""Function of features `[k, d]`, roofline seconds `[k]` and seconds `[k]` to one of features and roofline seconds."""
 
 RISING = ("monotone", "polynomial", "boosting")
-"""Fits that never fall along an axis. Real kernels do, where they switch: holding a forest of Vidur's decode attention
+"""Fits that never fall along an axis. Real kernels fall where they switch: holding a forest of Vidur's decode attention
 to it raises its mean error on points left out from 1.2% to 2.3%."""
 
 FOLDS = 5
 MOST_CHOICE_SITES = 3
-"""Shapes of a table that `auto` looks at, spread evenly over its sorted ones: choosing on all takes five times as long
-and chose the same or one within 0.1 points."""
+"""Shapes of a table that `auto` looks at, spread evenly over the sorted shapes: all shapes take five times as long
+for the same choice, or one within 0.1 points."""
 SEED = 0
 
 
 @dataclass(frozen=True)
-class Score:
-    """How one regression did on points that it was not shown."""
+class MethodScore:
+    """Errors of one regression on points that it was not shown."""
 
     method: str
     mean_error: float
@@ -53,18 +53,17 @@ class Score:
 
 
 def fitted(table: MeasurementTable, roofline: Roofline, method: str) -> MeasurementTable:
-    """The table as a regression has it, at the points that were measured and those between them (`lattice`).
+    """Return the table of a regression, at the measured points and between them (`lattice`).
 
     Args:
-        table: measured.
-        roofline: of the device; the residual regression fits the ratio to it.
-        method: one of `serving.deployment.ESTIMATORS`; `auto` chooses by cross-validation.
+        table: measured table.
+        roofline: roofline of the device; the residual regression fits the ratio to it.
+        method: one of `choices.ESTIMATORS`; `auto` chooses by cross-validation.
 
     Raises:
         InputError: there is no such method, or scikit-learn is needed and missing.
     """
-    if method not in ESTIMATORS:
-        raise InputError(f"there is no estimator {method!r}", did_you_mean(method, ESTIMATORS, ", ".join(ESTIMATORS)))
+    _check_method(method, ESTIMATORS)
     if method == "auto":
         method = scores(few_sites(table), roofline)[0].method
     if method == "interpolation":
@@ -74,25 +73,29 @@ def fitted(table: MeasurementTable, roofline: Roofline, method: str) -> Measurem
         return monotone(replace(table, source=note, statistics={}, is_fitted=True))
     nodes = lattice(table)
     seconds = _predicted(table, roofline, method, nodes)
-    found = replace(nodes, seconds=seconds, source=note, is_fitted=True)
-    return monotone(found) if method in RISING else found
+    lowered = replace(nodes, seconds=seconds, source=note, is_fitted=True)
+    return monotone(lowered) if method in RISING else lowered
+
+
+def _check_method(name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        raise InputError(f"there is no estimator {name!r}", did_you_mean(name, known, f"known: {', '.join(known)}"))
 
 
 def check_methods(names: Sequence[str] | None) -> list[str]:
-    """The methods to compare, all but `auto` where none are named.
+    """Return the methods to compare; all but `auto` where none are named.
 
     Raises:
         InputError: there is no such method.
     """
+    known = [name for name in ESTIMATORS if name != "auto"]
     for name in names or ():
-        if name not in ESTIMATORS or name == "auto":
-            known = [one for one in ESTIMATORS if one != "auto"]
-            raise InputError(f"there is no estimator {name!r}", did_you_mean(name, known, f"known: {', '.join(known)}"))
-    return list(names or [name for name in ESTIMATORS if name != "auto"])
+        _check_method(name, known)
+    return list(names or known)
 
 
 def regression(method: str) -> Fitted | None:
-    """What `profile.profile_estimator` takes: a fit that is kept on disk, or None where tables are read as they are."""
+    """Return a fit that is kept on disk, for `profile.profile_estimator`; None where tables are read as they are."""
     if method == "interpolation":
         return None
     return lambda table, roofline: cached(table, roofline, method)
@@ -100,35 +103,34 @@ def regression(method: str) -> Fitted | None:
 
 def scores(
     table: MeasurementTable, roofline: Roofline, methods: Sequence[str] | None = None, folds: int = FOLDS
-) -> list[Score]:
-    """Every method's error on points left out, the best first.
+) -> list[MethodScore]:
+    """Return every method's error on points left out, the best first.
 
-    Points are left out at random, a fold after the other, within each site; a fit sees the others and is then read as
-    the simulator reads it. Repeated points are taken together, so that none is on both sides.
+    Points are left out at random, one fold after another, within each site; a fit sees the others and is then read as
+    the simulator reads it. Repeated points are left out together.
 
     Raises:
         InputError: scikit-learn is needed and missing.
     """
-    found = [_score(table, roofline, method, folds) for method in check_methods(methods)]
-    return sorted(found, key=lambda score: score.median_error)
+    results = [_score(table, roofline, method, folds) for method in check_methods(methods)]
+    return sorted(results, key=lambda score: score.median_error)
 
 
-def _score(table: MeasurementTable, roofline: Roofline, method: str, folds: int) -> Score:
+def _score(table: MeasurementTable, roofline: Roofline, method: str, folds: int) -> MethodScore:
     fold = fold_numbers(table, folds)
     errors = []
     for number in range(folds):
         hidden = fold == number
         if not hidden.any() or hidden.all():
             continue
-        shown = table.take(~hidden)
-        shown = fitted(shown, roofline, method)
+        shown = fitted(table.take(~hidden), roofline, method)
         errors.append(np.abs(predict(shown, roofline, table.take(hidden)) / table.seconds[hidden] - 1))
     every = np.concatenate(errors) if errors else np.array([np.nan])
-    return Score(method, float(every.mean()), float(np.median(every)))
+    return MethodScore(method, float(every.mean()), float(np.median(every)))
 
 
 def few_sites(table: MeasurementTable) -> MeasurementTable:
-    """The rows of at most `MOST_CHOICE_SITES` sites."""
+    """Return the rows of at most `MOST_CHOICE_SITES` sites."""
     sites = list(table.rows_by_site.values())
     if len(sites) <= MOST_CHOICE_SITES:
         return table
@@ -137,37 +139,37 @@ def few_sites(table: MeasurementTable) -> MeasurementTable:
 
 
 def fold_numbers(table: MeasurementTable, folds: int) -> Ints:
-    """The fold of every row, at random; rows of the same site and point are in the same."""
+    """Return the fold of every row, at random; rows of one site and point share a fold."""
     columns = np.column_stack([*table.sites.values(), *table.axes.values()])
     _, numbers = np.unique(columns, axis=0, return_inverse=True)
     points = numbers.ravel()
     return np.asarray(np.random.default_rng(SEED).permutation(int(points.max()) + 1)[points] % folds, np.intp)
 
 
-def predict(shown: MeasurementTable, roofline: Roofline, wanted: MeasurementTable) -> Floats:
-    """Seconds at the rows of `wanted`, read from the table `shown`."""
+def predict(shown: MeasurementTable, roofline: Roofline, points: MeasurementTable) -> Floats:
+    """Return the seconds at the rows of `points`, read from the table `shown`."""
     model = TableModel(shown, roofline)
-    seconds = np.empty(len(wanted))
-    for site, rows in wanted.rows_by_site.items():
-        axes = {name: column[rows] for name, column in wanted.axes.items()}
-        seconds[rows] = model.estimate(wanted.operator(site, axes))[0]
+    seconds = np.empty(len(points))
+    for site, rows in points.rows_by_site.items():
+        axes = {name: column[rows] for name, column in points.axes.items()}
+        seconds[rows] = model.estimate(points.operator(site, axes))[0]
     return seconds
 
 
 # ---------------------------------------------------------------------------------------------------------- the methods
 
 
-def _predicted(table: MeasurementTable, roofline: Roofline, method: str, wanted: MeasurementTable) -> Floats:
-    """What a regression of `table` says at the rows of `wanted`; each site has a fit of its own, as in Vidur."""
-    seconds = np.empty(len(wanted))
+def _predicted(table: MeasurementTable, roofline: Roofline, method: str, points: MeasurementTable) -> Floats:
+    """Return the seconds of a regression of `table` at the rows of `points`; each site has its own fit, as in Vidur."""
+    seconds = np.empty(len(points))
     fit = _METHODS[method]
-    for site, rows in wanted.rows_by_site.items():
+    for site, rows in points.rows_by_site.items():
         shown = table.rows_by_site[site]
         if len(shown) < _LEAST_ROWS:
             seconds[rows] = table.seconds[rows]
             continue
         model = fit(features(table, shown), _roofline_s(table, roofline, site, shown), table.seconds[shown])
-        seconds[rows] = model(features(wanted, rows), _roofline_s(wanted, roofline, site, rows))
+        seconds[rows] = model(features(points, rows), _roofline_s(points, roofline, site, rows))
     return seconds
 
 
@@ -176,38 +178,41 @@ _LEAST_ROWS = 4
 
 
 def lattice(table: MeasurementTable) -> MeasurementTable:
-    """The points at which a fit is evaluated: those measured and, of operators of two axes, all crossings of their
-    coordinates at a site, within what was measured; of one axis, the coordinates of other sites. Seconds are 1.
+    """Return the points at which a fit is evaluated, with seconds of 1.
+
+    They are the measured points and, with two axes, the crossings of their coordinates at a site, within what was
+    measured; with one axis, the coordinates of other sites.
     """
     sites: list[Floats] = []
     points: list[Floats] = []
     levels = np.unique(next(iter(table.axes.values()))) if len(table.axes) == 1 else np.zeros(0)
     for site, rows in table.rows_by_site.items():
-        own = np.unique(np.column_stack([column[rows] for column in table.axes.values()]), axis=0)
+        measured = np.unique(np.column_stack([column[rows] for column in table.axes.values()]), axis=0)
         new = _crossings(table, rows, levels)
-        every = np.unique(np.concatenate([own, new]), axis=0) if 0 < len(new) <= _MOST_CROSSINGS * len(own) else own
+        is_dense = 0 < len(new) <= _MOST_CROSSINGS * len(measured)
+        every = np.unique(np.concatenate([measured, new]), axis=0) if is_dense else measured
         points.append(every)
         sites.append(np.tile(np.array(site), (len(every), 1)))
-    at, where = np.concatenate(points), np.concatenate(sites)
+    point_rows, site_rows = np.concatenate(points), np.concatenate(sites)
     return MeasurementTable(
         table.kind,
-        dict(zip(table.sites, where.T, strict=True)),
-        dict(zip(table.axes, at.T, strict=True)),
-        np.ones(len(at)),
+        dict(zip(table.sites, site_rows.T, strict=True)),
+        dict(zip(table.axes, point_rows.T, strict=True)),
+        np.ones(len(point_rows)),
         table.source,
         table.words,
     )
 
 
 _MOST_CROSSINGS = 4
-"""Times as many crossings as points: more, and the points are too scattered for their crossings to mean anything."""
+"""Most crossings per point: with more, points are too scattered for their crossings to mean anything."""
 
 
 def _crossings(table: MeasurementTable, rows: Ints, levels: Floats) -> Floats:
-    """Points along the axes of `table`, one a row."""
+    """Return crossings along the axes of `table`, one per row."""
     if len(table.axes) == 1:
-        (own,) = (column[rows] for column in table.axes.values())
-        return np.asarray(levels[(levels >= own.min()) & (levels <= own.max())][:, None], np.float64)
+        (points,) = (column[rows] for column in table.axes.values())
+        return np.asarray(levels[(levels >= points.min()) & (levels <= points.max())][:, None], np.float64)
     x = features(table, rows)
     x = x[x[:, 0] == 1.0, 1:] if x.shape[1] == 3 else x
     if not len(x):
@@ -220,13 +225,8 @@ def _crossings(table: MeasurementTable, rows: Ints, levels: Floats) -> Floats:
     return np.column_stack([first[within] / length, length])
 
 
-CHUNKED = ("prefill_attention", "latent_prefill_attention")
-
-
 def features(table: MeasurementTable, rows: Ints) -> Floats:
-    """What a regression sees of each row: the axes; of prefill, prompts, tokens of each and tokens cached before them,
-    along which it was measured and never falls.
-    """
+    """Return the features of each row: its axes; for prefill, prompts, tokens of each and tokens cached before them."""
     axes = {name: column[rows] for name, column in table.axes.items()}
     if table.kind not in CHUNKED:
         return np.column_stack(list(axes.values()))
@@ -242,74 +242,71 @@ def _roofline_s(table: MeasurementTable, roofline: Roofline, site: tuple[float, 
 
 
 def _fit_polynomial(features: Floats, roofline_s: Floats, seconds: Floats) -> Callable[[Floats, Floats], Floats]:  # noqa: ARG001
-    """Least squares of relative errors on monomials of the axes; the degree with the least error on folds."""
+    """Fit monomials of the axes by least squares of relative errors, of the degree with the least error on folds."""
     degrees = range(1, 4)
     order = np.random.default_rng(SEED).permutation(len(seconds))
     parts = np.array_split(order, min(3, len(seconds)))
 
     def error(degree: int) -> float:
-        found = []
+        errors = []
         for part in parts:
             shown = np.setdiff1d(order, part)
             guess = _polynomial(features[shown], seconds[shown], degree)(features[part])
-            found.append(np.abs(guess / seconds[part] - 1))
-        return float(np.concatenate(found).mean())
+            errors.append(np.abs(guess / seconds[part] - 1))
+        return float(np.concatenate(errors).mean())
 
     best = _polynomial(features, seconds, min(degrees, key=error))
     floor = float(seconds.min()) / 2
 
-    def of(at: Floats, _roofline_s: Floats) -> Floats:
-        # A polynomial may dip below zero between its points; half the least measured time is no time either.
-        return np.maximum(best(at), floor)
-
-    return of
+    # A polynomial may dip below zero between its points; no operator takes less than half the least measured time.
+    return lambda points, _: np.maximum(best(points), floor)
 
 
 def _polynomial(features: Floats, seconds: Floats, degree: int) -> Callable[[Floats], Floats]:
     scale = np.maximum(features.max(axis=0), 1.0)
 
-    def monomials(at: Floats) -> Floats:
-        x = at / scale
+    def monomials(points: Floats) -> Floats:
+        x = points / scale
         terms = [np.ones(len(x))]
         for power in range(1, degree + 1):
             terms += [np.prod(x[:, list(c)], axis=1) for c in combinations_with_replacement(range(x.shape[1]), power)]
         return np.column_stack(terms)
 
     weights, *_ = np.linalg.lstsq(monomials(features) / seconds[:, None], np.ones(len(seconds)), rcond=None)
-    return lambda at: np.asarray(monomials(at) @ weights)
+    return lambda points: np.asarray(monomials(points) @ weights)
 
 
 def _fit_forest(features: Floats, roofline_s: Floats, seconds: Floats) -> Callable[[Floats, Floats], Floats]:  # noqa: ARG001
-    """A random forest of log seconds over the axes (Breiman 2001), with Vidur's usual depth."""
+    """Fit a random forest of log seconds over the axes (Breiman 2001), with Vidur's usual depth."""
     forest = _sklearn("ensemble").RandomForestRegressor(
         n_estimators=30, max_depth=16, min_samples_split=2, random_state=SEED, n_jobs=1
     )
     forest.fit(np.log1p(features), np.log(seconds))
-    return lambda at, _: np.asarray(np.exp(forest.predict(np.log1p(at))))
+    return lambda points, _: np.asarray(np.exp(forest.predict(np.log1p(points))))
 
 
 def _fit_boosting(features: Floats, roofline_s: Floats, seconds: Floats) -> Callable[[Floats, Floats], Floats]:  # noqa: ARG001
-    """Gradient boosting of log seconds that may only rise along every axis (Friedman 2001)."""
+    """Fit gradient boosting of log seconds that only rise along every axis (Friedman 2001)."""
     model = _boosting(np.log1p(features), np.log(seconds), rising=True)
-    return lambda at, _: np.asarray(np.exp(model.predict(np.log1p(at))))
+    return lambda points, _: np.asarray(np.exp(model.predict(np.log1p(points))))
 
 
 def _fit_residual(features: Floats, roofline_s: Floats, seconds: Floats) -> Callable[[Floats, Floats], Floats]:
-    """Gradient boosting of log seconds over the roofline's: what it does not know of the device's kernels."""
+    """Fit gradient boosting of log seconds over the roofline's."""
     model = _boosting(np.log1p(features), np.log(seconds / roofline_s), rising=False)
-    return lambda at, floor_s: np.asarray(floor_s * np.exp(model.predict(np.log1p(at))))
+    return lambda points, floor_s: np.asarray(floor_s * np.exp(model.predict(np.log1p(points))))
 
 
-def _boosting(features: Floats, wanted: Floats, rising: bool) -> Any:
+def _boosting(features: Floats, targets: Floats, rising: bool) -> Any:
     model = _sklearn("ensemble").HistGradientBoostingRegressor(
         max_iter=80,
         learning_rate=0.2,
         max_leaf_nodes=31,
-        min_samples_leaf=min(5, max(len(wanted) // 4, 1)),
+        min_samples_leaf=min(5, max(len(targets) // 4, 1)),
         monotonic_cst=[int(rising)] * features.shape[1],
         random_state=SEED,
     )
-    return model.fit(features, wanted)
+    return model.fit(features, targets)
 
 
 def _sklearn(module: str) -> Any:
@@ -330,10 +327,10 @@ _METHODS: Mapping[str, Fit] = {
 
 
 def monotone(table: MeasurementTable) -> MeasurementTable:
-    """The table with times that never fall along an axis of a site: the nearest such ones, by pooling neighbours.
+    """Return the table with the nearest times that never fall along an axis of a site, by pooling neighbours.
 
-    More tokens cannot be less work; where a measured curve falls, it is noise, or a kernel's switch that padding would
-    reach too. Curves of two axes are pooled along one after the other until both rise.
+    More tokens are not less work: a measured curve falls by noise, or where padding would reach the faster kernel too.
+    Surfaces are pooled along one axis after the other until both rise.
     """
     seconds = table.seconds.copy()
     for rows in table.rows_by_site.values():
@@ -362,7 +359,7 @@ def _rising(axes: list[Floats], values: Floats) -> Floats:
 
 
 def _lines(axes: list[Floats], axis: int) -> list[Ints]:
-    """The rows of every line along `axis`: all other coordinates equal, sorted."""
+    """Return the rows of every line along `axis`, sorted: all other coordinates are equal."""
     others = [column for index, column in enumerate(axes) if index != axis]
     order = np.lexsort([axes[axis], *others])
     if not others:
@@ -373,7 +370,7 @@ def _lines(axes: list[Floats], axis: int) -> list[Ints]:
 
 
 def pooled(values: Floats) -> Floats:
-    """The rising sequence nearest to `values` in squares (pool adjacent violators; Ayer et al. 1955)."""
+    """Return the rising sequence nearest to `values` in squares (pool adjacent violators; Ayer et al. 1955)."""
     means: list[float] = []
     sizes: list[int] = []
     for value in values.tolist():
@@ -390,22 +387,22 @@ def pooled(values: Floats) -> Floats:
 # ------------------------------------------------------------------------------------------------------------ the cache
 
 _VERSION = "2"
-"""Of what the methods compute; a change of theirs is a change of this."""
+"""Version of the methods' results; it changes with them."""
 
 
 def cached(table: MeasurementTable, roofline: Roofline, method: str) -> MeasurementTable:
-    """`fitted`, kept on disk under a hash of everything that decides it: rows, device, method and libraries."""
+    """Return `fitted`, kept on disk under a hash of everything that decides it: rows, device, method and libraries."""
     path = cache_folder() / f"{_digest(table, roofline, method)}.parquet"
     if path.is_file():
         return replace(read_tables(path)[0], is_fitted=method != "interpolation")
-    found = fitted(table, roofline, method)
+    regressed = fitted(table, roofline, method)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_tables(path, [found], {"method": method})
-    return found
+    write_tables(path, [regressed], {"method": method})
+    return regressed
 
 
 def cache_folder() -> Path:
-    """Where fits are kept, below the user's cache folder."""
+    """Return the folder of fits, below the user's cache folder."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "windtunnel" / "fits"
 

@@ -1,9 +1,9 @@
-"""A calibrated roofline: seconds of any operator from a device's published figures.
+"""Calibrated roofline: seconds of any operator from a device's published figures.
 
 The plain roofline, max(FLOPs / peak, bytes / bandwidth) (Williams, Waterman and Patterson, CACM 2009), is a lower bound
-that small operators miss by a factor of ten. Here every class of operator has a short closed form that also counts what
-the device must do whole: a launch, tiles rounded up, waves of tiles over the multiprocessors, a depth that fills the
-pipeline, bytes that the last-level cache serves. Its coefficients are dimensionless or microseconds, fitted on measured
+that small operators miss by a factor of ten. Here every class of operator has a short closed form that also counts
+launches, tiles rounded up, waves of tiles over the multiprocessors, a depth that fills the pipeline, and bytes that the
+last-level cache serves. Its coefficients are dimensionless or microseconds, fitted on measured
 tables of all devices and then moved towards each family's own (`catalog/roofline/*.yaml`, with its provenance and its
 error on devices that the fit never saw).
 """
@@ -30,7 +30,7 @@ Size = ops.Size
 US = 1e-6
 
 UNKNOWN_NUM_SMS = 128
-"""Where a device does not publish its number of multiprocessors: datacentre parts of 2020-2025 have 108 to 160."""
+"""Multiprocessors of a device that does not publish them: datacentre parts of 2020-2025 have 108 to 160."""
 UNKNOWN_L2_BYTES = 50e6
 
 _FOLDER = catalog.shipped("roofline")
@@ -38,7 +38,7 @@ _FOLDER = catalog.shipped("roofline")
 
 @dataclass(frozen=True)
 class Machine:
-    """The figures of one device that the closed forms use, for one compute format."""
+    """Figures of one device in the closed forms, for one compute format."""
 
     flops_per_s: float
     bytes_per_s: float
@@ -51,7 +51,7 @@ class Machine:
 
 
 def machine(device: Device, weights: Format) -> Machine:
-    """The device as it computes with weights of this format: the fastest of the format's rates that it has.
+    """Return the device as it computes with weights of a format: at the fastest of the format's rates that it has.
 
     Raises:
         InputError: the device publishes none of them.
@@ -69,9 +69,9 @@ def machine(device: Device, weights: Format) -> Machine:
 
 
 def memory_seconds(num_bytes: Size, on: Machine, c: Coefficients) -> Size:
-    """Seconds to move `num_bytes`: from the last-level cache where they fit in a part of it, else from memory.
+    """Return the seconds to move `num_bytes`: from the last-level cache where they fit in part of it, else from memory.
 
-    Measuring loops repeat an operator, so that small operands stay in the cache; `cache_fraction` of it is theirs.
+    Measuring loops repeat an operator, so that small operands stay in the cache, in `cache_fraction` of it.
     """
     fits = 1.0 / (1.0 + (num_bytes / (c["cache_fraction"] * on.l2_bytes)) ** 3)
     memory_rate = on.bytes_per_s * c["memory_efficiency"]
@@ -80,7 +80,7 @@ def memory_seconds(num_bytes: Size, on: Machine, c: Coefficients) -> Size:
 
 
 def soft_max(a: Size, b: Size, power: float) -> Size:
-    """Work that overlaps: the larger of the two, rounded off where they are alike."""
+    """Return the time of work that overlaps: the larger of two times, rounded off where they are nearly equal."""
     return (a**power + b**power) ** (1.0 / power)
 
 
@@ -95,7 +95,7 @@ _SPLITS = (1, 2, 4, 8, 16)
 def tiles_seconds(
     groups: Size, m: Size, n: Size, k: Size, on: Machine, c: Coefficients, splits: tuple[int, ...] = (1,)
 ) -> Size:
-    """Compute seconds of `groups` matrix products `[m, k] x [k, n]`: the best of a few tile shapes and `splits` of k.
+    """Return the compute seconds of `groups` products `[m, k] x [k, n]`: the best of some tiles and `splits` of k.
 
     A wave is one tile on every multiprocessor; `wave_smoothing` is the part of a last, partly filled wave that
     persistent kernels save. `fill_depth` is the depth of k that a tile spends filling its pipeline.
@@ -121,7 +121,7 @@ def tiles_seconds(
 
 
 def gemm_seconds(op: ops.Gemm, on: Machine, c: Coefficients) -> Size:
-    """A dense matrix product; formats with 8 or 4 bit activations first quantise them in a kernel of their own."""
+    """Return the seconds of a dense matrix product; another kernel first quantises 8 and 4 bit activations."""
     if op.format is Format.FP32:
         return c["launch_us"] * US + soft_max(_simt_seconds(op, on), memory_seconds(op.num_bytes, on, c), c["overlap"])
     compute = tiles_seconds(1.0, op.m, op.n, op.k, on, c, _SPLITS)
@@ -138,8 +138,9 @@ _SIMT_HALVED_ROWS = 128
 
 
 def _simt_seconds(op: ops.Gemm, on: Machine) -> Size:
-    """A product in fp32 on CUDA cores: tiles of 64 x 64 (of 16 or 32 rows where there are no more), a tile on a
-    multiprocessor at a time, k split in two up to 128 rows.
+    """Return the seconds of a product in fp32 on CUDA cores.
+
+    Tiles are 64 x 64 (16 or 32 rows for as few), one on a multiprocessor at a time; k is split in two up to 128 rows.
 
     cuBLAS calls CUTLASS' `simt_sgemm_64x64_8x5` for it on B200 (vllm-project/vllm, pull request 41332). Its times on
     GB200 for 256 columns of 6,144 (pull request 47973): 17 to 22 us for 4 to 16 rows (here 16), 63 to 69 for 32 to 128
@@ -153,7 +154,7 @@ def _simt_seconds(op: ops.Gemm, on: Machine) -> Size:
 
 
 def experts_seconds(op: ops.Experts, on: Machine, c: Coefficients) -> Size:
-    """Grouped products of the experts that were chosen, gate/up then down, with routing and activation around them.
+    """Return the seconds of the chosen experts' products, gate/up then down, with routing and activation around them.
 
     Skewed routing chooses fewer experts than random routing (`spread`) and loads the busiest of `ep` ranks with
     ep^`imbalance` times the mean. Buffers for all tokens' pairs are moved whatever the rank's share (vLLM's fused_moe).
@@ -174,13 +175,13 @@ def experts_seconds(op: ops.Experts, on: Machine, c: Coefficients) -> Size:
 
 
 def prefill_seconds(op: ops.PrefillAttention, on: Machine, c: Coefficients) -> Size:
-    """Flash attention; query heads that share a key head share its tiles."""
+    """Return the seconds of flash attention; query heads that share a key head share its tiles."""
     shared = op.num_heads / op.num_kv_heads
     return _flash_seconds(op, op.num_heads, op.head_dim, shared, op.window_tokens, on, c)
 
 
 def latent_prefill_seconds(op: ops.LatentPrefillAttention, on: Machine, c: Coefficients) -> Size:
-    """Flash attention with keys and values expanded for every head."""
+    """Return the seconds of flash attention with keys and values expanded for every head."""
     return _flash_seconds(op, op.num_heads, (op.qk_head_dim + op.v_head_dim) / 2, 1.0, 0, on, c)
 
 
@@ -193,7 +194,7 @@ def _flash_seconds(
     on: Machine,
     c: Coefficients,
 ) -> Size:
-    """Query tiles of `tile_rows` over the multiprocessors; the longest tile bounds a small batch.
+    """Return the seconds of query tiles of `tile_rows` over the multiprocessors; the longest tile bounds a small batch.
 
     Rows are not rounded up to whole tiles: prompts of one batch differ, so that the steps average out. The longest tile
     computes, and waits `step_us` for every 64 keys, one after the other; `balance` says how far the other tiles' work
@@ -213,12 +214,12 @@ def _flash_seconds(
 
 
 def decode_seconds(op: ops.DecodeAttention, on: Machine, c: Coefficients) -> Size:
-    """Attention of one new token for each request."""
+    """Return the seconds of attention of one new token for each request."""
     return _split_seconds(op, op.num_heads, op.num_kv_heads, op.seen_tokens, op.head_dim, on, c)
 
 
 def latent_decode_seconds(op: ops.LatentDecodeAttention, on: Machine, c: Coefficients) -> Size:
-    """All heads against one compressed key and value for each token."""
+    """Return the seconds of all heads against one compressed key and value for each token."""
     width = op.kv_lora_rank + op.rope_head_dim / 2
     return _split_seconds(op, op.num_heads, 1, op.context_tokens, width, on, c)
 
@@ -232,9 +233,9 @@ def _split_seconds(
     on: Machine,
     c: Coefficients,
 ) -> Size:
-    """The cache is read once, by as many blocks as requests, key heads and splits give; long contexts combine them.
+    """Return the seconds of split attention: blocks of requests, key heads and splits read the cache once.
 
-    `hiding` says how far the launch is hidden behind that.
+    Long contexts combine splits; `hiding` says how far work hides the launch.
     """
     blocks = op.batch * num_kv_heads
     per_block = c["block_us"] * US * np.maximum(blocks / on.num_sms, 1.0)
@@ -247,8 +248,8 @@ def _split_seconds(
 
 
 def sparse_latent_seconds(op: ops.SparseLatent, on: Machine, c: Coefficients) -> Size:
-    """A chain of small kernels, a choice for every query that keeps part of the device busy (`query_us`), and the
-    products, whose tiles of attention have `tile_rows` heads at least."""
+    """Return the seconds of a chain of small kernels, of the choice of keys for each query (`query_us`), and of the
+    products, whose tiles of attention have at least `tile_rows` heads."""
     padding = np.maximum(c["tile_rows"] / op.num_heads, 1.0) - 1.0
     flops = op.flops + padding * op.kept_pairs * op.flops_per_kept_pair
     compute = flops / (on.flops_per_s * c["compute_efficiency"])
@@ -258,7 +259,7 @@ def sparse_latent_seconds(op: ops.SparseLatent, on: Machine, c: Coefficients) ->
 
 
 def gated_delta_seconds(op: ops.GatedDelta, on: Machine, c: Coefficients) -> Size:
-    """Convolution and delta rule: state and activations move once; chunks of one sequence wait for each other."""
+    """Return the seconds of convolution and delta rule: chunks of one sequence wait for each other."""
     chunks = np.maximum(np.ceil(op.num_tokens / 64.0), 1.0)
     waves = np.maximum(op.batch * op.num_value_heads / on.num_sms, 1.0)
     chain = chunks * c["chunk_us"] * US * (1 + c["wave_cost"] * (waves - 1))
@@ -266,7 +267,7 @@ def gated_delta_seconds(op: ops.GatedDelta, on: Machine, c: Coefficients) -> Siz
 
 
 def elementwise_seconds(op: ops.Elementwise, on: Machine, c: Coefficients) -> Size:
-    """A kernel that streams its bytes."""
+    """Return the seconds of a kernel that streams its bytes."""
     return c["launch_us"] * US + memory_seconds(op.num_bytes, on, c)
 
 
@@ -284,11 +285,11 @@ FORMS: dict[str, Closed] = {
     "gated_delta": gated_delta_seconds,
     "elementwise": elementwise_seconds,
 }
-"""Kind of operator -> its closed form. Collectives depend on links and are in `collective_seconds`."""
+"""Kind of operator -> its closed form; collectives depend on links, see `collective_seconds`."""
 
 
 def compute_format(op: ops.Op) -> Format:
-    """The format whose peak rate computes `op`."""
+    """Return the format whose peak rate computes `op`."""
     if isinstance(op, ops.Gemm | ops.Experts):
         return op.format
     return Format.BF16
@@ -301,7 +302,7 @@ _WITH_CACHE = (
 
 
 def variant(op: ops.Op) -> str:
-    """Which set of coefficients of its kind `op` uses: its number format, or for a collective its name."""
+    """Return the name of the coefficients of `op` within its kind: its number format, phase or collective."""
     if isinstance(op, ops.Gemm | ops.Experts):
         return op.format.value
     if isinstance(op, _WITH_CACHE):
@@ -322,34 +323,34 @@ _NEAREST_VARIANT = {
     "fp8": "bf16",
     "send_recv": "all_gather",
 }
-"""What nobody measured borrows the coefficients of this one; its bytes and peak rate remain its own."""
+"""Variant that nobody measured -> variant whose coefficients it borrows; its bytes and peak rate stay its own."""
 
 
 def family(device: Device) -> str:
-    """Devices that run the same kernels: an architecture, its parts with and without NVLink (or the like) apart.
+    """Return the family of devices with the same kernels: an architecture, with or without a scale-up network.
 
-    They are other silicon where they share the name (Blackwell's sm_100 and sm_120).
+    Parts of one name may be different silicon (Blackwell's sm_100 and sm_120).
     """
     return f"{device.architecture} {board(device)}"
 
 
 def board(device: Device) -> str:
-    """Whether a device is built for a scale-up network; those without run higher clocks and smaller memory systems."""
+    """Say whether a device has a scale-up network; others have higher clocks and smaller memory systems."""
     return "with scale-up" if device.scale_up_bytes_per_s else "without scale-up"
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Coefficients of one class of operators with what is known of their error."""
+    """Coefficients of one class of operators, and their error."""
 
     coefficients: Coefficients
     by_family: Mapping[str, Coefficients]
-    """The coefficients by `family` or, where that was not measured, by `board`."""
+    """Coefficients by `family` or, for families that nobody measured, by `board`."""
 
     def on(self, device: Device) -> Coefficients:
-        """The coefficients to use on a device."""
-        own = self.by_family.get(family(device)) or self.by_family.get(board(device), {})
-        return {**self.coefficients, **own}
+        """Return the coefficients to use on a device."""
+        of_family = self.by_family.get(family(device)) or self.by_family.get(board(device), {})
+        return {**self.coefficients, **of_family}
 
     median_error: float
     """Median |predicted / measured - 1| on devices that the fit did not see."""
@@ -358,7 +359,7 @@ class Fit:
 
 @cache
 def fits(kind: str) -> Mapping[str, Fit]:
-    """The shipped fits of a kind: variant -> fit.
+    """Return the shipped fits of a kind: variant -> fit.
 
     Raises:
         InputError: the shipped file is missing or broken.
@@ -373,7 +374,7 @@ def fits(kind: str) -> Mapping[str, Fit]:
 
 
 def fit_for(op: ops.Op) -> Fit:
-    """The shipped fit of the class of `op`."""
+    """Return the shipped fit of the class of `op`."""
     known = fits(op.kind)
     name = variant(op)
     while name not in known:
@@ -382,7 +383,7 @@ def fit_for(op: ops.Op) -> Fit:
 
 
 def collective_seconds(op: ops.Collective, device: Device, node: Node | None, c: Coefficients) -> Size:
-    """Alpha-beta form of a collective: steps that wait for each other, then bytes over the links that it crosses.
+    """Return the alpha-beta form of a collective: steps that wait for each other, then bytes over its links.
 
     Within a node the link is `node.scale_up`; across nodes the bytes that leave a device also pass `node.scale_out`
     (hierarchical algorithm: inside, then between equal ranks of all nodes), which adds its own seconds.
@@ -410,11 +411,11 @@ def collective_seconds(op: ops.Collective, device: Device, node: Node | None, c:
 
 
 PCIE4_X16_BYTES_PER_S = 32e9
-"""What devices without a scale-up network are assumed to share when no node is given."""
+"""Assumed rate between devices without a scale-up network, when no node is given."""
 
 
 def _scale_up_bytes_per_s(num_ranks: int, device: Device, node: Node | None) -> float:
-    """The rate between `num_ranks` devices of one node: through the host where their NVLink groups are smaller."""
+    """Return the rate between `num_ranks` devices of a node: through the host where their NVLink groups are smaller."""
     if node is None:
         return device.scale_up_bytes_per_s or PCIE4_X16_BYTES_PER_S
     reached = node.scale_up_group_size is None or num_ranks <= node.scale_up_group_size
@@ -423,7 +424,7 @@ def _scale_up_bytes_per_s(num_ranks: int, device: Device, node: Node | None) -> 
 
 
 def _ramp(op: ops.Collective, rate: float) -> Size:
-    """From 0 to 1 as a message grows past 10 us of the link's rate, from where libraries switch to bulk protocols."""
+    """Return 0 to 1 as a message grows past 10 us of the link's rate, where libraries switch to bulk protocols."""
     return op.num_bytes / (op.num_bytes + rate * 10 * US)
 
 
@@ -431,16 +432,16 @@ CPU = "cpu"
 """Architecture of a processor: the closed forms, whose tiles and waves are those of GPUs, do not hold for it."""
 
 CPU_CALL_US = 10.0
-"""Of one operator that eager torch calls; the smallest that were measured on an AMD EPYC took 20 to 60 us."""
+"""Time of one call from eager torch; the smallest operators that were measured on an AMD EPYC took 20 to 60 us."""
 
 
 CPU_MEDIAN_ERROR = 0.7
-"""Of `plain_seconds` on an AMD EPYC with one thread: 10% on the matrix products of vLLM, 46% on torch's, and times of a
-quarter to a half of those measured for attention and elementwise operators."""
+"""Median error of `plain_seconds` on an AMD EPYC with one thread: 10% on the matrix products of vLLM and 46% on torch's;
+attention and elementwise operators take two to four times as long."""
 
 
 def plain_seconds(op: ops.Op, on: Machine) -> Size:
-    """Arithmetic at the peak and bytes at the memory's rate, one after the other, and a call: no tiles, no waves.
+    """Return arithmetic at the peak rate, then bytes at the memory's rate, and a call: no tiles, no waves.
 
     Two roofs that do not overlap (Williams, Waterman and Patterson, CACM 2009, figure 1, without its bound).
     """
@@ -455,13 +456,13 @@ class Roofline:
     node: Node | None = None
 
     def seconds(self, op: ops.Op) -> Size:
-        """Seconds of `op`; arrays along its axes give an array."""
+        """Return the seconds of `op`; arrays along its axes give an array."""
         if self.device.architecture == CPU and not isinstance(op, ops.Collective):
             return plain_seconds(op, machine(self.device, compute_format(op)))
         return self.seconds_with(op, fit_for(op).on(self.device))
 
     def seconds_with(self, op: ops.Op, coefficients: Coefficients) -> Size:
-        """Seconds of `op` with other coefficients than the shipped ones (what a fit varies)."""
+        """Return the seconds of `op` with coefficients other than the shipped ones."""
         if isinstance(op, ops.Collective):
             return collective_seconds(op, self.device, self.node, coefficients)
         return FORMS[op.kind](op, machine(self.device, compute_format(op)), coefficients)

@@ -1,4 +1,4 @@
-"""Measured operators as columns of numbers: the nouns between a profiler's file and an estimate.
+"""Tables of measured operators, between a profiler's file and an estimate.
 
 A table holds one kind of operator in one number format. Its rows are grouped into *sites*: the exact discrete shape (a
 GEMM's n and k, an attention's heads) at which a curve or surface was measured along the operator's axes
@@ -43,22 +43,22 @@ KINDS: dict[str, type[ops.Op]] = {
         ops.Collective,
     )
 }
-"""Kind of an operator, as files name it -> its class."""
+"""Kind of operator, as files name it -> its class."""
 
 _TEXT_FIELDS = ("format", "kv_format", "name", "op")
 
 STATISTICS = ("mean_s", "min_s", "max_s", "std_s", "num_samples", "num_outliers")
-"""What a profiler may keep beside `seconds`, the median of its samples; all but the last count no outliers."""
+"""Statistics that a profiler may keep beside `seconds`, the median of samples; all but the last exclude outliers."""
 
 
 def site_names(kind: str) -> tuple[str, ...]:
-    """The numeric dimensions that tell one site of `kind` from another."""
+    """Return the numeric dimensions that tell one site of `kind` from another."""
     operator = KINDS[kind]
     return tuple(f.name for f in fields(operator) if f.name not in operator.axes and f.name not in _TEXT_FIELDS)
 
 
 def text_names(kind: str) -> tuple[str, ...]:
-    """The dimensions of `kind` that are words (formats, a collective's name); one table has one word each."""
+    """Return the dimensions of `kind` that are words (formats, a collective's name); a table has one word each."""
     return tuple(f.name for f in fields(KINDS[kind]) if f.name in _TEXT_FIELDS)
 
 
@@ -67,13 +67,13 @@ class MeasurementTable:
     """Seconds of one kind of operator in one format, measured on one device.
 
     Args:
-        kind: of the operator (`gemm`, `decode_attention`, ...).
-        sites: site dimension -> one number a row, in the order of `site_names(kind)`.
-        axes: axis -> one number a row.
-        seconds: what one execution took.
+        kind: kind of operator (`gemm`, `decode_attention`, ...).
+        sites: site dimension -> a number per row, in the order of `site_names(kind)`.
+        axes: axis -> a number per row.
+        seconds: time of one execution.
         source: a short name for people: device, engine, version, kernel.
         words: the table's words (`format`, `kv_format`, `op`).
-        statistics: of the samples of each row: all of `STATISTICS`, or none where nobody kept them.
+        statistics: statistics of each row's samples: all of `STATISTICS`, or none.
         is_fitted: the seconds are a regression's, so that no row is a measurement; not kept in files.
         steps: site -> where along the last axis its engine begins to call another kernel; not kept in files.
 
@@ -107,7 +107,7 @@ class MeasurementTable:
 
     @cached_property
     def rows_by_site(self) -> dict[tuple[float, ...], NDArray[np.intp]]:
-        """Site -> its rows, sorted along the axes."""
+        """Rows of each site, sorted along the axes."""
         if not len(self):
             return {}
         columns = [*self.sites.values(), *self.axes.values()]
@@ -118,25 +118,26 @@ class MeasurementTable:
         return {tuple(key): rows for key, rows in zip(keys[starts].tolist(), groups, strict=True)}
 
     def site_rows(self, site: tuple[float, ...]) -> tuple[dict[str, Floats], Floats]:
-        """Axes and seconds of one site, sorted, repeated points replaced by their median."""
+        """Return axes and seconds of one site, sorted, with repeated points replaced by their median."""
         rows = self.rows_by_site[site]
         axes = {name: column[rows] for name, column in self.axes.items()}
         return _without_repeats(axes, self.seconds[rows])
 
     def take(self, rows: NDArray[Any]) -> MeasurementTable:
-        """The table with only `rows` (a mask or indices)."""
+        """Return the table with only `rows` (a mask or indices)."""
         sites = {name: column[rows] for name, column in self.sites.items()}
         axes = {name: column[rows] for name, column in self.axes.items()}
         statistics = {name: column[rows] for name, column in self.statistics.items()}
         return replace(self, sites=sites, axes=axes, seconds=self.seconds[rows], statistics=statistics)
 
     def operator(self, site: tuple[float, ...], axes: Mapping[str, Any]) -> ops.Op:
-        """The operator at `site`, with arrays along its axes."""
-        dimensions = {**_site_fields(self.kind, site), **axes, **_word_fields(self.words)}
+        """Return the operator at `site`, with arrays along its axes."""
+        dimensions = {**site_fields(self.kind, site), **axes, **_word_fields(self.words)}
         return KINDS[self.kind](**dimensions)
 
 
-def _site_fields(kind: str, site: tuple[float, ...]) -> dict[str, Any]:
+def site_fields(kind: str, site: tuple[float, ...]) -> dict[str, Any]:
+    """Return the dimensions of a site as an operator has them: flags and whole numbers."""
     flags = {f.name for f in fields(KINDS[kind]) if f.type in (bool, "bool")}
     return {
         name: bool(value) if name in flags else int(value) if float(value).is_integer() else value
@@ -196,7 +197,7 @@ def _table_from(kind: str, words: Iterable[str], points: list[Points], source: s
 
 
 def merged(tables: list[MeasurementTable]) -> list[MeasurementTable]:
-    """Tables of the same kind and words joined, each once; statistics are kept where all of them have them."""
+    """Join tables of the same kind and words; statistics are kept where all tables have them."""
     groups: dict[tuple[str, ...], list[MeasurementTable]] = {}
     for table in tables:
         groups.setdefault((table.kind, *table.words.values()), []).append(table)
@@ -222,7 +223,7 @@ def _joined(parts: list[MeasurementTable]) -> MeasurementTable:
 
 
 def site_of(op: ops.Op) -> tuple[float, ...]:
-    """The numeric site of `op`: the key under which a table of its words holds it."""
+    """Return the numeric site of `op`: its key in a table of its words."""
     return tuple(float(getattr(op, name)) for name in site_names(op.kind))
 
 
@@ -231,8 +232,8 @@ def write_tables(path: Path, tables: list[MeasurementTable], provenance: Mapping
 
     Args:
         path: replaced only when the whole file was written.
-        tables: all of one kind.
-        provenance: device, engine, version, how it was measured, when.
+        tables: tables of one kind.
+        provenance: device, engine, version, method and time of the measurement.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -256,7 +257,7 @@ def _columns_of(table: MeasurementTable, kept: tuple[str, ...]) -> dict[str, Any
 
 
 def read_tables(path: Path) -> list[MeasurementTable]:
-    """The tables that `write_tables` wrote to `path`, one for every combination of words.
+    """Read the tables that `write_tables` wrote to `path`, one for every combination of words.
 
     Raises:
         InputError: no such file, not Parquet, not of this schema, a missing column, or a time that is not positive.
@@ -276,17 +277,16 @@ def read_tables(path: Path) -> list[MeasurementTable]:
     numbers = {name: numeric_column(rows, name, path) for name in (*sites, *axes, "seconds", *kept)}
     tables = []
     for index, combination in enumerate(combinations):
-        of = {name: column[codes.ravel() == index] for name, column in numbers.items()}
+        columns = {name: column[codes.ravel() == index] for name, column in numbers.items()}
         named = dict(zip(labels, map(str, combination), strict=True))
         source = named.pop("source")
-        parts = ({name: of[name] for name in names} for names in (sites, axes, kept))
-        site_part, axis_part, statistics = parts
-        tables.append(MeasurementTable(kind, site_part, axis_part, of["seconds"], source, named, statistics))
+        site_part, axis_part, statistics = ({name: columns[name] for name in names} for names in (sites, axes, kept))
+        tables.append(MeasurementTable(kind, site_part, axis_part, columns["seconds"], source, named, statistics))
     return tables
 
 
 def read_provenance(path: Path) -> dict[str, str]:
-    """What `write_tables` was told of where the rows come from.
+    """Read the provenance that `write_tables` wrote.
 
     Raises:
         InputError: no such file, or not Parquet.
@@ -297,17 +297,17 @@ def read_provenance(path: Path) -> dict[str, str]:
     try:
         metadata = pq.read_schema(path).metadata or {}
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{path} is not a readable Parquet file: {str(error).partition(chr(10))[0]}") from None
+        raise _unreadable_parquet(path, error) from None
     ours = {key.decode(): value.decode() for key, value in metadata.items() if key.startswith(b"windtunnel.")}
     return {key.removeprefix("windtunnel."): value for key, value in ours.items()}
 
 
 def read_parquet(path: Path, columns: list[str] | None = None, dictionaries: list[str] | None = None) -> pa.Table:
-    """A Parquet file's rows.
+    """Read a Parquet file's rows.
 
     Args:
         path: the file.
-        columns: which columns to read; None reads all.
+        columns: columns to read; None reads all.
         dictionaries: text columns to keep dictionary-coded, which is many times faster to compare.
 
     Raises:
@@ -326,23 +326,28 @@ def read_parquet(path: Path, columns: list[str] | None = None, dictionaries: lis
         require_columns(path, pq.read_schema(path).names, tuple(dictionaries or ()))
         raise
     except (OSError, pa.ArrowException) as error:
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"{path} is not a readable Parquet file: {reason}") from None
+        raise _unreadable_parquet(path, error) from None
 
 
-def require_columns(path: Path, found: list[str], needed: tuple[str, ...]) -> None:
+def _unreadable_parquet(path: Path, error: Exception) -> InputError:
+    reason = str(error).partition("\n")[0]
+    return InputError(f"{path} is not a readable Parquet file: {reason}")
+
+
+def require_columns(path: Path, present: list[str], needed: tuple[str, ...]) -> None:
     """Refuse a file that lacks a column.
 
     Raises:
-        InputError: names the first missing column and the near ones found.
+        InputError: names the first missing column and near ones that are there.
     """
     for name in needed:
-        if name not in found:
-            raise InputError(f"{path} has no column {name}", did_you_mean(name, found, f"found: {', '.join(found)}"))
+        if name not in present:
+            hint = did_you_mean(name, present, f"found: {', '.join(present)}")
+            raise InputError(f"{path} has no column {name}", hint)
 
 
 def numeric_column(rows: pa.Table, name: str, path: Path) -> Floats:
-    """One column as floats.
+    """Return one column as floats.
 
     Raises:
         InputError: it holds text or empty cells.
@@ -358,7 +363,7 @@ def numeric_column(rows: pa.Table, name: str, path: Path) -> Floats:
 
 
 def as_numpy(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
-    """A column of numbers without empty cells, by DLPack.
+    """Return a column of numbers without empty cells, by DLPack.
 
     `to_numpy` imports pandas (0.3 s) where that is installed, and `cast` imports `pyarrow.compute` (0.09 s).
     """

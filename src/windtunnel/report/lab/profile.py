@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import RenderableType
 
-from windtunnel.pricing.regress import Score
+from windtunnel.pricing.regress import MethodScore
 from windtunnel.pricing.table import MeasurementTable
 from windtunnel.report.documents import fields_of
 from windtunnel.report.render.tables import columns, grid, percent, title
@@ -159,7 +159,7 @@ def overheads_document(host: HostOverheads, rows: Sequence[OverheadRow]) -> dict
     return {"host": {"step_s": host.step_s, "request_s": host.request_s}, "batches": [asdict(row) for row in rows]}
 
 
-Checked = Mapping[tuple[str, ...], tuple[MeasurementTable, Sequence[Score]]]
+Checked = Mapping[tuple[str, ...], tuple[MeasurementTable, Sequence[MethodScore]]]
 """Kind and words of a table -> the table and its estimators' errors, the best first."""
 
 

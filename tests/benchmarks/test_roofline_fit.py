@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
+from roofline_fit import NAMES, Sample, fit_family, fit_roofline, sample
 from windtunnel import catalog
 from windtunnel.model import operators as ops
 from windtunnel.pricing.roofline import Roofline, fits
-from windtunnel.pricing.roofline_fit import NAMES, Sample, fit_family, fit_roofline, sample
 from windtunnel.pricing.table import MeasurementTable
 
 H100 = Roofline(catalog.device("h100_sxm"))

@@ -1,4 +1,4 @@
-"""Fits a roofline's coefficients to measured tables: the one place where constants of `catalog/roofline` come from."""
+"""Fit a roofline's coefficients to measured tables: the source of the constants in `catalog/roofline`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ BOUNDS: Mapping[str, tuple[float, float, float]] = {
     "link_efficiency": (0.75, 0.1, 1.0),
     "ramp_us": (2.0, 0.02, 50.0),
 }
-"""Coefficient -> where a fit starts, and the range that still has its meaning."""
+"""Coefficient -> start of a fit, and the range in which it keeps its meaning."""
 
 _MEMORY = ("memory_efficiency", "cache_fraction", "cache_gb_per_s_per_sm")
 _TILES = ("compute_efficiency", "fill_depth", "tile_us", "tile_64", "wave_smoothing")
@@ -77,7 +77,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "elementwise": ("launch_us", *_MEMORY),
     "collective": ("launch_us", "step_us", "link_efficiency", "ramp_us"),
 }
-"""Kind -> the coefficients of its closed form (`roofline.FORMS`)."""
+"""Kind -> coefficients of its closed form (`roofline.FORMS`)."""
 
 _ROBUST = 0.15
 """Relative error from which a point counts linearly and not by its square: kernel switches are not noise."""
@@ -85,14 +85,14 @@ _ROBUST = 0.15
 
 @dataclass(frozen=True)
 class Sample:
-    """Some rows of one device's table as operators with arrays in every dimension."""
+    """Rows of one device's table as operators with arrays in every dimension."""
 
     roofline: Roofline
     operators: tuple[ops.Op, ...]
     seconds: tuple[Floats, ...]
 
     def log_errors(self, coefficients: Coefficients) -> Floats:
-        """log(predicted / measured) of every row."""
+        """Return log(predicted / measured) of every row."""
         return np.concatenate(
             [
                 np.log(np.asarray(self.roofline.seconds_with(op, coefficients)) / seconds)
@@ -102,7 +102,7 @@ class Sample:
 
 
 def sample(table: MeasurementTable, roofline: Roofline, num_rows: int, rng: np.random.Generator) -> Sample:
-    """Up to `num_rows` random rows of a table.
+    """Take up to `num_rows` random rows of a table.
 
     Dimensions that a closed form branches on (a window, gating, decode) stay numbers, one operator for each value.
     """
@@ -127,7 +127,7 @@ def _family(table: MeasurementTable, rows: NDArray[np.bool_], numbers: Mapping[s
 
 
 def fit_roofline(kind: str, samples: Sequence[Sample], start: Coefficients | None = None) -> dict[str, float]:
-    """The coefficients of `kind` that least-squares fit log(predicted / measured), robustly, over all samples.
+    """Fit the coefficients of `kind` to log(predicted / measured) by robust least squares over all samples.
 
     Levenberg-Marquardt with numerical derivatives on coefficients mapped from their `BOUNDS` to the line.
     """
@@ -136,24 +136,24 @@ def fit_roofline(kind: str, samples: Sequence[Sample], start: Coefficients | Non
 
 
 _PULL = 1.0
-"""How strongly a family's coefficients are held at the shared ones, in rows: what no row shows does not move.
-On devices left out, 1 and 3 are alike (prefill 15.2 % and 15.6 %, experts 14.6 % and 14.8 %), 6 is worse."""
+"""Weight of a family's shared coefficients, in rows: coefficients that no row shows do not move. On devices left out, 1
+and 3 do equally well (prefill 15.2 % and 15.6 %, experts 14.6 % and 14.8 %), 6 is worse."""
 
 
 def fit_family(samples: Sequence[Sample], shared: Coefficients) -> dict[str, float]:
-    """The coefficients refitted on the samples of one family: engines dispatch other kernels on each."""
+    """Refit the coefficients on the samples of one family: engines dispatch other kernels on each."""
     return _refined(tuple(shared), shared, samples, pull=_PULL)
 
 
 def _refined(
     names: Sequence[str], first: Coefficients, samples: Sequence[Sample], pull: float, num_steps: int = 8
 ) -> dict[str, float]:
-    """`first` with the coefficients `names` moved to fit the samples."""
+    """Return `first` with the coefficients `names` moved to fit the samples."""
     anchor = _positions(names, first)
 
     def errors(x: Floats) -> Floats:
         coefficients = {**first, **_coefficients(names, x)}
-        rows = [one.log_errors(coefficients) for one in samples]
+        rows = [part.log_errors(coefficients) for part in samples]
         return np.concatenate([*rows, pull * (x - anchor) * _ROBUST] if pull else rows)
 
     return {**first, **_coefficients(names, _least_squares(errors, anchor, num_steps))}
@@ -200,5 +200,5 @@ def _least_squares(errors: Callable[[Floats], Floats], x: Floats, num_steps: int
 
 
 def without(samples: Mapping[str, Sample], device: str) -> list[Sample]:
-    """All samples but those of one device."""
-    return [one for name, one in samples.items() if name != device]
+    """Return all samples but that of one device."""
+    return [part for name, part in samples.items() if name != device]
