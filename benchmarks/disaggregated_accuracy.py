@@ -25,7 +25,7 @@ import yaml
 from readers.silicon.runs import DISAGGREGATED, read_measurements
 from windtunnel.calibration.cross_validation import LEAST_CONFIGURATIONS
 from windtunnel.calibration.measured_runs import Measurement
-from windtunnel.calibration.profiles import ALIKE, spread_of
+from windtunnel.calibration.profiles import SHARED_ERROR, spread_of
 from windtunnel.calibration.validate import Prediction, predict_runs
 from windtunnel.metrics.accuracy import score
 from windtunnel.metrics.uncertainty import Spread
@@ -115,7 +115,7 @@ def engines(predictions: Sequence[Prediction]) -> list[str]:
 def _spread(predictions: Sequence[Prediction], metric: str) -> Spread:
     sizes = Counter(one.measurement.configuration for one in predictions)
     ratios = np.array([1 / (1 + one.error(metric)) for one in predictions])
-    return spread_of(ratios, np.array([sizes[one.measurement.configuration] ** -ALIKE for one in predictions]))
+    return spread_of(ratios, np.array([sizes[one.measurement.configuration] ** -SHARED_ERROR for one in predictions]))
 
 
 def inside(predictions: Sequence[Prediction]) -> list[str]:

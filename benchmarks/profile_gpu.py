@@ -23,7 +23,7 @@ from windtunnel import catalog
 from windtunnel.lab.profile.compute import Budget, Extent, Progress
 from windtunnel.lab.profile.machine import free_memory_bytes
 from windtunnel.lab.profile.model import LayerStack, StepShape, layer_weight_bytes
-from windtunnel.lab.profile.run import Profile, profile_compute
+from windtunnel.lab.profile.run import ComputePlan, Profile, profile_compute
 from windtunnel.lab.profile.torch_steps import require_torch, whole_forward
 from windtunnel.lab.timing import clock_for
 from windtunnel.model.forward import Shard
@@ -77,19 +77,15 @@ def main(
         left_s = ends_s - time.monotonic()
         if left_s < 30:
             sys.exit(f"no time is left for {model.name}: give the command again")
-        profile = profile_compute(
-            model,
-            Precision(),
-            device_name,
-            folder,
+        plan = ComputePlan(
             tp=tuple(int(part) for part in tp.split(",")),
             torch_device=device,
             clock=clock,
             attention=attention,
             extent=Extent(max_batch, max_context),
             budget=Budget(min(budget, left_s / 2)),
-            notify=tell,
         )
+        profile = profile_compute(model, Precision(), device_name, folder, plan, tell)
         errors = profile.closure_errors
         click.echo(f"\n{model.name}: {len(profile.steps)} steps of a few layers, ", nl=False)
         click.echo(f"sum of operators over the whole {np.median(errors):+.1%} median, {np.abs(errors).max():.1%} most")

@@ -13,7 +13,8 @@ from windtunnel.search.evaluation.figures import Takes, check_budget, load_worth
 from windtunnel.search.evaluation.schema import Evaluation, Question
 from windtunnel.search.finalists import best_by_value, undominated
 from windtunnel.search.space.space import Budget
-from windtunnel.search.strategies import _one_setting_away, _spread
+from windtunnel.search.strategies.race import spread_points
+from windtunnel.search.strategies.tpe import _one_setting_away
 from windtunnel.search.study import Found
 
 
@@ -93,9 +94,9 @@ def test_what_nobody_prices_is_within_no_budget() -> None:
 
 
 def test_points_are_spread_and_have_neighbours() -> None:
-    spread = _spread(1000, 10)
+    spread = spread_points(1000, 10)
     gaps = [after - before for before, after in zip(spread, [*spread[1:], 1000 + spread[0]], strict=True)]
     assert max(gaps) <= 2 * 1000 / 10
-    assert _spread(5, 9) == [0, 1, 2, 3, 4]
+    assert spread_points(5, 9) == [0, 1, 2, 3, 4]
     sizes: dict[str, Any] = {"a": 3, "b": 2}
     assert set(_one_setting_away(3, sizes)) == {2, 1, 5}

@@ -1,10 +1,11 @@
-"""What a calibration keeps of a fit to measured runs: overheads, factors, what remained, and the record of it."""
+"""Calibrations from a fit to measured runs: overheads, factors, spreads of the remaining error, and provenance."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -35,61 +36,59 @@ Floats = NDArray[np.float64]
 
 
 def ratios(runs: Sequence[PricedServer], predictions: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Metric -> measured over predicted, for what was measured; throughput of a closed loop is inverse to E2E."""
-    found: dict[str, list[float]] = {}
+    """Metric -> measured over predicted, for metrics that were measured; a closed loop's throughput is inverse to E2E."""
+    values: dict[str, list[float]] = {}
     for priced, predicted in zip(runs, predictions, strict=True):
         for metric, value in predicted.items():
             if metric in priced.measurement.measured:
-                found.setdefault(metric, []).append(priced.measurement.measured[metric] / value)
-    if "e2e" in found:
-        found["throughput"] = [1 / value for value in found["e2e"]]
-    return found
+                values.setdefault(metric, []).append(priced.measurement.measured[metric] / value)
+    if "e2e" in values:
+        values["throughput"] = [1 / value for value in values["e2e"]]
+    return values
 
 
-ALIKE = 0.5
-"""In a spread each of n runs of a configuration counts n to the power of minus this, as they err alike.
+SHARED_ERROR = 0.5
+"""In a spread each of n runs of a configuration counts n to the power of minus this, as they share an error.
 
-Of configurations held out again, such intervals held 81% of the measurements; with every run alike 79%, with every
-configuration alike 82 to 83%."""
+Of configurations held out again, such intervals held 81% of the measurements; with equal weights of runs 79%, with
+equal weights of configurations 82 to 83%."""
+
+
+class ProfileOf(NamedTuple):
+    """The engine, and the device or None for any, that a calibration is of."""
+
+    engine: str
+    device: str | None
+
+    def covers(self, priced: PricedServer) -> bool:
+        """Whether a run was served by this engine on this device."""
+        return priced.scope.engine == self.engine and self.device in (None, priced.scope.device)
 
 
 def profile(
     runs: Sequence[PricedServer],
     fit: Fit,
     learnt: Learnt,
-    engine: str,
-    device: str | None,
+    owner: ProfileOf,
     held: Sequence[Mapping[str, float]],
     source: str,
 ) -> Calibration:
-    """The calibration of an engine on a device, or on any.
+    """Build the calibration of an engine on a device, or on any.
 
     Args:
         runs: all that were fitted.
         fit: to all of them.
-        learnt: what they say of settings.
-        engine, device: whose; None: the effects that devices share.
+        learnt: settings inferred from the runs.
+        owner: the engine and device; device None: the effects that devices share.
         held: predictions of the runs by fits that did not see them.
         source: what the runs are, for the record.
     """
-    own = [
-        index for index, priced in enumerate(runs) if priced.scope[0] == engine and device in (None, priced.scope[1])
-    ]
+    engine, device = owner
     place = Scope(engine, device or "")
     of_release = {priced.scope.release: priced.setup.engine.host for priced in runs if priced.scope.engine == engine}
     numbered = sorted(filter(None, of_release), key=version_key)
     latest = of_release[numbered[-1] if numbered else ""]
-    names = {name for index in own for name in runs[index].parts}
-    bases = {f"{name.partition('.')[0]}.{name.rpartition('.')[2]}" if "." in name else name for name in names}
-    formats = {
-        name: sum(fit.effects.get(effect, 0.0) for effect in ((name, engine), (name, engine, place.device)))
-        for name in names
-        if "." in name
-    }
-    factors = {name: math.exp(fit.logarithm(name, place)) for name in bases}
-    factors |= {name: math.exp(value) for name, value in formats.items()}
-    setups = [runs[index].setup for index in own]
-    formats_seen = {str(form) for one in setups for form in (one.precision.weights, one.precision.experts_format)}
+    recorded = kin(runs, engine, device, assumed=False) or list(range(len(runs)))
     return Calibration(
         engine=engine,
         device=device,
@@ -97,48 +96,70 @@ def profile(
         releases={
             release: _rounded(fit.host(of_release[release], place._replace(release=release))) for release in numbered
         },
-        factors={name: float(f"{value:.4g}") for name, value in sorted(factors.items())},
+        factors=_factors({name for priced in runs if owner.covers(priced) for name in priced.parts}, fit, place),
         inferred=inferred(runs, learnt, engine, device),
         reserve=reserve(runs, learnt, engine, device),
-        spread=_spreads_of(runs, held, kin(runs, engine, device, assumed=False) or list(range(len(runs))), engine),
+        spread=_spreads_of(runs, held, recorded, engine),
         spread_assumed=_spreads_of(runs, held, kin(runs, engine, device, assumed=True), engine),
-        provenance=Provenance(
-            fitted_on=source,
-            num_runs=len(own),
-            num_configurations=len({by_configuration(runs[index]) for index in own}),
-            models=tuple(sorted({one.model.name for one in setups})),
-            versions=tuple(sorted({version for version in (_version(runs[index]) for index in own) if version})),
-            formats=tuple(sorted(formats_seen)),
-            devices=tuple(sorted({one.device.name for one in setups})),
-            median_error={
-                metric: _median_error(values)
-                for metric, values in ratios([runs[i] for i in own], [held[i] for i in own]).items()
-            },
-            median_error_before={
-                metric: _median_error(values)
-                for metric, values in ratios([runs[i] for i in own], [predict(runs[i], Fit({})) for i in own]).items()
-            },
+        provenance=_provenance(
+            [(priced, predicted) for priced, predicted in zip(runs, held, strict=True) if owner.covers(priced)], source
         ),
     )
+
+
+def _factors(names: Collection[str], fit: Fit, place: Scope) -> dict[str, float]:
+    """Factors of operator classes, and of the formats that `names` tell apart, rounded."""
+    bases = {f"{name.partition('.')[0]}.{name.rpartition('.')[2]}" if "." in name else name for name in names}
+    formats = {
+        name: sum(fit.effects.get((name, *part), 0.0) for part in ((place.engine,), (place.engine, place.device)))
+        for name in names
+        if "." in name
+    }
+    factors = {name: math.exp(fit.logarithm(name, place)) for name in bases}
+    factors |= {name: math.exp(value) for name, value in formats.items()}
+    return {name: float(f"{value:.4g}") for name, value in sorted(factors.items())}
+
+
+def _provenance(pairs: Sequence[tuple[PricedServer, Mapping[str, float]]], source: str) -> Provenance:
+    """Record the runs that a calibration is of, given with their predictions by fits that did not see them."""
+    runs, held = [priced for priced, _ in pairs], [predicted for _, predicted in pairs]
+    setups = [priced.setup for priced in runs]
+    formats = {str(form) for setup in setups for form in (setup.precision.weights, setup.precision.experts_format)}
+    return Provenance(
+        fitted_on=source,
+        num_runs=len(runs),
+        num_configurations=len({by_configuration(priced) for priced in runs}),
+        models=tuple(sorted({setup.model.name for setup in setups})),
+        versions=tuple(sorted({version for version in map(_version, runs) if version})),
+        formats=tuple(sorted(formats)),
+        devices=tuple(sorted({setup.device.name for setup in setups})),
+        median_error=_median_errors(runs, held),
+        median_error_before=_median_errors(runs, [predict(priced, Fit({})) for priced in runs]),
+    )
+
+
+def _median_errors(runs: Sequence[PricedServer], predictions: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Metric -> median relative error."""
+    return {metric: _median_error(values) for metric, values in ratios(runs, predictions).items()}
 
 
 def kin(
     runs: Sequence[PricedServer], engine: str, device: str | None, assumed: bool, among: Sequence[int] | None = None
 ) -> list[int]:
-    """The runs that a spread is taken from: of the engine on the device, of the engine, or all: the first of these with
-    five configurations.
+    """Return the runs that a spread is taken from: those of the engine on the device, of the engine, or all; the first
+    of these with five configurations.
 
     Args:
         runs: all of them.
         engine, device: whose spread it is; None: on any device.
-        assumed: whether of runs whose settings were assumed, which are off by more, or of all others.
+        assumed: take runs whose settings were assumed, whose errors are larger; else all others.
         among: indices of runs that may be taken; None: all.
     """
-    some = range(len(runs)) if among is None else among
-    every = [i for i in some if runs[i].setup.settings_assumed == assumed]
-    of_engine = [i for i in every if runs[i].scope[0] == engine]
-    own = [i for i in of_engine if device in (None, runs[i].scope[1])]
-    for chosen in (own, of_engine):
+    candidates = range(len(runs)) if among is None else among
+    every = [i for i in candidates if runs[i].setup.settings_assumed == assumed]
+    of_engine = [i for i in every if ProfileOf(engine, None).covers(runs[i])]
+    of_device = [i for i in of_engine if ProfileOf(engine, device).covers(runs[i])]
+    for chosen in (of_device, of_engine):
         if len({by_configuration(runs[i]) for i in chosen}) >= LEAST_CONFIGURATIONS:
             return chosen
     return every
@@ -147,23 +168,26 @@ def kin(
 def _spreads_of(
     runs: Sequence[PricedServer], predictions: Sequence[Mapping[str, float]], chosen: Sequence[int], engine: str
 ) -> dict[str, Spread]:
-    """Of the chosen runs; where these are of too few configurations, as wide at least as without calibration."""
-    found = spreads([runs[i] for i in chosen], [predictions[i] for i in chosen])
+    """Spreads of the chosen runs; at least as wide as without calibration where there are too few configurations."""
+    chosen_spreads = spreads([runs[i] for i in chosen], [predictions[i] for i in chosen])
     if len({by_configuration(runs[i]) for i in chosen}) >= LEAST_CONFIGURATIONS:
-        return found
+        return chosen_spreads
     usual = uncalibrated_spreads().get(engine, {}).get("recorded", {})
-    return {metric: _widened(spread, usual[metric]) if metric in usual else spread for metric, spread in found.items()}
+    return {
+        metric: _widened(spread, usual[metric]) if metric in usual else spread
+        for metric, spread in chosen_spreads.items()
+    }
 
 
 def _widened(spread: Spread, usual: Spread) -> Spread:
-    """`spread` about its own median, in proportion to it no narrower than `usual`."""
+    """Widen `spread` about its median until, relative to the median, it is no narrower than `usual`."""
     p10 = min(spread.p10, float(f"{spread.p50 * usual.p10 / usual.p50:.4g}"))
     p90 = max(spread.p90, float(f"{spread.p50 * usual.p90 / usual.p50:.4g}"))
     return msgspec.structs.replace(spread, p10=p10, p90=p90)
 
 
 def _version(priced: PricedServer) -> str:
-    """What the record says was run; empty where an image of no release stands there and defaults were priced."""
+    """Recorded engine version; empty for an image of no release, which is priced with the defaults."""
     return priced.measurement.labels.get("version", "")
 
 
@@ -174,21 +198,21 @@ def _rounded(host: HostOverheads) -> HostOverheads:
 def spreads(runs: Sequence[PricedServer], predictions: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
     """Metric -> quantiles of measured over predicted that hold 80% of a further value, not of those seen."""
     sizes = Counter(by_configuration(priced) for priced in runs)
-    found = {}
+    by_metric = {}
     for metric in (*METRICS, "throughput"):
         values, weights = [], []
         for priced, predicted in zip(runs, predictions, strict=True):
-            of_one = ratios([priced], [predicted]).get(metric)
-            if of_one:
-                values += of_one
-                weights.append(sizes[by_configuration(priced)] ** -ALIKE)
+            run_ratios = ratios([priced], [predicted]).get(metric)
+            if run_ratios:
+                values += run_ratios
+                weights.append(sizes[by_configuration(priced)] ** -SHARED_ERROR)
         if values:
-            found[metric] = spread_of(np.array(values), np.array(weights))
-    return found
+            by_metric[metric] = spread_of(np.array(values), np.array(weights))
+    return by_metric
 
 
 def spread_of(values: Floats, weights: Floats) -> Spread:
-    """Weighted quantiles, each one value further out than those of the values themselves."""
+    """Return weighted quantiles, each one value further out than the quantiles of the values themselves."""
     order = np.argsort(values)
     below = np.cumsum(weights[order]) - 0.5 * weights[order]
     outer = min(0.9 * (1 + 1 / values.size), 1.0)
@@ -203,30 +227,30 @@ def _median_error(values: Sequence[float]) -> float:
 def profiles(runs: Sequence[PricedServer], source: str) -> dict[str, Calibration]:
     """Name -> calibration: one for every engine on any device, and for every device that is better with its own.
 
-    The spread of the former is of devices left out whole, where there are several. A device has one of its own
-    where its runs, configurations held out, are predicted better than by a fit to the other devices alone.
+    Where there are several devices, the spread of an engine's calibration is that of devices left out whole. A device
+    gets its own where its runs, configurations held out, are predicted better than by a fit to the other devices alone.
     """
-    whole, trials, every = fit_runs(runs), Trials(runs), np.ones(len(runs), np.bool_)
-    held = held_out(runs, whole, folds(runs), trials)
-    several = len({priced.scope[1] for priced in runs}) > 1
-    apart = held_out(runs, whole, folds(runs, lambda priced: priced.scope[1], None), trials) if several else held
-    fit = averaged_fit(runs, whole, every)
-    if learnt := infer(trials, whole, fit, every):
+    local_fit, trials, every = fit_runs(runs), Trials(runs), np.ones(len(runs), np.bool_)
+    held = held_out(runs, local_fit, folds(runs), trials)
+    several = len({priced.scope.device for priced in runs}) > 1
+    devices_apart = folds(runs, lambda priced: priced.scope.device, None)
+    apart = held_out(runs, local_fit, devices_apart, trials) if several else held
+    fit = averaged_fit(runs, local_fit, every)
+    if learnt := infer(trials, local_fit, fit, every):
         served = with_learnt(runs, learnt)
-        fit = averaged_fit(
-            served, around_again(served, whole, [a is not b for a, b in zip(served, runs, strict=True)]), every
-        )
-    found = {}
+        changed = [a is not b for a, b in zip(served, runs, strict=True)]
+        fit = averaged_fit(served, around_again(served, local_fit, changed), every)
+    calibrations = {}
     for engine, device in sorted({priced.scope[:2] for priced in runs}):
-        own = [index for index, priced in enumerate(runs) if priced.scope[:2] == (engine, device)]
-        if not several or _misfit(runs, held, own) <= _misfit(runs, apart, own):
-            found[f"{engine}-{device}"] = profile(runs, fit, learnt, engine, device, held, source)
-    for engine in sorted({priced.scope[0] for priced in runs}):
-        found[engine] = profile(runs, fit, learnt, engine, None, apart, source)
-    return found
+        indices = [index for index, priced in enumerate(runs) if priced.scope[:2] == (engine, device)]
+        if not several or _misfit(runs, held, indices) <= _misfit(runs, apart, indices):
+            calibrations[f"{engine}-{device}"] = profile(runs, fit, learnt, ProfileOf(engine, device), held, source)
+    for engine in sorted({priced.scope.engine for priced in runs}):
+        calibrations[engine] = profile(runs, fit, learnt, ProfileOf(engine, None), apart, source)
+    return calibrations
 
 
 def _misfit(runs: Sequence[PricedServer], predictions: Sequence[Mapping[str, float]], chosen: Sequence[int]) -> float:
-    """Median errors of the fitted metrics in units of their noise."""
-    found = ratios([runs[index] for index in chosen], [predictions[index] for index in chosen])
-    return sum(_median_error(found[metric]) / NOISE[metric] for metric in FITTED if metric in found)
+    """Sum of the fitted metrics' median errors, in units of their noise."""
+    errors = _median_errors([runs[index] for index in chosen], [predictions[index] for index in chosen])
+    return sum(errors[metric] / NOISE[metric] for metric in FITTED if metric in errors)

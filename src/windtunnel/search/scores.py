@@ -1,13 +1,15 @@
-"""What a search can make as great, or as small, as it can."""
+"""Objectives of a search, and the score of a point in one of them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from windtunnel.search.confidence import lower_bound
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.space.space import Space
 
-LATENCIES = tuple(f"{metric}_{at}" for metric in ("ttft", "tpot", "itl", "e2e") for at in ("mean", "p50", "p90", "p99"))
+LATENCIES = tuple(
+    f"{metric}_{statistic}" for metric in ("ttft", "tpot", "itl", "e2e") for statistic in ("mean", "p50", "p90", "p99")
+)
 MORE_IS_BETTER = (
     "requests_per_usd",
     "requests_per_s",
@@ -22,26 +24,32 @@ LESS_OF_JOBS = ("step_s", "run_s", "run_usd", "run_j", "token_j", "usd_per_hour"
 
 
 def objectives_of(space: Space) -> tuple[str, ...]:
-    """What can be sought in a space."""
+    """Names of the objectives that a space can be searched for."""
     return (*MORE_OF_JOBS, *LESS_OF_JOBS) if space.is_training else OBJECTIVES
 
 
 def is_more_better(objective: str) -> bool:
-    """Whether an objective is sought to be great, not small."""
+    """Whether a greater value of an objective is better."""
     return objective in MORE_IS_BETTER or objective in MORE_OF_JOBS
 
 
 def score(evaluation: Evaluation, objective: str) -> float:
-    """What a search makes as great as it can; -inf for a point that does not hold the limits or lacks the figure."""
+    """Return the score that a search maximises; -inf for a point that does not hold the limits or lacks the figure."""
     value = evaluation.figures.get(objective)
     if value is None or not evaluation.holds:
         return -math.inf
     return value if is_more_better(objective) else -value
 
 
-def surely(evaluations: Sequence[Evaluation], objective: str) -> float:
-    """The lower bound of a score over streams of requests; the score itself of a single one."""
-    scores = [score(one, objective) for one in evaluations]
+def ranked(evaluations: Mapping[int, Evaluation], objective: str) -> list[int]:
+    """The points that hold the limits, best first; of equal ones the first."""
+    scores = {index: score(evaluation, objective) for index, evaluation in evaluations.items()}
+    return sorted((index for index in scores if scores[index] > -math.inf), key=lambda index: (-scores[index], index))
+
+
+def sure_score(evaluations: Sequence[Evaluation], objective: str) -> float:
+    """Lower bound of a score over streams of requests; the score itself for a single stream."""
+    scores = [score(evaluation, objective) for evaluation in evaluations]
     if not all(map(math.isfinite, scores)):
         return -math.inf
     bound = lower_bound(scores)

@@ -1,7 +1,6 @@
-"""A search from its space to what was found: which points are asked what, in which order, and what is kept."""
+"""Run a search: evaluate points by the space's strategy, and the finalists with further streams of requests."""
 
 import hashlib
-import math
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -13,18 +12,18 @@ from windtunnel.search.confidence import confidence_above, margin
 from windtunnel.search.evaluation.schema import Evaluation, Question
 from windtunnel.search.executors import ExecutorName, Workers
 from windtunnel.search.finalists import most_promising
-from windtunnel.search.scores import objectives_of, score, surely
+from windtunnel.search.scores import objectives_of, ranked, score, sure_score
 from windtunnel.search.space.space import Point, Space, point_at, workload_names
 from windtunnel.search.store import Store
 from windtunnel.search.strategies import STRATEGIES
 
 SURE = 0.95
-"""Confidence that the best point beats the next at which no further seeds are run."""
+"""Confidence that the best point beats the next; no further seeds are run from there on."""
 
 
 @dataclass(frozen=True)
 class Means:
-    """How a search is run; its answers do not depend on it."""
+    """The workers that run a search; its answers do not depend on them."""
 
     executor: ExecutorName = "here"
     num_workers: int = 1
@@ -32,7 +31,7 @@ class Means:
     progress: Progress | None = None
 
     def reporting(self, progress: Progress | None) -> "Means":
-        """The same, telling `progress` how far it is."""
+        """Return the same means with another `progress`."""
         return replace(self, progress=progress)
 
 
@@ -41,16 +40,16 @@ HERE = Means()
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What a search found under one workload."""
+    """The answers of a search under one workload."""
 
     workload: str | None
     evaluations: dict[int, Evaluation]
-    """Point -> what it came to with the whole first stream; the points that were asked, refused ones among them."""
+    """Point -> its answer with the whole first stream, refusals included."""
     seeds: dict[int, list[Evaluation]]
-    """Point -> the same for every stream, of those that met more than the first: finalists, and of an exhaustive search
-    those on the frontier and the best with each setting."""
+    """Point -> its answers, one per stream, for points that met several streams: the finalists and, in an exhaustive
+    search, points on the frontier and the best point with each setting."""
     ranking: list[int]
-    """The points that hold the limits, best first: finalists by the lower bound of the objective, then the others."""
+    """Points that hold the limits, best first: finalists by the lower bound of the objective, then the others."""
     num_finalists: int = 0
 
     @property
@@ -58,11 +57,11 @@ class Found:
         return max((len(runs) for runs in self.seeds.values()), default=1)
 
     def runs(self, index: int) -> list[Evaluation]:
-        """A point's answers, one for each stream that it met."""
+        """Return a point's answers, one for each stream that it met."""
         return self.seeds.get(index, [self.evaluations[index]])
 
     def mean(self, index: int) -> Evaluation:
-        """A point's answer with the means of its figures over the streams that it met."""
+        """Return a point's answer with the means of its figures over the streams that it met."""
         runs = self.runs(index)
         shared = [name for name in runs[0].figures if all(name in run.figures for run in runs)]
         figures = {name: fmean(run.figures[name] for run in runs) for name in shared}
@@ -70,20 +69,20 @@ class Found:
         return msgspec.structs.replace(runs[0], figures=figures, load=fmean(run.load for run in runs), holds=holds)
 
     def margin(self, index: int, name: str) -> float | None:
-        """How far the mean of a figure over all streams there could be may lie from this one, on either side with 95%
-        confidence; None of a point that met a single stream.
+        """Half-width of the interval, with 95% confidence on either side, around the mean of a figure over all streams;
+        None for a point that met a single stream.
         """
         values = [run.figures[name] for run in self.runs(index) if name in run.figures]
         return margin(values) if len(values) == len(self.runs(index)) else None
 
     @property
     def refusals(self) -> dict[str, list[int]]:
-        """Why points cannot be -> which."""
-        found: dict[str, list[int]] = {}
+        """Reason of a refusal -> the points that were refused for it."""
+        reasons: dict[str, list[int]] = {}
         for index, evaluation in self.evaluations.items():
             if evaluation.refused:
-                found.setdefault(evaluation.refused, []).append(index)
-        return found
+                reasons.setdefault(evaluation.refused, []).append(index)
+        return reasons
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +95,7 @@ class Study:
     count: "Count"
 
     def point(self, index: int) -> Point:
-        """The point at a position."""
+        """Return the point at a position."""
         return point_at(self.space, index)
 
 
@@ -104,12 +103,12 @@ def search(space: Space, store: Store, means: Means = HERE) -> Study:
     """Search `space`.
 
     Args:
-        space: what, and how.
-        store: answers are looked up there and kept there.
-        means: where it runs.
+        space: the points, the objective and the strategy.
+        store: where answers are looked up and kept.
+        means: the workers.
 
     Raises:
-        InputError: the objective is unknown, or no point can be.
+        InputError: the objective is unknown, or every point is refused.
     """
     known = objectives_of(space)
     if space.objective not in known:
@@ -121,7 +120,7 @@ def search(space: Space, store: Store, means: Means = HERE) -> Study:
     with Workers(space, means.executor, means.num_workers, means.address, at_once=not likely_known) as workers:
         asker = Asker(space, store, workers, means.progress)
         try:
-            found = [_search_one(asker, workload) for workload in workload_names(space)]
+            found = [_search_workload(asker, workload) for workload in workload_names(space)]
         except InputError:
             store.drop(name)
             raise
@@ -129,15 +128,15 @@ def search(space: Space, store: Store, means: Means = HERE) -> Study:
     return Study(space, found, asker.count)
 
 
-def _search_one(asker: "Asker", workload: str | None) -> Found:
+def _search_workload(asker: Asker, workload: str | None) -> Found:
+    """Evaluate the points under one workload, then the finalists with further streams."""
     space = asker.space
     evaluations = STRATEGIES[space.strategy](asker, workload)
     asker.check_some(workload, evaluations)
-    scored = {index: score(one, space.objective) for index, one in evaluations.items()}
-    ranking = sorted((index for index in scored if scored[index] > -math.inf), key=lambda at: (-scored[at], at))
+    ranking = ranked(evaluations, space.objective)
     finalists = ranking[: space.finalists]
     seeds = _finalists(asker, workload, finalists, evaluations)
-    sure = {index: surely(seeds[index], space.objective) for index in finalists}
+    sure = {index: sure_score(seeds[index], space.objective) for index in finalists}
     first = sorted(finalists, key=lambda index: (-sure[index], index))
     num_streams = len(seeds[first[0]]) if first else 1
     if space.strategy == "exhaustive" and num_streams > 1:
@@ -149,9 +148,9 @@ def _search_one(asker: "Asker", workload: str | None) -> Found:
 
 
 def _finalists(
-    asker: "Asker", workload: str | None, finalists: list[int], evaluations: dict[int, Evaluation]
+    asker: Asker, workload: str | None, finalists: list[int], evaluations: dict[int, Evaluation]
 ) -> dict[int, list[Evaluation]]:
-    """The finalists with further streams of requests, until the best is surely better than the next."""
+    """Evaluate the finalists with further streams of requests, until the best is surely better than the next."""
     space = asker.space
     seeds = {index: [evaluations[index]] for index in finalists}
     for seed in range(1, space.finalist_seeds):
@@ -161,10 +160,8 @@ def _finalists(
     return seeds
 
 
-def _meet(
-    asker: "Asker", workload: str | None, seeds: dict[int, list[Evaluation]], points: list[int], seed: int
-) -> None:
-    """Let points meet one more stream."""
+def _meet(asker: Asker, workload: str | None, seeds: dict[int, list[Evaluation]], points: list[int], seed: int) -> None:
+    """Evaluate points with one more stream, and add the answers to `seeds`."""
     near = {index: seeds[index][0].load for index in points}
     answers = asker.ask(workload, points, Question(seed=seed), near)
     for index in points:
@@ -172,6 +169,7 @@ def _meet(
 
 
 def _is_sure(seeds: dict[int, list[Evaluation]], objective: str) -> bool:
-    first, second, *_ = sorted(seeds, key=lambda index: (-surely(seeds[index], objective), index))
-    sure = confidence_above(*([score(one, objective) for one in seeds[at]] for at in (first, second)))
+    """Whether the best finalist beats the second with confidence `SURE`."""
+    first, second, *_ = sorted(seeds, key=lambda index: (-sure_score(seeds[index], objective), index))
+    sure = confidence_above(*([score(run, objective) for run in seeds[index]] for index in (first, second)))
     return sure is not None and sure >= SURE

@@ -1,6 +1,5 @@
-"""Searches seen from outside, while they run or later: what their store has answered of their space."""
+"""Searches seen from outside, while they run or later: the answers that their store holds."""
 
-import math
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,30 +11,30 @@ from windtunnel.errors import InputError
 from windtunnel.search.asker import Count
 from windtunnel.search.evaluation.evaluate import Evaluator
 from windtunnel.search.evaluation.schema import Evaluation, Question
-from windtunnel.search.scores import score
+from windtunnel.search.scores import ranked
 from windtunnel.search.space.space import Space, space_of_text, workload_names
 from windtunnel.search.store import Store
 from windtunnel.search.study import Found, Study
 from windtunnel.units import format_count
 
 MOST_POINTS = 20_000
-"""Of a space that is watched; a key takes a fraction of a millisecond."""
+"""Largest space that is watched; a key takes a fraction of a millisecond."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A search as its store notes it."""
+    """A search as its store records it."""
 
     name: str
-    """Its digest."""
+    """Digest of the space."""
     space: Space
     is_done: bool
     number: int
-    """Searches of a store in the order in which they began, from 1."""
+    """Position among the searches of the store in the order in which they began, from 1."""
 
 
 def kept_searches(path: Path) -> list[Kept]:
-    """The searches of a store, the last that began first. The file is only read.
+    """Read the searches of a store, the last that began first.
 
     Raises:
         InputError: it is no store, or it cannot be read.
@@ -47,20 +46,20 @@ def kept_searches(path: Path) -> list[Kept]:
         connection.close()
     except sqlite3.Error as error:
         raise InputError(f"{path.name} is no store of searches ({error})") from None
-    found = []
+    searches = []
     for name, text, is_done, number in rows:
         try:
-            found.append(Kept(str(name), space_of_text(text), bool(is_done), int(number)))
+            searches.append(Kept(str(name), space_of_text(text), bool(is_done), int(number)))
         except msgspec.MsgspecError:
-            continue  # of another version of windtunnel, which this one cannot go on with either
-    return found
+            continue  # written by another version of windtunnel; this one cannot resume it either
+    return searches
 
 
 class Watched:
-    """A space with the keys under which its answers are kept, so that a store can be asked again and again.
+    """A space with the keys of its answers, so that a store can be read again and again.
 
     Args:
-        space: of a search.
+        space: the space of a search.
 
     Raises:
         InputError: it has more than `MOST_POINTS` points.
@@ -82,7 +81,7 @@ class Watched:
                     refused[index] = Evaluation(refused=error.message)
 
     def study(self, path: Path) -> Study:
-        """What the store at `path` knows of the space by now: answers of whole streams of requests, no finalists'."""
+        """Read the answers that the store at `path` has by now, without the finalists' further streams."""
         store = Store(path, lambda _: None, is_read_only=True)
         try:
             found = [self._found(store, workload) for workload in self.keys]
@@ -94,19 +93,13 @@ class Watched:
         keys = self.keys[workload]
         known = store.find(list(dict.fromkeys(keys.values())))
         answers = self.refused[workload] | {index: known[key] for index, key in keys.items() if key in known}
-        return Found(workload, answers, {}, ranked(self.space, answers))
-
-
-def ranked(space: Space, answers: dict[int, Evaluation]) -> list[int]:
-    """The points that hold the limits, best first."""
-    scored = {index: score(one, space.objective) for index, one in answers.items()}
-    return sorted((index for index in scored if scored[index] > -math.inf), key=lambda at: (-scored[at], at))
+        return Found(workload, answers, {}, ranked(answers, self.space.objective))
 
 
 def study_of_points(space: Space, points: Sequence[tuple[str | None, int, Evaluation]]) -> Study:
-    """A study from its points as they were written: (workload, position, answer)."""
+    """Build a study from points as they were written: (workload, position, answer)."""
     found = []
     for workload in workload_names(space):
-        answers = {index: one for name, index, one in points if name == workload}
-        found.append(Found(workload, answers, {}, ranked(space, answers)))
+        answers = {index: answer for name, index, answer in points if name == workload}
+        found.append(Found(workload, answers, {}, ranked(answers, space.objective)))
     return Study(space, found, Count())

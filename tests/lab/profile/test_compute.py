@@ -14,7 +14,7 @@ from windtunnel.lab.profile import samples as profile_samples
 from windtunnel.lab.profile.compute import Budget, Extent, measure_steps
 from windtunnel.lab.profile.journal import Journal
 from windtunnel.lab.profile.model import StepShape, check_profilable, operators_of
-from windtunnel.lab.profile.run import parse_degrees, profile_compute, write_vidur
+from windtunnel.lab.profile.run import ComputePlan, parse_degrees, profile_compute, write_vidur
 from windtunnel.lab.profile.samples import MeasuredOperator, MeasuredStep, Statistics
 from windtunnel.model.forward import Shard, StepBatch, forward_launches
 from windtunnel.model.parallelism import Parallelism
@@ -149,9 +149,8 @@ def test_a_profile_is_measured_closed_and_simulated_from(tmp_path: Path, monkeyp
     torch.set_num_threads(1)
     model = model_of(WIDE, DenseFeedForward(intermediate_size=1536), hidden_size=512)
     folder = tmp_path / "profile"
-    profile = profile_compute(
-        model, model.precision, "test_cpu", folder, tp=(1, 2), extent=EXTENT, budget=Budget(seconds=0.0)
-    )
+    plan = ComputePlan(tp=(1, 2), extent=EXTENT, budget=Budget(seconds=0.0))
+    profile = profile_compute(model, model.precision, "test_cpu", folder, plan)
     assert {table.kind for table in profile.tables} == {
         "gemm",
         "prefill_attention",
@@ -173,7 +172,7 @@ def test_a_profile_is_measured_closed_and_simulated_from(tmp_path: Path, monkeyp
             if launch.op.kind != "collective":
                 assert estimator.estimate(launch.op).coverage in (Coverage.MEASURED, Coverage.INTERPOLATED), launch
     before = sorted((folder / "steps").glob("*"))
-    again = profile_compute(model, model.precision, "test_cpu", folder, tp=(1,), extent=EXTENT, budget=Budget(0.0))
+    again = profile_compute(model, model.precision, "test_cpu", folder, replace(plan, tp=(1,)))
     assert len(again.steps) == len(profile.steps)
     assert sorted((folder / "steps").glob("*")) == before
     files = write_vidur(folder, model, 16, tmp_path / "vidur")
@@ -186,7 +185,7 @@ def test_a_profile_is_measured_closed_and_simulated_from(tmp_path: Path, monkeyp
 def test_a_processor_is_not_measured_under_the_name_of_a_gpu(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed; operators are measured with it")
     with pytest.raises(InputError, match=r"h100_sxm is NVIDIA H100 .* is this machine's processor"):
-        profile_compute(SHARD.model, SHARD.precision, "h100_sxm", tmp_path / "profile", torch_device="cpu")
+        profile_compute(SHARD.model, SHARD.precision, "h100_sxm", tmp_path / "profile", ComputePlan(torch_device="cpu"))
     assert not (tmp_path / "profile").exists()
 
 

@@ -93,7 +93,7 @@ def compute(options: ComputeOptions, model: str, device_name: str, out: Path, as
     """
     from windtunnel import catalog
     from windtunnel.lab.profile.compute import Budget
-    from windtunnel.lab.profile.run import parse_degrees, profile_compute
+    from windtunnel.lab.profile.run import ComputePlan, parse_degrees, profile_compute
     from windtunnel.model.precision import Precision
     from windtunnel.report.lab.profile import compute_document, compute_report
 
@@ -101,25 +101,19 @@ def compute(options: ComputeOptions, model: str, device_name: str, out: Path, as
     precision = spec.precision
     if options.quant:
         precision = Precision(weights=_format(options.quant), lm_head=_format(options.quant))
-    extent = options.extent()
-    budget = Budget(_quantity("--budget", "budget_s", options.budget), options.tolerance)
+    plan = ComputePlan(
+        tp=parse_degrees(options.tp),
+        engine=options.engine,
+        config=catalog.model_config(model) if options.engine == "vllm" else None,
+        torch_device=options.torch_device,
+        clock=options.clock,
+        attention=options.attention,
+        extent=options.extent(),
+        budget=Budget(_quantity("--budget", "budget_s", options.budget), options.tolerance),
+        overwrite=options.overwrite,
+    )
     with _progress() as notify:
-        profile = profile_compute(
-            spec,
-            precision,
-            device_name,
-            out,
-            tp=parse_degrees(options.tp),
-            engine=options.engine,
-            config=catalog.model_config(model) if options.engine == "vllm" else None,
-            torch_device=options.torch_device,
-            clock=options.clock,
-            attention=options.attention,
-            extent=extent,
-            budget=budget,
-            notify=notify,
-            overwrite=options.overwrite,
-        )
+        profile = profile_compute(spec, precision, device_name, out, plan, notify)
     remark(f"wrote {out}")
     answer(as_json, compute_document, compute_report, profile)
 

@@ -1,10 +1,11 @@
 """The engines of experiments: a model loaded by transformers or vLLM, which answers all requests step by step."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from windtunnel.lab.experiments.models import (
@@ -32,17 +33,17 @@ class Runner:
     generate: Callable[[Clock], Any]
     """One run of all requests."""
     texts: Callable[[Any], str]
-    """What they were answered."""
+    """The answers of a run as text."""
     synchronise: Callable[[], None] = lambda: None
     annotate: Callable[[str], AbstractContextManager[Any]] = lambda _: nullcontext()
     module_ranges: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 def transformers_runner(experiment: Experiment) -> Runner:
-    """The model in transformers, one batch that prefills and then decodes.
+    """Load a model into transformers; one batch prefills and then decodes.
 
     Raises:
-        InputError: it cannot be loaded, or the device is missing.
+        InputError: the model cannot be loaded, or the device is missing.
     """
     import torch
     import transformers
@@ -62,15 +63,15 @@ def transformers_runner(experiment: Experiment) -> Runner:
             computed, seen = [tokens.shape[1]] * number, [length + step] * number
             with torch.inference_mode(), clock.step():
                 clock.begin(Batch(computed, seen, 0 if step else number, list(range(number))))
-                found = model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
-                cache = found.past_key_values
-                tokens = _sample(found.logits[:, -1, :], experiment.temperature, generator)
+                step_output = model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                cache = step_output.past_key_values
+                tokens = _sample(step_output.logits[:, -1, :], experiment.temperature, generator)
                 outputs.append(tokens.flatten().tolist())
         return [list(answer) for answer in zip(*outputs, strict=True)]
 
     def texts(outputs: list[list[int]]) -> str:
-        shown = tokenizer.batch_decode(outputs) if tokenizer else [" ".join(map(str, answer)) for answer in outputs]
-        return "\n\n".join(f"--- request {number}\n{text}" for number, text in enumerate(shown)) + "\n"
+        decoded = tokenizer.batch_decode(outputs) if tokenizer else None
+        return _numbered(decoded or [" ".join(map(str, answer)) for answer in outputs])
 
     return Runner(
         version=transformers.__version__,
@@ -86,7 +87,7 @@ def transformers_runner(experiment: Experiment) -> Runner:
 
 
 def _sample(logits: Any, temperature: float, generator: Any) -> Any:
-    """The next token of every request, `[batch, 1]`."""
+    """Sample the next token of every request, `[batch, 1]`."""
     import torch
 
     if temperature == 0:
@@ -96,29 +97,14 @@ def _sample(logits: Any, temperature: float, generator: Any) -> Any:
 
 
 def vllm_runner(experiment: Experiment) -> Runner:
-    """vLLM's V1 engine in this process, one step at a time, scheduling not running ahead of its results."""
+    """Load a model into vLLM's V1 engine in this process; it steps synchronously, without asynchronous scheduling."""
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
     import vllm
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
 
     folder = model_folder(experiment)
     has_text = folder is None or has_tokenizer(folder)
-    engine = LLMEngine.from_engine_args(
-        EngineArgs(
-            model=str(folder or experiment.model),
-            dtype=experiment.dtype,
-            seed=experiment.seed,
-            tensor_parallel_size=experiment.tensor_parallel_size,
-            enable_prefix_caching=False,
-            async_scheduling=False,
-            load_format="auto" if folder is None or has_weights(folder) else "dummy",
-            skip_tokenizer_init=not has_text,
-        )
-    )
-    config = engine.model_config.hf_config
-    tokenizer = engine.tokenizer if has_text else None
-    prompt = prompt_tokens(experiment, config, tokenizer)
+    engine = _vllm_engine(experiment, folder, has_text)
+    prompt = prompt_tokens(experiment, engine.model_config.hf_config, engine.tokenizer if has_text else None)
     sampling = vllm.SamplingParams(
         max_tokens=experiment.max_tokens,
         temperature=experiment.temperature,
@@ -133,10 +119,10 @@ def vllm_runner(experiment: Experiment) -> Runner:
         seen: dict[str, int] = {}
 
         def schedule_and_name(*arguments: Any, **options: Any) -> Any:
-            found = schedule(*arguments, **options)
-            if found.num_scheduled_tokens:
-                clock.begin(_scheduled_batch(found.num_scheduled_tokens, seen, len(prompt)))
-            return found
+            scheduled = schedule(*arguments, **options)
+            if scheduled.num_scheduled_tokens:
+                clock.begin(_scheduled_batch(scheduled.num_scheduled_tokens, seen, len(prompt)))
+            return scheduled
 
         scheduler.schedule = schedule_and_name
         for number in range(experiment.batch_size):
@@ -149,8 +135,8 @@ def vllm_runner(experiment: Experiment) -> Runner:
         return [outputs[number] for number in sorted(outputs)]
 
     def texts(outputs: list[Any]) -> str:
-        shown = [one.outputs[0].text or " ".join(map(str, one.outputs[0].token_ids)) for one in outputs]
-        return "\n\n".join(f"--- request {number}\n{text}" for number, text in enumerate(shown)) + "\n"
+        answers = (request.outputs[0] for request in outputs)
+        return _numbered([answer.text or " ".join(map(str, answer.token_ids)) for answer in answers])
 
     device = "cuda" if uses_cuda(experiment) else "cpu"
     return Runner(
@@ -164,13 +150,37 @@ def vllm_runner(experiment: Experiment) -> Runner:
     )
 
 
+def _vllm_engine(experiment: Experiment, folder: Path | None, has_text: bool) -> Any:
+    """Start vLLM's engine on the experiment's model, with random weights where `folder` has none."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(folder or experiment.model),
+            dtype=experiment.dtype,
+            seed=experiment.seed,
+            tensor_parallel_size=experiment.tensor_parallel_size,
+            enable_prefix_caching=False,
+            async_scheduling=False,
+            load_format="auto" if folder is None or has_weights(folder) else "dummy",
+            skip_tokenizer_init=not has_text,
+        )
+    )
+
+
+def _numbered(texts: Sequence[str]) -> str:
+    """The answers' texts under the numbers of their requests."""
+    return "\n\n".join(f"--- request {number}\n{text}" for number, text in enumerate(texts)) + "\n"
+
+
 def _number(request: str) -> int:
-    """The number that `generate` gave the request; vLLM appends letters of its own."""
+    """Return the number that `generate` gave the request; vLLM appends letters of its own."""
     return int(request.split("-")[1])
 
 
 def _scheduled_batch(tokens: dict[str, int], seen: dict[str, int], num_prompt_tokens: int) -> Batch:
-    """The batch of what vLLM scheduled; `seen` keeps how far each request has come."""
+    """Build the batch that vLLM scheduled; `seen` holds each request's computed tokens, and is updated."""
     before = {request: seen.get(request, 0) for request in tokens}
     order = sorted(tokens, key=lambda request: before[request] >= num_prompt_tokens)
     for request, number in tokens.items():
@@ -184,25 +194,24 @@ def _scheduled_batch(tokens: dict[str, int], seen: dict[str, int], num_prompt_to
 
 
 def _annotator(experiment: Experiment, device: str) -> Callable[[str], AbstractContextManager[Any]]:
-    """What names a stretch of the program for the profiler of this experiment."""
+    """Return the context manager that names a range of the program for the experiment's profiler."""
     import torch
 
+    annotate: Callable[[str], AbstractContextManager[Any]] = nullcontext
     if experiment.mode == "torch":
-        found: Callable[[str], AbstractContextManager[Any]] = torch.profiler.record_function
+        annotate = torch.profiler.record_function
     elif device == "cuda":
-        found = torch.cuda.nvtx.range
+        annotate = torch.cuda.nvtx.range
     elif find_spec("nvtx") is not None:
         import nvtx
 
-        found = nvtx.annotate
-    else:
-        found = nullcontext
-    return found
+        annotate = nvtx.annotate
+    return annotate
 
 
 @contextmanager
 def _module_ranges(model: Any, annotate: Callable[[str], AbstractContextManager[Any]]) -> Iterator[None]:
-    """A range named `module:` and the module's path around every call of every module."""
+    """Put a range named `module:` and the module's path around every call of every module."""
     hooks, open_ranges = [], list[AbstractContextManager[Any]]()
 
     def enter(name: str) -> Callable[..., None]:

@@ -89,8 +89,34 @@ def _no_notice(_tp: int, _done: Progress) -> None:
 
 
 @dataclass(frozen=True)
+class ComputePlan:
+    """How to measure a model's operators."""
+
+    tp: tuple[int, ...] = (1,)
+    """Tensor-parallel splits; each rank's shard is measured alone, without collectives."""
+    engine: str = "torch"
+    """One of `ENGINES`: whose kernels are measured."""
+    config: Mapping[str, Any] | None = None
+    """The model's config.json, which vLLM needs."""
+    torch_device: str | None = None
+    """`cpu` or `cuda`; None takes a GPU where torch finds one."""
+    clock: str | None = None
+    """One of `lab.timing.CLOCKS`; None takes the steadiest."""
+    attention: str = "sdpa"
+    """One of `lab.profile.attention.PACKAGES`, for torch."""
+    extent: Extent = DEFAULT_EXTENT
+    budget: Budget = DEFAULT_BUDGET
+    """Time to refine in, shared evenly by the splits."""
+    overwrite: bool = False
+    """Whether to discard what the folder holds of this model and engine."""
+
+
+DEFAULT_PLAN = ComputePlan()
+
+
+@dataclass(frozen=True)
 class Profile:
-    """What was measured."""
+    """The measured steps and operators of one device."""
 
     folder: Path
     device: Device
@@ -110,17 +136,8 @@ def profile_compute(
     precision: Precision,
     device_name: str,
     folder: Path,
-    *,
-    tp: Sequence[int] = (1,),
-    engine: str = "torch",
-    config: Mapping[str, Any] | None = None,
-    torch_device: str | None = None,
-    clock: str | None = None,
-    attention: str = "sdpa",
-    extent: Extent = DEFAULT_EXTENT,
-    budget: Budget = DEFAULT_BUDGET,
+    plan: ComputePlan = DEFAULT_PLAN,
     notify: Notify = _no_notice,
-    overwrite: bool = False,
 ) -> Profile:
     """Measure the operators of `model` under each tensor-parallel split, on one device, and write them to `folder`.
 
@@ -129,65 +146,70 @@ def profile_compute(
     Args:
         model, precision: what to measure.
         device_name: a device of the catalog, or a new name for this machine.
-        folder: of the profile.
-        tp: the splits; each rank's shard is measured alone, without collectives.
-        engine: one of `ENGINES`: whose kernels.
-        config: the model's config.json, which vLLM needs.
-        torch_device: `cpu` or `cuda`; None takes a GPU where torch finds one.
-        clock: one of `profile_timing.CLOCKS`; None takes the steadiest.
-        attention: one of `profile_attention.PACKAGES`, for torch.
-        extent: how far.
-        budget: how long; shared evenly by the splits.
-        notify: told of every step.
-        overwrite: forget what the folder holds of this model and engine.
+        folder: the profile's folder.
+        plan: the splits, the kernels, and how far and how long to measure.
+        notify: called after every step.
 
     Raises:
         InputError: torch, the device, the split or the model cannot be measured, or the folder holds something else.
     """
-    if engine not in ENGINES:
-        raise InputError(f"operators of {engine!r} cannot be measured", did_you_mean(engine, ENGINES, "torch or vllm"))
-    torch_device = require_torch(torch_device)
+    if plan.engine not in ENGINES:
+        hint = did_you_mean(plan.engine, ENGINES, "torch or vllm")
+        raise InputError(f"operators of {plan.engine!r} cannot be measured", hint)
+    torch_device = require_torch(plan.torch_device)
     import torch
 
-    clock = clock_for(torch_device, torch.get_num_threads(), clock)
-    check_attention(attention, torch_device)
-    for degree in tp:
+    clock = clock_for(torch_device, torch.get_num_threads(), plan.clock)
+    plan = replace(plan, torch_device=torch_device, clock=clock)
+    check_attention(plan.attention, torch_device)
+    for degree in plan.tp:
         check_parallelism(model, Parallelism(tp=degree), _any_node())
     device = device_of(device_name, torch_device, clock)
-    about = provenance_of(device, torch_device, clock) | {"engine": engine}
-    about |= {"engine_version": vllm_version()} if engine == "vllm" else {"attention": attention_version(attention)}
+    about = provenance_of(device, torch_device, clock) | _engine_versions(plan)
     pressure = Pressure.start()
-    shards = [Shard(model, precision, Parallelism(tp=degree)) for degree in tp]
-    part = replace(budget, seconds=budget.seconds and budget.seconds / len(tp) / len(model.layers))
     host: list[HostSample] = []
-    for shard in shards:
-        steppers: Iterator[Stepper] = (
-            vllm_steppers(shard, config, clock, extent, host)
-            if engine == "vllm"
-            else torch_steppers(
-                shard,
-                torch_device,
-                clock,
-                extent,
-                last_level_cache_bytes(torch_device),
-                free_memory_bytes(torch_device),
-                attention,
-            )
-        )
-        for index, stepper in enumerate(steppers):
-            named = about | {"model": model.name, "shard": _digest(shard, index)}
-            path = folder / JOURNALS / f"{_slug(model.name)}_{engine}_tp{shard.tp}_{index}.jsonl"
-            if overwrite:
-                path.unlink(missing_ok=True)
-            journal = Journal(path, named)
-            for step in measure_steps(stepper, extent, part, journal.steps, partial(notify, shard.tp)):
-                journal.add(step)
-            del stepper  # its weights and caches go before the next one's come
+    for degree in plan.tp:
+        shard = Shard(model, precision, Parallelism(tp=degree))
+        _measure_shard(shard, folder, plan, about, _steppers(shard, torch_device, clock, plan, host), notify)
     steps = read_journals(folder / JOURNALS)
     tables = write_steps(folder, device, about, steps)
     if host:
         write_overheads(folder, about, model.name, host)
     return Profile(folder, device, tuple(steps), tuple(tables), pressure.fraction())
+
+
+def _engine_versions(plan: ComputePlan) -> dict[str, str]:
+    """Provenance of the measured kernels."""
+    version = {"engine_version": vllm_version()} if plan.engine == "vllm" else {}
+    attention = {} if plan.engine == "vllm" else {"attention": attention_version(plan.attention)}
+    return {"engine": plan.engine, **version, **attention}
+
+
+def _steppers(
+    shard: Shard, torch_device: str, clock: str, plan: ComputePlan, host: list[HostSample]
+) -> Iterator[Stepper]:
+    """Steppers of a shard's kinds of layer, one at a time; vLLM's add the host's samples to `host`."""
+    if plan.engine == "vllm":
+        return vllm_steppers(shard, plan.config, clock, plan.extent, host)
+    cache_bytes, memory_bytes = last_level_cache_bytes(torch_device), free_memory_bytes(torch_device)
+    return torch_steppers(shard, torch_device, clock, plan.extent, cache_bytes, memory_bytes, plan.attention)
+
+
+def _measure_shard(
+    shard: Shard, folder: Path, plan: ComputePlan, about: dict[str, str], steppers: Iterator[Stepper], notify: Notify
+) -> None:
+    """Measure the steps of one rank's shard and add them to the journals in `folder`."""
+    name, budget = shard.model.name, plan.budget
+    seconds = budget.seconds and budget.seconds / len(plan.tp) / len(shard.model.layers)
+    for index, stepper in enumerate(steppers):
+        path = folder / JOURNALS / f"{_slug(name)}_{plan.engine}_tp{shard.tp}_{index}.jsonl"
+        if plan.overwrite:
+            path.unlink(missing_ok=True)
+        journal = Journal(path, about | {"model": name, "shard": _digest(shard, index)})
+        part = replace(budget, seconds=seconds)
+        for step in measure_steps(stepper, plan.extent, part, journal.steps, partial(notify, shard.tp)):
+            journal.add(step)
+        del stepper  # its weights and caches go before the next one's come
 
 
 def write_steps(

@@ -1,0 +1,112 @@
+"""The strategy that follows a model of former answers: Optuna's tree-structured Parzen estimator."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from windtunnel.errors import MissingExtraError
+from windtunnel.search.asker import Asker
+from windtunnel.search.capacity.capacity import LEAP
+from windtunnel.search.evaluation.schema import Evaluation, Question
+from windtunnel.search.strategies.race import LEAST_TRIALS, ROUGH_TOLERANCE, Race, spread_points
+
+TRIAL_FRACTIONS, USUAL_TRIALS = (0.05, 0.1), 96
+"""Smallest and largest share of the points that are evaluated, and the number evaluated between these."""
+SPREAD_FRACTION, MODEL_FRACTION = 1 / 3, 1 / 3
+"""Shares of the trials that are spread over the space, and that the model suggests. The model soon finds a good region
+and seldom the best point there: the other trials are the best points' neighbours."""
+BATCH = 8
+"""Trials that are suggested before the answers of the first of them are known: a constant, so that the answers do not
+depend on the number of workers."""
+
+
+def tpe(asker: Asker, workload: str | None) -> dict[int, Evaluation]:
+    """Evaluate batches of points that Optuna's tree-structured Parzen estimator suggests, then neighbours of the best.
+
+    Source: Bergstra et al., Algorithms for Hyper-Parameter Optimization (NIPS 2011), section 4.
+
+    Raises:
+        MissingExtraError: Optuna is not installed.
+    """
+    space = asker.space
+    least, most = (math.floor(share * space.num_points) for share in TRIAL_FRACTIONS)
+    num_points = min(max(least, min(USUAL_TRIALS, most), LEAST_TRIALS), space.num_points)
+    race = Race(asker, workload, Question() if space.is_training else Question(tolerance=ROUGH_TOLERANCE))
+    sizes = {name: len(values) for name, values in space.vary.items()}
+    spread = spread_points(space.num_points, math.ceil(num_points * SPREAD_FRACTION))
+    _ask_suggested(race, sizes, spread, math.ceil(num_points * MODEL_FRACTION))
+    while left := num_points - len(race.answers):
+        near_by = dict.fromkeys(other for index in race.best for other in _one_setting_away(index, sizes))
+        new = [index for index in near_by if index not in race.answers]
+        if not new:
+            break
+        race.ask(new[: min(left, BATCH)])
+    return race.answers if space.is_training else race.exactly()
+
+
+def _ask_suggested(race: Race, sizes: dict[str, int], spread: list[int], num_trials: int) -> None:
+    """Evaluate the points in `spread`, then `num_trials` points that Optuna suggests from all answers so far."""
+    try:
+        import optuna
+    except ImportError:
+        raise MissingExtraError("optuna", "search") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(direction="maximize", sampler=_sampler(optuna, race.asker.space.seed))
+    for index in spread:
+        study.enqueue_trial(_positions(index, sizes))
+    marks: dict[int, float | None] = {}
+    num_trials += len(spread)
+    for first in range(0, num_trials, BATCH):
+        trials = [study.ask() for _ in range(min(BATCH, num_trials - first))]
+        suggested = [_index(trial, sizes) for trial in trials]
+        new = [index for index in dict.fromkeys(suggested) if index not in race.answers]
+        marks |= dict.fromkeys(new, race.ask(new))
+        known = [value for value in map(race.score, race.answers) if math.isfinite(value)]
+        worst = min(known, default=0.0)
+        for trial, index in zip(trials, suggested, strict=True):
+            study.tell(trial, _trial_value(race, index, marks[index], worst))
+
+
+def _one_setting_away(index: int, sizes: dict[str, int]) -> Iterator[int]:
+    """The points that differ from `index` in a single setting, the last name's first."""
+    stride = 1
+    for size in reversed(sizes.values()):
+        position = index // stride % size
+        yield from (index + (other - position) * stride for other in range(size) if other != position)
+        stride *= size
+
+
+def _trial_value(race: Race, index: int, mark: float | None, worst: float) -> float:
+    """Return the score that the model learns. A point that was dropped gets its possible score, from how far it was
+    beyond its limit; a point that cannot be deployed gets less than any other.
+    """
+    value, beaten_by = race.score(index), race.answers[index].beaten_by
+    if math.isfinite(value):
+        return value
+    if mark is None or not beaten_by:
+        return worst - abs(worst)
+    return mark - abs(mark) * -math.expm1(-LEAP * beaten_by)
+
+
+def _sampler(optuna: Any, seed: int) -> Any:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=1)
+
+
+def _positions(index: int, sizes: dict[str, int]) -> dict[str, int]:
+    """Position on each axis; the inverse of `_index`."""
+    positions = {}
+    for name, size in reversed(sizes.items()):
+        index, positions[name] = divmod(index, size)
+    return positions
+
+
+def _index(trial: Any, sizes: dict[str, int]) -> int:
+    """Index of the point that a trial suggests; the last name changes fastest."""
+    index = 0
+    for name, size in sizes.items():
+        index = index * size + int(trial.suggest_categorical(name, list(range(size))))
+    return index
