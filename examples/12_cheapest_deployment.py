@@ -40,7 +40,7 @@ print("best deployment with each value, relative to the best of all")
 for name, shares in sensitivity(space, found).items():
     print(f"  {name}: {', '.join(f'{value} {share:.0%}' for value, share in shares.items())}")
 
-cheapest = fleets(found, load=200.0, most=1)[0]
+cheapest = fleets(found, load=200.0, limit=1)[0]
 print(f"200 requests/s: {cheapest.copies} x {study.point(cheapest.index).title}, ${cheapest.usd_per_hour:,.2f}/h")
 
 for reason, points in found.refusals.items():

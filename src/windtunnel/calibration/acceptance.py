@@ -36,7 +36,7 @@ class Drafting:
     def error(self) -> NDArray[np.float64]:
         """|log(predicted / measured)| of TPOT at every share."""
         measured = self.priced.measurement.measured["tpot"]
-        return np.abs(np.log([one["tpot"] / measured for one in self.predicted]))
+        return np.abs(np.log([metrics["tpot"] / measured for metrics in self.predicted]))
 
 
 def drafting(
@@ -54,17 +54,17 @@ def drafting(
         return calibrations.get(f"{engine}-{device}") or calibrations.get(engine)
 
     def calibrated_estimator(setup: Setup) -> Estimator:
-        found, plain = of(setup), estimator_for(setup)
-        return plain if found is None else CalibratedEstimator(plain, setup.device, found.factors)
+        calibration, plain = of(setup), estimator_for(setup)
+        return plain if calibration is None else CalibratedEstimator(plain, setup.device, calibration.factors)
 
-    runs = (one.accepting(0.0) for one in measurements if one.scenario and "tpot" in one.measured)
+    runs = (run.accepting(0.0) for run in measurements if run.scenario and "tpot" in run.measured)
     for measurement, priced in priced_servers(runs, calibrated_estimator):
         if isinstance(priced, str):
             yield measurement, priced
         else:
-            found, host = of(priced.setup), priced.setup.engine.host
-            if found is not None:
-                host = found.host_of(str(priced.setup.engine.version)).over(host)
+            calibration, host = of(priced.setup), priced.setup.engine.host
+            if calibration is not None:
+                host = calibration.host_of(str(priced.setup.engine.version)).over(host)
             yield measurement, Drafting(priced, tuple(_accepting(priced, share).predict({}, host) for share in SHARES))
 
 
@@ -89,6 +89,6 @@ def acceptances(runs: Sequence[Drafting]) -> dict[str, float]:
 
 def with_acceptances(made: Mapping[str, Calibration], measurements: Iterable[Measurement]) -> dict[str, Calibration]:
     """The calibrations with the acceptance of every model of which runs with speculative decoding were measured."""
-    found = [one for _, one in drafting(measurements, made) if isinstance(one, Drafting)]
-    shares = acceptances(found)
-    return {name: msgspec.structs.replace(one, acceptance=shares) for name, one in made.items()}
+    runs = [run for _, run in drafting(measurements, made) if isinstance(run, Drafting)]
+    shares = acceptances(runs)
+    return {name: msgspec.structs.replace(calibration, acceptance=shares) for name, calibration in made.items()}

@@ -38,7 +38,7 @@ def averaged_fit(runs: Sequence[PricedServer], around: Local, kept: NDArray[np.b
 
 
 def held_out(
-    runs: Sequence[PricedServer], whole: Local, fold: NDArray[np.int64], trials: Trials | None = None
+    runs: Sequence[PricedServer], around: Local, fold: NDArray[np.int64], trials: Trials | None = None
 ) -> list[dict[str, float]]:
     """Every run's prediction by a fit, and with settings, that were learnt from runs of other folds alone.
 
@@ -48,12 +48,12 @@ def held_out(
         fold: of every run.
         trials: of `runs`; given again, nothing is simulated twice.
     """
-    found: list[dict[str, float]] = [{} for _ in runs]
+    predictions: list[dict[str, float]] = [{} for _ in runs]
     trials = trials or Trials(runs)
-    for one in np.unique(fold):
-        kept = fold != one
-        fit = averaged_fit(runs, whole, kept)
-        learnt = infer(trials, whole, fit, kept)
+    for left_out in np.unique(fold):
+        kept = fold != left_out
+        fit = averaged_fit(runs, around, kept)
+        learnt = infer(trials, around, fit, kept)
         for index in np.flatnonzero(~kept).tolist():
-            found[index] = predict(with_learnt([runs[index]], learnt)[0], fit)
-    return found
+            predictions[index] = predict(with_learnt([runs[index]], learnt)[0], fit)
+    return predictions

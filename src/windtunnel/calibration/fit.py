@@ -176,8 +176,8 @@ class PricedServer:
             return self
         assert self.measurement.scenario is not None
         usual, deployment = self.setup.engine, self.measurement.scenario.deployment
-        whole = {n: int(value) if isinstance(getattr(usual, n), int) else value for n, value in values.items()}
-        other = msgspec.structs.replace(EngineSettings(host=usual.host), **whole)
+        typed = {n: int(value) if isinstance(getattr(usual, n), int) else value for n, value in values.items()}
+        other = msgspec.structs.replace(EngineSettings(host=usual.host), **typed)
         engine = with_defaults(deployment.engine, self.setup.device, other, deployment.parallelism)
         engine = with_windows(deployment.engine, engine, self.setup.model.architecture)
         setup = replace(self.setup, engine=whole_prompt_tokens(deployment.engine, engine, self.setup.max_model_len))
@@ -251,8 +251,8 @@ def _priced(
     if speculation is None:
         parts = _parts(estimators[key], replace(setup, engine=widest), shard)
     else:
-        whole = price_steps(estimators[key], setup.device, shard, widest, setup.max_model_len, drafter)
-        parts = {"all": whole}
+        prices = price_steps(estimators[key], setup.device, shard, widest, setup.max_model_len, drafter)
+        parts = {"all": prices}
     settings = kernel_settings(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
     return PricedServer(measurement, setup, settings, requests, parts, speculation)
 
@@ -289,9 +289,9 @@ class _Recorder:
         self.answers: list[tuple[Estimate, dict[str, Floats]]] = []
 
     def estimate(self, op: ops.Op) -> Estimate:
-        found = self.estimator.estimate(op)
-        self.answers.append((found, shares(op, self.device)))
-        return found
+        estimate = self.estimator.estimate(op)
+        self.answers.append((estimate, shares(op, self.device)))
+        return estimate
 
     def names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for _, parts in self.answers for name in parts))
@@ -305,8 +305,8 @@ class _Player:
         self.name = name
 
     def estimate(self, op: ops.Op) -> Estimate:  # noqa: ARG002
-        found, parts = next(self.answers)
-        return replace(found, seconds=np.asarray(found.seconds) * parts.get(self.name, np.asarray(0.0)))
+        estimate, parts = next(self.answers)
+        return replace(estimate, seconds=np.asarray(estimate.seconds) * parts.get(self.name, np.asarray(0.0)))
 
 
 # ------------------------------------------------------------------------------------------------------------------ fit
@@ -325,13 +325,13 @@ def effects(parameter: str, scope: Scope, priors: Priors = PRIORS) -> dict[Effec
     base = parameter if kind == "host" else f"{kind}.{rest.rpartition('.')[2]}" if rest else kind
     overall, of_engine, of_device = priors.host if kind == "host" else priors.operators
     engine, device, release = scope
-    found = {(base, "all"): overall, (base, engine): of_engine, (base, engine, device): of_device}
+    spreads = {(base, "all"): overall, (base, engine): of_engine, (base, engine, device): of_device}
     if kind == "host" and release:
-        found[base, engine, release], found[base, engine, device, release] = priors.releases
+        spreads[base, engine, release], spreads[base, engine, device, release] = priors.releases
     if base != parameter:
-        found[parameter, engine] = priors.formats
-        found[parameter, engine, device] = priors.formats
-    return found
+        spreads[parameter, engine] = priors.formats
+        spreads[parameter, engine, device] = priors.formats
+    return spreads
 
 
 @dataclass(frozen=True)
@@ -379,12 +379,12 @@ class Local:
 
     def predict(self, index: int, priced: PricedServer, fit: Fit) -> dict[str, float]:
         """The fitted metrics of a run, `priced`, under another fit, without simulating it again."""
-        found = {}
+        metrics = {}
         for metric, slope in self.slopes[index].items():
             moved = {name: fit.logarithm(name, priced.scope) - self.fit.logarithm(name, priced.scope) for name in slope}
             relative = 1.0 + sum(share * (math.exp(moved[name]) - 1.0) for name, share in slope.items())
-            found[metric] = self.base[index][metric] * max(relative, LEAST_RELATIVE)
-        return found
+            metrics[metric] = self.base[index][metric] * max(relative, LEAST_RELATIVE)
+        return metrics
 
 
 def local(runs: Sequence[PricedServer], fit: Fit) -> Local:
@@ -401,12 +401,14 @@ def local(runs: Sequence[PricedServer], fit: Fit) -> Local:
             kind, _, field = name.partition(".")
             if kind == "host":
                 ratio = HOST_RATIO
-                found = priced.predict(factors, msgspec.structs.replace(host, **{field: getattr(host, field) * ratio}))
+                metrics = priced.predict(
+                    factors, msgspec.structs.replace(host, **{field: getattr(host, field) * ratio})
+                )
             else:
                 ratio = FACTOR_RATIO
-                found = priced.predict(factors | {name: factors[name] * ratio}, host)
+                metrics = priced.predict(factors | {name: factors[name] * ratio}, host)
             for metric in FITTED:
-                slope[metric][name] = (found[metric] / here[metric] - 1.0) / (ratio - 1.0)
+                slope[metric][name] = (metrics[metric] / here[metric] - 1.0) / (ratio - 1.0)
         base.append(here)
         slopes.append(slope)
     return Local(fit, base, slopes)
@@ -415,9 +417,9 @@ def local(runs: Sequence[PricedServer], fit: Fit) -> Local:
 def fit_runs(runs: Sequence[PricedServer], num_rounds: int = NUM_ROUNDS) -> Local:
     """Fit effects to `runs`; what is returned predicts around the fit."""
     around = local(runs, Fit({}))
-    for at in range(num_rounds):
+    for number in range(num_rounds):
         fit = _fitted(runs, around)
-        if at + 1 < num_rounds:
+        if number + 1 < num_rounds:
             around = local(runs, fit)
         else:
             around = replace(around, fit=fit, base=[predict(priced, fit) for priced in runs])
@@ -429,8 +431,8 @@ def around_again(runs: Sequence[PricedServer], around: Local, changed: Sequence[
     places = [index for index, flag in enumerate(changed) if flag]
     anew = local([runs[index] for index in places], around.fit)
     base, slopes = list(around.base), list(around.slopes)
-    for place, one, slope in zip(places, anew.base, anew.slopes, strict=True):
-        base[place], slopes[place] = one, slope
+    for place, metrics, slope in zip(places, anew.base, anew.slopes, strict=True):
+        base[place], slopes[place] = metrics, slope
     return Local(around.fit, base, slopes)
 
 
@@ -465,7 +467,7 @@ def _fitted(runs: Sequence[PricedServer], around: Local, priors: Priors = PRIORS
                     spreads.append(spread)
     shares, summed = _terms(runs, around, names)
     measured = np.array([[priced.measurement.measured.get(metric, math.nan) for metric in FITTED] for priced in runs])
-    base = np.array([[one[metric] for metric in FITTED] for one in around.base])
+    base = np.array([[metrics[metric] for metric in FITTED] for metrics in around.base])
     scale = np.tile([1.0 / NOISE[metric] for metric in FITTED], len(runs))
     start = np.array([around.fit.effects.get(effect, 0.0) for effect in names])
     values = start.copy()
@@ -475,9 +477,9 @@ def _fitted(runs: Sequence[PricedServer], around: Local, priors: Priors = PRIORS
         relative = np.maximum(1.0 + np.einsum("rmp,rp->rm", shares, grown - 1.0), LEAST_RELATIVE)
         terms = shares * grown[:, None, :] / relative[:, :, None]
         design = np.zeros((*base.shape, len(names) + 1))
-        for at in range(summed.shape[-1]):
+        for place in range(summed.shape[-1]):
             run, metric, parameter = np.indices(terms.shape)
-            np.add.at(design, (run, metric, summed[run, parameter, at]), terms)
+            np.add.at(design, (run, metric, summed[run, parameter, place]), terms)
         residual = np.log(measured / (base * relative))
         flat = design[:, :, :-1].reshape(residual.size, -1)
         change = _ridge_step(flat, residual.ravel(), scale, weights, np.array(spreads), values, priors.outlier)
@@ -494,14 +496,14 @@ def _terms(
 
     What a run lacks has a share of 0 and the effect after the last.
     """
-    most = max(len(priced.parameters) for priced in runs)
-    shares = np.zeros((len(runs), len(FITTED), most))
-    summed = np.full((len(runs), most, MOST_EFFECTS), len(names))
+    num_parameters = max(len(priced.parameters) for priced in runs)
+    shares = np.zeros((len(runs), len(FITTED), num_parameters))
+    summed = np.full((len(runs), num_parameters, MOST_EFFECTS), len(names))
     for run, (priced, slope) in enumerate(zip(runs, around.slopes, strict=True)):
-        for at, parameter in enumerate(priced.parameters):
-            shares[run, :, at] = [slope[metric][parameter] for metric in FITTED]
+        for position, parameter in enumerate(priced.parameters):
+            shares[run, :, position] = [slope[metric][parameter] for metric in FITTED]
             for place, effect in enumerate(effects(parameter, priced.scope)):
-                summed[run, at, place] = names[effect]
+                summed[run, position, place] = names[effect]
     return shares, summed
 
 

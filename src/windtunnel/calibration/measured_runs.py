@@ -195,18 +195,18 @@ def read_table(path: Path) -> list[Measurement]:
     for name in ("model", "device", "input_tokens", "output_tokens"):
         if name not in rows[0]:
             raise InputError(f"{path.name} has no column {name!r}", f"known: {', '.join(COLUMNS)}")
-    found = [_measurement(f"{path.name} row {number}", str(number), row) for number, row in enumerate(rows, 1)]
-    twice = [name for name, count in Counter(one.id for one in found).items() if count > 1]
+    runs = [_measurement(f"{path.name} row {number}", str(number), row) for number, row in enumerate(rows, 1)]
+    twice = [name for name, count in Counter(run.id for run in runs).items() if count > 1]
     if twice:
         raise InputError(
             f"{path.name} has several runs of id {twice[0]!r}", "give each its own, or leave the column out"
         )
-    return found
+    return runs
 
 
 def measurements_of(results: list[ClientResult], base: dict[str, Any], source: str) -> list[Measurement]:
     """A client's results with the deployment that `base`, a scenario without workload, describes."""
-    found = []
+    runs = []
     for result in results:
         values = {
             "input_tokens": result.input_tokens,
@@ -219,8 +219,8 @@ def measurements_of(results: list[ClientResult], base: dict[str, Any], source: s
         }
         raw = {**base, "workload": _workload(source, values, are_means=True)}
         scenario = scenario_from(raw, source)
-        found.append(Measurement(result.id, scenario, "", result.measured, _labels(scenario, values)))
-    return found
+        runs.append(Measurement(result.id, scenario, "", result.measured, _labels(scenario, values)))
+    return runs
 
 
 def read_client_files(path: Path, base: dict[str, Any]) -> list[Measurement]:
@@ -421,6 +421,6 @@ def parallelism_label(shape: Parallelism, pools: Sequence[Pool] = ()) -> str:
     """`tp4 ep8 dp2`; of several pools `P 2x tp8 ep8 D 1x tp4`."""
     if pools:
         parts = [(pool.role[0].upper(), pool.replicas, pool.parallelism or shape) for pool in pools]
-        return " ".join(f"{role} {replicas}x {parallelism_label(own)}" for role, replicas, own in parts)
+        return " ".join(f"{role} {replicas}x {parallelism_label(pool_shape)}" for role, replicas, pool_shape in parts)
     widths = {"tp": shape.tp, "pp": shape.pp, "ep": shape.ep, "dp": shape.attention_dp}
     return " ".join(f"{name}{width}" for name, width in widths.items() if width > 1 or name == "tp")

@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 
 
 def ratios(runs: Sequence[PricedServer], predictions: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Metric -> measured over predicted, for metrics that were measured; a closed loop's throughput is inverse to E2E."""
+    """Metric -> measured over predicted, where it was measured; a closed loop's throughput is inverse to E2E."""
     values: dict[str, list[float]] = {}
     for priced, predicted in zip(runs, predictions, strict=True):
         for metric, value in predicted.items():

@@ -152,31 +152,31 @@ def infer(trials: Trials, around: Local, fit: Fit, kept: NDArray[np.bool_]) -> L
             unrecorded.setdefault(series, []).append(index)
         elif priced.keeps_by_default:
             engine, device, _ = priced.scope
-            for one in (Series(engine), Series(engine, device)):
-                retention.setdefault(one, []).append(index)
-    found: dict[Series, Taken] = {}
+            for scope in (Series(engine), Series(engine, device)):
+                retention.setdefault(scope, []).append(index)
+    learnt: dict[Series, Taken] = {}
     left_open = _left_open(runs)
     for series, members in (unrecorded | retention).items():
         names = left_open.get(series, (RESERVE,))
         residuals = _residuals(runs, members, around, fit)
         taken = _taken(_Question(trials, members, residuals, names))
         if taken.values:
-            found[series] = taken
+            learnt[series] = taken
     for engine, device in {priced.scope[:2] for priced in runs}:
-        if Series(engine) in found and Series(engine, device) not in retention:
+        if Series(engine) in learnt and Series(engine, device) not in retention:
             # As a calibration of the engine on any device says.
-            found[Series(engine, device)] = found[Series(engine)]
-    return found
+            learnt[Series(engine, device)] = learnt[Series(engine)]
+    return learnt
 
 
 def _left_open(runs: Sequence[PricedServer]) -> dict[Series, tuple[str, ...]]:
     """Series -> the settings that none of its runs recorded: what one of them did is not another's to choose."""
-    found: dict[Series, tuple[str, ...]] = {}
+    unrecorded: dict[Series, tuple[str, ...]] = {}
     for priced in runs:
         if (series := series_of(priced)) is not None:
             unknown = priced.measurement.unknown
-            found[series] = tuple(name for name in found.get(series, unknown) if name in unknown)
-    return found
+            unrecorded[series] = tuple(name for name in unrecorded.get(series, unknown) if name in unknown)
+    return unrecorded
 
 
 def values_of(priced: PricedServer, learnt: Learnt) -> Values:
@@ -185,8 +185,8 @@ def values_of(priced: PricedServer, learnt: Learnt) -> Values:
     series = series_of(priced)
     if series is not None:
         return learnt[series].values if series in learnt else ()
-    own = Series(engine, device)
-    return learnt[own].values if priced.keeps_by_default and own in learnt else ()
+    scope = Series(engine, device)
+    return learnt[scope].values if priced.keeps_by_default and scope in learnt else ()
 
 
 def with_learnt(runs: Sequence[PricedServer], learnt: Learnt) -> list[PricedServer]:
@@ -202,11 +202,11 @@ def with_learnt(runs: Sequence[PricedServer], learnt: Learnt) -> list[PricedServ
 
 
 def _residuals(runs: Sequence[PricedServer], members: Sequence[int], around: Local, fit: Fit) -> list[dict[str, float]]:
-    found = []
+    residuals = []
     for index in members:
         measured, predicted = runs[index].measurement.measured, around.predict(index, runs[index], fit)
-        found.append({name: math.log(measured[name] / predicted[name]) for name in FITTED if name in measured})
-    return found
+        residuals.append({name: math.log(measured[name] / predicted[name]) for name in FITTED if name in measured})
+    return residuals
 
 
 class _Question(NamedTuple):
@@ -224,17 +224,21 @@ class _Question(NamedTuple):
         if any(shift is None for shift in shifts):
             return None
         pairs = zip(self.residuals, shifts, strict=True)
-        return [{name: value - shift[name] for name, value in one.items()} for one, shift in pairs if shift is not None]
+        return [
+            {name: value - shift[name] for name, value in residual.items()}
+            for residual, shift in pairs
+            if shift is not None
+        ]
 
     def costs(self, left: Sequence[Mapping[str, float]]) -> Floats:
         """Of every run: minus the logarithm of its likelihood."""
         sizes = Counter(by_configuration(self.trials.runs[index]) for index in self.members)
-        found = []
-        for index, one in zip(self.members, left, strict=True):
-            squares = [(value / NOISE[name]) ** 2 for name, value in one.items()]
+        costs = []
+        for index, residual in zip(self.members, left, strict=True):
+            squares = [(value / NOISE[name]) ** 2 for name, value in residual.items()]
             weight = sizes[by_configuration(self.trials.runs[index])] ** -CROWDING
-            found.append(weight * sum(0.5 * OUTLIER**2 * math.log1p(square / OUTLIER**2) for square in squares))
-        return np.array(found)
+            costs.append(weight * sum(0.5 * OUTLIER**2 * math.log1p(square / OUTLIER**2) for square in squares))
+        return np.array(costs)
 
 
 def _taken(question: _Question) -> Taken:
@@ -278,12 +282,12 @@ def _further(question: _Question, values: Values) -> Iterator[tuple[Values, Sequ
 
 
 def _price(question: _Question, values: Values) -> float:
-    found = PRICE * len(values)
+    price = PRICE * len(values)
     if RESERVE in dict(values):
         default = float(question.trials.runs[question.members[0]].setup.engine.reserved_bytes or 0.0)
         ratio = (dict(values)[RESERVE] + LEAST_RESERVE) / (default + LEAST_RESERVE)
-        found += 0.5 * (math.log(ratio) / RESERVE_PRIOR) ** 2
-    return found
+        price += 0.5 * (math.log(ratio) / RESERVE_PRIOR) ** 2
+    return price
 
 
 def inferred(runs: Sequence[PricedServer], learnt: Learnt, engine: str, device: str | None) -> tuple[Inferred, ...]:
@@ -317,5 +321,5 @@ def _record(runs: Sequence[PricedServer], taken: Taken) -> dict[str, Any]:
 
 
 def _median_errors(residuals: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    found = {name: [math.exp(-one[name]) - 1 for one in residuals if name in one] for name in FITTED}
-    return {name: float(f"{np.median(np.abs(errors)):.3g}") for name, errors in found.items() if errors}
+    errors_of = {name: [math.exp(-residual[name]) - 1 for residual in residuals if name in residual] for name in FITTED}
+    return {name: float(f"{np.median(np.abs(errors)):.3g}") for name, errors in errors_of.items() if errors}

@@ -103,21 +103,25 @@ def with_transfers(
         measurements: those that do not tell of transfers are passed over.
         source: what the runs are, for the record of a calibration that holds nothing else.
     """
-    runs = [one for one in measurements if one.weight > 0 and tells_of_transfers(one)]
+    runs = [run for run in measurements if run.weight > 0 and tells_of_transfers(run)]
     priced_servers = list(_priced_pools(runs, made))
-    found = {}
-    for name, one in made.items():
-        own = [priced for priced in priced_servers if _kin(priced) == (one.engine, one.device or _kin(priced)[1])]
-        found[name] = msgspec.structs.replace(one, transfer=fit_transfers(own))
+    calibrations = {}
+    for name, calibration in made.items():
+        members = [
+            priced
+            for priced in priced_servers
+            if _kin(priced) == (calibration.engine, calibration.device or _kin(priced)[1])
+        ]
+        calibrations[name] = msgspec.structs.replace(calibration, transfer=fit_transfers(members))
     for engine, device in dict.fromkeys(map(_kin, priced_servers)):
         if engine in made or f"{engine}-{device}" in made:
             continue
-        own = [priced for priced in priced_servers if _kin(priced) == (engine, device)]
-        learnt = fit_transfers(own)
+        members = [priced for priced in priced_servers if _kin(priced) == (engine, device)]
+        learnt = fit_transfers(members)
         if learnt is not None:
-            base = _base(engine, device, [priced.measurement for priced in own], source)
-            found[f"{engine}-{device}"] = msgspec.structs.replace(base, transfer=learnt)
-    return found
+            base = _base(engine, device, [priced.measurement for priced in members], source)
+            calibrations[f"{engine}-{device}"] = msgspec.structs.replace(base, transfer=learnt)
+    return calibrations
 
 
 def _kin(priced: PricedPools) -> tuple[str, str]:
@@ -126,9 +130,9 @@ def _kin(priced: PricedPools) -> tuple[str, str]:
     return decodes.engine.name, decodes.device.name
 
 
-def _base(engine: str, device: str, own: Sequence[Measurement], source: str) -> Calibration:
+def _base(engine: str, device: str, runs: Sequence[Measurement], source: str) -> Calibration:
     """The shipped calibration for these runs, or one that says nothing."""
-    versions = sorted({one.labels.get("version", "") for one in own} - {""})
+    versions = sorted({run.labels.get("version", "") for run in runs} - {""})
     for version in versions:
         shipped = calibration_for(engine, device, version).calibration
         if shipped is not None:
@@ -160,8 +164,8 @@ def _priced(
     calibration_of: Callable[[Scenario], Calibration | None],
 ) -> PricedPools:
     assert run.scenario is not None
-    whole = msgspec.structs.replace(run.scenario.deployment.transfer, latency_s=0.0, link_efficiency=1.0)
-    deployment = msgspec.structs.replace(run.scenario.deployment, transfer=whole)
+    transfer = msgspec.structs.replace(run.scenario.deployment.transfer, latency_s=0.0, link_efficiency=1.0)
+    deployment = msgspec.structs.replace(run.scenario.deployment, transfer=transfer)
     scenario = msgspec.structs.replace(run.scenario, deployment=deployment)
     requests = generate(scenario.workload, scenario.seed)
     fleet = prepare_pools(scenario, requests, estimator_of=estimator_of, calibration_of=calibration_of)
@@ -211,9 +215,9 @@ def fit_transfers(priced_servers: Sequence[PricedPools]) -> LearntTransfer | Non
     )
     local = _local(priced_servers, DEFAULT)
     before_s, values = local.base_s, DEFAULT
-    for at in range(NUM_ROUNDS):
+    for number in range(NUM_ROUNDS):
         values = _fitted(local, measured, weights)
-        if at + 1 < NUM_ROUNDS:
+        if number + 1 < NUM_ROUNDS:
             local = _local(priced_servers, values)
     after_s = np.empty_like(measured)
     for configuration in configurations:
@@ -248,6 +252,6 @@ def _fitted(local: _Local, measured: Floats, weights: Floats) -> Values:
     around = [math.log(mine / default) for mine, default in zip(local.around, DEFAULT, strict=True)]
     starts = [around, *([math.log(times), 0.0] for times in STARTS)]
     bounds = [(-8.0, 8.0), (-3.0, -math.log(DEFAULT[1]))]
-    found = [minimize(loss, np.array(start), method="L-BFGS-B", bounds=bounds) for start in starts]
-    best = min(found, key=lambda one: float(one.fun))
+    minima = [minimize(loss, np.array(start), method="L-BFGS-B", bounds=bounds) for start in starts]
+    best = min(minima, key=lambda minimum: float(minimum.fun))
     return values_of(best.x)

@@ -63,12 +63,12 @@ class Prediction:
             return f"{facts['host']:.0%} of the time is the host's"
         if facts.get("communication", 0.0) > 0.3:
             return f"{facts['communication']:.0%} of the time is communication"
-        found = [f"not recorded: {labels['assumed']}"] if labels.get("assumed") else []
+        reasons = [f"not recorded: {labels['assumed']}"] if labels.get("assumed") else []
         if labels.get("unmodelled"):
-            found.append(f"recorded, not simulated: {labels['unmodelled']}")
+            reasons.append(f"recorded, not simulated: {labels['unmodelled']}")
         if self.remarks:
-            found.append(f"outside the calibration: {', '.join(self.remarks)}")
-        return "; ".join(found)
+            reasons.append(f"outside the calibration: {', '.join(self.remarks)}")
+        return "; ".join(reasons)
 
 
 def predict_runs(
@@ -97,8 +97,8 @@ def predict_runs(
     else:
         one_by_one = ([prediction] for batch in work for prediction in _predictions(*batch))
         done = list(_counted(one_by_one, len(measurements), progress))
-    found = dict(zip(chain.from_iterable(batches), done, strict=True))
-    return [found[index] for index in range(len(measurements))]
+    predictions = dict(zip(chain.from_iterable(batches), done, strict=True))
+    return [predictions[index] for index in range(len(measurements))]
 
 
 def _counted(batches: Iterable[list[Prediction]], total: int, progress: Progress | None) -> Iterator[Prediction]:
@@ -145,7 +145,7 @@ def _predicted(
         measurement=measurement,
         refused="",
         predicted=_metrics(result, measurement),
-        intervals={name: found for name, found in result.intervals.items() if name in METRICS},
+        intervals={name: interval for name, interval in result.intervals.items() if name in METRICS},
         calibration=setup.calibration_name or "",
         facts={
             "host": result.summary.time_fractions["host"],
@@ -173,18 +173,18 @@ def _accepting(measurement: Measurement, setup: Setup, scenario: Scenario) -> Sc
     if setup.model.name not in shares:
         where = "no calibration is in force" if setup.calibration is None else "the calibration has none of the model"
         raise InputError(f"it decodes speculatively, no acceptance of draft tokens was recorded, and {where}")
-    found = replace(measurement, scenario=scenario).accepting(shares[setup.model.name]).scenario
-    assert found is not None
-    return found
+    accepting = replace(measurement, scenario=scenario).accepting(shares[setup.model.name]).scenario
+    assert accepting is not None
+    return accepting
 
 
 def _metrics(result: Result, measurement: Measurement) -> dict[str, float]:
     summary = result.summary
     distributions = {"tpot": summary.tpot_s, "ttft": summary.ttft_s, "e2e": summary.e2e_s}
-    found = {
+    values = {
         name: float(getattr(distribution, measurement.statistic))
         for name, distribution in distributions.items()
         if distribution is not None
     }
-    found["throughput"] = summary.throughput.output_tokens_per_s
-    return {name: value for name, value in found.items() if name in measurement.measured}
+    values["throughput"] = summary.throughput.output_tokens_per_s
+    return {name: value for name, value in values.items() if name in measurement.measured}

@@ -9,7 +9,7 @@ from typing import Any
 
 def machine() -> dict[str, Any]:
     """What this machine is: processor, memory, GPUs and the versions of what ran."""
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "processor": cpu_name(),
         "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -20,10 +20,10 @@ def machine() -> dict[str, Any]:
     if find_spec("torch") is not None:
         import torch
 
-        found |= {"torch": torch.__version__, "cuda": torch.version.cuda, "num_threads": torch.get_num_threads()}
+        facts |= {"torch": torch.__version__, "cuda": torch.version.cuda, "num_threads": torch.get_num_threads()}
         for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
             properties = torch.cuda.get_device_properties(number)
-            found["gpus"].append(
+            facts["gpus"].append(
                 {
                     "name": properties.name,
                     "memory_bytes": properties.total_memory,
@@ -31,7 +31,7 @@ def machine() -> dict[str, Any]:
                     "compute_capability": f"{properties.major}.{properties.minor}",
                 }
             )
-    return found
+    return facts
 
 
 def cpu_name() -> str:

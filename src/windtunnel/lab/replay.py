@@ -74,10 +74,10 @@ def replay(setup: TrainingSetup, largest_bytes: int = 1 << 20) -> Replay:
             processes.spawn(_run_rank, (setup, largest_bytes, folder), nprocs=num_ranks)
         except (processes.ProcessRaisedException, processes.ProcessExitedException) as error:
             raise WindtunnelError(_first_failure(Path(folder)) or f"a rank of the replay died: {error}") from None
-        found = [json.loads((Path(folder) / f"{number}.done").read_text()) for number in range(num_ranks)]
+        results = [json.loads((Path(folder) / f"{number}.done").read_text()) for number in range(num_ranks)]
     elapsed_s = time.perf_counter() - start
-    calls = tuple(CollectiveCall(*call) for call in found[0]["calls"])
-    return Replay(num_ranks, calls, sum(one["num_checked"] for one in found), largest_bytes, elapsed_s)
+    calls = tuple(CollectiveCall(*call) for call in results[0]["calls"])
+    return Replay(num_ranks, calls, sum(result["num_checked"] for result in results), largest_bytes, elapsed_s)
 
 
 def _run_rank(number: int, setup: TrainingSetup, largest_bytes: int, folder: str) -> None:
@@ -108,8 +108,8 @@ def _run_rank(number: int, setup: TrainingSetup, largest_bytes: int, folder: str
 def _first_failure(folder: Path) -> str | None:
     """What the rank said that failed for a reason of its own; the others then miss it."""
     texts = sorted(path.read_text().splitlines()[0] for path in folder.glob("*.failed"))
-    own = [text for text in texts if "expected" in text]
-    return next(iter([*own, *texts]), None)
+    causes = [text for text in texts if "expected" in text]
+    return next(iter([*causes, *texts]), None)
 
 
 def _new_groups(setup: TrainingSetup) -> dict[tuple[int, ...], Any]:
@@ -178,11 +178,11 @@ class _Runner:
     def _group(self, ranks: tuple[int, ...]) -> Any:
         return self.groups.get(ranks)
 
-    def _check(self, name: str, found: Any, expected: Any) -> None:
+    def _check(self, name: str, received: Any, expected: Any) -> None:
         import torch
 
-        if not torch.equal(found, expected):
-            raise WindtunnelError(f"{name}: expected {expected[:4].tolist()}..., received {found[:4].tolist()}...")
+        if not torch.equal(received, expected):
+            raise WindtunnelError(f"{name}: expected {expected[:4].tolist()}..., received {received[:4].tolist()}...")
         self.num_checked += 1
 
     def _numbered(self, ranks: tuple[int, ...], share: int) -> Any:
@@ -238,29 +238,33 @@ class _Runner:
         work.wait()
         self._check(name, arrived, torch.full_like(mine, ranks[place - 1]))
 
-    def _message(self, found: Exchange) -> tuple[int, int, int]:
+    def _message(self, exchange: Exchange) -> tuple[int, int, int]:
         """(peer, tag, bytes); both ends come to the same tag."""
         per_stage = self.setup.degrees.num_devices // self.setup.degrees.pp
-        tag = 1 << 30 | found.microbatch << 9 | found.boundary << 1 | int(found.is_gradient)
-        return found.peer * per_stage + self.number % per_stage, tag, min(round(found.size_bytes), self.largest_bytes)
+        tag = 1 << 30 | exchange.microbatch << 9 | exchange.boundary << 1 | int(exchange.is_gradient)
+        return (
+            exchange.peer * per_stage + self.number % per_stage,
+            tag,
+            min(round(exchange.size_bytes), self.largest_bytes),
+        )
 
-    def _send(self, found: Exchange) -> None:
+    def _send(self, exchange: Exchange) -> None:
         import torch
         from torch import distributed
 
-        peer, tag, size = self._message(found)
-        data = torch.full((size,), found.microbatch % 251, dtype=torch.uint8)
+        peer, tag, size = self._message(exchange)
+        data = torch.full((size,), exchange.microbatch % 251, dtype=torch.uint8)
         self.leaving.append((distributed.isend(data, peer, tag=tag), data))
-        self.calls.append(CollectiveCall("send", "pp", 2, round(found.size_bytes), duration_s=0.0))
+        self.calls.append(CollectiveCall("send", "pp", 2, round(exchange.size_bytes), duration_s=0.0))
 
-    def _receive(self, found: Exchange) -> None:
+    def _receive(self, exchange: Exchange) -> None:
         import torch
         from torch import distributed
 
-        peer, tag, size = self._message(found)
+        peer, tag, size = self._message(exchange)
         data = torch.empty(size, dtype=torch.uint8)
         start = time.perf_counter()
         distributed.recv(data, peer, tag=tag)
         elapsed_s = time.perf_counter() - start
-        self._check("pipeline message", data, torch.full_like(data, found.microbatch % 251))
-        self.calls.append(CollectiveCall("receive", "pp", 2, round(found.size_bytes), duration_s=elapsed_s))
+        self._check("pipeline message", data, torch.full_like(data, exchange.microbatch % 251))
+        self.calls.append(CollectiveCall("receive", "pp", 2, round(exchange.size_bytes), duration_s=elapsed_s))

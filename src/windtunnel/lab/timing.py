@@ -141,11 +141,11 @@ class KinetoStopwatch:
 
 
 def _stretches(names: Sequence[str], seconds: Sequence[float]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
+    by_name: dict[str, list[float]] = {}
     for name, spent_s in zip(names[1:], seconds, strict=True):
         if name:
-            found.setdefault(name, []).append(spent_s)
-    return found
+            by_name.setdefault(name, []).append(spent_s)
+    return by_name
 
 
 def stopwatch(clock: str, launch_s: float = 0.0) -> Stopwatch:
@@ -159,9 +159,9 @@ def stopwatch(clock: str, launch_s: float = 0.0) -> Stopwatch:
         return KinetoStopwatch()
     if clock in CLOCKS_OF_HOST:
         return HostStopwatch(CLOCKS_OF_HOST[clock], mark_cost_s(clock))
-    found = CudaStopwatch(mark_s=event_cost_s(in_graph=False))
+    watch = CudaStopwatch(mark_s=event_cost_s(in_graph=False))
     queue_ahead(launch_s)
-    return found
+    return watch
 
 
 def queue_ahead(launch_s: float = 0.0) -> None:
@@ -219,21 +219,21 @@ def event_cost_s(in_graph: bool) -> float:
     return float(np.median(watch.durations()["empty"]))
 
 
-def clock_for(device: str, num_threads: int, wanted: str | None = None) -> str:
+def clock_for(device: str, num_threads: int, clock: str | None = None) -> str:
     """The clock to use on `device`: the one wanted, else the one that other processes disturb least.
 
     Raises:
         InputError: there is no such clock, or it cannot measure there.
     """
-    if wanted is None:
+    if clock is None:
         return "cuda_event" if device == "cuda" else "cpu_time" if num_threads == 1 else "wall"
-    if wanted not in CLOCKS:
-        raise InputError(f"there is no clock {wanted!r}", f"known: {', '.join(CLOCKS)}")
-    if (wanted not in CLOCKS_OF_HOST) != (device == "cuda"):
-        raise InputError(f"the clock {wanted} cannot time operators on {device}")
-    if wanted == "cpu_time" and num_threads > 1:
+    if clock not in CLOCKS:
+        raise InputError(f"there is no clock {clock!r}", f"known: {', '.join(CLOCKS)}")
+    if (clock not in CLOCKS_OF_HOST) != (device == "cuda"):
+        raise InputError(f"the clock {clock} cannot time operators on {device}")
+    if clock == "cpu_time" and num_threads > 1:
         raise InputError(f"the clock cpu_time adds up {num_threads} threads", "take wall, or set OMP_NUM_THREADS=1")
-    return wanted
+    return clock
 
 
 def cpu_pressure() -> float | None:

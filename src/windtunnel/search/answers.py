@@ -36,7 +36,9 @@ def frontier(found: Found, objectives: Sequence[str]) -> list[int]:
     """
     means = {index: found.mean(index) for index in found.seeds if found.num_streams > 1}
     answers = means or {index: found.evaluations[index] for index in found.ranking}
-    return undominated({index: tuple(score(one, name) for name in objectives) for index, one in answers.items()})
+    return undominated(
+        {index: tuple(score(evaluation, name) for name in objectives) for index, evaluation in answers.items()}
+    )
 
 
 def best_by_objective(found: Found, objectives: Sequence[str]) -> dict[str, int]:
@@ -62,7 +64,9 @@ class Worth:
 
 def sensitivity(space: Space, found: Found) -> dict[str, dict[str, float]]:
     """Name in `vary` -> value -> the share of the best score that it is worth; see `worths`."""
-    return {name: {value: one.share for value, one in of.items()} for name, of in worths(space, found).items()}
+    return {
+        name: {value: worth.share for value, worth in values.items()} for name, values in worths(space, found).items()
+    }
 
 
 def worths(space: Space, found: Found) -> dict[str, dict[str, Worth]]:
@@ -73,7 +77,7 @@ def worths(space: Space, found: Found) -> dict[str, dict[str, Worth]]:
     if not found.ranking:
         return {}
     scores = {index: score(found.mean(index), space.objective) for index in found.seeds if found.num_streams > 1}
-    first = {index: score(one, space.objective) for index, one in found.evaluations.items()}
+    first = {index: score(evaluation, space.objective) for index, evaluation in found.evaluations.items()}
     asked = best_by_value(space, first)
     known = best_by_value(space, scores) if scores else asked
     best = max(scores or first, key=lambda index: (scores or first)[index])
@@ -84,13 +88,13 @@ def worths(space: Space, found: Found) -> dict[str, dict[str, Worth]]:
         }
         for name, values in asked.items()
     }
-    return dict(sorted(table.items(), key=lambda item: min(one.share for one in item[1].values())))
+    return dict(sorted(table.items(), key=lambda item: min(worth.share for worth in item[1].values())))
 
 
 def _worth(found: Found, objective: str, index: int, best: int) -> Worth:
     """Stream by stream, as far as both met the same ones."""
     pairs = zip(found.runs(index), found.runs(best), strict=False)
-    shares = [ratio(score(one, objective), score(other, objective)) for one, other in pairs]
+    shares = [ratio(score(run, objective), score(other, objective)) for run, other in pairs]
     return Worth(min(fmean(shares), 1.0), margin(shares))
 
 
@@ -108,7 +112,7 @@ def confidence(found: Found, objective: str, rank: int = 0) -> float | None:
     if found.num_finalists < rank + 2:
         return None
     first, second = (found.seeds[index] for index in found.ranking[rank : rank + 2])
-    scores = [[score(one, objective) for one in runs] for runs in (first, second)]
+    scores = [[score(run, objective) for run in runs] for runs in (first, second)]
     if len(scores[0]) != len(scores[1]) or not all(math.isfinite(value) for runs in scores for value in runs):
         return None
     return confidence_above(*scores)
@@ -124,7 +128,7 @@ def misconfiguration(study: Study, store: Store) -> list[list[float]]:
     rows = []
     with Workers(space) as workers:
         asker = Asker(space, store, workers)
-        best = [one.evaluations[one.ranking[0]] for one in study.found]
+        best = [other.evaluations[other.ranking[0]] for other in study.found]
         for found in study.found:
             equal = equally_good(study, found)
             row = []
@@ -139,8 +143,8 @@ def misconfiguration(study: Study, store: Store) -> list[list[float]]:
 
 def equally_good(study: Study, found: Found) -> list[int]:
     """The points that score as the best one does with the first stream of requests, it among them."""
-    wanted = score(found.evaluations[found.ranking[0]], study.space.objective)
-    return [index for index in found.ranking if score(found.evaluations[index], study.space.objective) == wanted]
+    best = score(found.evaluations[found.ranking[0]], study.space.objective)
+    return [index for index in found.ranking if score(found.evaluations[index], study.space.objective) == best]
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ class FleetSize:
     """Of their load together, what is left."""
 
 
-def fleets(found: Found, load: float, most: int) -> list[FleetSize]:
+def fleets(found: Found, load: float, limit: int) -> list[FleetSize]:
     """The cheapest ways to take `load` with copies of one point each, the least money (or the fewest devices) first.
 
     Copies share the load evenly, each at no more than it sustains alone. Requests that are dealt out in turn arrive
@@ -164,15 +168,15 @@ def fleets(found: Found, load: float, most: int) -> list[FleetSize]:
     """
     options = []
     for index in found.ranking:
-        one = found.mean(index)
-        copies = math.ceil(load / one.load * (1 - 1e-9))
-        figures = one.figures
+        mean = found.mean(index)
+        copies = math.ceil(load / mean.load * (1 - 1e-9))
+        figures = mean.figures
         price = figures.get("usd_per_hour")
         devices = round(figures["devices"])
         cost = None if price is None else price * copies
-        options.append(FleetSize(index, copies, devices * copies, cost, 1 - load / (copies * one.load)))
+        options.append(FleetSize(index, copies, devices * copies, cost, 1 - load / (copies * mean.load)))
     options.sort(key=lambda fleet: (math.inf if fleet.usd_per_hour is None else fleet.usd_per_hour, fleet.devices))
-    return options[:most]
+    return options[:limit]
 
 
 def scenario_of(study: Study, found: Found, index: int) -> Scenario:
@@ -181,8 +185,8 @@ def scenario_of(study: Study, found: Found, index: int) -> Scenario:
     scenario = Evaluator(study.space).deployed(point, found.workload).scenario
     if study.space.load == "given":
         return scenario
-    own = own_load(scenario.workload, study.space.seed)
-    workload = at_load(scenario.workload, found.evaluations[index].load, own)
+    usual_load = own_load(scenario.workload, study.space.seed)
+    workload = at_load(scenario.workload, found.evaluations[index].load, usual_load)
     return msgspec.structs.replace(scenario, workload=workload, seed=study.space.seed)
 
 
@@ -191,8 +195,8 @@ def job_of(study: Study, index: int) -> TrainingJob:
     return TrainingEvaluator(study.space).job(index)
 
 
-def why(study: Study, found: Found, most: int) -> list[tuple[int, Result | TrainingResult]]:
+def why(study: Study, found: Found, limit: int) -> list[tuple[int, Result | TrainingResult]]:
     """The best points' runs in full: what bounds them, where their time goes, how sure it is."""
     if study.space.is_training:
-        return [(index, simulate_training(job_of(study, index))) for index in found.ranking[:most]]
-    return [(index, simulate(scenario_of(study, found, index))) for index in found.ranking[:most]]
+        return [(index, simulate_training(job_of(study, index))) for index in found.ranking[:limit]]
+    return [(index, simulate(scenario_of(study, found, index))) for index in found.ranking[:limit]]

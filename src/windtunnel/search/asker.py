@@ -51,7 +51,7 @@ class Asker:
 
     def check_some(self, workload: str | None, answers: dict[int, Evaluation]) -> None:
         """Raise InputError where every point was refused, for what the first one was."""
-        if not all(one.refused for one in answers.values()):
+        if not all(answer.refused for answer in answers.values()):
             return
         hint = None
         try:
@@ -90,19 +90,19 @@ class Asker:
         return {index: answers[index] for index in indices}
 
     def _run(self, chunks: list[Chunk], keys: dict[int, str], num_points: int, num_known: int) -> dict[str, Evaluation]:
-        found: dict[str, Evaluation] = {}
+        by_key: dict[str, Evaluation] = {}
         for answers in self.workers.run(chunks, self.evaluator):
             indices = chunks[answers.chunk].indices
-            kept = {keys[index]: one for index, one in zip(indices, answers.evaluations, strict=True)}
+            kept = {keys[index]: answer for index, answer in zip(indices, answers.evaluations, strict=True)}
             self.store.add(kept)
-            found |= kept
-            for one in answers.evaluations:
-                self.count.num_runs += one.num_runs
-                self.count.num_requests += one.num_requests
-                self.count.num_duplicates += not (one.num_runs or one.refused)
+            by_key |= kept
+            for answer in answers.evaluations:
+                self.count.num_runs += answer.num_runs
+                self.count.num_requests += answer.num_requests
+                self.count.num_duplicates += not (answer.num_runs or answer.refused)
             if self.progress is not None:
-                self.progress(num_known + len(found), num_points)
-        return found
+                self.progress(num_known + len(by_key), num_points)
+        return by_key
 
     def _chunks(
         self, workload: str | None, indices: list[int], question: Question, near: Mapping[int, float]

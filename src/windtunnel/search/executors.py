@@ -135,7 +135,7 @@ class Workers:
             return self._in_processes(chunks, evaluator)
         if self.executor == "threads" and chunks:
             return self._in_threads(chunks)
-        return (Answers(chunk=at, evaluations=run_chunk(evaluator, chunk)) for at, chunk in enumerate(chunks))
+        return (Answers(chunk=number, evaluations=run_chunk(evaluator, chunk)) for number, chunk in enumerate(chunks))
 
     def _in_threads(self, chunks: Sequence[Chunk]) -> Iterator[Answers]:
         """Kernels release the interpreter's lock; a thread has an evaluator of its own."""
@@ -161,7 +161,7 @@ class Workers:
                     waiting[self._submit(left[-1], chunks[left[-1]])] = left[-1]
                     left.pop()
                 done, _ = wait(waiting, timeout=0 if left else None, return_when=FIRST_COMPLETED)
-                for future in sorted(done, key=lambda one: one.exception() is not None):
+                for future in sorted(done, key=lambda future: future.exception() is not None):
                     answers = future.result()
                     del waiting[future]
                     yield msgspec.msgpack.decode(answers, type=Answers)

@@ -24,9 +24,9 @@ def frontier_names(space: Space, holding: Sequence[Evaluation]) -> tuple[str, st
         holding: the answers of its points that hold the limits.
     """
     if space.is_training:
-        counts = {one.figures["devices"] for one in holding}
+        counts = {answer.figures["devices"] for answer in holding}
         return FRONTIER_OVER_DEVICES if len(counts) > 1 else FRONTIER_OF_JOBS
-    priced = any("requests_per_usd" in one.figures for one in holding)
+    priced = any("requests_per_usd" in answer.figures for answer in holding)
     return FRONTIER if priced else FRONTIER_WITHOUT_PRICES
 
 
@@ -35,9 +35,9 @@ def undominated(scores: Mapping[int, Sequence[float]]) -> list[int]:
 
     A point without one of the figures, whose score is infinite, is not on it.
     """
-    known = {index: of for index, of in scores.items() if all(map(math.isfinite, of))}
+    known = {index: values for index, values in scores.items() if all(map(math.isfinite, values))}
     kept: list[int] = []
-    for index in sorted(known, key=lambda at: (*(-value for value in known[at]), at)):
+    for index in sorted(known, key=lambda index: (*(-value for value in known[index]), index)):
         if not any(all(a >= b for a, b in zip(known[other], known[index], strict=True)) for other in kept):
             kept.append(index)
     return kept
@@ -47,22 +47,22 @@ def best_by_value(space: Space, scores: Mapping[int, float]) -> dict[str, dict[s
     """Name in `vary` -> value -> the point with it that scores best, of equal ones the first; of names with several
     values, and of values that some point has.
     """
-    found: dict[str, dict[str, int]] = {name: {} for name, values in space.vary.items() if len(values) > 1}
+    by_name: dict[str, dict[str, int]] = {name: {} for name, values in space.vary.items() if len(values) > 1}
     for index in sorted(scores):
         choice = point_at(space, index).choice
-        for name, best in found.items():
+        for name, best in by_name.items():
             other = best.setdefault(label_of(choice[name]), index)
             if scores[index] > scores[other]:
                 best[label_of(choice[name])] = index
-    return found
+    return by_name
 
 
 def most_promising(space: Space, evaluations: Mapping[int, Evaluation]) -> list[int]:
     """The points that hold the limits and are on the frontier, or the best with some value of a setting."""
-    holding = {index: one for index, one in evaluations.items() if one.holds}
+    holding = {index: answer for index, answer in evaluations.items() if answer.holds}
     names = frontier_names(space, list(holding.values()))
-    scores = {index: tuple(score(one, name) for name in names) for index, one in holding.items()}
-    sought = {index: score(one, space.objective) for index, one in holding.items()}
+    scores = {index: tuple(score(answer, name) for name in names) for index, answer in holding.items()}
+    sought = {index: score(answer, space.objective) for index, answer in holding.items()}
     by_value = [index for best in best_by_value(space, sought).values() for index in best.values()]
     return list(dict.fromkeys([*undominated(scores), *by_value]))
 

@@ -62,8 +62,8 @@ class Store:
 
     def find(self, keys: Sequence[str]) -> dict[str, Evaluation]:
         """The answers that are known, by key."""
-        found = {key: self.known[key] for key in keys if key in self.known}
-        missing = [key for key in keys if key not in found]
+        answers = {key: self.known[key] for key in keys if key in self.known}
+        missing = [key for key in keys if key not in answers]
         damaged = 0
         for first in range(0, len(missing), KEYS_AT_ONCE):
             some = missing[first : first + KEYS_AT_ONCE]
@@ -72,10 +72,10 @@ class Store:
                 if evaluation is None:
                     damaged += 1
                 else:
-                    found[key] = self.known[key] = evaluation
+                    answers[key] = self.known[key] = evaluation
         if damaged:
             self.warn(f"{damaged} damaged {'entry' if damaged == 1 else 'entries'} in {self.path}: run again")
-        return found
+        return answers
 
     def _select(self, keys: Sequence[str]) -> list[tuple[str, object, object]]:
         if self.connection is None:

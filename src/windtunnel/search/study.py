@@ -120,12 +120,12 @@ def search(space: Space, store: Store, means: Means = HERE) -> Study:
     with Workers(space, means.executor, means.num_workers, means.address, at_once=not likely_known) as workers:
         asker = Asker(space, store, workers, means.progress)
         try:
-            found = [_search_workload(asker, workload) for workload in workload_names(space)]
+            findings = [_search_workload(asker, workload) for workload in workload_names(space)]
         except InputError:
             store.drop(name)
             raise
     store.finish(name)
-    return Study(space, found, asker.count)
+    return Study(space, findings, asker.count)
 
 
 def _search_workload(asker: Asker, workload: str | None) -> Found:

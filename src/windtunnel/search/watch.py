@@ -84,10 +84,10 @@ class Watched:
         """Read the answers that the store at `path` has by now, without the finalists' further streams."""
         store = Store(path, lambda _: None, is_read_only=True)
         try:
-            found = [self._found(store, workload) for workload in self.keys]
+            findings = [self._found(store, workload) for workload in self.keys]
         finally:
             store.close()
-        return Study(self.space, found, Count())
+        return Study(self.space, findings, Count())
 
     def _found(self, store: Store, workload: str | None) -> Found:
         keys = self.keys[workload]
@@ -98,8 +98,8 @@ class Watched:
 
 def study_of_points(space: Space, points: Sequence[tuple[str | None, int, Evaluation]]) -> Study:
     """Build a study from points as they were written: (workload, position, answer)."""
-    found = []
+    findings = []
     for workload in workload_names(space):
         answers = {index: answer for name, index, answer in points if name == workload}
-        found.append(Found(workload, answers, {}, ranked(answers, space.objective)))
-    return Study(space, found, Count())
+        findings.append(Found(workload, answers, {}, ranked(answers, space.objective)))
+    return Study(space, findings, Count())

@@ -58,5 +58,5 @@ def _steps(text: str, first: str, last: str, step: str | None) -> list[float]:
         raise InputError(
             f"--vary: {text!r} has {format_count(count, 'value')}; a grid has {MOST_POINTS:,} points at most"
         )
-    found = [low + by * index for index in range(count)]
-    return [int(value) if value.is_integer() and "." not in first + (step or "") else value for value in found]
+    values = [low + by * index for index in range(count)]
+    return [int(value) if value.is_integer() and "." not in first + (step or "") else value for value in values]

@@ -253,10 +253,10 @@ class _Client:
     def _body(self, row: int) -> dict[str, Any]:
         """The JSON of one request."""
         tokens = int(self.load.input_tokens[row])
-        wanted = int(self.load.output_tokens[row])
+        output_tokens = int(self.load.output_tokens[row])
         body: dict[str, Any] = {
             "model": self.model,
-            "max_tokens": wanted,
+            "max_tokens": output_tokens,
             "temperature": 0.0,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -271,8 +271,8 @@ class _Client:
     def _token_ids(self, row: int, tokens: int) -> list[int]:
         shared = list(self.load.shared.get(row, ()))[:tokens]
         rng = np.random.default_rng([self.seed, row])
-        own = rng.integers(FIRST_TOKEN_ID, self.endpoint.vocabulary, tokens - len(shared))
-        return [*shared, *own.tolist()]
+        drawn = rng.integers(FIRST_TOKEN_ID, self.endpoint.vocabulary, tokens - len(shared))
+        return [*shared, *drawn.tolist()]
 
 
 def _has_text(event: Mapping[str, Any]) -> bool:
@@ -318,8 +318,8 @@ def shared_prompts(
         if node < 0:
             return []
         if node not in texts:
-            own = np.random.default_rng([seed, 1 << 20, node]).integers(FIRST_TOKEN_ID, vocabulary, node_tokens[node])
-            texts[node] = [*text(int(node_parent[node])), *own.tolist()]
+            drawn = np.random.default_rng([seed, 1 << 20, node]).integers(FIRST_TOKEN_ID, vocabulary, node_tokens[node])
+            texts[node] = [*text(int(node_parent[node])), *drawn.tolist()]
         return texts[node]
 
     return {row: text(int(node)) for row, node in enumerate(request_node) if node >= 0}

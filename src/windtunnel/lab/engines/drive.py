@@ -107,10 +107,10 @@ def drive(
         scheduled = tuple((int(name), count) for name, count in step.scheduled.items())
         steps.append(RecordedStep(cpu_s=spent_s, wall_s=spent_s, scheduled=scheduled))
     requests = tuple(
-        RecordedRequest(float(at), int(n), int(m))
-        for at, n, m in zip(arrival_s, input_tokens, output_tokens, strict=True)
+        RecordedRequest(float(sent_s), int(n), int(m))
+        for sent_s, n, m in zip(arrival_s, input_tokens, output_tokens, strict=True)
     )
-    by_request = {name: tuple(found) for name, found in token_times.items()}
+    by_request = {name: tuple(times_s) for name, times_s in token_times.items()}
     return RawRun(requests, tuple(steps), by_request, cpu_pressure=pressure.fraction() or 0.0)
 
 

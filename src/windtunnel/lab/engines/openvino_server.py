@@ -38,9 +38,9 @@ class Engine:
 
     def answer(self, prompt: list[int], num_tokens: int, ignore_eos: bool) -> Iterator[int]:
         """The tokens of one request, as they come."""
-        found: SimpleQueue[int | None] = SimpleQueue()
-        self.waiting.put((prompt, num_tokens, ignore_eos, found))
-        while (token := found.get()) is not None:
+        answers: SimpleQueue[int | None] = SimpleQueue()
+        self.waiting.put((prompt, num_tokens, ignore_eos, answers))
+        while (token := answers.get()) is not None:
             yield token
 
     def run(self) -> None:
@@ -49,18 +49,18 @@ class Engine:
         number = 0
         while True:
             while not under_way or not self.waiting.empty():
-                prompt, num_tokens, ignore_eos, found = self.waiting.get()
-                under_way[number] = (self._add(number, prompt, num_tokens, ignore_eos), found)
+                prompt, num_tokens, ignore_eos, answers = self.waiting.get()
+                under_way[number] = (self._add(number, prompt, num_tokens, ignore_eos), answers)
                 number += 1
             self.pipeline.step()
-            for one, (handle, found) in list(under_way.items()):
+            for request, (handle, answers) in list(under_way.items()):
                 if handle.can_read():
                     output = next(iter(handle.read().values()))
                     for token in output.generated_ids:
-                        found.put(int(token))
+                        answers.put(int(token))
                     if output.finish_reason.value:
-                        found.put(None)
-                        del under_way[one]
+                        answers.put(None)
+                        del under_way[request]
             time.sleep(0)  # lets go of the lock
 
     def _add(self, number: int, prompt: list[int], num_tokens: int, ignore_eos: bool) -> Any:

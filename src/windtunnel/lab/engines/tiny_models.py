@@ -94,21 +94,21 @@ def _llama_weights(config: Mapping[str, Any], rng: np.random.Generator) -> dict[
     def matrix(*shape: int) -> Any:
         return (rng.standard_normal(shape) * 0.02).astype(np.float32)
 
-    found = {"model.embed_tokens.weight": matrix(int(config["vocab_size"]), width)}
+    weights = {"model.embed_tokens.weight": matrix(int(config["vocab_size"]), width)}
     for layer in range(int(config["num_hidden_layers"])):
-        at = f"model.layers.{layer}"
-        found |= {
-            f"{at}.self_attn.q_proj.weight": matrix(query, width),
-            f"{at}.self_attn.k_proj.weight": matrix(kv, width),
-            f"{at}.self_attn.v_proj.weight": matrix(kv, width),
-            f"{at}.self_attn.o_proj.weight": matrix(width, query),
-            f"{at}.mlp.gate_proj.weight": matrix(inner, width),
-            f"{at}.mlp.up_proj.weight": matrix(inner, width),
-            f"{at}.mlp.down_proj.weight": matrix(width, inner),
-            f"{at}.input_layernorm.weight": np.ones(width, np.float32),
-            f"{at}.post_attention_layernorm.weight": np.ones(width, np.float32),
+        prefix = f"model.layers.{layer}"
+        weights |= {
+            f"{prefix}.self_attn.q_proj.weight": matrix(query, width),
+            f"{prefix}.self_attn.k_proj.weight": matrix(kv, width),
+            f"{prefix}.self_attn.v_proj.weight": matrix(kv, width),
+            f"{prefix}.self_attn.o_proj.weight": matrix(width, query),
+            f"{prefix}.mlp.gate_proj.weight": matrix(inner, width),
+            f"{prefix}.mlp.up_proj.weight": matrix(inner, width),
+            f"{prefix}.mlp.down_proj.weight": matrix(width, inner),
+            f"{prefix}.input_layernorm.weight": np.ones(width, np.float32),
+            f"{prefix}.post_attention_layernorm.weight": np.ones(width, np.float32),
         }
-    return found | {
+    return weights | {
         "model.norm.weight": np.ones(width, np.float32),
         "lm_head.weight": matrix(int(config["vocab_size"]), width),
     }
@@ -193,9 +193,9 @@ def _pieces(number: int) -> tuple[list[str], list[int]]:
     """Tokens and their types: ends, beginnings of a prompt's word, its letters, digits, and words to answer with."""
     starts = [SPACE + WORD[:length] for length in range(len(WORD), -1, -1)]
     letters = [*dict.fromkeys(WORD), *"0123456789"]
-    found = ["<unk>", "<s>", "</s>", *starts, *letters]
-    found += [f"{SPACE}w{token}" for token in range(len(found), number)]
-    return found, [UNKNOWN, CONTROL, CONTROL, *[NORMAL] * (number - 3)]
+    tokens = ["<unk>", "<s>", "</s>", *starts, *letters]
+    tokens += [f"{SPACE}w{token}" for token in range(len(tokens), number)]
+    return tokens, [UNKNOWN, CONTROL, CONTROL, *[NORMAL] * (number - 3)]
 
 
 def _gguf_name(name: str) -> str:

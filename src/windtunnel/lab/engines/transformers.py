@@ -39,12 +39,12 @@ def transformers_version() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        found = version("transformers")
+        installed = version("transformers")
     except PackageNotFoundError:
         raise InputError("transformers is not installed", "see docs/guides/bench.md") from None
-    if int(found.partition(".")[0]) < 5:
-        raise InputError(f"transformers {found} is too old to be stepped", "install transformers 5.19 or newer")
-    return found
+    if int(installed.partition(".")[0]) < 5:
+        raise InputError(f"transformers {installed} is too old to be stepped", "install transformers 5.19 or newer")
+    return installed
 
 
 class TransformersEngine:
@@ -110,9 +110,9 @@ class TransformersEngine:
         computed_s = self.now()
         self.processor.update_batch()
         end_s = self.now()
-        states = {one.state.request_id: one.state for one in self._batch}
+        states = {entry.state.request_id: entry.state for entry in self._batch}
         return EngineStep(
-            scheduled={one.state.request_id: int(one.query_length) for one in self._batch},
+            scheduled={entry.state.request_id: int(entry.query_length) for entry in self._batch},
             step_s=end_s - begin_s,
             schedule_s=prepared_s - begin_s,
             forward_s=computed_s - prepared_s,
@@ -140,8 +140,8 @@ class TransformersEngine:
         schedule = self.processor.scheduler.schedule_batch
 
         def watched(*given: Any) -> Any:
-            found = schedule(*given)
-            self._batch = list(found[0] or ())
-            return found
+            scheduled = schedule(*given)
+            self._batch = list(scheduled[0] or ())
+            return scheduled
 
         self.processor.scheduler.schedule_batch = watched

@@ -157,8 +157,8 @@ class VllmEngine:
             schedule_s=spans.schedule_s,
             forward_s=spans.forward_s,
             process_s=spans.process_s,
-            finished=tuple(str(one.request_id) for one in outputs if one.finished),
-            progressed={str(one.request_id): len(one.outputs[0].token_ids) for one in outputs},
+            finished=tuple(str(output.request_id) for output in outputs if output.finished),
+            progressed={str(output.request_id): len(output.outputs[0].token_ids) for output in outputs},
         )
 
     def close(self) -> None:
@@ -221,16 +221,16 @@ class VllmEngine:
 
         def timed_schedule(*given: Any, **named: Any) -> Any:
             before_s = self.now()
-            found = schedule(*given, **named)
+            output = schedule(*given, **named)
             self._spans.schedule_s += self.now() - before_s
-            self._spans.scheduled = {_name(key): int(n) for key, n in found.num_scheduled_tokens.items()}
-            return found
+            self._spans.scheduled = {_name(key): int(n) for key, n in output.num_scheduled_tokens.items()}
+            return output
 
         def timed_update(*given: Any, **named: Any) -> Any:
             before_s = self.now()
-            found = update(*given, **named)
+            output = update(*given, **named)
             self._spans.process_s += self.now() - before_s
-            return found
+            return output
 
         self.scheduler.schedule, self.scheduler.update_from_output = timed_schedule, timed_update
         model = self.runner.model
@@ -266,8 +266,8 @@ def _marks(watch: Stopwatch, name: str) -> Callable[..., None]:
 
 def _then(write: Callable[..., Any], watch: Stopwatch, name: str) -> Callable[..., Any]:
     def marked(*given: Any, **named: Any) -> Any:
-        found = write(*given, **named)
+        written = write(*given, **named)
         watch.mark(name)
-        return found
+        return written
 
     return marked

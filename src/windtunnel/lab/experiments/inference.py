@@ -115,15 +115,15 @@ def _requests(experiment: Experiment, runner: Runner, clock: Clock, steps: Table
         "priority": np.zeros(number, np.int64),
         "num_preemptions": np.zeros(number, np.int64),
     }
-    found = request_table(engine, np.zeros(number, np.int64), 0.0, 0)
-    return found.replaced(itl_max_s=np.array([max(np.diff(times), default=np.nan) for times in tokens_s]))
+    table = request_table(engine, np.zeros(number, np.int64), 0.0, 0)
+    return table.replaced(itl_max_s=np.array([max(np.diff(times), default=np.nan) for times in tokens_s]))
 
 
 def _metrics(experiment: Experiment, runner: Runner, requests: Table, steps: Table) -> dict[str, Any]:
     span_s = float(requests["finish_s"].max())
     decoding = steps.where(steps["num_prefills"] == 0)
     output_tokens = experiment.batch_size * experiment.max_tokens
-    found: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "engine": f"{experiment.engine} {runner.version}",
         "device": runner.device,
         "dtype": runner.dtype,
@@ -139,9 +139,9 @@ def _metrics(experiment: Experiment, runner: Runner, requests: Table, steps: Tab
         "is_profiled": experiment.mode != "inference_only",
     }
     if len(decoding):
-        found["decode_step_s"] = encode(distribution(decoding["duration_s"]))
-        found["decode_cpu_s"] = encode(distribution(decoding["cpu_s"]))
-    return found
+        metrics["decode_step_s"] = encode(distribution(decoding["duration_s"]))
+        metrics["decode_cpu_s"] = encode(distribution(decoding["cpu_s"]))
+    return metrics
 
 
 # --------------------------------------------------------------------------------------------------------- profilers

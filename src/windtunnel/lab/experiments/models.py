@@ -63,8 +63,8 @@ def load_model(experiment: Experiment, device: str) -> Any:
         else:
             _LOG.info("no weights in %s: they are random", folder)
             config = transformers.AutoConfig.from_pretrained(folder)
-            wanted = config.dtype or torch.float32 if dtype == "auto" else dtype
-            model = auto.from_config(config, dtype=wanted)
+            model_dtype = config.dtype or torch.float32 if dtype == "auto" else dtype
+            model = auto.from_config(config, dtype=model_dtype)
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{experiment.model} cannot be loaded: {str(error).strip().partition(chr(10))[0]}") from None
     return model.to(device).eval()
@@ -88,15 +88,15 @@ def prompt_tokens(experiment: Experiment, config: Any, tokenizer: Any) -> list[i
     """
     vocabulary = int(config.vocab_size)
     if experiment.prompt_tokens is not None:
-        found = np.random.default_rng(experiment.seed).integers(0, vocabulary, experiment.prompt_tokens).tolist()
+        tokens = np.random.default_rng(experiment.seed).integers(0, vocabulary, experiment.prompt_tokens).tolist()
     elif tokenizer is not None:
-        found = tokenizer.encode(experiment.prompt)
+        tokens = tokenizer.encode(experiment.prompt)
     else:
         _LOG.info("the model has no tokenizer: every byte of the prompt is a token")
-        found = [byte % vocabulary for byte in experiment.prompt.encode()]
+        tokens = [byte % vocabulary for byte in experiment.prompt.encode()]
     longest = getattr(config, "max_position_embeddings", None)
-    if longest and len(found) + experiment.max_tokens > longest:
+    if longest and len(tokens) + experiment.max_tokens > longest:
         raise InputError(
-            f"{len(found)} prompt tokens and {experiment.max_tokens} more are too many: the model takes {longest}"
+            f"{len(tokens)} prompt tokens and {experiment.max_tokens} more are too many: the model takes {longest}"
         )
-    return list(found)
+    return list(tokens)

@@ -87,8 +87,8 @@ def run_experiment(experiment: Experiment, results: Path, resume: bool = False) 
         InputError: the experiment cannot run on this machine, or a profiler is missing.
         WindtunnelError: the run failed; its folder holds the log.
     """
-    if resume and (found := finished_run(experiment, results)) is not None:
-        return found
+    if resume and (outcome := finished_run(experiment, results)) is not None:
+        return outcome
     check_tools(experiment)
     folder = _new_folder(experiment, results)
     save_experiment(experiment, folder / CONFIG)
@@ -97,11 +97,11 @@ def run_experiment(experiment: Experiment, results: Path, resume: bool = False) 
     try:
         for command in commands(experiment, folder):
             _execute(command, folder)
-        found_of = _analyse(experiment, folder)
+        analysis = _analyse(experiment, folder)
     except WindtunnelError as error:
         _write_summary(experiment, folder, FAILED, time.perf_counter() - started_s, {"error": error.message})
         raise
-    return Outcome(folder, _write_summary(experiment, folder, DONE, time.perf_counter() - started_s, found_of))
+    return Outcome(folder, _write_summary(experiment, folder, DONE, time.perf_counter() - started_s, analysis))
 
 
 def finished_run(experiment: Experiment, results: Path) -> Outcome | None:
@@ -116,10 +116,10 @@ def finished_run(experiment: Experiment, results: Path) -> Outcome | None:
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """What the summary of an experiment says; None where it has none, because it runs or was stopped."""
     try:
-        found = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return summary if isinstance(summary, dict) else None
 
 
 def _new_folder(experiment: Experiment, results: Path) -> Path:
@@ -257,12 +257,12 @@ def _analyse(experiment: Experiment, folder: Path) -> dict[str, Any]:
     capture = within(read_capture(database), MEASURED)
     scrub_nsys(database)
     _write_capture(capture, folder, "nsys")
-    found = {"metrics": metrics, **capture_summary(capture)}
+    results = {"metrics": metrics, **capture_summary(capture)}
     if experiment.mode == "nsys_ncu":
         counted = _count(experiment.ncu_options, folder, capture)
         write_text(folder / "ncu_metrics.json", as_json(capture_document(counted)))
         write_text(folder / "kernel_comparison.csv", as_csv(*kernel_comparison(capture, counted)))
-    return found
+    return results
 
 
 def _count(options: NcuOptions, folder: Path, capture: Capture) -> Capture:
@@ -284,8 +284,8 @@ def top_kernel_pattern(capture: Capture, num_kernels: int) -> str:
     rows = capture.kernels_of(KERNEL)
     if not len(rows):
         raise WindtunnelError("there is no kernel to count", "; ".join(capture.notes) or None)
-    found = kernel_time(capture)
-    names = [capture.names[code] for code in found.names if code in set(rows["name"].tolist())]
+    times = kernel_time(capture)
+    names = [capture.names[code] for code in times.names if code in set(rows["name"].tolist())]
     different = list(dict.fromkeys(short_name(name) for name in names))
     return f"^({'|'.join(map(re.escape, different[:num_kernels]))})$"
 
@@ -298,14 +298,14 @@ def _write_capture(capture: Capture, folder: Path, tool: str) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise WindtunnelError(f"the run left no {path.name}: {error}", f"see {path.parent / LOG}") from None
-    return found
+    return document
 
 
 def _write_summary(
-    experiment: Experiment, folder: Path, status: str, elapsed_s: float, found: Mapping[str, Any]
+    experiment: Experiment, folder: Path, status: str, elapsed_s: float, results: Mapping[str, Any]
 ) -> dict[str, Any]:
     summary = {
         "status": status,
@@ -313,7 +313,7 @@ def _write_summary(
         "model": experiment.model,
         "mode": experiment.mode,
         "elapsed_s": elapsed_s,
-        **found,
+        **results,
     }
     write_text(folder / SUMMARY, as_json(summary))
     return summary

@@ -99,8 +99,8 @@ class Experiment(Schema):
     def label(self) -> str:
         """What its folder's name begins with: its own name, or the model's, made fit for a file."""
         path = Path(self.model)
-        own = path.parent.resolve().name if path.name == "config.json" else path.name
-        return re.sub(r"[^A-Za-z0-9._-]+", "-", self.name or own).strip("-.") or "experiment"
+        model_name = path.parent.resolve().name if path.name == "config.json" else path.name
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", self.name or model_name).strip("-.") or "experiment"
 
 
 def load_experiment(path: Path | None, changes: Mapping[str, Any]) -> Experiment:
@@ -169,7 +169,7 @@ def parse_sweep(text: str) -> dict[str, tuple[Any, ...]]:
     Raises:
         InputError: another form, a field that experiments do not have, or one that stands twice.
     """
-    found: dict[str, tuple[Any, ...]] = {}
+    fields: dict[str, tuple[Any, ...]] = {}
     for part in filter(None, (piece.strip() for piece in text.split(";"))):
         field, colon, values = part.partition(":")
         field = field.strip().replace("-", "_")
@@ -179,12 +179,12 @@ def parse_sweep(text: str) -> dict[str, tuple[Any, ...]]:
                 'for instance "batch_size:1,2,4;max_tokens:50,100"',
             )
         check_field(field)
-        if field in found:
+        if field in fields:
             raise InputError(f"--parameter-sweep: {field} stands twice")
-        found[field] = tuple(parse_yaml(value) for value in values.split(","))
-    if not found:
+        fields[field] = tuple(parse_yaml(value) for value in values.split(","))
+    if not fields:
         raise InputError("--parameter-sweep is empty", 'for instance "batch_size:1,2,4;max_tokens:50,100"')
-    return found
+    return fields
 
 
 def check_field(field: str) -> None:
@@ -202,8 +202,8 @@ def points(raw: Mapping[str, Any], sweep: Mapping[str, tuple[Any, ...]], source:
     Raises:
         InputError: names the field and the value that is wrong.
     """
-    found = []
+    experiments = []
     for values in itertools.product(*sweep.values()):
         changes = dict(zip(sweep, values, strict=True))
-        found.append(experiment_from(with_changes(dict(raw), changes), source))
-    return found
+        experiments.append(experiment_from(with_changes(dict(raw), changes), source))
+    return experiments

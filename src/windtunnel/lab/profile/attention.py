@@ -56,7 +56,7 @@ def sdpa(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     from torch.nn.functional import scaled_dot_product_attention
 
     new, length = query.shape[1], keys.shape[1]
-    found = scaled_dot_product_attention(
+    output = scaled_dot_product_attention(
         query.transpose(1, 2),
         keys.transpose(1, 2),
         values.transpose(1, 2),
@@ -64,7 +64,7 @@ def sdpa(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         is_causal=new == length and new > 1,
         enable_gqa=query.shape[2] != keys.shape[2],
     )
-    return found.transpose(1, 2)
+    return output.transpose(1, 2)
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ class FlashInfer:
         import flashinfer
 
         if self.decode is None:
-            found = flashinfer.single_prefill_with_kv_cache(query[0], keys[0], values[0], causal=True)
-            return found.unsqueeze(0)
+            output = flashinfer.single_prefill_with_kv_cache(query[0], keys[0], values[0], causal=True)
+            return output.unsqueeze(0)
         pages = tuple(cache.reshape(-1, 1, *cache.shape[2:]) for cache in (keys, values))
         return self.decode.run(query[:, 0], pages).unsqueeze(1)
 

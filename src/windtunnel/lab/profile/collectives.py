@@ -117,7 +117,7 @@ def time_collectives(plan: Plan, notify: Callable[[str], None] = lambda _text: N
     _check_backend(plan)
     import torch.multiprocessing as processes
 
-    found: list[TimedCollective] = []
+    timed: list[TimedCollective] = []
     for workers in plan.num_workers:
         notify(f"{workers} workers")
         with tempfile.TemporaryDirectory(prefix="windtunnel-collectives-") as folder:
@@ -127,8 +127,8 @@ def time_collectives(plan: Plan, notify: Callable[[str], None] = lambda _text: N
             except (processes.ProcessRaisedException, processes.ProcessExitedException) as error:
                 reason = str(error).strip().splitlines()[-1]
                 raise WindtunnelError(f"a worker of {workers} died: {reason}") from None
-            found += _read(json.loads((Path(folder) / "times.json").read_text(encoding="utf-8")))
-    return found
+            timed += _read(json.loads((Path(folder) / "times.json").read_text(encoding="utf-8")))
+    return timed
 
 
 def time_collectives_on_ray(plan: Plan, notify: Callable[[str], None] = lambda _text: None) -> list[TimedCollective]:
@@ -147,14 +147,14 @@ def time_collectives_on_ray(plan: Plan, notify: Callable[[str], None] = lambda _
         ray.init(address="auto", log_to_driver=False)
     except ConnectionError:
         raise InputError("no Ray cluster is running here", "start one with `ray start --head`") from None
-    found: list[TimedCollective] = []
+    timed: list[TimedCollective] = []
     try:
         for workers in plan.num_workers:
             notify(f"{workers} workers")
-            found += _on_ray(ray, plan, workers)
+            timed += _on_ray(ray, plan, workers)
     finally:
         ray.shutdown()
-    return found
+    return timed
 
 
 def _on_ray(ray: Any, plan: Plan, workers: int) -> list[TimedCollective]:
@@ -247,20 +247,20 @@ def _executor(op: str, size_bytes: int, number: int, workers: int, device: Any) 
     from torch import distributed
 
     share = max(size_bytes // ELEMENT_BYTES // workers, 1)
-    whole = torch.zeros(share * workers, dtype=torch.bfloat16, device=device)
+    buffer = torch.zeros(share * workers, dtype=torch.bfloat16, device=device)
     part = torch.zeros(share, dtype=torch.bfloat16, device=device)
     if op == "all_reduce":
-        return lambda: distributed.all_reduce(whole)
+        return lambda: distributed.all_reduce(buffer)
     if op == "all_gather":
-        return lambda: newest("all_gather_single", "all_gather_into_tensor")(whole, part)
+        return lambda: newest("all_gather_single", "all_gather_into_tensor")(buffer, part)
     if op == "reduce_scatter":
-        return lambda: newest("reduce_scatter_single", "reduce_scatter_tensor")(part, whole)
+        return lambda: newest("reduce_scatter_single", "reduce_scatter_tensor")(part, buffer)
     if op == "all_to_all":
-        arrived = torch.empty_like(whole)
-        return lambda: distributed.all_to_all_single(arrived, whole)
+        arrived = torch.empty_like(buffer)
+        return lambda: distributed.all_to_all_single(arrived, buffer)
     if number == 0:
-        return lambda: distributed.send(whole, 1)
-    return lambda: distributed.recv(whole, 0)
+        return lambda: distributed.send(buffer, 1)
+    return lambda: distributed.recv(buffer, 0)
 
 
 def _timed(execute: Callable[[], object], device: Any) -> Statistics:
@@ -297,28 +297,28 @@ def _in_a_row(execute: Callable[[], object], count: int) -> Callable[[], object]
 
 
 def _read(times: Sequence[dict[str, Any]]) -> list[TimedCollective]:
-    return [TimedCollective(**{**one, "statistics": Statistics(**one["statistics"])}) for one in times]
+    return [TimedCollective(**{**row, "statistics": Statistics(**row["statistics"])}) for row in times]
 
 
 def collective_tables(timed: Sequence[TimedCollective], source: str) -> list[MeasurementTable]:
     """What was timed as tables, one a collective; a single worker sends nothing and has no row."""
     tables = []
-    for op in sorted({one.op for one in timed}):
-        rows = [one for one in timed if one.op == op and one.num_workers > 1]
+    for op in sorted({row.op for row in timed}):
+        rows = [row for row in timed if row.op == op and row.num_workers > 1]
         if not rows:
             continue
         tables.append(
             MeasurementTable(
                 "collective",
                 {
-                    "num_ranks": np.array([float(one.num_workers) for one in rows]),
-                    "span_nodes": np.array([float(one.span_nodes) for one in rows]),
+                    "num_ranks": np.array([float(row.num_workers) for row in rows]),
+                    "span_nodes": np.array([float(row.span_nodes) for row in rows]),
                 },
-                {"message_bytes": np.array([float(one.size_bytes) for one in rows])},
-                np.array([one.statistics.median_s for one in rows]),
+                {"message_bytes": np.array([float(row.size_bytes) for row in rows])},
+                np.array([row.statistics.median_s for row in rows]),
                 source,
                 {"op": op},
-                {name: np.array([float(getattr(one.statistics, name)) for one in rows]) for name in STATISTICS},
+                {name: np.array([float(getattr(row.statistics, name)) for row in rows]) for name in STATISTICS},
             )
         )
     return tables

@@ -81,8 +81,8 @@ def prefill_grid(extent: Extent, stepper: Stepper) -> Refinement:
     def allowed(point: Point) -> bool:
         ratio, chunk = point
         longest = _prefill_shape(point)
-        whole = ((ratio - 1) * chunk) % 2 == 0
-        return whole and longest.context + longest.chunk <= extent.max_context and stepper.fits(longest)
+        is_integral = ((ratio - 1) * chunk) % 2 == 0
+        return is_integral and longest.context + longest.chunk <= extent.max_context and stepper.fits(longest)
 
     chunks = [level for level in octaves(extent.max_tokens, 4) if level >= 4]
     return Refinement(([1.0, 3.0, 9.0], chunks), allowed)
@@ -134,10 +134,10 @@ def measure_steps(
         grid, shape_of = max(grids, key=lambda pair: pair[0].worst())
         if grid.worst() <= budget.tolerance or (budget.seconds is not None and spent() >= budget.seconds):
             return
-        found = grid.next_point()
-        if found is None:
+        following = grid.next_point()
+        if following is None:
             continue
-        interval, middle = found
+        interval, middle = following
         shape = shape_of(middle)
         longest_s = max((cost_s.get(shape_of(end), 0.0) for end in (interval.low, interval.high)), default=0.0)
         if budget.seconds is not None and spent() + longest_s > budget.seconds:

@@ -100,7 +100,7 @@ def _middle(interval: Interval) -> Point | None:
     return (float(middle), interval.low[1]) if interval.axis == 0 else (interval.low[0], float(middle))
 
 
-def octaves(most: int, step: int = 2) -> list[float]:
+def octaves(largest: int, step: int = 2) -> list[float]:
     """1, `step`, `step`^2, ... and `most`."""
-    levels = [float(step**power) for power in range(int(math.log(max(most, 1), step)) + 1)]
-    return levels if levels[-1] == most else [*levels, float(most)]
+    levels = [float(step**power) for power in range(int(math.log(max(largest, 1), step)) + 1)]
+    return levels if levels[-1] == largest else [*levels, float(largest)]

@@ -72,11 +72,11 @@ def read_journal(path: Path) -> list[MeasuredStep]:
 def _json_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a journal; a last one that was cut off by an interruption is left out, and cut off the file."""
     text = path.read_text(encoding="utf-8")
-    whole, _, rest = text.rpartition("\n")
+    complete, _, rest = text.rpartition("\n")
     if rest:
-        path.write_text(whole + "\n" if whole else "", encoding="utf-8")
+        path.write_text(complete + "\n" if complete else "", encoding="utf-8")
     try:
-        lines = [json.loads(line) for line in whole.splitlines()]
+        lines = [json.loads(line) for line in complete.splitlines()]
     except ValueError as error:
         raise InputError(f"{path} is not a journal of a profile: {error}") from None
     if not lines:
@@ -87,13 +87,13 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
 def _step_document(step: MeasuredStep) -> dict[str, Any]:
     operators = [
         {
-            "name": one.name,
-            "kind": one.op.kind,
-            "op": {f.name: _plain(getattr(one.op, f.name)) for f in fields(one.op)},
-            "count": one.count,
-            "statistics": asdict(one.statistics),
+            "name": operator.name,
+            "kind": operator.op.kind,
+            "op": {f.name: _plain(getattr(operator.op, f.name)) for f in fields(operator.op)},
+            "count": operator.count,
+            "statistics": asdict(operator.statistics),
         }
-        for one in step.operators
+        for operator in step.operators
     ]
     return {"shape": asdict(step.shape), "whole_s": step.whole_s, "operators": operators}
 
@@ -106,9 +106,12 @@ def _step_from(line: Mapping[str, Any]) -> MeasuredStep:
     try:
         operators = tuple(
             MeasuredOperator(
-                one["name"], KINDS[one["kind"]](**one["op"]), int(one["count"]), Statistics(**one["statistics"])
+                operator["name"],
+                KINDS[operator["kind"]](**operator["op"]),
+                int(operator["count"]),
+                Statistics(**operator["statistics"]),
             )
-            for one in line["operators"]
+            for operator in line["operators"]
         )
         return MeasuredStep(StepShape(**line["shape"]), operators, float(line["whole_s"]))
     except (KeyError, TypeError, ValueError) as error:

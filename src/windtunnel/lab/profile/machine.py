@@ -51,15 +51,15 @@ def device_of(name: str, torch_device: str, clock: str) -> Device:
         InputError: the name is not a slug, or it is a device that this machine's is not.
     """
     if name in catalog.names("devices"):
-        found = catalog.device(name)
-        if torch_device == "cpu" and found.architecture != CPU:
+        device = catalog.device(name)
+        if torch_device == "cpu" and device.architecture != CPU:
             raise InputError(
-                f"{name} is {found.title}, and what would be measured is this machine's processor",
+                f"{name} is {device.title}, and what would be measured is this machine's processor",
                 "give a name of its own, such as my_cpu, or --torch-device cuda",
             )
         if torch_device == "cuda":
-            _check_same(found, _cuda_figures())
-        return found
+            _check_same(device, _cuda_figures())
+        return device
     if not name.replace("_", "").isalnum():
         raise InputError(f"{name!r} is not a device's name", "letters, digits and _, such as h200_sxm or my_cpu")
     size = GEMM_SIZES[torch_device]
@@ -98,39 +98,39 @@ def _cpu_figures() -> dict[str, Any]:
 def _cuda_figures() -> dict[str, Any]:
     import torch
 
-    found = torch.cuda.get_device_properties(0)
+    properties = torch.cuda.get_device_properties(0)
     if torch.version.hip:
-        target = found.gcnArchName.partition(":")[0]
+        target = properties.gcnArchName.partition(":")[0]
         vendor, architecture = "amd", AMD_ARCHITECTURES.get(target, target)
     else:
-        capability = 10 * found.major + found.minor
+        capability = 10 * properties.major + properties.minor
         vendor, architecture = "nvidia", ARCHITECTURES.get(capability, f"sm_{capability}")
     return {
-        "title": found.name,
+        "title": properties.name,
         "vendor": vendor,
         "architecture": architecture,
-        "memory_bytes": found.total_memory,
-        "num_sms": found.multi_processor_count,
-        "l2_bytes": found.L2_cache_size,
+        "memory_bytes": properties.total_memory,
+        "num_sms": properties.multi_processor_count,
+        "l2_bytes": properties.L2_cache_size,
     }
 
 
-def _check_same(named: Device, found: Mapping[str, Any]) -> None:
+def _check_same(named: Device, measured: Mapping[str, Any]) -> None:
     """Refuse to call this machine's GPU what it is not: another chip, another board of it, or a part of one."""
-    if not _is_same(named, found):
-        known = [name for name in catalog.names("devices") if _is_same(catalog.device(name), found)]
+    if not _is_same(named, measured):
+        known = [name for name in catalog.names("devices") if _is_same(catalog.device(name), measured)]
         raise InputError(
-            f"{named.name} is {named.title} ({_figures(encode(named))}), and the GPU here is {found['title']} "
-            f"({_figures(found)})",
+            f"{named.name} is {named.title} ({_figures(encode(named))}), and the GPU here is {measured['title']} "
+            f"({_figures(measured)})",
             f"by these figures it is {' or '.join(known)}" if known else "give it a name of its own, such as my_gpu",
         )
 
 
-def _is_same(named: Device, found: Mapping[str, Any]) -> bool:
+def _is_same(named: Device, measured: Mapping[str, Any]) -> bool:
     return (
-        named.architecture == found["architecture"]
-        and named.num_sms in (None, found["num_sms"])
-        and abs(found["memory_bytes"] / named.memory_bytes - 1) < MEMORY_TOLERANCE
+        named.architecture == measured["architecture"]
+        and named.num_sms in (None, measured["num_sms"])
+        and abs(measured["memory_bytes"] / named.memory_bytes - 1) < MEMORY_TOLERANCE
     )
 
 

@@ -83,9 +83,9 @@ def check_profilable(shard: Shard) -> None:
     """
     precision = shard.precision
     formats = {precision.weights, precision.attention_format, precision.experts_format, precision.lm_head}
-    for wanted in sorted(formats - set(TORCH_FORMATS)):
+    for name in sorted(formats - set(TORCH_FORMATS)):
         raise InputError(
-            f"{shard.model.name} has weights in {wanted}; torch's operators are measured in {', '.join(TORCH_FORMATS)}",
+            f"{shard.model.name} has weights in {name}; torch's operators are measured in {', '.join(TORCH_FORMATS)}",
             "measure it in bf16 with --quant bf16",
         )
     if len(formats) > 1:
@@ -214,12 +214,12 @@ class LayerStack:
         if attention.window_tokens and not flow.shape.chunk:
             keys, values = keys[:, -attention.window_tokens :], values[:, -attention.window_tokens :]
         queries = query.view(flow.shape.batch, -1, heads, dim)
-        found = self.attend(queries, keys, values).reshape(tokens, heads * dim)
+        attended = self.attend(queries, keys, values).reshape(tokens, heads * dim)
         mark(_core_name(self.group, flow.shape))
         if attention.output_gate:
-            found = found * torch.sigmoid(gate.reshape(tokens, heads * dim))
+            attended = attended * torch.sigmoid(gate.reshape(tokens, heads * dim))
             mark("attention_gate")
-        flow.hidden = linear(found, weights["o_proj"])
+        flow.hidden = linear(attended, weights["o_proj"])
         mark("o_proj")
 
     def _write_cache(self, shape: StepShape, cache: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -270,19 +270,19 @@ class LayerStack:
             mark("kv_b_proj")
             shared = cached[..., rank:].unsqueeze(2).expand(batch, length, heads, rope)
             keys = torch.cat([expanded[..., :nope], shared], dim=-1)
-            whole = torch.cat([query[..., :nope], query_rope], dim=-1)
-            queries = whole.view(batch, -1, heads, nope + rope)
-            found = self.attend(queries, keys, expanded[..., nope:]).reshape(tokens, heads * wide)
+            queries = torch.cat([query[..., :nope], query_rope], dim=-1)
+            queries = queries.view(batch, -1, heads, nope + rope)
+            attended = self.attend(queries, keys, expanded[..., nope:]).reshape(tokens, heads * wide)
             mark("latent_attention_prefill")
         else:
             by_head = up.view(heads, nope + wide, rank)
             absorbed = torch.einsum("thd,hdr->thr", query[..., :nope], by_head[:, :nope])
-            whole = torch.cat([absorbed, query_rope], dim=-1)
-            scores = torch.einsum("thr,tcr->thc", whole, cached) * (nope + rope) ** -0.5
+            queries = torch.cat([absorbed, query_rope], dim=-1)
+            scores = torch.einsum("thr,tcr->thc", queries, cached) * (nope + rope) ** -0.5
             read = torch.einsum("thc,tcr->thr", scores.softmax(dim=-1), cached[..., :rank])
-            found = torch.einsum("thr,hdr->thd", read, by_head[:, nope:]).reshape(tokens, heads * wide)
+            attended = torch.einsum("thr,hdr->thd", read, by_head[:, nope:]).reshape(tokens, heads * wide)
             mark("latent_attention_decode")
-        flow.hidden = linear(found, weights["o_proj"])
+        flow.hidden = linear(attended, weights["o_proj"])
         mark("o_proj")
 
     def _experts(self, flow: Flow, weights: dict[str, Tensor], experts: ExpertsFeedForward, mark: Mark) -> None:
@@ -337,26 +337,28 @@ def operators_of(shard: Shard, group: LayerGroup, shape: StepShape) -> dict[str,
 
 def _weights(shard: Shard, group: LayerGroup, matrix: Callable[..., Tensor]) -> dict[str, Tensor]:
     """The matrices of one layer by the names of their launches."""
-    found = {"input_norm": matrix(shard.model.hidden_size)}
+    matrices = {"input_norm": matrix(shard.model.hidden_size)}
     for launch in token_launches(of_group(shard, group), 1):
         op = launch.op
         if isinstance(op, Gemm):
-            found[launch.name] = matrix(op.n, op.k)
+            matrices[launch.name] = matrix(op.n, op.k)
     attention, feed_forward = group.attention, group.feed_forward
     if isinstance(attention, GroupedQueryAttention):
-        found["qk_norm"] = matrix(attention.head_dim)
+        matrices["qk_norm"] = matrix(attention.head_dim)
     elif isinstance(attention, LatentAttention):
         heads = attention.num_heads // shard.tp
-        found["kv_b_proj"] = matrix(heads * (attention.qk_nope_head_dim + attention.v_head_dim), attention.kv_lora_rank)
-        found["latent_norm"] = matrix(attention.kv_lora_rank)
-        found["q_norm"] = matrix(attention.q_lora_rank or 1)
+        matrices["kv_b_proj"] = matrix(
+            heads * (attention.qk_nope_head_dim + attention.v_head_dim), attention.kv_lora_rank
+        )
+        matrices["latent_norm"] = matrix(attention.kv_lora_rank)
+        matrices["q_norm"] = matrix(attention.q_lora_rank or 1)
     if isinstance(feed_forward, ExpertsFeedForward):
         local = feed_forward.num_experts // shard.parallelism.ep
         inner = feed_forward.intermediate_size // shard.parallelism.experts_tp
         width = shard.model.hidden_size
-        found["experts_up"] = matrix(local, (2 if feed_forward.gated else 1) * inner, width)
-        found["experts_down"] = matrix(local, width, inner)
-    return found
+        matrices["experts_up"] = matrix(local, (2 if feed_forward.gated else 1) * inner, width)
+        matrices["experts_down"] = matrix(local, width, inner)
+    return matrices
 
 
 def of_group(shard: Shard, group: LayerGroup) -> Shard:
@@ -372,8 +374,8 @@ def layer_weight_bytes(shard: Shard, group: LayerGroup) -> int:
         if isinstance(op, Gemm):
             total += launch.count / group.num_layers * op.n * op.k * BITS[op.format] / 8
         elif isinstance(op, Experts):
-            one = op.num_matrices * op.hidden_size * op.intermediate_size * BITS[op.format] / 8
-            total += one * op.num_experts / op.ep / op.tp
+            expert_bytes = op.num_matrices * op.hidden_size * op.intermediate_size * BITS[op.format] / 8
+            total += expert_bytes * op.num_experts / op.ep / op.tp
     return int(total)
 
 

@@ -306,7 +306,10 @@ def write_vidur(folder: Path, model: ModelSpec, block_size: int, out: Path) -> l
 
 
 def _vidur_step(step: MeasuredStep, tp: int) -> ProfiledStep:
-    times = {one.name: {name: getattr(one.statistics, f"{name}_s") for name in STATISTICS_OF} for one in step.operators}
+    times = {
+        operator.name: {name: getattr(operator.statistics, f"{name}_s") for name in STATISTICS_OF}
+        for operator in step.operators
+    }
     cached = step.shape.context if step.shape.chunk else step.shape.context - 1
     return ProfiledStep(tp, step.shape.batch, step.shape.chunk, cached, times)
 

@@ -72,7 +72,7 @@ class MeasuredStep:
     @property
     def sum_s(self) -> float:
         """Of the operators, each at its median."""
-        return sum(one.count * one.statistics.median_s for one in self.operators)
+        return sum(operator.count * operator.statistics.median_s for operator in self.operators)
 
     @property
     def closure_error(self) -> float:
@@ -125,7 +125,7 @@ class Repeats:
 def merged(repeats: Sequence[MeasuredStep]) -> MeasuredStep:
     """One step measured at several times: medians over the times, so that a burst of other work in one is left out."""
     operators = tuple(
-        replace(same[0], statistics=_merged_statistics([one.statistics for one in same]))
+        replace(same[0], statistics=_merged_statistics([operator.statistics for operator in same]))
         for same in zip(*(step.operators for step in repeats), strict=True)
     )
     return replace(repeats[0], operators=operators, whole_s=float(np.median([step.whole_s for step in repeats])))
@@ -133,7 +133,7 @@ def merged(repeats: Sequence[MeasuredStep]) -> MeasuredStep:
 
 def _merged_statistics(times: Sequence[Statistics]) -> Statistics:
     def of(name: str) -> list[float]:
-        return [getattr(one, name) for one in times]
+        return [getattr(statistics, name) for statistics in times]
 
     return Statistics(
         median_s=float(np.median(of("median_s"))),

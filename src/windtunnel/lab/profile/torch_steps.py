@@ -57,10 +57,10 @@ class TorchStepper:
 
         for _ in range(WARM_UPS):
             forward(_no_mark)
-        timed, whole = timed_forward(forward, self.clock), whole_forward(forward, self.clock)
+        timed, untimed = timed_forward(forward, self.clock), whole_forward(forward, self.clock)
         repeats = Repeats()
         while not repeats.is_enough:
-            repeats.add(timed(), whole())
+            repeats.add(timed(), untimed())
         return repeats.step(shape, operators_of(self.stack.shard, self.stack.group, shape))
 
 
@@ -169,11 +169,11 @@ def torch_steppers(
     element_bytes = BITS[shard.precision.weights] // 8
     ends_bytes = 2 * -(-shard.model.vocab_size // shard.tp) * shard.model.hidden_size * element_bytes
     fitting = [_num_fitting(shard, group, ends_bytes, memory_bytes) for group in shard.model.layers]
-    for group, most in zip(shard.model.layers, fitting, strict=True):
+    for group, num_fitting in zip(shard.model.layers, fitting, strict=True):
         # Weights that the last level holds twice over are read from memory, as in the whole model; no more layers than
         # it has, or a small model would seem slower than it is.
         enough = -(-2 * cache_bytes // layer_weight_bytes(shard, group))
-        num_layers = min(max(3, enough), max(group.num_layers, 3), most)
+        num_layers = min(max(3, enough), max(group.num_layers, 3), num_fitting)
         fitting_tokens = int(CACHE_SHARE * memory_bytes / (num_layers * cache_token_bytes(shard, group)))
         cached = min(extent.max_context * extent.max_batch, MOST_CACHED_TOKENS[device], fitting_tokens)
         yield TorchStepper(LayerStack(shard, group, num_layers, device, extent.max_tokens, cached, attention), clock)
@@ -181,15 +181,15 @@ def torch_steppers(
 
 def _num_fitting(shard: Shard, group: LayerGroup, ends_bytes: float, memory_bytes: int) -> int:
     """How many layers of a group fit beside the embedding and the head."""
-    found = int((MEMORY_SHARE * memory_bytes - ends_bytes) / layer_weight_bytes(shard, group))
-    if found < 1:
-        one = format_bytes(layer_weight_bytes(shard, group) + ends_bytes)
+    num_layers = int((MEMORY_SHARE * memory_bytes - ends_bytes) / layer_weight_bytes(shard, group))
+    if num_layers < 1:
+        size = format_bytes(layer_weight_bytes(shard, group) + ends_bytes)
         raise InputError(
-            f"a layer of {shard.model.name} with its embedding and head takes {one}, too much for the "
+            f"a layer of {shard.model.name} with its embedding and head takes {size}, too much for the "
             f"{format_bytes(memory_bytes)} that are free",
             "measure a larger --tp: each of its ranks holds less",
         )
-    return found
+    return num_layers
 
 
 def _is_plain(attention: object) -> bool:

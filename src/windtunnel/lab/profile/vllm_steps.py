@@ -79,10 +79,10 @@ class VllmStepper:
         early = -(-shape.batch * shape.context // self.engine.settings.max_num_batched_tokens)
         prompt = max(shape.context - 1 - WARM_UPS - DECODE_REPEATS - early // 2, 1)
         names = self._added(shape.batch, prompt, total + early + shape.batch + 1)
-        while not all(one.num_computed_tokens >= one.num_prompt_tokens for one in self._requests()):
+        while not all(request.num_computed_tokens >= request.num_prompt_tokens for request in self._requests()):
             self.engine.step()
         for _ in range(total):
-            self.contexts.append(float(np.mean([one.num_computed_tokens + 1 for one in self._requests()])))
+            self.contexts.append(float(np.mean([request.num_computed_tokens + 1 for request in self._requests()])))
             yield self.engine.step
         self.engine.drop(names)
 
@@ -133,17 +133,17 @@ def sharded_config(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
     Raises:
         InputError: the split does not divide it.
     """
-    found = dict(config)
-    heads = int(found["num_attention_heads"])
-    found.setdefault("head_dim", int(found["hidden_size"]) // heads)
+    shard_config = dict(config)
+    heads = int(shard_config["num_attention_heads"])
+    shard_config.setdefault("head_dim", int(shard_config["hidden_size"]) // heads)
     for name in ("num_attention_heads", "intermediate_size", "moe_intermediate_size", "vocab_size"):
-        if name in found:
-            if int(found[name]) % tp:
-                raise InputError(f"tp = {tp} does not divide {name} = {found[name]}")
-            found[name] = int(found[name]) // tp
-    kv_heads = int(found.get("num_key_value_heads") or heads)
-    found["num_key_value_heads"] = max(kv_heads // tp, 1)
-    return found
+        if name in shard_config:
+            if int(shard_config[name]) % tp:
+                raise InputError(f"tp = {tp} does not divide {name} = {shard_config[name]}")
+            shard_config[name] = int(shard_config[name]) // tp
+    kv_heads = int(shard_config.get("num_key_value_heads") or heads)
+    shard_config["num_key_value_heads"] = max(kv_heads // tp, 1)
+    return shard_config
 
 
 def vllm_steppers(

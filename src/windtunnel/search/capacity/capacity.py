@@ -83,9 +83,9 @@ def capacity(
             return Capacity(0.0, None, search.tried[first], search.num_runs)
         near = max(near or 0.0, search.load(first))
     if near is None and not stream.is_closed:
-        most = served_at_once(server, stream)
-        near, search.num_runs = FIRST_SHARE * most, 1
-        return search.run(near, LEAST_SHARE * most, math.inf)
+        most_per_s = served_at_once(server, stream)
+        near, search.num_runs = FIRST_SHARE * most_per_s, 1
+        return search.run(near, LEAST_SHARE * most_per_s, math.inf)
     if stream.is_closed:
         return search.run(near or min(8.0, stream.unit.num_requests), 1.0, float(stream.unit.num_requests))
     assert near is not None
@@ -110,9 +110,12 @@ class _Search:
         self.num_runs = 0
         self.tried: dict[int, Probe] = {}
 
-    def run(self, near: float, least: float, most: float) -> Capacity:
+    def run(self, near: float, lowest_load: float, highest_load: float) -> Capacity:
         """Begin at `near`, end at `least` or `most`."""
-        lowest, highest = self.position(least), self.position(most) if math.isfinite(most) else 1 << 40
+        lowest, highest = (
+            self.position(lowest_load),
+            self.position(highest_load) if math.isfinite(highest_load) else 1 << 40,
+        )
         return self.between(min(max(self.position(near), lowest), highest), lowest, highest)
 
     def between(self, start: int, lowest: int, highest: int) -> Capacity:
@@ -156,10 +159,10 @@ class _Search:
         passing, failing = None, None
         position, least = start, 1
         while True:
-            found = self.at(position)
-            stride = max(least, self.leap(position, abs(found.excess)))
+            trial = self.at(position)
+            stride = max(least, self.leap(position, abs(trial.excess)))
             least *= 2
-            if found.passes:
+            if trial.passes:
                 passing = position
                 if failing is not None or position >= highest:
                     return passing, failing
@@ -176,11 +179,11 @@ class _Search:
         while high - low > 1:
             share = below / (below - above) if math.isfinite(below) and above > below else 0.5
             middle = min(max(low + round(share * (high - low)), low + 1), high - 1)
-            found = self.at(middle)
-            if found.passes:
-                low, below, above = middle, found.excess, above / 2
+            trial = self.at(middle)
+            if trial.passes:
+                low, below, above = middle, trial.excess, above / 2
             else:
-                high, above, below = middle, found.excess, below / 2
+                high, above, below = middle, trial.excess, below / 2
         return low, high
 
 
@@ -224,10 +227,10 @@ def capacities(
     priced = PricedDeployments()
     pools = scenario.deployment.pools
     setup = resolve(pool_scenario(scenario, pools[0]) if pools else scenario, allow_download)
-    found: list[Capacity] = []
+    streams: list[Capacity] = []
     for seed in range(num_seeds):
         stream = stream_of(scenario.workload, scenario.seed + seed)
         server = priced.server(scenario, stream.unit, None if pools else setup)
-        near = found[0].load or None if found else None
-        found.append(capacity(server, stream, limits, tolerance, near, CHECKS))
-    return Capacities(scenario, setup, limits, found, stream.is_closed, tolerance)
+        near = streams[0].load or None if streams else None
+        streams.append(capacity(server, stream, limits, tolerance, near, CHECKS))
+    return Capacities(scenario, setup, limits, streams, stream.is_closed, tolerance)

@@ -74,13 +74,13 @@ def named_values(text: str) -> dict[str, str]:
     Raises:
         InputError: another form.
     """
-    found = {}
+    values = {}
     for part in text.replace(",", " ").split():
         name, separator, value = part.partition("=")
         if not separator or not value:
             raise InputError(f"--slo: {part!r} is not of the form name=time", "for instance ttft_p90=2s,tpot_p99=50ms")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def parse_limits(text: str) -> tuple[Limit, ...]:

@@ -44,12 +44,12 @@ def is_capped(workload: Workload) -> bool:
     return isinstance(workload.arrivals, ClosedLoop) and workload.arrivals.rate_per_s is not None
 
 
-def at_load(workload: Workload, load: float, own: float) -> Workload:
+def at_load(workload: Workload, load: float, usual_load: float) -> Workload:
     """`workload` at a load in place of its `own`: so many requests a second, or of a closed loop so many clients."""
     change = msgspec.structs.replace
     if workload.clients is not None:
         return change(workload, clients=change(workload.clients, rate_per_s=load))
-    factor = load / own
+    factor = load / usual_load
     changed: dict[str, Any] = {}
     if workload.arrivals is not None:
         alone = not workload.tenants
@@ -118,10 +118,10 @@ class Stream:
 
 def stream_of(workload: Workload, seed: int, num_requests: int | None = None) -> Stream:
     """The stream of a workload, or of its first `num_requests`."""
-    own = own_load(workload, seed)
+    usual_load = own_load(workload, seed)
     if num_requests is not None:
         workload = msgspec.structs.replace(workload, num_requests=num_requests)
     simple = isinstance(workload.arrivals, Poisson | Gamma | Static) and not workload.tenants
     stretches = simple and workload.sessions is None and workload.duration_s is None
-    unit = generate(workload if is_closed(workload) else at_load(workload, 1.0, own), seed)
-    return Stream(workload, seed, own, unit, stretches)
+    unit = generate(workload if is_closed(workload) else at_load(workload, 1.0, usual_load), seed)
+    return Stream(workload, seed, usual_load, unit, stretches)

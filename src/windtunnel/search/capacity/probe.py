@@ -114,11 +114,11 @@ def probe(
 
 def quantile(values: Floats, share: float) -> float:
     """`np.percentile` of one percentage, but for rounding, in a fifth of its time: a run takes half a millisecond."""
-    at = share * (values.size - 1)
-    below = int(at)
+    position = share * (values.size - 1)
+    below = int(position)
     above = min(below + 1, values.size - 1)
     parted = np.partition(values, (below, above))
-    return float(parted[below] + (parted[above] - parted[below]) * (at - below))
+    return float(parted[below] + (parted[above] - parted[below]) * (position - below))
 
 
 def growth(served: Served) -> float:

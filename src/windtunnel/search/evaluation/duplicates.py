@@ -52,19 +52,19 @@ class Neighbours:
         """The answer of a deployment that needs no run of its own; None: it does."""
         if not _is_plain(server):
             return None
-        found = next((one for one in self.done.get(_unbounded(server), []) if _same(one, server, stream)), None)
-        if found is None:
+        earlier = next((done for done in self.done.get(_unbounded(server), []) if _same(done, server, stream)), None)
+        if earlier is None:
             return None
-        figures = found.evaluation.figures
-        if found.used_blocks:
-            figures = figures | {"kv_peak_fraction": found.used_blocks / _num_blocks(server)}
-        return msgspec.structs.replace(found.evaluation, num_runs=0, num_requests=0, figures=figures)
+        figures = earlier.evaluation.figures
+        if earlier.used_blocks:
+            figures = figures | {"kv_peak_fraction": earlier.used_blocks / _num_blocks(server)}
+        return msgspec.structs.replace(earlier.evaluation, num_runs=0, num_requests=0, figures=figures)
 
-    def add(self, server: Server | PreparedPools, found: Capacity, evaluation: Evaluation) -> None:
+    def add(self, server: Server | PreparedPools, capacity: Capacity, evaluation: Evaluation) -> None:
         """Keep an answer, with the runs that decided it."""
-        self.near = found.load or self.near
+        self.near = capacity.load or self.near
         if _is_plain(server):
-            self.done.setdefault(_unbounded(server), []).append(_done(server, found, evaluation))
+            self.done.setdefault(_unbounded(server), []).append(_done(server, capacity, evaluation))
 
 
 def _is_plain(server: Server | PreparedPools) -> TypeGuard[Server]:
@@ -93,9 +93,11 @@ def _num_blocks(server: Server) -> int:
     return server.memory.num_blocks * server.settings.ranks_per_replica
 
 
-def _done(server: Server, found: Capacity, evaluation: Evaluation) -> Done:
-    steps = [one.served.steps for one in (found.at, found.beyond) if one is not None and one.served is not None]
-    used = int(found.at.served.steps["used_blocks"].max()) if found.at is not None and found.at.served else 0
+def _done(server: Server, capacity: Capacity, evaluation: Evaluation) -> Done:
+    steps = [
+        probe.served.steps for probe in (capacity.at, capacity.beyond) if probe is not None and probe.served is not None
+    ]
+    used = int(capacity.at.served.steps["used_blocks"].max()) if capacity.at is not None and capacity.at.served else 0
     return Done(
         settings=_settings(server),
         running=max(int(table["num_running"].max()) for table in steps),
@@ -124,6 +126,6 @@ def _same(done: Done, server: Server, stream: Stream) -> bool:
         return False
     if ours.window_tokens:
         return False
-    whole = stream.unit.input_tokens + stream.unit.output_tokens
-    longest = -(-int(whole.max()) // ours.block_size) + ours.blocks_per_request
+    tokens = stream.unit.input_tokens + stream.unit.output_tokens
+    longest = -(-int(tokens.max()) // ours.block_size) + ours.blocks_per_request
     return done.blocks + longest + done.running < min(ours.num_blocks, theirs.num_blocks)

@@ -84,12 +84,12 @@ class Evaluator:
                 self.families[key] = self._looked_up(point.others, workload)
             except InputError as error:
                 self.families[key] = error
-        found = self.families[key]
-        if isinstance(found, Deployed) and found.setup is None and point.knobs:
-            found = self._looked_up(point.settings, workload)
-        if isinstance(found, InputError):
-            raise found
-        return found
+        family = self.families[key]
+        if isinstance(family, Deployed) and family.setup is None and point.knobs:
+            family = self._looked_up(point.settings, workload)
+        if isinstance(family, InputError):
+            raise family
+        return family
 
     def _looked_up(self, settings: dict[str, Any], workload: str | None) -> Deployed:
         scenario = scenario_at(self.space, settings, workload)
@@ -150,8 +150,8 @@ class Evaluator:
         if known is not None:
             return known
         answer = self._at_own_load if self.space.load == "given" else self._at_capacity
-        found, evaluation = answer(deployed, server, stream, question, near or neighbours.near)
-        neighbours.add(server, found, evaluation)
+        sustained, evaluation = answer(deployed, server, stream, question, near or neighbours.near)
+        neighbours.add(server, sustained, evaluation)
         return evaluation
 
     def _at_own_load(
@@ -178,18 +178,20 @@ class Evaluator:
             mean_output = float(stream.unit.output_tokens[stream.unit.num_warmup :].mean())
             worth = load_worth(self.space.objective, question.worth, deployed.takes, mean_output)
         limits = limits_from(self.space.limits)
-        found = capacity(server, stream, limits, question.tolerance, near, worth=worth)
-        served = found.at.served if found.at is not None else None
+        sustained = capacity(server, stream, limits, question.tolerance, near, worth=worth)
+        served = sustained.at.served if sustained.at is not None else None
         evaluation = Evaluation(
-            load=found.load,
-            limited_by=found.beyond.limited_by if found.beyond is not None else "",
-            figures={} if served is None else figures(deployed, server, served, found.load, limits),
-            holds=found.load > 0,
-            beaten_by=found.beyond.excess if found.beyond is not None and worth is not None and not found.load else 0.0,
-            num_runs=found.num_runs,
-            num_requests=found.num_runs * stream.unit.num_requests,
+            load=sustained.load,
+            limited_by=sustained.beyond.limited_by if sustained.beyond is not None else "",
+            figures={} if served is None else figures(deployed, server, served, sustained.load, limits),
+            holds=sustained.load > 0,
+            beaten_by=sustained.beyond.excess
+            if sustained.beyond is not None and worth is not None and not sustained.load
+            else 0.0,
+            num_runs=sustained.num_runs,
+            num_requests=sustained.num_runs * stream.unit.num_requests,
         )
-        return found, evaluation
+        return sustained, evaluation
 
     def key(self, index: int, workload: str | None, question: Question) -> str:
         """What decides a point's answer, digested: equal for points that are deployed and asked alike.
@@ -226,12 +228,12 @@ def names_digest(deployed: Deployed) -> bytes:
     deployment names."""
     pools = [resolve(pool_scenario(deployed.scenario, pool)) for pool in deployed.scenario.deployment.pools]
     setups = [deployed.setup] if deployed.setup is not None else pools
-    nouns = [
-        (one.model, one.precision, one.device, one.node, one.calibration, one.max_model_len, one.network)
-        for one in setups
+    resolved = [
+        (setup.model, setup.precision, setup.device, setup.node, setup.calibration, setup.max_model_len, setup.network)
+        for setup in setups
     ]
     files = files_digest(msgspec.to_builtins(deployed.scenario.deployment))
-    return hashlib.sha256(msgspec.json.encode((nouns, [one.engine for one in pools])) + files).digest()
+    return hashlib.sha256(msgspec.json.encode((resolved, [setup.engine for setup in pools])) + files).digest()
 
 
 def stream_digest(stream: Stream) -> bytes:

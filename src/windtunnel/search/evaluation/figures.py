@@ -104,9 +104,9 @@ def taken_by(scenario: Scenario) -> Takes:
     prices = [pool.price_usd_per_hour for pool in deployment.pools] or [deployment.price_usd_per_hour]
     usd_per_hour: float | None = 0.0
     power_w: float | None = 0.0
-    for part, own in zip(parts, prices, strict=True):
+    for part, given_price in zip(parts, prices, strict=True):
         device = catalog.device(part.device)
-        price = own if own is not None else device.price_usd_per_hour
+        price = given_price if given_price is not None else device.price_usd_per_hour
         watts = deployment.busy_w or device.tdp_w
         usd_per_hour = None if price is None or usd_per_hour is None else usd_per_hour + price * part.num_devices
         power_w = None if watts is None or power_w is None else power_w + watts * part.num_devices
@@ -131,7 +131,7 @@ def figures(
     if sustained is not None and not is_closed(deployed.scenario.workload):
         requests_per_s = sustained
     output_per_s = float(served.output_tokens.mean()) * requests_per_s
-    found = {
+    values = {
         "devices": float(num_devices),
         "requests_per_s": requests_per_s,
         "output_tokens_per_s": output_per_s,
@@ -139,28 +139,28 @@ def figures(
         "num_preemptions": float(served.num_preemptions),
     }
     if not is_closed(deployed.scenario.workload):
-        found["stream_over_e2e"] = served.stream_over_e2e
+        values["stream_over_e2e"] = served.stream_over_e2e
     tpot_s = served.values("tpot")
     if tpot_s.size:
-        found["output_tokens_per_s_per_user"] = float((1.0 / tpot_s[tpot_s > 0]).mean())
+        values["output_tokens_per_s_per_user"] = float((1.0 / tpot_s[tpot_s > 0]).mean())
     if usd_per_hour:
-        found["usd_per_hour"] = usd_per_hour
-        found["requests_per_usd"] = requests_per_s * SECONDS_PER_HOUR / usd_per_hour
-        found["usd_per_million_output_tokens"] = usd_per_hour / SECONDS_PER_HOUR / output_per_s * 1e6
-    found |= _use(deployed, server, served, span_s)
-    if "mean_w" in found:
-        found["output_token_j"] = found["mean_w"] / output_per_s
+        values["usd_per_hour"] = usd_per_hour
+        values["requests_per_usd"] = requests_per_s * SECONDS_PER_HOUR / usd_per_hour
+        values["usd_per_million_output_tokens"] = usd_per_hour / SECONDS_PER_HOUR / output_per_s * 1e6
+    values |= _use(deployed, server, served, span_s)
+    if "mean_w" in values:
+        values["output_token_j"] = values["mean_w"] / output_per_s
     for metric in ("ttft", "tpot", "e2e", "queueing"):
-        values = served.values(metric)
-        if values.size:
-            found[f"{metric}_mean"] = float(values.mean())
-            for name, value in zip(STATISTICS, np.percentile(values, STATISTIC_PERCENTS), strict=True):
-                found[f"{metric}_{name}"] = float(value)
+        times_s = served.values(metric)
+        if times_s.size:
+            values[f"{metric}_mean"] = float(times_s.mean())
+            for name, value in zip(STATISTICS, np.percentile(times_s, STATISTIC_PERCENTS), strict=True):
+                values[f"{metric}_{name}"] = float(value)
     itl = itl_distribution(served.steps)
     if itl is not None:
-        found |= {f"itl_{name}": float(getattr(itl, name)) for name in ("mean", *STATISTICS)}
-    known = [limit for limit in limits if f"{limit.metric}_mean" in found]
-    return found | {limit.name: served.statistic(limit) for limit in known if limit.name not in found}
+        values |= {f"itl_{name}": float(getattr(itl, name)) for name in ("mean", *STATISTICS)}
+    known = [limit for limit in limits if f"{limit.metric}_mean" in values]
+    return values | {limit.name: served.statistic(limit) for limit in known if limit.name not in values}
 
 
 STATISTICS, STATISTIC_PERCENTS = ("p50", "p90", "p99"), (50, 90, 99)
@@ -173,22 +173,22 @@ def _use(deployed: Deployed, server: Server | PreparedPools, served: Served, spa
         parts = [(scenario, server.setup, server.memory, server.settings.ranks_per_replica)]
     else:
         parts = [
-            (pool_scenario(scenario, one.pool), one.setup, one.memory, one.settings.ranks_per_replica)
-            for one in server.parts
+            (pool_scenario(scenario, part.pool), part.setup, part.memory, part.settings.ranks_per_replica)
+            for part in server.parts
         ]
     first, busy_s, slots, mean_w, peaks = 0, 0.0, 0, 0.0, [0.0]
-    for own, setup, memory, ranks in parts:
-        replicas = own.deployment.replicas
+    for part_scenario, setup, memory, ranks in parts:
+        replicas = part_scenario.deployment.replicas
         mine = (steps["replica"] >= first) & (steps["replica"] < first + replicas)
         part_busy_s = float(steps["duration_s"][mine].sum())
         part_slots = replicas * setup.parallelism.pp
-        power = power_model(own, setup)
+        power = power_model(part_scenario, setup)
         if power is None:
             mean_w = np.nan
         else:
-            mean_w += power.at(min(part_busy_s / span_s / part_slots, 1.0)) * own.deployment.num_devices
+            mean_w += power.at(min(part_busy_s / span_s / part_slots, 1.0)) * part_scenario.deployment.num_devices
         if mine.any():
             peaks.append(float(steps["used_blocks"][mine].max()) / memory.num_blocks / ranks)
         busy_s, slots, first = busy_s + part_busy_s, slots + part_slots, first + replicas
-    found = {"busy_fraction": min(busy_s / span_s / slots, 1.0), "kv_peak_fraction": max(peaks)}
-    return found if np.isnan(mean_w) else found | {"mean_w": float(mean_w)}
+    values = {"busy_fraction": min(busy_s / span_s / slots, 1.0), "kv_peak_fraction": max(peaks)}
+    return values if np.isnan(mean_w) else values | {"mean_w": float(mean_w)}

@@ -105,10 +105,12 @@ class TrainingEvaluator:
             result = simulate_with(setup, self._prices(setup))
         except InputError as error:
             return Evaluation(refused=error.message)
-        found = training_figures(result)
-        broken = next((name for name, most in job_limits(self.space.limits).items() if found[LIMITS[name]] > most), "")
+        figures = training_figures(result)
+        broken = next(
+            (name for name, limit in job_limits(self.space.limits).items() if figures[LIMITS[name]] > limit), ""
+        )
         limited_by = broken if result.fits else MEMORY
-        return Evaluation(limited_by=limited_by, figures=found, holds=not limited_by, num_runs=1)
+        return Evaluation(limited_by=limited_by, figures=figures, holds=not limited_by, num_runs=1)
 
     def _setup(self, index: int) -> TrainingSetup:
         job = self.job(index)
@@ -141,22 +143,22 @@ def job_limits(limits: dict[str, float | str]) -> dict[str, float]:
     Raises:
         InputError: there is no such limit, or it is no positive time.
     """
-    found = {}
+    seconds = {}
     for name, value in limits.items():
         if name not in LIMITS:
             hint = did_you_mean(name, LIMITS, f"of a training job there are {', '.join(LIMITS)}")
             raise InputError(f"there is no limit {name!r} of a training job", hint)
-        found[name] = parse_quantity(f"{name}_s", str(value))
-        if found[name] <= 0:
+        seconds[name] = parse_quantity(f"{name}_s", str(value))
+        if seconds[name] <= 0:
             raise InputError(f"limits.{name} is {value}; more than 0 is needed")
-    return found
+    return seconds
 
 
 def training_figures(result: TrainingResult) -> dict[str, float]:
     """The names and values of `FIGURES` that are known."""
     memory, interval, takes = result.worst_memory.total_bytes, step_interval(result), _takes(result.setup)
     exposed = sum(seconds for name, seconds in result.breakdown_s.items() if name.startswith("exposed"))
-    found = {
+    figures = {
         "devices": float(takes.devices),
         "step_s": result.step_s,
         "step_low_s": interval.low,
@@ -171,15 +173,15 @@ def training_figures(result: TrainingResult) -> dict[str, float]:
         "memory_fraction": memory / result.setup.device.memory_bytes,
     }
     if takes.usd_per_hour is not None:
-        found["usd_per_hour"] = takes.usd_per_hour
-        found["tokens_per_usd"] = result.tokens_per_s * SECONDS_PER_HOUR / takes.usd_per_hour
+        figures["usd_per_hour"] = takes.usd_per_hour
+        figures["tokens_per_usd"] = result.tokens_per_s * SECONDS_PER_HOUR / takes.usd_per_hour
     if takes.busy_w is not None:
-        found["token_j"] = takes.busy_w / result.tokens_per_s
+        figures["token_j"] = takes.busy_w / result.tokens_per_s
     run = campaign(result)
     if run is not None:
-        whole = {"run_s": run.elapsed_s, "run_usd": run.usd, "run_j": run.energy_j}
-        found |= {name: value for name, value in whole.items() if value is not None}
-    return found
+        run_figures = {"run_s": run.elapsed_s, "run_usd": run.usd, "run_j": run.energy_j}
+        figures |= {name: value for name, value in run_figures.items() if value is not None}
+    return figures
 
 
 def _takes(setup: TrainingSetup) -> Takes:

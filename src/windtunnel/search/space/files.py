@@ -37,8 +37,8 @@ def _files_of(raw: Any, name: str) -> Iterator[Path]:
 
 def _module_file(name: str) -> Iterator[Path]:
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return
-    if found is not None and found.origin is not None and Path(found.origin).is_file():
-        yield Path(found.origin)
+    if spec is not None and spec.origin is not None and Path(spec.origin).is_file():
+        yield Path(spec.origin)

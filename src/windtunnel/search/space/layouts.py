@@ -55,13 +55,13 @@ def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> di
         "micro_batch": [n for n in MICRO_BATCHES if job.global_batch % n == 0],
         "recompute": _recompute(job, model),
     }
-    found = dict(varied)
+    axes = dict(varied)
     for name, some in values.items():
         if name not in varied and len(some) == 1:
             set_path(raw, JOB_PATHS[name], some[0])
         elif name not in varied:
-            found[name] = some
-    return found
+            axes[name] = some
+    return axes
 
 
 def _with_first_values(raw: dict[str, Any], varied: dict[str, Any], source: str) -> TrainingJob:
@@ -104,15 +104,15 @@ def with_uneven_stages(job: TrainingJob, model: ModelSpec) -> TrainingJob:
     they can (Megatron's `--decoder-first-pipeline-num-layers` and `--decoder-last-pipeline-num-layers`); with several
     they give up one each, as Llama 3 405B did (arXiv:2407.21783, section 3.3.2). What neither suits stays as it is.
     """
-    at = job.parallelism
-    num_chunks = at.pp * at.virtual_stages
-    is_given = at.layers_per_stage is not None or job.schedule in (*V_SCHEDULES, "dualpipe")
+    degrees = job.parallelism
+    num_chunks = degrees.pp * degrees.virtual_stages
+    is_given = degrees.layers_per_stage is not None or job.schedule in (*V_SCHEDULES, "dualpipe")
     if is_given or num_chunks == 1 or model.num_layers % num_chunks == 0:
         return job
     inner = -(-model.num_layers // num_chunks)
     ends = model.num_layers - inner * (num_chunks - 2)
     first, last = -(-ends // 2), ends // 2
-    if last < 1 or first > inner or (at.virtual_stages > 1 and not first == last == inner - 1):
+    if last < 1 or first > inner or (degrees.virtual_stages > 1 and not first == last == inner - 1):
         return job
     layers = (first, *[inner] * (num_chunks - 2), last)
-    return msgspec.structs.replace(job, parallelism=msgspec.structs.replace(at, layers_per_stage=layers))
+    return msgspec.structs.replace(job, parallelism=msgspec.structs.replace(degrees, layers_per_stage=layers))

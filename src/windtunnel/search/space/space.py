@@ -155,29 +155,29 @@ def space_from(
         InputError: names the path of what is wrong.
     """
     fields = [name for name in Space.__struct_fields__ if name not in ("scenario", "job")]
-    own = {name: value for name, value in raw.items() if name in fields}
-    shared = {name: copy.deepcopy(value) for name, value in raw.items() if name not in own}
+    own_keys = {name: value for name, value in raw.items() if name in fields}
+    shared = {name: copy.deepcopy(value) for name, value in raw.items() if name not in own_keys}
     for dotted, value in overrides.items():
         name, _, below = dotted.partition(".")
         if name in ("vary", "workloads") and below:
-            own[name] = {**own.get(name, {}), below: value}
+            own_keys[name] = {**own_keys.get(name, {}), below: value}
         else:
-            set_path(own if name in fields else shared, dotted, value)
+            set_path(own_keys if name in fields else shared, dotted, value)
     is_training = bool(ONLY_OF_JOBS & shared.keys())
     _check_keys(shared, fields, is_training, source)
     if is_training:
-        own = _of_jobs(own, shared, source)
+        own_keys = _of_jobs(own_keys, shared, source)
     else:
-        if "seed" in own:
-            shared["seed"] = own["seed"]
-        if "limits" not in own and shared.get("slo") is not None:
+        if "seed" in own_keys:
+            shared["seed"] = own_keys["seed"]
+        if "limits" not in own_keys and shared.get("slo") is not None:
             kept = limits_of(decode(shared["slo"], Slo, f"{source}: slo"))
-            own["limits"] = {limit.name: limit.most_s for limit in kept}
-    if not own.get("vary"):
+            own_keys["limits"] = {limit.name: limit.most_s for limit in kept}
+    if not own_keys.get("vary"):
         raise InputError(f"{source}: nothing varies", f"add what does: vary: {_EXAMPLES[is_training]}")
     if folder is not None:
-        shared, own = beside(shared, folder), beside(own, folder)
-    space = decode({**own, "job" if is_training else "scenario": shared}, Space, source)
+        shared, own_keys = beside(shared, folder), beside(own_keys, folder)
+    space = decode({**own_keys, "job" if is_training else "scenario": shared}, Space, source)
     if not is_training:
         limits_from(space.limits)
     _check_names(space, source)
@@ -208,25 +208,25 @@ def _check_names(space: Space, source: str) -> None:
             )
 
 
-def _of_jobs(own: dict[str, Any], shared: dict[str, Any], source: str) -> dict[str, Any]:
+def _of_jobs(own_keys: dict[str, Any], shared: dict[str, Any], source: str) -> dict[str, Any]:
     """The space's own keys with what a space of training jobs means by them; `shared` loses what follows from others.
 
     Raises:
         InputError: a key that only a space of deployments has.
     """
     for name in ONLY_OF_DEPLOYMENTS:
-        if own.get(name) not in (None, 1):
+        if own_keys.get(name) not in (None, 1):
             raise InputError(
                 f"{source}: $.{name} is for deployments; a training step meets no requests", f"leave {name} out"
             )
-    own = {"objective": "tokens_per_s_per_device", "finalist_seeds": 1, **own}
-    vary = dict(own.get("vary") or {})
+    own_keys = {"objective": "tokens_per_s_per_device", "finalist_seeds": 1, **own_keys}
+    vary = dict(own_keys.get("vary") or {})
     layouts = vary.pop(LAYOUTS, None)
     if layouts is not None:
         if layouts != ALL:
             raise InputError(f"{source}: $.vary.{LAYOUTS} is {layouts!r}; it is {ALL}", "or name degrees: tp: [1, 2]")
         vary = vary_layouts(shared, vary, source)
-    return {**own, "vary": vary}
+    return {**own_keys, "vary": vary}
 
 
 def beside(raw: Any, folder: Path) -> Any:
@@ -235,10 +235,10 @@ def beside(raw: Any, folder: Path) -> Any:
         return [beside(entry, folder) for entry in raw]
     if not isinstance(raw, dict):
         return raw
-    found = {key: beside(value, folder) for key, value in raw.items()}
+    moved = {key: beside(value, folder) for key, value in raw.items()}
     if isinstance(path := raw.get("path"), str) and (folder / path).exists():
-        found["path"] = str((folder / path).resolve())
-    return found
+        moved["path"] = str((folder / path).resolve())
+    return moved
 
 
 @dataclass(frozen=True)
@@ -287,14 +287,14 @@ def point_at(space: Space, index: int) -> Point:
     settings: dict[str, Any] = {}
     rest, short = index, space.short_paths
     for name, values in reversed(space.vary.items()):
-        rest, at = divmod(rest, len(values))
+        rest, position = divmod(rest, len(values))
         if isinstance(values, dict):
-            label = list(values)[at]
+            label = list(values)[position]
             choice[name] = label
             settings |= {short.get(path, path): value for path, value in values[label].items()}
         else:
-            choice[name] = values[at]
-            settings[short.get(name, name)] = values[at]
+            choice[name] = values[position]
+            settings[short.get(name, name)] = values[position]
     return Point(index, dict(reversed(choice.items())), settings)
 
 

@@ -29,8 +29,8 @@ def tpe(asker: Asker, workload: str | None) -> dict[int, Evaluation]:
         MissingExtraError: Optuna is not installed.
     """
     space = asker.space
-    least, most = (math.floor(share * space.num_points) for share in TRIAL_FRACTIONS)
-    num_points = min(max(least, min(USUAL_TRIALS, most), LEAST_TRIALS), space.num_points)
+    smallest, largest = (math.floor(share * space.num_points) for share in TRIAL_FRACTIONS)
+    num_points = min(max(smallest, min(USUAL_TRIALS, largest), LEAST_TRIALS), space.num_points)
     race = Race(asker, workload, Question() if space.is_training else Question(tolerance=ROUGH_TOLERANCE))
     sizes = {name: len(values) for name, values in space.vary.items()}
     spread = spread_points(space.num_points, math.ceil(num_points * SPREAD_FRACTION))
