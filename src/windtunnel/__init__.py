@@ -1,6 +1,6 @@
 """Windtunnel predicts how large language models perform before anyone rents the hardware.
 
-    spec (what) -> ops (work) -> estimate (cost) -> kernels (loop) -> engine (run) -> metrics
+    scenario -> setup -> prices -> compiled loop -> records -> summary -> report
 
 A scenario names a model, devices, an engine and a workload. Its forward step is a list of operators; an estimator
 prices them from times that were measured on that device, or by a calibrated roofline; the prices are lowered to arrays;
@@ -34,31 +34,26 @@ if TYPE_CHECKING:
     from windtunnel.training.step import simulate_training
 
 _HOME = {
-    "Coverage": "pricing.estimator",
-    "Estimate": "pricing.estimator",
-    "Estimator": "pricing.estimator",
-    "InputError": "errors",
-    "Result": "serving.simulate",
-    "Scenario": "serving.scenario",
-    "Shard": "model.forward",
-    "StepBatch": "model.forward",
-    "Summary": "metrics.summary",
-    "TrainingJob": "training.job",
-    "WindtunnelError": "errors",
-    "device": "catalog",
-    "explain_step": "serving.explain",
-    "load": "serving.scenario",
-    "measured_estimator": "pricing.aiconfigurator.estimator",
-    "model": "catalog",
-    "node": "catalog",
-    "price_step": "serving.setup.step_prices",
-    "resolve": "serving.scenario",
-    "save": "serving.scenario",
-    "scenario": "serving.shorthand",
-    "simulate": "serving.run",
-    "simulate_training": "training.step",
-    "step_batch": "serving.explain",
+    name: module
+    for module, names in {
+        "catalog": ("device", "model", "node"),
+        "errors": ("InputError", "WindtunnelError"),
+        "metrics.summary": ("Summary",),
+        "model.forward": ("Shard", "StepBatch"),
+        "pricing.aiconfigurator.estimator": ("measured_estimator",),
+        "pricing.estimator": ("Coverage", "Estimate", "Estimator"),
+        "serving.explain": ("explain_step", "step_batch"),
+        "serving.run": ("simulate",),
+        "serving.scenario": ("Scenario", "load", "resolve", "save"),
+        "serving.setup.step_prices": ("price_step",),
+        "serving.shorthand": ("scenario",),
+        "serving.simulate": ("Result",),
+        "training.job": ("TrainingJob",),
+        "training.step": ("simulate_training",),
+    }.items()
+    for name in names
 }
+"""Public name -> its module."""
 
 __all__ = [
     "Coverage",

@@ -1,4 +1,4 @@
-"""The exceptions that a user can meet. Each says what is wrong in one sentence and, where it helps, how to mend it.
+"""Exceptions that a user can meet. Each says what is wrong in one sentence and, where it helps, how to mend it.
 
 A message follows one order: what was asked, what was found, what is allowed. The hint is the next thing to try.
 """
@@ -26,13 +26,13 @@ class WindtunnelError(Exception):
         self.hint = hint
 
     def or_hint(self, hint: str) -> Self:
-        """The same error; where it has no hint, with this one."""
+        """Return the same error, with this hint where it has none."""
         self.hint = self.hint or hint
         return self
 
 
 class InputError(WindtunnelError):
-    """The caller asked for something that cannot be: a wrong key, an impossible value, a missing file."""
+    """The caller word for something that cannot be: a wrong key, an impossible value, a missing file."""
 
     exit_code = 2
 
@@ -45,7 +45,7 @@ class MissingExtraError(InputError):
 
 
 def missing_file(path: Path) -> InputError:
-    """There is no such file; the hint names those of its folder that may have been meant."""
+    """Return the error for a file that does not exist; the hint names near files in its folder."""
     folder = path.absolute().parent
     if not folder.is_dir():
         return InputError(f"there is no file {path}", f"there is no folder {folder} either")
@@ -58,7 +58,7 @@ def missing_file(path: Path) -> InputError:
 
 
 def unreadable(path: Path, error: OSError | UnicodeDecodeError) -> InputError:
-    """A file that is missing, a folder, forbidden, broken or not text."""
+    """Return the error for a file that is missing, a folder, forbidden, broken or not text."""
     if isinstance(error, FileNotFoundError):
         return missing_file(path)
     if isinstance(error, IsADirectoryError):
@@ -69,20 +69,20 @@ def unreadable(path: Path, error: OSError | UnicodeDecodeError) -> InputError:
 
 
 def unwritable(path: Path, error: OSError) -> InputError:
-    """A file or folder that cannot be written."""
+    """Return the error for a file or folder that cannot be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     hint = "free some space, or choose another place" if full else "choose another place"
     return InputError(f"{path} cannot be written: {error.strerror or error}", hint)
 
 
-def did_you_mean(asked: str, known: Iterable[str], fallback: str | None = None) -> str | None:
-    """A hint that names the known words nearest to `asked`, or `fallback` where none is near."""
+def did_you_mean(word: str, known: Iterable[str], fallback: str | None = None) -> str | None:
+    """Return a hint that names the known words nearest to `word`, or `fallback` where none is near."""
     names = list(known)
     by_lower = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(asked.lower(), by_lower, n=3, cutoff=0.55)
+    near = difflib.get_close_matches(word.lower(), by_lower, n=3, cutoff=0.55)
     if not near:
         tails = {name.lower().rsplit("/", 1)[-1]: name for name in names}
-        near_tails = difflib.get_close_matches(asked.lower().rsplit("/", 1)[-1], tails, n=3, cutoff=0.55)
+        near_tails = difflib.get_close_matches(word.lower().rsplit("/", 1)[-1], tails, n=3, cutoff=0.55)
         return f"did you mean {_either(tails[tail] for tail in near_tails)}?" if near_tails else fallback
     return f"did you mean {_either(by_lower[name] for name in near)}?"
 
@@ -93,7 +93,7 @@ def _either(names: Iterable[str]) -> str:
 
 
 def place(error: Exception) -> str | None:
-    """Where in the user's code `error` was raised."""
+    """Return the place in the user's code that raised `error`."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next

@@ -30,7 +30,7 @@ def read_bytes(path: Path, limit: int = -1) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, plain or gzipped.
+    """Return the text of a file, plain or gzipped.
 
     Raises:
         InputError: as `read_bytes`; or it is not UTF-8 text.
@@ -51,8 +51,8 @@ def check_writable(path: Path) -> None:
 
 
 def check_writable_folder(path: Path, folder: Path) -> None:
-    """The same of what is made in `folder`, which may be missing too. It is tried, as rights alone do not tell."""
-    nearest = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    """Raise InputError where nothing can be written to `folder`, which may be missing: rights alone do not tell."""
+    nearest = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     try:
         with tempfile.TemporaryFile(dir=nearest):
             pass
@@ -63,7 +63,7 @@ def check_writable_folder(path: Path, folder: Path) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Whether it is a device, a pipe or a link, which is written to and not replaced."""
+    """Whether a path is a device, a pipe or a link, which is written to and not replaced."""
     return path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir())
 
 
@@ -96,7 +96,7 @@ def draft_of(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """As `write_bytes`, of text in UTF-8."""
+    """Write text as UTF-8; else as `write_bytes`."""
     write_bytes(path, text.encode("utf-8"))
 
 

@@ -48,15 +48,15 @@ class Node(Schema):
     device: str
     num_devices: int
     scale_up: Link
-    """Among the devices of the node (or of the NVLink domain)."""
+    """Link among the devices of the node (or of the NVLink domain)."""
     scale_out: Link | None = None
-    """Per device, to other nodes."""
+    """Link of each device to other nodes."""
     host: Link | None = None
-    """Per device, to host memory (PCIe, C2C)."""
+    """Link of each device to host memory (PCIe, C2C)."""
     scale_up_group_size: int | None = None
     """Devices joined by `scale_up`; None means all. 2 for pair-wise NVLink."""
     sources: dict[str, str] = {}
 
 
 ANY_DEVICE = "any"
-"""`Node.device` of a node that takes whatever card is put into it."""
+"""`Node.device` of a node that takes any card."""

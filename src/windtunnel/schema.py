@@ -1,4 +1,4 @@
-"""What every noun of a scenario is: a frozen struct, decoded strictly, with its units converted on the way in."""
+"""Schemas of scenarios and jobs: frozen structs, decoded strictly, with units converted on the way in; range checks."""
 
 import math
 import re
@@ -23,8 +23,8 @@ _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _BAD_ENUM = re.compile(r"Invalid enum value '(?P<value>[^']*)' - at `(?P<path>[^`]*)`")
 _BAD_LITERAL = re.compile(r"Invalid enum value (?P<value>-?\d+) - at `(?P<path>[^`]*)`")
-"""Of a choice between whole numbers."""
-_WRONG_TYPE = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<found>[^`]*)`(?: - at `(?P<path>[^`]*)`)?$")
+"""Message about a choice between whole numbers."""
+_WRONG_TYPE = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<given>[^`]*)`(?: - at `(?P<path>[^`]*)`)?$")
 _TYPE_WORDS = {
     "array": "a list",
     "bool": "true or false",
@@ -34,36 +34,36 @@ _TYPE_WORDS = {
     "object": "a table of keys and values",
     "str": "text",
 }
-_MOST_SHOWN = 60
-"""Characters of a wrong value that a message repeats."""
+_MAX_SHOWN = 60
+"""Most characters of a wrong value that a message repeats."""
 _BAD_TAG = re.compile(r"Invalid value '(?P<value>[^']*)' - at `(?P<path>[^`]*)`")
 
 
-def decode(raw: Any, noun: type[SchemaT], source: str = "") -> SchemaT:
-    """`raw` (dicts, lists and scalars as YAML or JSON gives them) as a `noun`; quantities may carry units.
+def decode(raw: Any, schema: type[SchemaT], source: str = "") -> SchemaT:
+    """Decode `raw` (dicts, lists and scalars as YAML or JSON gives them) as a `schema`; quantities may have units.
 
     Args:
-        raw: what was read.
-        noun: the type to decode into.
-        source: the file or option that `raw` came from, named in errors.
+        raw: the value.
+        schema: the type to decode into.
+        source: file or option of `raw`, named in errors.
 
     Raises:
         InputError: an unknown or missing key, a value of the wrong type, unit or range; names the path.
     """
     where = f"{source}: " if source else ""
     try:
-        return msgspec.convert(_to_si(raw, where), type=noun)
+        return msgspec.convert(_to_si(raw, where), type=schema)
     except msgspec.ValidationError as error:
-        raise _input_error(str(error), where, noun, raw) from None
+        raise _input_error(str(error), where, schema, raw) from None
 
 
-def encode(noun: Any) -> Any:
-    """The inverse of `decode`: builtins only, SI numbers, defaults left out."""
-    return msgspec.to_builtins(noun)
+def encode(struct: Any) -> Any:
+    """Return the inverse of `decode`: builtins only, SI numbers, defaults left out."""
+    return msgspec.to_builtins(struct)
 
 
 def read_yaml(path: Path) -> Any:
-    """A YAML or JSON file's content.
+    """Read the content of a YAML or JSON file.
 
     Raises:
         InputError: the file is missing, unreadable or not valid YAML.
@@ -82,10 +82,10 @@ def read_yaml(path: Path) -> Any:
 
 
 def read_table(path: Path, what: str, hint: str) -> dict[str, Any]:
-    """The keys and values of a YAML or JSON file that is to be `what`.
+    """Read the keys and values of a YAML or JSON file.
 
     Raises:
-        InputError: as `read_yaml`; or it holds something else.
+        InputError: as `read_yaml`; or the file is not `what`.
     """
     raw = read_yaml(path)
     if not isinstance(raw, dict):
@@ -94,7 +94,7 @@ def read_table(path: Path, what: str, hint: str) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML text, numbers such as 1e-3 and repeated keys treated as `read_yaml` does.
+    """Return the value of a YAML text, with numbers such as 1e-3 and repeated keys as in `read_yaml`.
 
     Raises:
         yaml.YAMLError: it is not valid YAML.
@@ -110,8 +110,8 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         repeated = next((key for position, key in enumerate(keys) if key in keys[:position]), None)
         if repeated is not None:
             raise yaml.constructor.ConstructorError(None, None, f"the key {repeated!r} stands twice", node.start_mark)
-        found: dict[Any, Any] = super().construct_mapping(node, deep)
-        return found
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 _Loader.add_implicit_resolver(
@@ -120,7 +120,7 @@ _Loader.add_implicit_resolver(
 
 
 def _to_si(raw: Any, where: str, name: str = "", path: str = "$") -> Any:
-    """`raw` with every text value of a field whose name has a unit turned into an SI number, and NaN refused.
+    """Return `raw` with text values of fields whose names have a unit as SI numbers; refuse NaN and infinity.
 
     Entries of a table that is itself a quantity (`peak_flops_per_s: {bf16: 989TFLOPS}`) have its unit; `sources` and
     `type` are texts.
@@ -143,45 +143,45 @@ def _to_si(raw: Any, where: str, name: str = "", path: str = "$") -> Any:
 
 
 def _quantity(key: str, table: str) -> str:
-    """The name whose unit the entry `key` of `table` has."""
+    """Return the name whose unit the entry `key` of `table` has."""
     return key if key == "type" or units_for(key) or not units_for(table) else table
 
 
-def _input_error(message: str, where: str, noun: type, raw: Any) -> InputError:
-    """msgspec's message as an `InputError` that lists the fields near the one that was asked for."""
+def _input_error(message: str, where: str, schema: type, raw: Any) -> InputError:
+    """Return msgspec's message as an `InputError` that lists near fields."""
     if match := _UNKNOWN_FIELD.match(message):
         path, field = match["path"] or "$", match["field"]
-        known = _fields_at(noun, path, raw)
+        known = _fields_at(schema, path, raw)
         hint = did_you_mean(field, known, f"known here: {', '.join(known)}" if known else None)
         return InputError(f"{where}unknown key {path}.{field}", hint)
     if match := _MISSING_FIELD.match(message):
         path = f"{match['path'] or '$'}.{match['field']}"
-        known = _tags_at(noun, path)
+        known = _tags_at(schema, path)
         return InputError(f"{where}{path} is missing", f"one of: {', '.join(known)}" if known else None)
     if match := _BAD_ENUM.match(message) or _BAD_TAG.match(message):
-        known = _tags_at(noun, match["path"])
+        known = _tags_at(schema, match["path"])
         hint = did_you_mean(match["value"], known, f"known here: {', '.join(known)}" if known else None)
         return InputError(f"{where}{match['path']} is {match['value']!r}, which is not known", hint)
     if match := _BAD_LITERAL.match(message):
-        known = _tags_at(noun, match["path"])
+        known = _tags_at(schema, match["path"])
         return InputError(f"{where}{match['path']} is {match['value']}; one of {', '.join(known)} is needed")
     if match := _WRONG_TYPE.match(message):
-        return _wrong_type(where, noun, raw, match["wanted"].split(" | "), match["found"], match["path"] or "$")
+        return _wrong_type(where, schema, raw, match["expected"].split(" | "), match["given"], match["path"] or "$")
     return InputError(f"{where}{message[:1].lower()}{message[1:]}".replace(" - at `", " at ").replace("`", ""))
 
 
-def _wrong_type(where: str, noun: type, raw: Any, wanted: list[str], found: str, path: str) -> InputError:
-    needed = " or ".join(_TYPE_WORDS.get(word, word) for word in wanted if word != "null")
+def _wrong_type(where: str, schema: type, raw: Any, expected: list[str], given: str, path: str) -> InputError:
+    needed = " or ".join(_TYPE_WORDS.get(word, word) for word in expected if word != "null")
     hint = None
-    if "object" in wanted:
-        tags = _tags_at(noun, f"{path}.type")
-        known = tags or _fields_at(noun, path, raw)
+    if "object" in expected:
+        tags = _tags_at(schema, f"{path}.type")
+        known = tags or _fields_at(schema, path, raw)
         hint = f"its {'types' if tags else 'keys'}: {', '.join(known)}" if known else None
-    elif "str" in wanted and found in ("int", "float"):
+    elif "str" in expected and given in ("int", "float"):
         hint = "put it in quotes"
     value = _value_at(raw, path)
-    shown = repr(value) if isinstance(value, str | int | float) else _TYPE_WORDS.get(found, found)
-    shown = f"{shown[:_MOST_SHOWN]}..." if len(shown) > _MOST_SHOWN else shown
+    shown = repr(value) if isinstance(value, str | int | float) else _TYPE_WORDS.get(given, given)
+    shown = f"{shown[:_MAX_SHOWN]}..." if len(shown) > _MAX_SHOWN else shown
     return InputError(f"{where}{path} is {shown}; {needed} is needed", hint)
 
 
@@ -189,9 +189,9 @@ def _steps(path: str) -> list[str]:
     return re.findall(r"[A-Za-z_]\w*|\[[^\]]*\]", path.removeprefix("$"))
 
 
-def _types_at(noun: type, path: str) -> list[Any]:
-    """The struct or scalar types that may stand at `path` below `noun`."""
-    types: list[Any] = [msgspec.inspect.type_info(noun)]
+def _types_at(schema: type, path: str) -> list[Any]:
+    """Return the struct or scalar types that may stand at `path` below `schema`."""
+    types: list[Any] = [msgspec.inspect.type_info(schema)]
     for step in _steps(path):
         types = [inner for kind in _flatten(types) for inner in _descend(kind, step)]
     return _flatten(types)
@@ -214,11 +214,11 @@ def _descend(kind: Any, step: str) -> list[Any]:
     return []
 
 
-def _fields_at(noun: type, path: str, raw: Any) -> list[str]:
-    """The keys that `raw` may have at `path`; of a tagged union, those of the alternative that its tag chose."""
-    structs = [kind for kind in _types_at(noun, path) if isinstance(kind, msgspec.inspect.StructType)]
-    given = _value_at(raw, path)
-    chosen = [kind for kind in structs if isinstance(given, dict) and given.get(kind.tag_field) == kind.tag]
+def _fields_at(schema: type, path: str, raw: Any) -> list[str]:
+    """Return the keys that `raw` may have at `path`; in a tagged union, those of the alternative that its tag chose."""
+    structs = [kind for kind in _types_at(schema, path) if isinstance(kind, msgspec.inspect.StructType)]
+    value = _value_at(raw, path)
+    chosen = [kind for kind in structs if isinstance(value, dict) and value.get(kind.tag_field) == kind.tag]
     return list(dict.fromkeys(field.encode_name for kind in chosen or structs for field in kind.fields))
 
 
@@ -233,21 +233,21 @@ def _value_at(raw: Any, path: str) -> Any:
     return raw
 
 
-def _tags_at(noun: type, path: str) -> list[str]:
+def _tags_at(schema: type, path: str) -> list[str]:
     owner, _, last = path.rpartition(".")
     tags = [
         str(kind.tag)
-        for kind in _types_at(noun, owner)
+        for kind in _types_at(schema, owner)
         if isinstance(kind, msgspec.inspect.StructType) and kind.tag_field == last
     ]
-    enums = [kind.cls for kind in _types_at(noun, path) if isinstance(kind, msgspec.inspect.EnumType)]
-    literals = [kind for kind in _types_at(noun, path) if isinstance(kind, msgspec.inspect.LiteralType)]
+    enums = [kind.cls for kind in _types_at(schema, path) if isinstance(kind, msgspec.inspect.EnumType)]
+    literals = [kind for kind in _types_at(schema, path) if isinstance(kind, msgspec.inspect.LiteralType)]
     words = [str(word) for kind in literals for word in kind.values]
     return tags + [member.value for cls in enums for member in cls] + words
 
 
 MAX_SEED = 2**53
-"""A number of JSON holds it exactly, and what is added to it for further streams fits in 64 bits."""
+"""Largest seed: JSON numbers hold it exactly, and seeds of further streams, a little larger, fit in 64 bits."""
 
 
 def fields_of(struct: Schema, *names: str) -> dict[str, Any]:
@@ -283,11 +283,11 @@ def check_positive(**values: float | None) -> None:
     check_finite(**values)
 
 
-def check_between(least: float, most: float, /, **values: float | None) -> None:
-    """Raise ValueError unless every value that is given is from `least` to `most`."""
+def check_between(least: float, largest: float, /, **values: float | None) -> None:
+    """Raise ValueError unless every value that is given is from `least` to `largest`."""
     for name, value in values.items():
-        if value is not None and not least <= value <= most:
-            raise ValueError(f"{name} is {value}; from {least} to {most} is needed")
+        if value is not None and not least <= value <= largest:
+            raise ValueError(f"{name} is {value}; from {least} to {largest} is needed")
 
 
 def check_fraction(**values: float | None) -> None:

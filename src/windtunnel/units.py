@@ -35,12 +35,12 @@ _QUANTITY = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)
 
 
 def units_for(name: str) -> dict[str, float] | None:
-    """The units that a quantity called `name` accepts, or None where its name has no unit."""
+    """Return the units that a quantity called `name` accepts; None where its name has no unit."""
     return next((units for suffix, units in UNITS_BY_SUFFIX.items() if f"_{name}".endswith(suffix)), None)
 
 
 def parse_quantity(name: str, text: str) -> float:
-    """The SI value of `text`, read as the quantity called `name` (`memory_bytes`, `latency_s`, ...).
+    """Return the SI value of `text`, read as the quantity called `name` (`memory_bytes`, `latency_s`, ...).
 
     Raises:
         InputError: `text` is not a number with a unit of that dimension.
@@ -63,20 +63,20 @@ def _allowed_units(units: dict[str, float]) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Seconds for people: three significant digits in the unit that fits (`12.3 ms`)."""
+    """Return seconds for people: three significant digits in the unit that fits (`12.3 ms`)."""
     for unit, scale in (("s", 1.0), ("ms", MS), ("us", US)):
         if abs(seconds) >= scale:
             return f"{_three_digits(seconds / scale)} {unit}"
     return f"{_three_digits(seconds / 1e-9)} ns" if seconds else "0 s"
 
 
-def format_count(count: int, one: str, many: str | None = None) -> str:
-    """`1 run`, `1,024 runs`; `many` where it is not `one` with an s."""
-    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+def format_count(count: int, singular: str, plural: str | None = None) -> str:
+    """Return `1 run` or `1,024 runs`; `plural` where it is not `singular` with an s."""
+    return f"{count:,} {singular if count == 1 else plural or f'{singular}s'}"
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Bytes for people, in binary units (`78.2 GiB`)."""
+    """Return bytes for people, in binary units (`78.2 GiB`)."""
     for unit, scale in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if abs(num_bytes) >= scale:
             return f"{_three_digits(num_bytes / scale)} {unit}"
@@ -84,7 +84,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_si(value: float, unit: str) -> str:
-    """A value with an SI prefix (`1.98 PFLOP/s`)."""
+    """Return a value with an SI prefix (`1.98 PFLOP/s`)."""
     for prefix, scale in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= scale:
             return f"{_three_digits(value / scale)} {prefix}{unit}"

@@ -1,10 +1,9 @@
-"""The models, devices and nodes that ship with Windtunnel, and those that a user adds: one file each, found by name.
+"""Catalog of models, devices and nodes, shipped or added by a user: one file each, found by name.
 
-A catalog is a folder with `models/`, `devices/`, `nodes/`, `engines/`, `traces/` and
-`calibrations/`. The folders in the environment
-variable `WINDTUNNEL_CATALOG` (separated as in `PATH`) come first and the shipped one last. A model is its Hugging Face
-`config.json` under the name `organisation--model.json`; `models/aliases.yaml` gives further names, and checkpoints that
-differ from a base model in their formats only.
+A catalog is a folder with `models/`, `devices/`, `nodes/`, `engines/`, `traces/` and `calibrations/`. The folders in
+the environment variable `WINDTUNNEL_CATALOG` (separated as in `PATH`) come first and the shipped one last. A model is
+its Hugging Face `config.json` under the name `organisation--model.json`; `models/aliases.yaml` gives further names, and
+checkpoints that differ from a base model in their formats only.
 """
 
 import json
@@ -25,7 +24,7 @@ from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import Schema, decode, read_yaml
 
 KINDS = ("models", "devices", "nodes", "engines", "traces", "calibrations")
-"""What a catalog holds: the names of its folders."""
+"""Kinds of entries: the names of a catalog's folders."""
 
 SEARCH_PATH_VARIABLE = "WINDTUNNEL_CATALOG"
 
@@ -36,7 +35,7 @@ EntryT = TypeVar("EntryT")
 
 
 def shipped(name: str) -> Path:
-    """The path of `name`, a file at the root of the shipped catalog."""
+    """Return the path of a file at the root of the shipped catalog."""
     return _SHIPPED / name
 
 
@@ -48,7 +47,7 @@ class Variant(Schema, frozen=True):
 
 
 def search_path() -> list[Path]:
-    """The catalog folders, first found first."""
+    """Return the catalog folders, in the order of search."""
     extra = [Path(part) for part in os.environ.get(SEARCH_PATH_VARIABLE, "").split(os.pathsep) if part]
     missing = next((folder for folder in extra if not folder.is_dir()), None)
     if missing:
@@ -57,7 +56,7 @@ def search_path() -> list[Path]:
 
 
 def names(kind: str) -> list[str]:
-    """The names of everything of a `kind` (`models`, `devices`, ...) that the catalog has, sorted.
+    """Return the names of all entries of a `kind` (`models`, `devices`, ...), sorted.
 
     Raises:
         InputError: there is no such kind.
@@ -69,10 +68,10 @@ def names(kind: str) -> list[str]:
 
 
 def find(kind: str, name: str) -> Path:
-    """The file of the catalog's entry `name`; letter case and `-` for `_` do not matter.
+    """Return the file of the entry `name`; letter case and `-` for `_` do not matter.
 
     Raises:
-        InputError: there is no such entry; the hint names those nearest.
+        InputError: there is no such entry; the hint names near ones.
     """
     entries = _files(kind)
     by_slug = {_slug(entry): entry for entry in entries}
@@ -86,7 +85,7 @@ def find(kind: str, name: str) -> Path:
 
 
 def model(name: str, allow_download: bool = False) -> ModelSpec:
-    """The model called `name`.
+    """Return the model called `name`.
 
     Args:
         name: an id of the catalog (`meta-llama/Llama-3.1-8B`, letter case does not matter, the organisation may be left
@@ -100,9 +99,9 @@ def model(name: str, allow_download: bool = False) -> ModelSpec:
     if _looks_like_path(name):
         return _model_from_files(Path(name).expanduser())
     entries = _models()
-    found = _match_model(name, entries)
-    if found is not None:
-        return _resolve(found, entries)
+    match = _match_model(name, entries)
+    if match is not None:
+        return _resolve(match, entries)
     if allow_download:
         return _download(name)
     raise InputError(
@@ -114,15 +113,13 @@ def model(name: str, allow_download: bool = False) -> ModelSpec:
 
 
 def model_config(name: str) -> dict[str, Any]:
-    """The config.json of the model called `name`, as `model` finds it.
+    """Return the config.json of the model called `name`, as `model` finds it.
 
     Raises:
         InputError: there is no such model, or it is a variant that has no config of its own.
     """
     if _looks_like_path(name):
-        path = Path(name).expanduser()
-        found: dict[str, Any] = _read_json(path / "config.json" if path.is_dir() else path)
-        return found
+        return _read_json(_config_file(Path(name).expanduser()))
     entries = _models()
     match = _match_model(name, entries)
     if match is None:
@@ -130,35 +127,41 @@ def model_config(name: str) -> dict[str, Any]:
     entry = entries[_target(match, entries)]
     if not isinstance(entry, Path):
         raise InputError(f"{name} has no config.json of its own", f"take the model that it is a variant of: {entry!r}")
-    config: dict[str, Any] = _read_json(entry)
-    return config
+    return _read_json(entry)
 
 
 def device(name: str) -> Device:
-    """The device called `name` (`h100_sxm`), or the one in the YAML file at that path.
+    """Return the device called `name` (`h100_sxm`), or the one in the YAML file at that path.
 
     Raises:
         InputError: there is no such device, or its file is wrong.
     """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else find("devices", name)
-    found = _positive(entry(path, Device), path)
-    if not found.peak_flops_per_s:
+    path = _hardware_file("devices", name)
+    device = entry(path, Device)
+    _require_positive(device, f"{path.name}: $")
+    if not device.peak_flops_per_s:
         raise InputError(f"{path.name}: peak_flops_per_s is empty; at least bf16 is needed")
-    return found
+    return device
 
 
 def node(name: str) -> Node:
-    """The node called `name` (`dgx_h100`), or the one in the YAML file at that path.
+    """Return the node called `name` (`dgx_h100`), or the one in the YAML file at that path.
 
     Raises:
         InputError: there is no such node, or its file is wrong.
     """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else find("nodes", name)
-    return _positive(entry(path, Node), path)
+    path = _hardware_file("nodes", name)
+    node = entry(path, Node)
+    _require_positive(node, f"{path.name}: $")
+    return node
+
+
+def _hardware_file(kind: str, name: str) -> Path:
+    return Path(name) if name.endswith((".yaml", ".yml")) else find(kind, name)
 
 
 def default_node(device: Device) -> Node:
-    """The node in which `device` is usually sold: what `nodes/defaults.yaml` names, else eight of them on PCIe."""
+    """Return the node in which `device` is usually sold: that of `nodes/defaults.yaml`, else eight devices on PCIe."""
     for folder in search_path():
         defaults = folder / "nodes" / "defaults.yaml"
         names_of_nodes = entry(defaults, dict[str, str]) if defaults.is_file() else {}
@@ -168,25 +171,27 @@ def default_node(device: Device) -> Node:
 
 
 def _files(kind: str) -> dict[str, Path]:
-    """Name -> file of everything of a kind, the first folder of the search path winning."""
-    found: dict[str, Path] = {}
+    """Return name -> file of all entries of a kind; the first folder of the search path wins."""
+    files: dict[str, Path] = {}
     for folder in reversed(search_path()):
-        found |= _listed(folder, kind)
-    return found
+        files |= _listed(folder, kind)
+    return files
 
 
 def _listed(folder: Path, kind: str) -> dict[str, Path]:
-    if folder == _SHIPPED:
-        return _listed_once(kind)
-    return dict(_named_files(folder / kind, kind)) if (folder / kind).is_dir() else {}
+    """Return the files of a folder by name; the shipped folder is listed once in a process."""
+    return _listed_once(kind) if folder == _SHIPPED else dict(_named_files(folder / kind, kind))
 
 
 @cache
 def _listed_once(kind: str) -> dict[str, Path]:
-    return dict(_named_files(_SHIPPED / kind, kind)) if (_SHIPPED / kind).is_dir() else {}
+    return dict(_named_files(_SHIPPED / kind, kind))
 
 
 def _named_files(folder: Path, kind: str) -> Iterator[tuple[str, Path]]:
+    """Yield (name, file) of all entries of a kind in a folder, which may be missing."""
+    if not folder.is_dir():
+        return
     suffixes = {"models": (".json",), "traces": ()}.get(kind, (".yaml", ".yml"))
     with os.scandir(folder) as listing:
         for entry in listing:
@@ -201,40 +206,40 @@ ModelEntry = Path | Variant | str
 
 
 def _models() -> dict[str, ModelEntry]:
-    """Everything that a model may be called, the first folder of the search path winning."""
-    found: dict[str, ModelEntry] = {}
+    """Return all names of models; the first folder of the search path wins."""
+    entries: dict[str, ModelEntry] = {}
     for folder in reversed(search_path()):
         aliases = folder / "models" / "aliases.yaml"
         if aliases.is_file():
-            found |= entry(aliases, dict[str, str | Variant])
-        found |= _listed(folder, "models")
-    return found
+            entries |= entry(aliases, dict[str, str | Variant])
+        entries |= _listed(folder, "models")
+    return entries
 
 
-def entry(path: Path, noun: type[EntryT]) -> EntryT:
-    """The noun in a YAML file of the catalog; one that ships is read once in a process: a search looks up thousands.
+def entry(path: Path, kind: type[EntryT]) -> EntryT:
+    """Read an entry of the catalog; a shipped one is read once in a process, as a search looks up thousands.
 
     Raises:
         InputError: the file is missing or wrong.
     """
     if path.is_relative_to(_SHIPPED):
-        found: EntryT = _shipped_entry(path, noun)  # type: ignore[arg-type]
-        return found
-    return decode(read_yaml(path), noun, path.name)
+        shipped_entry: EntryT = _shipped_entry(path, kind)  # type: ignore[arg-type]
+        return shipped_entry
+    return decode(read_yaml(path), kind, path.name)
 
 
 @cache
-def _shipped_entry(path: Path, noun: Any) -> Any:
-    return decode(read_yaml(path), noun, path.name)
+def _shipped_entry(path: Path, kind: Any) -> Any:
+    return decode(read_yaml(path), kind, path.name)
 
 
 def _match_model(name: str, entries: Mapping[str, ModelEntry]) -> str | None:
-    """The entry that is meant by `name`: the whole id, or its part after the slash where that is unique."""
+    """Return the entry that `name` means: the whole id, or its part after the slash where that is unique."""
     by_lower = {entry.lower(): entry for entry in entries}
-    wanted = name.lower()
-    if wanted in by_lower or "/" in name:
-        return by_lower.get(wanted)
-    tails = [entry for lower, entry in by_lower.items() if lower.rpartition("/")[2] == wanted]
+    lower_name = name.lower()
+    if lower_name in by_lower or "/" in name:
+        return by_lower.get(lower_name)
+    tails = [entry for lower, entry in by_lower.items() if lower.rpartition("/")[2] == lower_name]
     targets = {_target(entry, entries) for entry in tails}
     if len(targets) > 1:
         raise InputError(f"{name!r} may be {' or '.join(sorted(tails))}", "give the organisation too")
@@ -242,7 +247,7 @@ def _match_model(name: str, entries: Mapping[str, ModelEntry]) -> str | None:
 
 
 def _target(name: str, entries: Mapping[str, ModelEntry]) -> str:
-    """The entry that holds the model: `name`, or what its plain aliases lead to."""
+    """Return the entry that holds the model: `name`, or the end of its plain aliases."""
     seen = [name]
     while isinstance(entry := entries[seen[-1]], str):
         if entry not in entries or entry in seen:
@@ -255,9 +260,8 @@ def _resolve(name: str, entries: Mapping[str, ModelEntry]) -> ModelSpec:
     target = _target(name, entries)
     entry = entries[target]
     if isinstance(entry, Path):
-        if entry.is_relative_to(_SHIPPED):
-            return _shipped_model(entry, target)
-        return model_from_config(_read_json(entry), target)
+        read = _shipped_model if entry.is_relative_to(_SHIPPED) else _model_of
+        return read(entry, target)
     assert isinstance(entry, Variant)
     if entry.base not in entries or isinstance(entries[entry.base], Variant):
         raise InputError(f"the variant {target!r} has the base {entry.base!r}, which is not a model of the catalog")
@@ -265,9 +269,11 @@ def _resolve(name: str, entries: Mapping[str, ModelEntry]) -> ModelSpec:
     return msgspec.structs.replace(base, name=target, precision=entry.precision or base.precision)
 
 
-@cache
-def _shipped_model(path: Path, name: str) -> ModelSpec:
+def _model_of(path: Path, name: str) -> ModelSpec:
     return model_from_config(_read_json(path), name)
+
+
+_shipped_model = cache(_model_of)
 
 
 def _looks_like_path(name: str) -> bool:
@@ -275,37 +281,33 @@ def _looks_like_path(name: str) -> bool:
 
 
 def _model_from_files(path: Path) -> ModelSpec:
-    """A model from its config.json, or from the folder that holds it."""
-    config = path / "config.json" if path.is_dir() else path
+    """Read a model from its config.json, or from the folder that holds it."""
+    config = _config_file(path)
     quantisation = config.with_name("hf_quant_config.json")
-    own_name = config.name == "config.json"
+    is_in_folder = config.name == "config.json"
     return model_from_config(
         _read_json(config),
-        config.absolute().parent.name if own_name else config.stem.replace("--", "/"),
-        _read_json(quantisation) if own_name and quantisation.is_file() else None,
+        config.absolute().parent.name if is_in_folder else config.stem.replace("--", "/"),
+        _read_json(quantisation) if is_in_folder and quantisation.is_file() else None,
     )
 
 
-def _read_json(path: Path) -> Any:
+def _config_file(path: Path) -> Path:
+    return path / "config.json" if path.is_dir() else path
+
+
+def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_bytes())
+        content: dict[str, Any] = json.loads(path.read_bytes())
+        return content
     except OSError as error:
         raise unreadable(path, error) from None
     except ValueError as error:
         raise InputError(f"{path} is not valid JSON: {error}", "is it cut off?") from None
 
 
-HardwareT = TypeVar("HardwareT", Device, Node)
-
-
-def _positive(found: HardwareT, path: Path) -> HardwareT:
-    """`found`, whose rates and counts must be above zero."""
-    _require_positive(found, f"{path.name}: $")
-    return found
-
-
 def _require_positive(value: Any, where: str) -> None:
-    """Raise where a count or rate inside `value` is not above zero; only a latency may be zero."""
+    """Raise InputError where a count or rate inside `value` is not above zero; only a latency may be zero."""
     if isinstance(value, Schema):
         for name in value.__struct_fields__:
             _require_positive(getattr(value, name), f"{where}.{name}")
@@ -321,7 +323,7 @@ def _slug(name: str) -> str:
 
 
 def _download(name: str) -> ModelSpec:
-    """The model that huggingface.co calls `name`."""
+    """Fetch the config of the model that huggingface.co calls `name`."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise InputError(f"{name!r} is not a model id of huggingface.co; they look like organisation/model")
     config = _fetch_json(f"https://huggingface.co/{name}/resolve/main/config.json", name)
@@ -334,7 +336,7 @@ def _download(name: str) -> ModelSpec:
 
 
 def _fetch_json(url: str, name: str) -> Any:
-    """What is at `url`; None where there is nothing."""
+    """Fetch the JSON at `url`; None where there is nothing."""
     # Loading urllib.request takes 30 ms, and few runs need it.
     from urllib.error import HTTPError
     from urllib.request import urlopen

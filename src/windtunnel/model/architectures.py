@@ -56,25 +56,18 @@ _GPT_J = Architecture(
     feed_forward_bias=True, gated=False, num_norms=1, norm_bias=True, lm_head_bias=True, width_multiple=4
 )
 _ERNIE = Architecture(qkv_bias="use_bias", output_bias="use_bias", feed_forward_bias="use_bias", tied=True)
-_QWEN3_HYBRID = Architecture(qk_norm=True, output_gate=True, shared_gate=True)
-_DEEPSEEK = Architecture(router_bias=True)
-_GEMMA3 = Architecture(num_norms=4, qk_norm=True, tied=True, full_attention_every=6)
 
 ARCHITECTURES: dict[str, Architecture] = {
     "afmoe": Architecture(qk_norm=True, output_gate=True, router_bias=True, num_norms=4),
     "apertus": Architecture(qk_norm=True, gated=False),
     "arcee": Architecture(gated=False),
-    "axk1": _DEEPSEEK,
     "bitnet": Architecture(num_norms=3),
     "bloom": replace(_GPT, position_rows=None),
     "chatglm": Architecture(
         qkv_bias="add_qkv_bias", output_bias="add_bias_linear", feed_forward_bias="add_bias_linear"
     ),
-    "codegen": _GPT_J,
     "cohere": Architecture(num_norms=1, tied=True),
     "cohere2": Architecture(num_norms=1, tied=True, full_attention_every=4),
-    "deepseek_v3": _DEEPSEEK,
-    "deepseek_v32": _DEEPSEEK,
     "ernie4_5": _ERNIE,
     "ernie4_5_moe": replace(_ERNIE, router_bias=True),
     "falcon": Architecture(
@@ -88,32 +81,21 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gemma": Architecture(tied=True),
     "gemma2": Architecture(num_norms=4, tied=True, full_attention_every=2),
-    "gemma3": _GEMMA3,
+    "gemma3": Architecture(num_norms=4, qk_norm=True, tied=True, full_attention_every=6),
     "glm4": Architecture(output_bias=False, num_norms=4),
     "glm4_moe": Architecture(output_bias=False, router_bias=True),
-    "glm4_moe_lite": _DEEPSEEK,
-    "glm_moe_dsa": _DEEPSEEK,
-    "gpt2": _GPT,
-    "gpt_bigcode": _GPT,
     "gpt_neo": replace(_GPT, qkv_bias=False),
     "gpt_neox": Architecture(feed_forward_bias=True, gated=False, norm_bias=True),
     "gpt_oss": Architecture(feed_forward_bias=True, router_bias=True, sinks=True, full_attention_every=2),
-    "gptj": _GPT_J,
     "hy_v3": Architecture(qk_norm=True, router_bias=True, fp32_router=True),
-    "internlm": Architecture(qkv_bias="bias", output_bias="bias"),
-    "internlm2": Architecture(qkv_bias="bias", output_bias="bias"),
     "internlm3": Architecture(qkv_bias="qkv_bias", output_bias="bias", feed_forward_bias="bias"),
     "jais2": Architecture(gated=False, norm_bias=True),
-    "kimi_k2": _DEEPSEEK,
     "llama4": Architecture(full_attention_every=4, shared_experts=1),
     "minimax_m2": Architecture(fp32_router=True),
     "mimo": Architecture(output_bias=False),
     "mpt": Architecture(gated=False, tied=True, width_multiple=4),
     "nanochat": Architecture(gated=False, num_norms=0),
     "nemotron": Architecture(gated=False, norm_bias=True),
-    "olmo2": Architecture(qk_norm=True),
-    "olmo3": Architecture(qk_norm=True),
-    "olmoe": Architecture(qk_norm=True),
     "opt": replace(_GPT, position_rows=2),
     "persimmon": Architecture(
         qkv_bias=True, output_bias=True, feed_forward_bias=True, qk_norm="qk_layernorm", gated=False, norm_bias=True
@@ -129,18 +111,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         lm_head_bias=True,
     ),
     "phimoe": Architecture(norm_bias=True),
-    "qwen": Architecture(qkv_bias=True, output_bias=False),
-    "qwen2": Architecture(qkv_bias=True, output_bias=False),
     "qwen2_moe": Architecture(qkv_bias=True, output_bias=False, shared_gate=True),
-    "qwen2_vl": Architecture(qkv_bias=True, output_bias=False),
-    "qwen2_5_vl": Architecture(qkv_bias=True, output_bias=False),
-    "qwen3": Architecture(qk_norm=True),
-    "qwen3_moe": Architecture(qk_norm=True),
-    "qwen3_next": _QWEN3_HYBRID,
-    "qwen3_5": _QWEN3_HYBRID,
-    "qwen3_5_moe": _QWEN3_HYBRID,
-    "qwen3_vl": Architecture(qk_norm=True),
-    "qwen3_vl_moe": Architecture(qk_norm=True),
     "starcoder2": Architecture(
         qkv_bias="use_bias",
         output_bias="use_bias",
@@ -150,6 +121,20 @@ ARCHITECTURES: dict[str, Architecture] = {
         tied=True,
     ),
     "vaultgemma": Architecture(tied=True, full_attention_every=2),
+    **dict.fromkeys(
+        ("olmo2", "olmo3", "olmoe", "qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe"), Architecture(qk_norm=True)
+    ),
+    **dict.fromkeys(
+        ("axk1", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2"),
+        Architecture(router_bias=True),
+    ),
+    **dict.fromkeys(("qwen", "qwen2", "qwen2_vl", "qwen2_5_vl"), Architecture(qkv_bias=True, output_bias=False)),
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5", "qwen3_5_moe"), Architecture(qk_norm=True, output_gate=True, shared_gate=True)
+    ),
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT),
+    **dict.fromkeys(("codegen", "gptj"), _GPT_J),
+    **dict.fromkeys(("internlm", "internlm2"), Architecture(qkv_bias="bias", output_bias="bias")),
     **dict.fromkeys(
         (
             *("exaone4", "glm", "granite", "granitemoe", "llama", "minicpm3", "ministral3", "mistral"),

@@ -436,7 +436,7 @@ CPU_CALL_US = 10.0
 
 
 CPU_MEDIAN_ERROR = 0.7
-"""Median error of `plain_seconds` on an AMD EPYC with one thread: 10% on the matrix products of vLLM and 46% on torch's;
+"""Median error of `plain_seconds` on an AMD EPYC with one thread: 10% on matrix products of vLLM and 46% on torch's;
 attention and elementwise operators take two to four times as long."""
 
 
