@@ -4,17 +4,17 @@ from pathlib import Path
 
 import click
 
-from windtunnel.cli.options import PATH, Verb, json_option, section
+from windtunnel.cli.options import PATH, Section, Verb, json_option
 from windtunnel.cli.output import remark
 
-_WHERE = section("Where it is served")
+_WHERE = Section("Where it is served")
 
 
 @click.command(cls=Verb, epilog="See docs/guides/dashboard.md.")
 @click.argument("folder", default=".", type=PATH, metavar="[FOLDER]")
-@_WHERE("--port", type=int, default=0, help="Of the address.  [a free one]")
-@_WHERE("--host", metavar="ADDRESS", help="An interface that others reach too.  [127.0.0.1]")
-@_WHERE("--open", "opens", is_flag=True, help="Open it in the browser.")
+@_WHERE.option("--port", type=int, default=0, help="Of the address.  [a free one]")
+@_WHERE.option("--host", metavar="ADDRESS", help="An interface that others reach too.  [127.0.0.1]")
+@_WHERE.option("--open", "opens", is_flag=True, help="Open it in the browser.")
 @json_option
 def command(folder: Path, port: int, host: str | None, opens: bool, as_json: bool) -> None:
     """Show the results in FOLDER in the browser, compare them and try scenarios.

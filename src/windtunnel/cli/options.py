@@ -1,10 +1,10 @@
 """How verbs declare options, the options that several share, and how they become a scenario."""
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
@@ -103,7 +103,7 @@ def _our_name(name: str) -> str:
 
 
 class Option:
-    """An option of the command line, under a heading of `--help`: a decorator, or the metadata of an `Annotated` field.
+    """An option of the command line, under a heading of `--help`: a decorator of commands, or the default of a field.
 
     Args:
         names: as click takes them.
@@ -126,16 +126,26 @@ class Option:
         return click.option(*names, *self.names, **settings)(function)
 
 
-def section(heading: str) -> "partial[Option]":
-    """Return the constructor of options that `--help` shows under `heading`."""
-    return partial(Option, section=heading)
+class Section:
+    """A heading of `--help`, with the options below it."""
+
+    def __init__(self, heading: str) -> None:
+        self.heading = heading
+
+    def __call__(self, *names: str, **settings: Any) -> Any:
+        """Return an option as the default of a NamedTuple's field, whatever the field's type."""
+        return self.option(*names, **settings)
+
+    def option(self, *names: str, **settings: Any) -> Option:
+        """Return an option as a decorator of commands."""
+        return Option(*names, section=self.heading, **settings)
 
 
 def options_of(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options that a NamedTuple's fields declare; it gets their values as one first argument.
 
-    A field is `Annotated[type, Option]`, and its type says whether the option is a flag, may be repeated, or is a
-    number; or it is another such NamedTuple.
+    A field's default is its `Option`, and its type says whether the option is a flag, may be repeated, or is a number;
+    or the default is another such NamedTuple.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -152,18 +162,23 @@ def options_of(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[...,
 
 def _declared(kind: type[Any]) -> Iterator[tuple[str, Any, Option]]:
     """Yield the name, type and option of each field of a NamedTuple, those of nested ones included."""
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        if get_origin(hint) is Annotated:
-            yield name, hint.__origin__, hint.__metadata__[0]
+    for name, hint in get_type_hints(kind).items():
+        default = kind._field_defaults[name]
+        if isinstance(default, Option):
+            yield name, hint, default
         else:
             yield from _declared(hint)
 
 
 def _gathered(kind: type[Any], values: dict[str, Any]) -> Any:
     """Take the options of `kind` out of `values`, as one object."""
-    hints = get_type_hints(kind, include_extras=True)
-    is_option = {name: get_origin(hint) is Annotated for name, hint in hints.items()}
-    return kind(*(values.pop(name) if is_option[name] else _gathered(hint, values) for name, hint in hints.items()))
+    fields = kind._field_defaults.items()
+    return kind(
+        *(
+            values.pop(name) if isinstance(default, Option) else _gathered(type(default), values)
+            for name, default in fields
+        )
+    )
 
 
 def _settings_of_type(hint: Any) -> dict[str, Any]:
@@ -187,10 +202,10 @@ def all_of(*options: Callable[[Decorated], Decorated]) -> Callable[[Decorated], 
 
 scenario_file = click.argument("scenario", required=False, type=PATH, metavar="[SCENARIO.yaml]")
 
-SERVED, ENGINE, GENERAL = section("What is served, on what"), section("Engine"), section("General")
+SERVED, ENGINE, GENERAL = Section("What is served, on what"), Section("Engine"), Section("General")
 
-json_option = GENERAL("--json", "as_json", is_flag=True, help="Print JSON.")
-hub_option = GENERAL("--hub", is_flag=True, help="Look unknown models up on huggingface.co.")
+json_option = GENERAL.option("--json", "as_json", is_flag=True, help="Print JSON.")
+hub_option = GENERAL.option("--hub", is_flag=True, help="Look unknown models up on huggingface.co.")
 
 deployment_options = all_of(
     SERVED("--model", help="A model of the catalog, or a config.json."),

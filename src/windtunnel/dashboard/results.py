@@ -235,7 +235,6 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "simulate": ("summary", "scenario"),
     "lab": ("status", "mode"),
     "train": ("job", "step_s"),
-    "layouts": ("layouts",),
     "search": ("space", "workloads"),
     "whatif": ("space", "points"),
     "validate": ("scores", "rows"),
@@ -333,13 +332,6 @@ def _training(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
     )
 
 
-def _layouts(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
-    counts = {name: float(document[name]) for name in ("num_tried", "num_fitting")}
-    best = document["layouts"][0] if document["layouts"] else None
-    first = _training(entry, best) if best else entry
-    return replace(first, kind=entry.kind, figures={**first.figures, **counts})
-
-
 def _space(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
     space = document["space"]
     varied = ", ".join(name.rpartition(".")[2] for name in space.get("vary", {}))
@@ -381,7 +373,6 @@ _READERS: Mapping[str, Callable[[ResultEntry, dict[str, Any]], ResultEntry]] = {
     "simulate": _serving,
     "lab": _lab,
     "train": _training,
-    "layouts": _layouts,
     "search": _space,
     "whatif": _space,
     "validate": _validation,

@@ -121,12 +121,7 @@ def _base(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     if re.match(r"[\s\w./='\"-]*(vllm\s+serve|vllm\.entrypoints|sglang|trtllm-serve)", text):
         # With a line break it is no file's name.
         launch = read_launch_command(f"{text.strip()}\n")
-        notes = (
-            ("without effect on time", launch.without_effect),
-            ("not modelled", launch.not_modelled),
-            ("unknown, ignored", launch.unknown),
-        )
-        return launch.raw, tuple(f"{note}: {', '.join(names)}" for note, names in notes if names)
+        return launch.raw, tuple(launch.remarks)
     try:
         raw = parse_yaml(text)
     except yaml.YAMLError as error:

@@ -2,11 +2,11 @@
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from windtunnel.cli.options import PATH, WRITTEN_FILE, Verb, json_option, options_of, section, with_load
+from windtunnel.cli.options import PATH, WRITTEN_FILE, Section, Verb, json_option, options_of, with_load
 from windtunnel.cli.output import answer, check_replaceable, remark, write_page
 from windtunnel.cli.progress import status
 from windtunnel.cli.serving.simulate import request_options, slo_option
@@ -17,38 +17,27 @@ if TYPE_CHECKING:
     from windtunnel.lab.bench.client import Endpoint, Load
     from windtunnel.serving.scenario import Scenario
 
-_SERVER, _LOAD, _OUT = section("Server"), section("Load"), section("Result")
+_SERVER, _LOAD, _OUT = Section("Server"), Section("Load"), Section("Result")
 
 
 class ServerOptions(NamedTuple):
     """Options that say which server is measured, and how requests are put to it."""
 
-    endpoint: Annotated[
-        str | None, _SERVER("--endpoint", metavar="URL", help="A running server, as http://localhost:8000/v1.")
-    ]
-    start: Annotated[
-        str | None,
-        _SERVER("--start", metavar="ENGINE", help="Start one: vllm, sglang, transformers, llama.cpp, openvino."),
-    ]
-    served_model: Annotated[
-        str | None, _SERVER("--served-model", help="Its model; a folder with --start.  [the first listed]")
-    ]
-    tiny: Annotated[bool, _SERVER("--tiny", help="With --start: serve a tiny model with random weights.")]
-    engine_args: Annotated[
-        str, _SERVER("--engine-args", default="", metavar="ARGS", help="With --start: more arguments of its command.")
-    ]
-    python: Annotated[
-        str | None, _SERVER("--python", metavar="PATH", help="With --start: the engine's interpreter.  [this one]")
-    ]
-    api: Annotated[str, _SERVER("--api", default="completions", help="completions or chat.  [completions]")]
-    words: Annotated[bool, _SERVER("--words", help="Prompts of words, for servers that take no token ids.")]
-    vocabulary: Annotated[int, _SERVER("--vocabulary", default=1000, help="Token ids are below it.  [1000]")]
-    no_ignore_eos: Annotated[
-        bool, _SERVER("--no-ignore-eos", help="Do not ask for answers of exactly the wanted length.")
-    ]
-    api_key: Annotated[
-        str | None, _SERVER("--api-key", envvar="OPENAI_API_KEY", metavar="KEY", help="Sent as bearer token.")
-    ]
+    endpoint: str | None = _SERVER("--endpoint", metavar="URL", help="A running server, as http://localhost:8000/v1.")
+    start: str | None = _SERVER(
+        "--start", metavar="ENGINE", help="Start one: vllm, sglang, transformers, llama.cpp, openvino."
+    )
+    served_model: str | None = _SERVER("--served-model", help="Its model; a folder with --start.  [the first listed]")
+    tiny: bool = _SERVER("--tiny", help="With --start: serve a tiny model with random weights.")
+    engine_args: str = _SERVER(
+        "--engine-args", default="", metavar="ARGS", help="With --start: more arguments of its command."
+    )
+    python: str | None = _SERVER("--python", metavar="PATH", help="With --start: the engine's interpreter.  [this one]")
+    api: str = _SERVER("--api", default="completions", help="completions or chat.  [completions]")
+    words: bool = _SERVER("--words", help="Prompts of words, for servers that take no token ids.")
+    vocabulary: int = _SERVER("--vocabulary", default=1000, help="Token ids are below it.  [1000]")
+    no_ignore_eos: bool = _SERVER("--no-ignore-eos", help="Do not ask for answers of exactly the wanted length.")
+    api_key: str | None = _SERVER("--api-key", envvar="OPENAI_API_KEY", metavar="KEY", help="Sent as bearer token.")
 
     def running(self, stack: ExitStack) -> "Endpoint":
         """Return the server to measure; one that is started ends with `stack`."""
@@ -97,26 +86,20 @@ class ServerOptions(NamedTuple):
 class BenchFiles(NamedTuple):
     """Files that the measurements are written to."""
 
-    out: Annotated[
-        Path | None,
-        _OUT("--out", metavar="FOLDER", help="Write requests.parquet, tokens.parquet, summary.json and scenario.yaml."),
-    ]
-    overwrite: Annotated[bool, _OUT("--overwrite", help="Replace the files of a former run.")]
-    save_result: Annotated[
-        Path | None,
-        _OUT(
-            "--save-result",
-            type=WRITTEN_FILE,
-            help="Write the JSON of `vllm bench serve --save-result --save-detailed`.",
-        ),
-    ]
+    out: Path | None = _OUT(
+        "--out", metavar="FOLDER", help="Write requests.parquet, tokens.parquet, summary.json and scenario.yaml."
+    )
+    overwrite: bool = _OUT("--overwrite", help="Replace the files of a former run.")
+    save_result: Path | None = _OUT(
+        "--save-result", type=WRITTEN_FILE, help="Write the JSON of `vllm bench serve --save-result --save-detailed`."
+    )
 
 
 @click.command(cls=Verb, epilog="vLLM's names work too: --max-concurrency, --request-rate, --num-prompts, ...")
 @options_of(ServerOptions)
-@_LOAD("--workload", type=PATH, help="A scenario, or its workload alone, as `windtunnel simulate` takes it.")
+@_LOAD.option("--workload", type=PATH, help="A scenario, or its workload alone, as `windtunnel simulate` takes it.")
 @request_options
-@_LOAD("--set", "settings", multiple=True, metavar="PATH=VALUE", help="Set a field of the scenario.")
+@_LOAD.option("--set", "settings", multiple=True, metavar="PATH=VALUE", help="Set a field of the scenario.")
 @slo_option
 @options_of(BenchFiles)
 @json_option

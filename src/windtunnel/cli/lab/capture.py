@@ -4,21 +4,21 @@ from pathlib import Path
 
 import click
 
-from windtunnel.cli.options import PATH, WRITTEN_FILE, Verb, section
+from windtunnel.cli.options import PATH, WRITTEN_FILE, Section, Verb
 from windtunnel.cli.output import remark, write_page
 from windtunnel.errors import InputError
 from windtunnel.units import format_count
 
-_WHAT, _OUTPUT = section("What ran"), section("Result")
+_WHAT, _OUTPUT = Section("What ran"), Section("Result")
 
 
 @click.command(cls=Verb, short_help="Show where the time of a profile goes.")
 @click.argument("capture", type=PATH, metavar="CAPTURE")
-@_OUTPUT("--html", type=WRITTEN_FILE, help="Write a page.")
-@_OUTPUT("--parquet", type=WRITTEN_FILE, help="Write every kernel, copy and operator.")
-@_OUTPUT("--csv", "csv_file", type=WRITTEN_FILE, help="Write the kernel table.")
-@_OUTPUT("--device", help="Of the catalog: its roofline on the page.")
-@_OUTPUT("--json", "as_json", is_flag=True, help="Print JSON.")
+@_OUTPUT.option("--html", type=WRITTEN_FILE, help="Write a page.")
+@_OUTPUT.option("--parquet", type=WRITTEN_FILE, help="Write every kernel, copy and operator.")
+@_OUTPUT.option("--csv", "csv_file", type=WRITTEN_FILE, help="Write the kernel table.")
+@_OUTPUT.option("--device", help="Of the catalog: its roofline on the page.")
+@_OUTPUT.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def kernels(
     capture: Path, html: Path | None, parquet: Path | None, csv_file: Path | None, device: str | None, as_json: bool
 ) -> None:
@@ -71,10 +71,10 @@ def scrub(capture: Path) -> None:
 
 @click.command("to-table", cls=Verb, short_help="Turn a profile into measured operators.")
 @click.argument("capture", type=PATH, metavar="CAPTURE")
-@_WHAT("--model", required=True, help="A model of the catalog, or a config.json.")
-@_WHAT("--tp", type=int, default=1, help="Tensor parallelism.  [1]")
-@_WHAT("--device-name", required=True, help="What it ran on: h200_sxm, my_cpu.")
-@_OUTPUT("--out", type=PATH, required=True, metavar="FOLDER", help="One Parquet file a kind of operator.")
+@_WHAT.option("--model", required=True, help="A model of the catalog, or a config.json.")
+@_WHAT.option("--tp", type=int, default=1, help="Tensor parallelism.  [1]")
+@_WHAT.option("--device-name", required=True, help="What it ran on: h200_sxm, my_cpu.")
+@_OUTPUT.option("--out", type=PATH, required=True, metavar="FOLDER", help="One Parquet file a kind of operator.")
 def to_table(capture: Path, model: str, tp: int, device_name: str, out: Path) -> None:
     """Turn the steps of a profile into measured operators that estimators read.
 
@@ -93,12 +93,7 @@ def to_table(capture: Path, model: str, tp: int, device_name: str, out: Path) ->
     recorded = read_capture(capture)
     steps = measured_steps(recorded, Shard(spec, spec.precision, Parallelism(tp=tp)))
     tables = measurement_tables(steps, f"{device_name}, {recorded.tool}")
-    about = {
-        "device": device_name,
-        "method": f"steps under {recorded.tool}",
-        "model": spec.name,
-        "trace": capture.name,
-    }
+    about = {"device": device_name, "method": f"steps under {recorded.tool}", "model": spec.name, "trace": capture.name}
     for path in write_measurements(out, tables, about):
         remark(f"wrote {path}")
     unmatched = sum(step.unmatched_fraction * sum(step.seconds.values()) for step in steps)

@@ -5,21 +5,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import PATH, WRITTEN_FILE, Verb, section
+from windtunnel.cli.options import PATH, WRITTEN_FILE, Section, Verb
 from windtunnel.cli.output import answer, remark
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.serving.scenario import Scenario
 
-_OUTPUT = section("Result")
+_OUTPUT = Section("Result")
 
 
 @click.command(cls=Verb, short_help="Set a real run beside its simulation.")
 @click.argument("run", type=PATH, metavar="RUN")
 @click.argument("simulation", type=PATH, metavar="SIMULATION")
-@_OUTPUT("--html", type=WRITTEN_FILE, help="Write a page.")
-@_OUTPUT("--json", "as_json", is_flag=True, help="Print JSON.")
+@_OUTPUT.option("--html", type=WRITTEN_FILE, help="Write a page.")
+@_OUTPUT.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compare(run: Path, simulation: Path, html: Path | None, as_json: bool) -> None:
     """Set a real run beside its simulation: request by request, and operator by operator where it was profiled.
 

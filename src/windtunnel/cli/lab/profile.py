@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from windtunnel.cli.lab.capture import to_table
-from windtunnel.cli.options import PATH, Verb, VerbGroup, json_option, options_of, section
+from windtunnel.cli.options import PATH, Section, Verb, VerbGroup, json_option, options_of
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import status
 from windtunnel.errors import InputError, did_you_mean
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from windtunnel.lab.profile.compute import Extent, Progress
     from windtunnel.pricing.table import MeasurementTable
 
-_WHAT, _HOW, _OUT = section("What is measured"), section("How"), section("Result")
+_WHAT, _HOW, _OUT = Section("What is measured"), Section("How"), Section("Result")
 
 
 @click.group(cls=VerbGroup, no_args_is_help=False, invoke_without_command=True)
@@ -29,41 +29,33 @@ def command(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-_folder = _OUT("--out", required=True, type=PATH, metavar="FOLDER", help="Folder of the profile.")
-_device_name = _WHAT("--device-name", required=True, help="A device of the catalog, or a new name for this machine.")
+_folder = _OUT.option("--out", required=True, type=PATH, metavar="FOLDER", help="Folder of the profile.")
+_device_name = _WHAT.option(
+    "--device-name", required=True, help="A device of the catalog, or a new name for this machine."
+)
 
 
 class ComputeOptions(NamedTuple):
     """Options of `windtunnel profile compute`: which kernels are measured, over which batches, and how exactly."""
 
-    tp: Annotated[
-        str, _WHAT("--tp", "-tp", default="1", metavar="N,N", help="Tensor-parallel splits, on one device.  [1]")
-    ]
-    quant: Annotated[
-        str | None, _WHAT("--quant", metavar="FORMAT", help="Format of the weights: bf16, fp32.  [as published]")
-    ]
-    engine: Annotated[str, _WHAT("--engine", default="torch", help="Whose kernels: torch or vllm.  [torch]")]
-    torch_device: Annotated[str | None, _WHAT("--torch-device", help="cpu or cuda.  [cuda where there is one]")]
-    max_batch: Annotated[int, _HOW("--max-batch", default=64, help="Most decoding requests.  [64]")]
-    max_context: Annotated[int, _HOW("--max-context", default=4096, help="Longest request.  [4096]")]
-    max_tokens: Annotated[int, _HOW("--max-tokens", default=2048, help="Most tokens of a step.  [2048]")]
-    budget: Annotated[
-        str | None, _HOW("--budget", metavar="TIME", help="Refine so long: 10min.  [until within --tolerance]")
-    ]
-    tolerance: Annotated[
-        float,
-        _HOW(
-            "--tolerance", default=0.05, help="Largest deviation from a straight line between measured points.  [0.05]"
-        ),
-    ]
-    clock: Annotated[
-        str | None,
-        _HOW("--clock", help="cpu_time, wall, cuda_event, cuda_graph or kineto.  [cpu_time of one thread, cuda_event]"),
-    ]
-    attention: Annotated[
-        str, _HOW("--attention", default="sdpa", help="Kernels of torch: sdpa, flash_attn or flashinfer.  [sdpa]")
-    ]
-    overwrite: Annotated[bool, _OUT("--overwrite", help="Forget what the folder holds of it.")]
+    tp: str = _WHAT("--tp", "-tp", default="1", metavar="N,N", help="Tensor-parallel splits, on one device.  [1]")
+    quant: str | None = _WHAT("--quant", metavar="FORMAT", help="Format of the weights: bf16, fp32.  [as published]")
+    engine: str = _WHAT("--engine", default="torch", help="Whose kernels: torch or vllm.  [torch]")
+    torch_device: str | None = _WHAT("--torch-device", help="cpu or cuda.  [cuda where there is one]")
+    max_batch: int = _HOW("--max-batch", default=64, help="Most decoding requests.  [64]")
+    max_context: int = _HOW("--max-context", default=4096, help="Longest request.  [4096]")
+    max_tokens: int = _HOW("--max-tokens", default=2048, help="Most tokens of a step.  [2048]")
+    budget: str | None = _HOW("--budget", metavar="TIME", help="Refine so long: 10min.  [until within --tolerance]")
+    tolerance: float = _HOW(
+        "--tolerance", default=0.05, help="Largest deviation from a straight line between measured points.  [0.05]"
+    )
+    clock: str | None = _HOW(
+        "--clock", help="cpu_time, wall, cuda_event, cuda_graph or kineto.  [cpu_time of one thread, cuda_event]"
+    )
+    attention: str = _HOW(
+        "--attention", default="sdpa", help="Kernels of torch: sdpa, flash_attn or flashinfer.  [sdpa]"
+    )
+    overwrite: bool = _OUT("--overwrite", help="Forget what the folder holds of it.")
 
     def extent(self) -> "Extent":
         """Return the largest steps to measure."""
@@ -77,7 +69,7 @@ class ComputeOptions(NamedTuple):
 
 
 @command.command(cls=Verb, short_help="Measure a model's operators in a real forward.")
-@_WHAT("--model", required=True, help="A model of the catalog, or a config.json.")
+@_WHAT.option("--model", required=True, help="A model of the catalog, or a config.json.")
 @_device_name
 @options_of(ComputeOptions)
 @_folder
@@ -121,27 +113,19 @@ def compute(options: ComputeOptions, model: str, device_name: str, out: Path, as
 class TimedCollectives(NamedTuple):
     """Options of `windtunnel profile collectives`: which collectives are timed, and between which processes."""
 
-    ops: Annotated[
-        str,
-        _WHAT(
-            "--ops",
-            default="all_reduce,all_gather,reduce_scatter,all_to_all,send_recv",
-            metavar="OP,OP",
-            help="Collectives.  [all five]",
-        ),
-    ]
-    num_workers: Annotated[
-        str, _WHAT("--num-workers", default="2", metavar="N,N", help="Processes that take part.  [2]")
-    ]
-    sizes: Annotated[
-        str,
-        _WHAT("--sizes", default="1KiB-8MiB", metavar="FROM-TO", help="Sizes of the whole buffer.  [1KiB-8MiB]"),
-    ]
-    backend: Annotated[str | None, _HOW("--backend", help="gloo or nccl.  [nccl where there are GPUs]")]
-    on_ray: Annotated[bool, _HOW("--ray", help="Use the hosts of a running Ray cluster.")]
-    workers_per_node: Annotated[
-        int, _HOW("--workers-per-node", default=8, help="Processes on each node of a Ray cluster.  [8]")
-    ]
+    ops: str = _WHAT(
+        "--ops",
+        default="all_reduce,all_gather,reduce_scatter,all_to_all,send_recv",
+        metavar="OP,OP",
+        help="Collectives.  [all five]",
+    )
+    num_workers: str = _WHAT("--num-workers", default="2", metavar="N,N", help="Processes that take part.  [2]")
+    sizes: str = _WHAT(
+        "--sizes", default="1KiB-8MiB", metavar="FROM-TO", help="Sizes of the whole buffer.  [1KiB-8MiB]"
+    )
+    backend: str | None = _HOW("--backend", help="gloo or nccl.  [nccl where there are GPUs]")
+    on_ray: bool = _HOW("--ray", help="Use the hosts of a running Ray cluster.")
+    workers_per_node: int = _HOW("--workers-per-node", default=8, help="Processes on each node of a Ray cluster.  [8]")
 
 
 @command.command(cls=Verb, short_help="Time collectives between real processes.")
@@ -174,10 +158,10 @@ def collectives(options: TimedCollectives, device_name: str, out: Path, as_json:
 
 
 @command.command(cls=Verb, short_help="Measure the host's part of an engine's steps.")
-@_WHAT("--model", required=True, help="A model of the catalog, or a config.json.")
+@_WHAT.option("--model", required=True, help="A model of the catalog, or a config.json.")
 @_device_name
-@_WHAT("--engine", default="vllm", help="vllm or transformers.  [vllm]")
-@_HOW("--batches", default="1,2,4,8,16,32", metavar="N,N", help="Decoding requests.  [1,2,...,32]")
+@_WHAT.option("--engine", default="vllm", help="vllm or transformers.  [vllm]")
+@_HOW.option("--batches", default="1,2,4,8,16,32", metavar="N,N", help="Decoding requests.  [1,2,...,32]")
 @_folder
 @json_option
 def overheads(model: str, device_name: str, engine: str, batches: str, out: Path, as_json: bool) -> None:
@@ -203,8 +187,8 @@ def overheads(model: str, device_name: str, engine: str, batches: str, out: Path
 
 @command.command(cls=Verb, short_help="Show each estimator's error on points left out.")
 @click.argument("folder", type=PATH, metavar="FOLDER")
-@_WHAT("--device", help="Whose roofline to use.  [the profile's]")
-@_WHAT("--estimators", metavar="NAME,NAME", help="Which to try.  [all]")
+@_WHAT.option("--device", help="Whose roofline to use.  [the profile's]")
+@_WHAT.option("--estimators", metavar="NAME,NAME", help="Which to try.  [all]")
 @json_option
 def check(folder: Path, device: str | None, estimators: str | None, as_json: bool) -> None:
     """Show how far each estimator is off on points of a profile that it was not shown.
@@ -251,9 +235,9 @@ def from_vidur(files: tuple[Path, ...], device_name: str, out: Path, as_json: bo
 
 @command.command("to-vidur", cls=Verb, short_help="Write a profile in Vidur's layout.")
 @click.argument("folder", type=PATH, metavar="FOLDER")
-@_WHAT("--model", required=True, help="Which of the profile's models.")
-@_HOW("--block-size", type=int, default=16, help="Block size that attention.csv names.  [16]")
-@_OUT("--out", required=True, type=PATH, metavar="FOLDER", help="Folder of the layout.")
+@_WHAT.option("--model", required=True, help="Which of the profile's models.")
+@_HOW.option("--block-size", type=int, default=16, help="Block size that attention.csv names.  [16]")
+@_OUT.option("--out", required=True, type=PATH, metavar="FOLDER", help="Folder of the layout.")
 def to_vidur(folder: Path, model: str, block_size: int, out: Path) -> None:
     """Write a profile in Vidur's layout: compute/DEVICE/ORGANISATION/MODEL/{mlp,attention}.csv and network/.
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import PATH, Verb, all_of, assignments, section
+from windtunnel.cli.options import PATH, Section, Verb, all_of, assignments
 from windtunnel.cli.output import answer, remark
 from windtunnel.errors import InputError, did_you_mean
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from windtunnel.lab.experiments.run import Outcome
     from windtunnel.lab.experiments.schema import Experiment
 
-_WHAT, _SWEEP, _OUTPUT = section("Experiment"), section("Sweep"), section("Result")
+_WHAT, _SWEEP, _OUTPUT = Section("Experiment"), Section("Sweep"), Section("Result")
 
 experiment_options = all_of(
     _WHAT("--model", help="A folder with config.json, or a name on huggingface.co."),
@@ -46,7 +46,7 @@ class VerbOfVllm(Verb):
 @click.command(cls=VerbOfVllm, short_help="Run a real model, alone or profiled.")
 @experiment_file
 @experiment_options
-@_OUTPUT("--resume", is_flag=True, help="Take a finished run of the same experiment that is there.")
+@_OUTPUT.option("--resume", is_flag=True, help="Take a finished run of the same experiment that is there.")
 def run(
     experiment: Path | None, out: Path, settings: tuple[str, ...], as_json: bool, resume: bool, **options: Any
 ) -> None:
@@ -73,8 +73,8 @@ def run(
 @click.command(cls=VerbOfVllm, short_help="Run it at many settings; goes on where it stopped.")
 @experiment_file
 @experiment_options
-@_SWEEP("--parameter-sweep", metavar="TEXT", help='Fields and values: "batch_size:1,2;max_tokens:50,100".')
-@_SWEEP("--preset", help="quick, comprehensive or scaling.")
+@_SWEEP.option("--parameter-sweep", metavar="TEXT", help='Fields and values: "batch_size:1,2;max_tokens:50,100".')
+@_SWEEP.option("--preset", help="quick, comprehensive or scaling.")
 def sweep(
     experiment: Path | None,
     out: Path,

@@ -1,12 +1,12 @@
 """`windtunnel network`: SimAI's job in one command."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from windtunnel.cli.network.options import Failures, NetworkOptions
-from windtunnel.cli.options import WRITTEN_FILE, Verb, json_option, options_of, section
+from windtunnel.cli.options import WRITTEN_FILE, Section, Verb, json_option, options_of
 from windtunnel.cli.output import answer, check_replaceable, remark
 from windtunnel.errors import InputError
 
@@ -15,25 +15,23 @@ if TYPE_CHECKING:
     from windtunnel.training.iteration.layers import LayerWorkload
     from windtunnel.training.iteration.times import Iteration
 
-_WHAT, _HOW, _OUT = section("What runs, where"), section("How"), section("Output")
-_SIMAI = section("With --compat simai --backend analytic")
+_WHAT, _HOW, _OUT = Section("What runs, where"), Section("How"), Section("Output")
+_SIMAI = Section("With --compat simai --backend analytic")
 
 
 class SimaiAnalytical(NamedTuple):
     """Options of SimAI-Analytical."""
 
-    nvlink_busbw: Annotated[
-        float | None, _SIMAI("--nvlink-busbw", "-nv", metavar="GIB/S", help="Inside a server.  [360]")
-    ]
-    nic_busbw: Annotated[float | None, _SIMAI("--nic-busbw", "-nic", metavar="GIB/S", help="Of one NIC.  [48.5]")]
-    nics_per_server: Annotated[int | None, _SIMAI("--nics-per-server", "-n_p_s", help="[8]")]
-    gpus_per_server: Annotated[int | None, _SIMAI("--gpus-per-server", "-g_p_s", help="[8]")]
-    nic_type: Annotated[str | None, _SIMAI("--nic-type", "-nic_t", help="cx6, cx7 or bf3, for --nic-busbw.")]
-    gpu_type: Annotated[str | None, _SIMAI("--gpu-type", "-g_type", help="A100, H100, ..., for --nvlink-busbw.")]
-    dp_overlap: Annotated[float | None, _SIMAI("--dp-overlap", "-dp_o", help="[0]")]
-    ep_overlap: Annotated[float | None, _SIMAI("--ep-overlap", "-ep_o", help="[0]")]
-    tp_overlap: Annotated[float | None, _SIMAI("--tp-overlap", "-tp_o", help="[0]")]
-    pp_overlap: Annotated[float | None, _SIMAI("--pp-overlap", "-pp_o", help="[1]")]
+    nvlink_busbw: float | None = _SIMAI("--nvlink-busbw", "-nv", metavar="GIB/S", help="Inside a server.  [360]")
+    nic_busbw: float | None = _SIMAI("--nic-busbw", "-nic", metavar="GIB/S", help="Of one NIC.  [48.5]")
+    nics_per_server: int | None = _SIMAI("--nics-per-server", "-n_p_s", help="[8]")
+    gpus_per_server: int | None = _SIMAI("--gpus-per-server", "-g_p_s", help="[8]")
+    nic_type: str | None = _SIMAI("--nic-type", "-nic_t", help="cx6, cx7 or bf3, for --nic-busbw.")
+    gpu_type: str | None = _SIMAI("--gpu-type", "-g_type", help="A100, H100, ..., for --nvlink-busbw.")
+    dp_overlap: float | None = _SIMAI("--dp-overlap", "-dp_o", help="[0]")
+    ep_overlap: float | None = _SIMAI("--ep-overlap", "-ep_o", help="[0]")
+    tp_overlap: float | None = _SIMAI("--tp-overlap", "-tp_o", help="[0]")
+    pp_overlap: float | None = _SIMAI("--pp-overlap", "-pp_o", help="[1]")
 
     def iteration(self, job: "LayerWorkload") -> "Iteration":
         """Predict an iteration as SimAI-Analytical does."""
@@ -45,22 +43,19 @@ class SimaiAnalytical(NamedTuple):
 class NetworkRun(NamedTuple):
     """Options of `windtunnel network run`."""
 
-    workloads: Annotated[
-        tuple[Path, ...],
-        _WHAT("--workload", "-w", help="SimAI's workload. Several share the network, each over and over."),
-    ]
-    topology: Annotated[str | None, _WHAT("--topology", "-n", help="A file, a type with parameters, or a node.")]
-    placement: Annotated[
-        str | None, _WHAT("--placement", help="Of several jobs: packed, or striped server by server.  [packed]")
-    ]
-    iterations: Annotated[
-        int | None, _HOW("--iterations", type=click.IntRange(min=1), metavar="N", help="Of each of several jobs.  [10]")
-    ]
-    network: NetworkOptions
-    simai: SimaiAnalytical
-    failures: Failures
-    out: Annotated[Path | None, _OUT("--out", "-o", type=WRITTEN_FILE, help="Write EndToEnd.csv.")]
-    overwrite: Annotated[bool, _OUT("--overwrite", help="Replace the file.")]
+    workloads: tuple[Path, ...] = _WHAT(
+        "--workload", "-w", help="SimAI's workload. Several share the network, each over and over."
+    )
+    topology: str | None = _WHAT("--topology", "-n", help="A file, a type with parameters, or a node.")
+    placement: str | None = _WHAT("--placement", help="Of several jobs: packed, or striped server by server.  [packed]")
+    iterations: int | None = _HOW(
+        "--iterations", type=click.IntRange(min=1), metavar="N", help="Of each of several jobs.  [10]"
+    )
+    network: NetworkOptions = NetworkOptions()
+    simai: SimaiAnalytical = SimaiAnalytical()
+    failures: Failures = Failures()
+    out: Path | None = _OUT("--out", "-o", type=WRITTEN_FILE, help="Write EndToEnd.csv.")
+    overwrite: bool = _OUT("--overwrite", help="Replace the file.")
 
 
 @click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})

@@ -6,11 +6,11 @@ from typing import Any
 import click
 
 from windtunnel.cli.network.options import Failures
-from windtunnel.cli.options import WRITTEN_FILE, Verb, all_of, assignments, options_of, section
+from windtunnel.cli.options import WRITTEN_FILE, Section, Verb, all_of, assignments, options_of
 from windtunnel.cli.output import answer, check_replaceable, remark, write_page
 from windtunnel.units import format_count
 
-_SIZE, _LINKS, _OUT = section("Size"), section("Links"), section("Output")
+_SIZE, _LINKS, _OUT = Section("Size"), Section("Links"), Section("Output")
 
 parameter_options = all_of(
     _SIZE("--num-gpus", "-g", "num_gpus", type=int, help="GPUs in all."),
@@ -39,11 +39,11 @@ def command() -> None:
 
 
 @command.command(cls=Verb)
-@_SIZE("--type", "-topo", "kind", help="spectrum_x, alibaba_hpn, dcn_plus, nvl, ...")
+@_SIZE.option("--type", "-topo", "kind", help="spectrum_x, alibaba_hpn, dcn_plus, nvl, ...")
 @parameter_options
-@_SIZE("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other field of the type.")
-@_OUT("--out", "-o", "out", type=WRITTEN_FILE, help="[its name, here]")
-@_OUT("--overwrite", is_flag=True, help="Replace the file.")
+@_SIZE.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other field of the type.")
+@_OUT.option("--out", "-o", "out", type=WRITTEN_FILE, help="[its name, here]")
+@_OUT.option("--overwrite", is_flag=True, help="Replace the file.")
 def generate(
     kind: str | None,
     settings: tuple[str, ...],
@@ -80,8 +80,8 @@ def generate(
 @command.command(cls=Verb, short_help="Show what a topology consists of.")
 @click.argument("topology")
 @options_of(Failures)
-@_OUT("--html", type=WRITTEN_FILE, help="Write a drawing.")
-@_OUT("--json", "as_json", is_flag=True, help="Print JSON.")
+@_OUT.option("--html", type=WRITTEN_FILE, help="Write a drawing.")
+@_OUT.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(failures: Failures, topology: str, html: Path | None, as_json: bool) -> None:
     """Show what a topology consists of; TOPOLOGY is a file, a type with parameters, or a node of the catalog.
 

@@ -1,11 +1,11 @@
 """`windtunnel calibrate`: measured runs in, a profile out."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from windtunnel.cli.options import PATH, Verb, deployment_options, options_of, section
+from windtunnel.cli.options import PATH, Section, Verb, deployment_options, options_of
 from windtunnel.cli.output import answer
 from windtunnel.cli.progress import status
 from windtunnel.cli.serving.measured_runs import RunChoice
@@ -17,21 +17,20 @@ if TYPE_CHECKING:
     from windtunnel.calibration.measured_runs import Measurement
     from windtunnel.serving.calibration import Calibration
 
-_OUTPUT = section("Output")
+_OUTPUT = Section("Output")
 
 
 class CalibrateOptions(NamedTuple):
     """Options of `windtunnel calibrate`."""
 
-    runs: RunChoice
-    out: Annotated[
-        Path | None,
-        _OUTPUT("--out", metavar="PATH", help="A YAML file, or a folder for one file per engine and device."),
-    ]
-    source: Annotated[
-        str | None, _OUTPUT("--source", metavar="TEXT", help="What the runs are, for the record.  [the files' names]")
-    ]
-    as_json: Annotated[bool, _OUTPUT("--json", help="Print JSON.")]
+    runs: RunChoice = RunChoice()
+    out: Path | None = _OUTPUT(
+        "--out", metavar="PATH", help="A YAML file, or a folder for one file per engine and device."
+    )
+    source: str | None = _OUTPUT(
+        "--source", metavar="TEXT", help="What the runs are, for the record.  [the files' names]"
+    )
+    as_json: bool = _OUTPUT("--json", help="Print JSON.")
 
 
 @click.command(cls=Verb)

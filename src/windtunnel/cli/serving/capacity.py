@@ -5,27 +5,20 @@ from typing import Any
 
 import click
 
-from windtunnel.cli.options import (
-    Verb,
-    deployment_options,
-    general_options,
-    scenario_file,
-    scenario_of,
-    section,
-)
+from windtunnel.cli.options import Section, Verb, deployment_options, general_options, scenario_file, scenario_of
 from windtunnel.cli.output import answer
 from windtunnel.cli.progress import status
 from windtunnel.cli.serving.simulate import load_options
 from windtunnel.errors import InputError
 
-_ASKED = section("What is asked")
+_ASKED = Section("What is asked")
 
 
 @click.command(cls=Verb, epilog="The scenario's own rate does not matter, but for a trace's lengths and pattern.")
 @scenario_file
-@_ASKED("--slo", metavar="LIMITS", help="ttft_p90=2s,tpot_p99=50ms.  [the scenario's, of 99%]")
-@_ASKED("--seeds", type=int, default=3, help="Streams of requests to find it for.  [3]")
-@_ASKED("--tolerance", type=float, default=0.005, help="Between loads tried.  [0.005]")
+@_ASKED.option("--slo", metavar="LIMITS", help="ttft_p90=2s,tpot_p99=50ms.  [the scenario's, of 99%]")
+@_ASKED.option("--seeds", type=int, default=3, help="Streams of requests to find it for.  [3]")
+@_ASKED.option("--tolerance", type=float, default=0.005, help="Between loads tried.  [0.005]")
 @deployment_options
 @load_options
 @general_options

@@ -6,17 +6,17 @@ from typing import Any
 import click
 
 from windtunnel.cli.options import (
+    Section,
     Verb,
     all_of,
     deployment_options,
     general_options,
     scenario_file,
     scenario_of,
-    section,
 )
 from windtunnel.cli.output import answer
 
-_STEP = section("Step")
+_STEP = Section("Step")
 
 step_options = all_of(
     _STEP("--batch", type=int, help="Requests that decode one token.  [64, or 0 with a prefill]"),

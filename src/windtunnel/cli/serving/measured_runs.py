@@ -3,16 +3,16 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from windtunnel.cli.options import section
+from windtunnel.cli.options import Section
 from windtunnel.errors import InputError, did_you_mean, missing_file
 
 if TYPE_CHECKING:
     from windtunnel.calibration.measured_runs import Measurement
 
 
-RUNS = section("Runs")
+RUNS = Section("Runs")
 _SHOWN_IDS = 5
 _KINDS = "a .csv or .parquet table, a .jsonl file of runs, or a benchmark client's .json file"
 
@@ -20,8 +20,8 @@ _KINDS = "a .csv or .parquet table, a .jsonl file of runs, or a benchmark client
 class RunChoice(NamedTuple):
     """Options that choose among measured runs."""
 
-    use: Annotated[str | None, RUNS("--use", metavar="NAMES", help="Only runs of these uses.  [primary,secondary]")]
-    only: Annotated[str | None, RUNS("--only", metavar="TEXT", help="Only runs whose id contains it.")]
+    use: str | None = RUNS("--use", metavar="NAMES", help="Only runs of these uses.  [primary,secondary]")
+    only: str | None = RUNS("--only", metavar="TEXT", help="Only runs whose id contains it.")
 
     def measurements(
         self, paths: Sequence[Path], deployment: dict[str, Any]

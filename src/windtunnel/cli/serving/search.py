@@ -1,12 +1,12 @@
 """`windtunnel search`: the best deployment, or training job, of a declared space."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from windtunnel.cli import INTERRUPTED
-from windtunnel.cli.options import GENERAL, PATH, WRITTEN_FILE, Verb, assignments, json_option, options_of, section
+from windtunnel.cli.options import GENERAL, PATH, WRITTEN_FILE, Section, Verb, assignments, json_option, options_of
 from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.errors import InputError, WindtunnelError, did_you_mean
 
@@ -16,45 +16,40 @@ if TYPE_CHECKING:
     from windtunnel.search.store import Store
     from windtunnel.search.study import Means
 
-_WHAT, _WHERE, _RESULT = section("What is sought"), section("Where it runs"), section("Result")
+_WHAT, _WHERE, _RESULT = Section("What is sought"), Section("Where it runs"), Section("Result")
 
 
 class SearchOptions(NamedTuple):
     """Options of `windtunnel search`."""
 
-    slo: Annotated[
-        str | None, _WHAT("--slo", metavar="LIMITS", help="ttft_p90=2s,tpot_p99=50ms; of a job run=30d.  [the file's]")
-    ]
-    objective: Annotated[str | None, _WHAT("--objective", help="requests_per_usd, output_tokens_per_s_per_device, ...")]
-    strategy: Annotated[str | None, _WHAT("--strategy", help="exhaustive, halving or tpe.  [the file's]")]
-    load: Annotated[float | None, _WHAT("--load", help="Show how many replicas serve X requests a second.")]
-    seeds: Annotated[int | None, _WHAT("--seeds", help="Most streams of requests for the finalists.  [5]")]
-    executor: Annotated[str | None, _WHERE("--executor", help="here, threads, processes or ray.  [here]")]
-    workers: Annotated[int | None, _WHERE("--workers", help="Threads or processes.  [one a processor]")]
-    address: Annotated[
-        str | None,
-        _WHERE("--address", metavar="ADDRESS", help="Address of a Ray cluster: auto, or host:port.  [starts one]"),
-    ]
-    store: Annotated[
-        Path | None, _WHERE("--store", help="Where answers are kept, and found again.  [in the user's cache folder]")
-    ]
-    no_store: Annotated[bool, _WHERE("--no-store", help="Keep no answers, and use none.")]
-    resume: Annotated[bool, _WHERE("--resume", help="Go on with the search that was interrupted last.")]
-    top: Annotated[int, _RESULT("--top", default=10, help="Points to show.  [10]")]
-    out: Annotated[
-        Path | None,
-        _RESULT(
-            "--out",
-            metavar="FOLDER",
-            help="Write every point, the page, and the winner: scenario.yaml or job.yaml, launch.sh, a Helm chart.",
-        ),
-    ]
-    html: Annotated[Path | None, _RESULT("--html", type=WRITTEN_FILE, help="Write the page alone.")]
-    overwrite: Annotated[bool, _RESULT("--overwrite", help="Replace the files of a former search.")]
-    settings: Annotated[
-        tuple[str, ...],
-        GENERAL("--set", metavar="PATH=VALUE", help="Set any field of the file, as budget.devices=8. May be repeated."),
-    ]
+    slo: str | None = _WHAT(
+        "--slo", metavar="LIMITS", help="ttft_p90=2s,tpot_p99=50ms; of a job run=30d.  [the file's]"
+    )
+    objective: str | None = _WHAT("--objective", help="requests_per_usd, output_tokens_per_s_per_device, ...")
+    strategy: str | None = _WHAT("--strategy", help="exhaustive, halving or tpe.  [the file's]")
+    load: float | None = _WHAT("--load", help="Show how many replicas serve X requests a second.")
+    seeds: int | None = _WHAT("--seeds", help="Most streams of requests for the finalists.  [5]")
+    executor: str | None = _WHERE("--executor", help="here, threads, processes or ray.  [here]")
+    workers: int | None = _WHERE("--workers", help="Threads or processes.  [one a processor]")
+    address: str | None = _WHERE(
+        "--address", metavar="ADDRESS", help="Address of a Ray cluster: auto, or host:port.  [starts one]"
+    )
+    store: Path | None = _WHERE(
+        "--store", help="Where answers are kept, and found again.  [in the user's cache folder]"
+    )
+    no_store: bool = _WHERE("--no-store", help="Keep no answers, and use none.")
+    resume: bool = _WHERE("--resume", help="Go on with the search that was interrupted last.")
+    top: int = _RESULT("--top", default=10, help="Points to show.  [10]")
+    out: Path | None = _RESULT(
+        "--out",
+        metavar="FOLDER",
+        help="Write every point, the page, and the winner: scenario.yaml or job.yaml, launch.sh, a Helm chart.",
+    )
+    html: Path | None = _RESULT("--html", type=WRITTEN_FILE, help="Write the page alone.")
+    overwrite: bool = _RESULT("--overwrite", help="Replace the files of a former search.")
+    settings: tuple[str, ...] = GENERAL(
+        "--set", metavar="PATH=VALUE", help="Set any field of the file, as budget.devices=8. May be repeated."
+    )
 
 
 @click.command(cls=Verb, epilog="A space is a scenario or job file with a `vary` section: see docs/guides/search.md.")

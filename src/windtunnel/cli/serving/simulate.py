@@ -1,7 +1,7 @@
 """`windtunnel simulate`: a scenario from a file and options, one run, its summary."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -9,6 +9,7 @@ from windtunnel.cli.options import (
     ENGINE,
     SERVED,
     WRITTEN_FILE,
+    Section,
     Verb,
     all_of,
     deployment_options,
@@ -16,7 +17,6 @@ from windtunnel.cli.options import (
     options_of,
     scenario_file,
     scenario_of,
-    section,
 )
 from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.errors import InputError
@@ -25,7 +25,7 @@ from windtunnel.units import format_count
 if TYPE_CHECKING:
     from windtunnel.serving.simulate import Result
 
-_LOAD, _OUTPUT = section("Load"), section("Result")
+_LOAD, _OUTPUT = Section("Load"), Section("Result")
 
 request_options = all_of(
     _LOAD("--input-tokens", metavar="N|MIN-MAX", help="Prompt tokens of a request."),
@@ -51,30 +51,26 @@ load_options = all_of(
 )
 """Options of a load, and of the replicas that share it."""
 
-slo_option = _OUTPUT("--slo", metavar="LIMITS", help="For goodput: ttft=2s,tpot=50ms,e2e=30s.")
+slo_option = _OUTPUT.option("--slo", metavar="LIMITS", help="For goodput: ttft=2s,tpot=50ms,e2e=30s.")
 
 
 class RunFiles(NamedTuple):
     """Files that a run is written to."""
 
-    out: Annotated[
-        Path | None,
-        _OUTPUT(
-            "--out",
-            metavar="FOLDER",
-            help="Write requests.parquet, steps.parquet, series.parquet, summary.json and the resolved scenario.yaml.",
-        ),
-    ]
-    html: Annotated[Path | None, _OUTPUT("--html", type=WRITTEN_FILE, help="Write a page.")]
-    timeline: Annotated[
-        Path | None, _OUTPUT("--timeline", help="Write a timeline that opens in ui.perfetto.dev: .json or .json.gz.")
-    ]
-    timeline_events: Annotated[int | None, _OUTPUT("--timeline-events", help="Most events of it.  [200000]")]
-    vidur_metrics: Annotated[
-        Path | None,
-        _OUTPUT("--vidur-metrics", help="Write the requests under Vidur's column names, as its request_metrics.csv."),
-    ]
-    overwrite: Annotated[bool, _OUTPUT("--overwrite", help="Replace the files of a former run.")]
+    out: Path | None = _OUTPUT(
+        "--out",
+        metavar="FOLDER",
+        help="Write requests.parquet, steps.parquet, series.parquet, summary.json and the resolved scenario.yaml.",
+    )
+    html: Path | None = _OUTPUT("--html", type=WRITTEN_FILE, help="Write a page.")
+    timeline: Path | None = _OUTPUT(
+        "--timeline", help="Write a timeline that opens in ui.perfetto.dev: .json or .json.gz."
+    )
+    timeline_events: int | None = _OUTPUT("--timeline-events", help="Most events of it.  [200000]")
+    vidur_metrics: Path | None = _OUTPUT(
+        "--vidur-metrics", help="Write the requests under Vidur's column names, as its request_metrics.csv."
+    )
+    overwrite: bool = _OUTPUT("--overwrite", help="Replace the files of a former run.")
 
     def check(self) -> None:
         """Raise InputError where one of the files cannot be written, before the run."""
@@ -116,7 +112,7 @@ class RunFiles(NamedTuple):
     "--request-rate, --num-prompts, --random-input-len, --random-output-len.",
 )
 @scenario_file
-@SERVED(
+@SERVED.option(
     "--from-command",
     metavar="COMMAND",
     help="A server's command line, or a file with one: vllm serve ..., sglang.launch_server ..., trtllm-serve ...",
@@ -158,14 +154,8 @@ def _launched(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     launch = read_launch_command(text)
-    ignored = {
-        "without effect on time": launch.without_effect,
-        "not modelled": launch.not_modelled,
-        "unknown, ignored": launch.unknown,
-    }
-    for reason, names in ignored.items():
-        if names:
-            remark(f"{reason}: {', '.join(names)}")
+    for line in launch.remarks:
+        remark(line)
     return launch.raw
 
 

@@ -1,35 +1,32 @@
 """`windtunnel validate`: measured runs in, predictions beside them out."""
 
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
-from windtunnel.cli.options import PATH, WRITTEN_FILE, Verb, deployment_options, options_of, section
+from windtunnel.cli.options import PATH, WRITTEN_FILE, Section, Verb, deployment_options, options_of
 from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.cli.progress import counted
 from windtunnel.cli.serving.measured_runs import RUNS, RunChoice
 from windtunnel.errors import InputError
 from windtunnel.units import format_count
 
-_OUTPUT = section("Output")
+_OUTPUT = Section("Output")
 
 
 class ValidationOptions(NamedTuple):
     """Options of `windtunnel validate`."""
 
-    runs: RunChoice
-    processes: Annotated[int | None, RUNS("--processes", help="Processes to simulate in.  [1]")]
-    html: Annotated[Path | None, _OUTPUT("--html", type=WRITTEN_FILE, help="Write a page.")]
-    as_json: Annotated[bool, _OUTPUT("--json", help="Print JSON.")]
-    max_error: Annotated[
-        str | None,
-        _OUTPUT(
-            "--max-error",
-            metavar="LIMITS",
-            help="Exit with 1 where a median error is above: tpot=10%,ttft=25%, or one limit for all.",
-        ),
-    ]
+    runs: RunChoice = RunChoice()
+    processes: int | None = RUNS("--processes", help="Processes to simulate in.  [1]")
+    html: Path | None = _OUTPUT("--html", type=WRITTEN_FILE, help="Write a page.")
+    as_json: bool = _OUTPUT("--json", help="Print JSON.")
+    max_error: str | None = _OUTPUT(
+        "--max-error",
+        metavar="LIMITS",
+        help="Exit with 1 where a median error is above: tpot=10%,ttft=25%, or one limit for all.",
+    )
 
 
 @click.command(cls=Verb)

@@ -1,52 +1,42 @@
 """`windtunnel vidur`: run what a Vidur `config.json` describes on Vidur's own look-up tables."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from windtunnel.cli.options import PATH, Verb, json_option, options_of, section
+from windtunnel.cli.options import PATH, Section, Verb, json_option, options_of
 from windtunnel.cli.output import answer
 
 if TYPE_CHECKING:
     from windtunnel.formats.vidur.read import OperatorTables, VidurConfig
     from windtunnel.serving.runners.per_request import PerRequestRun
 
-_FILES, _OUTPUT = section("Vidur's files"), section("Result")
+_FILES, _OUTPUT = Section("Vidur's files"), Section("Result")
 
 
 class ReplayOptions(NamedTuple):
     """Options of `windtunnel vidur`."""
 
-    tables: Annotated[
-        Path,
-        _FILES(
-            "--tables",
-            required=True,
-            metavar="FILE.npz",
-            help="Prediction tables in milliseconds, or a folder of them.",
-        ),
-    ]
-    requests: Annotated[
-        Path, _FILES("--requests", required=True, help="Requests: request_metrics.csv, or the same columns as Parquet.")
-    ]
-    first_arrival: Annotated[
-        float,
-        _FILES(
-            "--first-arrival", default=0.0, metavar="S", help="Arrival of the first request, which the file lacks.  [0]"
-        ),
-    ]
-    against: Annotated[bool, _OUTPUT("--against", help="Compare with the times in that file, request by request.")]
-    right: Annotated[bool, _OUTPUT("--right", help="Leave out the bugs of Vidur that change times.")]
-    metrics: Annotated[Path | None, _OUTPUT("--metrics", metavar="FILE.csv", help="Write request_metrics.csv.")]
-    chrome_trace: Annotated[
-        Path | None,
-        _OUTPUT("--chrome-trace", metavar="FILE.json", help="Write chrome_trace.json: a bar for each batch and stage."),
-    ]
-    event_trace: Annotated[
-        Path | None, _OUTPUT("--event-trace", metavar="FILE.json", help="Write event_trace.json: every event.")
-    ]
-    overwrite: Annotated[bool, _OUTPUT("--overwrite", help="Replace the files of a former run.")]
+    tables: Path = _FILES(
+        "--tables", required=True, metavar="FILE.npz", help="Prediction tables in milliseconds, or a folder of them."
+    )
+    requests: Path = _FILES(
+        "--requests", required=True, help="Requests: request_metrics.csv, or the same columns as Parquet."
+    )
+    first_arrival: float = _FILES(
+        "--first-arrival", default=0.0, metavar="S", help="Arrival of the first request, which the file lacks.  [0]"
+    )
+    against: bool = _OUTPUT("--against", help="Compare with the times in that file, request by request.")
+    right: bool = _OUTPUT("--right", help="Leave out the bugs of Vidur that change times.")
+    metrics: Path | None = _OUTPUT("--metrics", metavar="FILE.csv", help="Write request_metrics.csv.")
+    chrome_trace: Path | None = _OUTPUT(
+        "--chrome-trace", metavar="FILE.json", help="Write chrome_trace.json: a bar for each batch and stage."
+    )
+    event_trace: Path | None = _OUTPUT(
+        "--event-trace", metavar="FILE.json", help="Write event_trace.json: every event."
+    )
+    overwrite: bool = _OUTPUT("--overwrite", help="Replace the files of a former run.")
 
 
 @click.command(cls=Verb, epilog="Guide: docs/guides/from-vidur.md")

@@ -7,33 +7,33 @@ import click
 
 from windtunnel.cli.options import (
     WRITTEN_FILE,
+    Section,
     Verb,
     deployment_options,
     general_options,
     scenario_file,
     scenario_of,
-    section,
 )
 from windtunnel.cli.output import answer, write_page
 from windtunnel.cli.serving.simulate import load_options
 from windtunnel.errors import InputError
 
-_GRID, _OUTPUT = section("What varies"), section("Result")
+_GRID, _OUTPUT = Section("What varies"), Section("Result")
 NEEDED = ("model", "device", "rate", "concurrency", "input_tokens", "output_tokens")
 """Options without which there is no scenario: where they vary, they need not be given besides."""
 
 
 @click.command(cls=Verb, epilog="Options override the file. Short names are those of the options: tp, rate, ...")
 @scenario_file
-@_GRID(
+@_GRID.option(
     "--vary",
     multiple=True,
     metavar="PATH=VALUES",
     help="tp=1,2,4, rate=1:20:2 (first:last:step), or a path in the scenario. May be repeated.",
 )
-@_GRID("--slo", metavar="LIMITS", help="Mark what breaks them: ttft_p90=2s,tpot_p99=50ms.")
-@_GRID("--show", metavar="FIGURES", help="ttft_p90,tpot_p50,requests_per_usd, ...  [the most asked for]")
-@_OUTPUT("--html", type=WRITTEN_FILE, help="Write a page with a plot.")
+@_GRID.option("--slo", metavar="LIMITS", help="Mark what breaks them: ttft_p90=2s,tpot_p99=50ms.")
+@_GRID.option("--show", metavar="FIGURES", help="ttft_p90,tpot_p50,requests_per_usd, ...  [the most asked for]")
+@_OUTPUT.option("--html", type=WRITTEN_FILE, help="Write a page with a plot.")
 @deployment_options
 @load_options
 @general_options

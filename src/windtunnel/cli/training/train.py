@@ -1,7 +1,7 @@
 """`windtunnel train`: a training job from a file and options, one step of it, its summary."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -9,13 +9,13 @@ from windtunnel.cli.options import (
     GENERAL,
     PATH,
     WRITTEN_FILE,
+    Section,
     Verb,
     all_of,
     assignments,
     hub_option,
     json_option,
     options_of,
-    section,
 )
 from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.units import format_count
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from windtunnel.training.setup import TrainingSetup
     from windtunnel.training.step import TrainingResult
 
-_WHAT, _SPLIT, _OUTPUT = section("What is trained, on what"), section("How it is split"), section("Result")
+_WHAT, _SPLIT, _OUTPUT = Section("What is trained, on what"), Section("How it is split"), Section("Result")
 
 job_options = all_of(
     _WHAT("--model", help="A model of the catalog, or a config.json."),
@@ -54,20 +54,20 @@ job_options = all_of(
 class StepOutput(NamedTuple):
     """Options that say what `windtunnel train` shows and writes."""
 
-    search: Annotated[bool, _OUTPUT("--search", help="Try every layout of the devices; show the fastest.")]
-    explain: Annotated[bool, _OUTPUT("--explain", help="Show one micro-batch task by task too.")]
-    html: Annotated[Path | None, _OUTPUT("--html", type=WRITTEN_FILE, help="Write a page.")]
-    timeline: Annotated[
-        Path | None, _OUTPUT("--timeline", help="Write the step's pipeline for ui.perfetto.dev: .json or .json.gz.")
-    ]
-    overwrite: Annotated[bool, _OUTPUT("--overwrite", help="Replace that file.")]
+    search: bool = _OUTPUT("--search", help="Try every layout of the devices; show the fastest.")
+    explain: bool = _OUTPUT("--explain", help="Show one micro-batch task by task too.")
+    html: Path | None = _OUTPUT("--html", type=WRITTEN_FILE, help="Write a page.")
+    timeline: Path | None = _OUTPUT(
+        "--timeline", help="Write the step's pipeline for ui.perfetto.dev: .json or .json.gz."
+    )
+    overwrite: bool = _OUTPUT("--overwrite", help="Replace that file.")
 
 
 @click.command(cls=Verb, epilog="Options override the file.")
 @click.argument("job", required=False, type=PATH, metavar="[JOB.yaml]")
 @job_options
 @options_of(StepOutput)
-@GENERAL(
+@GENERAL.option(
     "--set",
     "settings",
     multiple=True,

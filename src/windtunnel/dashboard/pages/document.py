@@ -49,22 +49,6 @@ def _training(_path: Path, document: Document) -> list[Section]:
     return training_sections(document)
 
 
-def _layouts(_path: Path, document: Document) -> list[Section]:
-    degrees = ("tp", "cp", "pp", "virtual_stages", "ep", "dp", "micro_batch")
-    rows = [
-        [
-            *(str(layout["degrees"][name]) for name in degrees),
-            format_seconds(layout["step_s"]),
-            percent(layout["mfu"]),
-            number(layout["tokens_per_s"]),
-        ]
-        for layout in document["layouts"]
-    ]
-    heads = ("TP", "CP", "PP", "VPP", "EP", "DP", "micro-batch", "step time", "MFU", "tokens/s")
-    counts = cards([(f"{document['num_fitting']:,}", "fit"), (f"{document['num_tried']:,}", "layouts tried")])
-    return [Section("The fastest layouts", counts + table(heads, rows, left=0))]
-
-
 def _search(path: Path, document: Document) -> list[Section]:
     space = space_from(dict(document["space"]))
     return study_sections(study_of_points(space, _written_points(path / "points.parquet", space)))
@@ -173,7 +157,6 @@ def _explained(_path: Path, document: Document) -> list[Section]:
 
 _SHOWN: Mapping[str, Callable[[Path, Document], list[Section]]] = {
     "train": _training,
-    "layouts": _layouts,
     "search": _search,
     "whatif": _grid,
     "validate": _validation,

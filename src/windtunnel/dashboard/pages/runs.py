@@ -149,7 +149,7 @@ TABLES: Sequence[tuple[str, tuple[str, ...], Sequence[tuple[str, Shown]]]] = (
     ),
     (
         "Training",
-        ("train", "layouts"),
+        ("train",),
         (
             _NAME,
             ("model", _text("model")),

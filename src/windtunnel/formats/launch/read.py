@@ -37,6 +37,16 @@ class LaunchCommand:
     """Options that change times in a way that is not modelled."""
     unknown: tuple[str, ...]
 
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences that name the options which are not in the prediction."""
+        reasons = {
+            "without effect on time": self.without_effect,
+            "not modelled": self.not_modelled,
+            "unknown, ignored": self.unknown,
+        }
+        return [f"{reason}: {', '.join(names)}" for reason, names in reasons.items() if names]
+
 
 class OtherOptions(Schema):
     """Options that decide no setting, by kind (`catalog/launch_options.yaml`)."""

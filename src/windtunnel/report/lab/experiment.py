@@ -86,10 +86,6 @@ def _latency_rows(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "throughput", f"{number(metrics['output_tokens_per_s'])} output tokens/s"
 
 
-def _percent(kernel: Mapping[str, Any]) -> str:
-    return f"{kernel['time_percentage']:.1f}%"
-
-
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
     total_s = sum(seconds.values()) or 1.0
     return {name.replace("_", " "): part / total_s for name, part in seconds.items()}

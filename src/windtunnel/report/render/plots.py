@@ -7,7 +7,7 @@ label as a tooltip; the page's script tells the values of lines (`page.js`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import count, pairwise
@@ -63,16 +63,9 @@ def figure(series: Sequence[Series], x: Axis, y: Axis, width: int = WIDTH, heigh
     across = _Scale.over(x, [value for line in kept for value in line.x], _LEFT, width - _RIGHT)
     up = _Scale.over(y, [value for line in kept for value in line.y], height - _BOTTOM, top)
     # What page.js tells values by.
-    scales = f'data-label="{escape(x.label)}" data-across="{across}" data-up="{up}"'
-    size = f'viewBox="0 0 {width} {height}" width="{width}"'
-    parts = [
-        f'<svg {size} role="img" xmlns="http://www.w3.org/2000/svg" {_FONT} {scales}>',
-        *_legend(rows),
-        *_grid(across, up, x, y, width, height, top),
-        *(mark for line in kept for mark in _marks(line, str(line.colour), across, up)),
-        "</svg>",
-    ]
-    return "\n".join(parts)
+    scales = f' data-label="{escape(x.label)}" data-across="{across}" data-up="{up}"'
+    marks = (mark for line in kept for mark in _marks(line, str(line.colour), across, up))
+    return _svg(width, height, [*_legend(rows), *_grid(across, up, x, y, width, height, top), *marks], scales)
 
 
 def equality_figure(points: Sequence[Series], metric: str, width: int, height: int) -> str:
@@ -194,10 +187,7 @@ def _legend(rows: list[list[tuple[float, str, str]]]) -> Iterator[str]:
 
 def _grid(across: _Scale, up: _Scale, x: Axis, y: Axis, width: int, height: int, top: int) -> Iterator[str]:
     bottom, right = height - _BOTTOM, width - _RIGHT
-    for value, text in _labelled(across.ticks()):
-        pixel = across(value)
-        yield f'<path d="M{pixel:.1f} {top}V{bottom}" stroke="currentColor" stroke-opacity=".12"/>'
-        yield f'<text x="{pixel:.1f}" y="{bottom + 15}" {_MIDDLE}>{text}</text>'
+    yield from _ticks_across(across, top, bottom)
     for value, text in _labelled(up.ticks()):
         pixel = up(value)
         yield f'<path d="M{_LEFT} {pixel:.1f}H{right}" stroke="currentColor" stroke-opacity=".12"/>'
@@ -206,6 +196,21 @@ def _grid(across: _Scale, up: _Scale, x: Axis, y: Axis, width: int, height: int,
     middle = (top + bottom) / 2
     yield f'<text x="{(_LEFT + right) / 2}" y="{height - 10}" {_MIDDLE}>{escape(x.label)}</text>'
     yield f'<text transform="translate(14 {middle:.0f}) rotate(-90)" {_MIDDLE}>{escape(y.label)}</text>'
+
+
+def _ticks_across(across: _Scale, top: int, bottom: int) -> Iterator[str]:
+    """Draw a vertical line with its label at every tick of the horizontal axis."""
+    for value, text in _labelled(across.ticks()):
+        pixel = across(value)
+        yield f'<path d="M{pixel:.1f} {top}V{bottom}" stroke="currentColor" stroke-opacity=".12"/>'
+        yield f'<text x="{pixel:.1f}" y="{bottom + 15}" {_MIDDLE}>{text}</text>'
+
+
+def _svg(width: int, height: int, parts: Iterable[str], data: str = "") -> str:
+    """Return a drawing of this size from its parts."""
+    size = f'viewBox="0 0 {width} {height}" width="{width}"'
+    head = f'<svg {size} role="img" xmlns="http://www.w3.org/2000/svg" {_FONT}{data}>'
+    return "\n".join([head, *parts, "</svg>"])
 
 
 def _marks(series: Series, colour: str, across: _Scale, up: _Scale) -> Iterator[str]:
@@ -250,13 +255,7 @@ def bar_chart(
     line, left, end = 20, round(0.42 * width), width - 60
     height = line * len(labels) + _BOTTOM
     across = _Scale.over(Axis(axis.label, low=0.0), list(values), left, end)
-    parts = [
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" xmlns="http://www.w3.org/2000/svg" {_FONT}>'
-    ]
-    for value, text in _labelled(across.ticks()):
-        pixel = across(value)
-        parts.append(f'<path d="M{pixel:.1f} 4V{height - _BOTTOM}" stroke="currentColor" stroke-opacity=".12"/>')
-        parts.append(f'<text x="{pixel:.1f}" y="{height - _BOTTOM + 15}" {_MIDDLE}>{text}</text>')
+    parts = list(_ticks_across(across, 4, height - _BOTTOM))
     for place, (label, value) in enumerate(zip(labels, values, strict=True)):
         y = 4 + line * place
         colour = colours[place] if colours else COLOURS[0]
@@ -269,7 +268,7 @@ def bar_chart(
         shown = tick(float(f"{value:.3g}")) if value >= 1e-4 or value == 0 else f"{value:.7f}".rstrip("0").rstrip(".")
         parts.append(f'<text x="{left + wide + 5:.1f}" y="{y + 13}" fill="currentColor">{shown}</text></g>')
     parts.append(f'<text x="{(left + end) / 2}" y="{height - 10}" {_MIDDLE}>{escape(axis.label)}</text>')
-    return "\n".join([*parts, "</svg>"])
+    return _svg(width, height, parts)
 
 
 @dataclass(frozen=True)
@@ -302,10 +301,7 @@ def tracks(labels: Sequence[str], bars: Sequence[Bar], axis: Axis, width: int = 
     left, end, top = 90, width - 12, _TOP + _LEGEND_LINE * len(legend)
     height = top + line * len(labels) + _BOTTOM
     across = _Scale.over(axis, [moment for bar in bars for moment in (bar.begin, bar.end)], left, end)
-    parts = [
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" xmlns="http://www.w3.org/2000/svg" {_FONT}>',
-        *_legend(legend),
-    ]
+    parts = list(_legend(legend))
     every = max(1, -(-12 // line))
     for place, label in enumerate(labels):
         if place % every == 0:
@@ -313,10 +309,7 @@ def tracks(labels: Sequence[str], bars: Sequence[Bar], axis: Axis, width: int = 
             parts.append(
                 f'<text x="{left - 6}" y="{y:.1f}" text-anchor="end" fill="currentColor">{escape(label)}</text>'
             )
-    for value, text in _labelled(across.ticks()):
-        pixel = across(value)
-        parts.append(f'<path d="M{pixel:.1f} {top}V{height - _BOTTOM}" stroke="currentColor" stroke-opacity=".12"/>')
-        parts.append(f'<text x="{pixel:.1f}" y="{height - _BOTTOM + 15}" {_MIDDLE}>{text}</text>')
+    parts += _ticks_across(across, top, height - _BOTTOM)
     for bar in bars:
         x, y = across(bar.begin), top + line * bar.track + 1
         shape = f'x="{x:.1f}" y="{y}" width="{max(across(bar.end) - x, 0.3):.1f}" height="{line - 2}"'
@@ -325,7 +318,7 @@ def tracks(labels: Sequence[str], bars: Sequence[Bar], axis: Axis, width: int = 
             f'<rect {shape} fill="{colour}" stroke="Canvas" stroke-width=".4"><title>{escape(bar.title)}</title></rect>'
         )
     parts.append(f'<text x="{(left + end) / 2}" y="{height - 10}" {_MIDDLE}>{escape(axis.label)}</text>')
-    return "\n".join([*parts, "</svg>"])
+    return _svg(width, height, parts)
 
 
 def shortened(label: str) -> str:

@@ -92,7 +92,8 @@ def _workload_parts(report: SearchReport, place: int, outcome: Found) -> list[Re
     refused = sum(len(points) for points in outcome.refusals.values())
     asked = f"{format_count(len(outcome.evaluations), 'point')} asked"
     parts += [f"{asked}: {refused:,} cannot be, {len(outcome.ranking):,} hold the limits"]
-    parts += _beyond_memory_parts(outcome)
+    num_beyond = sum(evaluation.limited_by == MEMORY for evaluation in outcome.evaluations.values())
+    parts += [f"{num_beyond:,} do not fit the devices' memory"] if num_beyond else []
     if not outcome.ranking:
         return [*parts, *_refusal_parts(outcome), nothing_holds_text(space)]
     best = enumerate(outcome.ranking[: report.top], start=1)
@@ -104,7 +105,8 @@ def _workload_parts(report: SearchReport, place: int, outcome: Found) -> list[Re
         (jobs_table if space.is_training else top_table)(report.study, outcome, report.top),
         *_burst_parts(report, outcome),
     ]
-    parts += [*_sureness_parts(report.study, outcome), *_why_parts(report.why[place])]
+    sureness = sureness_texts(report.study, outcome)
+    parts += [*([""] if sureness else []), *sureness, *_why_parts(report.why[place])]
     effects = worths(space, outcome)
     if effects:
         worth = [(name.rpartition(".")[2], _effects_text(shares)) for name, shares in effects.items()]
@@ -112,7 +114,7 @@ def _workload_parts(report: SearchReport, place: int, outcome: Found) -> list[Re
         parts += ["", title(worth_title(space, outcome)), grid(worth, width)]
     parts += _frontier_parts(report.study, outcome)
     if report.fleets and report.fleets[place]:
-        parts += _fleet_parts(report, report.fleets[place])
+        parts += ["", columns(*fleet_rows(report, report.fleets[place]))]
     return [*parts, *_refusal_parts(outcome)]
 
 
@@ -177,12 +179,6 @@ def figure_title(name: str) -> str:
     if metric in METRICS:
         return f"{METRICS[metric]} {statistic}"
     return FIGURE_TITLES.get(name, name.removesuffix("_fraction").replace("_", " "))
-
-
-def _beyond_memory_parts(outcome: Found) -> list[RenderableType]:
-    """How many jobs were simulated and do not fit their devices."""
-    num_beyond = sum(evaluation.limited_by == MEMORY for evaluation in outcome.evaluations.values())
-    return [f"{num_beyond:,} do not fit the devices' memory"] if num_beyond else []
 
 
 def nothing_holds_text(space: Space) -> str:
@@ -291,11 +287,6 @@ def _effects_text(worths: Mapping[str, Worth]) -> str:
     return ", ".join(f"{value} {worth_text(worth)}" for value, worth in worths.items())
 
 
-def _sureness_parts(study: Study, outcome: Found) -> list[RenderableType]:
-    texts = sureness_texts(study, outcome)
-    return ["", *texts] if texts else []
-
-
 def sureness_texts(study: Study, outcome: Found) -> list[str]:
     """How sure it is that the best points are the best."""
     if study.space.is_training:
@@ -397,17 +388,12 @@ def sure_figure_text(outcome: Found, index: int, name: str) -> str:
     return f"{text} ± {percent(off / abs(mean.figures[name]))}"
 
 
-def _fleet_parts(report: SearchReport, fleets: Sequence[FleetSize]) -> list[RenderableType]:
-    return ["", columns(*fleet_rows(report, fleets))]
-
-
 def fleet_rows(report: SearchReport, fleets: Sequence[FleetSize]) -> tuple[list[str], list[list[str]]]:
     """The heads of a table of how many copies take the load that was asked for, and its rows."""
     rows = [
         [
             report.study.point(fleet.index).title,
-            f"{fleet.copies:,}",
-            f"{fleet.devices:,}",
+            *(f"{count:,}" for count in (fleet.copies, fleet.devices)),
             "unknown" if fleet.usd_per_hour is None else f"{fleet.usd_per_hour:,.2f}",
             percent(fleet.headroom_fraction),
         ]

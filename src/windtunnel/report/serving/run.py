@@ -125,56 +125,40 @@ def _fleet_rows(summary: Summary) -> list[tuple[str, str]]:
     if fleet is None:
         return []
     outage = f"; no replica took requests for {duration(fleet.outage_s)}" if fleet.outage_s else ""
-    return [
-        (
-            "replicas",
-            (
-                f"{fleet.mean_replicas:,.2f} on average, {fleet.max_replicas:,} at most: "
-                f"{number(fleet.replica_hours)} replica hours, {number(fleet.serving_hours)} of them serving"
-            ),
+    twice = (
+        f", {format_count(fleet.num_discarded_tokens, 'token')} streamed twice" if fleet.num_discarded_tokens else ""
+    )
+    rows = {
+        "replicas": (
+            f"{fleet.mean_replicas:,.2f} on average, {fleet.max_replicas:,} at most: "
+            f"{number(fleet.replica_hours)} replica hours, {number(fleet.serving_hours)} of them serving"
         ),
-        (
-            "faults",
-            (
-                f"{format_count(fleet.num_failures, 'failure')}, {format_count(fleet.num_starts, 'start')}; "
-                f"{percent(fleet.availability_fraction)} available{outage}"
-            ),
+        "faults": (
+            f"{format_count(fleet.num_failures, 'failure')}, {format_count(fleet.num_starts, 'start')}; "
+            f"{percent(fleet.availability_fraction)} available{outage}"
         ),
-        (
-            "retries",
-            (
-                f"{format_count(fleet.num_retried_requests, 'request was', 'requests were')} sent again, "
-                f"{format_count(fleet.num_retries, 'time')} in all; "
-                f"{duration(fleet.lost_step_s)} of steps lost"
-                + (
-                    f", {format_count(fleet.num_discarded_tokens, 'token')} streamed twice"
-                    if fleet.num_discarded_tokens
-                    else ""
-                )
-            ),
+        "retries": (
+            f"{format_count(fleet.num_retried_requests, 'request was', 'requests were')} sent again, "
+            f"{format_count(fleet.num_retries, 'time')} in all; {duration(fleet.lost_step_s)} of steps lost{twice}"
         ),
-    ]
+    }
+    return list(rows.items())
 
 
 def _device_rows(summary: Summary) -> list[tuple[str, str]]:
-    rows = []
+    """Return the use and the power of the devices."""
+    rows, power = {}, summary.power
     if summary.stages:
         mfu = " and ".join(percent(stage.mfu_fraction) for stage in summary.stages)
         mbu = " and ".join(percent(stage.mbu_fraction) for stage in summary.stages)
         bubbles = f"; {percent(summary.utilisation.bubble_fraction)} bubbles" if len(summary.stages) > 1 else ""
-        rows.append(("device", f"MFU {mfu}, MBU {mbu} of the published peaks over the whole span{bubbles}"))
-    if summary.power is not None:
-        power = summary.power
-        rows.append(
-            (
-                "power",
-                (
-                    f"{number(power.mean_w / 1e3)} kW on average, {number(power.energy_j / 3.6e6)} kWh, "
-                    f"{number(power.output_token_j)} J per output token"
-                ),
-            )
+        rows["device"] = f"MFU {mfu}, MBU {mbu} of the published peaks over the whole span{bubbles}"
+    if power is not None:
+        rows["power"] = (
+            f"{number(power.mean_w / 1e3)} kW on average, {number(power.energy_j / 3.6e6)} kWh, "
+            f"{number(power.output_token_j)} J per output token"
         )
-    return rows
+    return list(rows.items())
 
 
 TENANT_HEADS = ("tenant", "requests", "TTFT p50", "TTFT p99", "TPOT p99", "E2E p99", "goodput")
@@ -277,41 +261,26 @@ def resource_rows(scenario: Scenario, summary: Summary, memory: MemoryPlan) -> l
     ranks = first.parallelism.attention_dp
     pool = f"{format_count(memory.kv_tokens, 'token')}" + (f" on each of {ranks} ranks" if ranks > 1 else "")
     where = "each device" if not deployment.pools else f"each device of {deployment.pools[0].name}"
-    rows = [
-        (
-            "batch",
-            (
-                f"{use.mean_running:,.1f} running, {use.mean_waiting:,.1f} waiting on average; "
-                f"busy {percent(use.busy_fraction)}; {format_count(use.num_preemptions, 'preemption')}"
-            ),
+    rows = {
+        "batch": (
+            f"{use.mean_running:,.1f} running, {use.mean_waiting:,.1f} waiting on average; "
+            f"busy {percent(use.busy_fraction)}; {format_count(use.num_preemptions, 'preemption')}"
         ),
-        (
-            "memory",
-            (
-                f"{format_bytes(memory.weight_bytes)} weights, {format_bytes(memory.kv_cache_bytes)} KV cache "
-                f"of {format_bytes(memory.device_bytes)} on {where}"
-            ),
+        "memory": (
+            f"{format_bytes(memory.weight_bytes)} weights, {format_bytes(memory.kv_cache_bytes)} KV cache "
+            f"of {format_bytes(memory.device_bytes)} on {where}"
         ),
-        (
-            "KV cache",
-            f"{pool}; {percent(use.kv_mean_fraction)} used on average, {percent(use.kv_peak_fraction)} at most",
-        ),
-    ]
+        "KV cache": f"{pool}; {percent(use.kv_mean_fraction)} used on average, {percent(use.kv_peak_fraction)} at most",
+    }
     if summary.cache_hit_fractions is not None:
         device, *tiers = summary.cache_hit_fractions.items()
         below = "".join(f", {percent(share)} in the {name}'s" for name, share in tiers)
-        rows.append(("prefix cache", f"{percent(device[1])} of all prompt tokens were in it{below}"))
-    rows += _device_rows(summary) + _fleet_rows(summary)
-    if summary.cost is None:
-        return [*rows, ("cost", "unknown: the device has no list price (--set deployment.price_usd_per_hour=...)")]
-    cost = summary.cost
-    return [
-        *rows,
-        (
-            "cost",
-            (
-                f"${cost.usd_per_million_output_tokens:,.2f} per million output tokens, "
-                f"${cost.usd_per_million_total_tokens:,.2f} in and out; ${cost.usd_per_hour:,.2f}/h at list price"
-            ),
-        ),
-    ]
+        rows["prefix cache"] = f"{percent(device[1])} of all prompt tokens were in it{below}"
+    cost = "unknown: the device has no list price (--set deployment.price_usd_per_hour=...)"
+    if summary.cost is not None:
+        cost = (
+            f"${summary.cost.usd_per_million_output_tokens:,.2f} per million output tokens, "
+            f"${summary.cost.usd_per_million_total_tokens:,.2f} in and out; "
+            f"${summary.cost.usd_per_hour:,.2f}/h at list price"
+        )
+    return [*rows.items(), *_device_rows(summary), *_fleet_rows(summary), ("cost", cost)]

@@ -35,16 +35,9 @@ def step_report(step: Explanation) -> list[RenderableType]:
         *network_lines(step.setup.network),
         batch_line(step),
         "",
-        columns(
-            TIME_HEADS,
-            [time_row(launch, step.device_s) for launch in step.launches],
-        ),
+        columns(TIME_HEADS, [time_row(launch, step.device_s) for launch in step.launches]),
         "",
-        columns(
-            WORK_HEADS,
-            [work_row(launch) for launch in step.launches],
-            left=2,
-        ),
+        columns(WORK_HEADS, [work_row(launch) for launch in step.launches], left=2),
         "",
         grid(totals_rows(step)),
         "",
@@ -167,36 +160,26 @@ def totals_rows(step: Explanation) -> list[tuple[str, str]]:
     """The step as a whole: time, host, work, memory, KV cache."""
     memory, setup = step.memory, step.setup
     flops, num_bytes = sum(launch.flops for launch in step.launches), _memory_bytes(step)
-    return [
-        ("step", f"{format_seconds(step.step_s)}, as the simulator takes it; {_rate(step)}"),
-        (
-            "device",
-            f"{format_seconds(step.device_s)} in {sum(launch.count for launch in step.launches):,.0f} operators",
+    num_operators = sum(launch.count for launch in step.launches)
+    rows = {
+        "step": f"{format_seconds(step.step_s)}, as the simulator takes it; {_rate(step)}",
+        "device": f"{format_seconds(step.device_s)} in {num_operators:,.0f} operators",
+        "host": _host(step),
+        "work": (
+            f"{format_si(flops, 'FLOP')} ({format_si(flops / step.device_s, 'FLOP/s')}), "
+            f"{format_bytes(num_bytes)} of memory ({format_si(num_bytes / step.device_s, 'B/s')}) on each device"
         ),
-        ("host", _host(step)),
-        (
-            "work",
-            (
-                f"{format_si(flops, 'FLOP')} ({format_si(flops / step.device_s, 'FLOP/s')}), "
-                f"{format_bytes(num_bytes)} of memory ({format_si(num_bytes / step.device_s, 'B/s')}) on each device"
-            ),
+        "memory": (
+            f"{format_bytes(memory.weight_bytes)} weights, {format_bytes(memory.activation_bytes)} activations, "
+            f"{format_bytes(memory.reserved_bytes)} reserve, {format_bytes(memory.kv_cache_bytes)} KV cache "
+            f"of {format_bytes(memory.device_bytes)} on each device"
         ),
-        (
-            "memory",
-            (
-                f"{format_bytes(memory.weight_bytes)} weights, {format_bytes(memory.activation_bytes)} activations, "
-                f"{format_bytes(memory.reserved_bytes)} reserve, {format_bytes(memory.kv_cache_bytes)} KV cache "
-                f"of {format_bytes(memory.device_bytes)} on each device"
-            ),
+        "KV cache": (
+            f"{memory.kv_tokens:,} tokens of {format_bytes(memory.kv_bytes_per_token)}; "
+            f"blocks of {memory.block_size}; max_num_seqs {setup.engine.max_num_seqs:,}"
         ),
-        (
-            "KV cache",
-            (
-                f"{memory.kv_tokens:,} tokens of {format_bytes(memory.kv_bytes_per_token)}; "
-                f"blocks of {memory.block_size}; max_num_seqs {setup.engine.max_num_seqs:,}"
-            ),
-        ),
-    ]
+    }
+    return list(rows.items())
 
 
 def _memory_bytes(step: Explanation) -> float:
