@@ -149,7 +149,7 @@ def test_a_search_is_watched_from_its_store(ask: Ask, folder: Path) -> None:
     assert only["ranking"] == written["ranking"]
     assert sum(only["refusals"].values()) == 2  # 3 does not divide the heads
     page = ask(f"/search?store=kept.sqlite&search={name[:12]}").text
-    assert "done: 4 of 4 points, 2 of them cannot be, 2 hold the limits" in page
+    assert "done: 4 of 4 points, 2 of them cannot run, 2 meet the limits" in page
 
 
 def test_the_written_search_shows_the_same_points(ask: Ask, folder: Path) -> None:

@@ -17,9 +17,9 @@ _PLACES = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST),
     *(errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG),
 )
-"""What an operating system says of a place where nothing can be written."""
+"""Error numbers of a place where nothing can be written."""
 INTERRUPTED = 130
-"""What shells report for a command that Ctrl-C ended."""
+"""Exit code of a command that Ctrl-C ended."""
 
 
 def main() -> None:
@@ -82,7 +82,7 @@ def _fail(message: str, hint: str | None, code: int) -> int:
 
 
 def _own_words(error: "click.UsageError") -> tuple[str, str | None]:
-    """A usage error of click as our message and hint."""
+    """Return the message and hint of a usage error of click."""
     import click
 
     verb = error.ctx.command_path if error.ctx else "windtunnel"

@@ -1,4 +1,4 @@
-"""`windtunnel catalog`: what is known by name."""
+"""`windtunnel catalog`: models, devices and the rest that are known by name."""
 
 import click
 

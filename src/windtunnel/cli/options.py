@@ -1,4 +1,4 @@
-"""How verbs declare options, the options that several share, and how they become a scenario."""
+"""Options of the command line: their declaration, the ones that verbs share, and the scenario that they describe."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
@@ -26,7 +26,7 @@ OTHER_NAMES = {
     "random-input-len": "input-tokens",
     "random-output-len": "output-tokens",
 }
-"""Names of `vllm serve` and `vllm bench serve` -> ours."""
+"""Option of `vllm serve` or `vllm bench serve` -> the same option here."""
 
 LIMITS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
 """Name in `--slo` -> field."""
@@ -57,7 +57,7 @@ class SectionedOption(click.Option):
 
 
 class Verb(click.Command):
-    """A command with its options under headings, and vLLM's names for them understood."""
+    """A command whose options stand under headings, and have vLLM's names too."""
 
     def __init__(self, *names: Any, **settings: Any) -> None:
         super().__init__(*names, **settings)

@@ -1,4 +1,4 @@
-"""How far a simulation is, on stderr, where a person is watching."""
+"""Progress on stderr, where it is a terminal."""
 
 import sys
 import time
@@ -13,14 +13,14 @@ QUIET_S = 0.3
 
 @contextmanager
 def progress() -> Iterator[Callable[[int, int], None] | None]:
-    """A callback for `simulate` that draws one line; None where stderr is no terminal. The line is gone afterwards."""
+    """Yield a callback for `simulate` that draws one line, gone afterwards; None where stderr is no terminal."""
     with counted("simulating", "requests") as callback:
         yield callback
 
 
 @contextmanager
 def counted(doing: str, things: str) -> Iterator[Callable[[int, int], None] | None]:
-    """The same for any work that is counted: `simulating  ━━━   120 of 1,000 requests`."""
+    """Yield a callback for any counted work, as `progress` does: `simulating  ━━━   120 of 1,000 requests`."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -43,7 +43,7 @@ def counted(doing: str, things: str) -> Iterator[Callable[[int, int], None] | No
 
 @contextmanager
 def status() -> Iterator[Callable[[str], None]]:
-    """A callback that shows a line on stderr while a person watches; the line is gone afterwards."""
+    """Yield a callback that shows a line on stderr, gone afterwards; silent where stderr is no terminal."""
     if not sys.stderr.isatty():
         yield lambda _text: None
         return

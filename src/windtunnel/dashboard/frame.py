@@ -1,4 +1,4 @@
-"""What is around every page of the dashboard, and what a page is."""
+"""The frame of every page of the dashboard, and the types of its answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from windtunnel.report.render.html import Section, body_of
 from windtunnel.report.version import version
 
 PAGES = {"": "Runs", "compare": "Compare", "try": "Try", "search": "Search", "catalog": "Catalog"}
-"""First part of a page's address -> what it is called."""
+"""First part of a page's address -> its name in the menu."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class View:
     scripts: tuple[str, ...] = ()
     """Names in `assets/`."""
     is_live: bool = False
-    """Whether the page is asked for anew while it is looked at."""
+    """Whether the browser reloads the page while it is open."""
 
 
 @dataclass(frozen=True)
 class Download:
-    """A file to keep."""
+    """A file to download."""
 
     name: str
     kind: str
@@ -41,13 +41,13 @@ Query = Mapping[str, Sequence[str]]
 
 
 def link(*parts: str, **query: str) -> str:
-    """An address within the dashboard: `link("run", "70b/tp4", page="2")` is `/run/70b/tp4?page=2`."""
+    """Return an address within the dashboard: `link("run", "70b/tp4", page="2")` is `/run/70b/tp4?page=2`."""
     path = "/" + "/".join(quote(part, safe="/") for part in parts)
     return f"{path}?{urlencode(query)}" if query else path
 
 
 def framed(view: View, address: str, folder: Path) -> str:
-    """The whole page.
+    """Return the whole page.
 
     Args:
         view: what it shows.
@@ -89,16 +89,16 @@ def _current(is_here: bool) -> str:
 
 
 def first(query: Mapping[str, Sequence[str]], name: str, default: str = "") -> str:
-    """The first value of a field of an address."""
+    """Return the first value of a field of an address."""
     return query[name][0] if query.get(name) else default
 
 
 def lines(*texts: str) -> str:
-    """Texts as a block of quiet lines."""
+    """Return texts as a block of quiet lines."""
     return '<p class="lead">' + "<br>".join(escape(text) for text in texts if text) + "</p>"
 
 
 def problem(message: str, hint: str | None) -> str:
-    """One sentence on what is wrong, and what to do about it."""
+    """Return one sentence on what is wrong, and what to do about it."""
     said = f"<p>{escape(hint)}</p>" if hint else ""
     return f'<div class="problem" role="alert"><p><b>{escape(message)}</b></p>{said}</div>'

@@ -1,4 +1,4 @@
-"""What lies below a folder: results of every verb by their documents, what is broken with the reason, search stores."""
+"""Results of every verb below a folder, broken ones with the reason, and search stores."""
 
 import os
 import re
@@ -26,11 +26,11 @@ RECORDS = ("requests.parquet", "steps.parquet", "tokens.parquet")
 """Files of a run; without a summary beside them it is broken, or still being written."""
 STORE_SUFFIX = ".sqlite"
 MOST_DOCUMENT_BYTES = 64 << 20
-"""A larger JSON file is a timeline or data, no verb's answer."""
+"""A larger JSON file is a timeline or data, not the answer of a verb."""
 MOST_RESULTS = 20_000
 
 _OURS = re.compile(rb'\s*\{\s*"windtunnel"\s*:')
-"""How every document of a verb begins."""
+"""The beginning of every document of a verb."""
 
 
 class NotThereError(InputError):
@@ -39,7 +39,7 @@ class NotThereError(InputError):
 
 @dataclass(frozen=True)
 class ResultEntry:
-    """One result, by what the table of all results shows of it."""
+    """One result, with the figures that the table of all results shows."""
 
     name: str
     """Its path below the folder, with `/`; empty for the folder itself."""
@@ -63,7 +63,7 @@ class ResultEntry:
 
 
 class Results:
-    """The results below a folder; what did not change is not read again. May be asked by several threads.
+    """The results below a folder, safe for several threads; only changed files are read again.
 
     Args:
         folder: exists.
@@ -74,10 +74,10 @@ class Results:
         self._lock = threading.Lock()
         self._known: dict[Path, tuple[tuple[int, int], ResultEntry | None]] = {}
         self.is_cut = False
-        """Whether there were more than `MOST_RESULTS` when they were last looked for."""
+        """Whether the last search for results stopped at `MOST_RESULTS`."""
 
     def entries(self) -> list[ResultEntry]:
-        """All results by their names, and at most `MOST_RESULTS` of them."""
+        """Return all results, sorted by name; at most `MOST_RESULTS`."""
         with self._lock:
             files = list(islice(_candidates(self.folder), MOST_RESULTS + 1))
             self.is_cut = len(files) > MOST_RESULTS
@@ -87,11 +87,11 @@ class Results:
             return sorted((entry for entry in seen if entry is not None), key=lambda entry: entry.name)
 
     def stores(self) -> list[str]:
-        """Names of SQLite files, which searches keep their answers in."""
+        """Return the names of SQLite files, in which searches keep their answers."""
         return sorted(self._name(path) for path in _files(self.folder) if path.suffix == STORE_SUFFIX)
 
     def path(self, name: str) -> Path:
-        """The file or folder of a result.
+        """Return the file or folder of a result.
 
         Raises:
             NotThereError: there is none of that name below the folder.
@@ -106,7 +106,7 @@ class Results:
         return path
 
     def read(self, name: str) -> tuple[ResultEntry, dict[str, Any]]:
-        """A result and its whole document.
+        """Return a result and its whole document.
 
         Raises:
             NotThereError: there is none of that name.
@@ -131,7 +131,11 @@ class Results:
         stamp = (status.st_mtime_ns, status.st_size)
         if file not in self._known or self._known[file][0] != stamp:
             name = self._name(file if is_whole else file.parent)
-            entry = _read(file, name) if is_whole or file.name in (SUMMARY, STUDY) else _half_written(file, name)
+            if is_whole or file.name in (SUMMARY, STUDY):
+                entry = _read(file, name)
+            else:
+                problem = f"{SUMMARY} is missing beside {file.name}: still being written, or broken off"
+                entry = ResultEntry(name, "broken", status.st_mtime, problem=problem)
             self._known[file] = (stamp, entry)
         return self._known[file][1]
 
@@ -140,14 +144,14 @@ class Results:
 
 
 def document_file(path: Path) -> Path | None:
-    """The document of a result: of a folder its summary or study, or the file itself; None: there is none."""
+    """Return the document of a result: a folder's summary or study, or the file itself; None where there is none."""
     if path.is_file():
         return path
     return next((path / name for name in (SUMMARY, STUDY) if (path / name).is_file()), None)
 
 
 def read_document(file: Path) -> dict[str, Any]:
-    """A JSON object.
+    """Read a JSON object.
 
     Raises:
         InputError: it is none.
@@ -166,7 +170,7 @@ def read_document(file: Path) -> dict[str, Any]:
 
 
 def records(path: Path, columns: list[str] | None = None) -> Table:
-    """A Parquet file of a run as columns.
+    """Read a Parquet file of a run as columns.
 
     Raises:
         InputError: it is missing or broken.
@@ -180,14 +184,14 @@ def records(path: Path, columns: list[str] | None = None) -> Table:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """All files below `folder`, but hidden ones and those behind links to folders."""
+    """Yield all files below `folder` but hidden ones and those behind links to folders."""
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(place) / name for name in sorted(names) if not name.startswith("."))
 
 
 def _candidates(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """(Document, whether it is a result by itself and not its folder), or a run's records without a document."""
+    """Yield (document, whether the file and not its folder is the result), and records without a document."""
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         document = next((name for name in (SUMMARY, STUDY, *RECORDS) if name in names), None)
@@ -209,11 +213,6 @@ def _is_document(path: Path) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------ what it says
-
-
-def _half_written(file: Path, name: str) -> ResultEntry:
-    problem = f"{SUMMARY} is missing beside {file.name}: still being written, or broken off"
-    return ResultEntry(name, "broken", file.stat().st_mtime, problem=problem)
 
 
 def _read(file: Path, name: str) -> ResultEntry | None:
@@ -242,16 +241,16 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "explain": ("operators", "batch"),
     "document": ("windtunnel",),
 }
-"""Kind of result -> keys that its document has; the first that fits."""
+"""Kind of result -> keys that its document has; the first match counts."""
 
 
 def kind_of(document: Mapping[str, Any]) -> str | None:
-    """Which verb's answer a document is; None: of none."""
+    """Return the kind of a document; None where no verb writes such a one."""
     return next((kind for kind, keys in KINDS.items() if all(key in document for key in keys)), None)
 
 
 def _serving(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
-    """A simulation or a bench."""
+    """Fill in a simulation or a bench."""
     scenario = decode(document["scenario"], Scenario, entry.name)
     summary, calibration = document["summary"], document.get("calibration", {})
     is_real = entry.kind == "bench"
@@ -272,7 +271,7 @@ def _serving(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
 
 
 def serving_figures(summary: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a serving run's summary by flat names; what it does not know is absent."""
+    """Return the figures of a serving run's summary by flat names, without unknown ones."""
     figures = {"num_requests": summary["num_requests"], "num_devices": summary.get("num_devices")}
     for name in LATENCIES:
         latency = summary.get(f"{name}_s") or {}

@@ -1,4 +1,4 @@
-"""Which address shows what: every page, and below `/api` the same as a document."""
+"""Routes of the dashboard: every page, and below `/api` the same as a document."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from windtunnel.dashboard.state import Dashboard
 from windtunnel.errors import InputError, did_you_mean
 
 Show = Callable[[Dashboard, str, Query], Any]
-"""Given the rest of the path and the fields of the address or form: a `View`, a `Download` or a document."""
+"""Makes a `View`, a `Download` or a document from the rest of the path and the fields of the address or form."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """What an address shows to whom."""
+    """The page and the document of an address."""
 
     page: Show
     document: Show | None = None
     """Below `/api`; None: there is none."""
     takes_posts: bool = False
-    """It runs or writes something: a form's POST, from a page of the dashboard, and nothing else is answered."""
+    """Whether it runs or writes something: it answers only a form's POST from a page of the dashboard."""
 
 
 ROUTES: Mapping[str, Route] = {
@@ -49,15 +49,15 @@ ROUTES: Mapping[str, Route] = {
     "sweep": Route(try_page.sweep, try_page.sweep_data, takes_posts=True),
     "save": Route(try_page.save, takes_posts=True),
 }
-"""First part of an address -> what is there."""
+"""First part of an address -> its route."""
 
 
 def answer(dashboard: Dashboard, path: str, query: Query, is_post: bool = False) -> Any:
-    """What is at an address: a `View`, a `Download`, or below `/api` a document.
+    """Return the answer of an address: a `View`, a `Download`, or below `/api` a document.
 
     Raises:
         NotThereError: nothing is.
-        InputError: what was asked for cannot be.
+        InputError: the request cannot be answered.
     """
     route_path = path.strip("/").removeprefix("api/") if path.startswith("/api/") else path.strip("/")
     part, _, rest = route_path.partition("/")

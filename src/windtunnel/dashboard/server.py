@@ -30,11 +30,11 @@ from windtunnel.report.search.page import PLOT
 HOST = "127.0.0.1"
 MOST_POSTED_BYTES = 1 << 20
 IDLE_S = 30.0
-"""After which a connection that a browser holds open is closed."""
+"""Seconds after which an idle connection is closed."""
 
 ASSETS = Path(__file__).with_name("assets")
 SHARED_ASSETS = {file.name: file for file in (STYLE, SCRIPT, PLOT)}
-"""Files that the pages of reports use too."""
+"""Files that pages of reports share."""
 KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 POLICY = (
@@ -60,11 +60,11 @@ class Answer:
     kind: str
     body: bytes
     filename: str = ""
-    """Of a download."""
+    """Name of a downloaded file."""
 
 
 class Server(ThreadingHTTPServer):
-    """Serves one dashboard until it is told to stop.
+    """A server of one dashboard.
 
     Args:
         dashboard: what it shows.
@@ -95,7 +95,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the dashboard is."""
+        """Return the address of the dashboard."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.server_address[1]}/"
 
@@ -113,7 +113,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers one connection."""
+    """The answers on one connection."""
 
     protocol_version = "HTTP/1.1"
     timeout = IDLE_S
@@ -131,7 +131,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(self._posted)
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing: what fails is said to who asked."""
+        """Print nothing: a failure is told in the answer."""
 
     def _answer(self, respond: Callable[[], Answer]) -> None:
         try:
@@ -142,7 +142,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send(response)
 
     def _target(self) -> tuple[str, str]:
-        """The path that is asked for, and its query."""
+        """Return the requested path, and its query."""
         path, _, query = self.path.partition("?")
         return unquote(path), query
 
@@ -176,7 +176,7 @@ class Handler(BaseHTTPRequestHandler):
         return Answer(status, "text/html; charset=utf-8", text.encode("utf-8", "replace"))
 
     def _failed(self, error: Exception) -> Answer:
-        """One sentence on what is wrong, as the page or the document that was asked for."""
+        """Return one sentence on what is wrong, as a page or a document, whichever was requested."""
         status = HTTPStatus.INTERNAL_SERVER_ERROR
         message, hint = f"sorry, this is a bug in windtunnel ({type(error).__name__}: {error})", None
         if isinstance(error, WindtunnelError):
@@ -215,11 +215,11 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class RefusedError(InputError):
-    """A request that came from elsewhere."""
+    """A request from another host or site."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an interface is this machine's own, which nobody else reaches."""
+    """Whether only this machine reaches an interface."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

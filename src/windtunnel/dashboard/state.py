@@ -1,4 +1,4 @@
-"""All of a dashboard that outlives a request."""
+"""The state of a dashboard that outlives a request."""
 
 import threading
 from dataclasses import dataclass, field
@@ -11,17 +11,17 @@ from windtunnel.search.watch import Watched
 
 @dataclass(frozen=True)
 class Dashboard:
-    """What the pages are made from."""
+    """The results, the lock and the searches behind the pages."""
 
     results: Results
     running: threading.Lock = field(default_factory=threading.Lock)
-    """Held while something is simulated: one at a time is fastest for all."""
+    """Taken while something is simulated: one at a time is fastest for all."""
     watched: dict[str, Watched] = field(default_factory=dict)
-    """Searches that were looked at, by the digest of their space."""
+    """Searches that were opened, by the digest of their space."""
 
 
 def dashboard_of(folder: Path) -> Dashboard:
-    """The dashboard of a folder of results.
+    """Return the dashboard of a folder of results.
 
     Raises:
         InputError: there is no such folder.

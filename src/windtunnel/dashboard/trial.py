@@ -1,4 +1,4 @@
-"""Scenarios from what is typed on a page: simulated at once, swept over their load, kept."""
+"""Scenarios that are typed on a page: simulated, swept over their load, saved."""
 
 import re
 import time
@@ -27,11 +27,11 @@ from windtunnel.serving.simulate import Result
 from windtunnel.units import format_count
 
 MOST_S = 60.0
-"""A simulation that takes longer is ended: a terminal is the place for it."""
+"""A longer simulation is ended: it belongs in a terminal."""
 MOST_REQUESTS = 1_000_000
 MOST_SWEPT_REQUESTS = 20_000
 SWEPT_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2)
-"""Loads of a sweep, of the capacity."""
+"""Loads of a sweep, as fractions of the capacity."""
 
 LABELS = {
     "model": "model",
@@ -55,22 +55,22 @@ LABELS = {
     "num_requests": "requests",
     "seed": "seed",
 }
-"""Short name of a setting -> what the form calls it."""
+"""Short name of a setting -> its label in the form."""
 LIMITS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "end to end"}
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A scenario as it was typed."""
+    """A typed scenario."""
 
     scenario: Scenario
     remarks: tuple[str, ...] = ()
-    """What of a server's command line is not in it."""
+    """Options of a server's command line that are not in it."""
 
 
 def trial_of(query: Query, folder: Path) -> Trial:
-    """The scenario of a form: a pasted one or a server's command line, if there is one, with the other fields over it.
+    """Return the scenario of a form: a pasted one or a server's command line, if given, with the other fields over it.
 
     Args:
         query: `text`; the short names in `LABELS`; `arrivals` (`rate` or `concurrency`) with `load`; those of `LIMITS`.
@@ -115,7 +115,7 @@ def _check_size(scenario: Scenario) -> None:
 
 
 def _base(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What was pasted, as builtins, and what of a command line it leaves out."""
+    """Return the pasted scenario as builtins, and remarks on options of a command line that are left out."""
     if not text.strip():
         return {}, ()
     if re.match(r"[\s\w./='\"-]*(vllm\s+serve|vllm\.entrypoints|sglang|trtllm-serve)", text):
@@ -186,7 +186,7 @@ def _check_files(raw: Any, folder: Path) -> None:
 
 
 def _as_labelled(message: str) -> str:
-    """`message` with paths in the scenario replaced by what the form calls them."""
+    """Replace paths in the scenario by the form's labels."""
     names = {f"$.{PATHS[name]}": label for name, label in LABELS.items()}
     names |= {f"$.slo.{name}": label for name, label in LIMITS.items()}
     names |= {"$.workload.arrivals.rate_per_s": "load", "$.workload.arrivals.concurrency": "load"}
@@ -199,7 +199,7 @@ def _as_labelled(message: str) -> str:
 
 
 def simulated(scenario: Scenario) -> Result:
-    """The run of a scenario.
+    """Simulate a scenario.
 
     Raises:
         InputError: it cannot be, or takes longer than `MOST_S`.
@@ -216,16 +216,16 @@ def simulated(scenario: Scenario) -> Result:
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """One deployment over loads."""
+    """One deployment at many loads."""
 
     capacities: Capacities
-    """Of one stream of requests."""
+    """Capacity for one stream of requests."""
     probes: list[Probe]
-    """The loads that were tried, ascending."""
+    """Tried loads, ascending."""
 
 
 def swept(scenario: Scenario) -> Sweep:
-    """The capacity of a scenario's deployment, and what its requests meet below and above it.
+    """Find the capacity of a scenario's deployment, and its latencies at loads below and above.
 
     Raises:
         InputError: the deployment cannot be, or its workload has no load to change, or too many requests.
@@ -247,12 +247,12 @@ def swept(scenario: Scenario) -> Sweep:
 
 
 def sweep_document(sweep: Sweep) -> dict[str, Any]:
-    """What `windtunnel capacity --json` prints for one stream, and `loads` with what each gives."""
+    """Document a sweep: what `windtunnel capacity --json` prints for one stream, and every load."""
     return {**capacity_document(sweep.capacities), "loads": [point_of(tried) for tried in sweep.probes]}
 
 
 def point_of(tried: Probe) -> dict[str, Any]:
-    """A load with its latencies and output."""
+    """Return a load with its latencies and output."""
     served = tried.served
     assert served is not None, "a patient run is not given up"
     latencies: dict[str, float] = {}

@@ -1,5 +1,6 @@
-"""The catalog on a terminal and as JSON: lists of what is known, and single entries with their sources."""
+"""The catalog on a terminal and as JSON: lists, and single entries with their sources."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from windtunnel.workload.traces.requests import read_requests
 
 
 class Attribution(Schema):
-    """Where a trace comes from, as its licence asks to say."""
+    """The origin of a trace, as its licence demands."""
 
     title: str
     author: str
@@ -37,13 +38,13 @@ class Listed:
     headers: tuple[str, ...]
     rows: list[list[str]]
     """The name comes first."""
-    left: int = 1
-    """Columns of text that it begins with."""
-    note: str = ""
+    left: int
+    """Number of leading text columns."""
+    note: str
 
 
 def list_report(kind: str) -> list[RenderableType]:
-    """Everything of a kind in a table."""
+    """Return everything of a kind in a table."""
     contents = listed(kind)
     headers = [header.replace(" ", "\n") for header in contents.headers] if kind in TALL else contents.headers
     shown = columns(headers, contents.rows, contents.left)
@@ -51,8 +52,10 @@ def list_report(kind: str) -> list[RenderableType]:
 
 
 def listed(kind: str) -> Listed:
-    """Everything of a kind as a table's cells."""
-    return _LISTS[kind]()
+    """Return everything of a kind as a table's cells."""
+    row_of, headers, left = _LISTS[kind]
+    rows = [[name, *row_of(name)] for name in catalog.names(kind)]
+    return Listed(headers, rows, left, _NOTES.get(kind, ""))
 
 
 TALL = ("models", "devices", "nodes")
@@ -60,12 +63,12 @@ TALL = ("models", "devices", "nodes")
 
 
 def entries(kind: str) -> list[dict[str, Any]]:
-    """Everything of a kind as documents."""
+    """Return everything of a kind as documents."""
     return [entry(kind, name) for name in catalog.names(kind)]
 
 
 def entry(kind: str, name: str) -> dict[str, Any]:
-    """One entry as a document, every field present.
+    """Return one entry as a document, every field present.
 
     Raises:
         InputError: there is no such entry.
@@ -85,14 +88,14 @@ def entry(kind: str, name: str) -> dict[str, Any]:
 
 
 def entry_rows(kind: str, name: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Every field of an entry as (name, indented; text), and where its values come from."""
+    """Return every field of an entry as (indented name, text), and the sources of its values."""
     document = entry(kind, name)
     sources = document.pop("sources", {})
     return _fields(document), list(sources.items())
 
 
 def entry_report(kind: str, name: str) -> list[RenderableType]:
-    """One entry in full: every field, then where its values come from."""
+    """Return one entry in full: every field, then the sources of its values."""
     document = entry(kind, name)
     sources = document.pop("sources", {})
     rows = _fields(document)
@@ -102,7 +105,7 @@ def entry_report(kind: str, name: str) -> list[RenderableType]:
 
 
 def _plain(value: Any) -> Any:
-    """A noun as JSON types, defaults included."""
+    """Return a struct as JSON types, defaults included."""
     if isinstance(value, Schema):
         fields = {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
         tag = value.__struct_config__.tag
@@ -115,7 +118,7 @@ def _plain(value: Any) -> Any:
 
 
 def _fields(document: dict[str, Any], table: str = "", indent: str = "") -> list[tuple[str, str]]:
-    """Everything in a document as (indented name, text for people); `table` is the name of the table around it."""
+    """Return everything in a document as (indented name, text); `table` is the name of the enclosing table."""
     rows: list[tuple[str, str]] = []
     for key, value in document.items():
         parts = value if isinstance(value, list) and any(isinstance(part, dict) for part in value) else [value]
@@ -129,7 +132,7 @@ def _fields(document: dict[str, Any], table: str = "", indent: str = "") -> list
 
 
 def _text(name: str, value: Any) -> str:
-    """A value for people, in the unit that its name has."""
+    """Return a value for people, in the unit of its name."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
@@ -151,37 +154,24 @@ def _text(name: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else number(value)
 
 
-# Lists
+def _calibration_row(name: str) -> list[str]:
+    record = load_calibration(name).provenance
+    before, after = record.median_error_before, record.median_error
+    errors = [f"{before[m]:.1%} to {after[m]:.1%}" if m in before and m in after else "" for m in ("tpot", "ttft")]
+    return [str(record.num_runs), str(record.num_configurations), *errors]
 
 
-def _calibrations() -> Listed:
-    rows = []
-    for name in catalog.names("calibrations"):
-        record = load_calibration(name).provenance
-        before, after = record.median_error_before, record.median_error
-        errors = [f"{before[m]:.1%} to {after[m]:.1%}" if m in before and m in after else "" for m in ("tpot", "ttft")]
-        rows.append([name, str(record.num_runs), str(record.num_configurations), *errors])
-    return Listed(("calibration", "runs", "configs", "TPOT error", "TTFT error"), rows)
-
-
-def _models() -> Listed:
-    rows = []
-    for name in catalog.names("models"):
-        model = catalog.model(name)
-        parameters = count_parameters(model)
-        rows.append(
-            [
-                name,
-                " + ".join(dict.fromkeys(_attention_text(group.attention) for group in model.layers)),
-                number(parameters.total / 1e9),
-                number(parameters.active / 1e9) if parameters.active != parameters.total else "",
-                f"{model.num_layers}",
-                f"{model.max_context_tokens / 1024:.0f}k",
-                model.precision.experts_format.value,
-            ]
-        )
-    headers = ("model", "attention", "params 10^9", "active 10^9", "layers", "context", "weights")
-    return Listed(headers, rows, left=2)
+def _model_row(name: str) -> list[str]:
+    model = catalog.model(name)
+    parameters = count_parameters(model)
+    return [
+        " + ".join(dict.fromkeys(_attention_text(group.attention) for group in model.layers)),
+        number(parameters.total / 1e9),
+        number(parameters.active / 1e9) if parameters.active != parameters.total else "",
+        f"{model.num_layers}",
+        f"{model.max_context_tokens / 1024:.0f}k",
+        model.precision.experts_format.value,
+    ]
 
 
 def _attention_text(attention: Attention) -> str:
@@ -195,78 +185,54 @@ def _attention_text(attention: Attention) -> str:
     return f"{kind} {attention.window_tokens}" if attention.window_tokens else kind
 
 
-def _devices() -> Listed:
-    rows = []
-    for name in catalog.names("devices"):
-        device = catalog.device(name)
-        rows.append(
-            [
-                name,
-                f"{device.memory_bytes / GIB:.0f}",
-                f"{device.memory_bytes_per_s / 1e12:.2f}",
-                *(_scaled(device.peak_flops_per_s.get(rate), 1e12) for rate in ("bf16", "fp8", "fp4")),
-                _scaled(device.scale_up_bytes_per_s, 1e9),
-                _scaled(device.tdp_w, 1.0),
-                f"{device.price_usd_per_hour:.2f}" if device.price_usd_per_hour else "",
-                "yes" if device.measured_as else "",
-            ]
-        )
-    headers = ("device", "memory GiB", "TB/s", "bf16", "fp8", "fp4", "link GB/s", "TDP W", "price $/h", "measured")
-    note = "bf16, fp8, fp4: dense peaks in TFLOP/s. link: one way. measured: operators were timed on it."
-    return Listed(headers, rows, note=note)
+def _device_row(name: str) -> list[str]:
+    device = catalog.device(name)
+    return [
+        f"{device.memory_bytes / GIB:.0f}",
+        f"{device.memory_bytes_per_s / 1e12:.2f}",
+        *(_scaled(device.peak_flops_per_s.get(rate), 1e12) for rate in ("bf16", "fp8", "fp4")),
+        _scaled(device.scale_up_bytes_per_s, 1e9),
+        _scaled(device.tdp_w, 1.0),
+        f"{device.price_usd_per_hour:.2f}" if device.price_usd_per_hour else "",
+        "yes" if device.measured_as else "",
+    ]
 
 
 def _scaled(value: float | None, scale: float) -> str:
     return f"{value / scale:.0f}" if value else ""
 
 
-def _nodes() -> Listed:
-    rows = []
-    for name in catalog.names("nodes"):
-        node = catalog.node(name)
-        joined = " in pairs" if node.scale_up_group_size == 2 else ""
-        rows.append(
-            [
-                name,
-                f"{node.num_devices} x {node.device}",
-                f"{node.scale_up.name}{joined}",
-                _scaled(node.scale_up.bytes_per_s, 1e9),
-                _scaled(node.scale_out.bytes_per_s if node.scale_out else None, 1e9),
-            ]
-        )
-    return Listed(("node", "devices", "link", "inside GB/s", "outside GB/s"), rows, left=3)
+def _node_row(name: str) -> list[str]:
+    node = catalog.node(name)
+    joined = " in pairs" if node.scale_up_group_size == 2 else ""
+    return [
+        f"{node.num_devices} x {node.device}",
+        f"{node.scale_up.name}{joined}",
+        _scaled(node.scale_up.bytes_per_s, 1e9),
+        _scaled(node.scale_out.bytes_per_s if node.scale_out else None, 1e9),
+    ]
 
 
-def _engines() -> Listed:
-    rows = []
-    for name in catalog.names("engines"):
-        defaults = engine_defaults(name)
-        schedulers = [str(entry.settings.scheduler) for entry in defaults.versions if entry.settings.scheduler]
-        forms = SCHEDULER_TITLES.get(schedulers[-1], schedulers[-1])
-        since = ", ".join(entry.since for entry in defaults.versions)
-        rows.append([name, defaults.title, forms, defaults.default_version, since])
-    return Listed(("engine", "title", "forms batches as", "default version", "defaults known since"), rows, left=5)
+def _engine_row(name: str) -> list[str]:
+    defaults = engine_defaults(name)
+    schedulers = [str(entry.settings.scheduler) for entry in defaults.versions if entry.settings.scheduler]
+    forms = SCHEDULER_TITLES.get(schedulers[-1], schedulers[-1])
+    return [defaults.title, forms, defaults.default_version, ", ".join(entry.since for entry in defaults.versions)]
 
 
-def _traces() -> Listed:
-    rows = []
-    for name in catalog.names("traces"):
-        trace = _trace(name)
-        rows.append(
-            [
-                name,
-                f"{trace['num_requests']:,}",
-                duration(trace["duration_s"]),
-                f"{trace['mean_input_tokens']:,.0f}",
-                f"{trace['mean_output_tokens']:,.0f}",
-                trace.get("licence", "unknown"),
-            ]
-        )
-    return Listed(("trace", "requests", "lasts", "mean input", "mean output", "licence"), rows)
+def _trace_row(name: str) -> list[str]:
+    trace = _trace(name)
+    return [
+        f"{trace['num_requests']:,}",
+        duration(trace["duration_s"]),
+        f"{trace['mean_input_tokens']:,.0f}",
+        f"{trace['mean_output_tokens']:,.0f}",
+        trace.get("licence", "unknown"),
+    ]
 
 
 def _trace(name: str) -> dict[str, Any]:
-    """A trace's size, and where it comes from if its folder says so."""
+    """Return a trace's size, and its origin if its folder names it."""
     path = catalog.find("traces", name)
     requests = read_requests(Trace(path=str(path)))
     assert requests.arrival_s is not None
@@ -285,11 +251,22 @@ def _trace(name: str) -> dict[str, Any]:
     }
 
 
-_LISTS = {
-    "models": _models,
-    "devices": _devices,
-    "nodes": _nodes,
-    "engines": _engines,
-    "traces": _traces,
-    "calibrations": _calibrations,
+_LISTS: Mapping[str, tuple[Callable[[str], list[str]], tuple[str, ...], int]] = {
+    "models": (
+        _model_row,
+        ("model", "attention", "params 10^9", "active 10^9", "layers", "context", "weights"),
+        2,
+    ),
+    "devices": (
+        _device_row,
+        ("device", "memory GiB", "TB/s", "bf16", "fp8", "fp4", "link GB/s", "TDP W", "price $/h", "measured"),
+        1,
+    ),
+    "nodes": (_node_row, ("node", "devices", "link", "inside GB/s", "outside GB/s"), 3),
+    "engines": (_engine_row, ("engine", "title", "forms batches as", "default version", "defaults known since"), 5),
+    "traces": (_trace_row, ("trace", "requests", "lasts", "mean input", "mean output", "licence"), 1),
+    "calibrations": (_calibration_row, ("calibration", "runs", "configs", "TPOT error", "TTFT error"), 1),
 }
+"""Kind -> the cells of an entry behind its name, the headers, and how many columns are texts."""
+_NOTES = {"devices": "bf16, fp8, fp4: dense peaks in TFLOP/s. link: one way. measured: operators were timed on it."}
+"""Kind -> the note below its list."""

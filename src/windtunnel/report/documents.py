@@ -1,4 +1,4 @@
-"""Results as JSON documents: SI numbers, units in the names, nothing that depends on the machine or the hour."""
+"""Results as JSON documents: SI numbers, units in the names, independent of machine and time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a workload or trace holds, for people and as a document."""
+"""The contents of a workload or trace, for people and as a document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def contents_report(contents: Contents) -> list[RenderableType]:
-    """Its facts, then its communication, the most bytes first."""
+    """Return the facts of a workload, then its communication, the most bytes first."""
     facts = list(contents.facts)
     if contents.compute_s is not None:
         facts.append(("computation", format_seconds(contents.compute_s)))
@@ -43,7 +43,7 @@ def contents_report(contents: Contents) -> list[RenderableType]:
 
 
 def contents_document(contents: Contents) -> dict[str, Any]:
-    """The same as builtins, in the file's order."""
+    """Document a workload, in the file's order."""
     return {
         "kind": contents.kind,
         "facts": dict(contents.facts),

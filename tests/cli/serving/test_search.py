@@ -54,7 +54,7 @@ def test_capacity_says_what_limits_it(windtunnel: Command, scenario: str) -> Non
     assert found["limited_by"] in ("ttft_p90", "tpot_p99", "queueing grows")
     assert found["latencies"]["ttft_s"]["p90"] <= 1
     shown = windtunnel("capacity", scenario, "--slo", "ttft_p90=1us", "--seeds", "1")
-    assert "no load is sustained: TTFT p90 <= 1.00 us is broken" in shown.stdout
+    assert "no load is sustained: TTFT p90 <= 1.00 us is not met" in shown.stdout
 
 
 def test_a_capacity_needs_no_load_to_begin_with(windtunnel: Command) -> None:
@@ -68,7 +68,7 @@ def test_a_search_writes_what_it_found(windtunnel: Command, space: str, tmp_path
     out = tmp_path / "found"
     done = windtunnel("search", space, "--no-store", "--out", str(out), "--load", "50", "--top", "2")
     assert done.code == 0, done.stderr
-    assert "6 points asked: 3 cannot be" in done.stdout
+    assert "6 points evaluated: 3 cannot run" in done.stdout
     assert "for 50.0 requests/s" in done.stdout
     points = pq.read_table(out / "points.parquet").to_pydict()
     assert points["point"] == list(range(6))

@@ -1,4 +1,4 @@
-"""`windtunnel bench`: a simulator's workload against a real server, its records in the simulator's columns."""
+"""`windtunnel bench`: measure a real server under a workload, with records in the columns of a simulation."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -185,7 +185,7 @@ def _remarks(run: Any, summary: Any) -> dict[str, str]:
     if summary.num_failed:
         remarks["failed"] = f"{format_count(summary.num_failed, 'request')}: {'; '.join(run.errors[:3])}"
     elif (output := int(requests["output_tokens"].sum())) != run.asked_output_tokens:
-        remarks["answers"] = f"{format_count(output, 'token')} in all; {run.asked_output_tokens:,} were asked for"
+        remarks["answers"] = f"{format_count(output, 'token')} in all; {run.asked_output_tokens:,} were requested"
     elif (prompts := int(requests["input_tokens"].sum())) != run.asked_input_tokens:
         remarks["prompts"] = f"{prompts:,} tokens as the server counts; {run.asked_input_tokens:,} were wanted"
     late_s = float(requests["sent_late_s"].max())
@@ -195,4 +195,4 @@ def _remarks(run: Any, summary: Any) -> dict[str, str]:
 
 
 LATE_S = 0.1
-"""A client that sends later than this measures itself."""
+"""A client that sends later than this measures itself, not the server."""

@@ -1,4 +1,4 @@
-"""`windtunnel lab kernels`, `lab to-table`, `lab scrub`: profilers' files, whoever recorded them."""
+"""`windtunnel lab kernels`, `lab to-table`, `lab scrub`: files of profilers."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`windtunnel lab`: what runs for real."""
+"""`windtunnel lab`: run and profile real models, and replay communication."""
 
 from pathlib import Path
 

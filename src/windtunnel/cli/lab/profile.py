@@ -1,4 +1,4 @@
-"""`windtunnel profile`: measure operators, collectives and overheads of this machine, and look at what was measured."""
+"""`windtunnel profile`: measure operators, collectives and overheads of this machine, and check the measurements."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -137,7 +137,7 @@ def _changes(options: dict[str, Any], settings: tuple[str, ...]) -> dict[str, An
 
 
 def _raw(experiment: Path | None, options: dict[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
-    """The experiment's file with the options over it, not decoded yet: the sweep's values come first."""
+    """Return the experiment's file with the options over it, not decoded yet: the sweep's values come first."""
     from windtunnel.lab.experiments.schema import with_changes
     from windtunnel.schema import read_yaml
 

@@ -153,7 +153,7 @@ def _write_flow_files(
     run: "CollectiveRun",
     settings: "NetworkSettings",
 ) -> None:
-    """Write the flows of the run; where their times, links or queues are asked for, simulate each of them once more."""
+    """Write the flows of the run; their times, links and queues need one more simulation."""
     from windtunnel.formats.simai.report import write_flow_table
     from windtunnel.network.collectives.run import chosen_gpus, flows_like
 

@@ -1,4 +1,4 @@
-"""`windtunnel calibrate`: measured runs in, a profile out."""
+"""`windtunnel calibrate`: fit a calibration to measured runs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -69,7 +69,7 @@ def command(options: CalibrateOptions, runs: tuple[Path, ...], **deployment: Any
 
 
 class _Fitted(NamedTuple):
-    """Calibrations by name, the runs that the fit was given, and how many of them could be simulated."""
+    """Calibrations by name, the number of runs to fit, and how many of them could be simulated."""
 
     calibrations: "dict[str, Calibration]"
     num_runs: int

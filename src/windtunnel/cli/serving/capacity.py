@@ -1,4 +1,4 @@
-"""`windtunnel capacity`: the greatest load that a deployment sustains."""
+"""`windtunnel capacity`: find the greatest load that a deployment sustains."""
 
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,14 @@ from windtunnel.cli.progress import status
 from windtunnel.cli.serving.simulate import load_options
 from windtunnel.errors import InputError
 
-_ASKED = Section("What is asked")
+_SOUGHT = Section("What is sought")
 
 
 @click.command(cls=Verb, epilog="The scenario's own rate does not matter, but for a trace's lengths and pattern.")
 @scenario_file
-@_ASKED.option("--slo", metavar="LIMITS", help="ttft_p90=2s,tpot_p99=50ms.  [the scenario's, of 99%]")
-@_ASKED.option("--seeds", type=int, default=3, help="Streams of requests to find it for.  [3]")
-@_ASKED.option("--tolerance", type=float, default=0.005, help="Between loads tried.  [0.005]")
+@_SOUGHT.option("--slo", metavar="LIMITS", help="ttft_p90=2s,tpot_p99=50ms.  [the scenario's, of 99%]")
+@_SOUGHT.option("--seeds", type=int, default=3, help="Streams of requests to find the load for.  [3]")
+@_SOUGHT.option("--tolerance", type=float, default=0.005, help="Relative distance between tried loads.  [0.005]")
 @deployment_options
 @load_options
 @general_options

@@ -88,7 +88,7 @@ class RunFiles(NamedTuple):
             check_metrics_file(self.vidur_metrics, self.overwrite)
 
     def write(self, result: "Result") -> None:
-        """Write the files that were asked for, and name them on stderr."""
+        """Write the requested files, and name them on stderr."""
         from windtunnel.formats.vidur.write import request_metrics, write_request_metrics
         from windtunnel.report.serving.files import write_run
         from windtunnel.report.serving.page import run_page

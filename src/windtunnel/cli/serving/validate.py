@@ -1,4 +1,4 @@
-"""`windtunnel validate`: measured runs in, predictions beside them out."""
+"""`windtunnel validate`: predict measured runs, and show the errors."""
 
 from pathlib import Path
 from typing import Any, NamedTuple

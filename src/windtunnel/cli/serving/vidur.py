@@ -76,7 +76,7 @@ def command(options: ReplayOptions, config: Path, as_json: bool) -> None:
 
 
 def _write(run: "PerRequestRun", config: "VidurConfig", operators: "OperatorTables", options: ReplayOptions) -> None:
-    """Write the metrics and traces that were asked for."""
+    """Write the requested metrics and traces."""
     from windtunnel.formats.vidur import traces
     from windtunnel.formats.vidur.replay import batch_times, host_s
     from windtunnel.formats.vidur.write import write_request_metrics

@@ -1,4 +1,4 @@
-"""`windtunnel whatif`: a few settings varied, every combination run, side by side."""
+"""`windtunnel whatif`: run every combination of a few settings, and compare."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ NEEDED = ("model", "device", "rate", "concurrency", "input_tokens", "output_toke
     help="tp=1,2,4, rate=1:20:2 (first:last:step), or a path in the scenario. May be repeated.",
 )
 @_GRID.option("--slo", metavar="LIMITS", help="Mark what breaks them: ttft_p90=2s,tpot_p99=50ms.")
-@_GRID.option("--show", metavar="FIGURES", help="ttft_p90,tpot_p50,requests_per_usd, ...  [the most asked for]")
+@_GRID.option("--show", metavar="FIGURES", help="ttft_p90,tpot_p50,requests_per_usd, ...  [the usual ones]")
 @_OUTPUT.option("--html", type=WRITTEN_FILE, help="Write a page with a plot.")
 @deployment_options
 @load_options
@@ -86,7 +86,7 @@ def command(
 
 
 def _first(axes: dict[str, list[Any]], name: str) -> Any:
-    """The first value of a setting that varies, for a scenario that cannot do without it."""
+    """Return the first value of a setting that varies, for a scenario that needs it."""
     if name not in NEEDED or not axes.get(name):
         return None
     value = axes[name][0]

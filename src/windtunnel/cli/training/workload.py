@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from windtunnel.training.setup import TrainingSetup
 
 MAX_TRACES = 1024
-"""Files that are written without being asked for by number."""
+"""Most trace files that are written without `--ranks`."""
 
 _READ, _WRITE = Section("What is read"), Section("What is written")
 
@@ -129,7 +129,7 @@ def _write(
 
 
 def _chosen(ranks: str | None, num_ranks: int) -> range:
-    """`0-7` as a range; all ranks where there are not so many that nobody can mean it."""
+    """Read `0-7` as a range; without it, return all ranks, up to `MAX_TRACES`."""
     if ranks is None:
         if num_ranks > MAX_TRACES:
             raise InputError(
@@ -143,7 +143,7 @@ def _chosen(ranks: str | None, num_ranks: int) -> range:
 
 
 def _prices(setup: "TrainingSetup") -> Any:
-    """Seconds of each task, as `windtunnel train` prices it."""
+    """Return the function that prices a task in seconds, as `windtunnel train` does."""
     from windtunnel.training.pricing import pricer
     from windtunnel.training.step import training_estimator
 
@@ -161,7 +161,7 @@ def _deliver(made: "GeneratedFile", out: str | None, overwrite: bool) -> None:
 
 
 def _put(text: str, out: Path | None, overwrite: bool) -> None:
-    """To a file, all or nothing, or to stdout."""
+    """Write `text` to a file, all or nothing, or to stdout."""
     from windtunnel.files import write_text
 
     if out is None:

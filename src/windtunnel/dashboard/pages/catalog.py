@@ -17,7 +17,7 @@ FILTER = (
 
 
 def page(_dashboard: Dashboard, rest: str, _query: Query) -> View:
-    """A list of one kind, or one entry in full."""
+    """Show the list of one kind, or one entry in full."""
     kind, _, name = rest.partition("/")
     kind = _known(kind or KINDS[0])
     lead = tabs({name: link("catalog", name) for name in KINDS}, kind)
@@ -30,7 +30,7 @@ def page(_dashboard: Dashboard, rest: str, _query: Query) -> View:
 
 
 def document(_dashboard: Dashboard, rest: str, _query: Query) -> Any:
-    """What `windtunnel catalog --json` prints."""
+    """Return what `windtunnel catalog --json` prints."""
     kind, _, name = rest.partition("/")
     kind = _known(kind or KINDS[0])
     return catalog_report.entry(kind, name) if name else catalog_report.entries(kind)

@@ -1,4 +1,4 @@
-"""Serving runs side by side: what differs of their scenarios, their figures, their distributions."""
+"""Serving runs side by side: their figures, distributions, and the differences of their scenarios."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -16,7 +16,7 @@ from windtunnel.report.serving.curves import LATENCIES, cdf, measured
 from windtunnel.units import format_seconds
 
 MOST_RUNS = 8
-"""As many as there are colours."""
+"""One run per colour."""
 FIGURES: Mapping[str, str] = {
     "ttft_s": "TTFT mean",
     "ttft_p50_s": "TTFT p50",
@@ -44,11 +44,11 @@ FIGURES: Mapping[str, str] = {
     "num_devices": "devices",
     "num_requests": "requests",
 }
-"""Figure -> what the table calls it, in its order."""
+"""Figure -> its name in the table, in the table's order."""
 
 
 def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
-    """The runs of the fields `run`, or all to choose from. The first is what the others are compared with."""
+    """Compare the runs of the fields `run` with the first of them; with fewer than two, offer all to choose from."""
     names = list(query.get("run", ()))
     known = [entry for entry in dashboard.results.entries() if entry.kind in ("simulate", "bench")]
     if len(names) < 2:
@@ -65,7 +65,7 @@ def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
 
 
 def document(dashboard: Dashboard, _rest: str, query: Query) -> dict[str, Any]:
-    """The same as a document: each figure of every run, and every path in which scenarios differ."""
+    """Document the comparison: each figure of every run, and every path in which scenarios differ."""
     runs = _runs(dashboard, list(query.get("run", ())))
     return {
         "runs": [entry.name for entry, _ in runs],
@@ -118,7 +118,7 @@ def _runs_table(runs: Runs) -> str:
 
 
 def figures_table(runs: Runs) -> str:
-    """A line a figure: the first run's, then each other's with how far it lies from it.
+    """Return a table with a line per figure: the first run's, then each other's with its difference.
 
     Beside a measured run, a simulated figure says whether the measured one lies in its 80% interval.
     """
@@ -174,7 +174,7 @@ def _distributions(dashboard: Dashboard, runs: Runs) -> list[tuple[str, str]]:
 
 
 def differences(scenarios: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Dotted path -> its value in each scenario, where not all are equal; None where it is not there."""
+    """Return dotted path -> its value in each scenario, where not all are equal; None where it is missing."""
     flat = [flattened(scenario) for scenario in scenarios]
     paths = dict.fromkeys(path for scenario in flat for path in scenario)
     values_by_path = {path: [scenario.get(path) for scenario in flat] for path in paths}
@@ -182,7 +182,7 @@ def differences(scenarios: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def flattened(value: Any, path: str = "") -> dict[str, Any]:
-    """Nested tables and lists as dotted path -> scalar."""
+    """Return nested tables and lists as dotted path -> scalar."""
     if isinstance(value, Mapping) and value:
         parts = {f"{path}.{key}" if path else str(key): inner for key, inner in value.items()}
     elif isinstance(value, list) and any(isinstance(inner, dict | list) for inner in value):
@@ -193,7 +193,7 @@ def flattened(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def _differences(runs: Runs) -> dict[str, list[Any]]:
-    """Of the scenarios; a client knows the workload alone, and is compared in that."""
+    """Return the differences of the scenarios; a client knows only the workload, so only that is compared with it."""
     scenarios = [document["scenario"] for _, document in runs]
     if any(entry.kind == "bench" for entry, _ in runs):
         known = ("workload", "slo", "seed")

@@ -29,7 +29,7 @@ Document = Mapping[str, Any]
 
 
 def document_sections(path: Path, entry: ResultEntry, document: Document) -> list[Section]:
-    """What a document says, and the document itself.
+    """Return the sections of a document, and the document itself.
 
     Args:
         path: the file, or the folder that the verb wrote.
@@ -55,7 +55,7 @@ def _search(path: Path, document: Document) -> list[Section]:
 
 
 def _written_points(path: Path, space: Space) -> list[tuple[str | None, int, Evaluation]]:
-    """Every point of a search as it was written to Parquet."""
+    """Read every point of a search from its Parquet file."""
     points = []
     for row in read_parquet(path).to_pylist():
         figures_of = {name: row[name] for name in row if _is_figure(name) and math.isfinite(row[name])}

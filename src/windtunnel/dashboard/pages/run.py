@@ -1,4 +1,4 @@
-"""One result: its summary, how latencies are distributed, what happened over time, what bound it; and its parts."""
+"""One result: its summary, latency distributions, curves over time and bounds; and the pages of its parts."""
 
 from collections.abc import Mapping
 from html import escape
@@ -31,11 +31,11 @@ PARTS = {
     "scenario": "Scenario",
 }
 CLIENT_PARTS = {name: PARTS[name] for name in ("run", "requests", "scenario")}
-"""A client knows no steps."""
+"""Parts of a client's measurements, which know no steps."""
 
 
 def overview(dashboard: Dashboard, name: str, _query: Query) -> View:
-    """The summary of any result."""
+    """Show the summary of any result."""
     entry, document = dashboard.results.read(name)
     if entry.kind not in ("simulate", "bench"):
         shown = document_sections(dashboard.results.path(name), entry, document)
@@ -51,12 +51,12 @@ def overview(dashboard: Dashboard, name: str, _query: Query) -> View:
 
 
 def document(dashboard: Dashboard, name: str, _query: Query) -> Any:
-    """What the verb printed with `--json`."""
+    """Return what the verb printed with `--json`."""
     return dashboard.results.read(name)[1]
 
 
 def head(entry: ResultEntry, here: str = "run") -> str:
-    """What was run, in a line each, and links to its parts."""
+    """Return model, deployment and load in a line each, and links to the parts."""
     parts = PARTS if entry.kind == "simulate" else CLIENT_PARTS if entry.kind == "bench" else {}
     addresses = {label: link(part, entry.name) for part, label in parts.items()}
     shown = tabs(addresses, PARTS[here]) if parts and not entry.name.endswith(".json") else ""
@@ -64,7 +64,7 @@ def head(entry: ResultEntry, here: str = "run") -> str:
 
 
 def _client(scenario: Scenario, document: Mapping[str, Any], requests: Table | None) -> list[Section]:
-    """What a client measured of a real server."""
+    """Return a client's measurements of a real server."""
     summary = decode(document["summary"], ClientSummary)
     shown = [(format_seconds(summary.ttft_s.mean), "TTFT mean")]
     if summary.tpot_s is not None:
@@ -85,11 +85,11 @@ def _client(scenario: Scenario, document: Mapping[str, Any], requests: Table | N
 
 PAGE_ROWS = 100
 ASKED_FIRST = ("request", "arrival_s", "ttft_s", "tpot_s", "e2e_s", "input_tokens", "output_tokens", "queueing_s")
-"""Columns that stand before the others."""
+"""Columns that come first."""
 
 
 def requests(dashboard: Dashboard, name: str, query: Query) -> View:
-    """The request table, a page at a time."""
+    """Show one page of the request table."""
     entry, _ = dashboard.results.read(name)
     shown = requests_document(dashboard, name, query)
     sort, down, number_of, last = shown["sort"], shown["down"], shown["page"], shown["num_pages"]
@@ -119,7 +119,7 @@ def requests(dashboard: Dashboard, name: str, query: Query) -> View:
 
 
 def requests_document(dashboard: Dashboard, name: str, query: Query) -> dict[str, Any]:
-    """One page of the request table: fields `page` from 1, `sort` by a column, `down` for the largest first."""
+    """Return one page of the request table: fields `page` from 1, `sort` by a column, `down` for the largest first."""
     path = dashboard.results.path(name) / "requests.parquet"
     if not path.is_file():
         raise InputError(f"{name} has no requests.parquet")
@@ -175,11 +175,11 @@ def _request_cell(column: str, value: Any) -> str:
 
 
 SPANS = ("queueing_s", "prefill_s", "ttft_s", "tpot_s", "e2e_s", "itl_max_s", "execution_s", "sent_late_s")
-"""Columns that are lengths of time; the other times are moments."""
+"""Columns that are durations; the other times are moments."""
 
 
 def scenario(dashboard: Dashboard, name: str, _query: Query) -> View:
-    """The resolved scenario as it lies in the run's folder."""
+    """Show the resolved scenario of the run's folder."""
     entry, _ = dashboard.results.read(name)
     file = dashboard.results.path(name) / "scenario.yaml"
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""The table of everything below the folder."""
+"""The tables of all results below the folder."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ NOTHING = (
 
 
 def page(dashboard: Dashboard, _rest: str, _query: Query) -> View:
-    """All results, by what they are, kept up to date."""
+    """Show all results by kind, kept up to date."""
     entries = dashboard.results.entries()
     sections = []
     for title, kinds, columns in TABLES:
@@ -44,7 +44,7 @@ def page(dashboard: Dashboard, _rest: str, _query: Query) -> View:
 
 
 def document(dashboard: Dashboard, _rest: str, _query: Query) -> Any:
-    """The same as a list."""
+    """Document all results."""
     return {
         "folder": str(dashboard.results.folder),
         "is_cut": dashboard.results.is_cut,
@@ -66,41 +66,32 @@ def _model(entry: ResultEntry) -> Cell:
     return Cell(entry.model.rpartition("/")[2], title=entry.model, note=entry.deployment)
 
 
-def seconds(value: float | None, interval: tuple[float, float] | None = None) -> Cell:
-    """A time with where 80% of measurements are expected."""
-    return _figure(value, interval, format_seconds)
+def _figure(name: str, shown: Callable[[float], str]) -> Shown:
+    """Return the column of a figure, with the interval that holds 80% of measurements where it is known."""
 
+    def cell(entry: ResultEntry) -> Cell:
+        value, interval = entry.figures.get(name), entry.intervals.get(name)
+        if value is None:
+            return Cell("")
+        return Cell(shown(value), value, note="" if interval is None else span_text(*map(shown, interval)))
 
-def rate(value: float | None, interval: tuple[float, float] | None = None) -> Cell:
-    """A rate or amount, likewise."""
-    return _figure(value, interval, number)
-
-
-def share(value: float | None, title: str = "") -> Cell:
-    """A ratio as a percentage."""
-    return Cell("" if value is None else percent(value), value, title=title)
-
-
-def _figure(value: float | None, interval: tuple[float, float] | None, shown: Callable[[float], str]) -> Cell:
-    if value is None:
-        return Cell("")
-    return Cell(shown(value), value, note="" if interval is None else span_text(*map(shown, interval)))
+    return cell
 
 
 def _seconds(name: str) -> Shown:
-    return lambda entry: seconds(entry.figures.get(name), entry.intervals.get(name))
+    return _figure(name, format_seconds)
 
 
 def _rate(name: str) -> Shown:
-    return lambda entry: rate(entry.figures.get(name), entry.intervals.get(name))
+    return _figure(name, number)
 
 
 def _count(name: str) -> Shown:
-    return lambda entry: _figure(entry.figures.get(name), None, lambda value: f"{value:,.0f}")
+    return _figure(name, "{:,.0f}".format)
 
 
 def _share(name: str) -> Shown:
-    return lambda entry: share(entry.figures.get(name))
+    return _figure(name, percent)
 
 
 def _written(entry: ResultEntry) -> Cell:
@@ -109,11 +100,12 @@ def _written(entry: ResultEntry) -> Cell:
 
 
 def _covered(entry: ResultEntry) -> Cell:
-    """How much of the device's time is read from tables, not extrapolated."""
+    """Return the share of the device's time that is read from tables, not extrapolated."""
     if not entry.coverage:
         return Cell("")
     known = sum(entry.coverage.get(how, 0.0) for how in ("measured", "interpolated"))
-    return share(known, title=", ".join(f"{percent(part)} {how}" for how, part in entry.coverage.items()))
+    shares = ", ".join(f"{percent(part)} {how}" for how, part in entry.coverage.items())
+    return Cell(percent(known), known, title=shares)
 
 
 _NAME: tuple[str, Shown] = ("run", _name)
@@ -139,11 +131,11 @@ TABLES: Sequence[tuple[str, tuple[str, ...], Sequence[tuple[str, Shown]]]] = (
             ("p99", _seconds("tpot_p99_s")),
             ("output tokens/s", _rate("output_tokens_per_s")),
             ("per device", _rate("output_tokens_per_s_per_device")),
-            ("$/M output", lambda one: Cell(_money(one), one.figures.get("usd_per_million_output_tokens"))),
+            ("$/M output", _figure("usd_per_million_output_tokens", "{:,.2f}".format)),
             ("goodput", _share("goodput_fraction")),
             ("bound by", _text("bound_by")),
             _COVERED,
-            ("calibration", lambda one: one.calibration or ("none" if one.kind == "simulate" else "")),
+            ("calibration", lambda entry: entry.calibration or ("none" if entry.kind == "simulate" else "")),
             _WRITTEN,
         ),
     ),
@@ -212,7 +204,7 @@ TABLES: Sequence[tuple[str, tuple[str, ...], Sequence[tuple[str, Shown]]]] = (
         ("explain", "document"),
         (_NAME, ("verb", _text("kind")), ("model", _text("model")), ("device", _text("deployment")), _WRITTEN),
     ),
-    ("Cannot be read", ("broken",), (("run", lambda one: one.name or "."), ("reason", _text("problem")), _WRITTEN)),
+    ("Cannot be read", ("broken",), (("run", lambda entry: entry.name or "."), ("reason", _text("problem")), _WRITTEN)),
 )
 """Title, kinds of results, and (header, cell) of each column."""
 _TEXTS: Mapping[str, int] = {
@@ -224,9 +216,4 @@ _TEXTS: Mapping[str, int] = {
     "Other documents": 4,
     "Cannot be read": 2,
 }
-"""Columns of text that each begins with."""
-
-
-def _money(entry: ResultEntry) -> str:
-    value = entry.figures.get("usd_per_million_output_tokens")
-    return "" if value is None else f"{value:,.2f}"
+"""Title -> columns of text that the table begins with."""

@@ -1,4 +1,4 @@
-"""Searches, while they run or later, from the stores that they keep their answers in."""
+"""Searches, running or finished, read from the stores of their answers."""
 
 import time
 from html import escape
@@ -22,11 +22,11 @@ TOP = 20
 SHORT = 12
 """Digits of a search's digest in an address."""
 RUNNING_S = 30.0
-"""A store that was written so lately is being searched."""
+"""A store that was written in the last so many seconds belongs to a running search."""
 
 
 def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
-    """All searches of all stores; or the one of the fields `store` and `search`."""
+    """Show all searches of all stores, or the one that the fields `store` and `search` name."""
     if "search" in query:
         return _one(dashboard, query)
     rows, problems = [], []
@@ -44,7 +44,7 @@ def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
 
 
 def document(dashboard: Dashboard, _rest: str, query: Query) -> Any:
-    """The list of searches; or one with its answers so far."""
+    """Document the list of searches, or one search with its answers so far."""
     if "search" not in query:
         outcome = {}
         for name, path in _stores(dashboard).items():
@@ -132,7 +132,7 @@ def _progress(study: Study, outcome: Found, state: str) -> str:
     workload = f"{outcome.workload}: " if outcome.workload else ""
     refused = sum(len(points) for points in outcome.refusals.values())
     answered_text = f"{answered:,} of {format_count(points, 'point')}"
-    text = f"{answered_text}, {refused:,} of them cannot be, {len(outcome.ranking):,} hold the limits"
+    text = f"{answered_text}, {refused:,} of them cannot run, {len(outcome.ranking):,} meet the limits"
     asks = "; the strategy need not ask all" if study.space.strategy != "exhaustive" else ""
     if state == "done" and not asks and answered < points:
         asks = "; the others were kept by another version of windtunnel, whose answers this one does not take over"
@@ -143,9 +143,9 @@ def _progress(study: Study, outcome: Found, state: str) -> str:
 
 
 def study_sections(study: Study) -> list[Section]:
-    """What was found under each workload."""
+    """Return the answers under each workload."""
     sections = []
     for outcome in study.found:
-        best = best_table(study, outcome, TOP) if outcome.ranking else paragraph("No point holds the limits so far.")
+        best = best_table(study, outcome, TOP) if outcome.ranking else paragraph("No point meets the limits so far.")
         sections += found_sections(study, outcome, best)
     return sections

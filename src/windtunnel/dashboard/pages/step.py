@@ -27,7 +27,7 @@ MOST_BARS = 20
 
 
 def page(dashboard: Dashboard, name: str, query: Query) -> View:
-    """The step, and a form for another."""
+    """Show the step, and a form for another."""
     entry, document = dashboard.results.read(name)
     given = _given(dashboard, name, query)
     step = _explained(dashboard, name, given)
@@ -46,13 +46,13 @@ def page(dashboard: Dashboard, name: str, query: Query) -> View:
 
 
 def _of_pool(document: Mapping[str, Any]) -> str:
-    """Which of several pools the step is of: the first."""
+    """Name the pool of the step, where there are several: the first."""
     pools = document["scenario"]["deployment"].get("pools")
     return f", in the pool {pools[0]['name']}" if pools else ""
 
 
 def document(dashboard: Dashboard, name: str, query: Query) -> Any:
-    """What `windtunnel explain --json` prints of it."""
+    """Return what `windtunnel explain --json` prints of the step."""
     return step_document(_explained(dashboard, name, _given(dashboard, name, query)))
 
 
@@ -68,7 +68,7 @@ def _explained(dashboard: Dashboard, name: str, given: dict[str, int]) -> Explan
 
 
 def _given(dashboard: Dashboard, name: str, query: Query) -> dict[str, int]:
-    """The fields, or the run's mean step that only decodes."""
+    """Return the batch of the form's fields, or without any the run's mean decode step."""
     if not any(field in query for field in FIELDS):
         path = dashboard.results.path(name) / "steps.parquet"
         steps = records(path, ["decode_tokens", "prefill_tokens", "context_tokens", "duration_s"])

@@ -1,4 +1,4 @@
-"""A run's steps as tracks: the page's own timeline, a stretch of time at a time, and the file for Perfetto."""
+"""A run's steps as tracks: the page's timeline, one interval at a time, and the file for Perfetto."""
 
 import tempfile
 from functools import lru_cache
@@ -21,7 +21,7 @@ from windtunnel.report.render.html import Section
 
 MAX_TRACKS = 64
 MOST_SLICES = 1_000
-"""Of a track: where a stretch has more steps, it is cut into so many equal parts."""
+"""Most slices of a track; an interval with more steps is cut into this many equal parts."""
 SLICE_COLUMNS = {
     "start_s": "",
     "end_s": "",
@@ -34,7 +34,7 @@ SLICE_COLUMNS = {
     "num_waiting": "requests in the queue",
     "used_blocks": "KV blocks in use",
 }
-"""What each slice says, in this order."""
+"""Column of a slice -> its meaning, in this order."""
 _MEANS = ("decode_tokens", "prefill_tokens", "num_running", "num_waiting", "used_blocks")
 
 _CONTROLS = (
@@ -46,7 +46,7 @@ _CONTROLS = (
 
 
 def page(dashboard: Dashboard, name: str, _query: Query) -> View:
-    """The timeline; the drawing asks for its data."""
+    """Show the timeline, whose script loads the data."""
     entry, _ = dashboard.results.read(name)
     if not (dashboard.results.path(name) / "steps.parquet").is_file():
         raise InputError(f"{name} has no steps.parquet: its engine's steps are not known")
@@ -61,7 +61,7 @@ def page(dashboard: Dashboard, name: str, _query: Query) -> View:
 
 
 def document(dashboard: Dashboard, name: str, query: Query) -> dict[str, Any]:
-    """The tracks between the fields `from` and `to`, in seconds of the run."""
+    """Document the tracks between the fields `from` and `to`, in seconds of the run."""
     path = dashboard.results.path(name) / "steps.parquet"
     steps, batches = _read(path, path.stat().st_mtime_ns if path.is_file() else 0)
     starts_s, ends_s = steps["start_s"][batches.rows], (steps["start_s"] + steps["duration_s"])[batches.rows]
@@ -128,7 +128,7 @@ def _single(steps: Table, rows: NDArray[np.int64]) -> list[list[float]]:
 
 
 def _merged(steps: Table, rows: NDArray[np.int64], from_s: float, to_s: float) -> list[list[float]]:
-    """Equal parts of the stretch, each with what its steps were on average; parts without a step are left out."""
+    """Return equal parts of the interval with the means of their steps; parts without a step are left out."""
     edges = np.linspace(from_s, to_s, MOST_SLICES + 1)
     begin, took_s = steps["start_s"][rows], steps["duration_s"][rows]
     # Rows of a track do not overlap: what is summed up to each of their ends needs no sorting.
@@ -160,7 +160,7 @@ def _merged(steps: Table, rows: NDArray[np.int64], from_s: float, to_s: float) -
 
 
 def trace(dashboard: Dashboard, name: str, _query: Query) -> Download:
-    """The run as `windtunnel simulate --timeline` writes it."""
+    """Return the run as `windtunnel simulate --timeline` writes it."""
     folder = dashboard.results.path(name)
     phases = records(folder / "replicas.parquet") if (folder / "replicas.parquet").is_file() else None
     requests, steps = records(folder / "requests.parquet"), records(folder / "steps.parquet")

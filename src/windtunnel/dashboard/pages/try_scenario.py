@@ -1,9 +1,9 @@
-"""A form for a scenario, simulated as it is changed; a sweep over its load; both to keep."""
+"""A form for a scenario, simulated as it is changed or swept over its load; both can be saved."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from windtunnel import catalog
 from windtunnel.dashboard.frame import Query, View, first, lines, link, problem
@@ -30,7 +30,10 @@ from windtunnel.report.search.study import limit_name
 from windtunnel.report.serving.curves import LATENCIES, SIZE, cdf, measured
 from windtunnel.report.serving.page import summary_sections
 from windtunnel.report.serving.setup import deployment_line, load_line, model_line
+from windtunnel.serving.scenario import Scenario
 from windtunnel.units import format_seconds
+
+Answer = TypeVar("Answer")
 
 GROUPS = {
     "Model and devices": ("model", "device", "tp", "pp", "ep", "attention_dp", "replicas", "quant", "kv_cache_dtype"),
@@ -56,13 +59,13 @@ FIRST = {
     "ttft_s": "500ms",
     "tpot_s": "50ms",
 }
-"""What the form begins with where nothing is given."""
+"""Values of an empty form."""
 LISTS = {"model": "models", "device": "devices", "engine": "engines", "calibration": "calibrations"}
 WIDE = ("model", "device", "calibration")
 
 
 def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
-    """The form, filled in with the fields of the address, or with the scenario of the result `run`."""
+    """Show the form, filled in with the fields of the address, or with the scenario of the result `run`."""
     given = {name: first(query, name) for name in query}
     if "run" in given:
         path = dashboard.results.path(given["run"]) / "scenario.yaml"
@@ -77,10 +80,8 @@ def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
 
 
 def trial(dashboard: Dashboard, _rest: str, query: Query) -> View:
-    """The run of what was typed."""
-    typed = trial_of(query, dashboard.results.folder)
-    with dashboard.running:
-        result = simulated(typed.scenario)
+    """Show the run of the typed scenario."""
+    typed, result = _with(simulated, dashboard, query)
     sections = summary_sections(result.scenario, run_document(result), result.requests)
     requests, slo = measured(result.requests), typed.scenario.slo
     drawn = [cdf(name, {"requests": requests[f"{name}_s"]}, getattr(slo, f"{name}_s", None)) for name in LATENCIES]
@@ -93,29 +94,30 @@ def trial(dashboard: Dashboard, _rest: str, query: Query) -> View:
 
 
 def trial_document(dashboard: Dashboard, _rest: str, query: Query) -> Any:
-    """What `windtunnel simulate --json` prints of it."""
-    typed = trial_of(query, dashboard.results.folder)
-    with dashboard.running:
-        return run_document(simulated(typed.scenario))
+    """Return what `windtunnel simulate --json` prints of the typed scenario."""
+    return run_document(_with(simulated, dashboard, query)[1])
 
 
 def sweep(dashboard: Dashboard, _rest: str, query: Query) -> View:
-    """What was typed, over its load."""
-    typed = trial_of(query, dashboard.results.folder)
-    with dashboard.running:
-        swept_load = swept(typed.scenario)
-    return View("Over the load", [Section("Capacity", sweep_body(swept_load))], lead=_notes(typed))
+    """Show the typed scenario over its load."""
+    typed, loads = _with(swept, dashboard, query)
+    return View("Over the load", [Section("Capacity", sweep_body(loads))], lead=_notes(typed))
 
 
 def sweep_data(dashboard: Dashboard, _rest: str, query: Query) -> Any:
-    """The same as a document."""
+    """Document the typed scenario over its load."""
+    return sweep_document(_with(swept, dashboard, query)[1])
+
+
+def _with(run: Callable[[Scenario], Answer], dashboard: Dashboard, query: Query) -> tuple[Trial, Answer]:
+    """Return the typed scenario and what `run` makes of it; one at a time."""
     typed = trial_of(query, dashboard.results.folder)
     with dashboard.running:
-        return sweep_document(swept(typed.scenario))
+        return typed, run(typed.scenario)
 
 
 def save(dashboard: Dashboard, _rest: str, query: Query) -> View:
-    """What was typed, or its run, written below the folder."""
+    """Save the typed scenario, or its run, below the folder."""
     with dashboard.running:
         name = kept(query, dashboard.results.folder)
     where = link("run", name) if first(query, "what") == "run" else ""
@@ -131,7 +133,7 @@ def _notes(typed: Trial) -> str:
 
 
 def sweep_body(swept_load: Sweep) -> str:
-    """The capacity, figures of latency and output over the load with the limits, and the same as a table."""
+    """Return the capacity, curves of latency and output over the load with the limits, and the same as a table."""
     points = [point_of(one) for one in swept_load.probes]
     capacities = swept_load.capacities
     unit = "concurrent requests" if capacities.is_closed else "requests/s"
@@ -154,7 +156,7 @@ def sweep_body(swept_load: Sweep) -> str:
             number(point["load"]),
             *(format_seconds(point[key]) if key in point else "" for key in keys),
             number(point["output_tokens_per_s"]),
-            "held" if point["holds"] else f"{limit_name(point['limited_by'])} broken",
+            "met" if point["holds"] else f"{limit_name(point['limited_by'])} not met",
         ]
         for point in points
     ]
@@ -184,7 +186,7 @@ def _over_load(
 
 
 def _below(curve: Sequence[tuple[float, float]], highest: float) -> list[tuple[float, float]]:
-    """The curve up to where it first crosses `highest`."""
+    """Return the curve up to its first crossing of `highest`."""
     kept = [curve[0]]
     for (x0, y0), (x1, y1) in pairwise(curve):
         if y1 > highest:

@@ -1,4 +1,4 @@
-"""A fitted calibration: its file, and what a user is told about it."""
+"""A fitted calibration: its file, and its report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
 def calibration_report(
     made: Mapping[str, Calibration], num_runs: int, num_fitted: int, out: Path
 ) -> list[RenderableType]:
-    """Errors before and after on runs left out, then what was fitted."""
+    """Return the errors on left-out runs before and after, then the fitted values."""
     headers = ["profile", "runs", "configs"]
     headers += [f"{name}\n{what}" for name in _METRICS.values() for what in ("before", "after")]
     rows = []
@@ -78,7 +78,7 @@ def _learnt(calibration: Calibration) -> tuple[Inferred | Reserve, ...]:
 
 
 def _settings(calibration: Calibration) -> list[tuple[str, ...]]:
-    """What, of which runs, and median errors with the engine's defaults and, left out, with these."""
+    """Return each inferred setting, its runs, and the median errors on left-out runs with the default and with it."""
     learnt: list[tuple[str, Inferred | Reserve, str]] = [
         (f"{name} {value:,}", entry, f"{entry.model}, {calibration.engine} {entry.version}, {entry.device}")
         for entry in calibration.inferred
@@ -105,7 +105,7 @@ def _settings(calibration: Calibration) -> list[tuple[str, ...]]:
 
 
 def _worse(record: Provenance) -> str:
-    """Which metrics are further off after the fit than before it, on runs that it did not see."""
+    """Name the metrics whose errors on left-out runs grew; empty where there is none."""
     before, after = record.median_error_before, record.median_error
     names = [name for metric, name in _METRICS.items() if after.get(metric, 0.0) > before.get(metric, math.inf)]
     return f"{' and '.join(names)} no better for it on configurations left out; more of them may help" if names else ""

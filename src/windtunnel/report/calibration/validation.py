@@ -1,4 +1,4 @@
-"""Predicted against measured: tables for the terminal, a JSON document, a page."""
+"""Predictions against measurements: tables for the terminal, a JSON document, a page."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from windtunnel.units import format_count, format_seconds
 LATENCIES = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "end to end"}
 NAMES = {**LATENCIES, "throughput": "throughput"}
 _SHORT = {**NAMES, "e2e": "E2E"}
-"""Heads of wide tables."""
+"""Headings of wide tables."""
 GROUPS = ("mode", "engine", "device", "model", "format", "parallelism", "concurrency", "prompt", "source")
 NUM_WORST = 10
 NUM_LISTED = 8
-"""Of at most so many runs a terminal shows every metric, of more the largest errors."""
+"""Up to this many runs are shown with every metric; of more, only the largest errors."""
 NUM_SHOWN = 3
 """Metrics that a terminal shows side by side; pages and documents have all."""
 
@@ -33,7 +33,7 @@ _ERROR_EDGES = [step / 20 for step in range(-20, 21)]
 def validation_report(
     predictions: Sequence[Prediction], left_out: Mapping[str, int] | None = None
 ) -> list[RenderableType]:
-    """Overall errors, errors by group, the worst runs with what is known of them, and what was refused.
+    """Return overall errors, errors by group, the worst runs with their explanations, and refused runs.
 
     `left_out`: use -> number of runs that were not to be predicted.
     """
@@ -64,7 +64,7 @@ def validation_report(
 
 
 def _short_row(name: str, members: Sequence[Prediction], metrics: Sequence[str]) -> tuple[str, ...]:
-    """One cell a metric, in whole percents but for the median."""
+    """Return a row with one cell per metric, in whole percents but for the median."""
     scores = [score([run.error(metric) for run in members]) for metric in metrics]
     return (name, str(len(members)), *("" if run is None else _short_score(run) for run in scores))
 
@@ -74,13 +74,13 @@ def _short_score(errors: Score) -> str:
 
 
 def _signed_percent(error: float, decimals: int = 0) -> str:
-    """`+4`, `-12`; nothing is neither more nor less: `0`."""
+    """Return an error in percent with its sign: `+4`, `-12`; zero has none."""
     shown = f"{error * 100:+.{decimals}f}"
     return shown.lstrip("+-") if float(shown) == 0 else shown
 
 
 def _runs_parts(done: Sequence[Prediction], metrics: Sequence[str]) -> list[RenderableType]:
-    """Every metric of a few runs, or the largest errors of many."""
+    """Return every metric of a few runs, or the largest errors of many."""
     if len(done) > NUM_LISTED:
         worst = columns(("run", *_WORST_HEADERS), _worst_rows(done, metrics), left=2, right=1)
         return [title("Largest errors"), worst]
@@ -114,7 +114,7 @@ _WORST_HEADERS = ("metric", "measured", "predicted", "error", "what is known")
 
 
 def predicted_runs(predictions: Sequence[Prediction]) -> tuple[list[Prediction], list[Prediction]]:
-    """The runs that were predicted, those apart whose share of accepted draft tokens is the calibration's."""
+    """Return the predicted runs, and apart from them those whose accepted share of draft tokens was fitted."""
     done = [run for run in predictions if not run.refused]
     apart = [run for run in done if run.measurement.lacks_acceptance]
     return [run for run in done if not run.measurement.lacks_acceptance], apart
@@ -133,7 +133,7 @@ def _how(done: Sequence[Prediction]) -> str:
 
 
 def validation_document(predictions: Sequence[Prediction], left_out: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """Scores overall and by group, and every run."""
+    """Document the scores overall and by group, and every run."""
     done, drafting = predicted_runs(predictions)
     metrics = measured_metrics(done + drafting)
     return {
@@ -181,7 +181,7 @@ def _run_document(run: Prediction) -> dict[str, Any]:
 
 
 def validation_page(predictions: Sequence[Prediction], source: str, left_out: Mapping[str, int] | None = None) -> str:
-    """One self-contained HTML page."""
+    """Return a self-contained HTML page."""
     done, drafting = predicted_runs(predictions)
     metrics = measured_metrics(done + drafting)
     overall = [(name, score([run.error(name) for run in done])) for name in metrics]
@@ -244,7 +244,15 @@ def _distribution(done: Sequence[Prediction], metric: str) -> tuple[str, str]:
 
 def _group_table(groups: Mapping[str, Sequence[Prediction]], metrics: Sequence[str]) -> str:
     headers = ("", "runs", *(f"{_SHORT[name]} {what}" for name in metrics for what in ("median", "p90", "bias")))
-    return table(headers, [_row(name, members, metrics) for name, members in groups.items()])
+    rows = [
+        [
+            name,
+            str(len(members)),
+            *(cell for metric in metrics for cell in score_cells(score([run.error(metric) for run in members]))),
+        ]
+        for name, members in groups.items()
+    ]
+    return table(headers, rows)
 
 
 def _runs_table(done: Sequence[Prediction], metrics: Sequence[str]) -> str:
@@ -256,33 +264,20 @@ def _runs_table(done: Sequence[Prediction], metrics: Sequence[str]) -> str:
         cells = [run.measurement.id, *(run.measurement.labels.get(group, "") for group in shown)]
         for name in metrics:
             cells += [_value(name, run.measurement.measured.get(name)), _value(name, run.predicted.get(name))]
-            cells.append(_percent_points(run.error(name)))
+            cells.append(_signed_percent(run.error(name), 1) if math.isfinite(run.error(name)) else "")
         rows.append(cells)
     return table(headers, rows, left=1 + len(shown))
 
 
-def _percent_points(error: float) -> str:
-    return _signed_percent(error, 1) if math.isfinite(error) else ""
-
-
-def _row(name: str, members: Sequence[Prediction], metrics: Sequence[str]) -> tuple[str, ...]:
-    cells = [name, str(len(members))]
-    for metric in metrics:
-        cells += score_cells(score([run.error(metric) for run in members]))
-    return tuple(cells)
-
-
 def score_cells(errors: Score | None) -> list[str]:
-    """Median, 90th percentile and bias as percentages; empty where there is no run."""
-    return (
-        ["", "", ""]
-        if errors is None
-        else [f"{errors.median:.1%}", f"{errors.p90:.1%}", f"{_signed_percent(errors.bias, 1)}%"]
-    )
+    """Return median, 90th percentile and bias as percentages; empty where there is no run."""
+    if errors is None:
+        return ["", "", ""]
+    return [f"{errors.median:.1%}", f"{errors.p90:.1%}", f"{_signed_percent(errors.bias, 1)}%"]
 
 
 def _worst_rows(done: Sequence[Prediction], metrics: Sequence[str], count: int = NUM_WORST) -> list[tuple[str, ...]]:
-    """The largest errors, by the ratio of predicted and measured whichever is larger; one row a run, odd ones last."""
+    """Return the largest errors by |log(predicted / measured)|, one row per run; runs flagged as odd come last."""
     ranked = []
     for run in done:
         sizes = [(abs(math.log1p(run.error(name))), name) for name in metrics if math.isfinite(run.error(name))]
@@ -314,12 +309,12 @@ def _tooltip(run: Prediction, metric: str) -> str:
 
 
 def measured_metrics(done: Sequence[Prediction]) -> list[str]:
-    """The metrics that any run measured, in order."""
+    """Return the metrics that any run measured, in order."""
     return [name for name in NAMES if any(name in run.predicted for run in done)]
 
 
 def by_label(done: Sequence[Prediction], name: str) -> dict[str, list[Prediction]]:
-    """Label -> its runs, numbers in their order."""
+    """Return label -> its runs, with numeric labels in ascending order."""
     runs: dict[str, list[Prediction]] = {}
     for run in done:
         label = run.measurement.labels.get(name, "")
@@ -342,13 +337,13 @@ def _intervals(done: Sequence[Prediction], metric: str) -> list[bool]:
 
 
 def covered(done: Sequence[Prediction], metric: str) -> float:
-    """Share of measured values inside their intervals."""
+    """Return the share of measured values inside their intervals."""
     inside = _intervals(done, metric)
     return sum(inside) / len(inside) if inside else math.nan
 
 
 def refusals(predictions: Sequence[Prediction]) -> dict[str, int]:
-    """Reason -> number of runs."""
+    """Return reason -> number of refused runs, the most frequent first."""
     counts: dict[str, int] = {}
     for run in predictions:
         if run.refused:
@@ -357,8 +352,8 @@ def refusals(predictions: Sequence[Prediction]) -> dict[str, int]:
 
 
 def ranking(done: Sequence[Prediction]) -> list[float]:
-    """Kendall's tau between predicted and measured throughput per device, over the deployments and loads of each model,
-    device and pair of lengths with at least three; a closed loop's throughput is C / E2E requests a second.
+    """Return Kendall's tau between predicted and measured throughput per device, one for each model, device and pair of
+    lengths with at least three deployments or loads; a closed loop's throughput is C / E2E requests a second.
     """
     groups: dict[tuple[str, ...], list[Prediction]] = {}
     for run in done:

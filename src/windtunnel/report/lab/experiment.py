@@ -1,4 +1,4 @@
-"""A real run as people see it: a summary on the terminal, and a page with its kernels, calls, steps and roofline."""
+"""A real run: a summary on the terminal, and a page with its kernels, calls, steps and roofline."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ PAGES = "visualization"
 
 
 def experiment_report(summary: Mapping[str, Any]) -> list[RenderableType]:
-    """A finished run: what ran, its latency and throughput, and under a profiler its kernels."""
+    """Return the tables of a finished run: model, latency and throughput, and under a profiler its kernels."""
     metrics = summary["metrics"]
     parts: list[RenderableType] = [
         title(f"{summary['model']}, {summary['mode']}"),
@@ -92,7 +92,7 @@ def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def capture_report(capture: Capture) -> list[RenderableType]:
-    """Any profiler's file: kernels, calls, copies, the device's time, and what is not shown."""
+    """Return the tables of any profiler's file: kernels, calls, copies, the device's time, and notes."""
     parts: list[RenderableType] = [title(f"{capture.tool}: {len(capture.kernels):,} kernels and copies")]
     parts += [grid(_device_rows(capture))] if capture.is_timeline and len(capture.kernels) else []
     parts += ["", bars(_shares(class_time(capture))), ""]
@@ -110,7 +110,7 @@ _KERNEL_HEADERS = ("kernel", "class", "runs", "total", "share", "median", "FLOP/
 
 
 def _without_empty(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
-    """The columns in which something stands."""
+    """Return headers and rows without empty columns."""
     keep = [place for place in range(len(headers)) if place < 2 or any(row[place] for row in rows)]
     return [headers[place] for place in keep], [[row[place] for place in keep] for row in rows]
 
@@ -206,7 +206,7 @@ def write_experiment_page(folder: Path, device: Device | None = None) -> Path:
 
 
 def finished_summary(folder: Path) -> dict[str, Any]:
-    """The summary of a finished run.
+    """Read the summary of a finished run.
 
     Raises:
         InputError: there is none, or the run failed.
@@ -222,7 +222,7 @@ def finished_summary(folder: Path) -> dict[str, Any]:
 
 
 def capture_of(folder: Path, mode: str) -> Capture | None:
-    """What the profiler of a run recorded of the part that is measured; None of a run without one."""
+    """Read the measured part of a run's profile; None for a run without a profiler."""
     if mode == "torch":
         return read_capture(folder / TRACE)
     databases = sorted(folder.glob("*_profile.sqlite"))
@@ -230,12 +230,12 @@ def capture_of(folder: Path, mode: str) -> Capture | None:
 
 
 def capture_page(capture: Capture, name: str, device: Device | None = None) -> str:
-    """A page of any profiler's file."""
+    """Return the page of any profiler's file."""
     return page(name, capture.tool, capture_sections(capture, capture_figures(capture), device))
 
 
 def overview_section(summary: Mapping[str, Any]) -> Section:
-    """The figures of a finished run."""
+    """Return the figures of a finished run."""
     metrics = summary["metrics"]
     facts = [
         (format_seconds(metrics["ttft_s"]), "TTFT"),
@@ -251,7 +251,7 @@ def overview_section(summary: Mapping[str, Any]) -> Section:
 
 
 def steps_section(folder: Path) -> list[Section]:
-    """Every step of a finished run."""
+    """Plot every step of a finished run."""
     steps = read_parquet(folder / STEPS)
     start_s = np.array(steps["start_s"].to_pylist())
     took_ms = np.array(steps["duration_s"].to_pylist()) * 1e3
@@ -265,7 +265,7 @@ def steps_section(folder: Path) -> list[Section]:
 
 
 def capture_figures(capture: Capture) -> dict[str, str]:
-    """Name -> SVG: time by kernel, by class, by API call; what the capture does not have is left out."""
+    """Draw time by kernel, by class and by API call, as far as the capture has them: name -> SVG."""
     kernels = kernel_table(capture)
     drawn = {}
     if len(kernels):
@@ -289,13 +289,13 @@ def capture_figures(capture: Capture) -> dict[str, str]:
 
 
 def _class_colour(code: int) -> str:
-    """A colour for the classes that matter most, grey for the others."""
+    """Return a colour for the classes that matter most, grey for the others."""
     named = ("gemm", "attention", "experts", "norm", "activation", "communication", "rope")
     return COLOURS[named.index(CLASSES[code])] if CLASSES[code] in named else COLOURS[-1]
 
 
 def capture_sections(capture: Capture, drawn: Mapping[str, str], device: Device | None) -> list[Section]:
-    """A capture's sections of a page: its time, kernels, calls, copies, ranges and roofline, as far as it has them."""
+    """Return a capture's sections: time, kernels, calls, copies, ranges and roofline, as far as it has them."""
     notes = "".join(paragraph(f"Note: {note}.") for note in capture.notes)
     sections = [Section("Where the time goes", notes + _device_table(capture) + _drawn(drawn))]
     sections += _roofline(capture, device)
@@ -309,7 +309,7 @@ def capture_sections(capture: Capture, drawn: Mapping[str, str], device: Device 
 
 
 def _kernel_page_table(capture: Capture) -> str:
-    """The kernel table in fixed units, so that its columns sort."""
+    """Return the kernel table in fixed units, so that its columns sort."""
     kernels = kernel_table(capture)
     headers = ("kernel", "class", "runs", "total (ms)", "share (%)", "median (us)", "stream", "grid", "block")
     rates = ("TFLOP/s", "GB/s", "occupancy (%)", "compute (% of peak)", "memory (% of peak)")
@@ -334,7 +334,7 @@ def _kernel_page_table(capture: Capture) -> str:
 
 
 def _grid(kernels: Table, place: int) -> str:
-    """The commonest grid, and how many others there are."""
+    """Return the commonest grid, and the number of others."""
     sizes = [int(kernels[f"grid_{axis}"][place]) for axis in "xyz"]
     others = int(kernels["num_grids"][place]) - 1
     return "" if min(sizes) < 0 else " x ".join(map(str, sizes)) + (f", {others} more" if others else "")
@@ -422,7 +422,7 @@ def _ranges(capture: Capture) -> list[Section]:
 
 
 def _roofline(capture: Capture, device: Device | None) -> list[Section]:
-    """Achieved rate over arithmetic intensity of the kernels whose work is known, below the device's peaks."""
+    """Plot achieved rate over arithmetic intensity for kernels whose work is known, below the device's peaks."""
     rows = capture.kernels
     known = np.flatnonzero(
         np.isfinite(rows["flops"]) & (rows["flops"] > 0) & (rows["num_bytes"] > 0) & (rows["duration_s"] > 0)

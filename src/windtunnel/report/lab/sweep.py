@@ -1,4 +1,4 @@
-"""A sweep of real runs: its table, and a page with a curve of every figure over every field that was swept."""
+"""A sweep of real runs: its table, and a page with a curve of every figure over every swept field."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ _FIGURES = (
 
 
 def sweep_document(fields: Sequence[str], rows: Rows) -> dict[str, Any]:
-    """A sweep as a JSON document."""
+    """Document a sweep."""
     return {
         "fields": list(fields),
         "points": [{"values": {name: getattr(point, name) for name in fields}, **summary} for point, summary in rows],
@@ -34,7 +34,7 @@ def sweep_document(fields: Sequence[str], rows: Rows) -> dict[str, Any]:
 
 
 def sweep_report(fields: Sequence[str], rows: Rows) -> list[RenderableType]:
-    """The points of a sweep on a terminal."""
+    """Return the table of a sweep's points."""
     return [
         title(f"{format_count(len(rows), 'experiment')}"),
         columns((*fields, *_COLUMNS), [_cells(fields, *row) for row in rows], left=0),
@@ -79,7 +79,7 @@ def _table(fields: Sequence[str], rows: Rows) -> list[list[str]]:
 
 
 def _curves(fields: Sequence[str], rows: Rows) -> list[tuple[str, str]]:
-    """Every figure over every field with several numeric values; the other fields' values tell the lines apart."""
+    """Plot every figure over every field with several numeric values, a line for each combination of the others."""
     curves = []
     for field in fields:
         values = {getattr(point, field) for point, _ in rows}
@@ -97,7 +97,7 @@ def _curves(fields: Sequence[str], rows: Rows) -> list[tuple[str, str]]:
 
 
 def _lines(points: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str) -> str:
-    """Lines with a marker at every point, one a name."""
+    """Draw one line per name, with a marker at every point."""
     series = []
     for place, (name, values) in enumerate(points.items()):
         ordered = sorted(values)

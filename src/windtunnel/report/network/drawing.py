@@ -9,7 +9,7 @@ from windtunnel.units import format_count
 
 WIDTH = 1200
 MOST_SERVERS, MOST_SWITCHES = 16, 64
-"""More are drawn as the first of them, with a line that says how many there are."""
+"""Of more, the first are drawn, and a line names the number of the others."""
 _ROW = 110
 _MOST_BEND = 120
 _COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756")

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: a title, sections of text, figures and tables; no network, readable light and dark.
+"""Self-contained HTML pages of text, figures and tables: no network, readable light and dark.
 
 Tables sort by a click on a header, and curves tell their values where the pointer is.
 """
@@ -13,12 +13,12 @@ from pathlib import Path
 from windtunnel.report.version import version
 
 STYLE, SCRIPT = (Path(__file__).with_name(f"page.{kind}") for kind in ("css", "js"))
-"""Of every page, in files of their own: the style, and what sorts tables and tells the values of curves."""
+"""Files that every page contains: the style, and the script that sorts tables and shows the values of curves."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with what stands below it; `body` is HTML."""
+    """A heading and the HTML below it."""
 
     title: str
     body: str
@@ -26,23 +26,23 @@ class Section:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table that is more than its text."""
+    """A table's cell with more than text."""
 
     text: str
     value: float | None = None
-    """What it sorts by; None: its text."""
+    """Sort key; None: the text."""
     href: str = ""
-    """Where it leads."""
+    """Address of its link."""
     note: str = ""
-    """Smaller, behind the text."""
+    """Small text behind it."""
     title: str = ""
-    """Shown where the pointer rests."""
+    """Tooltip."""
     bar: float | None = None
-    """Drawn behind the text: its share of the cell's width."""
+    """Bar behind the text, as a fraction of the cell's width."""
 
 
 def page(title: str, lead: str, sections: Sequence[Section], script: str = "") -> str:
-    """A whole page; `title` and `lead` are text, `script` is JavaScript."""
+    """Return a whole page; `title` and `lead` are text, `script` is JavaScript."""
     style, shared = (file.read_text(encoding="utf-8") for file in (STYLE, SCRIPT))
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
@@ -53,17 +53,17 @@ def page(title: str, lead: str, sections: Sequence[Section], script: str = "") -
 
 
 def body_of(sections: Iterable[Section]) -> str:
-    """Sections one below the other."""
+    """Return sections as HTML, one below the other."""
     return "\n".join(f"<section><h2>{escape(section.title)}</h2>\n{section.body}\n</section>" for section in sections)
 
 
 def paragraph(text: str) -> str:
-    """Text as a paragraph."""
+    """Return text as a paragraph."""
     return f"<p>{escape(text)}</p>"
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str | Cell]], left: int = 1, right: int = 0) -> str:
-    """A table that sorts by its headers; the first `left` and the last `right` columns are texts, others numbers."""
+    """Return a table that sorts by its headers; the first `left` and last `right` columns are texts, others numbers."""
 
     def kind(index: int) -> str:
         return "" if left <= index < len(headers) - right else ' class="text"'
@@ -87,18 +87,18 @@ def _cell(cell: str | Cell, kind: str) -> str:
 
 
 def figures(drawn: Iterable[tuple[str, str]]) -> str:
-    """(SVG, caption) pairs side by side, as many as fit."""
+    """Return (SVG, caption) pairs side by side, as many as fit."""
     parts = (f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>" for svg, caption in drawn)
     return f'<div class="row">{"".join(parts)}</div>'
 
 
 def cards(facts: Iterable[tuple[str, str]]) -> str:
-    """(value, what it is) pairs as large numbers."""
+    """Return (value, label) pairs as large numbers."""
     parts = (f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for value, name in facts)
     return f'<div class="cards">{"".join(parts)}</div>'
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> str:
-    """Names and what belongs to them."""
+    """Return (name, text) pairs as a list."""
     parts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in rows)
     return f"<dl>{parts}</dl>"

@@ -1,4 +1,4 @@
-"""Figures as SVG text: scatter, lines, steps and bars, with nothing to load, so that a page stays one file.
+"""Figures as SVG text: points, lines and bars, with nothing to load, so that a page stays one file.
 
 Text and axes take the page's colour (`currentColor`), so a figure reads on light and dark pages. Points carry their
 label as a tooltip; the page's script tells the values of lines (`page.js`).
@@ -24,14 +24,14 @@ _MIDDLE = 'text-anchor="middle" fill="currentColor"'
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis: its label with the unit, and its range where the data should not decide."""
+    """One axis: its label with the unit, and its range where it is not the data's."""
 
     label: str
     is_log: bool = False
     low: float | None = None
     high: float | None = None
     is_count: bool = False
-    """Whole numbers alone are marked."""
+    """Whether only whole numbers are marked."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Series:
     """Points of one colour."""
 
     label: str
-    """In the legend; empty: not listed."""
+    """Name in the legend; empty: not listed."""
     x: Sequence[float]
     y: Sequence[float]
     style: str = "points"
@@ -273,20 +273,20 @@ def bar_chart(
 
 @dataclass(frozen=True)
 class Bar:
-    """A stretch of a track."""
+    """An interval of a track."""
 
     track: int
-    """From 0, the topmost."""
+    """Index of the track, from 0 at the top."""
     begin: float
     end: float
     kind: str
-    """Decides the colour; stands in the legend."""
+    """Decides the colour; named in the legend."""
     title: str
-    """Shown where the pointer rests."""
+    """Tooltip."""
 
 
 def tracks(labels: Sequence[str], bars: Sequence[Bar], axis: Axis, width: int = 1100, kinds: Sequence[str] = ()) -> str:
-    """What happens in each track when: a bar for each stretch, over a common axis.
+    """Draw tracks over a common time axis, with a bar for each interval.
 
     Args:
         labels: of the tracks.

@@ -1,4 +1,4 @@
-"""How results look on a terminal: plain where stdout is none, without colour where NO_COLOR is set, at any width."""
+"""Tables and numbers on a terminal: plain into a pipe, without colour where NO_COLOR is set, at any width."""
 
 import os
 import sys
@@ -39,7 +39,7 @@ def show(*parts: RenderableType) -> None:
 
 
 def _least_width(part: RenderableType) -> int:
-    """Characters below which a part loses some: for tables all of their numbers and the beginnings of their texts."""
+    """Return the least width that loses nothing: for tables all numbers and the beginnings of texts."""
     if isinstance(part, Group):
         return max(map(_least_width, part.renderables), default=0)
     if not isinstance(part, Table) or not part.show_header:
@@ -54,12 +54,12 @@ def _least_width(part: RenderableType) -> int:
 
 
 def title(text: str) -> Text:
-    """A section's title."""
+    """Return a section's title."""
     return Text(text, style="bold")
 
 
 def grid(rows: Iterable[tuple[str, str]], label_width: int = LABEL_WIDTH) -> Table:
-    """Labels and what belongs to them, wrapped beside them."""
+    """Return (label, text) pairs as a table whose texts wrap beside the labels."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", width=label_width, no_wrap=True)
     table.add_column(overflow="fold")
@@ -69,7 +69,7 @@ def grid(rows: Iterable[tuple[str, str]], label_width: int = LABEL_WIDTH) -> Tab
 
 
 def columns(headers: Sequence[str], rows: Iterable[Sequence[str | Text]], left: int = 1, right: int = 0) -> Table:
-    """A table with a line below its headers; the first `left` columns and the last `right` ones are texts, the others
+    """Return a table with a line below its headers; the first `left` and the last `right` columns are texts, the others
     are numbers.
 
     Where the terminal is too narrow, texts wrap; numbers and short texts do not.
@@ -87,7 +87,7 @@ def columns(headers: Sequence[str], rows: Iterable[Sequence[str | Text]], left: 
 
 
 def bars(shares: dict[str, float]) -> Table:
-    """Shares of a whole as percentages with a bar each."""
+    """Return shares as percentages with a bar each."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, min_width=LABEL_WIDTH)
     table.add_column(justify="right", no_wrap=True)
@@ -98,24 +98,24 @@ def bars(shares: dict[str, float]) -> Table:
 
 
 def percent(share: float) -> str:
-    """A ratio as a percentage with three significant digits at most."""
+    """Return a ratio as a percentage with three significant digits at most."""
     return f"{share:.0%}" if share >= 0.9995 else f"{share:.1%}"
 
 
 def duration(seconds: float) -> str:
-    """A span of time for people: `188 s`, `27.2 min`, `8.08 h`."""
+    """Return a duration for people: `188 s`, `27.2 min`, `8.08 h`."""
     if seconds >= 3600:
         return f"{number(seconds / 3600)} h"
     return f"{number(seconds / 60)} min" if seconds >= 600 else format_seconds(seconds)
 
 
 def number(value: float) -> str:
-    """A count or a rate for people: `3,486`, `55.9`, `0.0312`."""
+    """Return a count or a rate for people: `3,486`, `55.9`, `0.0312`."""
     return f"{value:,.0f}" if value == 0 or abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
 
 
 def formats(precision: Precision) -> str:
-    """The formats of a deployed model in a few words: `fp8 weights, bf16 KV cache`."""
+    """Return the formats of a deployed model in a few words: `fp8 weights, bf16 KV cache`."""
     words = [f"{precision.weights} weights"]
     if precision.experts_format != precision.weights:
         words.append(f"{precision.experts_format} experts")
@@ -125,6 +125,6 @@ def formats(precision: Precision) -> str:
 
 
 def span_text(low: str, high: str) -> str:
-    """`43.4 ms`, `101 ms` as `43.4-101 ms`; both units where they differ."""
+    """Join `43.4 ms` and `101 ms` to `43.4-101 ms`; both units where they differ."""
     number_of, _, unit = low.partition(" ")
     return f"{number_of}\u2013{high}" if unit and unit == high.partition(" ")[2] else f"{low}\u2013{high}"

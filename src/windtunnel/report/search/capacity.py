@@ -1,4 +1,4 @@
-"""A deployment's capacity on a terminal and as a document."""
+"""A deployment's capacity: its report and its document."""
 
 from typing import Any
 
@@ -20,9 +20,9 @@ POINTS = (50, 90, 99)
 
 
 def capacity_report(capacities: Capacities) -> list[RenderableType]:
-    """The answer, what it is limited by, and the latencies at that load."""
+    """Return the capacity, what limits it, and the latencies at that load."""
     unit = "clients" if capacities.is_closed else "requests/s"
-    held = "; ".join(limit.title for limit in capacities.limits) or "none"
+    limits = "; ".join(limit.title for limit in capacities.limits) or "none"
     stable = "" if capacities.is_closed else f"; the queue grows by less than {percent(MOST_GROWTH)} of the time"
     deployment = capacities.scenario.deployment
     served = [f"{pool.name}: {pool.replicas} x {pool.role}" for pool in deployment.pools]
@@ -35,20 +35,22 @@ def capacity_report(capacities: Capacities) -> list[RenderableType]:
     first = capacities.found[0]
     if first.at is None or first.at.served is None:
         limited = limit_text(first.beyond.limited_by, capacities.limits) if first.beyond is not None else ""
-        text = f"no load is sustained: {limited.removeprefix('beyond it ')}, even when hardly anything is sent"
-        return [*parts, grid([("capacity", text), ("limits", held + stable)])]
+        text = f"no load is sustained: {limited.removeprefix('above this load ')}, even when hardly anything is sent"
+        return [*parts, grid([("capacity", text), ("limits", limits + stable)])]
     bound = capacities.at_least
     sure = f", at least {_load(capacities, bound)} with {percent(CONFIDENCE)} confidence" if bound is not None else ""
     num_runs = sum(stream.num_runs for stream in capacities.found)
     tried = f"{format_count(num_runs, 'run')} of {format_count(first.at.served.arrival_s.size, 'request')}"
     beyond = (
-        "all that the workload has" if first.beyond is None else limit_text(first.beyond.limited_by, capacities.limits)
+        "all requests that the workload has"
+        if first.beyond is None
+        else limit_text(first.beyond.limited_by, capacities.limits)
     )
     streams = ", ".join(_load(capacities, stream.load) for stream in capacities.found)
     apart = "" if capacities.is_closed else f", loads {percent(capacities.tolerance)} apart"
     rows = [
         ("capacity", f"{_load(capacities, capacities.load)} {unit}{sure}"),
-        ("limits", held + stable),
+        ("limits", limits + stable),
         ("limited by", beyond),
         ("streams", f"{streams}; {tried}{apart}"),
     ]
@@ -69,7 +71,7 @@ def _load(capacities: Capacities, load: float) -> str:
 
 
 def capacity_document(capacities: Capacities) -> dict[str, Any]:
-    """The capacity as JSON."""
+    """Document a capacity."""
     first = capacities.found[0]
     served = None if first.at is None else first.at.served
     latencies: dict[str, dict[str, float]] = {}

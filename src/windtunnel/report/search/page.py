@@ -54,7 +54,7 @@ from windtunnel.training.step import TrainingResult
 from windtunnel.units import format_count
 
 MOST_DRAWN = 20_000
-"""Points of the interactive figure; the best ones where there are more."""
+"""Most points of the interactive figure; of more, the best are drawn."""
 DRAWN_FIGURES = (
     "requests_per_usd",
     "output_tokens_per_s_per_user",
@@ -85,7 +85,7 @@ DRAWN_FIGURES = (
 )
 
 PLOT = Path(__file__).with_name("plot.js")
-"""Draws every point of a search."""
+"""Script that draws every point of a search."""
 SHOWN_FIGURES = (
     "requests_per_usd",
     "devices",
@@ -95,11 +95,11 @@ SHOWN_FIGURES = (
     "tpot_p99",
     "output_token_j",
 )
-"""Of the best points' table."""
+"""Columns of the best points' table."""
 
 
 def search_page(report: SearchReport) -> str:
-    """The page."""
+    """Return the page of a search."""
     study = report.study
     space = study.space
     sections = []
@@ -114,20 +114,20 @@ def search_page(report: SearchReport) -> str:
 
 
 def space_line(space: Space) -> str:
-    """How many points, the limits to hold, and what is sought."""
+    """Return the number of points, the limits and the objective in a line."""
     points = format_count(space.num_points, "point")
     return f"{points}. Limits: {limits_text(space)}. Sought: {objective_text(space.objective)}."
 
 
 def found_sections(study: Study, outcome: Found, best: str) -> list[Section]:
-    """What was found under one workload: the best points, as `best` shows them, all points, settings, refusals."""
+    """Return the sections of one workload: `best`, the HTML of its best points, all points, settings, refusals."""
     sections = [Section(_named(outcome, "The best points"), best)]
     if outcome.ranking:
-        sections.append(Section(_named(outcome, "Every point that holds the limits"), _plot(study, outcome)))
+        sections.append(Section(_named(outcome, "Every point that meets the limits"), _plot(study, outcome)))
         sections.append(Section(_named(outcome, "What each setting is worth"), _effects(study, outcome)))
     rows = [(reason, f"{len(points):,}") for reason, points in outcome.refusals.items()]
     if rows:
-        sections.append(Section(_named(outcome, "What cannot be"), table(("reason", "points"), rows[:200])))
+        sections.append(Section(_named(outcome, "What cannot run"), table(("reason", "points"), rows[:200])))
     return sections
 
 
@@ -166,7 +166,7 @@ def _best(report: SearchReport, place: int, outcome: Found) -> str:
 
 
 def best_table(study: Study, outcome: Found, top: int) -> str:
-    """The best points with their figures."""
+    """Return the table of the best points with their figures."""
     heads = ("point", "load", *map(figure_title, SHOWN_FIGURES), "limited by")
     rows: list[tuple[str | Cell, ...]] = []
     for index in outcome.ranking[:top]:
@@ -183,7 +183,7 @@ def best_table(study: Study, outcome: Found, top: int) -> str:
 
 
 def figure_cell(evaluation: Evaluation, name: str) -> Cell:
-    """A figure with its unit, sorted by its value."""
+    """Return a figure with its unit, sorted by its value."""
     return Cell(figure_text(evaluation, name), evaluation.figures.get(name))
 
 
@@ -210,7 +210,7 @@ def _best_jobs(report: SearchReport, outcome: Found) -> str:
 
 
 def _plot(study: Study, outcome: Found) -> str:
-    """Every point that holds the limits in a figure whose axes, colours and filters the reader chooses."""
+    """Return a figure of every point that meets the limits; the reader chooses axes, colours and filters."""
     indices = outcome.ranking[:MOST_DRAWN]
     figures = [name for name in DRAWN_FIGURES if any(name in outcome.evaluations[index].figures for index in indices)]
     names = list(study.space.vary) or ["scenario"]
@@ -241,7 +241,7 @@ def _plot(study: Study, outcome: Found) -> str:
 
 
 def _streams(outcome: Found) -> str:
-    """What the dots of the figure are of."""
+    """Explain the dots of the figure; empty for a single stream of requests."""
     if outcome.num_streams < 2:
         return ""
     return (
@@ -251,7 +251,7 @@ def _streams(outcome: Found) -> str:
 
 
 def plot_title(name: str) -> str:
-    """A figure as an axis calls it."""
+    """Return a figure's name on an axis."""
     is_time = name.partition("_")[0] in METRICS or (name.endswith("_s") and not name.endswith("_per_s"))
     return f"{figure_title(name)} [s]" if is_time else figure_title(name)
 
@@ -271,11 +271,11 @@ def _frontier(study: Study, outcome: Found) -> str:
 
 
 def _effects(study: Study, outcome: Found) -> str:
-    """What each value of each setting is worth."""
+    """Return the table of the worth of each value of each setting."""
     rows = []
     for name, shares in worths(study.space, outcome).items():
         for value, worth in shares.items():
-            text = worth_text(worth) if worth.share else "none holds the limits"
+            text = worth_text(worth) if worth.share else "none meets the limits"
             rows.append((name.rpartition(".")[2], value, Cell(text, worth.share, bar=worth.share)))
     lead = paragraph(f"{worth_title(study.space, outcome)}.")
     return lead + table(("setting", "value", "worth"), rows, left=2)
@@ -312,7 +312,7 @@ def _write_winner(scenario: Scenario, folder: Path, workload: str | None) -> Non
 
 
 def _versions(scenario: Scenario) -> dict[str, str]:
-    """Engine -> the version that was simulated."""
+    """Return engine -> simulated version."""
     parts = [pool_scenario(scenario, pool).deployment for pool in scenario.deployment.pools] or [scenario.deployment]
     engines = [part.engine for part in parts]
     return {engine.name: engine.version or engine_defaults(engine.name).default_version for engine in engines}
@@ -325,7 +325,7 @@ def _write_job(job: TrainingJob, folder: Path) -> None:
 
 
 def _write_points(study: Study, path: Path) -> None:
-    """One row a point and workload: its choice, its answer, its figures."""
+    """Write one row per point and workload: its choice, its answer, its figures."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""What searches found, on a terminal and as documents."""
+"""Answers of searches, on a terminal and as documents."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from windtunnel.units import format_bytes, format_count, format_seconds
 
 SHOWN_REFUSALS, SHOWN_FRONTIER = 6, 10
 LEAST_MARGIN = 0.0005
-"""Of a figure: less is not shown."""
+"""Relative margins below this are not shown."""
 RANK_WIDTH = 3
 FIGURE_TITLES = {
     "requests_per_usd": "requests/$",
@@ -56,7 +56,7 @@ FIGURE_TITLES = {
 
 @dataclass(frozen=True, eq=False)
 class SearchReport:
-    """A study with what was asked of it besides."""
+    """A study with the explanations to show."""
 
     study: Study
     top: int
@@ -65,12 +65,12 @@ class SearchReport:
     misconfiguration: list[list[float]]
     """Empty for a single workload."""
     fleets: list[list[FleetSize]]
-    """For each workload; empty where no load was asked for."""
+    """For each workload; empty without `--load`."""
     load: float | None = None
 
 
 def search_report(report: SearchReport) -> list[RenderableType]:
-    """The answer first, then what it rests on."""
+    """Return the answer first, then its evidence."""
     study = report.study
     space = study.space
     parts: list[RenderableType] = [title(f"{format_count(space.num_points, 'point')} of {space.model or 'the space'}")]
@@ -90,8 +90,8 @@ def _workload_parts(report: SearchReport, place: int, outcome: Found) -> list[Re
     if outcome.workload is not None:
         parts += [title(f"Workload {outcome.workload}")]
     refused = sum(len(points) for points in outcome.refusals.values())
-    asked = f"{format_count(len(outcome.evaluations), 'point')} asked"
-    parts += [f"{asked}: {refused:,} cannot be, {len(outcome.ranking):,} hold the limits"]
+    evaluated = f"{format_count(len(outcome.evaluations), 'point')} evaluated"
+    parts += [f"{evaluated}: {refused:,} cannot run, {len(outcome.ranking):,} meet the limits"]
     num_beyond = sum(evaluation.limited_by == MEMORY for evaluation in outcome.evaluations.values())
     parts += [f"{num_beyond:,} do not fit the devices' memory"] if num_beyond else []
     if not outcome.ranking:
@@ -119,7 +119,7 @@ def _workload_parts(report: SearchReport, place: int, outcome: Found) -> list[Re
 
 
 def top_table(study: Study, outcome: Found, top: int) -> RenderableType:
-    """The best points by their rank, a line each; beside their settings it would not fit a terminal."""
+    """Return the table of the best points by rank; their settings are listed apart, to fit a terminal."""
     metric = latency_names(study)
     heads = [
         "",
@@ -147,7 +147,7 @@ def top_table(study: Study, outcome: Found, top: int) -> RenderableType:
 
 
 def jobs_table(study: Study, outcome: Found, top: int) -> RenderableType:
-    """The best training jobs by their rank."""
+    """Return the table of the best training jobs by rank."""
     names = [name for name in JOB_FIGURES if name in outcome.evaluations[outcome.ranking[0]].figures]
     objective = study.space.objective
     names += [objective] if objective not in names else []
@@ -170,11 +170,11 @@ JOB_FIGURES = (
     "run_s",
     "run_usd",
 )
-"""Of the table of training jobs."""
+"""Columns of the table of training jobs."""
 
 
 def figure_title(name: str) -> str:
-    """A figure in the head of a table: `requests/$`, `TTFT p90`."""
+    """Return a figure's heading in a table: `requests/$`, `TTFT p90`."""
     metric, _, statistic = name.partition("_")
     if metric in METRICS:
         return f"{METRICS[metric]} {statistic}"
@@ -182,25 +182,25 @@ def figure_title(name: str) -> str:
 
 
 def nothing_holds_text(space: Space) -> str:
-    """What is said where the ranking is empty."""
+    """Return the sentence for an empty ranking."""
     if space.is_training:
-        return "No layout fits and holds the limits: use more devices, a smaller batch or shorter sequences."
-    return "No point holds the limits at any load."
+        return "No layout fits and meets the limits: use more devices, a smaller batch or shorter sequences."
+    return "No point meets the limits at any load."
 
 
 def worth_title(space: Space, outcome: Found) -> str:
-    """Above what each setting is worth."""
+    """Return the title above the worth of each setting."""
     text = "What each setting is worth: the best point with it, of the best of all"
     return text if space.is_training else f"{text} ({streams_text(outcome)})"
 
 
 def streams_text(outcome: Found) -> str:
-    """What figures are means over."""
+    """Name the streams that figures are means over."""
     return f"mean of {format_count(outcome.num_streams, 'stream')}" if outcome.num_streams > 1 else "one stream"
 
 
 def _burst_parts(report: SearchReport, outcome: Found) -> list[RenderableType]:
-    """A warning where some of the best points' streams are over too soon."""
+    """Warn where some of the best points' streams end too soon."""
     lasting = [outcome.evaluations[index].figures.get("stream_over_e2e", LEAST_STREAM) for index in outcome.ranking]
     short = sum(times < LEAST_STREAM for times in lasting[: report.top])
     if not short or report.study.space.load == "given" or report.study.space.is_training:
@@ -209,7 +209,7 @@ def _burst_parts(report: SearchReport, outcome: Found) -> list[RenderableType]:
 
 
 def burst_text(times: float) -> str:
-    """What is wrong with a stream that lasts so few mean times from end to end."""
+    """Explain why a stream that lasts only `times` mean end-to-end times is too short."""
     return (
         f"the requests arrive within {times:.1f} times the mean end-to-end time, and a deployment that takes in a "
         "burst may not sustain it; give a larger num_requests"
@@ -217,19 +217,19 @@ def burst_text(times: float) -> str:
 
 
 def limit_name(name: str) -> str:
-    """What limits a load, in a table: `TTFT p90`, or `queue`."""
+    """Return the limit's name in a table: `TTFT p90`, or `queue`."""
     return "queue" if name == STABILITY else figure_title(name) if name.partition("_")[0] in METRICS else ""
 
 
 def load_title(study: Study) -> str:
-    """What a load is called."""
+    """Return the unit of a load."""
     arrivals = study.space.scenario.get("workload", {}).get("arrivals")
     closed = isinstance(arrivals, dict) and arrivals.get("type") == "closed_loop"
     return "clients" if closed else "requests/s"
 
 
 def figure_names(study: Study) -> list[str]:
-    """The figures that a table shows: devices, money, and what is sought."""
+    """Return the figures that a table shows: devices, money and the objective."""
     names = ["devices", "usd_per_hour"]
     objective = study.space.objective
     shown = objective if objective in FIGURE_TITLES else "requests_per_usd"
@@ -237,14 +237,14 @@ def figure_names(study: Study) -> list[str]:
 
 
 def latency_names(study: Study) -> list[str]:
-    """The latencies that have limits, or that are sought."""
+    """Return the latencies that have limits or are the objective."""
     limited = [limit.name for limit in limits_from(study.space.limits)]
     objective = study.space.objective
     return [*limited, *([objective] if objective.partition("_")[0] in METRICS and objective not in limited else [])]
 
 
 def figure_text(evaluation: Evaluation, name: str) -> str:
-    """A figure in a table; empty where it is unknown."""
+    """Return a figure for a table; empty where it is unknown."""
     value = evaluation.figures.get(name)
     if value is None:
         return ""
@@ -262,21 +262,21 @@ def figure_text(evaluation: Evaluation, name: str) -> str:
 
 
 def objective_text(objective: str) -> str:
-    """`most requests per $`."""
+    """Return an objective in words: `most requests/$`."""
     direction = "most" if is_more_better(objective) else "least"
     return f"{direction} {FIGURE_TITLES.get(objective, objective.replace('_', ' '))}"
 
 
 def limits_text(space: Space) -> str:
-    """What every point must keep to."""
+    """Return the limits of every point in words."""
     if space.is_training:
-        held = [f"{name} <= {duration(most_s)}" for name, most_s in job_limits(space.limits).items()]
-        return "; ".join([*held, "the job fits its devices"])
+        limits = [f"{name} <= {duration(most_s)}" for name, most_s in job_limits(space.limits).items()]
+        return "; ".join([*limits, "the job fits its devices"])
     return "; ".join([*(limit.title for limit in limits_from(space.limits)), "the queue does not grow"])
 
 
 def worth_text(worth: Worth) -> str:
-    """A share of the best, with how sure it is."""
+    """Return a share of the best, with its margin."""
     if not worth.share:
         return "none"
     is_sure = worth.margin is None or worth.margin < LEAST_MARGIN
@@ -288,7 +288,7 @@ def _effects_text(worths: Mapping[str, Worth]) -> str:
 
 
 def sureness_texts(study: Study, outcome: Found) -> list[str]:
-    """How sure it is that the best points are the best."""
+    """Return how sure the ranking of the best points is."""
     if study.space.is_training:
         best = outcome.evaluations[outcome.ranking[0]].figures
         low, high = format_seconds(best["step_low_s"]), format_seconds(best["step_high_s"])
@@ -306,7 +306,7 @@ def sureness_texts(study: Study, outcome: Found) -> list[str]:
 
 
 def certainty(share: float) -> str:
-    """A confidence in words: of a few streams it is never whole."""
+    """Return a confidence in words: a few streams never give 100%."""
     return percent(share) if share < 0.999 else "more than 99.9%"
 
 
@@ -319,7 +319,7 @@ def _why_parts(results: Sequence[tuple[int, Result | TrainingResult]]) -> list[R
 
 
 def why_rows(results: Sequence[tuple[int, Result | TrainingResult]]) -> tuple[list[str], list[list[str]]]:
-    """The heads of a table of what bounds the best points and where their time goes, and its rows."""
+    """Return the headings and rows of a table of what bounds the best points and where their time goes."""
     rows = []
     for rank, (_, result) in enumerate(results, start=1):
         if isinstance(result, TrainingResult):
@@ -344,14 +344,14 @@ def why_rows(results: Sequence[tuple[int, Result | TrainingResult]]) -> tuple[li
 
 
 def bound_text(result: Result | TrainingResult) -> str:
-    """What bounds a deployment, or takes most of a training step."""
+    """Name what bounds a deployment, or takes most of a training step."""
     if isinstance(result, TrainingResult):
         return max(result.breakdown_s, key=lambda name: result.breakdown_s[name])
     return result.summary.bound_by.replace("_", " ")
 
 
 def step_text(result: TrainingResult) -> str:
-    """The parts of a training step that take 1% or more, the longest first."""
+    """Return the parts of a training step that take 1% or more, the longest first."""
     shares = sorted(result.breakdown_s.items(), key=lambda part: -part[1])
     parts = [f"{name} {percent(seconds / result.step_s)}" for name, seconds in shares]
     return ", ".join(part for part, (_, seconds) in zip(parts, shares, strict=True) if seconds >= 0.01 * result.step_s)
@@ -364,7 +364,7 @@ def _frontier_parts(study: Study, outcome: Found) -> list[RenderableType]:
 
 
 def frontier_rows(study: Study, outcome: Found) -> tuple[list[str], list[list[str]]]:
-    """The heads of the frontier's table, and its rows."""
+    """Return the headings and rows of the frontier's table."""
     names = names_of_frontier(study, outcome)
     heads = ["frontier" if study.space.is_training else f"frontier, {streams_text(outcome)}", *map(figure_title, names)]
     rows = [
@@ -375,12 +375,12 @@ def frontier_rows(study: Study, outcome: Found) -> tuple[list[str], list[list[st
 
 
 def names_of_frontier(study: Study, outcome: Found) -> tuple[str, str]:
-    """The two objectives of the frontier that is shown."""
+    """Return the two objectives of the frontier."""
     return frontier_names(study.space, [outcome.evaluations[index] for index in outcome.ranking])
 
 
 def sure_figure_text(outcome: Found, index: int, name: str) -> str:
-    """A figure with how far it may be off, where that is known."""
+    """Return a figure with its margin, where that is known."""
     mean, off = outcome.mean(index), outcome.margin(index, name)
     text = figure_text(mean, name)
     if off is None or name not in mean.figures or off < LEAST_MARGIN * abs(mean.figures[name]):
@@ -389,7 +389,7 @@ def sure_figure_text(outcome: Found, index: int, name: str) -> str:
 
 
 def fleet_rows(report: SearchReport, fleets: Sequence[FleetSize]) -> tuple[list[str], list[list[str]]]:
-    """The heads of a table of how many copies take the load that was asked for, and its rows."""
+    """Return the headings and rows of a table of the replicas that serve the requested load."""
     rows = [
         [
             report.study.point(fleet.index).title,
@@ -411,11 +411,11 @@ def _refusal_parts(outcome: Found) -> list[RenderableType]:
     ordered = sorted(counts.items(), key=lambda item: -len(item[1]))
     rows = [[reason, f"{len(points):,}"] for reason, points in ordered[:SHOWN_REFUSALS]]
     more = [f"and {len(ordered) - SHOWN_REFUSALS} more reasons"] if len(ordered) > SHOWN_REFUSALS else []
-    return ["", columns(("cannot be", "points"), rows), *more]
+    return ["", columns(("cannot run", "points"), rows), *more]
 
 
 def _kind_of(reason: str) -> str:
-    """A reason without the figures that differ from point to point."""
+    """Return a reason without the numbers that differ from point to point."""
     return re.sub(r"(?<=[ $])\d[\d,.]*(?: [KMGT]iB)?", "…", reason.partition(": weights")[0])
 
 
@@ -430,18 +430,16 @@ def _count_text(count: Count, is_training: bool) -> str:
     known = f"; {format_count(count.num_known, 'answer was', 'answers were')} known" if count.num_known else ""
     if is_training:
         return f"{format_count(count.num_runs, 'step')} simulated{known}"
-    alike = (
-        f"; {format_count(count.num_duplicates, 'point')} found to serve as a neighbour does"
-        if count.num_duplicates
-        else ""
-    )
-    return (
-        f"{format_count(count.num_runs, 'run')} of {format_count(count.num_requests, 'request')} in all{alike}{known}"
-    )
+    skipped = ""
+    if count.num_duplicates:
+        points = format_count(count.num_duplicates, "point")
+        skipped = f"; {points} skipped: identical results to a neighbouring configuration"
+    runs, requests = format_count(count.num_runs, "run"), format_count(count.num_requests, "request")
+    return f"{runs} of {requests} in all{skipped}{known}"
 
 
 def study_document(report: SearchReport) -> dict[str, Any]:
-    """A study as JSON: the space, every point that was asked, the ranking and what follows from it."""
+    """Document a study: the space, the ranking, and what follows from it."""
     study = report.study
     return {
         "windtunnel": version(),
@@ -474,7 +472,7 @@ def study_document(report: SearchReport) -> dict[str, Any]:
 
 
 def point_document(study: Study, outcome: Found, index: int) -> dict[str, Any]:
-    """One point's answer."""
+    """Document one point's answer."""
     loads = [run.load for run in outcome.runs(index)]
     return {
         "index": index,
@@ -486,7 +484,7 @@ def point_document(study: Study, outcome: Found, index: int) -> dict[str, Any]:
 
 
 def limit_text(name: str, limits: Sequence[Limit]) -> str:
-    """What limits a load, for people."""
+    """Return what limits a load, for people."""
     if name == STABILITY:
-        return "beyond it requests wait longer and longer"
-    return next((f"beyond it {limit.title} is broken" for limit in limits if limit.name == name), "")
+        return "above this load requests wait longer and longer"
+    return next((f"above this load {limit.title} is not met" for limit in limits if limit.name == name), "")

@@ -1,4 +1,4 @@
-"""A grid of settings: a table, and a page with a plot."""
+"""A grid of settings: its table, and a page with plots."""
 
 from collections.abc import Sequence
 from itertools import cycle
@@ -34,7 +34,7 @@ MORE = ("busy_fraction", "kv_peak_fraction", "num_preemptions", "queueing_mean",
 
 
 def shown_figures(text: str | None) -> tuple[str, ...]:
-    """The figures of `--show`, or those most asked for.
+    """Return the figures of `--show`, or the usual ones.
 
     Raises:
         InputError: one that there is not.
@@ -50,7 +50,7 @@ def shown_figures(text: str | None) -> tuple[str, ...]:
 
 
 def grid_report(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> list[RenderableType]:
-    """A line a point, and which limits it breaks."""
+    """Return a line per point, with the limit that it breaks."""
     settings = list(space.vary)
     heads = [*(name.rpartition(".")[2] for name in settings), *(_two_lines(figure_title(name)) for name in names), ""]
     rows: list[list[str | Text]] = []
@@ -72,7 +72,7 @@ def grid_report(space: Space, answers: dict[int, Evaluation], names: Sequence[st
 
 
 def _two_lines(text: str) -> str:
-    """A title broken where its last word or unit begins."""
+    """Break a title before its last word or unit."""
     if text.endswith("/device"):
         return text.replace("/device", "\n/device")
     first, space, last = text.rpartition(" ")
@@ -80,13 +80,13 @@ def _two_lines(text: str) -> str:
 
 
 def grid_page(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> str:
-    """A page with the table and plots."""
+    """Return a page with the table and plots."""
     lead = f"{format_count(space.num_points, 'point')}."
     return page(f"What if: {space.scenario.get('model')}", lead, grid_sections(space, answers, names))
 
 
 def grid_sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> list[Section]:
-    """A plot of every figure over the last setting with numbers, a line for the others, and the table."""
+    """Return a plot of every figure over the last numeric setting, a line per value of the others, and the table."""
     settings = list(space.vary)
     drawn = [(_plot(space, answers, name), figure_title(name)) for name in names]
     heads = [*(name.rpartition(".")[2] for name in settings), *map(figure_title, names), ""]
@@ -102,7 +102,7 @@ def grid_sections(space: Space, answers: dict[int, Evaluation], names: Sequence[
 
 
 def _plot(space: Space, answers: dict[int, Evaluation], figure_name: str) -> str:
-    """A figure over the last setting with numbers; over the points in their order where none has."""
+    """Plot a figure over the last numeric setting, or over the points in their order where there is none."""
     known = {index: evaluation for index, evaluation in answers.items() if figure_name in evaluation.figures}
     points = [(point_at(space, index), evaluation.figures[figure_name]) for index, evaluation in known.items()]
     numbers = [name for name in space.vary if all(_is_number(point.choice[name]) for point, _ in points)]
@@ -131,6 +131,6 @@ def _is_number(value: Any) -> bool:
 
 
 def grid_document(space: Space, answers: dict[int, Evaluation]) -> dict[str, Any]:
-    """The grid as JSON."""
+    """Document the grid."""
     points = [{"choice": point_at(space, index).choice, **encode(evaluation)} for index, evaluation in answers.items()]
     return {"windtunnel": version(), "space": as_builtins(space), "points": points}

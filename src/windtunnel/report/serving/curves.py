@@ -1,4 +1,4 @@
-"""Figures of runs: how latencies are distributed, and what happened over time."""
+"""Figures of runs: latency distributions, and curves over time."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,13 +16,13 @@ LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
 SIZE = {"width": 440, "height": 260}
 _SHARES = np.linspace(0.0, 1.0, 201)
 _FAR = 30.0
-"""Where a latency's maximum is so many medians away, its axis is logarithmic."""
+"""The axis is logarithmic where a latency's maximum is this many times its median."""
 _BEYOND = 2.0
-"""A limit so many times the longest latency would leave the curve no room."""
+"""A limit beyond this many times the longest latency is not drawn: the curve would have no room."""
 
 
 def cdf(latency: str, runs: Mapping[str, Floats], limit_s: float | None = None) -> tuple[str, str]:
-    """(SVG, caption) of how one latency is distributed over the requests of one run or several.
+    """Return (SVG, caption) of one latency's distribution over the requests of one run or several.
 
     Args:
         latency: a key of `LATENCIES`.
@@ -49,7 +49,7 @@ def cdf(latency: str, runs: Mapping[str, Floats], limit_s: float | None = None) 
 
 
 def measured(requests: Table) -> Table:
-    """The requests that count: sent after the warm-up."""
+    """Return the requests that were sent after the warm-up."""
     return requests.where(~requests["is_warmup"]) if "is_warmup" in requests.columns else requests
 
 
@@ -71,7 +71,7 @@ OVER_TIME: Sequence[tuple[str, str, float, Mapping[str, str]]] = (
 
 
 def curves_over_time(series: Table) -> list[tuple[str, str]]:
-    """(SVG, caption) of everything that a run's series has, but replicas that are always there."""
+    """Return (SVG, caption) of everything in a run's series, without a constant number of replicas."""
     time_s = series["time_s"] + series["duration_s"] / 2
     drawn = []
     for caption, unit, scale, names in OVER_TIME:
@@ -89,7 +89,7 @@ def curves_over_time(series: Table) -> list[tuple[str, str]]:
 
 
 def client_over_time(requests: Table) -> list[tuple[str, str]]:
-    """What a client knows of the same: requests sent and not yet answered, in `NUM_STRETCHES` equal stretches."""
+    """Return the curves that a client knows: requests sent and not yet answered, in `NUM_STRETCHES` equal intervals."""
     answered = requests.where(np.isfinite(requests["finish_s"]))
     sent_s, end_s = answered["arrival_s"], answered["finish_s"]
     if not len(answered) or end_s.max() <= sent_s.min():

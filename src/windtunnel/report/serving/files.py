@@ -1,4 +1,4 @@
-"""A run as a folder of files, all of them or none."""
+"""A run's folder of files: all of them or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A simulated serving run as sections of a page, and as one whole page."""
+"""The page of a simulated serving run, and its sections."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,7 +36,7 @@ MOST_SOURCES = 12
 
 
 def run_page(result: Result) -> str:
-    """A run as one HTML page that needs no network."""
+    """Return a run as one HTML page that needs no network."""
     scenario, document = result.scenario, run_document(result)
     lead = "; ".join([*deployment_lines(result), load_line(scenario)])
     return page(model_line(result.setup), lead, run_sections(scenario, document, result.requests, over_time(result)))
@@ -45,7 +45,7 @@ def run_page(result: Result) -> str:
 def run_sections(
     scenario: Scenario, document: Mapping[str, Any], requests: Table | None, series: Table | None
 ) -> list[Section]:
-    """Everything that a page says of a run.
+    """Return all sections of a run's page.
 
     Args:
         scenario: resolved.
@@ -63,7 +63,7 @@ def run_sections(
 
 
 def summary_sections(scenario: Scenario, document: Mapping[str, Any], requests: Table | None = None) -> list[Section]:
-    """A simulation's document as sections: the summary, what bound it, and how sure it is."""
+    """Return the sections of a simulation's document: summary, bounds, and sources of its times."""
     summary = decode(document["summary"], Summary)
     memory = MemoryPlan(**{name: value for name, value in document["memory"].items() if name != "kv_tokens"})
     latencies = table((*LATENCY_HEADS, "80% of means"), _with_intervals(latency_rows(summary), document))
@@ -81,7 +81,7 @@ def summary_sections(scenario: Scenario, document: Mapping[str, Any], requests: 
 
 
 def headline(summary: Summary, document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(Figure, what it is) of what is looked at first."""
+    """Return the headline figures as (value, label) pairs."""
     intervals = document.get("interval_80", {})
     shown = [(format_seconds(summary.ttft_s.mean), f"TTFT mean{_span(intervals.get('ttft'), format_seconds)}")]
     if summary.tpot_s is not None:
@@ -101,16 +101,14 @@ def _span(interval: Mapping[str, float] | None, shown: Any) -> str:
 
 
 def _with_intervals(rows: list[list[str]], document: Mapping[str, Any]) -> list[list[str]]:
+    """Append each latency's 80% interval to its row; empty where it is unknown."""
     intervals = document.get("interval_80", {})
-    keys = {title: name for name, title in LATENCIES.items()}
-    shown = {title: intervals.get(name) for title, name in keys.items()}
-    return [
-        [
-            *row,
-            span_text(*(format_seconds(span[end]) for end in ("low", "high"))) if (span := shown.get(row[0])) else "",
-        ]
-        for row in rows
-    ]
+    texts = {
+        title: span_text(*(format_seconds(intervals[name][end]) for end in ("low", "high")))
+        for name, title in LATENCIES.items()
+        if name in intervals
+    }
+    return [[*row, texts.get(row[0], "")] for row in rows]
 
 
 def _sureness(document: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -144,7 +142,7 @@ def _provenance(document: Mapping[str, Any]) -> Section:
 
 
 def distributions(requests: Table, scenario: Scenario) -> list[tuple[str, str]]:
-    """(SVG, caption) of each latency's distribution over `requests`."""
+    """Return (SVG, caption) of each latency's distribution over `requests`."""
     return [
         cdf(name, {"requests": requests[f"{name}_s"]}, getattr(scenario.slo, f"{name}_s", None))
         for name in LATENCIES

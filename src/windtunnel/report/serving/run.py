@@ -1,4 +1,4 @@
-"""A simulation's result on a terminal."""
+"""The tables of a simulation's result."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ from windtunnel.units import format_bytes, format_count, format_seconds
 
 
 def run_report(result: Result) -> list[RenderableType]:
-    """What a user of the deployment would ask: latency, throughput, memory, cost, what bounds it, how sure it is."""
+    """Return latency, throughput, memory, cost, bounds, and how sure they are."""
     summary = result.summary
     shares = sorted(summary.time_fractions.items(), key=lambda item: -item[1])
     coverage = {how.value: share for how, share in result.coverage.items()}
@@ -52,7 +52,7 @@ def run_report(result: Result) -> list[RenderableType]:
 
 
 def sureness_rows(result: Result) -> list[tuple[str, str]]:
-    """Where 80% of measurements of the means are expected, and on what that rests."""
+    """Return the 80% intervals of the means, and the calibration behind them."""
     intervals, name = result.intervals, result.setup.calibration_name
     if not intervals:
         return [("80% interval", "not known for separate pools")]
@@ -75,7 +75,7 @@ def sureness_rows(result: Result) -> list[tuple[str, str]]:
 
 
 def _learnt(setup: Setup) -> list[str]:
-    """Engine settings that the calibration decided, as neither given nor the engine's defaults."""
+    """Return the engine settings that the calibration decided, as they were not given."""
     sizes = {
         name: format_bytes(value) if name.endswith("_bytes") else f"{value:,}" for name, value in setup.learnt.items()
     }
@@ -83,7 +83,7 @@ def _learnt(setup: Setup) -> list[str]:
 
 
 def deployment_lines(result: Result) -> list[str]:
-    """Devices, engine and network; of separate pools a line each."""
+    """Return devices, engine and network in a line, or in a line per pool."""
     deployment = result.scenario.deployment
     if not result.pools:
         line = deployment_line(result.setup, deployment.fewest_replicas, deployment.most_replicas)
@@ -94,7 +94,7 @@ def deployment_lines(result: Result) -> list[str]:
 
 
 def _table_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[RenderableType]:
-    """A table below an empty line; nothing where it has no rows."""
+    """Return a table below an empty line; nothing where it has no rows."""
     return ["", columns(heads, rows)] if rows else []
 
 
@@ -102,7 +102,7 @@ POOL_HEADS = ("pool", "role", "devices", "busy", "running", "waiting", "KV used"
 
 
 def pool_rows(summary: Summary) -> list[list[str]]:
-    """A line a pool; nothing where all replicas are alike."""
+    """Return a row per pool; none where all replicas are equal."""
     return [
         [
             pool.name,
@@ -120,7 +120,7 @@ def pool_rows(summary: Summary) -> list[list[str]]:
 
 
 def _fleet_rows(summary: Summary) -> list[tuple[str, str]]:
-    """Replicas that come and go; nothing where all are there all the time."""
+    """Return the rows of a fleet that changes; none where it does not."""
     fleet = summary.fleet
     if fleet is None:
         return []
@@ -165,7 +165,7 @@ TENANT_HEADS = ("tenant", "requests", "TTFT p50", "TTFT p99", "TPOT p99", "E2E p
 
 
 def tenant_rows(summary: Summary) -> list[list[str]]:
-    """A line for each tenant, where there are any."""
+    """Return a row per tenant."""
     return [
         [
             name,
@@ -181,7 +181,7 @@ def tenant_rows(summary: Summary) -> list[list[str]]:
 
 
 def _failed_checks(summary: Summary) -> list[RenderableType]:
-    """A warning where the run contradicts itself."""
+    """Warn where the run contradicts itself."""
     checks = summary.checks
     if checks is None or checks.passed:
         return []
@@ -217,7 +217,7 @@ def latency_rows(summary: Summary | ClientSummary) -> list[list[str]]:
 
 
 def throughput_rows(summary: Summary, slo: Slo | None) -> list[tuple[str, str]]:
-    """Rates, and what of them kept the limits."""
+    """Return throughput rows, and goodput where the run has an SLO."""
     rate = summary.throughput
     out, both = rate.output_tokens_per_s_per_device, rate.total_tokens_per_s_per_device
     user = rate.output_tokens_per_s_per_user
@@ -234,7 +234,7 @@ def throughput_rows(summary: Summary, slo: Slo | None) -> list[tuple[str, str]]:
 
 
 def overload_rows(scenario: Scenario, requests: Table) -> list[tuple[str, str]]:
-    """What is said where requests of an open loop come faster than they are served."""
+    """Return a warning where requests of an open loop come faster than they are served."""
     if is_closed(scenario.workload):
         return []
     measured = requests.where(~requests["is_warmup"])
@@ -255,7 +255,7 @@ def _limit(limit_s: float) -> str:
 
 
 def resource_rows(scenario: Scenario, summary: Summary, memory: MemoryPlan) -> list[tuple[str, str]]:
-    """Batch, memory, KV cache, devices, power and money; `memory` is that of a device, of pools the first's."""
+    """Return batch, memory, KV cache, devices, power and money; `memory` is one device's, of the first pool."""
     use, deployment = summary.utilisation, scenario.deployment
     first = pool_scenario(scenario, deployment.pools[0]).deployment if deployment.pools else deployment
     ranks = first.parallelism.attention_dp

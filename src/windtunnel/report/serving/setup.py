@@ -1,4 +1,4 @@
-"""What was served, on what, under which load, in a line each; and where operator times come from."""
+"""Model, deployment and load in a line each; and the sources of operator times."""
 
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.network.settings import ClusterNetwork
@@ -20,12 +20,12 @@ SCHEDULER_TITLES = {
 
 
 def model_line(setup: Setup) -> str:
-    """`meta-llama/Llama-3.1-70B, fp8 weights, bf16 KV cache`."""
+    """Return model and formats: `meta-llama/Llama-3.1-70B, fp8 weights, bf16 KV cache`."""
     return f"{setup.model.name}, {formats(setup.precision)}"
 
 
 def deployment_line(setup: Setup, replicas: int = 1, max_replicas: int | None = None) -> str:
-    """Devices, how they are used, engine and scheduler; of replicas that come and go, from how many to how many."""
+    """Return devices, their split, engine and scheduler; with the range of replicas where it varies."""
     parallelism, engine = setup.parallelism, setup.engine
     copies = _replicas_text(replicas, max_replicas or replicas)
     how = split_text(parallelism)
@@ -35,7 +35,7 @@ def deployment_line(setup: Setup, replicas: int = 1, max_replicas: int | None = 
 
 
 def deployment_text(deployment: Deployment) -> str:
-    """The same as far as a scenario's own words say it, without looking anything up: `4 x h100_sxm (TP 4); vllm`."""
+    """Return a deployment in the scenario's own words, without looking anything up: `4 x h100_sxm (TP 4); vllm`."""
     if deployment.pools:
         return "; ".join(
             f"{pool.name}: {pool.replicas * (pool.parallelism or deployment.parallelism).num_devices} x "
@@ -55,7 +55,7 @@ def _replicas_text(fewest: int, most: int) -> str:
 
 
 def split_text(parallelism: Parallelism) -> str:
-    """` (TP 4, PP 2)`; empty on a single device."""
+    """Return the degrees of parallelism, ` (TP 4, PP 2)`; empty on a single device."""
     degrees = {
         "TP": parallelism.tp,
         "PP": parallelism.pp,
@@ -67,19 +67,19 @@ def split_text(parallelism: Parallelism) -> str:
 
 
 def network_lines(network: ClusterNetwork | None) -> list[str]:
-    """What carries collectives between nodes, where the scenario or job says so."""
+    """Name the network between nodes, where the scenario or job has one."""
     if network is None:
         return []
     return [f"network between nodes: {network.topology or 'the nodes on rails'}, {network.backend} level"]
 
 
 def load_line(scenario: Scenario, says_rate: bool = True) -> str:
-    """Arrivals and lengths, and what belongs together; without their rate where it is what is sought."""
+    """Return a scenario's workload and seed; without the rate where that is sought."""
     return f"{workload_text(scenario.workload, says_rate)}; seed {scenario.seed}"
 
 
 def workload_text(workload: Workload, says_rate: bool = True) -> str:
-    """A workload in a few words."""
+    """Describe a workload in a few words."""
     if workload.clients is not None:
         rate = f" at {workload.clients.rate_per_s:g}/s" if workload.clients.rate_per_s and says_rate else ""
         return f"the clients of {workload.clients.path}{rate}"
@@ -114,7 +114,7 @@ def _groups_text(requests: Requests) -> list[str]:
 
 
 def arrivals_text(arrivals: Arrivals, says_rate: bool = True) -> str:
-    """How requests arrive, in a few words."""
+    """Describe arrivals in a few words."""
     if isinstance(arrivals, ClosedLoop):
         if not says_rate:
             return "a closed loop"
@@ -139,7 +139,7 @@ def arrivals_text(arrivals: Arrivals, says_rate: bool = True) -> str:
 
 
 def lengths_text(tokens: Lengths) -> str:
-    """A distribution of lengths in a few words."""
+    """Describe a distribution of lengths in a few words."""
     if isinstance(tokens, int | Fixed):
         return f"{tokens if isinstance(tokens, int) else tokens.tokens:,} tokens"
     if isinstance(tokens, Uniform):
@@ -155,7 +155,7 @@ def lengths_text(tokens: Lengths) -> str:
 
 
 def provenance_rows(coverage: dict[str, float], sources: dict[str, float]) -> list[tuple[str, str]]:
-    """How operator times were found, and the tables that they come from with their share of the device's time.
+    """Return the sources of operator times: by method, and by table with its share of the device's time.
 
     Args:
         coverage, sources: shares of the device's time, at most 1.
@@ -166,4 +166,4 @@ def provenance_rows(coverage: dict[str, float], sources: dict[str, float]) -> li
 
 
 SMALL_SHARE = 0.0005
-"""Of the device's time; less is not worth a line."""
+"""Sources below this share of the device's time get no row."""

@@ -1,4 +1,4 @@
-"""One explained step on a terminal."""
+"""The tables of one explained step."""
 
 import numpy as np
 from rich.console import RenderableType
@@ -28,7 +28,7 @@ WORK_HEADS = ("work of one run", "shape", "FLOP", "of peak", "bytes", "of peak")
 
 
 def step_report(step: Explanation) -> list[RenderableType]:
-    """The operators of a step in the order of a layer, their sums, memory, and where the times come from."""
+    """Return the operators of a step in the order of a layer, their sums, memory, and the sources of their times."""
     return [
         title(model_line(step.setup)),
         deployment_line(step.setup),
@@ -64,7 +64,7 @@ def _shares(seconds: dict[str, float]) -> dict[str, float]:
 
 
 def batch_line(step: Explanation) -> str:
-    """What the step computes."""
+    """Describe the batch of a step."""
     batch = step.batch
     parts = []
     if batch.decode_requests:
@@ -83,7 +83,7 @@ def batch_line(step: Explanation) -> str:
 
 
 def time_row(launch: ExplainedLaunch, device_s: float) -> list[str]:
-    """An operator's time, under `TIME_HEADS`."""
+    """Return an operator's time, under `TIME_HEADS`."""
     return [
         launch.name,
         f"{launch.count:g}",
@@ -96,7 +96,7 @@ def time_row(launch: ExplainedLaunch, device_s: float) -> list[str]:
 
 
 def work_row(launch: ExplainedLaunch) -> list[str]:
-    """An operator's work, under `WORK_HEADS`."""
+    """Return an operator's work, under `WORK_HEADS`."""
     return [
         launch.name,
         shape_text(launch.op),
@@ -108,7 +108,7 @@ def work_row(launch: ExplainedLaunch) -> list[str]:
 
 
 def shape_text(op: Op) -> str:
-    """The dimensions of an operator for people: m x n x k of a GEMM, batch x context and heads of attention, ..."""
+    """Return an operator's dimensions: m x n x k of a GEMM, batch x context and heads of attention, ..."""
     if isinstance(op, Gemm):
         return f"{_n(op.m)} x {_n(op.n)} x {_n(op.k)} {op.format}"
     if isinstance(op, PrefillAttention):
@@ -157,7 +157,7 @@ def _host(step: Explanation) -> str:
 
 
 def totals_rows(step: Explanation) -> list[tuple[str, str]]:
-    """The step as a whole: time, host, work, memory, KV cache."""
+    """Return the totals of a step: time, host, work, memory, KV cache."""
     memory, setup = step.memory, step.setup
     flops, num_bytes = sum(launch.flops for launch in step.launches), _memory_bytes(step)
     num_operators = sum(launch.count for launch in step.launches)

@@ -1,4 +1,4 @@
-"""A replayed Vidur run: its latencies, and how far they are from the recorded ones."""
+"""A replayed Vidur run: its latencies, and their differences from the recorded ones."""
 
 from pathlib import Path
 from typing import Any
@@ -23,18 +23,18 @@ COMPARED = {
     "execution": "request_execution_time",
     "preemption": "request_preemption_time",
 }
-"""What people call it -> Vidur's column."""
+"""Name in the table -> Vidur's column."""
 KNOWN_AT_ARRIVAL = (
     *("Request Id", "request_inter_arrival_delay", "request_num_tokens", "request_num_prefill_tokens"),
     *("request_num_decode_tokens", "request_pd_ratio"),
 )
-"""Columns that Vidur fills for requests that a time limit kept from finishing."""
+"""Columns that Vidur fills also for requests that a time limit cut off."""
 
 
 def replay_metrics(
     run: PerRequestRun, host_s: float | NDArray[np.float64] = 0.0, replicates_bugs: bool = True
 ) -> dict[str, NDArray[Any]]:
-    """Vidur's request metrics of a replayed run.
+    """Return Vidur's request metrics of a replayed run.
 
     Args:
         run: the run.
@@ -65,7 +65,7 @@ def replay_metrics(
 
 
 def replay_document(run: PerRequestRun, recorded: Path | None) -> dict[str, Any]:
-    """A replayed run for machines."""
+    """Document a replayed run."""
     metrics = replay_metrics(run)
     document = {
         "windtunnel": version(),
@@ -81,7 +81,7 @@ def replay_document(run: PerRequestRun, recorded: Path | None) -> dict[str, Any]
 
 
 def replay_report(config: VidurConfig, run: PerRequestRun, recorded: Path | None) -> list[RenderableType]:
-    """A replayed run for people."""
+    """Return the tables of a replayed run."""
     cluster, metrics = config.cluster_config, replay_metrics(run)
     rows = [[name, *(format_seconds(q) for q in _quantiles(metrics[c]).values())] for name, c in COMPARED.items()]
     finished = int(np.isfinite(run.requests["finish_s"]).sum())
@@ -120,7 +120,7 @@ def _quantiles(seconds: NDArray[np.float64]) -> dict[str, float]:
 
 
 def differences(metrics: dict[str, NDArray[Any]], recorded: Path, column: str) -> dict[str, float]:
-    """How far a column is from the recorded one at most: in seconds, and relative where that is above 1 us.
+    """Return a column's largest differences from the recorded one: in seconds, and relative to times above 1 us.
 
     Raises:
         InputError: the file has no such column, or another number of requests.

@@ -1,4 +1,4 @@
-"""A training step as sections of a page, and as one whole page."""
+"""The page of a training step, and its sections."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,11 +17,11 @@ from windtunnel.units import format_bytes, format_seconds
 
 PASSES = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight gradients"}
 MOST_PASSES = 160
-"""Of a device in a drawing of its whole pipeline: bars of 6 pixels. Of more, the first and the last half of so many."""
+"""Most passes of a device in one drawing, as bars of 6 pixels; of more, the first and last halves are drawn."""
 
 
 def training_page(result: TrainingResult, run: Campaign | None) -> str:
-    """A step as one HTML page that needs no network."""
+    """Return a step as one HTML page that needs no network."""
     step, memory = training_sections(training_document(result, run, []))
     sections = [step, _pipeline(result.timeline), memory]
     if run is not None:
@@ -34,7 +34,7 @@ def training_page(result: TrainingResult, run: Campaign | None) -> str:
 
 
 def training_sections(document: Mapping[str, Any]) -> list[Section]:
-    """The step and the memory of its stages, from the document that `report.training_document` writes."""
+    """Return the step and the memory of its stages, from the document of `training_document`."""
     low, high = (document["interval_80"]["step_s"][end] for end in ("low", "high"))
     shown = [
         (format_seconds(document["step_s"]), f"a step, 80% {span_text(format_seconds(low), format_seconds(high))}"),
@@ -49,16 +49,12 @@ def training_sections(document: Mapping[str, Any]) -> list[Section]:
         shown.append((duration(run["elapsed_s"]), f"to {number(run['total_tokens'] / 1e9)} billion tokens"))
     largest = sorted(document["breakdown_s"].items(), key=lambda item: -item[1])
     chart = bar_chart([name for name, _ in largest], [seconds for _, seconds in largest], Axis("time (s)"), width=640)
-    parts = _stage_bytes(document)
+    parts = [name for name in document["memory"][0] if name.endswith("_bytes")]
     heads = ("stage", *(name.removesuffix("_bytes").replace("_", " ") for name in parts), "of the device")
-    device_bytes = document["device_memory_bytes"]
+    shares = [stage["total_bytes"] / document["device_memory_bytes"] for stage in document["memory"]]
     rows = [
-        [
-            str(stage["stage"]),
-            *(format_bytes(stage[name]) for name in parts),
-            percent(stage["total_bytes"] / device_bytes),
-        ]
-        for stage in document["memory"]
+        [str(stage["stage"]), *(format_bytes(stage[name]) for name in parts), percent(share)]
+        for stage, share in zip(document["memory"], shares, strict=True)
     ]
     return [
         Section("Step", cards(shown) + figures([(chart, "where the step goes")])),
@@ -66,12 +62,8 @@ def training_sections(document: Mapping[str, Any]) -> list[Section]:
     ]
 
 
-def _stage_bytes(document: Mapping[str, Any]) -> list[str]:
-    return [name for name in document["memory"][0] if name.endswith("_bytes")]
-
-
 def _pipeline(timeline: Timeline) -> Section:
-    """What every pipeline device does when: all of it, or how it begins and how it ends."""
+    """Draw the passes of every pipeline device: all of them, or the step's beginning and end."""
     schedule, step_s = timeline.schedule, float(timeline.ends.max())
     max_passes = int(np.diff(schedule.offsets).max())
     name = f"{schedule.name}, {schedule.num_microbatches:,} micro-batches"
@@ -87,7 +79,7 @@ def _pipeline(timeline: Timeline) -> Section:
 
 
 def _drawn(timeline: Timeline, from_s: float, to_s: float) -> str:
-    """The passes that lie within a stretch of time."""
+    """Draw the passes between `from_s` and `to_s`."""
     of_device, actions = timeline.device_of_action, timeline.schedule.actions
     bars = []
     for index in np.flatnonzero((timeline.starts >= from_s) & (timeline.ends <= to_s)).tolist():

@@ -1,4 +1,4 @@
-"""A training job's prediction on a terminal."""
+"""The tables of a training job's prediction."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ from windtunnel.units import format_bytes, format_count, format_seconds, format_
 def training_report(
     result: TrainingResult, run: Campaign | None, fitting_changes: list[tuple[str, TrainingResult]]
 ) -> list[RenderableType]:
-    """Step time and what it is made of, rates, memory, what a whole run takes, and how sure the operator times are."""
+    """Return step time and its parts, rates, memory, the whole run, and the sources of operator times."""
     shares = {name: seconds / result.step_s for name, seconds in result.breakdown_s.items()}
     ordered = dict(sorted(shares.items(), key=lambda item: -item[1]))
     total = sum(result.by_coverage.values())
@@ -45,7 +45,7 @@ def training_report(
 
 
 def model_line(result: TrainingResult) -> str:
-    """The model and the formats that it is trained in."""
+    """Return the model, and the formats that it is trained in."""
     job = result.setup.job
     kind = f"LoRA rank {job.lora.rank}" if job.lora else job.optimizer
     parameters = format_si(result.num_parameters, "").replace("G", "B").strip()
@@ -53,7 +53,7 @@ def model_line(result: TrainingResult) -> str:
 
 
 def devices_line(setup: TrainingSetup) -> str:
-    """Devices and how the job spreads over them."""
+    """Return the devices, and how the job is split over them."""
     known, job = setup.degrees, setup.job
     degrees = {"TP": known.tp, "CP": known.cp, "PP": known.pp, "VPP": known.virtual_stages, "DP": known.dp}
     if known.ep > 1:
@@ -64,7 +64,7 @@ def devices_line(setup: TrainingSetup) -> str:
 
 
 def batch_line(setup: TrainingSetup) -> str:
-    """The batch and how it is cut."""
+    """Return the batch, and how it is split."""
     job, known = setup.job, setup.degrees
     packed = f", packed from documents of {job.document_tokens:,}," if job.document_tokens else ""
     return (
@@ -98,7 +98,7 @@ def _memory_rows(result: TrainingResult) -> Iterator[tuple[str, str, str]]:
 
 
 def memory_parts(memory: StageMemory) -> dict[str, float]:
-    """What fills a device, by name."""
+    """Return the parts of a device's memory by name."""
     return {
         "parameters": memory.parameters_bytes,
         "gradients": memory.gradients_bytes,
@@ -125,7 +125,7 @@ def _fitting_change_lines(
 
 
 def run_rows(run: Campaign) -> list[tuple[str, str]]:
-    """What all steps take: time, checkpoints, energy, money."""
+    """Return the totals of a whole run: time, checkpoints, energy, money."""
     rows = [("steps", f"{run.num_steps:,}"), ("time", f"{duration(run.elapsed_s)}, of it {_goodput(run)}")]
     if run.checkpoint_interval_s:
         each = f"{format_bytes(run.checkpoint_bytes)} every {duration(run.checkpoint_interval_s)}"
@@ -143,7 +143,7 @@ def _goodput(run: Campaign) -> str:
 
 
 def tasks_report(tasks: list[ExplainedTask]) -> list[RenderableType]:
-    """One layer of a middle chunk and the ends of the model, task by task."""
+    """Return one layer of a middle chunk and the ends of the model, task by task."""
     parts: list[RenderableType] = []
     for phase in PHASES:
         runs = dict.fromkeys((task.where, task.times) for task in tasks if task.phase == phase)
