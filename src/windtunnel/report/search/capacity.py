@@ -41,11 +41,9 @@ def capacity_report(capacities: Capacities) -> list[RenderableType]:
     sure = f", at least {_load(capacities, bound)} with {percent(CONFIDENCE)} confidence" if bound is not None else ""
     num_runs = sum(stream.num_runs for stream in capacities.found)
     tried = f"{format_count(num_runs, 'run')} of {format_count(first.at.served.arrival_s.size, 'request')}"
-    beyond = (
-        "all requests that the workload has"
-        if first.beyond is None
-        else limit_text(first.beyond.limited_by, capacities.limits)
-    )
+    beyond = "all requests that the workload has"
+    if first.beyond is not None:
+        beyond = limit_text(first.beyond.limited_by, capacities.limits)
     streams = ", ".join(_load(capacities, stream.load) for stream in capacities.found)
     apart = "" if capacities.is_closed else f", loads {percent(capacities.tolerance)} apart"
     rows = [
