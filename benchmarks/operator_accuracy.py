@@ -38,7 +38,7 @@ from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import Collection
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, CollectionTables, systems_folder
 from windtunnel.pricing.estimator import LEFT_OUT_FILE, LeftOut, TableModel
-from windtunnel.pricing.roofline import Fit, Roofline, board, family
+from windtunnel.pricing.roofline import Roofline, RooflineFit, board, family
 from windtunnel.pricing.table import Floats, MeasurementTable
 
 CATALOG = Path(__file__).resolve().parents[1] / "src" / "windtunnel" / "catalog" / "roofline"
@@ -383,7 +383,7 @@ def roofline(seed: int, write: bool, only: str | None = None) -> list[Score]:
         for device, one in found.items():
             others = without(found, device)
             shared = fit_roofline(kind, others, start)
-            fit = Fit(shared, families(others, shared), 0.0, "")
+            fit = RooflineFit(shared, families(others, shared), 0.0, "")
             unseen[device] = np.abs(np.expm1(one.log_errors(fit.on(one.roofline.device)))).tolist()
         everywhere = [error for errors in unseen.values() for error in errors]
         scores.append(score(f"{kind} {variant}", "device", everywhere))

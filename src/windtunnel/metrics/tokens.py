@@ -14,18 +14,6 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class TokenTimes:
-    """Gaps and time in steps of each request; arrays of shape `[num_requests]`."""
-
-    itl_max_s: Floats
-    """Longest gap before one of a request's tokens; NaN for a single token, in a pipeline, and for requests that missed
-    a decode step of their replica between their first and last token: preempted, or left out for want of tokens."""
-    execution_s: Floats
-    """Time in steps that computed prompts until the first token, and in steps that decoded from there on; NaN in a
-    pipeline."""
-
-
-@dataclass(frozen=True, eq=False)
 class ReplicaRows:
     """Rows of the step table and of the request table, sorted by replica."""
 
@@ -65,20 +53,17 @@ def _grouped(replica: NDArray[Any], num_replicas: int) -> tuple[Ints, Ints]:
 
 
 def with_token_times(requests: Table, steps: Table, rows: ReplicaRows, num_stages: int) -> Table:
-    """Return `requests` with the longest gap and the time in steps of each request."""
-    times = token_times(requests, steps, rows, num_stages)
-    return requests.replaced(itl_max_s=times.itl_max_s, execution_s=times.execution_s)
+    """Return `requests` with the longest gap and the time in steps of each, from the steps of its replica.
 
-
-def token_times(requests: Table, steps: Table, rows: ReplicaRows, num_stages: int) -> TokenTimes:
-    """Return the longest gap and the time in steps of each request, from the steps of its replica."""
-    times = TokenTimes(np.full(len(requests), np.nan), np.full(len(requests), np.nan))
+    The longest gap is NaN for a single token and for requests that missed a decode step of their replica between their
+    first and last token: preempted, or left out for want of tokens. In a pipeline both columns are NaN.
+    """
+    longest_s, execution_s = np.full(len(requests), np.nan), np.full(len(requests), np.nan)
     if num_stages == 1:
-        for step_rows, request_rows in rows:
-            if request_rows.size:
-                longest_s, execution_s = _times_on_replica(requests, request_rows, steps, step_rows)
-                times.itl_max_s[request_rows], times.execution_s[request_rows] = longest_s, execution_s
-    return times
+        for step_rows, mine in rows:
+            if mine.size:
+                longest_s[mine], execution_s[mine] = _times_on_replica(requests, mine, steps, step_rows)
+    return requests.replaced(itl_max_s=longest_s, execution_s=execution_s)
 
 
 def _times_on_replica(requests: Table, request_rows: Ints, steps: Table, step_rows: Ints) -> tuple[Floats, Floats]:

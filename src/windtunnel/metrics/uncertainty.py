@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from windtunnel.schema import Schema
 
-COVERED = 0.8
-"""Share of measured values that an interval is meant to hold."""
 HALF_WIDTH = 1.2816
 """Half width of an 80% interval, in standard deviations of a normal distribution."""
 

@@ -235,36 +235,23 @@ class SparseLatent(ABC):
     def flops(self) -> Size:
         """FLOPs of attention to the kept pairs, of absorbing products and projections, and half the FLOPs of the scores
         (fp8 runs at twice the rate)."""
-        scores = self.scored_pairs * self.flops_per_scored_pair / 2
-        return self.kept_pairs * self.flops_per_kept_pair + scores + self.num_queries * self.flops_per_query
+        scores = self.scored_pairs * (2.0 * self.index_num_heads * self.index_head_dim) / 2
+        return self.kept_pairs * self.flops_per_kept_pair + scores + self.num_queries * (2.0 * self.num_weights)
 
     @property
-    def flops_per_query(self) -> float:
-        """FLOPs of one query in the absorbing products of all heads and in the indexer's projections."""
-        return 2.0 * (self.absorbing_weights + self.index_weights)
-
-    @property
-    def absorbing_weights(self) -> float:
-        """Parameters of the up-projections that queries and outputs absorb."""
-        return self.num_heads * self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
-
-    @property
-    def index_weights(self) -> float:
-        """Parameters of the indexer's projections."""
+    def num_weights(self) -> float:
+        """Parameters of the up-projections that queries and outputs absorb, and of the indexer's projections."""
+        absorb = self.num_heads * self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
         queries = self.q_lora_rank * self.index_num_heads * self.index_head_dim
-        return queries + self.hidden_size * (self.index_head_dim + self.index_num_heads)
+        return absorb + queries + self.hidden_size * (self.index_head_dim + self.index_num_heads)
 
     @property
     def flops_per_kept_pair(self) -> float:
         return 2.0 * self.num_heads * (2 * self.kv_lora_rank + self.rope_head_dim)
 
     @property
-    def flops_per_scored_pair(self) -> float:
-        return 2.0 * self.index_num_heads * self.index_head_dim
-
-    @property
     def weight_bytes(self) -> float:
-        return (self.absorbing_weights + self.index_weights) * BF16_BYTES
+        return self.num_weights * BF16_BYTES
 
     @property
     def bytes_per_query(self) -> float:

@@ -1,6 +1,7 @@
 """Number formats: bits of a weight, an activation or a cached key in memory, and the peak rate that computes it."""
 
 from enum import StrEnum
+from typing import NamedTuple
 
 from windtunnel.schema import Schema
 
@@ -26,45 +27,31 @@ class Format(StrEnum):
     """e2m1, one e8m0 scale per 32 values (OCP microscaling); weights only, as gpt-oss ships."""
 
 
-BITS: dict[Format, float] = {
-    Format.FP32: 32.0,
-    Format.TF32: 32.0,
-    Format.BF16: 16.0,
-    Format.FP8: 8.0,
-    Format.FP8_BLOCK: 8.0 + 32.0 / (128 * 128),
-    Format.INT8: 8.0,
-    Format.INT4: 4.0 + 16.0 / 128,
-    Format.NVFP4: 4.0 + 8.0 / 16,
-    Format.MXFP4: 4.0 + 8.0 / 32,
-}
-"""Bits that one value takes, its share of the scales included."""
+class _Storage(NamedTuple):
+    """Storage and arithmetic of one format of weights."""
 
-ACTIVATION_BITS: dict[Format, float] = {
-    Format.FP32: 32.0,
-    Format.TF32: 32.0,
-    Format.BF16: 16.0,
-    Format.FP8: 8.0,
-    Format.FP8_BLOCK: 8.0 + 32.0 / 128,
-    Format.INT8: 8.0,
-    Format.INT4: 16.0,
-    Format.NVFP4: 4.5,
-    Format.MXFP4: 16.0,
-}
-"""Bits that one input activation of a GEMM with weights in this format takes."""
+    bits: float
+    """Bits of one value, its share of the scales included."""
+    activation_bits: float
+    """Bits of one input activation of a GEMM with such weights."""
+    rates: tuple[str, ...]
+    """Names of the peak rates that may compute it, the fastest first; a device takes the first one that it has."""
 
-COMPUTE: dict[Format, tuple[str, ...]] = {
-    Format.FP32: ("fp32", "bf16"),
-    Format.TF32: ("tf32", "bf16"),
-    Format.BF16: ("bf16",),
-    Format.FP8: ("fp8", "bf16"),
-    Format.FP8_BLOCK: ("fp8", "bf16"),
-    Format.INT8: ("int8", "bf16"),
-    Format.INT4: ("bf16",),
-    Format.NVFP4: ("fp4", "fp8", "bf16"),
-    Format.MXFP4: ("bf16",),
+
+_STORAGE: dict[Format, _Storage] = {
+    Format.FP32: _Storage(32.0, 32.0, ("fp32", "bf16")),
+    Format.TF32: _Storage(32.0, 32.0, ("tf32", "bf16")),
+    Format.BF16: _Storage(16.0, 16.0, ("bf16",)),
+    Format.FP8: _Storage(8.0, 8.0, ("fp8", "bf16")),
+    Format.FP8_BLOCK: _Storage(8.0 + 32.0 / (128 * 128), 8.0 + 32.0 / 128, ("fp8", "bf16")),
+    Format.INT8: _Storage(8.0, 8.0, ("int8", "bf16")),
+    Format.INT4: _Storage(4.0 + 16.0 / 128, 16.0, ("bf16",)),
+    Format.NVFP4: _Storage(4.0 + 8.0 / 16, 4.5, ("fp4", "fp8", "bf16")),
+    Format.MXFP4: _Storage(4.0 + 8.0 / 32, 16.0, ("bf16",)),
 }
-"""Format of the weights -> names of the peak rates that may compute it, the fastest first; a device takes the first one
-that it has."""
+BITS = {name: storage.bits for name, storage in _STORAGE.items()}
+ACTIVATION_BITS = {name: storage.activation_bits for name, storage in _STORAGE.items()}
+COMPUTE = {name: storage.rates for name, storage in _STORAGE.items()}
 
 
 class Precision(Schema, omit_defaults=False):

@@ -15,7 +15,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node
 from windtunnel.model import operators as ops
-from windtunnel.pricing.interpolate import Curve, Point, Prediction, Surface, bend, corner_sites, gaps, nearest_sites
+from windtunnel.pricing.interpolate import Curve, Interpolated, Point, Surface, bend, corner_sites, gaps, nearest_sites
 from windtunnel.pricing.roofline import CPU, CPU_MEDIAN_ERROR, Roofline, fit_for
 from windtunnel.pricing.table import Floats, MeasurementTable, site_fields, site_names, site_of
 from windtunnel.schema import read_yaml
@@ -152,7 +152,7 @@ class TableModel:
             return prediction.seconds, coverage, lacking
         return *self.between_sites(site, op, axes), LeftOut.SHAPE
 
-    def at_site(self, site: tuple[float, ...], op: ops.Op, axes: Mapping[str, Floats]) -> Prediction:
+    def at_site(self, site: tuple[float, ...], op: ops.Op, axes: Mapping[str, Floats]) -> Interpolated:
         """Return the seconds at points of a measured site."""
         if op.kind in CHUNKED:
             after_cached = self._chunks(site, op)
@@ -182,7 +182,7 @@ class TableModel:
     def _chunk_reference(self, op: ops.Op) -> Callable[[Mapping[str, Floats]], Floats]:
         return lambda chunks: np.asarray(self.roofline.seconds(_with(op, _as_batch(chunks))))
 
-    def _along_axes(self, site: tuple[float, ...], op: ops.Op, axes: Mapping[str, Floats]) -> Prediction:
+    def _along_axes(self, site: tuple[float, ...], op: ops.Op, axes: Mapping[str, Floats]) -> Interpolated:
         def reference(points: Mapping[str, Floats]) -> Floats:
             return np.asarray(self.roofline.seconds(_with(op, points)))
 
@@ -313,7 +313,7 @@ def _as_batch(chunks: Mapping[str, Floats]) -> dict[str, Floats]:
     return {"batch": chunks["chunk"] / length, "num_tokens": length}
 
 
-def _either(rows: NDArray[np.bool_], here: Prediction, elsewhere: Prediction) -> Prediction:
+def _either(rows: NDArray[np.bool_], here: Interpolated, elsewhere: Interpolated) -> Interpolated:
     """Join two predictions in the order of `rows`."""
 
     def joined(name: str) -> NDArray[Any]:
@@ -321,7 +321,7 @@ def _either(rows: NDArray[np.bool_], here: Prediction, elsewhere: Prediction) ->
         values[rows], values[~rows] = getattr(here, name), getattr(elsewhere, name)
         return values
 
-    return Prediction(joined("seconds"), joined("exact"), joined("inside"))
+    return Interpolated(joined("seconds"), joined("exact"), joined("inside"))
 
 
 _NUM_BENDS = 6
@@ -393,7 +393,7 @@ def _with(op: ops.Op, dimensions: Mapping[str, Any]) -> ops.Op:
     return changed
 
 
-def _worst(prediction: Prediction) -> tuple[Coverage, LeftOut | None]:
+def _worst(prediction: Interpolated) -> tuple[Coverage, LeftOut | None]:
     """Return the coverage of the least sure point, and what was lacking there."""
     if prediction.exact.all():
         return Coverage.MEASURED, None

@@ -21,7 +21,7 @@ Reference = Callable[[Mapping[str, Floats]], Floats]
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Interpolated:
     """Seconds at points of one site, and masks of points that were measured or lie between measured points."""
 
     seconds: Floats
@@ -66,7 +66,7 @@ class Curve:
         known = np.ones(len(points), dtype=bool) if measured is None else measured
         return Curve(axis, points, log_seconds, log_seconds - np.log(reference({axis: points})), known, straight, steps)
 
-    def predict(self, values: Floats, reference: Reference) -> Prediction:
+    def predict(self, values: Floats, reference: Reference) -> Interpolated:
         """Return the seconds at `values`: between the points around, or at the utilisation of a kernel's last point."""
         if not self.steps:
             return self._smooth(values, reference)
@@ -79,7 +79,7 @@ class Curve:
             seconds[here], exact[here] = prediction.seconds, prediction.exact
         inside = (values >= self.points[0]) & (values <= self.points[-1])
         low, high = (np.exp(self.log_seconds[row]) for row in self._around(values))
-        return Prediction(np.where(inside, _between(seconds, low, high), seconds), exact, inside)
+        return Interpolated(np.where(inside, _between(seconds, low, high), seconds), exact, inside)
 
     def _part(self, points: NDArray[np.bool_]) -> Curve:
         """Return the curve of some of the points, without a step."""
@@ -91,7 +91,7 @@ class Curve:
         right = np.clip(np.searchsorted(self.points, values), 0, len(self.points) - 1)
         return np.where((self.points[right] > values) & (right > 0), right - 1, right), right
 
-    def _smooth(self, values: Floats, reference: Reference) -> Prediction:
+    def _smooth(self, values: Floats, reference: Reference) -> Interpolated:
         log_values, log_grid = np.log(values), np.log(self.points)
         left, right = self._around(values)
         inside = (values >= self.points[0]) & (values <= self.points[-1])
@@ -100,7 +100,7 @@ class Curve:
         if self.straight:
             bounded = np.interp(log_values, log_grid, self.log_seconds)
         exact = inside & (left == right) & self.measured[right]
-        return Prediction(np.exp(np.where(inside, bounded, log_seconds)), exact, inside)
+        return Interpolated(np.exp(np.where(inside, bounded, log_seconds)), exact, inside)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Surface:
             curves.append(Curve.of(second, axes[second][rows], seconds[rows], along, measured=known[rows], steps=steps))
         return Surface((first, second), levels, tuple(curves))
 
-    def predict(self, axes: Mapping[str, Floats], reference: Reference) -> Prediction:
+    def predict(self, axes: Mapping[str, Floats], reference: Reference) -> Interpolated:
         """Return the seconds at points given along both axes.
 
         Each point lies between two measured values of the first axis. Both curves are read at the point's second
@@ -156,7 +156,7 @@ class Surface:
         within = (first >= self.points[0]) & (first <= self.points[-1])
         bounded = _between(blended, log_seconds[0], log_seconds[1])
         on_grid = within & (lower == upper)
-        return Prediction(np.exp(np.where(within, bounded, blended)), on_grid & exact[0], within & inside.all(axis=0))
+        return Interpolated(np.exp(np.where(within, bounded, blended)), on_grid & exact[0], within & inside.all(axis=0))
 
 
 def _fixed(reference: Reference, axis: str, value: float) -> Reference:

@@ -28,7 +28,7 @@ from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import Floats, MeasurementTable, read_tables, write_tables
 
 Ints = NDArray[np.intp]
-Fit = Callable[[Floats, Floats, Floats], Callable[[Floats, Floats], Floats]]
+FitMethod = Callable[[Floats, Floats, Floats], Callable[[Floats, Floats], Floats]]
 """Function of features `[k, d]`, roofline seconds `[k]` and seconds `[k]` to one of features and roofline seconds."""
 
 RISING = ("monotone", "polynomial", "boosting")
@@ -318,7 +318,7 @@ def _sklearn(module: str) -> Any:
         raise MissingExtraError("scikit-learn", "estimators") from None
 
 
-_METHODS: Mapping[str, Fit] = {
+_METHODS: Mapping[str, FitMethod] = {
     "polynomial": _fit_polynomial,
     "forest": _fit_forest,
     "boosting": _fit_boosting,

@@ -340,7 +340,7 @@ def board(device: Device) -> str:
 
 
 @dataclass(frozen=True)
-class Fit:
+class RooflineFit:
     """Coefficients of one class of operators, and their error."""
 
     coefficients: Coefficients
@@ -358,7 +358,7 @@ class Fit:
 
 
 @cache
-def fits(kind: str) -> Mapping[str, Fit]:
+def fits(kind: str) -> Mapping[str, RooflineFit]:
     """Return the shipped fits of a kind: variant -> fit.
 
     Raises:
@@ -366,14 +366,14 @@ def fits(kind: str) -> Mapping[str, Fit]:
     """
     raw = read_yaml(_FOLDER / f"{kind}.yaml")
     return {
-        name: Fit(
+        name: RooflineFit(
             fit["coefficients"], fit.get("by_family", {}), float(fit["median_error_unseen"]), str(fit["fitted_on"])
         )
         for name, fit in raw["variants"].items()
     }
 
 
-def fit_for(op: ops.Op) -> Fit:
+def fit_for(op: ops.Op) -> RooflineFit:
     """Return the shipped fit of the class of `op`."""
     known = fits(op.kind)
     name = variant(op)

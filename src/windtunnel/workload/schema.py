@@ -101,7 +101,7 @@ class Trace(Schema):
         check_between(2, MAX_TOKENS, max_tokens=self.max_tokens)
 
 
-class Requests(Schema):
+class RequestSource(Schema):
     """Sources of a stream of requests. Streams that are left out come from `trace`."""
 
     arrivals: Arrivals | None = None
@@ -152,7 +152,7 @@ class Requests(Schema):
         )
 
 
-class Tenant(Requests, kw_only=True):
+class Tenant(RequestSource, kw_only=True):
     """A customer of the service: part of the requests, with lengths, priority and limits of its own.
 
     It takes a `share` of the workload's arrivals, or has `arrivals` of its own. In a workload whose trace names tenants
@@ -186,7 +186,7 @@ MAX_LEGACY_SEED = 2**32
 """Upper bound of the seeds of NumPy's `RandomState`, exclusive."""
 
 
-class Workload(Requests):
+class Workload(RequestSource):
     """The requests of one run.
 
     It ends with `num_requests`, at `duration_s` (arrivals only; requests under way finish, sessions end) or with the

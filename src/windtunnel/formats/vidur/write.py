@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.files import check_writable, write_bytes
 from windtunnel.metrics.records import Table
-from windtunnel.metrics.tokens import rows_by_replica, token_times
+from windtunnel.metrics.tokens import rows_by_replica, with_token_times
 from windtunnel.serving.scenario import Setup
 
 
@@ -21,7 +21,7 @@ def request_metrics(requests: Table, steps: Table, setup: Setup, num_replicas: i
     """Return the columns of `request_metrics.csv`: name -> values `[num_requests]`, in order of sending."""
     rows = rows_by_replica(requests, steps, num_replicas)
     device_steps = steps.replaced(duration_s=_device_s(steps, setup))
-    model_execution_s = token_times(requests, device_steps, rows, setup.parallelism.pp).execution_s
+    model_execution_s = with_token_times(requests, device_steps, rows, setup.parallelism.pp)["execution_s"]
     return columns_of(requests, model_execution_s)
 
 

@@ -8,7 +8,7 @@ from windtunnel.serving.scenario import Scenario, Setup
 from windtunnel.units import format_count
 from windtunnel.workload.arrivals import Arrivals, Burst, ClosedLoop, Gamma, Poisson, RateCurve, Recorded, Static
 from windtunnel.workload.lengths import Empirical, Fixed, Lengths, Lognormal, Normal, Uniform, Zipf
-from windtunnel.workload.schema import Requests, Workload
+from windtunnel.workload.schema import RequestSource, Workload
 
 ENGINE_TITLES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 SCHEDULER_TITLES = {
@@ -90,7 +90,7 @@ def workload_text(workload: Workload, says_rate: bool = True) -> str:
     return ", ".join([_streams_text(workload, says_rate), *_groups_text(workload)])
 
 
-def _streams_text(requests: Requests, says_rate: bool) -> str:
+def _streams_text(requests: RequestSource, says_rate: bool) -> str:
     trace = requests.trace.path if requests.trace else None
     parts = [arrivals_text(requests.arrivals, says_rate) if requests.arrivals else f"arrivals of {trace}"]
     if requests.total_tokens is not None:
@@ -103,7 +103,7 @@ def _streams_text(requests: Requests, says_rate: bool) -> str:
     return ", ".join(parts)
 
 
-def _groups_text(requests: Requests) -> list[str]:
+def _groups_text(requests: RequestSource) -> list[str]:
     parts = []
     if requests.sessions is not None:
         parts.append("sessions of several turns" + (" with tool calls" if requests.sessions.tool_calls else ""))

@@ -20,8 +20,6 @@ class ClientRequests:
     arrival_s: Seconds
     input_tokens: Counts
     output_tokens: Counts
-    client: Counts
-    """Number of the client that sent the request."""
 
 
 def draw_clients(
@@ -59,7 +57,6 @@ def draw_clients(
         arrival_s[order],
         np.concatenate([part.input_tokens for part in parts])[order],
         np.concatenate([part.output_tokens for part in parts])[order],
-        np.concatenate([part.client for part in parts])[order],
     )
 
 
@@ -123,8 +120,7 @@ def _requests_of(
     arrival_s = np.minimum(arrival_s, np.nextafter(client.start_s[window] + window_s, 0.0))
     kept = (arrival_s >= start_s) & (arrival_s < last_s)
     inputs, outputs = _lengths_of(client, arrival_s, rngs)
-    number = np.full(int(kept.sum()), client.number, np.int64)
-    return ClientRequests(arrival_s[kept] - start_s, inputs[kept], outputs[kept], number)
+    return ClientRequests(arrival_s[kept] - start_s, inputs[kept], outputs[kept])
 
 
 def _spread(client: Client, inside: NDArray[np.bool_], counts: Counts, rng: np.random.Generator) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ from windtunnel.workload.generate.clients import draw_clients
 from windtunnel.workload.generate.draws import Counts, Seconds, child, draw_indices, draw_lengths, spawn
 from windtunnel.workload.generate.turns import Turns, begins, draw_prompts, draw_turns, within
 from windtunnel.workload.lengths import Lengths
-from windtunnel.workload.schema import Requests, Trace, Workload
+from windtunnel.workload.schema import RequestSource, Trace, Workload
 from windtunnel.workload.sessions import SharedPrompts
 from windtunnel.workload.traces.requests import BlockIds, RecordedRequests, read_requests
 
@@ -122,7 +122,7 @@ def generate(workload: Workload, seed: np.random.SeedSequence | int) -> RequestA
 
 
 def stream_requests(
-    source: Requests,
+    source: RequestSource,
     seed: np.random.SeedSequence,
     limit: int | None,
     duration_s: float | None,
@@ -403,7 +403,7 @@ def _behind_client(requests: RequestArrays, client: ClosedLoop) -> RequestArrays
 
 
 def _read_trace(
-    source: Requests, trace: Trace, limit: int | None, arrival_s: Seconds | None, rng: np.random.Generator
+    source: RequestSource, trace: Trace, limit: int | None, arrival_s: Seconds | None, rng: np.random.Generator
 ) -> RecordedRequests:
     """Read the columns that `source` leaves to its trace, from `start_s` on and in the trace's order."""
     lengths_given = source.total_tokens is not None
@@ -440,7 +440,7 @@ def _from_start(recorded: RecordedRequests, arrival_s: Seconds, trace: Trace) ->
 
 
 def arrival_times(
-    source: Requests,
+    source: RequestSource,
     recorded: RecordedRequests | None,
     limit: int | None,
     duration_s: float | None,
@@ -463,11 +463,11 @@ def arrival_times(
 
 
 def _both_lengths(
-    source: Requests, recorded: RecordedRequests | None, num_requests: int, rngs: dict[str, np.random.Generator]
+    source: RequestSource, recorded: RecordedRequests | None, num_requests: int, rngs: dict[str, np.random.Generator]
 ) -> tuple[Counts, Counts]:
     """Return the prompt and output tokens of each request."""
     if source.total_tokens is not None:
-        assert source.input_to_output_ratio is not None, "Requests checks that they are given together"
+        assert source.input_to_output_ratio is not None, "RequestSource checks that they are given together"
         total = np.maximum(draw_lengths(source.total_tokens, num_requests, rngs["input_tokens"]), 2)
         output = np.ceil(total / (1 + source.input_to_output_ratio)).astype(np.int64)
         output = np.minimum(output, total - 1)

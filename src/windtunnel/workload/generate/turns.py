@@ -16,7 +16,7 @@ from windtunnel.workload.generate.draws import (
     draw_lengths,
     spawn,
 )
-from windtunnel.workload.schema import Requests
+from windtunnel.workload.schema import RequestSource
 from windtunnel.workload.sessions import SharedPrompts
 
 
@@ -41,7 +41,7 @@ class Turns:
         return replace(self, **columns)
 
 
-def draw_turns(source: Requests, num_starts: int, limit: int | None, seed: np.random.SeedSequence) -> Turns:
+def draw_turns(source: RequestSource, num_starts: int, limit: int | None, seed: np.random.SeedSequence) -> Turns:
     """Draw the requests of at most `num_starts` sessions.
 
     Args:
@@ -69,7 +69,7 @@ def draw_turns(source: Requests, num_starts: int, limit: int | None, seed: np.ra
     return drawn
 
 
-def _turns(source: Requests, num_sessions: int, seed: np.random.SeedSequence) -> Turns:
+def _turns(source: RequestSource, num_sessions: int, seed: np.random.SeedSequence) -> Turns:
     """Draw all requests of the first `num_sessions` sessions, without those beyond `max_context_tokens`."""
     sessions, rngs = source.sessions, spawn(seed)
     assert sessions is not None
