@@ -31,6 +31,8 @@ from windtunnel.serving.setup.step_prices import graph_sizes, num_launches, padd
 from windtunnel.serving.state.records import StepCost
 
 Floats = NDArray[np.float64]
+Curve = tuple[Floats, Floats]
+"""Nodes, ascending, and seconds."""
 
 ONCE = ("embedding", "final_layernorm")
 A_LAYER: Mapping[str, int] = {
@@ -53,9 +55,9 @@ FEED_FORWARD = ("gate_up_proj", "down_proj")
 class LayerProfile:
     """The measured kernels of one model on one GPU at one tensor parallelism."""
 
-    dense_s: Mapping[str, tuple[Floats, Floats]]
+    dense_s: Mapping[str, Curve]
     """Layer -> tokens, ascending, and seconds."""
-    sequence_s: Mapping[str, tuple[Floats, Floats]]
+    sequence_s: Mapping[str, Curve]
     """`lm_head` and `sampler` -> sequences and seconds."""
     decode_s: Mapping[tuple[int, int], float]
     """(requests, keys of each) -> seconds of one layer's attention."""
@@ -63,28 +65,28 @@ class LayerProfile:
     """(tokens of the chunk, tokens before it) -> the same."""
     beside_s: Mapping[tuple[int, int], float]
     """(requests, keys of each) -> what they add to the attention of a chunk: the median over the measured chunks."""
-    experts_s: Mapping[int, tuple[Floats, Floats]]
+    experts_s: Mapping[int, Curve]
     """Experts that a step's tokens choose -> tokens, ascending, and seconds of a layer's experts; empty: none."""
 
 
 def read_layer_profile(folder: Path, gpu: str, model: str, tp: int) -> LayerProfile:
-    """The profile of `model` on `gpu`, from the files in `folder`; `v1_moe` is looked for where a model has no dense
+    """Read the profile of `model` on `gpu` from the files in `folder`; `v1_moe` where a model has no dense
     feed-forward.
 
     Raises:
         InputError: a file is missing or malformed, or holds no such model on such a GPU.
     """
-    wanted = (gpu, model, str(tp))
-    dense = _curves(folder / "v1_dense.csv.gz", "tokens", wanted)
+    profiled = (gpu, model, str(tp))
+    dense = _curves(folder / "v1_dense.csv.gz", "tokens", profiled)
     missing = [name for name in (*NEEDED, *FEED_FORWARD) if name not in dense]
     experts = {}
     if missing and not set(missing) - set(FEED_FORWARD):
-        chosen = _curves(folder / "v1_moe.csv.gz", "tokens", wanted, by="activated_experts")
+        chosen = _curves(folder / "v1_moe.csv.gz", "tokens", profiled, by="activated_experts")
         experts = {int(count): curve for count, curve in chosen.items()}
     if missing and not experts:
         raise InputError(f"{folder} has no {missing[0]} of {model} on {gpu} with tp = {tp}")
     decode, prefill, mixed = {}, {}, {}
-    for row in _rows(folder / "v1_attention.csv.gz", wanted):
+    for row in _rows(folder / "v1_attention.csv.gz", profiled):
         chunk, before, requests, keys = (_whole(row, name) for name in _ATTENTION)
         if chunk == 0:
             decode[requests, keys] = _seconds(row)
@@ -92,7 +94,7 @@ def read_layer_profile(folder: Path, gpu: str, model: str, tp: int) -> LayerProf
             prefill[chunk, before] = _seconds(row)
         else:
             mixed[chunk, before, requests, keys] = _seconds(row)
-    sequences = _curves(folder / "v1_per_sequence.csv.gz", "sequences", wanted)
+    sequences = _curves(folder / "v1_per_sequence.csv.gz", "sequences", profiled)
     return LayerProfile(dense, sequences, decode, prefill, _beside(mixed, prefill), experts)
 
 
@@ -103,7 +105,7 @@ def _beside(
     for (chunk, before, requests, keys), seconds in mixed.items():
         if (chunk, before) in prefill:
             added.setdefault((requests, keys), []).append(seconds - prefill[chunk, before])
-    return {at: max(float(np.median(seconds)), 0.0) for at, seconds in added.items()}
+    return {point: max(float(np.median(seconds)), 0.0) for point, seconds in added.items()}
 
 
 def layer_steps(
@@ -114,31 +116,25 @@ def layer_steps(
     all_reduce_s: Floats | None = None,
     exchange_s: Floats | None = None,
 ) -> StepCost:
-    """The profile as the arrays that the loop looks durations up in.
+    """Return the profile as the arrays that the loop looks durations up in.
 
     Args:
-        profile: of the model and parallelism of `shard`.
-        shard: its number of layers counts.
-        engine: resolved settings; the host's overheads are taken from it.
+        profile: profile of the model and parallelism of `shard`.
+        shard: gives the number of layers.
+        engine: resolved settings, with the host's overheads.
         max_model_len: tokens of the longest request.
-        all_reduce_s: `[max_num_batched_tokens + max_num_seqs + 1]` seconds of one all-reduce of so many tokens; a layer
-            has two; None where tp is 1.
-        exchange_s: `[ranks * (max_num_batched_tokens + max_num_seqs) + 1]` seconds in which the ranks of attention data
-            parallelism gather so many tokens of all of them before a layer's experts and scatter them after; None where
-            there is one rank.
+        all_reduce_s: `[max_num_batched_tokens + max_num_seqs + 1]` seconds of one all-reduce by tokens; a layer has
+            two; None where tp is 1.
+        exchange_s: `[ranks * (max_num_batched_tokens + max_num_seqs) + 1]` seconds, by tokens of all ranks, in which
+            the ranks of attention data parallelism gather tokens before a layer's experts and scatter them after; None
+            for one rank.
     """
     assert engine.max_num_seqs is not None
     assert engine.max_num_batched_tokens is not None
-    layers, most = shard.model.num_layers, engine.max_num_seqs
-    tokens = np.arange(engine.max_num_batched_tokens + most + 1, dtype=np.float64)
-    requests = np.arange(most + 1, dtype=np.float64)
-    token_s = np.zeros(tokens.size)
-    for name, count in [*((name, 1) for name in ONCE), *((name, layers * each) for name, each in A_LAYER.items())]:
-        if name in profile.dense_s:
-            token_s += count * _at(profile.dense_s[name], tokens)
-    if all_reduce_s is not None:
-        token_s = token_s + 2 * layers * all_reduce_s
-    ranks = shard.parallelism.attention_dp
+    layers, max_requests, ranks = shard.model.num_layers, engine.max_num_seqs, shard.parallelism.attention_dp
+    tokens = np.arange(engine.max_num_batched_tokens + max_requests + 1, dtype=np.float64)
+    requests = np.arange(max_requests + 1, dtype=np.float64)
+    token_s = _token_seconds(profile, layers, tokens, all_reduce_s)
     group_s = np.zeros(ranks * (tokens.size - 1) + 1)
     if profile.experts_s:
         group_s = _experts_seconds(profile.experts_s, shard, np.arange(group_s.size, dtype=np.float64))
@@ -148,11 +144,11 @@ def layer_steps(
     host = engine.host
     unhidden_s = float(host.unhidden_step_s or 0.0) + float(host.unhidden_request_s or 0.0) * requests
     sample_s = sum((_at(curve, requests) for curve in profile.sequence_s.values()), np.zeros(requests.size))
-    padded = padded_sizes(graph_sizes(engine), most)
+    padded = padded_sizes(graph_sizes(engine), max_requests)
     context = np.array(sorted({keys for _, keys in profile.decode_s}), np.float64)
     chunks, lengths, prefill_s = _prefill_grid(profile, max_model_len)
     return StepCost(
-        decode_token_s=together_s[padded] + sample_s[np.minimum(padded, most)] + unhidden_s,
+        decode_token_s=together_s[padded] + sample_s[np.minimum(padded, max_requests)] + unhidden_s,
         mixed_token_s=token_s if ranks > 1 else together_s,
         sample_s=sample_s + unhidden_s,
         context_nodes=context,
@@ -170,7 +166,16 @@ def layer_steps(
     )
 
 
-def _experts_seconds(experts_s: Mapping[int, tuple[Floats, Floats]], shard: Shard, tokens: Floats) -> Floats:
+def _token_seconds(profile: LayerProfile, layers: int, tokens: Floats, all_reduce_s: Floats | None) -> Floats:
+    """Return seconds of the kernels that depend on the tokens of a step alone, with two all-reduces a layer."""
+    seconds = np.zeros(tokens.size)
+    for name, count in {**dict.fromkeys(ONCE, 1), **{name: layers * each for name, each in A_LAYER.items()}}.items():
+        if name in profile.dense_s:
+            seconds += count * _at(profile.dense_s[name], tokens)
+    return seconds if all_reduce_s is None else seconds + 2 * layers * all_reduce_s
+
+
+def _experts_seconds(experts_s: Mapping[int, Curve], shard: Shard, tokens: Floats) -> Floats:
     """Seconds of all layers' experts on one rank for so many tokens n of all ranks, each with k of E drawn at random:
     together they choose E (1 - (1 - k / E)^n).
 
@@ -185,7 +190,7 @@ def _experts_seconds(experts_s: Mapping[int, tuple[Floats, Floats]], shard: Shar
         part = group.feed_forward
         if isinstance(part, ExpertsFeedForward):
             chosen = part.num_experts / ep * (1 - (1 - part.experts_per_token / part.num_experts) ** tokens)
-            of_step = [np.interp(at, counts, column) for at, column in zip(chosen, measured.T, strict=True)]
+            of_step = [np.interp(count, counts, column) for count, column in zip(chosen, measured.T, strict=True)]
             total += group.num_layers * np.array(of_step)
     return total
 
@@ -216,42 +221,43 @@ def _prefill_grid(profile: LayerProfile, max_model_len: int) -> tuple[Floats, Fl
     grid = np.empty((chunks.size, lengths.size))
     for row, chunk in enumerate(chunks):
         known = sorted((before, seconds) for (c, before), seconds in profile.prefill_s.items() if c == chunk)
-        at = np.array([2.0 * before + chunk for before, _ in known])
+        nodes = np.array([2.0 * before + chunk for before, _ in known])
         seconds = np.array([taken for _, taken in known])
         alone = seconds[0] * lengths / chunk
-        grid[row] = np.where(lengths < chunk, np.maximum(alone, least), _at((at, seconds), lengths))
+        grid[row] = np.where(lengths < chunk, np.maximum(alone, least), _at((nodes, seconds), lengths))
     return chunks, lengths, grid
 
 
-def _at(curve: tuple[Floats, Floats], wanted: Floats) -> Floats:
-    """Straight lines between points and beyond the last; the first holds below it."""
-    at, seconds = curve
-    if at.size == 1:
-        return np.full(wanted.size, seconds[0])
-    slope = (seconds[-1] - seconds[-2]) / (at[-1] - at[-2])
-    beyond = np.maximum(wanted - at[-1], 0.0) * max(slope, 0.0)
-    return np.asarray(np.interp(wanted, at, seconds) + beyond, np.float64)
+def _at(curve: Curve, points: Floats) -> Floats:
+    """Interpolate linearly between nodes and beyond the last; the first holds below it."""
+    nodes, seconds = curve
+    if nodes.size == 1:
+        return np.full(points.size, seconds[0])
+    slope = (seconds[-1] - seconds[-2]) / (nodes[-1] - nodes[-2])
+    beyond = np.maximum(points - nodes[-1], 0.0) * max(slope, 0.0)
+    return np.asarray(np.interp(points, nodes, seconds) + beyond, np.float64)
 
 
 _ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 
 
-def _curves(path: Path, axis: str, wanted: tuple[str, str, str], by: str = "layer") -> dict[str, tuple[Floats, Floats]]:
-    """Column `by` -> seconds along `axis`."""
-    points: dict[str, dict[int, float]] = {}
-    for row in _rows(path, wanted):
-        points.setdefault(row[by], {})[_whole(row, axis)] = _seconds(row)
+def _curves(path: Path, axis: str, profiled: tuple[str, str, str], by: str = "layer") -> dict[str, Curve]:
+    """Return column `by` -> seconds along `axis`."""
+    curves: dict[str, dict[int, float]] = {}
+    for row in _rows(path, profiled):
+        curves.setdefault(row[by], {})[_whole(row, axis)] = _seconds(row)
     return {
-        layer: (np.array(sorted(found), np.float64), np.array([found[at] for at in sorted(found)]))
-        for layer, found in points.items()
+        name: (np.array(sorted(seconds), np.float64), np.array([seconds[point] for point in sorted(seconds)]))
+        for name, seconds in curves.items()
     }
 
 
-def _rows(path: Path, wanted: tuple[str, str, str]) -> Iterator[dict[str, str]]:
+def _rows(path: Path, profiled: tuple[str, str, str]) -> Iterator[dict[str, str]]:
+    """Yield the rows of one (GPU, model, tensor parallelism)."""
     try:
         with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
-                if (row.get("gpu"), row.get("model"), row.get("tp")) == wanted:
+                if (row.get("gpu"), row.get("model"), row.get("tp")) == profiled:
                     yield row
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from None

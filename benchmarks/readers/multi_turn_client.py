@@ -1,5 +1,6 @@
-"""What vLLM's multi-turn benchmark client recorded (`benchmark_serving_multi_turn.py`), as conversations that share
-their beginnings."""
+"""Records of vLLM's multi-turn benchmark client (`benchmark_serving_multi_turn.py`), as conversations that share their
+beginnings.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ class ChatTemplate:
 
 
 LLAMA_3 = ChatTemplate(system=25, message=5, answer=4)
-"""Of Llama 3.3 Instruct (tokenizer_config.json on huggingface.co), its dated system prompt included."""
+"""Template of Llama 3.3 Instruct (tokenizer_config.json on huggingface.co), with its dated system prompt."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +36,7 @@ class RecordedConversations:
     """
 
     rows: Ints
-    """Which recorded row a turn is."""
+    """Recorded row of each turn."""
     input_tokens: Ints
     output_tokens: Ints
     previous: Ints
@@ -51,12 +52,12 @@ class RecordedConversations:
 def recorded_conversations(
     columns: Mapping[str, Sequence[Any]], template: ChatTemplate = LLAMA_3
 ) -> RecordedConversations:
-    """The turns of one run.
+    """Return the turns of one run.
 
     Args:
         columns: `conversation_id`, `start_s`, `input_turns` (messages of the prompt), `input_tokens` (of all texts of
-            the conversation so far, without the template) and `output_tokens`, a row a request.
-        template: what stands around the texts.
+            the conversation so far, without the template) and `output_tokens`, a row for each request.
+        template: tokens around the texts.
     """
     conversation = np.unique(np.asarray(columns["conversation_id"]), return_inverse=True)[1]
     start_s, turns = np.asarray(columns["start_s"], np.float64), np.asarray(columns["input_turns"], np.int64)

@@ -1,4 +1,4 @@
-"""What a row of measured runs says of its engine's settings: strings of many tools, each read as it was written there.
+"""Read engine settings from a row of measured runs: strings of many tools, each in its own notation.
 
 An engine's own default is left open.
 """
@@ -10,7 +10,7 @@ from windtunnel.pricing.choices import MOE_BACKENDS
 from windtunnel.serving.deployment import BALANCE_BATCHING_ITERS, BALANCE_TIMEOUT_ITERS, EngineSettings
 
 GENERATED_SLACK_TOKENS = {"vllm": 1500, "sglang": 1500, "trtllm": 1000}
-"""What the generator's token budget adds to the prompt. Its first version, of the summer of TensorRT-LLM 1.0.0rc3,
+"""Tokens that the generator's budget adds to the prompt. Its first version, of the summer of TensorRT-LLM 1.0.0rc3,
 writes 1,500 as all later ones do, below a comment that says "+1000 is for holding the largest isl"; budgets in whole
 blocks came later. The runs speak for the comment. With 1,500, two prompts of 1,024 tokens or three of 512 share a step;
 what another request's prompt adds, by TPOT of two output lengths, is a step for each prompt of 1,024 (Llama-3.1-8B on
@@ -18,7 +18,7 @@ four devices: 11 to 17 ms, as for 2,048 tokens) and half a step for each of 512.
 
 
 def recorded_engine(name: str, measured: Row, row: Row, server: Row) -> EngineSettings:
-    """Of a row of measurements, what was recovered for it, and what for its configuration.
+    """Return the settings in a row of measurements, its recovered row, and the row of its configuration.
 
     Raises:
         InputError: a value that is none; names the row.
@@ -52,29 +52,29 @@ def recorded_engine(name: str, measured: Row, row: Row, server: Row) -> EngineSe
 
 
 def _switch(text: str) -> bool | None:
-    """`on (default)`, `async-scheduling on`, `off`; None where the engine's own default was in force."""
-    found = re.match(r"(?:async-scheduling )?(on|off)\b", text)
-    return found[1] == "on" if found else None
+    """Read `on (default)`, `async-scheduling on`, `off`; None where the engine's own default was in force."""
+    switch = re.match(r"(?:async-scheduling )?(on|off)\b", text)
+    return switch[1] == "on" if switch else None
 
 
 def _moe_backend(server: Row) -> str | None:
-    """The family of kernels that a flag or variable named: `flashinfer_trtllm`, `Marlin (VLLM_...)`, `DEEPGEMM`.
+    """Return the family of kernels that a flag or variable named: `flashinfer_trtllm`, `Marlin (VLLM_...)`, `DEEPGEMM`.
 
-    Of `FlashInfer FP8 MoE off, DeepGEMM MoE off (Triton)` what is off does not count. None: the engine chose.
+    In `FlashInfer FP8 MoE off, DeepGEMM MoE off (Triton)` the parts that are off do not count. None: the engine chose.
     """
     text = re.sub(r"\w+( \w+)* off\b", "", server.text("moe_backend").lower())
     return next((name for name in MOE_BACKENDS if name in text), None)
 
 
 def _balance(server: Row, name: str, default: int) -> int | None:
-    """`batching_wait_iters 0, enable_balance true, timeout_iters 60`; None where it is off."""
+    """Read `batching_wait_iters 0, enable_balance true, timeout_iters 60`; None where balancing is off."""
     text = server.text("attention_dp_config")
-    found = re.search(rf"{name} (\d+)", text)
-    return (int(found[1]) if found else default) if "enable_balance true" in text else None
+    steps = re.search(rf"{name} (\d+)", text)
+    return (int(steps[1]) if steps else default) if "enable_balance true" in text else None
 
 
 def _piecewise_cudagraphs(server: Row) -> bool | None:
-    """`FULL_AND_PIECEWISE`, `FULL_DECODE_ONLY`, `padding on; piecewise off`; None: the engine's default."""
+    """Read `FULL_AND_PIECEWISE`, `FULL_DECODE_ONLY`, `padding on; piecewise off`; None: the engine's default."""
     text = server.text("cuda_graph")
     switch = re.search(r"\bpiecewise (on|off)\b", text)
     if switch:
@@ -83,9 +83,9 @@ def _piecewise_cudagraphs(server: Row) -> bool | None:
 
 
 def _fused_all_reduce(server: Row) -> bool | None:
-    """`all-reduce fusion on`, `fuse_allreduce_rms`, `all-reduce fusion off`; None: the engine's default."""
-    found = re.search(r"all-reduce fusion (on|off)|fuse_allreduce_rms", server.text("gemm_and_allreduce_fusion"))
-    return found and found[1] != "off"
+    """Read `all-reduce fusion on`, `fuse_allreduce_rms`, `all-reduce fusion off`; None: the engine's default."""
+    fusion = re.search(r"all-reduce fusion (on|off)|fuse_allreduce_rms", server.text("gemm_and_allreduce_fusion"))
+    return fusion and fusion[1] != "off"
 
 
 def _tf32(server: Row) -> bool | None:
@@ -94,12 +94,12 @@ def _tf32(server: Row) -> bool | None:
 
 
 def default_engine(name: str, measured: Row) -> EngineSettings:
-    """Nothing but the version was recorded."""
+    """Return an engine of which only the version was recorded."""
     return EngineSettings(name=name, version=measured.text("backend_version") or None)
 
 
 def generated_engine(name: str, measured: Row, concurrency: int) -> EngineSettings:
-    """What AIConfigurator's generator writes for a server whose batch is the client's concurrency.
+    """Return the settings that AIConfigurator's generator writes for a server whose batch is the client's concurrency.
 
     Source: aiconfigurator 0.12 `generator/rule_plugin/{trtllm,vllm,sglang}.rule` and
     `generator/config/backend_templates/trtllm/extra_engine_args.1.0.0rc3.yaml.j2`; its client in

@@ -64,11 +64,11 @@ class PoolRecord:
 
     def switch(self, key: str) -> bool | None:
         """`on`, `off`, `True` or `False`; None where it was left out."""
-        found = {"on": True, "true": True, "off": False, "false": False, "": None}
+        switches = {"on": True, "true": True, "off": False, "false": False, "": None}
         value = self.text(key).lower()
-        if value not in found:
+        if value not in switches:
             raise InputError(f"{self.where}: {self.name}_pool has {key}={value}; on or off is needed")
-        return found[value]
+        return switches[value]
 
     @property
     def parallelism(self) -> Parallelism:
@@ -93,8 +93,9 @@ class PoolRecord:
 
     @property
     def graph_limit(self) -> int | None:
-        """Of `off`, `max_bs 256`, `16`, `19 sizes 1..128` or `powers of 2 up to 2048 + max batch`; None: the
-        default."""
+        """Largest batch in `off`, `max_bs 256`, `16`, `19 sizes 1..128` or `powers of 2 up to 2048 + max batch`; None:
+        the default.
+        """
         value = self.text("cuda_graph")
         if value == "off":
             return 0
@@ -136,33 +137,34 @@ class PoolRecord:
     @property
     def unmodelled(self) -> tuple[str, ...]:
         """Settings without a counterpart in a scenario."""
-        found = [f"{key}={self.values[key]}" for key in ("a2a", "deepep", "redundant", "eplb", "sbo") if self.text(key)]
+        keys = ("a2a", "deepep", "redundant", "eplb", "sbo")
+        settings = [f"{key}={self.values[key]}" for key in keys if self.text(key)]
         if self.text("moe_backend") and self.moe_backend is None:
-            found.append(self.text("moe_backend"))
-        return tuple(f"{self.name} {one}" for one in found)
+            settings.append(self.text("moe_backend"))
+        return tuple(f"{self.name} {setting}" for setting in settings)
 
 
 def pool_records(server: Row) -> tuple[PoolRecord, PoolRecord]:
-    """The servers that prefill and those that decode.
+    """Return the records of the prefill and the decode servers.
 
     Raises:
-        InputError: one of them was not recorded.
+        InputError: a record is missing.
     """
-    found = []
+    records = []
     for name, column in (("prefill", PREFILL_POOL), ("decode", DECODE_POOL)):
         text = server.text(column)
         if not text:
             raise InputError(f"how many servers {name} and how was not recorded")
         values = dict(re.findall(r"(\w+)=(\[.*?\]|\{.*?\}|.*?)(?=\s\w+=|$)", text))
-        found.append(PoolRecord(name, values, server.where))  # type: ignore[arg-type]
-    return found[0], found[1]
+        records.append(PoolRecord(name, values, server.where))  # type: ignore[arg-type]
+    return records[0], records[1]
 
 
 def pools_of(engine: str, server: Row | None) -> tuple[EngineSettings, tuple[Pool, ...], str]:
-    """What all servers have in common, those that prefill and those that decode, and what is assumed of them.
+    """Return the common settings of all servers, the prefill and decode pools, and the assumption made.
 
     Raises:
-        InputError: it was not recorded how wide they are, or what they run at once.
+        InputError: their width or their limits were not recorded.
     """
     if server is None:
         raise InputError("it was served by separate pools for prefill and decode, and nothing of them was recorded")
@@ -173,8 +175,8 @@ def pools_of(engine: str, server: Row | None) -> tuple[EngineSettings, tuple[Poo
 
 
 def transfer_of(engine: str, system: str, pools: Sequence[Pool]) -> Transfer:
-    """How the KV goes from one of two pools to the other: all of these were told to use UCX, or NIXL over it, which
-    stays on NVLink where it reaches (TensorRT-LLM `_torch/pyexecutor/kv_cache_transceiver.py`: outside of one domain
+    """Return the KV transfer between two pools: all of these were told to use UCX, or NIXL over it, which stays on
+    NVLink where it reaches (TensorRT-LLM `_torch/pyexecutor/kv_cache_transceiver.py`: outside of one domain
     `UCX_CUDA_IPC_ENABLE_MNNVL` has to be turned off).
     """
     node = catalog.default_node(catalog.device(system))

@@ -20,8 +20,8 @@ def is_default(text: str) -> bool:
 
 
 def at_load(text: str, concurrency: int | None) -> str:
-    """Of `c4-8: 0.85; c16-64: padding on; piecewise on` the part for a client of that concurrency, "" where there is
-    none; anything else as it is.
+    """Return the part of `c4-8: 0.85; c16-64: padding on; piecewise on` for a client of that concurrency, "" without
+    one; anything else as it is.
     """
     parts = list(_PART.finditer(text))
     if not parts or parts[0].start() != 0:
@@ -96,10 +96,10 @@ class Row:
 
     def share(self, column: str) -> float | None:
         """A number above zero, maybe with a remark behind it, as `0.9 (default)`; None for the engine's default."""
-        found = re.match(r"([\d.]+)( \(|$)", self.text(column))
-        if found is None and is_default(self.text(column)):
+        share = re.match(r"([\d.]+)( \(|$)", self.text(column))
+        if share is None and is_default(self.text(column)):
             return None
-        return Row({column: found[1] if found else self.text(column)}, self.where).number(column)
+        return Row({column: share[1] if share else self.text(column)}, self.where).number(column)
 
     def truth(self, column: str) -> bool:
         """`True` or `False`; what was left out is not so."""

@@ -43,7 +43,7 @@ REQUESTS_PER_SLOT_BY_DIGITS = {("sglang", "h100_sxm"): 20, ("trtllm", "h100_sxm"
 """The same where unrounded means tell: their digits are multiples of 1 / N with these N."""
 
 CLIENT_SEED = 0
-"""Of every run whose client is known: the seed that it draws lengths from, its default."""
+"""Default seed of lengths, of every run whose client is known."""
 
 NOT_SPECULATIVE = ("none", "none?")
 
@@ -87,13 +87,13 @@ LABELS: Mapping[Format, str] = {
     Format.NVFP4: "fp4",
     Format.MXFP4: "fp4",
 }
-"""What the `precision` column calls a checkpoint's narrowest format."""
+"""A checkpoint's narrowest format -> its name in the `precision` column."""
 
 KV_FORMATS = {
     **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e4m3fn", "fp8_e5m2"), "fp8"),
     **dict.fromkeys(("bf16", "bfloat16", "fp16", "float16", "half"), "bf16"),
 }
-"""What `kv_cache_dtype` may be -> the format of as many bits."""
+"""Value of `kv_cache_dtype` -> the format with as many bits."""
 
 ONLINE_FORMATS = {"fp8": Format.FP8, "fp8_block": Format.FP8_BLOCK}
 """`gemm_quant_mode` -> the format that an engine makes of a bf16 checkpoint when it loads it."""
@@ -110,12 +110,12 @@ class MeasuredRun:
     speculative: str
     """`none`, `none?` (not recorded, nothing speaks for it) or the method."""
     num_draft_tokens: int | None
-    """Of one verification, with `mtp`."""
+    """Draft tokens of one verification, with `mtp`."""
     system: str
     model: str
     """As the measurement names it."""
     checkpoint: str | None
-    """What was loaded; None where only `model` and `precision` are known."""
+    """The loaded checkpoint; None where only `model` and `precision` are known."""
     precision: str | None
     """`bf16`, `fp8`, `fp4`, `int4`; None: the checkpoint as it is."""
     gemm_format: str | None
@@ -137,17 +137,17 @@ class MeasuredRun:
     tpot_s: float
     """Means over requests."""
     flags: tuple[str, ...]
-    """What is odd about the row."""
+    """Oddities of the row."""
     unmodelled: tuple[str, ...]
     """Recorded settings that have no counterpart in a scenario."""
     pools: tuple[Pool, ...] = ()
     """Separate servers for prefill and decode, in place of `parallelism`."""
     assumed: str = ""
-    """What nobody recorded and is taken as usual."""
+    """Unrecorded settings for which the usual value is assumed."""
 
     @property
     def mean_output_tokens(self) -> float:
-        """Of the client's distribution."""
+        """Mean of the client's distribution."""
         return self.output_tokens * (1.0 if self.range_ratio is None else (1 + self.range_ratio) / 2)
 
     @property
@@ -162,7 +162,7 @@ class MeasuredRun:
 
     @property
     def lengths_seed(self) -> int | None:
-        """Of the client's draws, where the client is known and draws."""
+        """Seed of the client's draws, where the client is known and draws."""
         return None if self.range_ratio in (None, 1.0) else CLIENT_SEED
 
 
@@ -191,23 +191,23 @@ def read_runs(measurements: Path) -> list[MeasuredRun]:
 
 
 def read_measurements(measurements: Path) -> list[Measurement]:
-    """Every row of such a file as a measurement, those of separate pools too; one that is malformed says so itself.
+    """Read every row of such a file as a measurement, separate pools too; a malformed row becomes a refused one.
 
     Raises:
         InputError: a file is missing, or has a line of another number of values than its header.
     """
     recovered, servers = _settings(measurements)
-    found = []
+    read = []
     for measured in rows(measurements):
         try:
-            found.append(measurement_of(_run(measured, _recovered(measured, recovered), servers)))
+            read.append(measurement_of(_run(measured, _recovered(measured, recovered), servers)))
         except InputError as error:
-            found.append(_refused(measured, error))
-    return found
+            read.append(_refused(measured, error))
+    return read
 
 
 def _settings(measurements: Path) -> tuple[dict[str, Row], dict[str, Row]]:
-    """Of rows by their id, and of configurations by theirs."""
+    """Return the recovered rows and the configurations, by their ids."""
     recovered = {row.required("id"): row for row in rows(measurements.with_name(ROW_SETTINGS))}
     servers = {row.required("settings_id"): row for row in rows(measurements.with_name(ENGINE_SETTINGS))}
     return recovered, servers
@@ -292,7 +292,7 @@ def served_checkpoint(run: MeasuredRun) -> tuple[str, Precision]:
 
 
 def _label(precision: Precision) -> str | None:
-    """What the `precision` column calls a checkpoint in these formats."""
+    """Return the name of these formats in the `precision` column."""
     narrowest = precision.experts_format if precision.experts_format is not Format.BF16 else precision.weights
     return LABELS.get(narrowest)
 
@@ -304,15 +304,15 @@ def _is_narrower(label: str, precision: Precision) -> bool:
 
 @cache
 def _published(name: str, label: str) -> ModelSpec | None:
-    """The catalog's checkpoint of the shape of `name` in the formats of `label`, where all that it has are alike."""
+    """Return the catalog's checkpoint of the shape of `name` in the formats of `label`, where all such are equal."""
 
     def shape(spec: ModelSpec) -> ModelSpec:
         return msgspec.structs.replace(spec, name="", precision=Precision())
 
-    wanted = shape(catalog.model(name))
-    every = (catalog.model(other) for other in catalog.names("models"))
-    found = [spec for spec in every if _label(spec.precision) == label and shape(spec) == wanted]
-    return found[0] if found and all(spec.precision == found[0].precision for spec in found) else None
+    target = shape(catalog.model(name))
+    specs = [catalog.model(other) for other in catalog.names("models")]
+    specs = [spec for spec in specs if _label(spec.precision) == label and shape(spec) == target]
+    return specs[0] if specs and all(spec.precision == specs[0].precision for spec in specs) else None
 
 
 def measurement_of(run: MeasuredRun) -> Measurement:
@@ -366,11 +366,11 @@ def _unknown(run: MeasuredRun) -> tuple[str, ...]:
     return tuple(name for name in names if getattr(run.engine, name) is None) if run.is_unrecorded else ()
 
 
-def _lengths(most: int, range_ratio: float | None) -> Lengths:
+def _lengths(longest: int, range_ratio: float | None) -> Lengths:
     if range_ratio is None:
-        low, high = round(most * (1 - UNRECORDED_SPREAD)), round(most * (1 + UNRECORDED_SPREAD))
+        low, high = round(longest * (1 - UNRECORDED_SPREAD)), round(longest * (1 + UNRECORDED_SPREAD))
         return Uniform(min_tokens=max(low, 1), max_tokens=high)
-    return most if range_ratio == 1.0 else Uniform.of_range_ratio(most, range_ratio)
+    return longest if range_ratio == 1.0 else Uniform.of_range_ratio(longest, range_ratio)
 
 
 def _recovered(measured: Row, recovered: Mapping[str, Row]) -> Row:
@@ -464,8 +464,8 @@ def _num_draft_tokens(server: Row | None) -> int | None:
     """`EAGLE(MTP) steps 2, topk 1, draft tokens 3`, where the third is the verified token, or
     `MTP num_nextn_predict_layers=3`; None without.
     """
-    found = re.search(r"(?:steps |num_nextn_predict_layers=)(\d+)", server.text("speculative") if server else "")
-    return int(found[1]) if found else None
+    steps = re.search(r"(?:steps |num_nextn_predict_layers=)(\d+)", server.text("speculative") if server else "")
+    return int(steps[1]) if steps else None
 
 
 def _kv_cache(server: Row) -> str | None:
@@ -507,20 +507,21 @@ def _rate(server: Row) -> float | None:
 def _num_warmup(row: Row) -> int:
     """`2*CONC identical requests`, or none."""
     concurrency = row.count_or_none("concurrency")
-    found = re.match(r"(\d+)\*CONC", row.text("warmup"))
-    return int(found[1]) * concurrency if found and concurrency else 0
+    factor = re.match(r"(\d+)\*CONC", row.text("warmup"))
+    return int(factor[1]) * concurrency if factor and concurrency else 0
 
 
 _SCHEDULER_WORDS = r"(scheduler-recv-interval|schedule-conservativeness|batch_wait_\w+) [\d.]+|no batch wait|default"
 
 
 def _unmodelled(row: Row, server: Row | None) -> tuple[str, ...]:
-    """What stands in the scheduler's column, or of separate pools in theirs, and no scenario holds. That prefixes are
-    cached does not belong to it: the client draws every prompt anew, and none is found.
+    """Return recorded settings that no scenario holds, of the scheduler's column or of the pools' columns.
+
+    Prefix caching is not among them: the client draws every prompt anew, and no prefix is found.
     """
-    found = []
+    settings = []
     if server is not None and row.text("true_mode") == DISAGGREGATED:
-        found += [one for record in pool_records(server) for one in record.unmodelled]
+        settings += [setting for record in pool_records(server) for setting in record.unmodelled]
     if left := re.sub(_SCHEDULER_WORDS, "", row.text("scheduler")).strip(" ,;"):
-        found.append(left)
-    return tuple(found)
+        settings.append(left)
+    return tuple(settings)

@@ -1,4 +1,4 @@
-"""What the chronicles of BLOOM's mapping sweep say around their tables, and rows of the tables leave out.
+"""Facts of BLOOM's mapping sweep that its chronicles say around their tables and the rows leave out.
 
 The text is `train/tr11-176B-ml/chronicles-prequel.md` of bigscience-workshop/bigscience; headings are quoted.
 """
@@ -23,16 +23,16 @@ def is_bloom(row: Row) -> bool:
 
 
 def shapes_of(rows: Iterable[Row]) -> Shapes:
-    """Depths and widths by the name of the model, as rows print them."""
-    found: dict[str, set[tuple[str, str]]] = {}
+    """Return depths and widths by the name of the model, as rows print them."""
+    shapes: dict[str, set[tuple[str, str]]] = {}
     for row in rows:
         if is_bloom(row) and row["hidden"]:
-            found.setdefault(row["model"], set()).add((row["layers"], row["hidden"]))
-    return found
+            shapes.setdefault(row["model"], set()).add((row["layers"], row["hidden"]))
+    return shapes
 
 
 def completed(row: Row, shapes: Shapes) -> dict[str, str]:
-    """A row with its shape: its width by its date or by other rows of that name, its depth by its size.
+    """Complete a row's shape: its width by its date or by other rows of that name, its depth by its size.
 
     Where only one of depth and width is known, the other follows from P = 12 l h^2 (arXiv:2104.04473, section 5), in
     layers that the stages divide and widths in steps of 1,024.

@@ -1,4 +1,4 @@
-"""What Megatron-Bridge's recipes of mixtures of experts decide and its table of published runs does not print.
+"""Settings of Megatron-Bridge's recipes of mixtures of experts that its table of published runs does not print.
 
 `scripts/performance/configs/*/*_workload_base_configs.py` of NVIDIA-NeMo/Megatron-Bridge, their fields
 `moe_flex_dispatcher_backend` (DeepEP or HybridEP; without one the plain all-to-all), `moe_a2a_overlap` and

@@ -51,7 +51,7 @@ _MLPERF_COLUMNS = (
     *("round", "benchmark", "accelerator", "n_accel", "global_batch_size", "seq_len", "nominal_seq_len"),
     *("tp", "pp", "cp", "vp", "mbs", "fp8", "fp4", "step_time_s_median", "max_memory_GB"),
 )
-"""What is read; a table that leaves one out has it blank."""
+"""Columns that are read; missing ones are blank."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TrainingRun:
     """One published run."""
 
     row: int
-    """Of the file, counted from 0 after the header."""
+    """Number of the row, counted from 0 after the header."""
     source: str
     job: TrainingJob
     step_s: float | None
@@ -73,14 +73,14 @@ class TrainingRun:
 
 @dataclass(frozen=True)
 class SkippedRow:
-    """A row that says too little to be a job, and why."""
+    """A row that says too little to be a job, and the reason."""
 
     row: int
     reason: str
 
 
 def read_training_runs(path: Path | str) -> tuple[list[TrainingRun], list[SkippedRow]]:
-    """Every row of a table of published runs that is complete enough to be a job; the others with the reason.
+    """Read a table of published runs: rows that are complete enough to be a job, and the others with the reason.
 
     Raises:
         InputError: the file is missing or has none of the columns.
@@ -106,7 +106,7 @@ def read_training_runs(path: Path | str) -> tuple[list[TrainingRun], list[Skippe
 
 
 def _completed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Rows with what other rows of the same table say about them, where those agree.
+    """Complete rows from other rows of the same table, where those agree.
 
     Virtual stages that a row leaves out are those of rows with the same model, tensor and pipeline parallelism.
     """
@@ -115,14 +115,14 @@ def _completed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
         if row["vp"]:
             virtual.setdefault(_pipeline_of(row), set()).add(row["vp"])
     shapes = bloom_runs.shapes_of(rows)
-    found = []
+    completed = []
     for row in rows:
         if bloom_runs.is_bloom(row):
             row = bloom_runs.completed(row, shapes)
         if not row["vp"] and len(known := virtual.get(_pipeline_of(row), set())) == 1:
             row = {**row, "vp": next(iter(known))}
-        found.append(row)
-    return found
+        completed.append(row)
+    return completed
 
 
 def _pipeline_of(row: Row) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ def _pipeline_of(row: Row) -> tuple[str, ...]:
 
 
 class _TooLittleSaidError(Exception):
-    """A row lacks what decides its time."""
+    """A row lacks a value that decides its time."""
 
 
 def _source(row: Row) -> Source:
@@ -176,8 +176,8 @@ def _sc21_flops(job: TrainingJob) -> float:
     assert isinstance(job.model, ModelSpec)
     model = job.model
     width, layers, length = model.hidden_size, model.num_layers, job.sequence_tokens
-    whole = 1 + length / (6 * width) + model.vocab_size / (16 * layers * width)
-    return 96.0 * job.global_batch * length * layers * width**2 * whole
+    factor = 1 + length / (6 * width) + model.vocab_size / (16 * layers * width)
+    return 96.0 * job.global_batch * length * layers * width**2 * factor
 
 
 def _nemo_flops(job: TrainingJob) -> float:
@@ -195,17 +195,11 @@ def _nemo_flops(job: TrainingJob) -> float:
 
 
 def _job(row: Row, source: Source) -> dict[str, Any]:
-    """A row as the table that a job's YAML file would hold."""
+    """Return a row as the table that a job's YAML file would hold."""
     num_devices = _whole(row, "n_gpus")
     if row["task"] not in TASKS:
         raise _TooLittleSaidError(f"a step of {row['task']!r} is more than a forward and a backward pass")
-    compute = FORMATS.get(row["precision"].split(" ")[0].lower())
-    if "parenthesised" in row["precision"]:
-        compute = "mxfp8" if re.search("B[23]00", row["accelerator"]) else "fp8"
-    elif compute == "fp8":
-        compute = "fp8_rowwise" if "rowwise" in row["note"] else source.fp8
-    if compute is None:
-        raise _TooLittleSaidError(f"the precision {row['precision']!r} is not known")
+    compute = _compute_format(row, source)
     if "proxy" in row["note"] and not row["layers"]:
         raise _TooLittleSaidError("a model with fewer layers, and it is not said how many")
     # GPT-2's sequences have 1024 tokens, torchtitan's default of Llama 3 is 8192.
@@ -227,34 +221,48 @@ def _job(row: Row, source: Source) -> dict[str, Any]:
         "precision": {"compute": compute},
         **_recompute(row),
         **_hardware(row, source),
+        **_task(row),
     }
-    if "sequence-parallel" in row["act_ckpt"]:
-        parallelism["sequence_parallel"] = True
-    if row["task"] in ("LoRA", "SFT"):
-        raw["document_tokens"] = FINE_TUNED_ON_TOKENS
-    if row["task"] == "LoRA" or "lora" in row["model"].lower():
-        raw["lora"] = {"rank": 16, "all_linear": False}
     if row["source"].startswith("Megatron-Bridge") and parallelism.get("ep"):
         _merge_recipes(raw, row)
     _merge(raw, source.settings)
     if bloom_runs.is_bloom(row):
         raw["precision"]["gradients"] = bloom_runs.gradients(row)
     if is_sharded:
-        raw.setdefault("sharding", {})["zero"] = 3
+        sharding = raw.setdefault("sharding", {})
+        sharding["zero"] = 3
         if fsdp.replace(".", "").isdigit():
-            group = int(float(fsdp))
-            raw["sharding"]["group"] = group if group > 1 else None
-        if source.framework == "megatron":
-            raw["sharding"]["zero"] = 3
+            sharding["group"] = int(float(fsdp)) if float(fsdp) >= 2 else None
     if "compile" in row["note"]:
         raw["kernels"] = {"fused": True}
-    if "async tp" in row["note"].lower() or "asynctp" in row["note"].lower():
+    if re.search("async ?tp", row["note"].lower()):
         raw["overlap"] = {"tensor_parallel": True}
     if "Sep 2020" in row["source"]:
         # Megatron-LM of 2020 had no accumulation: a replica computes its whole batch at once.
         raw["micro_batch"] = _whole(row, "gbs") * parallelism["tp"] * parallelism["pp"] // num_devices
     raw["global_batch"] = _global_batch(row, raw, num_devices)
     return raw
+
+
+def _compute_format(row: Row, source: Source) -> str:
+    compute = FORMATS.get(row["precision"].split(" ")[0].lower())
+    if "parenthesised" in row["precision"]:
+        return "mxfp8" if re.search("B[23]00", row["accelerator"]) else "fp8"
+    if compute is None:
+        raise _TooLittleSaidError(f"the precision {row['precision']!r} is not known")
+    if compute == "fp8":
+        return "fp8_rowwise" if "rowwise" in row["note"] else source.fp8
+    return compute
+
+
+def _task(row: Row) -> dict[str, Any]:
+    """Return the settings of fine-tuning; empty for pre-training."""
+    settings: dict[str, Any] = {}
+    if row["task"] in ("LoRA", "SFT"):
+        settings["document_tokens"] = FINE_TUNED_ON_TOKENS
+    if row["task"] == "LoRA" or "lora" in row["model"].lower():
+        settings["lora"] = {"rank": 16, "all_linear": False}
+    return settings
 
 
 def _global_batch(row: Row, raw: dict[str, Any], num_devices: int) -> int:
@@ -277,7 +285,7 @@ def _merge(raw: dict[str, Any], settings: Mapping[str, Any]) -> None:
 
 
 def _merge_recipes(raw: dict[str, Any], row: Row) -> None:
-    """What the recipes say of a row's run; what the row itself says of recomputation stands."""
+    """Merge the recipes' settings of a row's run; the row's own recomputation stays."""
     said = {"recompute"} & set(raw)
     model = raw["model"] if isinstance(raw["model"], str) else raw["model"]["name"]
     compute = raw["precision"]["compute"]
@@ -289,21 +297,23 @@ def _merge_recipes(raw: dict[str, Any], row: Row) -> None:
 def _parallelism(row: Row, source: Source, model: str | ModelSpec) -> dict[str, Any]:
     pp, chunks = _whole(row, "pp", 1), _whole(row, "vp", 1)
     chunks = int(source.settings.get("parallelism", {}).get("virtual_stages", chunks))
-    found: dict[str, Any] = {"tp": _whole(row, "tp", 1), "pp": pp, "cp": _whole(row, "cp", 1)}
+    degrees: dict[str, Any] = {"tp": _whole(row, "tp", 1), "pp": pp, "cp": _whole(row, "cp", 1)}
+    if "sequence-parallel" in row["act_ckpt"]:
+        degrees["sequence_parallel"] = True
     if pp > 1:
-        found["virtual_stages"] = chunks
+        degrees["virtual_stages"] = chunks
         num_layers = (model if isinstance(model, ModelSpec) else catalog.model(model)).num_layers
         if num_layers % (pp * chunks):
             split = bloom_runs.layers_per_stage if bloom_runs.is_bloom(row) else _uneven
-            found["layers_per_stage"] = split(num_layers, pp * chunks)
+            degrees["layers_per_stage"] = split(num_layers, pp * chunks)
     if (ep := _whole(row, "ep", 1)) > 1:
-        found["ep"] = ep
-        found["experts_tp"] = _whole(row, "etp", 1)
-    return found
+        degrees["ep"] = ep
+        degrees["experts_tp"] = _whole(row, "etp", 1)
+    return degrees
 
 
 def _uneven(num_layers: int, num_chunks: int) -> list[int]:
-    """As even as can be where embedding and head count as a layer each (Megatron-Core
+    """Spread layers evenly where embedding and head count as a layer each (Megatron-Core
     `account_for_embedding_in_pipeline_split`).
     """
     share, rest = divmod(num_layers + 2, num_chunks)
@@ -336,10 +346,9 @@ def _hardware(row: Row, source: Source) -> dict[str, Any]:
         slower = {"memory_bytes": 96_000_000_000, "memory_bytes_per_s": 2.4e12, "tdp_w": 500.0}
         device = msgspec.structs.replace(device, **slower)
         return {"device": msgspec.to_builtins(device)}
-    found: dict[str, Any] = {"device": device.name}
     if source.scale_out_bytes_per_s:
-        found["node"] = _other_network(device, source.scale_out_bytes_per_s)
-    return found
+        return {"device": device.name, "node": _other_network(device, source.scale_out_bytes_per_s)}
+    return {"device": device.name}
 
 
 def _other_network(device: Device, bytes_per_s: float) -> dict[str, Any]:
@@ -428,7 +437,7 @@ def _mlperf_row(row: Row) -> dict[str, str]:
 
 
 def _number(row: Row, name: str) -> float | None:
-    """None where it is blank."""
+    """Return a number above zero; None for a blank."""
     text = row[name]
     if not text:
         return None
@@ -442,7 +451,7 @@ def _number(row: Row, name: str) -> float | None:
 
 
 def _whole(row: Row, name: str, usual: int | None = None) -> int:
-    """`usual` where it is blank; that it is not said is an error without."""
+    """Return a whole number; a blank is `usual`, or without that an error."""
     value = _number(row, name)
     if value is None and usual is None:
         raise _TooLittleSaidError(f"{name} was not published")
@@ -452,7 +461,7 @@ def _whole(row: Row, name: str, usual: int | None = None) -> int:
 
 
 def runs_in(folder: Path) -> Iterator[tuple[str, list[TrainingRun], list[SkippedRow]]]:
-    """Every table of published runs in a folder, by name."""
+    """Yield every table of published runs in a folder, by name."""
     for path in sorted(folder.glob("*.csv")):
         try:
             yield path.stem, *read_training_runs(path)

@@ -1,4 +1,4 @@
-"""What published training runs have in common and their tables do not print: sources, models, devices, formats."""
+"""Facts that tables of published training runs do not print: sources, models, devices, formats."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Source:
-    """What runs of one source have in common and their tables do not print."""
+    """Facts of all runs of one source that their tables do not print."""
 
     framework: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the job, as a YAML file would give them."""
     vocab_size: int | None = None
-    """Where the table leaves it out."""
+    """Used where the table leaves it out."""
     scale_out_bytes_per_s: float | None = None
     """Per device, where it is not the usual node's."""
     fp8: str = "fp8"
