@@ -176,7 +176,7 @@ def _token_seconds(profile: LayerProfile, layers: int, tokens: Floats, all_reduc
 
 
 def _experts_seconds(experts_s: Mapping[int, Curve], shard: Shard, tokens: Floats) -> Floats:
-    """Seconds of all layers' experts on one rank for so many tokens n of all ranks, each with k of E drawn at random:
+    """Return seconds of all layers' experts on one rank by the tokens n of all ranks, each with k of E drawn at random:
     together they choose E (1 - (1 - k / E)^n).
 
     A rank of expert parallelism has its share of the experts and of the choices: it is priced as so many times fewer
@@ -196,7 +196,7 @@ def _experts_seconds(experts_s: Mapping[int, Curve], shard: Shard, tokens: Float
 
 
 def _decode_grid(measured_s: Mapping[tuple[int, int], float], context: Floats, requests: Floats) -> Floats:
-    """Seconds of one layer for every number of requests, 0 for none, at the lengths `context`."""
+    """Return seconds of one layer for every number of requests, 0 for none, at the lengths `context`."""
     batches = sorted({count for count, _ in measured_s})
     rows = []
     for count in batches:
@@ -210,7 +210,7 @@ def _decode_grid(measured_s: Mapping[tuple[int, int], float], context: Floats, r
 
 
 def _prefill_grid(profile: LayerProfile, max_model_len: int) -> tuple[Floats, Floats, Floats]:
-    """Tokens of a chunk, effective lengths 2 W / C, and seconds of one layer.
+    """Return tokens of a chunk, effective lengths 2 W / C, and seconds of one layer.
 
     A chunk of c tokens after p has the length 2 p + c. Below c a step holds several prompts of that length, which do
     the work of so many short ones: the time of the whole chunk falls with its pairs, but not below a short chunk's.

@@ -89,7 +89,7 @@ def _fused_all_reduce(server: Row) -> bool | None:
 
 
 def _tf32(server: Row) -> bool | None:
-    """`VLLM_FLOAT32_MATMUL_PRECISION=high`; None: PyTorch's default, which is off."""
+    """Read `VLLM_FLOAT32_MATMUL_PRECISION=high`; None: PyTorch's default, which is off."""
     return True if "FLOAT32_MATMUL_PRECISION=high" in server.text("gemm_and_allreduce_fusion") else None
 
 

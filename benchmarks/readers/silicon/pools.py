@@ -46,24 +46,24 @@ Source: SGLang `server_args.py` (`chunked_prefill_size // dp_size`) and `model_e
 
 @dataclass(frozen=True)
 class PoolRecord:
-    """One pool's string, taken apart."""
+    """One pool's string, split into its settings."""
 
     name: Literal["prefill", "decode"]
     values: Mapping[str, str]
     where: str
 
     def text(self, key: str) -> str:
-        """The value, "" where it was left out or the engine's default was in force."""
+        """Return the value, "" where it was left out or the engine's default was in force."""
         value = self.values.get(key, "")
         return "" if is_default(value) else value
 
     def count(self, key: str) -> int | None:
-        """A whole number above zero, None where it was left out."""
+        """Return a whole number above zero, None where it was left out."""
         row = Row({key: self.text(key)}, f"{self.where}: {self.name}_pool")
         return row.count_or_none(key)
 
     def switch(self, key: str) -> bool | None:
-        """`on`, `off`, `True` or `False`; None where it was left out."""
+        """Read `on`, `off`, `True` or `False`; None where it was left out."""
         switches = {"on": True, "true": True, "off": False, "false": False, "": None}
         value = self.text(key).lower()
         if value not in switches:
@@ -87,7 +87,7 @@ class PoolRecord:
             raise InputError(f"{self.where}: {self.name}_pool: {error}") from None
 
     def per_rank(self, key: str, engine: str) -> int | None:
-        """A limit of each attention data-parallel rank."""
+        """Return a limit of each attention data-parallel rank."""
         limit = self.count(key)
         return limit and max(limit // (self.parallelism.attention_dp if engine in PER_REPLICA else 1), 1)
 
@@ -109,7 +109,7 @@ class PoolRecord:
         return next((name for name in MOE_BACKENDS if name in named), None)
 
     def pool(self, engine: str) -> Pool:
-        """As a scenario says it."""
+        """Return the pool of a scenario."""
         share = self.text("mem_fraction")
         if not share:
             raise InputError(f"the limits and memory of the {self.name} servers were not recorded")
@@ -188,7 +188,7 @@ def transfer_of(engine: str, system: str, pools: Sequence[Pool]) -> Transfer:
 
 
 def trtllm_version(image: str) -> tuple[str | None, str]:
-    """TensorRT-LLM's version in one of Dynamo's images, and what of that was not recorded; None: nobody can know."""
+    """Return TensorRT-LLM's version in one of Dynamo's images, and the assumption made; None: it cannot be known."""
     tag = re.search(r"tensorrtllm-runtime:(\d+\.\d+\.\d+(?:\.post\d+|-dev\.\d+)?)", image)
     version = TRTLLM_OF_DYNAMO.get(tag[1]) if tag else None
     return version, "" if version and tag and tag[1] not in NOT_LISTED else "the engine's version"

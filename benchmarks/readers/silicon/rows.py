@@ -34,7 +34,7 @@ def at_load(text: str, concurrency: int | None) -> str:
 
 
 def image_version(image: str) -> str | None:
-    """The engine's release in its image's tag: `vllm/vllm-openai:v0.19.0-cu130` -> `0.19.0`; None for other builds."""
+    """Return the release in an image's tag: `vllm/vllm-openai:v0.19.0-cu130` -> `0.19.0`; None for other builds."""
     tag = image.partition(" ")[0].rpartition(":")[2]
     release = re.match(r"v?(\d+\.\d+(?:\.\d+)*(?:\.?(?:rc|post)\d+)*)", tag)
     return release[1] if release else None
@@ -48,13 +48,13 @@ class Row:
     where: str
 
     def text(self, column: str) -> str:
-        """The value, "" where it was left out."""
+        """Return the value, "" where it was left out."""
         if column not in self.values:
             raise InputError(f"{self.where}: there is no column {column!r}", did_you_mean(column, self.values))
         return self.values[column].strip()
 
     def required(self, column: str) -> str:
-        """The value.
+        """Return the value.
 
         Raises:
             InputError: it was left out.
@@ -65,7 +65,7 @@ class Row:
         return value
 
     def number(self, column: str) -> float:
-        """A number above zero."""
+        """Return a number above zero."""
         value = self.required(column)
         try:
             number = float(value)
@@ -76,45 +76,45 @@ class Row:
         return number
 
     def count(self, column: str) -> int:
-        """A whole number above zero, maybe written as `8.0`."""
+        """Return a whole number above zero, maybe written as `8.0`."""
         number = self.number(column)
         if number != int(number):
             raise InputError(f"{self.where}: {column} is {self.text(column)!r}; a whole number is needed")
         return int(number)
 
     def count_or_none(self, column: str) -> int | None:
-        """A whole number above zero, None where it was left out, is 0, or the engine's default was in force."""
+        """Return a whole number above zero, None where it was left out, is 0, or the engine's default was in force."""
         value = self.text(column)
         if is_default(value) or re.match(r"0(\.0*)?$", value):
             return None
         return self.count(column)
 
     def graph_limit(self, column: str) -> int | None:
-        """A batch size, 0 where graphs are off, None where the engine's default was in force."""
+        """Return a batch size, 0 where graphs are off, None where the engine's default was in force."""
         off = re.match(r"off\b|disabled\b|eager\b|0(\.0*)?$", self.text(column), re.IGNORECASE)
         return 0 if off else self.count_or_none(column)
 
     def share(self, column: str) -> float | None:
-        """A number above zero, maybe with a remark behind it, as `0.9 (default)`; None for the engine's default."""
+        """Return a number above zero, maybe with a remark, as `0.9 (default)`; None for the engine's default."""
         share = re.match(r"([\d.]+)( \(|$)", self.text(column))
         if share is None and is_default(self.text(column)):
             return None
         return Row({column: share[1] if share else self.text(column)}, self.where).number(column)
 
     def truth(self, column: str) -> bool:
-        """`True` or `False`; what was left out is not so."""
+        """Read `True` or `False`; a missing value is False."""
         value = self.text(column).lower()
         if value not in ("true", "false", ""):
             raise InputError(f"{self.where}: {column} is {self.text(column)!r}; True or False is needed")
         return value == "true"
 
     def at_load(self, concurrency: int | None) -> "Row":
-        """The row with every `c4-8: on; c16-64: off` read for a client of so many requests under way."""
+        """Return the row with every `c4-8: on; c16-64: off` read for a client of this concurrency."""
         return Row({name: at_load(value, concurrency) for name, value in self.values.items()}, self.where)
 
 
 def rows(path: Path) -> Iterator[Row]:
-    """The rows of a CSV file.
+    """Read the rows of a CSV file.
 
     Raises:
         InputError: there is no such file, it has no header, or a row is longer or shorter than it.

@@ -175,7 +175,7 @@ def is_silicon(path: Path) -> bool:
 
 
 def read_runs(measurements: Path) -> list[MeasuredRun]:
-    """The aggregated runs of a file of measurements (`dev.csv`); the two files of settings lie beside it.
+    """Read the aggregated runs of a file of measurements (`dev.csv`); the two files of settings lie beside it.
 
     Rows that were truly run with separate pools for prefill and decode (`true_mode` is `disagg`) are left out.
 
@@ -220,7 +220,7 @@ def _refused(measured: Row, error: InputError) -> Measurement:
 
 
 def scenario_of(run: MeasuredRun, acceptance_fraction: float | None = None) -> Scenario:
-    """The scenario that `run` measured.
+    """Return the scenario that `run` measured.
 
     Args:
         run: what was measured.
@@ -270,7 +270,7 @@ def scenario_of(run: MeasuredRun, acceptance_fraction: float | None = None) -> S
 
 
 def served_checkpoint(run: MeasuredRun) -> tuple[str, Precision]:
-    """The catalog's name of the checkpoint that `run` loaded, and the formats it was served in.
+    """Return the catalog's name of the checkpoint that `run` loaded, and the formats it was served in.
 
     Raises:
         InputError: the catalog does not have it, or its formats are not those recorded.
@@ -316,7 +316,7 @@ def _published(name: str, label: str) -> ModelSpec | None:
 
 
 def measurement_of(run: MeasuredRun) -> Measurement:
-    """`run` with the scenario that it measured, or with the reason why there is none."""
+    """Return `run` with the scenario that it measured, or with the reason why there is none."""
     scenario, refused, precision = None, "", None
     speculates = run.speculative not in NOT_SPECULATIVE
     try:
@@ -359,7 +359,7 @@ def measurement_of(run: MeasuredRun) -> Measurement:
 
 
 def _unknown(run: MeasuredRun) -> tuple[str, ...]:
-    """Settings that nobody recorded, among those that decide how many requests and tokens a step takes."""
+    """Return unrecorded settings, among those that decide how many requests and tokens a step takes."""
     names = ["max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"]
     if run.engine.name == "sglang":
         names.append("receive_interval_steps")
@@ -438,13 +438,13 @@ def _replica_parallelism(measured: Row, row: Row) -> Parallelism:
 
 
 def _recovered_parallelism(row: Row) -> Parallelism:
-    """Attention data parallelism runs one group of one device for each of the `true_tp` devices."""
+    """Return the recovered parallelism; attention data parallelism has one group for each of the `true_tp` devices."""
     num_devices, ep = row.count("true_tp"), row.count("true_ep")
     return _parallelism(row, 1, num_devices, ep) if row.truth("dp_attention") else _parallelism(row, num_devices, 1, ep)
 
 
 def _recorded_parallelism(measured: Row) -> Parallelism:
-    """From the measurement's own columns; with experts `tp_size x groups = moe_tp_size x moe_ep_size`."""
+    """Return the recorded parallelism; with experts `tp_size x groups = moe_tp_size x moe_ep_size`."""
     tp, pp = measured.count("tp_size"), measured.count_or_none("pp_size") or 1
     ep = measured.count_or_none("moe_ep_size") or 1
     num_ranks = ep * (measured.count_or_none("moe_tp_size") or 1)
@@ -461,7 +461,7 @@ def _parallelism(row: Row, tp: int, attention_dp: int, ep: int, pp: int = 1) -> 
 
 
 def _num_draft_tokens(server: Row | None) -> int | None:
-    """`EAGLE(MTP) steps 2, topk 1, draft tokens 3`, where the third is the verified token, or
+    """Read `EAGLE(MTP) steps 2, topk 1, draft tokens 3`, where the third is the verified token, or
     `MTP num_nextn_predict_layers=3`; None without.
     """
     steps = re.search(r"(?:steps |num_nextn_predict_layers=)(\d+)", server.text("speculative") if server else "")
@@ -469,7 +469,7 @@ def _num_draft_tokens(server: Row | None) -> int | None:
 
 
 def _kv_cache(server: Row) -> str | None:
-    """`auto` takes the checkpoint's own format (vLLM: `resolve_kv_cache_dtype_string`); `auto (bf16)` says which."""
+    """Read the KV format: `auto` is the checkpoint's (vLLM: `resolve_kv_cache_dtype_string`); `auto (bf16)` says it."""
     value = server.text("kv_cache_dtype").lower()
     both = re.fullmatch(r"p:(\S+) d:(\S+)", value)
     if both and both[1] != both[2]:
@@ -487,7 +487,7 @@ def _kv_cache(server: Row) -> str | None:
 
 
 def _range_ratio(server: Row) -> float | None:
-    """From this share of the longest; None where it was not recorded."""
+    """Return the shortest length as a share of the longest; None where it was not recorded."""
     value = server.text("client_random_range_ratio")
     if not value:
         return None
@@ -498,14 +498,14 @@ def _range_ratio(server: Row) -> float | None:
 
 
 def _rate(server: Row) -> float | None:
-    """Requests a second; None for `inf`, all at once."""
+    """Return requests a second; None for `inf`, all at once."""
     column = "client_request_rate"
     is_recorded = column in server.values and server.text(column) not in ("", "inf")
     return server.number(column) if is_recorded else None
 
 
 def _num_warmup(row: Row) -> int:
-    """`2*CONC identical requests`, or none."""
+    """Read `2*CONC identical requests`, or none."""
     concurrency = row.count_or_none("concurrency")
     factor = re.match(r"(\d+)\*CONC", row.text("warmup"))
     return int(factor[1]) * concurrency if factor and concurrency else 0

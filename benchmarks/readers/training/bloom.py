@@ -55,19 +55,25 @@ def completed(row: Row, shapes: Shapes) -> dict[str, str]:
 
 
 def _heads(layers: str, hidden: str) -> str:
-    """'Final round comparison': 64 throughout, also above; 'Best TFLOPs': 96 at the first width, 32 for 8 layers."""
+    """Return the number of heads.
+
+    'Final round comparison': 64 throughout, also above; 'Best TFLOPs': 96 at the first width, 32 for 8 layers.
+    """
     if not hidden or float(hidden) != float(FIRST_WIDTH):
         return "64"
     return "32" if float(layers) == 8 else "96"
 
 
 def gradients(row: Row) -> Literal["fp32", "bf16"]:
-    """'Rebalancing layers': fp16 sums gradients as they are; the bf16 optimizer, from 28 February on, in fp32."""
+    """Return the format of gradients.
+
+    'Rebalancing layers': fp16 sums gradients as they are; the bf16 optimizer, from 28 February on, in fp32.
+    """
     return "fp32" if "; 02-28" in row["note"] else "bf16"
 
 
 def layers_per_stage(num_layers: int, num_stages: int) -> list[int]:
-    """Layers of each stage where they do not divide evenly.
+    """Return the layers of each stage where they do not divide evenly.
 
     'Rebalancing layers': embedding and head take the place of a layer each where that comes out even
     (`type:transformer|embedding`). 'Re-do': else the last stage has what the others leave, of 78 layers on 12 one.

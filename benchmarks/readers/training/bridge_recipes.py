@@ -16,7 +16,7 @@ OVERLAPPED: dict[str, Any] = {"overlap": {"experts": True}}
 
 
 def recomputing(*modules: str) -> dict[str, Any]:
-    """The settings of selective recomputation of these modules."""
+    """Return the settings of selective recomputation of these modules."""
     return {"recompute": {"granularity": "selective", "modules": list(modules)}}
 
 

@@ -172,7 +172,7 @@ def _run(index: int, row: Row) -> TrainingRun:
 
 
 def _sc21_flops(job: TrainingJob) -> float:
-    """arXiv:2104.04473, equation 3: hardware FLOPs of a step with full recomputation."""
+    """Return hardware FLOPs of a step with full recomputation (arXiv:2104.04473, equation 3)."""
     assert isinstance(job.model, ModelSpec)
     model = job.model
     width, layers, length = model.hidden_size, model.num_layers, job.sequence_tokens
@@ -181,7 +181,7 @@ def _sc21_flops(job: TrainingJob) -> float:
 
 
 def _nemo_flops(job: TrainingJob) -> float:
-    """NeMo 2.0 `flops_formulas.py`: forward and backward, attention counted whole although it is causal."""
+    """Return FLOPs by NeMo 2.0 `flops_formulas.py`: forward and backward, causal attention counted in full."""
     model = job.model if isinstance(job.model, ModelSpec) else catalog.model(job.model)
     tokens = job.global_batch * job.sequence_tokens
     counted = count_parameters(model)
@@ -381,7 +381,7 @@ def _model(row: Row, source: Source, sequence: int) -> str | ModelSpec:
 
 
 def _of_catalog(slug: str) -> str | None:
-    """The catalog's name of a model, whose family and version a table may write together."""
+    """Return the catalog's name of a model, whose family and version a table may write together."""
     for name in (slug, re.sub(r"^([a-z]+?)(?=v?\d)", r"\1-", slug)):
         try:
             return catalog.model(name).name if name else None
@@ -391,7 +391,7 @@ def _of_catalog(slug: str) -> str | None:
 
 
 def _usual_heads(hidden: int, tp: int) -> int:
-    """Heads of about 128 that a width and a tensor-parallel degree divide."""
+    """Return a number of heads of about 128 that a width and a tensor-parallel degree divide."""
     return min((n for n in range(tp, hidden + 1, tp) if hidden % n == 0), key=lambda n: abs(hidden / n - 128))
 
 
@@ -416,7 +416,7 @@ def _plain_model(name: str, shape: Shape, sequence: int) -> ModelSpec:
 
 
 def _mlperf_row(row: Row) -> dict[str, str]:
-    """A row of MLPerf Training's results under the names of the other tables."""
+    """Return a row of MLPerf Training's results under the names of the other tables."""
     fp4, fp8 = (row.get(name, "").lower() in ("true", "1", "1.0") for name in ("fp4", "fp8"))
     model = row["benchmark"].replace("llama31_405b", "llama31-405b")
     return dict.fromkeys(_COLUMNS, "") | {

@@ -18,19 +18,8 @@ from windtunnel.formats.parsing import parse_number
 
 COLUMNS = "comm_type,comm_group,comm_group_size,msg_size,stage,dst,src,additional,_elapsed_time,algbw,busbw,count"
 KINDS = (
-    "all_reduce",
-    "isend",
-    "irecv",
-    "broadcast",
-    "all_gather",
-    "reduce_scatter",
-    "barrier",
-    "reduce",
-    "reduce_scatter_tensor",
-    "all_gather_into_tensor",
-    "computation",
-    "epoch_end",
-    "all_to_all",
+    *("all_reduce", "isend", "irecv", "broadcast", "all_gather", "reduce_scatter", "barrier", "reduce"),
+    *("reduce_scatter_tensor", "all_gather_into_tensor", "computation", "epoch_end", "all_to_all"),
 )
 GROUPS = ("dp_group", "pp_group", "tp_group", "ep_group", "ep_dp_group", "ep_tp_group", "embedding_group", "all")
 

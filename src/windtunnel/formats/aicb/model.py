@@ -13,16 +13,8 @@ from windtunnel.formats.aicb.arguments import TrainingArguments
 
 
 @dataclass(frozen=True)
-class Embedding:
-    """Embeddings of tokens and positions."""
-
-    num_parameters: int
-    name: str = "embedding_layer"
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A layer norm; a workload counts its parameters and has no line for it."""
+class Weights:
+    """Parameters without a matrix product: a layer norm (`fused`), or the embeddings of tokens and positions."""
 
     num_parameters: int
     name: str = "fused"
@@ -58,7 +50,7 @@ class Parts:
     """Attention or a feed-forward network: matrices and norms in their order."""
 
     name: str
-    parts: tuple[Linear | Norm, ...]
+    parts: tuple[Linear | Weights, ...]
 
     @property
     def num_parameters(self) -> int:
@@ -88,7 +80,7 @@ class AicbLayer:
     """A transformer layer."""
 
     attention: Parts
-    norm: Norm
+    norm: Weights
     feed_forward: Parts | AicbExperts
     num_bare_parameters: int
     """The second norm's bias, which only the `.csv` generators count."""
@@ -103,20 +95,18 @@ class AicbLayer:
 class AicbModel:
     """One stage on one rank."""
 
-    embedding: Embedding
+    embedding: Weights
     layers: tuple[AicbLayer, ...]
     head: Linear
 
     @property
     def num_parameters(self) -> int:
         """All parameters: the `.csv` generators reduce and gather them."""
-        layers = {id(layer): layer.num_parameters for layer in self.layers}
-        return (
-            self.embedding.num_parameters + sum(layers[id(layer)] for layer in self.layers) + self.head.num_parameters
-        )
+        in_layers = sum(layer.num_parameters for layer in self.layers)
+        return self.embedding.num_parameters + in_layers + self.head.num_parameters
 
 
-Module = Embedding | Norm | Linear | Parts | AicbExperts
+Module = Weights | Linear | Parts | AicbExperts
 
 
 def listed_modules(model: AicbModel, sequence_parallel: bool) -> Iterator[Module]:
@@ -156,7 +146,7 @@ def aicb_model(arguments: TrainingArguments) -> AicbModel:
     hidden, tp = arguments.hidden_size, arguments.tensor_model_parallel_size
     vocabulary = arguments.padded_vocab_size
     word_rows = 4 * (vocabulary // tp)
-    embedding = Embedding(word_rows * hidden + arguments.seq_length * hidden)
+    embedding = Weights(word_rows * hidden + arguments.seq_length * hidden, "embedding_layer")
     layers = _deepseek_layers(arguments) if arguments.frame == "DeepSeek" else _megatron_layers(arguments)
     return AicbModel(embedding, layers, _linear(arguments, "final_column", hidden, vocabulary))
 
@@ -172,7 +162,7 @@ def _megatron_layers(arguments: TrainingArguments) -> tuple[AicbLayer, ...]:
         ),
     )
     feed_forward = _experts(arguments, num_matrices=2, shared=None) if arguments.moe_enable else _dense(arguments)
-    return (AicbLayer(attention, Norm(2 * hidden), feed_forward, hidden),) * arguments.layers_per_stage
+    return (AicbLayer(attention, Weights(2 * hidden), feed_forward, hidden),) * arguments.layers_per_stage
 
 
 def _deepseek_layers(arguments: TrainingArguments) -> tuple[AicbLayer, ...]:
@@ -183,17 +173,17 @@ def _deepseek_layers(arguments: TrainingArguments) -> tuple[AicbLayer, ...]:
         "attention_layer_mla",
         (
             _linear(arguments, "attention_linear_q_lora", hidden, q_rank),
-            Norm(2 * q_rank),
+            Weights(2 * q_rank),
             _linear(arguments, "attention_q_column", q_rank, heads * (nope + rope)),
             _linear(arguments, "attention_linear_kv_lora", hidden, kv_rank + rope),
-            Norm(2 * kv_rank),
+            Weights(2 * kv_rank),
             _linear(arguments, "attention_kv_column", kv_rank, heads * (nope + value)),
             _linear(arguments, "attention_o_row", heads * value, hidden),
         ),
     )
-    dense = AicbLayer(attention, Norm(2 * hidden), _dense(arguments), hidden)
+    dense = AicbLayer(attention, Weights(2 * hidden), _dense(arguments), hidden)
     shared = _dense(arguments) if arguments.n_shared_expert > 0 else None
-    sparse = AicbLayer(attention, Norm(2 * hidden), _experts(arguments, num_matrices=3, shared=shared), hidden)
+    sparse = AicbLayer(attention, Weights(2 * hidden), _experts(arguments, num_matrices=3, shared=shared), hidden)
     num_dense = min(max(arguments.n_dense_layers, 0), arguments.layers_per_stage)
     return (dense,) * num_dense + (sparse,) * (arguments.layers_per_stage - num_dense)
 

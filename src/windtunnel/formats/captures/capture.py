@@ -26,21 +26,8 @@ ACTIVITIES = ("kernel", "copy", "memset", "graph", "operator")
 KERNEL, COPY, MEMSET, GRAPH, OPERATOR = range(len(ACTIVITIES))
 
 CLASSES = (
-    "gemm",
-    "attention",
-    "experts",
-    "norm",
-    "activation",
-    "rope",
-    "kv_cache",
-    "embedding",
-    "communication",
-    "sampling",
-    "quantization",
-    "elementwise",
-    "copy",
-    "graph",
-    "other",
+    *("gemm", "attention", "experts", "norm", "activation", "rope", "kv_cache", "embedding", "communication"),
+    *("sampling", "quantization", "elementwise", "copy", "graph", "other"),
 )
 """Purposes of kernels."""
 
@@ -55,12 +42,8 @@ KERNEL_COLUMNS: Mapping[str, str] = {
     "call": "row of the API call that launched it",
     "range": "row of the innermost named range around that call",
     "operator": "name of the framework's operator that launched it",
-    "grid_x": "blocks",
-    "grid_y": "blocks",
-    "grid_z": "blocks",
-    "block_x": "threads",
-    "block_y": "threads",
-    "block_z": "threads",
+    **{f"grid_{axis}": "blocks" for axis in "xyz"},
+    **{f"block_{axis}": "threads" for axis in "xyz"},
     "registers": "a thread",
     "shared_bytes": "shared memory of a block",
     "occupancy_fraction": "warps of a multiprocessor: achieved where counted, else what registers and memory allow",
@@ -181,7 +164,7 @@ class Names:
 
 
 def innermost_ranges(calls: Table, ranges: Table) -> Ints:
-    """Row of the innermost range that contains each call's start on the call's thread; -1 without such a range."""
+    """Return the row of the innermost range around each call's start on the call's thread; -1 without a range."""
     innermost = np.full(len(calls), -1, np.int64)
     for thread in np.unique(ranges["thread"]):
         call_rows = np.flatnonzero(calls["thread"] == thread)

@@ -85,10 +85,9 @@ def _engine_options(engine: EngineSettings) -> list[tuple[str, Any]]:
         elif flag.value == value and isinstance(flag.value, bool) == isinstance(value, bool):
             options.append((name, None))
             written.add(setting)
-    if engine.name == "sglang" and engine.enable_chunked_prefill is False:
-        options.append(("chunked-prefill-size", -1))
-    elif engine.name == "sglang" and engine.max_num_batched_tokens is not None:
-        options.append(("chunked-prefill-size", engine.max_num_batched_tokens))
+    if engine.name == "sglang":
+        chunk = -1 if engine.enable_chunked_prefill is False else engine.max_num_batched_tokens
+        options += [("chunked-prefill-size", chunk)] if chunk is not None else []
     return options
 
 

@@ -88,24 +88,25 @@ def left_out(setup: TrainingSetup) -> tuple[str, ...]:
 def _check(setup: TrainingSetup, device: int) -> None:
     degrees, job = setup.degrees, setup.job
     check_device(setup, device)
-    if degrees.cp > 1:
-        raise InputError("SimAI's workloads have no group for context parallelism", "write a Chakra trace")
-    if job.sharding.zero == 3:
-        raise InputError(
-            "SimAI's workloads have no word for parameters that are gathered in the forward pass (ZeRO-3)",
-            "write a Chakra trace, or train with sharding.zero 1 or 2",
-        )
-    if job.schedule == "dualpipe":
-        raise InputError(
-            "SimAI's workloads go through a device's layers one way, DualPipe both", "write a Chakra trace"
-        )
-    if degrees.replicas > 1:
-        raise InputError("SimAI's workloads have no group for replicas (HSDP)", "write a Chakra trace")
-    if degrees.experts_tp not in (1, degrees.tp):
-        raise InputError(
-            f"SimAI's workloads have no group for experts_tp = {degrees.experts_tp} beside tp = {degrees.tp}",
+    chakra, split = "write a Chakra trace", degrees.experts_tp
+    refusals = (
+        (degrees.cp > 1, "have no group for context parallelism", chakra),
+        (
+            job.sharding.zero == 3,
+            "have no word for parameters that are gathered in the forward pass (ZeRO-3)",
+            f"{chakra}, or train with sharding.zero 1 or 2",
+        ),
+        (job.schedule == "dualpipe", "go through a device's layers one way, DualPipe both", chakra),
+        (degrees.replicas > 1, "have no group for replicas (HSDP)", chakra),
+        (
+            split not in (1, degrees.tp),
+            f"have no group for experts_tp = {split} beside tp = {degrees.tp}",
             "take experts_tp 1, or equal to tp",
-        )
+        ),
+    )
+    for is_refused, reason, hint in refusals:
+        if is_refused:
+            raise InputError(f"SimAI's workloads {reason}", hint)
 
 
 @dataclass(frozen=True)
