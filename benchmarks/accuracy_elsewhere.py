@@ -40,9 +40,9 @@ from windtunnel.metrics.accuracy import score
 from windtunnel.pricing.estimator import Estimator, roofline_estimator
 from windtunnel.serving.calibration import NONE
 from windtunnel.serving.deployment import LINK_EFFICIENCY
-from windtunnel.serving.run import simulate
 from windtunnel.serving.scenario import Scenario, keep_published_formats, resolve, scenario_from
 from windtunnel.serving.setup.estimators import calibrated, estimator_for, estimator_key
+from windtunnel.serving.simulate import simulate
 from windtunnel.workload.generate.requests import generate
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -32,7 +32,7 @@ from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.scenario import scenario_from
 
 if TYPE_CHECKING:
-    from windtunnel.serving.simulate import Result
+    from windtunnel.serving.results import Result
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
     from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
     from windtunnel.serving.explain import explain_step, step_batch
-    from windtunnel.serving.run import simulate
+    from windtunnel.serving.results import Result
     from windtunnel.serving.scenario import Scenario, load, resolve, save
     from windtunnel.serving.setup.step_prices import price_step
     from windtunnel.serving.shorthand import scenario
-    from windtunnel.serving.simulate import Result
+    from windtunnel.serving.simulate import simulate
     from windtunnel.training.job import TrainingJob
     from windtunnel.training.step import simulate_training
 
@@ -43,11 +43,11 @@ _HOME = {
         "pricing.aiconfigurator.estimator": ("measured_estimator",),
         "pricing.estimator": ("Coverage", "Estimate", "Estimator"),
         "serving.explain": ("explain_step", "step_batch"),
-        "serving.run": ("simulate",),
+        "serving.results": ("Result",),
         "serving.scenario": ("Scenario", "load", "resolve", "save"),
         "serving.setup.step_prices": ("price_step",),
         "serving.shorthand": ("scenario",),
-        "serving.simulate": ("Result",),
+        "serving.simulate": ("simulate",),
         "training.job": ("TrainingJob",),
         "training.step": ("simulate_training",),
     }.items()

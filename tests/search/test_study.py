@@ -28,7 +28,7 @@ from windtunnel.search.space.space import Point, Space, load_space, point_at, sp
 from windtunnel.search.store import Store
 from windtunnel.search.study import Means, Study, search
 from windtunnel.search.whatif import grid_of
-from windtunnel.serving.run import simulate
+from windtunnel.serving.simulate import simulate
 
 pytestmark = pytest.mark.compiled
 

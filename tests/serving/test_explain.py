@@ -4,7 +4,7 @@ import pytest
 
 import windtunnel as wt
 from windtunnel.serving.explain import Explanation, explain_step, step_batch
-from windtunnel.serving.simulate import Result
+from windtunnel.serving.results import Result
 
 MODELS = ["meta-llama/Llama-3.1-8B", "openai/gpt-oss-20b", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V2-Lite"]
 

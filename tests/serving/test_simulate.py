@@ -11,6 +11,7 @@ from windtunnel.model.operators import Op
 from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimate
 from windtunnel.serving.analysis.attribution import batch_of, provenance
 from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.results import Result
 from windtunnel.serving.runners.batched import run_loop
 from windtunnel.serving.scenario import Scenario, load, resolve, save
 from windtunnel.serving.server import check_requests, prepare, serve
@@ -20,7 +21,7 @@ from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import plan_memory
 from windtunnel.serving.setup.step_prices import recorded_steps
 from windtunnel.serving.shorthand import scenario
-from windtunnel.serving.simulate import Result, simulate
+from windtunnel.serving.simulate import simulate
 from windtunnel.serving.state.fleet import Scaling
 from windtunnel.serving.state.records import KernelSettings
 from windtunnel.workload.generate.requests import RequestArrays, generate

@@ -15,10 +15,11 @@ from windtunnel.errors import InputError
 from windtunnel.metrics.uncertainty import Interval
 from windtunnel.pricing.estimator import Coverage, Estimator
 from windtunnel.serving.pools import simulate_pools
+from windtunnel.serving.results import Result
 from windtunnel.serving.runners.batched import Progress
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
 from windtunnel.serving.setup.estimators import shared_estimators
-from windtunnel.serving.simulate import Result, simulate
+from windtunnel.serving.simulate import simulate
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from windtunnel.search.capacity.limits import limits_of
 from windtunnel.search.capacity.load import stream_of
 from windtunnel.search.capacity.probe import Probe, probe
 from windtunnel.search.priced_deployments import PricedDeployments
-from windtunnel.serving.run import simulate
+from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, pool_scenario, resolve, save, scenario_from
 from windtunnel.serving.shorthand import PATHS, parse_lengths, raw_scenario
-from windtunnel.serving.simulate import Result
+from windtunnel.serving.simulate import simulate
 from windtunnel.units import format_count
 
 MOST_S = 60.0

@@ -13,8 +13,8 @@ from windtunnel.schema import encode
 
 if TYPE_CHECKING:
     from windtunnel.serving.explain import Explanation
+    from windtunnel.serving.results import Result
     from windtunnel.serving.setup.memory import MemoryPlan
-    from windtunnel.serving.simulate import Result
 
 
 def as_text(document: Any) -> str:

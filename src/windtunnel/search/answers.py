@@ -21,9 +21,9 @@ from windtunnel.search.scores import score
 from windtunnel.search.space.space import Space, point_at
 from windtunnel.search.store import Store
 from windtunnel.search.study import Found, Study
-from windtunnel.serving.run import simulate
+from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario
-from windtunnel.serving.simulate import Result
+from windtunnel.serving.simulate import simulate
 from windtunnel.training.job import TrainingJob
 from windtunnel.training.step import TrainingResult, simulate_training
 

@@ -23,6 +23,7 @@ from windtunnel.metrics.summary import Distribution, Goodput, Power, distributio
 from windtunnel.metrics.tokens import rows_by_replica, with_token_times
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.schema import Schema
+from windtunnel.serving.results import ENGINE_COLUMNS, power_model
 from windtunnel.serving.runners.batched import Progress, run_loop
 from windtunnel.serving.scenario import Scenario, resolve
 from windtunnel.serving.server import check_requests, with_model_len
@@ -32,7 +33,6 @@ from windtunnel.serving.setup.frontend import streams
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import plan_memory
 from windtunnel.serving.setup.step_prices import lower_steps
-from windtunnel.serving.simulate import ENGINE_COLUMNS, power_model
 from windtunnel.serving.state import records as state
 from windtunnel.workload.arrivals import ClosedLoop
 from windtunnel.workload.generate.requests import RequestArrays, generate

@@ -10,13 +10,13 @@ from windtunnel.errors import InputError
 from windtunnel.metrics.fleet import HOLDING, count_over_time
 from windtunnel.metrics.records import Table
 from windtunnel.serving.analysis.device_use import step_work
+from windtunnel.serving.results import power_model
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.estimators import shard_of
 from windtunnel.serving.setup.memory import MemoryPlan
-from windtunnel.serving.simulate import power_model
 
 if TYPE_CHECKING:
-    from windtunnel.serving.simulate import Result
+    from windtunnel.serving.results import Result
 
 Floats = NDArray[np.float64]
 

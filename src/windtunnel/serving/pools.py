@@ -40,6 +40,7 @@ from windtunnel.serving.deployment import (
     TransferLink,
 )
 from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS
+from windtunnel.serving.results import ENGINE_COLUMNS, PoolResult, Result, limits_of, power_model, resolved_scenario
 from windtunnel.serving.runners.batched import GiveUp, Progress, new_records, run_to_end
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
 from windtunnel.serving.server import Lower, check_requests, with_model_len
@@ -51,14 +52,6 @@ from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
 from windtunnel.serving.setup.prefix_cache import MAX_ENTRIES, check_windows, kv_tiers
 from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.serving.setup.step_prices import LoweredSteps, lower_steps
-from windtunnel.serving.simulate import (
-    ENGINE_COLUMNS,
-    PoolResult,
-    Result,
-    limits_of,
-    power_model,
-    resolved_scenario,
-)
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.pools import (
     BOTH,

@@ -20,8 +20,9 @@ from windtunnel.formats.timeline import write
 from windtunnel.formats.timeline.file import check_file
 from windtunnel.formats.timeline.write import MAX_EVENTS, timeline, write_timeline
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table
+from windtunnel.serving.results import Result
 from windtunnel.serving.shorthand import scenario
-from windtunnel.serving.simulate import Result, simulate
+from windtunnel.serving.simulate import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

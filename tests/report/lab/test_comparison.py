@@ -22,8 +22,8 @@ from windtunnel.report.lab.comparison import (
 )
 from windtunnel.report.render.tables import show
 from windtunnel.report.serving.files import write_run
-from windtunnel.serving.run import simulate
 from windtunnel.serving.scenario import Scenario, resolve, scenario_from
+from windtunnel.serving.simulate import simulate
 
 
 def scenario(model: str, **workload: Any) -> Scenario:

@@ -8,7 +8,7 @@ import windtunnel as wt
 from windtunnel.errors import WindtunnelError
 from windtunnel.metrics.records import Table
 from windtunnel.report.serving.files import check_folder, write_run
-from windtunnel.serving.simulate import Result
+from windtunnel.serving.results import Result
 
 
 @pytest.fixture(scope="module")

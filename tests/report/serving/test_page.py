@@ -8,8 +8,8 @@ import pytest
 from windtunnel.report.render.plots import Axis, Bar, tracks
 from windtunnel.report.serving.page import run_page
 from windtunnel.report.training.page import MOST_PASSES, training_page
-from windtunnel.serving.run import simulate
 from windtunnel.serving.scenario import scenario_from
+from windtunnel.serving.simulate import simulate
 from windtunnel.training.campaign import campaign
 from windtunnel.training.job import job_of
 from windtunnel.training.step import simulate_training

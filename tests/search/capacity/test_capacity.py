@@ -16,7 +16,7 @@ from windtunnel.search.capacity.probe import LEAST_STREAM, MOST_GROWTH, STABILIT
 from windtunnel.search.confidence import confidence_above, lower_bound, student_cdf, student_quantile
 from windtunnel.search.priced_deployments import PricedDeployments
 from windtunnel.search.space.space import scenario_at
-from windtunnel.serving.run import simulate
+from windtunnel.serving.simulate import simulate
 from windtunnel.workload.arrivals import ClosedLoop
 from windtunnel.workload.schema import Workload
 

@@ -5,9 +5,9 @@ import pytest
 
 from windtunnel.serving.analysis.intervals import disaggregated_spreads, headline, uncalibrated_spreads
 from windtunnel.serving.deployment import Pool
-from windtunnel.serving.run import simulate
+from windtunnel.serving.results import Result
 from windtunnel.serving.shorthand import scenario
-from windtunnel.serving.simulate import Result
+from windtunnel.serving.simulate import simulate
 
 
 def served(**load: float) -> Result:

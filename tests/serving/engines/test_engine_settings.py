@@ -12,8 +12,8 @@ from windtunnel.schema import Schema, decode, set_path
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, OTHER_SCHEDULERS
 from windtunnel.serving.engines.effects import READ_BY
-from windtunnel.serving.run import simulate
 from windtunnel.serving.scenario import Scenario, resolve
+from windtunnel.serving.simulate import simulate
 
 ENGINES = {"vllm_v1": "vllm", "sglang": "sglang", "trtllm": "trtllm", "trtllm_max_utilization": "trtllm"}
 SCENARIO: dict[str, Any] = {

@@ -58,7 +58,7 @@ def compare(run: Path, simulation: Path, html: Path | None, as_json: bool) -> No
 
 def _simulated(scenario: "Scenario") -> dict[str, Any]:
     from windtunnel.report.lab.comparison import METRICS
-    from windtunnel.serving.run import simulate
+    from windtunnel.serving.simulate import simulate
 
     requests = simulate(scenario).requests
     keep = ~requests["is_warmup"]

@@ -23,7 +23,7 @@ from windtunnel.errors import InputError
 from windtunnel.units import format_count
 
 if TYPE_CHECKING:
-    from windtunnel.serving.simulate import Result
+    from windtunnel.serving.results import Result
 
 _LOAD, _OUTPUT = Section("Load"), Section("Result")
 
@@ -139,7 +139,7 @@ def command(files: RunFiles, scenario: Path | None, from_command: str | None, as
     from windtunnel.cli.progress import progress
     from windtunnel.report.documents import run_document
     from windtunnel.report.serving.run import run_report
-    from windtunnel.serving.run import simulate
+    from windtunnel.serving.simulate import simulate
 
     with progress() as callback:
         result = simulate(described, progress=callback, allow_download=options["hub"])

@@ -22,7 +22,7 @@ from windtunnel.search.finalists import frontier_names
 from windtunnel.search.scores import is_more_better, objectives_of
 from windtunnel.search.space.space import Space, as_builtins
 from windtunnel.search.study import Found, Study
-from windtunnel.serving.simulate import Result
+from windtunnel.serving.results import Result
 from windtunnel.training.step import TrainingResult
 from windtunnel.units import format_bytes, format_count, format_seconds
 

@@ -12,7 +12,7 @@ from windtunnel.serving.over_time import over_time
 from windtunnel.serving.scenario import save
 
 if TYPE_CHECKING:
-    from windtunnel.serving.simulate import Result
+    from windtunnel.serving.results import Result
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:

@@ -27,9 +27,9 @@ from windtunnel.report.serving.run import (
 from windtunnel.report.serving.setup import load_line, model_line, provenance_rows
 from windtunnel.schema import decode
 from windtunnel.serving.over_time import over_time
+from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario
 from windtunnel.serving.setup.memory import MemoryPlan
-from windtunnel.serving.simulate import Result
 from windtunnel.units import format_seconds
 
 MOST_SOURCES = 12

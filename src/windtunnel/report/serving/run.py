@@ -12,9 +12,9 @@ from windtunnel.report.render.tables import bars, columns, duration, grid, numbe
 from windtunnel.report.serving.setup import deployment_line, load_line, model_line, network_lines, provenance_rows
 from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import MOST_GROWTH
+from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario
 from windtunnel.serving.setup.memory import MemoryPlan
-from windtunnel.serving.simulate import Result
 from windtunnel.units import format_bytes, format_count, format_seconds
 
 

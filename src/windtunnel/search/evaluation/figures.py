@@ -13,9 +13,9 @@ from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import Served
 from windtunnel.search.space.space import Budget
 from windtunnel.serving.pools import PreparedPools
+from windtunnel.serving.results import power_model
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario
 from windtunnel.serving.server import Server
-from windtunnel.serving.simulate import power_model
 
 FIGURES = {
     "devices": "devices of the deployment",

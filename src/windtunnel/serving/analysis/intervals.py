@@ -12,6 +12,7 @@ from windtunnel import catalog
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import Summary
 from windtunnel.metrics.uncertainty import Interval, Spread, interval
+from windtunnel.pricing.estimator import Coverage
 from windtunnel.schema import decode, read_yaml
 from windtunnel.serving.calibration import outside
 from windtunnel.serving.scenario import Setup
@@ -19,25 +20,24 @@ from windtunnel.serving.scenario import Setup
 SPREADS_FILE = catalog.shipped("uncalibrated_spreads.yaml")
 """Written by `benchmarks/accuracy.py --write`."""
 
-
 DISAGGREGATED_FILE = SPREADS_FILE.with_name("disaggregated_spreads.yaml")
 """Written by `benchmarks/disaggregated_accuracy.py --write`."""
 
 
 @cache
 def disaggregated_spreads() -> dict[str, dict[str, Spread]]:
-    """Engine -> metric -> measured over predicted, of runs with separate pools for prefill and decode."""
+    """Return engine -> metric -> measured over predicted, for runs with separate pools for prefill and decode."""
     return decode(read_yaml(DISAGGREGATED_FILE), dict[str, dict[str, Spread]])
 
 
 @cache
 def uncalibrated_spreads() -> dict[str, dict[str, dict[str, Spread]]]:
-    """Engine -> settings of its runs were `recorded` or `assumed` -> metric -> measured over predicted."""
+    """Return engine -> `recorded` or `assumed` settings of its runs -> metric -> measured over predicted."""
     return decode(read_yaml(SPREADS_FILE), dict[str, dict[str, dict[str, Spread]]])
 
 
 def remarks(setup: Setup) -> list[str]:
-    """In what a setup lies outside the runs of its calibration; empty without one."""
+    """List the differences between a setup and the runs of its calibration; empty without one."""
     if setup.calibration is None:
         return []
     formats = tuple(dict.fromkeys((str(setup.precision.weights), str(setup.precision.experts_format))))
@@ -45,14 +45,14 @@ def remarks(setup: Setup) -> list[str]:
 
 
 def intervals(
-    setup: Setup, summary: Summary, requests: Table, coverage: Mapping[str, float], is_open_loop: bool = False
+    setup: Setup, summary: Summary, requests: Table, coverage: Mapping[Coverage, float], is_open_loop: bool = False
 ) -> dict[str, Interval]:
-    """Metric -> interval of its mean (`tpot`, `ttft`, `e2e`, seconds) or of the whole run (`throughput`, output tokens
-    a second).
+    """Return metric -> interval of its mean (`tpot`, `ttft`, `e2e`, seconds) or of the whole run (`throughput`, output
+    tokens a second).
 
-    The spread of throughput is that of closed loops, whose clients wait for answers. In an open loop requests come when
-    they come, and throughput is what arrives in the time until the last answer, each as late as the interval of the
-    end-to-end time says.
+    The spread of throughput is that of closed loops, whose clients wait for answers. In an open loop the arrivals are
+    given, so throughput follows from the time of the last answer, with end-to-end times at either end of their
+    interval.
     """
     spreads = dict(uncalibrated_spreads()[setup.engine.name]["assumed" if setup.settings_assumed else "recorded"])
     if setup.calibration is not None:
@@ -62,10 +62,12 @@ def intervals(
 
 
 def disaggregated_intervals(
-    engine: str, summary: Summary, requests: Table, coverage: Mapping[str, float], is_open_loop: bool = False
+    engine: str, summary: Summary, requests: Table, coverage: Mapping[Coverage, float], is_open_loop: bool = False
 ) -> dict[str, Interval]:
-    """The same of separate pools for prefill and decode, by the engine that decodes: as far as measured runs of such
-    pools were off, with the shipped calibrations, which no such run was fitted for.
+    """Return the intervals of separate pools for prefill and decode, by the engine that decodes.
+
+    Their spreads are the errors on measured runs of such pools with the shipped calibrations, none of which was fitted
+    to such a run.
     """
     return _around(summary, requests, disaggregated_spreads()[engine], 0, coverage, is_open_loop)
 
@@ -75,19 +77,22 @@ def _around(
     requests: Table,
     spreads: Mapping[str, Spread],
     num_outside: int,
-    coverage: Mapping[str, float],
+    coverage: Mapping[Coverage, float],
     is_open_loop: bool,
 ) -> dict[str, Interval]:
-    found = {}
+    """Return the intervals around the headline metrics."""
+    fractions = {origin.value: fraction for origin, fraction in coverage.items()}
+    by_metric = {}
     for name, central in headline(summary).items():
         sampling = 0.0 if name == "throughput" else _sampling_error(requests, f"{name}_s")
-        found[name] = interval(central, spreads[name], num_outside, coverage, sampling)
+        by_metric[name] = interval(central, spreads[name], num_outside, fractions, sampling)
     if is_open_loop:
-        found["throughput"] = _open_loop_throughput(summary, requests, found["e2e"])
-    return found
+        by_metric["throughput"] = _open_loop_throughput(summary, requests, by_metric["e2e"])
+    return by_metric
 
 
 def _open_loop_throughput(summary: Summary, requests: Table, e2e: Interval) -> Interval:
+    """Return the throughput if all end-to-end times were those at either end of their interval."""
     measured = requests.where(~requests["is_warmup"])
     arrival_s = measured["arrival_s"] - measured["arrival_s"].min()
 
@@ -100,11 +105,11 @@ def _open_loop_throughput(summary: Summary, requests: Table, e2e: Interval) -> I
 
 
 def headline(summary: Summary) -> dict[str, float]:
-    """The metrics that have intervals."""
-    found = {"ttft": summary.ttft_s.mean, "e2e": summary.e2e_s.mean}
+    """Return the metrics that have intervals."""
+    means = {"ttft": summary.ttft_s.mean, "e2e": summary.e2e_s.mean}
     if summary.tpot_s is not None:
-        found["tpot"] = summary.tpot_s.mean
-    return {**found, "throughput": summary.throughput.output_tokens_per_s}
+        means["tpot"] = summary.tpot_s.mean
+    return {**means, "throughput": summary.throughput.output_tokens_per_s}
 
 
 def _sampling_error(requests: Table, column: str) -> float:

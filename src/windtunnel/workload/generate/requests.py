@@ -91,6 +91,11 @@ class RequestArrays:
         """Number of requests without warm-up."""
         return len(self.arrival_s) - self.num_warmup
 
+    @property
+    def is_open_loop(self) -> bool:
+        """Whether no request waits for the completion of another."""
+        return not self.concurrency and self.previous is None
+
 
 def generate(workload: Workload, seed: np.random.SeedSequence | int) -> RequestArrays:
     """Generate the requests of `workload`, the same bytes for the same seed.
