@@ -75,7 +75,7 @@ class PricedPools:
             plans, handoff_rules, self.requests, speculation=self.fleet.speculation, retention=self.fleet.retention
         )
         _, replica, num_replicas = replicas_of(run.records, run.pools)
-        host = self.fleet.parts[0].setup.engine.host
+        host = self.fleet.servers[0].setup.engine.host
         seen_s = host.frontend_s(self.requests.input_tokens, streams(run.records, replica, num_replicas))
         ttft_s = (run.records["first_token_s"] - run.records["arrival_s"] + seen_s)[self.requests.num_warmup :]
         return float(np.median(ttft_s) if self.measurement.statistic == "p50" else np.mean(ttft_s))
@@ -126,7 +126,7 @@ def with_transfers(
 
 def _kin(priced: PricedPools) -> tuple[str, str]:
     """Engine and device of the pool that decodes."""
-    decodes = next(part.setup for part in priced.fleet.parts if part.pool.role != "prefill")
+    decodes = next(part.setup for part in priced.fleet.servers if part.pool.role != "prefill")
     return decodes.engine.name, decodes.device.name
 
 

@@ -1,8 +1,8 @@
-"""Runs of tens of millions of requests: one replica after the other, each reduced to what a summary needs.
+"""Simulate tens of millions of requests, one replica after the other, each reduced to what a summary needs.
 
-A router that does not look at the replicas gives each of them a stream of its own, and replicas share nothing else. So
-each is simulated alone, to the same times as all together, and its steps are dropped when they are counted. Memory is
-24 bytes a request for its arrival and lengths, 28 for its latencies, and one replica's records at a time.
+A router that does not look at the replicas gives each a stream of its own, and replicas share nothing else. So each is
+simulated alone, with the same times as all together, and its steps are dropped once they are counted. Memory is 24
+bytes a request for its arrival and lengths, 28 for its latencies, and one replica's records at a time.
 """
 
 import time
@@ -25,13 +25,13 @@ from windtunnel.pricing.estimator import Estimator
 from windtunnel.schema import Schema
 from windtunnel.serving.results import ENGINE_COLUMNS, power_model
 from windtunnel.serving.runners.batched import Progress, run_loop
-from windtunnel.serving.scenario import Scenario, resolve
+from windtunnel.serving.scenario import Scenario, Setup, resolve
 from windtunnel.serving.server import check_requests, with_model_len
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.fleet_plan import has_fleet
 from windtunnel.serving.setup.frontend import streams
 from windtunnel.serving.setup.kernel_settings import kernel_settings
-from windtunnel.serving.setup.memory import plan_memory
+from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
 from windtunnel.serving.setup.step_prices import lower_steps
 from windtunnel.serving.state import records as state
 from windtunnel.workload.arrivals import ClosedLoop
@@ -42,7 +42,7 @@ STATIC_ROUTERS = ("round_robin",)
 
 
 class LongSummary(Schema):
-    """A long run in a few numbers; percentiles are exact, of latencies kept as 32-bit floats."""
+    """Summary of a long run; percentiles are exact, of latencies kept as 32-bit floats."""
 
     num_requests: int
     num_steps: int
@@ -60,7 +60,7 @@ class LongSummary(Schema):
     num_preemptions: int
     goodput: Goodput | None
     tenants: dict[str, Goodput]
-    """By name, where limits are given."""
+    """Tenant -> its goodput, where limits are given."""
     power: Power | None
     checks: Checks
     """The worst of the replicas' self-checks."""
@@ -96,13 +96,7 @@ def simulate_long(
     """
     _check_independent(scenario)
     setup = resolve(scenario)
-    if setup.engine.scheduler not in state.SCHEDULERS:
-        raise InputError(
-            f"a long run cannot use the scheduler {setup.engine.scheduler}",
-            f"possible: {', '.join(state.SCHEDULERS)}; or use simulate",
-        )
-    if setup.engine.speculative is not None:
-        raise InputError("a long run cannot decode speculatively", "use simulate, or leave engine.speculative out")
+    _check_engine(setup)
     started_s = time.perf_counter()
     requests = generate(scenario.workload, scenario.seed)
     generate_time_s = time.perf_counter() - started_s
@@ -113,39 +107,28 @@ def simulate_long(
     memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
     check_requests(requests, setup, memory)
     lowered = lower_steps(estimator or estimator_for(setup), setup.device, shard, setup.engine, setup.max_model_len)
-    num_replicas, num_stages = scenario.deployment.replicas, setup.parallelism.pp
+    num_replicas = scenario.deployment.replicas
     latencies = {name: np.empty(requests.num_requests, np.float32) for name in LATENCIES}
 
-    def run_replica(index: int) -> "_Counts":
-        mine = _of_replica(requests, index, num_replicas)
-        settings = kernel_settings(setup, memory, 1, mine)
-        started_cpu_s = time.thread_time()
-        records, steps, _ = run_loop(settings, lowered.cost, mine)
-        engine_cpu_s = time.thread_time() - started_cpu_s
-        columns = {name: records[name].copy() for name in ENGINE_COLUMNS}
-        del records
-        replica = np.zeros(mine.num_requests, np.int64)
-        seen_s = setup.engine.host.frontend_s(mine.input_tokens, streams(columns, replica, 1))
-        table = request_table(columns, replica, seen_s, 0)
-        rows = rows_by_replica(table, steps, 1)
-        table = with_token_times(table, steps, rows, num_stages)
+    def run_replica(index: int) -> _Counts:
+        table, counts = _run_replica(setup, memory, lowered.cost, _of_replica(requests, index, num_replicas))
         for name in LATENCIES:
             latencies[name][index::num_replicas] = table[name]
-        return _counts(table, steps, check_run(table, steps, rows, num_stages), engine_cpu_s)
+        return counts
 
     counts: list[_Counts] = []
     for done in _in_turn(run_replica, min(num_replicas, requests.num_requests), num_threads):
         counts.append(done)
         if progress is not None:
             progress(sum(count.num_requests for count in counts), requests.num_requests)
-    power = power_model(scenario, setup)
-    summary = _summary(scenario, requests, latencies, counts, num_stages, None if power is None else power.at)
+    summary = _summary(scenario, requests, latencies, counts, setup)
     return LongRun(summary, generate_time_s, sum(count.engine_cpu_s for count in counts))
 
 
 def _check_independent(scenario: Scenario) -> None:
+    """Raise InputError where the replicas depend on each other."""
     if scenario.deployment.pools:
-        raise InputError("pools hand requests over; a long run needs replicas that are all alike", "use simulate")
+        raise InputError("pools hand requests over; a long run needs equal replicas", "use simulate")
     router = scenario.deployment.router
     if has_fleet(scenario.deployment):
         raise InputError("a long run needs all replicas all the time, and a router that holds nothing", "use simulate")
@@ -158,19 +141,58 @@ def _check_independent(scenario: Scenario) -> None:
         raise InputError("a closed loop joins all replicas; a long run needs an open loop", "use simulate")
 
 
+def _check_engine(setup: Setup) -> None:
+    """Raise InputError for an engine that a long run cannot simulate."""
+    if setup.engine.scheduler not in state.SCHEDULERS:
+        raise InputError(
+            f"a long run cannot use the scheduler {setup.engine.scheduler}",
+            f"possible: {', '.join(state.SCHEDULERS)}; or use simulate",
+        )
+    if setup.engine.speculative is not None:
+        raise InputError("a long run cannot decode speculatively", "use simulate, or leave engine.speculative out")
+
+
+def _run_replica(
+    setup: Setup, memory: MemoryPlan, cost: state.StepCost, requests: RequestArrays
+) -> tuple[Table, "_Counts"]:
+    """Simulate one replica; return its request table and what the summary counts."""
+    settings = kernel_settings(setup, memory, 1, requests)
+    started_cpu_s = time.thread_time()
+    records, steps, _ = run_loop(settings, cost, requests)
+    engine_cpu_s = time.thread_time() - started_cpu_s
+    columns = {name: records[name].copy() for name in ENGINE_COLUMNS}
+    del records
+    replica = np.zeros(requests.num_requests, np.int64)
+    seen_s = setup.engine.host.frontend_s(requests.input_tokens, streams(columns, replica, 1))
+    table = request_table(columns, replica, seen_s, 0)
+    rows = rows_by_replica(table, steps, 1)
+    table = with_token_times(table, steps, rows, setup.parallelism.pp)
+    checks = check_run(table, steps, rows, setup.parallelism.pp)
+    return table, _Counts(
+        len(table),
+        int(steps["num_steps"].sum(dtype=np.int64)),
+        float(table["arrival_s"].min()),
+        float(table["finish_s"].max()),
+        float(steps["duration_s"].sum()),
+        int(table["num_preemptions"].sum()),
+        checks,
+        engine_cpu_s,
+    )
+
+
 def _of_replica(requests: RequestArrays, index: int, num_replicas: int) -> RequestArrays:
-    """What round robin gives a replica."""
-    mine: dict[str, Any] = {
+    """Return the requests that round robin gives a replica."""
+    arrays: dict[str, Any] = {
         field.name: np.ascontiguousarray(value[index::num_replicas])
         for field in fields(requests)
         if isinstance(value := getattr(requests, field.name), np.ndarray)
     }
-    return replace(requests, **mine)
+    return replace(requests, **arrays)
 
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """What is kept of a replica beside the latencies."""
+    """Counts of a replica, all that is kept of it beside its latencies."""
 
     num_requests: int
     num_steps: int
@@ -182,30 +204,17 @@ class _Counts:
     engine_cpu_s: float
 
 
-def _counts(requests: Table, steps: Table, checks: Checks, engine_cpu_s: float) -> _Counts:
-    return _Counts(
-        len(requests),
-        int(steps["num_steps"].sum(dtype=np.int64)),
-        float(requests["arrival_s"].min()),
-        float(requests["finish_s"].max()),
-        float(steps["duration_s"].sum()),
-        int(requests["num_preemptions"].sum()),
-        checks,
-        engine_cpu_s,
-    )
-
-
 def _in_turn(run: Callable[[int], _Counts], count: int, num_threads: int) -> Iterator[_Counts]:
-    """`run(0)`, ..., a few at once, in order; no more are begun than threads wait for them."""
+    """Yield `run(0)`, `run(1)`, ... in order, at most `num_threads` under way at once."""
     if num_threads == 1:
         yield from map(run, range(count))
         return
-    with ThreadPoolExecutor(num_threads) as pool:
+    with ThreadPoolExecutor(num_threads) as workers:
         waiting = iter(range(count))
-        under_way = [pool.submit(run, index) for index in islice(waiting, num_threads)]
+        under_way = [workers.submit(run, index) for index in islice(waiting, num_threads)]
         while under_way:
             yield under_way.pop(0).result()
-            under_way += [pool.submit(run, index) for index in islice(waiting, 1)]
+            under_way += [workers.submit(run, index) for index in islice(waiting, 1)]
 
 
 def _summary(
@@ -213,15 +222,17 @@ def _summary(
     requests: RequestArrays,
     latencies: dict[str, NDArray[np.float32]],
     counts: list[_Counts],
-    num_stages: int,
-    power_at: Callable[[float], float] | None,
+    setup: Setup,
 ) -> LongSummary:
+    """Summarise a run from the latencies of all requests and the counts of each replica."""
     span_s = max(count.last_s for count in counts) - min(count.first_s for count in counts)
     output = int(requests.output_tokens.sum())
-    busy_fraction = sum(count.busy_s for count in counts) / (span_s * scenario.deployment.replicas * num_stages)
-    power = None
-    if power_at is not None:
-        mean_w = power_at(busy_fraction) * scenario.deployment.num_devices
+    busy_fraction = sum(count.busy_s for count in counts) / (
+        span_s * scenario.deployment.replicas * setup.parallelism.pp
+    )
+    power, model = None, power_model(scenario, setup)
+    if model is not None:
+        mean_w = model.at(busy_fraction) * scenario.deployment.num_devices
         power = Power(mean_w=mean_w, energy_j=mean_w * span_s, output_token_j=mean_w * span_s / output)
     tenants = {tenant.name: tenant.slo or scenario.slo for tenant in scenario.workload.tenants}
     goodputs = {}
@@ -254,9 +265,10 @@ def _summary(
 
 
 def _goodput(
-    latencies: dict[str, NDArray[np.float32]], slo: Slo, span_s: float, mine: NDArray[np.bool_] | None
+    latencies: dict[str, NDArray[np.float32]], slo: Slo, span_s: float, chosen: NDArray[np.bool_] | None
 ) -> Goodput:
-    good = np.ones(next(iter(latencies.values())).size, bool) if mine is None else mine.copy()
+    """Count the requests within the limits: all, or those that are chosen."""
+    good = np.ones(next(iter(latencies.values())).size, bool) if chosen is None else chosen.copy()
     count = int(good.sum())
     for name, limit in (("ttft_s", slo.ttft_s), ("tpot_s", slo.tpot_s), ("e2e_s", slo.e2e_s)):
         if limit is not None:
@@ -265,6 +277,7 @@ def _goodput(
 
 
 def _worst(checks: list[Checks]) -> Checks:
+    """Return the worst of the replicas' self-checks."""
     return Checks(
         passed=all(check.passed for check in checks),
         num_out_of_order=sum(check.num_out_of_order for check in checks),

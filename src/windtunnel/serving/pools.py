@@ -1,4 +1,4 @@
-"""Run a deployment of several pools: prefill and decode on replicas of their own, or kinds of replicas side by side."""
+"""Simulate a deployment of several pools: prefill and decode on separate replicas, or several kinds of replicas."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,17 +14,19 @@ from windtunnel.metrics.summary import (
     DeploymentSize,
     DeviceTerms,
     PoolSummary,
+    Summary,
     Utilisation,
     span_of,
     summarise,
     utilisation_of,
     with_pools,
 )
+from windtunnel.metrics.uncertainty import Interval
 from windtunnel.model.forward import Shard
 from windtunnel.model.memory import kv_bytes_per_token, state_bytes_per_request
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.network.cluster import handoff_bytes_per_s, network_of
-from windtunnel.pricing.estimator import Estimator
+from windtunnel.pricing.estimator import Coverage, Estimator
 from windtunnel.serving.analysis.attribution import provenance, time_fractions
 from windtunnel.serving.analysis.device_use import stage_uses, step_work
 from windtunnel.serving.analysis.intervals import disaggregated_intervals, intervals
@@ -83,34 +85,36 @@ class PoolServer:
     retention: KvRetention
 
     def plan(self, link: TransferLink) -> PoolPlan:
-        """The pool as the loop takes it, its KV carried by that link."""
+        """Return the pool as the loop takes it; `link` carries its KV."""
         link_bytes_per_s = _link_bytes_per_s(self.setup, link)
         return PoolPlan(self.settings, self.lowered.cost, ROLES[self.pool.role], link_bytes_per_s, self._kv_copies)
 
     @property
     def _kv_copies(self) -> float:
-        """Of a request's KV on one rank's devices: latent attention keeps all of it on each, grouped queries what their
-        key and value heads cannot be spread over.
+        """Copies of a request's KV on one rank's devices.
+
+        Latent attention keeps all of it on each device, grouped queries what their key and value heads cannot be spread
+        over.
         """
-        whole, width = replace(self.shard, parallelism=Parallelism()), self.setup.parallelism
-        once = kv_bytes_per_token(whole, self.setup.max_model_len)
+        model, shape = replace(self.shard, parallelism=Parallelism()), self.setup.parallelism
+        once = kv_bytes_per_token(model, self.setup.max_model_len)
         each = kv_bytes_per_token(self.shard, self.setup.max_model_len)
-        return max(each * width.tp * width.pp / once, 1.0) if once else 1.0
+        return max(each * shape.tp * shape.pp / once, 1.0) if once else 1.0
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedPools:
     """All pools of a deployment, ready to serve requests of known lengths at any load."""
 
-    parts: list[PoolServer]
+    servers: list[PoolServer]
     plans: list[PoolPlan]
     handoff_rules: HandoffRules
     speculation: state.Speculation | None
 
     @property
     def retention(self) -> list[KvRetention]:
-        """What each pool keeps."""
-        return [part.retention for part in self.parts]
+        """KV retention of each pool."""
+        return [server.retention for server in self.servers]
 
 
 def prepare_pools(
@@ -122,25 +126,36 @@ def prepare_pools(
     lower: Lower = lower_steps,
     calibration_of: Callable[[Scenario], Calibration | None] = lambda _: None,
 ) -> PreparedPools:
-    """What `serving.server.prepare` is for equal replicas; `estimator_of` prices a pool's operators without an
-    `estimator`, `calibration_of` may give one that is in force for a pool, by its scenario alone, in place of its own.
+    """Prepare all pools of a deployment, as `serving.server.prepare` does for equal replicas.
+
+    Args:
+        scenario: its deployment has pools.
+        requests: as of `serving.server.prepare`.
+        estimator: prices operators of all pools; None: `estimator_of` finds one for each.
+        allow_download: look models up on the Hugging Face hub too.
+        estimator_of: setup of a pool -> its estimator.
+        lower: prices the steps.
+        calibration_of: scenario of one pool alone -> a calibration in place of the pool's own; None keeps that one.
+
+    Raises:
+        InputError: a pool cannot serve the requests, or the pools do not go together.
     """
-    parts = []
+    servers = []
     for pool in scenario.deployment.pools:
         alone = pool_scenario(scenario, pool)
         setup = with_model_len(resolve(alone, allow_download, calibration_of(alone)), requests)
-        parts.append(_prepared(scenario, pool, setup, requests, estimator or estimator_of(setup), lower))
-    _check_first_tokens(scenario, parts)
-    parts = _with_stores(parts)
-    _check_retention(parts, requests)
+        servers.append(_prepared(scenario, pool, setup, requests, estimator or estimator_of(setup), lower))
+    _check_first_tokens(scenario, servers)
+    servers = _with_stores(servers)
+    _check_retention(servers, requests)
     if scenario.deployment.transfer.router == "prefix_affinity":
         raise InputError(
             "transfer.router is prefix_affinity, which chooses where a prompt is computed, not where it decodes",
             "set deployment.router to prefix_affinity, and transfer.router to another one, such as least_kv",
         )
-    own = [part.plan(scenario.deployment.transfer.link) for part in parts]
-    plans = _with_given_link(scenario, parts, _on_network(scenario, parts, own))
-    return PreparedPools(parts, plans, handoff_rules_of(scenario, parts), _speculation(parts))
+    plans = [server.plan(scenario.deployment.transfer.link) for server in servers]
+    plans = _with_given_link(scenario, servers, _on_network(scenario, servers, plans))
+    return PreparedPools(servers, plans, handoff_rules_of(scenario, servers), _speculation(servers))
 
 
 def simulate_pools(
@@ -150,59 +165,95 @@ def simulate_pools(
     allow_download: bool = False,
     estimator_of: Callable[[Setup], Estimator] = estimator_for,
 ) -> Result:
-    """Simulate a scenario whose deployment has pools; arguments and errors as `serving.simulate.simulate`,
-    `estimator_of` as of `prepare_pools`.
+    """Simulate a scenario whose deployment has pools.
+
+    Arguments and errors as of `serving.simulate.simulate`, `estimator_of` as of `prepare_pools`.
     """
     requests = generate(scenario.workload, scenario.seed)
-    fleet = prepare_pools(scenario, requests, estimator, allow_download, estimator_of)
-    parts = fleet.parts
-    records, pools, steps, engine_time_s, loaded_blocks = run_pools(
-        fleet.plans, fleet.handoff_rules, requests, progress, fleet.speculation, retention=fleet.retention
+    prepared = prepare_pools(scenario, requests, estimator, allow_download, estimator_of)
+    servers = prepared.servers
+    run = run_pools(
+        prepared.plans,
+        prepared.handoff_rules,
+        requests,
+        progress,
+        prepared.speculation,
+        retention=prepared.retention,
     )
-    loaded = _tier_tokens(parts, pools, first_pool(records, pools), loaded_blocks)
-    table = _request_table(records, pools, parts[0].setup.engine, requests, loaded)
+    loaded = _tier_tokens(servers, run.pools, first_pool(run.records, run.pools), run.loaded_blocks)
+    table = _request_table(run, servers[0].setup.engine, requests, loaded)
+    steps_by_pool = [_steps_of(run.steps, pool) for pool in run.pools.pools]
+    summary = _summary(
+        scenario,
+        servers,
+        requests,
+        run,
+        table,
+        steps_by_pool,
+        tier_tokens=loaded if loaded or shares_prefixes(prepared.retention, requests) else None,
+    )
+    coverage, sources, operators = _provenance(servers, steps_by_pool)
+    return Result(
+        scenario=_resolved(scenario, servers),
+        setup=servers[0].setup,
+        memory=servers[0].memory,
+        requests=table,
+        steps=run.steps,
+        summary=summary,
+        coverage=coverage,
+        sources=sources,
+        operators=operators,
+        engine_time_s=run.engine_time_s,
+        intervals=_intervals(servers, summary, table, coverage, requests.is_open_loop),
+        pools=tuple(PoolResult(server.pool.name, server.pool.role, server.setup, server.memory) for server in servers),
+    )
+
+
+def _summary(
+    scenario: Scenario,
+    servers: Sequence[PoolServer],
+    requests: RequestArrays,
+    run: "PoolRun",
+    table: Table,
+    steps_by_pool: Sequence[Table],
+    tier_tokens: Mapping[str, NDArray[np.int64]] | None,
+) -> Summary:
+    """Summarise a run over several pools, and each pool alone."""
+    num_devices = scenario.deployment.num_devices
     summaries = [
-        _pool_summary(scenario, part, _steps_of(steps, pools, at), table, int(pools.pools[at].first_replica))
-        for at, part in enumerate(parts)
+        _pool_summary(scenario, server, steps, table, int(pool.first_replica))
+        for server, steps, pool in zip(servers, steps_by_pool, run.pools.pools, strict=True)
     ]
-    deployment = scenario.deployment
     prices = [summary.usd_per_hour for summary in summaries]
     known = [price for price in prices if price is not None]
     summary = summarise(
         table,
-        steps,
+        run.steps,
         DeploymentSize(
-            num_replicas=len(pools.pool_of_replica),
-            num_devices=deployment.num_devices,
-            num_blocks=max(part.memory.num_blocks * part.settings.ranks_per_replica for part in parts),
+            num_replicas=len(run.pools.pool_of_replica),
+            num_devices=num_devices,
+            num_blocks=max(server.memory.num_blocks * server.settings.ranks_per_replica for server in servers),
         ),
-        next(part.time_fractions for part in summaries if part.time_fractions),
+        next(pool.time_fractions for pool in summaries if pool.time_fractions),
         limits_of(scenario, requests),
-        DeviceTerms(sum(known) / deployment.num_devices if len(known) == len(prices) else None),
-        tier_tokens=loaded if loaded or shares_prefixes(fleet.retention, requests) else None,
+        DeviceTerms(sum(known) / num_devices if len(known) == len(prices) else None),
+        tier_tokens=tier_tokens,
     )
-    coverage, sources, operators = _provenance(parts, [_steps_of(steps, pools, at) for at in range(len(parts))])
-    shares = {how.value: share for how, share in coverage.items()}
-    is_open_loop = not requests.concurrency and requests.previous is None
-    decodes = next(part for part in parts if part.pool.role != "prefill")
-    if decodes.pool.role == "decode":
-        found = disaggregated_intervals(decodes.setup.engine.name, summary, table, shares, is_open_loop)
-    else:
-        found = intervals(decodes.setup, summary, table, shares, is_open_loop)
-    return Result(
-        scenario=_resolved(scenario, parts),
-        setup=parts[0].setup,
-        memory=parts[0].memory,
-        requests=table,
-        steps=steps,
-        summary=with_pools(summary, table, summaries),
-        coverage=coverage,
-        sources=sources,
-        operators=operators,
-        engine_time_s=engine_time_s,
-        intervals=found,
-        pools=tuple(PoolResult(part.pool.name, part.pool.role, part.setup, part.memory) for part in parts),
-    )
+    return with_pools(summary, table, summaries)
+
+
+def _intervals(
+    servers: Sequence[PoolServer],
+    summary: Summary,
+    table: Table,
+    coverage: Mapping[Coverage, float],
+    is_open_loop: bool,
+) -> dict[str, Interval]:
+    """Return the intervals of a run, by the engine of the first pool that decodes."""
+    decoder = next(server for server in servers if server.pool.role != "prefill")
+    if decoder.pool.role == "decode":
+        return disaggregated_intervals(decoder.setup.engine.name, summary, table, coverage, is_open_loop)
+    return intervals(decoder.setup, summary, table, coverage, is_open_loop)
 
 
 class PoolRun(NamedTuple):
@@ -211,12 +262,12 @@ class PoolRun(NamedTuple):
     records: NDArray[np.void]
     """`REQUEST` records in order of sending."""
     pools: Pools
-    """As the run left them, with every request's KV transfer."""
+    """Pools after the run, with every request's KV transfer."""
     steps: Table
     engine_time_s: float
     """Wall time of the loop."""
     loaded_blocks: NDArray[np.int64]
-    """`[tier of all pools, request]` of each prompt that came from each lower tier when it was first admitted."""
+    """`[tier of all pools, request]` blocks of each prompt that each lower tier gave when it was first admitted."""
 
 
 def run_pools(
@@ -231,11 +282,12 @@ def run_pools(
     """Run the compiled loop to its end over several pools.
 
     Args:
-        plans, travel: of the pools.
+        plans: the pools.
+        handoff_rules: how requests go from pool to pool.
         requests: what they serve.
         progress, give_up: see `serving.server.serve`.
         speculation: of the pools that decode.
-        keeping: what each pool keeps of requests; none: nothing.
+        retention: KV retention of each pool; empty: no pool keeps KV.
     """
 
     def run_with(kept: Sequence[KvRetention]) -> PoolRun:
@@ -245,19 +297,19 @@ def run_pools(
         return run_with(retention)
     # Lower tiers still take the KV blocks of preempted requests: preemption by swap.
     requests = replace(requests, prefixes=None)
-    own = [
-        replace(part, on_device=part.on_device and has_one_group(plan.settings))
-        for part, plan in zip(retention, plans, strict=False)
+    countable = [
+        replace(kept, on_device=kept.on_device and has_one_group(plan.settings))
+        for kept, plan in zip(retention, plans, strict=False)
     ]
-    if any(part.tiers.size for part in own):
-        return run_with(own)
-    found = run_with(())
-    if any(part.on_device for part in own) and found.records["num_preemptions"].any():
+    if any(kept.tiers.size for kept in countable):
+        return run_with(countable)
+    first = run_with(())
+    if any(kept.on_device for kept in countable) and first.records["num_preemptions"].any():
         # A cache changes nothing until a preempted request finds its own blocks in it.
-        again = run_with(own)
+        again = run_with(countable)
         again.pools.transfers["cached_tokens"] = 0
-        return again._replace(engine_time_s=found.engine_time_s + again.engine_time_s)
-    return found
+        return again._replace(engine_time_s=first.engine_time_s + again.engine_time_s)
+    return first
 
 
 def _run(
@@ -269,13 +321,14 @@ def _run(
     speculation: state.Speculation | None,
     give_up: GiveUp | None,
 ) -> PoolRun:
+    """Run the loop once, with caches for the KV that the pools keep."""
     records = new_records(requests)
     pools = new_pools(plans, handoff_rules, records.size)
     arrays = (pools.ranks, pools.slots, pools.lists, pools.stages)
     cache = None
     if retention:
-        own = [caches_of(plan.settings, part, requests) for plan, part in zip(plans, retention, strict=True)]
-        cache = joined_caches(pools, own)
+        caches = [caches_of(plan.settings, kept, requests) for plan, kept in zip(plans, retention, strict=True)]
+        cache = joined_caches(pools, caches)
     cost, events = state.StepCost(*(np.asarray(field)[0] for field in pools.cost)), new_pool_events(plans)
     steps, engine_time_s = run_to_end(
         pools.pools[0],
@@ -292,14 +345,14 @@ def _run(
     )
     loaded_blocks = np.zeros((0, records.size), np.int64)
     if cache is not None:
-        found = cache.requests["cached_tokens"].reshape(len(plans), -1)
-        pools.transfers["cached_tokens"] = found[first_pool(records, pools), np.arange(records.size)]
+        by_pool = cache.requests["cached_tokens"].reshape(len(plans), -1)
+        pools.transfers["cached_tokens"] = by_pool[first_pool(records, pools), np.arange(records.size)]
         loaded_blocks = cache.loaded
     return PoolRun(records.view(np.ndarray), pools, steps, engine_time_s, loaded_blocks)
 
 
 def first_pool(records: NDArray[np.void], pools: Pools) -> NDArray[np.int64]:
-    """The pool that computed each prompt."""
+    """Return the pool that computed each prompt."""
     moved = ~np.isnan(pools.transfers.handed_s)
     return np.asarray(pools.pool_of_rank[np.where(moved, pools.transfers.prefill_rank, records["rank"])])
 
@@ -312,6 +365,7 @@ def _prepared(
     estimator: Estimator,
     lower: Lower,
 ) -> PoolServer:
+    """Prepare one pool; errors name it."""
     if setup.engine.scheduler not in ENGINE_SCHEDULERS:
         raise InputError(
             f"pool {pool.name}: the scheduler {setup.engine.scheduler} does not run in pools",
@@ -320,18 +374,15 @@ def _prepared(
     shard = shard_of(setup)
     drafter = drafter_of(setup, shard)
     memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
-    asked, computes_prompts = requests, True
+    served, computes_prompts = requests, True
     if pool.role == "prefill":
-        asked = replace(requests, output_tokens=np.ones_like(requests.output_tokens))
+        served = replace(requests, output_tokens=np.ones_like(requests.output_tokens))
     elif pool.role == "decode" and scenario.deployment.transfer.local_prefill_tokens == 0:
         # Preempted ones are computed again; TensorRT-LLM's policy never preempts.
         computes_prompts = setup.engine.scheduler != "trtllm"
-    try:
-        check_requests(asked, setup, memory, computes_prompts)
-    except InputError as error:
-        raise InputError(f"pool {pool.name}: {error.message}", error.hint) from None
     settings = kernel_settings(setup, memory, pool.replicas, requests, scenario.deployment.router, scenario.seed)
     try:
+        check_requests(served, setup, memory, computes_prompts)
         tiers = kv_tiers(setup, memory, settings)
     except InputError as error:
         raise InputError(f"pool {pool.name}: {error.message}", error.hint) from None
@@ -340,102 +391,101 @@ def _prepared(
     return PoolServer(pool, setup, shard, memory, estimator, lowered, settings, retention)
 
 
-def _with_stores(parts: Sequence[PoolServer]) -> list[PoolServer]:
-    """`parts` where tiers that the whole deployment shares are one store for all pools that name them alike.
+def _with_stores(servers: Sequence[PoolServer]) -> list[PoolServer]:
+    """Give pools that name the same tier of the whole deployment one store for it.
 
     Raises:
         InputError: pools that cannot read each other's blocks.
     """
     first: dict[str, tuple[PoolServer, KvTier]] = {}
-    found = []
-    for part in parts:
-        tiers = part.retention.tiers.copy()
-        for row, tier in zip(tiers, part.setup.engine.kv_tiers or (), strict=True):
+    with_stores = []
+    for server in servers:
+        tiers = server.retention.tiers.copy()
+        for row, tier in zip(tiers, server.setup.engine.kv_tiers or (), strict=True):
             if tier.shared_by != "deployment":
                 continue
-            other, same = first.setdefault(tier.name, (part, tier))
-            if other.memory.block_size != part.memory.block_size or same.capacity_bytes != tier.capacity_bytes:
+            other, same = first.setdefault(tier.name, (server, tier))
+            if other.memory.block_size != server.memory.block_size or same.capacity_bytes != tier.capacity_bytes:
                 raise InputError(
-                    f"pools {other.pool.name} and {part.pool.name} share the KV tier {tier.name!r}, but its size or "
+                    f"pools {other.pool.name} and {server.pool.name} share the KV tier {tier.name!r}, but its size or "
                     "that of their blocks differs",
                     "give both one capacity_bytes and one block_size, or tiers of different names",
                 )
             row.store = 1 + list(first).index(tier.name)
             row.ranks_per_pool = MAX_ENTRIES
-        found.append(replace(part, retention=replace(part.retention, tiers=tiers)))
-    return found
+        with_stores.append(replace(server, retention=replace(server.retention, tiers=tiers)))
+    return with_stores
 
 
-def _check_retention(parts: Sequence[PoolServer], requests: RequestArrays) -> None:
+def _check_retention(servers: Sequence[PoolServer], requests: RequestArrays) -> None:
     """Raise InputError where what a pool would keep cannot be counted."""
-    shares = shares_prefixes([part.retention for part in parts], requests)
-    for part in parts:
-        if part.retention.tiers.size or (shares and part.retention.on_device):
-            check_windows(part.setup, part.memory)
-        if shares and part.retention.tiers.size and not part.retention.on_device:
+    shares = shares_prefixes([server.retention for server in servers], requests)
+    for server in servers:
+        if server.retention.tiers.size or (shares and server.retention.on_device):
+            check_windows(server.setup, server.memory)
+        if shares and server.retention.tiers.size and not server.retention.on_device:
             raise InputError(
-                f"pool {part.pool.name} has kv_tiers and no prefix caching, which other pools have",
+                f"pool {server.pool.name} has kv_tiers and no prefix caching, which other pools have",
                 "set enable_prefix_caching for all pools or for none, or leave out this pool's kv_tiers",
             )
 
 
 def _tier_tokens(
-    parts: Sequence[PoolServer], pools: Pools, began: NDArray[np.int64], loaded_blocks: NDArray[np.int64]
+    servers: Sequence[PoolServer], pools: Pools, began: NDArray[np.int64], loaded_blocks: NDArray[np.int64]
 ) -> dict[str, NDArray[np.int64]]:
-    """Tokens of each prompt that came from each lower tier of the pool in which it `began`, by the tier's name."""
-    found: dict[str, NDArray[np.int64]] = {}
-    for at, part in enumerate(parts):
-        rows = loaded_blocks[pools.pools[at].first_tier : pools.pools[at].end_tier]
-        for tier, blocks in zip(part.setup.engine.kv_tiers or (), rows, strict=False):
-            tokens = np.where(began == at, blocks * part.memory.block_size, 0)
-            found[tier.name] = found.get(tier.name, np.zeros_like(tokens)) + tokens
-    return found
+    """Return tier -> tokens of each prompt that came from it in the pool where the prompt `began`."""
+    by_tier: dict[str, NDArray[np.int64]] = {}
+    for index, server in enumerate(servers):
+        rows = loaded_blocks[pools.pools[index].first_tier : pools.pools[index].end_tier]
+        for tier, blocks in zip(server.setup.engine.kv_tiers or (), rows, strict=False):
+            tokens = np.where(began == index, blocks * server.memory.block_size, 0)
+            by_tier[tier.name] = by_tier.get(tier.name, np.zeros_like(tokens)) + tokens
+    return by_tier
 
 
-def _speculation(parts: Sequence[PoolServer]) -> state.Speculation | None:
-    """What the pools that decode do; one that only prefills has no decode steps."""
-    found = {speculation_of(part.setup) for part in parts if part.pool.role != "prefill"}
-    if len(found) > 1:
+def _speculation(servers: Sequence[PoolServer]) -> state.Speculation | None:
+    """Return the speculation of the pools that decode; one that only prefills has no decode steps."""
+    speculations = {speculation_of(server.setup) for server in servers if server.pool.role != "prefill"}
+    if len(speculations) > 1:
         raise InputError(
             "the pools that decode speculate differently",
             "give deployment.engine.speculative instead of a pool's own",
         )
-    return found.pop()
+    return speculations.pop()
 
 
-def _check_first_tokens(scenario: Scenario, parts: Sequence[PoolServer]) -> None:
+def _check_first_tokens(scenario: Scenario, servers: Sequence[PoolServer]) -> None:
+    """Raise InputError where the decode side would compute the first output, and its engine does not."""
     if scenario.deployment.transfer.first_token == "decode":
-        for part in parts:
-            if part.setup.engine.scheduler == "sglang":
+        for server in servers:
+            if server.setup.engine.scheduler == "sglang":
                 raise InputError(
-                    f"pool {part.pool.name}: SGLang's decode side takes the first output from the prefill side",
+                    f"pool {server.pool.name}: SGLang's decode side takes the first output from the prefill side",
                     "leave transfer.first_token out, or set it to prefill",
                 )
 
 
-def handoff_rules_of(scenario: Scenario, parts: Sequence[PoolServer]) -> HandoffRules:
-    """How requests travel, in the loop's terms; the KV of a request is what one copy of the model caches."""
-    transfer, first = transfer_of(scenario, parts), parts[0]
+def handoff_rules_of(scenario: Scenario, servers: Sequence[PoolServer]) -> HandoffRules:
+    """Return the handoff rules as the loop takes them; the KV of a request is what one copy of the model caches."""
+    transfer, first = transfer_of(scenario, servers), servers[0]
     assert transfer.latency_s is not None
-    whole = replace(first.shard, parallelism=Parallelism())
+    model = replace(first.shard, parallelism=Parallelism())
     num_layers = first.setup.model.num_layers
     return HandoffRules(
         decode_router=state.ROUTERS.index(transfer.router),
         local_tokens=transfer.local_prefill_tokens,
         decode_samples_first=int(transfer.first_token == "decode"),
         decode_streams_first=int(transfer.first_token == "prefill" and transfer.streamed_by == "decode"),
-        bytes_per_token=kv_bytes_per_token(whole, first.setup.max_model_len),
-        bytes_per_request=state_bytes_per_request(whole, first.setup.max_model_len),
+        bytes_per_token=kv_bytes_per_token(model, first.setup.max_model_len),
+        bytes_per_request=state_bytes_per_request(model, first.setup.max_model_len),
         latency_s=transfer.latency_s,
         tail_fraction=1.0 / num_layers if transfer.overlap else 1.0,
     )
 
 
-def transfer_of(scenario: Scenario, parts: Sequence[PoolServer]) -> Transfer:
-    """The deployment's transfer with nothing left open: what it leaves out is as the engine that decodes does, and as
-    the calibration in force there says.
-    """
-    decodes = next((part.setup for part in parts if part.pool.role != "prefill"), parts[-1].setup)
+def transfer_of(scenario: Scenario, servers: Sequence[PoolServer]) -> Transfer:
+    """Fill in the deployment's transfer: defaults of the engine that decodes, and of the calibration in force there."""
+    decodes = next((server.setup for server in servers if server.pool.role != "prefill"), servers[-1].setup)
     streams_first = decodes.engine.name in DECODE_STREAMS_FIRST or scenario.deployment.transfer.first_token == "decode"
     default = Transfer(
         link_efficiency=LINK_EFFICIENCY,
@@ -449,28 +499,28 @@ def transfer_of(scenario: Scenario, parts: Sequence[PoolServer]) -> Transfer:
 
 
 def _link_bytes_per_s(setup: Setup, over: TransferLink) -> float:
-    """Published bandwidth of the interfaces of one rank's devices, out of its node or inside it."""
+    """Return the published bandwidth of the links of one rank's devices, out of its node or inside it."""
     link = setup.node.scale_out if over == "scale_out" else setup.node.scale_up
     return 0.0 if link is None else link.bytes_per_s * setup.parallelism.tp * setup.parallelism.pp
 
 
-def _on_network(scenario: Scenario, parts: Sequence[PoolServer], plans: list[PoolPlan]) -> list[PoolPlan]:
-    """The plans with what the deployment's network carries from rank to rank, if it is less than their own links'.
+def _on_network(scenario: Scenario, servers: Sequence[PoolServer], plans: list[PoolPlan]) -> list[PoolPlan]:
+    """Limit the plans' links to what the deployment's network carries from rank to rank.
 
     Pools lie on the network one after the other, their replicas too.
     """
     settings = scenario.deployment.network
     if settings is None or not any(plan.role == PREFILL for plan in plans):
         return plans
-    if len({part.setup.node.name for part in parts}) > 1:
+    if len({server.setup.node.name for server in servers}) > 1:
         raise InputError(
             "the pools stand in different nodes, and a network is made of one kind",
             "leave deployment.network out, or give the pools one device",
         )
-    network = network_of(settings, parts[0].setup.node, scenario.deployment.num_devices)
+    network = network_of(settings, servers[0].setup.node, scenario.deployment.num_devices)
     first, sides = 0, dict[bool, list[NDArray[np.int64]]]({True: [], False: []})
-    for part, plan in zip(parts, plans, strict=True):
-        width = part.setup.parallelism.tp * part.setup.parallelism.pp
+    for server, plan in zip(servers, plans, strict=True):
+        width = server.setup.parallelism.tp * server.setup.parallelism.pp
         ranks = first + np.arange(plan.settings.num_replicas * plan.settings.ranks_per_replica * width)
         sides[plan.role == PREFILL].append(ranks.reshape(-1, width))
         first += ranks.size
@@ -479,9 +529,9 @@ def _on_network(scenario: Scenario, parts: Sequence[PoolServer], plans: list[Poo
     return [plan._replace(link_bytes_per_s=min(plan.link_bytes_per_s, slowest)) for plan in plans]
 
 
-def _with_given_link(scenario: Scenario, parts: Sequence[PoolServer], plans: Sequence[PoolPlan]) -> list[PoolPlan]:
-    """The plans with the bandwidth that transfers reach: what the scenario says, or a share of the links'."""
-    transfer = transfer_of(scenario, parts)
+def _with_given_link(scenario: Scenario, servers: Sequence[PoolServer], plans: Sequence[PoolPlan]) -> list[PoolPlan]:
+    """Give the plans the bandwidth that transfers reach: the scenario's, or a share of the links'."""
+    transfer = transfer_of(scenario, servers)
     assert transfer.link_efficiency is not None
     if transfer.bytes_per_s is not None:
         return [plan._replace(link_bytes_per_s=transfer.bytes_per_s) for plan in plans]
@@ -497,58 +547,55 @@ def _with_given_link(scenario: Scenario, parts: Sequence[PoolServer], plans: Seq
 
 
 def replicas_of(records: NDArray[np.void], pools: Pools) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Where every request began and where it ended, of how many replicas in all pools."""
+    """Return every request's first and last replica, and the number of replicas in all pools."""
     moved = ~np.isnan(pools.transfers.handed_s)
     per_replica = pools.pools.ranks_per_replica[pools.pool_of_replica]
-    of_rank = np.repeat(np.arange(per_replica.size), per_replica)
-    began = of_rank[np.where(moved, pools.transfers.prefill_rank, records["rank"])]
-    ended = of_rank[np.where(moved, pools.transfers.decode_rank, records["rank"])]
+    replica_of_rank = np.repeat(np.arange(per_replica.size), per_replica)
+    began = replica_of_rank[np.where(moved, pools.transfers.prefill_rank, records["rank"])]
+    ended = replica_of_rank[np.where(moved, pools.transfers.decode_rank, records["rank"])]
     return began, ended, per_replica.size
 
 
 def _request_table(
-    records: NDArray[np.void],
-    pools: Pools,
-    engine: EngineSettings,
-    requests: RequestArrays,
-    loaded: Mapping[str, NDArray[np.int64]],
+    run: PoolRun, engine: EngineSettings, requests: RequestArrays, loaded: Mapping[str, NDArray[np.int64]]
 ) -> Table:
-    started, ended, num_replicas = replicas_of(records, pools)
-    own = {name: records[name].copy() for name in ENGINE_COLUMNS}
-    seen_s = engine.host.frontend_s(requests.input_tokens, streams(own, ended, num_replicas))
-    found = pools.transfers["cached_tokens"]
+    """Return the request table of a run, with the columns of pools."""
+    began, ended, num_replicas = replicas_of(run.records, run.pools)
+    columns = {name: run.records[name].copy() for name in ENGINE_COLUMNS}
+    transfers, cached_tokens = run.pools.transfers, run.pools.transfers["cached_tokens"]
     table = request_table(
-        own,
+        columns,
         ended,
-        seen_s,
+        engine.host.frontend_s(requests.input_tokens, streams(columns, ended, num_replicas)),
         requests.num_warmup,
         tenant=requests.tenant,
-        cached_tokens=found,
-        loaded_tokens=sum(loaded.values(), np.zeros_like(found)),
+        cached_tokens=cached_tokens,
+        loaded_tokens=sum(loaded.values(), np.zeros_like(cached_tokens)),
     )
-    columns = {name: np.array(pools.transfers[name]) for name in list(POOL_COLUMNS)[1:]}
-    return table.with_columns({"prefill_replica": started, **columns}, POOL_COLUMNS)
+    pool_columns = {name: np.array(transfers[name]) for name in list(POOL_COLUMNS)[1:]}
+    return table.with_columns({"prefill_replica": began, **pool_columns}, POOL_COLUMNS)
 
 
-def _steps_of(steps: Table, pools: Pools, position: int) -> Table:
-    pool = pools.pools[position]
+def _steps_of(steps: Table, pool: Any) -> Table:
+    """Return the steps of the replicas of a pool, given as its row in the loop's table."""
     return steps.where((steps["replica"] >= pool.first_replica) & (steps["replica"] < pool.end_replica))
 
 
 def _pool_summary(
-    scenario: Scenario, part: PoolServer, steps: Table, requests: Table, first_replica: int
+    scenario: Scenario, server: PoolServer, steps: Table, requests: Table, first_replica: int
 ) -> PoolSummary:
-    pool, setup, pp = part.pool, part.setup, part.setup.parallelism.pp
+    """Summarise the steps of one pool; `requests` are those of all pools."""
+    pool, setup, pp = server.pool, server.setup, server.setup.parallelism.pp
     num_devices = pool.replicas * setup.parallelism.num_devices
     price = setup.device.price_usd_per_hour if pool.price_usd_per_hour is None else pool.price_usd_per_hour
     utilisation, fractions, stages = IDLE, {}, []
-    own = steps.replaced(replica=steps["replica"] - first_replica)
-    if len(own):
-        num_blocks = part.memory.num_blocks * part.settings.ranks_per_replica
-        utilisation = utilisation_of(requests, own, DeploymentSize(pool.replicas, num_devices, num_blocks, pp))
-        fractions = time_fractions(part.lowered, own, part.settings)
-        work = step_work(setup.device, part.shard, own)
-        stages = stage_uses(work, own, pp, pool.replicas, span_of(requests))
+    steps = steps.replaced(replica=steps["replica"] - first_replica)
+    if len(steps):
+        num_blocks = server.memory.num_blocks * server.settings.ranks_per_replica
+        utilisation = utilisation_of(requests, steps, DeploymentSize(pool.replicas, num_devices, num_blocks, pp))
+        fractions = time_fractions(server.lowered, steps, server.settings)
+        work = step_work(setup.device, server.shard, steps)
+        stages = stage_uses(work, steps, pp, pool.replicas, span_of(requests))
     ended_here = requests["replica"] - first_replica
     ended_here = (ended_here >= 0) & (ended_here < pool.replicas)
     preemptions = int(requests["num_preemptions"][ended_here].sum())
@@ -578,32 +625,31 @@ IDLE = Utilisation(
 )
 
 
-def _provenance(parts: Sequence[PoolServer], steps: Sequence[Table]) -> list[dict[Any, float]]:
-    """Shares of the device's time as `provenance` gives them, pools weighted by how long they were busy."""
-    whole_s = sum(float(table["duration_s"].sum()) for table in steps)
-    found: list[dict[Any, float]] = [{}, {}, {}]
-    for part, table in zip(parts, steps, strict=True):
+def _provenance(servers: Sequence[PoolServer], steps: Sequence[Table]) -> list[dict[Any, float]]:
+    """Return shares of the device's time as `provenance` does, pools weighted by their busy time."""
+    total_s = sum(float(table["duration_s"].sum()) for table in steps)
+    totals: list[dict[Any, float]] = [{}, {}, {}]
+    for server, table in zip(servers, steps, strict=True):
         if not len(table):
             continue
-        busy_fraction = float(table["duration_s"].sum()) / whole_s
+        busy_fraction = float(table["duration_s"].sum()) / total_s
         shares: tuple[dict[Any, float], ...] = provenance(
-            part.estimator, part.shard, table, part.settings.ranks_per_replica
+            server.estimator, server.shard, table, server.settings.ranks_per_replica
         )
-        for merged, own in zip(found, shares, strict=True):
-            for name, fraction in own.items():
-                merged[name] = merged.get(name, 0.0) + busy_fraction * fraction
-    return [dict(sorted(merged.items(), key=lambda item: -item[1])) for merged in found]
+        for total, share in zip(totals, shares, strict=True):
+            for name, fraction in share.items():
+                total[name] = total.get(name, 0.0) + busy_fraction * fraction
+    return [dict(sorted(total.items(), key=lambda item: -item[1])) for total in totals]
 
 
-def _resolved(scenario: Scenario, parts: Sequence[PoolServer]) -> Scenario:
-    """`scenario` with what decided the result written out in every pool."""
+def _resolved(scenario: Scenario, servers: Sequence[PoolServer]) -> Scenario:
+    """Write out in every pool of `scenario` the defaults that decided the result."""
     pools = []
-    for part in parts:
-        own = resolved_scenario(pool_scenario(scenario, part.pool), part.setup, part.memory).deployment
-        pools.append(
-            msgspec.structs.replace(
-                part.pool, device=own.device, node=own.node, parallelism=own.parallelism, engine=own.engine
-            )
-        )
-    deployment = msgspec.structs.replace(scenario.deployment, pools=tuple(pools), transfer=transfer_of(scenario, parts))
-    return msgspec.structs.replace(scenario, precision=parts[0].setup.precision, deployment=deployment)
+    for server in servers:
+        alone = resolved_scenario(pool_scenario(scenario, server.pool), server.setup, server.memory).deployment
+        fields = {name: getattr(alone, name) for name in ("device", "node", "parallelism", "engine")}
+        pools.append(msgspec.structs.replace(server.pool, **fields))
+    deployment = msgspec.structs.replace(
+        scenario.deployment, pools=tuple(pools), transfer=transfer_of(scenario, servers)
+    )
+    return msgspec.structs.replace(scenario, precision=servers[0].setup.precision, deployment=deployment)

@@ -133,7 +133,7 @@ def serve_requests(
     if isinstance(server, PreparedPools):
         plans = [
             plan._replace(settings=for_clients(plan.settings, part.setup, part.memory, requests))
-            for plan, part in zip(server.plans, server.parts, strict=True)
+            for plan, part in zip(server.plans, server.servers, strict=True)
         ]
         records, pools, steps, *_ = run_pools(
             plans,
@@ -143,7 +143,7 @@ def serve_requests(
             give_up=give_up,
             retention=server.retention,
         )
-        host = server.parts[0].setup.engine.host
+        host = server.servers[0].setup.engine.host
         _, replica, num_replicas = replicas_of(records, pools)
     else:
         settings = for_clients(server.settings, server.setup, server.memory, requests)

@@ -174,7 +174,7 @@ def _use(deployed: Deployed, server: Server | PreparedPools, served: Served, spa
     else:
         parts = [
             (pool_scenario(scenario, part.pool), part.setup, part.memory, part.settings.ranks_per_replica)
-            for part in server.parts
+            for part in server.servers
         ]
     first, busy_s, slots, mean_w, peaks = 0, 0.0, 0, 0.0, [0.0]
     for part_scenario, setup, memory, ranks in parts:

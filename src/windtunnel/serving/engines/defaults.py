@@ -1,5 +1,6 @@
 """What an engine does when it is not told: settings by version and device memory, kept as data in `catalog/engines`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -89,41 +90,27 @@ def engine_defaults(name: str) -> EngineDefaults:
 def with_defaults(
     settings: EngineSettings,
     device: Device,
-    calibrated: EngineSettings = EngineSettings(),  # noqa: B008
-    shape: Parallelism = Parallelism(),  # noqa: B008
+    calibrated: EngineSettings | None = None,
+    shape: Parallelism | None = None,
 ) -> EngineSettings:
-    """`settings` with every `None` replaced by the default of that engine and version on `device`.
-
-    What is `calibrated`, overheads and settings, replaces the defaults; what `settings` says itself stays. `shape` is
-    the replica's.
+    """Replace every `None` in `settings` by the default of that engine and version on `device`.
 
     Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `cudagraph_sizes`, `attention_backend`,
     `moe_backend`, `kv_tiers`, `window_pool_ratio`) stay `None`.
+
+    Args:
+        settings: as given; what they say stays.
+        device: the engine runs on it.
+        calibrated: overheads and settings that replace the defaults.
+        shape: the replica's parallelism; None: one device.
 
     Raises:
         InputError: an unknown engine or scheduler, a version older than any that the catalog describes, or a setting
             that the scheduler does not read.
     """
-    defaults = engine_defaults(settings.name)
-    if defaults.vendors is not None and device.vendor not in defaults.vendors:
-        raise InputError(
-            f"{defaults.title} does not run on {device.title}",
-            f"it runs on devices of {' and '.join(defaults.vendors)}; other engines run on this one",
-        )
-    version = settings.version or defaults.default_version
-    entries = [entry for entry in defaults.versions if version_key(entry.since) <= version_key(version)]
-    if not entries:
-        oldest = defaults.versions[0].since
-        raise InputError(f"{defaults.title} {version} is older than {oldest}, the first version that is known")
-    merged: dict[str, Any] = {}
-    for entry in entries:
-        overlay(merged, entry.settings)
-        for tier in entry.by_memory:
-            if device.memory_bytes >= tier.from_bytes:
-                overlay(merged, tier.settings)
-                overlay(merged, tier.wide_settings if shape.tp * shape.attention_dp >= WIDE_TP else EngineSettings())
-    if merged["scheduler"] == "sglang":
-        _split_over_ranks(merged, shape.attention_dp)
+    shape, calibrated = shape or Parallelism(), calibrated or EngineSettings()
+    version, entries = _entries(settings, device)
+    merged = _catalog_settings(entries, device, shape)
     overlay(merged, msgspec.structs.replace(calibrated, name=settings.name))
     if settings.scheduler in OTHER_SCHEDULERS:
         overlay(merged, scheduler_defaults(settings.scheduler))
@@ -138,19 +125,55 @@ def with_defaults(
     ):
         share = static_memory_fraction(resolved, device, shape)
         resolved = msgspec.structs.replace(resolved, gpu_memory_utilization=share)
-    if resolved.scheduler not in SCHEDULERS and not is_users_own(str(resolved.scheduler)):
+    _check_scheduler(settings, resolved, default)
+    return resolved
+
+
+def _entries(settings: EngineSettings, device: Device) -> tuple[str, list[VersionDefaults]]:
+    """Return the engine's version and the catalog's entries up to it; refuse a device of another vendor."""
+    defaults = engine_defaults(settings.name)
+    if defaults.vendors is not None and device.vendor not in defaults.vendors:
         raise InputError(
-            f"there is no scheduler {resolved.scheduler!r}",
-            did_you_mean(str(resolved.scheduler), SCHEDULERS, f"known: {', '.join(SCHEDULERS)}"),
+            f"{defaults.title} does not run on {device.title}",
+            f"it runs on devices of {' and '.join(defaults.vendors)}; other engines run on this one",
         )
-    if not is_users_own(str(resolved.scheduler)):
-        check_effects(settings, resolved, default)
-    if resolved.scheduling_policy == "lpm" and resolved.scheduler != "sglang":
+    version = settings.version or defaults.default_version
+    entries = [entry for entry in defaults.versions if version_key(entry.since) <= version_key(version)]
+    if not entries:
+        oldest = defaults.versions[0].since
+        raise InputError(f"{defaults.title} {version} is older than {oldest}, the first version that is known")
+    return version, entries
+
+
+def _catalog_settings(entries: Sequence[VersionDefaults], device: Device, shape: Parallelism) -> dict[str, Any]:
+    """Merge the entries of a version, the newest over the oldest, with what they say about `device` and `shape`."""
+    merged: dict[str, Any] = {}
+    for entry in entries:
+        overlay(merged, entry.settings)
+        for tier in entry.by_memory:
+            if device.memory_bytes >= tier.from_bytes:
+                overlay(merged, tier.settings)
+                overlay(merged, tier.wide_settings if shape.tp * shape.attention_dp >= WIDE_TP else EngineSettings())
+    if merged["scheduler"] == "sglang":
+        _split_over_ranks(merged, shape.attention_dp)
+    return merged
+
+
+def _check_scheduler(given: EngineSettings, resolved: EngineSettings, default: EngineSettings) -> None:
+    """Raise InputError for a scheduler that does not exist, or a setting that it does not read."""
+    scheduler = str(resolved.scheduler)
+    if not is_users_own(scheduler):
+        if scheduler not in SCHEDULERS:
+            raise InputError(
+                f"there is no scheduler {scheduler!r}",
+                did_you_mean(scheduler, SCHEDULERS, f"known: {', '.join(SCHEDULERS)}"),
+            )
+        check_effects(given, resolved, default)
+    if resolved.scheduling_policy == "lpm" and scheduler != "sglang":
         raise InputError(
-            f"scheduling_policy lpm is SGLang's; the scheduler is {resolved.scheduler}",
+            f"scheduling_policy lpm is SGLang's; the scheduler is {scheduler}",
             f"others are {', '.join(order for order in QUEUE_ORDERS if order != 'lpm')}",
         )
-    return resolved
 
 
 def _split_over_ranks(merged: dict[str, Any], attention_dp: int) -> None:

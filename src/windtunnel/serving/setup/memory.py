@@ -159,20 +159,15 @@ def activation_bytes(
 def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_len: int) -> MemoryPlan:
     """Divide one device's memory as `engine` does and count the KV blocks that are left.
 
-    vLLM gives the pool `gpu_memory_utilization` x memory - weights - activations - reserve; SGLang's static share holds
-    weights and pool and leaves activations to the rest; TensorRT-LLM gives the pool a share of what is free after
-    loading.
-
     Args:
         shard: the deployed model.
-        device: where it runs.
+        device: the model runs on it.
         engine: resolved settings.
         max_model_len: tokens of the longest request accepted.
 
     Raises:
         InputError: the weights do not fit, or what is left holds no request.
     """
-    assert engine.gpu_memory_utilization is not None
     assert engine.max_num_batched_tokens is not None
     assert engine.max_num_seqs is not None
     assert engine.block_size is not None
@@ -180,24 +175,19 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
     sampler_bytes = VLLM_SAMPLER_BYTES if engine.scheduler == "vllm_v1" else None
     activations = activation_bytes(shard, engine.max_num_batched_tokens, engine.max_num_seqs, sampler_bytes)
     reserve = float(engine.reserved_bytes or 0)
-    if engine.memory_fraction_of_free:
-        pool = (device.memory_bytes - weights - activations - reserve) * engine.gpu_memory_utilization
-    elif engine.scheduler == "sglang":
-        pool = device.memory_bytes * engine.gpu_memory_utilization - weights - reserve
-    else:
-        pool = device.memory_bytes * engine.gpu_memory_utilization - weights - activations - reserve
+    pool_bytes = _pool_bytes(device, engine, weights, activations, reserve)
     groups = group_layers(shard, engine, max_model_len)
     state_bytes = linear_state_bytes(shard)
     # A model of linear attention only has no per-token cost; a block then is one request with its state.
     block_size = engine.block_size if groups.block_bytes_per_token else max_model_len
     block_bytes = groups.block_bytes_per_token * block_size or state_bytes
     whole_bytes = block_bytes + groups.pool_ratio * groups.window_bytes_per_token * block_size
-    num_blocks = engine.num_gpu_blocks if engine.num_gpu_blocks is not None else int(pool // whole_bytes)
+    num_blocks = engine.num_gpu_blocks if engine.num_gpu_blocks is not None else int(pool_bytes // whole_bytes)
     num_window_blocks = int(num_blocks * groups.pool_ratio)
     if num_blocks < 1 or (groups.pool_ratio and num_window_blocks < 1) or weights > device.memory_bytes:
-        asked = f"{shard.model.name} in {shard.precision.weights} over tp = {shard.tp}, pp = {shard.parallelism.pp}"
+        model = f"{shard.model.name} in {shard.precision.weights} over tp = {shard.tp}, pp = {shard.parallelism.pp}"
         raise InputError(
-            f"{asked} does not fit {device.title}: weights {format_bytes(weights)}, activations "
+            f"{model} does not fit {device.title}: weights {format_bytes(weights)}, activations "
             f"{format_bytes(activations)}, reserve {format_bytes(reserve)} of {format_bytes(device.memory_bytes)}",
             "use more devices (tp, pp), a smaller format, or fewer max_num_batched_tokens",
         )
@@ -217,3 +207,18 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
         num_window_groups=groups.num_window_groups,
         num_window_blocks=num_window_blocks,
     )
+
+
+def _pool_bytes(device: Device, engine: EngineSettings, weights: float, activations: float, reserve: float) -> float:
+    """Return the bytes that `engine` gives to its KV blocks.
+
+    vLLM gives them `gpu_memory_utilization` x memory - weights - activations - reserve; SGLang's static share holds
+    weights and blocks and leaves activations to the rest; TensorRT-LLM gives them a share of what is free after
+    loading.
+    """
+    assert engine.gpu_memory_utilization is not None
+    if engine.memory_fraction_of_free:
+        return (device.memory_bytes - weights - activations - reserve) * engine.gpu_memory_utilization
+    if engine.scheduler == "sglang":
+        return device.memory_bytes * engine.gpu_memory_utilization - weights - reserve
+    return device.memory_bytes * engine.gpu_memory_utilization - weights - activations - reserve

@@ -40,8 +40,16 @@ class PricedLaunch:
 
     launch: Launch
     estimate: Estimate
-    device_s: float
-    """Of all its executions in the step."""
+
+    @property
+    def each_s(self) -> float:
+        """Seconds of one execution."""
+        return float(np.asarray(self.estimate.seconds, np.float64))
+
+    @property
+    def device_s(self) -> float:
+        """Seconds that all its executions add to the step."""
+        return float(self.each_s * self.launch.count * self.launch.adds)
 
 
 @dataclass(frozen=True)
@@ -202,7 +210,6 @@ def price_steps(
     most_tokens = max(engine.max_num_batched_tokens, engine.max_prefill_tokens or 0) + queries * engine.max_num_seqs
     tokens = token_nodes(most_tokens)
     launches = token_launches(shard, tokens)
-    token = pricer.total(launches)
     group = np.zeros(tokens.size)
     if shard.parallelism.attention_dp > 1:
         group, _, _ = pricer.total(launch for launch in launches if launch.name in GROUP_LAUNCHES)
@@ -210,23 +217,16 @@ def price_steps(
     sampled = token_nodes(max(int(padded.max()), 2))
     contexts, batches = geometric_nodes(max_model_len), batch_nodes(engine.max_num_seqs)
     chunks, lengths = geometric_nodes(most_tokens), geometric_nodes(2 * max_model_len)
-    decode = _over_grid(pricer, batches, contexts, lambda batch, context: decode_launches(shard, batch, context))
-    draft_s = None
+    decode = pricer.decode_s(shard, batches, contexts)
     if queries > 1:
         decode = np.maximum(decode, queries * _ideal_compute_s(shard, device, batches, contexts))
-        draft_s = np.zeros(engine.max_num_seqs + 1)
     if drafter is not None:
-        at, upto = token_nodes(max(engine.max_num_seqs, 2)), np.arange(engine.max_num_seqs + 1)
-        drafted = pricer.total(token_launches(drafter, at))[0] + pricer.total(head_launches(drafter, at))[0]
-        draft_s = (queries - 1) * np.interp(upto, at, drafted) * (upto > 0)
-        decode = decode + (queries - 1) * _over_grid(
-            pricer, batches, contexts, lambda batch, context: decode_launches(drafter, batch, context)
-        )
+        decode = decode + (queries - 1) * pricer.decode_s(drafter, batches, contexts)
     return StepPrices(
         shard=shard,
         engine=engine,
         token_nodes=tokens,
-        token=token,
+        token=pricer.total(launches),
         group=group,
         sampled_nodes=sampled,
         head=pricer.total(head_launches(shard, sampled)),
@@ -235,12 +235,21 @@ def price_steps(
         decode=decode,
         chunk_nodes=chunks,
         length_nodes=lengths,
-        prefill=_over_grid(
-            pricer, chunks, lengths, lambda chunk, length: prefill_launches(shard, chunk / length, length)
+        prefill=pricer.over_grid(
+            chunks, lengths, lambda chunk, length: prefill_launches(shard, chunk / length, length)
         ),
         queries=queries,
-        draft=draft_s,
+        draft=_draft_s(pricer, drafter, queries, engine.max_num_seqs),
     )
+
+
+def _draft_s(pricer: _Pricer, drafter: Shard | None, queries: int, max_num_seqs: int) -> Floats | None:
+    """Seconds to draft for 0 to `max_num_seqs` requests, attention apart; None without speculative decoding."""
+    if drafter is None:
+        return np.zeros(max_num_seqs + 1) if queries > 1 else None
+    nodes, batches = token_nodes(max(max_num_seqs, 2)), np.arange(max_num_seqs + 1)
+    pass_s = pricer.total(token_launches(drafter, nodes))[0] + pricer.total(head_launches(drafter, nodes))[0]
+    return np.asarray((queries - 1) * np.interp(batches, nodes, pass_s) * (batches > 0))
 
 
 def combined(parts: Mapping[str, StepPrices], weights: Mapping[str, float]) -> StepPrices:
@@ -416,13 +425,8 @@ def recorded_steps(duration_s: Floats, engine: EngineSettings) -> StepCost:
 
 
 def price_step(estimator: Estimator, shard: Shard, batch: StepBatch) -> list[PricedLaunch]:
-    """Every launch of one step with its price, for people."""
-    priced = []
-    for launch in forward_launches(shard, batch):
-        estimate = estimator.estimate(launch.op)
-        device_s = float(np.asarray(estimate.seconds) * launch.count * launch.adds)
-        priced.append(PricedLaunch(launch, estimate, device_s))
-    return priced
+    """Price every launch of one step."""
+    return [PricedLaunch(launch, estimator.estimate(launch.op)) for launch in forward_launches(shard, batch)]
 
 
 def token_nodes(most: int) -> Floats:
@@ -468,26 +472,27 @@ class _Pricer:
 
     def total(self, launches: Iterable[Launch]) -> Split:
         """(all seconds, those of collectives, those of compute-bound operators) at every point of the axes."""
-        whole: Size = 0.0
+        total: Size = 0.0
         communication: Size = 0.0
         compute: Size = 0.0
         for launch in launches:
             seconds = np.asarray(self.estimator.estimate(launch.op).seconds, np.float64) * launch.count * launch.adds
-            whole = whole + seconds
+            total = total + seconds
             if launch.op.kind == "collective":
                 communication = communication + seconds
             else:
                 compute = compute + seconds * is_compute_bound(launch.op, self.device)
-        return np.asarray(whole), np.asarray(communication) + 0.0 * whole, np.asarray(compute) + 0.0 * whole
+        return np.asarray(total), np.asarray(communication) + 0.0 * total, np.asarray(compute) + 0.0 * total
 
+    def over_grid(self, first: Floats, second: Floats, launches: Callable[[Floats, Floats], list[Launch]]) -> Floats:
+        """Return seconds over the grid first x second."""
+        a, b = np.meshgrid(first, second, indexing="ij")
+        seconds, _, _ = self.total(launches(a.ravel(), b.ravel()))
+        return np.broadcast_to(seconds, a.size).reshape(a.shape)
 
-def _over_grid(
-    pricer: _Pricer, first: Floats, second: Floats, launches: Callable[[Floats, Floats], list[Launch]]
-) -> Floats:
-    """Seconds over the grid first x second."""
-    a, b = np.meshgrid(first, second, indexing="ij")
-    whole, _, _ = pricer.total(launches(a.ravel(), b.ravel()))
-    return np.broadcast_to(whole, a.size).reshape(a.shape)
+    def decode_s(self, shard: Shard, batches: Floats, contexts: Floats) -> Floats:
+        """Return seconds of decode attention over the grid batches x contexts."""
+        return self.over_grid(batches, contexts, lambda batch, context: decode_launches(shard, batch, context))
 
 
 def _ideal_compute_s(shard: Shard, device: Device, batches: Floats, context: Floats) -> Floats:
