@@ -125,7 +125,7 @@ def check(model: ModelSpec, profile: Profile, device: str, attention: str, ends_
     estimator = profile_estimator(profile.folder, profile.device, None)
     errors = []
     for shape in wanted():
-        sum_s = sum(one.device_s for one in price_step(estimator, shard, shape.step_batch))
+        sum_s = sum(launch.total_s for launch in price_step(estimator, shard, shape.step_batch))
         errors.append(sum_s / done[key(shape)] - 1)
         click.echo(f"  {key(shape):>24} {done[key(shape)] * 1e3:8.3f} ms, sum of operators {errors[-1]:+.1%}")
     found = float(np.median(np.abs(errors)))

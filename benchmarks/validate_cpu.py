@@ -169,7 +169,7 @@ def priced_steps(run: EngineRun, result: "Result") -> Floats:
             max(int(found.sampled[number]), 1),
         )
         host_s = (host.step_s or 0.0) + (host.request_s or 0.0) * len(run.scheduled[number])
-        durations.append(sum(one.device_s for one in price_step(estimator, shard, batch)) + host_s)
+        durations.append(sum(launch.total_s for launch in price_step(estimator, shard, batch)) + host_s)
     return np.array(durations)
 
 

@@ -172,13 +172,19 @@ class StepBatch:
 
 def forward_launches(shard: Shard, batch: StepBatch) -> list[Launch]:
     """Return a whole step, in the order of execution of its first layer."""
-    launches = token_launches(shard, batch.num_tokens)
+    tokens, head = token_launches(shard, batch.num_tokens), head_launches(shard, batch.sampled)
+    return tokens + attention_launches(shard, batch) + head
+
+
+def attention_launches(shard: Shard, batch: StepBatch) -> list[Launch]:
+    """Return the attention cores of a step, those of its prefill chunks first."""
+    launches = []
     if batch.prefill_tokens:
         length = 2 * batch.prefill_pairs / batch.prefill_tokens
         launches += prefill_launches(shard, batch.prefill_tokens / length, length)
     if batch.decode_requests:
         launches += decode_launches(shard, batch.decode_requests, batch.decode_context_tokens)
-    return launches + head_launches(shard, batch.sampled)
+    return launches
 
 
 def _embedding(shard: Shard, num_tokens: Size) -> Iterator[Launch]:

@@ -6,47 +6,30 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.model.forward import Shard, StepBatch, decode_launches, head_launches, prefill_launches, token_launches
+from windtunnel.model.forward import Shard, StepBatch, attention_launches, head_launches, token_launches
 from windtunnel.model.operators import Collective, Elementwise, Launch, Op
-from windtunnel.pricing.estimator import Coverage, Estimator
+from windtunnel.pricing.estimator import Estimator
 from windtunnel.pricing.roofline import compute_format, machine
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
-from windtunnel.serving.setup.step_prices import graph_sizes, is_compute_bound, num_launches, padded_sizes
+from windtunnel.serving.setup.step_prices import PricedLaunch, graph_sizes, is_compute_bound, num_launches, padded_sizes
 from windtunnel.units import format_count
 
 
 @dataclass(frozen=True)
-class ExplainedLaunch:
-    """One operator of a step on one rank."""
+class ExplainedLaunch(PricedLaunch):
+    """One operator of a step on one rank; FLOPs and bytes are those of all its executions."""
 
-    name: str
-    op: Op
-    count: float
-    """Executions in the step."""
-    each_s: float
-    """Of one execution."""
-    adds: float
-    """The share of it by which the step gets longer: 0 of what runs beside something that takes longer."""
     flops: float
-    """Of all executions, as are the bytes."""
     num_bytes: float
     """Moved to and from memory; of a collective, sent over the link (bus-bandwidth convention of nccl-tests)."""
     flops_fraction: float
     """Achieved rate over the device's peak for this format."""
     bandwidth_fraction: float
-    """Achieved rate over the memory's, or over the link's."""
+    """Achieved rate over the memory's bandwidth, or the link's."""
     bound_by: str
     """`compute` or `memory`, whichever takes longer at the device's peak rates, or `communication`."""
-    coverage: Coverage
-    source: str
-    """The table or fit that the time comes from."""
-
-    @property
-    def total_s(self) -> float:
-        """What its executions add to the step."""
-        return self.each_s * self.count * self.adds
 
 
 @dataclass(frozen=True)
@@ -56,17 +39,17 @@ class Explanation:
     setup: Setup
     batch: StepBatch
     num_computed_tokens: int
-    """Tokens that the device computes: those of the batch, padded to a CUDA graph where the step only decodes."""
+    """Tokens that the device computes: the batch's, padded to a CUDA graph where the step only decodes."""
     launches: tuple[ExplainedLaunch, ...]
     memory: MemoryPlan
     host_s: float
     """Scheduling and input preparation of the step."""
     host_overlaps: bool
-    """The host works beside the device, and the longer of the two decides."""
+    """True: the host works beside the device, and the longer of the two decides."""
     launch_s: float
-    """What the host needs to launch a step with prefill, which the device waits for where it is faster; 0 in decode."""
+    """Host time to launch a step with prefill, which a faster device waits for; 0 in decode."""
     unhidden_s: float
-    """The host's time that is not hidden even where it overlaps."""
+    """Host time that is not hidden even where it overlaps."""
 
     @property
     def device_s(self) -> float:
@@ -80,13 +63,13 @@ class Explanation:
 
     @property
     def bound_by(self) -> str:
-        """`host` where the device waits for it, else what bounds the operators that take most of the device's time."""
+        """`host` where the device waits for it, else the bound with the most device time."""
         if (self.host_overlaps and self.host_s > self.device_s + self.unhidden_s) or self.launch_s > self.device_s:
             return "host"
         return next(iter(self.seconds_by(lambda launch: launch.bound_by)))
 
     def seconds_by(self, key: Callable[[ExplainedLaunch], str]) -> dict[str, float]:
-        """Device seconds summed over the launches of equal `key`, the largest first."""
+        """Sum device seconds over the launches of equal `key`, the largest first."""
         sums: dict[str, float] = {}
         for launch in self.launches:
             sums[key(launch)] = sums.get(key(launch), 0.0) + launch.total_s
@@ -106,15 +89,15 @@ def explain_step(setup: Setup, batch: StepBatch, estimator: Estimator | None = N
     """
     shard = shard_of(setup)
     memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
-    check_batch(setup, memory, batch)
+    _check_batch(setup, memory, batch)
     estimator = estimator or estimator_for(setup)
-    num_tokens = num_computed_tokens(setup, batch)
+    num_tokens = _num_computed_tokens(setup, batch)
     host, num_running = setup.engine.host, batch.decode_requests + (batch.prefill_tokens > 0)
     return Explanation(
         setup=setup,
         batch=batch,
         num_computed_tokens=num_tokens,
-        launches=tuple(_explain(launch, estimator, setup) for launch in step_launches(shard, batch, num_tokens)),
+        launches=tuple(_explain(launch, estimator, setup) for launch in _step_launches(shard, batch, num_tokens)),
         memory=memory,
         host_s=float(host.step_s or 0.0) + float(host.request_s or 0.0) * num_running,
         host_overlaps=bool(setup.engine.async_scheduling),
@@ -124,6 +107,7 @@ def explain_step(setup: Setup, batch: StepBatch, estimator: Estimator | None = N
 
 
 def _launch_s(setup: Setup, shard: Shard, batch: StepBatch) -> float:
+    """Return the host's time to launch a step with prefill; 0 in decode."""
     if not batch.prefill_tokens:
         return 0.0
     return float((setup.engine.host.launch_s or 0.0) * num_launches(shard, setup.engine, batch.num_tokens))
@@ -132,7 +116,7 @@ def _launch_s(setup: Setup, shard: Shard, batch: StepBatch) -> float:
 def step_batch(
     decode_requests: int = 0, context_tokens: float = 0.0, prefill_tokens: int = 0, prefill_context_tokens: int = 0
 ) -> StepBatch:
-    """A step of `decode_requests` requests with `context_tokens` tokens each and one prompt chunk, its prompt's last.
+    """Return a step that decodes equal requests and computes one prompt chunk, its prompt's last.
 
     Args:
         decode_requests: requests that decode one token.
@@ -171,7 +155,7 @@ def step_batch(
     )
 
 
-def check_batch(setup: Setup, memory: MemoryPlan, batch: StepBatch) -> None:
+def _check_batch(setup: Setup, memory: MemoryPlan, batch: StepBatch) -> None:
     """Raise InputError where the engine's limits or the KV pool rule such a step out."""
     engine = setup.engine
     assert engine.max_num_seqs is not None
@@ -181,82 +165,73 @@ def check_batch(setup: Setup, memory: MemoryPlan, batch: StepBatch) -> None:
             f"a batch of {batch.decode_requests:,} is above max_num_seqs = {engine.max_num_seqs:,} of {engine.name}",
             "raise --max-num-seqs, or decode fewer requests",
         )
-    most = max(engine.max_num_batched_tokens, engine.max_prefill_tokens or 0)
-    if batch.num_tokens > most:
+    limit = max(engine.max_num_batched_tokens, engine.max_prefill_tokens or 0)
+    if batch.num_tokens > limit:
         raise InputError(
-            f"a step of {format_count(batch.num_tokens, 'token')} is above max_num_batched_tokens = {most:,} "
+            f"a step of {format_count(batch.num_tokens, 'token')} is above max_num_batched_tokens = {limit:,} "
             f"of {engine.name}",
             "raise --max-num-batched-tokens, or compute fewer tokens",
         )
-    seen = batch.prefill_pairs / batch.prefill_tokens + 0.5 * batch.prefill_tokens if batch.prefill_tokens else 0.0
-    longest = max(batch.decode_context_tokens, seen)
+    prompt = batch.prefill_pairs / batch.prefill_tokens + 0.5 * batch.prefill_tokens if batch.prefill_tokens else 0.0
+    longest = max(batch.decode_context_tokens, prompt)
     if longest > setup.max_model_len:
         raise InputError(
             f"a request of {longest:,.0f} tokens is too long: {setup.model.name} accepts {setup.max_model_len:,}"
         )
     fixed = memory.blocks_per_request * memory.block_size / memory.num_groups
-    held = batch.decode_requests * (kept_tokens(memory, batch.decode_context_tokens) + fixed) + seen
-    if held > memory.kv_tokens:
+    needed = batch.decode_requests * (_kept_tokens(memory, batch.decode_context_tokens) + fixed) + prompt
+    if needed > memory.kv_tokens:
         raise InputError(
-            f"the batch needs {held:,.0f} tokens of KV cache; one rank holds {memory.kv_tokens:,}",
+            f"the batch needs {needed:,.0f} tokens of KV cache; one rank holds {memory.kv_tokens:,}",
             "use a smaller batch or context, more devices (--tp), or --kv-cache-dtype fp8",
         )
 
 
-def kept_tokens(memory: MemoryPlan, num_tokens: float) -> float:
-    """Tokens that a request of `num_tokens` takes of `memory.kv_tokens`: less than all where windows passed some."""
+def _kept_tokens(memory: MemoryPlan, num_tokens: float) -> float:
+    """Return the tokens that a request of `num_tokens` takes of `memory.kv_tokens`: fewer where windows passed some."""
     share = memory.num_window_groups / memory.num_groups
     return num_tokens - share * max(num_tokens - memory.window_tokens, 0.0)
 
 
-def num_computed_tokens(setup: Setup, batch: StepBatch) -> int:
-    """The batch's tokens; a step that only decodes is padded to the next captured CUDA graph."""
+def _num_computed_tokens(setup: Setup, batch: StepBatch) -> int:
+    """Count the batch's tokens; a step that only decodes is padded to the next captured CUDA graph."""
     if batch.prefill_tokens:
         return batch.num_tokens
     return int(padded_sizes(graph_sizes(setup.engine), batch.decode_requests)[-1])
 
 
-def step_launches(shard: Shard, batch: StepBatch, num_tokens: int) -> list[Launch]:
-    """The launches of a step as the simulator adds them up: `num_tokens` computed, attention over the batch alone.
+def _step_launches(shard: Shard, batch: StepBatch, num_tokens: int) -> list[Launch]:
+    """List the launches of a step as the simulator adds them up: `num_tokens` computed, attention over the batch alone.
 
-    In the order of execution of a layer; what several layer groups share is one launch with their counts together.
+    In the order of execution of a layer; launches that several layer groups share are one, with the sum of the counts.
     """
-    cores = []
-    if batch.prefill_tokens:
-        length = 2 * batch.prefill_pairs / batch.prefill_tokens
-        cores += prefill_launches(shard, batch.prefill_tokens / length, length)
-    if batch.decode_requests:
-        cores += decode_launches(shard, batch.decode_requests, batch.decode_context_tokens)
     tokens = token_launches(shard, num_tokens)
     after_cores = next(place for place, launch in enumerate(tokens) if launch.name == "o_proj")
+    cores = attention_launches(shard, batch)
     head = head_launches(shard, batch.sampled if batch.prefill_tokens else num_tokens)
-    found: dict[tuple[str, Op], Launch] = {}
+    merged: dict[tuple[str, Op], Launch] = {}
     for launch in [*tokens[:after_cores], *cores, *tokens[after_cores:], *head]:
-        before = found.get((launch.name, launch.op))
-        found[launch.name, launch.op] = replace(launch, count=launch.count + (before.count if before else 0.0))
-    return list(found.values())
+        before = merged.get((launch.name, launch.op))
+        merged[launch.name, launch.op] = replace(launch, count=launch.count + (before.count if before else 0.0))
+    return list(merged.values())
 
 
 def _explain(launch: Launch, estimator: Estimator, setup: Setup) -> ExplainedLaunch:
+    """Price one launch and relate its rates to the device's."""
     op = launch.op
-    estimate = estimator.estimate(op)
-    each_s = float(np.asarray(estimate.seconds))
+    priced = PricedLaunch(launch, estimator.estimate(op))
     flops, num_bytes = float(np.asarray(op.flops)), float(np.asarray(op.num_bytes))
     peak = machine(setup.device, compute_format(op))
     bytes_per_s = _link_bytes_per_s(setup, op) if isinstance(op, Collective) else peak.bytes_per_s
+    each_s = priced.each_s
     return ExplainedLaunch(
-        name=launch.name,
-        op=op,
-        count=launch.count,
-        each_s=each_s,
-        adds=float(launch.adds),
+        launch,
+        priced.estimate,
         flops=flops * launch.count,
         num_bytes=num_bytes * launch.count,
         flops_fraction=flops / (each_s * peak.flops_per_s) if each_s else 0.0,
         bandwidth_fraction=num_bytes / (each_s * bytes_per_s) if each_s else 0.0,
         bound_by=_bound_by(op, setup),
-        coverage=estimate.coverage,
-        source=estimate.source,
     )
 
 

@@ -89,7 +89,7 @@ def test_steps_with_prefill_cost_what_their_operators_cost(name: str) -> None:
         done = int(rng.integers(0, MAX_MODEL_LEN - chunk))
         context = float(rng.integers(1, MAX_MODEL_LEN)) if decodes else 0.0
         batch = StepBatch(decodes, context, chunk, chunk * (done + chunk / 2), decodes + 1)
-        exact = sum(x.device_s for x in price_step(one.estimator, one.shard, batch))
+        exact = sum(launch.total_s for launch in price_step(one.estimator, one.shard, batch))
         errors.append((looked_up(one.lowered.cost, batch) - one.lowered.unhidden_s[batch.sampled]) / exact - 1)
     # What is left are steps of kv_b_proj and of grouped experts between the points priced.
     median, p90, most = np.percentile(np.abs(errors), (50, 90, 100))
@@ -306,9 +306,9 @@ def test_every_launch_of_a_step_is_counted_once() -> None:
 def test_prices_say_where_they_come_from() -> None:
     one = priced("experts")
     steps = price_step(one.estimator, one.shard, StepBatch(8, 500, 0, 0, 8))
-    assert all(x.device_s > 0 and x.estimate.source and x.estimate.coverage in COVERAGES for x in steps)
+    assert all(x.total_s > 0 and x.estimate.source and x.estimate.coverage in COVERAGES for x in steps)
     (experts,) = [x for x in steps if x.launch.name == "experts"]
-    assert experts.device_s == pytest.approx(float(experts.estimate.seconds) * 48)
+    assert experts.total_s == pytest.approx(float(experts.estimate.seconds) * 48)
 
 
 def test_recorded_steps_ignore_the_batch() -> None:

@@ -1,4 +1,4 @@
-"""What a run's time was spent on, and where the times of its operators come from."""
+"""Attribute a run's time to what bounds it, and the times of its operators to their sources."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,10 @@ NUM_SAMPLED_STEPS = 16
 def time_fractions(
     lowered: LoweredSteps, steps: Table, settings: state.KernelSettings | PerRequestSettings
 ) -> dict[str, float]:
-    """Share of busy time by what bounds it; with several ranks per replica from their mean batch.
+    """Return the share of busy time by what bounds it; with several ranks per replica from their mean batch.
 
-    Look-ups of the operators' shares are scaled so that a step's parts add up to its duration; attention counts as
-    memory in decode and as compute in prefill.
+    The operators' shares are scaled so that a step's parts add up to its duration; attention counts as memory in decode
+    and as compute in prefill.
     """
     cost = lowered.cost
     ranks = settings.ranks_per_replica
@@ -33,7 +33,7 @@ def time_fractions(
 
     unhidden_s = lowered.unhidden_s[np.minimum(-(-steps["num_sampled"] // ranks), lowered.unhidden_s.size - 1)]
     host_s = cost.host_step_s + cost.host_request_s * steps["num_running"] / ranks
-    whole_s = by_kind(cost.decode_token_s, lowered.mixed_token_s)
+    token_s = by_kind(cost.decode_token_s, lowered.mixed_token_s)
     communication_s = by_kind(lowered.decode_communication_s, lowered.mixed_communication_s)
     compute_s = by_kind(lowered.decode_compute_s, lowered.mixed_compute_s)
     device_s = np.maximum(step_s - unhidden_s - (0.0 if cost.host_overlaps else host_s), 0.0)
@@ -42,7 +42,7 @@ def time_fractions(
     waits_for_host = waits_for_host | (prefills & (launch_s >= device_s))
     load_s = steps["load_s"]
     device_s = device_s - load_s
-    attention_s = np.maximum(device_s - whole_s, 0.0)
+    attention_s = np.maximum(device_s - token_s, 0.0)
     compute_s = compute_s + np.where(prefills, attention_s * _prefill_share(steps), 0.0)
     parts = {
         "compute": np.minimum(compute_s, device_s - communication_s),
@@ -64,19 +64,19 @@ def time_fractions(
 
 
 def _prefill_share(steps: Table) -> NDArray[np.float64]:
-    """Of the attention in steps with prefill, the share that the prompts' query-key pairs are of all pairs."""
+    """Return the prompts' share of the query-key pairs of every step."""
     pairs = steps["prefill_pairs"]
-    seen = pairs + steps["context_tokens"]
-    return np.asarray(np.divide(pairs, seen, out=np.zeros_like(pairs), where=seen > 0))
+    all_pairs = pairs + steps["context_tokens"]
+    return np.asarray(np.divide(pairs, all_pairs, out=np.zeros_like(pairs), where=all_pairs > 0))
 
 
 def provenance(
     estimator: Estimator, shard: Shard, steps: Table, num_ranks: int
 ) -> tuple[dict[Coverage, float], dict[str, float], dict[str, float]]:
-    """Where the operator times of a run come from: shares of device time by coverage, by table and by operator.
+    """Return shares of device time by coverage, by table and by operator.
 
-    Read off `NUM_SAMPLED_STEPS` steps of the run, spread evenly over its busy time, priced operator by operator. Each
-    stands for an equal part of that time.
+    `NUM_SAMPLED_STEPS` steps, spread evenly over the run's busy time, are priced operator by operator; each stands for
+    an equal part of that time.
     """
     ends = np.cumsum(steps["duration_s"])
     moments = (np.arange(NUM_SAMPLED_STEPS) + 0.5) / NUM_SAMPLED_STEPS * ends[-1]
@@ -86,13 +86,12 @@ def provenance(
     by_operator: dict[str, float] = {}
     for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
         launches = price_step(estimator, shard, batch_of(steps, row, num_ranks))
-        step_s = sum(priced.device_s for priced in launches)
-        for priced in launches:
-            estimate, share = priced.estimate, priced.device_s / step_s * count / NUM_SAMPLED_STEPS
-            by_coverage[estimate.coverage] = by_coverage.get(estimate.coverage, 0.0) + share
-            by_source[estimate.source] = by_source.get(estimate.source, 0.0) + share
-            name = priced.launch.name
-            by_operator[name] = by_operator.get(name, 0.0) + share
+        step_s = sum(launch.total_s for launch in launches)
+        for launch in launches:
+            share = launch.total_s / step_s * count / NUM_SAMPLED_STEPS
+            by_coverage[launch.coverage] = by_coverage.get(launch.coverage, 0.0) + share
+            by_source[launch.source] = by_source.get(launch.source, 0.0) + share
+            by_operator[launch.name] = by_operator.get(launch.name, 0.0) + share
     sources, operators = (sorted(shares.items(), key=lambda item: -item[1]) for shares in (by_source, by_operator))
     return (
         {coverage: by_coverage[coverage] for coverage in COVERAGES if coverage in by_coverage},
@@ -102,7 +101,7 @@ def provenance(
 
 
 def batch_of(steps: Table, row: int, num_ranks: int = 1) -> StepBatch:
-    """The first step of a row as a batch of one rank (their mean where several step together)."""
+    """Return the first step of a row as a batch of one rank; the mean of several ranks that step together."""
     decodes = -(-int(steps["decode_tokens"][row]) // num_ranks)
     context = float(steps["context_tokens"][row]) / num_ranks
     return StepBatch(

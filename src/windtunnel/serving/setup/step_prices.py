@@ -23,7 +23,7 @@ from windtunnel.model.forward import (
 from windtunnel.model.operators import Collective, Experts, GatedDelta, Gemm, Launch, Op, Size
 from windtunnel.model.precision import ACTIVATION_BITS, Format
 from windtunnel.model.shape import ExpertsFeedForward, GatedDeltaAttention, LatentAttention
-from windtunnel.pricing.estimator import Estimate, Estimator
+from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 from windtunnel.pricing.roofline import compute_format, machine
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.state.records import StepCost
@@ -42,13 +42,35 @@ class PricedLaunch:
     estimate: Estimate
 
     @property
+    def name(self) -> str:
+        return self.launch.name
+
+    @property
+    def op(self) -> Op:
+        return self.launch.op
+
+    @property
+    def count(self) -> float:
+        """Executions in the step."""
+        return self.launch.count
+
+    @property
+    def coverage(self) -> Coverage:
+        return self.estimate.coverage
+
+    @property
+    def source(self) -> str:
+        """Table or fit that the time comes from."""
+        return self.estimate.source
+
+    @property
     def each_s(self) -> float:
         """Seconds of one execution."""
         return float(np.asarray(self.estimate.seconds, np.float64))
 
     @property
-    def device_s(self) -> float:
-        """Seconds that all its executions add to the step."""
+    def total_s(self) -> float:
+        """Seconds that all its executions add to the step: none beside launches that take longer."""
         return float(self.each_s * self.launch.count * self.launch.adds)
 
 
