@@ -1,4 +1,4 @@
-"""A run over time: what was sent, waiting, running and used in each of equal stretches."""
+"""Turn a run into time series: requests sent, waiting and running, and the use of devices, in equal stretches."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -42,7 +42,7 @@ SERIES_COLUMNS = {
 
 
 def over_time(result: "Result", num_stretches: int = NUM_STRETCHES) -> Table:
-    """The series of a run, from the first sending to the last token.
+    """Return the series of a run, from the first sending to the last token.
 
     Raises:
         InputError: fewer than one stretch.
@@ -78,33 +78,33 @@ def over_time(result: "Result", num_stretches: int = NUM_STRETCHES) -> Table:
 def _device_columns(
     result: "Result", mean_of: Callable[[Floats, Floats, Floats], Floats], edges: Floats
 ) -> dict[str, Floats]:
-    """What the devices did, summed over the pools of equal replicas."""
+    """Return the columns of device use, summed over the pools."""
     num_stretches = edges.size - 1
     busy, used, compute, memory, power = (np.zeros(num_stretches) for _ in range(5))
     num_slots = num_blocks = num_replicas = np.zeros(num_stretches)
     for setup, plan, first, replicas in _pools_of(result):
         steps = result.steps
         steps = steps.where((steps["replica"] >= first) & (steps["replica"] < first + replicas))
-        there = np.full(num_stretches, float(replicas))
+        present = np.full(num_stretches, float(replicas))
         if result.fleet is not None:
             starts_s, counts = count_over_time(result.fleet.phases, edges[0], edges[-1], HOLDING)
-            there = np.maximum(mean_of(starts_s, np.append(starts_s[1:], edges[-1]), counts), 1e-9)
-        num_replicas = num_replicas + there
-        slots = there * setup.parallelism.pp
+            present = np.maximum(mean_of(starts_s, np.append(starts_s[1:], edges[-1]), counts), 1e-9)
+        num_replicas = num_replicas + present
+        slots = present * setup.parallelism.pp
         num_slots = num_slots + slots
         num_blocks = num_blocks + plan.num_blocks * setup.parallelism.attention_dp * slots
-        own_busy = np.zeros(num_stretches)
+        pool_busy = np.zeros(num_stretches)
         if len(steps):
             span = steps["start_s"], steps["start_s"] + steps["duration_s"]
             work = step_work(setup.device, shard_of(setup), steps)
-            own_busy = mean_of(*span, np.ones(len(steps)))
+            pool_busy = mean_of(*span, np.ones(len(steps)))
             used += mean_of(*span, steps["used_blocks"].astype(np.float64))
             compute += mean_of(*span, (work.body_compute_s + work.head_compute_s) / steps["duration_s"])
             memory += mean_of(*span, (work.body_memory_s + work.head_memory_s) / steps["duration_s"])
-        busy += own_busy
+        busy += pool_busy
         model = power_model(result.scenario, setup)
-        num_devices = there * setup.parallelism.num_devices
-        power += np.nan if model is None else model.over(own_busy / slots) * num_devices
+        num_devices = present * setup.parallelism.num_devices
+        power += np.nan if model is None else model.over(pool_busy / slots) * num_devices
     return {
         "busy_fraction": busy / num_slots,
         "kv_fraction": used / num_blocks,
@@ -116,19 +116,19 @@ def _device_columns(
 
 
 def _pools_of(result: "Result") -> Iterator[tuple[Setup, MemoryPlan, int, int]]:
-    """(setup, memory, first replica, number of replicas) of each pool; one where all replicas are alike."""
+    """Yield (setup, memory, first replica, number of replicas) of each pool; one where all replicas are equal."""
     deployment = result.scenario.deployment
     if not result.pools:
         yield result.setup, result.memory, 0, deployment.most_replicas
         return
     first = 0
-    for pool, noun in zip(result.pools, deployment.pools, strict=True):
-        yield pool.setup, pool.memory, first, noun.replicas
-        first += noun.replicas
+    for pool, schema in zip(result.pools, deployment.pools, strict=True):
+        yield pool.setup, pool.memory, first, schema.replicas
+        first += schema.replicas
 
 
 def integral(time_s: Floats, begin: Floats, end: Floats, value: Floats) -> Floats:
-    """Up to each of `time_s`, the integral of the sum of pieces that have a `value` between `begin` and `end`."""
+    """Integrate up to each of `time_s` the sum of pieces that have a `value` between `begin` and `end`."""
     times = np.concatenate([begin, end])
     order = np.argsort(times, kind="stable")
     times = times[order]

@@ -1,4 +1,4 @@
-"""How much of its device a run used: arithmetic and memory traffic of every step against the published peaks."""
+"""Compare the arithmetic and memory traffic of every step of a run with the device's published peaks."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ ROWS_AT_ONCE = 1 << 15
 
 @dataclass(frozen=True, eq=False)
 class StepWork:
-    """Seconds that one device of a replica would take at its published peaks, for all steps of each row: `[num_rows]`.
+    """Seconds of one device of a replica at its published peaks, for all steps of each row: `[num_rows]`.
 
     `compute` are FLOPs over the peak rate of each operator's format, `memory` bytes over the memory bandwidth;
     collectives count as neither. The head runs on the last stage of a pipeline.
@@ -34,26 +34,28 @@ class StepWork:
 
 
 def step_work(device: Device, shard: Shard, steps: Table) -> StepWork:
-    """The work in each row of the step table.
+    """Return the work in each row of the step table.
 
-    With attention data parallelism the row's counts are shared evenly by the ranks, as in `batch_of`.
+    Ranks of attention data parallelism share the row's counts evenly, as in `batch_of`.
     """
     parts = list(_parts(device, shard, steps))
     return StepWork(*(np.concatenate([part[index] for part in parts]) for index in range(4)))
 
 
 def total_work(device: Device, shard: Shard, steps: Table) -> StepWork:
-    """The work of all rows together: arrays of one element."""
+    """Return the work of all rows together: arrays of one element."""
     sums = np.sum([[part.sum() for part in parts] for parts in _parts(device, shard, steps)], axis=0)
     return StepWork(*(np.array([total]) for total in sums))
 
 
 def _parts(device: Device, shard: Shard, steps: Table) -> Iterator[tuple[Floats, Floats, Floats, Floats]]:
+    """Yield the work of one block of rows after the other."""
     for first in range(0, max(len(steps), 1), ROWS_AT_ONCE):
         yield _work_of(device, shard, steps, slice(first, first + ROWS_AT_ONCE))
 
 
 def _work_of(device: Device, shard: Shard, steps: Table, rows: slice) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return seconds of arithmetic and memory traffic of the body, then of the head, for each row of a block."""
     ranks = shard.parallelism.attention_dp
     columns = ("decode_tokens", "prefill_tokens", "num_sampled", "context_tokens", "prefill_pairs", "num_steps")
     decode, prefill, sampled, context, pairs, count = (steps[name][rows].astype(np.float64) for name in columns)
@@ -79,25 +81,25 @@ def _work_of(device: Device, shard: Shard, steps: Table, rows: slice) -> tuple[F
 
 
 def _ideal_s(device: Device, launches: Iterable[Launch]) -> tuple[Floats, Floats]:
-    """Seconds of arithmetic and of memory traffic at the published peaks."""
+    """Return seconds of arithmetic and of memory traffic at the published peaks."""
     compute_s: Floats = np.zeros(1)
     memory_s: Floats = np.zeros(1)
     for launch in launches:
         if launch.op.kind == "collective":
             continue
-        on = machine(device, compute_format(launch.op))
-        compute_s = compute_s + np.asarray(launch.op.flops) / on.flops_per_s * launch.count
-        memory_s = memory_s + np.asarray(launch.op.num_bytes) / on.bytes_per_s * launch.count
+        peak = machine(device, compute_format(launch.op))
+        compute_s = compute_s + np.asarray(launch.op.flops) / peak.flops_per_s * launch.count
+        memory_s = memory_s + np.asarray(launch.op.num_bytes) / peak.bytes_per_s * launch.count
     return compute_s, memory_s
 
 
 def stage_uses(work: StepWork, steps: Table, num_stages: int, num_replicas: float, span_s: float) -> list[StageUse]:
-    """The use of each stage; layers are split evenly, the head is on the last one.
+    """Return the use of each stage; layers are split evenly, the head is on the last one.
 
     MFU as in Chowdhery et al., PaLM (2022), appendix B, with the FLOPs of the step's operators; MBU is the same for
     bytes (Databricks, LLM Inference Performance Engineering, 2023).
     """
-    whole_s = span_s * num_replicas
+    total_s = span_s * num_replicas
     busy_s = float(steps["duration_s"].sum()) / num_stages
     uses = []
     for stage in range(num_stages):
@@ -106,8 +108,8 @@ def stage_uses(work: StepWork, steps: Table, num_stages: int, num_replicas: floa
         memory_s = float(work.body_memory_s.sum()) / num_stages + is_last * float(work.head_memory_s.sum())
         uses.append(
             StageUse(
-                mfu_fraction=compute_s / whole_s,
-                mbu_fraction=memory_s / whole_s,
+                mfu_fraction=compute_s / total_s,
+                mbu_fraction=memory_s / total_s,
                 busy_mfu_fraction=compute_s / busy_s,
                 busy_mbu_fraction=memory_s / busy_s,
             )

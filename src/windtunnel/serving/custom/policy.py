@@ -1,4 +1,4 @@
-"""A scheduler of the user's own: a function in Python, plain or compiled, that forms a replica's next batch."""
+"""Schedule by the user's function in Python, plain or compiled, which forms a replica's next batch."""
 
 import importlib
 import sys
@@ -23,12 +23,12 @@ class Requests(NamedTuple):
     arrival_s: NDArray[np.float64]
     input_tokens: Ints
     output_tokens: Ints
-    """What the request will turn out to produce. An engine does not know it: for policies that are told."""
+    """Tokens that the request will produce. A real engine does not know them."""
     priority: Ints
     prompt_tokens: Ints
-    """To be computed before the next token: the prompt, after a restart its outputs too."""
+    """Tokens to compute before the next output: the prompt, after a restart its outputs too."""
     processed_tokens: Ints
-    """Computed of them; past the prompt it counts the tokens produced too."""
+    """Tokens computed: of the prompt, then of the outputs too."""
     num_blocks: Ints
     """KV blocks held."""
     is_prefilled: Ints
@@ -43,7 +43,7 @@ class Engine(NamedTuple):
     num_blocks: int
     block_size: int
     num_running: int
-    """Requests that hold blocks, those in batches under way included."""
+    """Requests that hold blocks, in batches under way or between two."""
     max_num_seqs: int
     max_num_batched_tokens: int
 
@@ -58,7 +58,7 @@ compiled with `numba.njit`."""
 
 
 def load_policy(name: str, what: str = "scheduler") -> Any:
-    """The function that `module:function` names; modules in the working directory are found.
+    """Import the function that `module:function` names, from the working directory too.
 
     Raises:
         InputError: there is no such module or function, or the module cannot be imported.
@@ -84,7 +84,7 @@ def load_policy(name: str, what: str = "scheduler") -> Any:
 
 
 def policy_name(policy: Callable[..., Any]) -> str:
-    """`module:function`, as `load_policy` takes it."""
+    """Return `module:function`, as `load_policy` takes it."""
     return f"{policy.__module__}:{getattr(policy, '__name__', type(policy).__name__)}"
 
 
@@ -99,8 +99,8 @@ PROBLEMS = {
 }
 
 
-class Asker:
-    """Asks a policy for batches: it holds the arrays of one run, which the loop changes between two questions."""
+class PolicyCaller:
+    """Calls a policy; holds the arrays of one run, which the loop changes between two calls."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Asker:
         self.num_ready = columns["num_ready"]
 
     def form_batch(self) -> None:
-        """Let the policy form the batch that the loop asks for.
+        """Let the policy form the batch that the loop needs.
 
         Raises:
             InputError: the policy raised, or what it returned is no batch that the engine can run.
@@ -161,6 +161,7 @@ class Asker:
             raise InputError(f"the scheduler {self.name} {problem}, at {engine.now_s:g} s")
 
     def _as_pairs(self, answer: Sequence[tuple[int, int]] | Ints | None) -> Ints:
+        """Return the policy's answer as an int64 array [n, 2]."""
         try:
             pairs = np.asarray(answer if answer is not None else (), np.int64).reshape(-1, 2)
         except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""A router of the user's own: a function in Python, plain or compiled, that says which replica a request goes to."""
+"""Route requests by the user's function in Python, plain or compiled, which chooses a replica for each."""
 
 import operator
 from collections.abc import Callable
@@ -19,12 +19,12 @@ class Arrival(NamedTuple):
     """The request that is to be sent to a replica."""
 
     number: int
-    """In the order of sending."""
+    """Position in the order of sending."""
     arrival_s: float
     """When the client sent it."""
     input_tokens: int
     output_tokens: int
-    """What it will turn out to produce. A router does not know it: for routers that are told."""
+    """Tokens that the request will produce. A real router does not know them."""
     priority: int
     tenant: int
     """-1: none."""
@@ -39,23 +39,23 @@ class Replicas(NamedTuple):
 
     now_s: float
     is_up: NDArray[np.bool_]
-    """Others may not be chosen."""
+    """Only these may be chosen."""
     num_waiting: Ints
     num_running: Ints
     waiting_tokens: Ints
-    """To be computed of the prompts that wait."""
+    """Tokens still to be computed of the waiting prompts."""
     free_blocks: Ints
     num_blocks: int
-    """Of one replica."""
+    """KV blocks of one replica."""
 
 
 Router = Callable[[Arrival, Replicas], Any]
-"""`router(request, replicas)` -> the index of a replica that is up; or None, or -1: the request is held, those after it
-behind it, and asked for again when another one ends or a replica comes up."""
+"""`router(request, replicas)` -> the index of a replica that is up; or None, or -1: the request and those behind it
+wait at the router until another one ends or a replica comes up; then the router is called again."""
 
 
-class RouterAsker:
-    """Asks a router where requests go: it holds the arrays of one run, which the loop changes between two questions."""
+class RouterCaller:
+    """Calls a router; holds the arrays of one run, which the loop changes between two calls."""
 
     def __init__(
         self,
@@ -71,16 +71,16 @@ class RouterAsker:
         self.nobody = np.full(records.size, -1)
         self.tenant = self.nobody if requests.tenant is None else requests.tenant
         self.session = self.nobody if requests.session is None else requests.session
-        columns, of_replicas = ranks.view(np.ndarray), fleet.replicas.view(np.ndarray)
+        columns, replicas = ranks.view(np.ndarray), fleet.replicas.view(np.ndarray)
         # A field of a record array costs 4 us a look; of its columns, seen as plain arrays, 0.1 us.
         self.ranks = [columns[name] for name in ("num_waiting", "num_running", "waiting_tokens", "free_blocks")]
-        self.phase, self.control = of_replicas["phase"], fleet.control.view(np.ndarray)
+        self.phase, self.control = replicas["phase"], fleet.control.view(np.ndarray)
         self.sent_s, self.num_retries = fleet.sent_s, fleet.num_retries
         self.input_tokens, self.output_tokens = requests.input_tokens, requests.output_tokens
         self.priority = requests.priority
 
     def route(self) -> None:
-        """Answer the loop's question.
+        """Choose a replica for the request that the loop has at the router.
 
         Raises:
             InputError: the router raised, or what it returned is no replica that is up.
@@ -111,6 +111,7 @@ class RouterAsker:
         control["answer"] = self._checked(answer, is_up, i, now_s)
 
     def _checked(self, answer: Any, is_up: NDArray[np.bool_], i: int, now_s: float) -> int:
+        """Return the router's answer as a replica that is up, or `NONE`."""
         if answer is None:
             return state.NONE
         try:

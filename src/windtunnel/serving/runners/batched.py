@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.metrics.records import STEP_COLUMNS, Table
 from windtunnel.serving.custom.policy import Policy
-from windtunnel.serving.custom.router import Router, RouterAsker
+from windtunnel.serving.custom.router import Router, RouterCaller
 from windtunnel.serving.engines.compiled_policies import in_use
 from windtunnel.serving.loop.serve import run
 from windtunnel.serving.runners.per_request import schedule_per_request
@@ -120,10 +120,10 @@ def run_to_end(
     policies = in_use([settings.scheduler] if pools is None else pools.pools["scheduler"])
     have_windows = settings.window_tokens > 0 if pools is None else pools.pools["window_tokens"].any()
     replicas = None if fleet is None else fleet.fleet
-    asker = None
+    caller = None
     if router is not None:
         assert replicas is not None
-        asker = RouterAsker(router, settings, requests, records, arrays[0], replicas)
+        caller = RouterCaller(router, settings, requests, records, arrays[0], replicas)
     buffers = []
     num_rows = min(STEP_BUFFER_ROWS, ROWS_PER_REQUEST * (records.size + 100))
     if give_up is not None:
@@ -150,8 +150,8 @@ def run_to_end(
                 1 if have_windows else None,
             )
             if status == ASK_ROUTER:
-                assert asker is not None
-                asker.route()
+                assert caller is not None
+                caller.route()
         buffers.append(buffer[: clock[0].rows])
         if fleet is not None:
             fleet.collect()

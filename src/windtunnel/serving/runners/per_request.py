@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from windtunnel.compiled.jit import passed
 from windtunnel.errors import InputError
 from windtunnel.metrics.records import STEP_COLUMNS, Table
-from windtunnel.serving.custom.policy import Asker, Policy
+from windtunnel.serving.custom.policy import Policy, PolicyCaller
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.engines.defaults import is_users_own
 from windtunnel.serving.per_request.loop import run_per_request
@@ -96,7 +96,9 @@ def schedule_per_request(
     clock = per_request_state.new_per_request_clock(settings)
     buffers, members, stage_s = [], [], []
     num_rows = FIRST_BUFFER_ROWS
-    asker = Asker(policy, settings, records, sequences, replicas, batches, clock) if policy is not None else None
+    caller = (
+        PolicyCaller(policy, settings, records, sequences, replicas, batches, clock) if policy is not None else None
+    )
     tables_of_records = passed(records, sequences, replicas, slots)
     queues = passed(events, clock)
     started_s = time.perf_counter()
@@ -111,8 +113,8 @@ def schedule_per_request(
                 settings, cost, tables, trail, sessions, *tables_of_records, batches, stages, *queues, *rows
             )
             if status == ASK_POLICY:
-                assert asker is not None
-                asker.form_batch()
+                assert caller is not None
+                caller.form_batch()
         buffers.append(buffer[: clock[0].rows])
         if trail is not None:
             members.append(trail.members[: clock[0].members])

@@ -1,4 +1,4 @@
-"""The estimator of a setup's operators: which tables, over which network, times which calibration."""
+"""Choose the estimator of a setup's operators: tables, network and calibration."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
@@ -16,7 +16,7 @@ from windtunnel.serving.scenario import Setup
 
 
 def shard_of(setup: Setup) -> Shard:
-    """The model as the setup deploys it."""
+    """Return the model as the setup deploys it."""
     return Shard(
         model=setup.model,
         precision=setup.precision,
@@ -28,7 +28,7 @@ def shard_of(setup: Setup) -> Shard:
 
 
 def estimator_for(setup: Setup) -> Estimator:
-    """The estimator that knows most about the setup's device and engine: that of its own profile, where it has one."""
+    """Return the estimator of the setup's own profile, or else the best for its device and engine."""
     if setup.profile is not None:
         fit = regression(setup.profile.estimator)
         return calibrated(profile_estimator(Path(setup.profile.folder), setup.device, setup.node, fit), setup)
@@ -46,11 +46,12 @@ def estimator_for(setup: Setup) -> Estimator:
 
 
 def _norms_in_all_reduce(setup: Setup) -> bool:
+    """Whether the all-reduce of a layer computes the norm behind it."""
     return bool(setup.engine.fused_all_reduce) and setup.parallelism.tp > 1
 
 
 def on_network(estimator: Estimator, setup: Setup) -> Estimator:
-    """`estimator` with the replica's collectives between nodes on the setup's network, if it has one."""
+    """Price the replica's collectives between nodes on the setup's network, if it has one."""
     num_devices = setup.parallelism.num_devices
     if setup.network is None or num_devices <= setup.node.num_devices:
         return estimator
@@ -62,7 +63,7 @@ def on_network(estimator: Estimator, setup: Setup) -> Estimator:
 
 
 def estimator_key(setup: Setup) -> tuple[Hashable, ...]:
-    """Setups of equal keys have equal estimators, calibrations aside."""
+    """Return a key: setups of equal keys have equal estimators, calibrations aside."""
     engine = setup.engine
     graphs = bool(engine.max_cudagraph_capture_size)
     reduces = (bool(engine.fused_all_reduce), _norms_in_all_reduce(setup))
@@ -71,16 +72,14 @@ def estimator_key(setup: Setup) -> tuple[Hashable, ...]:
 
 
 def calibrated(estimator: Estimator, setup: Setup) -> Estimator:
-    """`estimator` with the factors of the setup's calibration, if it has one."""
+    """Multiply the estimator's times by the factors of the setup's calibration, if it has one."""
     if setup.calibration is None or not setup.calibration.factors:
         return estimator
     return CalibratedEstimator(estimator, setup.device, setup.calibration.factors)
 
 
 def shared_estimators() -> Callable[[Setup], Estimator]:
-    """`estimator_for`, of setups that are asked for one after the other: those of one device, engine version and
-    backend read their tables once, each times its own calibration.
-    """
+    """Return an `estimator_for` that reads the tables of each device, engine version and backend once."""
     plain: dict[tuple[Hashable, ...], Estimator] = {}
 
     def estimator_of(setup: Setup) -> Estimator:

@@ -1,4 +1,4 @@
-"""Replicas that come and go: from what a deployment says of them to the loop's arrays, and from its logs to records."""
+"""Turn autoscaling and faults of a deployment into the loop's arrays, and the loop's logs into records."""
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
@@ -20,34 +20,34 @@ from windtunnel.workload.generate.draws import child
 FAULT_STREAM = 2000
 """The seed's child whose children draw each replica's faults."""
 FAULT_COLUMNS = 32
-"""Faults of a replica that the loop is told ahead."""
+"""Coming faults of a replica that the loop knows."""
 
 Fault = tuple[float, float]
-"""When, and for how long: seconds."""
+"""Begin and duration of a fault, seconds."""
 
 
 def no_faults(_replica: int) -> Iterator[Fault]:
-    """Of a fleet that never fails."""
+    """Return no faults, for a fleet that never fails."""
     return iter(())
 
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """What a run with replicas that come and go is started with."""
+    """Scaling and faults of a run."""
 
     scaling: kernel.Scaling
     changes: Sequence[tuple[float, int]] = ()
-    """When, and to how many replicas, in order."""
+    """(time in seconds, replicas) of scheduled changes, in order."""
     faults_of: Callable[[int], Iterator[Fault]] = no_faults
-    """The faults of a replica, in order."""
+    """Replica -> its faults, in order."""
 
 
 @dataclass(eq=False)
 class FleetRun:
-    """A fleet while it runs, and what it has logged."""
+    """A running fleet and its log."""
 
     begin: Callable[[], tuple[kernel.ReplicaFleet, list[Iterator[Fault]]]]
-    """Makes it anew, as it was at the beginning."""
+    """Makes the fleet and its faults, as at the beginning."""
     fleet: kernel.ReplicaFleet
     faults: list[Iterator[Fault]]
     phases: list[NDArray[np.void]] = field(default_factory=list)
@@ -59,7 +59,7 @@ class FleetRun:
         self.phases, self.losses = [], []
 
     def collect(self) -> None:
-        """Take over what the loop has logged, and draw faults for those that have happened."""
+        """Copy the loop's log, and draw new faults for those that have happened."""
         control = self.fleet.control[0]
         self.phases.append(self.fleet.phases[: control.num_phases].copy())
         self.losses.append(self.fleet.losses[: control.num_losses].copy())
@@ -74,7 +74,7 @@ class FleetRun:
 
 
 def start_fleet(plan: FleetPlan, settings: state.KernelSettings, num_requests: int) -> FleetRun:
-    """A fleet at the beginning of a run with `settings.num_replicas` replicas at most."""
+    """Return a fleet at the beginning of a run with at most `settings.num_replicas` replicas."""
 
     def begin() -> tuple[kernel.ReplicaFleet, list[Iterator[Fault]]]:
         faults = [plan.faults_of(replica) for replica in range(settings.num_replicas)]
@@ -82,39 +82,40 @@ def start_fleet(plan: FleetPlan, settings: state.KernelSettings, num_requests: i
         repair_s = np.zeros_like(fault_s)
         for replica, ahead in enumerate(faults):
             _fill(fault_s[replica], repair_s[replica], 0, ahead)
-        change_s = np.array([*(at_s for at_s, _ in plan.changes), np.inf])
+        change_s = np.array([*(time_s for time_s, _ in plan.changes), np.inf])
         change_replicas = np.array([*(count for _, count in plan.changes), 0], np.int64)
-        made = kernel.new_fleet(settings, plan.scaling, num_requests, fault_s, repair_s, change_s, change_replicas)
-        return made, faults
+        fleet = kernel.new_fleet(settings, plan.scaling, num_requests, fault_s, repair_s, change_s, change_replicas)
+        return fleet, faults
 
     return FleetRun(begin, *begin())
 
 
 def _fill(fault_s: NDArray[np.float64], repair_s: NDArray[np.float64], first: int, faults: Iterator[Fault]) -> None:
+    """Write the next faults into the columns from `first` on; inf where there are no more."""
     for column in range(first, FAULT_COLUMNS):
         fault_s[column], repair_s[column] = next(faults, (np.inf, 0.0))
 
 
 def has_fleet(deployment: Deployment) -> bool:
-    """Whether replicas come and go, or requests may be held at the router."""
+    """Whether replicas come and go, or requests may wait at the router."""
     return comes_and_goes(deployment) or deployment.router == "deferred" or is_users_own(deployment.router)
 
 
 def comes_and_goes(deployment: Deployment) -> bool:
-    """Whether not all replicas are there all the time."""
+    """Whether the number of replicas changes during a run."""
     return deployment.autoscaling is not None or deployment.faults is not None
 
 
 def fleet_plan(deployment: Deployment, most_outstanding: int, seed: int) -> FleetPlan:
-    """The plan that a deployment describes.
+    """Return the plan that a deployment describes.
 
     Args:
         deployment: with `autoscaling`, `faults` or a router that holds requests back.
-        most_outstanding: requests that a replica runs at most; where the router `deferred` is not told a limit.
+        most_outstanding: limit of requests at a replica for the router `deferred` where the deployment gives none.
         seed: of the scenario; faults are drawn from streams of their own.
 
     Raises:
-        InputError: nobody says how long a replica takes to start, or a fault is of a replica that there never is.
+        InputError: the deployment does not say how long a replica takes to start, or a fault names no replica.
     """
     scaling, faults = deployment.autoscaling, deployment.faults
     if (scaling or faults) and deployment.start_s is None:
@@ -155,6 +156,7 @@ def fleet_plan(deployment: Deployment, most_outstanding: int, seed: int) -> Flee
 
 
 def _check_faults(faults: Faults | None, num_replicas: int, start_s: float) -> None:
+    """Raise InputError for a fault of no replica, or devices that fail faster than a replica starts."""
     for fault in faults.scheduled if faults else ():
         if fault.replica >= num_replicas:
             raise InputError(
@@ -169,7 +171,7 @@ def _check_faults(faults: Faults | None, num_replicas: int, start_s: float) -> N
 
 
 def drawn_faults(faults: Faults, num_devices: int, replica: int, seed: int) -> Iterator[Fault]:
-    """The faults of one replica in order: those that are scheduled for it, and those drawn for its devices.
+    """Yield the faults of one replica in order: scheduled ones, and those drawn for its devices.
 
     Times between failures are exponential with `device_mtbf_s / num_devices` from the end of the former repair, and
     repairs exponential with `mttr_s`.
@@ -179,19 +181,20 @@ def drawn_faults(faults: Faults, num_devices: int, replica: int, seed: int) -> I
 
 
 def _renewals(faults: Faults, num_devices: int, replica: int, seed: int) -> Iterator[Fault]:
+    """Yield the faults drawn for one replica."""
     if faults.device_mtbf_s is None or faults.mttr_s is None:
         return
     rng = np.random.default_rng(child(child(np.random.SeedSequence(seed), FAULT_STREAM), replica))
-    at_s = 0.0
+    time_s = 0.0
     while True:
-        at_s += float(rng.exponential(faults.device_mtbf_s / num_devices))
+        time_s += float(rng.exponential(faults.device_mtbf_s / num_devices))
         repair_s = float(rng.exponential(faults.mttr_s))
-        yield at_s, repair_s
-        at_s += repair_s
+        yield time_s, repair_s
+        time_s += repair_s
 
 
 def phase_table(run: FleetRun, initial_replicas: int) -> Table:
-    """Every change of a replica's phase, from the beginning."""
+    """Return every change of a replica's phase, from the beginning."""
     first = np.zeros(initial_replicas, kernel.PHASE)
     first["replica"], first["phase"] = np.arange(initial_replicas), state.UP
     rows = np.concatenate([first, *run.phases])
@@ -199,9 +202,9 @@ def phase_table(run: FleetRun, initial_replicas: int) -> Table:
 
 
 def stay_table(run: FleetRun, records: NDArray[np.void], ranks_per_replica: int) -> Table:
-    """Every stay of a request at a replica: those that a failure ended, then the last of each request.
+    """Return every stay of a request at a replica: those that a failure ended, then the last of each request.
 
-    `records` are as the loop leaves them: `arrival_s` is when the request reached its last replica.
+    `records` are the loop's: `arrival_s` is when the request reached its last replica.
     """
     lost = np.concatenate([np.zeros(0, kernel.LOSS), *run.losses])
     n = records.size
@@ -217,16 +220,16 @@ def stay_table(run: FleetRun, records: NDArray[np.void], ranks_per_replica: int)
 
 @dataclass(frozen=True, eq=False)
 class FleetRecord:
-    """What became of the replicas of a finished run."""
+    """Phases of the replicas of a finished run, and stays of its requests."""
 
     phases: Table
-    """One row a change of a replica's phase."""
+    """One row for each change of a replica's phase."""
     stays: Table
-    """One row a stay of a request at a replica."""
+    """One row for each stay of a request at a replica."""
 
 
 def with_retries(requests: Table, num_retries: NDArray[np.int64], discarded_tokens: NDArray[np.int64]) -> Table:
-    """The request table of a fleet: gaps and times in steps of what was sent again are not known."""
+    """Add retries to the request table; gaps and times in steps of requests sent again are unknown."""
     was_lost = num_retries > 0
     unknown = {name: np.where(was_lost, np.nan, requests[name]) for name in ("itl_max_s", "execution_s")}
     added = {"num_retries": num_retries, "discarded_tokens": discarded_tokens}

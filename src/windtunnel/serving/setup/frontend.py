@@ -1,4 +1,4 @@
-"""How many requests a replica's API server streams beside a new one."""
+"""Count the requests whose tokens a replica's API server streams beside a new one."""
 
 from typing import Any
 
@@ -9,17 +9,17 @@ from windtunnel.serving.scenario import Setup
 
 
 def streams(records: Any, replica: NDArray[np.integer], num_replicas: int) -> NDArray[np.float64]:
-    """Other requests of its replica that have had their first token and not their last, at each one's first token."""
-    found = np.empty(replica.size)
-    for one in range(num_replicas):
-        mine = np.flatnonzero(replica == one) if num_replicas > 1 else slice(None)
-        first_s, finish_s = records["first_token_s"][mine], records["finish_s"][mine]
+    """Count the other requests of its replica that are between first and last token, at each request's first token."""
+    counts = np.empty(replica.size)
+    for index in range(num_replicas):
+        rows = np.flatnonzero(replica == index) if num_replicas > 1 else slice(None)
+        first_s, finish_s = records["first_token_s"][rows], records["finish_s"][rows]
         begun = np.searchsorted(np.sort(first_s), first_s, side="right") - 1.0
         ended = np.searchsorted(np.sort(finish_s), first_s, side="right")
-        found[mine] = np.maximum(begun - ended, 0.0)
-    return found
+        counts[rows] = np.maximum(begun - ended, 0.0)
+    return counts
 
 
 def usual_streams(max_num_seqs: int, setup: Setup, num_replicas: int, concurrency: int) -> float:
-    """Of a closed loop whose slots are all taken: what one replica streams beside a new request."""
+    """Return the requests that one replica streams beside a new one in a closed loop whose slots are all taken."""
     return max(min(concurrency / num_replicas, max_num_seqs * setup.parallelism.attention_dp) - 1.0, 0.0)

@@ -1,4 +1,4 @@
-"""A setup, its memory and its requests as the settings that the compiled loop takes."""
+"""Turn a setup, its memory and its requests into the settings of the compiled loop."""
 
 from windtunnel.serving.engines.defaults import is_users_own
 from windtunnel.serving.scenario import Setup
@@ -16,17 +16,17 @@ def kernel_settings(
     router: str = "round_robin",
     seed: int = 0,
 ) -> state.KernelSettings:
-    """The engine's settings, and the router's, as the loop takes them."""
+    """Return the engine's settings, and the router's, as the loop takes them."""
     engine = setup.engine
     assert engine.max_num_seqs is not None
     assert engine.max_num_batched_tokens is not None
-    most = max(requests.arrival_s.size, 1)
+    num_requests = max(requests.arrival_s.size, 1)
     busy = usual_streams(engine.max_num_seqs, setup, num_replicas, requests.concurrency)
     return state.KernelSettings(
         scheduler=state.SCHEDULERS.index(str(engine.scheduler)),
         num_replicas=num_replicas,
         ranks_per_replica=setup.parallelism.attention_dp,
-        max_num_seqs=min(engine.max_num_seqs, most),
+        max_num_seqs=min(engine.max_num_seqs, num_requests),
         max_num_batched_tokens=engine.max_num_batched_tokens,
         long_prefill_token_threshold=engine.long_prefill_token_threshold or 0,
         chunked_prefill=int(bool(engine.enable_chunked_prefill)),
@@ -59,12 +59,12 @@ def kernel_settings(
 
 
 def _balance(setup: Setup, num_steps: int | None) -> int:
-    """Only several ranks can be balanced; with pipeline stages they are not, which keep other counts for each batch."""
+    """Return `num_steps`; 0 for one rank, which needs no balance, and with pipeline stages, which have none."""
     shape = setup.parallelism
     return (num_steps or 0) if shape.attention_dp > 1 and shape.pp == 1 else 0
 
 
 def router_code(router: str) -> int:
-    """How the loop knows it."""
+    """Return the loop's code of a router."""
     name = "user" if is_users_own(router) else router
     return (*state.ROUTERS, *state.HOLDING_ROUTERS).index(name)

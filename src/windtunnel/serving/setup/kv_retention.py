@@ -1,4 +1,4 @@
-"""Where the pools of a deployment keep KV blocks that no running request uses: on their devices, and below."""
+"""KV blocks that no running request uses: where each pool keeps them, on its devices and in lower tiers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,12 +24,12 @@ class KvRetention:
 
 
 def shares_prefixes(retention: Sequence[KvRetention], requests: RequestArrays) -> bool:
-    """Whether prompts begin alike, and any pool has prefix caches for them."""
-    return requests.prefixes is not None and any(part.on_device for part in retention)
+    """Whether prompts share beginnings, and any pool has prefix caches for them."""
+    return requests.prefixes is not None and any(pool.on_device for pool in retention)
 
 
 def caches_of(settings: state.KernelSettings, retention: KvRetention, requests: RequestArrays) -> state.Cache:
-    """Empty prefix caches of a pool; where it keeps nothing, caches of segments that no block fits into."""
+    """Return empty prefix caches of a pool; where it keeps nothing, caches of segments that no block fits into."""
     cache = prefix_cache(settings, requests, retention.tiers, retention.load_overlaps)
     if not retention.anywhere:
         cache.nodes["first_block"] = cache.nodes["end_block"] = 0
@@ -37,5 +37,5 @@ def caches_of(settings: state.KernelSettings, retention: KvRetention, requests: 
 
 
 def has_one_group(settings: state.KernelSettings) -> bool:
-    """Whether one group of layers keeps every token: what the caches count."""
+    """Whether one group of layers keeps every token, which is all that the caches can count."""
     return settings.num_groups - settings.num_window_groups == 1

@@ -20,7 +20,7 @@ from windtunnel.units import format_bytes
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """One device's memory. Bytes; blocks are those of one rank's KV pool."""
+    """Memory of one device, in bytes; blocks are those of one rank's KV block pool."""
 
     device_bytes: float
     weight_bytes: float
@@ -28,9 +28,9 @@ class MemoryPlan:
     """Peak of a step of `max_num_batched_tokens`."""
     reserved_bytes: float
     kv_cache_bytes: float
-    """The pool."""
+    """All KV blocks."""
     kv_bytes_per_token: float
-    """Of the layers that keep every token; where none does, of those with a window."""
+    """KV of the layers that keep every token; where none does, of those with a window."""
     state_bytes_per_request: float
     """Linear-attention state: fixed for each running request."""
     block_size: int
@@ -41,20 +41,22 @@ class MemoryPlan:
     window_tokens: int = 0
     """Sliding window of layers that do not keep every token; 0: all do."""
     num_groups: int = 1
-    """Groups of layers: as many blocks of the pool does a block of tokens take."""
+    """Groups of layers: the blocks that one block of tokens takes."""
     num_window_groups: int = 0
-    """Of them with the window: their blocks go back once the window has passed them."""
+    """Groups with the window: their blocks are freed once the window has passed them."""
     num_window_blocks: int = 0
     """Blocks of the windows' own pool; 0: they have none."""
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that the pool holds, none behind a window (vLLM logs it as "GPU KV cache size")."""
+        """Tokens that the blocks hold, none behind a window (vLLM logs it as "GPU KV cache size")."""
         return self.num_blocks // self.num_groups * self.block_size
 
     def most_blocks(self, num_tokens: int, step_tokens: int) -> tuple[int, int]:
-        """What a request of `num_tokens` holds at most of the pool, and of the windows' own, where a step computes
-        `step_tokens` of it: in a window's groups the window and a step (vLLM `SlidingWindowSpec`, 0.9.1 to 0.24).
+        """Return the most blocks that a request of `num_tokens` takes, of all layers and of the windows' own pool.
+
+        A step computes `step_tokens` of it; a window's groups hold the window and a step (vLLM `SlidingWindowSpec`,
+        0.9.1 to 0.24).
         """
         blocks = windows = -(-num_tokens // self.block_size)
         if self.window_tokens:
@@ -64,27 +66,28 @@ class MemoryPlan:
 
 
 SIMILAR_COUNTS = 1.5
+"""Ratio of layers of two kinds below which vLLM makes groups of the larger count."""
 
 
 @dataclass(frozen=True)
 class LayerGroups:
-    """How an engine lays the layers of a model out in blocks; bytes on one device."""
+    """Layout of a model's layers in blocks; bytes on one device."""
 
     bytes_per_token: float
-    """Of all layers that keep every token; where none does, of those with a window."""
+    """KV of all layers that keep every token; where none does, of those with a window."""
     block_bytes_per_token: float
-    """Of one block of the pool, divided by its tokens."""
+    """Bytes of one block, divided by its tokens."""
     window_tokens: int = 0
     num_groups: int = 1
     num_window_groups: int = 0
     window_bytes_per_token: float = 0.0
-    """Of one block of the windows' own pool, divided by its tokens."""
+    """Bytes of one block of the windows' own pool, divided by its tokens."""
     pool_ratio: float = 0.0
-    """Blocks of that pool for each of the other."""
+    """Blocks of the windows' own pool for each of the other blocks."""
 
 
 def group_layers(shard: Shard, engine: EngineSettings, max_model_len: int) -> LayerGroups:
-    """Divide the layers into groups that take blocks alike.
+    """Divide the layers into groups whose blocks have equal bytes.
 
     `shared_pool` is vLLM's (`_get_kv_cache_groups_uniform_page_size`, vllm/v1/core/kv_cache_utils.py, 0.9.1 to 0.24):
     groups have as many layers as the rarer kind has, or as the other where that has less than half as many again, so
@@ -113,18 +116,20 @@ def group_layers(shard: Shard, engine: EngineSettings, max_model_len: int) -> La
         ratio = engine.window_pool_ratio or min(window_tokens / max_model_len, 1.0)
         return LayerGroups(total, total, window_tokens, 1, 0, _sum_bytes(shard, sliding), ratio)
     num_growing, num_sliding = (sum(count for count, _ in layers) for layers in (growing, sliding))
-    size, most = sorted((num_growing, num_sliding))
-    if most < SIMILAR_COUNTS * size:
-        size = most
-    block = size * max(one for _, one in every) * shard.stage_fraction
-    num_window_groups = -(-num_sliding // size)
-    return LayerGroups(total, block, window_tokens, -(-num_growing // size) + num_window_groups, num_window_groups)
+    group_size, larger = sorted((num_growing, num_sliding))
+    if larger < SIMILAR_COUNTS * group_size:
+        group_size = larger
+    block = group_size * max(size for _, size in every) * shard.stage_fraction
+    num_window_groups = -(-num_sliding // group_size)
+    return LayerGroups(
+        total, block, window_tokens, -(-num_growing // group_size) + num_window_groups, num_window_groups
+    )
 
 
 VLLM_SAMPLER_BYTES = 30.0
-"""Of one logit while vLLM's profiling run samples with a top-p (0.8 to 0.24 `_dummy_sampler_run`, `apply_top_k_top_p`):
-2 of the model and 4 in fp32, then sorted, 4 and an index of 8, both with a second buffer. Every rank has gathered all
-of the vocabulary (`LogitsProcessor._gather_logits`)."""
+"""Bytes of one logit while vLLM's profiling run samples with a top-p (0.8 to 0.24 `_dummy_sampler_run`,
+`apply_top_k_top_p`): 2 of the model and 4 in fp32, then sorted, 4 and an index of 8, both with a second buffer. Every
+rank has gathered all of the vocabulary (`LogitsProcessor._gather_logits`)."""
 
 
 def _sum_bytes(shard: Shard, layers: list[tuple[int, float]]) -> float:
@@ -135,7 +140,7 @@ def _sum_bytes(shard: Shard, layers: list[tuple[int, float]]) -> float:
 def activation_bytes(
     shard: Shard, max_num_batched_tokens: int, max_num_seqs: int, sampler_bytes: float | None = None
 ) -> float:
-    """Peak of a step at full token budget, as an engine's profiling run finds it.
+    """Return the peak of a step at full token budget, as an engine's profiling run finds it.
 
     The widest point of a layer is the feed-forward (hidden states, residual, gate-up and its product) or, with
     experts, the permuted inputs and outputs of every token's experts; then the logits of all sequences beside the

@@ -1,4 +1,4 @@
-"""From what prompts have in common to the prefix caches that the loop works on."""
+"""Turn the shared beginnings of prompts into the prefix caches that the loop works on."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ MAX_ENTRIES = 2**31 - 1
 def cache_for(
     setup: Setup, memory: MemoryPlan, settings: state.KernelSettings, requests: RequestArrays
 ) -> state.Cache | None:
-    """The caches that the setup's engine would use for these requests; None where there is nothing to cache.
+    """Return the caches that the setup's engine would use for these requests; None where there is nothing to cache.
 
     Without prefix caching lower tiers still take the KV blocks of preempted requests: preemption by swap.
     """
@@ -35,7 +35,7 @@ def cache_for(
 def own_blocks(
     setup: Setup, memory: MemoryPlan, settings: state.KernelSettings, requests: RequestArrays
 ) -> state.Cache | None:
-    """Caches for prompts that share nothing: a preempted request finds what is left there of its own blocks.
+    """Return caches for prompts that share nothing, where a preempted request finds what is left of its own blocks.
 
     None where the engine does not cache, or has no one group of layers that keep every token.
     """
@@ -46,7 +46,7 @@ def own_blocks(
 
 
 def check_windows(setup: Setup, memory: MemoryPlan) -> None:
-    """Raise InputError where layers lie in groups of which the cache cannot count what is kept."""
+    """Raise InputError where layers form groups whose kept blocks the cache cannot count."""
     if memory.num_groups - memory.num_window_groups != 1:
         raise InputError(
             f"the prefix cache needs one group of layers that keep every token; {setup.model.name} has "
@@ -57,7 +57,7 @@ def check_windows(setup: Setup, memory: MemoryPlan) -> None:
 
 
 def kv_tiers(setup: Setup, memory: MemoryPlan, settings: state.KernelSettings) -> state.Table:
-    """`TIER` records of the engine's lower tiers. Every device of a rank keeps and loads its own part of a block.
+    """Return `TIER` records of the lower tiers; every device of a rank keeps and loads its own part of a block.
 
     Raises:
         InputError: a tier that holds no block.
@@ -82,7 +82,7 @@ def kv_tiers(setup: Setup, memory: MemoryPlan, settings: state.KernelSettings) -
 
 
 def tier_tokens(setup: Setup, memory: MemoryPlan, cache: state.Cache) -> dict[str, NDArray[np.int64]]:
-    """Tokens of each prompt that came from each lower tier, by the tier's name."""
+    """Return tier -> tokens of each prompt that came from it."""
     names = [tier.name for tier in setup.engine.kv_tiers or ()]
     return {name: blocks * memory.block_size for name, blocks in zip(names, cache.loaded, strict=True)}
 
@@ -93,10 +93,10 @@ NO_TIERS = np.zeros(0, state.TIER).view(np.recarray)
 def prefix_cache(
     settings: state.KernelSettings, requests: RequestArrays, tiers: state.Table = NO_TIERS, load_overlaps: bool = False
 ) -> state.Cache:
-    """Empty caches for the prompts of `requests`, on every rank.
+    """Return empty caches for the prompts of `requests`, on every rank.
 
-    A request whose output nobody asks for gets a segment of its own: its blocks take room in the cache like any other,
-    and it finds them again after a preemption.
+    A request whose output no other prompt begins with gets a segment of its own: its blocks take room in the cache like
+    any other, and it finds them again after a preemption.
 
     Args:
         settings: of the replicas.
@@ -123,8 +123,8 @@ def prefix_cache(
     nodes = np.zeros(num_shared + alone.size, state.NODE).view(np.recarray)
     nodes.parent = np.concatenate([shared[0], request_node[alone]])
     nodes.first_block = np.concatenate([end_tokens - shared[1], before]) // settings.block_size
-    whole = requests.input_tokens[alone] + requests.output_tokens[alone]
-    nodes.end_block = np.concatenate([end_tokens, whole]) // settings.block_size
+    all_tokens = requests.input_tokens[alone] + requests.output_tokens[alone]
+    nodes.end_block = np.concatenate([end_tokens, all_tokens]) // settings.block_size
     num_ranks = settings.num_replicas * settings.ranks_per_replica
     if num_ranks * num_shared + alone.size > MAX_ENTRIES:
         raise InputError(
@@ -136,7 +136,7 @@ def prefix_cache(
 
 
 def path_tokens(node_parent: NDArray[np.int64], node_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Tokens of every segment's root path, itself included: `[num_nodes]`, by pointer jumping in O(n log depth)."""
+    """Sum the tokens from the root to every segment, `[num_nodes]`, by pointer jumping in O(n log depth)."""
     tokens, above = node_tokens.astype(np.int64), node_parent.copy()
     while (above >= 0).any():
         has = above >= 0
@@ -147,7 +147,7 @@ def path_tokens(node_parent: NDArray[np.int64], node_tokens: NDArray[np.int64]) 
 
 
 def session_state(requests: RequestArrays) -> state.Sessions | None:
-    """Which request waits for which, as the loop takes it; None where none does and no session is named."""
+    """Return which request waits for which, as the loop takes it; None where none waits and no session is named."""
     if requests.previous is None and requests.session is None:
         return None
     size = requests.arrival_s.size

@@ -1,4 +1,4 @@
-"""Speculative decoding: what drafts, what it weighs, and what the loop needs to know of it."""
+"""Speculative decoding: the drafter, its weights, and the loop's settings."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from windtunnel.serving.state.records import Speculation
 
 
 def speculation_of(setup: Setup) -> Speculation | None:
-    """The setup's speculation as the loop takes it; None where every step gives a token.
+    """Return the setup's speculation as the loop takes it; None where every step gives a token.
 
     Raises:
         InputError: a pipeline, a scheduler that cannot verify, or a step too small for one verification.
@@ -39,8 +39,9 @@ def speculation_of(setup: Setup) -> Speculation | None:
 
 
 def drafter_of(setup: Setup, shard: Shard) -> Shard | None:
-    """What drafts, deployed as the model is: its own last layer for multi-token prediction, or another model; None for
-    n-grams.
+    """Return the drafter, deployed as the model is: its last layer (multi-token prediction) or another model.
+
+    None for n-grams.
 
     DeepSeek-V3's module (technical report, section 2.2) is a layer like the last ones, with the model's embedding and
     head. Its projection of two hidden states to one is left out.
@@ -64,7 +65,7 @@ def drafter_of(setup: Setup, shard: Shard) -> Shard | None:
 
 
 def with_drafter(setup: Setup, drafter: Shard | None) -> Setup:
-    """The setup with the drafter's weights in its reserve: one layer of the model itself, or all of another."""
+    """Add the drafter's weights to the setup's reserve: one layer of the model itself, or all of another model."""
     if drafter is None:
         return setup
     added = weight_bytes(drafter)

@@ -1,4 +1,4 @@
-"""A step's time from measured steps: a line with few terms, for engines that were recorded and not profiled."""
+"""Fit a step's time to measured steps, as a sum of few terms, for engines that were recorded and not profiled."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class StepModel:
-    """seconds = step + prefill_token x prompt tokens + decode_request x decoding requests
-    + decode_context x their keys + prefill_pair x query-key pairs.
+    """Coefficients of a step's seconds.
+
+    seconds = step + prefill_token x prompt tokens + decode_request x decoding requests + decode_context x their keys
+    + prefill_pair x query-key pairs.
     """
 
     step_s: float
@@ -30,7 +32,7 @@ def fit_step_model(
     prefill_pairs: ArrayLike,
     duration_s: ArrayLike,
 ) -> StepModel:
-    """Non-negative least squares on relative errors, so that short steps count as much as long ones.
+    """Fit by non-negative least squares on relative errors, so that short steps count as much as long ones.
 
     Args: `[k]` arrays of what each measured step held (contexts and pairs as in `serving.state.records.StepCost`) and
     its seconds.
@@ -48,7 +50,7 @@ def fit_step_model(
 
 
 def lower_step_model(model: StepModel, max_num_seqs: int, max_num_batched_tokens: int) -> StepCost:
-    """The model as look-up arrays; exact, since all of its terms are linear."""
+    """Return the model as look-up arrays; exact, since all of its terms are linear."""
     requests = np.arange(max_num_seqs + 1, dtype=np.float64)
     tokens = np.arange(max_num_batched_tokens + max_num_seqs + 1, dtype=np.float64)
     ends = np.array([0.0, 1.0])

@@ -1,4 +1,4 @@
-"""Lower an estimator to the arrays that the serving loop looks durations up in, and price single steps for people."""
+"""Lower an estimator to the arrays in which the serving loop looks up durations, and price single steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from windtunnel.serving.state.records import StepCost
 Floats = NDArray[np.float64]
 
 NODES_PER_OCTAVE = 4
-"""Of the attention grids: linear interpolation between nodes exceeds a quadratic by 0.75% at most."""
+"""Nodes of the attention grids: linear interpolation between them exceeds a quadratic by 0.75% at most."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class PricedLaunch:
 
 @dataclass(frozen=True)
 class LoweredSteps:
-    """A `StepCost` with what is needed to explain a run made with it."""
+    """A `StepCost`, and the parts of its times that explain a run."""
 
     cost: StepCost
     unhidden_s: Floats
@@ -84,7 +84,7 @@ class LoweredSteps:
     decode_communication_s: Floats
     """[max_num_seqs + 1] the part of `cost.decode_token_s` that is collectives."""
     mixed_token_s: Floats
-    """[max tokens + 1] everything but attention and head of a step in which every rank has so many tokens."""
+    """[max tokens + 1] everything but attention and head, of a step in which every rank has so many tokens."""
     mixed_communication_s: Floats
     """[max tokens + 1] the part of `mixed_token_s` that is collectives."""
     decode_compute_s: Floats
@@ -93,7 +93,7 @@ class LoweredSteps:
 
 
 def graph_sizes(engine: EngineSettings) -> NDArray[np.int64]:
-    """Decode batch sizes that have a CUDA graph, ascending; empty where graphs are off.
+    """Return the decode batch sizes that have a CUDA graph, ascending; empty where graphs are off.
 
     vLLM captures 1, 2, 4, then multiples of 8 to 256 and of 16 beyond (`vllm/config/vllm.py`, 0.10 to 0.24); SGLang and
     TensorRT-LLM pad in much the same steps.
@@ -105,13 +105,13 @@ def graph_sizes(engine: EngineSettings) -> NDArray[np.int64]:
     return np.array([size for size in sizes if size <= largest], np.int64)
 
 
-def padded_sizes(sizes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """`[most + 1]` the tokens that a decode step of n requests computes: n padded to the next captured size."""
-    n = np.arange(most + 1)
+def padded_sizes(sizes: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
+    """Return `[limit + 1]` the tokens that a decode step of n requests computes: n padded to the next captured size."""
+    n = np.arange(limit + 1)
     if not sizes.size:
         return n
-    at = np.searchsorted(sizes, n)
-    return np.where(at < sizes.size, sizes[np.minimum(at, sizes.size - 1)], n)
+    index = np.searchsorted(sizes, n)
+    return np.where(index < sizes.size, sizes[np.minimum(index, sizes.size - 1)], n)
 
 
 Split = tuple[Floats, Floats, Floats]
@@ -120,7 +120,7 @@ Split = tuple[Floats, Floats, Floats]
 
 @dataclass(frozen=True)
 class StepPrices:
-    """Every step that an engine can form, priced at the nodes of grids; linear in the operators' seconds.
+    """Prices of every step that an engine can form, at the nodes of grids; linear in the operators' seconds.
 
     Prices of parts of the operators add up to those of all: a calibration is fitted on such parts.
     """
@@ -132,7 +132,7 @@ class StepPrices:
     token: Split
     """At `token_nodes`: everything that depends on the tokens alone."""
     group: Floats
-    """At `token_nodes`: of that, what the ranks of an attention data-parallel group do together."""
+    """At `token_nodes`: the part of `token` that the ranks of an attention data-parallel group do together."""
     sampled_nodes: Floats
     head: Split
     """At `sampled_nodes`: LM head and sampling."""
@@ -150,7 +150,7 @@ class StepPrices:
     """[max_num_seqs + 1] drafting for so many requests; None without speculative decoding."""
 
     def lowered(self) -> LoweredSteps:
-        """The arrays that the loop looks durations up in, the host's overheads among them."""
+        """Return the arrays in which the loop looks up durations, the host's overheads included."""
         engine, host = self.engine, self.engine.host
         assert engine.max_num_seqs is not None
         most_tokens = int(self.token_nodes[-1])
@@ -213,9 +213,9 @@ def price_steps(
 ) -> StepPrices:
     """Price every step that the engine can form.
 
-    With speculative decoding a decode step is the verification of `num_draft_tokens` + 1 tokens for each request: dense
-    operators at so many tokens, attention as the slower of reading the cache once and computing all queries at the
-    device's peak; and the drafting before it, a pass of the drafter for every draft token.
+    With speculative decoding a decode step verifies `num_draft_tokens` + 1 tokens for each request: dense operators at
+    so many tokens, attention as the slower of reading the cache once and computing all queries at the device's peak.
+    Drafting comes before it, a pass of the drafter for every draft token.
 
     Args:
         estimator: prices operators.
@@ -223,7 +223,7 @@ def price_steps(
         shard: the deployed model.
         engine: resolved settings.
         max_model_len: tokens of the longest request; the grids end there.
-        drafter: what drafts, with speculative decoding; None where that costs nothing.
+        drafter: the model that drafts, with speculative decoding; None where drafting costs nothing.
     """
     queries = 1 if engine.speculative is None else engine.speculative.num_draft_tokens + 1
     assert engine.max_num_seqs is not None
@@ -275,15 +275,15 @@ def _draft_s(pricer: _Pricer, drafter: Shard | None, queries: int, max_num_seqs:
 
 
 def combined(parts: Mapping[str, StepPrices], weights: Mapping[str, float]) -> StepPrices:
-    """The weighted sum of prices at equal nodes."""
+    """Return the weighted sum of prices at equal nodes."""
     first = next(iter(parts.values()))
 
     def total(of: Callable[[StepPrices], Floats]) -> Floats:
         return np.asarray(sum(weights[name] * of(part) for name, part in parts.items()), np.float64)
 
     def split(of: Callable[[StepPrices], Split]) -> Split:
-        whole, communication, compute = (total(lambda part, at=at: of(part)[at]) for at in range(3))  # type: ignore[misc]
-        return whole, communication, compute
+        seconds, communication, compute = (total(lambda part, i=i: of(part)[i]) for i in range(3))  # type: ignore[misc]
+        return seconds, communication, compute
 
     return replace(
         first,
@@ -303,27 +303,27 @@ def lower_steps(
     max_model_len: int,
     drafter: Shard | None = None,
 ) -> LoweredSteps:
-    """`price_steps`, as the arrays that the loop looks durations up in."""
+    """Return `price_steps` as the arrays in which the loop looks up durations."""
     return price_steps(estimator, device, shard, engine, max_model_len, drafter).lowered()
 
 
 LAUNCHES_OF_EXPERTS = 8
-"""Kernels of experts that are launched one by one: tokens sorted by expert, quantised, the first product, activation,
+"""Kernels of experts, launched one by one: tokens sorted by expert, quantised, the first product, activation,
 quantised again, the second product, and the sum over experts (vLLM 0.19 `fused_experts_impl`)."""
 
 LAUNCHES_OF_FUSED_EXPERTS = 2
-"""The same where one call launches all but the quantisation (TensorRT-LLM 1.2 `torch.ops.trtllm.fused_moe` and
-`fp4_block_scale_moe_runner`, FlashInfer 0.5 `cutlass_fused_moe` and `trtllm_fp4_block_scale_moe`)."""
+"""Kernels of experts where one call launches all but the quantisation (TensorRT-LLM 1.2 `torch.ops.trtllm.fused_moe`
+and `fp4_block_scale_moe_runner`, FlashInfer 0.5 `cutlass_fused_moe` and `trtllm_fp4_block_scale_moe`)."""
 
 FUSED_EXPERTS = ("trtllm", "cutlass", "flashinfer")
-"""Backends that are such calls. Left to choose, TensorRT-LLM takes them, and others for experts of four bits."""
+"""Backends that launch experts in one call. TensorRT-LLM takes them by default, others for experts of four bits."""
 
 LAUNCHES_OF_GATED_DELTA = 10
-"""The convolution, two norms, gating, and the six kernels of `chunk_gated_delta_rule_fwd` (flash-linear-attention 0.3,
-which vLLM and SGLang carry)."""
+"""Kernels of Gated DeltaNet: the convolution, two norms, gating, and the six of `chunk_gated_delta_rule_fwd`
+(flash-linear-attention 0.3, which vLLM and SGLang carry)."""
 
 LAUNCHES_AN_ATTENTION = 3
-"""Of a step in pieces, by attention: the graph of all before it, the write of keys and values, and the kernel itself
+"""Launches for each attention of a step in pieces: the graph before it, the write of keys and values, and the kernel
 (vLLM 0.18 `vllm/compilation/piecewise_backend.py`, `vllm/attention/layer.py`)."""
 
 
@@ -336,7 +336,7 @@ LAUNCHES_AS_WRITTEN = {
     "latent_norm": 2,
     "latent_attention_prefill": 3,
 }
-"""Of an engine that runs a model as its Python is written, by the names of launches, where that is not one.
+"""Launch -> its kernels, where they are not one, in an engine that runs a model as its Python is written.
 
 Queries and keys are normed apart; an output gate is two copies, a sigmoid and a product; Gated DeltaNet has four
 projections, and its core compares prefix lengths and copies the convolution's input, queries, keys and values beside
@@ -346,36 +346,39 @@ projections, and its core compares prefix lengths and copies the convolution's i
 """
 
 LAUNCHES_OF_SHARED_EXPERTS = 1
-"""There, beside their own kernels: their sum with the routed ones'."""
+"""Further kernels of shared experts in such an engine: their sum with the routed ones'."""
 
 LAUNCHES_OF_SHARED_GATE = 3
-"""There: a projection to one output, its sigmoid and the product (SGLang 0.5.9 `models/qwen2_moe.py`)."""
+"""Further kernels of their gate: a projection to one output, its sigmoid and the product (SGLang 0.5.9
+`models/qwen2_moe.py`)."""
 
 
 LAUNCHES_A_COLLECTIVE = 2
-"""Of a step in SGLang's pieces, by collective: itself and the graph behind it (SGLang 0.5.10
+"""Launches for each collective of a step in SGLang's pieces: itself and the graph behind it (SGLang 0.5.10
 `compilation/compilation_config.py`, `split_ops`)."""
 
 SGLANG_LATENT_PIECES_TOKENS = 2048
-"""What SGLang captures of latent attention (0.5.10 `server_args.py`, `piecewise_cuda_graph_max_tokens`)."""
+"""Tokens up to which SGLang captures latent attention (0.5.10 `server_args.py`, `piecewise_cuda_graph_max_tokens`)."""
 
 
 def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Floats | float) -> Floats:
-    """What the host launches in a step with prefill of `num_tokens` tokens (a number or an array): every kernel, or, up
-    to the largest captured size where the engine has piecewise graphs, attention and the graphs between.
+    """Count the host's launches in a step with prefill of `num_tokens` tokens (a number or an array).
+
+    That is every kernel; with piecewise graphs, up to the largest captured size, attention and the graphs between.
     """
     attention, head = prefill_launches(shard, 1.0, 1.0), head_launches(shard, 1.0)
     launches = (*token_launches(shard, 1.0), *attention, *head)
-    every = sum(one.count * _kernels_of(one, shard, engine) for one in launches) + _unlisted_kernels(shard, engine)
-    pieces = LAUNCHES_AN_ATTENTION * sum(one.count for one in attention) + sum(one.count for one in head)
+    kernels = sum(launch.count * _kernels_of(launch, shard, engine) for launch in launches)
+    kernels += _unlisted_kernels(shard, engine)
+    pieces = LAUNCHES_AN_ATTENTION * sum(launch.count for launch in attention) + sum(launch.count for launch in head)
     if _runs_as_written(engine):
-        pieces += LAUNCHES_A_COLLECTIVE * sum(one.count for one in launches if isinstance(one.op, Collective))
+        pieces += LAUNCHES_A_COLLECTIVE * sum(launch.count for launch in launches if isinstance(launch.op, Collective))
     largest = _most_tokens_in_pieces(shard, engine)
-    return np.where(np.asarray(num_tokens) <= largest, float(min(pieces, every)), float(every))
+    return np.where(np.asarray(num_tokens) <= largest, float(min(pieces, kernels)), float(kernels))
 
 
 def _most_tokens_in_pieces(shard: Shard, engine: EngineSettings) -> float:
-    """The tokens up to which a step with prefill runs in piecewise graphs; 0 without.
+    """Return the tokens up to which a step with prefill runs in piecewise graphs; 0 without them.
 
     SGLang captures up to a whole chunk, of latent attention 2,048 tokens, and nothing where it cannot: Gated DeltaNet
     (Qwen3-Next by its list, Qwen3.5 as a multimodal model), sparse attention, attention data parallelism, pipelines,
@@ -387,17 +390,17 @@ def _most_tokens_in_pieces(shard: Shard, engine: EngineSettings) -> float:
     if engine.name != "sglang":
         return float(sizes[-1])
     attentions = [group.attention for group in shard.model.layers]
-    is_sparse = any(isinstance(one, LatentAttention) and one.indexer is not None for one in attentions)
-    is_hybrid = any(isinstance(one, GatedDeltaAttention) for one in attentions)
+    is_sparse = any(isinstance(kind, LatentAttention) and kind.indexer is not None for kind in attentions)
+    is_hybrid = any(isinstance(kind, GatedDeltaAttention) for kind in attentions)
     is_split = shard.parallelism.attention_dp > 1 or shard.parallelism.pp > 1
     if is_sparse or is_hybrid or is_split or engine.speculative is not None:
         return 0.0
-    is_latent = any(isinstance(one, LatentAttention) for one in attentions)
+    is_latent = any(isinstance(kind, LatentAttention) for kind in attentions)
     return float(SGLANG_LATENT_PIECES_TOKENS) if is_latent else np.inf
 
 
 def _kernels_of(launch: Launch, shard: Shard, engine: EngineSettings) -> int:
-    """Kernels that one execution of `launch` is in a step with prefill, where the host launches all of them."""
+    """Count the kernels of one execution of `launch` in a step with prefill, where the host launches all of them."""
     if isinstance(launch.op, Experts):
         return LAUNCHES_OF_FUSED_EXPERTS if _has_fused_experts(shard, engine) else LAUNCHES_OF_EXPERTS
     if not _runs_as_written(engine):
@@ -410,33 +413,36 @@ def _kernels_of(launch: Launch, shard: Shard, engine: EngineSettings) -> int:
 
 
 def _unlisted_kernels(shard: Shard, engine: EngineSettings) -> int:
-    """Kernels that no operator stands for, since the device hardly notices them."""
+    """Count the kernels that no operator stands for, since they take hardly any device time."""
     if not _runs_as_written(engine):
         return 0
-    found = 0
+    count = 0
     for group in shard.model.layers:
         experts = group.feed_forward
         if isinstance(experts, ExpertsFeedForward) and experts.shared_intermediate_size:
             gate = LAUNCHES_OF_SHARED_GATE if experts.shared_gate else 0
-            found += group.num_layers * (LAUNCHES_OF_SHARED_EXPERTS + gate)
-    return found
+            count += group.num_layers * (LAUNCHES_OF_SHARED_EXPERTS + gate)
+    return count
 
 
 def _runs_as_written(engine: EngineSettings) -> bool:
-    """SGLang neither compiles models nor fuses what follows each other in them, unless it is told to; vLLM compiles
-    them, TensorRT-LLM's are written with fused operators.
+    """Whether the engine runs a model's Python as written.
+
+    SGLang neither compiles models nor fuses their operators by default; vLLM compiles them, and TensorRT-LLM's are
+    written with fused operators.
     """
     return engine.name == "sglang"
 
 
 def _has_fused_experts(shard: Shard, engine: EngineSettings) -> bool:
+    """Whether one call launches almost all kernels of experts."""
     if engine.moe_backend is not None:
         return engine.moe_backend in FUSED_EXPERTS
     return engine.name == "trtllm" or shard.precision.experts_format in (Format.NVFP4, Format.MXFP4)
 
 
 def recorded_steps(duration_s: Floats, engine: EngineSettings) -> StepCost:
-    """A cost that plays back measured step durations, one a step, whatever the step holds."""
+    """Return a cost that plays back measured step durations, one for each step, whatever the step holds."""
     assert engine.max_num_seqs is not None
     nodes = np.array([0.0, 1.0])
     nothing = np.zeros(engine.max_num_seqs + 1)
@@ -451,38 +457,39 @@ def price_step(estimator: Estimator, shard: Shard, batch: StepBatch) -> list[Pri
     return [PricedLaunch(launch, estimator.estimate(launch.op)) for launch in forward_launches(shard, batch)]
 
 
-def token_nodes(most: int) -> Floats:
-    """Token counts to price exactly: every one to 512, then each multiple of 64 and the next, where tiles are added.
+def token_nodes(limit: int) -> Floats:
+    """Return token counts to price exactly: each to 512, then each multiple of 64 and the next, where tiles are added.
 
     Measured against every count from 65 to 4,352 (Llama-3.1-8B, Qwen3-30B-A3B and DeepSeek-V2-Lite on H100): 90% of the
     look-ups within 0.2%; with eight nodes an octave, 3%.
     """
-    tiles = np.arange(512, most + 64, 64)
-    return _upto(np.unique([*range(1, 513), *tiles, *(tiles + 1)]), most)
+    tiles = np.arange(512, limit + 64, 64)
+    return _upto(np.unique([*range(1, 513), *tiles, *(tiles + 1)]), limit)
 
 
-def batch_nodes(most: int) -> Floats:
-    """Batch sizes to price decode attention at, which is smooth in them: every one to 64, then eight an octave."""
-    return _upto(np.unique([*range(1, 65), *np.round(64 * 2.0 ** (np.arange(200) / 8))]), most)
+def batch_nodes(limit: int) -> Floats:
+    """Return batch sizes to price decode attention at, which is smooth in them: each to 64, then eight an octave."""
+    return _upto(np.unique([*range(1, 65), *np.round(64 * 2.0 ** (np.arange(200) / 8))]), limit)
 
 
-def _upto(nodes: NDArray[Any], most: int) -> Floats:
-    """The ascending nodes to the first that is at least `most`: the grid of less is a beginning of the grid of more, so
-    that a step's price does not depend on how far its grid reaches.
+def _upto(nodes: NDArray[Any], limit: int) -> Floats:
+    """Return the ascending nodes to the first that is at least `limit`.
+
+    A shorter grid is the beginning of a longer one, so that a step's price does not depend on how far its grid reaches.
     """
-    return nodes[: int(np.searchsorted(nodes, most)) + 1].astype(np.float64)
+    return nodes[: int(np.searchsorted(nodes, limit)) + 1].astype(np.float64)
 
 
-def geometric_nodes(most: int) -> Floats:
-    """`NODES_PER_OCTAVE` nodes an octave from 1 to `most` or just beyond."""
-    octaves = np.log2(max(most, 2))
+def geometric_nodes(limit: int) -> Floats:
+    """Return `NODES_PER_OCTAVE` nodes an octave from 1 to `limit` or just beyond."""
+    octaves = np.log2(max(limit, 2))
     return 2.0 ** (np.arange(int(np.ceil(octaves * NODES_PER_OCTAVE)) + 1) / NODES_PER_OCTAVE)
 
 
 def is_compute_bound(op: Op, device: Device) -> NDArray[np.bool_]:
-    """At which points of its axes `op` would take longer at the device's peak rate than at its memory bandwidth."""
-    on = machine(device, compute_format(op))
-    return np.asarray(op.flops / on.flops_per_s > op.num_bytes / on.bytes_per_s)
+    """Whether `op` takes longer at the device's peak rate than at its memory bandwidth, at each point of its axes."""
+    peak = machine(device, compute_format(op))
+    return np.asarray(op.flops / peak.flops_per_s > op.num_bytes / peak.bytes_per_s)
 
 
 class _Pricer:
@@ -493,7 +500,7 @@ class _Pricer:
         self.device = device
 
     def total(self, launches: Iterable[Launch]) -> Split:
-        """(all seconds, those of collectives, those of compute-bound operators) at every point of the axes."""
+        """Return seconds of all, of collectives and of compute-bound operators at every point of the axes."""
         total: Size = 0.0
         communication: Size = 0.0
         compute: Size = 0.0
@@ -518,7 +525,7 @@ class _Pricer:
 
 
 def _ideal_compute_s(shard: Shard, device: Device, batches: Floats, context: Floats) -> Floats:
-    """Decode attention's arithmetic alone, at the device's peak, over the grid batches x context."""
+    """Return seconds of decode attention's arithmetic alone, at the device's peak, over the grid batches x context."""
     a, b = np.meshgrid(batches, context, indexing="ij")
     total: Size = 0.0
     for launch in decode_launches(shard, a.ravel(), b.ravel()):
