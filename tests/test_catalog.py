@@ -41,7 +41,7 @@ class TestModels:
         assert len(list((CATALOG / "models").glob("*.json"))) >= 36
 
     @pytest.mark.parametrize(
-        ("asked", "found"),
+        ("name", "found"),
         [
             ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
             ("META-LLAMA/llama-3.1-8b", "meta-llama/Llama-3.1-8B"),
@@ -50,8 +50,8 @@ class TestModels:
             ("deepseek-r1-0528-fp4-v2", "nvidia/DeepSeek-R1-0528-NVFP4-v2"),
         ],
     )
-    def test_names_that_people_use(self, asked: str, found: str) -> None:
-        assert catalog.model(asked).name == found
+    def test_names_that_people_use(self, name: str, found: str) -> None:
+        assert catalog.model(name).name == found
 
     def test_a_variant_has_its_bases_shape_and_its_own_formats(self) -> None:
         base, variant = catalog.model("meta-llama/Llama-3.1-70B"), catalog.model("nvidia/Llama-3.3-70B-Instruct-FP8")
@@ -60,11 +60,11 @@ class TestModels:
 
     def test_every_model_of_the_published_runs_is_known(self, reference: Path) -> None:
         with (reference / "silicon" / "dev.csv").open() as file:
-            asked = {row["model_path"] for row in csv.DictReader(file)}
+            names = {row["model_path"] for row in csv.DictReader(file)}
         with (reference / "silicon" / "engine_settings.csv").open() as file:
             for row in csv.DictReader(file):
-                asked |= {name for name in (*row["model_path"].split("|"), row["hf_model"]) if name}
-        for name in asked:
+                names |= {name for name in (*row["model_path"].split("|"), row["hf_model"]) if name}
+        for name in names:
             catalog.model(name)
 
     def test_variants_have_the_formats_of_the_published_checkpoints(self) -> None:
@@ -135,7 +135,7 @@ class TestModels:
             catalog.model("a")
 
     def test_without_leave_nothing_is_downloaded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("urllib.request.urlopen", lambda *_args, **_keywords: pytest.fail("asked the hub"))
+        monkeypatch.setattr("urllib.request.urlopen", lambda *_args, **_keywords: pytest.fail("name the hub"))
         with pytest.raises(InputError, match="there is no model"):
             catalog.model("somebody/something")
 
@@ -189,9 +189,9 @@ class TestDevices:
             "rtx_pro_6000_server",
         }  # fmt: skip
 
-    @pytest.mark.parametrize("asked", ["H100-SXM", "h100 sxm", "H100_SXM"])
-    def test_case_and_dashes_do_not_matter(self, asked: str) -> None:
-        assert catalog.device(asked).name == "h100_sxm"
+    @pytest.mark.parametrize("name", ["H100-SXM", "h100 sxm", "H100_SXM"])
+    def test_case_and_dashes_do_not_matter(self, name: str) -> None:
+        assert catalog.device(name).name == "h100_sxm"
 
     def test_near_names_are_suggested(self) -> None:
         with pytest.raises(InputError, match="there is no device 'h100_smx'") as raised:

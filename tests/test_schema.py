@@ -22,9 +22,9 @@ def raw_scenario(**changes: object) -> dict[str, object]:
     }
 
 
-def message(raw: object, noun: type, source: str = "") -> tuple[str, str | None]:
+def message(raw: object, schema: type, source: str = "") -> tuple[str, str | None]:
     with pytest.raises(InputError) as caught:
-        decode(raw, noun, source)
+        decode(raw, schema, source)
     return caught.value.message, caught.value.hint
 
 

@@ -91,5 +91,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, for completion in a notebook; they are not attributes before their first use."""
+    """Return the public names, for completion in a notebook; they are not attributes before their first use."""
     return __all__

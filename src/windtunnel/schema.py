@@ -81,15 +81,15 @@ def read_yaml(path: Path) -> Any:
         raise InputError(f"{path} is not valid YAML{line}: {problem}", "is it cut off, or indented wrongly?") from None
 
 
-def read_table(path: Path, what: str, hint: str) -> dict[str, Any]:
+def read_table(path: Path, kind: str, hint: str) -> dict[str, Any]:
     """Read the keys and values of a YAML or JSON file.
 
     Raises:
-        InputError: as `read_yaml`; or the file is not `what`.
+        InputError: as `read_yaml`; or the file is not a `kind`, such as "a scenario".
     """
     raw = read_yaml(path)
     if not isinstance(raw, dict):
-        raise InputError(f"{path} is not {what}: keys and values are needed", hint)
+        raise InputError(f"{path} is not {kind}: keys and values are needed", hint)
     return raw
 
 

@@ -12,10 +12,10 @@ SPREAD = Spread(p10=0.9, p50=1.0, p90=1.2, num_runs=50)
 
 
 def test_a_score_takes_sizes_for_the_median_and_signs_for_the_bias() -> None:
-    found = score([0.1, -0.3, -0.2, float("nan")])
-    assert found is not None
-    assert (found.num_runs, found.median, found.bias) == (3, pytest.approx(0.2), pytest.approx(-0.2))
-    assert found.p90 == pytest.approx(0.28)
+    scored = score([0.1, -0.3, -0.2, float("nan")])
+    assert scored is not None
+    assert (scored.num_runs, scored.median, scored.bias) == (3, pytest.approx(0.2), pytest.approx(-0.2))
+    assert scored.p90 == pytest.approx(0.28)
     assert score([math.nan]) is None
 
 
@@ -25,16 +25,16 @@ def test_quantiles_interpolate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("ranking", "other"),
     [([1, 2, 3, 4], [1, 2, 3, 4]), ([1, 2, 3, 4], [4, 3, 2, 1]), ([1, 2, 2, 5, 3], [2, 1, 4, 4, 3])],
 )
-def test_tau_is_scipys(one: list[float], other: list[float]) -> None:
-    assert kendall_tau(one, other) == pytest.approx(stats.kendalltau(one, other).statistic)
+def test_tau_is_scipys(ranking: list[float], other: list[float]) -> None:
+    assert kendall_tau(ranking, other) == pytest.approx(stats.kendalltau(ranking, other).statistic)
 
 
 def test_an_interval_is_the_spread_where_all_was_measured() -> None:
-    found = interval(10.0, SPREAD, 0, {"measured": 1.0})
-    assert (found.low, found.high) == (pytest.approx(9.0), pytest.approx(12.0))
+    scored = interval(10.0, SPREAD, 0, {"measured": 1.0})
+    assert (scored.low, scored.high) == (pytest.approx(9.0), pytest.approx(12.0))
 
 
 def test_what_is_less_sure_widens_the_interval() -> None:
@@ -49,7 +49,7 @@ def test_what_is_less_sure_widens_the_interval() -> None:
 
 def test_an_interval_holds_its_prediction_where_measured_values_lie_on_one_side() -> None:
     slower = Spread(p10=1.7, p50=2.7, p90=9.0, num_runs=40)
-    found = interval(10.0, slower, 0, {"measured": 1.0})
-    assert (found.low, found.high) == (pytest.approx(10.0), pytest.approx(90.0))
+    scored = interval(10.0, slower, 0, {"measured": 1.0})
+    assert (scored.low, scored.high) == (pytest.approx(10.0), pytest.approx(90.0))
     faster = interval(10.0, Spread(p10=0.5, p50=0.6, p90=0.8, num_runs=40), 0, {"measured": 1.0})
     assert (faster.low, faster.high) == (pytest.approx(5.0), pytest.approx(10.0))

@@ -95,12 +95,12 @@ def test_the_longest_gap_by_hand() -> None:
         },
         {},
     )
-    found = with_token_times(requests, steps, rows_by_replica(requests, steps, 1), num_stages=1)
-    assert list(found["itl_max_s"]) == [3.0, 1.0]
-    assert list(found["execution_s"]) == [6.0, 4.0]
+    result_checks = with_token_times(requests, steps, rows_by_replica(requests, steps, 1), num_stages=1)
+    assert list(result_checks["itl_max_s"]) == [3.0, 1.0]
+    assert list(result_checks["execution_s"]) == [6.0, 4.0]
     preempted = requests.replaced(output_tokens=np.array([3, 2]))
-    found = with_token_times(preempted, steps, rows_by_replica(requests, steps, 1), num_stages=1)
-    assert np.isnan(found["itl_max_s"][0])
+    result_checks = with_token_times(preempted, steps, rows_by_replica(requests, steps, 1), num_stages=1)
+    assert np.isnan(result_checks["itl_max_s"][0])
 
 
 def test_the_longest_gap_lies_between_the_mean_and_the_longest_of_all(result: wt.Result) -> None:

@@ -22,39 +22,39 @@ def table(frontend_s: float = 0.0, num_warmup: int = 0) -> Table:
 
 
 def test_latencies_are_differences_of_times() -> None:
-    found = table()
-    assert list(found.columns) == list(REQUEST_COLUMNS)
-    assert found["queueing_s"].tolist() == [0.5, 0, 0.25]
-    assert found["prefill_s"].tolist() == [0.5, 1, 0.75]
-    assert found["ttft_s"].tolist() == [1, 1, 1]
-    assert found["e2e_s"].tolist() == [3, 1, 4]
-    np.testing.assert_array_equal(found["tpot_s"], [2 / 4, np.nan, 3 / 6])
-    assert found["replica"].tolist() == [0, 1, 0]
+    records = table()
+    assert list(records.columns) == list(REQUEST_COLUMNS)
+    assert records["queueing_s"].tolist() == [0.5, 0, 0.25]
+    assert records["prefill_s"].tolist() == [0.5, 1, 0.75]
+    assert records["ttft_s"].tolist() == [1, 1, 1]
+    assert records["e2e_s"].tolist() == [3, 1, 4]
+    np.testing.assert_array_equal(records["tpot_s"], [2 / 4, np.nan, 3 / 6])
+    assert records["replica"].tolist() == [0, 1, 0]
 
 
 def test_the_frontend_is_seen_by_the_client_alone() -> None:
-    plain, found = table(), table(frontend_s=0.25)
+    plain, records = table(), table(frontend_s=0.25)
     for name in ("ttft_s", "e2e_s"):
-        np.testing.assert_allclose(found[name], plain[name] + 0.25)
+        np.testing.assert_allclose(records[name], plain[name] + 0.25)
     for name in ("tpot_s", "queueing_s", "prefill_s", "first_token_s", "finish_s"):
-        np.testing.assert_array_equal(found[name], plain[name])
+        np.testing.assert_array_equal(records[name], plain[name])
 
 
 def test_the_first_requests_are_warm_up() -> None:
-    found = table(num_warmup=2)
-    assert found["is_warmup"].tolist() == [True, True, False]
-    rest = found.where(~found["is_warmup"])
-    assert (len(found), len(rest), rest["request"].tolist()) == (3, 1, [2])
+    records = table(num_warmup=2)
+    assert records["is_warmup"].tolist() == [True, True, False]
+    rest = records.where(~records["is_warmup"])
+    assert (len(records), len(rest), rest["request"].tolist()) == (3, 1, [2])
 
 
 def test_every_column_travels_with_its_meaning(tmp_path: Path) -> None:
-    found = table()
-    found.write_parquet(tmp_path / "requests.parquet")
+    records = table()
+    records.write_parquet(tmp_path / "requests.parquet")
     back = pq.read_table(tmp_path / "requests.parquet")
     assert back.column_names == list(REQUEST_COLUMNS)
     assert back.schema.field("ttft_s").metadata[b"meaning"] == REQUEST_COLUMNS["ttft_s"].encode()
     for name in REQUEST_COLUMNS:
-        np.testing.assert_array_equal(back[name].to_numpy(), found[name])
+        np.testing.assert_array_equal(back[name].to_numpy(), records[name])
 
 
 def test_a_data_frame_has_the_same_columns() -> None:
@@ -66,10 +66,10 @@ def test_a_data_frame_has_the_same_columns() -> None:
 
 
 def test_a_table_is_shown_by_its_shape_and_names_columns_that_are_near() -> None:
-    found = table()
-    assert repr(found).startswith("Table(3 rows: request, arrival_s, ")
+    records = table()
+    assert repr(records).startswith("Table(3 rows: request, arrival_s, ")
     with pytest.raises(KeyError, match="no column 'ttft'; did you mean ttft_s"):
-        found["ttft"]
+        records["ttft"]
 
 
 def test_units_are_in_the_names() -> None:

@@ -70,11 +70,11 @@ def summary(table: Table | None = None, rows: Table = SOME_STEPS, **changes: Any
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60))
 def test_percentiles_are_numpys(values: list[float]) -> None:
-    found = distribution(np.array(values))
-    assert found.mean == pytest.approx(np.mean(values))
+    figures = distribution(np.array(values))
+    assert figures.mean == pytest.approx(np.mean(values))
     for q in (50, 90, 95, 99):
-        assert getattr(found, f"p{q}") == pytest.approx(np.percentile(values, q))
-    assert found.max == max(values)
+        assert getattr(figures, f"p{q}") == pytest.approx(np.percentile(values, q))
+    assert figures.max == max(values)
 
 
 rows_of_steps = st.lists(
@@ -104,43 +104,43 @@ def test_inter_token_latencies_equal_a_walk_over_tokens(rows: list[tuple[float, 
         late_gap_s=late_s,
     )
     gaps_s = np.concatenate([np.repeat(step_s, decodes * num_steps - paused), np.repeat(late_s, paused + resumed)])
-    found = itl_distribution(table)
+    figures = itl_distribution(table)
     if not gaps_s.size:
-        assert found is None
+        assert figures is None
         return
-    assert found is not None
-    assert found.mean == pytest.approx(gaps_s.mean())
-    assert found.max == pytest.approx(gaps_s.max())
+    assert figures is not None
+    assert figures.mean == pytest.approx(gaps_s.mean())
+    assert figures.max == pytest.approx(gaps_s.max())
     for q in (50, 90, 95, 99):
         exact = np.percentile(gaps_s, q, method="inverted_cdf")
         near = np.sort(gaps_s)[max(0, math.ceil(q / 100 * gaps_s.size - 1e-9) - 1)]
-        assert getattr(found, f"p{q}") == pytest.approx(exact) or getattr(found, f"p{q}") == pytest.approx(near)
+        assert getattr(figures, f"p{q}") == pytest.approx(exact) or getattr(figures, f"p{q}") == pytest.approx(near)
 
 
 def test_throughput_counts_the_whole_span() -> None:
-    found = summary().throughput
+    figures = summary().throughput
     assert summary().span_s == 10
-    assert found.requests_per_s == 0.4
-    assert found.output_tokens_per_s == 1.9
-    assert found.total_tokens_per_s == 101.9
-    assert found.output_tokens_per_s_per_device == 1.9 / 4
-    assert found.total_tokens_per_s_per_device == 101.9 / 4
-    assert found.output_tokens_per_s_per_user == pytest.approx(np.mean([1 / 1.0, 1 / 0.5, 1 / 0.5]))
+    assert figures.requests_per_s == 0.4
+    assert figures.output_tokens_per_s == 1.9
+    assert figures.total_tokens_per_s == 101.9
+    assert figures.output_tokens_per_s_per_device == 1.9 / 4
+    assert figures.total_tokens_per_s_per_device == 101.9 / 4
+    assert figures.output_tokens_per_s_per_user == pytest.approx(np.mean([1 / 1.0, 1 / 0.5, 1 / 0.5]))
 
 
 def test_warm_up_is_left_out_of_all_but_utilisation() -> None:
-    found = summary(requests(num_warmup=2))
-    assert found.num_requests == 2
-    assert found.span_s == 8
-    assert found.ttft_s.mean == 1.5
-    assert found.throughput.output_tokens_per_s == 12 / 8
-    assert found.utilisation == summary().utilisation
+    figures = summary(requests(num_warmup=2))
+    assert figures.num_requests == 2
+    assert figures.span_s == 8
+    assert figures.ttft_s.mean == 1.5
+    assert figures.throughput.output_tokens_per_s == 12 / 8
+    assert figures.utilisation == summary().utilisation
 
 
 def test_a_single_token_has_no_time_per_token() -> None:
-    found = summary()
-    assert found.tpot_s is not None
-    assert found.tpot_s.mean == pytest.approx(np.mean([1.0, 0.5, 0.5]))
+    figures = summary()
+    assert figures.tpot_s is not None
+    assert figures.tpot_s.mean == pytest.approx(np.mean([1.0, 0.5, 0.5]))
     alone = summary(requests(output_tokens=np.ones(4, np.int64)))
     assert alone.tpot_s is None
 
@@ -167,13 +167,13 @@ def test_money_is_the_price_of_all_devices_for_the_span() -> None:
 
 
 def test_utilisation_is_a_mean_over_time() -> None:
-    found = summary(size=replace(SIZE, num_replicas=2)).utilisation
-    assert found.busy_fraction == 6 / 20
-    assert found.mean_running == (2 * 2 + 3 * 1 + 1 * 3) / 6
-    assert found.mean_waiting == (0 + 4 * 1 + 1 * 3) / 6
-    assert found.kv_peak_fraction == 0.5
-    assert found.kv_mean_fraction == pytest.approx((50 * 2 + 100 + 20 * 3) / 20 / 200)
-    assert found.num_preemptions == 3
+    figures = summary(size=replace(SIZE, num_replicas=2)).utilisation
+    assert figures.busy_fraction == 6 / 20
+    assert figures.mean_running == (2 * 2 + 3 * 1 + 1 * 3) / 6
+    assert figures.mean_waiting == (0 + 4 * 1 + 1 * 3) / 6
+    assert figures.kv_peak_fraction == 0.5
+    assert figures.kv_mean_fraction == pytest.approx((50 * 2 + 100 + 20 * 3) / 20 / 200)
+    assert figures.num_preemptions == 3
 
 
 def test_what_bound_the_run() -> None:
@@ -185,11 +185,11 @@ def test_what_bound_the_run() -> None:
 
 
 def test_a_summary_as_json_has_every_field() -> None:
-    found = to_builtins(summary())
-    assert set(found) == set(Summary.__struct_fields__)
-    assert found["ttft_s"]["p50"] == 1.0
-    assert found["goodput"] is None
-    assert found["time_fractions"] == FRACTIONS
+    figures = to_builtins(summary())
+    assert set(figures) == set(Summary.__struct_fields__)
+    assert figures["ttft_s"]["p50"] == 1.0
+    assert figures["goodput"] is None
+    assert figures["time_fractions"] == FRACTIONS
 
 
 def test_the_columns_are_those_of_the_records() -> None:
@@ -201,12 +201,12 @@ def test_a_weighted_distribution_is_that_of_the_repeated_values(size: int) -> No
     rng = np.random.default_rng(size)
     for values in (rng.lognormal(0, 5, size), rng.integers(0, 40, size), np.zeros(size), rng.choice([0.1, 0.3], size)):
         weights = rng.integers(1, 6, size).astype(float)
-        found = weighted_distribution(values, weights)
+        figures = weighted_distribution(values, weights)
         repeated = np.sort(np.repeat(values, weights.astype(int)))
-        assert found.mean == pytest.approx(repeated.mean(), abs=1e-12)
-        assert found.max == repeated[-1]
+        assert figures.mean == pytest.approx(repeated.mean(), abs=1e-12)
+        assert figures.max == repeated[-1]
         for q in (50, 90, 95, 99):
-            assert getattr(found, f"p{q}") == repeated[max(int(np.ceil(q / 100 * repeated.size)) - 1, 0)]
+            assert getattr(figures, f"p{q}") == repeated[max(int(np.ceil(q / 100 * repeated.size)) - 1, 0)]
 
 
 def test_a_queue_grows_by_the_slope_of_its_delays() -> None:

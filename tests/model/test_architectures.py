@@ -111,19 +111,19 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_are_those_of_transformers(name: str) -> None:
-    """To a millionth: BLOOM's norm after the embedding and Apertus' two numbers an activation have no noun."""
+    """To a millionth: BLOOM's norm after the embedding and Apertus' two numbers an activation are not counted."""
     published, config = MODELS[name]
     assert count_parameters(model_from_config(config, name)).total == pytest.approx(published, rel=1e-6)
 
 
 def windows(name: str) -> dict[int | None, int]:
     """Layers by their window."""
-    found: dict[int | None, int] = {}
+    spec: dict[int | None, int] = {}
     for group in model_from_config(MODELS[name][1], name).layers:
         assert isinstance(group.attention, GroupedQueryAttention)
         window = group.attention.window_tokens
-        found[window] = found.get(window, 0) + group.num_layers
-    return found
+        spec[window] = spec.get(window, 0) + group.num_layers
+    return spec
 
 
 def test_local_layers_slide() -> None:

@@ -209,8 +209,8 @@ class TestExperts:
         ]
 
     def test_a_shared_expert_with_its_gate(self) -> None:
-        found = experts(read(MOE, model_type="qwen2_moe", shared_expert_intermediate_size=48))
-        assert (found.shared_intermediate_size, found.shared_gate) == (48, True)
+        spec = experts(read(MOE, model_type="qwen2_moe", shared_expert_intermediate_size=48))
+        assert (spec.shared_intermediate_size, spec.shared_gate) == (48, True)
 
     def test_gpt_oss_has_biases_and_sinks(self) -> None:
         model = read(MOE, model_type="gpt_oss", attention_bias=True)
@@ -483,7 +483,7 @@ CONFIGS = [path for path in published_configs() if "hf_quant" not in path.name]
 
 @pytest.mark.skipif(not CONFIGS, reason="aiconfigurator-core is not installed")
 def test_published_configs_are_read_or_refused_with_the_reason() -> None:
-    """Of the configs that aiconfigurator-core 0.12 ships, only those with layers that have no noun are refused."""
+    """Of the configs that aiconfigurator-core 0.12 ships, only those beyond `ModelSpec` are refused."""
     refused = {}
     for path in CONFIGS:
         quantisation = path.with_name(path.name.replace("_config.json", "_hf_quant_config.json"))

@@ -58,35 +58,35 @@ def matrix_parameters(model: ModelSpec) -> float:
 @pytest.mark.parametrize("name", [LLAMA, LLAMA_70B, MIXTRAL, QWEN_MOE, DEEPSEEK, LITE, NEXT, "google/gemma-2-9b"])
 def test_a_token_costs_two_operations_per_active_parameter(name: str) -> None:
     """Kaplan et al., arXiv:2001.08361, section 2.1: 2 N FLOPs, attention's core apart."""
-    one = shard(name)
-    launches = [*token_launches(one, 100), *prefill_launches(one, 1, 100)]
-    assert flops(launches, "gemm", "experts") == pytest.approx(2 * 100 * matrix_parameters(one.model), rel=1e-12)
+    single = shard(name)
+    launches = [*token_launches(single, 100), *prefill_launches(single, 1, 100)]
+    assert flops(launches, "gemm", "experts") == pytest.approx(2 * 100 * matrix_parameters(single.model), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", [DEEPSEEK, LITE])
 def test_absorbed_decode_costs_the_same_without_context(name: str) -> None:
-    one = shard(name)
-    launches = [*token_launches(one, 7), *decode_launches(one, 7, 0)]
+    single = shard(name)
+    launches = [*token_launches(single, 7), *decode_launches(single, 7, 0)]
     kinds = ("gemm", "experts", "latent_decode_attention")
-    assert flops(launches, *kinds) == pytest.approx(2 * 7 * matrix_parameters(one.model), rel=1e-12)
+    assert flops(launches, *kinds) == pytest.approx(2 * 7 * matrix_parameters(single.model), rel=1e-12)
 
 
 @pytest.mark.parametrize(("name", "ways"), [(LLAMA, 8), (LLAMA_70B, 4), (NEXT, 2), ("google/gemma-2-9b", 8)])
 def test_tensor_parallel_ranks_share_the_work(name: str, ways: int) -> None:
     """But for the router, which every rank computes whole."""
-    one, many = shard(name), shard(name, tp=ways)
+    single, many = shard(name), shard(name, tp=ways)
     alone, ranks = (
-        [x for x in [*token_launches(s, 64), *prefill_launches(s, 2, 32)] if x.name != "router"] for s in (one, many)
+        [x for x in [*token_launches(s, 64), *prefill_launches(s, 2, 32)] if x.name != "router"] for s in (single, many)
     )
     kinds = ("gemm", "experts", "prefill_attention", "gated_delta")
     assert flops(ranks, *kinds) * ways == pytest.approx(flops(alone, *kinds))
 
 
 def test_latent_down_projections_and_lone_heads_are_repeated() -> None:
-    one, many = shard(DEEPSEEK), shard(DEEPSEEK, tp=8)
+    single, many = shard(DEEPSEEK), shard(DEEPSEEK, tp=8)
     down = 2 * 7168 * (1536 + 512 + 64) * 61  # arXiv:2412.19437, section 4.2
     dense = ("qkv_proj", "q_kv_a_proj", "q_b_proj", "o_proj")
-    alone, ranks = (flops([x for x in token_launches(s, 1) if x.name in dense], "gemm") for s in (one, many))
+    alone, ranks = (flops([x for x in token_launches(s, 1) if x.name in dense], "gemm") for s in (single, many))
     assert ranks * 8 == pytest.approx(alone + 7 * down)
     # Qwen3-30B-A3B has four key/value heads of 128: on eight ranks each has a whole one.
     (qkv,) = [x.op for x in token_launches(shard(QWEN_MOE, tp=8), 1) if x.name == "qkv_proj"]
@@ -104,8 +104,8 @@ def test_latent_down_projections_and_lone_heads_are_repeated() -> None:
 def test_the_experts_of_all_ranks_compute_every_token(parallelism: dict[str, Any], tokens_per_rank: int) -> None:
     many = shard(QWEN_MOE, **parallelism)
     experts = [x for x in token_launches(many, tokens_per_rank) if isinstance(x.op, Experts)]
-    whole = 2 * 64 * 8 * 3 * 2048 * 768 * 48
-    assert flops(experts, "experts") * 8 == pytest.approx(whole)
+    total = 2 * 64 * 8 * 3 * 2048 * 768 * 48
+    assert flops(experts, "experts") * 8 == pytest.approx(total)
 
 
 def test_only_sampled_positions_meet_the_head() -> None:
@@ -129,9 +129,9 @@ def test_one_device_sends_nothing() -> None:
 
 def test_a_dense_layer_reduces_twice() -> None:
     """Megatron-LM, arXiv:1909.08053, section 3: one all-reduce behind attention and one behind the feed-forward."""
-    found = collectives(token_launches(shard(LLAMA_70B, tp=8), 100))
+    launched = collectives(token_launches(shard(LLAMA_70B, tp=8), 100))
     reduce = Collective("all_reduce", 100 * 8192 * 2, 8)
-    assert found == {
+    assert launched == {
         "embedding_all_reduce": (reduce, 1),
         "attention_all_reduce": (reduce, 80),
         "feed_forward_all_reduce": (reduce, 80),
@@ -140,9 +140,9 @@ def test_a_dense_layer_reduces_twice() -> None:
 
 @pytest.mark.parametrize("ep", [1, 4])
 def test_experts_reduce_once_however_they_are_spread(ep: int) -> None:
-    found = collectives(token_launches(shard(QWEN_MOE, tp=4, ep=ep), 100))
+    launched = collectives(token_launches(shard(QWEN_MOE, tp=4, ep=ep), 100))
     reduce = Collective("all_reduce", 100 * 2048 * 2, 4)
-    assert found == {
+    assert launched == {
         "embedding_all_reduce": (reduce, 1),
         "attention_all_reduce": (reduce, 48),
         "experts_all_reduce": (reduce, 48),
@@ -150,8 +150,8 @@ def test_experts_reduce_once_however_they_are_spread(ep: int) -> None:
 
 
 def test_attention_data_parallelism_gathers_and_scatters_all_tokens() -> None:
-    found = collectives(token_launches(shard(DEEPSEEK, attention_dp=8, ep=8), 10))
-    assert found == {
+    launched = collectives(token_launches(shard(DEEPSEEK, attention_dp=8, ep=8), 10))
+    assert launched == {
         "dispatch_all_gather": (Collective("all_gather", 8 * 10 * 7168 * 2, 8), 58),
         "combine_reduce_scatter": (Collective("reduce_scatter", 8 * 10 * 7168 * 2, 8), 58),
     }
@@ -169,8 +169,8 @@ def test_ranks_beyond_a_node_span_nodes() -> None:
 )
 def test_pipeline_stages_send_within_and_between_nodes(tp: int, pp: int, sends: dict[int, int]) -> None:
     launches = token_launches(shard(LLAMA_70B, tp=tp, pp=pp), 10)
-    found = {x.op.span_nodes: x.count for x in launches if isinstance(x.op, Collective) and x.op.op == "send_recv"}
-    assert found == sends
+    launched = {x.op.span_nodes: x.count for x in launches if isinstance(x.op, Collective) and x.op.op == "send_recv"}
+    assert launched == sends
 
 
 def test_the_cache_is_written_as_wide_as_it_is_kept() -> None:
@@ -185,8 +185,8 @@ def test_the_cache_is_written_as_wide_as_it_is_kept() -> None:
 def test_formats_reach_their_operators() -> None:
     precision = Precision(weights=Format.FP8, attention=Format.BF16, experts=Format.NVFP4, lm_head=Format.INT8)
     launches = [*token_launches(shard(DEEPSEEK, precision), 1), *prefill_launches(shard(DEEPSEEK, precision), 1, 8)]
-    found = {x.name: x.op.format for x in launches if isinstance(x.op, Gemm | Experts)}
-    assert found == {
+    launched = {x.name: x.op.format for x in launches if isinstance(x.op, Gemm | Experts)}
+    assert launched == {
         "q_kv_a_proj": Format.BF16,
         "q_b_proj": Format.BF16,
         "o_proj": Format.BF16,
@@ -203,8 +203,8 @@ def test_formats_reach_their_operators() -> None:
 
 def test_windows_reach_only_their_layers() -> None:
     launches = decode_launches(shard("openai/gpt-oss-20b"), 1, 1000)
-    found = {x.op.window_tokens: x.count for x in launches if isinstance(x.op, DecodeAttention)}
-    assert found == {128: 12, 0: 12}
+    launched = {x.op.window_tokens: x.count for x in launches if isinstance(x.op, DecodeAttention)}
+    assert launched == {128: 12, 0: 12}
 
 
 @given(
@@ -212,29 +212,29 @@ def test_windows_reach_only_their_layers() -> None:
     st.lists(st.tuples(st.integers(1, 300), st.integers(1, 5000)), min_size=1, max_size=3),
 )
 def test_arrays_price_what_numbers_price(name: str, points: list[tuple[int, int]]) -> None:
-    one = shard(name, tp=2)
+    single = shard(name, tp=2)
     first, second = (np.array(values, float) for values in zip(*points, strict=True))
     for make in (decode_launches, prefill_launches, lambda s, a, _: [*token_launches(s, a), *head_launches(s, a)]):
-        family = make(one, first, second)
+        family = make(single, first, second)
         for i, (a, b) in enumerate(points):
-            for together, alone in zip(family, make(one, a, b), strict=True):
+            for together, alone in zip(family, make(single, a, b), strict=True):
                 assert (together.name, together.count) == (alone.name, alone.count)
                 assert np.broadcast_to(together.op.flops, first.shape)[i] == pytest.approx(alone.op.flops)
                 assert np.broadcast_to(together.op.num_bytes, first.shape)[i] == pytest.approx(alone.op.num_bytes)
 
 
 def test_a_step_is_the_sum_of_its_parts() -> None:
-    one = shard(MIXTRAL, tp=2)
+    single = shard(MIXTRAL, tp=2)
     batch = StepBatch(decode_requests=8, decode_context_tokens=500, prefill_tokens=300, prefill_pairs=45_000, sampled=9)
     parts = [
-        *token_launches(one, 308),
-        *prefill_launches(one, 1, 300),
-        *decode_launches(one, 8, 500),
-        *head_launches(one, 9),
+        *token_launches(single, 308),
+        *prefill_launches(single, 1, 300),
+        *decode_launches(single, 8, 500),
+        *head_launches(single, 9),
     ]
-    assert [x.name for x in forward_launches(one, batch)] == [x.name for x in parts]
+    assert [x.name for x in forward_launches(single, batch)] == [x.name for x in parts]
     kinds = {x.op.kind for x in parts}
-    assert flops(forward_launches(one, batch), *kinds) == pytest.approx(flops(parts, *kinds))
+    assert flops(forward_launches(single, batch), *kinds) == pytest.approx(flops(parts, *kinds))
 
 
 def test_sparse_attention_absorbs_in_prefill_too() -> None:
@@ -255,9 +255,9 @@ def test_a_norm_over_all_heads_is_summed_over_tensor_parallel_ranks() -> None:
     def sums(name: str, tp: int) -> list[Launch]:
         return [x for x in token_launches(shard(name, tp=tp), 16) if x.name == "qk_norm_all_reduce"]
 
-    (found,) = sums("MiniMaxAI/MiniMax-M2.5", 4)
-    assert isinstance(found.op, Collective)
-    assert (found.count, found.op.message_bytes, found.op.num_ranks) == (62, 16 * 8, 4)
+    (launched,) = sums("MiniMaxAI/MiniMax-M2.5", 4)
+    assert isinstance(launched.op, Collective)
+    assert (launched.count, launched.op.message_bytes, launched.op.num_ranks) == (62, 16 * 8, 4)
     assert not sums("MiniMaxAI/MiniMax-M2.5", 1)
     assert not sums(QWEN_MOE, 4)
 
@@ -265,8 +265,8 @@ def test_a_norm_over_all_heads_is_summed_over_tensor_parallel_ranks() -> None:
 @pytest.mark.parametrize(("tf32", "computed"), [(False, Format.FP32), (True, Format.TF32)])
 def test_a_router_in_fp32_converts_its_input_and_multiplies_as_the_engine_says(tf32: bool, computed: Format) -> None:
     """MiniMax-M2's router is fp32 in vLLM and SGLang: 2 bytes of a hidden value become 4; Qwen3's is bf16."""
-    whole = replace(shard("MiniMaxAI/MiniMax-M2.5", tp=4), tf32=tf32)
-    launches = {launch.name: launch for launch in token_launches(whole, 16)}
+    total = replace(shard("MiniMaxAI/MiniMax-M2.5", tp=4), tf32=tf32)
+    launches = {launch.name: launch for launch in token_launches(total, 16)}
     assert launches["router"] == Launch("router", Gemm(16, 256, 3072, computed), 62)
     assert launches["router_input"].op.num_bytes == 16 * 3072 * 6
     plain = {launch.name: launch for launch in token_launches(replace(shard(QWEN_MOE), tf32=tf32), 16)}
@@ -276,10 +276,10 @@ def test_a_router_in_fp32_converts_its_input_and_multiplies_as_the_engine_says(t
 
 
 def test_shared_experts_beside_the_routed_ones_add_nothing_up_to_the_limit() -> None:
-    one = shard(DEEPSEEK, tp=8)
-    beside = replace(one, beside_tokens=256)
+    single = shard(DEEPSEEK, tp=8)
+    beside = replace(single, beside_tokens=256)
     for launch in token_launches(beside, np.array([1.0, 256.0, 257.0])):
         alone = np.broadcast_to(launch.adds, 3)
         assert alone.tolist() == ([0.0, 0.0, 1.0] if launch.name.startswith("shared_") else [1.0, 1.0, 1.0])
-    assert all(np.all(np.asarray(launch.adds) == 1.0) for launch in token_launches(one, 1))
-    assert flops(token_launches(beside, 1)) == flops(token_launches(one, 1))
+    assert all(np.all(np.asarray(launch.adds) == 1.0) for launch in token_launches(single, 1))
+    assert flops(token_launches(beside, 1)) == flops(token_launches(single, 1))

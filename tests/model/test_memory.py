@@ -34,9 +34,9 @@ def shard(name: str, precision: Precision | None = None, **parallelism: Any) -> 
     return Shard(model, precision or model.precision, Parallelism(**parallelism))
 
 
-def plan(one: Shard, max_model_len: int = 8192, engine: str = "vllm", **given_settings: object) -> MemoryPlan:
+def plan(part: Shard, max_model_len: int = 8192, engine: str = "vllm", **given_settings: object) -> MemoryPlan:
     resolved = with_defaults(EngineSettings(name=engine, **given_settings), H100)  # type: ignore[arg-type]
-    return plan_memory(one, H100, resolved, max_model_len)
+    return plan_memory(part, H100, resolved, max_model_len)
 
 
 # Weights
@@ -77,17 +77,17 @@ def test_weights_equal_the_published_files(name: str, gigabytes: float) -> None:
 )
 def test_memory_holds_what_the_step_reads(name: str, parallelism: dict[str, Any]) -> None:
     """With so many tokens that every expert is used, the operators' weights are the planner's."""
-    one = shard(name, **parallelism)
+    part = shard(name, **parallelism)
     read = 0.0
-    for launch in [*token_launches(one, 1e6), *prefill_launches(one, 1, 1e6)]:
+    for launch in [*token_launches(part, 1e6), *prefill_launches(part, 1, 1e6)]:
         op = launch.op
         if isinstance(op, Gemm):
             read += launch.count * op.n * op.k * BITS[op.format] / 8
         elif isinstance(op, Experts):
             values = op.num_experts / op.ep * 3 * op.hidden_size * op.intermediate_size / op.tp
             read += launch.count * values * BITS[op.format] / 8
-    tables = (1 if one.model.tie_word_embeddings else 2) * one.model.vocab_size * one.model.hidden_size * 2 / one.tp
-    assert weight_bytes(one) == pytest.approx(read + tables, rel=2e-3)
+    tables = (1 if part.model.tie_word_embeddings else 2) * part.model.vocab_size * part.model.hidden_size * 2 / part.tp
+    assert weight_bytes(part) == pytest.approx(read + tables, rel=2e-3)
 
 
 def test_formats_and_stages_shrink_the_weights() -> None:
@@ -135,9 +135,9 @@ def test_key_value_heads_are_shared_down_to_one_and_latent_vectors_never() -> No
 
 def test_windows_bound_a_request_only_where_it_outgrows_them() -> None:
     """Mistral-7B attends to 4,096 tokens in each of its 32 layers, 4 KiB a token and layer."""
-    one = shard(MISTRAL)
-    assert (kv_bytes_per_token(one, 4096), state_bytes_per_request(one, 4096)) == (128 * KIB, 0)
-    assert (kv_bytes_per_token(one, 4097), state_bytes_per_request(one, 4097)) == (0, 4096 * 128 * KIB)
+    part = shard(MISTRAL)
+    assert (kv_bytes_per_token(part, 4096), state_bytes_per_request(part, 4096)) == (128 * KIB, 0)
+    assert (kv_bytes_per_token(part, 4097), state_bytes_per_request(part, 4097)) == (0, 4096 * 128 * KIB)
     mixed = shard(GPT_OSS)  # every other layer has a window of 128 tokens
     assert kv_bytes_per_token(mixed, 1024) == 12 * 2 * 8 * 64 * 2
     assert state_bytes_per_request(mixed, 1024) == 128 * 12 * 2 * 8 * 64 * 2
@@ -161,13 +161,13 @@ def test_short_requests_fit_a_windowed_model_as_they_fit_another() -> None:
     ],
 )
 def test_vllm_groups_layers_so_that_all_blocks_are_equal(name: str, groups: int, windows: int, layers: int) -> None:
-    one = shard(name, Precision(kv_cache=Format.FP8), tp=4)
-    found = group_layers(one, with_defaults(EngineSettings(), H100), 32768)
-    attention = one.model.layers[0].attention
+    part = shard(name, Precision(kv_cache=Format.FP8), tp=4)
+    planned = group_layers(part, with_defaults(EngineSettings(), H100), 32768)
+    attention = part.model.layers[0].attention
     assert isinstance(attention, GroupedQueryAttention)
-    assert (found.num_groups, found.num_window_groups) == (groups, windows)
-    assert found.block_bytes_per_token == layers * 2 * max(attention.num_kv_heads // 4, 1) * attention.head_dim
-    assert found.window_tokens == {MISTRAL: 4096, GPT_OSS: 128}.get(name, found.window_tokens)
+    assert (planned.num_groups, planned.num_window_groups) == (groups, windows)
+    assert planned.block_bytes_per_token == layers * 2 * max(attention.num_kv_heads // 4, 1) * attention.head_dim
+    assert planned.window_tokens == {MISTRAL: 4096, GPT_OSS: 128}.get(name, planned.window_tokens)
 
 
 def test_vllm_kept_every_token_before_its_hybrid_manager() -> None:
@@ -181,17 +181,19 @@ def test_vllm_kept_every_token_before_its_hybrid_manager() -> None:
 
 def test_sglang_gives_windows_a_pool_of_their_own() -> None:
     """model_runner.py, `set_num_token_hybrid`: 0.8 tokens there for each of the other layers'."""
-    asked = with_windows(EngineSettings(name="sglang"), with_defaults(EngineSettings(name="sglang"), H100), "gpt_oss")
-    found = plan_memory(shard(GPT_OSS), H100, asked, 8192)
-    assert found.num_window_blocks == int(0.8 * found.num_blocks)
-    assert found.kv_cache_bytes == (found.num_blocks + found.num_window_blocks) * 12 * 2 * 8 * 64 * 2
-    assert found.most_blocks(4000, 1) == (4000, 129)
-    assert with_windows(EngineSettings(name="sglang"), asked, "gemma2").window_kv == "full"
+    sglang_settings = with_windows(
+        EngineSettings(name="sglang"), with_defaults(EngineSettings(name="sglang"), H100), "gpt_oss"
+    )
+    planned = plan_memory(shard(GPT_OSS), H100, sglang_settings, 8192)
+    assert planned.num_window_blocks == int(0.8 * planned.num_blocks)
+    assert planned.kv_cache_bytes == (planned.num_blocks + planned.num_window_blocks) * 12 * 2 * 8 * 64 * 2
+    assert planned.most_blocks(4000, 1) == (4000, 129)
+    assert with_windows(EngineSettings(name="sglang"), sglang_settings, "gemma2").window_kv == "full"
 
 
 def test_tensorrt_llm_divides_memory_by_window_and_bytes() -> None:
-    found = plan(shard(GPT_OSS), engine="trtllm", window_kv="own_pool")
-    assert found.num_window_blocks == int(found.num_blocks * 128 / 8192)
+    planned = plan(shard(GPT_OSS), engine="trtllm", window_kv="own_pool")
+    assert planned.num_window_blocks == int(planned.num_blocks * 128 / 8192)
     assert plan(shard(GPT_OSS), engine="trtllm").window_tokens == 0
 
 
@@ -201,13 +203,13 @@ def test_no_request_ever_holds_more_than_its_most(
 ) -> None:
     """Blocks of a window group, step by step: what the new tokens need from the first block that is still seen on."""
     memory = MemoryPlan(0, 0, 0, 0, 0, 0, 0, block_size, 10**6, 0, window, 1, 1)
-    computed, most = 0, 0
+    computed, largest = 0, 0
     while computed < prompt + output:
         chunk = min(step, prompt - computed) if computed < prompt else 1
         first_seen = max(computed - window + 1, 0) // block_size
         computed += chunk
-        most = max(most, -(-computed // block_size) - first_seen)
-    assert most <= memory.most_blocks(prompt + output, step)[0]
+        largest = max(largest, -(-computed // block_size) - first_seen)
+    assert largest <= memory.most_blocks(prompt + output, step)[0]
 
 
 def test_linear_attention_keeps_a_state() -> None:
@@ -215,8 +217,8 @@ def test_linear_attention_keeps_a_state() -> None:
     state = 36 * (32 * 128 * 128 * 4 + (2 * 16 * 128 + 32 * 128) * 3 * 2)
     assert state_bytes_per_request(shard(NEXT), 8192) == state
     assert state_bytes_per_request(shard(NEXT, tp=4), 8192) == state / 4
-    found = plan(shard(NEXT, tp=4))
-    assert found.blocks_per_request == -(-state // 4 // (found.kv_bytes_per_token * found.block_size))
+    planned = plan(shard(NEXT, tp=4))
+    assert planned.blocks_per_request == -(-state // 4 // (planned.kv_bytes_per_token * planned.block_size))
 
 
 # The plan
@@ -224,22 +226,22 @@ def test_linear_attention_keeps_a_state() -> None:
 
 def test_vllms_share_holds_everything() -> None:
     """vLLM `gpu_worker.py`, `determine_available_memory`: less weights, activations and what is not torch's."""
-    found = plan(shard(LLAMA), gpu_memory_utilization=0.8, reserved_bytes=GIB)
-    assert found.activation_bytes > 0
-    left = 0.8 * H100.memory_bytes - found.weight_bytes - found.activation_bytes - GIB
-    assert 0 <= left - found.kv_cache_bytes < 16 * 128 * KIB
-    assert found.kv_tokens == found.num_blocks * 16
+    planned = plan(shard(LLAMA), gpu_memory_utilization=0.8, reserved_bytes=GIB)
+    assert planned.activation_bytes > 0
+    left = 0.8 * H100.memory_bytes - planned.weight_bytes - planned.activation_bytes - GIB
+    assert 0 <= left - planned.kv_cache_bytes < 16 * 128 * KIB
+    assert planned.kv_tokens == planned.num_blocks * 16
 
 
 def test_sglangs_static_share_leaves_activations_out() -> None:
-    found = plan(shard(LLAMA), engine="sglang", gpu_memory_utilization=0.8, reserved_bytes=0)
-    assert found.kv_cache_bytes == pytest.approx(0.8 * H100.memory_bytes - found.weight_bytes, rel=1e-5)
+    planned = plan(shard(LLAMA), engine="sglang", gpu_memory_utilization=0.8, reserved_bytes=0)
+    assert planned.kv_cache_bytes == pytest.approx(0.8 * H100.memory_bytes - planned.weight_bytes, rel=1e-5)
 
 
 def test_tensorrt_llms_share_is_of_what_is_free() -> None:
-    found = plan(shard(LLAMA), engine="trtllm", gpu_memory_utilization=0.8, reserved_bytes=0)
-    free = H100.memory_bytes - found.weight_bytes - found.activation_bytes
-    assert found.kv_cache_bytes == pytest.approx(0.8 * free, rel=1e-3)
+    planned = plan(shard(LLAMA), engine="trtllm", gpu_memory_utilization=0.8, reserved_bytes=0)
+    free = H100.memory_bytes - planned.weight_bytes - planned.activation_bytes
+    assert planned.kv_cache_bytes == pytest.approx(0.8 * free, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", [LLAMA, QWEN_MOE, MISTRAL, GPT_OSS, NEXT])
@@ -257,9 +259,9 @@ def test_more_memory_or_more_devices_never_hold_less(name: str, data: st.DataObj
     assert held[0].kv_cache_bytes <= held[1].kv_cache_bytes
     assert held[0].num_blocks <= held[1].num_blocks
     assert held[1].num_blocks * (1 - 1e-3) <= held[2].num_blocks * (1 + held[1].blocks_per_request)
-    for one in held:
-        whole = one.weight_bytes + one.activation_bytes + one.reserved_bytes + one.kv_cache_bytes
-        assert whole <= one.device_bytes
+    for part in held:
+        complete = part.weight_bytes + part.activation_bytes + part.reserved_bytes + part.kv_cache_bytes
+        assert complete <= part.device_bytes
 
 
 def test_what_does_not_fit_is_one_sentence() -> None:
@@ -280,9 +282,9 @@ def test_given_blocks_do_not_make_weights_fit() -> None:
 
 
 def test_activations_grow_with_the_widest_layer() -> None:
-    one = activation_bytes(shard(LLAMA), 8192, 1)
-    assert one == pytest.approx(8192 * 2 * (3 * 14336 + 4096 + 2 * 4096))
-    assert activation_bytes(shard(LLAMA, tp=8), 8192, 1) < one
+    part = activation_bytes(shard(LLAMA), 8192, 1)
+    assert part == pytest.approx(8192 * 2 * (3 * 14336 + 4096 + 2 * 4096))
+    assert activation_bytes(shard(LLAMA, tp=8), 8192, 1) < part
     assert activation_bytes(shard(LLAMA), 16, 1024) > 1024 * 128256 * 4  # fp32 logits
 
 
@@ -297,8 +299,8 @@ def test_pools_are_as_large_as_vllm_reported(reference: Path) -> None:
             EngineSettings(name="vllm", version="0.15.0", max_num_seqs=int(row["max_num_seqs"])), b200
         )
         model = catalog.model("nvidia/Llama-3.3-70B-Instruct-FP4")
-        one = Shard(model, model.precision, Parallelism(tp=int(row["tp"])), 8)
-        pool = plan_memory(one, b200, engine, 131072).kv_cache_bytes / GIB
+        part = Shard(model, model.precision, Parallelism(tp=int(row["tp"])), 8)
+        pool = plan_memory(part, b200, engine, 131072).kv_cache_bytes / GIB
         assert pool == pytest.approx(float(row["kv_cache_GiB_per_gpu"]), rel=0.01)
 
 
@@ -321,10 +323,10 @@ def test_an_indexer_is_whole_on_every_rank() -> None:
 
 def test_vllm_sets_aside_what_sorting_the_whole_vocabulary_takes_on_every_rank() -> None:
     """MiniMax-M2.5 on two B200 with 1,024 sequences: 1,024 x 200,064 logits of 30 bytes and 16,384 hidden states."""
-    one = shard("MiniMaxAI/MiniMax-M2.5", tp=2)
+    part = shard("MiniMaxAI/MiniMax-M2.5", tp=2)
     b200 = catalog.device("b200_sxm")
     engine = with_defaults(EngineSettings(name="vllm", max_num_batched_tokens=16384), b200)
-    wanted = 1024 * 200064 * 30 + 16384 * 3072 * 2
-    assert plan_memory(one, b200, engine, 9416).activation_bytes == pytest.approx(wanted)
+    goal = 1024 * 200064 * 30 + 16384 * 3072 * 2
+    assert plan_memory(part, b200, engine, 9416).activation_bytes == pytest.approx(goal)
     engine = with_defaults(EngineSettings(name="trtllm", max_num_seqs=1024, max_num_batched_tokens=16384), b200)
-    assert plan_memory(one, b200, engine, 9416).activation_bytes < wanted / 2
+    assert plan_memory(part, b200, engine, 9416).activation_bytes < goal / 2

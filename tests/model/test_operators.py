@@ -34,9 +34,9 @@ def test_a_gemm_reads_its_weights_once() -> None:
 @given(st.integers(1, 4000), st.integers(1, 4000))
 def test_window_pairs_equal_a_walk_over_the_queries(num_tokens: int, window: int) -> None:
     """Each query sees itself and up to window - 1 keys before it; half a key per query is the closed form's error."""
-    walked = sum(min(position + 1, window) for position in range(num_tokens))
+    summed = sum(min(position + 1, window) for position in range(num_tokens))
     counted = float(np.asarray(PrefillAttention(1, num_tokens, **PREFILL, window_tokens=window).num_pairs))
-    assert abs(counted - walked) <= 0.5 * num_tokens
+    assert abs(counted - summed) <= 0.5 * num_tokens
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=8))
@@ -47,10 +47,10 @@ def test_chunks_have_the_pairs_of_the_whole_prompt(chunks: list[int]) -> None:
         pairs += chunk * (done + chunk / 2)
         done += chunk
     length = 2 * pairs / done
-    whole, split = PrefillAttention(1, done, **PREFILL), PrefillAttention(done / length, length, **PREFILL)
-    assert split.num_pairs == pytest.approx(whole.num_pairs)
-    assert split.flops == pytest.approx(whole.flops)
-    assert split.num_bytes == pytest.approx(whole.num_bytes)
+    prompt, split = PrefillAttention(1, done, **PREFILL), PrefillAttention(done / length, length, **PREFILL)
+    assert split.num_pairs == pytest.approx(prompt.num_pairs)
+    assert split.flops == pytest.approx(prompt.flops)
+    assert split.num_bytes == pytest.approx(prompt.num_bytes)
 
 
 def test_a_prompt_costs_what_its_decode_steps_cost_in_arithmetic() -> None:
@@ -92,9 +92,9 @@ def test_a_delta_state_is_read_and_written_whatever_the_tokens() -> None:
         "hidden_size": 0,
     }
     assert GatedDelta(1, 1, **shape).state_bytes == 32 * 128 * 128 * 4
-    one, two = GatedDelta(1, 1, **shape), GatedDelta(1, 2, **shape)
-    assert one.num_bytes - (two.num_bytes - one.num_bytes) == 2 * one.state_bytes
-    assert two.flops == 2 * one.flops
+    single, two = GatedDelta(1, 1, **shape), GatedDelta(1, 2, **shape)
+    assert single.num_bytes - (two.num_bytes - single.num_bytes) == 2 * single.state_bytes
+    assert two.flops == 2 * single.flops
 
 
 def experts(num_tokens: float, tp: int = 1, ep: int = 1) -> Experts:
@@ -109,8 +109,8 @@ def test_ranks_share_the_experts_work(tp: int, ep: int) -> None:
 
 def test_active_experts_equal_random_routing() -> None:
     rng = np.random.default_rng(0)
-    found = [len({int(e) for _ in range(20) for e in rng.choice(128, 8, replace=False)}) for _ in range(200)]
-    assert experts(20).active_experts == pytest.approx(np.mean(found), rel=0.01)
+    figures = [len({int(e) for _ in range(20) for e in rng.choice(128, 8, replace=False)}) for _ in range(200)]
+    assert experts(20).active_experts == pytest.approx(np.mean(figures), rel=0.01)
     assert experts(1).active_experts == pytest.approx(8)
     assert experts(1e6).active_experts == pytest.approx(128)
 
@@ -155,9 +155,9 @@ def test_a_site_is_all_but_the_axes() -> None:
 def test_a_family_equals_its_members(op: Gemm) -> None:
     flops, num_bytes = np.asarray(op.flops), np.asarray(op.num_bytes)
     for i in range(3):
-        one = type(op)(**{**vars(op), **{axis: float(values[i]) for axis, values in axis_values(op).items()}})  # type: ignore[index]
-        assert one.flops == pytest.approx(flops[i])
-        assert one.num_bytes == pytest.approx(num_bytes[i])
+        single = type(op)(**{**vars(op), **{axis: float(values[i]) for axis, values in axis_values(op).items()}})  # type: ignore[index]
+        assert single.flops == pytest.approx(flops[i])
+        assert single.num_bytes == pytest.approx(num_bytes[i])
 
 
 def test_a_collective_that_is_not_known_is_refused() -> None:

@@ -62,10 +62,10 @@ def expected(op: ops.Op) -> Floats:
 
 def test_a_measured_point_is_itself() -> None:
     noisy = gemms(noise=0.3)
-    found = estimator(noisy).estimate(ops.Gemm(np.array(M), 4096, 2048))
+    estimated = estimator(noisy).estimate(ops.Gemm(np.array(M), 4096, 2048))
     _, seconds = noisy.site_rows((4096.0, 2048.0))
-    np.testing.assert_allclose(found.seconds, seconds)
-    assert (found.coverage, found.source, found.relative_error) == (Coverage.MEASURED, "gemms", 0.0)
+    np.testing.assert_allclose(estimated.seconds, seconds)
+    assert (estimated.coverage, estimated.source, estimated.relative_error) == (Coverage.MEASURED, "gemms", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,12 @@ def test_a_measured_point_is_itself() -> None:
 )
 def test_elsewhere_the_utilisation_of_what_was_measured_holds(op: ops.Gemm, coverage: Coverage) -> None:
     """Every table here is 1.3 times slower than the roofline, so every estimate is, give or take a cell's bounds."""
-    found = estimator().estimate(op)
-    assert found.coverage is coverage
-    assert found.seconds == pytest.approx(float(expected(op)), rel=0.25 if coverage is Coverage.INTERPOLATED else 1e-6)
-    assert 0 < found.relative_error < 0.2
+    estimated = estimator().estimate(op)
+    assert estimated.coverage is coverage
+    assert estimated.seconds == pytest.approx(
+        float(expected(op)), rel=0.25 if coverage is Coverage.INTERPOLATED else 1e-6
+    )
+    assert 0 < estimated.relative_error < 0.2
 
 
 def test_a_family_has_the_coverage_of_its_least_sure_point() -> None:
@@ -97,15 +99,17 @@ def test_arrays_give_what_numbers_give(n: int) -> None:
     m = np.array([[1.0, 3, 16], [100, 4096, 30000]])
     together = estimator(gemms(noise=0.1)).estimate(ops.Gemm(m, n, 2048)).seconds
     assert np.shape(together) == m.shape
-    alone = [[estimator(gemms(noise=0.1)).estimate(ops.Gemm(float(one), n, 2048)).seconds for one in row] for row in m]
+    alone = [
+        [estimator(gemms(noise=0.1)).estimate(ops.Gemm(float(priced), n, 2048)).seconds for priced in row] for row in m
+    ]
     np.testing.assert_allclose(together, alone)
     assert isinstance(alone[0][0], float)
 
 
 def test_axes_broadcast() -> None:
     op = ops.PrefillAttention(np.array([[1.0], [2.0]]), np.array([128.0, 500, 9000]), 8, 1, 128)
-    found = estimator(attention()).estimate(op)
-    assert np.shape(found.seconds) == (2, 3)
+    estimated = estimator(attention()).estimate(op)
+    assert np.shape(estimated.seconds) == (2, 3)
 
 
 def test_no_step_at_the_edges_of_the_grid() -> None:
@@ -124,9 +128,9 @@ def stepped(bump: float, without_hole: bool) -> MeasurementTable:
     """GEMMs that all cost `bump` more at m = 256, one of them not measured there."""
     table = gemms()
     seconds = table.seconds * np.where(table.axes["m"] == HOLE[0], bump, 1.0)
-    whole = MeasurementTable(table.kind, table.sites, table.axes, seconds, table.source, table.words)
-    at = [table.axes["m"] == HOLE[0], table.sites["n"] == HOLE[1], table.sites["k"] == HOLE[2]]
-    return whole.take(~np.logical_and.reduce(at)) if without_hole else whole
+    family = MeasurementTable(table.kind, table.sites, table.axes, seconds, table.source, table.words)
+    points = [table.axes["m"] == HOLE[0], table.sites["n"] == HOLE[1], table.sites["k"] == HOLE[2]]
+    return family.take(~np.logical_and.reduce(points)) if without_hole else family
 
 
 def test_a_missing_point_bends_as_the_same_point_of_similar_shapes() -> None:
@@ -175,25 +179,25 @@ def test_a_fraction_of_a_prompt_costs_less_than_the_prompt_and_more_than_a_launc
 
 def test_other_head_counts_take_the_nearest_shapes() -> None:
     op = ops.PrefillAttention(4.0, 1024.0, 12, 2, 128)
-    found = estimator(attention()).estimate(op)
-    assert found.coverage is Coverage.SCALED
-    assert found.seconds == pytest.approx(float(expected(op)), rel=1e-6)
+    estimated = estimator(attention()).estimate(op)
+    assert estimated.coverage is Coverage.SCALED
+    assert estimated.seconds == pytest.approx(float(expected(op)), rel=1e-6)
 
 
 def test_without_a_table_the_roofline_answers_and_says_so() -> None:
     op = ops.Experts(64.0, 4096, 14336, 8, 2, format=Format.FP8)
-    found = estimator().estimate(op)
-    assert found.coverage is Coverage.ROOFLINE
-    assert found.source.startswith("roofline fitted on ")
-    assert found.seconds == pytest.approx(float(np.asarray(ROOFLINE.seconds(op))))
-    assert found == roofline_estimator(ROOFLINE.device).estimate(op)
+    estimated = estimator().estimate(op)
+    assert estimated.coverage is Coverage.ROOFLINE
+    assert estimated.source.startswith("roofline fitted on ")
+    assert estimated.seconds == pytest.approx(float(np.asarray(ROOFLINE.seconds(op))))
+    assert estimated == roofline_estimator(ROOFLINE.device).estimate(op)
 
 
 @pytest.mark.parametrize("size", [0.0, -1.0, float("nan"), float("inf")])
 def test_an_operator_without_a_size_is_refused(size: float) -> None:
-    for one in (estimator(), roofline_estimator(ROOFLINE.device)):
+    for priced in (estimator(), roofline_estimator(ROOFLINE.device)):
         with pytest.raises(InputError, match=r"gemm: m is .*; an operator needs a positive finite size"):
-            one.estimate(ops.Gemm(np.array([4.0, size]), 64, 64))
+            priced.estimate(ops.Gemm(np.array([4.0, size]), 64, 64))
 
 
 def test_elementwise_kernels_are_told_apart_by_their_bytes_only() -> None:

@@ -53,16 +53,16 @@ def _needs_sklearn(request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize("method", FITS)
 def test_fits_are_positive_and_finite_and_rise_where_they_say_so(method: str) -> None:
     for table in (gemm_table(0.15), decode_table()):
-        found = fitted(table, ROOFLINE, method)
-        assert np.isfinite(found.seconds).all()
-        assert (found.seconds > 0).all()
-        assert found.is_fitted
-        for rows in found.rows_by_site.values() if method in RISING else ():
-            for name, other in zip(found.axes, reversed(list(found.axes)), strict=True):
-                for level in np.unique(found.axes[other][rows]) if name != other else [None]:
-                    line = rows if level is None else rows[found.axes[other][rows] == level]
-                    line = line[np.argsort(found.axes[name][line])]
-                    assert (np.diff(found.seconds[line]) >= -1e-15).all()
+        regressed = fitted(table, ROOFLINE, method)
+        assert np.isfinite(regressed.seconds).all()
+        assert (regressed.seconds > 0).all()
+        assert regressed.is_fitted
+        for rows in regressed.rows_by_site.values() if method in RISING else ():
+            for name, other in zip(regressed.axes, reversed(list(regressed.axes)), strict=True):
+                for level in np.unique(regressed.axes[other][rows]) if name != other else [None]:
+                    line = rows if level is None else rows[regressed.axes[other][rows] == level]
+                    line = line[np.argsort(regressed.axes[name][line])]
+                    assert (np.diff(regressed.seconds[line]) >= -1e-15).all()
 
 
 @pytest.mark.parametrize("method", ["interpolation", *FITS])
@@ -75,17 +75,17 @@ def test_every_method_beats_the_plain_roofline_on_points_left_out(method: str) -
     assert error < 0.12  # the roofline is 29% off by construction
     site = (16384.0, 4096.0)  # a shape that nobody measured
     op = table.operator(site, {"m": np.array([64.0, 1000.0])})
-    wanted = 1.4 * np.asarray(ROOFLINE.seconds(op))
-    at = MeasurementTable(
+    target_points = 1.4 * np.asarray(ROOFLINE.seconds(op))
+    positions = MeasurementTable(
         "gemm",
         {"n": np.full(2, site[0]), "k": np.full(2, site[1])},
         {"m": np.array([64.0, 1000.0])},
-        wanted,
+        target_points,
         "test",
         {"format": "bf16"},
     )
-    far = predict(fitted(table, ROOFLINE, method), ROOFLINE, at)
-    assert (np.abs(far / wanted - 1) < 0.28).all()
+    far = predict(fitted(table, ROOFLINE, method), ROOFLINE, positions)
+    assert (np.abs(far / target_points - 1) < 0.28).all()
 
 
 def test_a_polynomial_finds_a_polynomial() -> None:
@@ -93,9 +93,9 @@ def test_a_polynomial_finds_a_polynomial() -> None:
     hidden = np.zeros(len(table), dtype=bool)
     hidden[[5, 6, 9]] = True
     shown = table.take(~hidden)
-    found = fitted(shown, ROOFLINE, "polynomial")
-    assert len(found) == len(table)  # the points left out lie where coordinates of others meet
-    np.testing.assert_allclose(predict(found, ROOFLINE, table), table.seconds, rtol=1e-6)
+    regressed = fitted(shown, ROOFLINE, "polynomial")
+    assert len(regressed) == len(table)  # the points left out lie where coordinates of others meet
+    np.testing.assert_allclose(predict(regressed, ROOFLINE, table), table.seconds, rtol=1e-6)
 
 
 def test_smoothing_helps_where_there_is_noise() -> None:
@@ -108,18 +108,18 @@ def test_smoothing_helps_where_there_is_noise() -> None:
 
 def test_scores_are_in_order_and_auto_takes_the_first() -> None:
     table = gemm_table(0.05)
-    found = scores(table, ROOFLINE, PLAIN)
-    assert [score.median_error for score in found] == sorted(score.median_error for score in found)
-    assert {score.method for score in found} == set(PLAIN)
+    regressed = scores(table, ROOFLINE, PLAIN)
+    assert [score.median_error for score in regressed] == sorted(score.median_error for score in regressed)
+    assert {score.method for score in regressed} == set(PLAIN)
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=30))
 def test_pooling_is_the_nearest_rising_sequence(values: list[float]) -> None:
-    found = pooled(np.array(values))
-    assert (np.diff(found) >= -1e-12).all()
-    assert found.mean() == pytest.approx(np.mean(values), abs=1e-9)
+    regressed = pooled(np.array(values))
+    assert (np.diff(regressed) >= -1e-12).all()
+    assert regressed.mean() == pytest.approx(np.mean(values), abs=1e-9)
     if all(a <= b for a, b in itertools.pairwise(values)):
-        np.testing.assert_allclose(found, values)
+        np.testing.assert_allclose(regressed, values)
 
 
 def test_fits_are_kept_by_their_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,10 +75,10 @@ def test_written_tables_read_back_equal(tmp_path: Path) -> None:
         {"format": "fp8"},
     )
     write_tables(path, [gemm_table([1e-6, 2e-6], m=[1, 2]), fp8], {"device": "h100_sxm", "engine": "vllm 0.24.0"})
-    found = {table.words["format"]: table for table in read_tables(path)}
-    assert found["bf16"].seconds.tolist() == [1e-6, 2e-6]
-    assert found["bf16"].source == "a test"
-    assert found["fp8"].axes["m"].tolist() == [3.0]
+    rows_of = {table.words["format"]: table for table in read_tables(path)}
+    assert rows_of["bf16"].seconds.tolist() == [1e-6, 2e-6]
+    assert rows_of["bf16"].source == "a test"
+    assert rows_of["fp8"].axes["m"].tolist() == [3.0]
     assert pq.read_schema(path).metadata[b"windtunnel.device"] == b"h100_sxm"
     assert not list(tmp_path.glob("*.partial"))
 

@@ -44,7 +44,7 @@ class ClientSummary(Schema):
     num_requests: int
     num_failed: int
     span_s: float
-    """From the first sending to the last part of an answer."""
+    """Time from the first sending to the last part of an answer."""
     ttft_s: Distribution
     tpot_s: Distribution | None
     """None where every request has one output token."""

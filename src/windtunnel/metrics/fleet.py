@@ -112,7 +112,7 @@ def count_over_time(phases: Table, begin_s: float, end_s: float, kinds: tuple[in
 def _changes(phases: Table, num_replicas: int) -> list[tuple[Floats, NDArray[np.int64]]]:
     """Return each replica's (start of each phase in seconds, code of the phase)."""
     rows = [phases["replica"] == replica for replica in range(num_replicas)]
-    return [(phases["time_s"][mine], phases["phase"][mine]) for mine in rows]
+    return [(phases["time_s"][chosen], phases["phase"][chosen]) for chosen in rows]
 
 
 def _restarts(codes: NDArray[np.int64]) -> NDArray[np.bool_]:

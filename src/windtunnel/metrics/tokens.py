@@ -60,9 +60,10 @@ def with_token_times(requests: Table, steps: Table, rows: ReplicaRows, num_stage
     """
     longest_s, execution_s = np.full(len(requests), np.nan), np.full(len(requests), np.nan)
     if num_stages == 1:
-        for step_rows, mine in rows:
-            if mine.size:
-                longest_s[mine], execution_s[mine] = _times_on_replica(requests, mine, steps, step_rows)
+        for step_rows, request_rows in rows:
+            if request_rows.size:
+                times_s = _times_on_replica(requests, request_rows, steps, step_rows)
+                longest_s[request_rows], execution_s[request_rows] = times_s
     return requests.replaced(itl_max_s=longest_s, execution_s=execution_s)
 
 
@@ -115,6 +116,6 @@ def range_max(values: Floats, begin: Ints, end: Ints) -> Floats:
         if k:
             blocks = np.maximum(blocks[:-size], blocks[size:])
             size *= 2
-        mine = np.flatnonzero(level == k)
-        largest[mine] = np.maximum(blocks[begin[mine]], blocks[end[mine] - size])
+        ranges = np.flatnonzero(level == k)
+        largest[ranges] = np.maximum(blocks[begin[ranges]], blocks[end[ranges] - size])
     return largest

@@ -215,7 +215,7 @@ def _layer(shard: Shard, group: LayerGroup, num_tokens: Size) -> Iterator[Launch
 
 
 def _norm(shard: Shard, name: str, num_tokens: Size, output: Format, count: int = 1) -> Launch:
-    """Residual add and norm in one kernel: two streams read, the residual and the normed activation written."""
+    """Return residual add and norm in one kernel, which reads two streams and writes residual and normed activation."""
     width = shard.model.hidden_size
     num_bytes = width * (3 * BF16_BYTES + ACTIVATION_BITS[output] / 8)
     return Launch(name, Elementwise("norm", num_tokens, num_bytes), count)

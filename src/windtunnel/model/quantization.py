@@ -155,7 +155,7 @@ def _any_of(expressions: list[str]) -> re.Pattern[str] | None:
 
 
 def _below_prefix(name: str) -> str:
-    """`model.language_model.layers.3.mlp` -> `layers.3.mlp`; other names without the language model's prefix."""
+    """Return `layers.3.mlp` of `model.language_model.layers.3.mlp`; other names without the language model's prefix."""
     start = re.search(r"(?:^|\.)(layers\.)", name)
     return name[start.start(1) :] if start else name.removeprefix("language_model.").removeprefix("model.")
 

@@ -335,7 +335,7 @@ def _unreadable_parquet(path: Path, error: Exception) -> InputError:
 
 
 def require_columns(path: Path, present: list[str], needed: tuple[str, ...]) -> None:
-    """Refuse a file that lacks a column.
+    """Raise InputError for a file that lacks a column.
 
     Raises:
         InputError: names the first missing column and near ones that are there.

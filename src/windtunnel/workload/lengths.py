@@ -9,7 +9,7 @@ MAX_DISTINCT_TOKENS = 2**24
 
 
 class Fixed(Schema, tag="fixed", tag_field="type"):
-    """The same length for every request, as a bare integer also means."""
+    """One length for every request, the same as a bare integer."""
 
     tokens: int
 
@@ -28,7 +28,7 @@ class Uniform(Schema, tag="uniform", tag_field="type"):
 
     @classmethod
     def of_range_ratio(cls, tokens: int, range_ratio: float) -> "Uniform":
-        """Lengths from int(range_ratio * tokens) to `tokens`, the random data set of InferenceX's benchmark client.
+        """Return lengths from int(range_ratio * tokens) to `tokens`, as in InferenceX's random data set.
 
         Newer versions of `vllm bench serve` use the same word for tokens * (1 - ratio) to tokens * (1 + ratio).
         Source: https://github.com/kimbochen/bench_serving, `sample_random_requests`.

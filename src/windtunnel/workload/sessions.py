@@ -83,7 +83,7 @@ Counts = int | Geometric | UniformCount | EmpiricalCount
 
 
 class ToolCalls(Schema):
-    """An agent's loop: within a turn the model calls tools and is asked again with what they returned."""
+    """An agent's loop: within a turn the model calls tools and gets another request with their answers."""
 
     per_turn: Counts
     """Calls of each turn; each makes one more request."""
@@ -99,7 +99,7 @@ class ToolCalls(Schema):
 
 
 class Sessions(Schema):
-    """Every arrival begins a conversation; its next request is sent `think_s` after the answer to the one before.
+    """Conversations: each arrival begins one, whose next request is sent `think_s` after the answer to the one before.
 
     The concurrency of a closed loop is the number of sessions, not requests, under way.
 

@@ -48,23 +48,23 @@ def estimate(
 
 def test_milliseconds_become_seconds(tmp_path: Path) -> None:
     write(tmp_path, "gemm/vllm/0.24.0", "gemm_perf", gemm_columns([0.002, 0.003]))
-    found = estimate(tmp_path, ops.Gemm(np.array([1.0, 2.0]), 64, 128))
-    np.testing.assert_allclose(found.seconds, [2e-6, 3e-6])
-    assert found.coverage is Coverage.MEASURED
-    assert found.source == "h100_sxm/gemm/vllm/0.24.0 (torch)"
+    priced = estimate(tmp_path, ops.Gemm(np.array([1.0, 2.0]), 64, 128))
+    np.testing.assert_allclose(priced.seconds, [2e-6, 3e-6])
+    assert priced.coverage is Coverage.MEASURED
+    assert priced.source == "h100_sxm/gemm/vllm/0.24.0 (torch)"
 
 
 @pytest.mark.parametrize(
-    ("asked", "taken"),
+    ("chosen", "taken"),
     [("0.14.0", "0.14.0"), ("0.15.1", "0.14.0"), ("0.21.0", "0.24.0"), ("0.30.0", "0.24.0"), ("1.0.0", "0.24.0")],
 )
-def test_the_nearest_version_is_taken_and_named(tmp_path: Path, asked: str, taken: str) -> None:
+def test_the_nearest_version_is_taken_and_named(tmp_path: Path, chosen: str, taken: str) -> None:
     for version, latency in (("0.14.0", 0.002), ("0.24.0", 0.001)):
         write(tmp_path, f"gemm/vllm/{version}", "gemm_perf", gemm_columns([latency]))
-    found = estimate(tmp_path, ops.Gemm(1.0, 64, 128), version=asked)
-    assert found.seconds == pytest.approx({"0.14.0": 2e-6, "0.24.0": 1e-6}[taken])
-    assert f"vllm/{taken}" in found.source
-    assert ("nearest to" in found.source) == (asked != taken)
+    priced = estimate(tmp_path, ops.Gemm(1.0, 64, 128), version=chosen)
+    assert priced.seconds == pytest.approx({"0.14.0": 2e-6, "0.24.0": 1e-6}[taken])
+    assert f"vllm/{taken}" in priced.source
+    assert ("nearest to" in priced.source) == (chosen != taken)
 
 
 def test_release_candidates_come_before_their_release() -> None:
@@ -76,9 +76,9 @@ def test_release_candidates_come_before_their_release() -> None:
 def test_another_engine_stands_in_and_is_named(tmp_path: Path) -> None:
     for version, latency in (("0.5.9", 0.003), ("0.5.14", 0.002)):
         write(tmp_path, f"gemm/sglang/{version}", "gemm_perf", gemm_columns([latency]))
-    found = estimate(tmp_path, ops.Gemm(1.0, 64, 128))
-    assert found.seconds == pytest.approx(2e-6)
-    assert found.source == "h100_sxm/gemm/sglang/0.5.14 (torch), in place of vllm"
+    priced = estimate(tmp_path, ops.Gemm(1.0, 64, 128))
+    assert priced.seconds == pytest.approx(2e-6)
+    assert priced.source == "h100_sxm/gemm/sglang/0.5.14 (torch), in place of vllm"
 
 
 def test_a_declared_reuse_is_followed(tmp_path: Path) -> None:
@@ -87,9 +87,9 @@ def test_a_declared_reuse_is_followed(tmp_path: Path) -> None:
     reuse = tmp_path / "data/h100_sxm/gemm/vllm/0.19.0"
     reuse.mkdir()
     (reuse / "reuse.yaml").write_text("schema_version: 1\nreuse:\n- table: gemm_perf\n  from_version: 0.24.0\n")
-    found = estimate(tmp_path, ops.Gemm(1.0, 64, 128), version="0.18.0")
-    assert found.seconds == pytest.approx(2e-6)
-    assert "vllm/0.24.0" in found.source
+    priced = estimate(tmp_path, ops.Gemm(1.0, 64, 128), version="0.18.0")
+    assert priced.seconds == pytest.approx(2e-6)
+    assert "vllm/0.24.0" in priced.source
 
 
 def test_the_kernel_measured_most_is_the_default(tmp_path: Path) -> None:
@@ -101,9 +101,9 @@ def test_the_kernel_measured_most_is_the_default(tmp_path: Path) -> None:
 
 def test_a_hiccup_of_the_collection_is_not_believed(tmp_path: Path) -> None:
     write(tmp_path, "gemm/vllm/0.24.0", "gemm_perf", gemm_columns([0.002, 0.002, 0.030, 0.003]))
-    found = estimate(tmp_path, ops.Gemm(4.0, 64, 128))
-    assert 2e-6 <= float(found.seconds) <= 3e-6
-    assert found.coverage is Coverage.INTERPOLATED
+    priced = estimate(tmp_path, ops.Gemm(4.0, 64, 128))
+    assert 2e-6 <= float(priced.seconds) <= 3e-6
+    assert priced.coverage is Coverage.INTERPOLATED
 
 
 def test_a_gemm_that_waits_for_the_host_is_taken_from_an_engine_that_did_not(tmp_path: Path) -> None:
@@ -112,11 +112,11 @@ def test_a_gemm_that_waits_for_the_host_is_taken_from_an_engine_that_did_not(tmp
     write(tmp_path, "gemm/vllm/0.24.0", "gemm_perf", gemm_columns([max(0.060, ms) for ms in work], "fp8_block", "deep"))
     write(tmp_path, "gemm/sglang/0.5.14", "gemm_perf", gemm_columns([ms * 0.9 for ms in work], "fp8_block", "deep"))
     m = 2.0 ** np.arange(12)
-    found = estimate(tmp_path, ops.Gemm(m, 64, 128, Format.FP8_BLOCK))
-    assert found.source == (
+    priced = estimate(tmp_path, ops.Gemm(m, 64, 128, Format.FP8_BLOCK))
+    assert priced.source == (
         "h100_sxm/gemm/vllm/0.24.0 (deep); where launches bound it, h100_sxm/gemm/sglang/0.5.14 (deep)"
     )
-    seconds = np.asarray(found.seconds)
+    seconds = np.asarray(priced.seconds)
     np.testing.assert_allclose(seconds[:4], np.array(work[:4]) * 0.9e-3)
     np.testing.assert_allclose(seconds[-5:], np.array(work[-5:]) * 1e-3)
     assert np.all(np.diff(np.log2(seconds)) > 0.8)
@@ -139,13 +139,13 @@ def test_quantisation_that_an_fp8_table_includes_is_taken_out(tmp_path: Path) ->
     write(tmp_path, "gemm/trtllm/1.3.0", "gemm_perf", both(gemm_columns(bf16), gemm_columns(fp8, "fp8")))
     write_quantisation(tmp_path, "trtllm", "1.3.0", 0.007, 0.002)
     m = 2.0 ** np.arange(12)
-    found = estimate(tmp_path, ops.Gemm(m, 64, 128, Format.FP8), "trtllm", "1.3.0")
-    np.testing.assert_allclose(found.seconds, (np.array(fp8) - 0.009) * 1e-3)
-    assert found.source.endswith("less quantisation")
+    priced = estimate(tmp_path, ops.Gemm(m, 64, 128, Format.FP8), "trtllm", "1.3.0")
+    np.testing.assert_allclose(priced.seconds, (np.array(fp8) - 0.009) * 1e-3)
+    assert priced.source.endswith("less quantisation")
     write_quantisation(tmp_path, "trtllm", "1.3.0", 0.0085, 0.0025)
-    found = estimate(tmp_path, ops.Gemm(m, 64, 128, Format.FP8), "trtllm", "1.3.0")
+    priced = estimate(tmp_path, ops.Gemm(m, 64, 128, Format.FP8), "trtllm", "1.3.0")
     expected = np.maximum(np.array(fp8) - 0.011, np.array(bf16) / 2)
-    np.testing.assert_allclose(found.seconds, expected * 1e-3)
+    np.testing.assert_allclose(priced.seconds, expected * 1e-3)
 
 
 def test_a_bare_fp8_table_keeps_its_times(tmp_path: Path) -> None:
@@ -153,9 +153,9 @@ def test_a_bare_fp8_table_keeps_its_times(tmp_path: Path) -> None:
     bf16, fp8 = [0.003] * 12, [0.005] * 12
     write(tmp_path, "gemm/sglang/0.5.14", "gemm_perf", both(gemm_columns(bf16), gemm_columns(fp8, "fp8")))
     write_quantisation(tmp_path, "sglang", "0.5.14", 0.001, 0.008)
-    found = estimate(tmp_path, ops.Gemm(4.0, 64, 128, Format.FP8), "sglang", "0.5.14")
-    assert found.seconds == pytest.approx(5e-6)
-    assert found.source == "h100_sxm/gemm/sglang/0.5.14 (torch)"
+    priced = estimate(tmp_path, ops.Gemm(4.0, 64, 128, Format.FP8), "sglang", "0.5.14")
+    assert priced.seconds == pytest.approx(5e-6)
+    assert priced.source == "h100_sxm/gemm/sglang/0.5.14 (torch)"
 
 
 def test_block_scaled_gemms_are_charged_for_the_launch_that_quantises_their_input(tmp_path: Path) -> None:
@@ -165,18 +165,18 @@ def test_block_scaled_gemms_are_charged_for_the_launch_that_quantises_their_inpu
     write(tmp_path, "gemm/trtllm/1.3.0", "gemm_perf", gemm_columns(took, "fp8_block", "torch_flow"))
     write_quantisation(tmp_path, "vllm", "0.24.0", 0.001, 0.002)
     op = ops.Gemm(4.0, 64, 128, Format.FP8_BLOCK)
-    found = estimate(tmp_path, op, "sglang", "0.5.14")
-    assert found.seconds == pytest.approx(6e-6)
-    assert "and quantisation" in found.source
+    priced = estimate(tmp_path, op, "sglang", "0.5.14")
+    assert priced.seconds == pytest.approx(6e-6)
+    assert "and quantisation" in priced.source
     assert estimate(tmp_path, op, "trtllm", "1.3.0").seconds == pytest.approx(4e-6)
 
 
 def test_elementwise_time_is_the_fastest_engines(tmp_path: Path) -> None:
     write_quantisation(tmp_path, "sglang", "0.5.14", 0.001, 0.030)
     write_quantisation(tmp_path, "vllm", "0.24.0", 0.001, 0.002)
-    found = estimate(tmp_path, ops.Elementwise("norm", 64.0, 384.0), "sglang", "0.5.14")
-    assert found.seconds == pytest.approx(2e-6)
-    assert found.source == (
+    priced = estimate(tmp_path, ops.Elementwise("norm", 64.0, 384.0), "sglang", "0.5.14")
+    assert priced.seconds == pytest.approx(2e-6)
+    assert priced.source == (
         "the fastest of h100_sxm/quantize/sglang/0.5.14 (quantise) or h100_sxm/quantize/vllm/0.24.0 (quantise)"
     )
 
@@ -199,8 +199,8 @@ def test_message_sizes_are_elements_and_the_faster_library_wins(tmp_path: Path) 
     write(tmp_path, "comm/nccl/2.27", "nccl_perf", nccl)
     write(tmp_path, "comm/vllm/0.24.0", "custom_allreduce_perf", custom)
     sizes = np.array([1024.0, 2048.0])
-    found = estimate(tmp_path, ops.Collective("all_reduce", sizes, 8))
-    np.testing.assert_allclose(found.seconds, [4e-6, 10e-6])
+    priced = estimate(tmp_path, ops.Collective("all_reduce", sizes, 8))
+    np.testing.assert_allclose(priced.seconds, [4e-6, 10e-6])
     eager = estimate(tmp_path, ops.Collective("all_reduce", 1024.0, 8), cuda_graphs=False)
     assert eager.seconds == pytest.approx(10e-6)
     assert estimate(tmp_path, ops.Collective("all_gather", sizes, 8)).coverage is Coverage.ROOFLINE
@@ -237,11 +237,11 @@ def test_hiccups_of_a_collective_are_not_believed_but_slower_starts_are(tmp_path
     """Two messages in a row took twice as long as a smaller and a larger one; the first may wait for the host."""
     times = {512: 16.0, 1024: 7.0, 2048: 7.5, 4096: 15.8, 8192: 17.0, 16384: 8.7, 32768: 12.0}
     write(tmp_path, "comm/nccl/2.27", "nccl_perf", nccl_columns("alltoall", 8, times))
-    found = estimate(tmp_path, ops.Collective("all_to_all", np.array([512.0, 2048, 4096, 8192, 16384]), 8))
-    seconds = np.asarray(found.seconds)
+    priced = estimate(tmp_path, ops.Collective("all_to_all", np.array([512.0, 2048, 4096, 8192, 16384]), 8))
+    seconds = np.asarray(priced.seconds)
     np.testing.assert_allclose(seconds[[0, 1, 4]], [16e-6, 7.5e-6, 8.7e-6])
     assert np.all((seconds[2:4] > 7.5e-6) & (seconds[2:4] < 8.7e-6))
-    assert found.coverage is Coverage.INTERPOLATED
+    assert priced.coverage is Coverage.INTERPOLATED
 
 
 def test_intels_collectives_are_read_where_no_graph_was_timed(tmp_path: Path) -> None:
@@ -255,11 +255,11 @@ def test_intels_collectives_are_read_where_no_graph_was_timed(tmp_path: Path) ->
     ):
         (folder / place).mkdir(parents=True)
         pq.write_table(pa.table(columns), folder / place / f"{table}.parquet")
-    found = measured_estimator(device, None, "vllm", "0.24.0", tmp_path).estimate(
+    priced = measured_estimator(device, None, "vllm", "0.24.0", tmp_path).estimate(
         ops.Collective("all_reduce", 1024.0, 2)
     )
-    assert found.seconds == pytest.approx(25e-6)
-    assert found.source == f"{device.measured_as}/comm/oneccl/2021.17"
+    assert priced.seconds == pytest.approx(25e-6)
+    assert priced.source == f"{device.measured_as}/comm/oneccl/2021.17"
 
 
 def test_vllms_all_reduce_changes_its_algorithm_where_its_source_says(tmp_path: Path) -> None:
@@ -288,9 +288,9 @@ def test_decode_attention_sees_the_step_and_the_new_token(tmp_path: Path) -> Non
         "latency": [0.010, 0.020],
     }
     write(tmp_path, "attention/vllm/0.24.0", "generation_attention_perf", columns)
-    found = estimate(tmp_path, ops.DecodeAttention(4.0, np.array([128.0, 1024.0]), 8, 1, 128))
-    np.testing.assert_allclose(found.seconds, [10e-6, 20e-6])
-    assert found.coverage is Coverage.MEASURED
+    priced = estimate(tmp_path, ops.DecodeAttention(4.0, np.array([128.0, 1024.0]), 8, 1, 128))
+    np.testing.assert_allclose(priced.seconds, [10e-6, 20e-6])
+    assert priced.coverage is Coverage.MEASURED
 
 
 @pytest.mark.parametrize(
@@ -379,8 +379,8 @@ def moe_columns(dtype: str, latency: list[float], hidden: int = 2048) -> dict[st
     return {**columns, "num_tokens": [2**row for row in range(rows)], "latency": latency}
 
 
-def both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    return {name: [*values, *other[name]] for name, values in one.items()}
+def both(each_op: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return {name: [*values, *other[name]] for name, values in each_op.items()}
 
 
 def test_fp8_experts_that_are_slower_than_bf16_are_taken_from_elsewhere(tmp_path: Path) -> None:
@@ -388,9 +388,9 @@ def test_fp8_experts_that_are_slower_than_bf16_are_taken_from_elsewhere(tmp_path
     write(tmp_path, "moe/vllm/0.24.0", "moe_perf", both(bf16, untuned))
     write(tmp_path, "moe/vllm/0.19.0", "moe_perf", both(bf16, moe_columns("fp8", [0.03, 0.05])))
     op = ops.Experts(2.0, 2048, 768, 128, 8, format=Format.FP8)
-    found = estimate(tmp_path, op)
-    assert found.seconds == pytest.approx(50e-6)
-    assert "vllm/0.19.0" in found.source
+    priced = estimate(tmp_path, op)
+    assert priced.seconds == pytest.approx(50e-6)
+    assert "vllm/0.19.0" in priced.source
     assert estimate(tmp_path, ops.Experts(2.0, 2048, 768, 128, 8)).seconds == pytest.approx(70e-6)
 
 
@@ -411,9 +411,9 @@ def test_experts_run_on_the_backend_asked_for_or_the_fastest(
     slow = named(moe_columns("bfloat16", [0.03, 0.09, 0.2, 0.3]), "moe_torch_flow_cutlass")
     fast = named(moe_columns("bfloat16", [0.04, 0.07, 0.1, 0.2]), "moe_torch_flow_min_latency")
     write(tmp_path, "moe/trtllm/1.3.0", "moe_perf", both(slow, fast))
-    found = estimate(tmp_path, EXPERTS, "trtllm", "1.3.0", moe_backend=backend)
-    assert found.seconds == pytest.approx(seconds)
-    assert kernel in found.source
+    priced = estimate(tmp_path, EXPERTS, "trtllm", "1.3.0", moe_backend=backend)
+    assert priced.seconds == pytest.approx(seconds)
+    assert kernel in priced.source
     first = estimate(tmp_path, ops.Experts(1.0, 2048, 768, 128, 8), "trtllm", "1.3.0", moe_backend=backend)
     assert first.seconds == pytest.approx(40e-6 if backend == "trtllm" else 30e-6)
 
@@ -423,12 +423,12 @@ def test_kernels_of_a_library_that_the_engine_was_not_timed_with_are_taken_from_
     shared = named(moe_columns("bfloat16", [0.04, 0.25]), "sglang_flashinfer_trtllm_moe")
     write(tmp_path, "moe/sglang/0.5.14", "moe_perf", shared)
     two, four = (ops.Experts(float(tokens), 2048, 768, 128, 8) for tokens in (2, 4))
-    found = estimate(tmp_path, ops.Experts(np.array([1.0, 2.0]), 2048, 768, 128, 8), "trtllm", "1.3.0")
-    assert found.seconds == pytest.approx([100e-6, 200e-6])
-    asked = [estimate(tmp_path, op, "trtllm", "1.3.0", moe_backend="trtllm") for op in (two, four)]
-    assert asked[0].seconds == pytest.approx(250e-6)
-    assert asked[1].seconds == pytest.approx(300e-6)
-    assert asked[0].source == "h100_sxm/moe/trtllm/1.3.0 (sglang_flashinfer_trtllm_moe of sglang 0.5.14)"
+    priced = estimate(tmp_path, ops.Experts(np.array([1.0, 2.0]), 2048, 768, 128, 8), "trtllm", "1.3.0")
+    assert priced.seconds == pytest.approx([100e-6, 200e-6])
+    chosen = [estimate(tmp_path, op, "trtllm", "1.3.0", moe_backend="trtllm") for op in (two, four)]
+    assert chosen[0].seconds == pytest.approx(250e-6)
+    assert chosen[1].seconds == pytest.approx(300e-6)
+    assert chosen[0].source == "h100_sxm/moe/trtllm/1.3.0 (sglang_flashinfer_trtllm_moe of sglang 0.5.14)"
     assert estimate(tmp_path, two, "trtllm", "1.3.0", moe_backend="deepgemm").seconds == pytest.approx(200e-6)
     # A file that does not say which library it timed may have timed this one.
     write(tmp_path, "moe/trtllm/1.3.0", "moe_perf", named(moe_columns("bfloat16", [0.1, 0.2]), "moe_torch_flow"))
@@ -436,9 +436,9 @@ def test_kernels_of_a_library_that_the_engine_was_not_timed_with_are_taken_from_
 
 
 def test_shapes_that_a_backend_was_not_measured_with_come_from_the_others(tmp_path: Path) -> None:
-    one = named(moe_columns("bfloat16", [0.03, 0.09]), "vllm_marlin_experts")
+    each_op = named(moe_columns("bfloat16", [0.03, 0.09]), "vllm_marlin_experts")
     other = named(moe_columns("bfloat16", [0.02, 0.05], hidden=4096), "vllm_fused_moe")
-    write(tmp_path, "moe/vllm/0.24.0", "moe_perf", both(one, other))
+    write(tmp_path, "moe/vllm/0.24.0", "moe_perf", both(each_op, other))
     for hidden, seconds in ((2048, 90e-6), (4096, 50e-6)):
         op = ops.Experts(2.0, hidden, 768, 128, 8)
         assert estimate(tmp_path, op, moe_backend="triton").seconds == pytest.approx(seconds)
@@ -452,17 +452,17 @@ def test_a_backend_measured_at_other_shapes_limits_the_rate_of_those_that_stand_
     write(tmp_path, "moe/vllm/0.24.0", "moe_perf", both(slow, fast))
     op = ops.Experts(np.array([64.0, 256.0, 1024.0]), 4096, 768, 128, 8)
     np.testing.assert_allclose(estimate(tmp_path, op).seconds, [0.1e-3, 0.2e-3, 0.8e-3])
-    found = estimate(tmp_path, op, moe_backend="marlin")
-    np.testing.assert_allclose(found.seconds, [0.1e-3, 0.8e-3, 3.2e-3])
-    assert "vllm_triton, no faster than vllm_marlin_experts" in found.source
+    priced = estimate(tmp_path, op, moe_backend="marlin")
+    np.testing.assert_allclose(priced.seconds, [0.1e-3, 0.8e-3, 3.2e-3])
+    assert "vllm_triton, no faster than vllm_marlin_experts" in priced.source
 
 
 def test_an_older_kernel_that_the_engine_would_not_pick_is_left_out_and_named(tmp_path: Path) -> None:
     write(tmp_path, "moe/vllm/0.19.0", "moe_perf", named(moe_columns("bfloat16", [0.10, 0.20]), "old"))
     write(tmp_path, "moe/vllm/0.24.0", "moe_perf", named(moe_columns("bfloat16", [0.03, 0.05]), "new"))
-    found = estimate(tmp_path, EXPERTS, version="0.19.0")
-    assert found.seconds == pytest.approx(50e-6)
-    assert found.source == (
+    priced = estimate(tmp_path, EXPERTS, version="0.19.0")
+    assert priced.seconds == pytest.approx(50e-6)
+    assert priced.source == (
         "h100_sxm/moe/vllm/0.24.0 (new), nearest to 0.19.0; not vllm 0.19.0 (old), 3.7 times as slow as 0.24.0"
     )
     write(tmp_path, "moe/vllm/0.19.0", "moe_perf", named(moe_columns("bfloat16", [0.05, 0.08]), "old"))
@@ -480,10 +480,10 @@ def test_skewed_experts_that_one_token_already_slows_are_left_out(
     skewed = moe_columns("bfloat16", [one_token_ms, 0.06, 0.1])
     write(tmp_path, "moe/trtllm/1.3.0rc10", "moe_perf", both(skewed, balanced))
     write(tmp_path, "moe/trtllm/1.3.0rc20", "moe_perf", moe_columns("bfloat16", [0.04, 0.05, 0.1]))
-    found = estimate(tmp_path, EXPERTS, "trtllm", "1.0.0rc3")
-    assert found.seconds == pytest.approx(seconds)
-    assert found.source.startswith(f"h100_sxm/moe/trtllm/{version} (triton), nearest to 1.0.0rc3")
-    assert ("not trtllm 1.3.0rc10 (triton), one token takes it 2.0 times" in found.source) == (one_token_ms == 0.08)
+    priced = estimate(tmp_path, EXPERTS, "trtllm", "1.0.0rc3")
+    assert priced.seconds == pytest.approx(seconds)
+    assert priced.source.startswith(f"h100_sxm/moe/trtllm/{version} (triton), nearest to 1.0.0rc3")
+    assert ("not trtllm 1.3.0rc10 (triton), one token takes it 2.0 times" in priced.source) == (one_token_ms == 0.08)
 
 
 def test_a_kernel_that_jumps_at_many_tokens_is_no_slower_than_the_newest_unless_asked_for(
@@ -497,12 +497,12 @@ def test_a_kernel_that_jumps_at_many_tokens_is_no_slower_than_the_newest_unless_
     )
     few, many = (ops.Experts(tokens, 2048, 768, 128, 8) for tokens in (64.0, 128.0))
     assert estimate(tmp_path, few, version="0.19.0").seconds == pytest.approx(50e-6)
-    found = estimate(tmp_path, many, version="0.19.0")
-    assert found.seconds == pytest.approx(80e-6)
-    assert found.source.endswith("; no slower than 0.24.0 (new)")
-    asked = [estimate(tmp_path, one, version="0.19.0", moe_backend="triton") for one in (few, many)]
-    assert [one.seconds for one in asked] == pytest.approx([60e-6, 160e-6])
-    assert "0.24.0" not in asked[1].source
+    priced = estimate(tmp_path, many, version="0.19.0")
+    assert priced.seconds == pytest.approx(80e-6)
+    assert priced.source.endswith("; no slower than 0.24.0 (new)")
+    chosen = [estimate(tmp_path, each_op, version="0.19.0", moe_backend="triton") for each_op in (few, many)]
+    assert [each_op.seconds for each_op in chosen] == pytest.approx([60e-6, 160e-6])
+    assert "0.24.0" not in chosen[1].source
 
 
 @pytest.mark.parametrize(("version", "seconds"), [("0.16.0", [60e-6, 40e-6]), ("0.18.0", [60e-6, 30e-6])])
@@ -519,8 +519,8 @@ def test_block_scaled_experts_spread_over_ranks_are_flashinfers_on_hopper(
         write(tmp_path, f"moe/vllm/{place}", "moe_perf", rows)
     ops_of = [ops.Experts(64.0, 2048, 768, 128, 8, 1, ep, Format.FP8_BLOCK) for ep in (1, 8)]
     assert [estimate(tmp_path, op, version=version).seconds for op in ops_of] == pytest.approx(seconds)
-    asked = estimate(tmp_path, ops_of[1], version="0.18.0", moe_backend="triton")
-    assert asked.seconds == pytest.approx(40e-6)
+    chosen = estimate(tmp_path, ops_of[1], version="0.18.0", moe_backend="triton")
+    assert chosen.seconds == pytest.approx(40e-6)
 
 
 def test_mxfp4_takes_8_bit_activations_only_where_the_device_computes_in_4_bits(tmp_path: Path) -> None:
@@ -529,8 +529,8 @@ def test_mxfp4_takes_8_bit_activations_only_where_the_device_computes_in_4_bits(
     (tmp_path / "data" / "b200_sxm").symlink_to(tmp_path / "data" / "h100_sxm")
     op = ops.Experts(2.0, 2048, 768, 128, 8, format=Format.MXFP4)
     for device, seconds in ((H100, 90e-6), (catalog.device("b200_sxm"), 50e-6)):
-        found = measured_estimator(device, None, "trtllm", "1.3.0", tmp_path).estimate(op)
-        assert found.seconds == pytest.approx(seconds)
+        priced = measured_estimator(device, None, "trtllm", "1.3.0", tmp_path).estimate(op)
+        assert priced.seconds == pytest.approx(seconds)
 
 
 def test_a_partial_collection_is_completed_from_the_version_before(tmp_path: Path) -> None:
@@ -552,9 +552,9 @@ def gated_delta_columns(phase: str, kernels: list[str], latency: list[float]) ->
 def test_the_kernels_of_gated_delta_add_up(tmp_path: Path) -> None:
     columns = gated_delta_columns("context", ["conv", "conv", "conv", "rule"], [0.002, 0.003, 0.9, 0.020])
     write(tmp_path, "linear_attention/vllm/0.24.0", "gdn_perf", columns)
-    found = estimate(tmp_path, ops.GatedDelta(2.0, 64.0, 4, 8, 128, 128, 4, 2048))
-    assert found.seconds == pytest.approx(23e-6)
-    assert found.coverage is Coverage.MEASURED
+    priced = estimate(tmp_path, ops.GatedDelta(2.0, 64.0, 4, 8, 128, 128, 4, 2048))
+    assert priced.seconds == pytest.approx(23e-6)
+    assert priced.coverage is Coverage.MEASURED
 
 
 def test_latent_decode_grows_as_the_engines_own_module(tmp_path: Path) -> None:
@@ -607,11 +607,11 @@ def test_latent_prefill_is_taken_from_a_core_of_the_modules_form(tmp_path: Path)
     module = latent_columns([0.4, 0.8192 + 0.8, 3.2768 + 8.0], "FLASH_ATTN", gemm_type=["bfloat16"] * 3)
     write(tmp_path, "mla/vllm/0.24.0", "mla_context_module_perf", module)
     op = ops.LatentPrefillAttention(1.0, np.array([1024.0, 8192, 32768]), 16, 192, 128)
-    found = estimate(tmp_path, op)
-    seconds = np.asarray(found.seconds)
+    priced = estimate(tmp_path, op)
+    seconds = np.asarray(priced.seconds)
     np.testing.assert_allclose(seconds[:2], [50e-6, 700e-6])
     assert 8.0e-3 < seconds[2] < 8.2e-3, "8 ms are left, 2.4 times the projections, so hardly in doubt"
-    assert found.source.startswith("h100_sxm/mla/trtllm/1.3.0rc20 (core), in place of vllm, at most")
+    assert priced.source.startswith("h100_sxm/mla/trtllm/1.3.0rc20 (core), in place of vllm, at most")
     np.testing.assert_allclose(estimate(tmp_path, op, "sglang", "0.5.14").seconds, [60e-6, 2.4e-3, 32e-3])
 
 
@@ -702,12 +702,12 @@ REAL: list[ops.Op] = [
 @pytest.mark.parametrize(("system", "engine"), [("h100_sxm", "vllm"), ("b200_sxm", "sglang"), ("a100_sxm", "trtllm")])
 def test_real_tables_price_everything(system: str, engine: str, op: ops.Op) -> None:
     device = catalog.device(system)
-    found = measured_estimator(device, catalog.default_node(device), engine, "0.24.0").estimate(op)
-    seconds = np.asarray(found.seconds)
+    priced = measured_estimator(device, catalog.default_node(device), engine, "0.24.0").estimate(op)
+    seconds = np.asarray(priced.seconds)
     assert seconds.shape == M.shape
     assert np.all(np.isfinite(seconds))
     assert np.all((seconds > 1e-7) & (seconds < 1.0))
-    assert system in found.source or found.coverage is Coverage.ROOFLINE
+    assert system in priced.source or priced.coverage is Coverage.ROOFLINE
 
 
 @installed

@@ -25,9 +25,11 @@ class NoTables:
 
 @pytest.mark.parametrize("name", ["rope", "kv_cache_write", "top_k"])
 def test_what_attention_and_experts_were_timed_with_costs_nothing_more(name: str) -> None:
-    found = CountedOnce(ByBytes(), norms_in_all_reduce=False).estimate(ops.Elementwise(name, np.array([1.0, 8.0]), 1e3))
-    np.testing.assert_array_equal(found.seconds, [0.0, 0.0])
-    assert found.source.startswith("within ")
+    counted = CountedOnce(ByBytes(), norms_in_all_reduce=False).estimate(
+        ops.Elementwise(name, np.array([1.0, 8.0]), 1e3)
+    )
+    np.testing.assert_array_equal(counted.seconds, [0.0, 0.0])
+    assert counted.source.startswith("within ")
 
 
 def test_a_norm_in_an_all_reduce_costs_what_its_bytes_do() -> None:

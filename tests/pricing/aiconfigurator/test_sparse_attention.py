@@ -43,9 +43,9 @@ def modules(system: str, engine: str, version: str, table: str, **words: str | i
     return {name: np.asarray(rows[name]) for name in ("batch_size", "isl", "step", "latency")}
 
 
-def projections(found: Estimator, num_tokens: Any, heads: int, wanted: Format) -> Any:
+def projections(pricer: Estimator, num_tokens: Any, heads: int, expected: Format) -> Any:
     shapes = ((2048 + 576, 6144), (heads * 256, 2048), (6144, heads * 256))
-    return sum(np.asarray(found.estimate(ops.Gemm(num_tokens, n, k, wanted)).seconds) for n, k in shapes)
+    return sum(np.asarray(pricer.estimate(ops.Gemm(num_tokens, n, k, expected)).seconds) for n, k in shapes)
 
 
 @pytest.mark.parametrize(
@@ -63,23 +63,23 @@ def test_a_step_of_decodes_takes_what_its_module_took(
     rows = modules(system, engine, version, "dsa_generation_module_perf", **words)
     few = rows["batch_size"] <= 64
     batch, context = rows["batch_size"][few].astype(float), rows["step"][few] + 1.0
-    found = estimator(system, engine, version)
-    core = found.estimate(ops.SparseLatentDecode(num_heads=8, **WIDTHS, batch=batch, context_tokens=context))
-    whole = np.asarray(core.seconds) + projections(found, batch, 8, FORMATS[gemm])
+    pricer = estimator(system, engine, version)
+    core = pricer.estimate(ops.SparseLatentDecode(num_heads=8, **WIDTHS, batch=batch, context_tokens=context))
+    module = np.asarray(core.seconds) + projections(pricer, batch, 8, FORMATS[gemm])
     assert core.coverage is Coverage.MEASURED
     assert "less its projections" in core.source
-    error = np.abs(whole / (rows["latency"][few] / 1e3) - 1)
+    error = np.abs(module / (rows["latency"][few] / 1e3) - 1)
     # Rows whose projections alone are priced above a tenth less than the module keep a tenth of it.
     assert np.quantile(error, 0.95) < 0.01
 
 
 def test_short_prompts_of_sglang_attend_to_everything_and_do_not_wait_for_launches() -> None:
     """Its modules take 0.74 ms from 4 tokens to 16,384; the device is done with 512 tokens much sooner."""
-    found = estimator("b200_sxm", "sglang", "0.5.14")
+    pricer = estimator("b200_sxm", "sglang", "0.5.14")
 
     def seconds(batch: float, num_tokens: float) -> float:
         core = ops.SparseLatentPrefill(num_heads=8, **WIDTHS, batch=batch, num_tokens=num_tokens)
-        return float(found.estimate(core).seconds)
+        return float(pricer.estimate(core).seconds)
 
     assert seconds(1, 512) < 0.1e-3 < seconds(1, 8192)
     assert seconds(16, 1024) < 0.75e-3
@@ -87,9 +87,9 @@ def test_short_prompts_of_sglang_attend_to_everything_and_do_not_wait_for_launch
 
 def test_rows_beyond_the_captured_graphs_are_left_out() -> None:
     """SGLang on H200 took 1.3 ms for 512 requests of 128 tokens and 0.12 ms for 256: its graphs ended in between."""
-    found = estimator("h200_sxm", "sglang", "0.5.14")
+    pricer = estimator("h200_sxm", "sglang", "0.5.14")
     core = ops.SparseLatentDecode(num_heads=8, **WIDTHS, batch=512.0, context_tokens=129.0)
-    estimate = found.estimate(core)
+    estimate = pricer.estimate(core)
     assert float(estimate.seconds) < 0.3e-3
     assert estimate.coverage is not Coverage.MEASURED
 
@@ -115,10 +115,10 @@ def test_prefill_is_the_sum_of_its_tokens() -> None:
 
 def test_prompts_just_longer_than_the_kept_keys_are_no_longer_dense() -> None:
     """SGLang's dense attention ends with 2,048 tokens: 0.12 ms there, and 2.3 ms at 4,096 in bf16."""
-    found = estimator("h200_sxm", "sglang", "0.5.14")
+    pricer = estimator("h200_sxm", "sglang", "0.5.14")
     lengths = np.array([2048.0, 2049, 3000, 4096])
     op = ops.SparseLatentPrefill(num_heads=8, **WIDTHS, batch=1.0, num_tokens=lengths)
-    dense, *sparse = np.asarray(found.estimate(op).seconds)
+    dense, *sparse = np.asarray(pricer.estimate(op).seconds)
     assert dense < 0.2e-3
     assert sparse == sorted(sparse)
     assert sparse[0] > sparse[-1] / 3

@@ -65,11 +65,11 @@ def test_times_and_units_are_inverse(
     rates: list[float], gaps: list[float], first_s: float, periodic: bool, units: list[float]
 ) -> None:
     rates[-1] = max(rates[-1], 1.0)
-    at = first_s + np.concatenate([[0.0], np.cumsum(gaps)])[: len(rates)]
-    points = [{"at_s": float(t), "rate_per_s": float(r)} for t, r in zip(at, rates, strict=True)]
+    times_s = first_s + np.concatenate([[0.0], np.cumsum(gaps)])[: len(rates)]
+    points = [{"at_s": float(t), "rate_per_s": float(r)} for t, r in zip(times_s, rates, strict=True)]
     raw: dict[str, Any] = {"points": points}
     if periodic:
-        raw["period_s"] = float(at[-1] + gaps[-1])
+        raw["period_s"] = float(times_s[-1] + gaps[-1])
     curve = decode(raw, RateCurve)
     unit = np.array(sorted(units))
     time_s = _times_at(curve, unit)

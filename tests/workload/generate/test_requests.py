@@ -231,12 +231,12 @@ def test_requests_are_valid_repeatable_and_the_first_of_more(
 
 def test_a_seed_sequence_is_left_as_it_was_and_means_the_same_as_its_integer() -> None:
     seed = np.random.SeedSequence(7)
-    asked = workload(Poisson(rate_per_s=1), num_requests=20)
-    first = generate(asked, seed)
-    assert as_bytes(first) == as_bytes(generate(asked, seed)) == as_bytes(generate(asked, 7))
+    poisson = workload(Poisson(rate_per_s=1), num_requests=20)
+    first = generate(poisson, seed)
+    assert as_bytes(first) == as_bytes(generate(poisson, seed)) == as_bytes(generate(poisson, 7))
     assert seed.n_children_spawned == 0
-    assert as_bytes(first) != as_bytes(generate(asked, 8))
-    assert as_bytes(first) != as_bytes(generate(asked, seed.spawn(1)[0]))
+    assert as_bytes(first) != as_bytes(generate(poisson, 8))
+    assert as_bytes(first) != as_bytes(generate(poisson, seed.spawn(1)[0]))
 
 
 def test_streams_do_not_depend_on_each_other() -> None:
@@ -375,13 +375,13 @@ def test_a_benchmark_client_draws_its_own_lengths() -> None:
         num_requests=40,
         lengths_seed=0,
     )
-    found = generate(made, 7)
+    generated = generate(made, 7)
     np.random.seed(0)  # noqa: NPY002
     prompts = np.random.randint(int(1024 * 0.8), 1024 + 1, size=40)  # noqa: NPY002
     outputs = np.random.randint(int(8192 * 0.8), 8192 + 1, size=40)  # noqa: NPY002
-    assert found.input_tokens.tolist() == [prompts[0]] * 2 + prompts.tolist()
-    assert found.output_tokens.tolist() == [outputs[0]] * 2 + outputs.tolist()
-    assert found.input_tokens.tolist() == generate(made, 8).input_tokens.tolist()
+    assert generated.input_tokens.tolist() == [prompts[0]] * 2 + prompts.tolist()
+    assert generated.output_tokens.tolist() == [outputs[0]] * 2 + outputs.tolist()
+    assert generated.input_tokens.tolist() == generate(made, 8).input_tokens.tolist()
 
 
 @pytest.mark.parametrize(

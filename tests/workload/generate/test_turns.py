@@ -96,8 +96,8 @@ def test_a_session_ends_before_the_longest_context() -> None:
     raw = {**SESSIONS, "sessions": {**SESSIONS["sessions"], "max_context_tokens": 1000}}
     requests = requests_of(raw)
     assert requests.num_requests == 20_000
-    whole = requests.input_tokens + requests.output_tokens
-    assert 950 < whole.max() <= 1000
+    drawn_all = requests.input_tokens + requests.output_tokens
+    assert 950 < drawn_all.max() <= 1000
     raw["sessions"]["max_context_tokens"] = 40
     with pytest.raises(InputError, match="no first turn of a session is within max_context_tokens, which is 40"):
         requests_of(raw)
@@ -106,10 +106,10 @@ def test_a_session_ends_before_the_longest_context() -> None:
 def test_few_sessions_are_the_first_of_many() -> None:
     def of(requests: RequestArrays) -> dict[int, list[int]]:
         assert requests.session is not None
-        found: dict[int, list[int]] = {}
+        drawn: dict[int, list[int]] = {}
         for session, tokens in zip(requests.session, requests.input_tokens, strict=True):
-            found.setdefault(int(session), []).append(int(tokens))
-        return found
+            drawn.setdefault(int(session), []).append(int(tokens))
+        return drawn
 
     many, few = of(requests_of(SESSIONS)), of(requests_of({**SESSIONS, "num_requests": 500}))
     cut = max(few)

@@ -192,9 +192,9 @@ def forest(blocks: BlockIds, input_tokens: Counts | None, rows: slice) -> Prefix
     lengths = np.diff(offsets)
     last = np.where(lengths > 0, offsets[1:] - 1, 0)
     rest = input_tokens - (lengths - 1) * blocks.block_tokens
-    some = lengths > 0
-    np.minimum.at(tokens, node[last[some]], rest[some])
-    request_node = np.where(some, node[last] if node.size else -1, -1)[rows]
+    has_blocks = lengths > 0
+    np.minimum.at(tokens, node[last[has_blocks]], rest[has_blocks])
+    request_node = np.where(has_blocks, node[last] if node.size else -1, -1)[rows]
     return PrefixArrays(parent, tokens, request_node, np.full(request_node.size, -1, np.int64))
 
 
