@@ -15,7 +15,7 @@ def parse_number(text: str, what: str) -> float:
     """Return a finite number of at least 0.
 
     Args:
-        text: of the number.
+        text: text of the number.
         what: its place and name, for messages.
 
     Raises:

@@ -25,7 +25,7 @@ SIMAI, AICB, AIOB = "SimAI workload", "AICB list", "AIOB times"
 CHAKRA, KINETO, PYTORCH = "Chakra trace", "Kineto trace", "PyTorch execution trace"
 AICB_COMMAND, MEGATRON, JOB = "AICB command", "Megatron arguments", "training job"
 
-_KNOWN_HINT = "`windtunnel workload --help` lists what is"
+_KNOWN_HINT = "`windtunnel workload --help` lists the known formats"
 
 _CHAKRA_START = re.compile(rb"[\x02-\xff]{1,3}?\n[\x05-\x10]\d+\.\d+\.\d+")
 """The length of the metadata, then its first field, the version."""

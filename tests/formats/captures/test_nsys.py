@@ -287,9 +287,9 @@ def test_statistics_of_nothing_and_of_one() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("UPDATE NVTX_EVENTS SET start = 'abc'", "holds what is no number"),
-        ("UPDATE NVTX_EVENTS SET globalTid = 'x'", "NVTX_EVENTS holds what is no number"),
-        ("UPDATE TARGET_INFO_GPU SET maxWarpsPerSm = 'x'", "TARGET_INFO_GPU holds what is no number"),
+        ("UPDATE NVTX_EVENTS SET start = 'abc'", "holds a value that is no number"),
+        ("UPDATE NVTX_EVENTS SET globalTid = 'x'", "NVTX_EVENTS holds a value that is no number"),
+        ("UPDATE TARGET_INFO_GPU SET maxWarpsPerSm = 'x'", "TARGET_INFO_GPU holds a value that is no number"),
         ("ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL DROP COLUMN end", "the column end of CUPTI_ACTIVITY_KIND_KERNEL"),
         ("DROP TABLE StringIds", "StringIds is missing"),
     ],

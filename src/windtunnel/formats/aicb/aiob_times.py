@@ -26,7 +26,7 @@ MLA_MODULES = (
 
 @dataclass(frozen=True)
 class ModuleTime:
-    """One section, in microseconds as the file has them."""
+    """Times of one section, in microseconds as in the file."""
 
     max_us: float
     min_us: float

@@ -10,7 +10,7 @@ from functools import cache
 
 from windtunnel.formats.captures.capture import CLASSES
 
-# The first class with a pattern that is found decides, so what is special stands before what is general: a kernel of
+# The first class with a pattern that is found decides, so special patterns stand before general ones: a kernel of
 # FlashAttention has `cutlass` in its template arguments, and a fused norm `add`.
 _PATTERNS: Mapping[str, tuple[str, ...]] = {
     "communication": (

@@ -1,4 +1,4 @@
-"""Where a capture's time goes: kernels, API calls, copies and ranges summed up; gaps, launch latency and overlap.
+"""Sum up a capture's time: kernels, API calls, copies and ranges; gaps, launch latency and overlap.
 
 The summaries count as those of `nsys stats` (2023.4) with the same names, so that both print the same sums.
 """
@@ -203,7 +203,7 @@ def range_time(capture: Capture) -> RangeTime:
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """How one device spent the capture, from its first kernel to the end of its last."""
+    """Use of one device, from the start of its first kernel to the end of its last."""
 
     span_s: float
     busy_s: float

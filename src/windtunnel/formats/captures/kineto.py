@@ -1,7 +1,7 @@
 """Kineto traces: what `torch.profiler` writes, as JSON in the Trace Event Format, also gzipped.
 
 Times are microseconds with fractions. Beyond the format, Kineto links events by arguments: `External id` is shared by
-an operator and what it launched, `correlation` by a launch and its kernel, `Record function id` leads to the same
+an operator and its launches, `correlation` by a launch and its kernel, `Record function id` leads to the same
 operator's node in an execution trace (pytorch/kineto, libkineto/src/output_json.cpp; torch/csrc/profiler).
 """
 

@@ -311,7 +311,7 @@ def _whole_numbers(values: Sequence[Any], table: str) -> NDArray[np.int64]:
     try:
         return np.array(values, np.int64)
     except (ValueError, TypeError, OverflowError):
-        raise sqlite3.DataError(f"{table} holds what is no number") from None
+        raise sqlite3.DataError(f"{table} holds a value that is no number") from None
 
 
 def _notes(kernels: Table) -> Iterator[str]:

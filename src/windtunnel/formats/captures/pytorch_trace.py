@@ -4,7 +4,6 @@ Written as JSON, schemas 1.0.2 to 1.1.1 with Chakra 0.0.4 attributes
 (torch/csrc/profiler/standalone/execution_trace_observer.cpp). `rf_id` leads to the same operator in a Kineto trace.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +19,6 @@ from windtunnel.formats.parsing import decode_json
 SCHEMAS = ("1.0.2-chakra.0.0.4", "1.0.3-chakra.0.0.4", "1.1.0-chakra.0.0.4", "1.1.1-chakra.0.0.4")
 
 _CALL_KEYS = ("in_msg_nelems", "out_msg_nelems", "dtype", "pg_desc", "pg_size")
-_PROCESS_GROUPS = "## process_group:init ##"
 
 
 class Tensors(msgspec.Struct, frozen=True):
@@ -31,7 +29,6 @@ class Tensors(msgspec.Struct, frozen=True):
     shapes: list[Any] = []
     types: list[str] = []
     """`Tensor(float)`, `GenericList[Int,Int]`, `Bool`, ..."""
-    strides: list[Any] = []
 
 
 class TraceAttribute(msgspec.Struct, frozen=True):
@@ -69,8 +66,6 @@ class ExecutionTrace:
 
     schema: str
     operators: tuple[Operator, ...]
-    process_groups: tuple[Mapping[str, Any], ...]
-    """`pg_name`, `pg_desc`, `ranks`, `group_size` of each."""
 
 
 def read_execution_trace(path: Path) -> ExecutionTrace:
@@ -84,7 +79,7 @@ def read_execution_trace(path: Path) -> ExecutionTrace:
         raise InputError(f"{path} has the schema {file.schema!r}, which is not read", f"known are {', '.join(SCHEMAS)}")
     operators = sorted(file.nodes, key=lambda node: node.id)
     _check_tree(operators, path)
-    return ExecutionTrace(file.schema, tuple(operators), tuple(_process_groups(operators, path)))
+    return ExecutionTrace(file.schema, tuple(operators))
 
 
 def _check_tree(operators: list[Operator], path: Path) -> None:
@@ -97,17 +92,6 @@ def _check_tree(operators: list[Operator], path: Path) -> None:
             f"{path}: node {orphan.id} ({orphan.name}) belongs to node {orphan.parent}, which is not there",
             "is the file cut off?",
         )
-
-
-def _process_groups(operators: list[Operator], path: Path) -> list[Mapping[str, Any]]:
-    node = next((operator for operator in operators if operator.name == _PROCESS_GROUPS), None)
-    if node is None or not node.inputs.values:
-        return []
-    try:
-        groups = json.loads(node.inputs.values[0])
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{path}: the process groups in node {node.id} cannot be read: {error}") from None
-    return [group for group in groups if isinstance(group, dict)]
 
 
 def collective_calls(trace: ExecutionTrace) -> list[CollectiveCall]:

@@ -7,6 +7,7 @@ norm, however it is fused. Unclear kernels make the row `other`.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,11 +136,9 @@ def measured_steps(capture: Capture, shard: Shard) -> list[MatchedStep]:
 def _measured(capture: Capture, step: CapturedStep, launches: tuple[Launch, ...]) -> MatchedStep:
     rows = rows_of_kernels(capture, step, launches)
     seconds: dict[str, float] = {}
-    numbers: dict[str, int] = {}
     for row, took_s in zip(rows, capture.kernels["duration_s"][step.rows].tolist(), strict=True):
         seconds[row] = seconds.get(row, 0.0) + took_s
-        numbers[row] = numbers.get(row, 0) + 1
-    return MatchedStep(step, launches, seconds, numbers)
+    return MatchedStep(step, launches, seconds, Counter(rows))
 
 
 def rows_of_kernels(capture: Capture, step: CapturedStep, launches: Sequence[Launch]) -> list[str]:

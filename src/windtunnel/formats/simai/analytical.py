@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from windtunnel import catalog
 from windtunnel.errors import InputError, did_you_mean
-from windtunnel.schema import Schema, check_fraction, check_positive, decode, fields_of, read_yaml
+from windtunnel.schema import Schema, SchemaT, check_fraction, check_positive, decode, fields_of, read_yaml
 from windtunnel.training.iteration.layers import Communication, Group, Layer, LayerWorkload, Phase
 from windtunnel.training.iteration.times import Iteration, LayerTimes, PhaseTimes, bubble_ns, exposed_by_group
 from windtunnel.units import GIB, parse_quantity
@@ -80,13 +80,12 @@ def hardware_from(
         nvlink = _known("GPU type", gpu_type.upper(), NVLINK_GIB_PER_S)
     if nic_type is not None and nic is None:
         nic = _known("NIC type", nic_type.lower(), NIC_GIB_PER_S)
-    given = {
-        "nvlink_gib_per_s": nvlink,
-        "nic_gib_per_s": nic,
-        "nics_per_server": nics_per_server,
-        "gpus_per_server": gpus_per_server,
-    }
-    return decode({name: value for name, value in given.items() if value is not None}, SimaiHardware)
+    per_server = {"nics_per_server": nics_per_server, "gpus_per_server": gpus_per_server}
+    return _decoded(SimaiHardware, nvlink_gib_per_s=nvlink, nic_gib_per_s=nic, **per_server)
+
+
+def _decoded(kind: type[SchemaT], **values: float | None) -> SchemaT:
+    return decode({name: value for name, value in values.items() if value is not None}, kind)
 
 
 def overlap_from(dp: float | None, ep: float | None, tp: float | None, pp: float | None) -> SimaiOverlap:
@@ -95,8 +94,7 @@ def overlap_from(dp: float | None, ep: float | None, tp: float | None, pp: float
     Raises:
         InputError: a ratio is not from 0 to 1.
     """
-    given = {"dp_fraction": dp, "ep_fraction": ep, "tp_fraction": tp, "pp_fraction": pp}
-    return decode({name: value for name, value in given.items() if value is not None}, SimaiOverlap)
+    return _decoded(SimaiOverlap, dp_fraction=dp, ep_fraction=ep, tp_fraction=tp, pp_fraction=pp)
 
 
 def _known(what: str, name: str, table: Mapping[str, float]) -> float:

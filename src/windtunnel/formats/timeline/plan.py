@@ -1,4 +1,4 @@
-"""Choose what a timeline shows of a run: batches are merged into slices and requests left out until the events fit."""
+"""Choose the parts of a run that a timeline shows: batches are merged and requests left out until the events fit."""
 
 import itertools
 from collections.abc import Callable, Mapping
@@ -110,7 +110,7 @@ class RequestFlows(Points):
 
 @dataclass(frozen=True, eq=False)
 class TimelinePlan:
-    """Everything that the events are made from."""
+    """Source of all events."""
 
     steps: Table
     requests: Table
@@ -146,7 +146,7 @@ FLOW = "stf"
 
 
 def plan_timeline(requests: Table, steps: Table, max_events: int, replica_phases: Table | None = None) -> TimelinePlan:
-    """Choose what is shown, so that there are at most `max_events` events."""
+    """Choose the batches and requests to show, so that there are at most `max_events` events."""
     batches = batches_by_track(steps)
     known = [batches.replica, requests["replica"]]
     if replica_phases is not None:

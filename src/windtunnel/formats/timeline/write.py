@@ -4,7 +4,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -92,43 +92,32 @@ def _names(plan: TimelinePlan) -> Iterator[Event]:
     yield from (event for event in plan.lives if event["ph"] == "M")
 
 
-@dataclass(frozen=True, eq=False)
-class _Sums:
-    """Sums of the step table's columns by slice."""
-
-    num_steps: Ints
-    decode_tokens: Ints
-    """Sum over all steps, as in the two following columns."""
-    prefill_tokens: Ints
-    num_prefills: Ints
-
-
-def _sums(plan: TimelinePlan) -> _Sums:
-    def sum_of(name: str | None = None) -> Ints:
-        column = num_steps if name is None else plan.steps[name][plan.batches.rows] * num_steps
-        total = np.append(0, np.cumsum(column))
-        return np.asarray(total[plan.slices.first + plan.slices.num_batches] - total[plan.slices.first])
-
+def _sums(plan: TimelinePlan) -> dict[str, Ints]:
+    """Return the number of steps of each slice, and their tokens and prefills in all."""
     num_steps = plan.steps["num_steps"][plan.batches.rows].astype(np.int64)
-    return _Sums(sum_of(), *(sum_of(name) for name in ("decode_tokens", "prefill_tokens", "num_prefills")))
+    names = ("decode_tokens", "prefill_tokens", "num_prefills")
+    columns = {name: plan.steps[name][plan.batches.rows] * num_steps for name in names}
+    return {
+        name: np.add.reduceat(column, plan.slices.first) for name, column in {"num_steps": num_steps, **columns}.items()
+    }
 
 
 def _slice_events(plan: TimelinePlan) -> Iterator[Event]:
     slices, batches, steps = plan.slices, plan.batches, plan.steps
     sums = _sums(plan)
+    num_steps = sums["num_steps"]
     first = batches.rows[slices.first]
     duration_us = slices.end_us - slices.start_us
     args: dict[str, list[Any]] = {
-        "decode_tokens": _per_step(sums.decode_tokens, sums.num_steps),
-        "prefill_tokens": _per_step(sums.prefill_tokens, sums.num_steps),
-        "num_steps": sums.num_steps.tolist(),
-        "step_ms": np.round(duration_us / sums.num_steps / 1000, 4).tolist(),
+        **{name: _per_step(sums[name], num_steps) for name in ("decode_tokens", "prefill_tokens")},
+        "num_steps": num_steps.tolist(),
+        "step_ms": np.round(duration_us / num_steps / 1000, 4).tolist(),
         **{name: steps[name][first].tolist() for name in ("context_tokens", "num_running", "num_waiting")},
         "used_blocks": steps["used_blocks"][_last_rows(plan)].tolist(),
     }
     if plan.detail.batches_per_slice > 1:
         args["num_batches"] = slices.num_batches.tolist()
-    parts = (sums.decode_tokens / sums.num_steps, sums.prefill_tokens, sums.num_prefills, slices.num_batches)
+    parts = (sums["decode_tokens"] / num_steps, sums["prefill_tokens"], sums["num_prefills"], slices.num_batches)
     names = list(map(_composition, *(part.tolist() for part in parts)))
     start, duration = slices.start_us.tolist(), duration_us.tolist()
     replica, track = batches.replica[slices.first].tolist(), batches.track[slices.first].tolist()
@@ -176,9 +165,9 @@ def _counter_events(plan: TimelinePlan) -> tuple[Iterator[Event], ...]:
     sums = _sums(plan)
     first = batches.rows[slices.first]
     # The last of a row's steps has allocated all its blocks when it starts.
-    used_us = slices.end_us - (slices.end_us - slices.start_us) // sums.num_steps
+    used_us = slices.end_us - (slices.end_us - slices.start_us) // sums["num_steps"]
     requests = {"running": steps["num_running"][first], "waiting": steps["num_waiting"][first]}
-    tokens_per_s = {"decode": _rate(plan, sums.decode_tokens), "prefill": _rate(plan, sums.prefill_tokens)}
+    tokens_per_s = {"decode": _rate(plan, sums["decode_tokens"]), "prefill": _rate(plan, sums["prefill_tokens"])}
     return (
         _counter(plan, "KV blocks", used_us, {"used": steps["used_blocks"][_last_rows(plan)]}),
         _counter(plan, "requests", slices.start_us, requests),
