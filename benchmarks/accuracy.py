@@ -267,7 +267,9 @@ def write_uncalibrated_spreads(runs: Sequence[PricedServer], predicted: Predicte
     """
     found: dict[str, dict[str, Any]] = {}
     for engine, assumed in sorted({(priced.scope[0], priced.setup.settings_assumed) for priced in runs}):
-        known = [b for b in runs if b.scope[0] == engine and b.setup.settings_assumed == assumed and b.weight > 0]
+        known = [
+            b for b in runs if b.scope[0] == engine and b.setup.settings_assumed == assumed and b.measurement.weight > 0
+        ]
         chosen = [priced for priced in known if priced.measurement.use == "primary"]
         if len({by_configuration(priced) for priced in chosen}) < LEAST_CONFIGURATIONS:
             chosen = known
@@ -438,7 +440,7 @@ def main() -> int:
     columns = {way: as_measured(measurements, found) for way, found in columns.items()}
     drawings = {way: as_measured(measurements, found) for way, found in drawings.items()}
     if options.cross_validate:
-        fitted = [priced for priced in runs if priced.measurement.use == "primary" and priced.weight > 0]
+        fitted = [priced for priced in runs if priced.measurement.use == "primary" and priced.measurement.weight > 0]
         held = inside_intervals(fitted, columns[best])
         intervals = interval_table(held, inside_intervals(fitted, columns["uncalibrated"], False))
     if options.json:

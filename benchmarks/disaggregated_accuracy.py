@@ -26,7 +26,7 @@ from readers.silicon.runs import DISAGGREGATED, read_measurements
 from windtunnel.calibration.cross_validation import LEAST_CONFIGURATIONS
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.calibration.profiles import SHARED_ERROR, spread_of
-from windtunnel.calibration.validate import Prediction, predict_runs
+from windtunnel.calibration.validate import RunPrediction, predict_runs
 from windtunnel.metrics.accuracy import score
 from windtunnel.metrics.uncertainty import Spread
 from windtunnel.report.calibration.validation import NAMES, score_cells
@@ -71,14 +71,14 @@ def chosen(measurements: Sequence[Measurement]) -> list[Measurement]:
     ]
 
 
-def table(ways: Mapping[str, Sequence[Prediction]]) -> list[str]:
+def table(ways: Mapping[str, Sequence[RunPrediction]]) -> list[str]:
     """Markdown rows: median, 90th percentile and bias of every metric, by group."""
     headers = ("runs", *(f"{NAMES[name]} {what}" for name in METRICS for what in ("median", "p90", "bias")))
     lines = []
     for title, key in GROUPS.items():
         lines += ["", f"| {title} | {' | '.join(headers)} |", f"|---|{'---:|' * len(headers)}"]
         for way, predictions in ways.items():
-            found: dict[str, list[Prediction]] = {}
+            found: dict[str, list[RunPrediction]] = {}
             for one in predictions:
                 if not one.refused:
                     found.setdefault(key(one.measurement), []).append(one)
@@ -88,7 +88,7 @@ def table(ways: Mapping[str, Sequence[Prediction]]) -> list[str]:
     return lines
 
 
-def refusals(measurements: Sequence[Measurement], predictions: Sequence[Prediction]) -> list[str]:
+def refusals(measurements: Sequence[Measurement], predictions: Sequence[RunPrediction]) -> list[str]:
     """A line for each reason why runs of pools are not predicted."""
     unsaid = Counter(
         run.refused for run in measurements if run.use in USES and run.refused and "servers" in run.refused
@@ -97,7 +97,7 @@ def refusals(measurements: Sequence[Measurement], predictions: Sequence[Predicti
     return ["", *(f"- {count} refused: {reason}" for reason, count in sorted(reasons.items()))]
 
 
-def spreads_of(predictions: Sequence[Prediction], engine: str) -> dict[str, Spread]:
+def spreads_of(predictions: Sequence[RunPrediction], engine: str) -> dict[str, Spread]:
     """Metric -> measured over predicted, of the engine's runs; where these are of few configurations, of all."""
     own = [one for one in predictions if one.measurement.labels["engine"] == engine]
     enough = len({one.measurement.configuration for one in own}) >= LEAST_CONFIGURATIONS
@@ -108,17 +108,17 @@ def spreads_of(predictions: Sequence[Prediction], engine: str) -> dict[str, Spre
     return {**found, "throughput": Spread(**rounded, num_runs=e2e.num_runs)}
 
 
-def engines(predictions: Sequence[Prediction]) -> list[str]:
+def engines(predictions: Sequence[RunPrediction]) -> list[str]:
     return sorted({one.measurement.labels["engine"] for one in predictions})
 
 
-def _spread(predictions: Sequence[Prediction], metric: str) -> Spread:
+def _spread(predictions: Sequence[RunPrediction], metric: str) -> Spread:
     sizes = Counter(one.measurement.configuration for one in predictions)
     ratios = np.array([1 / (1 + one.error(metric)) for one in predictions])
     return spread_of(ratios, np.array([sizes[one.measurement.configuration] ** -SHARED_ERROR for one in predictions]))
 
 
-def inside(predictions: Sequence[Prediction]) -> list[str]:
+def inside(predictions: Sequence[RunPrediction]) -> list[str]:
     """Share of measured values between the quantiles of the runs of other configurations, by engine."""
     held: dict[str, list[list[bool]]] = {}
     for left_out in sorted({one.measurement.configuration for one in predictions}):

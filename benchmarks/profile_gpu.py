@@ -20,10 +20,10 @@ import click
 import numpy as np
 
 from windtunnel import catalog
-from windtunnel.lab.profile.compute import Budget, Extent, Progress
+from windtunnel.lab.profile.compute import Extent, Progress, TimeBudget
 from windtunnel.lab.profile.machine import free_memory_bytes
 from windtunnel.lab.profile.model import LayerStack, StepShape, layer_weight_bytes
-from windtunnel.lab.profile.run import ComputePlan, Profile, profile_compute
+from windtunnel.lab.profile.run import ComputePlan, ComputeProfile, profile_compute
 from windtunnel.lab.profile.torch_steps import require_torch, whole_forward
 from windtunnel.lab.timing import clock_for
 from windtunnel.model.forward import Shard
@@ -83,7 +83,7 @@ def main(
             clock=clock,
             attention=attention,
             extent=Extent(max_batch, max_context),
-            budget=Budget(min(budget, left_s / 2)),
+            budget=TimeBudget(min(budget, left_s / 2)),
         )
         profile = profile_compute(model, Precision(), device_name, folder, plan, tell)
         errors = profile.closure_errors
@@ -100,7 +100,7 @@ def tell(tp: int, done: Progress) -> None:
     click.echo(f"\r  tp {tp}: {done.num_steps} steps, {done.left_s or 0:.0f} s left   ", nl=False, err=True)
 
 
-def check(model: ModelSpec, profile: Profile, device: str, attention: str, ends_s: float) -> float | None:
+def check(model: ModelSpec, profile: ComputeProfile, device: str, attention: str, ends_s: float) -> float | None:
     """Median |error| of predicted whole steps; None where the model does not fit or no time is left."""
     import torch
 

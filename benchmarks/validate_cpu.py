@@ -20,7 +20,7 @@ from windtunnel import catalog
 from windtunnel.formats.engine_run import EngineRun, engine_run
 from windtunnel.lab.engines.drive import drive
 from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings, is_installed, vllm_version
-from windtunnel.lab.profile.compute import Budget, Extent, Progress, measure_steps
+from windtunnel.lab.profile.compute import Extent, Progress, TimeBudget, measure_steps
 from windtunnel.lab.profile.machine import device_of, provenance_of
 from windtunnel.lab.profile.overheads import write_overheads
 from windtunnel.lab.profile.run import write_steps
@@ -185,7 +185,7 @@ def measure(stepper: VllmStepper, loads: list[Load]) -> tuple[list[list[Measured
     def tell(done: Progress) -> None:
         say(f"{done.num_steps} steps measured, {done.left_s:.0f} s left")
 
-    steps = [[step] for step in measure_steps(stepper, EXTENT, Budget(BUDGET_S), {}, tell)]
+    steps = [[step] for step in measure_steps(stepper, EXTENT, TimeBudget(BUDGET_S), {}, tell)]
     runs: list[list[EngineRun]] = [[] for _ in loads]
     for repeat in range(NUM_REPEATS):
         for number, load in enumerate(loads):

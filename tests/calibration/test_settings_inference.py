@@ -10,7 +10,7 @@ from windtunnel.calibration.cross_validation import folds, held_out
 from windtunnel.calibration.fit import Fit, PricedServer, fit_runs, predict, priced_servers
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.calibration.profiles import profiles
-from windtunnel.calibration.settings_inference import Learnt, Series, Trials, infer, values_of
+from windtunnel.calibration.settings_inference import Learnt, RunSeries, Trials, infer, values_of
 from windtunnel.pricing.estimator import Estimator, roofline_estimator
 from windtunnel.report.calibration.calibration import write_calibration
 from windtunnel.serving.calibration import NONE, load_calibration
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.compiled
 
 SHORT, LONG = (256, 32), (2000, 400)
 UNKNOWN = ("max_num_seqs", "max_num_batched_tokens")
-SERIES = Series("vllm", "h100_sxm", "0.19.0", "meta-llama/Llama-3.1-8B")
+SERIES = RunSeries("vllm", "h100_sxm", "0.19.0", "meta-llama/Llama-3.1-8B")
 
 
 def of_roofline(setup: Setup) -> Estimator:
@@ -120,8 +120,8 @@ def test_runs_left_out_are_predicted_with_what_the_others_say(limited: list[Pric
 
 def test_memory_kept_from_the_cache_is_found_again_where_the_cache_is_full() -> None:
     learnt = learnt_from(ran((256, 512, 640), LONG, reserved_bytes=12 * GIB))
-    assert dict(learnt[Series("vllm", "h100_sxm")].values) == {"reserved_bytes": 12 * GIB}
-    assert learnt[Series("vllm")].values == learnt[Series("vllm", "h100_sxm")].values
+    assert dict(learnt[RunSeries("vllm", "h100_sxm")].values) == {"reserved_bytes": 12 * GIB}
+    assert learnt[RunSeries("vllm")].values == learnt[RunSeries("vllm", "h100_sxm")].values
     assert learnt_from(ran((4, 8), LONG, reserved_bytes=12 * GIB)) == {}
 
 

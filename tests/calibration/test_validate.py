@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from windtunnel.calibration.measured_runs import Measurement
-from windtunnel.calibration.validate import Prediction
+from windtunnel.calibration.validate import RunPrediction
 from windtunnel.serving.scenario import scenario_from
 
 
 def prediction(
     labels: dict[str, str], facts: dict[str, float], settings_assumed: bool = False, remarks: tuple[str, ...] = ()
-) -> Prediction:
+) -> RunPrediction:
     raw = {
         "model": "llama-3.1-8b",
         "deployment": {"device": "h100_sxm", "settings_assumed": settings_assumed},
@@ -23,7 +23,7 @@ def prediction(
         },
     }
     measurement = Measurement("run", scenario_from(raw, "run"), "", {"tpot": 1.0}, labels)
-    return Prediction(measurement, "", {"tpot": 2.0}, {}, "", facts, remarks)
+    return RunPrediction(measurement, "", {"tpot": 2.0}, {}, "", facts, remarks)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""How many draft tokens an engine accepted, where nobody recorded it: one share a model, from the measured TPOT."""
+"""Infer the share of draft tokens that an engine accepted, where it was not recorded: one share per model, from the
+measured TPOT.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 
 from windtunnel.calibration.fit import PricedServer, priced_servers
 from windtunnel.calibration.measured_runs import Measurement
+from windtunnel.calibration.transfers import fitted_calibration
 from windtunnel.pricing.calibrated import CalibratedEstimator
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.calibration import Calibration
@@ -49,12 +52,11 @@ def drafting(
         calibrations: by engine and device (`vllm-h100_sxm`) or engine; what is fitted here corrects what they leave.
     """
 
-    def of(setup: Setup) -> Calibration | None:
-        engine, device = setup.engine.name, setup.device.name
-        return calibrations.get(f"{engine}-{device}") or calibrations.get(engine)
+    def fitted(setup: Setup) -> Calibration | None:
+        return fitted_calibration(calibrations, setup.engine.name, setup.device.name)
 
     def calibrated_estimator(setup: Setup) -> Estimator:
-        calibration, plain = of(setup), estimator_for(setup)
+        calibration, plain = fitted(setup), estimator_for(setup)
         return plain if calibration is None else CalibratedEstimator(plain, setup.device, calibration.factors)
 
     runs = (run.accepting(0.0) for run in measurements if run.scenario and "tpot" in run.measured)
@@ -62,7 +64,7 @@ def drafting(
         if isinstance(priced, str):
             yield measurement, priced
         else:
-            calibration, host = of(priced.setup), priced.setup.engine.host
+            calibration, host = fitted(priced.setup), priced.setup.engine.host
             if calibration is not None:
                 host = calibration.host_of(str(priced.setup.engine.version)).over(host)
             yield measurement, Drafting(priced, tuple(_accepting(priced, share).predict({}, host) for share in SHARES))

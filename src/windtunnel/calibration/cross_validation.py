@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.calibration.fit import CANDIDATES, Fit, Local, PricedServer, by_configuration, predict, refit
+from windtunnel.calibration.fit import CANDIDATES, Fit, LocalFit, PricedServer, by_configuration, predict, refit
 from windtunnel.calibration.settings_inference import Trials, infer, with_learnt
 
 NUM_FOLDS = 5
 LEAST_CONFIGURATIONS = 5
-"""Fewer say little of a spread: that of the engine's runs on all devices stands in."""
+"""Fewest configurations that a spread is taken from; with fewer, the engine's runs on all devices stand in."""
 
 
 def folds(
@@ -28,7 +28,7 @@ def folds(
     return np.array([fold[key(priced)] for priced in runs])
 
 
-def averaged_fit(runs: Sequence[PricedServer], around: Local, kept: NDArray[np.bool_]) -> Fit:
+def averaged_fit(runs: Sequence[PricedServer], around: LocalFit, kept: NDArray[np.bool_]) -> Fit:
     """The mean of the fits to the runs that are `kept` under all candidate priors, effect by effect.
 
     No prior is chosen: which one predicts runs left out best changes with the drawing of the folds.
@@ -38,7 +38,7 @@ def averaged_fit(runs: Sequence[PricedServer], around: Local, kept: NDArray[np.b
 
 
 def held_out(
-    runs: Sequence[PricedServer], around: Local, fold: NDArray[np.int64], trials: Trials | None = None
+    runs: Sequence[PricedServer], around: LocalFit, fold: NDArray[np.int64], trials: Trials | None = None
 ) -> list[dict[str, float]]:
     """Every run's prediction by a fit, and with settings, that were learnt from runs of other folds alone.
 

@@ -49,7 +49,7 @@ HOST = HostOverheads.__struct_fields__
 """Overheads that are fitted, as multiples of the engine's defaults."""
 
 HIDDEN = ("step_s", "request_s")
-"""Those of them that asynchronous scheduling hides behind the device."""
+"""Overheads that asynchronous scheduling hides behind the device."""
 
 TRIED: Mapping[str, tuple[float, ...]] = {
     "max_num_seqs": tuple(2.0**power for power in range(3, 11)),
@@ -61,30 +61,31 @@ TRIED: Mapping[str, tuple[float, ...]] = {
 tried."""
 
 PRICED_UP_TO = ("max_num_seqs", "max_num_batched_tokens")
-"""Those of them up to which steps are priced."""
+"""Inferable settings whose largest value bounds the steps that are priced."""
 
 METRICS = ("tpot", "ttft", "e2e")
 FITTED = ("tpot", "ttft")
 NOISE: Mapping[str, float] = {"tpot": 0.04, "ttft": 0.10}
-"""What two runs of equal settings differ by, and a little more: the scale in which residuals are counted."""
+"""Relative difference of two runs with equal settings, rounded up: the scale in which residuals are counted."""
 
 TRUST = 0.5
-"""How far one step may move an effect."""
+"""Largest change of an effect in one step."""
 
 
 @dataclass(frozen=True)
 class Priors:
-    """How far effects may move a logarithm: standard deviations of the ridge's prior. By default overheads are known to
-    a factor of two and operators to 8%."""
+    """Standard deviations of the ridge's prior, of logarithms. By default overheads are known to a factor of two and
+    operators to 8%.
+    """
 
     host: tuple[float, float, float] = (0.4, 0.5, 0.4)
-    """Of overheads: effects of all runs, of an engine, and of an engine on a device."""
+    """Overheads: effects of all runs, of an engine, and of an engine on a device."""
     releases: tuple[float, float] = (0.3, 0.4)
-    """Of overheads: effects of an engine's release, and of a release on a device, where one is seldom of two hosts."""
+    """Overheads: effects of an engine's release, and of a release on a device, as a release seldom ran on two hosts."""
     operators: tuple[float, float, float] = (0.05, 0.05, 0.03)
     """The same of factors."""
     formats: float = 0.05
-    """Of a format's effect on GEMMs and experts, of an engine and of an engine on a device."""
+    """Effect of a format on GEMMs and experts, of an engine and of an engine on a device."""
     outlier: float = 3.0
     """Residuals of so many scales have a quarter of their weight, and larger ones hardly any."""
 
@@ -102,27 +103,27 @@ CANDIDATES = tuple(_narrowed(operators, outlier) for operators in (0.6, 1.0) for
 """Priors whose fits are averaged."""
 
 CROWDING = 0.4
-"""Runs of one configuration err alike: each of n counts n to the power of minus this."""
+"""Runs of one configuration share an error: each of n counts n to the power of minus this."""
 
 HOST_RATIO, FACTOR_RATIO = 2.0, 1.05
-"""By how much a parameter is moved to learn what it does."""
+"""Factors by which a parameter is moved for a finite difference."""
 
 NUM_ROUNDS = 2
-"""Of simulating around the last fit and fitting again."""
+"""Rounds of simulating around the last fit and fitting again."""
 NUM_STEPS = 8
-"""Of Gauss and Newton, at most."""
+"""Most Gauss-Newton steps."""
 CONVERGED = 0.01
 LEAST_RELATIVE = 0.05
 """A linear prediction is taken to fall no lower than this share of where it started."""
 
 
 class Scope(NamedTuple):
-    """Whose parameters a run tells about."""
+    """The engine, device and release whose parameters a run informs."""
 
     engine: str
     device: str
     release: str = ""
-    """Of the engine, such as 0.10; empty where an image of no release was run, or for what its releases share."""
+    """Release of the engine, such as 0.10; empty for an image of no release, or for what its releases share."""
 
 
 @dataclass(frozen=True)
@@ -140,37 +141,32 @@ class PricedServer:
     speculation: state.Speculation | None = None
 
     @property
-    def weight(self) -> float:
-        """In a fit: none for runs that their own record calls odd, little where settings were not recorded."""
-        return self.measurement.weight
-
-    @property
     def scope(self) -> Scope:
         version = self.measurement.labels.get("version", "")
         return Scope(self.setup.engine.name, self.setup.device.name, release_of(version))
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of what its times tell about: `host.step_s`, `gemm.fp8.memory`, ...
+        """Names of the parameters that its times inform: `host.step_s`, `gemm.fp8.memory`, ...
 
-        Where scheduling overlaps, the host's work per step is a floor that steps seldom touch; a fit would raise it to
-        whatever the slowest of them take. It is fitted on runs whose steps it adds to.
+        Where scheduling overlaps, the host's work per step is a floor that steps seldom reach, and a fit would raise it
+        to the slowest steps. It is fitted on runs whose steps it adds to.
         """
         hidden = HIDDEN if self.setup.engine.async_scheduling else ()
         return (*(f"host.{name}" for name in HOST if name not in hidden), *self.parts)
 
     @property
     def keeps_by_default(self) -> bool:
-        """Whether its settings are known but for the memory that the engine keeps from the KV cache by itself."""
+        """Whether its settings are known, except the memory that the engine itself keeps from the KV cache."""
         assert self.measurement.scenario is not None
         given = self.measurement.scenario.deployment.engine
         return not self.setup.settings_assumed and given.reserved_bytes is None and given.num_gpu_blocks is None
 
     def served_with(self, values: Mapping[str, float]) -> PricedServer:
-        """The same run behind an engine whose defaults are other ones; prices stay as they are.
+        """Return the run with other defaults of the engine; prices stay as they are.
 
         Raises:
-            InputError: then the memory holds none of its requests.
+            InputError: the memory then holds none of its requests.
         """
         if not values:
             return self
@@ -187,7 +183,7 @@ class PricedServer:
         return replace(self, settings=settings)
 
     def predict(self, factors: Mapping[str, float], host: HostOverheads) -> dict[str, float]:
-        """The metrics of a simulation with these factors and overheads; TPOT is NaN where every output is one token."""
+        """Simulate with these factors and overheads; TPOT is NaN where every output is one token."""
         prices = combined(self.parts, {name: factor(factors, name) for name in self.parts})
         engine = msgspec.structs.replace(prices.engine, host=host)
         cost = replace(prices, engine=engine).lowered().cost
@@ -210,11 +206,11 @@ class PricedServer:
 def priced_servers(
     measurements: Iterable[Measurement], estimator_of: Callable[[Setup], Estimator] = estimator_for
 ) -> Iterator[tuple[Measurement, PricedServer | str]]:
-    """Every measurement with its bench, or with the reason why it cannot be simulated.
+    """Yield every measurement with its priced server, or with the reason why it cannot be simulated.
 
     Args:
         measurements: what was run and measured.
-        estimator_of: prices a setup's operators; asked once for each device, engine version and backend of experts.
+        estimator_of: prices a setup's operators; called once per device, engine version and backend of experts.
     """
     estimators: dict[tuple[Hashable, ...], Estimator] = {}
     for measurement in measurements:
@@ -266,7 +262,7 @@ def _memory(setup: Setup, requests: RequestArrays) -> MemoryPlan:
 
 
 def _widest(engine: EngineSettings, unknown: Sequence[str]) -> EngineSettings:
-    """With the largest limits that may be tried where nobody recorded them, so that their steps are priced as well."""
+    """Raise the limits that nobody recorded to the largest values tried, so that their steps are priced as well."""
     limits = {name: max(int(TRIED[name][-1]), getattr(engine, name)) for name in PRICED_UP_TO if name in unknown}
     return msgspec.structs.replace(engine, **limits)
 
@@ -281,7 +277,7 @@ def _parts(estimator: Estimator, setup: Setup, shard: Shard) -> dict[str, StepPr
 
 
 class _Recorder:
-    """Prices operators and remembers, in the order of the questions, seconds and shares."""
+    """An estimator that records its estimates and their shares by factor, in order."""
 
     def __init__(self, estimator: Estimator, device: Device) -> None:
         self.estimator = estimator
@@ -298,7 +294,7 @@ class _Recorder:
 
 
 class _Player:
-    """Answers the same questions again with one factor's share of the seconds."""
+    """An estimator that replays a recorder's estimates with one factor's share of the seconds."""
 
     def __init__(self, recorder: _Recorder, name: str) -> None:
         self.answers = iter(recorder.answers)
@@ -312,15 +308,15 @@ class _Player:
 # ------------------------------------------------------------------------------------------------------------------ fit
 
 Effect = tuple[str, ...]
-"""What an effect is of: (parameter or its class, "all" | engine | engine and device | engine and release | all three),
-or where it is a format's, (parameter, engine | engine and device)."""
+"""Owner of an effect: (parameter or its class, "all" | engine | engine and device | engine and release | all three), or
+for a format's effect, (parameter, engine | engine and device)."""
 
 
 MOST_EFFECTS = 5
 
 
 def effects(parameter: str, scope: Scope, priors: Priors = PRIORS) -> dict[Effect, float]:
-    """The effects whose sum is the logarithm of a parameter of a run, with the spread that each may have."""
+    """Return the effects whose sum is the logarithm of a parameter of a run, with the prior spread of each."""
     kind, _, rest = parameter.partition(".")
     base = parameter if kind == "host" else f"{kind}.{rest.rpartition('.')[2]}" if rest else kind
     overall, of_engine, of_device = priors.host if kind == "host" else priors.operators
@@ -336,19 +332,19 @@ def effects(parameter: str, scope: Scope, priors: Priors = PRIORS) -> dict[Effec
 
 @dataclass(frozen=True)
 class Fit:
-    """Fitted effects; what is not in it is zero."""
+    """Fitted effects; effects that are absent are zero."""
 
     effects: Mapping[Effect, float]
 
     def logarithm(self, parameter: str, scope: Scope) -> float:
         return sum(self.effects.get(effect, 0.0) for effect in effects(parameter, scope))
 
-    def factors(self, names: Iterable[str], scope: Scope) -> dict[str, float]:
-        """Factor's name -> value, for the names of a bench's parts."""
-        return {name: math.exp(self.logarithm(name, scope)) for name in names}
+    def factors(self, priced: PricedServer) -> dict[str, float]:
+        """Factors by the names of a run's parts, format and all; `factor` then finds no others to multiply."""
+        return {name: math.exp(self.logarithm(name, priced.scope)) for name in priced.parts}
 
     def host(self, default: HostOverheads, scope: Scope) -> HostOverheads:
-        """The overheads of an engine's release on a device, from their defaults."""
+        """Return the overheads of an engine's release on a device, from their defaults."""
         return HostOverheads(
             **{
                 name: float(getattr(default, name) or 0.0) * math.exp(self.logarithm(f"host.{name}", scope))
@@ -358,27 +354,22 @@ class Fit:
 
 
 def predict(priced: PricedServer, fit: Fit) -> dict[str, float]:
-    """The metrics of a bench under a fit."""
-    return priced.predict(_whole(fit, priced), fit.host(priced.setup.engine.host, priced.scope))
-
-
-def _whole(fit: Fit, priced: PricedServer) -> dict[str, float]:
-    """Factors by the names of the bench's parts, format and all; `factor` then finds no others to multiply."""
-    return fit.factors(priced.parts, priced.scope)
+    """Predict the metrics of a run under a fit."""
+    return priced.predict(fit.factors(priced), fit.host(priced.setup.engine.host, priced.scope))
 
 
 @dataclass(frozen=True)
-class Local:
-    """Predictions around a fit: seconds are taken as linear in every factor and overhead."""
+class LocalFit:
+    """Predictions around a fit; seconds are linear in every factor and overhead."""
 
     fit: Fit
     base: Sequence[Mapping[str, float]]
-    """Of every run: metric -> its prediction under the fit."""
+    """For every run: metric -> its prediction under the fit."""
     slopes: Sequence[Mapping[str, Mapping[str, float]]]
-    """Of every run: metric -> parameter -> the share of the metric that is proportional to the parameter."""
+    """For every run: metric -> parameter -> the share of the metric that is proportional to the parameter."""
 
     def predict(self, index: int, priced: PricedServer, fit: Fit) -> dict[str, float]:
-        """The fitted metrics of a run, `priced`, under another fit, without simulating it again."""
+        """Predict the fitted metrics of a run under another fit, without simulating it again."""
         metrics = {}
         for metric, slope in self.slopes[index].items():
             moved = {name: fit.logarithm(name, priced.scope) - self.fit.logarithm(name, priced.scope) for name in slope}
@@ -387,14 +378,14 @@ class Local:
         return metrics
 
 
-def local(runs: Sequence[PricedServer], fit: Fit) -> Local:
+def local(runs: Sequence[PricedServer], fit: Fit) -> LocalFit:
     """Simulate every run with every one of its parameters moved.
 
-    Overheads are doubled and not nudged: what the device hides at first would otherwise never be found.
+    Overheads are doubled, not nudged: else those that the device hides at first would never be found.
     """
     base, slopes = [], []
     for priced in runs:
-        factors, host = _whole(fit, priced), fit.host(priced.setup.engine.host, priced.scope)
+        factors, host = fit.factors(priced), fit.host(priced.setup.engine.host, priced.scope)
         here = priced.predict(factors, host)
         slope: dict[str, dict[str, float]] = {metric: {} for metric in FITTED}
         for name in priced.parameters:
@@ -411,11 +402,11 @@ def local(runs: Sequence[PricedServer], fit: Fit) -> Local:
                 slope[metric][name] = (metrics[metric] / here[metric] - 1.0) / (ratio - 1.0)
         base.append(here)
         slopes.append(slope)
-    return Local(fit, base, slopes)
+    return LocalFit(fit, base, slopes)
 
 
-def fit_runs(runs: Sequence[PricedServer], num_rounds: int = NUM_ROUNDS) -> Local:
-    """Fit effects to `runs`; what is returned predicts around the fit."""
+def fit_runs(runs: Sequence[PricedServer], num_rounds: int = NUM_ROUNDS) -> LocalFit:
+    """Fit effects to `runs`; return the predictions around the fit."""
     around = local(runs, Fit({}))
     for number in range(num_rounds):
         fit = _fitted(runs, around)
@@ -426,34 +417,34 @@ def fit_runs(runs: Sequence[PricedServer], num_rounds: int = NUM_ROUNDS) -> Loca
     return around
 
 
-def around_again(runs: Sequence[PricedServer], around: Local, changed: Sequence[bool]) -> Local:
-    """`around`, with the runs that `changed` simulated anew."""
+def around_again(runs: Sequence[PricedServer], around: LocalFit, changed: Sequence[bool]) -> LocalFit:
+    """Return `around` with the runs flagged in `changed` simulated again."""
     places = [index for index, flag in enumerate(changed) if flag]
     anew = local([runs[index] for index in places], around.fit)
     base, slopes = list(around.base), list(around.slopes)
     for place, metrics, slope in zip(places, anew.base, anew.slopes, strict=True):
         base[place], slopes[place] = metrics, slope
-    return Local(around.fit, base, slopes)
+    return LocalFit(around.fit, base, slopes)
 
 
-def refit(runs: Sequence[PricedServer], around: Local, kept: NDArray[np.bool_], priors: Priors = PRIORS) -> Fit:
-    """The fit to the runs that are `kept`.
+def refit(runs: Sequence[PricedServer], around: LocalFit, kept: NDArray[np.bool_], priors: Priors = PRIORS) -> Fit:
+    """Fit the runs that are `kept`.
 
-    The whole regression is solved anew on the measurements of the kept runs. From the fit to all runs it takes the
-    point around which predictions are linear, and nothing that was measured.
+    The regression is solved again on the measurements of the kept runs. The fit to all runs gives only the point around
+    which predictions are linear, and no measurement.
     """
     chosen = np.flatnonzero(kept).tolist()
     base, slopes = [around.base[index] for index in chosen], [around.slopes[index] for index in chosen]
-    return _fitted([runs[index] for index in chosen], Local(around.fit, base, slopes), priors)
+    return _fitted([runs[index] for index in chosen], LocalFit(around.fit, base, slopes), priors)
 
 
 def _weights(runs: Sequence[PricedServer]) -> Floats:
     sizes = Counter(by_configuration(priced) for priced in runs)
-    return np.array([priced.weight * sizes[by_configuration(priced)] ** -CROWDING for priced in runs])
+    return np.array([priced.measurement.weight * sizes[by_configuration(priced)] ** -CROWDING for priced in runs])
 
 
-def _fitted(runs: Sequence[PricedServer], around: Local, priors: Priors = PRIORS) -> Fit:
-    """Ridge regression by Gauss and Newton on predictions that are linear around a fit; nothing from no runs."""
+def _fitted(runs: Sequence[PricedServer], around: LocalFit, priors: Priors = PRIORS) -> Fit:
+    """Solve the ridge regression by Gauss-Newton, on predictions linear around a fit; no runs give no effects."""
     if not runs:
         return Fit({})
     weights = np.repeat(_weights(runs), len(FITTED))
@@ -490,7 +481,7 @@ def _fitted(runs: Sequence[PricedServer], around: Local, priors: Priors = PRIORS
 
 
 def _terms(
-    runs: Sequence[PricedServer], around: Local, names: Mapping[Effect, int]
+    runs: Sequence[PricedServer], around: LocalFit, names: Mapping[Effect, int]
 ) -> tuple[Floats, NDArray[np.int64]]:
     """[run, metric, parameter] shares, and [run, parameter, ...] the effects that a parameter sums.
 
@@ -510,7 +501,7 @@ def _terms(
 def _ridge_step(
     design: Floats, residual: Floats, scale: Floats, share: Floats, spreads: Floats, values: Floats, outlier: float
 ) -> Floats:
-    """The change of all effects: weighted least squares drawn to zero by the prior, Geman and McClure's weights."""
+    """Return the change of all effects: weighted least squares with the prior, and Geman and McClure's weights."""
     known = np.isfinite(residual)
     a, r = design[known] * scale[known, None], residual[known] * scale[known]
     weight = np.sqrt(share[known]) / (1.0 + (r / outlier) ** 2)
@@ -522,5 +513,5 @@ def _ridge_step(
 
 
 def by_configuration(priced: PricedServer) -> str:
-    """Runs that differ in load only go together."""
+    """Return the key of a run's configuration; runs that differ in load only share it."""
     return priced.measurement.configuration

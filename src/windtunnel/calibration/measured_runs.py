@@ -1,4 +1,4 @@
-"""Measured serving runs from anywhere, as one noun: what was run, and what was measured.
+"""Measured serving runs from any source, as one schema: the scenario that was run, and the measured values.
 
 Read are tables of runs (CSV or Parquet, a row each, `COLUMNS`) and the result files of benchmark clients.
 """
@@ -18,6 +18,7 @@ import msgspec
 from windtunnel.errors import InputError, did_you_mean, unreadable
 from windtunnel.formats.clients.read import MS, ClientResult, read_client_results
 from windtunnel.model.parallelism import Parallelism
+from windtunnel.schema import set_path
 from windtunnel.serving.deployment import Pool
 from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
 
@@ -40,7 +41,7 @@ DECODE_SAMPLES_FIRST = ("vllm",)
 single token, and its `NixlConnector` hands off the KV of what lies before (0.10 to 0.24)."""
 
 ROLES = ("prefill", "decode")
-"""What the columns of separate pools begin with."""
+"""Prefixes of the columns of separate pools."""
 
 _OF_A_POOL = {
     "replicas": "servers that {role}",
@@ -105,20 +106,12 @@ _PATHS = {
 _PUBLISHED = "silicon_ttft_ms"
 """A column of the published table that `benchmarks/measured_runs.py` converts."""
 UNKNOWN = "?"
-"""In a table of runs, of a setting that was not recorded and need not have been the engine's default."""
+"""Value in a table of runs for a setting that was not recorded and need not have been the engine's default."""
 
 _MAY_BE_UNKNOWN = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
 
-_NUMBERS = (
-    "input_tokens",
-    "output_tokens",
-    "range_ratio",
-    "concurrency",
-    "rate_per_s",
-    "num_requests",
-    "num_warmup_requests",
-)
 _COUNTS = ("input_tokens", "output_tokens", "concurrency", "num_requests", "num_warmup_requests")
+_NUMBERS = (*_COUNTS, "range_ratio", "rate_per_s")
 _OTHER_SEPARATOR = re.compile(r"[;\t|]")
 _ZERO_TOO = ("range_ratio", "num_warmup_requests")
 _TEXTS = ("node", "engine", "engine_version", "quant", "kv_cache_dtype")
@@ -126,31 +119,32 @@ _TEXTS = ("node", "engine", "engine_version", "quant", "kv_cache_dtype")
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measured serving run."""
+    """A measured serving run."""
 
     id: str
     scenario: Scenario | None
-    """What was run; None where it cannot be said, and `refused` says why."""
+    """The scenario that was run; None where it is unknown, and `refused` says why."""
     refused: str
     measured: Mapping[str, float]
     """Metric -> value: those of `METRICS` that are known."""
     labels: Mapping[str, str]
-    """What runs are grouped by: engine, version, device, model, format, parallelism, prompt, output, concurrency."""
+    """Labels that runs are grouped by: engine, version, device, model, format, parallelism, prompt, output,
+    concurrency."""
     use: str = "primary"
     """`primary` runs are scored first."""
     statistic: str = "mean"
-    """Of the latencies: one of `STATISTICS`."""
+    """Statistic of the latencies: one of `STATISTICS`."""
     weight: float = 1.0
-    """In a calibration; 0: left out."""
+    """Weight in a calibration; 0: left out."""
     unknown: tuple[str, ...] = ()
     """Engine settings that nobody recorded; a calibration may infer them, the engine's defaults stand for them until
     then."""
     lacks_acceptance: bool = False
-    """How many draft tokens were accepted was not recorded; the scenario says 0 until `accepting` is told."""
+    """The number of accepted draft tokens was not recorded; the scenario says 0 until `accepting` sets it."""
 
     @property
     def configuration(self) -> str:
-        """What is held out together in cross-validation: the deployment, at whatever load."""
+        """The deployment, at whatever load: the unit that cross-validation leaves out."""
         names = ("engine", "version", "device", "model", "format", "parallelism")
         return " ".join(self.labels.get(name, "") for name in names)
 
@@ -196,12 +190,15 @@ def read_table(path: Path) -> list[Measurement]:
         if name not in rows[0]:
             raise InputError(f"{path.name} has no column {name!r}", f"known: {', '.join(COLUMNS)}")
     runs = [_measurement(f"{path.name} row {number}", str(number), row) for number, row in enumerate(rows, 1)]
-    twice = [name for name, count in Counter(run.id for run in runs).items() if count > 1]
-    if twice:
-        raise InputError(
-            f"{path.name} has several runs of id {twice[0]!r}", "give each its own, or leave the column out"
-        )
+    check_ids(runs, path, "give each its own, or leave the column out")
     return runs
+
+
+def check_ids(runs: Sequence[Measurement], path: Path, hint: str) -> None:
+    """Raise InputError where two runs of a file share an id."""
+    repeated = [name for name, count in Counter(run.id for run in runs).items() if count > 1]
+    if repeated:
+        raise InputError(f"{path.name} has several runs of id {repeated[0]!r}", hint)
 
 
 def measurements_of(results: list[ClientResult], base: dict[str, Any], source: str) -> list[Measurement]:
@@ -285,9 +282,9 @@ def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measureme
     raw: dict[str, Any] = {"model": given["model"], "deployment": {"device": given["device"]}}
     for name, dotted in _PATHS.items():
         if name in given:
-            _set(raw, dotted, given[name] if name in _TEXTS else _whole(where, name, given[name]))
+            set_path(raw, dotted, given[name] if name in _TEXTS else _typed(where, name, given[name]))
     if unknown:
-        _set(raw, "deployment.settings_assumed", True)
+        set_path(raw, "deployment.settings_assumed", True)
     _set_pools(where, raw, given)
     raw["workload"] = _workload(where, values, are_means=False)
     identity = given.get("id", identity)
@@ -330,18 +327,11 @@ def _set_pools(where: str, raw: dict[str, Any], given: Mapping[str, str]) -> Non
         for name in _OF_A_POOL:
             if f"{role}_{name}" in given:
                 part = "parallelism" if name in ("tp", "ep", "attention_dp") else "engine" if "max" in name else None
-                value = _whole(where, f"{role}_{name}", given[f"{role}_{name}"])
+                value = _typed(where, f"{role}_{name}", given[f"{role}_{name}"])
                 (pool if part is None else pool[part])[name] = value
         pools.append(pool)
     if given.get("engine", "vllm") in DECODE_SAMPLES_FIRST:
         raw["deployment"]["transfer"] = {"first_token": "decode"}
-
-
-def _set(raw: dict[str, Any], dotted: str, value: Any) -> None:
-    *parents, last = dotted.split(".")
-    for name in parents:
-        raw = raw.setdefault(name, {})
-    raw[last] = value
 
 
 def _number(where: str, name: str, text: str) -> float:
@@ -358,7 +348,7 @@ def _meaning(column: str) -> str:
     return f"{column}: {COLUMNS[column]}"
 
 
-def _whole(where: str, name: str, text: str) -> float | int:
+def _typed(where: str, name: str, text: str) -> float | int:
     value = _number(where, name, text)
     return int(value) if value == int(value) else value
 

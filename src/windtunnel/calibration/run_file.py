@@ -7,21 +7,20 @@ converter writes it once as `MeasuredRun`, and nothing downstream needs to know 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from windtunnel.calibration.measured_runs import Measurement
+from windtunnel.calibration.measured_runs import Measurement, check_ids
 from windtunnel.errors import InputError, unreadable
 from windtunnel.files import write_text
 from windtunnel.schema import Schema, decode, encode
 from windtunnel.serving.scenario import scenario_from
 
 MARK = '{"windtunnel":"measured_run"'
-"""How each line begins, which tells the file from a benchmark client's."""
+"""First bytes of each line, which tell the file from a benchmark client's."""
 
 
 class Measured(Schema):
@@ -40,20 +39,23 @@ class Measured(Schema):
 _FIELDS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "throughput": "output_tokens_per_s"}
 """Metric of a `Measurement` -> field of `Measured`."""
 
+_SHARED = ("id", "refused", "statistic", "use", "weight", "labels", "unknown", "lacks_acceptance")
+"""Fields that a `Measurement` and a `MeasuredRun` share."""
+
 
 class MeasuredRun(Schema):
-    """One line of a file of measured runs."""
+    """A line of a file of measured runs."""
 
     windtunnel: Literal["measured_run"]
     """Tells what the line is."""
     id: str
     measured: Measured = Measured()
     scenario: dict[str, Any] | None = None
-    """What was run, as in a scenario file; absent where it is not known, and then `refused` says why."""
+    """The scenario that was run, as in a scenario file; absent where it is unknown, and then `refused` says why."""
     refused: str = ""
     """Why the run has no scenario."""
     statistic: Literal["mean", "p50"] = "mean"
-    """What the three latencies are over requests."""
+    """Statistic of the three latencies over requests."""
     use: str = "primary"
     """`primary` or `secondary` runs are scored; anything else leaves the run out unless `--use` names it."""
     weight: float = 1.0
@@ -94,9 +96,7 @@ def read_run_file(path: Path) -> list[Measurement]:
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(path, error) from None
     runs = [_measurement(f"{path.name} line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
-    repeated = [name for name, count in Counter(run.id for run in runs).items() if count > 1]
-    if repeated:
-        raise InputError(f"{path.name} has several runs of id {repeated[0]!r}", "give each run an id of its own")
+    check_ids(runs, path, "give each run an id of its own")
     return runs
 
 
@@ -117,33 +117,18 @@ def _measurement(where: str, line: str) -> Measurement:
     run: MeasuredRun = decode(raw, MeasuredRun, where)
     values = {metric: getattr(run.measured, field) for metric, field in _FIELDS.items()}
     return Measurement(
-        run.id,
-        None if run.scenario is None else scenario_from(run.scenario, where),
-        run.refused,
-        {metric: value for metric, value in values.items() if value is not None},
-        run.labels,
-        run.use,
-        run.statistic,
-        run.weight,
-        run.unknown,
-        run.lacks_acceptance,
+        scenario=None if run.scenario is None else scenario_from(run.scenario, where),
+        measured={metric: value for metric, value in values.items() if value is not None},
+        **{name: getattr(run, name) for name in _SHARED},
     )
 
 
 def _line(run: Measurement) -> str:
     measured = Measured(**{_FIELDS[metric]: value for metric, value in run.measured.items()})
-    statistic: Any = run.statistic
     row = MeasuredRun(
         windtunnel="measured_run",
-        id=run.id,
         measured=measured,
         scenario=None if run.scenario is None else encode(run.scenario),
-        refused=run.refused,
-        statistic=statistic,
-        use=run.use,
-        weight=run.weight,
-        labels=dict(run.labels),
-        unknown=run.unknown,
-        lacks_acceptance=run.lacks_acceptance,
+        **{name: getattr(run, name) for name in _SHARED},
     )
     return msgspec.json.encode(row).decode()

@@ -25,7 +25,7 @@ from windtunnel.calibration.fit import (
     NOISE,
     TRIED,
     Fit,
-    Local,
+    LocalFit,
     PricedServer,
     by_configuration,
     predict,
@@ -43,17 +43,17 @@ Values = tuple[tuple[str, float], ...]
 RESERVE = "reserved_bytes"
 RESERVES = tuple(size * GIB for size in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0))
 RESERVE_PRIOR, LEAST_RESERVE = math.log(2.0), 0.5 * GIB
-"""What is kept is known to a factor of two; below the latter it makes no difference."""
+"""Prior of the reserved memory, known to a factor of two; below `LEAST_RESERVE` its size makes no difference."""
 
 OUTLIER = 3.0
-"""Of residuals: so many scales and more count by their logarithm, as Cauchy's distribution has it. Where both ways are
+"""Scale of robust residuals: larger ones count by their logarithm, as in Cauchy's distribution. Where both values are
 far off, the farther one still counts for more."""
 
 PRICE = 3.0
-"""Of a value that is not the default, in units of log-likelihood."""
+"""Price of a value that is not the default, in units of log-likelihood."""
 
 
-class Series(NamedTuple):
+class RunSeries(NamedTuple):
     """Runs that were served with the same settings; empty: of any."""
 
     engine: str
@@ -63,13 +63,15 @@ class Series(NamedTuple):
     source: str = ""
 
 
-def series_of(priced: PricedServer) -> Series | None:
+def series_of(priced: PricedServer) -> RunSeries | None:
     """The series that a run's unrecorded settings are shared in; None where all were recorded."""
     labels = priced.measurement.labels
     if not priced.measurement.unknown:
         return None
     engine, device, _ = priced.scope
-    return Series(engine, device, str(priced.setup.engine.version), priced.setup.model.name, labels.get("source", ""))
+    return RunSeries(
+        engine, device, str(priced.setup.engine.version), priced.setup.model.name, labels.get("source", "")
+    )
 
 
 @dataclass
@@ -123,17 +125,17 @@ class Taken:
     runs: Sequence[int]
     """Indices of the series' runs."""
     before: Sequence[Mapping[str, float]]
-    """Of each: metric -> log of measured over predicted with the defaults."""
+    """For each run: metric -> log of measured over predicted with the defaults."""
     left_out: Sequence[Mapping[str, float]]
     """The same with the values that the runs of other configurations speak for; with those taken where all runs are of
     one."""
 
 
-Learnt = Mapping[Series, Taken]
+Learnt = Mapping[RunSeries, Taken]
 
 
-def infer(trials: Trials, around: Local, fit: Fit, kept: NDArray[np.bool_]) -> Learnt:
-    """What the runs that are `kept` say of settings, under a fit.
+def infer(trials: Trials, around: LocalFit, fit: Fit, kept: NDArray[np.bool_]) -> Learnt:
+    """Infer settings from the runs that are `kept`, under a fit.
 
     Args:
         trials: of all runs.
@@ -142,36 +144,36 @@ def infer(trials: Trials, around: Local, fit: Fit, kept: NDArray[np.bool_]) -> L
         kept: a flag a run; of the others no measurement is read.
     """
     runs = trials.runs
-    unrecorded: dict[Series, list[int]] = {}
-    retention: dict[Series, list[int]] = {}
+    unrecorded: dict[RunSeries, list[int]] = {}
+    retention: dict[RunSeries, list[int]] = {}
     for index in np.flatnonzero(kept).tolist():
         priced = runs[index]
-        if priced.weight <= 0:
+        if priced.measurement.weight <= 0:
             continue
         if (series := series_of(priced)) is not None:
             unrecorded.setdefault(series, []).append(index)
         elif priced.keeps_by_default:
             engine, device, _ = priced.scope
-            for scope in (Series(engine), Series(engine, device)):
+            for scope in (RunSeries(engine), RunSeries(engine, device)):
                 retention.setdefault(scope, []).append(index)
-    learnt: dict[Series, Taken] = {}
+    learnt: dict[RunSeries, Taken] = {}
     left_open = _left_open(runs)
     for series, members in (unrecorded | retention).items():
         names = left_open.get(series, (RESERVE,))
         residuals = _residuals(runs, members, around, fit)
-        taken = _taken(_Question(trials, members, residuals, names))
+        taken = _taken(_SettingsQuestion(trials, members, residuals, names))
         if taken.values:
             learnt[series] = taken
     for engine, device in {priced.scope[:2] for priced in runs}:
-        if Series(engine) in learnt and Series(engine, device) not in retention:
+        if RunSeries(engine) in learnt and RunSeries(engine, device) not in retention:
             # As a calibration of the engine on any device says.
-            learnt[Series(engine, device)] = learnt[Series(engine)]
+            learnt[RunSeries(engine, device)] = learnt[RunSeries(engine)]
     return learnt
 
 
-def _left_open(runs: Sequence[PricedServer]) -> dict[Series, tuple[str, ...]]:
+def _left_open(runs: Sequence[PricedServer]) -> dict[RunSeries, tuple[str, ...]]:
     """Series -> the settings that none of its runs recorded: what one of them did is not another's to choose."""
-    unrecorded: dict[Series, tuple[str, ...]] = {}
+    unrecorded: dict[RunSeries, tuple[str, ...]] = {}
     for priced in runs:
         if (series := series_of(priced)) is not None:
             unknown = priced.measurement.unknown
@@ -180,12 +182,12 @@ def _left_open(runs: Sequence[PricedServer]) -> dict[Series, tuple[str, ...]]:
 
 
 def values_of(priced: PricedServer, learnt: Learnt) -> Values:
-    """What was learnt of the settings that a run's record leaves open."""
+    """Return the values learnt for the settings that a run's record leaves open."""
     engine, device, _ = priced.scope
     series = series_of(priced)
     if series is not None:
         return learnt[series].values if series in learnt else ()
-    scope = Series(engine, device)
+    scope = RunSeries(engine, device)
     return learnt[scope].values if priced.keeps_by_default and scope in learnt else ()
 
 
@@ -201,7 +203,9 @@ def with_learnt(runs: Sequence[PricedServer], learnt: Learnt) -> list[PricedServ
     return [served(priced) for priced in runs]
 
 
-def _residuals(runs: Sequence[PricedServer], members: Sequence[int], around: Local, fit: Fit) -> list[dict[str, float]]:
+def _residuals(
+    runs: Sequence[PricedServer], members: Sequence[int], around: LocalFit, fit: Fit
+) -> list[dict[str, float]]:
     residuals = []
     for index in members:
         measured, predicted = runs[index].measurement.measured, around.predict(index, runs[index], fit)
@@ -209,13 +213,13 @@ def _residuals(runs: Sequence[PricedServer], members: Sequence[int], around: Loc
     return residuals
 
 
-class _Question(NamedTuple):
-    """Which values of the settings `names` explain the runs `members`."""
+class _SettingsQuestion(NamedTuple):
+    """The question which values of the settings `names` explain the runs `members`."""
 
     trials: Trials
     members: Sequence[int]
     residuals: Sequence[Mapping[str, float]]
-    """Of each: metric -> log of measured over predicted with the defaults."""
+    """For each run: metric -> log of measured over predicted with the defaults."""
     names: Sequence[str]
 
     def left(self, values: Values) -> list[Mapping[str, float]] | None:
@@ -231,7 +235,7 @@ class _Question(NamedTuple):
         ]
 
     def costs(self, left: Sequence[Mapping[str, float]]) -> Floats:
-        """Of every run: minus the logarithm of its likelihood."""
+        """Negative log-likelihood of every run."""
         sizes = Counter(by_configuration(self.trials.runs[index]) for index in self.members)
         costs = []
         for index, residual in zip(self.members, left, strict=True):
@@ -241,7 +245,7 @@ class _Question(NamedTuple):
         return np.array(costs)
 
 
-def _taken(question: _Question) -> Taken:
+def _taken(question: _SettingsQuestion) -> Taken:
     """Values taken one setting after the other, as long as one is worth its price and says so of runs left out."""
     values: Values = ()
     left: Sequence[Mapping[str, float]] = question.residuals
@@ -270,7 +274,7 @@ def _is_farther(these: Sequence[Mapping[str, float]], those: Sequence[Mapping[st
     return any(error > before[name] for name, error in _median_errors(these).items())
 
 
-def _further(question: _Question, values: Values) -> Iterator[tuple[Values, Sequence[Mapping[str, float]]]]:
+def _further(question: _SettingsQuestion, values: Values) -> Iterator[tuple[Values, Sequence[Mapping[str, float]]]]:
     """`values` and one more, with what they leave."""
     for name in question.names:
         if name in dict(values):
@@ -281,7 +285,7 @@ def _further(question: _Question, values: Values) -> Iterator[tuple[Values, Sequ
                 yield more, left
 
 
-def _price(question: _Question, values: Values) -> float:
+def _price(question: _SettingsQuestion, values: Values) -> float:
     price = PRICE * len(values)
     if RESERVE in dict(values):
         default = float(question.trials.runs[question.members[0]].setup.engine.reserved_bytes or 0.0)
@@ -291,7 +295,7 @@ def _price(question: _Question, values: Values) -> float:
 
 
 def inferred(runs: Sequence[PricedServer], learnt: Learnt, engine: str, device: str | None) -> tuple[Inferred, ...]:
-    """For a calibration: what was learnt of settings that nobody recorded."""
+    """Values learnt of unrecorded settings, for a calibration."""
     return tuple(
         Inferred(
             device=series.device,
@@ -306,8 +310,8 @@ def inferred(runs: Sequence[PricedServer], learnt: Learnt, engine: str, device: 
 
 
 def reserve(runs: Sequence[PricedServer], learnt: Learnt, engine: str, device: str | None) -> Reserve | None:
-    """For a calibration: what was learnt of the memory that an engine keeps from its KV cache."""
-    taken = learnt.get(Series(engine, device or ""))
+    """Memory that an engine was found to keep from its KV cache, for a calibration."""
+    taken = learnt.get(RunSeries(engine, device or ""))
     return None if taken is None else Reserve(reserved_bytes=int(dict(taken.values)[RESERVE]), **_record(runs, taken))
 
 

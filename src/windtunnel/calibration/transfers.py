@@ -43,14 +43,14 @@ PRIOR = (math.log(5.0), math.log(1.3))
 bandwidth that were measured lie within 30% of each other."""
 
 LATENCY_STEP_S, SHARE_STEP = 20e-3, 1 / 1.3
-"""By how much either is moved, the share by a factor, to learn what it does: what ends within a step of the decode side
-counts from the next one on, so that less latency than a step takes tells nothing."""
+"""Steps of the finite differences in the latency, and in the share as a factor: the decode side takes a request in at
+its next step, so that a latency shorter than a step shows no effect."""
 
 STARTS = (1.0, 10.0, 100.0)
 """Times the default latency, from where the least loss is looked for: far from it the loss is flat."""
 
 LEAST_GAIN = 0.01
-"""By what share of itself the error of runs left out must fall for the values to be kept."""
+"""Smallest relative fall of the left-out runs' error for which the values are kept."""
 
 NUM_ROUNDS = 2
 LEAST_RELATIVE = 0.05
@@ -63,11 +63,11 @@ class PricedPools:
 
     measurement: Measurement
     fleet: PreparedPools
-    """With no latency and the whole bandwidth."""
+    """The pools, prepared with no latency and the whole bandwidth."""
     requests: RequestArrays
 
     def ttft_s(self, values: Values) -> float:
-        """Of a simulation: the statistic that was measured."""
+        """Simulate the run; return the TTFT statistic that was measured."""
         latency_s, efficiency = values
         plans = [plan._replace(link_bytes_per_s=plan.link_bytes_per_s * efficiency) for plan in self.fleet.plans]
         handoff_rules = self.fleet.handoff_rules._replace(latency_s=latency_s)
@@ -124,6 +124,11 @@ def with_transfers(
     return calibrations
 
 
+def fitted_calibration(made: Mapping[str, Calibration], engine: str, device: str) -> Calibration | None:
+    """Return the calibration of an engine on a device, else of the engine, from those named by `profiles.profiles`."""
+    return made.get(f"{engine}-{device}") or made.get(engine)
+
+
 def _kin(priced: PricedPools) -> tuple[str, str]:
     """Engine and device of the pool that decodes."""
     decodes = next(part.setup for part in priced.fleet.servers if part.pool.role != "prefill")
@@ -144,12 +149,12 @@ def _base(engine: str, device: str, runs: Sequence[Measurement], source: str) ->
 
 
 def _priced_pools(runs: Sequence[Measurement], made: Mapping[str, Calibration]) -> Iterator[PricedPools]:
-    """Runs that can be simulated, held at what was fitted to aggregated ones."""
+    """Prepare the runs that can be simulated, with the calibration of aggregated ones."""
     estimator_of = shared_estimators()
 
     def calibration_of(alone: Scenario) -> Calibration | None:
         engine, device = alone.deployment.engine.name, catalog.device(alone.deployment.device).name
-        return made.get(f"{engine}-{device}") or made.get(engine)
+        return fitted_calibration(made, engine, device)
 
     for run in runs:
         try:
@@ -173,7 +178,7 @@ def _priced(
 
 
 @dataclass(frozen=True)
-class _Local:
+class _LocalTransfers:
     """TTFT of runs around some values: `base_s + by_latency x seconds + by_inverse x (1 / share)`, both from there."""
 
     around: Values
@@ -187,7 +192,7 @@ class _Local:
         return np.maximum(self.base_s + change, LEAST_RELATIVE * self.base_s)
 
 
-def _local(priced_servers: Sequence[PricedPools], around: Values) -> _Local:
+def _local(priced_servers: Sequence[PricedPools], around: Values) -> _LocalTransfers:
     latency_s, efficiency = around
     moved = (latency_s + LATENCY_STEP_S, efficiency * SHARE_STEP)
     base, later, slower = (
@@ -195,12 +200,11 @@ def _local(priced_servers: Sequence[PricedPools], around: Values) -> _Local:
         for values in (around, (moved[0], efficiency), (latency_s, moved[1]))
     )
     by_inverse = (slower - base) / (1 / moved[1] - 1 / efficiency)
-    return _Local(around, base, (later - base) / LATENCY_STEP_S, by_inverse)
+    return _LocalTransfers(around, base, (later - base) / LATENCY_STEP_S, by_inverse)
 
 
 def fit_transfers(priced_servers: Sequence[PricedPools]) -> LearntTransfer | None:
-    """What runs teach, or None where predictions of configurations left out of the fit are no better than the
-    defaults'."""
+    """Fit the transfer to runs; None where predictions of configurations left out are no better than the defaults'."""
     names = np.array([priced.measurement.configuration for priced in priced_servers])
     configurations = sorted(set(names.tolist()))
     if len(configurations) < 2:
@@ -238,7 +242,7 @@ def fit_transfers(priced_servers: Sequence[PricedPools]) -> LearntTransfer | Non
     )
 
 
-def _fitted(local: _Local, measured: Floats, weights: Floats) -> Values:
+def _fitted(local: _LocalTransfers, measured: Floats, weights: Floats) -> Values:
     """The values of least loss; logarithms are counted from the defaults."""
 
     def values_of(moved: Floats) -> Values:

@@ -23,7 +23,7 @@ from windtunnel.serving.simulate import simulate
 
 
 @dataclass(frozen=True)
-class Prediction:
+class RunPrediction:
     """A measured run with its prediction, or with the reason why there is none."""
 
     measurement: Measurement
@@ -34,7 +34,7 @@ class Prediction:
     calibration: str
     """Name of the calibration in force; empty: none."""
     facts: dict[str, float]
-    """What explains an error: shares of time, peak of KV use, preemptions, share of rooflines."""
+    """Facts that explain an error: shares of time, peak of KV use, preemptions, share of rooflines."""
     remarks: tuple[str, ...] = ()
 
     def error(self, metric: str) -> float:
@@ -44,7 +44,7 @@ class Prediction:
 
     @property
     def reason(self) -> str:
-        """What is known of the run that bears on an error; empty where nothing does.
+        """A fact about the run that bears on an error; empty where there is none.
 
         What its record says of itself comes before shares of the simulated time, as those presuppose its settings.
         Settings that a scenario cannot hold are named behind them: whether they mattered is not known.
@@ -77,7 +77,7 @@ def predict_runs(
     calibration: str | None = None,
     num_processes: int = 1,
     progress: Progress | None = None,
-) -> list[Prediction]:
+) -> list[RunPrediction]:
     """Predictions in the order of `measurements`.
 
     Args:
@@ -102,7 +102,7 @@ def predict_runs(
     return [predictions[index] for index in range(len(measurements))]
 
 
-def _counted(batches: Iterable[list[Prediction]], total: int, progress: Progress | None) -> Iterator[Prediction]:
+def _counted(batches: Iterable[list[RunPrediction]], total: int, progress: Progress | None) -> Iterator[RunPrediction]:
     count = 0
     for batch in batches:
         yield from batch
@@ -111,22 +111,22 @@ def _counted(batches: Iterable[list[Prediction]], total: int, progress: Progress
             progress(count, total)
 
 
-def _predict_batch(work: tuple[list[Measurement], str | None]) -> list[Prediction]:
+def _predict_batch(work: tuple[list[Measurement], str | None]) -> list[RunPrediction]:
     return list(_predictions(*work))
 
 
-def _predictions(measurements: Iterable[Measurement], calibration: str | None) -> Iterator[Prediction]:
+def _predictions(measurements: Iterable[Measurement], calibration: str | None) -> Iterator[RunPrediction]:
     estimator_of = shared_estimators()
     for measurement in measurements:
         try:
             yield _predicted(measurement, calibration, estimator_of)
         except InputError as error:
-            yield Prediction(measurement, reason_of(error), {}, {}, "", {})
+            yield RunPrediction(measurement, reason_of(error), {}, {}, "", {})
 
 
 def _predicted(
     measurement: Measurement, calibration: str | None, estimator_of: Callable[[Setup], Estimator]
-) -> Prediction:
+) -> RunPrediction:
     if measurement.scenario is None:
         raise InputError(measurement.refused)
     scenario = measurement.scenario
@@ -142,7 +142,7 @@ def _predicted(
         result = simulate_pools(scenario, estimator_of=estimator_of)
     else:
         result = simulate(scenario, estimator_of(setup))
-    return Prediction(
+    return RunPrediction(
         measurement=measurement,
         refused="",
         predicted=_metrics(result, measurement),
@@ -161,7 +161,7 @@ def _predicted(
 
 
 def _decoding_setup(scenario: Scenario) -> Setup:
-    """What the scenario resolves to; of several pools the first that decodes."""
+    """Resolve the scenario; with pools, the first that decodes."""
     pools = scenario.deployment.pools
     if not pools:
         return resolve(scenario)

@@ -1,4 +1,4 @@
-"""What this machine is, and how much of its memory was in use."""
+"""Facts about this machine, and its peak memory use."""
 
 import os
 import platform
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def machine() -> dict[str, Any]:
-    """What this machine is: processor, memory, GPUs and the versions of what ran."""
+    """Describe this machine: processor, memory, GPUs and the versions of libraries."""
     facts: dict[str, Any] = {
         "processor": cpu_name(),
         "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

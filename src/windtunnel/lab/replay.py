@@ -31,12 +31,12 @@ TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
-class Replay:
-    """What ran."""
+class CommunicationReplay:
+    """The result of a replay."""
 
     num_ranks: int
     calls: tuple[CollectiveCall, ...]
-    """Of rank 0: sizes as the job has them, with the time they took here."""
+    """Calls of rank 0: sizes as the job has them, with the time they took here."""
     num_checked: int
     """Results that were compared with what they must be, over all ranks."""
     largest_bytes: int
@@ -44,7 +44,7 @@ class Replay:
     elapsed_s: float
 
 
-def replay(setup: TrainingSetup, largest_bytes: int = 1 << 20) -> Replay:
+def replay(setup: TrainingSetup, largest_bytes: int = 1 << 20) -> CommunicationReplay:
     """Carry out one step's communication of `setup` between processes of this machine.
 
     Args:
@@ -77,11 +77,13 @@ def replay(setup: TrainingSetup, largest_bytes: int = 1 << 20) -> Replay:
         results = [json.loads((Path(folder) / f"{number}.done").read_text()) for number in range(num_ranks)]
     elapsed_s = time.perf_counter() - start
     calls = tuple(CollectiveCall(*call) for call in results[0]["calls"])
-    return Replay(num_ranks, calls, sum(result["num_checked"] for result in results), largest_bytes, elapsed_s)
+    return CommunicationReplay(
+        num_ranks, calls, sum(result["num_checked"] for result in results), largest_bytes, elapsed_s
+    )
 
 
 def _run_rank(number: int, setup: TrainingSetup, largest_bytes: int, folder: str) -> None:
-    """One process."""
+    """Run one rank's process."""
     import torch
     from torch import distributed
 
@@ -94,7 +96,7 @@ def _run_rank(number: int, setup: TrainingSetup, largest_bytes: int, folder: str
         timeout=timedelta(seconds=TIMEOUT_S),
     )
     try:
-        runner = _Runner(setup, number, largest_bytes, _new_groups(setup))
+        runner = _RankRunner(setup, number, largest_bytes, _new_groups(setup))
         runner.run()
         done = {"calls": [*totals(runner.calls)], "num_checked": runner.num_checked}
         (Path(folder) / f"{number}.done").write_text(json.dumps(done))
@@ -106,7 +108,7 @@ def _run_rank(number: int, setup: TrainingSetup, largest_bytes: int, folder: str
 
 
 def _first_failure(folder: Path) -> str | None:
-    """What the rank said that failed for a reason of its own; the others then miss it."""
+    """Return the error of the rank that failed first for a reason of its own; the others then miss it."""
     texts = sorted(path.read_text().splitlines()[0] for path in folder.glob("*.failed"))
     causes = [text for text in texts if "expected" in text]
     return next(iter([*causes, *texts]), None)
@@ -129,8 +131,8 @@ def newest(name: str, former_name: str) -> Any:
 
 
 @dataclass
-class _Runner:
-    """One rank on its way through the program."""
+class _RankRunner:
+    """A rank on its way through the program."""
 
     setup: TrainingSetup
     number: int
@@ -226,7 +228,7 @@ class _Runner:
         self._check(name, arrived, self._numbered(ranks, share))
 
     def _send_recv(self, name: str, ranks: tuple[int, ...], share: int) -> None:
-        """One turn of a ring: to the next rank, from the one before."""
+        """Carry out one turn of a ring: send to the next rank, receive from the one before."""
         import torch
         from torch import distributed
 

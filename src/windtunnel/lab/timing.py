@@ -27,7 +27,8 @@ CLOCKS_OF_HOST: Mapping[str, Callable[[], float]] = {"cpu_time": time.process_ti
 QUEUE_AHEAD_S, MOST_AHEAD_S = 0.01, 0.2
 """A GPU waits so long before a timed forward, while the host queues its kernels; longer where the host needs more."""
 CYCLES_PER_S = 2e9
-"""Of a GPU's clock, which `torch.cuda._sleep` counts: H100 SXM 1.98 GHz, A100 1.41, others up to 2.6 (data sheets)."""
+"""Clock rate of a GPU, which `torch.cuda._sleep` counts: H100 SXM 1.98 GHz, A100 1.41, others up to 2.6 (data
+sheets)."""
 EMPTY_MARKS = 200
 
 
@@ -172,7 +173,9 @@ def queue_ahead(launch_s: float = 0.0) -> None:
 
 
 def captured(run: Callable[[], object]) -> Callable[[], object] | None:
-    """What replays the kernels of `run` as a CUDA graph; None where it waits for the GPU and so cannot be captured."""
+    """Return a function that replays the kernels of `run` as a CUDA graph; None where `run` waits for the GPU and so
+    cannot be captured.
+    """
     import torch
 
     torch.cuda.synchronize()
@@ -189,7 +192,7 @@ def captured(run: Callable[[], object]) -> Callable[[], object] | None:
 
 @cache
 def mark_cost_s(clock: str) -> float:
-    """What a mark on a clock of the host costs: the median of many in a row."""
+    """Cost of a mark on a clock of the host: the median of many in a row."""
     watch = HostStopwatch(CLOCKS_OF_HOST[clock])
     for _ in range(1000):
         watch.mark("empty")
@@ -198,7 +201,7 @@ def mark_cost_s(clock: str) -> float:
 
 @cache
 def event_cost_s(in_graph: bool) -> float:
-    """What an event takes in the stream, or in a replayed graph: the median between many with nothing between them.
+    """Cost of an event in the stream, or in a replayed graph: the median between many with nothing between them.
 
     A forward without events does not pay it, and small kernels take no longer.
     """
@@ -247,7 +250,7 @@ def cpu_pressure() -> float | None:
 
 @dataclass(frozen=True)
 class Pressure:
-    """How much of a stretch of time some task of the machine waited for a CPU."""
+    """Share of a time span in which some task of the machine waited for a CPU."""
 
     start_s: float | None
     started_s: float
@@ -257,7 +260,7 @@ class Pressure:
         return Pressure(cpu_pressure(), time.monotonic())
 
     def fraction(self) -> float | None:
-        """Of the time since the start; None where the kernel does not say."""
+        """Fraction of the time since the start; None where the kernel does not say."""
         now_s = cpu_pressure()
         if self.start_s is None or now_s is None:
             return None

@@ -1,5 +1,5 @@
-"""What a finished search says: the frontier, what each setting is worth, what another workload's optimum costs, how
-many devices a load takes, and why a point is as good as it is.
+"""Answers of a finished search: the frontier, the worth of each setting, the cost of another workload's optimum, the
+devices that a load takes, and the full runs of the best points.
 """
 
 import math
@@ -53,13 +53,13 @@ def best_by_objective(found: Found, objectives: Sequence[str]) -> dict[str, int]
 
 @dataclass(frozen=True)
 class Worth:
-    """What a value of a setting is worth."""
+    """The worth of one value of a setting."""
 
     share: float
     """The score of the best point with it over the best of all, at most 1; 0: none holds the limits. Of an objective
     that is better when smaller it is the best of all over the best with that value."""
     margin: float | None
-    """How far the mean over all streams may lie from it, with 95% confidence; None of a single stream."""
+    """Half-width of the 95% confidence interval of the mean over all streams; None for a single stream."""
 
 
 def sensitivity(space: Space, found: Found) -> dict[str, dict[str, float]]:
@@ -156,7 +156,7 @@ class FleetSize:
     devices: int
     usd_per_hour: float | None
     headroom_fraction: float
-    """Of their load together, what is left."""
+    """Fraction of the copies' total load that is left."""
 
 
 def fleets(found: Found, load: float, limit: int) -> list[FleetSize]:

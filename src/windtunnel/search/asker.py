@@ -5,17 +5,16 @@ from dataclasses import dataclass, field
 
 from windtunnel.errors import InputError
 from windtunnel.search.evaluation.schema import Evaluation, Question
-from windtunnel.search.executors import Chunk, Workers, evaluator_of
+from windtunnel.search.executors import PointChunk, Workers, evaluator_of
 from windtunnel.search.space.space import Space
 from windtunnel.search.store import Store
 
 CHUNK_POINTS = (16, 256)
-"""Fewest and most of one chunk. Whole families found twice as many points that serve as a neighbour does as chunks of
-64 did."""
+"""Smallest and largest chunk. Chunks of whole families skipped twice as many duplicate points as chunks of 64 did."""
 
 
 LEAST_CHUNKS = 8
-"""So many workers have something to do even in a small search."""
+"""Fewest chunks of a search, so that several workers have something to do even in a small one."""
 
 
 Progress = Callable[[int, int], None]
@@ -24,13 +23,13 @@ Progress = Callable[[int, int], None]
 
 @dataclass(eq=False)
 class Count:
-    """What a search took."""
+    """Counters of a search's work."""
 
     num_answers: int = 0
     num_known: int = 0
-    """Of them, kept from a former search, or another point's that is deployed alike."""
+    """Answers from a former search, or from another point with an equal deployment."""
     num_duplicates: int = 0
-    """Of them, not run because a neighbour's run is theirs too."""
+    """Answers taken over from a neighbour that serves every request the same way."""
     num_runs: int = 0
     num_requests: int = 0
     """Simulated in all runs."""
@@ -89,7 +88,9 @@ class Asker:
             answers |= dict.fromkeys(same, known[key])
         return {index: answers[index] for index in indices}
 
-    def _run(self, chunks: list[Chunk], keys: dict[int, str], num_points: int, num_known: int) -> dict[str, Evaluation]:
+    def _run(
+        self, chunks: list[PointChunk], keys: dict[int, str], num_points: int, num_known: int
+    ) -> dict[str, Evaluation]:
         by_key: dict[str, Evaluation] = {}
         for answers in self.workers.run(chunks, self.evaluator):
             indices = chunks[answers.chunk].indices
@@ -106,7 +107,7 @@ class Asker:
 
     def _chunks(
         self, workload: str | None, indices: list[int], question: Question, near: Mapping[int, float]
-    ) -> list[Chunk]:
+    ) -> list[PointChunk]:
         """Points of a family go together; where a search runs does not decide what does."""
         families: dict[bytes, list[int]] = {}
         for index in indices:
@@ -114,6 +115,6 @@ class Asker:
         size = min(max(len(indices) // LEAST_CHUNKS, CHUNK_POINTS[0]), CHUNK_POINTS[1])
         parts = [family[first : first + size] for family in families.values() for first in range(0, len(family), size)]
         return [
-            Chunk(workload=workload, indices=tuple(part), question=question, near=tuple(map(near.get, part)))
+            PointChunk(workload=workload, indices=tuple(part), question=question, near=tuple(map(near.get, part)))
             for part in parts
         ]

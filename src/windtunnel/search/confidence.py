@@ -1,4 +1,4 @@
-"""How sure a comparison is: Student's distribution for the few seeds that a search can afford."""
+"""Confidence of comparisons: Student's distribution, for the few seeds that a search can afford."""
 
 import math
 import statistics
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 
 CONFIDENCE = 0.95
-"""One-sided, of lower bounds."""
+"""One-sided confidence of lower bounds."""
 
 
 def student_cdf(t: float, dof: int) -> float:
@@ -35,16 +35,14 @@ def student_quantile(confidence: float, dof: int) -> float:
 
 
 def margin(values: Sequence[float], confidence: float = CONFIDENCE) -> float | None:
-    """How far the mean that `values` are drawn from may be below, or above, their own with so much confidence; None for
-    fewer than two.
-    """
+    """One-sided half-width of the confidence interval of the mean of `values`; None for fewer than two values."""
     if len(values) < 2:
         return None
     return student_quantile(confidence, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def lower_bound(values: Sequence[float], confidence: float = CONFIDENCE) -> float | None:
-    """What the mean that `values` are drawn from exceeds with so much confidence; None for fewer than two."""
+    """Lower confidence bound of the mean of `values`; None for fewer than two values."""
     off = margin(values, confidence)
     return None if off is None else statistics.fmean(values) - off
 

@@ -1,4 +1,4 @@
-"""Where the chunks of a search run: here, in threads, in processes, or on a Ray cluster. The answers are the same.
+"""Run the chunks of a search here, in threads, in processes, or on a Ray cluster. Results are bit-identical.
 
 A chunk is run whole by one worker, its points in one order, so that no answer depends on where or beside what it was
 found. Workers return answers; only the process that drives the search keeps them.
@@ -34,34 +34,34 @@ ExecutorName = Literal["here", "threads", "processes", "ray"]
 EXECUTORS = ("here", "threads", "processes", "ray")
 AnyEvaluator = Evaluator | TrainingEvaluator
 MOST_TRIES = 4
-"""Of a chunk whose worker died."""
+"""Tries of a chunk whose worker dies."""
 AHEAD = 2
 """Chunks that a process has in front of it, so that it need not wait for this one to hand it the next."""
 
 
-class Chunk(Schema):
+class PointChunk(Schema):
     """Points that one worker evaluates one after the other."""
 
     workload: str | None
     indices: tuple[int, ...]
     question: Question
     near: tuple[float | None, ...]
-    """Of each point, a load to begin at."""
+    """For each point, a load to begin at."""
 
 
 class Answers(Schema):
-    """What came of a chunk: an evaluation for each of its points, in order."""
+    """The answers of a chunk: an evaluation for each of its points, in order."""
 
     chunk: int
     evaluations: tuple[Evaluation, ...]
 
 
 def evaluator_of(space: Space) -> AnyEvaluator:
-    """What evaluates the points of a space."""
+    """Return the evaluator of a space's points."""
     return TrainingEvaluator(space) if space.is_training else Evaluator(space)
 
 
-def run_chunk(evaluator: AnyEvaluator, chunk: Chunk) -> tuple[Evaluation, ...]:
+def run_chunk(evaluator: AnyEvaluator, chunk: PointChunk) -> tuple[Evaluation, ...]:
     """Evaluate a chunk's points in order."""
     neighbours = Neighbours()
     return tuple(
@@ -71,7 +71,7 @@ def run_chunk(evaluator: AnyEvaluator, chunk: Chunk) -> tuple[Evaluation, ...]:
 
 
 class Workers:
-    """Where chunks run; a pool or cluster is begun with the first chunks, and left with the context.
+    """The workers that run chunks; processes or a cluster start with the first chunks and end with the context.
 
     Args:
         space: whose points they are.
@@ -101,7 +101,7 @@ class Workers:
 
     @cached_property
     def encoded(self) -> bytes:
-        """The space, as it travels to other processes."""
+        """The space, encoded for other processes."""
         return msgspec.msgpack.encode(self.space)
 
     def __enter__(self) -> "Workers":
@@ -118,7 +118,7 @@ class Workers:
 
             ray.shutdown()
 
-    def run(self, chunks: Sequence[Chunk], evaluator: AnyEvaluator) -> Iterator[Answers]:
+    def run(self, chunks: Sequence[PointChunk], evaluator: AnyEvaluator) -> Iterator[Answers]:
         """Run every chunk once and give its answers when they come, in any order.
 
         Args:
@@ -137,7 +137,7 @@ class Workers:
             return self._in_threads(chunks)
         return (Answers(chunk=number, evaluations=run_chunk(evaluator, chunk)) for number, chunk in enumerate(chunks))
 
-    def _in_threads(self, chunks: Sequence[Chunk]) -> Iterator[Answers]:
+    def _in_threads(self, chunks: Sequence[PointChunk]) -> Iterator[Answers]:
         """Kernels release the interpreter's lock; a thread has an evaluator of its own."""
         self.pool = self.pool or ThreadPoolExecutor(self.num_workers)
 
@@ -149,7 +149,7 @@ class Workers:
         for future in as_completed([self.pool.submit(work, number) for number in range(len(chunks))]):
             yield future.result()
 
-    def _in_processes(self, chunks: Sequence[Chunk], evaluator: AnyEvaluator) -> Iterator[Answers]:
+    def _in_processes(self, chunks: Sequence[PointChunk], evaluator: AnyEvaluator) -> Iterator[Answers]:
         """This process and others, which have a few chunks each in front of them while this one works on one itself; it
         has everything at hand when they are still beginning. A pool that loses a worker is replaced, and what it had
         not answered is run again.
@@ -180,7 +180,7 @@ class Workers:
                 number = left.pop()
                 yield Answers(chunk=number, evaluations=run_chunk(evaluator, chunks[number]))
 
-    def _submit(self, number: int, chunk: Chunk) -> "Future[bytes]":
+    def _submit(self, number: int, chunk: PointChunk) -> "Future[bytes]":
         self.pool = self.pool or self._new_pool()
         return self.pool.submit(run_encoded, self.encoded, number, msgspec.msgpack.encode(chunk))
 
@@ -193,7 +193,7 @@ class Workers:
             self.pool.shutdown(wait=True, cancel_futures=True)
             self.pool = None
 
-    def _on_ray(self, chunks: Sequence[Chunk]) -> Iterator[Answers]:
+    def _on_ray(self, chunks: Sequence[PointChunk]) -> Iterator[Answers]:
         """A task a chunk; Ray starts it again where its worker or node dies."""
         try:
             import ray
@@ -215,8 +215,8 @@ class Workers:
 
 
 def run_encoded(space: bytes, number: int, chunk: bytes) -> bytes:
-    """`run_chunk` in another process: spaces, chunks and answers travel as bytes."""
-    evaluations = run_chunk(_kept_evaluator(space), msgspec.msgpack.decode(chunk, type=Chunk))
+    """Run `run_chunk` in another process: spaces, chunks and answers are sent as bytes."""
+    evaluations = run_chunk(_kept_evaluator(space), msgspec.msgpack.decode(chunk, type=PointChunk))
     return msgspec.msgpack.encode(Answers(chunk=number, evaluations=evaluations))
 
 

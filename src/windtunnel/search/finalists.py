@@ -1,4 +1,4 @@
-"""The points of a search that more is asked of: those on the frontier, and the best one with each setting."""
+"""Choose the points of a search for a closer look: the frontier, and the best point with each setting."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ FRONTIER = ("requests_per_usd", "output_tokens_per_s_per_user")
 FRONTIER_WITHOUT_PRICES = ("output_tokens_per_s_per_device", "output_tokens_per_s_per_user")
 FRONTIER_OF_JOBS = ("tokens_per_s_per_device", "memory_fraction")
 FRONTIER_OVER_DEVICES = ("tokens_per_s_per_device", "step_s")
-"""Of jobs with different numbers of devices: more of them make a step shorter and each of them worth less."""
+"""Frontier of jobs with different numbers of devices: more of them make a step shorter and each of them worth less."""
 
 
 def frontier_names(space: Space, holding: Sequence[Evaluation]) -> tuple[str, str]:

@@ -40,7 +40,7 @@ class PricedDeployments:
     estimators: dict[Any, Estimator] = field(default_factory=dict)
     prices: dict[Any, tuple[tuple[int, ...], LoweredSteps]] = field(default_factory=dict)
     furthest: list[tuple[int, ...]] = field(default_factory=list)
-    """How far any grid has reached: the next one goes there at once."""
+    """Furthest reach of any grid so far; the next grid reaches as far at once."""
 
     def server(self, scenario: Scenario, requests: RequestArrays, setup: Setup | None = None) -> Server | PreparedPools:
         """The deployment of `scenario`, ready for requests of these lengths.

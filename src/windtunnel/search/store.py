@@ -20,13 +20,13 @@ create table if not exists searches (name text primary key, space text not null,
     number integer not null);
 """
 KEYS_AT_ONCE = 500
-"""Of one query: SQLite takes 999 by default."""
+"""Keys of one query: SQLite takes 999 by default."""
 
 Warn = Callable[[str], None]
 
 
 def default_path() -> Path:
-    """Where answers are kept if nobody says otherwise: in the user's cache folder."""
+    """Return the default file of answers, in the user's cache folder."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "windtunnel" / "search.sqlite"
 

@@ -91,7 +91,7 @@ class Study:
 
     space: Space
     found: list[Found]
-    """One for each workload."""
+    """The findings of each workload."""
     count: "Count"
 
     def point(self, index: int) -> Point:

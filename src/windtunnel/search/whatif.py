@@ -16,7 +16,7 @@ _RANGE = re.compile(f"{_NUMBER}:{_NUMBER}(?::{_NUMBER})?$")
 
 
 def axes_of(vary: Sequence[str]) -> dict[str, list[Any]]:
-    """What `--vary` options say, path -> values, of `PATH=1,2,4`, `PATH=FIRST:LAST:STEP` or `PATH=[...]` with YAML.
+    """Parse `--vary` options, `PATH=1,2,4`, `PATH=FIRST:LAST:STEP` or `PATH=[...]` with YAML, into path -> values.
 
     Raises:
         InputError: another form.

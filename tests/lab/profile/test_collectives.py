@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.lab.profile.collectives import Plan, TimedCollective, collective_tables, sizes_between, time_collectives
+from windtunnel.lab.profile.collectives import (
+    CollectivesPlan,
+    TimedCollective,
+    collective_tables,
+    sizes_between,
+    time_collectives,
+)
 from windtunnel.lab.profile.samples import statistics_of
 
 
@@ -44,14 +50,14 @@ def test_sizes() -> None:
 
 def test_unknown_collectives_are_refused() -> None:
     with pytest.raises(InputError, match="there is no collective 'all_redu'"):
-        Plan(("all_redu",), (2,), (8,), "gloo", 8)
+        CollectivesPlan(("all_redu",), (2,), (8,), "gloo", 8)
 
 
 @pytest.mark.slow
 def test_two_processes_over_gloo() -> None:
     pytest.importorskip("torch", reason="torch is not installed; collectives run on its gloo")
     ops = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
-    found = time_collectives(Plan(ops, (2,), (1024, 1 << 18), "gloo", 8))
+    found = time_collectives(CollectivesPlan(ops, (2,), (1024, 1 << 18), "gloo", 8))
     assert [(one.op, one.size_bytes) for one in found] == [(op, size) for op in ops for size in (1024, 1 << 18)]
     assert all(one.statistics.median_s > 0 for one in found)
     assert len(collective_tables(found, "test")) == 5

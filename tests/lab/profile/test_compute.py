@@ -11,11 +11,11 @@ import pytest
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.lab.profile import samples as profile_samples
-from windtunnel.lab.profile.compute import Budget, Extent, measure_steps
+from windtunnel.lab.profile.compute import Extent, TimeBudget, measure_steps
 from windtunnel.lab.profile.journal import Journal
 from windtunnel.lab.profile.model import StepShape, check_profilable, operators_of
 from windtunnel.lab.profile.run import ComputePlan, parse_degrees, profile_compute, write_vidur
-from windtunnel.lab.profile.samples import MeasuredOperator, MeasuredStep, Statistics
+from windtunnel.lab.profile.samples import MeasuredOperator, MeasuredStep, TimeStatistics
 from windtunnel.model.forward import Shard, StepBatch, forward_launches
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import (
@@ -58,7 +58,7 @@ class CountingStepper:
         self.shapes.append(shape)
         known = operators_of(self.shard, self.shard.model.layers[0], shape)
         seconds = 1e-6 * (shape.num_tokens + shape.batch * shape.context / 16)
-        kept = Statistics(seconds, seconds, seconds, seconds, 0.0, 5, 0)
+        kept = TimeStatistics(seconds, seconds, seconds, seconds, 0.0, 5, 0)
         operators = tuple(MeasuredOperator(name, op, 1, kept) for name, op in known.items() if op.kind != "collective")
         return MeasuredStep(shape, operators, seconds * len(operators))
 
@@ -67,13 +67,13 @@ SHARD = Shard(model_of(), model_of().precision, Parallelism())
 EXTENT = Extent(max_batch=8, max_context=128, max_tokens=64)
 
 
-def run_of(stepper: CountingStepper, known: dict[StepShape, MeasuredStep], budget: Budget) -> list[MeasuredStep]:
+def run_of(stepper: CountingStepper, known: dict[StepShape, MeasuredStep], budget: TimeBudget) -> list[MeasuredStep]:
     return list(measure_steps(stepper, EXTENT, budget, known, lambda _: None))
 
 
 def test_steps_keep_to_the_extent_and_go_on_where_they_stopped() -> None:
     first = CountingStepper(SHARD)
-    steps = run_of(first, {}, Budget())
+    steps = run_of(first, {}, TimeBudget())
     shapes = [step.shape for step in steps]
     assert len(shapes) == len(set(shapes)) == len(first.shapes)
     for shape in shapes:
@@ -84,15 +84,15 @@ def test_steps_keep_to_the_extent_and_go_on_where_they_stopped() -> None:
     assert any(shape.chunk and shape.context for shape in shapes)
     half = {step.shape: step for step in steps[: len(steps) // 2]}
     second = CountingStepper(SHARD)
-    rest = run_of(second, half, Budget())
+    rest = run_of(second, half, TimeBudget())
     assert not half.keys() & set(second.shapes)
     assert {*half, *(step.shape for step in rest)} == set(shapes)
 
 
 def test_a_budget_that_is_spent_leaves_the_coarse_grid() -> None:
-    hurried = {step.shape for step in run_of(CountingStepper(SHARD), {}, Budget(seconds=0.0))}
+    hurried = {step.shape for step in run_of(CountingStepper(SHARD), {}, TimeBudget(seconds=0.0))}
     assert StepShape(8, 128) in hurried
-    assert hurried < {step.shape for step in run_of(CountingStepper(SHARD), {}, Budget(tolerance=0.001))}
+    assert hurried < {step.shape for step in run_of(CountingStepper(SHARD), {}, TimeBudget(tolerance=0.001))}
 
 
 def test_a_journal_survives_an_interruption_and_refuses_another_measurement(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_profile_is_measured_closed_and_simulated_from(tmp_path: Path, monkeyp
     torch.set_num_threads(1)
     model = model_of(WIDE, DenseFeedForward(intermediate_size=1536), hidden_size=512)
     folder = tmp_path / "profile"
-    plan = ComputePlan(tp=(1, 2), extent=EXTENT, budget=Budget(seconds=0.0))
+    plan = ComputePlan(tp=(1, 2), extent=EXTENT, budget=TimeBudget(seconds=0.0))
     profile = profile_compute(model, model.precision, "test_cpu", folder, plan)
     assert {table.kind for table in profile.tables} == {
         "gemm",

@@ -84,7 +84,7 @@ def compute(options: ComputeOptions, model: str, device_name: str, out: Path, as
     windtunnel simulate --model config.json --device profiles/my_cpu/device.yaml --profile profiles/my_cpu ...
     """
     from windtunnel import catalog
-    from windtunnel.lab.profile.compute import Budget
+    from windtunnel.lab.profile.compute import TimeBudget
     from windtunnel.lab.profile.run import ComputePlan, parse_degrees, profile_compute
     from windtunnel.model.precision import Precision
     from windtunnel.report.lab.profile import compute_document, compute_report
@@ -101,7 +101,7 @@ def compute(options: ComputeOptions, model: str, device_name: str, out: Path, as
         clock=options.clock,
         attention=options.attention,
         extent=options.extent(),
-        budget=Budget(_quantity("--budget", "budget_s", options.budget), options.tolerance),
+        budget=TimeBudget(_quantity("--budget", "budget_s", options.budget), options.tolerance),
         overwrite=options.overwrite,
     )
     with _progress() as notify:
@@ -143,7 +143,7 @@ def collectives(options: TimedCollectives, device_name: str, out: Path, as_json:
     from windtunnel.lab.profile.run import parse_degrees, write_collectives
     from windtunnel.report.lab.profile import collectives_document, collectives_report
 
-    plan = lab.Plan(
+    plan = lab.CollectivesPlan(
         tuple(name.strip() for name in options.ops.split(",")),
         parse_degrees(options.num_workers),
         lab.sizes_between(*_sizes(options.sizes)),

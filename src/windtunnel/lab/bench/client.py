@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 
 APIS = ("completions", "chat")
 FIRST_TOKEN_ID = 10
-"""Of random prompts: smaller ones often mean begin, end and padding."""
+"""First token id of random prompts: smaller ones often mean begin, end and padding."""
 WORD = "tok"
 """A prompt in words repeats it, for servers that take no token ids."""
 
@@ -38,7 +38,7 @@ class Endpoint:
     """A server, and how to speak with it."""
 
     url: str
-    """Up to and with the version: `http://localhost:8000/v1`."""
+    """Address, up to and with the version: `http://localhost:8000/v1`."""
     model: str | None = None
     """None: the first that the server lists."""
     api: str = "completions"
@@ -60,10 +60,10 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Load:
-    """What to send. Arrays have one row a request, in order of sending."""
+    """The requests to send. Arrays have one row per request, in order of sending."""
 
     arrival_s: Floats
-    """From the start of the measurement; in a closed loop the earliest time."""
+    """Time from the start of the measurement; in a closed loop the earliest time."""
     input_tokens: Ints
     output_tokens: Ints
     concurrency: int = 0
@@ -73,13 +73,13 @@ class Load:
     previous: Ints | None = None
     """Row whose answer a request waits for, or -1."""
     think_s: Floats | None = None
-    """From that answer to the sending."""
+    """Pause between that answer and sending."""
     shared: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Row -> the token ids that its prompt begins with, shared with others."""
 
 
 @dataclass
-class _Answer:
+class _BenchAnswer:
     sent_s: float = np.nan
     late_s: float = 0.0
     input_tokens: int = 0
@@ -128,7 +128,7 @@ async def _bench(endpoint: Endpoint, load: Load, seed: int, notify: Notify) -> B
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(timeout=endpoint.timeout_s, limits=limits, headers=dict(endpoint.headers)) as http:
         model = endpoint.model or await _first_model(http, endpoint.url)
-        client = _Client(http, endpoint, model, load, seed, notify)
+        client = _BenchClient(http, endpoint, model, load, seed, notify)
         warmup, measured = np.arange(load.num_warmup), np.arange(load.num_warmup, load.arrival_s.size)
         await client.run(warmup)
         await client.run(measured)
@@ -166,7 +166,7 @@ async def _first_model(http: httpx.AsyncClient, url: str) -> str:
         raise InputError(f"{url}/models lists no model", "name it: --served-model") from None
 
 
-class _Client:
+class _BenchClient:
     """Requests under way, and what came of them."""
 
     def __init__(
@@ -174,7 +174,7 @@ class _Client:
     ) -> None:
         self.http, self.endpoint, self.model, self.load = http, endpoint, model, load
         self.notify, self.seed = notify, seed
-        self.answers = [_Answer() for _ in range(load.arrival_s.size)]
+        self.answers = [_BenchAnswer() for _ in range(load.arrival_s.size)]
         self.num_answered = 0
         self.started_s = 0.0
 
@@ -225,7 +225,7 @@ class _Client:
         self.num_answered += 1
         self.notify(self.num_answered, len(self.answers))
 
-    async def _receive(self, answer: _Answer, lines: AsyncIterator[str]) -> None:
+    async def _receive(self, answer: _BenchAnswer, lines: AsyncIterator[str]) -> None:
         """Read the events of a stream: `data: {...}` a part, the last one `data: [DONE]`."""
         counted, ends_empty = None, False
         async for line in lines:

@@ -20,14 +20,14 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 FIRST_TOKEN_ID = 3
-"""Of random prompts: smaller ones often mean begin, end and padding."""
+"""First token id of random prompts: smaller ones often mean begin, end and padding."""
 
 WARM_UP_STEPS = 2
 
 
 @dataclass(frozen=True)
 class EngineStep:
-    """One step of the engine."""
+    """The record of one engine step."""
 
     scheduled: Mapping[str, int]
     """Request -> tokens."""
@@ -36,19 +36,19 @@ class EngineStep:
     forward_s: float
     """The model, the head and sampling."""
     process_s: float
-    """Of the scheduler, taking in what was sampled."""
+    """Time in which the scheduler takes in the sampled tokens."""
     finished: tuple[str, ...]
     progressed: Mapping[str, int]
     """Request -> output tokens that it has now."""
 
     @property
     def host_sample(self) -> HostSample:
-        """What the host did in it."""
+        """The host's part of the step."""
         rest_s = self.step_s - self.forward_s - self.schedule_s - self.process_s
         return HostSample(len(self.scheduled), self.schedule_s, rest_s, self.process_s)
 
 
-class Engine(Protocol):
+class SteppedEngine(Protocol):
     """An engine that is stepped by hand."""
 
     now: Callable[[], float]
@@ -71,7 +71,7 @@ class Engine(Protocol):
 
 
 def drive(
-    engine: Engine, arrival_s: Floats, input_tokens: Ints, output_tokens: Ints, vocabulary: int, seed: int = 0
+    engine: SteppedEngine, arrival_s: Floats, input_tokens: Ints, output_tokens: Ints, vocabulary: int, seed: int = 0
 ) -> RawRun:
     """Serve requests as they arrive; times are those of the engine's own clock.
 
@@ -115,9 +115,9 @@ def drive(
 
 
 def host_samples(
-    engine: Engine, batches: Sequence[int], prompt_tokens: int, vocabulary: int, num_steps: int = 32
+    engine: SteppedEngine, batches: Sequence[int], prompt_tokens: int, vocabulary: int, num_steps: int = 32
 ) -> list[HostSample]:
-    """What the host did in decode steps.
+    """Measure the host's work in decode steps.
 
     Args:
         engine: idle, of at least as many requests as the largest batch.
@@ -148,7 +148,7 @@ def host_samples(
 
 @dataclass(frozen=True)
 class HostSample:
-    """One step's time outside the forward."""
+    """Host time of one step, outside the forward."""
 
     num_requests: int
     schedule_s: float

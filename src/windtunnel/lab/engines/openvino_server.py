@@ -30,8 +30,8 @@ MODEL = "openvino_model.xml"
 
 
 @dataclass
-class Engine:
-    """One pipeline, stepped by one thread; requests come from others."""
+class OpenVinoEngine:
+    """A pipeline that one thread steps; requests come from other threads."""
 
     pipeline: Any
     waiting: SimpleQueue[tuple[list[int], int, bool, SimpleQueue[int | None]]] = field(default_factory=SimpleQueue)
@@ -73,11 +73,11 @@ class Engine:
         return self.pipeline.add_request(number, openvino.Tensor(np.array([prompt], np.int64)), config)
 
 
-class Handler(BaseHTTPRequestHandler):
+class OpenVinoHandler(BaseHTTPRequestHandler):
     """`/v1/models`, `/health` and streamed `/v1/completions`."""
 
     protocol_version = "HTTP/1.1"
-    engine: Engine
+    engine: OpenVinoEngine
     name: str
 
     def log_message(self, *_: Any) -> None:
@@ -148,12 +148,12 @@ def main() -> None:
     settings = openvino_genai.SchedulerConfig()
     settings.max_num_seqs, settings.max_num_batched_tokens = given.max_num_seqs, given.max_num_batched_tokens
     settings.num_kv_blocks, settings.dynamic_split_fuse = given.num_kv_blocks, True
-    engine = Engine(openvino_genai.ContinuousBatchingPipeline(str(_exported(given.model)), settings, "CPU"))
+    engine = OpenVinoEngine(openvino_genai.ContinuousBatchingPipeline(str(_exported(given.model)), settings, "CPU"))
     # A step keeps Python's lock; whoever sends its tokens waits for it no longer than this.
     sys.setswitchinterval(1e-4)
     threading.Thread(target=engine.run, daemon=True).start()
-    Handler.engine, Handler.name = engine, given.model.name
-    ThreadingHTTPServer(("127.0.0.1", given.port), Handler).serve_forever()
+    OpenVinoHandler.engine, OpenVinoHandler.name = engine, given.model.name
+    ThreadingHTTPServer(("127.0.0.1", given.port), OpenVinoHandler).serve_forever()
 
 
 if __name__ == "__main__":

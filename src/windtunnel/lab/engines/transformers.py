@@ -21,12 +21,12 @@ PAGE_TOKENS = 256
 
 @dataclass(frozen=True)
 class TransformersSettings:
-    """How the engine is started."""
+    """Settings of the engine."""
 
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
     num_blocks: int = 64
-    """Of `PAGE_TOKENS` tokens of every layer."""
+    """Blocks of `PAGE_TOKENS` tokens in every layer."""
     dtype: str = "float32"
 
 

@@ -49,14 +49,14 @@ ENVIRONMENT: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """How the engine is started."""
+    """Settings of the engine."""
 
     max_model_len: int = 2048
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
     dtype: str = "bfloat16"
     kv_cache_gib: int = 1
-    """Of a CPU."""
+    """KV cache on a CPU."""
 
 
 @dataclass
@@ -248,7 +248,7 @@ class VllmEngine:
 
 
 def _wait_for_gpu() -> None:
-    """What runs there after its launch would be counted as work of the host that waits for it."""
+    """Wait until the GPU is idle, so that its work does not count as work of the host that waits for it."""
     import torch
 
     if torch.cuda.is_initialized():

@@ -20,9 +20,9 @@ import numpy as np
 from windtunnel.errors import WindtunnelError
 from windtunnel.formats.captures.step_names import MEASURED
 from windtunnel.lab.experiments.models import uses_cuda
-from windtunnel.lab.experiments.runners import Runner, transformers_runner, vllm_runner
+from windtunnel.lab.experiments.runners import ModelRunner, transformers_runner, vllm_runner
 from windtunnel.lab.experiments.schema import CONFIG, METRICS, REQUESTS, STEPS, TRACE, Experiment, load_experiment
-from windtunnel.lab.experiments.steps import Clock
+from windtunnel.lab.experiments.steps import StepClock
 from windtunnel.lab.machine import machine, peak_memory
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table
 from windtunnel.metrics.summary import distribution
@@ -54,9 +54,9 @@ def run(folder: Path) -> None:
     _LOG.info("loaded %s on %s in %.2f s", experiment.model, runner.device, load_s)
     (folder / "gpu_info.json").write_text(json.dumps(machine(), indent=2) + "\n")
     for number in range(experiment.num_warmup):
-        runner.generate(Clock(runner.synchronise))
+        runner.generate(StepClock(runner.synchronise))
         _LOG.info("warm-up run %d done", number + 1)
-    clock = Clock(runner.synchronise)
+    clock = StepClock(runner.synchronise)
     profiler = _torch_profiler(experiment, folder) if experiment.mode == "torch" else nullcontext()
     with ExitStack() as stack:
         clock.profiler = stack.enter_context(profiler)
@@ -69,7 +69,9 @@ def run(folder: Path) -> None:
     _write(folder, experiment, runner, clock, outputs, load_s)
 
 
-def _write(folder: Path, experiment: Experiment, runner: Runner, clock: Clock, outputs: Any, load_s: float) -> None:
+def _write(
+    folder: Path, experiment: Experiment, runner: ModelRunner, clock: StepClock, outputs: Any, load_s: float
+) -> None:
     steps = _step_table(clock)
     requests = _requests(experiment, runner, clock, steps)
     steps.write_parquet(folder / STEPS)
@@ -79,7 +81,7 @@ def _write(folder: Path, experiment: Experiment, runner: Runner, clock: Clock, o
     (folder / METRICS).write_text(json.dumps(metrics, indent=2) + "\n")
 
 
-def _step_table(clock: Clock) -> Table:
+def _step_table(clock: StepClock) -> Table:
     times = np.array(clock.times)
     batches = clock.batches
     columns = {
@@ -97,7 +99,7 @@ def _step_table(clock: Clock) -> Table:
     return Table(columns, {**STEP_COLUMNS, "cpu_s": "processor time of this process, over all its threads"})
 
 
-def _requests(experiment: Experiment, runner: Runner, clock: Clock, steps: Table) -> Table:
+def _requests(experiment: Experiment, runner: ModelRunner, clock: StepClock, steps: Table) -> Table:
     """The requests' records: they come when the first step begins, and have a token at the end of steps."""
     number = experiment.batch_size
     ends_s = steps["start_s"] + steps["duration_s"]
@@ -119,7 +121,7 @@ def _requests(experiment: Experiment, runner: Runner, clock: Clock, steps: Table
     return table.replaced(itl_max_s=np.array([max(np.diff(times), default=np.nan) for times in tokens_s]))
 
 
-def _metrics(experiment: Experiment, runner: Runner, requests: Table, steps: Table) -> dict[str, Any]:
+def _metrics(experiment: Experiment, runner: ModelRunner, requests: Table, steps: Table) -> dict[str, Any]:
     span_s = float(requests["finish_s"].max())
     decoding = steps.where(steps["num_prefills"] == 0)
     output_tokens = experiment.batch_size * experiment.max_tokens

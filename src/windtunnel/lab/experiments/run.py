@@ -1,4 +1,4 @@
-"""Experiments run for real, a folder each: the model in a process of its own, under a profiler where asked.
+"""Run experiments for real, a folder each: the model in a process of its own, optionally under a profiler.
 
 A folder's `summary.json` is written last, so that one which is there is of a whole run. What a profiler records is read
 back into the kernel table; of the process's environment nothing is kept.
@@ -63,7 +63,7 @@ main(Path(__file__).resolve().parent)
 
 @dataclass(frozen=True)
 class Outcome:
-    """One experiment's folder and what its summary says."""
+    """An experiment's folder and summary."""
 
     folder: Path
     summary: Mapping[str, Any]
@@ -114,7 +114,7 @@ def finished_run(experiment: Experiment, results: Path) -> Outcome | None:
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """What the summary of an experiment says; None where it has none, because it runs or was stopped."""
+    """Read an experiment's summary; None where it has none, because it still runs or was stopped."""
     try:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -225,13 +225,13 @@ def _execute(command: Sequence[str], folder: Path, stdout: Path | None = None) -
 
 
 def _environment() -> dict[str, str]:
-    """Of the child: this interpreter's modules, and no hub look-ups behind the user's back."""
+    """Return the child's environment: this interpreter's modules, and no telemetry of the hub."""
     paths = [path for path in sys.path if path]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
 def _last_words(log: Path) -> tuple[str, str]:
-    """What the child said was wrong: its last `error:` line and the hint below it; empty where it said nothing."""
+    """Return the child's last `error:` line and the hint below it; empty where it reported none."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     for number in range(len(lines) - 1, -1, -1):
         if lines[number].startswith("error: "):
@@ -266,7 +266,7 @@ def _analyse(experiment: Experiment, folder: Path) -> dict[str, Any]:
 
 
 def _count(options: NcuOptions, folder: Path, capture: Capture) -> Capture:
-    """Nsight Compute's counters of the kernels that took most of the time, or of those that were asked for."""
+    """Count with Nsight Compute: the kernels that took most of the time, or those that the options name."""
     pattern = options.kernel_name or top_kernel_pattern(capture, options.num_kernels)
     counters = folder / "ncu_counters.csv"
     record, export = counting_commands(options, folder, pattern)

@@ -18,20 +18,20 @@ from windtunnel.lab.experiments.models import (
     uses_cuda,
 )
 from windtunnel.lab.experiments.schema import Experiment
-from windtunnel.lab.experiments.steps import Batch, Clock
+from windtunnel.lab.experiments.steps import Batch, StepClock
 from windtunnel.lab.machine import cpu_name
 
 
 @dataclass
-class Runner:
+class ModelRunner:
     """An engine with its model loaded."""
 
     version: str
     device: str
     dtype: str
     num_prompt_tokens: int
-    generate: Callable[[Clock], Any]
-    """One run of all requests."""
+    generate: Callable[[StepClock], Any]
+    """Run all requests once."""
     texts: Callable[[Any], str]
     """The answers of a run as text."""
     synchronise: Callable[[], None] = lambda: None
@@ -39,7 +39,7 @@ class Runner:
     module_ranges: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
-def transformers_runner(experiment: Experiment) -> Runner:
+def transformers_runner(experiment: Experiment) -> ModelRunner:
     """Load a model into transformers; one batch prefills and then decodes.
 
     Raises:
@@ -55,7 +55,7 @@ def transformers_runner(experiment: Experiment) -> Runner:
     prompt = prompt_tokens(experiment, model.config, tokenizer)
     ids = torch.tensor([prompt] * experiment.batch_size, device=device)
 
-    def generate(clock: Clock) -> list[list[int]]:
+    def generate(clock: StepClock) -> list[list[int]]:
         generator = torch.Generator(device=device).manual_seed(experiment.seed)
         number, length, cache, tokens = experiment.batch_size, len(prompt), None, ids
         outputs: list[list[int]] = []
@@ -73,7 +73,7 @@ def transformers_runner(experiment: Experiment) -> Runner:
         decoded = tokenizer.batch_decode(outputs) if tokenizer else None
         return _numbered(decoded or [" ".join(map(str, answer)) for answer in outputs])
 
-    return Runner(
+    return ModelRunner(
         version=transformers.__version__,
         device=torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
         dtype=str(model.dtype).removeprefix("torch."),
@@ -96,7 +96,7 @@ def _sample(logits: Any, temperature: float, generator: Any) -> Any:
     return torch.multinomial(weights, 1, generator=generator)
 
 
-def vllm_runner(experiment: Experiment) -> Runner:
+def vllm_runner(experiment: Experiment) -> ModelRunner:
     """Load a model into vLLM's V1 engine in this process; it steps synchronously, without asynchronous scheduling."""
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
     import vllm
@@ -115,7 +115,7 @@ def vllm_runner(experiment: Experiment) -> Runner:
     scheduler = engine.engine_core.engine_core.scheduler
     schedule = scheduler.schedule
 
-    def generate(clock: Clock) -> list[Any]:
+    def generate(clock: StepClock) -> list[Any]:
         seen: dict[str, int] = {}
 
         def schedule_and_name(*arguments: Any, **options: Any) -> Any:
@@ -139,7 +139,7 @@ def vllm_runner(experiment: Experiment) -> Runner:
         return _numbered([answer.text or " ".join(map(str, answer.token_ids)) for answer in answers])
 
     device = "cuda" if uses_cuda(experiment) else "cpu"
-    return Runner(
+    return ModelRunner(
         vllm.__version__,
         device,
         str(engine.model_config.dtype).removeprefix("torch."),

@@ -21,6 +21,7 @@ from windtunnel.schema import (
     fields_of,
     parse_yaml,
     read_yaml,
+    set_path,
 )
 
 CONFIG, SUMMARY, METRICS, LOG = "config.yaml", "summary.json", "metrics.json", "experiment.log"
@@ -30,7 +31,7 @@ REQUESTS, STEPS, KERNELS = "requests.parquet", "steps.parquet", "kernels.parquet
 
 
 class NsysOptions(Schema):
-    """How Nsight Systems records."""
+    """Options of Nsight Systems."""
 
     trace: str = "cuda,nvtx,osrt,cublas,cudnn"
     cuda_graph_trace: Literal["node", "graph"] = "node"
@@ -41,12 +42,12 @@ class NsysOptions(Schema):
 
 
 class NcuOptions(Schema):
-    """How Nsight Compute counts."""
+    """Options of Nsight Compute."""
 
     kernel_name: str | None = None
-    """Which kernels, as a regular expression; None: those that took most of the time under Nsight Systems."""
+    """Regular expression of the kernels; None: those that took most of the time under Nsight Systems."""
     num_kernels: int = 5
-    """So many of those."""
+    """Number of the longest kernels to count."""
     launch_count: int = 10
     """Launches to count, each of which is repeated many times."""
     set: str = "full"
@@ -54,17 +55,17 @@ class NcuOptions(Schema):
 
 
 class TorchOptions(Schema):
-    """How torch.profiler records."""
+    """Options of torch.profiler."""
 
     num_steps: int = 32
-    """At most so many steps: traces grow by megabytes a step."""
+    """Most steps to record: traces grow by megabytes a step."""
     record_shapes: bool = True
     with_stack: bool = False
     """Makes traces about ten times as large, and their writing minutes long."""
 
 
 class Experiment(Schema):
-    """One model, one batch of equal requests, one way to look at them."""
+    """An experiment: one model, one batch of equal requests, one way to observe them."""
 
     model: str
     """A folder with config.json, a config.json, or a name on huggingface.co. Without weights they are random."""
@@ -72,7 +73,7 @@ class Experiment(Schema):
     engine: Literal["transformers", "vllm"] = "transformers"
     prompt: str = "Hello, how are you?"
     prompt_tokens: int | None = None
-    """So many random tokens in place of the text, which then needs no tokenizer."""
+    """Number of random tokens in place of the text; needs no tokenizer."""
     max_tokens: int = 100
     temperature: float = 0.7
     batch_size: int = 1
@@ -83,7 +84,7 @@ class Experiment(Schema):
     """Runs before the one that is measured."""
     seed: int = 0
     name: str | None = None
-    """Of its results; None: the model's."""
+    """Name of the results; None: the model's."""
     nsys_options: NsysOptions = NsysOptions()
     ncu_options: NcuOptions = NcuOptions()
     torch_options: TorchOptions = TorchOptions()
@@ -97,7 +98,7 @@ class Experiment(Schema):
 
     @property
     def label(self) -> str:
-        """What its folder's name begins with: its own name, or the model's, made fit for a file."""
+        """Prefix of the folder's name: the experiment's name, or the model's, made fit for a file."""
         path = Path(self.model)
         model_name = path.parent.resolve().name if path.name == "config.json" else path.name
         return re.sub(r"[^A-Za-z0-9._-]+", "-", self.name or model_name).strip("-.") or "experiment"
@@ -132,16 +133,10 @@ def with_changes(raw: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     Raises:
         InputError: a path leads through something that has no keys.
     """
-    found = {key: dict(value) if isinstance(value, dict) else value for key, value in raw.items()}
+    changed = {key: dict(value) if isinstance(value, dict) else value for key, value in raw.items()}
     for dotted, value in changes.items():
-        *parents, last = dotted.split(".")
-        below: Any = found
-        for name in parents:
-            below = below.setdefault(name, {})
-            if not isinstance(below, dict):
-                raise InputError(f"{dotted} cannot be set: {name} is {below!r} and has no keys below it")
-        below[last] = value
-    return found
+        set_path(changed, dotted, value)
+    return changed
 
 
 def save_experiment(experiment: Experiment, path: Path) -> None:

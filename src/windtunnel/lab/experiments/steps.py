@@ -11,7 +11,7 @@ from windtunnel.formats.captures.step_names import step_name
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step computes: tokens of each request, prompts first, and the keys that the last of them sees."""
+    """The batch of a step: tokens of each request, prompts first, and the keys that the last of them sees."""
 
     computed: list[int]
     seen: list[int]
@@ -30,8 +30,8 @@ class Batch:
 
 
 @dataclass
-class Clock:
-    """Times the steps of one run and, where asked, names them for a profiler."""
+class StepClock:
+    """Times the steps of one run, and names them for a profiler if there is one."""
 
     synchronise: Callable[[], None]
     annotate: Callable[[str], AbstractContextManager[Any]] = lambda _: nullcontext()

@@ -20,7 +20,7 @@ PACKAGES: Mapping[str, str] = {"sdpa": "torch", "flash_attn": "flash_attn", "fla
 """Backend -> the package that has it."""
 
 WORKSPACE_BYTES = 128 << 20
-"""Of FlashInfer, as its documentation advises."""
+"""Workspace of FlashInfer, as its documentation advises."""
 
 
 def check_attention(backend: str, device: str) -> None:
@@ -75,7 +75,7 @@ class FlashAttention:
     """
 
     lengths: Tensor
-    """Of each decoding request, int32; an engine has them on the device before the forward."""
+    """Length of each decoding request, int32; an engine has them on the device before the forward."""
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         from flash_attn import flash_attn_func, flash_attn_with_kvcache

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError, did_you_mean
-from windtunnel.lab.profile.samples import Statistics, statistics_of
+from windtunnel.lab.profile.compute import operator_tables
+from windtunnel.lab.profile.samples import TimeStatistics, statistics_of
 from windtunnel.lab.replay import newest
 from windtunnel.lab.timing import captured
 from windtunnel.model.operators import COLLECTIVES, Collective
-from windtunnel.pricing.table import STATISTICS, MeasurementTable
+from windtunnel.pricing.table import MeasurementTable
 
 WARM_UPS = 3
 SAMPLES = 9
@@ -34,8 +35,8 @@ TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to time."""
+class CollectivesPlan:
+    """The collectives, workers and sizes to time."""
 
     ops: tuple[str, ...]
     num_workers: tuple[int, ...]
@@ -55,13 +56,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class TimedCollective:
-    """One collective at one size over some workers."""
+    """A timed collective: one size over some workers."""
 
     op: str
     num_workers: int
     span_nodes: int
     size_bytes: int
-    statistics: Statistics
+    statistics: TimeStatistics
 
     @property
     def algorithm_bytes_per_s(self) -> float:
@@ -70,7 +71,7 @@ class TimedCollective:
 
     @property
     def bus_bytes_per_s(self) -> float:
-        """What each rank's link must carry for it, by nccl-tests' factors."""
+        """Rate at which each rank's link must carry data, by nccl-tests' factors."""
         op = Collective(self.op, float(self.size_bytes), self.num_workers)
         return float(np.asarray(op.num_bytes)) / self.statistics.median_s
 
@@ -102,7 +103,9 @@ def sizes_between(smallest_bytes: int, largest_bytes: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*sizes, largest_bytes]))
 
 
-def time_collectives(plan: Plan, notify: Callable[[str], None] = lambda _text: None) -> list[TimedCollective]:
+def time_collectives(
+    plan: CollectivesPlan, notify: Callable[[str], None] = lambda _text: None
+) -> list[TimedCollective]:
     """Time the plan's collectives between processes of this host.
 
     Args:
@@ -131,7 +134,9 @@ def time_collectives(plan: Plan, notify: Callable[[str], None] = lambda _text: N
     return timed
 
 
-def time_collectives_on_ray(plan: Plan, notify: Callable[[str], None] = lambda _text: None) -> list[TimedCollective]:
+def time_collectives_on_ray(
+    plan: CollectivesPlan, notify: Callable[[str], None] = lambda _text: None
+) -> list[TimedCollective]:
     """The same between workers of a running Ray cluster (`ray start`), `workers_per_node` on each of its nodes.
 
     Raises:
@@ -157,7 +162,7 @@ def time_collectives_on_ray(plan: Plan, notify: Callable[[str], None] = lambda _
     return timed
 
 
-def _on_ray(ray: Any, plan: Plan, workers: int) -> list[TimedCollective]:
+def _on_ray(ray: Any, plan: CollectivesPlan, workers: int) -> list[TimedCollective]:
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -184,11 +189,11 @@ def _on_ray(ray: Any, plan: Plan, workers: int) -> list[TimedCollective]:
         remove_placement_group(group)
 
 
-def _ray_worker(number: int, plan: Plan, workers: int, meeting: str) -> list[dict[str, Any]]:
+def _ray_worker(number: int, plan: CollectivesPlan, workers: int, meeting: str) -> list[dict[str, Any]]:
     return _timed_here(number, plan, workers, meeting, local=0)
 
 
-def _check_backend(plan: Plan, one_host: bool = True) -> None:
+def _check_backend(plan: CollectivesPlan, one_host: bool = True) -> None:
     try:
         import torch
         from torch import distributed
@@ -204,14 +209,14 @@ def _check_backend(plan: Plan, one_host: bool = True) -> None:
         )
 
 
-def _run_worker(number: int, plan: Plan, workers: int, meeting: str, folder: str) -> None:
-    """One process of this host."""
+def _run_worker(number: int, plan: CollectivesPlan, workers: int, meeting: str, folder: str) -> None:
+    """Time the collectives as one process of this host; rank 0 writes the times."""
     times = _timed_here(number, plan, workers, meeting, local=number)
     if number == 0:
         (Path(folder) / "times.json").write_text(json.dumps(times), encoding="utf-8")
 
 
-def _timed_here(number: int, plan: Plan, workers: int, meeting: str, local: int) -> list[dict[str, Any]]:
+def _timed_here(number: int, plan: CollectivesPlan, workers: int, meeting: str, local: int) -> list[dict[str, Any]]:
     import torch
     from torch import distributed
 
@@ -242,7 +247,9 @@ def _timed_here(number: int, plan: Plan, workers: int, meeting: str, local: int)
 
 
 def _executor(op: str, size_bytes: int, number: int, workers: int, device: Any) -> Callable[[], object]:
-    """One execution of a collective whose whole buffer has about `size_bytes`, in whole shares of the ranks."""
+    """Return a function that executes a collective once; its buffer has about `size_bytes`, in whole shares of the
+    ranks.
+    """
     import torch
     from torch import distributed
 
@@ -263,7 +270,7 @@ def _executor(op: str, size_bytes: int, number: int, workers: int, device: Any) 
     return lambda: distributed.recv(buffer, 0)
 
 
-def _timed(execute: Callable[[], object], device: Any) -> Statistics:
+def _timed(execute: Callable[[], object], device: Any) -> TimeStatistics:
     """Samples of executions in a row; the slowest rank's time counts, as in nccl-tests' own report of each size."""
     import torch
     from torch import distributed
@@ -297,28 +304,14 @@ def _in_a_row(execute: Callable[[], object], count: int) -> Callable[[], object]
 
 
 def _read(times: Sequence[dict[str, Any]]) -> list[TimedCollective]:
-    return [TimedCollective(**{**row, "statistics": Statistics(**row["statistics"])}) for row in times]
+    return [TimedCollective(**{**row, "statistics": TimeStatistics(**row["statistics"])}) for row in times]
 
 
 def collective_tables(timed: Sequence[TimedCollective], source: str) -> list[MeasurementTable]:
-    """What was timed as tables, one a collective; a single worker sends nothing and has no row."""
-    tables = []
-    for op in sorted({row.op for row in timed}):
-        rows = [row for row in timed if row.op == op and row.num_workers > 1]
-        if not rows:
-            continue
-        tables.append(
-            MeasurementTable(
-                "collective",
-                {
-                    "num_ranks": np.array([float(row.num_workers) for row in rows]),
-                    "span_nodes": np.array([float(row.span_nodes) for row in rows]),
-                },
-                {"message_bytes": np.array([float(row.size_bytes) for row in rows])},
-                np.array([row.statistics.median_s for row in rows]),
-                source,
-                {"op": op},
-                {name: np.array([float(getattr(row.statistics, name)) for row in rows]) for name in STATISTICS},
-            )
-        )
-    return tables
+    """Return timed collectives as tables, one per collective; a single worker sends nothing and has no row."""
+    rows = (
+        (Collective(row.op, float(row.size_bytes), row.num_workers, row.span_nodes), row.statistics)
+        for row in timed
+        if row.num_workers > 1
+    )
+    return operator_tables(rows, source)

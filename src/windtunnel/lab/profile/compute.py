@@ -1,4 +1,4 @@
-"""Which steps are measured, in which order and how long; and their operators as tables."""
+"""Choose the steps to measure and their order within a time budget; return their operators as tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from windtunnel.lab.profile.grid import Point, Refinement, octaves
 from windtunnel.lab.profile.model import StepShape
-from windtunnel.lab.profile.samples import MeasuredStep, Statistics
+from windtunnel.lab.profile.samples import MeasuredStep, TimeStatistics
 from windtunnel.model.operators import Op
 from windtunnel.pricing.table import STATISTICS, MeasurementTable, Points, tables_from
 
@@ -30,19 +30,19 @@ class Stepper(Protocol):
 
 @dataclass(frozen=True)
 class Extent:
-    """How far to measure."""
+    """Limits of the grid of measured steps."""
 
     max_batch: int = 64
     """Decoding requests."""
     max_context: int = 4096
     """Tokens of a request."""
     max_tokens: int = 2048
-    """Of a step."""
+    """Tokens of a step."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a run of the profiler says of itself."""
+    """Progress of a profile."""
 
     num_steps: int
     elapsed_s: float
@@ -54,7 +54,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Budget:
+class TimeBudget:
     """When to stop refining."""
 
     seconds: float | None = None
@@ -99,7 +99,7 @@ def _prefill_shape(point: Point) -> StepShape:
 
 
 def measure_steps(
-    stepper: Stepper, extent: Extent, budget: Budget, known: Mapping[StepShape, MeasuredStep], notify: Notify
+    stepper: Stepper, extent: Extent, budget: TimeBudget, known: Mapping[StepShape, MeasuredStep], notify: Notify
 ) -> Iterator[MeasuredStep]:
     """Measure the coarse grids, then refine them worst interval first; what is `known` is not measured again.
 
@@ -147,11 +147,16 @@ def measure_steps(
 
 
 def tables_of(steps: Iterable[MeasuredStep], source: str) -> list[MeasurementTable]:
-    """All executions of the same kind and words as one table, with their statistics."""
+    """Return the executions of all steps as tables with statistics, one per kind and words of operators."""
+    executions = (execution for step in steps for execution in step.operators)
+    return operator_tables(((execution.op, execution.statistics) for execution in executions), source)
 
-    def point(op: Op, statistics: Statistics) -> Points:
+
+def operator_tables(measured: Iterable[tuple[Op, TimeStatistics]], source: str) -> list[MeasurementTable]:
+    """Return measured operators as tables with statistics, one per kind and words."""
+
+    def point(op: Op, statistics: TimeStatistics) -> Points:
         kept = {name: np.array([float(getattr(statistics, name))]) for name in STATISTICS}
         return op, np.array([statistics.median_s]), kept
 
-    executions = (execution for step in steps for execution in step.operators)
-    return tables_from((point(execution.op, execution.statistics) for execution in executions), source)
+    return tables_from((point(op, statistics) for op, statistics in measured), source)

@@ -1,4 +1,5 @@
-"""Which steps to measure: a coarse grid first, then midpoints where straight lines between points would be most wrong.
+"""Choose the steps to measure: a coarse grid first, then midpoints where straight lines between points would be most
+wrong.
 
 Refinement ends when every interval is expected to be within the tolerance, or when the budget does not last for the
 next step. What was measured before is not measured again.
@@ -17,11 +18,11 @@ Point = tuple[float, float]
 START_ERROR = 0.5
 """Expected error of an interval of which only the ends are known: more than any tolerance, so that it is looked at."""
 HALVED = 0.35
-"""How much of an interval's error its halves keep: a quarter where curves are smooth, half at a kink."""
+"""Share of an interval's error that its halves keep: a quarter where curves are smooth, half at a kink."""
 
 
 @dataclass(order=True, frozen=True)
-class Interval:
+class GridInterval:
     """Two neighbouring points along one axis, and how wrong a straight line (log-log) between them may be."""
 
     rank: float
@@ -44,7 +45,7 @@ class Refinement:
     axes: tuple[Sequence[float], Sequence[float]]
     allowed: Callable[[Point], bool]
     seconds: dict[Point, float] = field(default_factory=dict)
-    queue: list[Interval] = field(default_factory=list)
+    queue: list[GridInterval] = field(default_factory=list)
 
     def coarse(self) -> Iterator[Point]:
         """The points of the coarse grid."""
@@ -66,7 +67,7 @@ class Refinement:
         """The largest expected error that is left."""
         return self.queue[0].error if self.queue else 0.0
 
-    def next_point(self) -> tuple[Interval, Point] | None:
+    def next_point(self) -> tuple[GridInterval, Point] | None:
         """The midpoint of the worst interval; None when nothing is left to refine."""
         while self.queue:
             interval = heapq.heappop(self.queue)
@@ -75,7 +76,7 @@ class Refinement:
                 return interval, middle
         return None
 
-    def learn(self, interval: Interval, middle: Point, seconds: float) -> float:
+    def learn(self, interval: GridInterval, middle: Point, seconds: float) -> float:
         """Take in a measured midpoint; returns how far the straight line was off."""
         low, high = self.seconds[interval.low], self.seconds[interval.high]
         axis = interval.axis
@@ -88,10 +89,10 @@ class Refinement:
         return error
 
     def _push(self, low: Point, high: Point, axis: int, error: float) -> None:
-        heapq.heappush(self.queue, Interval(-error, low, high, axis, error))
+        heapq.heappush(self.queue, GridInterval(-error, low, high, axis, error))
 
 
-def _middle(interval: Interval) -> Point | None:
+def _middle(interval: GridInterval) -> Point | None:
     """The geometric middle of an interval, whole along its axis; None where nothing lies between."""
     low, high = interval.low[interval.axis], interval.high[interval.axis]
     middle = round(math.sqrt(low * high))

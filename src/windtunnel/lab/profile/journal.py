@@ -10,7 +10,7 @@ from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.lab.profile.model import StepShape
-from windtunnel.lab.profile.samples import MeasuredOperator, MeasuredStep, Statistics
+from windtunnel.lab.profile.samples import MeasuredOperator, MeasuredStep, TimeStatistics
 from windtunnel.pricing.table import KINDS
 
 
@@ -109,7 +109,7 @@ def _step_from(line: Mapping[str, Any]) -> MeasuredStep:
                 operator["name"],
                 KINDS[operator["kind"]](**operator["op"]),
                 int(operator["count"]),
-                Statistics(**operator["statistics"]),
+                TimeStatistics(**operator["statistics"]),
             )
             for operator in line["operators"]
         )

@@ -168,7 +168,7 @@ def _copy_bytes_per_s(torch_device: str, clock: str) -> float:
 
 
 def last_level_cache_bytes(torch_device: str = "cpu") -> int:
-    """Of the cache that weights must not fit into."""
+    """Return the size of the cache that weights must exceed."""
     if torch_device == "cuda":
         import torch
 
@@ -181,7 +181,7 @@ def last_level_cache_bytes(torch_device: str = "cpu") -> int:
 
 
 def free_memory_bytes(torch_device: str) -> int:
-    """What a process may still take."""
+    """Return the memory that a process may still take."""
     if torch_device == "cuda":
         import torch
 

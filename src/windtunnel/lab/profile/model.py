@@ -36,11 +36,11 @@ Mark = Callable[[str], None]
 
 @dataclass(frozen=True)
 class StepShape:
-    """What a measured step computes: decoding requests, or prompts of `chunk` tokens after `cached` ones."""
+    """The shape of a measured step: decoding requests, or prompts of `chunk` tokens after `cached` ones."""
 
     batch: int
     context: int
-    """Of decoding: keys of each request, the new one included. Of prefill: tokens cached before the chunk."""
+    """Decoding: keys of each request, the new one included. Prefill: tokens cached before the chunk."""
     chunk: int = 0
     """0: decoding."""
 
@@ -50,7 +50,7 @@ class StepShape:
 
     @property
     def step_batch(self) -> StepBatch:
-        """In the terms of the simulator."""
+        """The same step in the simulator's terms."""
         if not self.chunk:
             return StepBatch(self.batch, float(self.context), 0, 0.0, self.batch)
         pairs = self.num_tokens * (self.context + self.chunk / 2)
@@ -59,14 +59,14 @@ class StepShape:
 
 @dataclass(frozen=True)
 class Site:
-    """Where weights live and in which numbers they compute."""
+    """Device and number format of the weights."""
 
     device: str
     dtype: Any
 
 
 @dataclass
-class Flow:
+class LayerFlow:
     """The tensors on their way through a layer."""
 
     hidden: Tensor
@@ -142,7 +142,7 @@ class LayerStack:
         self.ids = torch.randint(self.vocabulary, (max_tokens,), generator=generator, device=device)
 
     def prepare(self, shape: StepShape) -> None:
-        """What an engine's host does before the forward: plan the attention of a shape."""
+        """Plan the attention of a shape, which an engine's host does before the forward."""
         attention = self.group.attention
         if self.backend == "flash_attn":
             self.attend = plan_flash_attention(shape.batch, shape.context + shape.chunk, self.site.device)
@@ -154,14 +154,14 @@ class LayerStack:
             self.attend = plan_flashinfer(shape.batch, length, heads, kv_heads, attention.head_dim, self.site.dtype)
 
     def run(self, shape: StepShape, mark: Mark) -> Tensor:
-        """One step; `mark` is called at every boundary between operators."""
+        """Run one step; call `mark` at every boundary between operators."""
         import torch
 
         with torch.inference_mode():
             mark("")
             hidden = torch.nn.functional.embedding(self.ids[: shape.num_tokens], self.embedding)
             mark("embedding")
-            flow = Flow(hidden, torch.zeros_like(hidden), shape)
+            flow = LayerFlow(hidden, torch.zeros_like(hidden), shape)
             mark("")
             for weights, cache in zip(self.layers, self.caches, strict=True):
                 self._layer(flow, weights, cache, mark)
@@ -175,7 +175,7 @@ class LayerStack:
             mark("sample")
             return chosen
 
-    def _layer(self, flow: Flow, weights: dict[str, Tensor], cache: Tensor, mark: Mark) -> None:
+    def _layer(self, flow: LayerFlow, weights: dict[str, Tensor], cache: Tensor, mark: Mark) -> None:
         _norm(flow, weights["input_norm"])
         mark("input_norm")
         if isinstance(self.group.attention, GroupedQueryAttention):
@@ -190,7 +190,7 @@ class LayerStack:
         else:
             self._experts(flow, weights, self.group.feed_forward, mark)
 
-    def _grouped_query(self, flow: Flow, weights: dict[str, Tensor], cache: Tensor, mark: Mark) -> None:
+    def _grouped_query(self, flow: LayerFlow, weights: dict[str, Tensor], cache: Tensor, mark: Mark) -> None:
         import torch
         from torch.nn.functional import linear
 
@@ -231,7 +231,7 @@ class LayerStack:
         rows[1, :, length - new :] = value.reshape(shape.batch, new, *value.shape[1:])
         return rows[0], rows[1]
 
-    def _latent(self, flow: Flow, weights: dict[str, Tensor], cache: Tensor, mark: Mark) -> None:
+    def _latent(self, flow: LayerFlow, weights: dict[str, Tensor], cache: Tensor, mark: Mark) -> None:
         """Multi-head latent attention: expanded in prefill, absorbed in decode (arXiv:2405.04434, section 2.1)."""
         import torch
         from torch.nn.functional import linear
@@ -285,7 +285,7 @@ class LayerStack:
         flow.hidden = linear(attended, weights["o_proj"])
         mark("o_proj")
 
-    def _experts(self, flow: Flow, weights: dict[str, Tensor], experts: ExpertsFeedForward, mark: Mark) -> None:
+    def _experts(self, flow: LayerFlow, weights: dict[str, Tensor], experts: ExpertsFeedForward, mark: Mark) -> None:
         """Tokens sorted by the experts that they chose, one grouped product over all experts, and back in place.
 
         Nothing is read back from the GPU on the way, so that a CUDA graph can hold it.
@@ -405,7 +405,7 @@ def _core_name(group: LayerGroup, shape: StepShape) -> str:
     return f"{name}_{'prefill' if shape.chunk else 'decode'}"
 
 
-def _norm(flow: Flow, weight: Tensor) -> None:
+def _norm(flow: LayerFlow, weight: Tensor) -> None:
     """The residual added, then the norm of the sum."""
     import torch
 
@@ -430,7 +430,7 @@ def _activate(x: Tensor, gated: bool) -> Tensor:
     return silu(gate) * up
 
 
-def _feed_forward(flow: Flow, weights: dict[str, Tensor], prefix: str, gated: bool, mark: Mark) -> None:
+def _feed_forward(flow: LayerFlow, weights: dict[str, Tensor], prefix: str, gated: bool, mark: Mark) -> None:
     from torch.nn.functional import linear
 
     up = f"{prefix}gate_up_proj" if gated else f"{prefix}up_proj"

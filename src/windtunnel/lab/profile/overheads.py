@@ -1,4 +1,4 @@
-"""What the host of a real engine does in a step beside the forward, and how it grows with the batch."""
+"""Host overheads of a real engine: its work in a step beside the forward, and how that grows with the batch."""
 
 from __future__ import annotations
 

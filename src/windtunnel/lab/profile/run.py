@@ -22,12 +22,12 @@ from windtunnel.formats.vidur.profiles import (
     write_vidur_file,
 )
 from windtunnel.hardware import ANY_DEVICE, Device, Node
-from windtunnel.lab.engines.drive import Engine, HostSample, host_samples
+from windtunnel.lab.engines.drive import HostSample, SteppedEngine, host_samples
 from windtunnel.lab.engines.transformers import TransformersEngine, TransformersSettings, transformers_version
 from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings, vllm_version
 from windtunnel.lab.profile.attention import attention_version, check_attention
-from windtunnel.lab.profile.collectives import Plan, TimedCollective, collective_tables
-from windtunnel.lab.profile.compute import Budget, Extent, Progress, Stepper, measure_steps, tables_of
+from windtunnel.lab.profile.collectives import CollectivesPlan, TimedCollective, collective_tables
+from windtunnel.lab.profile.compute import Extent, Progress, Stepper, TimeBudget, measure_steps, tables_of
 from windtunnel.lab.profile.journal import Journal, read_journal, read_journals
 from windtunnel.lab.profile.machine import (
     device_of,
@@ -51,7 +51,7 @@ from windtunnel.pricing.table import KINDS, MeasurementTable, read_tables
 from windtunnel.serving.scenario import check_parallelism
 
 ENGINES = ("torch", "vllm")
-"""Whose kernels can be measured: torch's own, or those that vLLM's model calls."""
+"""Engines whose kernels can be measured: torch's own, or those that vLLM's model calls."""
 
 OVERHEAD_CONTEXT = 128
 """Tokens of each request where the host alone is measured; its work does not depend on them."""
@@ -62,19 +62,19 @@ OVERHEAD_BUDGET = 512
 JOURNALS = "steps"
 """Folder of a profile that holds every measured step, so that a profile can go on or grow."""
 
-DEFAULT_EXTENT, DEFAULT_BUDGET = Extent(), Budget()
+DEFAULT_EXTENT, DEFAULT_BUDGET = Extent(), TimeBudget()
 
 
-def _vllm(config: Mapping[str, Any], batch: int) -> Engine:
+def _vllm(config: Mapping[str, Any], batch: int) -> SteppedEngine:
     longest = int(config.get("max_position_embeddings", 2048))
     return VllmEngine(config, VllmSettings(longest, batch, max(OVERHEAD_BUDGET, batch)))
 
 
-def _transformers(config: Mapping[str, Any], batch: int) -> Engine:
+def _transformers(config: Mapping[str, Any], batch: int) -> SteppedEngine:
     return TransformersEngine(config, TransformersSettings(batch, max(OVERHEAD_BUDGET, batch), 2 * batch + 2))
 
 
-STEPPED_ENGINES: Mapping[str, tuple[Callable[[Mapping[str, Any], int], Engine], Callable[[], str]]] = {
+STEPPED_ENGINES: Mapping[str, tuple[Callable[[Mapping[str, Any], int], SteppedEngine], Callable[[], str]]] = {
     "vllm": (_vllm, vllm_version),
     "transformers": (_transformers, transformers_version),
 }
@@ -90,22 +90,22 @@ def _no_notice(_tp: int, _done: Progress) -> None:
 
 @dataclass(frozen=True)
 class ComputePlan:
-    """How to measure a model's operators."""
+    """The choices of a compute profile: splits, kernels, clock, extent and budget."""
 
     tp: tuple[int, ...] = (1,)
     """Tensor-parallel splits; each rank's shard is measured alone, without collectives."""
     engine: str = "torch"
-    """One of `ENGINES`: whose kernels are measured."""
+    """Owner of the kernels: one of `ENGINES`."""
     config: Mapping[str, Any] | None = None
     """The model's config.json, which vLLM needs."""
     torch_device: str | None = None
     """`cpu` or `cuda`; None takes a GPU where torch finds one."""
     clock: str | None = None
-    """One of `lab.timing.CLOCKS`; None takes the steadiest."""
+    """Name in `lab.timing.CLOCKS`; None takes the steadiest."""
     attention: str = "sdpa"
-    """One of `lab.profile.attention.PACKAGES`, for torch."""
+    """Name in `lab.profile.attention.PACKAGES`, for torch."""
     extent: Extent = DEFAULT_EXTENT
-    budget: Budget = DEFAULT_BUDGET
+    budget: TimeBudget = DEFAULT_BUDGET
     """Time to refine in, shared evenly by the splits."""
     overwrite: bool = False
     """Whether to discard what the folder holds of this model and engine."""
@@ -115,7 +115,7 @@ DEFAULT_PLAN = ComputePlan()
 
 
 @dataclass(frozen=True)
-class Profile:
+class ComputeProfile:
     """The measured steps and operators of one device."""
 
     folder: Path
@@ -127,7 +127,7 @@ class Profile:
 
     @property
     def closure_errors(self) -> np.ndarray:
-        """Of every step: the operators' sum over the whole forward, minus one."""
+        """For every step: the operators' sum over the whole forward, minus one."""
         return np.array([step.closure_error for step in self.steps])
 
 
@@ -138,7 +138,7 @@ def profile_compute(
     folder: Path,
     plan: ComputePlan = DEFAULT_PLAN,
     notify: Notify = _no_notice,
-) -> Profile:
+) -> ComputeProfile:
     """Measure the operators of `model` under each tensor-parallel split, on one device, and write them to `folder`.
 
     What the folder holds of the same measurement is kept and not measured again; other models' operators stay too.
@@ -175,7 +175,7 @@ def profile_compute(
     tables = write_steps(folder, device, about, steps)
     if host:
         write_overheads(folder, about, model.name, host)
-    return Profile(folder, device, tuple(steps), tuple(tables), pressure.fraction())
+    return ComputeProfile(folder, device, tuple(steps), tuple(tables), pressure.fraction())
 
 
 def _engine_versions(plan: ComputePlan) -> dict[str, str]:
@@ -261,7 +261,7 @@ def profile_overheads(
     return host
 
 
-def write_collectives(folder: Path, device_name: str, plan: Plan, timed: Sequence[TimedCollective]) -> None:
+def write_collectives(folder: Path, device_name: str, plan: CollectivesPlan, timed: Sequence[TimedCollective]) -> None:
     """Add timed collectives to a profile.
 
     Raises:

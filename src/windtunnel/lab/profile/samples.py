@@ -1,4 +1,4 @@
-"""What is kept of repeated times: of one operator, and of a step with all of its operators."""
+"""Statistics of repeated times: of one operator, and of a step with all of its operators."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ REPEAT_S = 0.5
 
 
 @dataclass(frozen=True)
-class Statistics:
-    """What is kept of repeated times of one operator."""
+class TimeStatistics:
+    """Statistics of repeated times of one operator."""
 
     median_s: float
     mean_s: float
@@ -32,13 +32,13 @@ OUTLIER_SPREAD = 5.0
 """Samples further above the median than so many interquartile ranges were interrupted: they are counted, not used."""
 
 
-def statistics_of(seconds: Sequence[float]) -> Statistics:
+def statistics_of(seconds: Sequence[float]) -> TimeStatistics:
     """The statistics of some samples without outliers; the median counts the outliers too, which hardly move it."""
     samples = np.asarray(seconds, np.float64)
     low, median, high = np.percentile(samples, [25, 50, 75])
     limit = median + OUTLIER_SPREAD * max(high - low, 0.02 * median)
     kept = samples[samples <= limit]
-    return Statistics(
+    return TimeStatistics(
         median_s=float(median),
         mean_s=float(kept.mean()),
         min_s=float(kept.min()),
@@ -57,12 +57,12 @@ class MeasuredOperator:
     op: Op
     count: int
     """Executions in the step."""
-    statistics: Statistics
+    statistics: TimeStatistics
 
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """One step with all of its operators."""
+    """A measured step with all of its operators."""
 
     shape: StepShape
     operators: tuple[MeasuredOperator, ...]
@@ -71,7 +71,7 @@ class MeasuredStep:
 
     @property
     def sum_s(self) -> float:
-        """Of the operators, each at its median."""
+        """Sum of the operators, each at its median."""
         return sum(operator.count * operator.statistics.median_s for operator in self.operators)
 
     @property
@@ -82,7 +82,7 @@ class MeasuredStep:
 
 @dataclass
 class Repeats:
-    """One step executed again and again, with timers inside and at once without, so that both meet the same machine.
+    """Repeats of one step, alternately with timers inside and without, so that both meet the same machine.
 
     The speed of a machine that others use too changes by tens of percent within seconds. All operators of a forward
     slow down together, so that the medians over forwards of each operator's time in a whole forward add up to the
@@ -123,7 +123,7 @@ class Repeats:
 
 
 def merged(repeats: Sequence[MeasuredStep]) -> MeasuredStep:
-    """One step measured at several times: medians over the times, so that a burst of other work in one is left out."""
+    """Merge measurements of one step at several times by medians, so that a burst of other work in one is left out."""
     operators = tuple(
         replace(same[0], statistics=_merged_statistics([operator.statistics for operator in same]))
         for same in zip(*(step.operators for step in repeats), strict=True)
@@ -131,11 +131,11 @@ def merged(repeats: Sequence[MeasuredStep]) -> MeasuredStep:
     return replace(repeats[0], operators=operators, whole_s=float(np.median([step.whole_s for step in repeats])))
 
 
-def _merged_statistics(times: Sequence[Statistics]) -> Statistics:
+def _merged_statistics(times: Sequence[TimeStatistics]) -> TimeStatistics:
     def of(name: str) -> list[float]:
         return [getattr(statistics, name) for statistics in times]
 
-    return Statistics(
+    return TimeStatistics(
         median_s=float(np.median(of("median_s"))),
         mean_s=float(np.median(of("mean_s"))),
         min_s=min(of("min_s")),

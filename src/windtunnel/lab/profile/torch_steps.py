@@ -69,7 +69,8 @@ def _no_mark(_name: str) -> None:
 
 
 def timed_forward(forward: Forward, clock: str) -> Callable[[], dict[str, list[float]]]:
-    """What runs the forward with timers inside, and returns the seconds of every operator's executions.
+    """Return a function that runs the forward with timers inside and returns the seconds of every operator's
+    executions.
 
     Raises:
         InputError: the clock is of a graph, and the forward cannot be captured as one.
@@ -97,7 +98,7 @@ def timed_forward(forward: Forward, clock: str) -> Callable[[], dict[str, list[f
 
 
 def launch_seconds(forward: Forward) -> float:
-    """What the host takes to queue a forward with the marks of a GPU's clock, while the GPU has nothing else to do."""
+    """Measure the time in which the host queues a forward with the marks of a GPU's clock, while the GPU is idle."""
     import torch
 
     torch.cuda.synchronize()
@@ -107,7 +108,7 @@ def launch_seconds(forward: Forward) -> float:
 
 
 def whole_forward(forward: Forward, clock: str) -> Callable[[], float]:
-    """What runs the forward without timers inside, and returns its seconds.
+    """Return a function that runs the forward without timers inside and returns its seconds.
 
     On CUDA that is a replayed graph, as engines decode; where it cannot be captured, kernels queued ahead.
     """
@@ -129,7 +130,7 @@ def whole_forward(forward: Forward, clock: str) -> Callable[[], float]:
 
 
 def require_torch(device: str | None) -> str:
-    """The torch device to measure: the one asked for, else a GPU where there is one.
+    """Return the torch device to measure: the given one, else a GPU where there is one.
 
     Raises:
         InputError: torch or the device is missing.
@@ -146,7 +147,7 @@ def require_torch(device: str | None) -> str:
 
 
 MEMORY_SHARE, CACHE_SHARE = 0.4, 0.3
-"""Of the memory that is free, what the layers' weights and their KV caches may take; activations need some too."""
+"""Shares of the free memory for the layers' weights and for their KV caches; activations need some too."""
 
 MOST_CACHED_TOKENS = {"cpu": 1 << 16, "cuda": 1 << 19}
 """KV cache of one layer; larger products of batch and context are left to the roofline's shape."""
@@ -180,7 +181,7 @@ def torch_steppers(
 
 
 def _num_fitting(shard: Shard, group: LayerGroup, ends_bytes: float, memory_bytes: int) -> int:
-    """How many layers of a group fit beside the embedding and the head."""
+    """Return how many layers of a group fit beside the embedding and the head."""
     num_layers = int((MEMORY_SHARE * memory_bytes - ends_bytes) / layer_weight_bytes(shard, group))
     if num_layers < 1:
         size = format_bytes(layer_weight_bytes(shard, group) + ends_bytes)

@@ -32,7 +32,7 @@ class VllmStepper:
     shard: Shard
     clock: Callable[[], float] = time.process_time
     host: list[HostSample] = field(default_factory=list)
-    """What the host did in every step without timers inside."""
+    """Host samples of every step without timers inside."""
     contexts: list[float] = field(default_factory=list)
     """Mean keys of the decoding requests, the new one included, at every step of the last measurement."""
     num_added: int = 0
@@ -111,7 +111,7 @@ class VllmStepper:
 
 
 def hook_cost_s(now: Callable[[], float]) -> float:
-    """What a mark in a hook costs: many calls of a module that does nothing, with the hook and without."""
+    """Measure the cost of a mark in a hook: many calls of a module that does nothing, with the hook and without."""
     import torch
 
     plain, hooked, nothing = torch.nn.Identity(), torch.nn.Identity(), torch.zeros(1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from windtunnel.calibration.validate import Prediction
+from windtunnel.calibration.validate import RunPrediction
 from windtunnel.metrics.accuracy import Score, kendall_tau, score
 from windtunnel.report.render.html import Section, cards, figures, page, paragraph, table
 from windtunnel.report.render.plots import Axis, Series, equality_figure, histogram
@@ -31,7 +31,7 @@ _ERROR_EDGES = [step / 20 for step in range(-20, 21)]
 
 
 def validation_report(
-    predictions: Sequence[Prediction], left_out: Mapping[str, int] | None = None
+    predictions: Sequence[RunPrediction], left_out: Mapping[str, int] | None = None
 ) -> list[RenderableType]:
     """Return overall errors, errors by group, the worst runs with their explanations, and refused runs.
 
@@ -63,7 +63,7 @@ def validation_report(
     return parts
 
 
-def _short_row(name: str, members: Sequence[Prediction], metrics: Sequence[str]) -> tuple[str, ...]:
+def _short_row(name: str, members: Sequence[RunPrediction], metrics: Sequence[str]) -> tuple[str, ...]:
     """Return a row with one cell per metric, in whole percents but for the median."""
     scores = [score([run.error(metric) for run in members]) for metric in metrics]
     return (name, str(len(members)), *("" if run is None else _short_score(run) for run in scores))
@@ -79,7 +79,7 @@ def _signed_percent(error: float, decimals: int = 0) -> str:
     return shown.lstrip("+-") if float(shown) == 0 else shown
 
 
-def _runs_parts(done: Sequence[Prediction], metrics: Sequence[str]) -> list[RenderableType]:
+def _runs_parts(done: Sequence[RunPrediction], metrics: Sequence[str]) -> list[RenderableType]:
     """Return every metric of a few runs, or the largest errors of many."""
     if len(done) > NUM_LISTED:
         worst = columns(("run", *_WORST_HEADERS), _worst_rows(done, metrics), left=2, right=1)
@@ -95,7 +95,7 @@ def _runs_parts(done: Sequence[Prediction], metrics: Sequence[str]) -> list[Rend
     return [title("Measured and predicted"), table, *why]
 
 
-def _run_cells(run: Prediction, metric: str) -> tuple[str, str, str, str, str]:
+def _run_cells(run: RunPrediction, metric: str) -> tuple[str, str, str, str, str]:
     is_rate, interval = metric == "throughput", run.intervals.get(metric)
 
     def shown(value: float) -> str:
@@ -113,7 +113,7 @@ def _run_cells(run: Prediction, metric: str) -> tuple[str, str, str, str, str]:
 _WORST_HEADERS = ("metric", "measured", "predicted", "error", "what is known")
 
 
-def predicted_runs(predictions: Sequence[Prediction]) -> tuple[list[Prediction], list[Prediction]]:
+def predicted_runs(predictions: Sequence[RunPrediction]) -> tuple[list[RunPrediction], list[RunPrediction]]:
     """Return the predicted runs, and apart from them those whose accepted share of draft tokens was fitted."""
     done = [run for run in predictions if not run.refused]
     apart = [run for run in done if run.measurement.lacks_acceptance]
@@ -127,12 +127,14 @@ def _left_out(left_out: Mapping[str, int]) -> str:
     return f"left out by their use: {', '.join(f'{count:,} {name}' for name, count in left_out.items())}"
 
 
-def _how(done: Sequence[Prediction]) -> str:
+def _how(done: Sequence[RunPrediction]) -> str:
     names = sorted({run.calibration or "none" for run in done})
     return f"calibration: {', '.join(names)}"
 
 
-def validation_document(predictions: Sequence[Prediction], left_out: Mapping[str, int] | None = None) -> dict[str, Any]:
+def validation_document(
+    predictions: Sequence[RunPrediction], left_out: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     """Document the scores overall and by group, and every run."""
     done, drafting = predicted_runs(predictions)
     metrics = measured_metrics(done + drafting)
@@ -156,14 +158,14 @@ def validation_document(predictions: Sequence[Prediction], left_out: Mapping[str
     }
 
 
-def _score_document(members: Sequence[Prediction], metric: str) -> dict[str, float] | None:
+def _score_document(members: Sequence[RunPrediction], metric: str) -> dict[str, float] | None:
     errors = score([run.error(metric) for run in members])
     if errors is None:
         return None
     return {"runs": errors.num_runs, "median": errors.median, "p90": errors.p90, "bias": errors.bias}
 
 
-def _run_document(run: Prediction) -> dict[str, Any]:
+def _run_document(run: RunPrediction) -> dict[str, Any]:
     return {
         "id": run.measurement.id,
         "use": run.measurement.use,
@@ -180,7 +182,9 @@ def _run_document(run: Prediction) -> dict[str, Any]:
     }
 
 
-def validation_page(predictions: Sequence[Prediction], source: str, left_out: Mapping[str, int] | None = None) -> str:
+def validation_page(
+    predictions: Sequence[RunPrediction], source: str, left_out: Mapping[str, int] | None = None
+) -> str:
     """Return a self-contained HTML page."""
     done, drafting = predicted_runs(predictions)
     metrics = measured_metrics(done + drafting)
@@ -222,7 +226,7 @@ _WHAT = (
 _ODD_LAST = "One line a run, its largest error. Runs that their own record calls odd come behind all others."
 
 
-def _scatter(done: Sequence[Prediction], metric: str) -> tuple[str, str]:
+def _scatter(done: Sequence[RunPrediction], metric: str) -> tuple[str, str]:
     series = [
         Series(
             engine,
@@ -235,14 +239,14 @@ def _scatter(done: Sequence[Prediction], metric: str) -> tuple[str, str]:
     return equality_figure(series, NAMES[metric], 520, 420), f"{NAMES[metric]}: one point a run"
 
 
-def _distribution(done: Sequence[Prediction], metric: str) -> tuple[str, str]:
+def _distribution(done: Sequence[RunPrediction], metric: str) -> tuple[str, str]:
     errors = [run.error(metric) * 100 for run in done]
     edges = [edge * 100 for edge in _ERROR_EDGES]
     drawn = histogram("", errors, edges, Axis(f"error in {NAMES[metric]}, %"), "runs", width=520, height=240)
     return drawn, f"{NAMES[metric]}: runs by error; the last bar holds all beyond 95%"
 
 
-def _group_table(groups: Mapping[str, Sequence[Prediction]], metrics: Sequence[str]) -> str:
+def _group_table(groups: Mapping[str, Sequence[RunPrediction]], metrics: Sequence[str]) -> str:
     headers = ("", "runs", *(f"{_SHORT[name]} {what}" for name in metrics for what in ("median", "p90", "bias")))
     rows = [
         [
@@ -255,7 +259,7 @@ def _group_table(groups: Mapping[str, Sequence[Prediction]], metrics: Sequence[s
     return table(headers, rows)
 
 
-def _runs_table(done: Sequence[Prediction], metrics: Sequence[str]) -> str:
+def _runs_table(done: Sequence[RunPrediction], metrics: Sequence[str]) -> str:
     shown = [group for group in GROUPS if len(by_label(done, group)) > 1]
     kinds = ("measured", "predicted", "error, %")
     headers = ("run", *shown, *(f"{_SHORT[name]} {what}" for name in metrics for what in kinds))
@@ -276,7 +280,7 @@ def score_cells(errors: Score | None) -> list[str]:
     return [f"{errors.median:.1%}", f"{errors.p90:.1%}", f"{_signed_percent(errors.bias, 1)}%"]
 
 
-def _worst_rows(done: Sequence[Prediction], metrics: Sequence[str], count: int = NUM_WORST) -> list[tuple[str, ...]]:
+def _worst_rows(done: Sequence[RunPrediction], metrics: Sequence[str], count: int = NUM_WORST) -> list[tuple[str, ...]]:
     """Return the largest errors by |log(predicted / measured)|, one row per run; runs flagged as odd come last."""
     ranked = []
     for run in done:
@@ -303,19 +307,19 @@ def _value(metric: str, value: float | None) -> str:
     return f"{value:,.0f} tokens/s" if metric == "throughput" else format_seconds(value)
 
 
-def _tooltip(run: Prediction, metric: str) -> str:
+def _tooltip(run: RunPrediction, metric: str) -> str:
     labels = ", ".join(value for value in run.measurement.labels.values() if value)
     return f"{run.measurement.id}: {run.error(metric):+.1%} ({labels})"
 
 
-def measured_metrics(done: Sequence[Prediction]) -> list[str]:
+def measured_metrics(done: Sequence[RunPrediction]) -> list[str]:
     """Return the metrics that any run measured, in order."""
     return [name for name in NAMES if any(name in run.predicted for run in done)]
 
 
-def by_label(done: Sequence[Prediction], name: str) -> dict[str, list[Prediction]]:
+def by_label(done: Sequence[RunPrediction], name: str) -> dict[str, list[RunPrediction]]:
     """Return label -> its runs, with numeric labels in ascending order."""
-    runs: dict[str, list[Prediction]] = {}
+    runs: dict[str, list[RunPrediction]] = {}
     for run in done:
         label = run.measurement.labels.get(name, "")
         if label:
@@ -328,7 +332,7 @@ def _is_number(text: str) -> bool:
     return text.replace(".", "", 1).isdigit()
 
 
-def _intervals(done: Sequence[Prediction], metric: str) -> list[bool]:
+def _intervals(done: Sequence[RunPrediction], metric: str) -> list[bool]:
     return [
         run.intervals[metric].low <= run.measurement.measured[metric] <= run.intervals[metric].high
         for run in done
@@ -336,13 +340,13 @@ def _intervals(done: Sequence[Prediction], metric: str) -> list[bool]:
     ]
 
 
-def covered(done: Sequence[Prediction], metric: str) -> float:
+def covered(done: Sequence[RunPrediction], metric: str) -> float:
     """Return the share of measured values inside their intervals."""
     inside = _intervals(done, metric)
     return sum(inside) / len(inside) if inside else math.nan
 
 
-def refusals(predictions: Sequence[Prediction]) -> dict[str, int]:
+def refusals(predictions: Sequence[RunPrediction]) -> dict[str, int]:
     """Return reason -> number of refused runs, the most frequent first."""
     counts: dict[str, int] = {}
     for run in predictions:
@@ -351,11 +355,11 @@ def refusals(predictions: Sequence[Prediction]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
-def ranking(done: Sequence[Prediction]) -> list[float]:
+def ranking(done: Sequence[RunPrediction]) -> list[float]:
     """Return Kendall's tau between predicted and measured throughput per device, one for each model, device and pair of
     lengths with at least three deployments or loads; a closed loop's throughput is C / E2E requests a second.
     """
-    groups: dict[tuple[str, ...], list[Prediction]] = {}
+    groups: dict[tuple[str, ...], list[RunPrediction]] = {}
     for run in done:
         labels = run.measurement.labels
         if labels.get("concurrency") and "e2e" in run.predicted:
@@ -370,7 +374,7 @@ def ranking(done: Sequence[Prediction]) -> list[float]:
     return [tau for tau in taus if math.isfinite(tau)]
 
 
-def _rate(run: Prediction, e2e_s: float) -> float:
+def _rate(run: RunPrediction, e2e_s: float) -> float:
     scenario = run.measurement.scenario
     assert scenario is not None
     return float(run.measurement.labels["concurrency"]) / e2e_s / scenario.deployment.num_devices

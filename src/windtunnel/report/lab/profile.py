@@ -18,7 +18,7 @@ from windtunnel.units import format_bytes, format_seconds, format_si
 
 if TYPE_CHECKING:
     from windtunnel.lab.profile.collectives import TimedCollective
-    from windtunnel.lab.profile.run import Profile
+    from windtunnel.lab.profile.run import ComputeProfile
 
 CLOSED = 0.05
 """A step is closed where its operators add up to the whole forward within this fraction."""
@@ -79,7 +79,7 @@ def tables_document(tables: Sequence[MeasurementTable]) -> dict[str, Any]:
     }
 
 
-def compute_report(profile: Profile) -> list[RenderableType]:
+def compute_report(profile: ComputeProfile) -> list[RenderableType]:
     """Return the tables of a profile of operators, and how well they add up to whole forwards."""
     errors = profile.closure_errors
     closed = float(np.mean(np.abs(errors) <= CLOSED))
@@ -93,7 +93,7 @@ def compute_report(profile: Profile) -> list[RenderableType]:
     return [*tables_report(profile.tables), grid([]), grid(facts)]
 
 
-def compute_document(profile: Profile) -> dict[str, Any]:
+def compute_document(profile: ComputeProfile) -> dict[str, Any]:
     """Document a profile of operators."""
     errors = profile.closure_errors
     return {

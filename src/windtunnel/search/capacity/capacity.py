@@ -19,14 +19,15 @@ TOLERANCE = 0.01
 """Loads that are tried lie on a grid, each so much above the one before: the answer does not depend on where the search
 began, and deployments of equal capacity are seen to be equal."""
 CHECKS = 12
-"""Of `capacities`: loads below the answer, 4% to 8% apart. A search over thousands of deployments makes none."""
+"""Loads below the answer that `capacities` checks, 4% to 8% apart. A search over thousands of deployments checks
+none."""
 LEAST_SHARE = 1e-3
-"""Of what the deployment serves when all requests are there at once; where it holds the limits at no more than that,
-it is said to hold them at no load."""
+"""Lowest load, as a share of the throughput with all requests there at once; a deployment that fails here holds the
+limits at no load."""
 FIRST_SHARE = 0.85
 LEAP = 0.28
-"""How much further a stride goes, in the logarithm of the load, for each unit of the logarithm of figure over limit:
-about as far as the limit was found to be, on vLLM's scheduler, where the median deployment holds it by a factor e."""
+"""Growth of a stride, in the logarithm of the load, for each unit of log(figure / limit): about the distance of the
+limit on vLLM's scheduler, where the median deployment holds it by a factor e."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +101,7 @@ def served_at_once(server: Server | PreparedPools, stream: Stream) -> float:
 
 
 class _Search:
-    """Where on the grid a probe stops passing."""
+    """A search on the grid of loads for the position where probes stop passing."""
 
     def __init__(self, try_load: Callable[[float], Probe], tolerance: float, whole: bool, checks: int) -> None:
         self.try_load = try_load
@@ -145,7 +146,7 @@ class _Search:
         return float(position) if self.whole else math.exp(position * self.step)
 
     def leap(self, position: int, excess: float) -> int:
-        """How many positions to pass over where the excess is so great."""
+        """Return the number of positions to skip at this excess."""
         return round(position * math.expm1(LEAP * excess)) if self.whole else round(LEAP * excess / self.step)
 
     def at(self, position: int) -> Probe:
@@ -193,10 +194,10 @@ class Capacities:
 
     scenario: Scenario
     setup: Setup
-    """Of pools, the first's."""
+    """The first pool's setup, where the deployment has pools."""
     limits: Sequence[Limit]
     found: list[Capacity]
-    """One for each stream; the first has the scenario's seed."""
+    """Capacity of each stream; the first has the scenario's seed."""
     is_closed: bool
     tolerance: float
 

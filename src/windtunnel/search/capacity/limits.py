@@ -19,7 +19,7 @@ _NAME = re.compile(r"(?P<metric>[a-z0-9]+?)(?:_(?P<statistic>mean|max|p\d{1,2}(?
 
 @dataclass(frozen=True)
 class Limit:
-    """One latency that must not be longer than `most_s`."""
+    """A latency that must not exceed `most_s`."""
 
     metric: str
     """A key of `METRICS`."""

@@ -1,4 +1,4 @@
-"""One run of one deployment at one load: does it hold the limits, and what does it give."""
+"""Run one deployment at one load, and compare the result with the limits."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ MOST_GROWTH = 0.02
 """Seconds of queueing delay that a second of arrivals may add. A queue whose arrivals are x times what it serves grows
 by x - 1: what is called sustainable is overloaded by 2% at most, the noise of a thousand requests."""
 STABILITY = "queueing grows"
-"""What `Probe.limited_by` says of a load at which requests wait longer and longer."""
+"""Value of `Probe.limited_by` for a load at which requests wait longer and longer."""
 LEAST_STREAM = 3.0
 """Mean times from end to end that a stream should last: in less, a deployment that takes all requests in at once is not
 seen to fall behind."""
@@ -36,7 +36,7 @@ PATIENT_REQUESTS = 5_000
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """What the requests of a run met, warm-up left out: one entry a request."""
+    """Latencies of a run's requests, one entry per request, without the warm-up."""
 
     arrival_s: Floats
     queueing_s: Floats
@@ -51,7 +51,7 @@ class Served:
 
     @property
     def stream_over_e2e(self) -> float:
-        """How long the arrivals last, in mean times from end to end: of a few, the load was never there for long."""
+        """Span of the arrivals in mean end-to-end times; a span of a few is too short for a steady load."""
         return float(np.ptp(self.arrival_s) / self.e2e_s.mean())
 
     def values(self, metric: str) -> Floats:
@@ -96,20 +96,16 @@ def probe(
     """
     requests = stream.at(load)
     is_short = requests.num_requests <= PATIENT_REQUESTS
-    hopeless = None if is_patient or is_short else _hopeless(limits, requests)
-    served = serve_requests(server, requests, hopeless)
+    patience = None if is_patient or is_short else _patience_of(limits)
+    served = serve_requests(server, requests, None if patience is None else _hopeless(patience, requests))
     if served is None:
-        return Probe(load, math.log(2.0), _patience_of(limits).name, None)
-    worst, name = -math.inf, ""
-    for limit in limits:
-        excess = math.log(max(served.statistic(limit), 1e-9) / limit.most_s)
-        if excess > worst:
-            worst, name = excess, limit.name
+        assert patience is not None, "only a limit gives a run up"
+        return Probe(load, math.log(2.0), patience.name, None)
+    excesses = [(math.log(max(served.statistic(limit), 1e-9) / limit.most_s), limit.name) for limit in limits]
     if not stream.is_closed:
-        excess = math.log(max(growth(served), 1e-6) / MOST_GROWTH)
-        if excess > worst:
-            worst, name = excess, STABILITY
-    return Probe(load, worst, name, served)
+        excesses.append((math.log(max(growth(served), 1e-6) / MOST_GROWTH), STABILITY))
+    excess, name = max(excesses, key=lambda pair: pair[0], default=(-math.inf, ""))
+    return Probe(load, excess, name, served)
 
 
 def quantile(values: Floats, share: float) -> float:
@@ -179,17 +175,14 @@ def _served(records: NDArray[np.void], steps: Table, at_client_s: Floats, num_wa
     )
 
 
-def _patience_of(limits: Sequence[Limit]) -> Limit:
-    """The limit on the wait for a first token by which a run can be given up."""
-    return next(limit for limit in limits if limit.metric in ("ttft", "e2e", "queueing") and limit.quantile > 0)
+def _patience_of(limits: Sequence[Limit]) -> Limit | None:
+    """Return the limit on the wait for a first token by which a run can be given up."""
+    waits = (limit for limit in limits if limit.metric in ("ttft", "e2e", "queueing") and limit.quantile > 0)
+    return next(waits, None)
 
 
-def _hopeless(limits: Sequence[Limit], requests: RequestArrays) -> GiveUp | None:
-    """Tells of a run under way that too many requests have waited for longer than a limit allows already."""
-    bounds = [limit for limit in limits if limit.metric in ("ttft", "e2e", "queueing") and limit.quantile > 0]
-    if not bounds:
-        return None
-    limit = bounds[0]
+def _hopeless(limit: Limit, requests: RequestArrays) -> GiveUp:
+    """Return a check of a run under way: too many requests have waited for longer than the limit already."""
     most_late = (1 - limit.quantile) * requests.num_requests + 1
 
     def give_up(records: state.Table, now_s: float) -> bool:

@@ -1,5 +1,5 @@
-"""Deployments that differ in bounds only which neither ever meets: they serve every request alike, so that one's run is
-the other's too.
+"""Find duplicate deployments: they differ only in bounds that neither ever reaches, so that one's run is the other's
+too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Done:
 
 @dataclass(eq=False)
 class Neighbours:
-    """What has been found of points that differ in knobs only: where to begin, and what need not be run again."""
+    """Answers of points that differ in knobs only: the load to begin at, and runs that serve duplicates."""
 
     near: float | None = None
     """The load that the last of them sustains."""
@@ -68,7 +68,7 @@ class Neighbours:
 
 
 def _is_plain(server: Server | PreparedPools) -> TypeGuard[Server]:
-    """Whether a deployment has neither pools nor a scheduler that walks."""
+    """Whether a deployment has no pools and no per-request scheduling."""
     return isinstance(server, Server) and isinstance(server.settings, state.KernelSettings)
 
 
@@ -78,8 +78,8 @@ def _settings(server: Server) -> state.KernelSettings:
 
 
 def _unbounded(server: Server) -> Unbounded:
-    """What two deployments must have in common. SGLang admits by what is free and what is to come, so that there all
-    must be equal but the bound on requests.
+    """Settings that duplicate deployments must share. SGLang admits by free and expected blocks, so there all must be
+    equal but the bound on requests.
     """
     settings = _settings(server)
     engine = msgspec.structs.replace(server.setup.engine, **dict.fromkeys(BOUNDS))

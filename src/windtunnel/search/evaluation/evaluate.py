@@ -29,7 +29,7 @@ from windtunnel.serving.server import Server
 
 
 class _Knobs(Schema):
-    """Only so that errors name the path."""
+    """A wrapper that gives errors the path of the setting."""
 
     engine: EngineSettings
 
@@ -42,8 +42,6 @@ class Evaluator:
     priced: PricedDeployments = field(default_factory=PricedDeployments)
     streams: dict[Any, Stream] = field(default_factory=dict)
     families: dict[Any, Deployed | InputError] = field(default_factory=dict)
-    knobs: dict[bytes, EngineSettings] = field(default_factory=dict)
-    engines: dict[tuple[EngineSettings, EngineSettings], EngineSettings] = field(default_factory=dict)
     digests: dict[Any, bytes] = field(default_factory=dict)
 
     def deployed(self, point: Point, workload: str | None = None) -> Deployed:
@@ -56,26 +54,12 @@ class Evaluator:
         knobs = {name: value for name, value in point.knobs.items() if value is not None}
         if family.setup is None or not knobs:
             return family
-        asked = self._asked(knobs)
-        given = self._engine(family.scenario.deployment.engine, asked)
+        settings = settings_of(msgspec.json.encode(knobs))
+        given = with_settings(family.scenario.deployment.engine, settings)
         deployment = msgspec.structs.replace(family.scenario.deployment, engine=given)
         scenario = msgspec.structs.replace(family.scenario, deployment=deployment)
-        setup = replace(family.setup, engine=self._engine(family.setup.engine, asked))
+        setup = replace(family.setup, engine=with_settings(family.setup.engine, settings))
         return replace(family, scenario=scenario, setup=setup)
-
-    def _engine(self, engine: EngineSettings, asked: EngineSettings) -> EngineSettings:
-        """`with_settings`, once for all families that share them."""
-        key = engine, asked
-        if key not in self.engines:
-            self.engines[key] = with_settings(engine, asked)
-        return self.engines[key]
-
-    def _asked(self, knobs: dict[str, Any]) -> EngineSettings:
-        """Knobs as settings; every family has the same ones."""
-        key = msgspec.json.encode(knobs)
-        if key not in self.knobs:
-            self.knobs[key] = decode({"engine": knobs}, _Knobs, "deployment").engine
-        return self.knobs[key]
 
     def _family(self, point: Point, workload: str | None) -> Deployed:
         key = (workload, msgspec.json.encode(point.others))
@@ -102,7 +86,7 @@ class Evaluator:
         self.deployed(point_at(self.space, index), workload)
 
     def num_requests(self, workload: str | None) -> int:
-        """Of the whole workload: the first point's that can be."""
+        """Count the requests of a workload, by the first point that can be deployed."""
         for index in range(self.space.num_points):
             try:
                 deployed = self.deployed(point_at(self.space, index), workload)
@@ -194,7 +178,7 @@ class Evaluator:
         return sustained, evaluation
 
     def key(self, index: int, workload: str | None, question: Question) -> str:
-        """What decides a point's answer, digested: equal for points that are deployed and asked alike.
+        """Digest all that decides a point's answer: equal for equal deployments under equal questions.
 
         Raises:
             InputError: the point cannot be.
@@ -216,16 +200,24 @@ class Evaluator:
         return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
-def with_settings(engine: EngineSettings, asked: EngineSettings) -> EngineSettings:
-    """`engine` with what `asked` says in place of its own."""
+@cache
+def settings_of(knobs: bytes) -> EngineSettings:
+    """Decode knobs, given as JSON, as settings; every family has the same ones."""
+    return decode({"engine": msgspec.json.decode(knobs)}, _Knobs, "deployment").engine
+
+
+@cache
+def with_settings(engine: EngineSettings, settings: EngineSettings) -> EngineSettings:
+    """Merge two settings: `settings` win, and `engine` fills the gaps."""
     merged = {name: getattr(engine, name) for name in engine.__struct_fields__}
-    overlay(merged, msgspec.structs.replace(asked, name=engine.name))
+    overlay(merged, msgspec.structs.replace(settings, name=engine.name))
     return EngineSettings(**merged)
 
 
 def names_digest(deployed: Deployed) -> bytes:
-    """Of all that the catalog says of a point's models, devices, nodes and calibrations, and of the files that its
-    deployment names."""
+    """Digest the catalog's entries for a point's models, devices, nodes and calibrations, and the files that its
+    deployment names.
+    """
     pools = [resolve(pool_scenario(deployed.scenario, pool)) for pool in deployed.scenario.deployment.pools]
     setups = [deployed.setup] if deployed.setup is not None else pools
     resolved = [
@@ -237,7 +229,7 @@ def names_digest(deployed: Deployed) -> bytes:
 
 
 def stream_digest(stream: Stream) -> bytes:
-    """Of the requests themselves, whatever file or distribution they come from."""
+    """Digest the requests themselves, whatever file or distribution they come from."""
     unit = stream.unit
     digest = hashlib.sha256(msgspec.json.encode((stream.workload, stream.seed, stream.own)))
     for column in (unit.arrival_s, unit.input_tokens, unit.output_tokens, unit.priority):
@@ -247,7 +239,7 @@ def stream_digest(stream: Stream) -> bytes:
 
 @cache
 def code_digest() -> bytes:
-    """Of the code and the measured tables that answers come from: another version's are not taken for this one's."""
+    """Digest the code and the measured tables, so that answers of another version are not reused."""
     folder = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256(metadata.version("aiconfigurator-core").encode())
     for path in sorted(folder.rglob("*.py")):

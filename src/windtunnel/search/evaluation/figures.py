@@ -1,4 +1,4 @@
-"""What a deployment takes, and what a run of it came to, in the figures that a search compares."""
+"""Resources of a deployment, and the figures of its run that a search compares."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Takes:
-    """What a deployment takes; None where nobody says."""
+    """Resources of a deployment; None where unknown."""
 
     devices: int
     usd_per_hour: float | None
@@ -98,7 +98,7 @@ def check_budget(takes: Takes, budget: Budget) -> None:
 
 
 def taken_by(scenario: Scenario) -> Takes:
-    """What the deployment of `scenario` takes."""
+    """Return the resources that the deployment of `scenario` takes."""
     deployment = scenario.deployment
     parts = [pool_scenario(scenario, pool).deployment for pool in deployment.pools] or [deployment]
     prices = [pool.price_usd_per_hour for pool in deployment.pools] or [deployment.price_usd_per_hour]
@@ -167,7 +167,7 @@ STATISTICS, STATISTIC_PERCENTS = ("p50", "p90", "p99"), (50, 90, 99)
 
 
 def _use(deployed: Deployed, server: Server | PreparedPools, served: Served, span_s: float) -> dict[str, float]:
-    """How busy, how full and how warm the devices were."""
+    """Return the busy fraction, the peak of KV use and the mean power of the devices."""
     steps, scenario = served.steps, deployed.scenario
     if isinstance(server, Server):
         parts = [(scenario, server.setup, server.memory, server.settings.ranks_per_replica)]

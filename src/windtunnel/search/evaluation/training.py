@@ -87,8 +87,8 @@ class TrainingEvaluator:
         return b""
 
     def key(self, index: int, *_: object) -> str:
-        """What decides a point's answer, digested: the job with its framework's defaults, what its names mean and the
-        files that it names, the limits, and the code.
+        """Digest all that decides a point's answer: the job with its framework's defaults, the catalog's entries and
+        the files that it names, the limits, and the code.
 
         Raises:
             InputError: the point cannot be.

@@ -1,4 +1,4 @@
-"""What is in the files that a scenario or job names: an answer is kept for their content, not for their names."""
+"""Digest the files that a scenario or job names: answers are kept for the content of files, not for their names."""
 
 import hashlib
 import importlib.util
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def files_digest(raw: Any) -> bytes:
-    """Of every file that `raw` (builtins of a noun) names as a text, of every folder that it names as `folder`, and of
+    """Digest every file that `raw` (builtins of a schema) names as a text, every folder that it names as `folder`, and
     the module of every `module:function`.
     """
     digest = hashlib.sha256()

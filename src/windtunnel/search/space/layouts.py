@@ -15,12 +15,12 @@ MICRO_BATCHES = (1, 2, 4)
 VIRTUAL_STAGES = (1, 2, 3, 4, 5, 6, 8)
 MOST_STAGES, MOST_CONTEXT, MOST_RANKS = 64, 8, 1024
 LONG_SEQUENCE_TOKENS = 8192
-"""From here on sequences are split among devices too."""
+"""Shortest sequences that are split among devices too."""
 CHEAP_MODULES = ("core_attention", "norms", "activation")
-"""What selective recomputation drops in a search: much memory for little time. Megatron-Core drops the activation of
-experts only."""
+"""Modules that selective recomputation drops in a search: much memory for little time. Megatron-Core drops the
+activation of experts only."""
 FOLLOWING = ("dp", "experts_dp", "experts_tp", "layers_per_stage")
-"""Of a job's parallelism: what follows from the degrees that are varied."""
+"""Fields of a job's parallelism that follow from the degrees that vary."""
 
 
 def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> dict[str, Any]:

@@ -56,7 +56,7 @@ SHORT_PATHS = {
 ONLY_OF_JOBS = {"sequence_tokens", "global_batch"}
 """Keys that every training job has and no scenario."""
 ONLY_OF_DEPLOYMENTS = ("workloads", "load", "finalists", "finalist_seeds")
-"""What a space of training jobs does not vary: a step meets no requests, and there is no chance in it."""
+"""Keys that a space of training jobs does not have: a step meets no requests and has no randomness."""
 LAYOUTS, ALL = "layouts", "all"
 """`vary: {layouts: all}`: every way to spread a training job over its devices."""
 
@@ -66,7 +66,7 @@ ENGINE_IDENTITY = ("name", "version", "scheduler", "scheduling_policy", "max_mod
 
 
 class Budget(Schema):
-    """What a deployment may take at most; None: no limit."""
+    """Limits on a deployment's resources; None: no limit."""
 
     devices: int | None = None
     usd_per_hour: float | None = None
@@ -75,12 +75,12 @@ class Budget(Schema):
 
 
 class Space(Schema):
-    """What is searched, and how."""
+    """A search space: the points, the objective and the strategy."""
 
     scenario: dict[str, Any] = {}
-    """What all points share, as in a scenario file; in a file its keys stand beside the others."""
+    """Settings that all points share, as in a scenario file; in a space's file these keys stand beside the others."""
     job: dict[str, Any] = {}
-    """In its place, of training jobs: what all points share, as in a job file."""
+    """For training jobs, in place of `scenario`: settings that all points share, as in a job file."""
     vary: dict[str, list[Any] | dict[str, dict[str, Any]]] = {}
     """Path in the scenario, or short name -> its values; or any name -> named alternatives of several settings each."""
     workloads: dict[str, dict[str, Any]] = {}
@@ -90,14 +90,14 @@ class Space(Schema):
     either, the queue must not grow."""
     budget: Budget = Budget()
     objective: str = "requests_per_usd"
-    """Of training jobs, where the file says nothing: `tokens_per_s_per_device`."""
+    """Figure to optimise; a file of training jobs without one gets `tokens_per_s_per_device`."""
     strategy: Strategy = "exhaustive"
     load: Literal["capacity", "given"] = "capacity"
-    """Whether each point is asked for the greatest load that it sustains, or run at the workload's own."""
+    """Search each point's greatest sustained load, or run it at the workload's own."""
     finalists: int = 5
     """Points that meet more streams of requests than one."""
     finalist_seeds: int = 5
-    """How many at most."""
+    """Most streams that a finalist meets."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -243,10 +243,10 @@ def beside(raw: Any, folder: Path) -> Any:
 
 @dataclass(frozen=True)
 class Point:
-    """One deployment of a space."""
+    """One point of a space."""
 
     index: int
-    """Its position: the last name of `vary` changes fastest."""
+    """Position in the space; the last name of `vary` changes fastest."""
     choice: dict[str, Any]
     """Name in `vary` -> the value, or the name of the alternative."""
     settings: dict[str, Any]

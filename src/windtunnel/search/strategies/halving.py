@@ -11,7 +11,7 @@ from windtunnel.search.strategies.race import LEAST_TRIALS, NUM_BEST, ROUGH_TOLE
 FIRST_FRACTION, FIRST_TOLERANCE = 1 / 10, 0.1
 """First rung: share of the requests, and relative distance of neighbouring loads."""
 LEAST_REQUESTS = 100
-"""Fewest requests of a rung; percentiles of fewer say little."""
+"""Smallest number of requests of a rung; percentiles of fewer say little."""
 KEPT_FRACTION = 1 / 16
 """Share of the points that meet all requests. A short stream is taken in as a burst: with an eighth of 1,000 requests
 about 200 of 12,544 points did better than the one that is best with all."""

@@ -17,7 +17,7 @@ MARK_RANK = 3
 NUM_BEST = 10
 """Best points whose answers are found as exactly as an exhaustive search finds them."""
 LEAST_TRIALS = 40
-"""Fewest points that a strategy evaluates before it relies on their scores."""
+"""Smallest number of points that a strategy evaluates before it relies on their scores."""
 GOLDEN_RATIO = 0.6180339887498949
 
 
