@@ -57,7 +57,7 @@ def shown(num_requests: int) -> None:
     print("|---|---|---|---|---|---|")
     studies = {model: study_of(model, num_requests) for model in MODELS}
     for model, study in studies.items():
-        for found in study.found:
+        for found in study.outcomes:
             index = found.ranking[0]
             one = found.evaluations[index]
             equal = len(equally_good(study, found)) - 1
@@ -68,14 +68,14 @@ def shown(num_requests: int) -> None:
             )
     print("\n| model | best for | under conversations | under code |\n|---|---|---|---|")
     for model, study in studies.items():
-        for found, row in zip(study.found, misconfiguration(study, Store(None, print)), strict=True):
+        for found, row in zip(study.outcomes, misconfiguration(study, Store(None, print)), strict=True):
             print(f"| {model} | {found.workload} | {' | '.join(f'{share:.0%}' for share in row)} |")
     print("\n| workload | best of | for Llama-2-70b | for Qwen-72B |\n|---|---|---|---|")
     llama, qwen = studies.values()
-    for at, found in enumerate(llama.found):
+    for at, found in enumerate(llama.outcomes):
         for name, chosen in (
             ("Llama-2-70b", equally_good(llama, found)),
-            ("Qwen-72B", equally_good(qwen, qwen.found[at])),
+            ("Qwen-72B", equally_good(qwen, qwen.outcomes[at])),
         ):
             worth = [worth_of(study, at, chosen) for study in (llama, qwen)]
             print(f"| {found.workload} | {name} | {' | '.join(worth)} |")
@@ -83,7 +83,7 @@ def shown(num_requests: int) -> None:
 
 def worth_of(study: Study, at: int, indices: list[int]) -> str:
     """The score of the best of some points as a share of the best of all, or that none can be."""
-    found = study.found[at]
+    found = study.outcomes[at]
     reached = [found.evaluations[index] for index in indices if not found.evaluations[index].refused]
     if not reached:
         return "does not fit"

@@ -138,7 +138,7 @@ def timed(space: Space, means: Means = HERE) -> tuple[Study, float, float]:
 def speed() -> None:
     space = space_of(WHOLE)
     study, cpu_s, _ = timed(space)
-    found = study.found[0]
+    found = study.outcomes[0]
     assert len(found.evaluations) == space.num_points
     count = study.count
     print(f"{space.num_points:,} deployments x 1,000 requests on one processor: {cpu_s:.1f} CPU s")
@@ -179,12 +179,12 @@ def strategies() -> None:
 
 def best_of(study: Study) -> float:
     """The best score with the first stream of requests."""
-    return max(score(one, study.space.objective) for one in study.found[0].evaluations.values())
+    return max(score(one, study.space.objective) for one in study.outcomes[0].evaluations.values())
 
 
 def whole_streams(study: Study) -> int:
     """Points that met all requests."""
-    return sum(not one.refused for one in study.found[0].evaluations.values())
+    return sum(not one.refused for one in study.outcomes[0].evaluations.values())
 
 
 def scan() -> None:
@@ -243,7 +243,7 @@ def workers() -> None:
         base, one_cpu_s, one_s = timed_whole(space, HERE)
         for name in names:
             study, cpu_s, wall_s = timed_whole(space, Means(name, 2))
-            assert study.found[0].evaluations == base.found[0].evaluations
+            assert study.outcomes[0].evaluations == base.outcomes[0].evaluations
             assert study.count.num_runs == base.count.num_runs
             speedups[name].append(one_s / wall_s)
             dearer[name].append(cpu_s / one_cpu_s)
@@ -274,7 +274,7 @@ def layouts() -> None:
     job = {"model": "llama-3.1-70b", "device": "h100_sxm", "num_devices": 64, "sequence_tokens": 8192}
     space = space_from({**job, "global_batch": 128, "vary": {"layouts": "all"}})
     study, cpu_s, _ = timed(space)
-    assert len(study.found[0].evaluations) == space.num_points
+    assert len(study.outcomes[0].evaluations) == space.num_points
     print(f"{space.num_points:,} layouts of Llama-3.1-70B on 64 devices: {cpu_s:.1f} CPU s")
     print(f"  {study.count.num_runs:,} steps simulated, {1e3 * cpu_s / study.count.num_runs:.1f} ms each")
 

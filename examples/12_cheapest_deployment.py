@@ -29,7 +29,7 @@ space = space_from(
     }
 )
 study = search(space, Store(None, print))
-found = study.found[0]
+found = study.outcomes[0]
 
 print("the best three")
 for index in found.ranking[:3]:

@@ -15,7 +15,7 @@ from windtunnel.search.finalists import best_by_value, undominated
 from windtunnel.search.space.space import Budget
 from windtunnel.search.strategies.race import spread_points
 from windtunnel.search.strategies.tpe import _one_setting_away
-from windtunnel.search.study import Found
+from windtunnel.search.study import SearchOutcome
 
 
 def one(cost: float, speed: float) -> Evaluation:
@@ -28,20 +28,20 @@ def test_the_frontier_is_of_means_over_all_streams() -> None:
     """Point 1 was lucky with the first stream; over two, point 0 beats it in both figures."""
     first = {0: one(10, 5), 1: one(11, 5), 2: one(4, 9)}
     seeds = {0: [first[0], one(12, 5)], 1: [first[1], one(5, 3)], 2: [first[2], one(4, 9)]}
-    found = Found(None, first, seeds, [1, 0, 2], 3)
+    found = SearchOutcome(None, first, seeds, [1, 0, 2], 3)
     names = ("requests_per_usd", "output_tokens_per_s_per_user")
-    assert frontier(Found(None, first, {}, [1, 0, 2]), names) == [1, 2]
+    assert frontier(SearchOutcome(None, first, {}, [1, 0, 2]), names) == [1, 2]
     assert frontier(found, names) == [0, 2]
     assert found.mean(0).load == 11
     assert found.margin(0, "requests_per_usd") == pytest.approx(6.313752 * math.sqrt(2) / math.sqrt(2), rel=1e-4)
     assert found.margin(1, "no such figure") is None
-    assert not Found(None, first, {0: [first[0], Evaluation()]}, [1, 0, 2], 1).mean(0).holds
+    assert not SearchOutcome(None, first, {0: [first[0], Evaluation()]}, [1, 0, 2], 1).mean(0).holds
 
 
 def test_a_setting_is_worth_the_mean_of_its_shares() -> None:
     asked = space({"tp": [1, 2]})
     first = {0: one(10, 1), 1: one(6, 1)}
-    found = Found(None, first, {0: [first[0], one(10, 1)], 1: [first[1], one(8, 1)]}, [0, 1], 2)
+    found = SearchOutcome(None, first, {0: [first[0], one(10, 1)], 1: [first[1], one(8, 1)]}, [0, 1], 2)
     worth = worths(asked, found)["tp"]
     assert worth["1"].share == 1
     assert worth["2"].share == pytest.approx(0.7)

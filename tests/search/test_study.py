@@ -46,13 +46,13 @@ def study() -> Study:
 
 
 def answers(study: Study) -> object:
-    found = study.found[0]
+    found = study.outcomes[0]
     return found.evaluations, found.ranking, found.seeds
 
 
 def found_of(study: Study) -> object:
     """The answers without what it took to find them, which depends on what was known before."""
-    found = study.found[0]
+    found = study.outcomes[0]
     bare = {index: msgspec.structs.replace(one, num_runs=0, num_requests=0) for index, one in found.evaluations.items()}
     return bare, found.ranking
 
@@ -61,7 +61,7 @@ def test_the_same_seed_gives_the_same_frontier(study: Study) -> None:
     again = search(space(), quiet())
     assert answers(again) == answers(study)
     objectives = ("requests_per_usd", "output_tokens_per_s_per_user")
-    assert frontier(again.found[0], objectives) == frontier(study.found[0], objectives)
+    assert frontier(again.outcomes[0], objectives) == frontier(study.outcomes[0], objectives)
     assert answers(search(space(seed=1), quiet())) != answers(study)
 
 
@@ -96,7 +96,7 @@ def test_a_scenarios_limits_are_those_of_its_search_unless_it_has_others() -> No
 def test_every_latency_with_a_limit_is_among_the_figures() -> None:
     """Also of statistics that are not always kept."""
     limits = {"ttft_p90": "2s", "ttft_p95": "2s", "itl_p95": "500ms", "e2e_max": "300s"}
-    found = search(space({"tp": [1, 2]}, limits=limits, finalist_seeds=1), quiet()).found[0]
+    found = search(space({"tp": [1, 2]}, limits=limits, finalist_seeds=1), quiet()).outcomes[0]
     for one in found.evaluations.values():
         assert limits.keys() <= one.figures.keys()
         assert one.figures["ttft_p90"] <= one.figures["ttft_p95"] <= one.figures["ttft_p99"]
@@ -105,7 +105,7 @@ def test_every_latency_with_a_limit_is_among_the_figures() -> None:
 
 
 def test_every_point_is_asked_and_refusals_say_why(study: Study) -> None:
-    found = study.found[0]
+    found = study.outcomes[0]
     assert sorted(found.evaluations) == list(range(18))
     assert found.refusals == {
         "tp = 3 does not divide the 32 attention heads of meta-llama/Llama-3.1-8B": list(range(12, 18))
@@ -114,7 +114,7 @@ def test_every_point_is_asked_and_refusals_say_why(study: Study) -> None:
 
 
 def test_a_point_simulated_alone_gives_the_figures_of_the_search(study: Study) -> None:
-    found = study.found[0]
+    found = study.outcomes[0]
     for index in found.ranking[:3]:
         figures = found.evaluations[index].figures
         summary = simulate(scenario_of(study, found, index)).summary
@@ -158,7 +158,7 @@ def test_sglang_and_other_schedulers_and_pools_are_searched() -> None:
             "split": {"deployment.pools": pools},
         }
     }
-    found = search(space(kinds), quiet()).found[0]
+    found = search(space(kinds), quiet()).outcomes[0]
     assert [found.evaluations[index].refused for index in range(4)] == [""] * 4
     assert all(found.evaluations[index].load > 1 for index in range(4))
     assert found.evaluations[3].figures["devices"] == 2
@@ -285,19 +285,19 @@ def test_strategies_that_ask_fewer_points_find_the_best() -> None:
         "max_num_seqs": [16, 32, 64, 128, 256],
     }
     whole = search(space(wide, finalist_seeds=1), quiet())
-    best = max(score(one, "requests_per_usd") for one in whole.found[0].evaluations.values())
+    best = max(score(one, "requests_per_usd") for one in whole.outcomes[0].evaluations.values())
     halved = search(space(wide, strategy="halving", finalist_seeds=1), quiet())
-    assert max(score(one, "requests_per_usd") for one in halved.found[0].evaluations.values()) >= 0.99 * best
+    assert max(score(one, "requests_per_usd") for one in halved.outcomes[0].evaluations.values()) >= 0.99 * best
     assert halved.count.num_requests < whole.count.num_requests
     pytest.importorskip("optuna")
     tried = search(space(wide, strategy="tpe", finalist_seeds=1), quiet())
-    assert len(tried.found[0].evaluations) <= 40
-    assert max(score(one, "requests_per_usd") for one in tried.found[0].evaluations.values()) >= 0.97 * best
+    assert len(tried.outcomes[0].evaluations) <= 40
+    assert max(score(one, "requests_per_usd") for one in tried.outcomes[0].evaluations.values()) >= 0.97 * best
     assert answers(search(space(wide, strategy="tpe", finalist_seeds=1), quiet())) == answers(tried)
 
 
 def test_what_follows_from_a_study(study: Study) -> None:
-    asked, found = space(), study.found[0]
+    asked, found = space(), study.outcomes[0]
     objectives = ("requests_per_usd", "output_tokens_per_s_per_user")
     kept = frontier(found, objectives)
     for one, other in itertools.permutations(kept, 2):
@@ -332,7 +332,7 @@ def test_several_workloads_have_a_matrix_of_what_the_others_best_is_worth() -> N
 
 
 def test_budgets_refuse() -> None:
-    found = search(space(budget={"devices": 1}), quiet()).found[0]
+    found = search(space(budget={"devices": 1}), quiet()).outcomes[0]
     assert all(found.evaluations[index].refused == "2 devices; the budget is 1" for index in range(6, 12))
     with pytest.raises(InputError, match=r"the budget is \$1\.00"):
         search(space(budget={"usd_per_hour": 1}), quiet())

@@ -18,17 +18,17 @@ SMALL = {"tp": [1, 3], "max_num_seqs": [16, 256]}
 def test_half_a_search_is_half_the_answers(tmp_path: Path) -> None:
     path = tmp_path / "kept.sqlite"
     asked = space(SMALL, finalist_seeds=1)
-    whole = search(asked, Store(path, print)).found[0]
+    whole = search(asked, Store(path, print)).outcomes[0]
     (kept,) = kept_searches(path)
     assert (kept.space, kept.is_done) == (asked, True)
     watched = Watched(asked)
-    found = watched.study(path).found[0]
+    found = watched.study(path).outcomes[0]
     assert (found.evaluations, found.ranking) == (whole.evaluations, whole.ranking)
     with sqlite3.connect(path) as connection:
         connection.execute("delete from evaluations where key = ?", (watched.keys[None][whole.ranking[0]],))
     connection.close()
     before = path.read_bytes()
-    found = watched.study(path).found[0]
+    found = watched.study(path).outcomes[0]
     assert found.ranking == whole.ranking[1:]
     assert set(found.refusals) == set(whole.refusals)
     assert path.read_bytes() == before
@@ -40,7 +40,7 @@ def test_an_unfinished_search_is_listed_as_one(tmp_path: Path) -> None:
     store.close()
     (kept,) = kept_searches(tmp_path / "kept.sqlite")
     assert (kept.name, kept.is_done, kept.number) == ("digest", False, 1)
-    found = Watched(kept.space).study(tmp_path / "kept.sqlite").found[0]
+    found = Watched(kept.space).study(tmp_path / "kept.sqlite").outcomes[0]
     assert found.ranking == []
 
 

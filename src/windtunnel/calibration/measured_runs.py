@@ -23,12 +23,12 @@ from windtunnel.serving.deployment import Pool
 from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
 
 METRICS = ("tpot", "ttft", "e2e", "throughput")
-"""Seconds per output token after the first, to the first token and in all; output tokens a second."""
+"""Metrics: seconds per output token after the first, seconds to the first token and in all; output tokens a second."""
 
 STATISTICS = ("mean", "p50")
 
 SCORED = ("primary", "secondary")
-"""Uses of runs that are taken where nobody chooses; the former carry less risk that something unrecorded was on."""
+"""Uses of runs that are scored by default; primary runs are less likely to have unrecorded settings."""
 
 UNRECORDED_SPREAD = 0.1
 """Lengths that a client did not record are taken as uniform within 10% of their mean. Exactly equal lengths keep a
@@ -126,7 +126,7 @@ class Measurement:
     """The scenario that was run; None where it is unknown, and `refused` says why."""
     refused: str
     measured: Mapping[str, float]
-    """Metric -> value: those of `METRICS` that are known."""
+    """Metric -> value, for the known ones of `METRICS`."""
     labels: Mapping[str, str]
     """Labels that runs are grouped by: engine, version, device, model, format, parallelism, prompt, output,
     concurrency."""
@@ -149,7 +149,7 @@ class Measurement:
         return " ".join(self.labels.get(name, "") for name in names)
 
     def accepting(self, share: float) -> Measurement:
-        """The run with this share of its draft tokens accepted."""
+        """Return the run with this share of its draft tokens accepted."""
         assert self.scenario is not None
         deployment = self.scenario.deployment
         assert deployment.engine.speculative is not None
@@ -160,13 +160,13 @@ class Measurement:
 
 
 def reason_of(error: InputError) -> str:
-    """Why a run is refused, with the name that may have been meant."""
+    """Return the reason of a refusal, with the name that may have been meant."""
     hint = error.hint or ""
     return f"{error.message}; {hint}" if hint.startswith("did you mean") else error.message
 
 
 def read_table(path: Path) -> list[Measurement]:
-    """The runs of a CSV or Parquet file with `COLUMNS`.
+    """Read the runs of a CSV or Parquet file with `COLUMNS`.
 
     Raises:
         InputError: an unknown or missing column, or a value that is none; names the row.
@@ -202,7 +202,7 @@ def check_ids(runs: Sequence[Measurement], path: Path, hint: str) -> None:
 
 
 def measurements_of(results: list[ClientResult], base: dict[str, Any], source: str) -> list[Measurement]:
-    """A client's results with the deployment that `base`, a scenario without workload, describes."""
+    """Combine a client's results with the deployment that `base`, a scenario without workload, describes."""
     runs = []
     for result in results:
         values = {
@@ -221,7 +221,7 @@ def measurements_of(results: list[ClientResult], base: dict[str, Any], source: s
 
 
 def read_client_files(path: Path, base: dict[str, Any]) -> list[Measurement]:
-    """The runs of a benchmark client's result file, served as `base` says."""
+    """Read the runs of a benchmark client's result file; `base` describes the deployment."""
     return measurements_of(read_client_results(path), base, path.name)
 
 
@@ -301,7 +301,7 @@ def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measureme
 
 
 def _set_pools(where: str, raw: dict[str, Any], given: Mapping[str, str]) -> None:
-    """Give `raw` two pools where the row has columns of them, and the engine's way of a first token.
+    """Give `raw` two pools where the row has columns of them, and the engine's handling of the first token.
 
     Raises:
         InputError: only one of them is described, or a replica as well.
@@ -380,7 +380,7 @@ def _open_loop(rate_per_s: float, gap_cv: float) -> dict[str, Any]:
 
 
 def _lengths(tokens: float, range_ratio: float | None, are_means: bool) -> int | dict[str, Any]:
-    """The longest with the share of it that the shortest has; or a mean with the spread of what nobody recorded."""
+    """Return lengths from the longest and the shortest one's share of it, or from a mean with the unrecorded spread."""
     if range_ratio is None:
         low, high = tokens * (1 - UNRECORDED_SPREAD), tokens * (1 + UNRECORDED_SPREAD)
     else:
@@ -408,7 +408,7 @@ def _labels(scenario: Scenario, values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def parallelism_label(shape: Parallelism, pools: Sequence[Pool] = ()) -> str:
-    """`tp4 ep8 dp2`; of several pools `P 2x tp8 ep8 D 1x tp4`."""
+    """Label a layout: `tp4 ep8 dp2`, or with pools `P 2x tp8 ep8 D 1x tp4`."""
     if pools:
         parts = [(pool.role[0].upper(), pool.replicas, pool.parallelism or shape) for pool in pools]
         return " ".join(f"{role} {replicas}x {parallelism_label(pool_shape)}" for role, replicas, pool_shape in parts)

@@ -50,12 +50,12 @@ def ratios(runs: Sequence[PricedServer], predictions: Sequence[Mapping[str, floa
 SHARED_ERROR = 0.5
 """In a spread each of n runs of a configuration counts n to the power of minus this, as they share an error.
 
-Of configurations held out again, such intervals held 81% of the measurements; with equal weights of runs 79%, with
+Of configurations held out again, such intervals covered 81% of the measurements; with equal weights of runs 79%, with
 equal weights of configurations 82 to 83%."""
 
 
 class ProfileOf(NamedTuple):
-    """The engine, and the device or None for any, that a calibration is of."""
+    """The engine of a calibration, and its device, or None for any."""
 
     engine: str
     device: str | None
@@ -70,7 +70,7 @@ def profile(
     fit: Fit,
     learnt: Learnt,
     owner: ProfileOf,
-    held: Sequence[Mapping[str, float]],
+    left_out: Sequence[Mapping[str, float]],
     source: str,
 ) -> Calibration:
     """Build the calibration of an engine on a device, or on any.
@@ -80,7 +80,7 @@ def profile(
         fit: to all of them.
         learnt: settings inferred from the runs.
         owner: the engine and device; device None: the effects that devices share.
-        held: predictions of the runs by fits that did not see them.
+        left_out: predictions of the runs by fits that did not see them.
         source: what the runs are, for the record.
     """
     engine, device = owner
@@ -89,6 +89,7 @@ def profile(
     numbered = sorted(filter(None, of_release), key=version_key)
     latest = of_release[numbered[-1] if numbered else ""]
     recorded = kin(runs, engine, device, assumed=False) or list(range(len(runs)))
+    covered = [(priced, predicted) for priced, predicted in zip(runs, left_out, strict=True) if owner.covers(priced)]
     return Calibration(
         engine=engine,
         device=device,
@@ -96,19 +97,17 @@ def profile(
         releases={
             release: _rounded(fit.host(of_release[release], place._replace(release=release))) for release in numbered
         },
-        factors=_factors({name for priced in runs if owner.covers(priced) for name in priced.parts}, fit, place),
+        factors=_factors({name for priced, _ in covered for name in priced.parts}, fit, place),
         inferred=inferred(runs, learnt, engine, device),
         reserve=reserve(runs, learnt, engine, device),
-        spread=_spreads_of(runs, held, recorded, engine),
-        spread_assumed=_spreads_of(runs, held, kin(runs, engine, device, assumed=True), engine),
-        provenance=_provenance(
-            [(priced, predicted) for priced, predicted in zip(runs, held, strict=True) if owner.covers(priced)], source
-        ),
+        spread=_spreads_of(runs, left_out, recorded, engine),
+        spread_assumed=_spreads_of(runs, left_out, kin(runs, engine, device, assumed=True), engine),
+        provenance=_provenance(covered, source),
     )
 
 
 def _factors(names: Collection[str], fit: Fit, place: Scope) -> dict[str, float]:
-    """Factors of operator classes, and of the formats that `names` tell apart, rounded."""
+    """Return the factors of operator classes and of formats, rounded."""
     bases = {f"{name.partition('.')[0]}.{name.rpartition('.')[2]}" if "." in name else name for name in names}
     formats = {
         name: sum(fit.effects.get((name, *part), 0.0) for part in ((place.engine,), (place.engine, place.device)))
@@ -121,8 +120,8 @@ def _factors(names: Collection[str], fit: Fit, place: Scope) -> dict[str, float]
 
 
 def _provenance(pairs: Sequence[tuple[PricedServer, Mapping[str, float]]], source: str) -> Provenance:
-    """Record the runs that a calibration is of, given with their predictions by fits that did not see them."""
-    runs, held = [priced for priced, _ in pairs], [predicted for _, predicted in pairs]
+    """Record the runs of a calibration, given with their predictions by fits that did not see them."""
+    runs, left_out = [priced for priced, _ in pairs], [predicted for _, predicted in pairs]
     setups = [priced.setup for priced in runs]
     formats = {str(form) for setup in setups for form in (setup.precision.weights, setup.precision.experts_format)}
     return Provenance(
@@ -133,7 +132,7 @@ def _provenance(pairs: Sequence[tuple[PricedServer, Mapping[str, float]]], sourc
         versions=tuple(sorted({version for version in map(_version, runs) if version})),
         formats=tuple(sorted(formats)),
         devices=tuple(sorted({setup.device.name for setup in setups})),
-        median_error=_median_errors(runs, held),
+        median_error=_median_errors(runs, left_out),
         median_error_before=_median_errors(runs, [predict(priced, Fit({})) for priced in runs]),
     )
 
@@ -231,10 +230,10 @@ def profiles(runs: Sequence[PricedServer], source: str) -> dict[str, Calibration
     gets its own where its runs, configurations held out, are predicted better than by a fit to the other devices alone.
     """
     local_fit, trials, every = fit_runs(runs), Trials(runs), np.ones(len(runs), np.bool_)
-    held = held_out(runs, local_fit, folds(runs), trials)
+    left_out = held_out(runs, local_fit, folds(runs), trials)
     several = len({priced.scope.device for priced in runs}) > 1
     devices_apart = folds(runs, lambda priced: priced.scope.device, None)
-    apart = held_out(runs, local_fit, devices_apart, trials) if several else held
+    apart = held_out(runs, local_fit, devices_apart, trials) if several else left_out
     fit = averaged_fit(runs, local_fit, every)
     if learnt := infer(trials, local_fit, fit, every):
         served = with_learnt(runs, learnt)
@@ -243,8 +242,9 @@ def profiles(runs: Sequence[PricedServer], source: str) -> dict[str, Calibration
     calibrations = {}
     for engine, device in sorted({priced.scope[:2] for priced in runs}):
         indices = [index for index, priced in enumerate(runs) if priced.scope[:2] == (engine, device)]
-        if not several or _misfit(runs, held, indices) <= _misfit(runs, apart, indices):
-            calibrations[f"{engine}-{device}"] = profile(runs, fit, learnt, ProfileOf(engine, device), held, source)
+        if not several or _misfit(runs, left_out, indices) <= _misfit(runs, apart, indices):
+            owner = ProfileOf(engine, device)
+            calibrations[f"{engine}-{device}"] = profile(runs, fit, learnt, owner, left_out, source)
     for engine in sorted({priced.scope.engine for priced in runs}):
         calibrations[engine] = profile(runs, fit, learnt, ProfileOf(engine, None), apart, source)
     return calibrations

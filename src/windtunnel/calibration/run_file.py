@@ -1,4 +1,4 @@
-"""Files of measured runs (`.jsonl`): one run a line, with the whole scenario that was run and what was measured.
+"""Files of measured runs (`.jsonl`): one run a line, with its whole scenario and the measured values.
 
 This is the neutral form that `windtunnel validate` and `windtunnel calibrate` read: whatever a run's source was, a
 converter writes it once as `MeasuredRun`, and nothing downstream needs to know the source.
@@ -24,7 +24,7 @@ MARK = '{"windtunnel":"measured_run"'
 
 
 class Measured(Schema):
-    """Measured values of a run; those that nobody measured are left out."""
+    """Measured values of a run; unmeasured ones are left out."""
 
     ttft_s: float | None = None
     """Time to the first token."""
@@ -47,7 +47,7 @@ class MeasuredRun(Schema):
     """A line of a file of measured runs."""
 
     windtunnel: Literal["measured_run"]
-    """Tells what the line is."""
+    """Tag of the line."""
     id: str
     measured: Measured = Measured()
     scenario: dict[str, Any] | None = None
@@ -65,7 +65,7 @@ class MeasuredRun(Schema):
     unknown: tuple[str, ...] = ()
     """Engine settings that nobody recorded; a calibration may infer them."""
     lacks_acceptance: bool = False
-    """The run speculated, and how many draft tokens were accepted was not recorded."""
+    """The run used speculative decoding, and the number of accepted draft tokens was not recorded."""
 
     def __post_init__(self) -> None:
         if (self.scenario is None) != bool(self.refused):

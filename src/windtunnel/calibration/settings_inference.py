@@ -1,4 +1,4 @@
-"""Engine settings that nobody recorded, and the memory that an engine keeps from its KV cache, from measured runs.
+"""Infer unrecorded engine settings, and the memory that an engine keeps from its KV cache, from measured runs.
 
 The runs of a series were served with the same settings: those of a model behind a version of an engine on a device, or,
 of the kept memory, all of an engine on a device. A series' runs are simulated again with other values. One is taken
@@ -38,7 +38,7 @@ from windtunnel.units import GIB
 Floats = NDArray[np.float64]
 
 Values = tuple[tuple[str, float], ...]
-"""Settings of `EngineSettings` by name, in the order in which they were taken; empty: the engine's defaults."""
+"""Settings of `EngineSettings` by name, in the order in which they were inferred; empty: the engine's defaults."""
 
 RESERVE = "reserved_bytes"
 RESERVES = tuple(size * GIB for size in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0))
@@ -54,7 +54,7 @@ PRICE = 3.0
 
 
 class RunSeries(NamedTuple):
-    """Runs that were served with the same settings; empty: of any."""
+    """Runs that were served with the same settings; an empty field stands for any."""
 
     engine: str
     device: str = ""
@@ -64,7 +64,7 @@ class RunSeries(NamedTuple):
 
 
 def series_of(priced: PricedServer) -> RunSeries | None:
-    """The series that a run's unrecorded settings are shared in; None where all were recorded."""
+    """Return the series that shares a run's unrecorded settings; None where all were recorded."""
     labels = priced.measurement.labels
     if not priced.measurement.unknown:
         return None
@@ -76,14 +76,14 @@ def series_of(priced: PricedServer) -> RunSeries | None:
 
 @dataclass
 class Trials:
-    """Measured runs simulated with other settings, each once, with overheads and factors as they are assumed."""
+    """Simulations of measured runs with other settings, each made once, with the default overheads and factors."""
 
     runs: Sequence[PricedServer]
     _before: dict[int, Mapping[str, float]] = field(default_factory=dict)
     _shifts: dict[tuple[int, Values], Mapping[str, float] | None] = field(default_factory=dict)
 
     def shift(self, index: int, values: Values) -> Mapping[str, float] | None:
-        """Metric -> log of its prediction with `values` over that without; None where they cannot serve the run."""
+        """Metric -> log of its prediction with `values` over that without; None where `values` cannot serve the run."""
         key = (index, tuple(sorted(values)))
         if key not in self._shifts:
             self._shifts[key] = self._shift(index, values)
@@ -104,7 +104,7 @@ class Trials:
 
 
 def _limits(priced: PricedServer) -> state.KernelSettings:
-    """The settings of a run's server; limits that its client cannot reach count as equal."""
+    """Return the settings of a run's server, where limits beyond its client's reach count as equal."""
     settings, requests = priced.settings, priced.requests
     if not settings.concurrency:
         return settings
@@ -119,7 +119,7 @@ def _limits(priced: PricedServer) -> state.KernelSettings:
 
 @dataclass(frozen=True)
 class Taken:
-    """Values that a series' runs speak for."""
+    """Values that explain a series' runs."""
 
     values: Values
     runs: Sequence[int]
@@ -127,7 +127,7 @@ class Taken:
     before: Sequence[Mapping[str, float]]
     """For each run: metric -> log of measured over predicted with the defaults."""
     left_out: Sequence[Mapping[str, float]]
-    """The same with the values that the runs of other configurations speak for; with those taken where all runs are of
+    """The same with the values inferred from the runs of other configurations; with those taken where all runs share
     one."""
 
 
@@ -172,7 +172,7 @@ def infer(trials: Trials, around: LocalFit, fit: Fit, kept: NDArray[np.bool_]) -
 
 
 def _left_open(runs: Sequence[PricedServer]) -> dict[RunSeries, tuple[str, ...]]:
-    """Series -> the settings that none of its runs recorded: what one of them did is not another's to choose."""
+    """Series -> the settings that none of its runs recorded; where one run recorded a setting, it is not inferred."""
     unrecorded: dict[RunSeries, tuple[str, ...]] = {}
     for priced in runs:
         if (series := series_of(priced)) is not None:
@@ -192,7 +192,7 @@ def values_of(priced: PricedServer, learnt: Learnt) -> Values:
 
 
 def with_learnt(runs: Sequence[PricedServer], learnt: Learnt) -> list[PricedServer]:
-    """The runs, served with what was learnt of their settings where it can serve them."""
+    """Return the runs with the learnt settings, where these can serve them."""
 
     def served(priced: PricedServer) -> PricedServer:
         try:
@@ -223,7 +223,7 @@ class _SettingsQuestion(NamedTuple):
     names: Sequence[str]
 
     def left(self, values: Values) -> list[Mapping[str, float]] | None:
-        """The residuals with `values`; None where some run cannot be served so."""
+        """Return the residuals with `values`; None where some run cannot be served with them."""
         shifts = [self.trials.shift(index, values) for index in self.members]
         if any(shift is None for shift in shifts):
             return None
@@ -246,7 +246,7 @@ class _SettingsQuestion(NamedTuple):
 
 
 def _taken(question: _SettingsQuestion) -> Taken:
-    """Values taken one setting after the other, as long as one is worth its price and says so of runs left out."""
+    """Add values setting by setting, as long as each is worth its price and improves left-out runs."""
     values: Values = ()
     left: Sequence[Mapping[str, float]] = question.residuals
     left_out = left
@@ -269,13 +269,13 @@ def _taken(question: _SettingsQuestion) -> Taken:
 
 
 def _is_farther(these: Sequence[Mapping[str, float]], those: Sequence[Mapping[str, float]]) -> bool:
-    """Whether the median error of some metric is larger."""
+    """Whether the median error of any metric is larger."""
     before = _median_errors(those)
     return any(error > before[name] for name, error in _median_errors(these).items())
 
 
 def _further(question: _SettingsQuestion, values: Values) -> Iterator[tuple[Values, Sequence[Mapping[str, float]]]]:
-    """`values` and one more, with what they leave."""
+    """Every way to fix one more setting, with the residuals that remain."""
     for name in question.names:
         if name in dict(values):
             continue

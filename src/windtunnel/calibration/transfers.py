@@ -1,7 +1,7 @@
-"""Fit what handing a KV cache over takes to measured runs of separate pools for prefill and decode.
+"""Fit the KV transfer between pools to measured runs of separate pools for prefill and decode.
 
 Two numbers an engine and device: the latency of a transfer of nothing, and the share of the links' bandwidth that large
-ones reach (`serving.deployment.Transfer`). All else is held at the calibration of the aggregated runs. A run's TTFT is
+ones reach (`serving.deployment.Transfer`). All else keeps the calibration of the aggregated runs. A run's TTFT is
 taken as linear in the latency and in the inverse of the share, from finite differences, and simulated again around the
 first fit. What is minimised is Geman and McClure's loss of log(measured / predicted TTFT), with log-normal priors
 around the defaults.
@@ -34,32 +34,32 @@ from windtunnel.workload.generate.requests import RequestArrays, generate
 
 Floats = NDArray[np.float64]
 Values = tuple[float, float]
-"""Seconds of latency, and share of the links' bandwidth."""
+"""Latency in seconds, and share of the links' bandwidth."""
 
 DEFAULT: Values = (TRANSFER_LATENCY_S, LINK_EFFICIENCY)
 
 PRIOR = (math.log(5.0), math.log(1.3))
-"""Standard deviations of the two logarithms: nobody knows the latency to better than a factor of five; shares of
-bandwidth that were measured lie within 30% of each other."""
+"""Standard deviations of the two logarithms: the latency is known to a factor of five; measured shares of bandwidth lie
+within 30% of each other."""
 
 LATENCY_STEP_S, SHARE_STEP = 20e-3, 1 / 1.3
 """Steps of the finite differences in the latency, and in the share as a factor: the decode side takes a request in at
 its next step, so that a latency shorter than a step shows no effect."""
 
 STARTS = (1.0, 10.0, 100.0)
-"""Times the default latency, from where the least loss is looked for: far from it the loss is flat."""
+"""Starting points of the minimisation, in default latencies: far from the minimum the loss is flat."""
 
 LEAST_GAIN = 0.01
 """Smallest relative fall of the left-out runs' error for which the values are kept."""
 
 NUM_ROUNDS = 2
 LEAST_RELATIVE = 0.05
-"""A linear prediction is taken to fall no lower than this share of where it started."""
+"""Lower bound of a linear prediction, as a share of its starting point."""
 
 
 @dataclass(frozen=True)
 class PricedPools:
-    """A measured run of separate pools, ready to be simulated with any transfer."""
+    """A measured run of separate pools, ready to be simulated with any KV transfer."""
 
     measurement: Measurement
     fleet: PreparedPools
@@ -82,7 +82,7 @@ class PricedPools:
 
 
 def tells_of_transfers(measurement: Measurement) -> bool:
-    """Whether the run was one of separate pools that leaves its transfers open and measured a TTFT."""
+    """Whether a run of separate pools measured a TTFT and leaves its transfer open."""
     if measurement.scenario is None or measurement.lacks_acceptance or "ttft" not in measurement.measured:
         return False
     deployment = measurement.scenario.deployment
@@ -93,9 +93,9 @@ def tells_of_transfers(measurement: Measurement) -> bool:
 def with_transfers(
     made: Mapping[str, Calibration], measurements: Sequence[Measurement], source: str
 ) -> dict[str, Calibration]:
-    """The calibrations, each with the transfers that runs of its engine and device taught, where they taught any.
+    """Return the calibrations, each with the transfer fitted to runs of its engine and device, if there are any.
 
-    Where nothing was fitted to aggregated runs of an engine on a device, all else is held at the shipped calibration,
+    Where nothing was fitted to aggregated runs of an engine on a device, all else keeps the shipped calibration,
     or at none.
 
     Args:
@@ -130,13 +130,13 @@ def fitted_calibration(made: Mapping[str, Calibration], engine: str, device: str
 
 
 def _kin(priced: PricedPools) -> tuple[str, str]:
-    """Engine and device of the pool that decodes."""
+    """Return engine and device of the pool that decodes."""
     decodes = next(part.setup for part in priced.fleet.servers if part.pool.role != "prefill")
     return decodes.engine.name, decodes.device.name
 
 
 def _base(engine: str, device: str, runs: Sequence[Measurement], source: str) -> Calibration:
-    """The shipped calibration for these runs, or one that says nothing."""
+    """Return the shipped calibration for these runs, or an empty one."""
     versions = sorted({run.labels.get("version", "") for run in runs} - {""})
     for version in versions:
         shipped = calibration_for(engine, device, version).calibration
@@ -179,7 +179,9 @@ def _priced(
 
 @dataclass(frozen=True)
 class _LocalTransfers:
-    """TTFT of runs around some values: `base_s + by_latency x seconds + by_inverse x (1 / share)`, both from there."""
+    """TTFT of runs, linear around some values: `base_s + by_latency x seconds + by_inverse x (1 / share)`, both as
+    changes.
+    """
 
     around: Values
     base_s: Floats
@@ -243,7 +245,7 @@ def fit_transfers(priced_servers: Sequence[PricedPools]) -> LearntTransfer | Non
 
 
 def _fitted(local: _LocalTransfers, measured: Floats, weights: Floats) -> Values:
-    """The values of least loss; logarithms are counted from the defaults."""
+    """Return the values of least loss; logarithms are counted from the defaults."""
 
     def values_of(moved: Floats) -> Values:
         return DEFAULT[0] * math.exp(moved[0]), DEFAULT[1] * math.exp(moved[1])

@@ -1,4 +1,4 @@
-"""Predict measured runs, one simulation each, and set what was measured beside."""
+"""Predict measured runs, one simulation each, beside their measured values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RunPrediction:
     measurement: Measurement
     refused: str
     predicted: dict[str, float]
-    """Metric -> value, for those that were measured."""
+    """Metric -> predicted value, for metrics that were measured."""
     intervals: dict[str, Interval]
     calibration: str
     """Name of the calibration in force; empty: none."""
@@ -38,7 +38,7 @@ class RunPrediction:
     remarks: tuple[str, ...] = ()
 
     def error(self, metric: str) -> float:
-        """Predicted over measured, less one; NaN where either is missing."""
+        """Return predicted over measured, less one; NaN where either is missing."""
         measured, predicted = self.measurement.measured.get(metric), self.predicted.get(metric)
         return math.nan if measured is None or predicted is None else predicted / measured - 1
 
@@ -78,7 +78,7 @@ def predict_runs(
     num_processes: int = 1,
     progress: Progress | None = None,
 ) -> list[RunPrediction]:
-    """Predictions in the order of `measurements`.
+    """Predict runs, in the order of `measurements`.
 
     Args:
         measurements: what to predict.
@@ -169,7 +169,7 @@ def _decoding_setup(scenario: Scenario) -> Setup:
 
 
 def _accepting(measurement: Measurement, setup: Setup, scenario: Scenario) -> Scenario:
-    """The scenario with the share of accepted draft tokens that the calibration in force tells."""
+    """Return the scenario with the share of accepted draft tokens from the calibration in force."""
     shares = {} if setup.calibration is None else setup.calibration.acceptance
     if setup.model.name not in shares:
         where = "no calibration is in force" if setup.calibration is None else "the calibration has none of the model"

@@ -35,7 +35,7 @@ def machine() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's name as the kernel gives it."""
+    """Return the processor's name from the kernel."""
     try:
         with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
             return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
@@ -44,7 +44,7 @@ def cpu_name() -> str:
 
 
 def peak_memory() -> int:
-    """The most memory that was in use: of the GPU where there is one, else of this process."""
+    """Return the peak memory use: of the GPU where there is one, else of this process."""
     import resource
 
     if find_spec("torch") is not None:

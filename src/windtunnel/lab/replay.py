@@ -1,4 +1,4 @@
-"""Runs a small job's communication for real: a process for each rank, gloo between them, no GPU.
+"""Run a small job's communication for real: a process for each rank, gloo between them, no GPU.
 
 Every rank goes through its device's program (`training/program.py`) and carries out each collective and message
 with data whose result it knows: that groups have the members and sizes that everyone expects, and that the order of a
@@ -26,7 +26,7 @@ from windtunnel.training.program import Exchange, device_program
 from windtunnel.training.setup import TrainingSetup
 
 MAX_RANKS = 16
-"""Processes of one machine."""
+"""Most processes on one machine."""
 TIMEOUT_S = 120.0
 
 
@@ -38,9 +38,9 @@ class CommunicationReplay:
     calls: tuple[CollectiveCall, ...]
     """Calls of rank 0: sizes as the job has them, with the time they took here."""
     num_checked: int
-    """Results that were compared with what they must be, over all ranks."""
+    """Results that were checked against their known values, over all ranks."""
     largest_bytes: int
-    """Messages above this were carried out with a part of their data."""
+    """Size above which only a part of a message was sent."""
     elapsed_s: float
 
 
@@ -115,7 +115,7 @@ def _first_failure(folder: Path) -> str | None:
 
 
 def _new_groups(setup: TrainingSetup) -> dict[tuple[int, ...], Any]:
-    """Every group of every rank, made by all ranks in the same order, as torch.distributed asks."""
+    """Create every group of every rank, in the same order on all ranks, as torch.distributed demands."""
     from torch import distributed
 
     rank = Rank(setup)
@@ -124,7 +124,7 @@ def _new_groups(setup: TrainingSetup) -> dict[tuple[int, ...], Any]:
 
 
 def newest(name: str, former_name: str) -> Any:
-    """A collective of torch.distributed under the name that torch 2.13 gave it, or under the one before."""
+    """Return a collective of torch.distributed by the name that torch 2.13 gave it, or by the former name."""
     from torch import distributed
 
     return getattr(distributed, name, None) or getattr(distributed, former_name)
@@ -174,7 +174,7 @@ class _RankRunner:
             self.calls.append(CollectiveCall(op.op, str(group), len(ranks), size, duration_s=elapsed_s))
 
     def _shares(self, size: int, num_ranks: int) -> int:
-        """Bytes of one rank's share: what a framework pads the tensor to, or what the limit leaves of it."""
+        """Return the bytes of one rank's share, padded as a framework does, or cut by the limit."""
         return -(-min(size, self.largest_bytes) // num_ranks)
 
     def _group(self, ranks: tuple[int, ...]) -> Any:
@@ -188,7 +188,7 @@ class _RankRunner:
         self.num_checked += 1
 
     def _numbered(self, ranks: tuple[int, ...], share: int) -> Any:
-        """A share from each rank, filled with its number."""
+        """Return a share from each rank, filled with its number."""
         import torch
 
         return torch.tensor(ranks, dtype=torch.uint8).repeat_interleave(share)
@@ -241,7 +241,7 @@ class _RankRunner:
         self._check(name, arrived, torch.full_like(mine, ranks[place - 1]))
 
     def _message(self, exchange: Exchange) -> tuple[int, int, int]:
-        """(peer, tag, bytes); both ends come to the same tag."""
+        """Return (peer, tag, bytes) of a message; both ends compute the same tag."""
         per_stage = self.setup.degrees.num_devices // self.setup.degrees.pp
         tag = 1 << 30 | exchange.microbatch << 9 | exchange.boundary << 1 | int(exchange.is_gradient)
         return (

@@ -25,7 +25,7 @@ clock is 17% to 75%, on the CPU-time clock 1% to 9%. It means seconds only where
 CLOCKS_OF_HOST: Mapping[str, Callable[[], float]] = {"cpu_time": time.process_time, "wall": time.perf_counter}
 
 QUEUE_AHEAD_S, MOST_AHEAD_S = 0.01, 0.2
-"""A GPU waits so long before a timed forward, while the host queues its kernels; longer where the host needs more."""
+"""Time that a GPU waits before a timed forward, while the host queues its kernels; longer where the host needs more."""
 CYCLES_PER_S = 2e9
 """Clock rate of a GPU, which `torch.cuda._sleep` counts: H100 SXM 1.98 GHz, A100 1.41, others up to 2.6 (data
 sheets)."""
@@ -33,20 +33,20 @@ EMPTY_MARKS = 200
 
 
 class Stopwatch(Protocol):
-    """Times the stretches between marks."""
+    """Times the spans between marks."""
 
     def mark(self, name: str) -> None:
-        """End a stretch called `name`; an empty name drops it."""
+        """End a span called `name`; an empty name drops it."""
         ...
 
     def durations(self) -> dict[str, list[float]]:
-        """Name -> seconds of each of its stretches, in order."""
+        """Name -> seconds of each of its spans, in order."""
         ...
 
 
 @dataclass
 class HostStopwatch:
-    """Marks read a clock of the host; right where operators run on the host.
+    """A stopwatch whose marks read a clock of the host; right where operators run on the host.
 
     `mark_s`, what a mark itself costs, is taken off every stretch.
     """
@@ -66,7 +66,7 @@ class HostStopwatch:
 
 @dataclass
 class CudaStopwatch:
-    """Marks are events in the stream; they are read when the GPU has done its work.
+    """A stopwatch whose marks are events in the stream; they are read when the GPU has done its work.
 
     Args:
         in_graph: marks are made while a graph is captured, and read after each of its replays.
@@ -101,7 +101,7 @@ RANGE = "windtunnel:stretch:"
 
 @dataclass
 class KinetoStopwatch:
-    """Stretches are ranges of torch.profiler: each takes what the kernels that it launched took.
+    """A stopwatch whose spans are ranges of torch.profiler: each takes the time of the kernels that it launched.
 
     Args:
         is_cuda: whether to count a GPU's kernels, or the ranges' own time on the host.
@@ -150,7 +150,7 @@ def _stretches(names: Sequence[str], seconds: Sequence[float]) -> dict[str, list
 
 
 def stopwatch(clock: str, launch_s: float = 0.0) -> Stopwatch:
-    """A fresh stopwatch on one of `CLOCKS`, ready to mark; one of `cuda_graph` times what is not in a graph.
+    """Return a fresh stopwatch on one of `CLOCKS`; for `cuda_graph` it times work outside a graph.
 
     Args:
         clock: one of `CLOCKS`.
@@ -223,7 +223,7 @@ def event_cost_s(in_graph: bool) -> float:
 
 
 def clock_for(device: str, num_threads: int, clock: str | None = None) -> str:
-    """The clock to use on `device`: the one wanted, else the one that other processes disturb least.
+    """Return the clock to use on `device`: the given one, else the one that other processes disturb least.
 
     Raises:
         InputError: there is no such clock, or it cannot measure there.

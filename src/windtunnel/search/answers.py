@@ -20,7 +20,7 @@ from windtunnel.search.finalists import best_by_value, undominated
 from windtunnel.search.scores import score
 from windtunnel.search.space.space import Space, point_at
 from windtunnel.search.store import Store
-from windtunnel.search.study import Found, Study
+from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario
 from windtunnel.serving.simulate import simulate
@@ -28,24 +28,25 @@ from windtunnel.training.job import TrainingJob
 from windtunnel.training.step import TrainingResult, simulate_training
 
 
-def frontier(found: Found, objectives: Sequence[str]) -> list[int]:
-    """The points that no other one beats in all objectives, best in the first one first; of equal ones the first.
+def frontier(outcome: SearchOutcome, objectives: Sequence[str]) -> list[int]:
+    """Return the points that no other point beats in all objectives, best in the first objective first; of equal points
+    the first.
 
-    Where points met more streams of requests than one, it is of those, by their means; a point without one of the
-    figures is not on it.
+    Where points met several streams of requests, only those points count, by their means. A point without one of the
+    figures is not returned.
     """
-    means = {index: found.mean(index) for index in found.seeds if found.num_streams > 1}
-    answers = means or {index: found.evaluations[index] for index in found.ranking}
+    means = {index: outcome.mean(index) for index in outcome.seeds if outcome.num_streams > 1}
+    answers = means or {index: outcome.evaluations[index] for index in outcome.ranking}
     return undominated(
         {index: tuple(score(evaluation, name) for name in objectives) for index, evaluation in answers.items()}
     )
 
 
-def best_by_objective(found: Found, objectives: Sequence[str]) -> dict[str, int]:
-    """Objective -> the point that is best in it; objectives that no point has a figure for are left out."""
+def best_by_objective(outcome: SearchOutcome, objectives: Sequence[str]) -> dict[str, int]:
+    """Objective -> the best point in it; objectives without a figure are left out."""
     best = {}
     for name in objectives:
-        scored = [(score(found.evaluations[index], name), -index) for index in found.ranking]
+        scored = [(score(outcome.evaluations[index], name), -index) for index in outcome.ranking]
         if scored and max(scored)[0] > -math.inf:
             best[name] = -max(scored)[1]
     return best
@@ -56,50 +57,50 @@ class Worth:
     """The worth of one value of a setting."""
 
     share: float
-    """The score of the best point with it over the best of all, at most 1; 0: none holds the limits. Of an objective
-    that is better when smaller it is the best of all over the best with that value."""
+    """Score of the best point with the value over the best score of all, at most 1; 0: none holds the limits. For an
+    objective that is better when smaller, the best of all over the best with the value."""
     margin: float | None
     """Half-width of the 95% confidence interval of the mean over all streams; None for a single stream."""
 
 
-def sensitivity(space: Space, found: Found) -> dict[str, dict[str, float]]:
-    """Name in `vary` -> value -> the share of the best score that it is worth; see `worths`."""
+def sensitivity(space: Space, outcome: SearchOutcome) -> dict[str, dict[str, float]]:
+    """Name in `vary` -> value -> share of the best score; see `worths`."""
     return {
-        name: {value: worth.share for value, worth in values.items()} for name, values in worths(space, found).items()
+        name: {value: worth.share for value, worth in values.items()} for name, values in worths(space, outcome).items()
     }
 
 
-def worths(space: Space, found: Found) -> dict[str, dict[str, Worth]]:
-    """Name in `vary` -> value -> what it is worth; names by how much their worst value costs.
+def worths(space: Space, outcome: SearchOutcome) -> dict[str, dict[str, Worth]]:
+    """Name in `vary` -> value -> its worth, names with the costliest worst value first.
 
-    Over the streams that all of these best points met; of values that some point that was asked has.
+    Worths count the streams that all of these best points met, for values that some evaluated point has.
     """
-    if not found.ranking:
+    if not outcome.ranking:
         return {}
-    scores = {index: score(found.mean(index), space.objective) for index in found.seeds if found.num_streams > 1}
-    first = {index: score(evaluation, space.objective) for index, evaluation in found.evaluations.items()}
-    asked = best_by_value(space, first)
-    known = best_by_value(space, scores) if scores else asked
+    scores = {index: score(outcome.mean(index), space.objective) for index in outcome.seeds if outcome.num_streams > 1}
+    first = {index: score(evaluation, space.objective) for index, evaluation in outcome.evaluations.items()}
+    best_points = best_by_value(space, first)
+    known = best_by_value(space, scores) if scores else best_points
     best = max(scores or first, key=lambda index: (scores or first)[index])
     table = {
         name: {
-            value: _worth(found, space.objective, known.get(name, {}).get(value, index), best)
+            value: _worth(outcome, space.objective, known.get(name, {}).get(value, index), best)
             for value, index in values.items()
         }
-        for name, values in asked.items()
+        for name, values in best_points.items()
     }
     return dict(sorted(table.items(), key=lambda item: min(worth.share for worth in item[1].values())))
 
 
-def _worth(found: Found, objective: str, index: int, best: int) -> Worth:
-    """Stream by stream, as far as both met the same ones."""
-    pairs = zip(found.runs(index), found.runs(best), strict=False)
+def _worth(outcome: SearchOutcome, objective: str, index: int, best: int) -> Worth:
+    """Compare two points stream by stream, as far as both met the same streams."""
+    pairs = zip(outcome.runs(index), outcome.runs(best), strict=False)
     shares = [ratio(score(run, objective), score(other, objective)) for run, other in pairs]
     return Worth(min(fmean(shares), 1.0), margin(shares))
 
 
 def ratio(value: float, best: float) -> float:
-    """A score as a share of the best one: at most 1, and 0 where there is none."""
+    """Return a score as a share of the best one: at most 1, and 0 where there is none."""
     if not math.isfinite(value):
         return 0.0
     if best == 0:
@@ -107,11 +108,13 @@ def ratio(value: float, best: float) -> float:
     return value / best if best > 0 else best / value
 
 
-def confidence(found: Found, objective: str, rank: int = 0) -> float | None:
-    """The confidence that a point of the ranking is better than the next; None without streams enough or a next one."""
-    if found.num_finalists < rank + 2:
+def confidence(outcome: SearchOutcome, objective: str, rank: int = 0) -> float | None:
+    """Confidence that a point of the ranking is better than the next; None without enough streams or without a next
+    point.
+    """
+    if outcome.num_finalists < rank + 2:
         return None
-    first, second = (found.seeds[index] for index in found.ranking[rank : rank + 2])
+    first, second = (outcome.seeds[index] for index in outcome.ranking[rank : rank + 2])
     scores = [[score(run, objective) for run in runs] for runs in (first, second)]
     if len(scores[0]) != len(scores[1]) or not all(math.isfinite(value) for runs in scores for value in runs):
         return None
@@ -119,20 +122,20 @@ def confidence(found: Found, objective: str, rank: int = 0) -> float | None:
 
 
 def misconfiguration(study: Study, store: Store) -> list[list[float]]:
-    """`[i][j]` what the best point of workload i is worth under workload j, as a share of that one's best; 0: there it
-    does not hold the limits.
+    """Score `[i][j]` of workload i's best point under workload j, as a share of j's best; 0: it breaks the limits
+    there.
 
-    Of points that are equally good for i, the one that is best under j: a setting that i never feels costs nothing.
+    Among points that are equally good for i, the best one under j counts: a setting without effect on i costs nothing.
     """
     space = study.space
     rows = []
     with Workers(space) as workers:
         asker = Asker(space, store, workers)
-        best = [other.evaluations[other.ranking[0]] for other in study.found]
-        for found in study.found:
-            equal = equally_good(study, found)
+        best = [each.evaluations[each.ranking[0]] for each in study.outcomes]
+        for outcome in study.outcomes:
+            equal = equally_good(study, outcome)
             row = []
-            for other, theirs in zip(study.found, best, strict=True):
+            for other, theirs in zip(study.outcomes, best, strict=True):
                 missing = [index for index in equal if index not in other.evaluations]
                 answers = other.evaluations | (asker.ask(other.workload, missing, Question()) if missing else {})
                 reached = max(score(answers[index], space.objective) for index in equal)
@@ -141,15 +144,15 @@ def misconfiguration(study: Study, store: Store) -> list[list[float]]:
     return rows
 
 
-def equally_good(study: Study, found: Found) -> list[int]:
-    """The points that score as the best one does with the first stream of requests, it among them."""
-    best = score(found.evaluations[found.ranking[0]], study.space.objective)
-    return [index for index in found.ranking if score(found.evaluations[index], study.space.objective) == best]
+def equally_good(study: Study, outcome: SearchOutcome) -> list[int]:
+    """Return the points with the best score under the first stream of requests."""
+    best = score(outcome.evaluations[outcome.ranking[0]], study.space.objective)
+    return [index for index in outcome.ranking if score(outcome.evaluations[index], study.space.objective) == best]
 
 
 @dataclass(frozen=True)
 class FleetSize:
-    """Copies of a deployment that together take a load."""
+    """Copies of a deployment that together sustain a load."""
 
     index: int
     copies: int
@@ -159,16 +162,16 @@ class FleetSize:
     """Fraction of the copies' total load that is left."""
 
 
-def fleets(found: Found, load: float, limit: int) -> list[FleetSize]:
-    """The cheapest ways to take `load` with copies of one point each, the least money (or the fewest devices) first.
+def fleets(outcome: SearchOutcome, load: float, limit: int) -> list[FleetSize]:
+    """Return the cheapest ways to take `load` with copies of one point each, least money (or fewest devices) first.
 
     Copies share the load evenly, each at no more than it sustains alone. Requests that are dealt out in turn arrive
     more evenly at each copy than a stream of their own would, so that the number is on the safe side. What a point
     sustains is the mean over the streams of requests that it met.
     """
     options = []
-    for index in found.ranking:
-        mean = found.mean(index)
+    for index in outcome.ranking:
+        mean = outcome.mean(index)
         copies = math.ceil(load / mean.load * (1 - 1e-9))
         figures = mean.figures
         price = figures.get("usd_per_hour")
@@ -179,24 +182,24 @@ def fleets(found: Found, load: float, limit: int) -> list[FleetSize]:
     return options[:limit]
 
 
-def scenario_of(study: Study, found: Found, index: int) -> Scenario:
-    """The scenario that a point was found with, at its load: simulated alone it gives the same figures."""
+def scenario_of(study: Study, outcome: SearchOutcome, index: int) -> Scenario:
+    """Return the scenario of a point at its load; simulated alone it gives the same figures."""
     point = point_at(study.space, index)
-    scenario = Evaluator(study.space).deployed(point, found.workload).scenario
+    scenario = Evaluator(study.space).deployed(point, outcome.workload).scenario
     if study.space.load == "given":
         return scenario
     usual_load = own_load(scenario.workload, study.space.seed)
-    workload = at_load(scenario.workload, found.evaluations[index].load, usual_load)
+    workload = at_load(scenario.workload, outcome.evaluations[index].load, usual_load)
     return msgspec.structs.replace(scenario, workload=workload, seed=study.space.seed)
 
 
 def job_of(study: Study, index: int) -> TrainingJob:
-    """The training job of a point: simulated alone it gives the same figures."""
+    """Return the training job of a point; simulated alone it gives the same figures."""
     return TrainingEvaluator(study.space).job(index)
 
 
-def why(study: Study, found: Found, limit: int) -> list[tuple[int, Result | TrainingResult]]:
-    """The best points' runs in full: what bounds them, where their time goes, how sure it is."""
+def why(study: Study, outcome: SearchOutcome, limit: int) -> list[tuple[int, Result | TrainingResult]]:
+    """Run the best points in full: their bounds, where their time goes, and how certain they are."""
     if study.space.is_training:
-        return [(index, simulate_training(job_of(study, index))) for index in found.ranking[:limit]]
-    return [(index, simulate(scenario_of(study, found, index))) for index in found.ranking[:limit]]
+        return [(index, simulate_training(job_of(study, index))) for index in outcome.ranking[:limit]]
+    return [(index, simulate(scenario_of(study, outcome, index))) for index in outcome.ranking[:limit]]

@@ -32,12 +32,12 @@ class Count:
     """Answers taken over from a neighbour that serves every request the same way."""
     num_runs: int = 0
     num_requests: int = 0
-    """Simulated in all runs."""
+    """Requests simulated in all runs."""
 
 
 @dataclass(eq=False)
 class Asker:
-    """Asks points of a space, each question once: of the store, and then of the workers."""
+    """Evaluates points of a space, each question once: the store answers first, then the workers."""
 
     space: Space
     store: Store
@@ -49,7 +49,7 @@ class Asker:
         self.evaluator = evaluator_of(self.space)
 
     def check_some(self, workload: str | None, answers: dict[int, Evaluation]) -> None:
-        """Raise InputError where every point was refused, for what the first one was."""
+        """Raise InputError where every point was refused, with the first one's reason."""
         if not all(answer.refused for answer in answers.values()):
             return
         hint = None
@@ -62,7 +62,7 @@ class Asker:
     def ask(
         self, workload: str | None, indices: Sequence[int], question: Question, near: Mapping[int, float] = {}
     ) -> dict[int, Evaluation]:
-        """The answers of points, those of this question that are known already not asked for again.
+        """Return the answers of points; answers that the store has are not computed again.
 
         Args:
             workload: by name; None is the scenario's own.
@@ -108,7 +108,7 @@ class Asker:
     def _chunks(
         self, workload: str | None, indices: list[int], question: Question, near: Mapping[int, float]
     ) -> list[PointChunk]:
-        """Points of a family go together; where a search runs does not decide what does."""
+        """Split points into chunks by family; the split does not depend on the executor."""
         families: dict[bytes, list[int]] = {}
         for index in indices:
             families.setdefault(self.evaluator.family(index), []).append(index)

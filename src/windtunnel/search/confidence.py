@@ -10,7 +10,7 @@ CONFIDENCE = 0.95
 
 
 def student_cdf(t: float, dof: int) -> float:
-    """The probability that Student's t with `dof` degrees of freedom is at most `t`.
+    """Return the probability that Student's t with `dof` degrees of freedom is at most `t`.
 
     Source: Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.3 and 26.7.4.
     """
@@ -26,7 +26,7 @@ def student_cdf(t: float, dof: int) -> float:
 
 @cache
 def student_quantile(confidence: float, dof: int) -> float:
-    """The inverse of `student_cdf` for a confidence above one half."""
+    """Return the inverse of `student_cdf` for a confidence above one half."""
     low, high = 0.0, 1e4
     for _ in range(80):
         middle = (low + high) / 2
@@ -48,7 +48,7 @@ def lower_bound(values: Sequence[float], confidence: float = CONFIDENCE) -> floa
 
 
 def confidence_above(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The confidence that `first` is greater in the mean than `second`, which met the same streams of requests; None
+    """Return the confidence that the mean of `first` exceeds that of `second`, over the same streams of requests; None
     for fewer than two pairs.
 
     A one-sided paired t-test: common random numbers leave only what differs between the two.

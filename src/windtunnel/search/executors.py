@@ -36,7 +36,7 @@ AnyEvaluator = Evaluator | TrainingEvaluator
 MOST_TRIES = 4
 """Tries of a chunk whose worker dies."""
 AHEAD = 2
-"""Chunks that a process has in front of it, so that it need not wait for this one to hand it the next."""
+"""Chunks submitted ahead per process, so that it need not wait for this one to send the next."""
 
 
 class PointChunk(Schema):
@@ -78,7 +78,7 @@ class Workers:
         executor: here, or in threads, processes, or Ray's workers.
         num_workers: threads or processes; processors of a Ray cluster that is started for it.
         address: of a Ray cluster (`auto`: the one that runs on this machine); None starts one.
-        at_once: processes begin before it is known what is asked for, which takes them a second; else with the first
+        at_once: processes start before the first chunks are known, which takes them a second; else with the first
             chunks, if there are any.
     """
 
@@ -138,7 +138,7 @@ class Workers:
         return (Answers(chunk=number, evaluations=run_chunk(evaluator, chunk)) for number, chunk in enumerate(chunks))
 
     def _in_threads(self, chunks: Sequence[PointChunk]) -> Iterator[Answers]:
-        """Kernels release the interpreter's lock; a thread has an evaluator of its own."""
+        """Run chunks in threads, each with an evaluator of its own; kernels release the interpreter's lock."""
         self.pool = self.pool or ThreadPoolExecutor(self.num_workers)
 
         def work(number: int) -> Answers:
@@ -150,9 +150,9 @@ class Workers:
             yield future.result()
 
     def _in_processes(self, chunks: Sequence[PointChunk], evaluator: AnyEvaluator) -> Iterator[Answers]:
-        """This process and others, which have a few chunks each in front of them while this one works on one itself; it
-        has everything at hand when they are still beginning. A pool that loses a worker is replaced, and what it had
-        not answered is run again.
+        """Run chunks in this process and in others. Each of the others has a few chunks submitted ahead; this one works
+        too, as it is ready while they still start. A pool that loses a worker is replaced, and its unanswered chunks
+        run again.
         """
         left, waiting, num_lost = list(reversed(range(len(chunks)))), dict[Future[bytes], int](), 0
         while left or waiting:
@@ -194,7 +194,7 @@ class Workers:
             self.pool = None
 
     def _on_ray(self, chunks: Sequence[PointChunk]) -> Iterator[Answers]:
-        """A task a chunk; Ray starts it again where its worker or node dies."""
+        """Run a Ray task per chunk; Ray starts it again where its worker or node dies."""
         try:
             import ray
         except ImportError:
@@ -227,7 +227,7 @@ def get_ready(space: bytes) -> None:
 
 @cache
 def _kept_evaluator(space: bytes) -> AnyEvaluator:
-    """A process keeps one for every space that it works on."""
+    """Return the evaluator of a space, one per process."""
     return evaluator_of(msgspec.msgpack.decode(space, type=Space))
 
 

@@ -17,7 +17,7 @@ FRONTIER_OVER_DEVICES = ("tokens_per_s_per_device", "step_s")
 
 
 def frontier_names(space: Space, holding: Sequence[Evaluation]) -> tuple[str, str]:
-    """The two objectives that a space's frontier is of.
+    """Return the two objectives of a space's frontier.
 
     Args:
         space: the space.
@@ -31,7 +31,8 @@ def frontier_names(space: Space, holding: Sequence[Evaluation]) -> tuple[str, st
 
 
 def undominated(scores: Mapping[int, Sequence[float]]) -> list[int]:
-    """The points that no other one beats in all scores, best in the first one first; of equal ones the first.
+    """Return the points that no other point beats in all scores, best in the first score first; of equal points the
+    first.
 
     A point without one of the figures, whose score is infinite, is not on it.
     """
@@ -44,8 +45,8 @@ def undominated(scores: Mapping[int, Sequence[float]]) -> list[int]:
 
 
 def best_by_value(space: Space, scores: Mapping[int, float]) -> dict[str, dict[str, int]]:
-    """Name in `vary` -> value -> the point with it that scores best, of equal ones the first; of names with several
-    values, and of values that some point has.
+    """Name in `vary` -> value -> its best point, of equal points the first; for names with several values, and values
+    that some point has.
     """
     by_name: dict[str, dict[str, int]] = {name: {} for name, values in space.vary.items() if len(values) > 1}
     for index in sorted(scores):
@@ -58,7 +59,7 @@ def best_by_value(space: Space, scores: Mapping[int, float]) -> dict[str, dict[s
 
 
 def most_promising(space: Space, evaluations: Mapping[int, Evaluation]) -> list[int]:
-    """The points that hold the limits and are on the frontier, or the best with some value of a setting."""
+    """Return the points that hold the limits and are on the frontier, or are the best with some value of a setting."""
     holding = {index: answer for index, answer in evaluations.items() if answer.holds}
     names = frontier_names(space, list(holding.values()))
     scores = {index: tuple(score(answer, name) for name in names) for index, answer in holding.items()}
@@ -68,7 +69,7 @@ def most_promising(space: Space, evaluations: Mapping[int, Evaluation]) -> list[
 
 
 def label_of(value: object) -> str:
-    """A value of `vary` as one word or a few."""
+    """Format a value of `vary` as one word or a few."""
     if isinstance(value, str):
         return value
     return "default" if value is None else msgspec.json.encode(value).decode()

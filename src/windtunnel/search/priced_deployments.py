@@ -1,4 +1,4 @@
-"""Deployments made ready to run, with everything shared that they have in common."""
+"""Prepare deployments for runs, and share the operators and prices that they have in common."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,7 +28,7 @@ PRICED_SETTINGS = (
 )
 """Engine settings that a step's price depends on; others only decide which steps are formed."""
 REACHES = ("max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens")
-"""Settings that decide how far price grids reach."""
+"""Settings that decide the reach of price grids."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class PricedDeployments:
     """Furthest reach of any grid so far; the next grid reaches as far at once."""
 
     def server(self, scenario: Scenario, requests: RequestArrays, setup: Setup | None = None) -> Server | PreparedPools:
-        """The deployment of `scenario`, ready for requests of these lengths.
+        """Prepare the deployment of `scenario` for requests of these lengths.
 
         Args:
             scenario: what to deploy.
@@ -64,7 +64,7 @@ class PricedDeployments:
         return prepare(scenario, setup, requests, self.estimator(setup), self.lower)
 
     def estimator(self, setup: Setup) -> Estimator:
-        """`serving.setup.estimators.estimator_for`, the same object for the same device and engine."""
+        """Return `serving.setup.estimators.estimator_for`, the same object for the same device and engine."""
         key = estimator_key(setup)
         if key not in self.estimators:
             self.estimators[key] = estimator_for(replace(setup, calibration=None, network=None))
@@ -83,12 +83,12 @@ class PricedDeployments:
         max_model_len: int,
         drafter: Shard | None,
     ) -> LoweredSteps:
-        """`serving.setup.step_prices.lower_steps`, reaching at least as far as `engine` does."""
+        """Return `serving.setup.step_prices.lower_steps`, reaching at least as far as `engine` does."""
         settings = tuple(getattr(engine, name) for name in PRICED_SETTINGS)
         key = (id(estimator), device.name, shard, settings, drafter)
         reach = (max_model_len, *(getattr(engine, name) or 0 for name in REACHES))
         reached, lowered = self.prices.get(key, ((0,) * len(reach), None))
-        if lowered is None or any(asked > far for asked, far in zip(reach, reached, strict=True)):
+        if lowered is None or any(needed > far for needed, far in zip(reach, reached, strict=True)):
             reached = tuple(max(each) for each in zip(reach, reached, *self.furthest, strict=True))
             self.furthest[:] = [reached]
             grown = dict(zip(REACHES, (value or None for value in reached[1:]), strict=True))

@@ -1,4 +1,4 @@
-"""Answers kept between searches, in one SQLite file, found again by a digest of all that decides them.
+"""Store of answers between searches: one SQLite file, keyed by a digest of all that decides an answer.
 
 A damaged entry, a damaged file or a full disk costs time and never an answer: what cannot be read is run again, and
 where nothing can be written the search goes on without the file. Each is said once.
@@ -61,7 +61,7 @@ class Store:
         return connection
 
     def find(self, keys: Sequence[str]) -> dict[str, Evaluation]:
-        """The answers that are known, by key."""
+        """Return the known answers, by key."""
         answers = {key: self.known[key] for key in keys if key in self.known}
         missing = [key for key in keys if key not in answers]
         damaged = 0
@@ -89,7 +89,7 @@ class Store:
             return []
 
     def add(self, answers: Mapping[str, Evaluation]) -> None:
-        """Keep answers, all or none of them."""
+        """Store answers, all or none of them."""
         self.known.update(answers)
         rows = []
         for key, evaluation in answers.items():
@@ -107,7 +107,7 @@ class Store:
         self._write("update searches set is_done = 1 where name = ?", [(name,)])
 
     def drop(self, name: str) -> None:
-        """Take back that a search has begun: it was refused, and there is nothing to go on with."""
+        """Delete a search that was refused: there is nothing to resume."""
         self._write("delete from searches where name = ?", [(name,)])
 
     def is_finished(self, name: str) -> bool:
@@ -122,7 +122,7 @@ class Store:
         return row is not None and bool(row[0])
 
     def unfinished(self) -> str | None:
-        """The space of the search that began last and is not done."""
+        """Return the space of the last search that began and is not done."""
         if self.connection is None:
             return None
         row = self.connection.execute(
@@ -144,7 +144,7 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self.connection is not None:
             connection, self.connection = self.connection, None
             connection.close()
@@ -155,7 +155,7 @@ def _checksum(answer: bytes) -> str:
 
 
 def _read(answer: object, checksum: object) -> Evaluation | None:
-    """The evaluation, or None where the entry is not what was written."""
+    """Decode an evaluation; None where the entry is damaged."""
     if not isinstance(answer, bytes) or _checksum(answer) != checksum:
         return None
     try:

@@ -39,7 +39,7 @@ HERE = Means()
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class SearchOutcome:
     """The answers of a search under one workload."""
 
     workload: str | None
@@ -90,8 +90,8 @@ class Study:
     """A finished search."""
 
     space: Space
-    found: list[Found]
-    """The findings of each workload."""
+    outcomes: list[SearchOutcome]
+    """The outcome under each workload."""
     count: "Count"
 
     def point(self, index: int) -> Point:
@@ -100,7 +100,7 @@ class Study:
 
 
 def search(space: Space, store: Store, means: Means = HERE) -> Study:
-    """Search `space`.
+    """Search `space` by its strategy.
 
     Args:
         space: the points, the objective and the strategy.
@@ -120,15 +120,15 @@ def search(space: Space, store: Store, means: Means = HERE) -> Study:
     with Workers(space, means.executor, means.num_workers, means.address, at_once=not likely_known) as workers:
         asker = Asker(space, store, workers, means.progress)
         try:
-            findings = [_search_workload(asker, workload) for workload in workload_names(space)]
+            outcomes = [_search_workload(asker, workload) for workload in workload_names(space)]
         except InputError:
             store.drop(name)
             raise
     store.finish(name)
-    return Study(space, findings, asker.count)
+    return Study(space, outcomes, asker.count)
 
 
-def _search_workload(asker: Asker, workload: str | None) -> Found:
+def _search_workload(asker: Asker, workload: str | None) -> SearchOutcome:
     """Evaluate the points under one workload, then the finalists with further streams."""
     space = asker.space
     evaluations = STRATEGIES[space.strategy](asker, workload)
@@ -144,7 +144,7 @@ def _search_workload(asker: Asker, workload: str | None) -> Found:
         seeds |= {index: [evaluations[index]] for index in others}
         for seed in range(1, num_streams):
             _meet(asker, workload, seeds, others, seed)
-    return Found(workload, evaluations, seeds, [*first, *ranking[len(first) :]], len(first))
+    return SearchOutcome(workload, evaluations, seeds, [*first, *ranking[len(first) :]], len(first))
 
 
 def _finalists(

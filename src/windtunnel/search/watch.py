@@ -14,7 +14,7 @@ from windtunnel.search.evaluation.schema import Evaluation, Question
 from windtunnel.search.scores import ranked
 from windtunnel.search.space.space import Space, space_of_text, workload_names
 from windtunnel.search.store import Store
-from windtunnel.search.study import Found, Study
+from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.units import format_count
 
 MOST_POINTS = 20_000
@@ -84,22 +84,22 @@ class Watched:
         """Read the answers that the store at `path` has by now, without the finalists' further streams."""
         store = Store(path, lambda _: None, is_read_only=True)
         try:
-            findings = [self._found(store, workload) for workload in self.keys]
+            outcomes = [self._outcome(store, workload) for workload in self.keys]
         finally:
             store.close()
-        return Study(self.space, findings, Count())
+        return Study(self.space, outcomes, Count())
 
-    def _found(self, store: Store, workload: str | None) -> Found:
+    def _outcome(self, store: Store, workload: str | None) -> SearchOutcome:
         keys = self.keys[workload]
         known = store.find(list(dict.fromkeys(keys.values())))
         answers = self.refused[workload] | {index: known[key] for index, key in keys.items() if key in known}
-        return Found(workload, answers, {}, ranked(answers, self.space.objective))
+        return SearchOutcome(workload, answers, {}, ranked(answers, self.space.objective))
 
 
 def study_of_points(space: Space, points: Sequence[tuple[str | None, int, Evaluation]]) -> Study:
     """Build a study from points as they were written: (workload, position, answer)."""
-    findings = []
+    outcomes = []
     for workload in workload_names(space):
         answers = {index: answer for name, index, answer in points if name == workload}
-        findings.append(Found(workload, answers, {}, ranked(answers, space.objective)))
-    return Study(space, findings, Count())
+        outcomes.append(SearchOutcome(workload, answers, {}, ranked(answers, space.objective)))
+    return Study(space, outcomes, Count())

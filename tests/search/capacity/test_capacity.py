@@ -76,7 +76,7 @@ def test_a_capped_rate_has_two_loads() -> None:
 def test_a_closed_loops_capacity_is_a_number_of_clients() -> None:
     closed = {"workload.arrivals": {"type": "closed_loop", "concurrency": 3}}
     found = capacities(scenario_at(space(), closed), parse_limits("tpot_p90=15ms"), num_seeds=1)
-    clients = found.found[0].load
+    clients = found.streams[0].load
     assert found.is_closed
     assert clients == int(clients)
     held = simulate(scenario_at(space(), {"workload.arrivals": {"type": "closed_loop", "concurrency": int(clients)}}))
@@ -90,7 +90,7 @@ def test_a_closed_loops_capacity_is_a_number_of_clients() -> None:
 
 @pytest.mark.compiled
 def test_without_limits_the_queue_alone_decides() -> None:
-    found = capacities(scenario_at(space(), {}), (), num_seeds=1).found[0]
+    found = capacities(scenario_at(space(), {}), (), num_seeds=1).streams[0]
     assert found.beyond is not None
     assert found.beyond.limited_by == STABILITY
     assert found.at is not None
@@ -100,7 +100,7 @@ def test_without_limits_the_queue_alone_decides() -> None:
 
 @pytest.mark.compiled
 def test_limits_below_what_an_idle_deployment_takes_are_held_at_no_load() -> None:
-    found = capacities(scenario_at(space(), {}), parse_limits("ttft_p50=1us"), num_seeds=1).found[0]
+    found = capacities(scenario_at(space(), {}), parse_limits("ttft_p50=1us"), num_seeds=1).streams[0]
     assert found.load == 0
     assert found.at is None
 

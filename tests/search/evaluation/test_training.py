@@ -50,7 +50,7 @@ def study() -> Study:
 
 
 def test_a_points_figures_are_those_of_the_job_simulated_alone(study: Study) -> None:
-    found = study.found[0]
+    found = study.outcomes[0]
     for index in (*found.ranking[:2], found.ranking[-1]):
         figures, alone = found.evaluations[index].figures, simulate_training(job_of(study, index))
         assert figures["step_s"] == alone.step_s
@@ -62,7 +62,7 @@ def test_a_points_figures_are_those_of_the_job_simulated_alone(study: Study) -> 
 
 def test_the_ranking_is_every_layout_that_fits_the_fastest_first(study: Study) -> None:
     """The oracle: every combination of the degrees, each simulated on its own."""
-    found, steps = study.found[0], {}
+    found, steps = study.outcomes[0], {}
     prices = training_prices(resolve(training.decode(JOB, training.TrainingJob)))
     for index, values in enumerate(itertools.product(*VARY.values())):
         raw = dict(zip(VARY, values, strict=True))
@@ -87,8 +87,8 @@ def test_the_ranking_is_every_layout_that_fits_the_fastest_first(study: Study) -
 @pytest.mark.parametrize("executor", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
 def test_where_it_runs_makes_no_difference(study: Study, executor: Any) -> None:
     elsewhere = search(jobs(), quiet(), Means(executor, 2))
-    assert elsewhere.found[0].evaluations == study.found[0].evaluations
-    assert elsewhere.found[0].ranking == study.found[0].ranking
+    assert elsewhere.outcomes[0].evaluations == study.outcomes[0].evaluations
+    assert elsewhere.outcomes[0].ranking == study.outcomes[0].ranking
 
 
 def test_an_interrupted_search_goes_on_and_nothing_is_run_twice(study: Study, tmp_path: Path) -> None:
@@ -106,9 +106,9 @@ def test_an_interrupted_search_goes_on_and_nothing_is_run_twice(study: Study, tm
     assert resumed.count.num_known >= 36
     again = search(wide, quiet(path))
     assert again.count.num_runs == 0
-    assert again.found[0].ranking == resumed.found[0].ranking
-    fastest = min(one.figures["step_s"] for one in study.found[0].evaluations.values() if one.holds)
-    assert min(one.figures["step_s"] for one in again.found[0].evaluations.values() if one.holds) <= fastest
+    assert again.outcomes[0].ranking == resumed.outcomes[0].ranking
+    fastest = min(one.figures["step_s"] for one in study.outcomes[0].evaluations.values() if one.holds)
+    assert min(one.figures["step_s"] for one in again.outcomes[0].evaluations.values() if one.holds) <= fastest
 
 
 def test_every_layout_of_a_model_with_experts() -> None:
@@ -144,21 +144,21 @@ def test_layers_that_do_not_split_evenly_are_taken_from_both_ends(
 
 def test_limits_budgets_and_more_devices() -> None:
     space = jobs({"num_devices": [8, 16], "tp": [1, 2]}, total_tokens=1e10, budget={"devices": 8})
-    found = search(space, quiet()).found[0]
+    found = search(space, quiet()).outcomes[0]
     assert [found.evaluations[index].refused for index in (2, 3)] == ["16 devices; the budget is 8"] * 2
     run_s = {index: found.evaluations[index].figures["run_s"] for index in (0, 1)}
     between = sum(run_s.values()) / 2
     limited = search(jobs(space.vary, total_tokens=1e10, limits={"run": f"{between} s"}, objective="run_usd"), quiet())
     slower = max(run_s, key=lambda index: run_s[index])
-    assert limited.found[0].evaluations[slower].limited_by == "run"
-    assert slower not in limited.found[0].ranking
-    assert len(frontier(limited.found[0], ("tokens_per_s_per_device", "step_s"))) >= 1
+    assert limited.outcomes[0].evaluations[slower].limited_by == "run"
+    assert slower not in limited.outcomes[0].ranking
+    assert len(frontier(limited.outcomes[0], ("tokens_per_s_per_device", "step_s"))) >= 1
 
 
 def test_fewer_points_find_the_best(study: Study) -> None:
     pytest.importorskip("optuna")
-    best = study.found[0].evaluations[study.found[0].ranking[0]].figures["step_s"]
-    tried = search(jobs(strategy="tpe"), quiet()).found[0]
+    best = study.outcomes[0].evaluations[study.outcomes[0].ranking[0]].figures["step_s"]
+    tried = search(jobs(strategy="tpe"), quiet()).outcomes[0]
     assert tried.evaluations[tried.ranking[0]].figures["step_s"] <= 1.01 * best
     with pytest.raises(InputError, match="halving needs them"):
         search(jobs(strategy="halving"), quiet())
@@ -178,7 +178,7 @@ def test_the_content_of_a_topology_is_part_of_the_key(tmp_path: Path) -> None:
 
 
 def test_the_winner_is_written_as_something_to_run(study: Study, tmp_path: Path, capsys: Any) -> None:
-    found = study.found[0]
+    found = study.outcomes[0]
     report = SearchReport(study, 3, [why(study, found, 2)], [], [])
     write_study(report, tmp_path / "found")
     best = found.evaluations[found.ranking[0]].figures

@@ -120,13 +120,13 @@ def _searched(space: "Space", store: "Store", means: "Means", top: int, load: fl
             study = search(space, store, means.reporting(callback))
         except KeyboardInterrupt:
             raise InterruptedSearchError(store) from None
-        are_several = len(study.found) > 1 and all(outcome.ranking for outcome in study.found)
+        are_several = len(study.outcomes) > 1 and all(outcome.ranking for outcome in study.outcomes)
         return SearchReport(
             study=study,
             top=top,
-            why=[why(study, outcome, min(3, top)) for outcome in study.found],
+            why=[why(study, outcome, min(3, top)) for outcome in study.outcomes],
             misconfiguration=misconfiguration(study, store) if are_several else [],
-            fleets=[fleets(outcome, load, 5) for outcome in study.found] if load is not None else [],
+            fleets=[fleets(outcome, load, 5) for outcome in study.outcomes] if load is not None else [],
             load=load,
         )
 

@@ -14,7 +14,7 @@ from windtunnel.report.search.page import best_table, found_sections, space_line
 from windtunnel.report.search.study import objective_text, point_document
 from windtunnel.search.space.space import as_builtins
 from windtunnel.search.store import default_path
-from windtunnel.search.study import Found, Study
+from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.search.watch import Kept, Watched, kept_searches
 from windtunnel.units import format_count
 
@@ -67,7 +67,7 @@ def document(dashboard: Dashboard, _rest: str, query: Query) -> Any:
                 "points": [point_document(study, outcome, index) for index in outcome.ranking[:TOP]],
                 "refusals": {reason: len(points) for reason, points in outcome.refusals.items()},
             }
-            for outcome in study.found
+            for outcome in study.outcomes
         ],
     }
 
@@ -121,13 +121,13 @@ def _one(dashboard: Dashboard, query: Query) -> View:
     kept, path = _kept(dashboard, query)
     study = _watched(dashboard, kept).study(path)
     state = _state(kept, path.stat().st_mtime)
-    progress = "".join(_progress(study, outcome, state) for outcome in study.found)
+    progress = "".join(_progress(study, outcome, state) for outcome in study.outcomes)
     title = f"Search {kept.number}: {study.space.scenario.get('model', '')}"
     lead = lines(space_line(study.space)) + progress
     return View(title, study_sections(study), lead=lead, scripts=("plot.js",), is_live=True)
 
 
-def _progress(study: Study, outcome: Found, state: str) -> str:
+def _progress(study: Study, outcome: SearchOutcome, state: str) -> str:
     answered, points = len(outcome.evaluations), study.space.num_points
     workload = f"{outcome.workload}: " if outcome.workload else ""
     refused = sum(len(points) for points in outcome.refusals.values())
@@ -145,7 +145,7 @@ def _progress(study: Study, outcome: Found, state: str) -> str:
 def study_sections(study: Study) -> list[Section]:
     """Return the answers under each workload."""
     sections = []
-    for outcome in study.found:
+    for outcome in study.outcomes:
         best = best_table(study, outcome, TOP) if outcome.ranking else paragraph("No point meets the limits so far.")
         sections += found_sections(study, outcome, best)
     return sections

@@ -137,7 +137,7 @@ def sweep_body(swept_load: Sweep) -> str:
     points = [point_of(one) for one in swept_load.probes]
     capacities = swept_load.capacities
     unit = "concurrent requests" if capacities.is_closed else "requests/s"
-    one = capacities.found[0]
+    one = capacities.streams[0]
     limited = "all that is sent" if one.beyond is None else limit_name(one.beyond.limited_by)
     shown = [(number(capacities.load), f"{unit} sustained"), (limited, "limited by")]
     limits = {limit.metric: limit.most_s for limit in capacities.limits}

@@ -1,4 +1,4 @@
-"""A client that drives an OpenAI-compatible server with the simulator's workloads, streaming, open or closed loop."""
+"""Drive an OpenAI-compatible server with the simulator's workloads, streaming, open or closed loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ APIS = ("completions", "chat")
 FIRST_TOKEN_ID = 10
 """First token id of random prompts: smaller ones often mean begin, end and padding."""
 WORD = "tok"
-"""A prompt in words repeats it, for servers that take no token ids."""
+"""Word that prompts repeat, for servers that take no token ids."""
 
 Notify = Callable[[int, int], None]
 """Called with (requests answered, requests in all)."""
@@ -35,19 +35,19 @@ Notify = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server, and how to speak with it."""
+    """A server's address, model and API."""
 
     url: str
     """Address, up to and with the version: `http://localhost:8000/v1`."""
     model: str | None = None
-    """None: the first that the server lists."""
+    """Model to request; None: the first that the server lists."""
     api: str = "completions"
     token_ids: bool = True
-    """Prompts are lists of token ids, of exactly the wanted length; False: as many words."""
+    """Prompts are lists of token ids, of exactly the planned length; False: as many words."""
     vocabulary: int = 1000
-    """Token ids are drawn below it."""
+    """Upper bound of the token ids of prompts."""
     ignore_eos: bool = True
-    """Answers have exactly the wanted length (vLLM, SGLang); other servers refuse the field."""
+    """Answers have exactly the planned length (vLLM, SGLang); other servers refuse the field."""
     timeout_s: float = 600.0
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ class Load:
     concurrency: int = 0
     """Requests, or chains of them, kept under way; 0: an open loop."""
     num_warmup: int = 0
-    """The first rows, sent and answered before the measurement starts."""
+    """Number of first rows that are sent and answered before the measurement starts."""
     previous: Ints | None = None
     """Row whose answer a request waits for, or -1."""
     think_s: Floats | None = None
@@ -90,7 +90,7 @@ class _BenchAnswer:
 
 @dataclass(frozen=True)
 class BenchRun:
-    """A finished run."""
+    """The result of a finished run."""
 
     model: str
     requests: Table
@@ -102,7 +102,7 @@ class BenchRun:
 
 
 def bench(endpoint: Endpoint, load: Load, seed: int = 0, notify: Notify = lambda _done, _total: None) -> BenchRun:
-    """Send a workload to a server and record what comes back.
+    """Send a workload to a server and record the answers.
 
     Args:
         endpoint: of the server.
@@ -167,7 +167,7 @@ async def _first_model(http: httpx.AsyncClient, url: str) -> str:
 
 
 class _BenchClient:
-    """Requests under way, and what came of them."""
+    """The client of one run: sends requests and collects their answers."""
 
     def __init__(
         self, http: httpx.AsyncClient, endpoint: Endpoint, model: str, load: Load, seed: int, notify: Notify
@@ -179,7 +179,7 @@ class _BenchClient:
         self.started_s = 0.0
 
     async def run(self, rows: Ints) -> None:
-        """Send the rows, which count from now, and wait for all answers."""
+        """Send the rows, timed from now, and wait for all answers."""
         if not rows.size:
             return
         self.started_s = time.perf_counter()
@@ -192,7 +192,7 @@ class _BenchClient:
         return time.perf_counter() - self.started_s
 
     async def _chain(self, rows: list[int], places: asyncio.Semaphore | None) -> None:
-        """Requests that follow one another."""
+        """Send a chain of requests, one after the other."""
         async with AsyncExitStack() as stack:
             if places is not None:
                 await stack.enter_async_context(places)
@@ -251,7 +251,7 @@ class _BenchClient:
         answer.input_tokens = int((counted or {}).get("prompt_tokens") or answer.input_tokens)
 
     def _body(self, row: int) -> dict[str, Any]:
-        """The JSON of one request."""
+        """Return the JSON of one request."""
         tokens = int(self.load.input_tokens[row])
         output_tokens = int(self.load.output_tokens[row])
         body: dict[str, Any] = {
@@ -293,7 +293,7 @@ def _only_ends(event: Mapping[str, Any]) -> bool:
 
 
 def _chains(rows: Ints, previous: Ints | None) -> list[list[int]]:
-    """Rows that follow one another, in the order of their first rows."""
+    """Return chains of rows that follow one another, in the order of their first rows."""
     if previous is None:
         return [[int(row)] for row in rows]
     chains: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Requests driven through an engine in this process, on a virtual clock that advances by what each step took.
+"""Drive requests through an engine in this process, on a virtual clock that advances by the time of each step.
 
 Idle time is jumped over and never slept through. On a clock of CPU time the run does not depend on what else the
 machine does, so that a real engine can be compared with a simulated one on a busy machine.
@@ -30,16 +30,16 @@ class EngineStep:
     """The record of one engine step."""
 
     scheduled: Mapping[str, int]
-    """Request -> tokens."""
+    """Request -> tokens in the step."""
     step_s: float
     schedule_s: float
     forward_s: float
-    """The model, the head and sampling."""
+    """Time of the model, the head and sampling."""
     process_s: float
     """Time in which the scheduler takes in the sampled tokens."""
     finished: tuple[str, ...]
     progressed: Mapping[str, int]
-    """Request -> output tokens that it has now."""
+    """Request -> its output tokens so far."""
 
     @property
     def host_sample(self) -> HostSample:
@@ -67,7 +67,7 @@ class SteppedEngine(Protocol):
         """Abort requests."""
 
     def close(self) -> None:
-        """End it, so that another can start in this process."""
+        """End the engine, so that another can start in this process."""
 
 
 def drive(
@@ -153,9 +153,9 @@ class HostSample:
     num_requests: int
     schedule_s: float
     prepare_s: float
-    """Inputs prepared, outputs handed on: what is neither of the others."""
+    """Time to prepare inputs and hand outputs on: the rest of the host's time."""
     process_s: float
-    """The scheduler takes in what was sampled."""
+    """Time in which the scheduler takes in the sampled tokens."""
 
     @property
     def total_s(self) -> float:

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching behind an OpenAI-compatible address, which it has none of its own in Python.
+"""Serve OpenVINO GenAI's continuous batching at an OpenAI-compatible address; its Python package has no server.
 
 Run by the interpreter of the environment that OpenVINO GenAI is installed in, so it imports nothing of this package:
 
@@ -25,7 +25,7 @@ from queue import SimpleQueue
 from typing import Any
 
 FIRST_TOKEN_ID, NUM_WORDS = 10, 200
-"""Words become token ids from the first one on; the smallest vocabulary has so many."""
+"""First token id of words, and how many ids they use: the smallest vocabulary has no more."""
 MODEL = "openvino_model.xml"
 
 
@@ -37,14 +37,14 @@ class OpenVinoEngine:
     waiting: SimpleQueue[tuple[list[int], int, bool, SimpleQueue[int | None]]] = field(default_factory=SimpleQueue)
 
     def answer(self, prompt: list[int], num_tokens: int, ignore_eos: bool) -> Iterator[int]:
-        """The tokens of one request, as they come."""
+        """Yield the tokens of one request, as they come."""
         answers: SimpleQueue[int | None] = SimpleQueue()
         self.waiting.put((prompt, num_tokens, ignore_eos, answers))
         while (token := answers.get()) is not None:
             yield token
 
     def run(self) -> None:
-        """Add what waits, compute a step, hand on its tokens; for ever."""
+        """Add waiting requests, compute a step, hand on its tokens; repeat for ever."""
         under_way: dict[int, tuple[Any, SimpleQueue[int | None]]] = {}
         number = 0
         while True:
@@ -74,14 +74,14 @@ class OpenVinoEngine:
 
 
 class OpenVinoHandler(BaseHTTPRequestHandler):
-    """`/v1/models`, `/health` and streamed `/v1/completions`."""
+    """Handler of `/v1/models`, `/health` and streamed `/v1/completions`."""
 
     protocol_version = "HTTP/1.1"
     engine: OpenVinoEngine
     name: str
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: the measurement prints enough."""
+        """Log nothing: the measurement prints enough."""
 
     def do_GET(self) -> None:
         pages: dict[str, dict[str, Any]] = {"/health": {}, "/v1/models": {"data": [{"id": self.name}]}}
@@ -117,14 +117,14 @@ class OpenVinoHandler(BaseHTTPRequestHandler):
 
 
 def _token_ids(prompt: str | list[int]) -> list[int]:
-    """The prompt as token ids; equal words are equal tokens."""
+    """Return the prompt as token ids; equal words are equal tokens."""
     if isinstance(prompt, str):
         return [FIRST_TOKEN_ID + zlib.crc32(word.encode()) % NUM_WORDS for word in prompt.split()]
     return prompt
 
 
 def _exported(model: Path) -> Path:
-    """The folder of the model in OpenVINO's format, made anew where there is none."""
+    """Return the folder of the model in OpenVINO's format, exported where it is missing."""
     if (model / MODEL).is_file():
         return model
     from optimum.intel import OVModelForCausalLM

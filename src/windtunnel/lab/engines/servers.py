@@ -1,4 +1,4 @@
-"""Real serving engines started as servers."""
+"""Start real serving engines as servers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class EngineServer:
     """The command that starts an engine's server."""
 
     module: tuple[str, ...]
-    """After the interpreter."""
+    """Arguments after the interpreter."""
     model_option: str
-    """Empty: the model is named without one."""
+    """Option that names the model; empty: the model is a plain argument."""
     port_option: str = "--port"
     ready: str = "/health"
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -63,14 +63,14 @@ SERVERS: Mapping[str, EngineServer] = {
         about="OpenVINO GenAI, of a checkpoint or of a model that optimum-intel exported",
     ),
 }
-"""Engine -> how it is started. All were run but SGLang, whose own parser (0.5.23) takes this command."""
+"""Engine -> command of its server. All were run but SGLang, whose own parser (0.5.23) takes this command."""
 
 
 @contextmanager
 def started(
     engine: str, model: str, arguments: Sequence[str] = (), python: str = sys.executable, log: Path | None = None
 ) -> Iterator[str]:
-    """A running server's endpoint; it ends with the block.
+    """Start a server and yield its endpoint; the server ends with the block.
 
     Args:
         engine: one of `SERVERS`.
@@ -127,7 +127,7 @@ def _last_lines(log: Path) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the engine and what it started, which has a session of its own."""
+    """End the engine and its children, which share a session."""
     for signal in (15, 9):
         if process.poll() is None:
             os.killpg(process.pid, signal)

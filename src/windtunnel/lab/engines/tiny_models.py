@@ -1,4 +1,4 @@
-"""Tiny models with random weights, written on the spot: a checkpoint for most engines, a GGUF file for llama.cpp."""
+"""Write tiny models with random weights: a checkpoint for most engines, a GGUF file for llama.cpp."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write_tiny_model(folder: Path, config: Mapping[str, Any] = TINY, seed: int =
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dict(config), indent=1), encoding="utf-8")
-    # An end that no tokenizer ever gives: answers have the length that was asked for, also where a server refuses
+    # An end that no tokenizer ever gives: answers have the requested length, also where a server refuses
     # ignore_eos.
     generation = {"bos_token_id": config["bos_token_id"], "eos_token_id": int(config["vocab_size"]) - 1}
     (folder / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
@@ -52,7 +52,7 @@ def write_tiny_model(folder: Path, config: Mapping[str, Any] = TINY, seed: int =
 
 
 def _write_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
-    """Every word a token: a prompt of n words has n tokens, and every token that the model draws is text at once.
+    """Write a tokenizer of words: a prompt of n words has n tokens, and every generated token is text at once.
 
     Bytes would not do: servers hold back tokens that are no whole character yet.
     """
@@ -115,7 +115,7 @@ def _llama_weights(config: Mapping[str, Any], rng: np.random.Generator) -> dict[
 
 
 def _write_safetensors(path: Path, tensors: Mapping[str, Any]) -> None:
-    """The safetensors format: the header's length in 8 bytes, a JSON header, then the tensors' bytes."""
+    """Write the safetensors format: the header's length in 8 bytes, a JSON header, then the tensors' bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0
     for name, tensor in tensors.items():
@@ -146,7 +146,7 @@ GGUF_NAMES: Mapping[str, str] = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
-"""Name of a tensor in a checkpoint -> in GGUF."""
+"""Name of a tensor in a checkpoint -> its name in GGUF."""
 
 SPACE = "\u2581"
 ALIGNMENT = 32
@@ -160,7 +160,7 @@ def write_tiny_gguf(folder: Path, config: Mapping[str, Any] = TINY, seed: int = 
     """Write the tiny model as a GGUF file (version 3, `docs/gguf.md` of ggml), float32; returns its path.
 
     Its tokenizer joins the letters of a prompt's word, which so is one token. The end of text is never the likeliest
-    token, so that answers have the length that was asked for.
+    token, so that answers have the requested length.
     """
     tensors = _llama_weights(config, np.random.default_rng(seed))
     tokens, types = _pieces(int(config["vocab_size"]))
@@ -190,7 +190,7 @@ def write_tiny_gguf(folder: Path, config: Mapping[str, Any] = TINY, seed: int = 
 
 
 def _pieces(number: int) -> tuple[list[str], list[int]]:
-    """Tokens and their types: ends, beginnings of a prompt's word, its letters, digits, and words to answer with."""
+    """Return tokens and their types: ends, beginnings of a prompt's word, its letters, digits, words for answers."""
     starts = [SPACE + WORD[:length] for length in range(len(WORD), -1, -1)]
     letters = [*dict.fromkeys(WORD), *"0123456789"]
     tokens = ["<unk>", "<s>", "</s>", *starts, *letters]
@@ -207,7 +207,7 @@ def _gguf_name(name: str) -> str:
 
 
 def _gguf(values: Mapping[str, Any], tensors: Mapping[str, Any]) -> bytes:
-    """Magic, version and counts; keys with values; names, sizes and places of tensors; then their data, aligned."""
+    """Encode magic, version, counts; keys with values; names, sizes and places of tensors; then their aligned data."""
     head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(values))]
     head += [_gguf_text(key) + _gguf_value(value) for key, value in values.items()]
     position, data = 0, []

@@ -1,4 +1,4 @@
-"""The continuous batching of transformers inside this process: stepped by hand, on a clock of CPU time or of the wall.
+"""Step the continuous batching of transformers inside this process, on a clock of CPU time or of the wall.
 
 Written for transformers 5.19, whose manager runs the same three calls (prepare a batch, compute it, take in its tokens)
 in a thread of its own.
@@ -16,7 +16,7 @@ from windtunnel.errors import InputError
 from windtunnel.lab.engines.drive import EngineStep
 
 PAGE_TOKENS = 256
-"""The engine's own default."""
+"""Tokens of a block: the engine's own default."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class TransformersSettings:
 
 
 def transformers_version() -> str:
-    """The version that is installed.
+    """Return the installed version.
 
     Raises:
         InputError: none is, or it is older than continuous batching's present form.
@@ -48,7 +48,7 @@ def transformers_version() -> str:
 
 
 class TransformersEngine:
-    """transformers' `ContinuousBatchingManager` with random weights for a config.json, first in, first out.
+    """A `ContinuousBatchingManager` of transformers with random weights for a config.json, first in, first out.
 
     Args:
         config: a Hugging Face config, as a dictionary.
@@ -77,7 +77,7 @@ class TransformersEngine:
         )
         self.settings, self.now = settings, now
         self.manager = model.init_continuous_batching(
-            # An end that is never drawn: answers have the length that was asked for.
+            # An end that is never drawn: answers have the requested length.
             generation_config=GenerationConfig(do_sample=False, eos_token_id=-1),
             continuous_batching_config=ContinuousBatchingConfig(
                 page_size=PAGE_TOKENS,
@@ -122,7 +122,7 @@ class TransformersEngine:
         )
 
     def close(self) -> None:
-        """End it."""
+        """End the engine."""
         self.processor.reset()
 
     @property
@@ -136,7 +136,7 @@ class TransformersEngine:
             self.processor.scheduler.set_request_cancellation(name)
 
     def _watch_schedule(self) -> None:
-        """Keep what the scheduler chose for the step under way."""
+        """Record the scheduler's choice for the current step."""
         schedule = self.processor.scheduler.schedule_batch
 
         def watched(*given: Any) -> Any:

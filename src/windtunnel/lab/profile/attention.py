@@ -1,4 +1,4 @@
-"""The attention kernels that can be measured: torch's own, and those of flash-attn and FlashInfer where installed.
+"""Attention kernels that can be measured: torch's own, and those of flash-attn and FlashInfer where installed.
 
 Each takes queries `[batch, new, heads, width]` and caches `[batch, length, kv_heads, width]`, whose last `new` tokens
 are the queries' own, and returns `[batch, new, heads, width]`. A token sees what lies before it and itself.
@@ -24,7 +24,7 @@ WORKSPACE_BYTES = 128 << 20
 
 
 def check_attention(backend: str, device: str) -> None:
-    """Refuse a backend that cannot run here.
+    """Raise InputError where a backend cannot run here.
 
     Raises:
         InputError: there is none of that name, it is not installed, or it needs a GPU.
@@ -40,7 +40,7 @@ def check_attention(backend: str, device: str) -> None:
 
 
 def attention_version(backend: str) -> str:
-    """The backend with the version of its package, for the provenance."""
+    """Return the backend with the version of its package, for the provenance."""
     from importlib.metadata import PackageNotFoundError, version
 
     names = {"sdpa": "torch", "flash_attn": "flash-attn", "flashinfer": "flashinfer-python"}
@@ -51,7 +51,7 @@ def attention_version(backend: str) -> str:
 
 
 def sdpa(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """torch's scaled_dot_product_attention, whichever kernel it takes."""
+    """Run torch's scaled_dot_product_attention, whichever kernel it takes."""
     from torch.nn.attention.bias import causal_lower_right
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -69,7 +69,8 @@ def sdpa(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FlashAttention:
-    """flash-attn: `flash_attn_func` for prompts, and for decoding `flash_attn_with_kvcache`, which splits the keys.
+    """Kernels of flash-attn: `flash_attn_func` for prompts, and `flash_attn_with_kvcache`, which splits the keys, for
+    decoding.
 
     Its causal mask ends at the lower right, since flash-attn 2.1.
     """
@@ -86,7 +87,7 @@ class FlashAttention:
 
 
 def plan_flash_attention(batch: int, length: int, device: str) -> FlashAttention:
-    """flash-attn made ready for a batch whose requests have `length` keys each."""
+    """Prepare flash-attn for a batch whose requests have `length` keys each."""
     import torch
 
     return FlashAttention(torch.full((batch,), length, dtype=torch.int32, device=device))
@@ -94,13 +95,13 @@ def plan_flash_attention(batch: int, length: int, device: str) -> FlashAttention
 
 @dataclass(frozen=True)
 class FlashInfer:
-    """FlashInfer's kernels: of one prompt, or of a batch that decodes over a paged cache, whose pages hold one token.
+    """Kernels of FlashInfer: of one prompt, or of a batch that decodes over a paged cache, whose pages hold one token.
 
     What its plan computes on the host is done once for a shape, as engines do it outside the forward.
     """
 
     decode: Any
-    """A planned wrapper; None: of one prompt."""
+    """A planned wrapper; None for a prompt."""
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         import flashinfer
@@ -113,7 +114,7 @@ class FlashInfer:
 
 
 def plan_flashinfer(batch: int, length: int, heads: int, kv_heads: int, width: int, dtype: Any) -> FlashInfer:
-    """FlashInfer made ready for a batch whose requests have `length` keys each.
+    """Prepare FlashInfer for a batch whose requests have `length` keys each.
 
     `heads`, `kv_heads` and `width` are those of the layer, `dtype` is of queries and cache.
     """

@@ -1,4 +1,4 @@
-"""Collectives timed between real processes: gloo on CPUs, NCCL on GPUs; on one host, or on several through Ray.
+"""Time collectives between real processes: gloo on CPUs, NCCL on GPUs; on one host, or on several through Ray.
 
 Sizes and bus bandwidths are those of nccl-tests (`doc/PERFORMANCE.md`): a collective's size is its whole buffer, and
 bus bandwidth is size / time x the share of the buffer that a rank must send, `ops.Collective.num_bytes`.
@@ -28,7 +28,7 @@ from windtunnel.pricing.table import MeasurementTable
 WARM_UPS = 3
 SAMPLES = 9
 SAMPLE_S = 0.02
-"""A sample is so many executions in a row, without a barrier between them, that it takes about this long."""
+"""Duration of a sample: executions in a row, without a barrier between them, that take about this long."""
 MOST_IN_A_ROW = 200
 ELEMENT_BYTES = 2
 TIMEOUT_S = 120.0
@@ -77,7 +77,7 @@ class TimedCollective:
 
 
 def usual_backend() -> str:
-    """NCCL where torch finds GPUs, else gloo.
+    """Return NCCL where torch finds GPUs, else gloo.
 
     Raises:
         MissingExtraError: torch is not installed.
@@ -90,7 +90,7 @@ def usual_backend() -> str:
 
 
 def sizes_between(smallest_bytes: int, largest_bytes: int) -> tuple[int, ...]:
-    """Powers of two from the smallest to the largest size, both included.
+    """Return powers of two from the smallest to the largest size, both included.
 
     Raises:
         InputError: they are in the wrong order, or not above zero.
@@ -137,7 +137,8 @@ def time_collectives(
 def time_collectives_on_ray(
     plan: CollectivesPlan, notify: Callable[[str], None] = lambda _text: None
 ) -> list[TimedCollective]:
-    """The same between workers of a running Ray cluster (`ray start`), `workers_per_node` on each of its nodes.
+    """Time the plan's collectives between workers of a running Ray cluster (`ray start`), `workers_per_node` on each
+    node.
 
     Raises:
         MissingExtraError: ray is not installed.
@@ -271,7 +272,7 @@ def _executor(op: str, size_bytes: int, number: int, workers: int, device: Any) 
 
 
 def _timed(execute: Callable[[], object], device: Any) -> TimeStatistics:
-    """Samples of executions in a row; the slowest rank's time counts, as in nccl-tests' own report of each size."""
+    """Time samples of executions in a row; the slowest rank's time counts, as in nccl-tests' report of each size."""
     import torch
     from torch import distributed
 

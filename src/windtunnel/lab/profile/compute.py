@@ -33,11 +33,11 @@ class Extent:
     """Limits of the grid of measured steps."""
 
     max_batch: int = 64
-    """Decoding requests."""
+    """Most decoding requests."""
     max_context: int = 4096
-    """Tokens of a request."""
+    """Most tokens of a request."""
     max_tokens: int = 2048
-    """Tokens of a step."""
+    """Most tokens of a step."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class Progress:
     num_steps: int
     elapsed_s: float
     left_s: float | None
-    """Until the budget ends; None without one."""
+    """Time until the budget ends; None without one."""
     expected_error: float
-    """Largest of the intervals not looked at yet."""
+    """Largest expected error of the intervals that are left."""
     shape: StepShape
 
 
 @dataclass(frozen=True)
 class TimeBudget:
-    """When to stop refining."""
+    """Conditions that end the refinement."""
 
     seconds: float | None = None
     tolerance: float = 0.05
@@ -66,7 +66,7 @@ Notify = Callable[[Progress], None]
 
 
 def decode_grid(extent: Extent, stepper: Stepper) -> Refinement:
-    """Decoding requests x their context."""
+    """Return the grid of decoding requests x their context."""
 
     def allowed(point: Point) -> bool:
         return stepper.fits(_decode_shape(point))
@@ -76,7 +76,7 @@ def decode_grid(extent: Extent, stepper: Stepper) -> Refinement:
 
 
 def prefill_grid(extent: Extent, stepper: Stepper) -> Refinement:
-    """Effective length over chunk (1: nothing cached) x tokens of the chunk."""
+    """Return the grid of effective length over chunk (1: nothing cached) x tokens of the chunk."""
 
     def allowed(point: Point) -> bool:
         ratio, chunk = point
@@ -93,7 +93,9 @@ def _decode_shape(point: Point) -> StepShape:
 
 
 def _prefill_shape(point: Point) -> StepShape:
-    """A chunk of c tokens after p cached ones has the effective length 2 p + c (`ops.PrefillAttention`)."""
+    """Return the shape of a prefill: c tokens after p cached ones have the effective length 2 p + c
+    (`ops.PrefillAttention`).
+    """
     ratio, chunk = point
     return StepShape(1, int((ratio - 1) * chunk / 2), int(chunk))
 

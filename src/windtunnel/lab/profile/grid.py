@@ -16,14 +16,14 @@ Point = tuple[float, float]
 """Coordinates along two axes."""
 
 START_ERROR = 0.5
-"""Expected error of an interval of which only the ends are known: more than any tolerance, so that it is looked at."""
+"""Expected error of an interval whose middle is not measured: more than any tolerance, so that it is measured."""
 HALVED = 0.35
 """Share of an interval's error that its halves keep: a quarter where curves are smooth, half at a kink."""
 
 
 @dataclass(order=True, frozen=True)
 class GridInterval:
-    """Two neighbouring points along one axis, and how wrong a straight line (log-log) between them may be."""
+    """Two neighbouring points along one axis, and the possible error of a straight line (log-log) between them."""
 
     rank: float
     low: Point
@@ -48,7 +48,7 @@ class Refinement:
     queue: list[GridInterval] = field(default_factory=list)
 
     def coarse(self) -> Iterator[Point]:
-        """The points of the coarse grid."""
+        """Yield the points of the coarse grid."""
         for first in self.axes[0]:
             for second in self.axes[1]:
                 if self.allowed((first, second)):
@@ -64,11 +64,11 @@ class Refinement:
                     self._push(point, min(later, key=lambda p: p[axis]), axis, START_ERROR)
 
     def worst(self) -> float:
-        """The largest expected error that is left."""
+        """Return the largest expected error that is left."""
         return self.queue[0].error if self.queue else 0.0
 
     def next_point(self) -> tuple[GridInterval, Point] | None:
-        """The midpoint of the worst interval; None when nothing is left to refine."""
+        """Return the worst interval and its midpoint; None when nothing is left to refine."""
         while self.queue:
             interval = heapq.heappop(self.queue)
             middle = _middle(interval)
@@ -77,7 +77,7 @@ class Refinement:
         return None
 
     def learn(self, interval: GridInterval, middle: Point, seconds: float) -> float:
-        """Take in a measured midpoint; returns how far the straight line was off."""
+        """Take in a measured midpoint; return the error of the straight line there."""
         low, high = self.seconds[interval.low], self.seconds[interval.high]
         axis = interval.axis
         part = math.log(middle[axis] / interval.low[axis]) / math.log(interval.high[axis] / interval.low[axis])
@@ -93,7 +93,7 @@ class Refinement:
 
 
 def _middle(interval: GridInterval) -> Point | None:
-    """The geometric middle of an interval, whole along its axis; None where nothing lies between."""
+    """Return the geometric middle of an interval, whole along its axis; None where nothing lies between."""
     low, high = interval.low[interval.axis], interval.high[interval.axis]
     middle = round(math.sqrt(low * high))
     if not low < middle < high:
@@ -102,6 +102,6 @@ def _middle(interval: GridInterval) -> Point | None:
 
 
 def octaves(largest: int, step: int = 2) -> list[float]:
-    """1, `step`, `step`^2, ... and `most`."""
+    """Return 1, `step`, `step`^2, ... and `largest`."""
     levels = [float(step**power) for power in range(int(math.log(max(largest, 1), step)) + 1)]
     return levels if levels[-1] == largest else [*levels, float(largest)]

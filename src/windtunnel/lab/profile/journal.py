@@ -1,4 +1,4 @@
-"""Every measured step as a line of JSON, so that an interrupted profile goes on where it stopped."""
+"""Journal of measured steps, a line of JSON each, so that an interrupted profile goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class Journal:
             path.write_text(json.dumps(self.about) + "\n", encoding="utf-8")
 
     def add(self, step: MeasuredStep) -> None:
-        """Keep a step."""
+        """Add a step."""
         self.steps[step.shape] = step
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(_step_document(step)) + "\n")
 
 
 def read_journals(folder: Path) -> list[MeasuredStep]:
-    """The steps of all journals in a folder.
+    """Read the steps of all journals in a folder.
 
     Raises:
         InputError: one is broken.
@@ -61,7 +61,7 @@ def read_journals(folder: Path) -> list[MeasuredStep]:
 
 
 def read_journal(path: Path) -> list[MeasuredStep]:
-    """The steps of one journal.
+    """Read the steps of one journal.
 
     Raises:
         InputError: it is broken.
@@ -70,7 +70,7 @@ def read_journal(path: Path) -> list[MeasuredStep]:
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a journal; a last one that was cut off by an interruption is left out, and cut off the file."""
+    """Read the lines of a journal; a last line that an interruption cut off is left out, and removed from the file."""
     text = path.read_text(encoding="utf-8")
     complete, _, rest = text.rpartition("\n")
     if rest:

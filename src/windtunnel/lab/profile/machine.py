@@ -1,4 +1,4 @@
-"""The machine that a profile is measured on: as a `Device` that the simulator takes, and as provenance of the rows."""
+"""The measured machine: as a `Device` that the simulator takes, and as provenance of the rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from windtunnel.schema import encode
 from windtunnel.units import format_bytes
 
 GEMM_SIZES = {"cpu": 1024, "cuda": 8192}
-"""Large enough to reach a device's peak, small enough to take milliseconds."""
+"""Sizes of square matrices, large enough to reach a device's peak and small enough to take milliseconds."""
 COPY_BYTES = 1 << 28
 BEST_OF = 5
 UNKNOWN_CACHE_BYTES = 32 << 20
@@ -41,11 +41,12 @@ ARCHITECTURES = {
 AMD_ARCHITECTURES = {"gfx90a": "cdna2", "gfx942": "cdna3", "gfx950": "cdna4"}
 """LLVM target -> the catalog's word (ROCm documentation, GPU hardware specifications)."""
 MEMORY_TOLERANCE = 0.1
-"""Drivers and error correction take some of what a data sheet promises; other boards of a chip differ by more."""
+"""Relative tolerance of memory sizes: drivers and error correction take some of the data sheet's; other boards of a
+chip differ by more."""
 
 
 def device_of(name: str, torch_device: str, clock: str) -> Device:
-    """The device called `name`: the catalog's, else this machine with rates as measured here.
+    """Return the device called `name`: the catalog's, else this machine with rates as measured here.
 
     Raises:
         InputError: the name is not a slug, or it is a device that this machine's is not.
@@ -116,7 +117,7 @@ def _cuda_figures() -> dict[str, Any]:
 
 
 def _check_same(named: Device, measured: Mapping[str, Any]) -> None:
-    """Refuse to call this machine's GPU what it is not: another chip, another board of it, or a part of one."""
+    """Raise InputError where this machine's GPU is another chip, another board of it, or a part of one."""
     if not _is_same(named, measured):
         known = [name for name in catalog.names("devices") if _is_same(catalog.device(name), measured)]
         raise InputError(
@@ -192,7 +193,7 @@ def free_memory_bytes(torch_device: str) -> int:
 
 
 def provenance_of(device: Device, torch_device: str, clock: str) -> dict[str, str]:
-    """Device, driver, libraries and method, as a table's file keeps them."""
+    """Return device, driver, libraries and method, for a table's file."""
     import torch
 
     about = {
@@ -217,7 +218,7 @@ def provenance_of(device: Device, torch_device: str, clock: str) -> dict[str, st
 
 
 def today() -> str:
-    """The date of a measurement."""
+    """Return the date of a measurement."""
     return time.strftime("%Y-%m-%d", time.gmtime())
 
 

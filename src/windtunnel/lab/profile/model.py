@@ -42,7 +42,7 @@ class StepShape:
     context: int
     """Decoding: keys of each request, the new one included. Prefill: tokens cached before the chunk."""
     chunk: int = 0
-    """0: decoding."""
+    """Tokens of a prompt's chunk; 0: decoding."""
 
     @property
     def num_tokens(self) -> int:
@@ -67,7 +67,7 @@ class Site:
 
 @dataclass
 class LayerFlow:
-    """The tensors on their way through a layer."""
+    """Tensors that flow through a layer."""
 
     hidden: Tensor
     residual: Tensor
@@ -76,7 +76,7 @@ class LayerFlow:
 
 
 def check_profilable(shard: Shard) -> None:
-    """Refuse what the torch forward has no operators for.
+    """Raise InputError where the torch forward lacks operators.
 
     Raises:
         InputError: a format that is not a float type of torch, or attention without softmax.
@@ -223,7 +223,7 @@ class LayerStack:
         mark("o_proj")
 
     def _write_cache(self, shape: StepShape, cache: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The cache `[batch, context, heads, width]` of the step's requests with the new tokens in their places."""
+        """Write the new tokens; return the cache `[batch, context, heads, width]` of the step's requests."""
         length = shape.context + shape.chunk
         rows = cache[:, : shape.batch * length].view(2, shape.batch, length, *cache.shape[2:])
         new = max(shape.chunk, 1)
@@ -232,7 +232,7 @@ class LayerStack:
         return rows[0], rows[1]
 
     def _latent(self, flow: LayerFlow, weights: dict[str, Tensor], cache: Tensor, mark: Mark) -> None:
-        """Multi-head latent attention: expanded in prefill, absorbed in decode (arXiv:2405.04434, section 2.1)."""
+        """Run multi-head latent attention: expanded in prefill, absorbed in decode (arXiv:2405.04434, section 2.1)."""
         import torch
         from torch.nn.functional import linear
 
@@ -286,7 +286,8 @@ class LayerStack:
         mark("o_proj")
 
     def _experts(self, flow: LayerFlow, weights: dict[str, Tensor], experts: ExpertsFeedForward, mark: Mark) -> None:
-        """Tokens sorted by the experts that they chose, one grouped product over all experts, and back in place.
+        """Sort tokens by their chosen experts, run one grouped product over all experts, and put the rows back in
+        place.
 
         Nothing is read back from the GPU on the way, so that a CUDA graph can hold it.
         """
@@ -315,7 +316,7 @@ class LayerStack:
 
 
 def _grouped_product(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """Rows `[n, k]` times the matrices `[experts, m, k]` of their experts, whose rows end before `ends`."""
+    """Multiply rows `[n, k]` by the matrices `[experts, m, k]` of their experts, whose rows end before `ends`."""
     import torch
 
     # Public since torch 2.10.
@@ -336,7 +337,7 @@ def operators_of(shard: Shard, group: LayerGroup, shape: StepShape) -> dict[str,
 
 
 def _weights(shard: Shard, group: LayerGroup, matrix: Callable[..., Tensor]) -> dict[str, Tensor]:
-    """The matrices of one layer by the names of their launches."""
+    """Create the matrices of one layer, by the names of their launches."""
     matrices = {"input_norm": matrix(shard.model.hidden_size)}
     for launch in token_launches(of_group(shard, group), 1):
         op = launch.op
@@ -362,12 +363,12 @@ def _weights(shard: Shard, group: LayerGroup, matrix: Callable[..., Tensor]) -> 
 
 
 def of_group(shard: Shard, group: LayerGroup) -> Shard:
-    """The shard as if the model consisted of these layers alone."""
+    """Return the shard as if the model consisted of these layers alone."""
     return replace(shard, model=msgspec.structs.replace(shard.model, layers=(group,)))
 
 
 def layer_weight_bytes(shard: Shard, group: LayerGroup) -> int:
-    """Bytes of the matrices of one layer on one rank."""
+    """Return the bytes of one layer's matrices on one rank."""
     total = 0.0
     for launch in token_launches(of_group(shard, group), 1):
         op = launch.op
@@ -380,7 +381,7 @@ def layer_weight_bytes(shard: Shard, group: LayerGroup) -> int:
 
 
 def cache_token_bytes(shard: Shard, group: LayerGroup) -> int:
-    """Bytes of a token in the cache of one layer."""
+    """Return the bytes of a token in the cache of one layer."""
     return 2 * math.prod(_cache_shape(shard, group, 1)) * int(BITS[shard.precision.weights]) // 8
 
 
@@ -406,7 +407,7 @@ def _core_name(group: LayerGroup, shape: StepShape) -> str:
 
 
 def _norm(flow: LayerFlow, weight: Tensor) -> None:
-    """The residual added, then the norm of the sum."""
+    """Add the residual, then normalise the sum."""
     import torch
 
     flow.residual = flow.residual + flow.hidden
@@ -414,7 +415,7 @@ def _norm(flow: LayerFlow, weight: Tensor) -> None:
 
 
 def _rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotary embedding, halves swapped (`rotate_half` of transformers' Llama)."""
+    """Apply the rotary embedding, halves swapped (`rotate_half` of transformers' Llama)."""
     import torch
 
     first, second = x.chunk(2, dim=-1)

@@ -26,11 +26,11 @@ VIDUR_COLUMNS: Mapping[str, str] = {
     "model_execution_e2e": "",
     "process_model_outputs": "process_s",
 }
-"""Column of Vidur's `cpu_overheads.csv` -> part of a sample; sampling is an operator of ours."""
+"""Column of Vidur's `cpu_overheads.csv` -> part of a sample; here sampling is an operator."""
 
 
 def fit_overheads(samples: Sequence[HostSample]) -> HostOverheads:
-    """Seconds a step and a request: a line through the medians by batch size, neither term below zero.
+    """Fit seconds per step and per request: a line through the medians by batch size, neither term below zero.
 
     With one batch size alone all of it is the step's.
     """
@@ -46,7 +46,7 @@ def fit_overheads(samples: Sequence[HostSample]) -> HostOverheads:
 
 
 def medians_by_batch(samples: Sequence[HostSample]) -> list[tuple[int, int, float, float, float]]:
-    """(requests, steps, schedule, prepare, process) for every batch size: medians in seconds."""
+    """Return (requests, steps, schedule, prepare, process) for every batch size: medians in seconds."""
     rows = []
     for size in sorted({sample.num_requests for sample in samples}):
         here = [sample for sample in samples if sample.num_requests == size]
@@ -77,7 +77,7 @@ def write_overheads(folder: Path, about: Mapping[str, str], model: str, samples:
 
 
 def overheads_file(model: str, samples: Sequence[HostSample], tp: int = 1) -> VidurFile:
-    """The samples as Vidur's table of CPU overheads: a row a batch size, milliseconds.
+    """Return the samples as Vidur's table of CPU overheads: a row per batch size, in milliseconds.
 
     What the engine does in one process has no launch or remote-call time of its own; those columns are 0.
     """

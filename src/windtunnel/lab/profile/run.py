@@ -1,4 +1,4 @@
-"""`windtunnel profile compute`: steps measured for every tensor-parallel size, written as one profile."""
+"""Run `windtunnel profile compute`: measure steps for every tensor-parallel size and write one profile."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ ENGINES = ("torch", "vllm")
 """Engines whose kernels can be measured: torch's own, or those that vLLM's model calls."""
 
 OVERHEAD_CONTEXT = 128
-"""Tokens of each request where the host alone is measured; its work does not depend on them."""
+"""Tokens of each request where the host alone is measured; its work does not depend on the context."""
 
 OVERHEAD_BUDGET = 512
-"""Tokens of a step there, at the most."""
+"""Most tokens of a step where the host alone is measured."""
 
 JOURNALS = "steps"
 """Folder of a profile that holds every measured step, so that a profile can go on or grow."""
@@ -78,14 +78,14 @@ STEPPED_ENGINES: Mapping[str, tuple[Callable[[Mapping[str, Any], int], SteppedEn
     "vllm": (_vllm, vllm_version),
     "transformers": (_transformers, transformers_version),
 }
-"""Engine -> how one for so many requests starts in this process, and its version."""
+"""Engine -> function that starts one for a number of requests in this process, and its version."""
 
 Notify = Callable[[int, Progress], None]
-"""Called with the tensor-parallel size and what was done of it."""
+"""Called with the tensor-parallel size and its progress."""
 
 
 def _no_notice(_tp: int, _done: Progress) -> None:
-    """Nobody wants to be told."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def profile_compute(
 
 
 def _engine_versions(plan: ComputePlan) -> dict[str, str]:
-    """Provenance of the measured kernels."""
+    """Return the provenance of the measured kernels."""
     version = {"engine_version": vllm_version()} if plan.engine == "vllm" else {}
     attention = {} if plan.engine == "vllm" else {"attention": attention_version(plan.attention)}
     return {"engine": plan.engine, **version, **attention}
@@ -188,7 +188,7 @@ def _engine_versions(plan: ComputePlan) -> dict[str, str]:
 def _steppers(
     shard: Shard, torch_device: str, clock: str, plan: ComputePlan, host: list[HostSample]
 ) -> Iterator[Stepper]:
-    """Steppers of a shard's kinds of layer, one at a time; vLLM's add the host's samples to `host`."""
+    """Return the steppers of a shard's kinds of layer, one at a time; vLLM's add the host's samples to `host`."""
     if plan.engine == "vllm":
         return vllm_steppers(shard, plan.config, clock, plan.extent, host)
     cache_bytes, memory_bytes = last_level_cache_bytes(torch_device), free_memory_bytes(torch_device)
@@ -315,7 +315,7 @@ def _vidur_step(step: MeasuredStep, tp: int) -> ProfiledStep:
 
 
 def source_of(device: Device, about: dict[str, str]) -> str:
-    """A line for people: which device, kernels and clock."""
+    """Return a line with device, kernels and clock."""
     return f"{device.name}, {about['engine']} {about.get('engine_version', about['torch'])}, {about['clock']}"
 
 
@@ -335,7 +335,7 @@ def _slug(name: str) -> str:
 
 
 def parse_degrees(text: str) -> tuple[int, ...]:
-    """`1,2,4` as numbers.
+    """Parse `1,2,4` as numbers.
 
     Raises:
         InputError: something else.

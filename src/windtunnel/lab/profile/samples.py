@@ -12,7 +12,7 @@ from windtunnel.model.operators import Op
 
 MIN_REPEATS, MAX_REPEATS = 6, 50
 REPEAT_S = 0.5
-"""A step is repeated until so much time was measured, within the two counts above."""
+"""Measured time after which a step is repeated no more, within the two counts above."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,12 @@ class TimeStatistics:
 
 
 OUTLIER_SPREAD = 5.0
-"""Samples further above the median than so many interquartile ranges were interrupted: they are counted, not used."""
+"""Outliers lie further above the median than this many interquartile ranges; they were interrupted, and are counted but
+not used."""
 
 
 def statistics_of(seconds: Sequence[float]) -> TimeStatistics:
-    """The statistics of some samples without outliers; the median counts the outliers too, which hardly move it."""
+    """Return the statistics of samples without outliers; the median counts the outliers too, which hardly move it."""
     samples = np.asarray(seconds, np.float64)
     low, median, high = np.percentile(samples, [25, 50, 75])
     limit = median + OUTLIER_SPREAD * max(high - low, 0.02 * median)
@@ -67,7 +68,7 @@ class MeasuredStep:
     shape: StepShape
     operators: tuple[MeasuredOperator, ...]
     whole_s: float
-    """The same forward without timers inside."""
+    """Time of the same forward without timers inside."""
 
     @property
     def sum_s(self) -> float:
@@ -97,7 +98,7 @@ class Repeats:
     whole_s: list[float] = field(default_factory=list)
 
     def add(self, durations: Mapping[str, Sequence[float]], whole_s: float) -> None:
-        """Keep a pair of forwards: the executions of each operator in one, seconds of the other."""
+        """Add a pair of forwards: the executions of each operator in one, the seconds of the other."""
         for name, seconds in durations.items():
             self.totals_s.setdefault(name, []).append(sum(seconds))
             self.counts[name] = len(seconds)
@@ -110,7 +111,7 @@ class Repeats:
         return number >= MIN_REPEATS and (sum(self.whole_s) >= REPEAT_S or number >= MAX_REPEATS)
 
     def step(self, shape: StepShape, known: Mapping[str, Op]) -> MeasuredStep:
-        """The step with the statistics of its operators, `known` by name: means of a forward's executions."""
+        """Return the step with the statistics of its operators, `known` by name: means of a forward's executions."""
         operators = tuple(
             MeasuredOperator(
                 name, known[name], self.counts[name], statistics_of([s / self.counts[name] for s in totals_s])

@@ -45,7 +45,7 @@ class TorchStepper:
 
     @property
     def window_tokens(self) -> int:
-        """That attention sees at most; 0: all."""
+        """Window of the attention in tokens; 0: none."""
         attention = self.stack.group.attention
         return (attention.window_tokens or 0) if isinstance(attention, GroupedQueryAttention) else 0
 
@@ -65,7 +65,7 @@ class TorchStepper:
 
 
 def _no_mark(_name: str) -> None:
-    """A forward without timers inside."""
+    """Mark nothing: a forward without timers inside."""
 
 
 def timed_forward(forward: Forward, clock: str) -> Callable[[], dict[str, list[float]]]:
@@ -150,13 +150,13 @@ MEMORY_SHARE, CACHE_SHARE = 0.4, 0.3
 """Shares of the free memory for the layers' weights and for their KV caches; activations need some too."""
 
 MOST_CACHED_TOKENS = {"cpu": 1 << 16, "cuda": 1 << 19}
-"""KV cache of one layer; larger products of batch and context are left to the roofline's shape."""
+"""Most tokens in the KV cache of one layer; larger products of batch and context are left to the roofline's shape."""
 
 
 def torch_steppers(
     shard: Shard, device: str, clock: str, extent: Extent, cache_bytes: int, memory_bytes: int, attention: str = "sdpa"
 ) -> Iterator[TorchStepper]:
-    """A stepper for every group of layers of the shard; their weights exceed `cache_bytes` where memory allows.
+    """Yield a stepper for every group of layers of the shard; their weights exceed `cache_bytes` where memory allows.
 
     Raises:
         InputError: a single layer does not fit.
@@ -194,5 +194,5 @@ def _num_fitting(shard: Shard, group: LayerGroup, ends_bytes: float, memory_byte
 
 
 def _is_plain(attention: object) -> bool:
-    """Grouped-query attention over all keys."""
+    """Whether attention is grouped-query attention over all keys."""
     return isinstance(attention, GroupedQueryAttention) and not attention.window_tokens

@@ -20,7 +20,7 @@ from windtunnel.model.forward import Shard
 from windtunnel.model.precision import Format
 
 DECODE_REPEATS = 16
-"""Pairs of decode steps; what takes long there is computing the prompts, not the steps."""
+"""Pairs of decode steps; most of the time goes into the prompts, not into the steps."""
 WARM_UPS = 2
 
 
@@ -71,7 +71,7 @@ class VllmStepper:
         return replace(repeats.step(met, operators_of(self.shard, self.shard.model.layers[0], met)), shape=shape)
 
     def _decodes(self, shape: StepShape) -> Iterator[Callable[[], EngineStep]]:
-        """Decode steps whose contexts lie around the wanted one.
+        """Yield decode steps with contexts around the one of `shape`.
 
         Requests that prefill early decode while the others do; prompts are so much shorter that the mean comes out.
         """
@@ -87,7 +87,9 @@ class VllmStepper:
         self.engine.drop(names)
 
     def _prefills(self, shape: StepShape, repeats: Repeats) -> Iterator[Callable[[], EngineStep]]:
-        """The last chunks of prompts, those before them computed outside the timers, until there are enough repeats."""
+        """Yield the last chunks of prompts until there are enough repeats; the chunks before them run outside the
+        timers.
+        """
         while not repeats.is_enough:
             names = self._added(shape.batch, shape.context + shape.chunk, 1)
             left = shape.context
@@ -128,7 +130,7 @@ def hook_cost_s(now: Callable[[], float]) -> float:
 
 
 def sharded_config(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
-    """The config of a model as large as one of `tp` shards: fewer heads, narrower feed-forward, less vocabulary.
+    """Return the config of a model as large as one of `tp` shards: fewer heads, narrower feed-forward, less vocabulary.
 
     Raises:
         InputError: the split does not divide it.
@@ -149,10 +151,10 @@ def sharded_config(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
 def vllm_steppers(
     shard: Shard, config: Mapping[str, Any] | None, clock: str, extent: Extent, host: list[HostSample]
 ) -> Iterator[VllmStepper]:
-    """The stepper of a vLLM engine that holds one shard; what the host does beside the forward is added to `host`.
+    """Yield the stepper of a vLLM engine that holds one shard; the host's samples are added to `host`.
 
     Raises:
-        InputError: the model's layers are not all alike, or it has no config.json.
+        InputError: the model has layers of several kinds, or no config.json.
     """
     check_profilable(shard)
     if config is None:

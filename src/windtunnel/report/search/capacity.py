@@ -32,19 +32,19 @@ def capacity_report(capacities: Capacities) -> list[RenderableType]:
         load_line(capacities.scenario, says_rate=False),
         "",
     ]
-    first = capacities.found[0]
+    first = capacities.streams[0]
     if first.at is None or first.at.served is None:
         limited = limit_text(first.beyond.limited_by, capacities.limits) if first.beyond is not None else ""
         text = f"no load is sustained: {limited.removeprefix('above this load ')}, even when hardly anything is sent"
         return [*parts, grid([("capacity", text), ("limits", limits + stable)])]
     bound = capacities.at_least
     sure = f", at least {_load(capacities, bound)} with {percent(CONFIDENCE)} confidence" if bound is not None else ""
-    num_runs = sum(stream.num_runs for stream in capacities.found)
+    num_runs = sum(stream.num_runs for stream in capacities.streams)
     tried = f"{format_count(num_runs, 'run')} of {format_count(first.at.served.arrival_s.size, 'request')}"
     beyond = "all requests that the workload has"
     if first.beyond is not None:
         beyond = limit_text(first.beyond.limited_by, capacities.limits)
-    streams = ", ".join(_load(capacities, stream.load) for stream in capacities.found)
+    streams = ", ".join(_load(capacities, stream.load) for stream in capacities.streams)
     apart = "" if capacities.is_closed else f", loads {percent(capacities.tolerance)} apart"
     rows = [
         ("capacity", f"{_load(capacities, capacities.load)} {unit}{sure}"),
@@ -70,7 +70,7 @@ def _load(capacities: Capacities, load: float) -> str:
 
 def capacity_document(capacities: Capacities) -> dict[str, Any]:
     """Document a capacity."""
-    first = capacities.found[0]
+    first = capacities.streams[0]
     served = None if first.at is None else first.at.served
     latencies: dict[str, dict[str, float]] = {}
     for name in () if served is None else ("ttft", "tpot", "e2e", "queueing"):
@@ -87,10 +87,10 @@ def capacity_document(capacities: Capacities) -> dict[str, Any]:
         "capacity": capacities.load,
         "capacity_at_least": capacities.at_least,
         "confidence": CONFIDENCE,
-        "by_stream": [stream.load for stream in capacities.found],
+        "by_stream": [stream.load for stream in capacities.streams],
         "limited_by": None if first.beyond is None else first.beyond.limited_by,
         "latencies": latencies,
         "stream_over_e2e": None if served is None else served.stream_over_e2e,
         "queue_growth": None if served is None else growth(served),
-        "num_runs": sum(stream.num_runs for stream in capacities.found),
+        "num_runs": sum(stream.num_runs for stream in capacities.streams),
     }

@@ -44,7 +44,7 @@ from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.finalists import label_of
 from windtunnel.search.scores import is_more_better
 from windtunnel.search.space.space import Space, value_text
-from windtunnel.search.study import Found, Study
+from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.engines.defaults import engine_defaults
 from windtunnel.serving.scenario import Scenario, pool_scenario, save
 from windtunnel.training.job import TrainingJob
@@ -103,10 +103,10 @@ def search_page(report: SearchReport) -> str:
     study = report.study
     space = study.space
     sections = []
-    for place, outcome in enumerate(study.found):
+    for place, outcome in enumerate(study.outcomes):
         sections += found_sections(study, outcome, _best(report, place, outcome))
     if report.misconfiguration:
-        names = [str(outcome.workload) for outcome in study.found]
+        names = [str(outcome.workload) for outcome in study.outcomes]
         shares = [(name, *map(percent, row)) for name, row in zip(names, report.misconfiguration, strict=True)]
         body = table(("best for", *(f"under {name}" for name in names)), shares)
         sections.append(Section("What the best point of one workload is worth under another", body))
@@ -119,7 +119,7 @@ def space_line(space: Space) -> str:
     return f"{points}. Limits: {limits_text(space)}. Sought: {objective_text(space.objective)}."
 
 
-def found_sections(study: Study, outcome: Found, best: str) -> list[Section]:
+def found_sections(study: Study, outcome: SearchOutcome, best: str) -> list[Section]:
     """Return the sections of one workload: `best`, the HTML of its best points, all points, settings, refusals."""
     sections = [Section(_named(outcome, "The best points"), best)]
     if outcome.ranking:
@@ -131,11 +131,11 @@ def found_sections(study: Study, outcome: Found, best: str) -> list[Section]:
     return sections
 
 
-def _named(outcome: Found, heading: str) -> str:
+def _named(outcome: SearchOutcome, heading: str) -> str:
     return heading if outcome.workload is None else f"{outcome.workload}: {heading[:1].lower()}{heading[1:]}"
 
 
-def _best(report: SearchReport, place: int, outcome: Found) -> str:
+def _best(report: SearchReport, place: int, outcome: SearchOutcome) -> str:
     study = report.study
     if not outcome.ranking:
         return paragraph(nothing_holds_text(study.space))
@@ -165,7 +165,7 @@ def _best(report: SearchReport, place: int, outcome: Found) -> str:
     )
 
 
-def best_table(study: Study, outcome: Found, top: int) -> str:
+def best_table(study: Study, outcome: SearchOutcome, top: int) -> str:
     """Return the table of the best points with their figures."""
     heads = ("point", "load", *map(figure_title, SHOWN_FIGURES), "limited by")
     rows: list[tuple[str | Cell, ...]] = []
@@ -187,7 +187,7 @@ def figure_cell(evaluation: Evaluation, name: str) -> Cell:
     return Cell(figure_text(evaluation, name), evaluation.figures.get(name))
 
 
-def _best_jobs(report: SearchReport, outcome: Found) -> str:
+def _best_jobs(report: SearchReport, outcome: SearchOutcome) -> str:
     study = report.study
     names = [name for name in JOB_FIGURES if name in outcome.evaluations[outcome.ranking[0]].figures]
     rows: list[tuple[str | Cell, ...]] = [
@@ -209,7 +209,7 @@ def _best_jobs(report: SearchReport, outcome: Found) -> str:
     )
 
 
-def _plot(study: Study, outcome: Found) -> str:
+def _plot(study: Study, outcome: SearchOutcome) -> str:
     """Return a figure of every point that meets the limits; the reader chooses axes, colours and filters."""
     indices = outcome.ranking[:MOST_DRAWN]
     figures = [name for name in DRAWN_FIGURES if any(name in outcome.evaluations[index].figures for index in indices)]
@@ -240,7 +240,7 @@ def _plot(study: Study, outcome: Found) -> str:
     )
 
 
-def _streams(outcome: Found) -> str:
+def _streams(outcome: SearchOutcome) -> str:
     """Explain the dots of the figure; empty for a single stream of requests."""
     if outcome.num_streams < 2:
         return ""
@@ -260,7 +260,7 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def _frontier(study: Study, outcome: Found) -> str:
+def _frontier(study: Study, outcome: SearchOutcome) -> str:
     names = names_of_frontier(study, outcome)
     heads, rows = frontier_rows(study, outcome)
     cells: list[tuple[str | Cell, ...]] = [
@@ -270,7 +270,7 @@ def _frontier(study: Study, outcome: Found) -> str:
     return table(heads, cells)
 
 
-def _effects(study: Study, outcome: Found) -> str:
+def _effects(study: Study, outcome: SearchOutcome) -> str:
     """Return the table of the worth of each value of each setting."""
     rows = []
     for name, shares in worths(study.space, outcome).items():
@@ -292,7 +292,7 @@ def write_study(report: SearchReport, folder: Path) -> None:
         _write_points(study, draft / "points.parquet")
         (draft / "search.json").write_text(as_text(study_document(report)) + "\n", encoding="utf-8")
         (draft / "search.html").write_text(search_page(report), encoding="utf-8")
-        for outcome in study.found:
+        for outcome in study.outcomes:
             if outcome.ranking and study.space.is_training:
                 _write_job(job_of(study, outcome.ranking[0]), draft)
             elif outcome.ranking:
@@ -330,7 +330,7 @@ def _write_points(study: Study, path: Path) -> None:
     import pyarrow.parquet as pq
 
     answers = [
-        (outcome, index, evaluation) for outcome in study.found for index, evaluation in outcome.evaluations.items()
+        (outcome, index, evaluation) for outcome in study.outcomes for index, evaluation in outcome.evaluations.items()
     ]
     columns: dict[str, Any] = {
         "workload": [outcome.workload for outcome, _, _ in answers],

@@ -21,7 +21,7 @@ from windtunnel.search.evaluation.training import MEMORY, job_limits
 from windtunnel.search.finalists import frontier_names
 from windtunnel.search.scores import is_more_better, objectives_of
 from windtunnel.search.space.space import Space, as_builtins
-from windtunnel.search.study import Found, Study
+from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.results import Result
 from windtunnel.training.step import TrainingResult
 from windtunnel.units import format_bytes, format_count, format_seconds
@@ -75,7 +75,7 @@ def search_report(report: SearchReport) -> list[RenderableType]:
     space = study.space
     parts: list[RenderableType] = [title(f"{format_count(space.num_points, 'point')} of {space.model or 'the space'}")]
     parts += [grid([("limits", limits_text(space)), ("objective", objective_text(space.objective))])]
-    for place, outcome in enumerate(study.found):
+    for place, outcome in enumerate(study.outcomes):
         parts += _workload_parts(report, place, outcome)
     if report.misconfiguration:
         parts += _misconfiguration_parts(report)
@@ -84,7 +84,7 @@ def search_report(report: SearchReport) -> list[RenderableType]:
     return parts
 
 
-def _workload_parts(report: SearchReport, place: int, outcome: Found) -> list[RenderableType]:
+def _workload_parts(report: SearchReport, place: int, outcome: SearchOutcome) -> list[RenderableType]:
     space = report.study.space
     parts: list[RenderableType] = [""]
     if outcome.workload is not None:
@@ -118,7 +118,7 @@ def _workload_parts(report: SearchReport, place: int, outcome: Found) -> list[Re
     return [*parts, *_refusal_parts(outcome)]
 
 
-def top_table(study: Study, outcome: Found, top: int) -> RenderableType:
+def top_table(study: Study, outcome: SearchOutcome, top: int) -> RenderableType:
     """Return the table of the best points by rank; their settings are listed apart, to fit a terminal."""
     metric = latency_names(study)
     heads = [
@@ -146,7 +146,7 @@ def top_table(study: Study, outcome: Found, top: int) -> RenderableType:
     return columns(heads, rows)
 
 
-def jobs_table(study: Study, outcome: Found, top: int) -> RenderableType:
+def jobs_table(study: Study, outcome: SearchOutcome, top: int) -> RenderableType:
     """Return the table of the best training jobs by rank."""
     names = [name for name in JOB_FIGURES if name in outcome.evaluations[outcome.ranking[0]].figures]
     objective = study.space.objective
@@ -188,18 +188,18 @@ def nothing_holds_text(space: Space) -> str:
     return "No point meets the limits at any load."
 
 
-def worth_title(space: Space, outcome: Found) -> str:
+def worth_title(space: Space, outcome: SearchOutcome) -> str:
     """Return the title above the worth of each setting."""
     text = "What each setting is worth: the best point with it, of the best of all"
     return text if space.is_training else f"{text} ({streams_text(outcome)})"
 
 
-def streams_text(outcome: Found) -> str:
+def streams_text(outcome: SearchOutcome) -> str:
     """Name the streams that figures are means over."""
     return f"mean of {format_count(outcome.num_streams, 'stream')}" if outcome.num_streams > 1 else "one stream"
 
 
-def _burst_parts(report: SearchReport, outcome: Found) -> list[RenderableType]:
+def _burst_parts(report: SearchReport, outcome: SearchOutcome) -> list[RenderableType]:
     """Warn where some of the best points' streams end too soon."""
     lasting = [outcome.evaluations[index].figures.get("stream_over_e2e", LEAST_STREAM) for index in outcome.ranking]
     short = sum(times < LEAST_STREAM for times in lasting[: report.top])
@@ -287,7 +287,7 @@ def _effects_text(worths: Mapping[str, Worth]) -> str:
     return ", ".join(f"{value} {worth_text(worth)}" for value, worth in worths.items())
 
 
-def sureness_texts(study: Study, outcome: Found) -> list[str]:
+def sureness_texts(study: Study, outcome: SearchOutcome) -> list[str]:
     """Return how sure the ranking of the best points is."""
     if study.space.is_training:
         best = outcome.evaluations[outcome.ranking[0]].figures
@@ -357,13 +357,13 @@ def step_text(result: TrainingResult) -> str:
     return ", ".join(part for part, (_, seconds) in zip(parts, shares, strict=True) if seconds >= 0.01 * result.step_s)
 
 
-def _frontier_parts(study: Study, outcome: Found) -> list[RenderableType]:
+def _frontier_parts(study: Study, outcome: SearchOutcome) -> list[RenderableType]:
     heads, rows = frontier_rows(study, outcome)
     more = [f"and {len(rows) - SHOWN_FRONTIER} more"] if len(rows) > SHOWN_FRONTIER else []
     return ["", columns(heads, rows[:SHOWN_FRONTIER]), *more]
 
 
-def frontier_rows(study: Study, outcome: Found) -> tuple[list[str], list[list[str]]]:
+def frontier_rows(study: Study, outcome: SearchOutcome) -> tuple[list[str], list[list[str]]]:
     """Return the headings and rows of the frontier's table."""
     names = names_of_frontier(study, outcome)
     heads = ["frontier" if study.space.is_training else f"frontier, {streams_text(outcome)}", *map(figure_title, names)]
@@ -374,12 +374,12 @@ def frontier_rows(study: Study, outcome: Found) -> tuple[list[str], list[list[st
     return heads, rows
 
 
-def names_of_frontier(study: Study, outcome: Found) -> tuple[str, str]:
+def names_of_frontier(study: Study, outcome: SearchOutcome) -> tuple[str, str]:
     """Return the two objectives of the frontier."""
     return frontier_names(study.space, [outcome.evaluations[index] for index in outcome.ranking])
 
 
-def sure_figure_text(outcome: Found, index: int, name: str) -> str:
+def sure_figure_text(outcome: SearchOutcome, index: int, name: str) -> str:
     """Return a figure with its margin, where that is known."""
     mean, off = outcome.mean(index), outcome.margin(index, name)
     text = figure_text(mean, name)
@@ -402,7 +402,7 @@ def fleet_rows(report: SearchReport, fleets: Sequence[FleetSize]) -> tuple[list[
     return [f"for {number(report.load or 0.0)} requests/s", "copies", "devices", "$/h", "left over"], rows
 
 
-def _refusal_parts(outcome: Found) -> list[RenderableType]:
+def _refusal_parts(outcome: SearchOutcome) -> list[RenderableType]:
     counts: dict[str, list[int]] = {}
     for reason, points in outcome.refusals.items():
         counts.setdefault(_kind_of(reason), []).extend(points)
@@ -420,7 +420,7 @@ def _kind_of(reason: str) -> str:
 
 
 def _misconfiguration_parts(report: SearchReport) -> list[RenderableType]:
-    names = [str(outcome.workload) for outcome in report.study.found]
+    names = [str(outcome.workload) for outcome in report.study.outcomes]
     rows = [[name, *map(percent, shares)] for name, shares in zip(names, report.misconfiguration, strict=True)]
     heads = ("best for", *(f"under {name}" for name in names))
     return ["", title("What the best point of one workload is worth under another"), columns(heads, rows)]
@@ -463,7 +463,7 @@ def study_document(report: SearchReport) -> dict[str, Any]:
                 "refusals": {reason: len(points) for reason, points in outcome.refusals.items()},
                 "fleets": [msgspec.to_builtins(fleet) for fleet in (report.fleets[place] if report.fleets else [])],
             }
-            for place, (outcome, why) in enumerate(zip(study.found, report.why, strict=True))
+            for place, (outcome, why) in enumerate(zip(study.outcomes, report.why, strict=True))
         ],
         "misconfiguration": report.misconfiguration,
         "num_runs": study.count.num_runs,
@@ -471,7 +471,7 @@ def study_document(report: SearchReport) -> dict[str, Any]:
     }
 
 
-def point_document(study: Study, outcome: Found, index: int) -> dict[str, Any]:
+def point_document(study: Study, outcome: SearchOutcome, index: int) -> dict[str, Any]:
     """Document one point's answer."""
     loads = [run.load for run in outcome.runs(index)]
     return {

@@ -1,4 +1,4 @@
-"""The greatest load that a deployment sustains within its limits."""
+"""Find the greatest load that a deployment sustains within its limits."""
 
 import math
 import statistics
@@ -16,8 +16,8 @@ from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
 from windtunnel.serving.server import Server
 
 TOLERANCE = 0.01
-"""Loads that are tried lie on a grid, each so much above the one before: the answer does not depend on where the search
-began, and deployments of equal capacity are seen to be equal."""
+"""Relative distance of neighbouring loads on a fixed grid: the answer does not depend on where the search began, and
+deployments of equal capacity get equal answers."""
 CHECKS = 12
 """Loads below the answer that `capacities` checks, 4% to 8% apart. A search over thousands of deployments checks
 none."""
@@ -32,14 +32,14 @@ limit on vLLM's scheduler, where the median deployment holds it by a factor e.""
 
 @dataclass(frozen=True, eq=False)
 class Capacity:
-    """The answer for one stream of requests."""
+    """Capacity of a deployment under one stream of requests."""
 
     load: float
-    """Requests a second, or clients of a closed loop; 0: the limits are not held at any load."""
+    """Requests a second, or clients of a closed loop; 0: the limits are broken at every load."""
     at: Probe | None
-    """At that load; None: at no load."""
+    """Probe at that load; None: at no load."""
     beyond: Probe | None
-    """At the next load of the grid, which fails; None: all that the stream can send is sustained."""
+    """Probe at the next load of the grid, which fails; None: all that the stream can send is sustained."""
     num_runs: int
 
 
@@ -52,7 +52,7 @@ def capacity(
     checks: int = 0,
     worth: float | None = None,
 ) -> Capacity:
-    """The greatest load of the grid at which `server` holds the limits and its queue does not grow.
+    """Find the greatest load of the grid at which `server` holds the limits and its queue does not grow.
 
     One run with all requests there at once bounds what it can serve. From a share of that, strides that grow with the
     excess over the limits find a load that passes and one that fails; between them the next is where the
@@ -61,11 +61,11 @@ def capacity(
     Args:
         server: the deployment.
         stream: the requests.
-        limits: to be held.
+        limits: the limits to hold.
         tolerance: relative distance of neighbouring loads.
         near: a load to begin at, as a neighbour's capacity; None bounds it first.
         checks: how many loads between half of the answer and it must pass too. A percentile that few requests decide
-            may be broken at a load and held again at a greater one; the first such load is then the answer's end.
+            may fail at a load and pass again at a greater one; the first such load is then the answer's end.
         worth: a load that must be exceeded. Where the next one of the grid fails, that is the whole answer: a load of
             0, and that one `beyond`.
 
@@ -94,7 +94,7 @@ def capacity(
 
 
 def served_at_once(server: Server | PreparedPools, stream: Stream) -> float:
-    """Requests a second that are served when all are there at once."""
+    """Measure the requests a second that are served when all are there at once."""
     served = serve_requests(server, stream.at_once())
     assert served is not None, "nothing gives this run up"
     return served.arrival_s.size / float((served.arrival_s + served.e2e_s).max())
@@ -112,7 +112,7 @@ class _Search:
         self.tried: dict[int, Probe] = {}
 
     def run(self, near: float, lowest_load: float, highest_load: float) -> Capacity:
-        """Begin at `near`, end at `least` or `most`."""
+        """Search from `near`, between `lowest_load` and `highest_load`."""
         lowest, highest = (
             self.position(lowest_load),
             self.position(highest_load) if math.isfinite(highest_load) else 1 << 40,
@@ -120,7 +120,7 @@ class _Search:
         return self.between(min(max(self.position(near), lowest), highest), lowest, highest)
 
     def between(self, start: int, lowest: int, highest: int) -> Capacity:
-        """The same of positions."""
+        """Search between positions."""
         low, high = self.bracket(start, lowest, highest)
         if low is None:
             return Capacity(0.0, None, self.tried[lowest], self.num_runs)
@@ -133,13 +133,13 @@ class _Search:
         return Capacity(self.load(low), self.tried[low], self.tried[high], self.num_runs)
 
     def first_broken(self, low: int, lowest: int) -> int | None:
-        """The lowest load that fails, of those that are checked between half of the answer and it."""
+        """Return the lowest failing load among the checks between half of the answer and the answer."""
         shares = [0.5 + 0.5 * check / self.checks for check in range(self.checks)]
         below = sorted({max(self.position(self.load(low) * share), lowest) for share in shares})
         return next((position for position in below if not self.at(position).passes), None)
 
     def position(self, load: float) -> int:
-        """The grid's position at or below `load`: of clients the number itself."""
+        """Return the grid's position at or below `load`; for clients the number itself."""
         return math.floor(load) if self.whole else math.floor(math.log(load) / self.step)
 
     def load(self, position: int) -> float:
@@ -156,7 +156,7 @@ class _Search:
         return self.tried[position]
 
     def bracket(self, start: int, lowest: int, highest: int) -> tuple[int | None, int | None]:
-        """(A position that passes, one above it that fails), None for either that there is not."""
+        """Bracket (passing, failing); None where there is none."""
         passing, failing = None, None
         position, least = start, 1
         while True:
@@ -175,7 +175,7 @@ class _Search:
                 position = max(position - stride, lowest)
 
     def narrow(self, low: int, high: int) -> tuple[int, int]:
-        """Neighbours between `low`, which passes, and `high`, which fails."""
+        """Return neighbours between `low`, which passes, and `high`, which fails."""
         below, above = self.at(low).excess, self.at(high).excess
         while high - low > 1:
             share = below / (below - above) if math.isfinite(below) and above > below else 0.5
@@ -196,20 +196,20 @@ class Capacities:
     setup: Setup
     """The first pool's setup, where the deployment has pools."""
     limits: Sequence[Limit]
-    found: list[Capacity]
+    streams: list[Capacity]
     """Capacity of each stream; the first has the scenario's seed."""
     is_closed: bool
     tolerance: float
 
     @property
     def load(self) -> float:
-        """The mean over the streams."""
-        return statistics.fmean(one.load for one in self.found)
+        """Mean load over the streams."""
+        return statistics.fmean(stream.load for stream in self.streams)
 
     @property
     def at_least(self) -> float | None:
-        """The lower bound of the mean over all streams there could be; None for a single one."""
-        bound = lower_bound([one.load for one in self.found])
+        """Lower bound of the mean over all streams; None for a single one."""
+        bound = lower_bound([stream.load for stream in self.streams])
         return None if bound is None else max(bound, 0.0)
 
 
@@ -220,7 +220,7 @@ def capacities(
     tolerance: float = TOLERANCE,
     allow_download: bool = False,
 ) -> Capacities:
-    """The greatest load that a scenario's deployment sustains, for `num_seeds` streams of its requests.
+    """Find the greatest load that a scenario's deployment sustains, for `num_seeds` streams of its requests.
 
     Raises:
         InputError: the deployment cannot be, or its workload has no load to change.

@@ -1,4 +1,4 @@
-"""The limits that a deployment must keep: percentiles of latencies, over requests or over tokens."""
+"""Limits on percentiles of latencies, over requests or over tokens."""
 
 import math
 import re
@@ -10,7 +10,7 @@ from windtunnel.metrics.slo import Slo
 from windtunnel.units import format_seconds, parse_quantity
 
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "end to end", "queueing": "queueing"}
-"""Name -> what people call it. All are over requests, but inter-token latency, which is over tokens."""
+"""Name -> title. All are over requests, except inter-token latency, which is over tokens."""
 ITL_STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 DEFAULT_STATISTIC = "p99"
 
@@ -46,7 +46,7 @@ class Limit:
 
 
 def limit_of(name: str, value: float | str) -> Limit:
-    """The limit `name` (`ttft_p90`, `tpot`: its 99th percentile) of `value` (`2s`, or seconds).
+    """Return the limit `name` (`ttft_p90`; `tpot` means its 99th percentile) of `value` (`2s`, or seconds).
 
     Raises:
         InputError: there is no such latency or statistic, or the value is no positive time.
@@ -69,7 +69,7 @@ def limit_of(name: str, value: float | str) -> Limit:
 
 
 def named_values(text: str) -> dict[str, str]:
-    """`ttft_p90=2s,tpot_p99=50ms` as names and values.
+    """Parse `ttft_p90=2s,tpot_p99=50ms` into names and values.
 
     Raises:
         InputError: another form.
@@ -84,7 +84,7 @@ def named_values(text: str) -> dict[str, str]:
 
 
 def parse_limits(text: str) -> tuple[Limit, ...]:
-    """`ttft_p90=2s,tpot_p99=50ms` as limits.
+    """Parse `ttft_p90=2s,tpot_p99=50ms` into limits.
 
     Raises:
         InputError: another form, or what `limit_of` raises.
@@ -93,12 +93,12 @@ def parse_limits(text: str) -> tuple[Limit, ...]:
 
 
 def limits_from(values: Mapping[str, float | str]) -> tuple[Limit, ...]:
-    """`{ttft_p90: 2s}` as limits."""
+    """Return `{ttft_p90: 2s}` as limits."""
     return tuple(limit_of(name, value) for name, value in values.items())
 
 
 def limits_of(slo: Slo | None) -> tuple[Limit, ...]:
-    """A scenario's limits on requests, which 99% of them must keep."""
+    """Return a scenario's limits, which 99% of requests must keep."""
     if slo is None:
         return ()
     given = {name.removesuffix("_s"): getattr(slo, name) for name in slo.__struct_fields__}

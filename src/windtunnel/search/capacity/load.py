@@ -13,7 +13,7 @@ from windtunnel.workload.schema import Workload
 
 
 def own_load(workload: Workload, seed: int = 0) -> float:
-    """Requests a second that a workload sends on average, or of a closed loop its concurrency.
+    """Return the mean request rate of a workload, or the concurrency of a closed loop.
 
     Raises:
         InputError: it has no load: all requests are sent at once.
@@ -40,12 +40,12 @@ def is_closed(workload: Workload) -> bool:
 
 
 def is_capped(workload: Workload) -> bool:
-    """Whether it arrives at a rate and has a limit of requests under way, too."""
+    """Whether requests arrive at a rate and their concurrency is capped too."""
     return isinstance(workload.arrivals, ClosedLoop) and workload.arrivals.rate_per_s is not None
 
 
 def at_load(workload: Workload, load: float, usual_load: float) -> Workload:
-    """`workload` at a load in place of its `own`: so many requests a second, or of a closed loop so many clients."""
+    """Return `workload` at a load in place of its usual one: a request rate, or the clients of a closed loop."""
     change = msgspec.structs.replace
     if workload.clients is not None:
         return change(workload, clients=change(workload.clients, rate_per_s=load))
@@ -70,7 +70,7 @@ def _faster_tenant(tenant: Any, factor: float) -> Any:
 
 
 def _faster(arrivals: Arrivals, factor: float, load: float | None) -> Arrivals:
-    """Arrivals `factor` times as fast, or of the rate `load`."""
+    """Return arrivals `factor` times as fast, or of the rate `load`."""
     change = msgspec.structs.replace
     if isinstance(arrivals, ClosedLoop):
         return change(arrivals, concurrency=max(round(arrivals.concurrency * factor), 1))
@@ -95,7 +95,7 @@ class Stream:
     own: float
     """The workload's own load."""
     unit: RequestArrays
-    """At a load of 1."""
+    """The requests at a load of 1."""
     stretches: bool
     """Whether a load only stretches the times of `unit`."""
 
@@ -104,7 +104,7 @@ class Stream:
         return is_closed(self.workload)
 
     def at(self, load: float) -> RequestArrays:
-        """The requests at `load`, the same bytes as those of the workload that `at_load` gives."""
+        """Return the requests at `load`, the same bytes as those of the workload that `at_load` gives."""
         if self.is_closed:
             return replace(self.unit, concurrency=round(load))
         if self.stretches:
@@ -112,12 +112,12 @@ class Stream:
         return generate(at_load(self.workload, load, self.own), self.seed)
 
     def at_once(self) -> RequestArrays:
-        """The requests all sent at 0 s."""
+        """Return the requests, all sent at 0 s."""
         return replace(self.unit, arrival_s=np.zeros_like(self.unit.arrival_s), concurrency=0)
 
 
 def stream_of(workload: Workload, seed: int, num_requests: int | None = None) -> Stream:
-    """The stream of a workload, or of its first `num_requests`."""
+    """Build the stream of a workload, or of its first `num_requests`."""
     usual_load = own_load(workload, seed)
     if num_requests is not None:
         workload = msgspec.structs.replace(workload, num_requests=num_requests)

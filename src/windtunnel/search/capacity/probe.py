@@ -23,15 +23,15 @@ from windtunnel.workload.generate.requests import RequestArrays
 Floats = NDArray[np.float64]
 
 MOST_GROWTH = 0.02
-"""Seconds of queueing delay that a second of arrivals may add. A queue whose arrivals are x times what it serves grows
-by x - 1: what is called sustainable is overloaded by 2% at most, the noise of a thousand requests."""
+"""Largest sustainable growth of the queueing delay, seconds per second of arrivals. A queue whose arrivals are x times
+its service rate grows by x - 1: a sustainable load overloads by 2% at most, the noise of a thousand requests."""
 STABILITY = "queueing grows"
 """Value of `Probe.limited_by` for a load at which requests wait longer and longer."""
 LEAST_STREAM = 3.0
-"""Mean times from end to end that a stream should last: in less, a deployment that takes all requests in at once is not
-seen to fall behind."""
+"""Shortest span of a stream in mean end-to-end times: in less, a deployment that takes all requests in at once does not
+appear to fall behind."""
 PATIENT_REQUESTS = 5_000
-"""A run of fewer is over before a look at it would pay."""
+"""Shortest run that is checked for giving up; a shorter one is over before a check would pay."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class Served:
     queueing_s: Floats
     ttft_s: Floats
     tpot_s: Floats
-    """NaN for a single token."""
+    """Time per output token; NaN for a single token."""
     e2e_s: Floats
     output_tokens: NDArray[np.int64]
     input_tokens: NDArray[np.int64]
@@ -55,12 +55,12 @@ class Served:
         return float(np.ptp(self.arrival_s) / self.e2e_s.mean())
 
     def values(self, metric: str) -> Floats:
-        """The times of one latency that are known."""
+        """Return the known times of one latency."""
         times: Floats = getattr(self, f"{metric}_s")
         return times[~np.isnan(times)] if metric == "tpot" else times
 
     def statistic(self, limit: Limit) -> float:
-        """The figure that `limit` speaks of; 0 where there is no such time."""
+        """Return the figure that `limit` bounds; 0 where there is no such time."""
         if limit.metric == "itl":
             distribution = itl_distribution(self.steps)
             return 0.0 if distribution is None else float(getattr(distribution, limit.statistic))
@@ -76,11 +76,11 @@ class Probe:
 
     load: float
     excess: float
-    """Logarithm of the figure that is nearest to its limit, or furthest beyond, over that limit: 0 and less is good."""
+    """Logarithm of figure over limit, for the limit that is nearest or furthest exceeded: 0 and less passes."""
     limited_by: str
-    """That limit, as `ttft_p90`, or `STABILITY`."""
+    """That limit, such as `ttft_p90`, or `STABILITY`."""
     served: Served | None
-    """None where the run was given up."""
+    """The run; None where it was given up."""
 
     @property
     def passes(self) -> bool:
@@ -90,7 +90,7 @@ class Probe:
 def probe(
     server: Server | PreparedPools, stream: Stream, load: float, limits: Sequence[Limit], is_patient: bool = False
 ) -> Probe:
-    """Serve `stream` at `load` and hold the result against `limits` and against a growing queue.
+    """Serve `stream` at `load`, and compare the result with `limits` and with the growth of the queue.
 
     A long run is given up once it can no longer hold a limit, unless `is_patient`.
     """
@@ -109,7 +109,9 @@ def probe(
 
 
 def quantile(values: Floats, share: float) -> float:
-    """`np.percentile` of one percentage, but for rounding, in a fifth of its time: a run takes half a millisecond."""
+    """Return `np.percentile` of one percentage, but for rounding, in a fifth of its time: a run takes half a
+    millisecond.
+    """
     position = share * (values.size - 1)
     below = int(position)
     above = min(below + 1, values.size - 1)

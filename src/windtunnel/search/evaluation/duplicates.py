@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from windtunnel.serving.deployment import EngineSettings
 
 BOUNDS = ("max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens", "gpu_memory_utilization", "num_gpu_blocks")
-"""Engine settings that bound what a scheduler may do; where neither of two bounds is met, they make no difference."""
+"""Engine settings that bound a scheduler; bounds that are never reached make no difference."""
 
 Unbounded = tuple[state.KernelSettings, "EngineSettings"]
 """A deployment's settings without its bounds."""
@@ -28,15 +28,16 @@ Unbounded = tuple[state.KernelSettings, "EngineSettings"]
 
 @dataclass(frozen=True, eq=False)
 class Done:
-    """An evaluation with what decides whether it is another point's too."""
+    """An evaluation with the figures that decide whether it is another point's too."""
 
     settings: state.KernelSettings
     running: int
-    """Most requests at a time, at the load sustained and at the next, which fails; so the other two."""
+    """Most requests at a time, at the load sustained and at the next, which fails; `step_tokens` and `blocks`
+    likewise."""
     step_tokens: int
     blocks: int
     used_blocks: int
-    """At the load sustained alone."""
+    """Most blocks at the load sustained alone."""
     evaluation: Evaluation
 
 
@@ -45,11 +46,11 @@ class Neighbours:
     """Answers of points that differ in knobs only: the load to begin at, and runs that serve duplicates."""
 
     near: float | None = None
-    """The load that the last of them sustains."""
+    """Load that the last point sustains."""
     done: dict[Unbounded, list[Done]] = field(default_factory=dict)
 
     def answer(self, server: Server | PreparedPools, stream: Stream) -> Evaluation | None:
-        """The answer of a deployment that needs no run of its own; None: it does."""
+        """Return the answer of a duplicate deployment; None where it needs a run."""
         if not _is_plain(server):
             return None
         earlier = next((done for done in self.done.get(_unbounded(server), []) if _same(done, server, stream)), None)

@@ -1,4 +1,6 @@
-"""Points of a space put to the test: can it be, what load does it sustain, and what does it give at that load."""
+"""Evaluate the points of a space: whether they can be deployed, the load that they sustain, and their figures at that
+load.
+"""
 
 import hashlib
 from dataclasses import dataclass, field, replace
@@ -45,7 +47,7 @@ class Evaluator:
     digests: dict[Any, bytes] = field(default_factory=dict)
 
     def deployed(self, point: Point, workload: str | None = None) -> Deployed:
-        """The point's names looked up and its defaults filled in.
+        """Look up the point's names and fill in its defaults.
 
         Raises:
             InputError: the point cannot be, or is beyond the budget.
@@ -96,11 +98,11 @@ class Evaluator:
         return 1
 
     def family(self, index: int) -> bytes:
-        """Equal for points that differ in knobs only."""
+        """Return a key that is equal for points that differ in knobs only."""
         return msgspec.json.encode(point_at(self.space, index).others)
 
     def stream(self, scenario: Scenario, seed: int, num_requests: int | None) -> Stream:
-        """The requests of a point; points of one workload share them."""
+        """Return the requests of a point; points of one workload share them."""
         key = (scenario.workload, seed, num_requests)
         if key not in self.streams:
             self.streams[key] = stream_of(scenario.workload, self.space.seed + seed, num_requests)
@@ -114,12 +116,12 @@ class Evaluator:
         neighbours: Neighbours | None = None,
         near: float | None = None,
     ) -> Evaluation:
-        """The answer of one point, refusal included.
+        """Evaluate one point; a refusal is an answer too.
 
         Args:
             index: of the point.
             workload: by name; None is the scenario's own.
-            question: what is asked.
+            question: the requests, the tolerance and the mark.
             neighbours: of points that differ in knobs; this one is added to them.
             near: a load to begin at, as what the point sustained of fewer requests.
         """

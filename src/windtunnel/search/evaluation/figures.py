@@ -34,7 +34,7 @@ FIGURES = {
     "stream_over_e2e": "time that arrivals last over the mean end-to-end time; of an open loop",
     "ttft_mean": "seconds; also p50, p90, p99, and so for tpot, itl, e2e and queueing",
 }
-"""Name -> meaning. What needs a price or a power that nobody knows is absent."""
+"""Name -> meaning. Figures that need an unknown price or power are absent."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,22 @@ class Takes:
     devices: int
     usd_per_hour: float | None
     busy_w: float | None
-    """All devices busy."""
+    """Power with all devices busy."""
 
 
 @dataclass(frozen=True, eq=False)
 class Deployed:
-    """A point as it would be deployed."""
+    """A point, resolved for deployment."""
 
     scenario: Scenario
     setup: Setup | None
-    """None where the deployment has pools."""
+    """What the scenario resolves to; None where the deployment has pools."""
     takes: Takes
 
 
 def load_worth(objective: str, score: float, takes: Takes, mean_output: float) -> float | None:
-    """The load of an open loop at which a deployment scores so much; None where a score does not follow from the load.
+    """Return the open-loop load at which a deployment reaches a score; None where the score does not follow from the
+    load.
 
     Args:
         objective: a name in `FIGURES`.
@@ -116,7 +117,7 @@ def taken_by(scenario: Scenario) -> Takes:
 def figures(
     deployed: Deployed, server: Server | PreparedPools, served: Served, sustained: float | None, limits: Sequence[Limit]
 ) -> dict[str, float]:
-    """The names and values of `FIGURES` that are known, and of the latencies that have limits.
+    """Return the known figures of `FIGURES`, and those of the latencies that have limits.
 
     Args:
         deployed, server: what served.

@@ -10,9 +10,9 @@ class Evaluation(Schema):
     load: float = 0.0
     """Load sustained, or given; 0: the point fails at every load."""
     limited_by: str = ""
-    """The limit that the next higher load breaks; with a given load, the one that is broken, or nearest."""
+    """The limit that the next higher load breaks; with a given load, the broken or nearest limit."""
     figures: dict[str, float] = {}
-    """At that load, by the names in `figures.FIGURES`; empty where no load is sustained."""
+    """Figures at that load, by the names in `figures.FIGURES`; empty where no load is sustained."""
     holds: bool = False
     """Whether the point stays within the limits at `load`."""
     beaten_by: float = 0.0
@@ -20,9 +20,9 @@ class Evaluation(Schema):
     Nothing else is known of it."""
     num_runs: int = 0
     num_requests: int = 0
-    """Simulated in all runs together."""
+    """Requests simulated in all runs together."""
     refused: str = ""
-    """Why the point cannot be; nothing was simulated then."""
+    """Reason why the point cannot be deployed; nothing was simulated then."""
 
 
 class Question(Schema):
@@ -34,5 +34,5 @@ class Question(Schema):
     """Seed of the stream of requests, the same for all points."""
     tolerance: float = TOLERANCE
     worth: float | None = None
-    """The score above which a point is worth its while: where it does not sustain the load that this takes, no other is
-    tried. It counts for objectives that follow from the load alone; None asks every point for its own."""
+    """Score of the mark: a point that does not sustain the load for this score is dropped after one run. It applies to
+    objectives that follow from the load alone; None finds every point's own load."""

@@ -1,4 +1,4 @@
-"""Points of a space of training jobs put to the test: can it be, does it fit, how long does a step take."""
+"""Evaluate the points of a space of training jobs: whether they are valid and fit into memory, and their step time."""
 
 import copy
 import hashlib
@@ -44,7 +44,7 @@ FIGURES = {
     "run_usd": "dollars",
     "run_j": "energy",
 }
-"""Name -> meaning. What needs a price, a power or a number of tokens that nobody gives is absent."""
+"""Name -> meaning. Figures that need an unknown price, power or number of tokens are absent."""
 
 LIMITS = {"step": "step_s", "run": "run_s"}
 """Name in a space's `limits` -> the figure that it bounds."""
@@ -63,7 +63,7 @@ class TrainingEvaluator:
     prices: dict[Any, TrainingPricer] = field(default_factory=dict)
 
     def job(self, index: int) -> TrainingJob:
-        """The job of a point, with its names; where its layers do not split evenly, with an uneven split.
+        """Return the job of a point, with an uneven split where its layers do not split evenly.
 
         Raises:
             InputError: it is no job.
@@ -79,11 +79,11 @@ class TrainingEvaluator:
         self._setup(index)
 
     def num_requests(self, *_: object) -> int:
-        """A job has no stream of requests to take the first ones of."""
+        """Raise InputError: a job has no stream of requests to take the first ones of."""
         raise InputError("a training step has no requests to begin with: halving needs them", "take exhaustive or tpe")
 
     def family(self, *_: object) -> bytes:
-        """All points share what is kept."""
+        """Return one key for all points: they share everything that is kept."""
         return b""
 
     def key(self, index: int, *_: object) -> str:
@@ -99,7 +99,7 @@ class TrainingEvaluator:
         return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
     def evaluate(self, index: int, *_: object) -> Evaluation:
-        """The answer of one point, refusal included."""
+        """Evaluate one point; a refusal is an answer too."""
         try:
             setup = self._setup(index)
             result = simulate_with(setup, self._prices(setup))
@@ -138,7 +138,7 @@ class TrainingEvaluator:
 
 
 def job_limits(limits: dict[str, float | str]) -> dict[str, float]:
-    """`{step: 12s, run: 30d}` in seconds.
+    """Convert `{step: 12s, run: 30d}` to seconds.
 
     Raises:
         InputError: there is no such limit, or it is no positive time.
@@ -155,7 +155,7 @@ def job_limits(limits: dict[str, float | str]) -> dict[str, float]:
 
 
 def training_figures(result: TrainingResult) -> dict[str, float]:
-    """The names and values of `FIGURES` that are known."""
+    """Return the known figures of `FIGURES`."""
     memory, interval, takes = result.worst_memory.total_bytes, step_interval(result), _takes(result.setup)
     exposed = sum(seconds for name, seconds in result.breakdown_s.items() if name.startswith("exposed"))
     figures = {

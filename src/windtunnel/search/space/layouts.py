@@ -1,4 +1,4 @@
-"""Every way to spread a training job over its devices, as values to vary."""
+"""Values to vary for a search over every way to spread a training job over its devices."""
 
 from typing import Any
 
@@ -24,8 +24,8 @@ FOLLOWING = ("dp", "experts_dp", "experts_tp", "layers_per_stage")
 
 
 def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> dict[str, Any]:
-    """The values of a search over every layout: tensor, context, pipeline and expert parallelism, virtual stages,
-    micro-batch and recomputation. Tensor parallelism stays within a node.
+    """Return the values of a search over every layout: tensor, context, pipeline and expert parallelism, virtual
+    stages, micro-batch and recomputation. Tensor parallelism stays within a node.
 
     Args:
         raw: the job as in a file; degrees that only one value suits are set there, those that follow are taken out.
@@ -65,7 +65,7 @@ def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> di
 
 
 def _with_first_values(raw: dict[str, Any], varied: dict[str, Any], source: str) -> TrainingJob:
-    """The job with the first value of everything that varies besides: names to look up."""
+    """Return the job with the first value of everything else that varies, to look its names up."""
     filled: dict[str, Any] = msgspec.to_builtins(raw)
     for name, values in varied.items():
         if isinstance(values, list) and values:
@@ -98,7 +98,7 @@ def _divides_experts(model: ModelSpec, ep: int) -> bool:
 
 
 def with_uneven_stages(job: TrainingJob, model: ModelSpec) -> TrainingJob:
-    """`job` with fewer layers on the first and last chunk of its pipeline, where layers do not split evenly.
+    """Return `job` with fewer layers on the first and last chunk of its pipeline, where layers do not split evenly.
 
     The ends also hold the embedding and the head. With one chunk on each device both ends give layers up as evenly as
     they can (Megatron's `--decoder-first-pipeline-num-layers` and `--decoder-last-pipeline-num-layers`); with several

@@ -1,5 +1,4 @@
-"""A space of deployments or of training jobs: a scenario or a job, what varies in it, the limits to hold and the
-budget to keep to.
+"""Search spaces of deployments or of training jobs: a scenario or a job, what varies in it, the limits and the budget.
 
 model: meta-llama/Llama-3.1-8B
 deployment: {device: h100_sxm}
@@ -54,15 +53,15 @@ SHORT_PATHS = {
 """Short name in `vary` -> path in a scenario."""
 
 ONLY_OF_JOBS = {"sequence_tokens", "global_batch"}
-"""Keys that every training job has and no scenario."""
+"""Keys that every training job has and no scenario has."""
 ONLY_OF_DEPLOYMENTS = ("workloads", "load", "finalists", "finalist_seeds")
 """Keys that a space of training jobs does not have: a step meets no requests and has no randomness."""
 LAYOUTS, ALL = "layouts", "all"
-"""`vary: {layouts: all}`: every way to spread a training job over its devices."""
+"""`vary: {layouts: all}` means every way to spread a training job over its devices."""
 
 ENGINE_PREFIX = "deployment.engine."
 ENGINE_IDENTITY = ("name", "version", "scheduler", "scheduling_policy", "max_model_len")
-"""Engine settings that others' defaults depend on."""
+"""Engine settings that the defaults of other settings depend on."""
 
 
 class Budget(Schema):
@@ -71,7 +70,7 @@ class Budget(Schema):
     devices: int | None = None
     usd_per_hour: float | None = None
     power_w: float | None = None
-    """All devices busy."""
+    """Power with all devices busy."""
 
 
 class Space(Schema):
@@ -86,8 +85,8 @@ class Space(Schema):
     workloads: dict[str, dict[str, Any]] = {}
     """Name -> workload, in place of the scenario's."""
     limits: dict[str, float | str] = {}
-    """`ttft_p90: 2s`; a file without any has those of the scenario's `slo`, which 99% of requests must keep. Without
-    either, the queue must not grow."""
+    """Limits such as `ttft_p90: 2s`; a file without any takes those of the scenario's `slo`, which 99% of requests must
+    keep. Without either, only the queue must not grow."""
     budget: Budget = Budget()
     objective: str = "requests_per_usd"
     """Figure to optimise; a file of training jobs without one gets `tokens_per_s_per_device`."""
@@ -95,7 +94,7 @@ class Space(Schema):
     load: Literal["capacity", "given"] = "capacity"
     """Search each point's greatest sustained load, or run it at the workload's own."""
     finalists: int = 5
-    """Points that meet more streams of requests than one."""
+    """Best points that meet several streams of requests."""
     finalist_seeds: int = 5
     """Most streams that a finalist meets."""
     seed: int = 0
@@ -128,7 +127,7 @@ class Space(Schema):
 
 
 def load_space(path: Path, overrides: Mapping[str, Any] = {}) -> Space:
-    """The space in a YAML or JSON file.
+    """Read the space in a YAML or JSON file.
 
     Args:
         path: the file; traces that it names are looked for beside it first.
@@ -142,14 +141,14 @@ def load_space(path: Path, overrides: Mapping[str, Any] = {}) -> Space:
 
 
 def space_of_text(text: str) -> Space:
-    """A space as `msgspec.json.encode` wrote it."""
+    """Decode a space that `msgspec.json.encode` wrote."""
     return msgspec.json.decode(text, type=Space)
 
 
 def space_from(
     raw: dict[str, Any], source: str = "", folder: Path | None = None, overrides: Mapping[str, Any] = {}
 ) -> Space:
-    """A space from builtins, the scenario's or job's keys beside its own.
+    """Build a space from builtins, where the scenario's or job's keys stand beside its own.
 
     Raises:
         InputError: names the path of what is wrong.
@@ -209,7 +208,7 @@ def _check_names(space: Space, source: str) -> None:
 
 
 def _of_jobs(own_keys: dict[str, Any], shared: dict[str, Any], source: str) -> dict[str, Any]:
-    """The space's own keys with what a space of training jobs means by them; `shared` loses what follows from others.
+    """Adapt the space's own keys to training jobs; `shared` loses the keys that follow from others.
 
     Raises:
         InputError: a key that only a space of deployments has.
@@ -230,7 +229,7 @@ def _of_jobs(own_keys: dict[str, Any], shared: dict[str, Any], source: str) -> d
 
 
 def beside(raw: Any, folder: Path) -> Any:
-    """`raw` with the `path` of every file that lies in `folder` leading there."""
+    """Return `raw` with the `path` of every file in `folder` made absolute."""
     if isinstance(raw, list):
         return [beside(entry, folder) for entry in raw]
     if not isinstance(raw, dict):
@@ -254,7 +253,7 @@ class Point:
 
     @property
     def knobs(self) -> dict[str, Any]:
-        """The engine's settings that change nothing but themselves: name -> value."""
+        """Engine settings that change nothing but themselves: name -> value."""
         prefix = len(ENGINE_PREFIX)
         return {path[prefix:]: value for path, value in self.settings.items() if is_knob(path)}
 
@@ -275,14 +274,14 @@ def is_knob(path: str) -> bool:
 
 
 def value_text(value: Any) -> str:
-    """A value of `vary` in a table."""
+    """Format a value of `vary` for a table."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "+".join(str(entry.get("name", "...")) for entry in value)
     return "default" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def point_at(space: Space, index: int) -> Point:
-    """The point at a position."""
+    """Return the point at a position."""
     choice: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     rest, short = index, space.short_paths
@@ -299,7 +298,7 @@ def point_at(space: Space, index: int) -> Point:
 
 
 def scenario_at(space: Space, settings: Mapping[str, Any], workload: str | None = None) -> Scenario:
-    """The scenario with some of its settings changed.
+    """Return the scenario with some of its settings changed.
 
     Args:
         space: the rest.
@@ -320,11 +319,11 @@ def scenario_at(space: Space, settings: Mapping[str, Any], workload: str | None 
 
 
 def workload_names(space: Space) -> list[str | None]:
-    """The space's workloads, or None for the scenario's own."""
+    """Return the names of the space's workloads, or None for the scenario's own."""
     return list(space.workloads) or [None]
 
 
 def as_builtins(space: Space) -> dict[str, Any]:
-    """The space as it stands in a file."""
+    """Return the space as it stands in a file."""
     raw: dict[str, Any] = msgspec.to_builtins(space)
     return {**raw.pop("scenario", {}), **raw.pop("job", {}), **raw}
