@@ -32,6 +32,7 @@ _SHIPPED = Path(__file__).resolve().parent
 _INDEX_FILES = ("aliases", "defaults")
 _GENERIC_NODE = "pcie"
 EntryT = TypeVar("EntryT")
+HardwareT = TypeVar("HardwareT", Device, Node)
 
 
 def shipped(name: str) -> Path:
@@ -136,11 +137,9 @@ def device(name: str) -> Device:
     Raises:
         InputError: there is no such device, or its file is wrong.
     """
-    path = _hardware_file("devices", name)
-    device = entry(path, Device)
-    _require_positive(device, f"{path.name}: $")
+    device = _hardware("devices", name, Device)
     if not device.peak_flops_per_s:
-        raise InputError(f"{path.name}: peak_flops_per_s is empty; at least bf16 is needed")
+        raise InputError(f"{name}: peak_flops_per_s is empty; at least bf16 is needed")
     return device
 
 
@@ -150,14 +149,15 @@ def node(name: str) -> Node:
     Raises:
         InputError: there is no such node, or its file is wrong.
     """
-    path = _hardware_file("nodes", name)
-    node = entry(path, Node)
-    _require_positive(node, f"{path.name}: $")
-    return node
+    return _hardware("nodes", name, Node)
 
 
-def _hardware_file(kind: str, name: str) -> Path:
-    return Path(name) if name.endswith((".yaml", ".yml")) else find(kind, name)
+def _hardware(kind: str, name: str, schema: type[HardwareT]) -> HardwareT:
+    """Read a device or node by name or path, and check that its rates and counts are above zero."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else find(kind, name)
+    hardware = entry(path, schema)
+    _require_positive(hardware, f"{path.name}: $")
+    return hardware
 
 
 def default_node(device: Device) -> Node:

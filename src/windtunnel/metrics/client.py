@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.metrics.records import REQUEST_COLUMNS, Table
+from windtunnel.metrics.records import REQUEST_COLUMNS, Table, time_per_output_token_s
 from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import Distribution, Goodput, distribution, goodput, known_distribution
 from windtunnel.schema import Schema
@@ -79,9 +79,6 @@ def client_tables(
     failed = np.array([times.size == 0 for times in part_times_s])
     first_s = np.array([times[0] if times.size else np.nan for times in part_times_s])
     finish_s = np.array([times[-1] if times.size else np.nan for times in part_times_s])
-    gaps = output_tokens - 1
-    tpot_s = np.full(sent_s.size, np.nan)
-    np.divide(finish_s - first_s, gaps, out=tpot_s, where=(gaps > 0) & ~failed)
     longest_s = np.array([np.diff(times).max() if times.size > 1 else np.nan for times in part_times_s])
     columns = {
         "request": np.arange(sent_s.size),
@@ -91,7 +88,7 @@ def client_tables(
         "input_tokens": input_tokens,
         "output_tokens": output_tokens,
         "ttft_s": first_s - sent_s,
-        "tpot_s": tpot_s,
+        "tpot_s": time_per_output_token_s(first_s, finish_s, output_tokens),
         "e2e_s": finish_s - sent_s,
         "is_warmup": np.arange(sent_s.size) < num_warmup,
         "itl_max_s": longest_s,

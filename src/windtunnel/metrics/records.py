@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+Floats = NDArray[np.float64]
+
 REQUEST_COLUMNS: Mapping[str, str] = {
     "request": "position in the order of sending, from 0",
     "arrival_s": "when the client sent it",
@@ -130,6 +132,14 @@ class Table:
         pq.write_table(self.to_arrow(), path)
 
 
+def time_per_output_token_s(first_token_s: Floats, finish_s: Floats, output_tokens: NDArray[np.int64]) -> Floats:
+    """Return (finish - first token) / (output tokens - 1) of each request; NaN for a single token."""
+    gaps = output_tokens - 1
+    tpot_s = np.full(gaps.size, np.nan)
+    np.divide(finish_s - first_token_s, gaps, out=tpot_s, where=gaps > 0)
+    return tpot_s
+
+
 def request_table(
     engine: Mapping[str, NDArray[Any]],
     replica: NDArray[np.int64],
@@ -151,9 +161,6 @@ def request_table(
     """
     first_token_s, finish_s, arrival_s = engine["first_token_s"], engine["finish_s"], engine["arrival_s"]
     n = arrival_s.size
-    gaps = engine["output_tokens"] - 1
-    tpot_s = np.full(n, np.nan)
-    np.divide(finish_s - first_token_s, gaps, out=tpot_s, where=gaps > 0)
     columns: dict[str, NDArray[Any]] = {
         "request": np.arange(n),
         **{name: engine[name] for name in list(REQUEST_COLUMNS)[1:8]},
@@ -164,7 +171,7 @@ def request_table(
         "queueing_s": engine["scheduled_s"] - arrival_s,
         "prefill_s": first_token_s - engine["scheduled_s"],
         "ttft_s": first_token_s - arrival_s + frontend_s,
-        "tpot_s": tpot_s,
+        "tpot_s": time_per_output_token_s(first_token_s, finish_s, engine["output_tokens"]),
         "e2e_s": finish_s - arrival_s + frontend_s,
         "is_warmup": np.arange(n) < num_warmup,
         "tenant": np.full(n, -1) if tenant is None else tenant,
