@@ -43,24 +43,24 @@ def refused(tmp_path: Path, **changes: Any) -> str:
 
 
 def test_steps_are_replayed_into_batches(tmp_path: Path) -> None:
-    (found,) = read(tmp_path, run())
-    batches = found.batches
+    (recorded,) = read(tmp_path, run())
+    batches = recorded.batches
     assert batches.prefill_tokens.tolist() == [4, 1, 0, 0, 3]
     assert batches.decode_requests.tolist() == [0, 0, 1, 1, 0]
     assert batches.decode_context_tokens.tolist() == [0, 0, 6, 7, 0]
     assert batches.prefill_pairs.tolist() == [4 * 2, 1 * 4.5, 0, 0, 3 * 1.5]
     assert batches.sampled.tolist() == [0, 1, 1, 1, 1]
-    assert found.scheduled[4] == {1: 3}
+    assert recorded.scheduled[4] == {1: 3}
 
 
 def test_a_step_ends_with_its_tokens_and_starts_with_work(tmp_path: Path) -> None:
-    (found,) = read(tmp_path, run())
+    (recorded,) = read(tmp_path, run())
     # A chunk without a token lasts its wall time; after the idle time the step starts at the arrival, 1.0 s.
-    np.testing.assert_allclose(found.duration_s, [0.1, 0.15, 0.125, 0.125, 0.25])
-    assert found.ttft_s.tolist() == [0.25, 0.25]
-    assert found.e2e_s.tolist() == [0.5, 0.25]
-    assert found.gaps_s.tolist() == [0.125, 0.125]
-    assert found.rate_per_s == 2
+    np.testing.assert_allclose(recorded.duration_s, [0.1, 0.15, 0.125, 0.125, 0.25])
+    assert recorded.ttft_s.tolist() == [0.25, 0.25]
+    assert recorded.e2e_s.tolist() == [0.5, 0.25]
+    assert recorded.gaps_s.tolist() == [0.125, 0.125]
+    assert recorded.rate_per_s == 2
 
 
 def test_compressed_files_hold_the_same(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_compressed_files_hold_the_same(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no file"):
         read_engine_runs(tmp_path / "none.json")
-    whole = gzip.compress(json.dumps([run()]).encode())
-    for content in (whole[: len(whole) // 2], b"{}", b""):
+    packed = gzip.compress(json.dumps([run()]).encode())
+    for content in (packed[: len(packed) // 2], b"{}", b""):
         path = tmp_path / "cut.json.gz"
         path.write_bytes(content)
         with pytest.raises(InputError, match=r"cut\.json\.gz"):
@@ -101,18 +101,18 @@ def test_runs_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
 
 def test_recorded_runs_are_whole(reference: Path) -> None:
     for path in sorted((reference / "engine_runs").glob("*.json.gz")):
-        for found in read_engine_runs(path):
-            assert (found.duration_s > 0).all()
-            assert (found.gaps_s >= 0).all()
-            assert found.batches.prefill_tokens.sum() == found.input_tokens.sum()
-            assert found.batches.decode_requests.sum() == (found.output_tokens - 1).sum()
-            assert found.batches.sampled.sum() == found.output_tokens.sum()
-            pairs = (found.input_tokens.astype(float) ** 2 / 2).sum()
-            assert found.batches.prefill_pairs.sum() == pytest.approx(pairs)
+        for recorded in read_engine_runs(path):
+            assert (recorded.duration_s > 0).all()
+            assert (recorded.gaps_s >= 0).all()
+            assert recorded.batches.prefill_tokens.sum() == recorded.input_tokens.sum()
+            assert recorded.batches.decode_requests.sum() == (recorded.output_tokens - 1).sum()
+            assert recorded.batches.sampled.sum() == recorded.output_tokens.sum()
+            pairs = (recorded.input_tokens.astype(float) ** 2 / 2).sum()
+            assert recorded.batches.prefill_pairs.sum() == pytest.approx(pairs)
 
 
 def test_a_chunk_without_a_token_after_idle_time_starts_at_the_arrival(tmp_path: Path) -> None:
     steps = [*run()["steps"][:4], *({"cpu_s": 0.1, "wall_s": 0.1, "scheduled": [[1, n]]} for n in (2, 1))]
-    (found,) = read(tmp_path, run() | {"steps": steps})
+    (recorded,) = read(tmp_path, run() | {"steps": steps})
     # Nothing is done from 0.5 s until 1.0 s; the chunk takes 0.1 s, and the token comes at 1.25 s.
-    np.testing.assert_allclose(found.duration_s[-2:], [0.1, 0.15])
+    np.testing.assert_allclose(recorded.duration_s[-2:], [0.1, 0.15])

@@ -77,22 +77,22 @@ def micro(task: Task) -> float:
 
 def in_program(setup: TrainingSetup, device: int = 0) -> Counter[tuple[str, str]]:
     """(group, operation) -> bytes of a device's step."""
-    found: Counter[tuple[str, str]] = Counter()
+    sizes: Counter[tuple[str, str]] = Counter()
     for action in device_program(setup, device):
         for task in action.tasks:
             if isinstance(task.op, CollectiveOp) and task.name != "gradient_norm_all_reduce":
-                found[str(task.group), task.op.op] += round(float(task.op.message_bytes) * task.count)
-    return found
+                sizes[str(task.group), task.op.op] += round(float(task.op.message_bytes) * task.count)
+    return sizes
 
 
 def in_workload(workload: SimaiWorkload) -> Counter[tuple[str, str]]:
-    found: Counter[tuple[str, str]] = Counter()
+    sizes: Counter[tuple[str, str]] = Counter()
     for layer in workload.layers():
         for phase, is_weight in ((layer.forward, False), (layer.input_gradient, False), (layer.weight_gradient, True)):
             said = meaning(phase.collective, is_weight)
             if said:
-                found[{"dp_ep": "experts_dp"}.get(said[1], said[1]), said[0]] += phase.size_bytes
-    return found
+                sizes[{"dp_ep": "experts_dp"}.get(said[1], said[1]), said[0]] += phase.size_bytes
+    return sizes
 
 
 degrees = st.sampled_from([1, 2, 4])
@@ -110,49 +110,49 @@ def test_dense_communication_equals_its_closed_forms(
         parallelism={"tp": tp, "pp": pp, "dp": dp, "sequence_parallel": split, "virtual_stages": virtual_stages},
     )
     m = 16 // dp
-    whole = 2 * micro_batch * 4096 * HIDDEN  # bytes of a micro-batch of hidden states, T
+    full_bytes = 2 * micro_batch * 4096 * HIDDEN  # bytes of a micro-batch of hidden states, T
     for device in range(pp):
-        found = in_program(setup, device)
+        sizes = in_program(setup, device)
         first, last = device == 0, device == pp - 1
         layers = 8 // pp
         parameters = sum(chunk_parameters(Rank(setup), c).total for c in chunks(setup) if c.stage == device)
         if tp == 1:
-            assert not any(group == "tp" for group, _ in found)
+            assert not any(group == "tp" for group, _ in sizes)
         elif split:
             # A layer: 2 AG and 2 RS forward, 2 AG and 2 RS backward, 2 AG of kept inputs. Embedding: RS, AG. Head: AG,
             # then RS and AG. Norms: one AR of 2 h fp32 gradients a layer.
-            assert found["tp", "all_gather"] == m * whole * (6 * layers + first + 2 * last)
-            assert found["tp", "reduce_scatter"] == m * whole * (4 * layers + first + last)
+            assert sizes["tp", "all_gather"] == m * full_bytes * (6 * layers + first + 2 * last)
+            assert sizes["tp", "reduce_scatter"] == m * full_bytes * (4 * layers + first + last)
             norms = 2 * HIDDEN * 4 * layers
         else:
             # Two AR forward and two backward; the embedding's forward, the head's backward.
             entropy = 3 * 4 * micro_batch * 4096 * last
-            assert found["tp", "all_reduce"] == m * (whole * (4 * layers + first + last) + entropy)
+            assert sizes["tp", "all_reduce"] == m * (full_bytes * (4 * layers + first + last) + entropy)
         if split and tp > 1:
-            assert found["tp", "all_reduce"] == m * 3 * 4 * micro_batch * 4096 * last + norms
+            assert sizes["tp", "all_reduce"] == m * 3 * 4 * micro_batch * 4096 * last + norms
         if dp > 1:
-            assert found["dp", "reduce_scatter"] == pytest.approx(4 * parameters, abs=64)
-            assert found["dp", "all_gather"] == pytest.approx(2 * parameters, abs=64)
+            assert sizes["dp", "reduce_scatter"] == pytest.approx(4 * parameters, abs=64)
+            assert sizes["dp", "all_gather"] == pytest.approx(2 * parameters, abs=64)
         messages = [m for a in device_program(setup, device) for m in (a.receives, a.sends) if m]
         # Each chunk of a device sends and receives at both of its ends, but at the ends of the pipeline.
         assert len(messages) == 2 * m * (2 * virtual_stages - first - last) * (pp > 1)
-        assert all(one.size_bytes == whole / (tp if split else 1) for one in messages)
+        assert all(message.size_bytes == full_bytes / (tp if split else 1) for message in messages)
 
 
 @settings(max_examples=10)
 @given(st.sampled_from([1, 2]), st.sampled_from([2, 4, 8]), st.sampled_from([8, 16]))
 def test_expert_communication_equals_its_closed_forms(tp: int, ep: int, dp: int) -> None:
     setup = setup_of(EXPERTS, parallelism={"tp": tp, "dp": dp, "ep": ep, "experts_tp": 1})
-    found = in_program(setup)
+    sizes = in_program(setup)
     tokens = 4096 // tp  # with sequence parallelism every rank routes its own part
     m, topk, layers = 16 // dp, 2, 8
     # Dispatch and combine, forward and backward.
-    assert found["ep", "all_to_all"] == m * layers * 4 * 2 * tokens * topk * HIDDEN
+    assert sizes["ep", "all_to_all"] == m * layers * 4 * 2 * tokens * topk * HIDDEN
     experts = layers * 8 // ep * 3 * HIDDEN * 1536
     experts_dp = tp * dp // ep
     if experts_dp > 1:
-        assert found["experts_dp", "reduce_scatter"] == 4 * experts
-        assert found["experts_dp", "all_gather"] == 2 * experts
+        assert sizes["experts_dp", "reduce_scatter"] == 4 * experts
+        assert sizes["experts_dp", "all_gather"] == 2 * experts
 
 
 JOBS: dict[str, dict[str, Any]] = {
@@ -201,22 +201,22 @@ def test_aicb_lists_hold_the_graphs_bytes(name: str, tmp_path: Path) -> None:
     names = {"tp_group": "tp", "dp_group": "dp", "ep_group": "ep", "ep_dp_group": "experts_dp"}
     for device in range(setup.degrees.pp):
         records = training_records(setup, device)
-        found: Counter[tuple[str, str]] = Counter()
+        sizes: Counter[tuple[str, str]] = Counter()
         for record in records.records():
             if (
                 record.kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
                 and "gradient_norm" not in record.stage
             ):
                 assert isinstance(record.size, int)
-                found[names[str(record.group)], record.kind] += record.size
+                sizes[names[str(record.group)], record.kind] += record.size
         program = in_program(setup, device)
         shared: Counter[tuple[str, str]] = Counter()
         for (group, op), size in program.items():
             shared["tp" if group == "experts_tp" else group, op] += size
-        assert found == shared
+        assert sizes == shared
         path = tmp_path / f"{device}.csv"
         path.write_text(records_text([records]))
-        assert [list(one.records()) for one in read_records(path)] == [list(records.records())]
+        assert [list(message.records()) for message in read_records(path)] == [list(records.records())]
 
 
 def test_messages_of_a_pipeline_meet_in_aicb_lists() -> None:
@@ -300,16 +300,16 @@ def test_chakra_sizes_are_what_astra_sim_counts() -> None:
         ChakraCollective.ALL_GATHER: "all_gather",
         ChakraCollective.REDUCE_SCATTER: "reduce_scatter",
     }
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for node in traces[0].nodes:
         if node.kind is ChakraKind.COLLECTIVE and node.get("pg_name") != "0":
             kind = ChakraCollective(int(str(node.get("comm_type"))))
             share = len(ranks_of[str(node.get("pg_name"))]) if kind is ChakraCollective.ALL_GATHER else 1
-            found[operations[kind]] += int(str(node.get("comm_size"))) * share
-    wanted: Counter[str] = Counter()
+            sizes[operations[kind]] += int(str(node.get("comm_size"))) * share
+    expected: Counter[str] = Counter()
     for (_, op), size in in_program(setup).items():
-        wanted[op] += size
-    assert found == wanted
+        expected[op] += size
+    assert sizes == expected
 
 
 def test_chakra_durations_add_up_to_a_microsecond() -> None:

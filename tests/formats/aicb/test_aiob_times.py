@@ -23,11 +23,11 @@ def test_the_shipped_example_is_read(reference: Path) -> None:
 
 def test_aicb_adds_modules_up_in_nanoseconds(reference: Path) -> None:
     times = read_aiob_times(reference / "aicb" / "aiob_Example.txt")
-    found = training_ns(times, recompute=False)
+    times_ns = training_ns(times, recompute=False)
     # Published with AICB's own output for this file.
-    assert (found["attention_forward"], found["mlp_backward"]) == (1_820_000, 2_478_000)
-    assert (found["grad_forward"], found["grad_backward"], found["Emb"]) == (16_647_000, 17_374_000, 799_000)
-    assert found["attention_o_row"] == 0
+    assert (times_ns["attention_forward"], times_ns["mlp_backward"]) == (1_820_000, 2_478_000)
+    assert (times_ns["grad_forward"], times_ns["grad_backward"], times_ns["Emb"]) == (16_647_000, 17_374_000, 799_000)
+    assert times_ns["attention_o_row"] == 0
     assert training_ns(times, recompute=True)["attention_forward"] == 1_820_000 + 512_000
 
 

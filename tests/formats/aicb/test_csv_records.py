@@ -56,9 +56,9 @@ def test_what_is_written_is_read_back(
     lists = [RecordList(s, "" if one_rank else f"[ pp_stage{stage}: [rank0] ]") for stage, s in enumerate(found)]
     text = records_text(lists)
     again = read_records(written(tmp_path_factory.mktemp("r"), text))
-    assert [one.title for one in again] == [one.title for one in lists]
-    assert [list(one.records()) for one in again] == [list(one.records()) for one in lists]
-    assert [one.num_records for one in again] == [one.num_records for one in lists]
+    assert [part.title for part in again] == [part.title for part in lists]
+    assert [list(part.records()) for part in again] == [list(part.records()) for part in lists]
+    assert [part.num_records for part in again] == [part.num_records for part in lists]
     assert records_text(again) == text
 
 
@@ -77,8 +77,8 @@ def test_measured_times_and_products_are_read(tmp_path: Path) -> None:
         "CommType.computation,None,None,((4096 1 640) (640 5120)),forward.MegatronRowLinear,None,None,,None,None,None,1"
     )
     fraction = "CommType.all_to_all,CommGroup.ep_group,None,25952256.0,forward.MoE.dispatch,None,None,,None,None,None,1"
-    (found,) = read_records(written(tmp_path, f"{COLUMNS}\n{timed}\n{product}\n{fraction}\n"))
-    first, second, third = found.records()
+    (listed,) = read_records(written(tmp_path, f"{COLUMNS}\n{timed}\n{product}\n{fraction}\n"))
+    first, second, third = listed.records()
     assert (first.elapsed_ms, first.bus_bandwidth) == (0.14028799533843994, 104.64)
     assert second.size == ((4096, 1, 640), (640, 5120))
     assert isinstance(third.size, float)

@@ -29,9 +29,9 @@ def lines(command: str, times: Path | None = None) -> list[str]:
     return made(command, times).text.splitlines()
 
 
-def layer(found: list[str], name: str) -> list[str]:
+def layer(rows: list[str], name: str) -> list[str]:
     """The columns of the first line of that name."""
-    return next(line for line in found if line.startswith(f"{name}\t")).split("\t")
+    return next(line for line in rows if line.startswith(f"{name}\t")).split("\t")
 
 
 def refused(command: str) -> str:
@@ -48,9 +48,9 @@ def test_every_recorded_file_is_written_byte_for_byte(reference: Path, name: str
     if not files:  # AICB crashed
         refused(command)
         return
-    found = made(command, reference / "aicb" / "aiob_Example.txt" if "comp_filepath" in command else None)
-    assert f"{found.name}.gz" == files[0].name
-    assert found.text == gzip.decompress(files[0].read_bytes()).decode()
+    generated = made(command, reference / "aicb" / "aiob_Example.txt" if "comp_filepath" in command else None)
+    assert f"{generated.name}.gz" == files[0].name
+    assert generated.text == gzip.decompress(files[0].read_bytes()).decode()
 
 
 def test_recorded_files_are_read_and_written_back(reference: Path) -> None:
@@ -66,13 +66,13 @@ def test_recorded_files_are_read_and_written_back(reference: Path) -> None:
 
 
 def test_pipeline_stage_steps_twice_with_parameters_divided_twice() -> None:
-    found = lines(
+    rows = lines(
         f"{MEGATRON} --world_size=1024 --tensor_model_parallel_size=8 --pipeline_model_parallel=8 --global_batch=1536 "
         "--num_layers=96 --hidden_size=12288 --num_attention_heads=96 --vocab_size=50257 --enable_sequence_parallel "
         "--use-distributed-optimizer"
     )
-    assert len(found) == 1 + 12_116
-    assert sum(",1568366592,step," in line for line in found) == 2
+    assert len(rows) == 1 + 12_116
+    assert sum(",1568366592,step," in line for line in rows) == 2
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_pipeline_stage_steps_twice_with_parameters_divided_twice() -> None:
 def test_contiguous_gradients_go_to_the_ranks_that_keep_them(
     world: int, layers: int, hidden: int, width: int, heads: int, num_lines: int, num_reduces: int
 ) -> None:
-    found = lines(
+    rows = lines(
         f"{ZERO} --stage=2 --contiguous_gradients --world_size={world} --global_batch={world} --num_layers={layers} "
         f"--hidden_size={hidden} --ffn_hidden_size={width} --num_attention_heads={heads}"
     )
-    reduces = [line.split(",") for line in found if line.startswith("CommType.reduce,")]
-    assert (len(found), len(reduces)) == (num_lines, num_reduces)
-    parameters = sum(int(line.split(",")[3]) for line in found if ",init," in line)
+    reduces = [line.split(",") for line in rows if line.startswith("CommType.reduce,")]
+    assert (len(rows), len(reduces)) == (num_lines, num_reduces)
+    parameters = sum(int(line.split(",")[3]) for line in rows if ",init," in line)
     assert sum(int(fields[3]) for fields in reduces) == parameters
     assert {int(fields[5]) for fields in reduces} == set(range(world))
 
@@ -96,13 +96,13 @@ def test_contiguous_gradients_go_to_the_ranks_that_keep_them(
 def test_a_range_that_begins_where_a_rank_ends_sends_that_rank_nothing() -> None:
     # Elements: embedding 8, a layer of 2, 4 x 4, 2, 3 x 2 = 26, norm 2, head 8: 44, so 4 ranks keep 11 each. The
     # bucket is so small that every parameter flushes the one before it; one begins at 22.
-    found = lines(
+    rows = lines(
         f"{ZERO} --stage=2 --contiguous_gradients --world_size=4 --global_batch=4 --num_layers=1 --hidden_size=2 "
         "--ffn_hidden_size=1 --num_attention_heads=1 --vocab_size=4 --reduce_bucket_size=1"
     )
     reduces = [
         tuple(map(int, (fields[3], fields[5])))
-        for fields in (line.split(",") for line in found)
+        for fields in (line.split(",") for line in rows)
         if fields[0] == "CommType.reduce"
     ]
     assert (0, 1) in reduces
@@ -124,9 +124,13 @@ def test_recomputation_without_sequence_parallelism_doubles_flash_attention_only
 
 
 def test_scripts_presets_override_what_is_typed() -> None:
-    found = made(f"{SCRIPT} -m moe --world_size 512 --tensor_model_parallel_size 2 --sp --ep 8 --experts 8 --topk 2")
-    assert found.name.startswith("None-Mixtral_8*7B-world_size512-tp4-pp1-ep8-gbs1024-mbs1-seq4096-MOE-True-GEMM-True")
-    assert found.remarks == ("the script's model moe sets --tensor_model_parallel_size 4 over 2",)
+    generated = made(
+        f"{SCRIPT} -m moe --world_size 512 --tensor_model_parallel_size 2 --sp --ep 8 --experts 8 --topk 2"
+    )
+    assert generated.name.startswith(
+        "None-Mixtral_8*7B-world_size512-tp4-pp1-ep8-gbs1024-mbs1-seq4096-MOE-True-GEMM-True"
+    )
+    assert generated.remarks == ("the script's model moe sets --tensor_model_parallel_size 4 over 2",)
 
 
 def test_the_script_of_lists_takes_its_nodes_as_torchrun_does() -> None:
@@ -141,26 +145,26 @@ def test_the_script_of_lists_takes_its_nodes_as_torchrun_does() -> None:
 def test_the_script_of_lists_makes_its_world_and_batch_itself() -> None:
     """The batch is two micro-batches of the world that is typed, the list that of nodes times GPUs."""
     typed = "-m 13 --world_size 8 --tensor_model_parallel_size 4 --global_batch 9 --swiglu"
-    found = made(f"WORLD_SIZE=2 sh scripts/megatron_gpt.sh {typed} --nproc_per_node 8 --workload_only")
+    generated = made(f"WORLD_SIZE=2 sh scripts/megatron_gpt.sh {typed} --nproc_per_node 8 --workload_only")
     direct = made(
         f"{MEGATRON} --model_name=gpt_13B --world_size=16 --tensor_model_parallel_size=4 --global_batch=4 "
         "--num_layers=40 --hidden_size=5120 --num_attention_heads=40 --seq_length=2048 --vocab_size=50257 --swiglu "
         "--use-distributed-optimizer"
     )
-    assert (found.name, found.text) == (direct.name, direct.text)
-    assert found.remarks == (
+    assert (generated.name, generated.text) == (direct.name, direct.text)
+    assert generated.remarks == (
         "the script sets --world_size 16 over 8",
         "the script sets --global_batch 4 over 9",
     )
 
 
 def test_deepseek_671b_has_1451_lines(reference: Path) -> None:
-    found = lines(
+    rows = lines(
         f"{SCRIPT} -m deepseek671 --world_size 2048 --sp --ep 64 --topk 8 --moe_enable --frame DeepSeek "
         "--global_batch 4096 --swiglu --aiob_enable --comp_filepath there.txt",
         reference / "aicb" / "aiob_Example.txt",
     )
-    assert found[1] == "1451"
+    assert rows[1] == "1451"
 
 
 @pytest.mark.parametrize(
@@ -175,42 +179,42 @@ def test_deepseek_671b_has_1451_lines(reference: Path) -> None:
     ],
 )
 def test_tokens_sent_to_experts_in_inference(options: str, dispatch: int, combine: int) -> None:
-    found = lines(f"{INFERENCE} {options}")
-    assert layer(found, "moe_route")[3:5] == ["ALLTOALL_EP", str(dispatch)]
-    assert layer(found, "moe_expert")[3:5] == ["ALLTOALL_EP", str(combine)]
+    rows = lines(f"{INFERENCE} {options}")
+    assert layer(rows, "moe_route")[3:5] == ["ALLTOALL_EP", str(dispatch)]
+    assert layer(rows, "moe_expert")[3:5] == ["ALLTOALL_EP", str(combine)]
 
 
 def test_tables_for_vidur_add_up_a_layers_modules() -> None:
     command = "python -m workload_generator.Vidur_workload_generator Qwen3-Moe-235B qwen3_moe_default.json"
-    found = lines(
+    rows = lines(
         f"{command} --world_size 8 --expert_model_parallel_size 8 --tensor_model_parallel_size 4 --micro_batch 32"
     )
-    assert found[:3] == ["layer_id\tlayer_name\tcomp_time\tcomm_size", "0\tattention\t2\t262144", "0\tmoe\t3\t794624"]
-    assert len(found) == 1 + 2 * 94
+    assert rows[:3] == ["layer_id\tlayer_name\tcomp_time\tcomm_size", "0\tattention\t2\t262144", "0\tmoe\t3\t794624"]
+    assert len(rows) == 1 + 2 * 94
 
 
 def test_inference_times_reach_their_modules(tmp_path: Path) -> None:
     times = tmp_path / "times.txt"
     section = "{}:\n    time_gpu_max: 9\n    time_gpu_min: 1\n    time_gpu_avg: {}\n"
     sections = [("atten_qkv", 3), ("atten_flash", 4), ("mlp_up", 5), ("moe_route", 6), ("moe_up_gate", 7.5)]
-    times.write_text("inference_term:decode\n" + "".join(section.format(*one) for one in sections))
-    found = lines(f"{INFERENCE} -m deepseek-671B", times)
-    assert layer(found, "attention_layer")[2] == "7000"
-    assert layer(found, "shared_experts")[2] == layer(found, "dense_mlp")[2] == "5000"
-    assert layer(found, "moe_expert")[2] == "7500"
-    assert layer(found, "moe_route")[2] == "1"  # AICB does not look it up for DeepSeek
+    times.write_text("inference_term:decode\n" + "".join(section.format(*names) for names in sections))
+    rows = lines(f"{INFERENCE} -m deepseek-671B", times)
+    assert layer(rows, "attention_layer")[2] == "7000"
+    assert layer(rows, "shared_experts")[2] == layer(rows, "dense_mlp")[2] == "5000"
+    assert layer(rows, "moe_expert")[2] == "7500"
+    assert layer(rows, "moe_route")[2] == "1"  # AICB does not look it up for DeepSeek
 
 
 def test_a_batch_too_small_for_one_micro_batch_makes_none_and_is_told() -> None:
-    found = made(f"{SIMAI} --world_size=64 --global_batch=32 --num_layers=2")
-    assert "\ncross_entropy1\t" in found.text
-    assert "attention" not in found.text
-    assert "AICB makes 0 micro-batches of it" in found.remarks[0]
+    generated = made(f"{SIMAI} --world_size=64 --global_batch=32 --num_layers=2")
+    assert "\ncross_entropy1\t" in generated.text
+    assert "attention" not in generated.text
+    assert "AICB makes 0 micro-batches of it" in generated.remarks[0]
 
 
 def test_gradient_accumulation_costs_no_time_and_no_records() -> None:
-    found = made(f"{SIMAI} --world_size=8 --global_batch=8192 --num_layers=2")
-    assert found.text.count("attention_layer") == 1024 * 2
+    generated = made(f"{SIMAI} --world_size=8 --global_batch=8192 --num_layers=2")
+    assert generated.text.count("attention_layer") == 1024 * 2
 
 
 def test_prefixes_and_both_spellings_of_arguments_are_understood() -> None:

@@ -36,42 +36,42 @@ def capture_of(spans: list[tuple[int, int, bool]]) -> Capture:
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20), st.booleans()), min_size=1, max_size=30))
 def test_a_device_s_time_is_what_counting_microseconds_gives(spans: list[tuple[int, int, bool]]) -> None:
-    (found,) = device_time(capture_of(spans)).values()
+    (use,) = device_time(capture_of(spans)).values()
     working, talking = (
-        {at for start, took, talks in spans if talks == which for at in range(start, start + took)}
+        {time_us for start, took, talks in spans if talks == which for time_us in range(start, start + took)}
         for which in (False, True)
     )
     busy = working | talking
-    assert found.busy_s == pytest.approx(len(busy) * 1e-6)
-    assert found.span_s == pytest.approx((max(busy) + 1 - min(busy)) * 1e-6)
-    assert found.communication_s == pytest.approx(len(talking) * 1e-6, abs=1e-15)
-    assert found.overlapped_s == pytest.approx(len(working & talking) * 1e-6, abs=1e-12)
-    starts = sorted(at for at in busy if at - 1 not in busy)
-    assert len(found.gaps_s) == len(starts) - 1
-    assert found.gaps_s.sum() == pytest.approx(found.idle_s, abs=1e-12)
+    assert use.busy_s == pytest.approx(len(busy) * 1e-6)
+    assert use.span_s == pytest.approx((max(busy) + 1 - min(busy)) * 1e-6)
+    assert use.communication_s == pytest.approx(len(talking) * 1e-6, abs=1e-15)
+    assert use.overlapped_s == pytest.approx(len(working & talking) * 1e-6, abs=1e-12)
+    starts = sorted(time_us for time_us in busy if time_us - 1 not in busy)
+    assert len(use.gaps_s) == len(starts) - 1
+    assert use.gaps_s.sum() == pytest.approx(use.idle_s, abs=1e-12)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.floats(1e-9, 1.0)), min_size=1, max_size=50))
 def test_statistics_are_numpy_s(rows: list[tuple[int, float]]) -> None:
     names, values = np.array([name for name, _ in rows]), np.array([value for _, value in rows])
-    found = statistics(names, values)
-    assert found.count.sum() == len(rows)
-    assert (np.diff(found.total) <= 0).all()
-    for place, name in enumerate(found.names):
+    by_name = statistics(names, values)
+    assert by_name.count.sum() == len(rows)
+    assert (np.diff(by_name.total) <= 0).all()
+    for place, name in enumerate(by_name.names):
         mine = values[names == name]
-        ours = [getattr(found, what)[place] for what in ("total", "mean", "median", "least", "most")]
+        ours = [getattr(by_name, what)[place] for what in ("total", "mean", "median", "least", "most")]
         assert ours == pytest.approx([mine.sum(), mine.mean(), np.median(mine), mine.min(), mine.max()])
         if len(mine) > 1:
-            assert found.deviation[place] == pytest.approx(mine.std(ddof=1), abs=1e-12)
+            assert by_name.deviation[place] == pytest.approx(mine.std(ddof=1), abs=1e-12)
 
 
 def test_rates_count_only_kernels_whose_work_is_known() -> None:
     capture = capture_of([(0, 10, False), (10, 30, False)])
     flops = np.array([4e6, np.nan])
     kernels = capture.kernels.replaced(flops=flops)
-    found = kernel_table(Capture("test", capture.names, kernels, capture.calls, capture.ranges, {}))
-    assert found["flops_per_s"][0] == pytest.approx(4e6 / 10e-6)
-    assert np.isnan(found["bytes_per_s"][0])
+    table = kernel_table(Capture("test", capture.names, kernels, capture.calls, capture.ranges, {}))
+    assert table["flops_per_s"][0] == pytest.approx(4e6 / 10e-6)
+    assert np.isnan(table["bytes_per_s"][0])
 
 
 def test_the_innermost_range_is_found_on_the_same_thread_only() -> None:
@@ -86,6 +86,6 @@ def test_occupancy_is_that_of_the_vendors_calculator() -> None:
     """Blocks of 256 threads on an A100 (64 warps, 32 blocks, 65536 registers, 164 KiB): 32, 64 and 128 registers."""
     limits = {"warps": 64.0, "blocks": 32.0, "registers": 65536.0, "shared_bytes": 164 * 1024.0}
     threads, registers = np.full(4, 256), np.array([32, 64, 128, 32])
-    found = theoretical_occupancy(threads, registers, np.array([0, 0, 0, 48 * 1024]), limits, 1024.0)
+    occupancy = theoretical_occupancy(threads, registers, np.array([0, 0, 0, 48 * 1024]), limits, 1024.0)
     # The last is held back by memory: three blocks of 49 KiB.
-    assert found == pytest.approx([1.0, 0.5, 0.25, 24 / 64])
+    assert occupancy == pytest.approx([1.0, 0.5, 0.25, 24 / 64])

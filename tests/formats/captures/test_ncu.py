@@ -50,10 +50,10 @@ METRICS = {
 
 
 def raw_page(base: bool, num_launches: int = 2) -> str:
-    at = 2 * base
+    column = 2 * base
     header = ",".join([FIXED, *(f'"{name}"' for name in METRICS)])
-    units = ",".join(['""'] * 11 + [f'"{cells[at]}"' for cells in METRICS.values()])
-    values = [f'"{cells[at + 1]}"' for cells in METRICS.values()]
+    units = ",".join(['""'] * 11 + [f'"{cells[column]}"' for cells in METRICS.values()])
+    values = [f'"{cells[column + 1]}"' for cells in METRICS.values()]
     launches = [",".join([LAUNCH.format(id=number), *values]) for number in range(num_launches)]
     return "\n".join([header, units, *launches, ""])
 

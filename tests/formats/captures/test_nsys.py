@@ -47,18 +47,18 @@ def capture(request: pytest.FixtureRequest, tmp_path: Path) -> Capture:
 
 
 def check(
-    capture: Capture, found: NameStatistics, report: str, name: str, unit: str, scale: float, decimals: int
+    capture: Capture, measured: NameStatistics, report: str, name: str, unit: str, scale: float, decimals: int
 ) -> None:
     """Every statistic of every row, to the last digit that `nsys stats` prints."""
     rows = {row[name]: row for row in printed(report)}
-    assert [capture.names[code] for code in found.names] == list(rows)
+    assert [capture.names[code] for code in measured.names] == list(rows)
     for place, row in enumerate(rows.values()):
         for column, values in (
-            ("Avg", found.mean),
-            ("Med", found.median),
-            ("Min", found.least),
-            ("Max", found.most),
-            ("StdDev", found.deviation),
+            ("Avg", measured.mean),
+            ("Med", measured.median),
+            ("Min", measured.least),
+            ("Max", measured.most),
+            ("StdDev", measured.deviation),
         ):
             ours = values[place] * scale
             assert ours == pytest.approx(float(row[f"{column} ({unit})"]), abs=0.51 * 10.0**-decimals), (row, column)
@@ -73,11 +73,11 @@ def check(
     ],
 )
 def test_times_are_those_of_nsys_stats(capture: Capture, of, report: str, name: str) -> None:  # type: ignore[no-untyped-def]
-    found = of(capture)
-    check(capture, found, report, name, "ns", 1e9, 1)
+    measured = of(capture)
+    check(capture, measured, report, name, "ns", 1e9, 1)
     rows = printed(report)
-    assert [round(total * 1e9) for total in found.total] == [int(row["Total Time (ns)"]) for row in rows]
-    assert [round(share * 100, 1) for share in found.share] == [float(row["Time (%)"]) for row in rows]
+    assert [round(total * 1e9) for total in measured.total] == [int(row["Total Time (ns)"]) for row in rows]
+    assert [round(share * 100, 1) for share in measured.share] == [float(row["Time (%)"]) for row in rows]
 
 
 def test_sizes_of_copies_are_those_of_nsys_stats(capture: Capture) -> None:
@@ -95,35 +95,35 @@ def test_kernels_by_grid_are_those_of_nsys_stats(capture: Capture) -> None:
 
 
 def test_launches_are_those_of_nsys_stats(capture: Capture) -> None:
-    found = launch_times(capture)
+    launches = launch_times(capture)
     for row in printed("cuda_kern_exec_sum"):
-        mine = np.array([capture.names[code] == row["Kernel Name"] for code in found.names])
-        assert {capture.names[code] for code in found.call_names[mine]} == {row["API Name"]}
-        queue = found.queue_s[mine]
+        mine = np.array([capture.names[code] == row["Kernel Name"] for code in launches.names])
+        assert {capture.names[code] for code in launches.call_names[mine]} == {row["API Name"]}
+        queue = launches.queue_s[mine]
         assert (mine.sum(), np.isfinite(queue).sum()) == (int(row["Count"]), int(row["QCount"]))
         assert np.nanmean(queue) * 1e9 == pytest.approx(float(row["QAvg (ns)"]), abs=0.06)
-        assert found.call_s[mine].mean() * 1e9 == pytest.approx(float(row["AAvg (ns)"]), abs=0.06)
-        total = np.maximum(found.latency_s + found.kernel_s, found.call_s)[mine]
+        assert launches.call_s[mine].mean() * 1e9 == pytest.approx(float(row["AAvg (ns)"]), abs=0.06)
+        total = np.maximum(launches.latency_s + launches.kernel_s, launches.call_s)[mine]
         assert np.median(total) * 1e9 == pytest.approx(float(row["TMed (ns)"]), abs=0.06)
 
 
 def test_ranges_on_the_device_are_those_of_nsys_stats(capture: Capture) -> None:
-    found = range_time(capture)
+    times = range_time(capture)
     style = {"PushPop": 1, "StartEnd": 0}
     rows = printed("nvtx_gpu_proj_sum")
-    assert len(found.names) == sum(int(row["Range Instances"]) for row in rows)
+    assert len(times.names) == sum(int(row["Range Instances"]) for row in rows)
     for row in rows:
-        is_mine = [capture.names[code] == row["Range"] for code in found.names]
-        mine = np.array(is_mine) & (found.is_nested == style[row["Style"]])
-        assert round(found.device_s[mine].sum() * 1e9) == int(row["Total Proj Time (ns)"])
-        assert round(found.host_s[mine].sum() * 1e9) == int(row["Total Range Time (ns)"])
-        assert found.num_kernels[mine].sum() == int(row["Total GPU Ops"])
+        is_mine = [capture.names[code] == row["Range"] for code in times.names]
+        mine = np.array(is_mine) & (times.is_nested == style[row["Style"]])
+        assert round(times.device_s[mine].sum() * 1e9) == int(row["Total Proj Time (ns)"])
+        assert round(times.host_s[mine].sum() * 1e9) == int(row["Total Range Time (ns)"])
+        assert times.num_kernels[mine].sum() == int(row["Total GPU Ops"])
 
 
 def test_ranges_on_the_host_are_those_of_nsys_stats(capture: Capture) -> None:
     """`nsys stats` splits them by style too, which the one range with both styles shows."""
-    found = host_range_time(capture)
-    ours = {capture.names[code]: round(total * 1e9) for code, total in zip(found.names, found.total, strict=True)}
+    times = host_range_time(capture)
+    ours = {capture.names[code]: round(total * 1e9) for code, total in zip(times.names, times.total, strict=True)}
     expected: dict[str, int] = {}
     for row in printed("nvtx_sum"):
         expected[row["Range"]] = expected.get(row["Range"], 0) + int(row["Total Time (ns)"])
@@ -146,10 +146,10 @@ def test_the_whole_schema_gives_the_same(version: str, reference: Path, tmp_path
 def test_every_kernel_has_its_class_range_and_occupancy(capture: Capture) -> None:
     kernels = capture.kernels_of(0)
     classes = {nsys_report.KERNELS[which][0] for which in range(7)}
-    found = {capture.names[n]: CLASSES[c] for n, c in zip(kernels["name"], kernels["kernel_class"], strict=True)}
-    assert set(found) == classes
+    measured = {capture.names[n]: CLASSES[c] for n, c in zip(kernels["name"], kernels["kernel_class"], strict=True)}
+    assert set(measured) == classes
     expected = ["norm", "gemm", "rope", "kv_cache", "attention", "communication", "activation"]
-    assert [found[name] for name, *_ in nsys_report.KERNELS] == expected
+    assert [measured[name] for name, *_ in nsys_report.KERNELS] == expected
     inner = [capture.name_of(capture.ranges["name"][row]) for row in kernels["range"]]
     assert sorted(inner) == ["layer 0"] * 36 + ["layer 1"] * 36
     assert set(inner[:10]) == {"layer 0"}
@@ -159,17 +159,17 @@ def test_every_kernel_has_its_class_range_and_occupancy(capture: Capture) -> Non
 
 
 def test_overlap_and_gaps_add_up(capture: Capture) -> None:
-    (found,) = device_time(capture).values()
+    (use,) = device_time(capture).values()
     kernels = capture.kernels
     is_nccl = kernels["kernel_class"] == CLASSES.index("communication")
-    assert found.communication_s == pytest.approx(kernels["duration_s"][is_nccl].sum())
-    assert 0 < found.overlapped_s <= found.communication_s * (1 + 1e-9)
-    assert found.gaps_s.min() > 1e-9
-    assert found.busy_s + found.gaps_s.sum() == pytest.approx(found.span_s)
+    assert use.communication_s == pytest.approx(kernels["duration_s"][is_nccl].sum())
+    assert 0 < use.overlapped_s <= use.communication_s * (1 + 1e-9)
+    assert use.gaps_s.min() > 1e-9
+    assert use.busy_s + use.gaps_s.sum() == pytest.approx(use.span_s)
     end_s = (kernels["start_s"] + kernels["duration_s"]).max()
-    assert found.span_s == pytest.approx(end_s - kernels["start_s"].min())
+    assert use.span_s == pytest.approx(end_s - kernels["start_s"].min())
     # Two streams: time is busy once, so what both do at once is the difference to the sum.
-    assert found.busy_s == pytest.approx(kernels["duration_s"].sum() - found.overlapped_s)
+    assert use.busy_s == pytest.approx(kernels["duration_s"].sum() - use.overlapped_s)
 
 
 def test_graphs_recorded_whole_are_seen_and_said(tmp_path: Path) -> None:
@@ -185,14 +185,14 @@ def test_graphs_recorded_whole_are_seen_and_said(tmp_path: Path) -> None:
 
 def test_what_lies_within_a_range_keeps_its_launches_and_ranges(capture: Capture) -> None:
     assert within(capture, "no such range") is capture
-    found = within(capture, "layer 1")
-    assert len(found.kernels) == len(found.calls) == 12
+    cut = within(capture, "layer 1")
+    assert len(cut.kernels) == len(cut.calls) == 12
     first = next(row for row, code in enumerate(capture.ranges["name"]) if capture.names[code] == "layer 1")
     same = capture.kernels.where(capture.kernels["range"] == first)
     for name in ("name", "start_s", "stream"):
-        np.testing.assert_array_equal(found.kernels[name], same[name])
-    assert {found.name_of(found.ranges["name"][row]) for row in found.kernels["range"]} == {"layer 1"}
-    launches = [found.name_of(found.calls["name"][row]) for row in found.kernels["call"]]
+        np.testing.assert_array_equal(cut.kernels[name], same[name])
+    assert {cut.name_of(cut.ranges["name"][row]) for row in cut.kernels["range"]} == {"layer 1"}
+    launches = [cut.name_of(cut.calls["name"][row]) for row in cut.kernels["call"]]
     assert launches == [capture.name_of(capture.calls["name"][row]) for row in same["call"]]
 
 
@@ -279,9 +279,9 @@ def test_a_report_that_was_not_exported_names_the_command(tmp_path: Path) -> Non
 
 def test_statistics_of_nothing_and_of_one() -> None:
     assert len(statistics(np.empty(0, np.int64), np.empty(0))) == 0
-    one = statistics(np.array([3]), np.array([2.0]))
-    assert (one.total[0], one.median[0]) == (2.0, 2.0)
-    assert np.isnan(one.deviation[0])
+    single = statistics(np.array([3]), np.array([2.0]))
+    assert (single.total[0], single.median[0]) == (2.0, 2.0)
+    assert np.isnan(single.deviation[0])
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,6 @@ def test_nsys_prints_what_is_kept(tmp_path: Path, reference: Path, report: str) 
     )
     lines = done.stdout.splitlines()
     with (STATS / f"{report}.csv").open(encoding="utf-8", newline="") as file:
-        wanted = list(csv.reader(file))
-    start = next(number for number, line in enumerate(lines) if line.startswith(wanted[0][0]))
-    assert [row for row in csv.reader(lines[start:]) if row] == wanted
+        expected = list(csv.reader(file))
+    start = next(number for number, line in enumerate(lines) if line.startswith(expected[0][0]))
+    assert [row for row in csv.reader(lines[start:]) if row] == expected

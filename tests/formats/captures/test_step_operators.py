@@ -50,8 +50,8 @@ def model(**changes: Any) -> ModelSpec:
 
 
 def shard(**changes: Any) -> Shard:
-    found = model(**changes)
-    return Shard(found, found.precision, Parallelism())
+    spec = model(**changes)
+    return Shard(spec, spec.precision, Parallelism())
 
 
 def capture_of(kernels: list[tuple[str, str]], flops: list[float] | None = None) -> tuple[Capture, CapturedStep]:
@@ -123,9 +123,9 @@ def test_products_that_do_not_fit_the_model_are_left_unclear() -> None:
 def test_shapes_tell_products_whatever_their_order() -> None:
     launches = forward_launches(shard(), captured_batch())
     by_name = {launch.name: float(np.asarray(launch.op.flops)) for launch in launches}
-    wanted = ["down_proj", "lm_head", "qkv_proj"]
-    capture, step = capture_of([("nvjet", "")] * 3, [by_name[name] for name in wanted])
-    assert rows_of_kernels(capture, step, launches) == wanted
+    names = ["down_proj", "lm_head", "qkv_proj"]
+    capture, step = capture_of([("nvjet", "")] * 3, [by_name[name] for name in names])
+    assert rows_of_kernels(capture, step, launches) == names
 
 
 def captured_batch() -> Any:
@@ -178,8 +178,8 @@ def test_other_ranges_are_no_steps() -> None:
 
 def test_every_launch_of_every_kind_of_model_has_a_row() -> None:
     for changes in ({}, {"model_type": "qwen2_moe", "num_experts": 8, "num_experts_per_tok": 2}):
-        found = model(**changes, moe_intermediate_size=128, shared_expert_intermediate_size=128)
-        for launch in forward_launches(Shard(found, found.precision, Parallelism(tp=2)), captured_batch()):
+        spec = model(**changes, moe_intermediate_size=128, shared_expert_intermediate_size=128)
+        for launch in forward_launches(Shard(spec, spec.precision, Parallelism(tp=2)), captured_batch()):
             assert row_of_launch(launch.name) != "other", launch.name
 
 

@@ -146,13 +146,13 @@ def test_wrong_files_are_refused_by_byte(tmp_path: Path, content: bytes, message
 
 
 def test_every_cut_of_a_file_is_refused_or_a_shorter_trace(tmp_path: Path) -> None:
-    whole = trace_bytes(SAMPLE)
-    for length in range(1, len(whole)):
+    content = trace_bytes(SAMPLE)
+    for length in range(1, len(content)):
         if length == 8:  # the metadata alone is a trace of no nodes
-            assert read(tmp_path, whole[:length]).nodes == ()
+            assert read(tmp_path, content[:length]).nodes == ()
             continue
         with pytest.raises(InputError):
-            read(tmp_path, whole[:length])
+            read(tmp_path, content[:length])
 
 
 def protobuf_messages() -> tuple[Any, Any]:
@@ -168,13 +168,13 @@ def protobuf_messages() -> tuple[Any, Any]:
         if oneof:
             found.oneof_decl.add(name="value")
         for number, field, kind in fields:
-            one = found.field.add(name=field, number=number, label=3 if kind.endswith("*") else 1)
+            member = found.field.add(name=field, number=number, label=3 if kind.endswith("*") else 1)
             kind = kind.rstrip("*")
-            one.type = getattr(one, f"TYPE_{kind.upper()}", one.TYPE_MESSAGE)
-            if one.type == one.TYPE_MESSAGE:
-                one.type_name = f".et.{kind}"
+            member.type = getattr(member, f"TYPE_{kind.upper()}", member.TYPE_MESSAGE)
+            if member.type == member.TYPE_MESSAGE:
+                member.type_name = f".et.{kind}"
             if oneof and number > 2:
-                one.oneof_index = 0
+                member.oneof_index = 0
 
     kinds = ("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64")
     values = []

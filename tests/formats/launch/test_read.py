@@ -80,15 +80,15 @@ COMMANDS = [
 
 @pytest.mark.parametrize(("text", "expected"), COMMANDS, ids=[text.split(" --")[0] for text, _ in COMMANDS])
 def test_commands_are_read_and_written_back(text: str, expected: dict[str, dict[str, object]]) -> None:
-    found = read_launch_command(text)
-    raw = {name: value for name, value in found.raw.items() if name != "model"}
+    command = read_launch_command(text)
+    raw = {name: value for name, value in command.raw.items() if name != "model"}
     assert raw == expected
-    assert not found.unknown
+    assert not command.unknown
     deployment = raw["deployment"]
     if "replicas" in deployment:
         return
     again = write_launch_command(
-        found.raw["model"],
+        command.raw["model"],
         decode(deployment["parallelism"], Parallelism),
         decode(deployment["engine"], EngineSettings),
         None,
@@ -96,7 +96,7 @@ def test_commands_are_read_and_written_back(text: str, expected: dict[str, dict[
     )
     if "--enforce-eager" in text:
         assert "--enforce-eager" in again
-    assert read_launch_command(" ".join(again)).raw == found.raw
+    assert read_launch_command(" ".join(again)).raw == command.raw
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
@@ -117,9 +117,9 @@ def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
     }
     path = tmp_path / "options.yaml"
     path.write_text(yaml.safe_dump(content))
-    found = read_launch_command(f"trtllm-serve deepseek-ai/DeepSeek-V3 --tp_size 8 --extra_llm_api_options {path}")
-    engine = found.raw["deployment"]["engine"]
-    assert found.raw["deployment"]["parallelism"] == {"tp": 1, "attention_dp": 8}
+    command = read_launch_command(f"trtllm-serve deepseek-ai/DeepSeek-V3 --tp_size 8 --extra_llm_api_options {path}")
+    engine = command.raw["deployment"]["engine"]
+    assert command.raw["deployment"]["parallelism"] == {"tp": 1, "attention_dp": 8}
     assert engine == {
         "name": "trtllm",
         "gpu_memory_utilization": 0.8,
@@ -155,10 +155,10 @@ def test_tensorrts_windows_are_the_models_or_not_modelled(
 ) -> None:
     path = tmp_path / "options.yaml"
     path.write_text(yaml.safe_dump({"kv_cache_config": {"max_attention_window": windows}}))
-    found = read_launch_command(f"trtllm-serve {model} --extra_llm_api_options {path}")
-    assert found.raw["deployment"]["engine"].get("window_kv") == kept
-    assert bool(found.not_modelled) == (kept is None)
-    assert ("--max-attention-window" in found.taken) == (kept is not None)
+    command = read_launch_command(f"trtllm-serve {model} --extra_llm_api_options {path}")
+    assert command.raw["deployment"]["engine"].get("window_kv") == kept
+    assert bool(command.not_modelled) == (kept is None)
+    assert ("--max-attention-window" in command.taken) == (kept is not None)
 
 
 def test_every_option_is_one_of_four() -> None:
@@ -167,10 +167,10 @@ def test_every_option_is_one_of_four() -> None:
     assert not other.without_effect & other.not_modelled
     for flags in FLAGS.values():
         assert not flags.keys() & other.without_effect
-    found = read_launch_command("vllm serve llama-3.1-8b --port 1 --cpu-offload-gb 4 --what --seed 3")
-    assert found.without_effect == ("--port", "--seed")
-    assert found.not_modelled == ("--cpu-offload-gb",)
-    assert found.unknown == ("--what",)
+    command = read_launch_command("vllm serve llama-3.1-8b --port 1 --cpu-offload-gb 4 --what --seed 3")
+    assert command.without_effect == ("--port", "--seed")
+    assert command.not_modelled == ("--cpu-offload-gb",)
+    assert command.unknown == ("--what",)
 
 
 def test_drafts_need_to_be_told_how_often_they_are_right() -> None:
@@ -218,9 +218,9 @@ def test_pools_are_written_as_servers_of_their_own() -> None:
     assert script.count("vllm serve meta-llama/Llama-3.1-8B") == 2
     assert "--tensor-parallel-size 2" in script
     documents = list(yaml.safe_load_all(kubernetes_manifests(scenario, {"vllm": "0.24.0"})))
-    deployments = [one for one in documents if one["kind"] == "Deployment"]
-    assert [one["spec"]["replicas"] for one in deployments] == [2, 1]
-    limits = [one["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] for one in deployments]
+    deployments = [document for document in documents if document["kind"] == "Deployment"]
+    assert [document["spec"]["replicas"] for document in deployments] == [2, 1]
+    limits = [document["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] for document in deployments]
     assert limits == [{"nvidia.com/gpu": 1}, {"nvidia.com/gpu": 2}]
 
 
@@ -279,11 +279,11 @@ PUBLISHED = [
 
 @pytest.mark.parametrize("text", PUBLISHED, ids=lambda text: " ".join(text.split()[:6]))
 def test_every_option_of_published_commands_is_known(text: str) -> None:
-    found = read_launch_command(text)
-    assert found.unknown == ()
+    command = read_launch_command(text)
+    assert command.unknown == ()
     num_options = sum(word.startswith("-") for word in text.split()) - text.startswith("python")
-    fields = [name for name in found.not_modelled if "acceptance_fraction" in name]
-    named = len(found.taken) - 1 + len(found.without_effect) + len(found.not_modelled)
+    fields = [name for name in command.not_modelled if "acceptance_fraction" in name]
+    named = len(command.taken) - 1 + len(command.without_effect) + len(command.not_modelled)
     is_named = "--model" in text.replace("--model-path", "--model")
     # Two fields of the drafts are one remark.
     assert named + is_named == num_options - (len(fields) if "speculative-config." in text else 0)
@@ -291,10 +291,10 @@ def test_every_option_of_published_commands_is_known(text: str) -> None:
 
 def test_drafts_are_read_field_by_field() -> None:
     text = "vllm serve llama-3.1-70b --speculative-config.method ngram --speculative-config.num_speculative_tokens 4"
-    found = read_launch_command(f"{text} --speculative-config.acceptance_fraction 0.6")
+    command = read_launch_command(f"{text} --speculative-config.acceptance_fraction 0.6")
     drafts = {"method": "ngram", "num_draft_tokens": 4, "acceptance_fraction": 0.6}
-    assert found.raw["deployment"]["engine"]["speculative"] == drafts
-    assert found.not_modelled == ()
+    assert command.raw["deployment"]["engine"]["speculative"] == drafts
+    assert command.not_modelled == ()
 
 
 def test_names_of_options_are_whole() -> None:

@@ -82,7 +82,7 @@ def started(scenario: Scenario, folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 CASES = [
     *((engine, {name: value}) for engine in VERSIONS for name, values in SHARED.items() for value in values),
-    *((engine, {name: value}) for engine, own in SETTINGS.items() for name, value in own.items()),
+    *((engine, {name: value}) for engine, settings in SETTINGS.items() for name, value in settings.items()),
 ]
 
 
@@ -91,9 +91,9 @@ def test_what_is_written_is_read_as_the_same_settings(
     engine: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scenario = scenario_with({"name": engine, **settings})
-    wanted, found = resolve(scenario), started(scenario, tmp_path, monkeypatch)
-    for name in wanted.engine.__struct_fields__:
-        own, again = getattr(wanted.engine, name), getattr(found.engine, name)
+    expected, restarted = resolve(scenario), started(scenario, tmp_path, monkeypatch)
+    for name in expected.engine.__struct_fields__:
+        own, again = getattr(expected.engine, name), getattr(restarted.engine, name)
         # TensorRT-LLM's file says the second of two settings that go together; none is zero.
         assert (own or 0) == (again or 0) if name == "attention_dp_batching_wait_iters" else own == again, name
 
@@ -105,12 +105,12 @@ def test_what_is_written_is_read_as_the_same_split_and_format(
     engine: str, split: dict[str, int], kv_cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scenario = scenario_with({"name": engine}, parallelism=split, precision={"kv_cache": kv_cache})
-    found = started(scenario, tmp_path, monkeypatch)
-    assert str(found.precision.kv_cache) == kv_cache
+    restarted = started(scenario, tmp_path, monkeypatch)
+    assert str(restarted.precision.kv_cache) == kv_cache
     if engine == "trtllm" and split.get("tp", 1) > 1 and "attention_dp" in split:
         assert "# TensorRT-LLM cannot split attention over tp = 2" in launch_script(scenario, VERSIONS)
     else:
-        assert found.parallelism == resolve(scenario).parallelism
+        assert restarted.parallelism == resolve(scenario).parallelism
 
 
 @pytest.mark.parametrize(
@@ -209,8 +209,8 @@ def test_helm_renders_the_manifests(deployed: Scenario, tmp_path: Path) -> None:
         (tmp_path / path).write_text(text)
     subprocess.run([helm, "lint", "--strict", tmp_path], check=True, capture_output=True)
     rendered = subprocess.run([helm, "template", "name", tmp_path], check=True, capture_output=True, text=True)
-    wanted = yaml.safe_load_all(kubernetes_manifests(deployed, VERSIONS))
-    assert sorted(map(str, yaml.safe_load_all(rendered.stdout))) == sorted(map(str, wanted))
+    expected = yaml.safe_load_all(kubernetes_manifests(deployed, VERSIONS))
+    assert sorted(map(str, yaml.safe_load_all(rendered.stdout))) == sorted(map(str, expected))
 
 
 def test_the_manifests_are_kubernetes(deployed: Scenario) -> None:

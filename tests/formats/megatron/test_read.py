@@ -78,9 +78,9 @@ def read(text: str, **settings: Any) -> MegatronJob:
     return read_megatron_arguments(text, "h100_sxm", **settings)
 
 
-def model_of(found: MegatronJob) -> ModelSpec:
-    assert isinstance(found.job.model, ModelSpec)
-    return found.job.model
+def model_of(result: MegatronJob) -> ModelSpec:
+    assert isinstance(result.job.model, ModelSpec)
+    return result.job.model
 
 
 def test_gpt3_is_gpt3() -> None:
@@ -98,22 +98,22 @@ def test_gpt3_is_gpt3() -> None:
 
 
 def test_a_script_with_variables_and_arrays() -> None:
-    found = read(SCRIPT)
-    job, model = found.job, model_of(found)
+    result = read(SCRIPT)
+    job, model = result.job, model_of(result)
     assert count_parameters(model).total == pytest.approx(46.7e9, rel=0.002)
     assert (job.num_devices, job.parallelism.tp, job.parallelism.ep, job.parallelism.experts_tp) == (16, 2, 8, 1)
     assert job.parallelism.sequence_parallel
     assert (job.sharding.zero, job.overlap.gradient_reduce, job.overlap.parameter_gather) == (1, True, False)
     assert (job.dropout, job.learned_positions) == (False, False)
     assert job.total_tokens == 1000 * 4096
-    assert set(found.unread) == {"--master-addr", "--lr", "--data-path"}
+    assert set(result.unread) == {"--master-addr", "--lr", "--data-path"}
     assert resolve(job).degrees.experts_dp == 2
 
 
 def test_the_arguments_that_a_log_prints() -> None:
-    found = read(LOG)
-    job = found.job
-    attention = model_of(found).layers[0].attention
+    result = read(LOG)
+    job = result.job
+    attention = model_of(result).layers[0].attention
     assert isinstance(attention, GroupedQueryAttention)
     assert (attention.num_kv_heads, attention.qkv_bias) == (8, False)
     assert (job.num_devices, job.micro_batch, job.recompute.granularity) == (16, 2, "none")

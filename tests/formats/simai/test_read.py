@@ -71,9 +71,9 @@ def test_what_is_written_is_read_back(
 
 
 def test_shipped_workloads_of_both_vintages_are_read(reference: Path) -> None:
-    found = read_workload(reference / "simai" / "workloads" / "workload_analytical.txt.gz")
-    assert found.header == Header(2, 16, 12, 8, 24, 9216, 50331648)
-    assert found.num_layers == 1789
+    workload = read_workload(reference / "simai" / "workloads" / "workload_analytical.txt.gz")
+    assert workload.header == Header(2, 16, 12, 8, 24, 9216, 50331648)
+    assert workload.num_layers == 1789
     micro = read_workload(reference / "simai" / "workloads" / "microAllReduce.txt.gz")
     assert [layer.forward.size_bytes for layer in micro.layers()] == [16777216, 67108864]
     assert micro.header.pp_comm_bytes is None
@@ -85,18 +85,20 @@ def test_files_of_2024_have_tabs_blanks_and_only_tensor_parallelism(tmp_path: Pa
         "norm\t-1\t0\tBROADCAST\t16384\t1\tNONE\t0\t1\tNONE\t0\t100\n"
         "Llama_layer1\t-1\t 14356000\tNONE\t0   4756000\tALLGATHER\t357468\t 1\tREDUCESCATTER\t1889785610\t100"
     )
-    found = read_workload(written(tmp_path, text))
-    assert found.header == Header(tp=2)
-    first, second = found.layers()
+    workload = read_workload(written(tmp_path, text))
+    assert workload.header == Header(tp=2)
+    first, second = workload.layers()
     assert first.forward == FilePhase(0, "BROADCAST", 16384)
     assert second.weight_gradient == FilePhase(1, "REDUCESCATTER", 1889785610)
 
 
 def test_micro_files_have_no_settings(tmp_path: Path) -> None:
-    found = read_workload(written(tmp_path, "MICRO\n1\nmicro_test\t-1\t1\tNONE\t0\t1\tNONE\t0\t1\tALLTOALL\t4096\t1\n"))
-    assert found.policy == MICRO
-    assert next(found.layers()).weight_gradient == FilePhase(1, "ALLTOALL", 4096)
-    assert workload_text(found).startswith("MICRO\n1\n")
+    workload = read_workload(
+        written(tmp_path, "MICRO\n1\nmicro_test\t-1\t1\tNONE\t0\t1\tNONE\t0\t1\tALLTOALL\t4096\t1\n")
+    )
+    assert workload.policy == MICRO
+    assert next(workload.layers()).weight_gradient == FilePhase(1, "ALLTOALL", 4096)
+    assert workload_text(workload).startswith("MICRO\n1\n")
 
 
 def test_lists_of_checkpoints_are_passed_over(tmp_path: Path) -> None:
@@ -113,7 +115,7 @@ def test_a_word_without_a_suffix_means_the_data_parallel_group_for_weights() -> 
 
 
 def test_malformed_samples_that_crash_or_hang_simai_are_refused_by_line(reference: Path) -> None:
-    wanted = {
+    messages = {
         "badcount": "line 2: the number of layers is 'abc'",
         "badnum": "line 3: a compute time is 'abc'",
         "empty": "is empty",
@@ -121,7 +123,7 @@ def test_malformed_samples_that_crash_or_hang_simai_are_refused_by_line(referenc
         "toofew": "line 2 says that 5 layers follow; there are 1",
         "zeros": "line 1: model_parallel_NPU_group is 0; at least 1",
     }
-    for name, message in wanted.items():
+    for name, message in messages.items():
         with pytest.raises(InputError, match=message):
             read_workload(reference / "simai" / "malformed" / f"{name}.txt")
     assert read_workload(reference / "simai" / "malformed" / "ag40G.txt").num_layers == 1

@@ -232,9 +232,9 @@ def test_every_recorded_decomposition_has_as_many_flows_and_bytes(reference: Pat
         r"\[\w+\] (?P<environment>.*?)--(?P<flags>.*?) -> .* flows=(?P<flows>\d+) total_bytes=(?P<bytes>\d+)"
     )
     lines = (reference / "simai" / "simccl" / "commands.txt").read_text().splitlines()
-    found = [match for match in map(pattern.match, lines) if match]  # the others crashed
-    assert found
-    for match in found:
+    matches = [match for match in map(pattern.match, lines) if match]  # the others crashed
+    assert matches
+    for match in matches:
         flags = dict(flag.split() for flag in match["flags"].split("--"))
         made = decomposed(flags, match["environment"])
         assert len(made.source) == int(match["flows"]), match[0]

@@ -198,14 +198,16 @@ def test_pipeline_tracks_are_threads() -> None:
 
 def test_requests_have_their_times(result: Result) -> None:
     events, table = list(timeline(result.requests, result.steps)), result.requests
-    at = {(event["ph"], event["name"], int(event["id"], 16)): event["ts"] for event in events if event["ph"] in "be"}
+    times = {(event["ph"], event["name"], int(event["id"], 16)): event["ts"] for event in events if event["ph"] in "be"}
     for number in range(len(table)):
-        assert at["b", "request", number] == round(table["arrival_s"][number] * 1e6)
-        assert at["b", "prefill", number] == round(table["scheduled_s"][number] * 1e6)
-        assert at["e", "prefill", number] == at["b", "decode", number] == round(table["first_token_s"][number] * 1e6)
-        assert at["e", "request", number] == at["e", "decode", number] == round(table["finish_s"][number] * 1e6)
+        assert times["b", "request", number] == round(table["arrival_s"][number] * 1e6)
+        assert times["b", "prefill", number] == round(table["scheduled_s"][number] * 1e6)
+        assert (
+            times["e", "prefill", number] == times["b", "decode", number] == round(table["first_token_s"][number] * 1e6)
+        )
+        assert times["e", "request", number] == times["e", "decode", number] == round(table["finish_s"][number] * 1e6)
         queued = round(table["queueing_s"][number] * 1e6) > 0
-        assert (("b", "queueing", number) in at) == queued
+        assert (("b", "queueing", number) in times) == queued
     args = {event["args"]["request"]: event["args"] for event in of_phase(events, "b") if "args" in event}
     assert [args[number]["input_tokens"] for number in range(len(table))] == table["input_tokens"].tolist()
     assert args[7]["ttft_ms"] == pytest.approx(table["ttft_s"][7] * 1e3, abs=1e-3)
@@ -421,11 +423,11 @@ def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
     result = run()
     for name in ("one.json", "two.json", "one.json.gz", "two.json.gz"):
         write_timeline(tmp_path / name, result.requests, result.steps, 1000)
-    one, packed = (tmp_path / "one.json").read_bytes(), (tmp_path / "one.json.gz").read_bytes()
-    assert one == (tmp_path / "two.json").read_bytes() == gzip.decompress(packed)
+    plain, packed = (tmp_path / "one.json").read_bytes(), (tmp_path / "one.json.gz").read_bytes()
+    assert plain == (tmp_path / "two.json").read_bytes() == gzip.decompress(packed)
     assert packed == (tmp_path / "two.json.gz").read_bytes()
     assert packed[3:8] == bytes(5), "the header holds no name and no time"
-    assert len(packed) < len(one) / 4
+    assert len(packed) < len(plain) / 4
 
 
 def test_nothing_is_left_of_a_timeline_that_cannot_be_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,10 +65,10 @@ def test_a_real_profile_prices_the_operators_that_it_measured(reference: Path, t
     assert milliseconds(DecodeAttention(32, 1025, 32, 4, 128)) == pytest.approx(0.064, rel=0.05)
     # Prefill: a whole prompt, and the same chunk after 1,024 cached tokens.
     assert milliseconds(PrefillAttention(1, 1024, 32, 4, 128)) == pytest.approx(0.216, rel=0.02)
-    wanted = attention.numbers("time_stats.attn_prefill.median")[
+    times_ms = attention.numbers("time_stats.attn_prefill.median")[
         (attention.numbers("prefill_chunk_size") == 1024) & (attention.numbers("kv_cache_size") == 1024)
     ]
-    assert milliseconds(PrefillAttention(1024 / 3072, 3072, 32, 4, 128)) == pytest.approx(float(np.median(wanted)))
+    assert milliseconds(PrefillAttention(1024 / 3072, 3072, 32, 4, 128)) == pytest.approx(float(np.median(times_ms)))
     assert milliseconds(Collective("all_reduce", float(1 << 20), 4)) == pytest.approx(0.064, rel=0.1)
 
 
@@ -85,16 +85,16 @@ def test_a_profile_of_ours_has_vidurs_columns(reference: Path, tmp_path: Path) -
         ProfiledStep(1, 1, 512, 256, {**common, "attention_prefill": times(0.5)}),
         ProfiledStep(2, 16, 0, 1023, {**common, "attention_decode": times(0.25)}),
     ]
-    found = vidur_files(model, steps, 16)
+    files = vidur_files(model, steps, 16)
     theirs = read_vidur_file(profiles(reference) / "compute/a100/meta-llama/Meta-Llama-3-8B/mlp.csv")
-    assert list(found["mlp.csv"].columns) == list(theirs.columns)
+    assert list(files["mlp.csv"].columns) == list(theirs.columns)
     for name in ("n_head", "n_kv_head", "n_embd", "n_expanded_embd", "use_gated_mlp"):
-        assert found["mlp.csv"].columns[name][0] == theirs.columns[name][0]
+        assert files["mlp.csv"].columns[name][0] == theirs.columns[name][0]
     real = read_vidur_file(profiles(reference) / "compute/a100/meta-llama/Llama-2-70b-hf/attention.csv")
-    missing = set(real.columns) - set(found["attention.csv"].columns)
+    missing = set(real.columns) - set(files["attention.csv"].columns)
     assert missing == {"profile_method"}  # of that one older file
     path = tmp_path / "attention.csv"
-    write_vidur_file(found["attention.csv"], path)
+    write_vidur_file(files["attention.csv"], path)
     prefill, decode = (
         next(table for table in operator_tables(path) if table.kind == kind)
         for kind in ("prefill_attention", "decode_attention")

@@ -82,8 +82,8 @@ def run_on_recorded_durations(recorded: Case) -> PerRequestRun:
     )
     if recorded.config.cluster_config.global_scheduler_config.name == "random":
         records.rank = random_replicas(recorded.config, count)
-    most = recorded.config.cluster_config.replica_scheduler_config.batch_size_cap
-    cost = recorded_steps(recorded.batches.duration_s, EngineSettings(max_num_seqs=most))
+    max_num_seqs = recorded.config.cluster_config.replica_scheduler_config.batch_size_cap
+    cost = recorded_steps(recorded.batches.duration_s, EngineSettings(max_num_seqs=max_num_seqs))
     return schedule_per_request(settings, records, cost=cost, keeps_trail=True)
 
 

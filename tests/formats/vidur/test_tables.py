@@ -60,7 +60,7 @@ def test_batches_keep_their_numbers_where_a_time_limit_caught_one_in_flight(tmp_
     }
     path = tmp_path / "iterations.parquet"
     parquet.write_table(pa.table(columns), path)
-    found = read_batches(path)
-    assert (found.number.tolist(), found.batch.tolist()) == ([0, 2], [0, 0, 2])
-    assert (found.request.tolist(), found.tokens.tolist()) == ([7, 8, 9], [3, 4, 1])
-    np.testing.assert_allclose(found.start_s, [0, 20e-6])
+    batches = read_batches(path)
+    assert (batches.number.tolist(), batches.batch.tolist()) == ([0, 2], [0, 0, 2])
+    assert (batches.request.tolist(), batches.tokens.tolist()) == ([7, 8, 9], [3, 4, 1])
+    np.testing.assert_allclose(batches.start_s, [0, 20e-6])
