@@ -12,11 +12,7 @@ T = TypeVar("T")
 
 
 def parse_number(text: str, what: str) -> float:
-    """Return a finite number of at least 0.
-
-    Args:
-        text: text of the number.
-        what: its place and name, for messages.
+    """Return a finite number of at least 0; `what` names it and its place.
 
     Raises:
         InputError: it is no number, below 0 or not finite.
@@ -31,7 +27,7 @@ def parse_number(text: str, what: str) -> float:
 
 
 def parse_whole(text: str, what: str, least: int | None = 0) -> int:
-    """Return a whole number of at least `least`; `what` names its place.
+    """Return a whole number of at least `least`; `what` names it and its place.
 
     Raises:
         InputError: it is no whole number, or is below `least`.

@@ -118,10 +118,8 @@ def _collectives(arguments: TrainingArguments) -> RecordList:
         raise InputError(f"--test_comm is {kind!r}", f"it is one of {', '.join(KINDS)}")
     if begin_size < 1:
         raise InputError(f"--begin_size is {begin_size}; AICB would double it for ever", "take at least 1")
-    stretches = [
-        Stretch((Record(kind, "dp_group", dp, begin_size, "warmup"),), arguments.iter_num),
-        Stretch((EPOCH_END,)),
-    ]
+    warmup = Record(kind, "dp_group", dp, begin_size, "warmup")
+    stretches = [Stretch((warmup,), arguments.iter_num), Stretch((EPOCH_END,))]
     pp = arguments.pipeline_model_parallel
     group = ("pp_group", pp) if arguments.multi_all_reduce_enable else ("dp_group", dp)
     steps = 2 if pp > 1 and arguments.frame != "collective_test" else 1
