@@ -9,7 +9,7 @@ from numba import config, njit
 
 from windtunnel.compiled.calendar import Clock, new_clock, schedule, take_next
 from windtunnel.compiled.jit import NamedApart, entry
-from windtunnel.serving.loop.serve import run
+from windtunnel.serving.loop.serve import serve
 
 
 @entry
@@ -44,7 +44,7 @@ def test_what_an_entry_calls_can_be_called_by_others() -> None:
 @pytest.mark.skipif(bool(config.DISABLE_JIT), reason="nothing is compiled")
 def test_processes_that_compile_at_once_keep_their_code_apart(tmp_path: Path) -> None:
     """Both read an index that is still empty; the index of the second then names the file that the first wrote last."""
-    assert isinstance(run._cache._cache_file, NamedApart)
+    assert isinstance(serve._cache._cache_file, NamedApart)
     first, second = (NamedApart(str(tmp_path), "run", 0) for _ in range(2))
     names = [one._data_name(1) for one in (first, second)]
     first._save_index({"few arguments": names[0]})

@@ -5,18 +5,22 @@ make any. Measured on the serving loop at batch 128: 0.79 us a row with it, 73% 
 decrements, 0.24 us without.
 """
 
+import operator
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 from uuid import uuid4
 
 import numpy as np
 from llvmlite.binding import Linkage
-from numba import _dynfunc, config, njit
+from numba import _dynfunc, config, njit, types
+from numba.core import ir
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder, _LowerResult
-from numba.core.compiler_machinery import PassManager, register_pass
+from numba.core.compiler_machinery import FunctionPass, PassManager, register_pass
+from numba.core.ir_utils import get_definition, guard
 from numba.core.typed_passes import NativeLowering
+from numba.core.untyped_passes import DeadBranchPrune
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 """Compiling keeps a function's signature, so that a type checker finds swapped arguments in calls between kernels."""
@@ -90,8 +94,59 @@ class PartLowering(NativeLowering):
         return True
 
 
+@register_pass(mutates_CFG=False, analysis_only=False)
+class NoneTests(FunctionPass):
+    """Decides `x is None` where `x` is a field of an argument, so that numba leaves out the branch not taken.
+
+    Numba does so only where `x` is an argument itself. With this pass optional tables can travel inside a named tuple.
+    """
+
+    _name = "none_tests"
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def run_pass(self, state: Any) -> bool:
+        changed = False
+        for block in state.func_ir.blocks.values():
+            for statement in block.body:
+                test: Any = statement.value if isinstance(statement, ir.Assign) else None
+                if getattr(test, "op", None) != "binop" or test.fn not in (operator.is_, operator.is_not):
+                    continue
+                kinds = self._type(state, test.lhs), self._type(state, test.rhs)
+                if types.none in kinds and None not in kinds:
+                    constant = ir.Const((kinds[0] == kinds[1]) == (test.fn is operator.is_), statement.loc)
+                    definitions = state.func_ir._definitions[statement.target.name]
+                    definitions[definitions.index(test)] = constant
+                    statement.value, changed = constant, True
+        return changed
+
+    def _type(self, state: Any, variable: Any) -> Any:
+        """Return the type of None, of an argument, or of its field at any depth; None where it is none of these.
+
+        `a, b = x.a, x.b` makes a tuple and takes it apart; its items are followed to their fields.
+        """
+        definition = guard(get_definition, state.func_ir, variable)
+        if isinstance(definition, ir.Arg):
+            return state.args[definition.index]
+        if isinstance(definition, ir.Const) and definition.value is None:
+            return types.none
+        kind = getattr(definition, "op", None)
+        if kind == "getattr":
+            owner = self._type(state, definition.value)
+            if isinstance(owner, types.NamedTuple) and definition.attr in owner.fields:
+                return owner[owner.fields.index(definition.attr)]
+        if kind == "static_getitem":
+            items = guard(get_definition, state.func_ir, definition.value)
+            if getattr(items, "op", None) == "exhaust_iter":
+                items = guard(get_definition, state.func_ir, items.value)
+            if getattr(items, "op", None) == "build_tuple":
+                return self._type(state, items.items[definition.index])
+        return None
+
+
 def pipeline(state: Any, lowering: type[NativeLowering]) -> list[PassManager]:
-    """Numba's own, with another way of lowering."""
+    """Return numba's own pipeline with another way of lowering, and `NoneTests` before branches are pruned."""
     builder, passes = DefaultPassBuilder, PassManager("kernels")
     for stage in (
         builder.define_untyped_pipeline,
@@ -99,6 +154,8 @@ def pipeline(state: Any, lowering: type[NativeLowering]) -> list[PassManager]:
         builder.define_nopython_lowering_pipeline,
     ):
         for step, description in stage(state).passes:
+            if step is DeadBranchPrune:
+                passes.add_pass(NoneTests, "comparisons with None")
             passes.add_pass(lowering if step is NativeLowering else step, description)
     passes.finalize()
     return [passes]

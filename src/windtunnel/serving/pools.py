@@ -43,7 +43,7 @@ from windtunnel.serving.deployment import (
 )
 from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS
 from windtunnel.serving.results import ENGINE_COLUMNS, PoolResult, Result, limits_of, power_model, resolved_scenario
-from windtunnel.serving.runners.batched import GiveUp, Progress, new_records, run_to_end
+from windtunnel.serving.runners.batched import GiveUp, Progress, Watch, pool_tables, run_tables, run_to_end
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
 from windtunnel.serving.server import Lower, check_requests, with_model_len
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
@@ -322,39 +322,30 @@ def _run(
     give_up: GiveUp | None,
 ) -> PoolRun:
     """Run the loop once, with caches for the KV that the pools keep."""
-    records = new_records(requests)
-    pools = new_pools(plans, handoff_rules, records.size)
-    arrays = (pools.ranks, pools.slots, pools.lists, pools.stages)
+    pools = new_pools(plans, handoff_rules, requests.num_requests)
     cache = None
     if retention:
         caches = [caches_of(plan.settings, kept, requests) for plan, kept in zip(plans, retention, strict=True)]
         cache = joined_caches(pools, caches)
-    cost, events = state.StepCost(*(np.asarray(field)[0] for field in pools.cost)), new_pool_events(plans)
-    steps, engine_time_s = run_to_end(
-        pools.pools[0],
-        cost,
-        requests,
-        records,
-        arrays,
-        events,
-        progress,
-        cache=cache,
-        speculation=speculation,
-        pools=pools,
-        give_up=give_up,
-    )
+    cost = state.StepCost(*(np.asarray(field)[0] for field in pools.cost))
+    first = pools.pools[0]
+    pool = pool_tables(first, pools.pools, cache, speculation, (pools.ranks, pools.slots, pools.lists, pools.stages))
+    run = run_tables(first, requests, new_pool_events(plans))
+    steps, engine_time_s = run_to_end(pool, cost, run, pools, watch=Watch(progress, give_up))
+    records = run.requests
     loaded_blocks = np.zeros((0, records.size), np.int64)
     if cache is not None:
         by_pool = cache.requests["cached_tokens"].reshape(len(plans), -1)
-        pools.transfers["cached_tokens"] = by_pool[first_pool(records, pools), np.arange(records.size)]
+        pools.transfers["cached_tokens"] = by_pool[first_pool(records.view(np.ndarray), pools), np.arange(records.size)]
         loaded_blocks = cache.loaded
     return PoolRun(records.view(np.ndarray), pools, steps, engine_time_s, loaded_blocks)
 
 
 def first_pool(records: NDArray[np.void], pools: Pools) -> NDArray[np.int64]:
-    """Return the pool that computed each prompt."""
-    moved = ~np.isnan(pools.transfers.handed_s)
-    return np.asarray(pools.pool_of_rank[np.where(moved, pools.transfers.prefill_rank, records["rank"])])
+    """Run the loop once, with caches for the KV that the pools keep."""
+    """The pool that computed each prompt."""
+    moved = ~np.isnan(pools.transfers["handed_s"])
+    return np.asarray(pools.pool_of_rank[np.where(moved, pools.transfers["prefill_rank"], records["rank"])])
 
 
 def _prepared(
@@ -547,12 +538,13 @@ def _with_given_link(scenario: Scenario, servers: Sequence[PoolServer], plans: S
 
 
 def replicas_of(records: NDArray[np.void], pools: Pools) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Return every request's first and last replica, and the number of replicas in all pools."""
-    moved = ~np.isnan(pools.transfers.handed_s)
-    per_replica = pools.pools.ranks_per_replica[pools.pool_of_replica]
-    replica_of_rank = np.repeat(np.arange(per_replica.size), per_replica)
-    began = replica_of_rank[np.where(moved, pools.transfers.prefill_rank, records["rank"])]
-    ended = replica_of_rank[np.where(moved, pools.transfers.decode_rank, records["rank"])]
+    """Run the loop once, with caches for the KV that the pools keep."""
+    """Where every request began and where it ended, of how many replicas in all pools."""
+    moved = ~np.isnan(pools.transfers["handed_s"])
+    per_replica = pools.pools["ranks_per_replica"][pools.pool_of_replica]
+    of_rank = np.repeat(np.arange(per_replica.size), per_replica)
+    began = of_rank[np.where(moved, pools.transfers["prefill_rank"], records["rank"])]
+    ended = of_rank[np.where(moved, pools.transfers["decode_rank"], records["rank"])]
     return began, ended, per_replica.size
 
 

@@ -17,7 +17,7 @@ from windtunnel.serving.custom.policy import Policy, load_policy
 from windtunnel.serving.custom.router import Router
 from windtunnel.serving.deployment import Deployment, EngineSettings
 from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, is_users_own
-from windtunnel.serving.runners.batched import GiveUp, Progress, run_loop, run_per_request_scheduler
+from windtunnel.serving.runners.batched import GiveUp, Progress, Watch, run_loop, run_per_request_scheduler
 from windtunnel.serving.runners.per_request import (
     check_per_request,
     most_batch_tokens,
@@ -134,7 +134,7 @@ def serve(
     settings, cost, speculation = server.settings, server.lowered.cost, server.speculation
 
     def run_with(cache: state.Cache | None) -> tuple[NDArray[np.void], Table, float]:
-        return run_loop(settings, cost, requests, progress, cache, speculation, fleet, router, give_up=give_up)
+        return run_loop(settings, cost, requests, cache, speculation, fleet, router, Watch(progress, give_up))
 
     records, steps, engine_time_s = run_with(cache)
     if cache is None and router is None and records["num_preemptions"].any():

@@ -11,20 +11,22 @@ from windtunnel.serving.kv.tiers import leave_below
 from windtunnel.serving.kv.windows import passed_blocks
 from windtunnel.serving.schedulers.batch import begin_decoding, blocks_to_start, held_blocks, held_window_blocks, link
 from windtunnel.serving.schedulers.queue_orders import set_queue_key
-from windtunnel.serving.state.pools import cache_of, ranks_of
-from windtunnel.serving.state.records import FCFS, MOST_REQUESTS, NONE, PREFILLING
+from windtunnel.serving.state.pools import Pools, cache_of, ranks_of
+from windtunnel.serving.state.records import FCFS, MOST_REQUESTS, NONE, PREFILLING, Cache, KernelSettings, Requests
+from windtunnel.serving.state.tables import PoolTables, RunTables
 
 
 @inner
-def hand_off(settings, windows, requests, slots, clock, pools, rank, i, now_s):
+def hand_off(pool: PoolTables, run: RunTables, pools: Pools, rank: int, i: int, now_s: float) -> int:
     """Request `i` has ended its prefill at `now_s`, on `rank` of its pool: send it to a replica that decodes.
 
     Returns that replica, of all pools'.
     """
+    settings, requests, slots = pool.settings, run.requests, pool.slots
     routing = pools.routing[0]
     transfer = pools.transfers[i]
-    transfer.held_blocks = held_blocks(settings, windows, requests, slots, i)
-    if windows is not None:
+    transfer.held_blocks = held_blocks(settings, pool.windows, requests, slots, i)
+    if pool.windows is not None:
         transfer.held_window_blocks = held_window_blocks(settings, requests, slots, i)
         requests[i].passed_blocks = 0
     transfer.prefill_rank = settings.first_rank + rank
@@ -34,7 +36,7 @@ def hand_off(settings, windows, requests, slots, clock, pools, rank, i, now_s):
     requests[i].last_token_s = now_s
     if routing.decode_samples_first or routing.decode_streams_first:
         requests[i].first_token_s = np.nan
-    replica = choose(pools, clock, pools.decoders, routing.decode_router, routing.decode_turn)
+    replica = choose(pools, run.clock, pools.decoders, routing.decode_router, routing.decode_turn)
     routing.decode_turn += 1
 
     there = pools.pools[pools.pool_of_replica[replica]]
@@ -53,7 +55,7 @@ def hand_off(settings, windows, requests, slots, clock, pools, rank, i, now_s):
 
 
 @inner
-def pull(settings, windows, cache, requests, ranks, slots, events, clock, pools, rank, slot, now_s):
+def pull(pool: PoolTables, run: RunTables, pools: Pools, rank: int, slot: int, now_s: float) -> None:
     """Give blocks to the requests that wait to be read, in their order, while there are any; their transfers start.
 
     Requests that wait to be computed here, preempted or local ones, go first if they are the older. The request counts
@@ -63,6 +65,7 @@ def pull(settings, windows, cache, requests, ranks, slots, events, clock, pools,
     Of what is cached here nothing is read (vLLM's `NixlConnector`, 0.10 to 0.24: `get_num_new_matched_tokens`); lower
     tiers are not asked, as the prefill side has it all (`MultiConnector`: the first one that has any loads it).
     """
+    settings, requests, ranks, slots = pool.settings, run.requests, pool.ranks, pool.slots
     routing = pools.routing[0]
     here = pools.handoffs[settings.first_rank + rank]
     while here.pull_first != NONE:
@@ -73,53 +76,67 @@ def pull(settings, windows, cache, requests, ranks, slots, events, clock, pools,
             break
         if ranks[rank].num_running + here.num_pulled >= settings.max_num_seqs:
             break
-        waiting = ranks[rank].waiting
-        if waiting != NONE:
-            order, first_order = requests[i].sequence, requests[waiting].sequence
-            if settings.queue_order != FCFS:
-                order += requests[i].queue_key * MOST_REQUESTS
-                first_order += requests[waiting].queue_key * MOST_REQUESTS
-            if first_order < order:
-                break
+        if waits_behind(settings, requests, ranks[rank].waiting, i):
+            break
         unused, cached = 0, 0
         requests[i].computed_tokens = 0
-        if cache is not None:
-            unused = look_up(settings, cache, requests, ranks, rank, i)
-            unused -= leave_below(settings, cache, requests, i)
+        if pool.cache is not None:
+            unused = look_up(settings, pool.cache, requests, ranks, rank, i)
+            unused -= leave_below(settings, pool.cache, requests, i)
             cached = requests[i].computed_tokens
         num_read = requests[i].input_tokens - routing.decode_samples_first
-        if windows is not None:
+        if pool.windows is not None:
             requests[i].passed_blocks = passed_blocks(settings, num_read - 1)
-        num_needed, num_window_blocks = blocks_to_start(settings, windows, requests, i, num_read - cached)
+        num_needed, num_window_blocks = blocks_to_start(settings, pool.windows, requests, i, num_read - cached)
         if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
-            if windows is not None:
+            if pool.windows is not None:
                 slots[slot].looks_again = 1
             break
-        if cache is not None:
-            acquire(cache, requests, ranks, rank, slot, i)
+        if pool.cache is not None:
+            acquire(pool.cache, requests, ranks, rank, slot, i)
         ranks[rank].free_blocks -= num_needed
         ranks[rank].free_window_blocks -= num_window_blocks
         here.num_pulled += 1
         here.pull_first = requests[i].after
         if here.pull_first == NONE:
             here.pull_last = NONE
-
-        sender = pools.handoffs[transfer.prefill_rank]
-        sent_bytes_per_s = pools.pools[pools.pool_of_rank[transfer.prefill_rank]].link_bytes_per_s
-        whole_s = routing.bytes_per_token * (requests[i].input_tokens - cached) + routing.bytes_per_request
-        whole_s *= settings.kv_copies / min(sent_bytes_per_s, settings.link_bytes_per_s)
-        ready_s = now_s if routing.tail_fraction == 1.0 else requests[i].scheduled_s
-        start_s = max(ready_s, sender.link_free_s, here.link_free_s)
-        end_s = max(start_s + whole_s, now_s + whole_s * routing.tail_fraction)
-        sender.link_free_s = start_s + whole_s
-        here.link_free_s = start_s + whole_s
-        transfer.transfer_start_s = start_s
-        transfer.transfer_end_s = end_s + routing.latency_s
-        clock[0].queued = push(events.time_s, events.slot, clock[0].queued, transfer.transfer_end_s, i - requests.size)
+        begin_transfer(run, pools, i, cached, now_s)
 
 
 @inner
-def end_transfer(cache, requests, pools, i):
+def waits_behind(settings: KernelSettings, requests: Requests, waiting: int, i: int) -> bool:
+    """Whether request `i`, whose KV is to be read, goes after `waiting`, the first that waits to be computed here."""
+    if waiting == NONE:
+        return False
+    order, first_order = requests[i].sequence, requests[waiting].sequence
+    if settings.queue_order != FCFS:
+        order += requests[i].queue_key * MOST_REQUESTS
+        first_order += requests[waiting].queue_key * MOST_REQUESTS
+    return first_order < order
+
+
+@inner
+def begin_transfer(run: RunTables, pools: Pools, i: int, cached: int, now_s: float) -> None:
+    """Send the KV of request `i`, less `cached` tokens, to its decode rank; the event of its end goes on the queue."""
+    routing, transfer = pools.routing[0], pools.transfers[i]
+    here, sender = pools.handoffs[transfer.decode_rank], pools.handoffs[transfer.prefill_rank]
+    receiver = pools.pools[pools.pool_of_rank[transfer.decode_rank]]
+    sent_bytes_per_s = pools.pools[pools.pool_of_rank[transfer.prefill_rank]].link_bytes_per_s
+    transfer_s = routing.bytes_per_token * (run.requests[i].input_tokens - cached) + routing.bytes_per_request
+    transfer_s *= receiver.kv_copies / min(sent_bytes_per_s, receiver.link_bytes_per_s)
+    ready_s = now_s if routing.tail_fraction == 1.0 else run.requests[i].scheduled_s
+    start_s = max(ready_s, sender.link_free_s, here.link_free_s)
+    end_s = max(start_s + transfer_s, now_s + transfer_s * routing.tail_fraction)
+    sender.link_free_s = start_s + transfer_s
+    here.link_free_s = start_s + transfer_s
+    transfer.transfer_start_s = start_s
+    transfer.transfer_end_s = end_s + routing.latency_s
+    event = i - run.requests.size
+    run.clock[0].queued = push(run.events.time_s, run.events.slot, run.clock[0].queued, transfer.transfer_end_s, event)
+
+
+@inner
+def end_transfer(cache: Cache | None, requests: Requests, pools: Pools, i: int) -> None:
     """Request `i` has been read: its blocks on the prefill side are free, those of its prompt stay cached there as long
     as there is room, and it may run on the decode side.
     """
@@ -143,13 +160,14 @@ def end_transfer(cache, requests, pools, i):
 
 
 @inner
-def join_ready(settings, windows, cache, requests, ranks, slots, lists, pools, rank, slot):
+def join_ready(pool: PoolTables, requests: Requests, pools: Pools, rank: int, slot: int) -> None:
     """Let the requests whose KV has come run, in their order: they decode in this slot's next step. What has come is
     cached.
 
     Where the decode side samples the first output, the last prompt token is computed again, as a prefill of one token.
     Where it streams the prefill side's, the client has it when the batch is formed.
     """
+    settings, ranks, slots, lists = pool.settings, pool.ranks, pool.slots, pool.lists
     samples_first = pools.routing[0].decode_samples_first
     streams_first = pools.routing[0].decode_streams_first
     here = pools.handoffs[settings.first_rank + rank]
@@ -165,8 +183,8 @@ def join_ready(settings, windows, cache, requests, ranks, slots, lists, pools, r
         link(requests, ranks, rank, i)
         requests[i].target_tokens = requests[i].input_tokens
         requests[i].computed_tokens = requests[i].input_tokens - samples_first
-        if cache is not None:
-            share(settings, cache, ranks, rank, i, requests[i].computed_tokens)
+        if pool.cache is not None:
+            share(settings, pool.cache, ranks, rank, i, requests[i].computed_tokens)
         ranks[rank].remaining_tokens += requests[i].output_tokens - 1 + samples_first
         if samples_first:
             lists[rank * settings.num_stages, PREFILLING, ranks[rank].num_prefilling] = i
@@ -175,4 +193,4 @@ def join_ready(settings, windows, cache, requests, ranks, slots, lists, pools, r
             if streams_first:
                 requests[i].first_token_s = slots[slot].cutoff_s
                 requests[i].last_token_s = slots[slot].cutoff_s
-            begin_decoding(settings, windows, requests, ranks, slots, lists, rank, slot, i)
+            begin_decoding(settings, pool.windows, requests, ranks, slots, lists, rank, slot, i)

@@ -4,14 +4,17 @@ import numpy as np
 
 from windtunnel.compiled.heap import meld
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.records import Records
 from windtunnel.serving.kv.cache import entry_of, forget
 from windtunnel.serving.kv.tiers import drop
 from windtunnel.serving.schedulers.batch import gained_tokens
-from windtunnel.serving.state.records import NONE
+from windtunnel.serving.state.fleet import ReplicaFleet
+from windtunnel.serving.state.records import NONE, Cache, Ints, KernelSettings, Rank, Requests, Slot
+from windtunnel.serving.state.tables import PoolTables
 
 
 @inner
-def lose(fleet, requests, replica, i, now_s):
+def lose(fleet: ReplicaFleet, requests: Requests, replica: int, i: int, now_s: float) -> None:
     """Request `i` was at a replica that has failed: it will be sent again."""
     requests[i].computed_tokens = 0
     requests[i].chunks_in_flight = 0
@@ -37,7 +40,7 @@ def lose(fleet, requests, replica, i, now_s):
 
 
 @inner
-def lose_cache(cache, rank):
+def lose_cache(cache: Cache, rank: int) -> None:
     """Forget all that a rank has cached, and its replica's own tiers."""
     entry = cache.ranks[rank].first
     while entry != NONE:
@@ -53,7 +56,7 @@ def lose_cache(cache, rank):
 
 
 @inner
-def lose_shared(cache, rank, i):
+def lose_shared(cache: Cache, rank: int, i: int) -> None:
     """Forget what running request `i` shares with others of its rank, which fail with it."""
     node = cache.requests[i].deepest
     while node != NONE:
@@ -66,30 +69,20 @@ def lose_shared(cache, rank, i):
 
 
 @inner
-def clear(settings, cache, requests, speculation, ranks, slots, lists, stages, fleet, replica, now_s):
+def clear(pool: PoolTables, requests: Requests, fleet: ReplicaFleet, replica: int, now_s: float) -> None:
     """Leave a replica as it starts: empty. What it had, if it failed, is sent again, rank by rank: running requests in
     their order, then waiting ones in theirs.
     """
+    settings, ranks, slots = pool.settings, pool.ranks, pool.slots
     first = replica * settings.ranks_per_replica
     for rank in range(first, first + settings.ranks_per_replica):
         i = ranks[rank].first
         while i != NONE:
             after = requests[i].after
-            if cache is not None:
-                lose_shared(cache, rank, i)
+            if pool.cache is not None:
+                lose_shared(pool.cache, rank, i)
             if requests[i].is_decoding:
-                slot = requests[i].slot
-                computed = slots[slot].steps - requests[i].joined
-                if requests[i].skipped_at == slots[slot].num_verified:  # left out of the step that the failure ends
-                    num_gained = 1
-                    if speculation is not None:
-                        num_gained = gained_tokens(speculation, slots, slot)
-                    computed += num_gained
-                was_left_out = requests[i].skipped_at != NONE
-                was_left_out = was_left_out and requests[i].skipped_at >= slots[slot].num_verified - 1
-                if computed > requests[i].target_tokens and not was_left_out:
-                    requests[i].last_token_s = slots[slot].last_decode_s
-                requests[i].target_tokens = computed + 1
+                interrupt_decoding(pool, requests, i)
             lose(fleet, requests, replica, i, now_s)
             i = after
         while ranks[rank].waiting != NONE:
@@ -100,19 +93,36 @@ def clear(settings, cache, requests, speculation, ranks, slots, lists, stages, f
             requests[i].left = NONE
             requests[i].right = NONE
             lose(fleet, requests, replica, i, now_s)
-        if cache is not None:
-            lose_cache(cache, rank)
+        if pool.cache is not None:
+            lose_cache(pool.cache, rank)
         empty_rank(settings, ranks, rank)
         for slot in range(rank * settings.num_stages, (rank + 1) * settings.num_stages):
-            empty_slot(slots, lists, slot)
-            if cache is not None:
-                cache.load_s[slot] = 0.0
+            empty_slot(slots, pool.lists, slot)
+            if pool.cache is not None:
+                pool.cache.load_s[slot] = 0.0
     for stage in range(settings.num_stages):
-        stages[replica, stage] = 0.0
+        pool.stages[replica, stage] = 0.0
 
 
 @inner
-def empty_rank(settings, ranks, rank):
+def interrupt_decoding(pool: PoolTables, requests: Requests, i: int) -> None:
+    """Note what decoding request `i` has produced when its replica fails: all of it is computed again."""
+    slots, slot = pool.slots, requests[i].slot
+    computed = slots[slot].steps - requests[i].joined
+    if requests[i].skipped_at == slots[slot].num_verified:  # left out of the step that the failure ends
+        num_gained = 1
+        if pool.speculation is not None:
+            num_gained = gained_tokens(pool.speculation, slots, slot)
+        computed += num_gained
+    was_left_out = requests[i].skipped_at != NONE
+    was_left_out = was_left_out and requests[i].skipped_at >= slots[slot].num_verified - 1
+    if computed > requests[i].target_tokens and not was_left_out:
+        requests[i].last_token_s = slots[slot].last_decode_s
+    requests[i].target_tokens = computed + 1
+
+
+@inner
+def empty_rank(settings: KernelSettings, ranks: Records[Rank], rank: int) -> None:
     """As `state.new_ranks` makes it."""
     ranks[rank].num_running = 0
     ranks[rank].num_waiting = 0
@@ -134,7 +144,7 @@ def empty_rank(settings, ranks, rank):
 
 
 @inner
-def empty_slot(slots, lists, slot):
+def empty_slot(slots: Records[Slot], lists: Ints, slot: int) -> None:
     """As `state.new_slots` and `new_lists` make it."""
     slots[slot].is_busy = 0
     slots[slot].steps = 0

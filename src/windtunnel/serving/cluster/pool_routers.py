@@ -1,9 +1,10 @@
 """Which replica of which pool a request goes to."""
 
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.records import Records
 from windtunnel.serving.cluster.routers import UNEVEN_RATIO, UNEVEN_REQUESTS
 from windtunnel.serving.kv.cache import entry_of, evict
-from windtunnel.serving.state.pools import cache_of, ranks_of
+from windtunnel.serving.state.pools import Pools, cache_of, ranks_of
 from windtunnel.serving.state.records import (
     LEAST_KV,
     LEAST_WAITING,
@@ -15,11 +16,16 @@ from windtunnel.serving.state.records import (
     RANDOM,
     ROUND_ROBIN,
     SESSION_AFFINITY,
+    Cache,
+    Clock,
+    Ints,
+    Requests,
+    Sessions,
 )
 
 
 @inner
-def load_of(pools, replica, router):
+def load_of(pools: Pools, replica: int, router: int) -> int:
     """What a router compares: `policies.routers.replica_load` of a replica of any pool."""
     settings = pools.pools[pools.pool_of_replica[replica]]
     first = settings.first_rank + (replica - settings.first_replica) * settings.ranks_per_replica
@@ -35,7 +41,7 @@ def load_of(pools, replica, router):
 
 
 @inner
-def cached_tokens(cache, pools, replica, i):
+def cached_tokens(cache: Cache, pools: Pools, replica: int, i: int) -> int:
     """How much of request `i` lies in the cache of a replica of all pools', on the rank that has most of it."""
     pool = pools.pool_of_replica[replica]
     settings, own = pools.pools[pool], cache_of(cache, pools, pool)
@@ -53,7 +59,7 @@ def cached_tokens(cache, pools, replica, i):
 
 
 @inner
-def candidate_with_prefix(cache, pools, candidates, router, i):
+def candidate_with_prefix(cache: Cache, pools: Pools, candidates: Ints, router: int, i: int) -> int:
     """`policies.routers.replica_with_prefix` among the `candidates`, replicas of all pools."""
     lightest, heaviest = NONE, 0
     best, longest, least = NONE, 0, 0
@@ -70,7 +76,7 @@ def candidate_with_prefix(cache, pools, candidates, router, i):
 
 
 @inner
-def choose(pools, clock, candidates, router, turn):
+def choose(pools: Pools, clock: Records[Clock], candidates: Ints, router: int, turn: int) -> int:
     """The one of the `candidates`, replicas of all pools, that a request goes to: `policies.routers.route` over
     several pools.
     """
@@ -92,7 +98,9 @@ def choose(pools, clock, candidates, router, turn):
 
 
 @inner
-def route_arrival(cache, pools, sessions, requests, clock, i):
+def route_arrival(
+    cache: Cache | None, pools: Pools, sessions: Sessions | None, requests: Requests, clock: Records[Clock], i: int
+) -> int:
     """The replica that arriving request `i` starts at; one that is to be handed off asks for one token there.
 
     Under `session_affinity` a session's later turns start where its former one did, if they may; under

@@ -3,7 +3,9 @@
 import numpy as np
 
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.records import Records
 from windtunnel.serving.cluster.routers import replica_load, replica_with_prefix
+from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.records import (
     DEFERRED,
     MODULUS,
@@ -15,11 +17,16 @@ from windtunnel.serving.state.records import (
     ROUND_ROBIN,
     SESSION_AFFINITY,
     UP,
+    Cache,
+    Clock,
+    KernelSettings,
+    Rank,
+    Sessions,
 )
 
 
 @inner
-def next_resend_s(fleet):
+def next_resend_s(fleet: ReplicaFleet) -> float:
     """When a held or lost request is next tried."""
     control = fleet.control
     send_s = np.inf
@@ -31,7 +38,7 @@ def next_resend_s(fleet):
 
 
 @inner
-def ask_again(fleet, now_s):
+def ask_again(fleet: ReplicaFleet, now_s: float) -> None:
     """Something ended or came up: the first held request may have a place now."""
     if fleet.control[0].num_at_router > 0:
         fleet.control[0].asks = 1
@@ -39,7 +46,7 @@ def ask_again(fleet, now_s):
 
 
 @inner
-def take_lost(fleet, now_s):
+def take_lost(fleet: ReplicaFleet, now_s: float) -> int:
     """The lost request that is due at `now_s`, or NONE."""
     control = fleet.control
     if control[0].num_retries == 0 or fleet.retry_s[control[0].first_retry] > now_s:
@@ -51,7 +58,7 @@ def take_lost(fleet, now_s):
 
 
 @inner
-def hold(fleet, k):
+def hold(fleet: ReplicaFleet, k: int) -> None:
     """Put request `k` behind those that are held at the router."""
     control = fleet.control
     fleet.router_queue[(control[0].first_at_router + control[0].num_at_router) % fleet.router_queue.size] = k
@@ -59,7 +66,7 @@ def hold(fleet, k):
 
 
 @inner
-def drop_first_at_router(fleet):
+def drop_first_at_router(fleet: ReplicaFleet) -> None:
     """Take the first held request off the queue."""
     control = fleet.control
     control[0].first_at_router = (control[0].first_at_router + 1) % fleet.router_queue.size
@@ -67,7 +74,7 @@ def drop_first_at_router(fleet):
 
 
 @inner
-def nth_up(fleet, n):
+def nth_up(fleet: ReplicaFleet, n: int) -> int:
     """The `n`-th of the replicas that are up."""
     for replica in range(fleet.replicas.size):
         if fleet.replicas[replica].phase == UP:
@@ -78,7 +85,15 @@ def nth_up(fleet, n):
 
 
 @inner
-def route_up(settings, cache, sessions, ranks, clock, fleet, i):
+def route_up(
+    settings: KernelSettings,
+    cache: Cache | None,
+    sessions: Sessions | None,
+    ranks: Records[Rank],
+    clock: Records[Clock],
+    fleet: ReplicaFleet,
+    i: int,
+) -> int:
     """`policies.routers.route` over the replicas that are up; NONE where there is none, or none with room."""
     num_up = 0
     for replica in range(settings.num_replicas):

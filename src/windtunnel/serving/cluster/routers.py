@@ -1,7 +1,9 @@
 """Which replica a request goes to, and which of its ranks."""
 
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.records import Records
 from windtunnel.serving.kv.cache import entry_of, evict
+from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.records import (
     LEAST_KV,
     LEAST_WAITING,
@@ -14,6 +16,11 @@ from windtunnel.serving.state.records import (
     ROUND_ROBIN,
     SESSION_AFFINITY,
     UP,
+    Cache,
+    Clock,
+    KernelSettings,
+    Rank,
+    Sessions,
 )
 
 UNEVEN_REQUESTS = 64
@@ -21,7 +28,7 @@ UNEVEN_RATIO = 1.5
 
 
 @inner
-def replica_load(settings, ranks, replica):
+def replica_load(settings: KernelSettings, ranks: Records[Rank], replica: int) -> int:
     """What a router compares: blocks in use under `least_kv`, requests that wait under `least_waiting`, else those that
     wait or run.
     """
@@ -38,7 +45,9 @@ def replica_load(settings, ranks, replica):
 
 
 @inner
-def replica_with_prefix(settings, cache, ranks, fleet, i):
+def replica_with_prefix(
+    settings: KernelSettings, cache: Cache, ranks: Records[Rank], fleet: ReplicaFleet | None, i: int
+) -> int:
     """The replica with most of request `i`'s prompt in its cache, of equal ones that with the fewest requests; NONE
     where nothing is cached, or where the load is uneven.
 
@@ -77,7 +86,14 @@ def replica_with_prefix(settings, cache, ranks, fleet, i):
 
 
 @inner
-def route(settings, cache, sessions, ranks, clock, i):
+def route(
+    settings: KernelSettings,
+    cache: Cache | None,
+    sessions: Sessions | None,
+    ranks: Records[Rank],
+    clock: Records[Clock],
+    i: int,
+) -> int:
     """The replica that request `i` goes to; of equal ones the first.
 
     `round_robin` and `random` see no load; `power_of_two` takes the less loaded of two drawn ones (Mitzenmacher, 2001);
@@ -115,7 +131,7 @@ def route(settings, cache, sessions, ranks, clock, i):
 
 
 @inner
-def fewest_outstanding(settings, ranks, replica):
+def fewest_outstanding(settings: KernelSettings, ranks: Records[Rank], replica: int) -> int:
     """The rank of a replica with the fewest requests."""
     first = replica * settings.ranks_per_replica
     rank = first

@@ -3,14 +3,16 @@
 import numpy as np
 
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.records import Records, int64
 from windtunnel.serving.cluster.losses import clear
 from windtunnel.serving.cluster.router_queue import ask_again
-from windtunnel.serving.state.fleet import KV_USE, OUTSTANDING, RUNNING, WAITING
-from windtunnel.serving.state.records import DRAINING, FAILED, NONE, OFF, STARTING, UP
+from windtunnel.serving.state.fleet import KV_USE, OUTSTANDING, RUNNING, WAITING, ReplicaFleet
+from windtunnel.serving.state.records import DRAINING, FAILED, NONE, OFF, STARTING, UP, KernelSettings, Rank, Requests
+from windtunnel.serving.state.tables import PoolTables
 
 
 @inner
-def set_phase(fleet, replica, phase, now_s):
+def set_phase(fleet: ReplicaFleet, replica: int, phase: int, now_s: float) -> None:
     """Change a replica's phase and write it down."""
     fleet.replicas[replica].phase = phase
     row = fleet.control[0].num_phases
@@ -21,7 +23,7 @@ def set_phase(fleet, replica, phase, now_s):
 
 
 @inner
-def has_requests(settings, ranks, replica):
+def has_requests(settings: KernelSettings, ranks: Records[Rank], replica: int) -> bool:
     """Whether any request waits or runs there."""
     first = replica * settings.ranks_per_replica
     num_present = 0
@@ -31,16 +33,16 @@ def has_requests(settings, ranks, replica):
 
 
 @inner
-def after_step(settings, cache, requests, speculation, ranks, slots, lists, stages, fleet, replica, now_s):
+def after_step(pool: PoolTables, requests: Requests, fleet: ReplicaFleet, replica: int, now_s: float) -> None:
     """A step of a replica has ended: if it drains and is empty now, it goes off."""
-    if fleet.replicas[replica].phase == DRAINING and not has_requests(settings, ranks, replica):
+    if fleet.replicas[replica].phase == DRAINING and not has_requests(pool.settings, pool.ranks, replica):
         set_phase(fleet, replica, OFF, now_s)
-        clear(settings, cache, requests, speculation, ranks, slots, lists, stages, fleet, replica, now_s)
+        clear(pool, requests, fleet, replica, now_s)
         fleet.control[0].next_s = min(fleet.control[0].next_s, now_s)  # it may be wanted again
 
 
 @inner
-def look(settings, ranks, fleet):
+def look(settings: KernelSettings, ranks: Records[Rank], fleet: ReplicaFleet) -> None:
     """The policy's look: Kubernetes' horizontal pod autoscaler (`pkg/controller/podautoscaler`, 1.30).
 
     As many replicas are recommended as bring the metric to its target, unless it is within the tolerance of it. More
@@ -67,7 +69,7 @@ def look(settings, ranks, fleet):
     if scaling.metric == KV_USE:
         needed = needed / (settings.num_blocks * settings.ranks_per_replica)
     if abs(needed / wanted - 1.0) > scaling.tolerance_fraction:
-        wanted = np.int64(np.ceil(needed))
+        wanted = int64(np.ceil(needed))
     wanted = min(max(wanted, scaling.min_replicas), scaling.max_replicas)
     fleet.recommended[control[0].num_looks % fleet.recommended.size] = wanted
     least, most = wanted, wanted
@@ -85,7 +87,7 @@ def look(settings, ranks, fleet):
 
 
 @inner
-def resize(settings, ranks, fleet, now_s):
+def resize(settings: KernelSettings, ranks: Records[Rank], fleet: ReplicaFleet, now_s: float) -> int:
     """Start replicas that are off, the first ones first, or stop some: those that start, the last first, then the one
     with the fewest requests.
 
@@ -124,9 +126,9 @@ def resize(settings, ranks, fleet, now_s):
 
 
 @inner
-def change(settings, cache, requests, speculation, ranks, slots, lists, stages, fleet, now_s):
+def change(pool: PoolTables, requests: Requests, fleet: ReplicaFleet, now_s: float) -> None:
     """Apply the faults, repairs, starts and decisions of `now_s`."""
-    scaling, control, replicas = fleet.scaling, fleet.control, fleet.replicas
+    settings, scaling, control, replicas = pool.settings, fleet.scaling, fleet.control, fleet.replicas
     for replica in range(settings.num_replicas):
         if replicas[replica].fails_s <= now_s:
             back_s = now_s + fleet.repair_s[replica, replicas[replica].next_fault]
@@ -137,7 +139,7 @@ def change(settings, cache, requests, speculation, ranks, slots, lists, stages, 
             elif replicas[replica].phase != OFF:
                 set_phase(fleet, replica, FAILED, now_s)
                 replicas[replica].next_s = back_s
-                clear(settings, cache, requests, speculation, ranks, slots, lists, stages, fleet, replica, now_s)
+                clear(pool, requests, fleet, replica, now_s)
         elif replicas[replica].next_s <= now_s:
             replicas[replica].next_s = np.inf
             if replicas[replica].phase == STARTING:
@@ -149,13 +151,13 @@ def change(settings, cache, requests, speculation, ranks, slots, lists, stages, 
         control[0].wanted = fleet.change_replicas[control[0].next_change]
         control[0].next_change += 1
     if control[0].look_s <= now_s:
-        look(settings, ranks, fleet)
+        look(settings, pool.ranks, fleet)
         control[0].look_s += scaling.interval_s
-    idle = resize(settings, ranks, fleet, now_s)
+    idle = resize(settings, pool.ranks, fleet, now_s)
     while idle != NONE:
         set_phase(fleet, idle, OFF, now_s)
-        clear(settings, cache, requests, speculation, ranks, slots, lists, stages, fleet, idle, now_s)
-        idle = resize(settings, ranks, fleet, now_s)
+        clear(pool, requests, fleet, idle, now_s)
+        idle = resize(settings, pool.ranks, fleet, now_s)
     next_s = min(control[0].look_s, fleet.change_s[control[0].next_change])
     for replica in range(settings.num_replicas):
         next_s = min(next_s, replicas[replica].fails_s, replicas[replica].next_s)
@@ -163,7 +165,7 @@ def change(settings, cache, requests, speculation, ranks, slots, lists, stages, 
 
 
 @inner
-def has_room_to_log(settings, fleet):
+def has_room_to_log(settings: KernelSettings, fleet: ReplicaFleet) -> bool:
     """Whether a change, whatever it does, finds room for what it writes down and a fault behind each that happens."""
     control = fleet.control
     if control[0].num_losses + fleet.router_queue.size > fleet.losses.size:

@@ -1,38 +1,41 @@
 """Slots that wait for work, and who wakes them."""
 
-import numpy as np
-
 from windtunnel.compiled.heap import push
 from windtunnel.compiled.jit import inner
-from windtunnel.serving.state.pools import slots_of
+from windtunnel.compiled.records import Records, int64
+from windtunnel.serving.state.pools import Pools, slots_of
+from windtunnel.serving.state.records import KernelSettings, Slot
+from windtunnel.serving.state.tables import PoolTables, RunTables
 
-IDLE, BUSY = np.int64(0), np.int64(1)
+IDLE, BUSY = int64(0), int64(1)
 """Of a slot. A literal 0 is a type of its own, for which what is called with it is compiled once more; so counters that
-are handed to functions start as np.int64(0) too."""
+are handed to functions start as int64(0) too."""
 
 
 @inner
-def wake(settings, slots, events, clock, replica, stage, now_s):
+def wake(
+    settings: KernelSettings, slots: Records[Slot], run: RunTables, replica: int, stage: int, now_s: float
+) -> None:
     """Let an idle slot of the replica look for work at `now_s`."""
     set_busy(settings, slots, replica, stage, BUSY)
     slot = settings.first_event + replica * settings.num_stages + stage
-    clock[0].queued = push(events.time_s, events.slot, clock[0].queued, now_s, slot)
+    run.clock[0].queued = push(run.events.time_s, run.events.slot, run.clock[0].queued, now_s, slot)
 
 
 @inner
-def wake_replica(events, clock, pools, replica, now_s):
+def wake_replica(run: RunTables, pools: Pools, replica: int, now_s: float) -> None:
     """Let the first idle slot of a replica, of all pools', look for work."""
     settings = pools.pools[pools.pool_of_replica[replica]]
     slots = slots_of(pools, settings)
     replica -= settings.first_replica
     for stage in range(settings.num_stages):
         if not slots[replica * settings.ranks_per_replica * settings.num_stages + stage].is_busy:
-            wake(settings, slots, events, clock, replica, stage, now_s)
+            wake(settings, slots, run, replica, stage, now_s)
             break
 
 
 @inner
-def set_busy(settings, slots, replica, stage, is_busy):
+def set_busy(settings: KernelSettings, slots: Records[Slot], replica: int, stage: int, is_busy: int) -> None:
     """Mark the slot `stage` of all ranks of a replica: they step together."""
     first = replica * settings.ranks_per_replica
     for rank in range(first, first + settings.ranks_per_replica):
@@ -40,10 +43,11 @@ def set_busy(settings, slots, replica, stage, is_busy):
 
 
 @inner
-def wake_another(settings, ranks, slots, events, clock, replica, stage, now_s, first_stage):
+def wake_another(pool: PoolTables, run: RunTables, replica: int, stage: int, now_s: float, first_stage: int) -> None:
     """After an event of slot `stage`: wake an idle slot that may have something to schedule, the first from
     `first_stage` on.
     """
+    settings, ranks, slots = pool.settings, pool.ranks, pool.slots
     first = replica * settings.ranks_per_replica
     for other in range(first_stage, settings.num_stages):
         if other == stage or slots[first * settings.num_stages + other].is_busy:
@@ -51,5 +55,5 @@ def wake_another(settings, ranks, slots, events, clock, replica, stage, now_s, f
         for rank in range(first, first + settings.ranks_per_replica):
             has_decodes = slots[rank * settings.num_stages + other].num_decoding > 0
             if has_decodes or ranks[rank].num_waiting > 0 or ranks[rank].num_prefilling > 0:
-                wake(settings, slots, events, clock, replica, other, now_s)
+                wake(settings, slots, run, replica, other, now_s)
                 return

@@ -14,13 +14,14 @@ copy up once it is complete, as in SGLang; vLLM keeps and caches both.
 """
 
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.records import Records
 from windtunnel.serving.kv.tiers import find_below, leave_below, write_through
 from windtunnel.serving.kv.windows import most_window_blocks, num_blocks_for, pool_blocks
-from windtunnel.serving.state.records import NONE, VLLM_V1
+from windtunnel.serving.state.records import NONE, VLLM_V1, Cache, KernelSettings, Rank, Requests
 
 
 @inner
-def entry_of(cache, rank, node):
+def entry_of(cache: Cache, rank: int, node: int) -> int:
     """Where the state of a segment on a rank is: segments of one request only are on one rank only."""
     num_ranks = cache.ranks.size
     if node < cache.num_shared:
@@ -29,7 +30,7 @@ def entry_of(cache, rank, node):
 
 
 @inner
-def evict(settings, cache, ranks, rank):
+def evict(settings: KernelSettings, cache: Cache, ranks: Records[Rank], rank: int) -> None:
     """Give up cached blocks, the least recently used first, until no more are left than the free blocks have room for.
 
     Where groups of layers share the pool, each group's block of the same tokens was freed too and waits to be used
@@ -49,7 +50,7 @@ def evict(settings, cache, ranks, rank):
 
 
 @inner
-def remember(cache, rank, entry):
+def remember(cache: Cache, rank: int, entry: int) -> None:
     """Put a segment that lost its last reference at the end of the list: its blocks may be given up."""
     last = cache.ranks[rank].last
     cache.entries[entry].before = last
@@ -63,7 +64,7 @@ def remember(cache, rank, entry):
 
 
 @inner
-def forget(cache, rank, entry):
+def forget(cache: Cache, rank: int, entry: int) -> None:
     """Take a segment off the list: it is used, or all of its blocks are given up."""
     before, after = cache.entries[entry].before, cache.entries[entry].after
     if before == NONE:
@@ -78,7 +79,7 @@ def forget(cache, rank, entry):
 
 
 @inner
-def look_up(settings, cache, requests, ranks, rank, i):
+def look_up(settings: KernelSettings, cache: Cache, requests: Requests, ranks: Records[Rank], rank: int, i: int) -> int:
     """Find how much of what waiting request `i` must compute is cached; it starts from there.
 
     Whole blocks count, and one token at least is computed again, for its logits. Returns how many blocks count as free
@@ -123,7 +124,7 @@ def look_up(settings, cache, requests, ranks, rank, i):
 
 
 @inner
-def acquire(cache, requests, ranks, rank, slot, i):
+def acquire(cache: Cache, requests: Requests, ranks: Records[Rank], rank: int, slot: int, i: int) -> None:
     """Take references to what `look_up` found for request `i`, which is admitted to the slot's batch, and blocks for
     what it loads.
     """
@@ -143,13 +144,15 @@ def acquire(cache, requests, ranks, rank, slot, i):
 
 
 @inner
-def caches_when_scheduled(settings):
+def caches_when_scheduled(settings: KernelSettings) -> bool:
     """Whether others find a block once it is scheduled (vLLM), or once it is computed (SGLang, TensorRT-LLM)."""
     return settings.scheduler == VLLM_V1
 
 
 @inner
-def share(settings, cache, ranks, rank, i, computed_tokens):
+def share(
+    settings: KernelSettings, cache: Cache, ranks: Records[Rank], rank: int, i: int, computed_tokens: int
+) -> None:
     """Cache the full blocks among the first `computed_tokens` of running request `i`, those that are not yet.
 
     They are taken from what the request holds for itself; of what others have cached meanwhile its own copy is given
@@ -191,7 +194,9 @@ def share(settings, cache, ranks, rank, i, computed_tokens):
 
 
 @inner
-def release(settings, cache, ranks, rank, i, held, computed_tokens):
+def release(
+    settings: KernelSettings, cache: Cache, ranks: Records[Rank], rank: int, i: int, held: int, computed_tokens: int
+) -> None:
     """Request `i`, which holds `held` blocks in all, stops running: what it computed stays cached as long as there is
     room.
     """

@@ -9,11 +9,11 @@ preempted request is swapped out and in again; without one it is computed again.
 """
 
 from windtunnel.compiled.jit import inner
-from windtunnel.serving.state.records import NONE
+from windtunnel.serving.state.records import NONE, Cache, KernelSettings, Requests
 
 
 @inner
-def kept_at(cache, tier, rank, node):
+def kept_at(cache: Cache, tier: int, rank: int, node: int) -> int:
     """Where a tier keeps the state of a segment for a rank: ranks that share a pool share it, and where all of them do
     those of other kinds of replicas may, too.
     """
@@ -26,7 +26,7 @@ def kept_at(cache, tier, rank, node):
 
 
 @inner
-def drop(cache, row, pool, entry):
+def drop(cache: Cache, row: int, pool: int, entry: int) -> None:
     """Take a segment off a pool's list, with its blocks."""
     before, after = cache.kept[row, entry].before, cache.kept[row, entry].after
     if before == NONE:
@@ -42,7 +42,7 @@ def drop(cache, row, pool, entry):
 
 
 @inner
-def keep(cache, row, pool, entry, num_blocks):
+def keep(cache: Cache, row: int, pool: int, entry: int, num_blocks: int) -> None:
     """Put a segment with `num_blocks` blocks at the end of a pool's list."""
     last = cache.pools[row, pool].last
     cache.kept[row, entry].num_blocks = num_blocks
@@ -57,7 +57,7 @@ def keep(cache, row, pool, entry, num_blocks):
 
 
 @inner
-def write_through(settings, cache, rank, i, computed_tokens):
+def write_through(settings: KernelSettings, cache: Cache, rank: int, i: int, computed_tokens: int) -> None:
     """Keep the full blocks among the first `computed_tokens` of request `i` in every tier."""
     for tier in range(cache.tiers.size):
         row, pool = cache.tiers[tier].row, rank // cache.tiers[tier].ranks_per_pool
@@ -85,7 +85,7 @@ def write_through(settings, cache, rank, i, computed_tokens):
 
 
 @inner
-def find_below(cache, rank, i, hit_blocks, most_blocks):
+def find_below(cache: Cache, rank: int, i: int, hit_blocks: int, most_blocks: int) -> tuple[int, float]:
     """Look for more of request `i`'s path than the `hit_blocks` that the pool has; returns the blocks found in all, and
     the seconds to load them. Faster tiers are asked first.
     """
@@ -110,7 +110,7 @@ def find_below(cache, rank, i, hit_blocks, most_blocks):
 
 
 @inner
-def leave_below(settings, cache, requests, i):
+def leave_below(settings: KernelSettings, cache: Cache, requests: Requests, i: int) -> int:
     """Request `i`, which was looked up, loads nothing from lower tiers; returns how many blocks it would have."""
     num_blocks = cache.requests[i].loading_blocks
     cache.requests[i].loading_blocks = 0

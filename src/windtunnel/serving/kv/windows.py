@@ -12,23 +12,34 @@ takes one. TensorRT-LLM's GUARANTEED_NO_EVICT reserves to the end and gives noth
 
 from windtunnel.compiled.heap import push
 from windtunnel.compiled.jit import inner
-from windtunnel.serving.state.records import FINISH_KEY, FINISH_VALUE, SLIDING, TRTLLM
+from windtunnel.compiled.records import Records
+from windtunnel.serving.state.records import (
+    FINISH_KEY,
+    FINISH_VALUE,
+    SLIDING,
+    TRTLLM,
+    Ints,
+    KernelSettings,
+    Rank,
+    Requests,
+    Slot,
+)
 
 
 @inner
-def num_blocks_for(num_tokens, block_size):
+def num_blocks_for(num_tokens: int, block_size: int) -> int:
     """Blocks that hold `num_tokens`."""
     return (num_tokens + block_size - 1) // block_size
 
 
 @inner
-def gives_back(settings):
+def gives_back(settings: KernelSettings) -> bool:
     """Whether blocks go back before their request ends."""
     return settings.window_tokens > 0 and settings.scheduler != TRTLLM
 
 
 @inner
-def passed_blocks(settings, num_tokens):
+def passed_blocks(settings: KernelSettings, num_tokens: int) -> int:
     """Blocks of a window group that the token after `num_tokens` cannot see."""
     if not gives_back(settings) or num_tokens < settings.window_tokens:
         return 0
@@ -36,7 +47,7 @@ def passed_blocks(settings, num_tokens):
 
 
 @inner
-def most_window_blocks(settings, num_tokens):
+def most_window_blocks(settings: KernelSettings, num_tokens: int) -> int:
     """Blocks of a window group that a request of `num_tokens` holds at most: the window and a step, and where they
     begin inside a block one more (vLLM V1 `SlidingWindowSpec.max_memory_usage_bytes`; TensorRT-LLM reserves as many).
     """
@@ -48,7 +59,7 @@ def most_window_blocks(settings, num_tokens):
 
 
 @inner
-def window_blocks(settings, requests, i, num_tokens):
+def window_blocks(settings: KernelSettings, requests: Requests, i: int, num_tokens: int) -> int:
     """Blocks that request `i`, with `num_tokens` computed or scheduled, holds of a group with a window."""
     if settings.scheduler == TRTLLM:
         return most_window_blocks(settings, requests[i].input_tokens + requests[i].output_tokens)
@@ -59,14 +70,14 @@ def window_blocks(settings, requests, i, num_tokens):
 
 
 @inner
-def pool_blocks(settings, num_blocks, num_window_blocks):
+def pool_blocks(settings: KernelSettings, num_blocks: int, num_window_blocks: int) -> int:
     """Blocks of the rank's pool for `num_blocks` of each group, of those with a window `num_window_blocks`."""
     full_groups = settings.num_groups - settings.num_window_groups
     return full_groups * num_blocks + settings.num_window_groups * num_window_blocks
 
 
 @inner
-def has_blocks(settings, windows, ranks, rank, num_blocks):
+def has_blocks(settings: KernelSettings, windows: int | None, ranks: Records[Rank], rank: int, num_blocks: int) -> bool:
     """Whether `num_blocks` blocks of tokens are free in each group."""
     if windows is not None:
         fits = settings.num_groups * num_blocks <= ranks[rank].free_blocks
@@ -75,7 +86,9 @@ def has_blocks(settings, windows, ranks, rank, num_blocks):
 
 
 @inner
-def take_blocks(settings, windows, ranks, rank, num_blocks):
+def take_blocks(
+    settings: KernelSettings, windows: int | None, ranks: Records[Rank], rank: int, num_blocks: int
+) -> None:
     """Take `num_blocks` blocks of tokens in each group."""
     if windows is not None:
         ranks[rank].free_window_blocks -= settings.window_pool * num_blocks
@@ -84,14 +97,16 @@ def take_blocks(settings, windows, ranks, rank, num_blocks):
 
 
 @inner
-def give_back(settings, ranks, rank, num_blocks):
+def give_back(settings: KernelSettings, ranks: Records[Rank], rank: int, num_blocks: int) -> None:
     """Give `num_blocks` blocks of every window group back."""
     ranks[rank].free_blocks += settings.num_window_groups * num_blocks
     ranks[rank].free_window_blocks += settings.window_pool * num_blocks
 
 
 @inner
-def pass_blocks(settings, requests, ranks, rank, i, num_tokens):
+def pass_blocks(
+    settings: KernelSettings, requests: Requests, ranks: Records[Rank], rank: int, i: int, num_tokens: int
+) -> None:
     """Request `i`, not counted as sliding, is scheduled with `num_tokens` computed: what it cannot see goes back."""
     passed = passed_blocks(settings, num_tokens)
     if passed > requests[i].passed_blocks:
@@ -100,7 +115,7 @@ def pass_blocks(settings, requests, ranks, rank, i, num_tokens):
 
 
 @inner
-def newly_passed_blocks(settings, requests, i, computed, num_tokens):
+def newly_passed_blocks(settings: KernelSettings, requests: Requests, i: int, computed: int, num_tokens: int) -> int:
     """Blocks of a window group that running request `i` gives back as its next `num_tokens` are scheduled."""
     if not gives_back(settings):
         return 0
@@ -112,7 +127,7 @@ def newly_passed_blocks(settings, requests, i, computed, num_tokens):
 
 
 @inner
-def blocks_passed_in_step(settings, lists, slot, steps, num_gained):
+def blocks_passed_in_step(settings: KernelSettings, lists: Ints, slot: int, steps: int, num_gained: int) -> int:
     """Blocks of a window group that the slot's sliding requests give back in a decode step of `num_gained` tokens."""
     num_blocks = 0
     if not gives_back(settings):
@@ -123,7 +138,7 @@ def blocks_passed_in_step(settings, lists, slot, steps, num_gained):
 
 
 @inner
-def next_change(settings, requests, i):
+def next_change(settings: KernelSettings, requests: Requests, i: int) -> int:
     """The step count of its slot at which decoding request `i` ends, or before that begins to slide."""
     end = requests[i].joined + requests[i].input_tokens + requests[i].output_tokens - 1
     begins = requests[i].joined + settings.window_tokens
@@ -133,7 +148,15 @@ def next_change(settings, requests, i):
 
 
 @inner
-def slide(settings, requests, ranks, slots, lists, rank, i):
+def slide(
+    settings: KernelSettings,
+    requests: Requests,
+    ranks: Records[Rank],
+    slots: Records[Slot],
+    lists: Ints,
+    rank: int,
+    i: int,
+) -> None:
     """Decoding request `i` has filled its window: from now on it is counted among those that give blocks back."""
     slot = requests[i].slot
     requests[i].slides = 1
@@ -142,7 +165,15 @@ def slide(settings, requests, ranks, slots, lists, rank, i):
 
 
 @inner
-def fills_window(settings, requests, ranks, slots, lists, rank, i):
+def fills_window(
+    settings: KernelSettings,
+    requests: Requests,
+    ranks: Records[Rank],
+    slots: Records[Slot],
+    lists: Ints,
+    rank: int,
+    i: int,
+) -> bool:
     """Request `i`, taken off its slot's heap, has only filled its window: it slides, and goes back on the heap."""
     if not gives_back(settings) or requests[i].slides:
         return False
@@ -158,7 +189,15 @@ def fills_window(settings, requests, ranks, slots, lists, rank, i):
 
 
 @inner
-def begin_to_slide(settings, requests, ranks, slots, lists, rank, i):
+def begin_to_slide(
+    settings: KernelSettings,
+    requests: Requests,
+    ranks: Records[Rank],
+    slots: Records[Slot],
+    lists: Ints,
+    rank: int,
+    i: int,
+) -> None:
     """Request `i` begins to decode in its slot, its window full or not; what is behind the window goes back."""
     requests[i].slides = 0
     if gives_back(settings):
@@ -169,7 +208,7 @@ def begin_to_slide(settings, requests, ranks, slots, lists, rank, i):
 
 
 @inner
-def stop_sliding(settings, requests, lists, i):
+def stop_sliding(settings: KernelSettings, requests: Requests, lists: Ints, i: int) -> None:
     """Request `i`, whose computed tokens are explicit again, leaves its slot's counts."""
     if requests[i].slides:
         lists[requests[i].slot, SLIDING, requests[i].joined % settings.block_size] -= 1

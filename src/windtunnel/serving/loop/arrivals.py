@@ -4,17 +4,30 @@ import numpy as np
 
 from windtunnel.compiled.heap import pop
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.records import Records
 from windtunnel.serving.cluster.pool_routers import route_arrival
-from windtunnel.serving.cluster.router_queue import drop_first_at_router, hold, route_up, take_lost
+from windtunnel.serving.cluster.router_queue import drop_first_at_router, hold, next_resend_s, route_up, take_lost
 from windtunnel.serving.cluster.routers import fewest_outstanding, route
 from windtunnel.serving.cluster.slots import wake
 from windtunnel.serving.schedulers.queue_orders import enqueue, set_queue_key
-from windtunnel.serving.state.pools import ranks_of, slots_of
-from windtunnel.serving.state.records import NONE, USERS_ROUTER
+from windtunnel.serving.state.fleet import ReplicaFleet
+from windtunnel.serving.state.pools import Pools, ranks_of, slots_of
+from windtunnel.serving.state.records import (
+    NONE,
+    USERS_ROUTER,
+    ClientSettings,
+    Clock,
+    KernelSettings,
+    Requests,
+    Sessions,
+)
+from windtunnel.serving.state.tables import PoolTables, RunTables
 
 
 @inner
-def next_arrival_s(settings, sessions, requests, clock):
+def next_arrival_s(
+    settings: ClientSettings, sessions: Sessions | None, requests: Requests, clock: Records[Clock]
+) -> float:
     """When the next request is sent, as far as is known: infinity while the client waits for a completion.
 
     A closed loop of C slots starts the k-th request, or session, when the (k - C + 1)-th completion has freed one, and
@@ -41,7 +54,16 @@ def next_arrival_s(settings, sessions, requests, clock):
 
 
 @inner
-def take_next(sessions, requests, clock, now_s):
+def next_send_s(settings: KernelSettings, run: RunTables, fleet: ReplicaFleet | None) -> float:
+    """When the next request is sent: a new one, or of a fleet one that waits at the router or was lost."""
+    send_s = next_arrival_s(settings, run.sessions, run.requests, run.clock)
+    if fleet is not None:
+        send_s = min(send_s, next_resend_s(fleet))
+    return send_s
+
+
+@inner
+def take_next(sessions: Sessions | None, requests: Requests, clock: Records[Clock], now_s: float) -> int:
     """The request that is sent at `now_s`: a session's first turn, or a later one, which goes first at equal times."""
     if sessions is not None and clock[0].thinking > 0 and sessions.time_s[0] <= now_s:
         k = sessions.turn[0]
@@ -57,28 +79,28 @@ def take_next(sessions, requests, clock, now_s):
 
 
 @inner
-def deliver(settings, cache, sessions, requests, ranks, slots, events, clock, now_s, pools, fleet):
+def deliver(pool: PoolTables, run: RunTables, pools: Pools | None, fleet: ReplicaFleet | None, now_s: float) -> None:
     """Send the next request to a replica, there to the rank with the fewest requests; an idle slot wakes.
 
-    Of a fleet the next one may be one that was held or lost, and may have to be held; `pending` says afterwards whether
-    a user's router must be asked for it.
+    With a fleet the next request may be one that waits at the router or was lost, and may have to wait at the router;
+    afterwards `pending` says whether a user's router must be asked for it.
     """
+    requests, sessions = run.requests, run.sessions
     k, replica = NONE, NONE
     if fleet is not None:
-        k, replica = deliver_again(settings, cache, sessions, requests, ranks, clock, now_s, fleet)
+        k, replica = deliver_again(pool, run, fleet, now_s)
         if replica == NONE:
             return
     if fleet is None:
-        k = take_next(sessions, requests, clock, now_s)
-        requests[k].arrival_s = now_s
-        requests[k].sequence = clock[0].sent
-        clock[0].sent += 1
+        k = send_next(run, now_s)
         if pools is None:
-            replica = route(settings, cache, sessions, ranks, clock, k)
+            replica = route(pool.settings, pool.cache, sessions, pool.ranks, run.clock, k)
         else:
-            replica = route_arrival(cache, pools, sessions, requests, clock, k)
-    if sessions is not None and sessions.session[k] != NONE:
-        sessions.replica[sessions.session[k]] = replica
+            replica = route_arrival(pool.cache, pools, sessions, requests, run.clock, k)
+    if sessions is not None:
+        if sessions.session[k] != NONE:
+            sessions.replica[sessions.session[k]] = replica
+    settings, ranks, slots = pool.settings, pool.ranks, pool.slots
     if pools is not None:
         settings = pools.pools[pools.pool_of_replica[replica]]
         ranks, slots = ranks_of(pools, settings), slots_of(pools, settings)
@@ -97,14 +119,26 @@ def deliver(settings, cache, sessions, requests, ranks, slots, events, clock, no
     enqueue(settings, requests, ranks, rank, k)
     for stage in range(settings.num_stages):
         if not slots[replica * settings.ranks_per_replica * settings.num_stages + stage].is_busy:
-            wake(settings, slots, events, clock, replica, stage, now_s)
+            wake(settings, slots, run, replica, stage, now_s)
             break
 
 
 @inner
-def deliver_again(settings, cache, sessions, requests, ranks, clock, now_s, fleet):
-    """The next request of a fleet, and the replica that it goes to: one that a user's router has answered for, the
-    first one held, a lost one, or a new one. Without a replica it is held, or a user's router must be asked for it.
+def send_next(run: RunTables, now_s: float) -> int:
+    """Take the next request from the client at `now_s`; returns it."""
+    k = take_next(run.sessions, run.requests, run.clock, now_s)
+    run.requests[k].arrival_s = now_s
+    run.requests[k].sequence = run.clock[0].sent
+    run.clock[0].sent += 1
+    return k
+
+
+@inner
+def deliver_again(pool: PoolTables, run: RunTables, fleet: ReplicaFleet, now_s: float) -> tuple[int, int]:
+    """Choose the next request of a fleet, and the replica that it goes to; returns both.
+
+    The request is one that a user's router has answered for, the first one that waits at the router, a lost one, or a
+    new one. Without a replica it waits at the router, or a user's router must be asked for it.
     """
     control = fleet.control
     k, is_at_router, replica = control[0].pending, False, NONE
@@ -117,21 +151,18 @@ def deliver_again(settings, cache, sessions, requests, ranks, clock, now_s, flee
     else:
         k = take_lost(fleet, now_s)
     if k == NONE:
-        k = take_next(sessions, requests, clock, now_s)
-        requests[k].arrival_s = now_s
-        requests[k].sequence = clock[0].sent
-        clock[0].sent += 1
+        k = send_next(run, now_s)
         fleet.sent_s[k] = now_s
     if not is_answered:
         if control[0].num_at_router > 0 and not is_at_router:
             hold(fleet, k)
             return k, NONE
-        if settings.router == USERS_ROUTER:
+        if pool.settings.router == USERS_ROUTER:
             control[0].pending = k
             control[0].pending_s = now_s
             control[0].is_at_router = is_at_router
             return k, NONE
-        replica = route_up(settings, cache, sessions, ranks, clock, fleet, k)
+        replica = route_up(pool.settings, pool.cache, run.sessions, pool.ranks, run.clock, fleet, k)
     if replica == NONE:
         control[0].asks = 0
         if not is_at_router:

@@ -2,110 +2,111 @@
 
 from windtunnel.compiled.heap import pop, push
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.records import is_unset
 from windtunnel.serving.cluster.handoff import end_transfer, hand_off
 from windtunnel.serving.cluster.slots import wake_replica
 from windtunnel.serving.kv.cache import caches_when_scheduled, release, share
 from windtunnel.serving.kv.windows import fills_window
 from windtunnel.serving.schedulers.batch import begin_decoding, held_blocks, held_window_blocks, stop_decoding, unlink
-from windtunnel.serving.state.records import BATCH, BATCH_ENDS, FAIR_SHARE, FAIR_TOKENS, FINISH_KEY, FINISH_VALUE, NONE
+from windtunnel.serving.state.pools import Pools
+from windtunnel.serving.state.records import (
+    BATCH,
+    BATCH_ENDS,
+    FAIR_SHARE,
+    FAIR_TOKENS,
+    FINISH_KEY,
+    FINISH_VALUE,
+    NONE,
+    Cache,
+    ClientSettings,
+)
+from windtunnel.serving.state.tables import PoolTables, RunTables
 
 
 @inner
-def finish(settings, windows, cache, sessions, requests, ranks, slots, events, clock, rank, i, now_s, pools):
+def finish(pool: PoolTables, run: RunTables, pools: Pools | None, rank: int, i: int, now_s: float) -> None:
     """Request `i`, running and not decoding, has produced its last token, or the last of this pool."""
+    settings, requests, ranks, slots = pool.settings, run.requests, pool.ranks, pool.slots
     if pools is not None:
         if pools.transfers[i].later_output_tokens > 0:
             unlink(requests, ranks, rank, i)
             ranks[rank].num_outstanding -= 1
-            replica = hand_off(settings, windows, requests, slots, clock, pools, rank, i, now_s)
-            wake_replica(events, clock, pools, replica, now_s)
+            replica = hand_off(pool, run, pools, rank, i, now_s)
+            wake_replica(run, pools, replica, now_s)
             return
     requests[i].finish_s = now_s
-    held = held_blocks(settings, windows, requests, slots, i)
-    if windows is not None:
+    held = held_blocks(settings, pool.windows, requests, slots, i)
+    if pool.windows is not None:
         ranks[rank].free_window_blocks += held_window_blocks(settings, requests, slots, i)
-    if cache is None:
+    if pool.cache is None:
         ranks[rank].free_blocks += held
     else:
-        release(settings, cache, ranks, rank, i, held, requests[i].computed_tokens)
+        release(settings, pool.cache, ranks, rank, i, held, requests[i].computed_tokens)
     unlink(requests, ranks, rank, i)
     ranks[rank].num_outstanding -= 1
     if settings.queue_order == FAIR_SHARE:
         requests[requests[i].tenant].tenant_tag += 2 * requests[i].output_tokens // FAIR_TOKENS
-    conclude(settings, sessions, requests, clock, i, now_s)
+    conclude(settings, run, i, now_s)
 
 
 @inner
-def arrive(cache, requests, events, clock, pools, i, now_s):
+def arrive(cache: Cache | None, run: RunTables, pools: Pools, i: int, now_s: float) -> None:
     """The KV of request `i` has been read: both sides may have something to do."""
-    end_transfer(cache, requests, pools, i)
+    end_transfer(cache, run.requests, pools, i)
     for rank in (pools.transfers[i].prefill_rank, pools.transfers[i].decode_rank):
         settings = pools.pools[pools.pool_of_rank[rank]]
         replica = settings.first_replica + (rank - settings.first_rank) // settings.ranks_per_replica
-        wake_replica(events, clock, pools, replica, now_s)
+        wake_replica(run, pools, replica, now_s)
 
 
 @inner
-def conclude(settings, sessions, requests, clock, i, now_s):
+def conclude(settings: ClientSettings, run: RunTables, i: int, now_s: float) -> None:
     """Request `i` is done: the turn that follows it will be sent, or the client has a free slot."""
+    clock, sessions = run.clock, run.sessions
     clock[0].finished += 1
-    if sessions is not None and sessions.following[i] != NONE:
+    if sessions is not None:
         turn = sessions.following[i]
-        send_s = max(now_s + settings.frontend_s + sessions.think_s[turn], requests[turn].arrival_s)
-        clock[0].thinking = push(sessions.time_s, sessions.turn, clock[0].thinking, send_s, turn)
-    else:
-        requests[clock[0].ended].completed_s = now_s
-        clock[0].ended += 1
+        if turn != NONE:
+            send_s = max(now_s + settings.frontend_s + sessions.think_s[turn], run.requests[turn].arrival_s)
+            clock[0].thinking = push(sessions.time_s, sessions.turn, clock[0].thinking, send_s, turn)
+            return
+    run.requests[clock[0].ended].completed_s = now_s
+    clock[0].ended += 1
 
 
 @inner
-def complete(
-    settings,
-    windows,
-    cache,
-    sessions,
-    speculation,
-    requests,
-    ranks,
-    slots,
-    lists,
-    events,
-    clock,
-    rank,
-    slot,
-    now_s,
-    pools,
-):
+def complete(pool: PoolTables, run: RunTables, pools: Pools | None, rank: int, slot: int, now_s: float) -> None:
     """Apply the end of the slot's step: finished requests leave, complete prefills give their token and begin to
     decode.
     """
+    settings, requests, ranks, slots, lists = pool.settings, run.requests, pool.ranks, pool.slots, pool.lists
     while slots[slot].finish_size > 0 and lists[slot, FINISH_KEY, 0] <= slots[slot].steps:
         i = lists[slot, FINISH_VALUE, 0]
         slots[slot].finish_size = pop(lists[slot, FINISH_KEY], lists[slot, FINISH_VALUE], slots[slot].finish_size)
-        if windows is not None:
+        if pool.windows is not None:
             if fills_window(settings, requests, ranks, slots, lists, rank, i):
                 continue
-        stop_decoding(settings, windows, requests, slots, lists, i)
-        if speculation is not None:
+        stop_decoding(settings, pool.windows, requests, slots, lists, i)
+        if pool.speculation is not None:
             end = requests[i].input_tokens + requests[i].output_tokens - 1
             ranks[rank].remaining_tokens += requests[i].computed_tokens - end
-        finish(settings, windows, cache, sessions, requests, ranks, slots, events, clock, rank, i, now_s, pools)
+        finish(pool, run, pools, rank, i, now_s)
 
     for position in range(slots[slot].batch_size):
         i = lists[slot, BATCH, position]
         requests[i].chunks_in_flight -= 1
-        if cache is not None and not caches_when_scheduled(settings):
-            share(settings, cache, ranks, rank, i, requests[i].computed_tokens)
+        if pool.cache is not None and not caches_when_scheduled(settings):
+            share(settings, pool.cache, ranks, rank, i, requests[i].computed_tokens)
         if not lists[slot, BATCH_ENDS, position]:
             continue
-        if requests[i].first_token_s != requests[i].first_token_s:
+        if is_unset(requests[i].first_token_s):
             requests[i].first_token_s = now_s
         ranks[rank].remaining_tokens -= 1
         end = requests[i].input_tokens + requests[i].output_tokens - 1
         if requests[i].computed_tokens >= end:
-            finish(settings, windows, cache, sessions, requests, ranks, slots, events, clock, rank, i, now_s, pools)
+            finish(pool, run, pools, rank, i, now_s)
         else:
             requests[i].last_token_s = now_s
-            begin_decoding(settings, windows, requests, ranks, slots, lists, rank, slot, i)
+            begin_decoding(settings, pool.windows, requests, ranks, slots, lists, rank, slot, i)
     slots[slot].batch_size = 0
     slots[slot].batch_decodes = 0

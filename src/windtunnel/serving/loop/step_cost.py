@@ -1,13 +1,14 @@
 """What a step costs: look-ups in the arrays of a `StepCost`, the host, the pipeline's stages, blocks from below."""
 
 from windtunnel.compiled.jit import inner
+from windtunnel.serving.state.records import Cache, Floats, KernelSettings, StepCost
 
 SAME_DURATION = 1.01
 """A run of steps becomes one row while its steps stay within 1% of the first one's duration."""
 
 
 @inner
-def grid_cell(nodes, value):
+def grid_cell(nodes: Floats, value: float) -> int:
     """The index j of the grid cell with nodes[j] <= value < nodes[j + 1], clamped to the grid."""
     low, high = 0, nodes.size - 2
     while low < high:
@@ -20,14 +21,14 @@ def grid_cell(nodes, value):
 
 
 @inner
-def interpolate_row(nodes, row, value):
+def interpolate_row(nodes: Floats, row: Floats, value: float) -> float:
     """Linear between nodes, extended by the slope of the end cells."""
     j = grid_cell(nodes, value)
     return row[j] + (row[j + 1] - row[j]) * ((value - nodes[j]) / (nodes[j + 1] - nodes[j]))
 
 
 @inner
-def decode_attention_s(cost, num_decodes, context_tokens, prompt_tokens):
+def decode_attention_s(cost: StepCost, num_decodes: int, context_tokens: int, prompt_tokens: int) -> float:
     """Attention of `num_decodes` single-token queries over `context_tokens` keys in all, beside `prompt_tokens`."""
     if num_decodes == 0:
         return 0.0
@@ -38,7 +39,7 @@ def decode_attention_s(cost, num_decodes, context_tokens, prompt_tokens):
 
 
 @inner
-def prefill_attention_s(cost, num_tokens, num_pairs):
+def prefill_attention_s(cost: StepCost, num_tokens: int, num_pairs: float) -> float:
     """Attention of prefill chunks of `num_tokens` in all that see `num_pairs` query-key pairs; bilinear."""
     if num_tokens == 0:
         return 0.0
@@ -51,14 +52,22 @@ def prefill_attention_s(cost, num_tokens, num_pairs):
 
 
 @inner
-def with_host(cost, device_s, num_running):
+def with_host(cost: StepCost, device_s: float, num_running: int) -> float:
     """A step's duration from the device's share and the host's, beside or before it."""
     host_s = cost.host_step_s + cost.host_request_s * num_running
     return max(device_s, host_s) if cost.host_overlaps else device_s + host_s
 
 
 @inner
-def through_stages(settings, cost, stages, replica, now_s, device_s, num_running):
+def through_stages(
+    settings: KernelSettings,
+    cost: StepCost,
+    stages: Floats,
+    replica: int,
+    now_s: float,
+    device_s: float,
+    num_running: int,
+) -> float:
     """When a batch that starts now leaves the last pipeline stage; the stages it occupies are taken."""
     if settings.num_stages == 1:
         return now_s + with_host(cost, device_s, num_running)
@@ -71,7 +80,7 @@ def through_stages(settings, cost, stages, replica, now_s, device_s, num_running
 
 
 @inner
-def with_loading(settings, cache, first, end, stage, device_s):
+def with_loading(settings: KernelSettings, cache: Cache, first: int, end: int, stage: int, device_s: float) -> float:
     """A step's time on the device where its batch waits for KV blocks from lower tiers, or they come up beside it."""
     load_s = 0.0
     for rank in range(first, end):

@@ -1,15 +1,17 @@
 """The steps that a slot takes: a formed batch, or the run of equal steps until the next event, as one row."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from windtunnel.compiled.heap import push
 from windtunnel.compiled.jit import inner
-from windtunnel.serving.cluster.router_queue import next_resend_s
+from windtunnel.compiled.records import Records, int64, is_unset
 from windtunnel.serving.cluster.slots import IDLE, set_busy
 from windtunnel.serving.engines.sglang.scheduler import decay_new_token_ratio
 from windtunnel.serving.engines.trtllm.balance import count_balance
 from windtunnel.serving.kv.windows import give_back, has_blocks, take_blocks
-from windtunnel.serving.loop.arrivals import next_arrival_s
+from windtunnel.serving.loop.arrivals import next_send_s
 from windtunnel.serving.loop.step_cost import (
     SAME_DURATION,
     decode_attention_s,
@@ -19,59 +21,147 @@ from windtunnel.serving.loop.step_cost import (
     with_loading,
 )
 from windtunnel.serving.schedulers.batch import decode_step_blocks, gained_tokens, passed_of_step, take_decode_step
-from windtunnel.serving.state.records import BATCH, BATCH_ENDS, BATCH_TOKENS, FINISH_KEY, NONE, SGLANG, TRTLLM
+from windtunnel.serving.state.fleet import ReplicaFleet
+from windtunnel.serving.state.records import (
+    BATCH,
+    BATCH_ENDS,
+    BATCH_TOKENS,
+    FINISH_KEY,
+    NONE,
+    SGLANG,
+    TRTLLM,
+    Ints,
+    KernelSettings,
+    Rank,
+    Requests,
+    Slot,
+    Speculation,
+    StepCost,
+)
 from windtunnel.serving.state.status import DONE, OUT_OF_STEPS
+from windtunnel.serving.state.tables import PoolTables, RunTables
+
+
+class Batch(NamedTuple):
+    """The batch of a replica's slot. Counts are sums over its ranks, `most_*` the largest of a rank; tokens."""
+
+    decode_tokens: int
+    """Decoding requests."""
+    query_tokens: int
+    """Tokens that they compute, several each with speculative decoding."""
+    prefill_tokens: int
+    num_prefills: int
+    """Prompts with a chunk in the batch."""
+    sampled: int
+    context_tokens: int
+    """Tokens in the cache of the decoding requests."""
+    pairs: float
+    """Query-key pairs of the prefill chunks."""
+    resumed: int
+    """Prompts that end here and were preempted before."""
+    resumed_since_s: float
+    """Sum of the times of their latest tokens."""
+    most_decodes: int
+    most_tokens: int
+    most_sampled: int
+    most_running: int
+    running: int
+    waiting: int
+    attention_s: float
+    """Attention of the slowest rank, seconds."""
+
+
+class Pauses(NamedTuple):
+    """Tokens of a step whose predecessors are older than the step, for inter-token latencies."""
+
+    num_late: int
+    """Decode tokens of requests that did not decode in the step before."""
+    since_s: float
+    """Sum of the times of their predecessors, and of those of resumed requests."""
+    num_joined: int
+    num_skipped: int
+
+
+class Steps(NamedTuple):
+    """A step, or several equal ones."""
+
+    num_steps: int
+    first_end_s: float
+    last_start_s: float
+    end_s: float
+    used_blocks: int
+    """The most KV blocks in use."""
 
 
 @inner
 def start_step(
-    settings,
-    windows,
-    cost,
-    cache,
-    sessions,
-    speculation,
-    requests,
-    ranks,
-    slots,
-    lists,
-    stages,
-    events,
-    clock,
-    steps,
-    replica,
-    stage,
-    now_s,
-    fleet,
-    sglang,
-):
-    """Start the step that a replica's slot has formed, or a run of equal ones; writes its row and its end event.
+    pool: PoolTables, cost: StepCost, run: RunTables, fleet: ReplicaFleet | None, replica: int, stage: int, now_s: float
+) -> int:
+    """Start the step that a replica's slot has formed, or a run of equal ones: price it, advance to its end, record it.
 
     A step that its replica's next failure will cut short is written with its time and no tokens, and never ends.
 
     Returns DONE with the slot busy or idle, or OUT_OF_STEPS.
     """
-    first = replica * settings.ranks_per_replica
-    end = first + settings.ranks_per_replica
-    any_prefill = False
-    for rank in range(first, end):
-        any_prefill = any_prefill or slots[rank * settings.num_stages + stage].batch_size > 0
-    if sglang is not None and settings.scheduler == SGLANG and any_prefill:
-        for rank in range(first, end):
-            undo_decode(settings, windows, speculation, ranks, slots, lists, rank, rank * settings.num_stages + stage)
+    settings = pool.settings
+    if pool.sglang is not None:
+        if settings.scheduler == SGLANG:
+            undo_decodes(pool, replica, stage)
+    batch = batch_of(pool, cost, run.requests, replica, stage)
+    if batch.decode_tokens + batch.prefill_tokens == 0:
+        set_busy(settings, pool.slots, replica, stage, IDLE)
+        return DONE
+    if 0 < cost.recorded_step_s.size <= run.clock[0].recorded:
+        return OUT_OF_STEPS
+    row = run.clock[0].rows
+    end_s = step_end_s(pool, cost, run, batch, replica, stage, now_s)
+    is_doomed = False
+    if fleet is not None:
+        is_doomed = end_s >= fleet.replicas[replica].fails_s
+        if is_doomed:
+            end_s = fleet.replicas[replica].fails_s
+            batch = emptied(batch)
+            run.steps[row].load_s = 0.0
 
-    row = clock[0].rows
+    used = int64(0)
+    if pool.windows is not None:
+        used = used_blocks(pool, replica)
+    pauses = advance_decodes(pool, batch, replica, stage, now_s, is_doomed)
+    steps = Steps(1, end_s, now_s, end_s, used)
+    latest, first_step_s = int64(NONE), end_s - now_s
+    is_decode_only = batch.prefill_tokens == 0 and cost.recorded_step_s.size == 0 and settings.num_stages == 1
+    if is_decode_only and not is_doomed:
+        if pauses.num_late + pauses.num_joined + pauses.num_skipped == 0:
+            latest = row_to_extend(pool, run, batch, replica, now_s, first_step_s)
+        if latest != NONE:
+            first_step_s = pool.slots[replica * settings.ranks_per_replica].row_step_s
+        steps = take_equal_steps(pool, cost, run, fleet, batch, replica, now_s, end_s, used, first_step_s)
+    if pool.balance is not None:
+        if settings.balance_steps > 0 and steps.num_steps > 1:
+            first = replica * settings.ranks_per_replica
+            count_balance(settings, pool.ranks, pool.slots, first, first + settings.ranks_per_replica, steps.num_steps)
+    settle_slots(pool, replica, stage, steps, is_doomed)
+    record_step(pool, run, batch, pauses, steps, latest, replica, stage, now_s)
+    if not is_doomed:
+        slot = settings.first_event + replica * settings.num_stages + stage
+        run.clock[0].queued = push(run.events.time_s, run.events.slot, run.clock[0].queued, steps.end_s, slot)
+    return DONE
+
+
+@inner
+def batch_of(pool: PoolTables, cost: StepCost, requests: Requests, replica: int, stage: int) -> Batch:
+    """Return the sums over a replica's ranks of what their slots have batched."""
+    settings, slots, lists, speculation = pool.settings, pool.slots, pool.lists, pool.speculation
     queries, decodes, prefill_tokens, sampled, running, waiting, context, num_prefills = 0, 0, 0, 0, 0, 0, 0, 0
-    pairs = 0.0
-    paused, resumed, late_since_s = 0, 0, 0.0
-    most_decodes, most_tokens, most_sampled, most_running = 0, 0, 0, np.int64(0)
-    attention_s = 0.0
-    for rank in range(first, end):
+    pairs, resumed, resumed_since_s, attention_s = 0.0, 0, 0.0, 0.0
+    most_decodes, most_tokens, most_sampled, most_running = 0, 0, 0, int64(0)
+    first = replica * settings.ranks_per_replica
+    for rank in range(first, first + settings.ranks_per_replica):
         slot = rank * settings.num_stages + stage
         rank_decodes = slots[slot].num_decoding if slots[slot].batch_decodes else 0
         rank_decodes -= slots[slot].num_skipped
         rank_queries = rank_decodes if speculation is None else rank_decodes * speculation.num_queries
-        rank_tokens, rank_sampled = np.int64(0), rank_queries
+        rank_tokens, rank_sampled = int64(0), rank_queries
         rank_pairs = 0.0
         for position in range(slots[slot].batch_size):
             i = lists[slot, BATCH, position]
@@ -80,9 +170,9 @@ def start_step(
             rank_pairs += chunk * (requests[i].computed_tokens - 0.5 * chunk)
             if lists[slot, BATCH_ENDS, position]:
                 rank_sampled += 1
-                if requests[i].first_token_s == requests[i].first_token_s:
+                if not is_unset(requests[i].first_token_s):
                     resumed += 1
-                    late_since_s += requests[i].last_token_s
+                    resumed_since_s += requests[i].last_token_s
         rank_context = slots[slot].context_tokens - slots[slot].skipped_context_tokens if rank_decodes > 0 else 0
         attention_s = max(
             attention_s,
@@ -92,7 +182,7 @@ def start_step(
         most_decodes = max(most_decodes, rank_decodes)
         most_tokens = max(most_tokens, rank_queries + rank_tokens)
         most_sampled = max(most_sampled, rank_sampled)
-        most_running = max(most_running, ranks[rank].num_running)
+        most_running = max(most_running, pool.ranks[rank].num_running)
         decodes += rank_decodes
         queries += rank_queries
         prefill_tokens += rank_tokens
@@ -100,51 +190,72 @@ def start_step(
         pairs += rank_pairs
         context += rank_context
         num_prefills += slots[slot].batch_size
-        running += ranks[rank].num_running
-        waiting += ranks[rank].num_waiting
+        running += pool.ranks[rank].num_running
+        waiting += pool.ranks[rank].num_waiting
+    return Batch(
+        decodes,
+        queries,
+        prefill_tokens,
+        num_prefills,
+        sampled,
+        context,
+        pairs,
+        resumed,
+        resumed_since_s,
+        most_decodes,
+        most_tokens,
+        most_sampled,
+        most_running,
+        running,
+        waiting,
+        attention_s,
+    )
 
-    if decodes + prefill_tokens == 0:
-        set_busy(settings, slots, replica, stage, IDLE)
-        return DONE
 
+@inner
+def emptied(batch: Batch) -> Batch:
+    """Return the batch of a step that a failure cuts short: it gives no tokens."""
+    running, waiting, most_running = batch.running, batch.waiting, batch.most_running
+    return Batch(0, 0, 0, 0, 0, 0, 0.0, 0, 0.0, 0, 0, 0, most_running, running, waiting, 0.0)
+
+
+@inner
+def step_end_s(
+    pool: PoolTables, cost: StepCost, run: RunTables, batch: Batch, replica: int, stage: int, now_s: float
+) -> float:
+    """Price a batch: return when its step ends, by the recorded durations where there are any.
+
+    The terms are those of `serving.state.records.StepCost`. Writes how long the step waits for KV blocks to its row.
+    """
+    settings = pool.settings
     if cost.recorded_step_s.size > 0:
-        if clock[0].recorded >= cost.recorded_step_s.size:
-            return OUT_OF_STEPS
-        time_s = now_s + cost.recorded_step_s[clock[0].recorded]
-        clock[0].recorded += 1
+        run.clock[0].recorded += 1
+        return now_s + cost.recorded_step_s[run.clock[0].recorded - 1]
+    if batch.prefill_tokens == 0:
+        device_s = cost.decode_token_s[batch.most_decodes] + batch.attention_s
     else:
-        if prefill_tokens == 0:
-            device_s = cost.decode_token_s[most_decodes] + attention_s
-        else:
-            device_s = cost.mixed_token_s[most_tokens] + cost.sample_s[most_sampled] + attention_s
-            if speculation is not None:
-                device_s += cost.draft_s[most_decodes]
-            if settings.ranks_per_replica > 1:
-                device_s += cost.group_token_s[min(queries + prefill_tokens, cost.group_token_s.size - 1)]
-            device_s = max(device_s, cost.launch_s[min(most_tokens, cost.launch_s.size - 1)])
-        if cache is not None:
-            loaded_s = with_loading(settings, cache, first, end, stage, device_s)
-            steps[row].load_s = loaded_s - device_s
-            device_s = loaded_s
-        time_s = through_stages(settings, cost, stages, replica, now_s, device_s, most_running)
-    fails_s, is_doomed = np.inf, False
-    if fleet is not None:
-        fails_s = fleet.replicas[replica].fails_s
-        is_doomed = time_s >= fails_s
-        if is_doomed:
-            time_s = fails_s
-            decodes, prefill_tokens, num_prefills, sampled, context, paused, resumed = 0, 0, 0, 0, 0, 0, 0
-            pairs, late_since_s = 0.0, 0.0
-            steps[row].load_s = 0.0
-    first_step_s = time_s - now_s
-    last_start_s = now_s
-    num_steps = 1
-    used = np.int64(0)
-    if windows is not None:
-        used = used_blocks(settings, ranks, first, end)
+        device_s = cost.mixed_token_s[batch.most_tokens] + cost.sample_s[batch.most_sampled] + batch.attention_s
+        if pool.speculation is not None:
+            device_s += cost.draft_s[batch.most_decodes]
+        if settings.ranks_per_replica > 1:
+            num_tokens = batch.query_tokens + batch.prefill_tokens
+            device_s += cost.group_token_s[min(num_tokens, cost.group_token_s.size - 1)]
+        device_s = max(device_s, cost.launch_s[min(batch.most_tokens, cost.launch_s.size - 1)])
+    if pool.cache is not None:
+        first = replica * settings.ranks_per_replica
+        loaded_s = with_loading(settings, pool.cache, first, first + settings.ranks_per_replica, stage, device_s)
+        run.steps[run.clock[0].rows].load_s = loaded_s - device_s
+        device_s = loaded_s
+    return through_stages(settings, cost, pool.stages, replica, now_s, device_s, batch.most_running)
 
-    joined, skipped = 0, 0
-    for rank in range(first, end):
+
+@inner
+def advance_decodes(pool: PoolTables, batch: Batch, replica: int, stage: int, now_s: float, is_doomed: bool) -> Pauses:
+    """Count the step for the decoding requests of a replica's slot; returns which of them had paused before."""
+    settings, ranks, slots = pool.settings, pool.ranks, pool.slots
+    paused, late_since_s, joined, skipped = 0, batch.resumed_since_s, 0, 0
+    first = replica * settings.ranks_per_replica
+    for rank in range(first, first + settings.ranks_per_replica):
         slot = rank * settings.num_stages + stage
         joined += slots[slot].num_joined
         skipped += slots[slot].num_skipped
@@ -160,152 +271,228 @@ def start_step(
             if are_late:
                 paused += num_late
                 late_since_s += since_s
-            num_gained = 1
-            if speculation is not None:
-                num_gained = gained_tokens(speculation, slots, slot)
-            slots[slot].steps += num_gained
+            num_gained = count_decode_step(pool, slot)
             slots[slot].num_verified += 1
             slots[slot].context_tokens += num_gained * rank_decodes
             ranks[rank].remaining_tokens -= num_gained * rank_decodes
-    late_gap_s = time_s - late_since_s / (paused + resumed) if paused + resumed > 0 else 0.0
+    return Pauses(paused, late_since_s, joined, skipped)
 
-    latest = NONE
-    if prefill_tokens == 0 and cost.recorded_step_s.size == 0 and settings.num_stages == 1 and not is_doomed:
-        if paused + joined + skipped == 0:
-            latest = row_to_extend(slots, clock, steps, first, now_s, first_step_s, decodes, running, waiting)
-        if latest != NONE:
-            first_step_s = slots[first].row_step_s
-        horizon_s = next_arrival_s(settings, sessions, requests, clock)
-        if fleet is not None:
-            horizon_s = min(horizon_s, next_resend_s(fleet), fleet.control[0].next_s)
-            if fleet.control[0].num_at_router > 0 and clock[0].queued > 0:
-                horizon_s = min(horizon_s, events[0].time_s)
-        if (settings.concurrency > 0 or settings.heeds_all_events) and clock[0].queued > 0:
+
+@inner
+def count_decode_step(pool: PoolTables, slot: int) -> int:
+    """Advance the slot's count of decode steps; returns the tokens that each of its requests gains."""
+    num_gained = 1
+    if pool.speculation is not None:
+        num_gained = gained_tokens(pool.speculation, pool.slots, slot)
+    pool.slots[slot].steps += num_gained
+    return num_gained
+
+
+@inner
+def take_equal_steps(
+    pool: PoolTables,
+    cost: StepCost,
+    run: RunTables,
+    fleet: ReplicaFleet | None,
+    batch: Batch,
+    replica: int,
+    now_s: float,
+    end_s: float,
+    used: int,
+    first_step_s: float,
+) -> Steps:
+    """After a decode step from `now_s` to `end_s`, take the equal ones up to the next event.
+
+    They take as long as `first_step_s` within 1%, blocks last, no request ends and the replica does not fail.
+    """
+    settings, windows = pool.settings, pool.windows
+    ranks, slots, lists = pool.ranks, pool.slots, pool.lists
+    first = replica * settings.ranks_per_replica
+    end = first + settings.ranks_per_replica
+    fails_s = np.inf
+    if fleet is not None:
+        fails_s = fleet.replicas[replica].fails_s
+    horizon_s = horizon_of_steps(pool, run, fleet)
+    num_steps, last_start_s, time_s = 1, now_s, end_s
+    most_steps = steps_until_event(settings, pool.speculation, ranks, slots, lists, first, end)
+    while num_steps < most_steps and time_s < horizon_s:
+        attention_s = 0.0
+        fits = True
+        for rank in range(first, end):
+            count = slots[rank].num_decoding
+            if settings.scheduler != TRTLLM:
+                needed = decode_step_blocks(settings, pool.speculation, slots, lists, rank)
+                fits = fits and has_blocks(settings, windows, ranks, rank, needed)
+            context_tokens = slots[rank].context_tokens + count
+            attention_s = max(attention_s, decode_attention_s(cost, count, context_tokens, batch.prefill_tokens))
+        step_s = with_host(cost, cost.decode_token_s[batch.most_decodes] + attention_s, batch.most_running)
+        if not fits or step_s > SAME_DURATION * first_step_s or time_s + step_s >= fails_s:
+            break
+        for rank in range(first, end):
+            count = slots[rank].num_decoding
+            if settings.scheduler != TRTLLM:
+                needed = decode_step_blocks(settings, pool.speculation, slots, lists, rank)
+                take_decode_step(settings, windows, pool.speculation, ranks, slots, lists, rank, rank, needed)
+            num_gained = count_decode_step(pool, rank)
+            if count > 0:
+                slots[rank].num_verified += 1
+            slots[rank].context_tokens += num_gained * count
+            ranks[rank].remaining_tokens -= num_gained * count
+        if windows is not None:  # elsewhere the last of equal steps uses most
+            used = max(used, used_blocks(pool, replica))
+        last_start_s = time_s
+        time_s += step_s
+        num_steps += 1
+    return Steps(num_steps, end_s, last_start_s, time_s, used)
+
+
+@inner
+def horizon_of_steps(pool: PoolTables, run: RunTables, fleet: ReplicaFleet | None) -> float:
+    """Return when the next event may change what a replica that only decodes does next."""
+    settings, clock, events = pool.settings, run.clock, run.events
+    horizon_s = next_send_s(settings, run, fleet)
+    if fleet is not None:
+        horizon_s = min(horizon_s, fleet.control[0].next_s)
+        if fleet.control[0].num_at_router > 0 and clock[0].queued > 0:
             horizon_s = min(horizon_s, events[0].time_s)
-        if sessions is not None and clock[0].queued > 0:
-            horizon_s = min(horizon_s, events[0].time_s + settings.frontend_s + sessions.least_think_s)
-        most_steps = steps_until_event(settings, speculation, ranks, slots, lists, first, end)
-        while num_steps < most_steps and time_s < horizon_s:
-            attention_s = 0.0
-            fits = True
-            for rank in range(first, end):
-                count = slots[rank].num_decoding
-                if settings.scheduler != TRTLLM:
-                    needed = decode_step_blocks(settings, speculation, slots, lists, rank)
-                    fits = fits and has_blocks(settings, windows, ranks, rank, needed)
-                context_tokens = slots[rank].context_tokens + count
-                attention_s = max(attention_s, decode_attention_s(cost, count, context_tokens, prefill_tokens))
-            step_s = with_host(cost, cost.decode_token_s[most_decodes] + attention_s, most_running)
-            if not fits or step_s > SAME_DURATION * first_step_s or time_s + step_s >= fails_s:
-                break
-            for rank in range(first, end):
-                count = slots[rank].num_decoding
-                if settings.scheduler != TRTLLM:
-                    needed = decode_step_blocks(settings, speculation, slots, lists, rank)
-                    take_decode_step(settings, windows, speculation, ranks, slots, lists, rank, rank, needed)
-                num_gained = 1
-                if speculation is not None:
-                    num_gained = gained_tokens(speculation, slots, rank)
-                slots[rank].steps += num_gained
-                if count > 0:
-                    slots[rank].num_verified += 1
-                slots[rank].context_tokens += num_gained * count
-                ranks[rank].remaining_tokens -= num_gained * count
-            if windows is not None:  # elsewhere the last of equal steps uses most
-                used = max(used, used_blocks(settings, ranks, first, end))
-            last_start_s = time_s
-            time_s += step_s
-            num_steps += 1
+    if (settings.concurrency > 0 or settings.heeds_all_events) and clock[0].queued > 0:
+        horizon_s = min(horizon_s, events[0].time_s)
+    if run.sessions is not None:
+        if clock[0].queued > 0:
+            horizon_s = min(horizon_s, events[0].time_s + settings.frontend_s + run.sessions.least_think_s)
+    return horizon_s
 
-    if settings.balance_steps > 0 and num_steps > 1:
-        count_balance(settings, ranks, slots, first, end, num_steps)
-    used = max(used, used_blocks(settings, ranks, first, end))
-    for rank in range(first, end):
+
+@inner
+def settle_slots(pool: PoolTables, replica: int, stage: int, steps: Steps, is_doomed: bool) -> None:
+    """Leave a replica's slots as the step, or run of steps, leaves them."""
+    settings, ranks, slots = pool.settings, pool.ranks, pool.slots
+    first = replica * settings.ranks_per_replica
+    for rank in range(first, first + settings.ranks_per_replica):
         slot = rank * settings.num_stages + stage
-        slots[slot].started_s = last_start_s
+        slots[slot].started_s = steps.last_start_s
         if slots[slot].batch_decodes and not is_doomed:
-            slots[slot].last_decode_s = time_s
+            slots[slot].last_decode_s = steps.end_s
             slots[slot].num_joined = slots[slot].num_skipped
             slots[slot].joined_since_s = slots[slot].skipped_since_s
-            if sglang is not None and settings.scheduler == SGLANG:
-                steps_to_receive = ranks[rank].steps_to_receive - num_steps
-                ranks[rank].steps_to_receive = steps_to_receive % settings.receive_interval_steps
-                decay_new_token_ratio(settings, ranks, rank, num_steps)
+            if pool.sglang is not None:
+                if settings.scheduler == SGLANG:
+                    steps_to_receive = ranks[rank].steps_to_receive - steps.num_steps
+                    ranks[rank].steps_to_receive = steps_to_receive % settings.receive_interval_steps
+                    decay_new_token_ratio(settings, ranks, rank, steps.num_steps)
         slots[slot].num_skipped = 0
         slots[slot].skipped_context_tokens = 0
         slots[slot].skipped_since_s = 0.0
 
+
+@inner
+def record_step(
+    pool: PoolTables,
+    run: RunTables,
+    batch: Batch,
+    pauses: Pauses,
+    steps: Steps,
+    latest: int,
+    replica: int,
+    stage: int,
+    now_s: float,
+) -> None:
+    """Write the row of a step, or of a run of equal ones; `latest` is the row that it lengthens, or NONE."""
+    settings, slots = pool.settings, pool.slots
+    used = max(steps.used_blocks, used_blocks(pool, replica))
+    slot = replica * settings.ranks_per_replica * settings.num_stages + stage
     if latest != NONE:
-        steps[latest].duration_s = time_s - steps[latest].start_s
-        steps[latest].num_steps += num_steps
-        steps[latest].used_blocks = max(steps[latest].used_blocks, used)
+        run.steps[latest].duration_s = steps.end_s - run.steps[latest].start_s
+        run.steps[latest].num_steps += steps.num_steps
+        run.steps[latest].used_blocks = max(run.steps[latest].used_blocks, used)
     else:
-        steps[row].start_s = now_s
-        steps[row].duration_s = time_s - now_s
-        steps[row].num_steps = num_steps
-        steps[row].replica = settings.first_replica + replica
-        steps[row].decode_tokens = decodes
-        steps[row].prefill_tokens = prefill_tokens
-        steps[row].num_prefills = num_prefills
-        steps[row].num_sampled = sampled
-        steps[row].context_tokens = context
-        steps[row].prefill_pairs = pairs
-        steps[row].used_blocks = used
-        steps[row].num_running = running
-        steps[row].num_waiting = waiting
-        steps[row].paused_tokens = paused
-        steps[row].resumed_tokens = resumed
-        steps[row].late_gap_s = late_gap_s
-        clock[0].rows += 1
-        slots[first * settings.num_stages + stage].row = clock[0].earlier_rows + row
-        slots[first * settings.num_stages + stage].row_step_s = first_step_s
-    slots[first * settings.num_stages + stage].row_end_s = time_s
-    if not is_doomed:
-        slot = settings.first_event + replica * settings.num_stages + stage
-        clock[0].queued = push(events.time_s, events.slot, clock[0].queued, time_s, slot)
-    return DONE
+        row = run.clock[0].rows
+        num_late = pauses.num_late + batch.resumed
+        run.steps[row].start_s = now_s
+        run.steps[row].duration_s = steps.end_s - now_s
+        run.steps[row].num_steps = steps.num_steps
+        run.steps[row].replica = settings.first_replica + replica
+        run.steps[row].decode_tokens = batch.decode_tokens
+        run.steps[row].prefill_tokens = batch.prefill_tokens
+        run.steps[row].num_prefills = batch.num_prefills
+        run.steps[row].num_sampled = batch.sampled
+        run.steps[row].context_tokens = batch.context_tokens
+        run.steps[row].prefill_pairs = batch.pairs
+        run.steps[row].used_blocks = used
+        run.steps[row].num_running = batch.running
+        run.steps[row].num_waiting = batch.waiting
+        run.steps[row].paused_tokens = pauses.num_late
+        run.steps[row].resumed_tokens = batch.resumed
+        run.steps[row].late_gap_s = 0.0
+        if num_late > 0:
+            run.steps[row].late_gap_s = steps.first_end_s - pauses.since_s / num_late
+        run.clock[0].rows += 1
+        slots[slot].row = run.clock[0].earlier_rows + row
+        slots[slot].row_step_s = steps.first_end_s - now_s
+    slots[slot].row_end_s = steps.end_s
 
 
 @inner
-def used_blocks(settings, ranks, first, end):
-    """Blocks of the ranks' pools that are taken."""
+def used_blocks(pool: PoolTables, replica: int) -> int:
+    """Return the KV blocks in use on a replica's ranks."""
     used = 0
-    for rank in range(first, end):
-        used += settings.num_blocks - ranks[rank].free_blocks
+    first = replica * pool.settings.ranks_per_replica
+    for rank in range(first, first + pool.settings.ranks_per_replica):
+        used += pool.settings.num_blocks - pool.ranks[rank].free_blocks
     return used
 
 
 @inner
-def row_to_extend(slots, clock, steps, first, now_s, step_s, decodes, running, waiting):
-    """The row of a replica's latest step where the one that starts now is equal to it, or NONE.
+def row_to_extend(pool: PoolTables, run: RunTables, batch: Batch, replica: int, now_s: float, step_s: float) -> int:
+    """Return the row of a replica's latest step where the one that starts now is equal to it, or NONE.
 
     Other replicas' arrivals end a run of steps, for a router may look at all; its row goes on. A row is written from
     its replica's own events alone, as many as if it were by itself.
     """
-    row = slots[first].row - clock[0].earlier_rows
+    slots, steps = pool.slots, run.steps
+    first = replica * pool.settings.ranks_per_replica
+    row = slots[first].row - run.clock[0].earlier_rows
     if row < 0 or slots[first].row_end_s != now_s or step_s > SAME_DURATION * slots[first].row_step_s:
         return NONE
-    if steps[row].prefill_tokens > 0 or steps[row].decode_tokens != decodes:
+    if steps[row].prefill_tokens > 0 or steps[row].decode_tokens != batch.decode_tokens:
         return NONE
-    if steps[row].num_running != running or steps[row].num_waiting != waiting:
+    if steps[row].num_running != batch.running or steps[row].num_waiting != batch.waiting:
         return NONE
     return row
 
 
 @inner
-def undo_decode(settings, windows, speculation, ranks, slots, lists, rank, slot):
-    """SGLang's attention data parallelism: while any rank prefills, the others do not decode."""
-    if slots[slot].batch_decodes and slots[slot].batch_size == 0:
-        take_blocks(settings, windows, ranks, rank, -decode_step_blocks(settings, speculation, slots, lists, slot))
-        if windows is not None:
-            give_back(settings, ranks, rank, -passed_of_step(settings, speculation, slots, lists, slot))
-        slots[slot].batch_decodes = 0
+def undo_decodes(pool: PoolTables, replica: int, stage: int) -> None:
+    """Take decode steps back: with SGLang's attention data parallelism nobody decodes while any rank prefills."""
+    settings, windows, speculation = pool.settings, pool.windows, pool.speculation
+    ranks, slots, lists = pool.ranks, pool.slots, pool.lists
+    first = replica * settings.ranks_per_replica
+    num_prefills = 0
+    for rank in range(first, first + settings.ranks_per_replica):
+        num_prefills += slots[rank * settings.num_stages + stage].batch_size
+    if num_prefills == 0:
+        return
+    for rank in range(first, first + settings.ranks_per_replica):
+        slot = rank * settings.num_stages + stage
+        if slots[slot].batch_decodes and slots[slot].batch_size == 0:
+            take_blocks(settings, windows, ranks, rank, -decode_step_blocks(settings, speculation, slots, lists, slot))
+            if windows is not None:
+                give_back(settings, ranks, rank, -passed_of_step(settings, speculation, slots, lists, slot))
+            slots[slot].batch_decodes = 0
 
 
 @inner
-def steps_until_event(settings, speculation, ranks, slots, lists, first, end):
-    """How many decode steps may run before a request finishes or the policy must look again, arrivals aside."""
-    fewest = np.int64(1) << 40
+def steps_until_event(
+    settings: KernelSettings,
+    speculation: Speculation | None,
+    ranks: Records[Rank],
+    slots: Records[Slot],
+    lists: Ints,
+    first: int,
+    end: int,
+) -> int:
+    """Return how many decode steps may run before a request finishes or the policy must look again."""
+    fewest = int64(1) << 40
     for rank in range(first, end):
         if slots[rank].finish_size > 0:
             fewest = min(fewest, lists[rank, FINISH_KEY, 0] - slots[rank].steps + 1)

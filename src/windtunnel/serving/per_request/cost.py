@@ -4,16 +4,27 @@ import math
 
 from windtunnel.compiled.jit import inner
 from windtunnel.serving.loop.step_cost import decode_attention_s, prefill_attention_s
+from windtunnel.serving.state.per_request import Tables
+from windtunnel.serving.state.records import StepCost
 
 
 @inner
-def ceil_to(value, step):
+def ceil_to(value: int, step: int) -> int:
     """`value` rounded up to a multiple of `step`."""
     return (value + step - 1) // step * step
 
 
 @inner
-def table_stage_s(tables, num_decodes, context_tokens, num_prompts, prompt_tokens, squares, cached, size):
+def table_stage_s(
+    tables: Tables,
+    num_decodes: int,
+    context_tokens: int,
+    num_prompts: int,
+    prompt_tokens: int,
+    squares: int,
+    cached: int,
+    size: int,
+) -> float:
     """Vidur's time of one pipeline stage but for `send_recv`, or -1.0 outside the tables.
 
     `vidur/execution_time_predictor/sklearn_execution_time_predictor.py`: decode attention is looked up at the mean
@@ -46,7 +57,9 @@ def table_stage_s(tables, num_decodes, context_tokens, num_prompts, prompt_token
 
 
 @inner
-def model_step_s(cost, num_decodes, context_tokens, prompt_tokens, pairs, sampled):
+def model_step_s(
+    cost: StepCost, num_decodes: int, context_tokens: int, prompt_tokens: int, pairs: float, sampled: int
+) -> float:
     """The device's time of a step by a `StepCost`; `context_tokens` counts the new tokens too."""
     attention_s = decode_attention_s(cost, num_decodes, context_tokens, prompt_tokens)
     if prompt_tokens == 0:

@@ -1,16 +1,18 @@
 """A batch that a user's policy chose, formed or refused."""
 
 from windtunnel.compiled.jit import entry
+from windtunnel.compiled.records import Records
 from windtunnel.serving.per_request.decode_groups import MEMBERS, ready_row
 from windtunnel.serving.per_request.policies import add, admit, put_first, restart
-from windtunnel.serving.state.records import NONE
+from windtunnel.serving.state.per_request import PerRequestClock, PerRequestSettings, Replica, SequenceState
+from windtunnel.serving.state.records import NONE, Ints, Requests
 
 TWICE, NOT_HERE, TOO_MANY_TOKENS, TOO_FEW_TOKENS, TOO_MANY_BLOCKS, TOO_MANY_SEQS, TOO_LONG = range(-7, 0)
 """What `form_custom_batch` returns for a batch that the engine cannot run; the request is in `clock[0].culprit`."""
 
 
 @entry
-def list_waiting(sequences, replicas, replica, out):
+def list_waiting(sequences: Records[SequenceState], replicas: Records[Replica], replica: int, out: Ints) -> int:
     """Write the waiting requests of a replica to `out`, in order; returns how many there are."""
     count = 0
     i = replicas[replica].first_waiting
@@ -22,7 +24,15 @@ def list_waiting(sequences, replicas, replica, out):
 
 
 @entry
-def form_custom_batch(settings, requests, sequences, replicas, batches, clock, pairs):
+def form_custom_batch(
+    settings: PerRequestSettings,
+    requests: Requests,
+    sequences: Records[SequenceState],
+    replicas: Records[Replica],
+    batches: Ints,
+    clock: Records[PerRequestClock],
+    pairs: Ints,
+) -> int:
     """Form the batch that a user's policy chose, `pairs` [n, 2] of request and tokens; 0 tokens restart a request.
 
     Requests are taken in the order given: waiting ones are admitted, blocks are taken as the tokens need them. Nothing

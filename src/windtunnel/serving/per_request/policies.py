@@ -6,18 +6,20 @@ the batches of Vidur 7d47513 (`vidur/scheduler/replica_scheduler`), restarts and
 """
 
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.records import Records, is_unset
 from windtunnel.serving.per_request.decode_groups import MEMBERS, SCRATCH, TOKENS, dissolve, ready_row, take_group
-from windtunnel.serving.state.records import NONE
+from windtunnel.serving.state.per_request import BatchSlot, PerRequestSettings, Replica, SequenceState
+from windtunnel.serving.state.records import NONE, Ints, Requests
 
 
 @inner
-def next_prompt_blocks(settings, sequences, i):
+def next_prompt_blocks(settings: PerRequestSettings, sequences: Records[SequenceState], i: int) -> int:
     """Blocks for all that request `i` must compute before its next token."""
     return (sequences[i].prompt_tokens + settings.block_size - 1) // settings.block_size
 
 
 @inner
-def put_first(sequences, replicas, replica, i):
+def put_first(sequences: Records[SequenceState], replicas: Records[Replica], replica: int, i: int) -> None:
     """Put request `i` in front of the waiting ones."""
     sequences[i].next = replicas[replica].first_waiting
     replicas[replica].first_waiting = i
@@ -27,7 +29,7 @@ def put_first(sequences, replicas, replica, i):
 
 
 @inner
-def put_last(sequences, replicas, replica, i):
+def put_last(sequences: Records[SequenceState], replicas: Records[Replica], replica: int, i: int) -> None:
     """Put request `i` behind the waiting ones."""
     sequences[i].next = NONE
     last = replicas[replica].last_waiting
@@ -40,7 +42,14 @@ def put_last(sequences, replicas, replica, i):
 
 
 @inner
-def admit(requests, sequences, replicas, replica, num_blocks, now_s):
+def admit(
+    requests: Requests,
+    sequences: Records[SequenceState],
+    replicas: Records[Replica],
+    replica: int,
+    num_blocks: int,
+    now_s: float,
+) -> int:
     """Give the first waiting request `num_blocks` blocks and return it."""
     i = replicas[replica].first_waiting
     replicas[replica].first_waiting = sequences[i].next
@@ -50,13 +59,13 @@ def admit(requests, sequences, replicas, replica, num_blocks, now_s):
     replicas[replica].free_blocks -= num_blocks
     replicas[replica].num_running += 1
     sequences[i].num_blocks = num_blocks
-    if requests[i].scheduled_s != requests[i].scheduled_s:
+    if is_unset(requests[i].scheduled_s):
         requests[i].scheduled_s = now_s
     return i
 
 
 @inner
-def release(sequences, replicas, replica, i):
+def release(sequences: Records[SequenceState], replicas: Records[Replica], replica: int, i: int) -> None:
     """Free the blocks of request `i`."""
     replicas[replica].free_blocks += sequences[i].num_blocks
     replicas[replica].num_running -= 1
@@ -64,7 +73,14 @@ def release(sequences, replicas, replica, i):
 
 
 @inner
-def restart(settings, requests, sequences, replicas, replica, i):
+def restart(
+    settings: PerRequestSettings,
+    requests: Requests,
+    sequences: Records[SequenceState],
+    replicas: Records[Replica],
+    replica: int,
+    i: int,
+) -> None:
     """Free all of request `i` and put it in front of the waiting ones, to be computed again with its outputs so far."""
     release(sequences, replicas, replica, i)
     if sequences[i].is_prefilled:
@@ -79,7 +95,9 @@ def restart(settings, requests, sequences, replicas, replica, i):
 
 
 @inner
-def take_block(settings, sequences, replicas, replica, i):
+def take_block(
+    settings: PerRequestSettings, sequences: Records[SequenceState], replicas: Records[Replica], replica: int, i: int
+) -> None:
     """Give decoding request `i` another block if its last one is full."""
     if sequences[i].processed_tokens > sequences[i].num_blocks * settings.block_size:
         sequences[i].num_blocks += 1
@@ -87,7 +105,9 @@ def take_block(settings, sequences, replicas, replica, i):
 
 
 @inner
-def sort_ready(settings, requests, replicas, batches, replica):
+def sort_ready(
+    settings: PerRequestSettings, requests: Requests, replicas: Records[Replica], batches: Ints, replica: int
+) -> None:
     """Order the ready requests by arrival; equal ones stay as they were.
 
     They nearly always are in order, which their indices tell: requests are numbered as they arrive.
@@ -106,7 +126,9 @@ def sort_ready(settings, requests, replicas, batches, replica):
 
 
 @inner
-def drop_ready(settings, replicas, batches, replica, first, end):
+def drop_ready(
+    settings: PerRequestSettings, replicas: Records[Replica], batches: Ints, replica: int, first: int, end: int
+) -> None:
     """Keep of the ready requests those at positions `first` to `end`."""
     row = ready_row(settings, replica)
     for position in range(first, end):
@@ -115,7 +137,7 @@ def drop_ready(settings, replicas, batches, replica, first, end):
 
 
 @inner
-def add(batches, slot, size, i, num_tokens):
+def add(batches: Ints, slot: int, size: int, i: int, num_tokens: int) -> int:
     """Put `num_tokens` of request `i` into the batch; returns its new size."""
     batches[slot, MEMBERS, size] = i
     batches[slot, TOKENS, size] = num_tokens
@@ -123,7 +145,17 @@ def add(batches, slot, size, i, num_tokens):
 
 
 @inner
-def make_room(settings, requests, sequences, replicas, batches, replica, i, position, end):
+def make_room(
+    settings: PerRequestSettings,
+    requests: Requests,
+    sequences: Records[SequenceState],
+    replicas: Records[Replica],
+    batches: Ints,
+    replica: int,
+    i: int,
+    position: int,
+    end: int,
+) -> int:
     """See that a block is free for decoding request `i`, as vLLM V0's `_can_append_slots` asks whether it needs one or
     not: restart the last of the ready requests at positions `position` to `end`, and `i` itself when there is none.
 
@@ -140,7 +172,17 @@ def make_room(settings, requests, sequences, replicas, batches, replica, i, posi
 
 
 @inner
-def form_batch_vllm_v0(settings, requests, sequences, replicas, slots, batches, replica, slot, now_s):
+def form_batch_vllm_v0(
+    settings: PerRequestSettings,
+    requests: Requests,
+    sequences: Records[SequenceState],
+    replicas: Records[Replica],
+    slots: Records[BatchSlot],
+    batches: Ints,
+    replica: int,
+    slot: int,
+    now_s: float,
+) -> int:
     """vLLM V0 `Scheduler._schedule` (0.2 to 0.7, without chunked prefill): waiting prompts on their own, else a decode
     step of all that are ready, in order of arrival.
 
@@ -182,7 +224,17 @@ def form_batch_vllm_v0(settings, requests, sequences, replicas, slots, batches, 
 
 
 @inner
-def form_batch_sarathi(settings, requests, sequences, replicas, slots, batches, replica, slot, now_s):
+def form_batch_sarathi(
+    settings: PerRequestSettings,
+    requests: Requests,
+    sequences: Records[SequenceState],
+    replicas: Records[Replica],
+    slots: Records[BatchSlot],
+    batches: Ints,
+    replica: int,
+    slot: int,
+    now_s: float,
+) -> int:
     """Sarathi-Serve's `SarathiScheduler` (Agrawal et al., OSDI 2024): decoding requests, then the rest of begun
     prompts, then new ones, the prompts cut so that a step has `max_num_batched_tokens` tokens.
 
@@ -248,7 +300,18 @@ def form_batch_sarathi(settings, requests, sequences, replicas, slots, batches, 
 
 
 @inner
-def admit_reserved(settings, requests, sequences, replicas, batches, replica, slot, size, room, now_s):
+def admit_reserved(
+    settings: PerRequestSettings,
+    requests: Requests,
+    sequences: Records[SequenceState],
+    replicas: Records[Replica],
+    batches: Ints,
+    replica: int,
+    slot: int,
+    size: int,
+    room: int,
+    now_s: float,
+) -> int:
     """Fill the batch with whole prompts up to `room`, each given `reserved_blocks` for good."""
     while (
         replicas[replica].first_waiting != NONE
@@ -261,7 +324,17 @@ def admit_reserved(settings, requests, sequences, replicas, batches, replica, sl
 
 
 @inner
-def form_batch_orca(settings, requests, sequences, replicas, slots, batches, replica, slot, now_s):
+def form_batch_orca(
+    settings: PerRequestSettings,
+    requests: Requests,
+    sequences: Records[SequenceState],
+    replicas: Records[Replica],
+    slots: Records[BatchSlot],
+    batches: Ints,
+    replica: int,
+    slot: int,
+    now_s: float,
+) -> int:
     """Orca's iteration-level scheduling (Yu et al., OSDI 2022, algorithm 1): everything that is ready, then waiting
     requests, prompts whole; a request is admitted with blocks for the longest sequence that the engine serves.
     """
@@ -275,7 +348,16 @@ def form_batch_orca(settings, requests, sequences, replicas, slots, batches, rep
 
 
 @inner
-def form_batch_faster_transformer(settings, requests, sequences, replicas, batches, replica, slot, now_s):
+def form_batch_faster_transformer(
+    settings: PerRequestSettings,
+    requests: Requests,
+    sequences: Records[SequenceState],
+    replicas: Records[Replica],
+    batches: Ints,
+    replica: int,
+    slot: int,
+    now_s: float,
+) -> int:
     """FasterTransformer's request-level batching: a batch runs until all its requests have finished, then the next is
     formed; as Orca's, admission reserves the longest sequence.
     """
@@ -299,7 +381,17 @@ def form_batch_faster_transformer(settings, requests, sequences, replicas, batch
 
 
 @inner
-def form_batch_lightllm(settings, requests, sequences, replicas, slots, batches, replica, slot, now_s):
+def form_batch_lightllm(
+    settings: PerRequestSettings,
+    requests: Requests,
+    sequences: Records[SequenceState],
+    replicas: Records[Replica],
+    slots: Records[BatchSlot],
+    batches: Ints,
+    replica: int,
+    slot: int,
+    now_s: float,
+) -> int:
     """LightLLM's token-level router (`ReqQueue`, 1.0): decode steps of everything; waiting prompts are looked at when
     nothing runs or after `max_waiting_steps` decode steps, and run on their own.
 
@@ -331,7 +423,16 @@ def form_batch_lightllm(settings, requests, sequences, replicas, slots, batches,
 
 
 @inner
-def admit_by_peak(settings, requests, sequences, replicas, batches, replica, slot, now_s):
+def admit_by_peak(
+    settings: PerRequestSettings,
+    requests: Requests,
+    sequences: Records[SequenceState],
+    replicas: Records[Replica],
+    batches: Ints,
+    replica: int,
+    slot: int,
+    now_s: float,
+) -> int:
     """The prompts that LightLLM's peak test lets in."""
     row = ready_row(settings, replica)
     considered = 0
@@ -359,7 +460,7 @@ def admit_by_peak(settings, requests, sequences, replicas, batches, replica, slo
 
 
 @inner
-def consider(sequences, batches, row, size, i, held_tokens):
+def consider(sequences: Records[SequenceState], batches: Ints, row: int, size: int, i: int, held_tokens: int) -> int:
     """Insert (steps left, tokens held) of request `i` into the scratch lists, the most steps first."""
     left = max(sequences[i].total_tokens - held_tokens - 1, 0)
     position = size
@@ -373,7 +474,7 @@ def consider(sequences, batches, row, size, i, held_tokens):
 
 
 @inner
-def peak_blocks(batches, row, size):
+def peak_blocks(batches: Ints, row: int, size: int) -> int:
     """The most tokens that the requests of the scratch lists will hold together: when the k-th longest ends, k of them
     are left, each with its tokens of then.
     """

@@ -1,8 +1,8 @@
 """Around the compiled loop: fresh records and arrays, one buffer of steps after the other, what stops it."""
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +11,7 @@ from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.metrics.records import STEP_COLUMNS, Table
 from windtunnel.serving.custom.policy import Policy
 from windtunnel.serving.custom.router import Router, RouterCaller
-from windtunnel.serving.engines.compiled_policies import in_use
-from windtunnel.serving.loop.serve import run
+from windtunnel.serving.loop.serve import serve
 from windtunnel.serving.runners.per_request import schedule_per_request
 from windtunnel.serving.setup.fleet_plan import FleetRun
 from windtunnel.serving.setup.prefix_cache import session_state
@@ -20,6 +19,7 @@ from windtunnel.serving.state import records as state
 from windtunnel.serving.state.per_request import PerRequestSettings
 from windtunnel.serving.state.pools import Pools
 from windtunnel.serving.state.status import ASK_ROUTER, DONE, MORE, OUT_OF_STEPS, STUCK
+from windtunnel.serving.state.tables import PoolTables, RunTables
 from windtunnel.workload.generate.requests import RequestArrays
 
 STEP_BUFFER_ROWS = 100_000
@@ -35,28 +35,37 @@ GiveUp = Callable[[state.Table, float], bool]
 """Called with (`REQUEST` records so far, the time that the run has reached); whether to stop it."""
 
 
+class Watch(NamedTuple):
+    """Who follows a run: called between two buffers of steps."""
+
+    progress: Progress | None = None
+    give_up: GiveUp | None = None
+    """Requests under way when the run is given up have no end."""
+
+
+UNWATCHED = Watch()
+
+
 def run_loop(
     settings: state.KernelSettings,
     cost: state.StepCost,
     requests: RequestArrays,
-    progress: Progress | None = None,
     cache: state.Cache | None = None,
     speculation: state.Speculation | None = None,
     fleet: FleetRun | None = None,
     router: Router | None = None,
-    give_up: GiveUp | None = None,
+    watch: Watch = UNWATCHED,
 ) -> tuple[NDArray[np.void], Table, float]:
-    """Run the compiled loop to its end, one pool of replicas.
+    """Run the compiled loop to its end, with one pool of replicas.
 
     Args:
-        settings, cost: of the replicas.
+        settings, cost: how the replicas form batches, and what their steps take.
         requests: in order of sending.
-        progress: called now and then.
         cache: prefix caches, None without prefix caching; holds what each request found.
         speculation: None where a decode step gives one token.
         fleet: None where all replicas are there all the time; it keeps the log.
         router: the user's, if `settings` say so.
-        give_up: see `serving.server.serve`.
+        watch: who follows the run.
 
     Returns:
         `REQUEST` records in order of sending, the step table, and the loop's wall time in seconds.
@@ -64,29 +73,15 @@ def run_loop(
     Raises:
         WindtunnelError: recorded step durations ran out before the requests did.
     """
-    arrays = (
-        state.new_ranks(settings),
-        state.new_slots(settings),
-        state.new_lists(settings),
-        state.new_stages(settings),
-    )
-    records = new_records(requests)
-    events = state.new_events(settings)
-    steps, engine_time_s = run_to_end(
-        settings,
-        cost,
-        requests,
-        records,
-        arrays,
-        events,
-        progress,
-        cache=cache,
-        speculation=speculation,
-        fleet=fleet,
-        router=router,
-        give_up=give_up,
-    )
-    return records.view(np.ndarray), steps, engine_time_s
+    ranks, slots, lists = state.new_ranks(settings), state.new_slots(settings), state.new_lists(settings)
+    pool = pool_tables(settings, [settings], cache, speculation, (ranks, slots, lists, state.new_stages(settings)))
+    run = run_tables(settings, requests, state.new_events(settings))
+    caller = None
+    if router is not None:
+        assert fleet is not None
+        caller = RouterCaller(router, settings, requests, run.requests, ranks, fleet.fleet)
+    steps, engine_time_s = run_to_end(pool, cost, run, None, fleet, caller, watch)
+    return run.requests.view(np.ndarray), steps, engine_time_s
 
 
 def new_records(requests: RequestArrays) -> state.Table:
@@ -99,81 +94,94 @@ def new_records(requests: RequestArrays) -> state.Table:
     return records
 
 
-def run_to_end(
+def run_tables(settings: Any, requests: RequestArrays, events: state.Table) -> RunTables:
+    """Return a run at its beginning; `run_to_end` gives it buffers of steps."""
+    return RunTables(
+        new_records(requests), session_state(requests), events, state.new_clock(settings), state.new_steps(0)
+    )
+
+
+def pool_tables(
     settings: Any,
-    cost: state.StepCost,
-    requests: RequestArrays,
-    records: state.Table,
+    plans: Iterable[Any],
+    cache: state.Cache | None,
+    speculation: state.Speculation | None,
     arrays: Sequence[state.Table],
-    events: state.Table,
-    progress: Progress | None,
-    *,
-    cache: state.Cache | None = None,
-    speculation: state.Speculation | None = None,
-    pools: Pools | None = None,
+) -> PoolTables:
+    """Return the tables of the only pool, or of the first one; `plans` are the settings of all of them.
+
+    A run compiles only the features that one of its pools uses: SGLang's scheduler is a seventh of the loop.
+    """
+    plans = list(plans)
+    ranks, slots, lists, stages = arrays
+    return PoolTables(
+        settings=settings,
+        cache=cache,
+        speculation=speculation,
+        windows=1 if any(plan.window_tokens > 0 for plan in plans) else None,
+        vllm_v1=1 if any(plan.scheduler != state.SGLANG for plan in plans) else None,
+        sglang=1 if any(plan.scheduler == state.SGLANG for plan in plans) else None,
+        balance=1 if any(plan.balance_steps > 0 for plan in plans) else None,
+        ranks=ranks,
+        slots=slots,
+        lists=lists,
+        stages=stages,
+    )
+
+
+def run_to_end(
+    pool: PoolTables,
+    cost: state.StepCost,
+    run: RunTables,
+    pools: Pools | None,
     fleet: FleetRun | None = None,
-    router: Router | None = None,
-    give_up: GiveUp | None = None,
+    caller: RouterCaller | None = None,
+    watch: Watch = UNWATCHED,
 ) -> tuple[Table, float]:
-    """Run the loop buffer by buffer; `records`, `arrays` and what belongs to them are changed in place."""
-    clock, sessions = state.new_clock(settings), session_state(requests)
-    policies = in_use([settings.scheduler] if pools is None else pools.pools["scheduler"])
-    have_windows = settings.window_tokens > 0 if pools is None else pools.pools["window_tokens"].any()
+    """Run the loop buffer by buffer until it ends; the tables are changed in place.
+
+    Returns the step table and the loop's wall time in seconds.
+    """
+    num_requests = run.requests.size
+    num_rows = min(STEP_BUFFER_ROWS, ROWS_PER_REQUEST * (num_requests + 100))
+    if watch.give_up is not None:
+        num_rows = min(num_rows, max(LEAST_IMPATIENT_ROWS, num_requests // 8))
     replicas = None if fleet is None else fleet.fleet
-    caller = None
-    if router is not None:
-        assert replicas is not None
-        caller = RouterCaller(router, settings, requests, records, arrays[0], replicas)
     buffers = []
-    num_rows = min(STEP_BUFFER_ROWS, ROWS_PER_REQUEST * (records.size + 100))
-    if give_up is not None:
-        num_rows = min(num_rows, max(LEAST_IMPATIENT_ROWS, records.size // 8))
     started_s = time.perf_counter()
     while True:
         buffer = state.new_steps(num_rows)
         status = ASK_ROUTER
         while status == ASK_ROUTER:
-            status = run(
-                settings,
-                cost,
-                cache,
-                sessions,
-                speculation,
-                records,
-                *arrays,
-                events,
-                clock,
-                buffer,
-                pools,
-                replicas,
-                *policies,
-                1 if have_windows else None,
-            )
+            status = serve(pool, cost, run._replace(steps=buffer), pools, replicas)
             if status == ASK_ROUTER:
                 assert caller is not None
                 caller.route()
-        buffers.append(buffer[: clock[0].rows])
+        buffers.append(buffer[: run.clock[0].rows])
         if fleet is not None:
             fleet.collect()
-        if progress is not None:
-            progress(int(clock[0].finished), records.size)
-        if status != MORE or (give_up is not None and give_up(records, float(buffer[-1].start_s))):
+        if watch.progress is not None:
+            watch.progress(int(run.clock[0].finished), num_requests)
+        if status != MORE or (watch.give_up is not None and watch.give_up(run.requests, float(buffer[-1].start_s))):
             break
     engine_time_s = time.perf_counter() - started_s
     if status == OUT_OF_STEPS:
         raise WindtunnelError(f"the {cost.recorded_step_s.size} recorded steps end before the requests do")
-    if status == STUCK and fleet is not None:
+    if status == STUCK and replicas is not None:
         raise InputError(
-            f"{fleet.fleet.control[0].num_at_router} requests are held at the router and no replica "
-            "will ever take them",
+            f"{replicas.control[0].num_at_router} requests wait at the router and no replica will ever take them",
             "a router that holds a request back is asked again when another one ends",
         )
     assert status in (DONE, MORE), "a request can never be scheduled"
+    return step_table(buffers), engine_time_s
+
+
+def step_table(buffers: Sequence[state.Table]) -> Table:
+    """Return the rows of all buffers as one table; one buffer is not copied."""
     if len(buffers) == 1:
-        whole = np.asarray(buffers[0])
-        return Table({name: whole[name] for name in STEP_COLUMNS}, STEP_COLUMNS), engine_time_s
-    steps = Table({name: np.concatenate([b[name] for b in buffers]) for name in STEP_COLUMNS}, STEP_COLUMNS)
-    return steps, engine_time_s
+        rows = np.asarray(buffers[0])
+        return Table({name: rows[name] for name in STEP_COLUMNS}, STEP_COLUMNS)
+    return Table({name: np.concatenate([rows[name] for rows in buffers]) for name in STEP_COLUMNS}, STEP_COLUMNS)
 
 
 def run_per_request_scheduler(

@@ -21,6 +21,7 @@ from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.serving.state import per_request as per_request_state
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.status import ASK_POLICY, DONE, MORE, OUT_OF_STEPS, OUT_OF_TABLES, STUCK
+from windtunnel.serving.state.tables import RunTables
 from windtunnel.workload.generate.requests import RequestArrays
 
 FIRST_BUFFER_ROWS = 4_096
@@ -96,22 +97,22 @@ def schedule_per_request(
     clock = per_request_state.new_per_request_clock(settings)
     buffers, members, stage_s = [], [], []
     num_rows = FIRST_BUFFER_ROWS
-    caller = (
-        PolicyCaller(policy, settings, records, sequences, replicas, batches, clock) if policy is not None else None
-    )
-    tables_of_records = passed(records, sequences, replicas, slots)
-    queues = passed(events, clock)
+    caller = None
+    if policy is not None:
+        caller = PolicyCaller(policy, settings, records, sequences, replicas, batches, clock)
+    replica_tables = passed(sequences, replicas, slots, batches, stages, clock)
+    state_tables = per_request_state.SequenceTables(settings, *replica_tables)
+    prices = per_request_state.Prices(cost, tables)
+    shared = passed(records, events, clock)
     started_s = time.perf_counter()
     while True:
         buffer = state.new_steps(num_rows)
-        rows = passed(buffer)
+        run_tables = RunTables(shared[0], sessions, *shared[1:], *passed(buffer))
         trail = per_request_state.new_trail(settings, num_rows, BUFFER_MEMBERS) if keeps_trail else None
         num_rows = min(2 * num_rows, BUFFER_ROWS)
         status = ASK_POLICY
         while status == ASK_POLICY:
-            status = run_per_request(
-                settings, cost, tables, trail, sessions, *tables_of_records, batches, stages, *queues, *rows
-            )
+            status = run_per_request(state_tables, prices, trail, run_tables)
             if status == ASK_POLICY:
                 assert caller is not None
                 caller.form_batch()

@@ -4,6 +4,7 @@ import numpy as np
 
 from windtunnel.compiled.heap import meld, push
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.records import Records, int64, is_unset
 from windtunnel.serving.kv.cache import caches_when_scheduled, release, share
 from windtunnel.serving.kv.windows import (
     begin_to_slide,
@@ -29,22 +30,32 @@ from windtunnel.serving.state.records import (
     PREFILLING,
     SGLANG,
     TRTLLM,
+    Cache,
+    Ints,
+    KernelSettings,
+    Rank,
+    Requests,
+    Slot,
+    Speculation,
 )
+from windtunnel.serving.state.tables import PoolTables
 
 
 @inner
-def gained_tokens(speculation, slots, slot):
+def gained_tokens(speculation: Speculation, slots: Records[Slot], slot: int) -> int:
     """Tokens that each decoding request gains in the slot's next decode step.
 
     With speculation step v gains floor((v + 1) E) - floor(v E): whole numbers whose mean is E and that are as even as
     they can be, the same for all requests of the slot.
     """
     before = np.floor(slots[slot].num_verified * speculation.tokens_per_step)
-    return np.int64(np.floor((slots[slot].num_verified + 1) * speculation.tokens_per_step) - before)
+    return int64(np.floor((slots[slot].num_verified + 1) * speculation.tokens_per_step) - before)
 
 
 @inner
-def blocks_of_step(settings, speculation, slots, lists, slot):
+def blocks_of_step(
+    settings: KernelSettings, speculation: Speculation, slots: Records[Slot], lists: Ints, slot: int
+) -> int:
     """Blocks that the slot's decoding requests need for its next decode step, with speculation."""
     num_blocks = 0
     for token in range(gained_tokens(speculation, slots, slot)):
@@ -53,7 +64,9 @@ def blocks_of_step(settings, speculation, slots, lists, slot):
 
 
 @inner
-def decode_step_blocks(settings, speculation, slots, lists, slot):
+def decode_step_blocks(
+    settings: KernelSettings, speculation: Speculation | None, slots: Records[Slot], lists: Ints, slot: int
+) -> int:
     """Blocks of tokens that the slot's decoding requests need for its next decode step."""
     if speculation is not None:
         return blocks_of_step(settings, speculation, slots, lists, slot)
@@ -61,7 +74,17 @@ def decode_step_blocks(settings, speculation, slots, lists, slot):
 
 
 @inner
-def take_decode_step(settings, windows, speculation, ranks, slots, lists, rank, slot, num_blocks):
+def take_decode_step(
+    settings: KernelSettings,
+    windows: int | None,
+    speculation: Speculation | None,
+    ranks: Records[Rank],
+    slots: Records[Slot],
+    lists: Ints,
+    rank: int,
+    slot: int,
+    num_blocks: int,
+) -> None:
     """Take the `num_blocks` of `decode_step_blocks`; what fell out of windows goes back."""
     take_blocks(settings, windows, ranks, rank, num_blocks)
     if windows is not None:
@@ -69,7 +92,9 @@ def take_decode_step(settings, windows, speculation, ranks, slots, lists, rank, 
 
 
 @inner
-def passed_of_step(settings, speculation, slots, lists, slot):
+def passed_of_step(
+    settings: KernelSettings, speculation: Speculation | None, slots: Records[Slot], lists: Ints, slot: int
+) -> int:
     """Blocks of a window group that go back in the slot's next decode step."""
     num_gained = 1
     if speculation is not None:
@@ -78,7 +103,7 @@ def passed_of_step(settings, speculation, slots, lists, slot):
 
 
 @inner
-def held_blocks(settings, windows, requests, slots, i):
+def held_blocks(settings: KernelSettings, windows: int | None, requests: Requests, slots: Records[Slot], i: int) -> int:
     """Blocks of its rank's pool that running request `i` holds."""
     num_tokens = requests[i].computed_tokens + requests[i].step_tokens
     if settings.scheduler == TRTLLM:
@@ -92,7 +117,7 @@ def held_blocks(settings, windows, requests, slots, i):
 
 
 @inner
-def held_window_blocks(settings, requests, slots, i):
+def held_window_blocks(settings: KernelSettings, requests: Requests, slots: Records[Slot], i: int) -> int:
     """Blocks of the windows' own pool that running request `i` holds."""
     num_tokens = requests[i].computed_tokens + requests[i].step_tokens
     if requests[i].is_decoding:
@@ -101,7 +126,9 @@ def held_window_blocks(settings, requests, slots, i):
 
 
 @inner
-def blocks_to_start(settings, windows, requests, i, num_tokens):
+def blocks_to_start(
+    settings: KernelSettings, windows: int | None, requests: Requests, i: int, num_tokens: int
+) -> tuple[int, int]:
     """Blocks to admit waiting request `i`, of which what is cached is found, with a chunk of `num_tokens`: (of the
     rank's pool, of the windows' own).
 
@@ -112,7 +139,7 @@ def blocks_to_start(settings, windows, requests, i, num_tokens):
     if settings.scheduler == TRTLLM:
         end = requests[i].input_tokens + requests[i].output_tokens
     num_blocks = num_blocks_for(end, settings.block_size) - found // settings.block_size
-    num_window_blocks = np.int64(0)
+    num_window_blocks = int64(0)
     if windows is not None:
         num_window_blocks = window_blocks(settings, requests, i, end)
         num_blocks = pool_blocks(settings, num_blocks, num_window_blocks)
@@ -120,7 +147,9 @@ def blocks_to_start(settings, windows, requests, i, num_tokens):
 
 
 @inner
-def admit(settings, requests, ranks, lists, rank, i, now_s):
+def admit(
+    settings: KernelSettings, requests: Requests, ranks: Records[Rank], lists: Ints, rank: int, i: int, now_s: float
+) -> None:
     """Move the first waiting request, `i`, to the end of the running list."""
     if settings.queue_order == FAIR_SHARE:
         ranks[rank].fair_tag = max(ranks[rank].fair_tag, requests[i].queue_key)
@@ -131,18 +160,18 @@ def admit(settings, requests, ranks, lists, rank, i, now_s):
     lists[rank * settings.num_stages, PREFILLING, ranks[rank].num_prefilling] = i
     ranks[rank].num_prefilling += 1
     ranks[rank].remaining_tokens += remaining_output(requests, i)
-    if requests[i].scheduled_s != requests[i].scheduled_s:
+    if is_unset(requests[i].scheduled_s):
         requests[i].scheduled_s = now_s
 
 
 @inner
-def remaining_output(requests, i):
+def remaining_output(requests: Requests, i: int) -> int:
     """Output tokens that request `i`, not decoding, has yet to produce."""
     return requests[i].output_tokens - (requests[i].target_tokens - requests[i].input_tokens)
 
 
 @inner
-def link(requests, ranks, rank, i):
+def link(requests: Requests, ranks: Records[Rank], rank: int, i: int) -> None:
     """Put request `i` at the end of the running list."""
     last = ranks[rank].last
     requests[i].before = last
@@ -156,7 +185,7 @@ def link(requests, ranks, rank, i):
 
 
 @inner
-def unlink(requests, ranks, rank, i):
+def unlink(requests: Requests, ranks: Records[Rank], rank: int, i: int) -> None:
     """Take request `i` out of the running list."""
     before, after = requests[i].before, requests[i].after
     if before == NONE:
@@ -171,7 +200,17 @@ def unlink(requests, ranks, rank, i):
 
 
 @inner
-def begin_decoding(settings, windows, requests, ranks, slots, lists, rank, slot, i):
+def begin_decoding(
+    settings: KernelSettings,
+    windows: int | None,
+    requests: Requests,
+    ranks: Records[Rank],
+    slots: Records[Slot],
+    lists: Ints,
+    rank: int,
+    slot: int,
+    i: int,
+) -> None:
     """Request `i`, whose prompt is computed and whose latest token came at `last_token_s`, decodes in the slot's next
     step.
     """
@@ -195,7 +234,9 @@ def begin_decoding(settings, windows, requests, ranks, slots, lists, rank, slot,
 
 
 @inner
-def stop_decoding(settings, windows, requests, slots, lists, i):
+def stop_decoding(
+    settings: KernelSettings, windows: int | None, requests: Requests, slots: Records[Slot], lists: Ints, i: int
+) -> None:
     """Take request `i` out of its slot's decoding sums; its computed tokens become explicit."""
     slot = requests[i].slot
     requests[i].computed_tokens = slots[slot].steps - requests[i].joined
@@ -208,15 +249,15 @@ def stop_decoding(settings, windows, requests, slots, lists, i):
 
 
 @inner
-def is_in_flight(requests, slots, slot, i):
+def is_in_flight(requests: Requests, slots: Records[Slot], slot: int, i: int) -> bool:
     """Whether a batch that is still under way, of another slot than the idle `slot`, holds request `i`."""
     if requests[i].is_decoding:
-        return requests[i].slot != slot and slots[requests[i].slot].batch_decodes
+        return requests[i].slot != slot and slots[requests[i].slot].batch_decodes > 0
     return requests[i].chunks_in_flight > 0
 
 
 @inner
-def leave_latest(requests, slots, i, computed_tokens):
+def leave_latest(requests: Requests, slots: Records[Slot], i: int, computed_tokens: int) -> None:
     """Request `i`, which decodes with so many tokens computed, is not in its slot's next decode step: keep the time of
     its latest token, which the slot has where that step was all it waited for.
     """
@@ -230,13 +271,15 @@ def leave_latest(requests, slots, i, computed_tokens):
 
 
 @inner
-def preempt(settings, windows, cache, requests, ranks, slots, lists, rank, i):
+def preempt(pool: PoolTables, requests: Requests, rank: int, i: int) -> None:
     """Free all of running request `i` and put it back in the queue, to be computed again from its first token, or from
     what is cached of it then.
 
     Its outputs so far become part of what must be prefilled (vLLM V1 `Scheduler._preempt_request`, SGLang
     `retract_decode`). vLLM caches what it had computed, SGLang drops it.
     """
+    settings, cache, windows = pool.settings, pool.cache, pool.windows
+    ranks, slots, lists = pool.ranks, pool.slots, pool.lists
     held = held_blocks(settings, windows, requests, slots, i)
     if windows is not None:
         ranks[rank].free_window_blocks += held_window_blocks(settings, requests, slots, i)
@@ -261,7 +304,15 @@ def preempt(settings, windows, cache, requests, ranks, slots, lists, rank, i):
 
 
 @inner
-def rebuild_rank(settings, windows, requests, ranks, slots, lists, rank):
+def rebuild_rank(
+    settings: KernelSettings,
+    windows: int | None,
+    requests: Requests,
+    ranks: Records[Rank],
+    slots: Records[Slot],
+    lists: Ints,
+    rank: int,
+) -> None:
     """Rebuild the lists that a slow pass invalidates: who is prefilling, and the heaps of finishing steps."""
     first_slot = rank * settings.num_stages
     for slot in range(first_slot, first_slot + settings.num_stages):
@@ -285,7 +336,7 @@ def rebuild_rank(settings, windows, requests, ranks, slots, lists, rank):
 
 
 @inner
-def wanted_tokens(settings, requests, i):
+def wanted_tokens(settings: KernelSettings, requests: Requests, i: int) -> int:
     """Prompt tokens that request `i` would compute in a step with tokens to spare."""
     num_tokens = requests[i].target_tokens - requests[i].computed_tokens
     threshold = settings.long_prefill_token_threshold
@@ -293,7 +344,18 @@ def wanted_tokens(settings, requests, i):
 
 
 @inner
-def add_chunk(settings, cache, requests, ranks, slots, lists, rank, slot, i, num_tokens):
+def add_chunk(
+    settings: KernelSettings,
+    cache: Cache | None,
+    requests: Requests,
+    ranks: Records[Rank],
+    slots: Records[Slot],
+    lists: Ints,
+    rank: int,
+    slot: int,
+    i: int,
+    num_tokens: int,
+) -> None:
     """Put the next `num_tokens` prompt tokens of request `i` into the slot's batch."""
     position = slots[slot].batch_size
     requests[i].computed_tokens += num_tokens
@@ -307,7 +369,7 @@ def add_chunk(settings, cache, requests, ranks, slots, lists, rank, slot, i, num
 
 
 @inner
-def drop_scheduled(settings, requests, ranks, lists, rank):
+def drop_scheduled(settings: KernelSettings, requests: Requests, ranks: Records[Rank], lists: Ints, rank: int) -> None:
     """Keep among the prefilling only those with tokens left to schedule."""
     first_slot = rank * settings.num_stages
     kept = 0
@@ -320,7 +382,7 @@ def drop_scheduled(settings, requests, ranks, lists, rank):
 
 
 @inner
-def begin_batch(slots, slot, cutoff_s):
+def begin_batch(slots: Records[Slot], slot: int, cutoff_s: float) -> None:
     """Start from an empty batch; requests that arrived after `cutoff_s` cannot be in it."""
     slots[slot].cutoff_s = cutoff_s
     slots[slot].batch_size = 0
@@ -328,7 +390,16 @@ def begin_batch(slots, slot, cutoff_s):
 
 
 @inner
-def end_batch(settings, requests, ranks, slots, lists, rank, slot, num_decodes):
+def end_batch(
+    settings: KernelSettings,
+    requests: Requests,
+    ranks: Records[Rank],
+    slots: Records[Slot],
+    lists: Ints,
+    rank: int,
+    slot: int,
+    num_decodes: int,
+) -> int:
     """Settle the batch that a policy formed with `num_decodes` decoding requests; returns 1, or 0 if it is empty."""
     if slots[slot].batch_size > 0:
         drop_scheduled(settings, requests, ranks, lists, rank)

@@ -1,9 +1,8 @@
 """The order in which requests wait: first come first served, by priority, by length, by deadline, fair to tenants."""
 
-import numpy as np
-
 from windtunnel.compiled.heap import meld
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.records import Records, int64
 from windtunnel.serving.kv.windows import num_blocks_for
 from windtunnel.serving.state.records import (
     DEADLINE,
@@ -14,11 +13,14 @@ from windtunnel.serving.state.records import (
     NONE,
     PRIORITY,
     SHORTEST,
+    KernelSettings,
+    Rank,
+    Requests,
 )
 
 
 @inner
-def enqueue(settings, requests, ranks, rank, i):
+def enqueue(settings: KernelSettings, requests: Requests, ranks: Records[Rank], rank: int, i: int) -> None:
     """Put request `i` on the waiting heap: first come first served, or by `queue_key` and then arrival.
 
     Under first come first served a preempted request belongs in front; it was sent before any that waits, which puts
@@ -35,7 +37,9 @@ def enqueue(settings, requests, ranks, rank, i):
 
 
 @inner
-def set_queue_key(settings, requests, ranks, rank, i, prompt_tokens):
+def set_queue_key(
+    settings: KernelSettings, requests: Requests, ranks: Records[Rank], rank: int, i: int, prompt_tokens: int
+) -> None:
     """What request `i` is ordered by while it waits, on a rank that computes `prompt_tokens` of its prompt.
 
     `deadline` in milliseconds. `fair_share` is start-time fair queueing (Goyal, Vin and Cheng, 1996) with the weights
@@ -48,7 +52,7 @@ def set_queue_key(settings, requests, ranks, rank, i, prompt_tokens):
     elif settings.queue_order == SHORTEST:
         requests[i].queue_key = requests[i].input_tokens
     elif settings.queue_order == DEADLINE:
-        requests[i].queue_key = np.int64(
+        requests[i].queue_key = int64(
             min((requests[i].arrival_s + requests[i].ttft_limit_s) * 1e3, 1.0 * MOST_REQUESTS)
         )
     elif settings.queue_order == FAIR_SHARE:

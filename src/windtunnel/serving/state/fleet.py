@@ -11,11 +11,12 @@ replica comes up.
 Changes of replicas go before arrivals and step ends of the same time.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from windtunnel.serving.state.records import NONE, UP, Floats, Ints, KernelSettings, Table
+from windtunnel.compiled.records import F8, I8, Records, layout
+from windtunnel.serving.state.records import NONE, UP, Floats, Ints, KernelSettings
 
 METRICS = ("outstanding", "waiting", "running", "kv_use")
 """The codes of `Scaling.metric` are positions here."""
@@ -46,53 +47,76 @@ class Scaling(NamedTuple):
     """`deferred`: requests at a replica, beyond which it gets no more."""
 
 
-FLEET_REPLICA = np.dtype(
-    [
-        ("phase", "i8"),
-        ("next_s", "f8"),  # end of its start or repair
-        ("fails_s", "f8"),  # its next fault
-        ("next_fault", "i8"),  # position of that in its list
-    ]
-)
-"""One record a replica."""
-CONTROL = np.dtype(
-    [
-        ("next_s", "f8"),  # of the next change of a replica
-        ("look_s", "f8"),  # next look of the policy
-        ("num_looks", "i8"),
-        ("next_change", "i8"),  # of the plan
-        ("wanted", "i8"),  # replicas that start or are up
-        ("asks", "i8"),  # 1: the first held request is tried again
-        ("asked_s", "f8"),  # since then
-        ("num_at_router", "i8"),
-        ("first_at_router", "i8"),
-        ("num_retries", "i8"),  # waiting for their time
-        ("first_retry", "i8"),
-        ("num_phases", "i8"),  # rows of `phases` written by this call
-        ("num_losses", "i8"),  # rows of `losses`
-        ("pending", "i8"),  # request that a user's router is asked for, or NONE
-        ("answer", "i8"),
-        ("is_at_router", "i8"),  # 1: the pending request is the first held one
-        ("pending_s", "f8"),
-        ("event", "i8"),  # whose deliveries the question interrupted, or NONE
-        ("event_s", "f8"),
-        ("ended_step", "i8"),
-    ]
-)
-"""The registers, one record."""
-PHASE = np.dtype([("time_s", "f8"), ("replica", "i8"), ("phase", "i8")])
-"""One record a change of a replica's phase."""
-LOSS = np.dtype([("request", "i8"), ("replica", "i8"), ("begin_s", "f8"), ("end_s", "f8")])
-"""One record a stay of a request at a replica that failed."""
+class FleetReplica(Protocol):
+    """One record a replica."""
+
+    phase: I8
+    next_s: F8  # end of its start or repair
+    fails_s: F8  # its next fault
+    next_fault: I8  # position of that in its list
+
+
+FLEET_REPLICA = layout(FleetReplica)
+
+
+class Control(Protocol):
+    """The registers, one record."""
+
+    next_s: F8  # of the next change of a replica
+    look_s: F8  # next look of the policy
+    num_looks: I8
+    next_change: I8  # of the plan
+    wanted: I8  # replicas that start or are up
+    asks: I8  # 1: the first held request is tried again
+    asked_s: F8  # since then
+    num_at_router: I8
+    first_at_router: I8
+    num_retries: I8  # waiting for their time
+    first_retry: I8
+    num_phases: I8  # rows of `phases` written by this call
+    num_losses: I8  # rows of `losses`
+    pending: I8  # request that a user's router is asked for, or NONE
+    answer: I8
+    is_at_router: I8  # 1: the pending request is the first held one
+    pending_s: F8
+    event: I8  # whose deliveries the question interrupted, or NONE
+    event_s: F8
+    ended_step: I8
+
+
+CONTROL = layout(Control)
+
+
+class Phase(Protocol):
+    """One record a change of a replica's phase."""
+
+    time_s: F8
+    replica: I8
+    phase: I8
+
+
+PHASE = layout(Phase)
+
+
+class Loss(Protocol):
+    """One record a stay of a request at a replica that failed."""
+
+    request: I8
+    replica: I8
+    begin_s: F8
+    end_s: F8
+
+
+LOSS = layout(Loss)
 
 
 class ReplicaFleet(NamedTuple):
     """What a run with replicas that come and go, or with a router that holds requests back, needs."""
 
     scaling: Scaling
-    replicas: Table
+    replicas: Records[FleetReplica]
     """[replica]"""
-    control: Table
+    control: Records[Control]
     """[1]"""
     fault_s: Floats
     """[replica, k] in order; infinity for none. The host writes further ones over those that have happened."""
@@ -116,8 +140,8 @@ class ReplicaFleet(NamedTuple):
     """[request] ring."""
     retry_s: Floats
     """[request] when each of those is due."""
-    phases: Table
-    losses: Table
+    phases: Records[Phase]
+    losses: Records[Loss]
 
 
 def new_fleet(
@@ -137,7 +161,7 @@ def new_fleet(
     control = np.zeros(1, CONTROL).view(np.recarray)
     control.wanted = scaling.initial_replicas
     control.look_s = scaling.interval_s if scaling.target > 0 else np.inf
-    control.next_s = min(control.look_s[0], change_s[0], fault_s[:, 0].min())
+    control.next_s = min(control[0].look_s, change_s[0], fault_s[:, 0].min())
     control.pending, control.event = NONE, NONE
     return ReplicaFleet(
         scaling=scaling,

@@ -1,10 +1,11 @@
 """What the per-request loop works on, in record arrays like those of `serving.state.records`."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from windtunnel.serving.state.records import MODULUS, NONE, ROUND_ROBIN, Floats, Ints, Table
+from windtunnel.compiled.records import F8, I8, Records, layout
+from windtunnel.serving.state.records import MODULUS, NONE, ROUND_ROBIN, Floats, Ints, StepCost, Table
 
 PER_REQUEST_SCHEDULERS = ("vllm_v0", "sarathi", "orca", "faster_transformer", "lightllm", "user")
 """The codes of `PerRequestSettings.scheduler` are positions here."""
@@ -55,84 +56,91 @@ class PerRequestSettings(NamedTuple):
     """Always 1: these engines have no attention data parallelism."""
 
 
-SEQUENCE = np.dtype(
-    [
-        ("prompt_tokens", "i8"),  # to compute before the next token: the prompt, after a restart its outputs too
-        ("total_tokens", "i8"),
-        ("processed_tokens", "i8"),  # computed, and one more as soon as the prompt is: the token that it gave
-        ("num_blocks", "i8"),
-        ("is_prefilled", "i8"),
-        ("next", "i8"),  # in the waiting list
-        ("group", "i8"),  # FasterTransformer: the batch that it was admitted with
-        ("last_token_s", "f8"),  # set on restart; otherwise, once prefilled, `left_stage_s`
-        ("left_stage_s", "f8"),  # end of its latest pipeline stage
-        ("paused_s", "f8"),  # between stages
-        ("started_s", "f8"),  # in its first stage; of a pipeline only
-    ]
-)
-"""One record a request, beside `serving.state.records.REQUEST`."""
+class SequenceState(Protocol):
+    """One record a request, beside `serving.state.records.REQUEST`."""
 
-REPLICA = np.dtype(
-    [
-        ("free_blocks", "i8"),
-        ("num_running", "i8"),  # requests that hold blocks
-        ("num_waiting", "i8"),
-        ("num_outstanding", "i8"),
-        ("num_ready", "i8"),
-        ("num_in_flight", "i8"),  # batches
-        ("first_waiting", "i8"),
-        ("last_waiting", "i8"),
-        ("waited_steps", "i8"),
-        ("num_groups", "i8"),  # FasterTransformer: batches formed so far
-        ("has_restarted", "i8"),  # 1 if the batch that is formed made one restart
-        ("is_awake", "i8"),  # 1 while an event that lets it look for work is queued
-        ("ready_group", "i8"),  # slot whose decode group is in no batch, or NONE
-        ("group_position", "i8"),  # of the ready requests, the first one behind it
-    ]
-)
-"""One record a replica."""
+    prompt_tokens: I8  # to compute before the next token: the prompt, after a restart its outputs too
+    total_tokens: I8
+    processed_tokens: I8  # computed, and one more as soon as the prompt is: the token that it gave
+    num_blocks: I8
+    is_prefilled: I8
+    next: I8  # in the waiting list
+    group: I8  # FasterTransformer: the batch that it was admitted with
+    last_token_s: F8  # set on restart; otherwise, once prefilled, `left_stage_s`
+    left_stage_s: F8  # end of its latest pipeline stage
+    paused_s: F8  # between stages
+    started_s: F8  # in its first stage; of a pipeline only
 
-SLOT = np.dtype(
-    [
-        ("num_requests", "i8"),  # 0: idle
-        ("num_listed", "i8"),  # of them, those that are not in the decode group
-        ("num_steps", "i8"),
-        ("has_group", "i8"),  # 1 if the batch decodes the slot's decode group
-        ("group_size", "i8"),
-        ("group_steps", "i8"),  # that its members have taken together
-        ("group_tokens", "i8"),  # processed by all its members
-        ("first_end", "i8"),  # the decode group's step after which the first member ends
-        ("group_left_s", "f8"),  # end of its latest pipeline stage
-        ("group_paused_s", "f8"),  # between stages, all its steps
-        ("start_s", "f8"),
-        ("end_s", "f8"),
-    ]
-)
-"""One record a batch that may be in flight, `num_stages` for each replica."""
 
-PER_REQUEST_CLOCK = np.dtype(
-    [
-        ("next", "i8"),  # request to be sent next, of those that wait for no other one
-        ("started", "i8"),  # such requests sent
-        ("sent", "i8"),
-        ("ended", "i8"),  # requests finished that no other one waits for
-        ("finished", "i8"),
-        ("thinking", "i8"),  # turns whose predecessor has finished
-        ("queued", "i8"),  # events on the heap
-        ("turn", "i8"),  # round robin: replica that the next request goes to
-        ("random", "i8"),  # state of the router's generator
-        ("rows", "i8"),  # rows of the step buffer written
-        ("members", "i8"),  # rows of the trail's members written
-        ("batches", "i8"),  # rows written by all calls
-        ("replica", "i8"),  # whose batches are being formed, or NONE
-        ("slot", "i8"),  # where the batch that a user's policy is asked for belongs
-        ("answered", "i8"),  # 1 when it is there
-        ("custom_size", "i8"),
-        ("culprit", "i8"),  # the request or batch size behind an error
-        ("now_s", "f8"),
-    ]
-)
-"""The loop's registers, one record, kept outside so that a run can stop and go on."""
+SEQUENCE = layout(SequenceState)
+
+
+class Replica(Protocol):
+    """One record a replica."""
+
+    free_blocks: I8
+    num_running: I8  # requests that hold blocks
+    num_waiting: I8
+    num_outstanding: I8
+    num_ready: I8
+    num_in_flight: I8  # batches
+    first_waiting: I8
+    last_waiting: I8
+    waited_steps: I8
+    num_groups: I8  # FasterTransformer: batches formed so far
+    has_restarted: I8  # 1 if the batch that is formed made one restart
+    is_awake: I8  # 1 while an event that lets it look for work is queued
+    ready_group: I8  # slot whose decode group is in no batch, or NONE
+    group_position: I8  # of the ready requests, the first one behind it
+
+
+REPLICA = layout(Replica)
+
+
+class BatchSlot(Protocol):
+    """One record a batch that may be in flight, `num_stages` for each replica."""
+
+    num_requests: I8  # 0: idle
+    num_listed: I8  # of them, those that are not in the decode group
+    num_steps: I8
+    has_group: I8  # 1 if the batch decodes the slot's decode group
+    group_size: I8
+    group_steps: I8  # that its members have taken together
+    group_tokens: I8  # processed by all its members
+    first_end: I8  # the decode group's step after which the first member ends
+    group_left_s: F8  # end of its latest pipeline stage
+    group_paused_s: F8  # between stages, all its steps
+    start_s: F8
+    end_s: F8
+
+
+SLOT = layout(BatchSlot)
+
+
+class PerRequestClock(Protocol):
+    """The loop's registers, one record, kept outside so that a run can stop and go on."""
+
+    next: I8  # request to be sent next, of those that wait for no other one
+    started: I8  # such requests sent
+    sent: I8
+    ended: I8  # requests finished that no other one waits for
+    finished: I8
+    thinking: I8  # turns whose predecessor has finished
+    queued: I8  # events on the heap
+    turn: I8  # round robin: replica that the next request goes to
+    random: I8  # state of the router's generator
+    rows: I8  # rows of the step buffer written
+    members: I8  # rows of the trail's members written
+    batches: I8  # rows written by all calls
+    replica: I8  # whose batches are being formed, or NONE
+    slot: I8  # where the batch that a user's policy is asked for belongs
+    answered: I8  # 1 when it is there
+    custom_size: I8
+    culprit: I8  # the request or batch size behind an error
+    now_s: F8
+
+
+PER_REQUEST_CLOCK = layout(PerRequestClock)
 
 
 class Tables(NamedTuple):
@@ -155,6 +163,31 @@ class Tables(NamedTuple):
     """Of attention where a batch holds several prompts."""
     decode_factor: float
     """Of attention where a batch holds several decoding requests."""
+
+
+class SequenceTables(NamedTuple):
+    """The replicas of a run: how they behave, and the sequences and batches that they have."""
+
+    settings: PerRequestSettings
+    sequences: Records[SequenceState]
+    """[request] `SEQUENCE` records."""
+    replicas: Records[Replica]
+    """[replica] `REPLICA` records."""
+    slots: Records[BatchSlot]
+    """[replica x stage] `SLOT` records."""
+    batches: Ints
+    """[slot or replica, list, position], see `new_batches`."""
+    stages: Floats
+    """[replica, stage] Time at which each pipeline stage is free."""
+    clock: Records[PerRequestClock]
+    """[1] The same record as in the run's tables, with the registers of this loop."""
+
+
+class Prices(NamedTuple):
+    """What prices a step: one of the two; the other is None."""
+
+    cost: StepCost | None
+    tables: Tables | None
 
 
 class Trail(NamedTuple):

@@ -7,11 +7,12 @@ gives when it forms a batch, after those of the requests that it runs.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from windtunnel.compiled.jit import inlined
+from windtunnel.compiled.records import F8, I8, Records, layout
 from windtunnel.serving.state.records import (
     EVENT,
     NONE,
@@ -20,6 +21,8 @@ from windtunnel.serving.state.records import (
     Floats,
     Ints,
     KernelSettings,
+    Rank,
+    Slot,
     StepCost,
     Table,
     new_lists,
@@ -63,76 +66,90 @@ class HandoffRules(NamedTuple):
     """Share of the KV that is sent after the prefill: all, or the last layer's."""
 
 
-POOL = np.dtype(
-    [(name, "f8" if kind is float else "i8") for name, kind in KernelSettings.__annotations__.items()]
-    + [
-        ("end_replica", "i8"),  # ends of the pool's share of the arrays of all pools
-        ("end_rank", "i8"),
-        ("first_slot", "i8"),
-        ("end_slot", "i8"),
-        ("first_entry", "i8"),  # of the pool's prefix caches, where there are any
-        ("end_entry", "i8"),
-        ("first_tier", "i8"),  # of the tiers below them
-        ("end_tier", "i8"),
-        ("load_overlaps", "i8"),  # as `Cache.load_overlaps`
-        ("hands_off", "i8"),  # 1: requests leave after their prefill
-        ("link_bytes_per_s", "f8"),  # of the network interfaces of one rank
-        ("kv_copies", "f8"),  # of a request's KV on its devices
-    ]
-)
-"""One record a pool: its settings, and where it lies among all pools' replicas, ranks and slots."""
-KV_TRANSFER = np.dtype(
-    [
-        ("prefill_rank", "i8"),  # of all pools' ranks
-        ("decode_rank", "i8"),  # the same rank where nothing is handed off
-        ("handed_s", "f8"),  # end of the prefill
-        ("transfer_start_s", "f8"),
-        ("transfer_end_s", "f8"),
-        ("later_output_tokens", "i8"),  # while it prefills elsewhere, where it is a request for one token
-        ("held_blocks", "i8"),  # of the prefill rank, until its KV has been read
-        ("held_window_blocks", "i8"),  # of the windows' own pool there
-        ("cached_tokens", "i8"),  # of its prompt, found where it was first admitted; filled in when the run has ended
-    ]
-)
-"""One record a request of a run with pools."""
-HANDOFF = np.dtype(
-    [
-        ("pull_first", "i8"),  # ends of the list of requests that wait for blocks to read their KV into
-        ("pull_last", "i8"),
-        ("ready_first", "i8"),  # ends of the list of those whose KV has come
-        ("ready_last", "i8"),
-        ("num_pulled", "i8"),  # requests that hold blocks here and do not run yet
-        ("link_free_s", "f8"),  # when the rank's interfaces have sent and received all that they were given
-    ]
-)
-"""One record a rank of a run with pools."""
-ROUTING = np.dtype(
-    [
-        ("turn", "i8"),  # arrivals and handoffs so far, for `round_robin`
-        ("decode_turn", "i8"),
-        ("router", "i8"),
-        *((name, "f8" if kind is float else "i8") for name, kind in HandoffRules.__annotations__.items()),
-    ]
-)
-"""One record a run with pools."""
+class PoolRecord(KernelSettings):
+    """The settings of a pool, and where it lies among all pools' replicas, ranks and slots."""
+
+    end_replica: int  # ends of the pool's share of the arrays of all pools
+    end_rank: int
+    first_slot: int
+    end_slot: int
+    first_entry: int  # of the pool's prefix caches, where there are any
+    end_entry: int
+    first_tier: int  # of the tiers below them
+    end_tier: int
+    load_overlaps: int  # as `Cache.load_overlaps`
+    hands_off: int  # 1: requests leave after their prefill
+    link_bytes_per_s: float  # of the network interfaces of one rank
+    kv_copies: float  # of a request's KV on its devices
+
+
+def scalar_layout(*owners: type) -> np.dtype[Any]:
+    """Return the dtype of a record with the number fields of several classes, in their order."""
+    fields = [item for owner in owners for item in owner.__annotations__.items()]
+    return np.dtype([(name, "f8" if kind is float else "i8") for name, kind in fields])
+
+
+POOL = scalar_layout(KernelSettings, PoolRecord)
+
+
+class KvTransfer(Protocol):
+    """One record a request of a run with pools."""
+
+    prefill_rank: I8  # of all pools' ranks
+    decode_rank: I8  # the same rank where nothing is handed off
+    handed_s: F8  # end of the prefill
+    transfer_start_s: F8
+    transfer_end_s: F8
+    later_output_tokens: I8  # while it prefills elsewhere, where it is a request for one token
+    held_blocks: I8  # of the prefill rank, until its KV has been read
+    held_window_blocks: I8  # of the windows' own pool there
+    cached_tokens: I8  # of its prompt, found where it was first admitted; filled in when the run has ended
+
+
+KV_TRANSFER = layout(KvTransfer)
+
+
+class Handoff(Protocol):
+    """One record a rank of a run with pools."""
+
+    pull_first: I8  # ends of the list of requests that wait for blocks to read their KV into
+    pull_last: I8
+    ready_first: I8  # ends of the list of those whose KV has come
+    ready_last: I8
+    num_pulled: I8  # requests that hold blocks here and do not run yet
+    link_free_s: F8  # when the rank's interfaces have sent and received all that they were given
+
+
+HANDOFF = layout(Handoff)
+
+
+class Routing(HandoffRules):
+    """How the requests of a run with pools are routed."""
+
+    turn: int  # arrivals and handoffs so far, for `round_robin`
+    decode_turn: int
+    router: int
+
+
+ROUTING = scalar_layout(HandoffRules, Routing)
 
 
 class Pools(NamedTuple):
     """What a run with several pools needs beside requests, events and clock; the arrays of all pools end to end."""
 
-    pools: Table
+    pools: Records[PoolRecord]
     """[pool]"""
-    cost: StepCost
-    """Every field with a first axis of pools."""
-    ranks: Table
-    slots: Table
+    cost: Any
+    """`StepCost` whose every field has a first axis of pools."""
+    ranks: Records[Rank]
+    slots: Records[Slot]
     lists: Ints
     stages: Floats
-    handoffs: Table
+    handoffs: Records[Handoff]
     """[rank]"""
-    transfers: Table
+    transfers: Records[KvTransfer]
     """[request]"""
-    routing: Table
+    routing: Records[Routing]
     """[1]"""
     pool_of_event: Ints
     """[slot in the event queue]"""
@@ -207,7 +224,7 @@ def joined_caches(pools: Pools, caches: Sequence[Cache]) -> Cache:
     pools.pools["first_entry"], pools.pools["first_tier"] = ends[:-1].T
     pools.pools["end_entry"], pools.pools["end_tier"] = ends[1:].T
     pools.pools["load_overlaps"] = [cache.load_overlaps for cache in caches]
-    joined = {
+    joined: dict[str, Any] = {
         name: np.concatenate([getattr(cache, name) for cache in caches]).view(np.recarray)
         for name in ("nodes", "entries", "requests", "ranks", "tiers")
     }
@@ -241,7 +258,7 @@ def _stacked_rows(tables: Sequence[Table]) -> Table:
 
 
 @inlined
-def cache_of(cache, pools, pool):
+def cache_of(cache: Cache, pools: Pools, pool: int) -> Cache:
     """The prefix caches of one pool's ranks."""
     record = pools.pools[pool]
     num_nodes, num_requests = cache.nodes.size // pools.pools.size, cache.requests.size // pools.pools.size
@@ -274,17 +291,17 @@ def widened(lists: Ints, width: int) -> Ints:
     return np.pad(lists, ((0, 0), (0, 0), (0, width - lists.shape[2])))
 
 
-def stacked(costs: Sequence[StepCost]) -> StepCost:
+def stacked(costs: Sequence[StepCost]) -> Any:
     """Every field with a first axis of pools; grids that are shorter than others go on in a straight line."""
     longest = {name: max(getattr(cost, name).size for cost in costs) for name in _NODES}
     costs = [_extended(cost, longest) for cost in costs]
-    parts = {}
+    parts: dict[str, Any] = {}
     for name in StepCost._fields:
         arrays = [np.asarray(getattr(cost, name)) for cost in costs]
         largest = tuple(max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True))
         parts[name] = np.zeros((len(costs), *largest), arrays[0].dtype)
         for pool, array in enumerate(arrays):
-            parts[name][(pool, *map(slice, array.shape))] = array
+            parts[name][pool, *(slice(size) for size in array.shape)] = array
     return StepCost(**parts)
 
 
@@ -298,7 +315,9 @@ def _extended(cost: StepCost, sizes: dict[str, int]) -> StepCost:
     prefill = _grown(prefill.T, cost.chunk_nodes, sizes["chunk_nodes"]).T
     mixed = cost.mixed_decode_attention_s if cost.mixed_decode_attention_s.size else cost.decode_attention_s
     mixed = _grown(mixed, cost.context_nodes, sizes["context_nodes"])
-    nodes = {name: _grown(getattr(cost, name), getattr(cost, name), size) for name, size in sizes.items()}
+    nodes: dict[str, Any] = {
+        name: _grown(getattr(cost, name), getattr(cost, name), size) for name, size in sizes.items()
+    }
     return cost._replace(
         decode_attention_s=decode, mixed_decode_attention_s=mixed, prefill_attention_s=prefill, **nodes
     )
@@ -311,7 +330,7 @@ def _grown(values: Floats, nodes: Floats, size: int) -> Floats:
 
 
 @inlined
-def cost_of(pools, pool):
+def cost_of(pools: Pools, pool: int) -> StepCost:
     """The step costs of one pool."""
     cost = pools.cost
     return StepCost(
@@ -335,12 +354,12 @@ def cost_of(pools, pool):
 
 
 @inlined
-def ranks_of(pools, settings):
+def ranks_of(pools: Pools, settings: PoolRecord) -> Records[Rank]:
     """A pool's share of the ranks."""
     return pools.ranks[settings.first_rank : settings.end_rank]
 
 
 @inlined
-def slots_of(pools, settings):
+def slots_of(pools: Pools, settings: PoolRecord) -> Records[Slot]:
     """A pool's share of the slots."""
     return pools.slots[settings.first_slot : settings.end_slot]

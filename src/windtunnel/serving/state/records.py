@@ -1,15 +1,17 @@
 """What the serving loop works on: record arrays, so that a call passes a few pointers and not a hundred array
 descriptors.
 
-Measured on this loop: named tuples of arrays compile in 23 s and cost 5 us a scheduling call, because every array of a
-tuple travels as seven arguments; record arrays of the same fields are read as `table.field[i]`, in numpy without a
-compiler too.
+Measured on this loop: named tuples of one array per field compile in 23 s and cost 5 us a scheduling call, because
+every array of a tuple travels as seven arguments; record arrays of the same fields are read as `table[i].field`, in
+numpy without a compiler too.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from windtunnel.compiled.records import F8, I4, I8, RecordGrid, Records, layout
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -123,97 +125,121 @@ class KernelSettings(NamedTuple):
     num_window_blocks: int = 0
 
 
-REQUEST = np.dtype(
-    [
-        ("arrival_s", "f8"),  # open loop: arrival; closed loop: earliest sending time, replaced by the sending time
-        ("scheduled_s", "f8"),
-        ("first_token_s", "f8"),
-        ("finish_s", "f8"),
-        ("completed_s", "f8"),  # not of this request: when the so-many-eth request (or session) to complete did
-        ("last_token_s", "f8"),  # set on preemption
-        ("input_tokens", "i8"),
-        ("output_tokens", "i8"),
-        ("computed_tokens", "i8"),  # scheduled so far; while decoding it is the slot's `steps` minus `joined`
-        ("target_tokens", "i8"),  # prefill ends here: the prompt, or prompt and outputs after a preemption
-        ("joined", "i8"),  # while decoding: the slot's step count at which nothing would be computed
-        ("step_tokens", "i8"),  # scratch of a pass over the running list: tokens given in this step
-        ("priority", "i8"),  # smaller goes first, as in vLLM
-        ("sequence", "i8"),  # requests sent before it
-        ("order", "i8"),  # key in the waiting heap
-        ("queue_key", "i8"),  # its first part; the second is `sequence`
-        ("ttft_limit_s", "f8"),  # from the sending to the deadline of the first token
-        ("tenant", "i8"),
-        ("tenant_tag", "i8"),  # not of this request: the service that the tenant of this number has had, in units
-        ("before", "i8"),  # neighbours in the rank's running list
-        ("after", "i8"),
-        ("left", "i8"),  # children in the rank's waiting heap
-        ("right", "i8"),
-        ("rank", "i8"),
-        ("slot", "i8"),  # while decoding
-        ("chunks_in_flight", "i8"),
-        ("num_preemptions", "i8"),
-        ("is_decoding", "i8"),
-        ("passed_blocks", "i8"),  # blocks of each window group given back; while it slides, as of when it began to
-        ("slides", "i8"),  # 1: decoding, with a full window
-        ("skipped_at", "i8"),  # while decoding: `num_verified` of its slot when a step last left it out, or NONE
-    ]
-)
-"""One record a request, in the order of sending."""
+class Request(Protocol):
+    """One record a request, in the order of sending."""
 
-RANK = np.dtype(
-    [
-        ("num_running", "i8"),
-        ("num_waiting", "i8"),
-        ("waiting_tokens", "i8"),  # to prefill, of waiting requests
-        ("num_outstanding", "i8"),  # waiting and running
-        ("remaining_tokens", "i8"),  # output tokens that running requests have yet to produce
-        ("free_blocks", "i8"),
-        ("free_window_blocks", "i8"),  # of the windows' own pool
-        ("first", "i8"),  # ends of the running list
-        ("last", "i8"),
-        ("waiting", "i8"),  # root of the waiting heap
-        ("num_prefilling", "i8"),
-        ("new_token_ratio", "f8"),  # SGLang's estimate of the share of outputs still to come
-        ("fair_tag", "i8"),  # the greatest key admitted under `fair_share`
-        ("waited_steps", "i8"),  # TensorRT-LLM: decode steps for which prefill has been held back
-        ("balance_waited", "i8"),  # of a replica's first rank: steps since every rank had a prompt or one was let in
-        ("balance_ready", "i8"),  # of a replica's first rank: steps waited on top when every rank had one
-        ("steps_to_receive", "i8"),  # SGLang: decode steps until waiting requests are looked at again
-    ]
-)
-"""One record a rank: a scheduler with a KV pool of its own."""
+    arrival_s: F8  # open loop: arrival; closed loop: earliest sending time, replaced by the sending time
+    scheduled_s: F8
+    first_token_s: F8
+    finish_s: F8
+    completed_s: F8  # not of this request: when the so-many-eth request (or session) to complete did
+    last_token_s: F8  # set on preemption
+    input_tokens: I8
+    output_tokens: I8
+    computed_tokens: I8  # scheduled so far; while decoding it is the slot's `steps` minus `joined`
+    target_tokens: I8  # prefill ends here: the prompt, or prompt and outputs after a preemption
+    joined: I8  # while decoding: the slot's step count at which nothing would be computed
+    step_tokens: I8  # scratch of a pass over the running list: tokens given in this step
+    priority: I8  # smaller goes first, as in vLLM
+    sequence: I8  # requests sent before it
+    order: I8  # key in the waiting heap
+    queue_key: I8  # its first part; the second is `sequence`
+    ttft_limit_s: F8  # from the sending to the deadline of the first token
+    tenant: I8
+    tenant_tag: I8  # not of this request: the service that the tenant of this number has had, in units
+    before: I8  # neighbours in the rank's running list
+    after: I8
+    left: I8  # children in the rank's waiting heap
+    right: I8
+    rank: I8
+    slot: I8  # while decoding
+    chunks_in_flight: I8
+    num_preemptions: I8
+    is_decoding: I8
+    passed_blocks: I8  # blocks of each window group given back; while it slides, as of when it began to
+    slides: I8  # 1: decoding, with a full window
+    skipped_at: I8  # while decoding: `num_verified` of its slot when a step last left it out, or NONE
 
-SLOT = np.dtype(
-    [
-        ("is_busy", "i8"),
-        ("steps", "i8"),  # decode steps so far: the clock of the slot's decoding requests
-        ("num_decoding", "i8"),
-        ("context_tokens", "i8"),  # in the cache of decoding requests
-        ("finish_size", "i8"),
-        ("batch_size", "i8"),
-        ("batch_decodes", "i8"),  # 1 if the step under way decodes
-        ("num_skipped", "i8"),  # decoding requests that the step under way leaves out for want of token budget
-        ("skipped_context_tokens", "i8"),  # in their cache
-        ("skipped_since_s", "f8"),  # sum of the times of their latest tokens
-        ("started_s", "f8"),  # start of the latest step
-        ("cutoff_s", "f8"),  # requests that arrived later cannot be in the batch that is being formed
-        ("holds_back", "i8"),  # 1 if no waiting request may join the batch that is being formed
-        ("looks_again", "i8"),  # 1 if the next step may admit what this one could not: no run of equal steps
-        ("num_joined", "i8"),  # requests that began to decode since the latest decode step, or that it left out
-        ("joined_since_s", "f8"),  # sum of the times of their latest tokens
-        ("last_decode_s", "f8"),  # end of that step
-        ("num_verified", "i8"),  # speculative decode steps so far
-        ("row", "i8"),  # of its latest step, counted from the run's first
-        ("row_step_s", "f8"),  # duration of that row's first step
-        ("row_end_s", "f8"),  # end of its last one
-    ]
-)
-"""One record a slot: one of the `num_stages` batches that a rank may have in flight, with the requests that decode in
-it.
 
-A decoding request cannot be scheduled again before its batch has come back, and is then scheduled at once, so it stays
-in its slot.
-"""
+class ClientSettings(Protocol):
+    """The fields of `KernelSettings` that say how a closed-loop client behaves."""
+
+    @property
+    def concurrency(self) -> int: ...
+    @property
+    def num_warmup(self) -> int: ...
+    @property
+    def frontend_s(self) -> float: ...
+
+
+REQUEST = layout(Request)
+
+
+class Requests(Records[Request], Protocol):
+    """`Request` records, and the columns that the waiting heap works on."""
+
+    order: Ints
+    left: Ints
+    right: Ints
+
+
+class Rank(Protocol):
+    """One record a rank: a scheduler with a KV pool of its own."""
+
+    num_running: I8
+    num_waiting: I8
+    waiting_tokens: I8  # to prefill, of waiting requests
+    num_outstanding: I8  # waiting and running
+    remaining_tokens: I8  # output tokens that running requests have yet to produce
+    free_blocks: I8
+    free_window_blocks: I8  # of the windows' own pool
+    first: I8  # ends of the running list
+    last: I8
+    waiting: I8  # root of the waiting heap
+    num_prefilling: I8
+    new_token_ratio: F8  # SGLang's estimate of the share of outputs still to come
+    fair_tag: I8  # the greatest key admitted under `fair_share`
+    waited_steps: I8  # TensorRT-LLM: decode steps for which prefill has been held back
+    balance_waited: I8  # of a replica's first rank: steps since every rank had a prompt or one was let in
+    balance_ready: I8  # of a replica's first rank: steps waited on top when every rank had one
+    steps_to_receive: I8  # SGLang: decode steps until waiting requests are looked at again
+
+
+RANK = layout(Rank)
+
+
+class Slot(Protocol):
+    """One record a slot: one of the `num_stages` batches that a rank may have in flight, with the requests that decode
+    in it.
+
+    A decoding request cannot be scheduled again before its batch has come back, and is then scheduled at once, so it
+    stays in its slot.
+    """
+
+    is_busy: I8
+    steps: I8  # decode steps so far: the clock of the slot's decoding requests
+    num_decoding: I8
+    context_tokens: I8  # in the cache of decoding requests
+    finish_size: I8
+    batch_size: I8
+    batch_decodes: I8  # 1 if the step under way decodes
+    num_skipped: I8  # decoding requests that the step under way leaves out for want of token budget
+    skipped_context_tokens: I8  # in their cache
+    skipped_since_s: F8  # sum of the times of their latest tokens
+    started_s: F8  # start of the latest step
+    cutoff_s: F8  # requests that arrived later cannot be in the batch that is being formed
+    holds_back: I8  # 1 if no waiting request may join the batch that is being formed
+    looks_again: I8  # 1 if the next step may admit what this one could not: no run of equal steps
+    num_joined: I8  # requests that began to decode since the latest decode step, or that it left out
+    joined_since_s: F8  # sum of the times of their latest tokens
+    last_decode_s: F8  # end of that step
+    num_verified: I8  # speculative decode steps so far
+    row: I8  # of its latest step, counted from the run's first
+    row_step_s: F8  # duration of that row's first step
+    row_end_s: F8  # end of its last one
+
+
+SLOT = layout(Slot)
 
 FINISH_KEY, FINISH_VALUE, BATCH, BATCH_TOKENS, BATCH_ENDS, PHASES, PREFILLING, SLIDING = range(8)
 """Rows of `lists[slot]`: the heap of (step count at the end, request); requests with a prefill chunk in the step under
@@ -222,51 +248,68 @@ step in which they need a block. In a rank's first slot also its running request
 end, in running order. The last row is that of requests whose window is full, by `joined` too; their keys on the heap
 are where they end, those of others that will fill a window where they do."""
 
-EVENT = np.dtype([("time_s", "f8"), ("slot", "i8")])
-"""The event queue, a heap: when a batch ends, or an idle slot looks for work; `slot` counts through all replicas'
-slots.
-"""
 
-CLOCK = np.dtype(
-    [
-        ("next", "i8"),  # request to be sent next, of those that wait for no other one
-        ("started", "i8"),  # such requests sent: sessions, where turns follow one another
-        ("sent", "i8"),
-        ("ended", "i8"),  # requests finished that no other one waits for
-        ("finished", "i8"),
-        ("thinking", "i8"),  # turns whose predecessor has finished
-        ("queued", "i8"),  # events on the heap
-        ("recorded", "i8"),  # recorded step durations used
-        ("turn", "i8"),  # round robin: replica that the next request goes to
-        ("random", "i8"),  # state of the router's generator
-        ("rows", "i8"),  # rows of the step buffer written
-        ("earlier_rows", "i8"),  # of buffers before it
-    ]
-)
-"""The loop's registers, one record, kept outside so that a run can stop and go on."""
+class Event(Protocol):
+    """The event queue, a heap: when a batch ends, or an idle slot looks for work; `slot` counts through all replicas'
+    slots."""
 
-STEP = np.dtype(
-    [
-        ("start_s", "f8"),
-        ("duration_s", "f8"),  # of all `num_steps` together
-        ("prefill_pairs", "f8"),  # query-key pairs of the prefill chunks
-        ("load_s", "f8"),  # of it, waiting for KV blocks from lower tiers
-        ("late_gap_s", "f8"),  # mean time since their predecessors of the paused and resumed tokens
-        ("context_tokens", "i8"),  # in the cache of the decoding requests, at the start
-        ("used_blocks", "i8"),
-        ("num_steps", "i4"),
-        ("replica", "i4"),
-        ("decode_tokens", "i4"),  # of each step
-        ("prefill_tokens", "i4"),
-        ("num_prefills", "i4"),  # prompts with a chunk in the step
-        ("num_sampled", "i4"),
-        ("num_running", "i4"),
-        ("num_waiting", "i4"),
-        ("paused_tokens", "i4"),  # decode tokens of the first step whose predecessor is older than the step
-        ("resumed_tokens", "i4"),  # tokens that end the prefill of a request preempted before
-    ]
-)
-"""One record a run of equal steps; with several ranks the counts are sums over them."""
+    time_s: F8
+    slot: I8
+
+
+EVENT = layout(Event)
+
+
+class Events(Records[Event], Protocol):
+    """`Event` records, and the columns that their heap works on."""
+
+    time_s: Floats
+    slot: Ints
+
+
+class Clock(Protocol):
+    """The loop's registers, one record, kept outside so that a run can stop and go on."""
+
+    next: I8  # request to be sent next, of those that wait for no other one
+    started: I8  # such requests sent: sessions, where turns follow one another
+    sent: I8
+    ended: I8  # requests finished that no other one waits for
+    finished: I8
+    thinking: I8  # turns whose predecessor has finished
+    queued: I8  # events on the heap
+    recorded: I8  # recorded step durations used
+    turn: I8  # round robin: replica that the next request goes to
+    random: I8  # state of the router's generator
+    rows: I8  # rows of the step buffer written
+    earlier_rows: I8  # of buffers before it
+
+
+CLOCK = layout(Clock)
+
+
+class Step(Protocol):
+    """One record a run of equal steps; with several ranks the counts are sums over them."""
+
+    start_s: F8
+    duration_s: F8  # of all `num_steps` together
+    prefill_pairs: F8  # query-key pairs of the prefill chunks
+    load_s: F8  # of it, waiting for KV blocks from lower tiers
+    late_gap_s: F8  # mean time since their predecessors of the paused and resumed tokens
+    context_tokens: I8  # in the cache of the decoding requests, at the start
+    used_blocks: I8
+    num_steps: I4
+    replica: I4
+    decode_tokens: I4  # of each step
+    prefill_tokens: I4
+    num_prefills: I4  # prompts with a chunk in the step
+    num_sampled: I4
+    num_running: I4
+    num_waiting: I4
+    paused_tokens: I4  # decode tokens of the first step whose predecessor is older than the step
+    resumed_tokens: I4  # tokens that end the prefill of a request preempted before
+
+
+STEP = layout(Step)
 
 
 class Speculation(NamedTuple):
@@ -323,48 +366,91 @@ class StepCost(NamedTuple):
     """[max_num_seqs + 1, c] decode attention in a step whose rank prefills too; `[0, 0]` where it is the same."""
 
 
-NODE = np.dtype([("parent", "i4"), ("first_block", "i4"), ("end_block", "i4")])
-"""One record a segment of prompts, parents first: the full blocks of the root path that end in it."""
+class Node(Protocol):
+    """One record a segment of prompts, parents first: the full blocks of the root path that end in it."""
 
-ENTRY = np.dtype([("num_blocks", "i4"), ("references", "i4"), ("before", "i4"), ("after", "i4")])
-"""One record a segment and rank: how many of its blocks are cached, requests that use them, and, where none does, its
-neighbours in the order of release."""
-
-CACHED_REQUEST = np.dtype(
-    [
-        ("shared", "i8"),  # the last segment that others may have of its prompt and output
-        ("leaf", "i8"),  # segment that the request's output, or what nobody shares of its prompt and output, belongs to
-        ("deepest", "i8"),  # segment that it holds references to, with all above it
-        ("shared_blocks", "i8"),  # of those that it holds, in cached segments
-        ("loading_blocks", "i8"),  # of those that it was found to have, in lower tiers
-        ("load_s", "f8"),  # to bring them up
-        ("cached_tokens", "i8"),  # found when it was first admitted
-    ]
-)
-"""One record a request: its place in the prefix cache."""
-
-CACHE_RANK = np.dtype([("evictable_blocks", "i8"), ("first", "i8"), ("last", "i8")])
-"""One record a rank: cached blocks that no running request uses, and the ends of their list."""
+    parent: I4
+    first_block: I4
+    end_block: I4
 
 
-TIER = np.dtype(
-    [
-        ("capacity_blocks", "i8"),  # that one pool of it holds
-        ("ranks_per_pool", "i8"),  # ranks that share a pool
-        ("block_s", "f8"),  # to load a block to a rank
-        ("outlives", "i8"),  # 1: its pools outlive their replicas
-        ("store", "i8"),  # tiers of several kinds of replicas that have one number are one; 0: nobody else's
-        ("row", "i8"),  # of what it keeps among all tiers; filled in by `new_cache`
-    ]
-)
-"""One record a tier of memory below the device's, fastest first."""
+NODE = layout(Node)
 
-KEPT = np.dtype([("num_blocks", "i4"), ("before", "i4"), ("after", "i4")])
-"""One record a segment and rank (the first of those that share a pool): how many of its blocks the tier has, and its
-neighbours in the order of writing."""
 
-POOL = np.dtype([("num_blocks", "i8"), ("first", "i8"), ("last", "i8")])
-"""One record a pool of a tier: its blocks, and the ends of its list."""
+class Entry(Protocol):
+    """One record a segment and rank: how many of its blocks are cached, requests that use them, and, where none does,
+    its neighbours in the order of release."""
+
+    num_blocks: I4
+    references: I4
+    before: I4
+    after: I4
+
+
+ENTRY = layout(Entry)
+
+
+class CachedRequest(Protocol):
+    """One record a request: its place in the prefix cache."""
+
+    shared: I8  # the last segment that others may have of its prompt and output
+    leaf: I8  # segment that the request's output, or what nobody shares of its prompt and output, belongs to
+    deepest: I8  # segment that it holds references to, with all above it
+    shared_blocks: I8  # of those that it holds, in cached segments
+    loading_blocks: I8  # of those that it was found to have, in lower tiers
+    load_s: F8  # to bring them up
+    cached_tokens: I8  # found when it was first admitted
+
+
+CACHED_REQUEST = layout(CachedRequest)
+
+
+class CacheRank(Protocol):
+    """One record a rank: cached blocks that no running request uses, and the ends of their list."""
+
+    evictable_blocks: I8
+    first: I8
+    last: I8
+
+
+CACHE_RANK = layout(CacheRank)
+
+
+class Tier(Protocol):
+    """One record a tier of memory below the device's, fastest first."""
+
+    capacity_blocks: I8  # that one pool of it holds
+    ranks_per_pool: I8  # ranks that share a pool
+    block_s: F8  # to load a block to a rank
+    outlives: I8  # 1: its pools outlive their replicas
+    store: I8  # tiers of several kinds of replicas that have one number are one; 0: nobody else's
+    row: I8  # of what it keeps among all tiers; filled in by `new_cache`
+
+
+TIER = layout(Tier)
+
+
+class Kept(Protocol):
+    """One record a segment and rank (the first of those that share a pool): how many of its blocks the tier has, and
+    its neighbours in the order of writing."""
+
+    num_blocks: I4
+    before: I4
+    after: I4
+
+
+KEPT = layout(Kept)
+
+
+class TierPool(Protocol):
+    """One record a pool of a tier: its blocks, and the ends of its list."""
+
+    num_blocks: I8
+    first: I8
+    last: I8
+
+
+POOL = layout(TierPool)
 
 
 class Cache(NamedTuple):
@@ -372,19 +458,19 @@ class Cache(NamedTuple):
 
     num_shared: int
     """Segments that may be cached on any rank; the rest belong to one request each."""
-    nodes: Table
-    entries: Table
+    nodes: Records[Node]
+    entries: Records[Entry]
     """`[segment, rank]` of shared segments in one row, then one for each of the rest."""
-    requests: Table
-    ranks: Table
+    requests: Records[CachedRequest]
+    ranks: Records[CacheRank]
     load_overlaps: int
     """1: blocks from lower tiers come up beside the step that admits their request, layer by layer; 0: before it."""
     load_s: Floats
     """[slot] To load for the batch that is being formed."""
-    tiers: Table
-    kept: Table
+    tiers: Records[Tier]
+    kept: RecordGrid[Kept]
     """`[row of a tier, entry]`"""
-    pools: Table
+    pools: RecordGrid[TierPool]
     """`[row of a tier, pool]`"""
     loaded: Ints
     """`[tier, n]` Blocks of each prompt that came from each tier when it was first admitted."""

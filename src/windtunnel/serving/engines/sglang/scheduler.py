@@ -2,6 +2,7 @@
 
 from windtunnel.compiled.heap import meld
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.records import Records
 from windtunnel.serving.kv.cache import acquire, look_up
 from windtunnel.serving.kv.windows import has_blocks, num_blocks_for, pass_blocks, passed_blocks, take_blocks
 from windtunnel.serving.schedulers.batch import (
@@ -15,7 +16,17 @@ from windtunnel.serving.schedulers.batch import (
     remaining_output,
     take_decode_step,
 )
-from windtunnel.serving.state.records import MOST_REQUESTS, NONE, PREFILLING
+from windtunnel.serving.state.records import (
+    MOST_REQUESTS,
+    NONE,
+    PREFILLING,
+    Cache,
+    KernelSettings,
+    Rank,
+    Requests,
+    Slot,
+)
+from windtunnel.serving.state.tables import PoolTables
 
 SGLANG_INITIAL_RATIO = 0.7
 SGLANG_MINIMUM_FRACTION = 0.14
@@ -26,13 +37,13 @@ LONGEST_PREFIX_WAITING = 128
 
 
 @inner
-def initial_new_token_ratio(settings):
+def initial_new_token_ratio(settings: KernelSettings) -> float:
     """What SGLang's `new_token_ratio` starts from."""
     return min(SGLANG_INITIAL_RATIO * settings.schedule_conservativeness, 1.0)
 
 
 @inner
-def form_batch_sglang(settings, windows, cache, speculation, requests, ranks, slots, lists, rank, slot, now_s):
+def form_batch_sglang(pool: PoolTables, requests: Requests, rank: int, slot: int, now_s: float) -> int:
     """SGLang `Scheduler.get_next_batch_to_run` (0.5): a prefill batch whenever one can be formed, else a decode step.
 
     A prefill batch takes up to `chunked_prefill_size` tokens, an unfinished chunk first; a request is admitted while
@@ -40,8 +51,10 @@ def form_batch_sglang(settings, windows, cache, speculation, requests, ranks, sl
     starts at 0.7 x `schedule_conservativeness`, falls to 0.14 of that over 600 decode steps, and rises when decode runs
     out of blocks and retracts requests, those with the fewest outputs and the longest prompts first.
     """
+    settings, windows, speculation = pool.settings, pool.windows, pool.speculation
+    ranks, slots, lists = pool.ranks, pool.slots, pool.lists
     if ranks[rank].steps_to_receive <= 0 or slots[slot].num_decoding == 0:
-        form_prefill_sglang(settings, windows, cache, requests, ranks, slots, lists, rank, slot, now_s)
+        form_prefill_sglang(pool, requests, rank, slot, now_s)
     if slots[slot].batch_size > 0:
         ranks[rank].steps_to_receive = 0
         return 0
@@ -51,7 +64,7 @@ def form_batch_sglang(settings, windows, cache, speculation, requests, ranks, sl
         ranks[rank].steps_to_receive = settings.receive_interval_steps
     num_needed = decode_step_blocks(settings, speculation, slots, lists, slot)
     if not has_blocks(settings, windows, ranks, rank, num_needed):
-        retract_sglang(settings, windows, cache, speculation, requests, ranks, slots, lists, rank, slot)
+        retract_sglang(pool, requests, rank, slot)
         num_needed = decode_step_blocks(settings, speculation, slots, lists, slot)
         if not has_blocks(settings, windows, ranks, rank, num_needed):
             return 0
@@ -60,7 +73,9 @@ def form_batch_sglang(settings, windows, cache, speculation, requests, ranks, sl
 
 
 @inner
-def sort_by_prefix(settings, cache, requests, ranks, rank, cutoff_s):
+def sort_by_prefix(
+    settings: KernelSettings, cache: Cache, requests: Requests, ranks: Records[Rank], rank: int, cutoff_s: float
+) -> None:
     """Put waiting requests of which more is cached in front: `lpm`, `SchedulePolicy.calc_priority` of SGLang 0.5.
 
     With more than 128 waiting the order stays as it is, later ones behind. SGLang also holds requests back that begin
@@ -85,8 +100,10 @@ def sort_by_prefix(settings, cache, requests, ranks, rank, cutoff_s):
 
 
 @inner
-def form_prefill_sglang(settings, windows, cache, requests, ranks, slots, lists, rank, slot, now_s):
-    """The prefill batch: `PrefillAdder` of SGLang 0.5."""
+def form_prefill_sglang(pool: PoolTables, requests: Requests, rank: int, slot: int, now_s: float) -> None:
+    """Form a prefill batch: `PrefillAdder` of SGLang 0.5."""
+    settings, windows, cache = pool.settings, pool.windows, pool.cache
+    ranks, slots, lists = pool.ranks, pool.slots, pool.lists
     block_size = settings.block_size
     if ranks[rank].num_running == 0:
         ranks[rank].new_token_ratio = initial_new_token_ratio(settings)
@@ -149,7 +166,7 @@ def form_prefill_sglang(settings, windows, cache, requests, ranks, slots, lists,
 
 
 @inner
-def find_retracted(requests, ranks, slots, rank, slot):
+def find_retracted(requests: Requests, ranks: Records[Rank], slots: Records[Slot], rank: int, slot: int) -> int:
     """Among requests that are not in flight the one with the fewest outputs, then the longest prompt; decoding ones
     first.
     """
@@ -176,18 +193,20 @@ def find_retracted(requests, ranks, slots, rank, slot):
 
 
 @inner
-def retract_sglang(settings, windows, cache, speculation, requests, ranks, slots, lists, rank, slot):
+def retract_sglang(pool: PoolTables, requests: Requests, rank: int, slot: int) -> None:
     """Free blocks for one more decode step: `ScheduleBatch.retract_decode` of SGLang 0.5.
 
     The slot's last decoding request is never retracted; a prompt half prefilled gives way to it instead.
     """
+    settings, windows, speculation = pool.settings, pool.windows, pool.speculation
+    ranks, slots, lists = pool.ranks, pool.slots, pool.lists
     while True:
         if has_blocks(settings, windows, ranks, rank, decode_step_blocks(settings, speculation, slots, lists, slot)):
             break
         victim = find_retracted(requests, ranks, slots, rank, slot)
         if victim == NONE:
             break
-        preempt(settings, windows, cache, requests, ranks, slots, lists, rank, victim)
+        preempt(pool, requests, rank, victim)
     rebuild_rank(settings, windows, requests, ranks, slots, lists, rank)
     slots[slot].looks_again = 1
     decoded = 0
@@ -203,8 +222,8 @@ def retract_sglang(settings, windows, cache, speculation, requests, ranks, slots
 
 
 @inner
-def decay_new_token_ratio(settings, ranks, rank, num_steps):
-    """After `num_steps` decode steps."""
+def decay_new_token_ratio(settings: KernelSettings, ranks: Records[Rank], rank: int, num_steps: int) -> None:
+    """Lower the estimate of outputs still to come, after `num_steps` decode steps."""
     initial = initial_new_token_ratio(settings)
     least = initial * SGLANG_MINIMUM_FRACTION
     decay = (initial - least) / SGLANG_DECAY_STEPS

@@ -1,11 +1,20 @@
 """TensorRT-LLM's balance of attention data parallelism: ranks that hold prompts back until all can prefill."""
 
 from windtunnel.compiled.jit import inner
-from windtunnel.serving.state.records import NONE
+from windtunnel.compiled.records import Records
+from windtunnel.serving.state.records import NONE, KernelSettings, Rank, Requests, Slot
 
 
 @inner
-def balance_ranks(settings, requests, ranks, slots, first, stage, cutoff_s):
+def balance_ranks(
+    settings: KernelSettings,
+    requests: Requests,
+    ranks: Records[Rank],
+    slots: Records[Slot],
+    first: int,
+    stage: int,
+    cutoff_s: float,
+) -> None:
     """TensorRT-LLM's balance of attention data-parallel ranks (`PyExecutor._balance_adp_requests`, 1.1 and 1.2):
     whether the waiting prompts of the replica's ranks are held back from the step that is being formed.
 
@@ -36,7 +45,9 @@ def balance_ranks(settings, requests, ranks, slots, first, stage, cutoff_s):
 
 
 @inner
-def count_balance(settings, ranks, slots, first, end, num_steps):
+def count_balance(
+    settings: KernelSettings, ranks: Records[Rank], slots: Records[Slot], first: int, end: int, num_steps: int
+) -> None:
     """After `num_steps` equal decode steps, of which the first is counted, in which nobody waited."""
     for rank in range(first, end):
         if slots[rank * settings.num_stages].num_decoding == 0:

@@ -1,6 +1,7 @@
 """vLLM V1's policy, and by the same loop TensorRT-LLM's two: one budget of tokens, running requests first."""
 
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.records import Records
 from windtunnel.serving.kv.cache import acquire, look_up
 from windtunnel.serving.kv.windows import (
     give_back,
@@ -24,16 +25,154 @@ from windtunnel.serving.schedulers.batch import (
     take_decode_step,
     wanted_tokens,
 )
-from windtunnel.serving.state.records import NONE, PHASES, PREFILLING, PRIORITY, SLIDING, TRTLLM
+from windtunnel.serving.state.records import (
+    NONE,
+    PHASES,
+    PREFILLING,
+    PRIORITY,
+    SLIDING,
+    TRTLLM,
+    Ints,
+    KernelSettings,
+    Rank,
+    Requests,
+    Slot,
+)
+from windtunnel.serving.state.tables import PoolTables
 
 
 @inner
-def extend_running(settings, windows, cache, speculation, requests, ranks, slots, lists, rank, slot):
-    """vLLM V1's pass over the running list, one request at a time, for steps in which tokens or blocks are short.
+def form_batch_vllm_v1(pool: PoolTables, requests: Requests, rank: int, slot: int, now_s: float) -> int:
+    """vLLM V1 `Scheduler.schedule` (0.8 to 0.24): running requests first in their order, then waiting ones, one token
+    budget.
+
+    A decoding request takes one token, a prompt the rest of it, cut by the budget and `long_prefill_token_threshold`.
+    When no block is free the last running request is preempted (under priority the least important). Waiting requests
+    are admitted only if nothing was preempted, in order, without skipping ahead. The usual step, where tokens and
+    blocks suffice, costs O(prefilling requests); others walk the running list.
+
+    With `scheduler` TRTLLM this is TensorRT-LLM's GUARANTEED_NO_EVICT (1.0 to 1.3): generation first, context requests
+    while `max_num_tokens` and `max_batch_size` allow, admitted only if blocks for prompt and all outputs are free.
+    With TRTLLM_MAX_UTILIZATION it is that engine's MAX_UTILIZATION (`MaxUtilizationScheduler`, capacityScheduler.cpp,
+    1.0 to 1.3): admission looks at the next step only, and on shortage the request that started last is paused, its
+    outputs becoming part of its prompt. TensorRT-LLM gives a prompt that it cuts into chunks all its blocks with the
+    first one, where here each chunk takes its own; without chunked context, the default, that is the same.
+    """
+    settings, ranks, slots = pool.settings, pool.ranks, pool.slots
+    num_decodes, budget, any_preempted = schedule_running(pool, requests, rank, slot)
+    if settings.balance_steps > 0 and ranks[rank].waiting != NONE:
+        slots[slot].looks_again = 1
+    if slots[slot].holds_back or waits_for_a_fuller_batch(settings, ranks, slots, rank, slot, num_decodes):
+        return num_decodes
+    if not any_preempted:
+        admit_waiting(pool, requests, rank, slot, budget, now_s)
+    if pool.windows is not None:
+        if ranks[rank].waiting != NONE:
+            slots[slot].looks_again = 1
+    return num_decodes
+
+
+@inner
+def schedule_running(pool: PoolTables, requests: Requests, rank: int, slot: int) -> tuple[int, int, bool]:
+    """Schedule the requests that run: at once where tokens and blocks suffice, else one by one.
+
+    Returns (decoding requests scheduled, token budget left, whether anything was preempted).
+    """
+    settings, windows, speculation = pool.settings, pool.windows, pool.speculation
+    ranks, slots, lists = pool.ranks, pool.slots, pool.lists
+    first_slot = rank * settings.num_stages
+    num_decodes = slots[slot].num_decoding
+    budget = settings.max_num_batched_tokens - num_decodes
+    if speculation is not None:
+        budget = settings.max_num_batched_tokens - num_decodes * speculation.num_queries
+    num_prefilling = ranks[rank].num_prefilling
+    demand, num_needed = demand_of_running(pool, requests, rank, slot, budget)
+    fits = 0 <= demand <= budget and has_blocks(settings, windows, ranks, rank, num_needed)
+    if fits and (demand > 0) == (num_prefilling > 0):
+        take_decode_step(settings, windows, speculation, ranks, slots, lists, rank, slot, num_needed)
+        if windows is not None:  # of all of them, before what is cached is looked at
+            for position in range(num_prefilling):
+                i = lists[first_slot, PREFILLING, position]
+                pass_blocks(settings, requests, ranks, rank, i, requests[i].computed_tokens)
+        for position in range(num_prefilling):
+            i = lists[first_slot, PREFILLING, position]
+            chunk = min(wanted_tokens(settings, requests, i), demand)
+            add_chunk(settings, pool.cache, requests, ranks, slots, lists, rank, slot, i, chunk)
+        return num_decodes, budget - demand, False
+    num_scheduled, any_preempted = 0, False
+    while num_scheduled == 0:  # an empty step: the engine schedules again at once
+        num_decodes, budget, any_preempted = extend_running(pool, requests, rank, slot)
+        num_scheduled = num_decodes + slots[slot].batch_size
+        if not any_preempted or ranks[rank].num_running == 0:
+            break
+    any_preempted = any_preempted and num_scheduled > 0
+    return num_decodes, budget, any_preempted
+
+
+@inner
+def demand_of_running(pool: PoolTables, requests: Requests, rank: int, slot: int, budget: int) -> tuple[int, int]:
+    """Return the prompt tokens that running requests would compute in a step, and the blocks that all would take."""
+    settings, ranks, lists = pool.settings, pool.ranks, pool.lists
+    block_size = settings.block_size
+    reserves = settings.scheduler == TRTLLM
+    num_needed = 0 if reserves else decode_step_blocks(settings, pool.speculation, pool.slots, lists, slot)
+    num_prefilling = ranks[rank].num_prefilling
+    demand = 0
+    for position in range(num_prefilling):
+        i = lists[rank * settings.num_stages, PREFILLING, position]
+        chunk = wanted_tokens(settings, requests, i)
+        if num_prefilling == 1 and ranks[rank].last == i:
+            chunk = min(chunk, budget)
+        demand += chunk
+        if not reserves:
+            computed = requests[i].computed_tokens
+            num_needed += num_blocks_for(computed + chunk, block_size) - num_blocks_for(computed, block_size)
+    return demand, num_needed
+
+
+@inner
+def admit_waiting(pool: PoolTables, requests: Requests, rank: int, slot: int, budget: int, now_s: float) -> None:
+    """Admit waiting requests in their order while there are tokens, blocks and places for them."""
+    settings, windows, cache = pool.settings, pool.windows, pool.cache
+    ranks, slots, lists = pool.ranks, pool.slots, pool.lists
+    while budget > 0 and ranks[rank].waiting != NONE:
+        if ranks[rank].num_running >= settings.max_num_seqs:
+            break
+        i = ranks[rank].waiting
+        if requests[i].arrival_s > slots[slot].cutoff_s:
+            slots[slot].looks_again = 1
+            break
+        unused = 0
+        if cache is not None:
+            unused = look_up(settings, cache, requests, ranks, rank, i)
+        chunk = wanted_tokens(settings, requests, i)
+        if chunk > budget:
+            if not settings.chunked_prefill:
+                break
+            chunk = budget
+        if windows is not None:
+            requests[i].passed_blocks = passed_blocks(settings, requests[i].computed_tokens)
+        num_needed, num_window_blocks = blocks_to_start(settings, windows, requests, i, chunk)
+        if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
+            break
+        if cache is not None:
+            acquire(cache, requests, ranks, rank, slot, i)
+        admit(settings, requests, ranks, lists, rank, i, now_s)
+        ranks[rank].free_blocks -= num_needed
+        ranks[rank].free_window_blocks -= num_window_blocks
+        add_chunk(settings, cache, requests, ranks, slots, lists, rank, slot, i, chunk)
+        budget -= chunk
+
+
+@inner
+def extend_running(pool: PoolTables, requests: Requests, rank: int, slot: int) -> tuple[int, int, bool]:
+    """Give tokens and blocks to running requests one at a time: vLLM V1's pass, for steps in which either is short.
 
     Requests in a batch under way have nothing to schedule and are not preempted. Returns (decoding requests scheduled,
     token budget left, whether anything was preempted).
     """
+    settings, windows, speculation = pool.settings, pool.windows, pool.speculation
+    ranks, slots = pool.ranks, pool.slots
     block_size = settings.block_size
     budget = settings.max_num_batched_tokens
     num_queries = 1 if speculation is None else speculation.num_queries
@@ -69,7 +208,7 @@ def extend_running(settings, windows, cache, speculation, requests, ranks, slots
                 if requests[victim].is_decoding and given_back > 0:
                     given_back = num_queries
                 budget += given_back
-                preempt(settings, windows, cache, requests, ranks, slots, lists, rank, victim)
+                preempt(pool, requests, rank, victim)
                 any_preempted = True
         if gave_up:
             break
@@ -79,7 +218,16 @@ def extend_running(settings, windows, cache, speculation, requests, ranks, slots
         requests[i].step_tokens = num_tokens
         budget -= num_queries if requests[i].is_decoding and num_tokens > 0 else num_tokens
         i = requests[i].after
+    return settle_running(pool, requests, rank, slot, num_gained), budget, any_preempted
 
+
+@inner
+def settle_running(pool: PoolTables, requests: Requests, rank: int, slot: int, num_gained: int) -> int:
+    """Put what `extend_running` gave into the slot's batch; decoding requests that got nothing are left out.
+
+    Returns the number of decoding requests in the step.
+    """
+    settings, ranks, slots, lists = pool.settings, pool.ranks, pool.slots, pool.lists
     num_decodes = 0
     i = ranks[rank].first
     while i != NONE:
@@ -87,31 +235,42 @@ def extend_running(settings, windows, cache, speculation, requests, ranks, slots
             if requests[i].is_decoding:
                 num_decodes += 1
             else:
-                add_chunk(settings, cache, requests, ranks, slots, lists, rank, slot, i, requests[i].step_tokens)
+                add_chunk(settings, pool.cache, requests, ranks, slots, lists, rank, slot, i, requests[i].step_tokens)
         i = requests[i].after
     if num_decodes > 0:
         slots[slot].num_skipped = slots[slot].num_decoding - num_decodes
     i = ranks[rank].first
     while i != NONE:
         if requests[i].is_decoding and requests[i].slot == slot and requests[i].step_tokens == 0 and num_decodes > 0:
-            lists[slot, PHASES, requests[i].joined % block_size] -= 1
-            lists[slot, SLIDING, requests[i].joined % block_size] -= requests[i].slides
-            leave_latest(requests, slots, i, slots[slot].steps - requests[i].joined)
-            slots[slot].skipped_since_s += requests[i].last_token_s
-            slots[slot].skipped_context_tokens += slots[slot].steps - requests[i].joined
-            requests[i].joined += num_gained
-            requests[i].skipped_at = slots[slot].num_verified
-            lists[slot, PHASES, requests[i].joined % block_size] += 1
-            lists[slot, SLIDING, requests[i].joined % block_size] += requests[i].slides
+            skip_decode(settings, requests, slots, lists, i, num_gained)
         requests[i].step_tokens = 0
         i = requests[i].after
     slots[slot].looks_again = 1
-    rebuild_rank(settings, windows, requests, ranks, slots, lists, rank)
-    return num_decodes, budget, any_preempted
+    rebuild_rank(settings, pool.windows, requests, ranks, slots, lists, rank)
+    return num_decodes
 
 
 @inner
-def find_victim(settings, requests, ranks, slots, rank, slot):
+def skip_decode(
+    settings: KernelSettings, requests: Requests, slots: Records[Slot], lists: Ints, i: int, num_gained: int
+) -> None:
+    """Leave decoding request `i` out of its slot's step: it needs its next block `num_gained` steps later."""
+    slot, block_size = requests[i].slot, settings.block_size
+    lists[slot, PHASES, requests[i].joined % block_size] -= 1
+    lists[slot, SLIDING, requests[i].joined % block_size] -= requests[i].slides
+    leave_latest(requests, slots, i, slots[slot].steps - requests[i].joined)
+    slots[slot].skipped_since_s += requests[i].last_token_s
+    slots[slot].skipped_context_tokens += slots[slot].steps - requests[i].joined
+    requests[i].joined += num_gained
+    requests[i].skipped_at = slots[slot].num_verified
+    lists[slot, PHASES, requests[i].joined % block_size] += 1
+    lists[slot, SLIDING, requests[i].joined % block_size] += requests[i].slides
+
+
+@inner
+def find_victim(
+    settings: KernelSettings, requests: Requests, ranks: Records[Rank], slots: Records[Slot], rank: int, slot: int
+) -> int:
     """The running request that is given up first: the last, or under priority the greatest (priority, arrival)."""
     victim = NONE
     i = ranks[rank].last
@@ -133,104 +292,9 @@ def find_victim(settings, requests, ranks, slots, rank, slot):
 
 
 @inner
-def form_batch_vllm_v1(settings, windows, cache, speculation, requests, ranks, slots, lists, rank, slot, now_s):
-    """vLLM V1 `Scheduler.schedule` (0.8 to 0.24): running requests first in their order, then waiting ones, one token
-    budget.
-
-    A decoding request takes one token, a prompt the rest of it, cut by the budget and `long_prefill_token_threshold`.
-    When no block is free the last running request is preempted (under priority the least important). Waiting requests
-    are admitted only if nothing was preempted, in order, without skipping ahead. The usual step, where tokens and
-    blocks suffice, costs O(prefilling requests); others walk the running list.
-
-    With `scheduler` TRTLLM this is TensorRT-LLM's GUARANTEED_NO_EVICT (1.0 to 1.3): generation first, context requests
-    while `max_num_tokens` and `max_batch_size` allow, admitted only if blocks for prompt and all outputs are free.
-    With TRTLLM_MAX_UTILIZATION it is that engine's MAX_UTILIZATION (`MaxUtilizationScheduler`, capacityScheduler.cpp,
-    1.0 to 1.3): admission looks at the next step only, and on shortage the request that started last is paused, its
-    outputs becoming part of its prompt. TensorRT-LLM gives a prompt that it cuts into chunks all its blocks with the
-    first one, where here each chunk takes its own; without chunked context, the default, that is the same.
-    """
-    block_size = settings.block_size
-    reserves = settings.scheduler == TRTLLM
-    first_slot = rank * settings.num_stages
-    num_decodes = slots[slot].num_decoding
-    budget = settings.max_num_batched_tokens - num_decodes
-    if speculation is not None:
-        budget = settings.max_num_batched_tokens - num_decodes * speculation.num_queries
-    num_needed = 0 if reserves else decode_step_blocks(settings, speculation, slots, lists, slot)
-    num_prefilling = ranks[rank].num_prefilling
-    demand = 0
-    for position in range(num_prefilling):
-        i = lists[first_slot, PREFILLING, position]
-        chunk = wanted_tokens(settings, requests, i)
-        if num_prefilling == 1 and ranks[rank].last == i:
-            chunk = min(chunk, budget)
-        demand += chunk
-        if not reserves:
-            computed = requests[i].computed_tokens
-            num_needed += num_blocks_for(computed + chunk, block_size) - num_blocks_for(computed, block_size)
-
-    any_preempted = False
-    fits = 0 <= demand <= budget and has_blocks(settings, windows, ranks, rank, num_needed)
-    if fits and (demand > 0) == (num_prefilling > 0):
-        take_decode_step(settings, windows, speculation, ranks, slots, lists, rank, slot, num_needed)
-        budget -= demand
-        if windows is not None:  # of all of them, before what is cached is looked at
-            for position in range(num_prefilling):
-                i = lists[first_slot, PREFILLING, position]
-                pass_blocks(settings, requests, ranks, rank, i, requests[i].computed_tokens)
-        for position in range(num_prefilling):
-            i = lists[first_slot, PREFILLING, position]
-            chunk = min(wanted_tokens(settings, requests, i), demand)
-            add_chunk(settings, cache, requests, ranks, slots, lists, rank, slot, i, chunk)
-    else:
-        num_scheduled = 0
-        while num_scheduled == 0:  # an empty step: the engine schedules again at once
-            num_decodes, budget, any_preempted = extend_running(
-                settings, windows, cache, speculation, requests, ranks, slots, lists, rank, slot
-            )
-            num_scheduled = num_decodes + slots[slot].batch_size
-            if not any_preempted or ranks[rank].num_running == 0:
-                break
-        any_preempted = any_preempted and num_scheduled > 0
-
-    if settings.balance_steps > 0 and ranks[rank].waiting != NONE:
-        slots[slot].looks_again = 1
-    if slots[slot].holds_back or waits_for_a_fuller_batch(settings, ranks, slots, rank, slot, num_decodes):
-        return num_decodes
-    while not any_preempted and budget > 0 and ranks[rank].waiting != NONE:
-        if ranks[rank].num_running >= settings.max_num_seqs:
-            break
-        i = ranks[rank].waiting
-        if requests[i].arrival_s > slots[slot].cutoff_s:
-            slots[slot].looks_again = 1
-            break
-        unused = 0
-        if cache is not None:
-            unused = look_up(settings, cache, requests, ranks, rank, i)
-        chunk = wanted_tokens(settings, requests, i)
-        if chunk > budget:
-            if not settings.chunked_prefill:
-                break
-            chunk = budget
-        if windows is not None:
-            requests[i].passed_blocks = passed_blocks(settings, requests[i].computed_tokens)
-        num_needed, num_window_blocks = blocks_to_start(settings, windows, requests, i, chunk)
-        if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
-            break
-        if cache is not None:
-            acquire(cache, requests, ranks, rank, slot, i)
-        admit(settings, requests, ranks, lists, rank, i, now_s)
-        ranks[rank].free_blocks -= num_needed
-        ranks[rank].free_window_blocks -= num_window_blocks
-        add_chunk(settings, cache, requests, ranks, slots, lists, rank, slot, i, chunk)
-        budget -= chunk
-    if windows is not None and ranks[rank].waiting != NONE:
-        slots[slot].looks_again = 1
-    return num_decodes
-
-
-@inner
-def waits_for_a_fuller_batch(settings, ranks, slots, rank, slot, num_decodes):
+def waits_for_a_fuller_batch(
+    settings: KernelSettings, ranks: Records[Rank], slots: Records[Slot], rank: int, slot: int, num_decodes: int
+) -> bool:
     """TensorRT-LLM's batch wait (`PyExecutor._waiting_requests`, 1.1 to 1.3), which trades TTFT for fewer mixed steps.
 
     While requests decode, waiting prompts are held back until tokens for `batch_wait_max_tokens_ratio` of
