@@ -12,8 +12,8 @@ _WHERE = Section("Where it is served")
 
 @click.command(cls=Verb, epilog="See docs/guides/dashboard.md.")
 @click.argument("folder", default=".", type=PATH, metavar="[FOLDER]")
-@_WHERE.option("--port", type=int, default=0, help="Of the address.  [a free one]")
-@_WHERE.option("--host", metavar="ADDRESS", help="An interface that others reach too.  [127.0.0.1]")
+@_WHERE.option("--port", type=int, default=0, help="Port of the address.  [a free one]")
+@_WHERE.option("--host", metavar="ADDRESS", help="Interface to listen on; others may reach it too.  [127.0.0.1]")
 @_WHERE.option("--open", "opens", is_flag=True, help="Open it in the browser.")
 @json_option
 def command(folder: Path, port: int, host: str | None, opens: bool, as_json: bool) -> None:

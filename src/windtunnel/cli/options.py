@@ -214,7 +214,7 @@ deployment_options = all_of(
     SERVED("--tp", "-tp", type=int, help="Tensor parallelism.  [1]"),
     SERVED("--pp", "-pp", type=int, help="Pipeline parallelism.  [1]"),
     SERVED("--ep", type=int, help="Expert parallelism.  [1]"),
-    SERVED("--attention-dp", type=int, help="Copies of attention that share experts.  [1]"),
+    SERVED("--attention-dp", type=int, help="Replicas of attention that share experts.  [1]"),
     SERVED("--quant", metavar="FORMAT", help="Format of the weights: bf16, fp8, int4, ...  [as published]"),
     SERVED("--kv-cache-dtype", metavar="FORMAT", help="Format of the KV cache: bf16, fp8.  [as published]"),
     SERVED("--profile", metavar="FOLDER", help="Operators that `windtunnel profile` measured on the device."),
@@ -223,7 +223,7 @@ deployment_options = all_of(
         help="How a profile is read: interpolation, auto, forest, ... (`windtunnel profile check`).  [interpolation]",
     ),
     ENGINE("--engine", help="vllm, sglang or trtllm.  [vllm]"),
-    ENGINE("--engine-version", metavar="VERSION", help="Its version.  [the newest that was measured]"),
+    ENGINE("--engine-version", metavar="VERSION", help="Version of the engine.  [the newest that was measured]"),
     ENGINE(
         "--scheduler",
         help="vllm_v0, sarathi, orca, faster_transformer, lightllm, or your own: module:function.  [the engine's]",

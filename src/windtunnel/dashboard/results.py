@@ -183,22 +183,27 @@ def records(path: Path, columns: list[str] | None = None) -> Table:
 # ---------------------------------------------------------------------------------------------------- what is there
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """Yield all files below `folder` but hidden ones and those behind links to folders."""
+def _folders(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Yield `folder` and all below it, with the names of their files; hidden folders are left out."""
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(place) / name for name in sorted(names) if not name.startswith("."))
+        yield Path(place), sorted(names)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield all files below `folder` but hidden ones and those behind links to folders."""
+    for place, names in _folders(folder):
+        yield from (place / name for name in names if not name.startswith("."))
 
 
 def _candidates(folder: Path) -> Iterator[tuple[Path, bool]]:
     """Yield (document, whether the file and not its folder is the result), and records without a document."""
-    for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+    for place, names in _folders(folder):
         document = next((name for name in (SUMMARY, STUDY, *RECORDS) if name in names), None)
         if document is not None:
-            yield Path(place) / document, False
+            yield place / document, False
         if document not in (SUMMARY, STUDY):
-            yield from ((Path(place) / name, True) for name in sorted(names) if _is_document(Path(place) / name))
+            yield from ((place / name, True) for name in names if _is_document(place / name))
 
 
 def _is_document(path: Path) -> bool:
@@ -222,31 +227,16 @@ def _read(file: Path, name: str) -> ResultEntry | None:
         kind = kind_of(document)
         if kind is None:
             raise InputError(f"{file.name} is none that a verb of windtunnel writes")
-        return _READERS[kind](ResultEntry(name, kind, changed_s), document)
+        return _KINDS[kind][1](ResultEntry(name, kind, changed_s), document)
     except InputError as error:
         return ResultEntry(name, "broken", changed_s, problem=error.message)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return ResultEntry(name, "broken", changed_s, problem=f"{file.name} is not whole: {error!r}")
 
 
-KINDS: Mapping[str, tuple[str, ...]] = {
-    "bench": ("endpoint", "summary", "scenario"),
-    "simulate": ("summary", "scenario"),
-    "lab": ("status", "mode"),
-    "train": ("job", "step_s"),
-    "search": ("space", "workloads"),
-    "whatif": ("space", "points"),
-    "validate": ("scores", "rows"),
-    "capacity": ("capacity", "scenario"),
-    "explain": ("operators", "batch"),
-    "document": ("windtunnel",),
-}
-"""Kind of result -> keys that its document has; the first match counts."""
-
-
 def kind_of(document: Mapping[str, Any]) -> str | None:
     """Return the kind of a document; None where no verb writes such a one."""
-    return next((kind for kind, keys in KINDS.items() if all(key in document for key in keys)), None)
+    return next((kind for kind, (keys, _) in _KINDS.items() if all(key in document for key in keys)), None)
 
 
 def _serving(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
@@ -367,15 +357,16 @@ def _other(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
     return replace(entry, model=str(document.get("model", "")), deployment=str(document.get("device", "")))
 
 
-_READERS: Mapping[str, Callable[[ResultEntry, dict[str, Any]], ResultEntry]] = {
-    "bench": _serving,
-    "simulate": _serving,
-    "lab": _lab,
-    "train": _training,
-    "search": _space,
-    "whatif": _space,
-    "validate": _validation,
-    "capacity": _capacity,
-    "explain": _other,
-    "document": _other,
+_KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[ResultEntry, dict[str, Any]], ResultEntry]]] = {
+    "bench": (("endpoint", "summary", "scenario"), _serving),
+    "simulate": (("summary", "scenario"), _serving),
+    "lab": (("status", "mode"), _lab),
+    "train": (("job", "step_s"), _training),
+    "search": (("space", "workloads"), _space),
+    "whatif": (("space", "points"), _space),
+    "validate": (("scores", "rows"), _validation),
+    "capacity": (("capacity", "scenario"), _capacity),
+    "explain": (("operators", "batch"), _other),
+    "document": (("windtunnel",), _other),
 }
+"""Kind of result -> keys that its document has, and the reader of its figures; the first match counts."""

@@ -96,12 +96,11 @@ def entry_rows(kind: str, name: str) -> tuple[list[tuple[str, str]], list[tuple[
 
 def entry_report(kind: str, name: str) -> list[RenderableType]:
     """Return one entry in full: every field, then the sources of its values."""
-    document = entry(kind, name)
-    sources = document.pop("sources", {})
-    rows = _fields(document)
-    width = max(len(label) for label, _ in [*rows, *sources.items()])
-    parts: list[RenderableType] = [title(str(document.get("title") or document["name"])), "", grid(rows, width)]
-    return [*parts, "", title("sources"), grid(sources.items(), width)] if sources else parts
+    rows, sources = entry_rows(kind, name)
+    names = dict(rows)
+    width = max(len(label) for label, _ in [*rows, *sources])
+    parts: list[RenderableType] = [title(names.get("title") or names["name"]), "", grid(rows, width)]
+    return [*parts, "", title("sources"), grid(sources, width)] if sources else parts
 
 
 def _plain(value: Any) -> Any:

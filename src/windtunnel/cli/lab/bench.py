@@ -27,7 +27,9 @@ class ServerOptions(NamedTuple):
     start: str | None = _SERVER(
         "--start", metavar="ENGINE", help="Start one: vllm, sglang, transformers, llama.cpp, openvino."
     )
-    served_model: str | None = _SERVER("--served-model", help="Its model; a folder with --start.  [the first listed]")
+    served_model: str | None = _SERVER(
+        "--served-model", help="Model that it serves; a folder with --start.  [the first listed]"
+    )
     tiny: bool = _SERVER("--tiny", help="With --start: serve a tiny model with random weights.")
     engine_args: str = _SERVER(
         "--engine-args", default="", metavar="ARGS", help="With --start: more arguments of its command."

@@ -17,7 +17,7 @@ _WHAT, _OUTPUT = Section("What ran"), Section("Result")
 @_OUTPUT.option("--html", type=WRITTEN_FILE, help="Write a page.")
 @_OUTPUT.option("--parquet", type=WRITTEN_FILE, help="Write every kernel, copy and operator.")
 @_OUTPUT.option("--csv", "csv_file", type=WRITTEN_FILE, help="Write the kernel table.")
-@_OUTPUT.option("--device", help="Of the catalog: its roofline on the page.")
+@_OUTPUT.option("--device", help="Device of the catalog; the page shows its roofline.")
 @_OUTPUT.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def kernels(
     capture: Path, html: Path | None, parquet: Path | None, csv_file: Path | None, device: str | None, as_json: bool
@@ -73,8 +73,10 @@ def scrub(capture: Path) -> None:
 @click.argument("capture", type=PATH, metavar="CAPTURE")
 @_WHAT.option("--model", required=True, help="A model of the catalog, or a config.json.")
 @_WHAT.option("--tp", type=int, default=1, help="Tensor parallelism.  [1]")
-@_WHAT.option("--device-name", required=True, help="What it ran on: h200_sxm, my_cpu.")
-@_OUTPUT.option("--out", type=PATH, required=True, metavar="FOLDER", help="One Parquet file a kind of operator.")
+@_WHAT.option("--device-name", required=True, help="Device that it ran on: h200_sxm, my_cpu.")
+@_OUTPUT.option(
+    "--out", type=PATH, required=True, metavar="FOLDER", help="Folder for one Parquet file per kind of operator."
+)
 def to_table(capture: Path, model: str, tp: int, device_name: str, out: Path) -> None:
     """Turn the steps of a profile into measured operators that estimators read.
 

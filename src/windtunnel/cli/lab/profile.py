@@ -40,7 +40,7 @@ class ComputeOptions(NamedTuple):
 
     tp: str = _WHAT("--tp", "-tp", default="1", metavar="N,N", help="Tensor-parallel splits, on one device.  [1]")
     quant: str | None = _WHAT("--quant", metavar="FORMAT", help="Format of the weights: bf16, fp32.  [as published]")
-    engine: str = _WHAT("--engine", default="torch", help="Whose kernels: torch or vllm.  [torch]")
+    engine: str = _WHAT("--engine", default="torch", help="Kernels of torch or of vllm.  [torch]")
     torch_device: str | None = _WHAT("--torch-device", help="cpu or cuda.  [cuda where there is one]")
     max_batch: int = _HOW("--max-batch", default=64, help="Most decoding requests.  [64]")
     max_context: int = _HOW("--max-context", default=4096, help="Longest request.  [4096]")
@@ -187,8 +187,8 @@ def overheads(model: str, device_name: str, engine: str, batches: str, out: Path
 
 @command.command(cls=Verb, short_help="Show each estimator's error on points left out.")
 @click.argument("folder", type=PATH, metavar="FOLDER")
-@_WHAT.option("--device", help="Whose roofline to use.  [the profile's]")
-@_WHAT.option("--estimators", metavar="NAME,NAME", help="Which to try.  [all]")
+@_WHAT.option("--device", help="Device whose roofline is used.  [the profile's]")
+@_WHAT.option("--estimators", metavar="NAME,NAME", help="Estimators to try.  [all]")
 @json_option
 def check(folder: Path, device: str | None, estimators: str | None, as_json: bool) -> None:
     """Show how far each estimator is off on points of a profile that it was not shown.
@@ -235,7 +235,7 @@ def from_vidur(files: tuple[Path, ...], device_name: str, out: Path, as_json: bo
 
 @command.command("to-vidur", cls=Verb, short_help="Write a profile in Vidur's layout.")
 @click.argument("folder", type=PATH, metavar="FOLDER")
-@_WHAT.option("--model", required=True, help="Which of the profile's models.")
+@_WHAT.option("--model", required=True, help="One of the profile's models.")
 @_HOW.option("--block-size", type=int, default=16, help="Block size that attention.csv names.  [16]")
 @_OUT.option("--out", required=True, type=PATH, metavar="FOLDER", help="Folder of the layout.")
 def to_vidur(folder: Path, model: str, block_size: int, out: Path) -> None:

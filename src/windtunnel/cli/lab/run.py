@@ -19,17 +19,17 @@ experiment_options = all_of(
     _WHAT("--model", help="A folder with config.json, or a name on huggingface.co."),
     _WHAT("--mode", help="inference_only, nsys, nsys_ncu or torch.  [inference_only]"),
     _WHAT("--engine", help="transformers or vllm.  [transformers]"),
-    _WHAT("--prompt", metavar="TEXT", help="Of every request."),
-    _WHAT("--prompt-tokens", type=int, help="So many random tokens in its place."),
-    _WHAT("--max-tokens", type=int, help="Generated, by every request.  [100]"),
-    _WHAT("--temperature", type=float, help="0: the likeliest token.  [0.7]"),
+    _WHAT("--prompt", metavar="TEXT", help="Prompt of every request."),
+    _WHAT("--prompt-tokens", type=int, help="Random tokens in place of a prompt."),
+    _WHAT("--max-tokens", type=int, help="Tokens that every request generates.  [100]"),
+    _WHAT("--temperature", type=float, help="Sampling temperature; 0 takes the likeliest token.  [0.7]"),
     _WHAT("--batch-size", type=int, help="Requests at once.  [1]"),
     _WHAT("--tensor-parallel-size", type=int, help="Devices (vllm).  [1]"),
     _WHAT("--device", help="cpu or cuda.  [cuda where there is one]"),
-    _WHAT("--name", metavar="TEXT", help="Of its results.  [the model's]"),
-    _WHAT("--seed", type=int, help="Of weights, prompts and sampling.  [0]"),
-    _OUTPUT("--out", type=PATH, default="results", metavar="FOLDER", help="Of all results.  [results]"),
-    _OUTPUT("--set", "settings", multiple=True, metavar="PATH=VALUE", help="Any other field of the file."),
+    _WHAT("--name", metavar="TEXT", help="Name of its results.  [the model's]"),
+    _WHAT("--seed", type=int, help="Seed of weights, prompts and sampling.  [0]"),
+    _OUTPUT("--out", type=PATH, default="results", metavar="FOLDER", help="Folder of all results.  [results]"),
+    _OUTPUT("--set", "settings", multiple=True, metavar="PATH=VALUE", help="Set any other field of the file."),
     _OUTPUT("--json", "as_json", is_flag=True, help="Print JSON."),
 )
 experiment_file = click.argument("experiment", required=False, type=PATH, metavar="[EXPERIMENT.yaml]")
@@ -46,7 +46,7 @@ class VerbOfVllm(Verb):
 @click.command(cls=VerbOfVllm, short_help="Run a real model, alone or profiled.")
 @experiment_file
 @experiment_options
-@_OUTPUT.option("--resume", is_flag=True, help="Take a finished run of the same experiment that is there.")
+@_OUTPUT.option("--resume", is_flag=True, help="Reuse a finished run of the same experiment.")
 def run(
     experiment: Path | None, out: Path, settings: tuple[str, ...], as_json: bool, resume: bool, **options: Any
 ) -> None:
@@ -70,7 +70,7 @@ def run(
     answer(as_json, lambda summary: folder | summary, experiment_report, outcome.summary)
 
 
-@click.command(cls=VerbOfVllm, short_help="Run it at many settings; goes on where it stopped.")
+@click.command(cls=VerbOfVllm, short_help="Run it at many settings; continue where it stopped.")
 @experiment_file
 @experiment_options
 @_SWEEP.option("--parameter-sweep", metavar="TEXT", help='Fields and values: "batch_size:1,2;max_tokens:50,100".')

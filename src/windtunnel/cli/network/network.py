@@ -22,8 +22,10 @@ _SIMAI = Section("With --compat simai --backend analytic")
 class SimaiAnalytical(NamedTuple):
     """Options of SimAI-Analytical."""
 
-    nvlink_busbw: float | None = _SIMAI("--nvlink-busbw", "-nv", metavar="GIB/S", help="Inside a server.  [360]")
-    nic_busbw: float | None = _SIMAI("--nic-busbw", "-nic", metavar="GIB/S", help="Of one NIC.  [48.5]")
+    nvlink_busbw: float | None = _SIMAI(
+        "--nvlink-busbw", "-nv", metavar="GIB/S", help="Bus bandwidth inside a server.  [360]"
+    )
+    nic_busbw: float | None = _SIMAI("--nic-busbw", "-nic", metavar="GIB/S", help="Bus bandwidth of one NIC.  [48.5]")
     nics_per_server: int | None = _SIMAI("--nics-per-server", "-n_p_s", help="[8]")
     gpus_per_server: int | None = _SIMAI("--gpus-per-server", "-g_p_s", help="[8]")
     nic_type: str | None = _SIMAI("--nic-type", "-nic_t", help="cx6, cx7 or bf3, for --nic-busbw.")
@@ -47,9 +49,9 @@ class NetworkRun(NamedTuple):
         "--workload", "-w", help="SimAI's workload. Several share the network, each over and over."
     )
     topology: str | None = _WHAT("--topology", "-n", help="A file, a type with parameters, or a node.")
-    placement: str | None = _WHAT("--placement", help="Of several jobs: packed, or striped server by server.  [packed]")
+    placement: str | None = _WHAT("--placement", help="Several jobs: packed, or striped server by server.  [packed]")
     iterations: int | None = _HOW(
-        "--iterations", type=click.IntRange(min=1), metavar="N", help="Of each of several jobs.  [10]"
+        "--iterations", type=click.IntRange(min=1), metavar="N", help="Iterations of each of several jobs.  [10]"
     )
     network: NetworkOptions = NetworkOptions()
     simai: SimaiAnalytical = SimaiAnalytical()

@@ -41,7 +41,7 @@ def command() -> None:
 @command.command(cls=Verb)
 @_SIZE.option("--type", "-topo", "kind", help="spectrum_x, alibaba_hpn, dcn_plus, nvl, ...")
 @parameter_options
-@_SIZE.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other field of the type.")
+@_SIZE.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set any other field of the type.")
 @_OUT.option("--out", "-o", "out", type=WRITTEN_FILE, help="[its name, here]")
 @_OUT.option("--overwrite", is_flag=True, help="Replace the file.")
 def generate(

@@ -28,7 +28,7 @@ class CalibrateOptions(NamedTuple):
         "--out", metavar="PATH", help="A YAML file, or a folder for one file per engine and device."
     )
     source: str | None = _OUTPUT(
-        "--source", metavar="TEXT", help="What the runs are, for the record.  [the files' names]"
+        "--source", metavar="TEXT", help="Description of the runs, for the record.  [the files' names]"
     )
     as_json: bool = _OUTPUT("--json", help="Print JSON.")
 

@@ -22,7 +22,7 @@ step_options = all_of(
     _STEP("--batch", type=int, help="Requests that decode one token.  [64, or 0 with a prefill]"),
     _STEP("--context", type=int, help="Tokens that each of them attends to.  [2048]"),
     _STEP("--prefill-tokens", type=int, help="Prompt tokens computed in the step.  [0]"),
-    _STEP("--prefill-context", type=int, help="Of that prompt, tokens already cached.  [0]"),
+    _STEP("--prefill-context", type=int, help="Tokens of that prompt that are cached already.  [0]"),
 )
 
 

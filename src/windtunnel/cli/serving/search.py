@@ -30,12 +30,12 @@ class SearchOptions(NamedTuple):
     load: float | None = _WHAT("--load", help="Show how many replicas serve X requests a second.")
     seeds: int | None = _WHAT("--seeds", help="Most streams of requests for the finalists.  [5]")
     executor: str | None = _WHERE("--executor", help="here, threads, processes or ray.  [here]")
-    workers: int | None = _WHERE("--workers", help="Threads or processes.  [one a processor]")
+    workers: int | None = _WHERE("--workers", help="Threads or processes.  [one per processor]")
     address: str | None = _WHERE(
         "--address", metavar="ADDRESS", help="Address of a Ray cluster: auto, or host:port.  [starts one]"
     )
     store: Path | None = _WHERE(
-        "--store", help="Where answers are kept, and found again.  [in the user's cache folder]"
+        "--store", help="File that keeps the answers for later searches.  [in the user's cache folder]"
     )
     no_store: bool = _WHERE("--no-store", help="Keep no answers, and use none.")
     resume: bool = _WHERE("--resume", help="Go on with the search that was interrupted last.")

@@ -30,7 +30,7 @@ _LOAD, _OUTPUT = Section("Load"), Section("Result")
 request_options = all_of(
     _LOAD("--input-tokens", metavar="N|MIN-MAX", help="Prompt tokens of a request."),
     _LOAD("--output-tokens", metavar="N|MIN-MAX", help="Generated tokens of a request."),
-    _LOAD("--concurrency", type=int, help="Most requests under way; alone: a closed loop."),
+    _LOAD("--concurrency", type=int, help="Most requests in flight; alone: a closed loop."),
     _LOAD("--rate", type=float, help="Poisson arrivals a second: an open loop."),
     _LOAD("--num-requests", type=int, help="Requests in all.  [10 a client, or 1000]"),
     _LOAD("--trace", metavar="FILE", help="Recorded requests: CSV, JSONL, Parquet, or a catalog trace."),
@@ -39,7 +39,7 @@ request_options = all_of(
 """Options of the requests that are sent."""
 
 load_options = all_of(
-    SERVED("--replicas", type=int, help="Equal copies.  [1]"),
+    SERVED("--replicas", type=int, help="Equal replicas.  [1]"),
     SERVED("--router", help="round_robin, ..., or your own: module:function."),
     ENGINE(
         "--enable-prefix-caching/--no-enable-prefix-caching",
@@ -51,7 +51,7 @@ load_options = all_of(
 )
 """Options of a load, and of the replicas that share it."""
 
-slo_option = _OUTPUT.option("--slo", metavar="LIMITS", help="For goodput: ttft=2s,tpot=50ms,e2e=30s.")
+slo_option = _OUTPUT.option("--slo", metavar="LIMITS", help="Limits for goodput: ttft=2s,tpot=50ms,e2e=30s.")
 
 
 class RunFiles(NamedTuple):
@@ -66,7 +66,7 @@ class RunFiles(NamedTuple):
     timeline: Path | None = _OUTPUT(
         "--timeline", help="Write a timeline that opens in ui.perfetto.dev: .json or .json.gz."
     )
-    timeline_events: int | None = _OUTPUT("--timeline-events", help="Most events of it.  [200000]")
+    timeline_events: int | None = _OUTPUT("--timeline-events", help="Most events of the timeline.  [200000]")
     vidur_metrics: Path | None = _OUTPUT(
         "--vidur-metrics", help="Write the requests under Vidur's column names, as its request_metrics.csv."
     )

@@ -36,7 +36,7 @@ job_options = all_of(
     _WHAT("--global-batch", type=int, help="Sequences of one step.  [needed]"),
     _WHAT("--micro-batch", type=int, help="Sequences that a rank computes at once.  [1]"),
     _WHAT("--precision", metavar="FORMAT", help="bf16, fp8, fp8_current, mxfp8, nvfp4, ...  [bf16]"),
-    _WHAT("--topology", help="Between nodes: a file, a type, or a node's rails."),
+    _WHAT("--topology", help="Network between nodes: a file, a type, or a node's rails."),
     _WHAT("--backend", help="Collectives between nodes: analytic, flow or packet."),
     _WHAT("--total-tokens", type=float, help="Tokens of the whole run, as 15e12."),
     _SPLIT("--framework", help="megatron, deepspeed, fsdp2 or deepseek.  [megatron]"),

@@ -20,8 +20,8 @@ MAX_TRACES = 1024
 _READ, _WRITE = Section("What is read"), Section("What is written")
 
 workload_options = all_of(
-    _READ("--device", help="What Megatron's or AICB's arguments run on."),
-    _READ("--num-devices", type=int, help="Devices, where the arguments do not say."),
+    _READ("--device", help="Device that Megatron's or AICB's arguments run on."),
+    _READ("--num-devices", type=int, help="Devices, where the arguments do not tell."),
     _READ("--stage", type=int, default=0, help="Pipeline device whose rank is shown.  [0]"),
     _READ("--set", "settings", multiple=True, metavar="PATH=VALUE", help="Set a field of a job's file."),
     _WRITE(
@@ -44,7 +44,7 @@ workload_options = all_of(
         metavar="PATH",
         help="A file, a folder for AICB's own name, or the PREFIX of Chakra traces PREFIX.RANK.et.  [stdout]",
     ),
-    _WRITE("--ranks", metavar="A-B", help="Of Chakra traces, those of these ranks only.  [all]"),
+    _WRITE("--ranks", metavar="A-B", help="Write the Chakra traces of these ranks only.  [all]"),
     _WRITE("--overwrite", is_flag=True, help="Replace a file that is there."),
     json_option,
 )

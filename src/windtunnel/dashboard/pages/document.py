@@ -12,7 +12,7 @@ from windtunnel.metrics.accuracy import Score
 from windtunnel.pricing.table import read_parquet
 from windtunnel.report.calibration.validation import LATENCIES, NAMES, score_cells
 from windtunnel.report.documents import as_text
-from windtunnel.report.lab.experiment import overview_section, steps_section
+from windtunnel.report.lab.experiment import overview_section, steps_section, top_kernel_rows
 from windtunnel.report.render.html import Section, cards, figures, table
 from windtunnel.report.render.plots import Series, equality_figure
 from windtunnel.report.render.tables import number, percent
@@ -116,11 +116,7 @@ def _lab(path: Path, document: Document) -> list[Section]:
     if document["status"] != "done":
         return []
     steps = steps_section(path) if (path / "steps.parquet").is_file() else []
-    kernels = document.get("top_kernels") or []
-    rows = [
-        [kernel["name"], f"{kernel['count']:,}", format_seconds(kernel["total_s"]), f"{kernel['time_percentage']:.1f}%"]
-        for kernel in kernels
-    ]
+    rows = top_kernel_rows(document)
     shown = [Section("Kernels", table(("kernel", "runs", "total", "share"), rows))] if rows else []
     return [overview_section(document), *steps, *shown]
 

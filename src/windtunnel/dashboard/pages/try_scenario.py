@@ -6,20 +6,9 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from windtunnel import catalog
+from windtunnel.dashboard import trial as trials
 from windtunnel.dashboard.frame import Query, View, first, lines, link, problem
 from windtunnel.dashboard.state import Dashboard
-from windtunnel.dashboard.trial import (
-    LABELS,
-    LIMITS,
-    Sweep,
-    Trial,
-    kept,
-    point_of,
-    simulated,
-    sweep_document,
-    swept,
-    trial_of,
-)
 from windtunnel.errors import InputError
 from windtunnel.model.precision import Format
 from windtunnel.report.documents import run_document
@@ -81,7 +70,7 @@ def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
 
 def trial(dashboard: Dashboard, _rest: str, query: Query) -> View:
     """Show the run of the typed scenario."""
-    typed, result = _with(simulated, dashboard, query)
+    typed, result = _with(trials.simulated, dashboard, query)
     sections = summary_sections(result.scenario, run_document(result), result.requests)
     requests, slo = measured(result.requests), typed.scenario.slo
     drawn = [cdf(name, {"requests": requests[f"{name}_s"]}, getattr(slo, f"{name}_s", None)) for name in LATENCIES]
@@ -95,23 +84,23 @@ def trial(dashboard: Dashboard, _rest: str, query: Query) -> View:
 
 def trial_document(dashboard: Dashboard, _rest: str, query: Query) -> Any:
     """Return what `windtunnel simulate --json` prints of the typed scenario."""
-    return run_document(_with(simulated, dashboard, query)[1])
+    return run_document(_with(trials.simulated, dashboard, query)[1])
 
 
 def sweep(dashboard: Dashboard, _rest: str, query: Query) -> View:
     """Show the typed scenario over its load."""
-    typed, loads = _with(swept, dashboard, query)
+    typed, loads = _with(trials.swept, dashboard, query)
     return View("Over the load", [Section("Capacity", sweep_body(loads))], lead=_notes(typed))
 
 
 def sweep_data(dashboard: Dashboard, _rest: str, query: Query) -> Any:
     """Document the typed scenario over its load."""
-    return sweep_document(_with(swept, dashboard, query)[1])
+    return trials.sweep_document(_with(trials.swept, dashboard, query)[1])
 
 
-def _with(run: Callable[[Scenario], Answer], dashboard: Dashboard, query: Query) -> tuple[Trial, Answer]:
+def _with(run: Callable[[Scenario], Answer], dashboard: Dashboard, query: Query) -> tuple[trials.Trial, Answer]:
     """Return the typed scenario and what `run` makes of it; one at a time."""
-    typed = trial_of(query, dashboard.results.folder)
+    typed = trials.trial_of(query, dashboard.results.folder)
     with dashboard.running:
         return typed, run(typed.scenario)
 
@@ -119,26 +108,26 @@ def _with(run: Callable[[Scenario], Answer], dashboard: Dashboard, query: Query)
 def save(dashboard: Dashboard, _rest: str, query: Query) -> View:
     """Save the typed scenario, or its run, below the folder."""
     with dashboard.running:
-        name = kept(query, dashboard.results.folder)
+        name = trials.kept(query, dashboard.results.folder)
     where = link("run", name) if first(query, "what") == "run" else ""
     shown = f'<a href="{where}">{escape(name)}</a>' if where else escape(name)
     return View("Saved", lead=f"<p>Written: {shown}</p>")
 
 
-def _notes(typed: Trial) -> str:
+def _notes(typed: trials.Trial) -> str:
     return "".join(problem(remark, None) for remark in typed.remarks)
 
 
 # ---------------------------------------------------------------------------------------------------------------- sweep
 
 
-def sweep_body(swept_load: Sweep) -> str:
+def sweep_body(swept_load: trials.Sweep) -> str:
     """Return the capacity, curves of latency and output over the load with the limits, and the same as a table."""
-    points = [point_of(one) for one in swept_load.probes]
+    points = [trials.point_of(probe) for probe in swept_load.probes]
     capacities = swept_load.capacities
     unit = "concurrent requests" if capacities.is_closed else "requests/s"
-    one = capacities.streams[0]
-    limited = "all that is sent" if one.beyond is None else limit_name(one.beyond.limited_by)
+    sustained = capacities.found[0]
+    limited = "all that is sent" if sustained.beyond is None else limit_name(sustained.beyond.limited_by)
     shown = [(number(capacities.load), f"{unit} sustained"), (limited, "limited by")]
     limits = {limit.metric: limit.most_s for limit in capacities.limits}
     drawn = [
@@ -174,8 +163,8 @@ def _over_load(
     series = []
     for statistic in ("p50", "p99"):
         curve = [(point["load"], point[f"{name}_{statistic}_s"] * scale) for point in points]
-        kept = _below(curve, highest)
-        series.append(Series(statistic, [load for load, _ in kept], [value for _, value in kept], "line"))
+        shown = _below(curve, highest)
+        series.append(Series(statistic, [load for load, _ in shown], [value for _, value in shown], "line"))
     if limit_s is not None:
         ends = [points[0]["load"], points[-1]["load"]]
         series.append(Series("limit", ends, [limit_s * scale] * 2, "dashes", colour="#b3261e"))
@@ -187,13 +176,13 @@ def _over_load(
 
 def _below(curve: Sequence[tuple[float, float]], highest: float) -> list[tuple[float, float]]:
     """Return the curve up to its first crossing of `highest`."""
-    kept = [curve[0]]
+    shown = [curve[0]]
     for (x0, y0), (x1, y1) in pairwise(curve):
         if y1 > highest:
             share = (highest - y0) / (y1 - y0) if y1 > y0 else 0.0
-            return [*kept, (x0 + share * (x1 - x0), highest)]
-        kept.append((x1, y1))
-    return kept
+            return [*shown, (x0 + share * (x1 - x0), highest)]
+        shown.append((x1, y1))
+    return shown
 
 
 # ----------------------------------------------------------------------------------------------------------------- form
@@ -203,7 +192,7 @@ def _form(given: dict[str, str]) -> str:
     groups = "".join(
         _fieldset(title, "".join(_field(name, given) for name in names)) for title, names in GROUPS.items()
     )
-    limits = "".join(_input(name, label, given, 'size="6" placeholder="none"') for name, label in LIMITS.items())
+    limits = "".join(_input(name, label, given, 'size="6" placeholder="none"') for name, label in trials.LIMITS.items())
     return "".join(
         [
             _pasted(given.get("text", "")),
@@ -268,8 +257,8 @@ def _load(given: dict[str, str]) -> str:
 def _field(name: str, given: dict[str, str]) -> str:
     if name == "enable_prefix_caching":
         options = {"": "the engine's", "true": "on", "false": "off"}
-        return _select(name, LABELS[name], options, given.get(name, ""))
+        return _select(name, trials.LABELS[name], options, given.get(name, ""))
     known = LISTS.get(name, "formats" if name in ("quant", "kv_cache_dtype") else "")
     listed = f'list="{known}"' if known else ""
     size = 24 if name in WIDE else 9 if known or name.endswith("tokens") or "_" in name else 5
-    return _input(name, LABELS[name], given, f'size="{size}" {listed}')
+    return _input(name, trials.LABELS[name], given, f'size="{size}" {listed}')

@@ -190,15 +190,15 @@ def validation_page(
     metrics = measured_metrics(done + drafting)
     overall = [(name, score([run.error(name) for run in done])) for name in metrics]
     facts = [(f"{len(done) + len(drafting):,} of {len(predictions):,}", "runs predicted")]
-    facts += [(f"{found.median:.1%}", f"median error, {NAMES[name]}") for name, found in overall if found]
+    facts += [(f"{summary.median:.1%}", f"median error, {NAMES[name]}") for name, summary in overall if summary]
     facts += [(f"{covered(done, n):.0%}", f"within 80% interval, {NAMES[n]}") for n in metrics if _intervals(done, n)]
     sections = [
         Section("Predicted against measured", figures(_scatter(done, name) for name in metrics if name in LATENCIES)),
         Section("Errors", figures(_distribution(done, name) for name in metrics)),
         *(
-            Section(f"By {group}", _group_table(found, metrics))
+            Section(f"By {group}", _group_table(members, metrics))
             for group in GROUPS
-            if len(found := by_label(done, group)) > 1
+            if len(members := by_label(done, group)) > 1
         ),
         *([Section("Apart", _group_table({DRAFTING: drafting}, metrics))] if drafting else []),
         Section(

@@ -10,20 +10,9 @@ from rich.console import RenderableType
 
 from windtunnel.errors import InputError
 from windtunnel.files import write_text
+from windtunnel.formats.captures import kernel_time
 from windtunnel.formats.captures.capture import CLASSES, Capture, within
 from windtunnel.formats.captures.kernel_names import short_name
-from windtunnel.formats.captures.kernel_time import (
-    NameStatistics,
-    call_time,
-    class_time,
-    copy_bytes,
-    copy_time,
-    device_time,
-    host_range_time,
-    kernel_table,
-    launch_times,
-    range_time,
-)
 from windtunnel.formats.captures.read import read_capture
 from windtunnel.formats.captures.step_names import MEASURED
 from windtunnel.hardware import Device
@@ -46,12 +35,13 @@ PAGES = "visualization"
 def experiment_report(summary: Mapping[str, Any]) -> list[RenderableType]:
     """Return the tables of a finished run: model, latency and throughput, and under a profiler its kernels."""
     metrics = summary["metrics"]
+    tokens = f"{metrics['input_tokens']:,} tokens in, {metrics['output_tokens']:,} out"
     parts: list[RenderableType] = [
         title(f"{summary['model']}, {summary['mode']}"),
         grid(
             [
                 ("engine", f"{metrics['engine']} on {metrics['device']}, {metrics['dtype']}"),
-                ("requests", _requests_line(metrics)),
+                ("requests", f"{metrics['num_requests']:,} at once, {tokens}"),
                 *_latency_rows(metrics),
                 ("memory", f"{format_bytes(metrics['peak_memory_bytes'])} at most"),
             ]
@@ -59,23 +49,23 @@ def experiment_report(summary: Mapping[str, Any]) -> list[RenderableType]:
     ]
     if summary.get("top_kernels"):
         parts += ["", title(f"Where the time goes, by {summary['tool']}"), bars(_shares(summary["seconds_by_class"]))]
-        rows = [
-            [
-                short_name(kernel["name"]),
-                f"{kernel['count']:,}",
-                format_seconds(kernel["total_s"]),
-                f"{kernel['time_percentage']:.1f}%",
-            ]
-            for kernel in summary["top_kernels"]
-        ]
+        rows = [[short_name(name), *cells] for name, *cells in top_kernel_rows(summary)]
         parts += ["", columns(("kernel", "runs", "total", "share"), rows)]
     parts += [f"note: {note}" for note in summary.get("notes", ())]
     return parts
 
 
-def _requests_line(metrics: Mapping[str, Any]) -> str:
-    tokens = f"{metrics['input_tokens']:,} tokens in, {metrics['output_tokens']:,} out"
-    return f"{metrics['num_requests']:,} at once, {tokens}"
+def top_kernel_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+    """Return name, runs, total time and share of the kernels that take longest."""
+    return [
+        [
+            kernel["name"],
+            f"{kernel['count']:,}",
+            format_seconds(kernel["total_s"]),
+            f"{kernel['time_percentage']:.1f}%",
+        ]
+        for kernel in summary.get("top_kernels") or []
+    ]
 
 
 def _latency_rows(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -95,11 +85,11 @@ def capture_report(capture: Capture) -> list[RenderableType]:
     """Return the tables of any profiler's file: kernels, calls, copies, the device's time, and notes."""
     parts: list[RenderableType] = [title(f"{capture.tool}: {len(capture.kernels):,} kernels and copies")]
     parts += [grid(_device_rows(capture))] if capture.is_timeline and len(capture.kernels) else []
-    parts += ["", bars(_shares(class_time(capture))), ""]
-    kernels = kernel_table(capture)
+    parts += ["", bars(_shares(kernel_time.class_time(capture))), ""]
+    kernels = kernel_time.kernel_table(capture)
     rows = [_kernel_cells(capture, kernels, place) for place in range(min(len(kernels), MOST_BARS))]
     parts.append(columns(*_without_empty(_KERNEL_HEADERS, rows), left=2))
-    for name, statistics in (("API call", call_time(capture)), ("copy", copy_time(capture))):
+    for name, statistics in (("API call", kernel_time.call_time(capture)), ("copy", kernel_time.copy_time(capture))):
         if len(statistics):
             rows = _statistics_rows(capture, statistics)[:MOST_BARS]
             parts += ["", columns((name, "number", "total", "share", "median", "most"), rows)]
@@ -116,7 +106,7 @@ def _without_empty(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> tup
 
 
 def _device_rows(capture: Capture) -> Iterator[tuple[str, str]]:
-    for device, use in device_time(capture).items():
+    for device, use in kernel_time.device_time(capture).items():
         name = f"{capture.devices[device]}, " if device in capture.devices else ""
         yield (
             f"device {device}" if device >= 0 else "processor",
@@ -132,7 +122,7 @@ def _device_rows(capture: Capture) -> Iterator[tuple[str, str]]:
                 "communication",
                 f"{format_seconds(use.communication_s)}, {percent(use.overlap_fraction)} beside computation",
             )
-    launches = launch_times(capture)
+    launches = kernel_time.launch_times(capture)
     if len(launches.latency_s):
         yield "launch", f"{format_seconds(float(np.median(launches.latency_s)))} from call to kernel, median"
 
@@ -157,7 +147,7 @@ def _si(value: float, unit: str) -> str:
     return format_si(float(value), unit) if np.isfinite(value) else ""
 
 
-def _statistics_rows(capture: Capture, statistics: NameStatistics) -> list[list[str]]:
+def _statistics_rows(capture: Capture, statistics: kernel_time.NameStatistics) -> list[list[str]]:
     return [
         [
             capture.names[statistics.names[place]],
@@ -266,7 +256,7 @@ def steps_section(folder: Path) -> list[Section]:
 
 def capture_figures(capture: Capture) -> dict[str, str]:
     """Draw time by kernel, by class and by API call, as far as the capture has them: name -> SVG."""
-    kernels = kernel_table(capture)
+    kernels = kernel_time.kernel_table(capture)
     drawn = {}
     if len(kernels):
         top = range(min(len(kernels), MOST_BARS))
@@ -274,14 +264,14 @@ def capture_figures(capture: Capture) -> dict[str, str]:
         milliseconds = [float(kernels["total_s"][place]) * 1e3 for place in top]
         colours = [_class_colour(int(kernels["kernel_class"][place])) for place in top]
         drawn["kernel_time"] = bar_chart(labels, milliseconds, Axis("time (ms)"), colours)
-        by_class = class_time(capture)
+        by_class = kernel_time.class_time(capture)
         drawn["classes"] = bar_chart(
             [name.replace("_", " ") for name in by_class],
             [seconds * 1e3 for seconds in by_class.values()],
             Axis("time (ms)"),
             [_class_colour(CLASSES.index(name)) for name in by_class],
         )
-    calls = call_time(capture)
+    calls = kernel_time.call_time(capture)
     if len(calls):
         labels = [capture.names[code] for code in calls.names[:MOST_BARS]]
         drawn["cuda_api"] = bar_chart(labels, (calls.total[:MOST_BARS] * 1e3).tolist(), Axis("time (ms)"))
@@ -301,7 +291,7 @@ def capture_sections(capture: Capture, drawn: Mapping[str, str], device: Device 
     sections += _roofline(capture, device)
     sections.append(Section("Kernels", _kernel_page_table(capture)))
     headers = ("name", "number", "total (ms)", "share (%)", "median (us)", "most (us)")
-    for name, statistics in (("API calls", call_time(capture)), ("Copies", copy_time(capture))):
+    for name, statistics in (("API calls", kernel_time.call_time(capture)), ("Copies", kernel_time.copy_time(capture))):
         if len(statistics):
             moved = _moved(capture) if name == "Copies" else ""
             sections.append(Section(name, moved + table(headers, _statistics_cells(capture, statistics)[:MOST_ROWS])))
@@ -310,7 +300,7 @@ def capture_sections(capture: Capture, drawn: Mapping[str, str], device: Device 
 
 def _kernel_page_table(capture: Capture) -> str:
     """Return the kernel table in fixed units, so that its columns sort."""
-    kernels = kernel_table(capture)
+    kernels = kernel_time.kernel_table(capture)
     headers = ("kernel", "class", "runs", "total (ms)", "share (%)", "median (us)", "stream", "grid", "block")
     rates = ("TFLOP/s", "GB/s", "occupancy (%)", "compute (% of peak)", "memory (% of peak)")
     scales = {"flops_per_s": 1e-12, "bytes_per_s": 1e-9}
@@ -348,7 +338,7 @@ def _whole(value: int) -> str:
     return "" if value < 0 else str(value)
 
 
-def _statistics_cells(capture: Capture, statistics: NameStatistics) -> list[list[str]]:
+def _statistics_cells(capture: Capture, statistics: kernel_time.NameStatistics) -> list[list[str]]:
     return [
         [
             capture.names[statistics.names[place]],
@@ -382,23 +372,23 @@ def _device_table(capture: Capture) -> str:
             format_seconds(use.communication_s),
             percent(use.overlap_fraction) if use.communication_s else "",
         )
-        for device, use in device_time(capture).items()
+        for device, use in kernel_time.device_time(capture).items()
     ]
     headers = ("device", "span", "busy", "gaps", "longest gap", "communication", "beside computation")
     return table(headers, rows) if rows else ""
 
 
 def _moved(capture: Capture) -> str:
-    moved = copy_bytes(capture)
+    moved = kernel_time.copy_bytes(capture)
     pairs = zip(moved.names, moved.total.tolist(), strict=True)
     parts = (f"{capture.names[code]} {format_bytes(total)}" for code, total in pairs)
     return paragraph(f"Moved: {', '.join(parts)}.")
 
 
 def _ranges(capture: Capture) -> list[Section]:
-    ranges = range_time(capture)
+    ranges = kernel_time.range_time(capture)
     if not len(ranges.names):
-        hosts = host_range_time(capture)
+        hosts = kernel_time.host_range_time(capture)
         headers = ("range", "number", "total (ms)", "share (%)", "median (us)", "most (us)")
         shown = table(headers, _statistics_cells(capture, hosts)[:MOST_ROWS])
         return [Section("Ranges, on the host", shown)] if len(hosts) else []

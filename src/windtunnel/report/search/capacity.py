@@ -12,7 +12,7 @@ from windtunnel.report.version import version
 from windtunnel.schema import encode
 from windtunnel.search.capacity.capacity import Capacities
 from windtunnel.search.capacity.limits import METRICS
-from windtunnel.search.capacity.probe import LEAST_STREAM, MOST_GROWTH, growth
+from windtunnel.search.capacity.probe import LEAST_STREAM, MOST_GROWTH, Served, growth
 from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.units import format_count, format_seconds
 
@@ -52,16 +52,22 @@ def capacity_report(capacities: Capacities) -> list[RenderableType]:
         ("limited by", beyond),
         ("streams", f"{streams}; {tried}{apart}"),
     ]
-    served_at = first.at.served
-    lines = [
-        [METRICS[name], *(format_seconds(float(value)) for value in np.percentile(served_at.values(name), POINTS))]
-        for name in ("ttft", "tpot", "e2e", "queueing")
-        if served_at.values(name).size
-    ]
+    latencies = _latencies(first.at.served)
+    lines = [[METRICS[name], *map(format_seconds, values.values())] for name, values in latencies.items()]
     table = columns((f"at {_load(capacities, first.load)} {unit}", *(f"p{point}" for point in POINTS)), lines)
-    times = served_at.stream_over_e2e
+    times = first.at.served.stream_over_e2e
     short = [] if capacities.is_closed or times >= LEAST_STREAM else ["", f"Too short to tell: {burst_text(times)}."]
     return [*parts, grid(rows), "", table, *short]
+
+
+def _latencies(served: Served) -> dict[str, dict[str, float]]:
+    """Return the percentiles of each latency that the requests have, in seconds."""
+    known = {name: served.values(name) for name in ("ttft", "tpot", "e2e", "queueing")}
+    return {
+        name: {f"p{point}": float(np.percentile(values, point)) for point in POINTS}
+        for name, values in known.items()
+        if values.size
+    }
 
 
 def _load(capacities: Capacities, load: float) -> str:
@@ -72,13 +78,7 @@ def capacity_document(capacities: Capacities) -> dict[str, Any]:
     """Document a capacity."""
     first = capacities.streams[0]
     served = None if first.at is None else first.at.served
-    latencies: dict[str, dict[str, float]] = {}
-    for name in () if served is None else ("ttft", "tpot", "e2e", "queueing"):
-        assert served is not None
-        values = served.values(name)
-        if values.size:
-            points = np.percentile(values, POINTS)
-            latencies[f"{name}_s"] = {f"p{point}": float(value) for point, value in zip(POINTS, points, strict=True)}
+    latencies = {} if served is None else _latencies(served)
     return {
         "windtunnel": version(),
         "scenario": encode(capacities.scenario),
@@ -89,7 +89,7 @@ def capacity_document(capacities: Capacities) -> dict[str, Any]:
         "confidence": CONFIDENCE,
         "by_stream": [stream.load for stream in capacities.streams],
         "limited_by": None if first.beyond is None else first.beyond.limited_by,
-        "latencies": latencies,
+        "latencies": {f"{name}_s": values for name, values in latencies.items()},
         "stream_over_e2e": None if served is None else served.stream_over_e2e,
         "queue_growth": None if served is None else growth(served),
         "num_runs": sum(stream.num_runs for stream in capacities.streams),

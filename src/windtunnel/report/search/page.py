@@ -15,29 +15,7 @@ from windtunnel.formats.megatron.write import megatron_script
 from windtunnel.report.documents import as_text
 from windtunnel.report.render.html import Cell, Section, cards, page, paragraph, table
 from windtunnel.report.render.tables import number, percent
-from windtunnel.report.search.study import (
-    FIGURE_TITLES,
-    JOB_FIGURES,
-    SearchReport,
-    bound_text,
-    figure_text,
-    figure_title,
-    fleet_rows,
-    frontier_rows,
-    limit_name,
-    limit_text,
-    limits_text,
-    names_of_frontier,
-    nothing_holds_text,
-    objective_text,
-    step_text,
-    streams_text,
-    study_document,
-    sureness_texts,
-    why_rows,
-    worth_text,
-    worth_title,
-)
+from windtunnel.report.search import study as words
 from windtunnel.search.answers import frontier, job_of, scenario_of, worths
 from windtunnel.search.capacity.limits import METRICS, limits_from
 from windtunnel.search.evaluation.schema import Evaluation
@@ -98,7 +76,7 @@ SHOWN_FIGURES = (
 """Columns of the best points' table."""
 
 
-def search_page(report: SearchReport) -> str:
+def search_page(report: words.SearchReport) -> str:
     """Return the page of a search."""
     study = report.study
     space = study.space
@@ -116,7 +94,7 @@ def search_page(report: SearchReport) -> str:
 def space_line(space: Space) -> str:
     """Return the number of points, the limits and the objective in a line."""
     points = format_count(space.num_points, "point")
-    return f"{points}. Limits: {limits_text(space)}. Sought: {objective_text(space.objective)}."
+    return f"{points}. Limits: {words.limits_text(space)}. Sought: {words.objective_text(space.objective)}."
 
 
 def found_sections(study: Study, outcome: SearchOutcome, best: str) -> list[Section]:
@@ -135,20 +113,20 @@ def _named(outcome: SearchOutcome, heading: str) -> str:
     return heading if outcome.workload is None else f"{outcome.workload}: {heading[:1].lower()}{heading[1:]}"
 
 
-def _best(report: SearchReport, place: int, outcome: SearchOutcome) -> str:
+def _best(report: words.SearchReport, place: int, outcome: Found) -> str:
     study = report.study
     if not outcome.ranking:
-        return paragraph(nothing_holds_text(study.space))
+        return paragraph(words.nothing_holds_text(study.space))
     if study.space.is_training:
         return _best_jobs(report, outcome)
     index, result = report.why[place][0]
     best = outcome.mean(index)
     facts = [
         (number(best.load), "requests/s sustained"),
-        *((figure_text(best, name), FIGURE_TITLES[name]) for name in ("requests_per_usd", "usd_per_hour")),
-        (bound_text(result), "bounds the best point"),
+        *((words.figure_text(best, name), words.FIGURE_TITLES[name]) for name in ("requests_per_usd", "usd_per_hour")),
+        (words.bound_text(result), "bounds the best point"),
     ]
-    remark = limit_text(best.limited_by, limits_from(study.space.limits))
+    remark = words.limit_text(best.limited_by, limits_from(study.space.limits))
     remark = f"Of the first: {remark}. Figures are means over the streams of requests that a point met."
     scenario = scenario_of(study, outcome, index)
     fleets = report.fleets[place] if report.fleets else []
@@ -158,55 +136,46 @@ def _best(report: SearchReport, place: int, outcome: SearchOutcome) -> str:
             f"<pre>{escape(launch_script(scenario, _versions(scenario)))}</pre>",
             paragraph(remark),
             best_table(study, outcome, report.top),
-            *map(paragraph, sureness_texts(study, outcome)),
-            table(*why_rows(report.why[place]), left=3),
-            table(*fleet_rows(report, fleets)) if fleets else "",
+            *map(paragraph, words.sureness_texts(study, outcome)),
+            table(*words.why_rows(report.why[place]), left=3),
+            table(*words.fleet_rows(report, fleets)) if fleets else "",
         ]
     )
 
 
 def best_table(study: Study, outcome: SearchOutcome, top: int) -> str:
     """Return the table of the best points with their figures."""
-    heads = ("point", "load", *map(figure_title, SHOWN_FIGURES), "limited by")
+    heads = ("point", "load", *map(words.figure_title, SHOWN_FIGURES), "limited by")
     rows: list[tuple[str | Cell, ...]] = []
     for index in outcome.ranking[:top]:
         mean = outcome.mean(index)
-        rows.append(
-            (
-                study.point(index).title,
-                number(mean.load),
-                *(figure_cell(mean, name) for name in SHOWN_FIGURES),
-                limit_name(mean.limited_by),
-            )
-        )
+        cells = (figure_cell(mean, name) for name in SHOWN_FIGURES)
+        rows.append((study.point(index).title, number(mean.load), *cells, words.limit_name(mean.limited_by)))
     return table(heads, rows)
 
 
 def figure_cell(evaluation: Evaluation, name: str) -> Cell:
     """Return a figure with its unit, sorted by its value."""
-    return Cell(figure_text(evaluation, name), evaluation.figures.get(name))
+    return Cell(words.figure_text(evaluation, name), evaluation.figures.get(name))
 
 
-def _best_jobs(report: SearchReport, outcome: SearchOutcome) -> str:
+def _best_jobs(report: words.SearchReport, outcome: Found) -> str:
     study = report.study
-    names = [name for name in JOB_FIGURES if name in outcome.evaluations[outcome.ranking[0]].figures]
+    names = [name for name in words.JOB_FIGURES if name in outcome.evaluations[outcome.ranking[0]].figures]
     rows: list[tuple[str | Cell, ...]] = [
         (study.point(index).title, *(figure_cell(outcome.evaluations[index], name) for name in names))
         for index in outcome.ranking[: report.top]
     ]
     best = outcome.evaluations[outcome.ranking[0]]
     shown = ("step_s", "tokens_per_s_per_device", "mfu", "memory_fraction")
-    facts = [(figure_text(best, name), figure_title(name)) for name in shown]
+    facts = [(words.figure_text(best, name), words.figure_title(name)) for name in shown]
     why = [
-        (str(rank), step_text(result))
+        (str(rank), words.step_text(result))
         for rank, (_, result) in enumerate(report.why[0], start=1)
         if isinstance(result, TrainingResult)
     ]
-    return (
-        cards(facts)
-        + table(("point", *map(figure_title, names)), rows)
-        + table(("rank", "a step goes to"), why, left=2)
-    )
+    points = table(("point", *map(words.figure_title, names)), rows)
+    return cards(facts) + points + table(("rank", "a step goes to"), why, left=2)
 
 
 def _plot(study: Study, outcome: SearchOutcome) -> str:
@@ -216,7 +185,7 @@ def _plot(study: Study, outcome: SearchOutcome) -> str:
     names = list(study.space.vary) or ["scenario"]
     points = [study.point(index).choice for index in indices]
     means = [outcome.mean(index).figures for index in indices]
-    x, y = reversed(names_of_frontier(study, outcome))
+    x, y = reversed(words.names_of_frontier(study, outcome))
     data = {
         "figures": [plot_title(name) for name in figures],
         "more": [is_more_better(name) for name in figures],
@@ -245,24 +214,24 @@ def _streams(outcome: SearchOutcome) -> str:
     if outcome.num_streams < 2:
         return ""
     return (
-        f"Filled dots are the {streams_text(outcome)} of requests, with the 90% confidence interval of the mean; rings "
-        "met the first stream alone, and the line leaves them out."
+        f"Filled dots are the {words.streams_text(outcome)} of requests, with the 90% confidence interval of the mean; "
+        "rings met the first stream alone, and the line leaves them out."
     )
 
 
 def plot_title(name: str) -> str:
     """Return a figure's name on an axis."""
     is_time = name.partition("_")[0] in METRICS or (name.endswith("_s") and not name.endswith("_per_s"))
-    return f"{figure_title(name)} [s]" if is_time else figure_title(name)
+    return f"{words.figure_title(name)} [s]" if is_time else words.figure_title(name)
 
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def _frontier(study: Study, outcome: SearchOutcome) -> str:
-    names = names_of_frontier(study, outcome)
-    heads, rows = frontier_rows(study, outcome)
+def _frontier(study: Study, outcome: Found) -> str:
+    names = words.names_of_frontier(study, outcome)
+    heads, rows = words.frontier_rows(study, outcome)
     cells: list[tuple[str | Cell, ...]] = [
         (title, *(Cell(text, outcome.mean(index).figures.get(name)) for text, name in zip(texts, names, strict=True)))
         for index, (title, *texts) in zip(frontier(outcome, names), rows, strict=True)
@@ -275,13 +244,13 @@ def _effects(study: Study, outcome: SearchOutcome) -> str:
     rows = []
     for name, shares in worths(study.space, outcome).items():
         for value, worth in shares.items():
-            text = worth_text(worth) if worth.share else "none meets the limits"
+            text = words.worth_text(worth) if worth.share else "none meets the limits"
             rows.append((name.rpartition(".")[2], value, Cell(text, worth.share, bar=worth.share)))
-    lead = paragraph(f"{worth_title(study.space, outcome)}.")
+    lead = paragraph(f"{words.worth_title(study.space, outcome)}.")
     return lead + table(("setting", "value", "worth"), rows, left=2)
 
 
-def write_study(report: SearchReport, folder: Path) -> None:
+def write_study(report: words.SearchReport, folder: Path) -> None:
     """Write a study to `folder`: every point as Parquet, the document, the page, and each workload's winner to run.
 
     Raises:
@@ -290,7 +259,7 @@ def write_study(report: SearchReport, folder: Path) -> None:
     study = report.study
     with new_files(folder) as draft:
         _write_points(study, draft / "points.parquet")
-        (draft / "search.json").write_text(as_text(study_document(report)) + "\n", encoding="utf-8")
+        (draft / "search.json").write_text(as_text(words.study_document(report)) + "\n", encoding="utf-8")
         (draft / "search.html").write_text(search_page(report), encoding="utf-8")
         for outcome in study.outcomes:
             if outcome.ranking and study.space.is_training:

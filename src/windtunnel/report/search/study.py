@@ -120,30 +120,21 @@ def _workload_parts(report: SearchReport, place: int, outcome: SearchOutcome) ->
 
 def top_table(study: Study, outcome: SearchOutcome, top: int) -> RenderableType:
     """Return the table of the best points by rank; their settings are listed apart, to fit a terminal."""
-    metric = latency_names(study)
-    heads = [
-        "",
-        load_title(study),
-        "at least",
-        *(FIGURE_TITLES[name] for name in figure_names(study)),
-        *map(limit_name, metric),
-        "limit",
-    ]
+    figures, latencies = figure_names(study), latency_names(study)
+    titles = (*(FIGURE_TITLES[name] for name in figures), *map(limit_name, latencies))
     rows = []
     for rank, index in enumerate(outcome.ranking[:top], start=1):
-        evaluation = outcome.evaluations[index]
         bound, mean = lower_bound([run.load for run in outcome.runs(index)]), outcome.mean(index)
         rows.append(
             [
                 str(rank),
                 number(mean.load),
                 "" if bound is None else number(max(bound, 0.0)),
-                *(figure_text(mean, name) for name in figure_names(study)),
-                *(figure_text(mean, name) for name in metric),
-                limit_name(evaluation.limited_by),
+                *(figure_text(mean, name) for name in (*figures, *latencies)),
+                limit_name(outcome.evaluations[index].limited_by),
             ]
         )
-    return columns(heads, rows)
+    return columns(("", load_title(study), "at least", *titles, "limit"), rows)
 
 
 def jobs_table(study: Study, outcome: SearchOutcome, top: int) -> RenderableType:

@@ -11,19 +11,8 @@ from windtunnel.report.documents import run_document
 from windtunnel.report.render.html import Section, cards, facts, figures, page, table
 from windtunnel.report.render.plots import Axis, bar_chart
 from windtunnel.report.render.tables import number, percent, span_text
+from windtunnel.report.serving import run as run_tables
 from windtunnel.report.serving.curves import LATENCIES, cdf, curves_over_time, measured
-from windtunnel.report.serving.run import (
-    LATENCY_HEADS,
-    POOL_HEADS,
-    TENANT_HEADS,
-    deployment_lines,
-    latency_rows,
-    overload_rows,
-    pool_rows,
-    resource_rows,
-    tenant_rows,
-    throughput_rows,
-)
 from windtunnel.report.serving.setup import load_line, model_line, provenance_rows
 from windtunnel.schema import decode
 from windtunnel.serving.over_time import over_time
@@ -38,7 +27,7 @@ MOST_SOURCES = 12
 def run_page(result: Result) -> str:
     """Return a run as one HTML page that needs no network."""
     scenario, document = result.scenario, run_document(result)
-    lead = "; ".join([*deployment_lines(result), load_line(scenario)])
+    lead = "; ".join([*run_tables.deployment_lines(result), load_line(scenario)])
     return page(model_line(result.setup), lead, run_sections(scenario, document, result.requests, over_time(result)))
 
 
@@ -66,17 +55,19 @@ def summary_sections(scenario: Scenario, document: Mapping[str, Any], requests: 
     """Return the sections of a simulation's document: summary, bounds, and sources of its times."""
     summary = decode(document["summary"], Summary)
     memory = MemoryPlan(**{name: value for name, value in document["memory"].items() if name != "kv_tokens"})
-    latencies = table((*LATENCY_HEADS, "80% of means"), _with_intervals(latency_rows(summary), document))
-    rows = throughput_rows(summary, scenario.slo)
+    latencies = table(
+        (*run_tables.LATENCY_HEADS, "80% of means"), _with_intervals(run_tables.latency_rows(summary), document)
+    )
+    rows = run_tables.throughput_rows(summary, scenario.slo)
     if requests is not None:
-        rows += overload_rows(scenario, requests)
-    rows += resource_rows(scenario, summary, memory)
+        rows += run_tables.overload_rows(scenario, requests)
+    rows += run_tables.resource_rows(scenario, summary, memory)
     beside = f'<div class="row">{latencies}{facts([*rows, *_sureness(document)])}</div>'
     parts = [cards(headline(summary, document)), beside]
     if summary.tenants:
-        parts.append(table(TENANT_HEADS, tenant_rows(summary)))
+        parts.append(table(run_tables.TENANT_HEADS, run_tables.tenant_rows(summary)))
     if summary.pools:
-        parts.append(table(POOL_HEADS, pool_rows(summary), left=2))
+        parts.append(table(run_tables.POOL_HEADS, run_tables.pool_rows(summary), left=2))
     return [Section("Summary", "\n".join(parts)), _bound(summary, document), _provenance(document)]
 
 

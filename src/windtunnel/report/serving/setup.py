@@ -48,10 +48,10 @@ def deployment_text(deployment: Deployment) -> str:
     return f"{copies}{parallelism.num_devices} x {deployment.device}{split_text(parallelism)}; {served_by}"
 
 
-def _replicas_text(fewest: int, most: int) -> str:
-    if most <= 1:
+def _replicas_text(fewest: int, largest: int) -> str:
+    if largest <= 1:
         return ""
-    return f"{fewest} to {most} replicas of " if most > fewest else f"{fewest} replicas of "
+    return f"{fewest} to {largest} replicas of " if largest > fewest else f"{fewest} replicas of "
 
 
 def split_text(parallelism: Parallelism) -> str:

@@ -78,12 +78,10 @@ def _rate_rows(result: TrainingResult) -> list[tuple[str, str]]:
     per_device = format_si(result.flops_per_s_per_device, "FLOP/s")
     expected = step_interval(result)
     bounds = f"{format_seconds(expected.low)} to {format_seconds(expected.high)}"
+    rate = f"{number(result.tokens_per_s)} tokens/s; {number(result.tokens_per_s_per_device)} per device"
     return [
         ("step", f"{format_seconds(result.step_s)}; 80% interval {bounds}"),
-        (
-            "throughput",
-            f"{number(result.tokens_per_s)} tokens/s; {number(result.tokens_per_s_per_device)} per device",
-        ),
+        ("throughput", rate),
         ("rate", f"{per_device} per device; MFU {percent(result.mfu)}, HFU {percent(result.hfu)}"),
         ("bubble", f"{percent(result.bubble_fraction)} of the pipeline's time, mean over its devices"),
     ]
