@@ -16,9 +16,9 @@ from windtunnel.report.lab.comparison import (
     compare_run,
     compare_steps,
     comparison_document,
+    comparison_page,
     comparison_report,
     request_columns,
-    write_comparison_page,
 )
 from windtunnel.report.render.tables import show
 from windtunnel.report.serving.files import write_run
@@ -92,8 +92,7 @@ def test_a_real_trace_stands_beside_the_simulated_steps(
     columns = request_columns(tmp_path / "run" / "requests.parquet")
     found = compare_run(tmp_path / "run", columns, resolve(wanted))
     found = type(found)(found.run, found.setup, found.requests, steps, found.notes)
-    write_comparison_page(found, tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text()
+    text = comparison_page(found)
     assert text.count("<svg") == 5
     assert "src=" not in text
     document = comparison_document(found)

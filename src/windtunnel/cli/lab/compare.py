@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from windtunnel.cli.options import PATH, WRITTEN_FILE, Section, Verb
-from windtunnel.cli.output import answer, remark
+from windtunnel.cli.output import answer, write_page
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,13 +30,7 @@ def compare(run: Path, simulation: Path, html: Path | None, as_json: bool) -> No
     windtunnel lab compare results/tiny_torch_20260101_120000 scenario.yaml --html comparison.html
     """
     from windtunnel.lab.experiments.schema import REQUESTS
-    from windtunnel.report.lab.comparison import (
-        compare_run,
-        comparison_document,
-        comparison_report,
-        request_columns,
-        write_comparison_page,
-    )
+    from windtunnel.report.lab import comparison
     from windtunnel.serving.scenario import load, resolve
 
     if not (run / REQUESTS).is_file():
@@ -45,15 +39,13 @@ def compare(run: Path, simulation: Path, html: Path | None, as_json: bool) -> No
         scenario = load(simulation / "scenario.yaml")
         if not (simulation / "steps.parquet").is_file():
             raise InputError(f"{simulation} holds no simulated run", "give a folder of `windtunnel simulate --out`")
-        simulated = request_columns(simulation / REQUESTS)
+        simulated = comparison.request_columns(simulation / REQUESTS)
     else:
         scenario = load(simulation)
         simulated = _simulated(scenario)
-    comparison = compare_run(run, simulated, resolve(scenario))
-    if html is not None:
-        write_comparison_page(comparison, html)
-        remark(f"wrote {html}")
-    answer(as_json, comparison_document, comparison_report, comparison)
+    compared = comparison.compare_run(run, simulated, resolve(scenario))
+    write_page(html, comparison.comparison_page, compared)
+    answer(as_json, comparison.comparison_document, comparison.comparison_report, compared)
 
 
 def _simulated(scenario: "Scenario") -> dict[str, Any]:

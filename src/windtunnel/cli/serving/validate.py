@@ -44,12 +44,7 @@ def command(options: ValidationOptions, runs: tuple[Path, ...], calibration: str
     windtunnel validate vllm-result.json --model llama-3.1-8b --device h100_sxm --tp 1
     """
     from windtunnel.calibration.validate import predict_runs
-    from windtunnel.report.calibration.validation import (
-        refusals,
-        validation_document,
-        validation_page,
-        validation_report,
-    )
+    from windtunnel.report.calibration import validation
     from windtunnel.serving.calibration import NONE, load_calibration
 
     limits = error_limits(options.max_error)
@@ -61,9 +56,9 @@ def command(options: ValidationOptions, runs: tuple[Path, ...], calibration: str
     with counted("predicting", "runs") as progress:
         predictions = predict_runs(measurements, calibration, options.processes or 1, progress)
     if not limits and all(prediction.refused for prediction in predictions):
-        raise _none_predicted(refusals(predictions))
-    write_page(options.html, validation_page, predictions, ", ".join(path.name for path in runs), left_out)
-    answer(options.as_json, validation_document, validation_report, predictions, left_out)
+        raise _none_predicted(validation.refusals(predictions))
+    write_page(options.html, validation.validation_page, predictions, ", ".join(path.name for path in runs), left_out)
+    answer(options.as_json, validation.validation_document, validation.validation_report, predictions, left_out)
     failures = exceeded(predictions, limits)
     for line in failures:
         remark(line)

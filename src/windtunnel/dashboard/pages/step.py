@@ -1,6 +1,5 @@
 """A step of a run, operator by operator."""
 
-from collections.abc import Mapping
 from html import escape
 from typing import Any
 
@@ -37,18 +36,14 @@ def page(dashboard: Dashboard, name: str, query: Query) -> View:
     )
     times = table(TIME_HEADS, [time_row(launch, step.device_s) for launch in step.launches])
     work = table(WORK_HEADS, [work_row(launch) for launch in step.launches], left=2)
+    pools = document["scenario"]["deployment"].get("pools")
+    pool = f", in the pool {pools[0]['name']}" if pools else ""
     sections = [
-        Section(batch_line(step) + _of_pool(document), _form(given) + facts(totals_rows(step))),
+        Section(batch_line(step) + pool, _form(given) + facts(totals_rows(step))),
         Section("Where its time goes", figures([(chart, "device's time by operator")]) + times),
         Section("Its work", work),
     ]
     return View(name or ".", sections, lead=head(entry, "step"))
-
-
-def _of_pool(document: Mapping[str, Any]) -> str:
-    """Name the pool of the step, where there are several: the first."""
-    pools = document["scenario"]["deployment"].get("pools")
-    return f", in the pool {pools[0]['name']}" if pools else ""
 
 
 def document(dashboard: Dashboard, name: str, query: Query) -> Any:

@@ -16,8 +16,8 @@ from windtunnel.report.render.html import Section, cards, figures, table
 from windtunnel.report.render.plots import Axis, Series, figure
 from windtunnel.report.render.tables import number
 from windtunnel.report.search.study import limit_name
-from windtunnel.report.serving.curves import LATENCIES, SIZE, cdf, measured
-from windtunnel.report.serving.page import summary_sections
+from windtunnel.report.serving.curves import LATENCIES, SIZE, measured
+from windtunnel.report.serving.page import distributions, summary_sections
 from windtunnel.report.serving.setup import deployment_line, load_line, model_line
 from windtunnel.serving.scenario import Scenario
 from windtunnel.units import format_seconds
@@ -72,8 +72,7 @@ def trial(dashboard: Dashboard, _rest: str, query: Query) -> View:
     """Show the run of the typed scenario."""
     typed, result = _with(trials.simulated, dashboard, query)
     sections = summary_sections(result.scenario, run_document(result), result.requests)
-    requests, slo = measured(result.requests), typed.scenario.slo
-    drawn = [cdf(name, {"requests": requests[f"{name}_s"]}, getattr(slo, f"{name}_s", None)) for name in LATENCIES]
+    drawn = distributions(measured(result.requests), typed.scenario)
     sections.insert(1, Section("Distributions", figures(drawn)))
     deployments = result.scenario.deployment
     title = "" if deployments.pools else deployment_line(result.setup, deployments.replicas)

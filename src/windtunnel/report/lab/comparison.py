@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 
 from windtunnel.errors import InputError
-from windtunnel.files import write_text
 from windtunnel.formats.captures.capture import Capture
 from windtunnel.formats.captures.step_operators import OTHER, ROWS, MatchedStep, measured_steps, row_of_launch
 from windtunnel.lab.experiments.schema import REQUESTS
@@ -319,8 +318,8 @@ def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def write_comparison_page(comparison: Comparison, path: Path) -> None:
-    """Write the comparison as a page."""
+def comparison_page(comparison: Comparison) -> str:
+    """Return the comparison as a page."""
     sections = [_request_section(comparison)]
     for step in comparison.steps:
         rows = [row for row in step.operators if row.measured_s and row.simulated_s and row.name != SUM]
@@ -338,7 +337,7 @@ def write_comparison_page(comparison: Comparison, path: Path) -> None:
         sections.append(Section(_step_title(step), shown + unmatched + drawn))
     sections.append(Section("Notes", "".join(paragraph(note) for note in comparison.notes)))
     lead = f"simulated: {comparison.setup.model.name} on {comparison.setup.device.title}"
-    write_text(path, page(f"{comparison.run}: measured beside simulated", lead, sections))
+    return page(f"{comparison.run}: measured beside simulated", lead, sections)
 
 
 def _request_section(comparison: Comparison) -> Section:

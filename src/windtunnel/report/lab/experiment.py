@@ -1,7 +1,7 @@
 """A real run: a summary on the terminal, and a page with its kernels, calls, steps and roofline."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ def capture_report(capture: Capture) -> list[RenderableType]:
     parts.append(columns(*_without_empty(_KERNEL_HEADERS, rows), left=2))
     for name, statistics in (("API call", kernel_time.call_time(capture)), ("copy", kernel_time.copy_time(capture))):
         if len(statistics):
-            rows = _statistics_rows(capture, statistics)[:MOST_BARS]
+            rows = _statistics_rows(capture, statistics, _FOR_PEOPLE)[:MOST_BARS]
             parts += ["", columns((name, "number", "total", "share", "median", "most"), rows)]
     return [*parts, *(f"note: {note}" for note in capture.notes)]
 
@@ -147,18 +147,14 @@ def _si(value: float, unit: str) -> str:
     return format_si(float(value), unit) if np.isfinite(value) else ""
 
 
-def _statistics_rows(capture: Capture, statistics: kernel_time.NameStatistics) -> list[list[str]]:
-    return [
-        [
-            capture.names[statistics.names[place]],
-            f"{statistics.count[place]:,}",
-            format_seconds(float(statistics.total[place])),
-            percent(float(statistics.share[place])),
-            format_seconds(float(statistics.median[place])),
-            format_seconds(float(statistics.most[place])),
-        ]
-        for place in range(len(statistics))
-    ]
+def _statistics_rows(
+    capture: Capture, statistics: kernel_time.NameStatistics, formats: Sequence[Callable[[Any], str]]
+) -> list[list[str]]:
+    """Return a row per name, the first `MOST_ROWS`: count, total, share, median and longest in these formats."""
+    columns_of = (statistics.count, statistics.total, statistics.share, statistics.median, statistics.most)
+    names = [capture.names[code] for code in statistics.names[:MOST_ROWS]]
+    cells = (map(shown, values[:MOST_ROWS].tolist()) for shown, values in zip(formats, columns_of, strict=True))
+    return [list(row) for row in zip(names, *cells, strict=True)]
 
 
 # -------------------------------------------------------------------------------------------------------------- page
@@ -290,11 +286,11 @@ def capture_sections(capture: Capture, drawn: Mapping[str, str], device: Device 
     sections = [Section("Where the time goes", notes + _device_table(capture) + _drawn(drawn))]
     sections += _roofline(capture, device)
     sections.append(Section("Kernels", _kernel_page_table(capture)))
-    headers = ("name", "number", "total (ms)", "share (%)", "median (us)", "most (us)")
     for name, statistics in (("API calls", kernel_time.call_time(capture)), ("Copies", kernel_time.copy_time(capture))):
         if len(statistics):
             moved = _moved(capture) if name == "Copies" else ""
-            sections.append(Section(name, moved + table(headers, _statistics_cells(capture, statistics)[:MOST_ROWS])))
+            rows = _statistics_rows(capture, statistics, _FOR_SORTING)
+            sections.append(Section(name, moved + table(("name", *_STATISTICS_HEADS), rows)))
     return sections + _ranges(capture)
 
 
@@ -334,22 +330,18 @@ def _scaled(value: float, scale: float) -> str:
     return f"{value * scale:.4g}" if np.isfinite(value) else ""
 
 
+def _scaled_by(scale: float) -> Callable[[float], str]:
+    return lambda value: _scaled(value, scale)
+
+
+_STATISTICS_HEADS = ("number", "total (ms)", "share (%)", "median (us)", "most (us)")
+_FOR_SORTING = (str, _scaled_by(1e3), _scaled_by(100.0), _scaled_by(1e6), _scaled_by(1e6))
+_FOR_PEOPLE = ("{:,}".format, format_seconds, percent, format_seconds, format_seconds)
+"""Formats of count, total, share, median and longest."""
+
+
 def _whole(value: int) -> str:
     return "" if value < 0 else str(value)
-
-
-def _statistics_cells(capture: Capture, statistics: kernel_time.NameStatistics) -> list[list[str]]:
-    return [
-        [
-            capture.names[statistics.names[place]],
-            str(statistics.count[place]),
-            _scaled(statistics.total[place], 1e3),
-            _scaled(statistics.share[place], 100.0),
-            _scaled(statistics.median[place], 1e6),
-            _scaled(statistics.most[place], 1e6),
-        ]
-        for place in range(len(statistics))
-    ]
 
 
 def _drawn(drawn: Mapping[str, str]) -> str:
@@ -389,8 +381,7 @@ def _ranges(capture: Capture) -> list[Section]:
     ranges = kernel_time.range_time(capture)
     if not len(ranges.names):
         hosts = kernel_time.host_range_time(capture)
-        headers = ("range", "number", "total (ms)", "share (%)", "median (us)", "most (us)")
-        shown = table(headers, _statistics_cells(capture, hosts)[:MOST_ROWS])
+        shown = table(("range", *_STATISTICS_HEADS), _statistics_rows(capture, hosts, _FOR_SORTING))
         return [Section("Ranges, on the host", shown)] if len(hosts) else []
     rows = [
         (

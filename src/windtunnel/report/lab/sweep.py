@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from windtunnel.files import write_text
 from windtunnel.lab.experiments.schema import Experiment
 from windtunnel.report.render.html import Section, cards, figures, page, table
-from windtunnel.report.render.plots import COLOURS, Axis, Series, figure
+from windtunnel.report.render.plots import Axis, figure, marked_lines
 from windtunnel.report.render.tables import columns, number, title
 from windtunnel.units import format_count, format_seconds
 
@@ -92,17 +92,6 @@ def _curves(fields: Sequence[str], rows: Rows) -> list[tuple[str, str]]:
                     if value is not None:
                         lines.setdefault(others, []).append((float(getattr(point, field)), value * scale))
                 words = field.replace("_", " ")
-                curves.append((_lines(lines, words, label), f"{label} over {words}"))
+                drawn = figure(marked_lines(lines, has_tooltips=True), Axis(words), Axis(label, low=0.0))
+                curves.append((drawn, f"{label} over {words}"))
     return curves
-
-
-def _lines(points: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str) -> str:
-    """Draw one line per name, with a marker at every point."""
-    series = []
-    for place, (name, values) in enumerate(points.items()):
-        ordered = sorted(values)
-        across, up = [value for value, _ in ordered], [value for _, value in ordered]
-        colour = COLOURS[place % len(COLOURS)]
-        series.append(Series(name, across, up, "line", colour=colour))
-        series.append(Series("", across, up, tooltips=[f"{value:.4g}" for value in up], colour=colour))
-    return figure(series, Axis(x), Axis(y, low=0.0))

@@ -7,10 +7,10 @@ label as a tooltip; the page's script tells the values of lines (`page.js`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
-from itertools import count, pairwise
+from itertools import count, cycle, pairwise
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f")
 """Okabe and Ito's palette, which colour-blind readers tell apart, without its black and yellow."""
@@ -66,6 +66,17 @@ def figure(series: Sequence[Series], x: Axis, y: Axis, width: int = WIDTH, heigh
     scales = f' data-label="{escape(x.label)}" data-across="{across}" data-up="{up}"'
     marks = (mark for line in kept for mark in _marks(line, str(line.colour), across, up))
     return _svg(width, height, [*_legend(rows), *_grid(across, up, x, y, width, height, top), *marks], scales)
+
+
+def marked_lines(lines: Mapping[str, Sequence[tuple[float, float]]], has_tooltips: bool = False) -> list[Series]:
+    """Return one line per label through its (x, y) points, with a marker at every point."""
+    series = []
+    for (label, points), colour in zip(lines.items(), cycle(COLOURS)):
+        x, y = zip(*sorted(points), strict=True)
+        tooltips = [f"{value:.4g}" for value in y] if has_tooltips else ()
+        series.append(Series(label, x, y, "line", colour=colour))
+        series.append(Series("", x, y, tooltips=tooltips, colour=colour))
+    return series
 
 
 def equality_figure(points: Sequence[Series], metric: str, width: int, height: int) -> str:

@@ -14,7 +14,7 @@ from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, 
 from windtunnel.formats.megatron.write import megatron_script
 from windtunnel.report.documents import as_text
 from windtunnel.report.render.html import Cell, Section, cards, page, paragraph, table
-from windtunnel.report.render.tables import number, percent
+from windtunnel.report.render.tables import number
 from windtunnel.report.search import study as words
 from windtunnel.search.answers import frontier, job_of, scenario_of, worths
 from windtunnel.search.capacity.limits import METRICS, limits_from
@@ -84,10 +84,7 @@ def search_page(report: words.SearchReport) -> str:
     for place, outcome in enumerate(study.outcomes):
         sections += found_sections(study, outcome, _best(report, place, outcome))
     if report.misconfiguration:
-        names = [str(outcome.workload) for outcome in study.outcomes]
-        shares = [(name, *map(percent, row)) for name, row in zip(names, report.misconfiguration, strict=True)]
-        body = table(("best for", *(f"under {name}" for name in names)), shares)
-        sections.append(Section("What the best point of one workload is worth under another", body))
+        sections.append(Section(words.MISCONFIGURATION, table(*words.misconfiguration_rows(report))))
     return page(f"Search: {space.model}", space_line(space), sections, PLOT.read_text(encoding="utf-8"))
 
 

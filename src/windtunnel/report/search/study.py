@@ -1,7 +1,7 @@
 """Answers of searches, on a terminal and as documents."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,7 @@ def search_report(report: SearchReport) -> list[RenderableType]:
     for place, outcome in enumerate(study.outcomes):
         parts += _workload_parts(report, place, outcome)
     if report.misconfiguration:
-        parts += _misconfiguration_parts(report)
+        parts += ["", title(MISCONFIGURATION), columns(*misconfiguration_rows(report))]
     count = study.count
     parts += ["", grid([("took", _count_text(count, space.is_training))])]
     return parts
@@ -109,7 +109,10 @@ def _workload_parts(report: SearchReport, place: int, outcome: SearchOutcome) ->
     parts += [*([""] if sureness else []), *sureness, *_why_parts(report.why[place])]
     effects = worths(space, outcome)
     if effects:
-        worth = [(name.rpartition(".")[2], _effects_text(shares)) for name, shares in effects.items()]
+        worth = [
+            (name.rpartition(".")[2], ", ".join(f"{value} {worth_text(share)}" for value, share in shares.items()))
+            for name, shares in effects.items()
+        ]
         width = max(len(name) for name, _ in worth)
         parts += ["", title(worth_title(space, outcome)), grid(worth, width)]
     parts += _frontier_parts(report.study, outcome)
@@ -274,11 +277,7 @@ def worth_text(worth: Worth) -> str:
     return percent(worth.share) if is_sure else f"{percent(worth.share)} ± {percent(worth.margin or 0.0)}"
 
 
-def _effects_text(worths: Mapping[str, Worth]) -> str:
-    return ", ".join(f"{value} {worth_text(worth)}" for value, worth in worths.items())
-
-
-def sureness_texts(study: Study, outcome: SearchOutcome) -> list[str]:
+def sureness_texts(study: Study, outcome: Found) -> list[str]:
     """Return how sure the ranking of the best points is."""
     if study.space.is_training:
         best = outcome.evaluations[outcome.ranking[0]].figures
@@ -410,11 +409,14 @@ def _kind_of(reason: str) -> str:
     return re.sub(r"(?<=[ $])\d[\d,.]*(?: [KMGT]iB)?", "…", reason.partition(": weights")[0])
 
 
-def _misconfiguration_parts(report: SearchReport) -> list[RenderableType]:
-    names = [str(outcome.workload) for outcome in report.study.outcomes]
+MISCONFIGURATION = "What the best point of one workload is worth under another"
+
+
+def misconfiguration_rows(report: SearchReport) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and rows of a table of each workload's best point under the others."""
+    names = [str(outcome.workload) for outcome in report.study.found]
     rows = [[name, *map(percent, shares)] for name, shares in zip(names, report.misconfiguration, strict=True)]
-    heads = ("best for", *(f"under {name}" for name in names))
-    return ["", title("What the best point of one workload is worth under another"), columns(heads, rows)]
+    return ["best for", *(f"under {name}" for name in names)], rows
 
 
 def _count_text(count: Count, is_training: bool) -> str:

@@ -1,7 +1,6 @@
 """A grid of settings: its table, and a page with plots."""
 
 from collections.abc import Sequence
-from itertools import cycle
 from typing import Any
 
 from rich.console import RenderableType
@@ -9,7 +8,7 @@ from rich.text import Text
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.report.render.html import Cell, Section, figures, page, table
-from windtunnel.report.render.plots import COLOURS, Axis, Series, figure
+from windtunnel.report.render.plots import Axis, figure, marked_lines
 from windtunnel.report.render.tables import columns, title
 from windtunnel.report.search.page import figure_cell
 from windtunnel.report.search.study import figure_text, figure_title, limit_name
@@ -115,15 +114,8 @@ def _plot(space: Space, answers: dict[int, Evaluation], figure_name: str) -> str
         )
         x = float(position) if across is None else float(point.choice[across])
         lines.setdefault(", ".join(others), []).append((x, value * (1e3 if is_latency else 1.0)))
-    series = []
-    for (label, line), colour in zip(lines.items(), cycle(COLOURS)):
-        x_values, y_values = zip(*sorted(line), strict=True)
-        series += [
-            Series(label, x_values, y_values, "line", colour=colour),
-            Series("", x_values, y_values, colour=colour),
-        ]
     label = "point" if across is None else across.rpartition(".")[2]
-    return figure(series, Axis(label), Axis(figure_title(figure_name) + (", ms" if is_latency else "")))
+    return figure(marked_lines(lines), Axis(label), Axis(figure_title(figure_name) + (", ms" if is_latency else "")))
 
 
 def _is_number(value: Any) -> bool:
