@@ -213,8 +213,8 @@ def test_what_happened_is_written_flow_by_flow_link_by_link_and_queue_by_queue(
 ) -> None:
     call = ("collective", "--op", "all_to_all", "--size", "64KiB", "--topology", "spectrum_x:num_gpus=16,num_spines=1")
     files = {name: tmp_path / f"{name}.csv" for name in ("times", "links", "queues")}
-    asked = [word for name, path in files.items() for word in (f"--{name}", str(path))]
-    assert windtunnel(*call, "--backend", "packet", *asked).code == 0
+    option = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    assert windtunnel(*call, "--backend", "packet", *option).code == 0
     rows = {name: [line.split(",") for line in path.read_text().splitlines()] for name, path in files.items()}
     times = {name: [float(row[place]) for row in rows["times"][1:]] for place, name in enumerate(rows["times"][0])}
     assert len(times["source"]) == 16 * 15
@@ -231,18 +231,18 @@ def test_what_happened_is_written_flow_by_flow_link_by_link_and_queue_by_queue(
 
 
 @pytest.mark.parametrize(
-    ("backend", "asked", "says"),
+    ("backend", "option", "says"),
     [
         ("analytic", "--times", "--times is for flows; the analytic backend has none"),
         ("flow", "--queues", "--queues is for packets; flows do not queue"),
     ],
 )
 def test_what_a_backend_does_not_know_is_refused_before_anything_runs(
-    windtunnel: Command, tmp_path: Path, backend: str, asked: str, says: str
+    windtunnel: Command, tmp_path: Path, backend: str, option: str, says: str
 ) -> None:
     done = windtunnel(
         *("collective", "--op", "all_reduce", "--size", "1MiB", "--topology", "dgx_h100", "--backend", backend),
-        *(asked, str(tmp_path / "out.csv")),
+        *(option, str(tmp_path / "out.csv")),
     )
     assert done.code == 2
     assert says in done.stderr

@@ -81,8 +81,8 @@ def test_wrong_input_is_refused(windtunnel: Command, runs: str, tmp_path: Path, 
     for name in ("noise.csv", "noise.parquet"):
         (tmp_path / name).write_bytes(b"\xff\xfe\x93")
     page = tmp_path / "page.html"
-    asked = [argument.format(runs=runs, folder=tmp_path) for argument in arguments]
-    done = windtunnel("validate", *asked, "--html", str(page))
+    given = [argument.format(runs=runs, folder=tmp_path) for argument in arguments]
+    done = windtunnel("validate", *given, "--html", str(page))
     error, hint = done.stderr.splitlines()
     assert (done.code, done.stdout) == (2, "")
     assert error.startswith("error: ")
@@ -301,4 +301,4 @@ def test_a_use_leaves_runs_out(windtunnel: Command, tmp_path: Path) -> None:
 
 def test_one_configuration_says_that_none_was_left_out(windtunnel: Command, runs: str, tmp_path: Path) -> None:
     done = windtunnel("calibrate", runs, "--only", "one", "--out", str(tmp_path / "profile.yaml"))
-    assert "of one configuration, so that none was left out" in " ".join(done.stdout.split())
+    assert "one configuration only, so that none was left out" in " ".join(done.stdout.split())

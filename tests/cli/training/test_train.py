@@ -53,8 +53,8 @@ def test_json_adds_up(windtunnel: Command, job: Path) -> None:
 
 
 def test_options_override_the_file(windtunnel: Command, job: Path) -> None:
-    asked = ("train", str(job), "--pp", "4", "--schedule", "zb_h1", "--set", "recompute.granularity=full", "--json")
-    document = json.loads(windtunnel(*asked).stdout)
+    given = ("train", str(job), "--pp", "4", "--schedule", "zb_h1", "--set", "recompute.granularity=full", "--json")
+    document = json.loads(windtunnel(*given).stdout)
     assert (document["degrees"]["pp"], document["job"]["schedule"]) == (4, "zb_h1")
     assert document["hfu"] > document["mfu"]
 
@@ -108,8 +108,8 @@ def test_what_is_missing_is_named(windtunnel: Command) -> None:
 
 
 def test_a_search_shows_the_fastest_layouts_that_fit(windtunnel: Command) -> None:
-    asked = ("--model", "llama-3.1-8b", "--device", "h100_sxm", "--num-devices", "4", "--sequence-tokens", "4096")
-    done = windtunnel("train", *asked, "--global-batch", "8", "--search", "--json")
+    given = ("--model", "llama-3.1-8b", "--device", "h100_sxm", "--num-devices", "4", "--sequence-tokens", "4096")
+    done = windtunnel("train", *given, "--global-batch", "8", "--search", "--json")
     found = json.loads(done.stdout)
     assert list(found["space"]["vary"]) == ["tp", "pp", "vpp", "micro_batch", "recompute"]
     points = found["workloads"][0]["points"]

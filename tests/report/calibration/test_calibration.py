@@ -38,6 +38,6 @@ def test_where_all_runs_were_of_separate_pools_no_count_of_others_stands() -> No
 
 def test_a_value_that_no_other_configuration_speaks_for_is_told_apart() -> None:
     one, two = (Reserve(reserved_bytes=2**30, num_runs=4, num_configurations=count) for count in (1, 2))
-    assert "no other speaks for the value" in told(0.1, 0.1, reserve=one)
+    assert "the same runs that the value was inferred from" in told(0.1, 0.1, reserve=one)
     assert "reserved_bytes 1.00 GiB" in told(0.1, 0.1, reserve=two)
-    assert "no other speaks for the value" not in told(0.1, 0.1, reserve=two)
+    assert "the same runs that the value was inferred from" not in told(0.1, 0.1, reserve=two)

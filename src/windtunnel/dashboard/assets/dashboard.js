@@ -78,7 +78,7 @@ function addChoices() {
 const ASK_AGAIN_MS = 2000;
 let tag = null;
 
-// Which columns tables are sorted by, to sort new ones alike.
+// Which columns tables are sorted by, to sort new ones the same way.
 function sortings() {
   return [...document.querySelectorAll("main table")].map((table) => {
     const head = table.querySelector("th[aria-sort]");
@@ -127,7 +127,7 @@ async function askAgain() {
   }
 }
 
-// A page that takes long is asked for less often.
+// A slow page is reloaded less often.
 async function keepAsking() {
   const began = performance.now();
   if (!document.hidden) await askAgain();

@@ -1,4 +1,4 @@
-// Steps of every replica as tracks over time. The data of a stretch is asked for when it is looked at.
+// Steps of every replica as tracks over time. The data of an interval is loaded when it is shown.
 (() => {
   const canvas = document.getElementById("timeline");
   const pen = canvas.getContext("2d");

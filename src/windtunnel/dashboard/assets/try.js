@@ -14,7 +14,7 @@
     return data;
   }
 
-  // Asks for one page at a time; of those that come meanwhile only the last is asked for.
+  // Loads one page at a time; of changes meanwhile only the last is sent.
   async function ask(address, extra) {
     if (running) {
       next = [address, extra];

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import yaml
@@ -37,11 +37,7 @@ def calibration_report(
     rows = []
     for name, calibration in made.items():
         record = calibration.provenance
-        cells = [name, str(record.num_runs), str(record.num_configurations)]
-        for metric in _METRICS:
-            both = (record.median_error_before, record.median_error)
-            cells += [f"{errors[metric]:.1%}" if metric in errors else "" for errors in both]
-        rows.append(cells)
+        rows.append([name, str(record.num_runs), str(record.num_configurations), *_error_cells(record, _METRICS)])
     fitted = f"{num_fitted} of {format_count(num_runs, 'run')} fitted" if num_runs else "Only transfers fitted"
     parts: list[RenderableType] = [
         title(fitted),
@@ -50,7 +46,7 @@ def calibration_report(
         columns(headers, rows),
     ]
     if alone := [name for name, calibration in made.items() if calibration.provenance.num_configurations == 1]:
-        parts.append(f"{', '.join(alone)}: of one configuration, so that none was left out, and after is before.")
+        parts.append(f"{', '.join(alone)}: one configuration only, so that none was left out: after equals before.")
     parts += [f"{name}: {worse}" for name, calibration in made.items() if (worse := _worse(calibration.provenance))]
     for name, calibration in made.items():
         if calibration.transfer is not None:
@@ -67,9 +63,7 @@ def calibration_report(
         headers += [f"{_METRICS[name]}\n{what}" for name in ("tpot", "ttft") for what in ("default", "inferred")]
         parts += ["", title("Settings that nobody recorded"), columns(headers, lines)]
         if any(entry.num_configurations == 1 for calibration in made.values() for entry in _learnt(calibration)):
-            parts.append(
-                "Where configs is 1, no other speaks for the value: errors are of the runs that it is taken from."
-            )
+            parts.append("Where configs is 1, the errors are on the same runs that the value was inferred from.")
     return [*parts, "", f"written to {out}"]
 
 
@@ -94,14 +88,16 @@ def _settings(calibration: Calibration) -> list[tuple[str, ...]]:
             where,
             str(entry.num_runs),
             str(entry.num_configurations),
-            *(
-                f"{errors[metric]:.1%}" if metric in errors else ""
-                for metric in ("tpot", "ttft")
-                for errors in (entry.median_error_before, entry.median_error)
-            ),
+            *_error_cells(entry, ("tpot", "ttft")),
         )
         for what, entry, where in learnt
     ]
+
+
+def _error_cells(record: Provenance | Inferred | Reserve, metrics: Iterable[str]) -> list[str]:
+    """Return the median errors of each metric, before and after; empty where unknown."""
+    both = (record.median_error_before, record.median_error)
+    return [f"{errors[metric]:.1%}" if metric in errors else "" for metric in metrics for errors in both]
 
 
 def _worse(record: Provenance) -> str:

@@ -383,23 +383,13 @@ def _ranges(capture: Capture) -> list[Section]:
         hosts = kernel_time.host_range_time(capture)
         shown = table(("range", *_STATISTICS_HEADS), _statistics_rows(capture, hosts, _FOR_SORTING))
         return [Section("Ranges, on the host", shown)] if len(hosts) else []
+    spans = (ranges.host_s, ranges.device_s, ranges.busy_s)
     rows = [
-        (
-            capture.name_of(name),
-            _scaled(host_s, 1e3),
-            _scaled(device_s, 1e3),
-            _scaled(busy_s, 1e3),
-            str(kernels),
-        )
-        for name, host_s, device_s, busy_s, kernels in list(
-            zip(ranges.names, ranges.host_s, ranges.device_s, ranges.busy_s, ranges.num_kernels, strict=True)
-        )[:MOST_ROWS]
+        [capture.name_of(name), *(_scaled(span[place], 1e3) for span in spans), str(ranges.num_kernels[place])]
+        for place, name in enumerate(ranges.names[:MOST_ROWS])
     ]
-    return [
-        Section(
-            "Ranges", table(("range", "host (ms)", "device, first to last (ms)", "kernels' sum (ms)", "kernels"), rows)
-        )
-    ]
+    heads = ("range", "host (ms)", "device, first to last (ms)", "kernels' sum (ms)", "kernels")
+    return [Section("Ranges", table(heads, rows))]
 
 
 def _roofline(capture: Capture, device: Device | None) -> list[Section]:
