@@ -16,7 +16,7 @@ import pytest
 
 import windtunnel as wt
 from windtunnel import cli
-from windtunnel.dashboard.server import Server
+from windtunnel.dashboard.server import DashboardServer
 from windtunnel.dashboard.state import dashboard_of
 from windtunnel.metrics.client import client_summary, client_tables
 from windtunnel.report.lab.bench import bench_document, write_bench
@@ -116,7 +116,7 @@ def serve() -> Iterator[Callable[[Path], Ask]]:
     with contextlib.ExitStack() as stack:
 
         def started(path: Path) -> Ask:
-            server = stack.enter_context(Server(dashboard_of(path)))
+            server = stack.enter_context(DashboardServer(dashboard_of(path)))
             thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
             thread.start()
             stack.callback(server.shutdown)
@@ -125,7 +125,7 @@ def serve() -> Iterator[Callable[[Path], Ask]]:
         yield started
 
 
-def asker(server: Server) -> Ask:
+def asker(server: DashboardServer) -> Ask:
     """Asks a server: `ask(path)`, or with `post` what a form of its own pages would send."""
     port = server.server_address[1]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dashboard.conftest import Ask
-from windtunnel.dashboard.server import RefusedError, Server, check_host, check_origin
+from windtunnel.dashboard.server import DashboardServer, RefusedError, check_host, check_origin
 from windtunnel.dashboard.state import dashboard_of
 from windtunnel.errors import InputError
 
@@ -117,10 +117,10 @@ def test_many_ask_at_once(ask: Ask) -> None:
 
 
 def test_a_port_that_is_taken_is_said(folder: Path) -> None:
-    with Server(dashboard_of(folder)) as first, pytest.raises(InputError, match="cannot be listened on"):
-        Server(dashboard_of(folder), port=first.server_address[1])
+    with DashboardServer(dashboard_of(folder)) as first, pytest.raises(InputError, match="cannot be listened on"):
+        DashboardServer(dashboard_of(folder), port=first.server_address[1])
     with pytest.raises(InputError, match="0 to 65535"):
-        Server(dashboard_of(folder), port=70000)
+        DashboardServer(dashboard_of(folder), port=70000)
 
 
 def test_a_folder_that_is_none_is_said(tmp_path: Path) -> None:

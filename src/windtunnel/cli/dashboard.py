@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
-from windtunnel.cli.options import PATH, Section, Verb, json_option
+from windtunnel.cli.options import PATH, HelpSection, Verb, json_option
 from windtunnel.cli.output import remark
 
-_WHERE = Section("Where it is served")
+_WHERE = HelpSection("Where it is served")
 
 
 @click.command(cls=Verb, epilog="See docs/guides/dashboard.md.")
@@ -25,10 +25,10 @@ def command(folder: Path, port: int, host: str | None, opens: bool, as_json: boo
     windtunnel dashboard runs
     windtunnel dashboard runs --port 8080 --open
     """
-    from windtunnel.dashboard.server import HOST, Server
+    from windtunnel.dashboard.server import HOST, DashboardServer
     from windtunnel.dashboard.state import dashboard_of
 
-    with Server(dashboard_of(folder), host or HOST, port) as server:
+    with DashboardServer(dashboard_of(folder), host or HOST, port) as server:
         try:
             _announce(server.url, folder, host, as_json)
             if opens:

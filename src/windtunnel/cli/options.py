@@ -126,7 +126,7 @@ class Option:
         return click.option(*names, *self.names, **settings)(function)
 
 
-class Section:
+class HelpSection:
     """A heading of `--help`, with the options below it."""
 
     def __init__(self, heading: str) -> None:
@@ -202,7 +202,7 @@ def all_of(*options: Callable[[Decorated], Decorated]) -> Callable[[Decorated], 
 
 scenario_file = click.argument("scenario", required=False, type=PATH, metavar="[SCENARIO.yaml]")
 
-SERVED, ENGINE, GENERAL = Section("What is served, on what"), Section("Engine"), Section("General")
+SERVED, ENGINE, GENERAL = HelpSection("What is served, on what"), HelpSection("Engine"), HelpSection("General")
 
 json_option = GENERAL.option("--json", "as_json", is_flag=True, help="Print JSON.")
 hub_option = GENERAL.option("--hub", is_flag=True, help="Look unknown models up on huggingface.co.")

@@ -63,7 +63,7 @@ class Answer:
     """Name of a downloaded file."""
 
 
-class Server(ThreadingHTTPServer):
+class DashboardServer(ThreadingHTTPServer):
     """A server of one dashboard.
 
     Args:
@@ -84,7 +84,7 @@ class Server(ThreadingHTTPServer):
         if ":" in host:
             self.address_family = socket.AF_INET6
         try:
-            super().__init__((host, port), Handler)
+            super().__init__((host, port), DashboardHandler)
         except OSError as error:
             hint = "leave --port out for a free one" if port else "leave --host out for this machine alone"
             raise InputError(
@@ -112,12 +112,12 @@ class Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-class Handler(BaseHTTPRequestHandler):
+class DashboardHandler(BaseHTTPRequestHandler):
     """The answers on one connection."""
 
     protocol_version = "HTTP/1.1"
     timeout = IDLE_S
-    server: Server
+    server: DashboardServer
     server_version: ClassVar[str] = "windtunnel"  # type: ignore[misc]
     sys_version: ClassVar[str] = ""  # type: ignore[misc]
 

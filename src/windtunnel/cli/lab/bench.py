@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from windtunnel.cli.options import PATH, WRITTEN_FILE, Section, Verb, json_option, options_of, with_load
+from windtunnel.cli.options import PATH, WRITTEN_FILE, HelpSection, Verb, json_option, options_of, with_load
 from windtunnel.cli.output import answer, check_replaceable, remark, write_page
 from windtunnel.cli.progress import status
 from windtunnel.cli.serving.simulate import request_options, slo_option
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from windtunnel.lab.bench.client import Endpoint, Load
     from windtunnel.serving.scenario import Scenario
 
-_SERVER, _LOAD, _OUT = Section("Server"), Section("Load"), Section("Result")
+_SERVER, _LOAD, _OUT = HelpSection("Server"), HelpSection("Load"), HelpSection("Result")
 
 
 class ServerOptions(NamedTuple):

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import click
 
-from windtunnel.cli.options import PATH, WRITTEN_FILE, Section, Verb
+from windtunnel.cli.options import PATH, WRITTEN_FILE, HelpSection, Verb
 from windtunnel.cli.output import remark, write_page
 from windtunnel.errors import InputError
 from windtunnel.units import format_count
 
-_WHAT, _OUTPUT = Section("What ran"), Section("Result")
+_WHAT, _OUTPUT = HelpSection("What ran"), HelpSection("Result")
 
 
 @click.command(cls=Verb, short_help="Show where the time of a profile goes.")

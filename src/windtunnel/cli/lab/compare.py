@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import PATH, WRITTEN_FILE, Section, Verb
+from windtunnel.cli.options import PATH, WRITTEN_FILE, HelpSection, Verb
 from windtunnel.cli.output import answer, write_page
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.serving.scenario import Scenario
 
-_OUTPUT = Section("Result")
+_OUTPUT = HelpSection("Result")
 
 
 @click.command(cls=Verb, short_help="Set a real run beside its simulation.")

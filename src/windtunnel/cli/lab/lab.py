@@ -7,12 +7,12 @@ import click
 from windtunnel.cli.lab.capture import kernels, scrub, to_table
 from windtunnel.cli.lab.compare import compare
 from windtunnel.cli.lab.run import run, sweep
-from windtunnel.cli.options import PATH, Section, Verb, VerbGroup, assignments, json_option
+from windtunnel.cli.options import PATH, HelpSection, Verb, VerbGroup, assignments, json_option
 from windtunnel.cli.output import answer
 from windtunnel.errors import InputError
 from windtunnel.units import format_count
 
-_REPLAY = Section("Replay")
+_REPLAY = HelpSection("Replay")
 
 
 @click.group(cls=VerbGroup, no_args_is_help=False, invoke_without_command=True)

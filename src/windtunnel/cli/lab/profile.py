@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from windtunnel.cli.lab.capture import to_table
-from windtunnel.cli.options import PATH, Section, Verb, VerbGroup, json_option, options_of
+from windtunnel.cli.options import PATH, HelpSection, Verb, VerbGroup, json_option, options_of
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import status
 from windtunnel.errors import InputError, did_you_mean
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from windtunnel.lab.profile.compute import Extent, Progress
     from windtunnel.pricing.table import MeasurementTable
 
-_WHAT, _HOW, _OUT = Section("What is measured"), Section("How"), Section("Result")
+_WHAT, _HOW, _OUT = HelpSection("What is measured"), HelpSection("How"), HelpSection("Result")
 
 
 @click.group(cls=VerbGroup, no_args_is_help=False, invoke_without_command=True)

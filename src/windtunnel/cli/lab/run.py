@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import PATH, Section, Verb, all_of, assignments
+from windtunnel.cli.options import PATH, HelpSection, Verb, all_of, assignments
 from windtunnel.cli.output import answer, remark
 from windtunnel.errors import InputError, did_you_mean
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from windtunnel.lab.experiments.run import Outcome
     from windtunnel.lab.experiments.schema import Experiment
 
-_WHAT, _SWEEP, _OUTPUT = Section("Experiment"), Section("Sweep"), Section("Result")
+_WHAT, _SWEEP, _OUTPUT = HelpSection("Experiment"), HelpSection("Sweep"), HelpSection("Result")
 
 experiment_options = all_of(
     _WHAT("--model", help="A folder with config.json, or a name on huggingface.co."),

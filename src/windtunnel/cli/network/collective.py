@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from windtunnel.cli.network.options import Failures, NetworkOptions
-from windtunnel.cli.options import WRITTEN_FILE, Section, Verb, json_option, options_of
+from windtunnel.cli.options import WRITTEN_FILE, HelpSection, Verb, json_option, options_of
 from windtunnel.cli.output import answer, remark
 from windtunnel.errors import InputError
 from windtunnel.units import format_count
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from windtunnel.network.flows import Flows
     from windtunnel.network.settings import NetworkSettings
 
-_WHAT, _HOW, _OUT = Section("What is sent, where"), Section("How"), Section("Output")
+_WHAT, _HOW, _OUT = HelpSection("What is sent, where"), HelpSection("How"), HelpSection("Output")
 
 
 class FlowFiles(NamedTuple):

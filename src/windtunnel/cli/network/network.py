@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from windtunnel.cli.network.options import Failures, NetworkOptions
-from windtunnel.cli.options import WRITTEN_FILE, Section, Verb, json_option, options_of
+from windtunnel.cli.options import WRITTEN_FILE, HelpSection, Verb, json_option, options_of
 from windtunnel.cli.output import answer, check_replaceable, remark
 from windtunnel.errors import InputError
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from windtunnel.training.iteration.layers import LayerWorkload
     from windtunnel.training.iteration.times import Iteration
 
-_WHAT, _HOW, _OUT = Section("What runs, where"), Section("How"), Section("Output")
-_SIMAI = Section("With --compat simai --backend analytic")
+_WHAT, _HOW, _OUT = HelpSection("What runs, where"), HelpSection("How"), HelpSection("Output")
+_SIMAI = HelpSection("With --compat simai --backend analytic")
 
 
 class SimaiAnalytical(NamedTuple):

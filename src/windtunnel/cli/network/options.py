@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from windtunnel.cli.options import Section
+from windtunnel.cli.options import HelpSection
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.network.fabric import Fabric
     from windtunnel.network.settings import NetworkSettings
 
-_HOW, _FAILURES = Section("How"), Section("Failures")
+_HOW, _FAILURES = HelpSection("How"), HelpSection("Failures")
 
 
 class NetworkOptions(NamedTuple):

@@ -6,11 +6,11 @@ from typing import Any
 import click
 
 from windtunnel.cli.network.options import Failures
-from windtunnel.cli.options import WRITTEN_FILE, Section, Verb, all_of, assignments, options_of
+from windtunnel.cli.options import WRITTEN_FILE, HelpSection, Verb, all_of, assignments, options_of
 from windtunnel.cli.output import answer, check_replaceable, remark, write_page
 from windtunnel.units import format_count
 
-_SIZE, _LINKS, _OUT = Section("Size"), Section("Links"), Section("Output")
+_SIZE, _LINKS, _OUT = HelpSection("Size"), HelpSection("Links"), HelpSection("Output")
 
 parameter_options = all_of(
     _SIZE("--num-gpus", "-g", "num_gpus", type=int, help="GPUs in all."),

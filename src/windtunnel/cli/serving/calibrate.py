@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from windtunnel.cli.options import PATH, Section, Verb, deployment_options, options_of
+from windtunnel.cli.options import PATH, HelpSection, Verb, deployment_options, options_of
 from windtunnel.cli.output import answer
 from windtunnel.cli.progress import status
 from windtunnel.cli.serving.measured_runs import RunChoice
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from windtunnel.calibration.measured_runs import Measurement
     from windtunnel.serving.calibration import Calibration
 
-_OUTPUT = Section("Output")
+_OUTPUT = HelpSection("Output")
 
 
 class CalibrateOptions(NamedTuple):

@@ -5,13 +5,13 @@ from typing import Any
 
 import click
 
-from windtunnel.cli.options import Section, Verb, deployment_options, general_options, scenario_file, scenario_of
+from windtunnel.cli.options import HelpSection, Verb, deployment_options, general_options, scenario_file, scenario_of
 from windtunnel.cli.output import answer
 from windtunnel.cli.progress import status
 from windtunnel.cli.serving.simulate import load_options
 from windtunnel.errors import InputError
 
-_SOUGHT = Section("What is sought")
+_SOUGHT = HelpSection("What is sought")
 
 
 @click.command(cls=Verb, epilog="The scenario's own rate does not matter, but for a trace's lengths and pattern.")

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from windtunnel.cli.options import (
-    Section,
+    HelpSection,
     Verb,
     all_of,
     deployment_options,
@@ -16,7 +16,7 @@ from windtunnel.cli.options import (
 )
 from windtunnel.cli.output import answer
 
-_STEP = Section("Step")
+_STEP = HelpSection("Step")
 
 step_options = all_of(
     _STEP("--batch", type=int, help="Requests that decode one token.  [64, or 0 with a prefill]"),

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from windtunnel.cli.options import Section
+from windtunnel.cli.options import HelpSection
 from windtunnel.errors import InputError, did_you_mean, missing_file
 
 if TYPE_CHECKING:
     from windtunnel.calibration.measured_runs import Measurement
 
 
-RUNS = Section("Runs")
+RUNS = HelpSection("Runs")
 _SHOWN_IDS = 5
 _KINDS = "a .csv or .parquet table, a .jsonl file of runs, or a benchmark client's .json file"
 

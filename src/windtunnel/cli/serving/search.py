@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from windtunnel.cli import INTERRUPTED
-from windtunnel.cli.options import GENERAL, PATH, WRITTEN_FILE, Section, Verb, assignments, json_option, options_of
+from windtunnel.cli.options import GENERAL, PATH, WRITTEN_FILE, HelpSection, Verb, assignments, json_option, options_of
 from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.errors import InputError, WindtunnelError, did_you_mean
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from windtunnel.search.store import Store
     from windtunnel.search.study import Means
 
-_WHAT, _WHERE, _RESULT = Section("What is sought"), Section("Where it runs"), Section("Result")
+_WHAT, _WHERE, _RESULT = HelpSection("What is sought"), HelpSection("Where it runs"), HelpSection("Result")
 
 
 class SearchOptions(NamedTuple):

@@ -9,7 +9,7 @@ from windtunnel.cli.options import (
     ENGINE,
     SERVED,
     WRITTEN_FILE,
-    Section,
+    HelpSection,
     Verb,
     all_of,
     deployment_options,
@@ -25,7 +25,7 @@ from windtunnel.units import format_count
 if TYPE_CHECKING:
     from windtunnel.serving.results import Result
 
-_LOAD, _OUTPUT = Section("Load"), Section("Result")
+_LOAD, _OUTPUT = HelpSection("Load"), HelpSection("Result")
 
 request_options = all_of(
     _LOAD("--input-tokens", metavar="N|MIN-MAX", help="Prompt tokens of a request."),

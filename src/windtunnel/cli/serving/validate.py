@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 
 import click
 
-from windtunnel.cli.options import PATH, WRITTEN_FILE, Section, Verb, deployment_options, options_of
+from windtunnel.cli.options import PATH, WRITTEN_FILE, HelpSection, Verb, deployment_options, options_of
 from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.cli.progress import counted
 from windtunnel.cli.serving.measured_runs import RUNS, RunChoice
 from windtunnel.errors import InputError
 from windtunnel.units import format_count
 
-_OUTPUT = Section("Output")
+_OUTPUT = HelpSection("Output")
 
 
 class ValidationOptions(NamedTuple):

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from windtunnel.cli.options import PATH, Section, Verb, json_option, options_of
+from windtunnel.cli.options import PATH, HelpSection, Verb, json_option, options_of
 from windtunnel.cli.output import answer
 
 if TYPE_CHECKING:
     from windtunnel.formats.vidur.read import OperatorTables, VidurConfig
     from windtunnel.serving.runners.per_request import PerRequestRun
 
-_FILES, _OUTPUT = Section("Vidur's files"), Section("Result")
+_FILES, _OUTPUT = HelpSection("Vidur's files"), HelpSection("Result")
 
 
 class ReplayOptions(NamedTuple):

@@ -7,7 +7,7 @@ import click
 
 from windtunnel.cli.options import (
     WRITTEN_FILE,
-    Section,
+    HelpSection,
     Verb,
     deployment_options,
     general_options,
@@ -18,7 +18,7 @@ from windtunnel.cli.output import answer, write_page
 from windtunnel.cli.serving.simulate import load_options
 from windtunnel.errors import InputError
 
-_GRID, _OUTPUT = Section("What varies"), Section("Result")
+_GRID, _OUTPUT = HelpSection("What varies"), HelpSection("Result")
 NEEDED = ("model", "device", "rate", "concurrency", "input_tokens", "output_tokens")
 """Options without which there is no scenario: where they vary, they need not be given besides."""
 

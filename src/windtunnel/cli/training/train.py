@@ -9,7 +9,7 @@ from windtunnel.cli.options import (
     GENERAL,
     PATH,
     WRITTEN_FILE,
-    Section,
+    HelpSection,
     Verb,
     all_of,
     assignments,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from windtunnel.training.setup import TrainingSetup
     from windtunnel.training.step import TrainingResult
 
-_WHAT, _SPLIT, _OUTPUT = Section("What is trained, on what"), Section("How it is split"), Section("Result")
+_WHAT, _SPLIT, _OUTPUT = HelpSection("What is trained, on what"), HelpSection("How it is split"), HelpSection("Result")
 
 job_options = all_of(
     _WHAT("--model", help="A model of the catalog, or a config.json."),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import PATH, Section, Verb, all_of, assignments, json_option
+from windtunnel.cli.options import PATH, HelpSection, Verb, all_of, assignments, json_option
 from windtunnel.cli.output import answer, check_replaceable, remark
 from windtunnel.errors import InputError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MAX_TRACES = 1024
 """Most trace files that are written without `--ranks`."""
 
-_READ, _WRITE = Section("What is read"), Section("What is written")
+_READ, _WRITE = HelpSection("What is read"), HelpSection("What is written")
 
 workload_options = all_of(
     _READ("--device", help="Device that Megatron's or AICB's arguments run on."),
