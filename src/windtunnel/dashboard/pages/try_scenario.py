@@ -125,7 +125,7 @@ def sweep_body(swept_load: trials.Sweep) -> str:
     points = [trials.point_of(probe) for probe in swept_load.probes]
     capacities = swept_load.capacities
     unit = "concurrent requests" if capacities.is_closed else "requests/s"
-    sustained = capacities.found[0]
+    sustained = capacities.streams[0]
     limited = "all that is sent" if sustained.beyond is None else limit_name(sustained.beyond.limited_by)
     shown = [(number(capacities.load), f"{unit} sustained"), (limited, "limited by")]
     limits = {limit.metric: limit.most_s for limit in capacities.limits}

@@ -110,7 +110,7 @@ def _named(outcome: SearchOutcome, heading: str) -> str:
     return heading if outcome.workload is None else f"{outcome.workload}: {heading[:1].lower()}{heading[1:]}"
 
 
-def _best(report: words.SearchReport, place: int, outcome: Found) -> str:
+def _best(report: words.SearchReport, place: int, outcome: SearchOutcome) -> str:
     study = report.study
     if not outcome.ranking:
         return paragraph(words.nothing_holds_text(study.space))
@@ -156,7 +156,7 @@ def figure_cell(evaluation: Evaluation, name: str) -> Cell:
     return Cell(words.figure_text(evaluation, name), evaluation.figures.get(name))
 
 
-def _best_jobs(report: words.SearchReport, outcome: Found) -> str:
+def _best_jobs(report: words.SearchReport, outcome: SearchOutcome) -> str:
     study = report.study
     names = [name for name in words.JOB_FIGURES if name in outcome.evaluations[outcome.ranking[0]].figures]
     rows: list[tuple[str | Cell, ...]] = [
@@ -226,7 +226,7 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def _frontier(study: Study, outcome: Found) -> str:
+def _frontier(study: Study, outcome: SearchOutcome) -> str:
     names = words.names_of_frontier(study, outcome)
     heads, rows = words.frontier_rows(study, outcome)
     cells: list[tuple[str | Cell, ...]] = [

@@ -277,7 +277,7 @@ def worth_text(worth: Worth) -> str:
     return percent(worth.share) if is_sure else f"{percent(worth.share)} ± {percent(worth.margin or 0.0)}"
 
 
-def sureness_texts(study: Study, outcome: Found) -> list[str]:
+def sureness_texts(study: Study, outcome: SearchOutcome) -> list[str]:
     """Return how sure the ranking of the best points is."""
     if study.space.is_training:
         best = outcome.evaluations[outcome.ranking[0]].figures
@@ -414,7 +414,7 @@ MISCONFIGURATION = "What the best point of one workload is worth under another"
 
 def misconfiguration_rows(report: SearchReport) -> tuple[list[str], list[list[str]]]:
     """Return the headings and rows of a table of each workload's best point under the others."""
-    names = [str(outcome.workload) for outcome in report.study.found]
+    names = [str(outcome.workload) for outcome in report.study.outcomes]
     rows = [[name, *map(percent, shares)] for name, shares in zip(names, report.misconfiguration, strict=True)]
     return ["best for", *(f"under {name}" for name in names)], rows
 
