@@ -177,11 +177,13 @@ def _summary(scenario: Scenario, server: Server, requests: RequestArrays, run: _
     return msgspec.structs.replace(
         summary,
         checks=check_run(run.requests, run.steps, run.rows, num_stages, run.stays) if is_checked else None,
-        stages=stage_uses(
-            total_work(setup.device, server.shard, finished_steps),
-            finished_steps,
-            num_stages,
-            num_replicas if fleet_use is None else fleet_use.mean_replicas,
-            span_of(run.requests),
+        stages=tuple(
+            stage_uses(
+                total_work(setup.device, server.shard, finished_steps),
+                finished_steps,
+                num_stages,
+                num_replicas if fleet_use is None else fleet_use.mean_replicas,
+                span_of(run.requests),
+            )
         ),
     )
