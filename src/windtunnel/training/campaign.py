@@ -1,29 +1,29 @@
-"""A whole training run: steps to a number of tokens, with checkpoints, failures, energy and money."""
+"""Predict a complete training run: steps to a number of tokens, with checkpoints, failures, energy and cost."""
 
 import math
 from dataclasses import dataclass
 
-from windtunnel.training.job import Faults
+from windtunnel.training.job import TrainingFaults
 from windtunnel.training.layers.sharding import NUM_MOMENTS, STATE_BYTES
 from windtunnel.training.step import TrainingResult
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """What it takes to train on `total_tokens`."""
+    """Time, energy and cost of training on `total_tokens`."""
 
     total_tokens: float
     num_steps: int
     computing_s: float
-    """Were nothing to fail and no checkpoint to be written."""
+    """Without failures and checkpoints."""
     elapsed_s: float
     goodput_fraction: float
     """`computing_s / elapsed_s`."""
     num_failures: float
-    """Expected."""
+    """Expected number."""
     checkpoint_bytes: float
     checkpoint_s: float
-    """Of one checkpoint, as long as it holds up training."""
+    """Seconds for which one checkpoint blocks training."""
     checkpoint_interval_s: float | None
     energy_j: float | None
     """Devices at their rated power for the whole time: an upper bound."""
@@ -31,11 +31,11 @@ class Campaign:
 
 
 def campaign(result: TrainingResult) -> Campaign | None:
-    """The run that the job's `total_tokens` ask for; None where it gives none.
+    """Return the run over the job's `total_tokens`; None where it gives none.
 
-    With mean time M between failures of the whole job, checkpoints that hold it up d seconds every t, and R seconds to
-    restart, the part of time that computes is (1 - d / (t + d)) / (1 + (R + t / 2) / M); t is Young's sqrt(2 d M)
-    (Communications of the ACM 17(9), 1974) unless the job says otherwise.
+    With mean time M between failures of the whole job, checkpoints that block it for d seconds every t, and R seconds
+    to restart, the fraction of time that computes is (1 - d / (t + d)) / (1 + (R + t / 2) / M); t is Young's
+    sqrt(2 d M) (Communications of the ACM 17(9), 1974) unless the job says otherwise.
     """
     job, setup = result.setup.job, result.setup
     if job.total_tokens is None:
@@ -67,7 +67,7 @@ def campaign(result: TrainingResult) -> Campaign | None:
 
 
 def checkpoint_bytes(result: TrainingResult) -> float:
-    """Parameters in 16 bit, master copy and the optimizer's state of the whole model."""
+    """Return the bytes of the complete model's 16-bit parameters, master copy and optimizer state."""
     precision = result.setup.job.precision
     each = 2.0 + NUM_MOMENTS[result.setup.job.optimizer] * STATE_BYTES[precision.moments]
     each += STATE_BYTES["fp32"] if precision.master_weights == "fp32" else 0.0
@@ -75,9 +75,9 @@ def checkpoint_bytes(result: TrainingResult) -> float:
 
 
 def _goodput(
-    faults: Faults, blocking_s: float, write_s: float, num_devices: int
+    faults: TrainingFaults, blocking_s: float, write_s: float, num_devices: int
 ) -> tuple[float | None, float, float | None]:
-    """Checkpoint interval, fraction of time that computes, mean time between failures of the job."""
+    """Return the checkpoint interval, the fraction of time that computes, and the job's mean time between failures."""
     mtbf = faults.device_mtbf_s / num_devices if faults.device_mtbf_s else None
     interval = faults.checkpoint_interval_s
     if interval is None and mtbf is not None and write_s > 0:

@@ -1,10 +1,17 @@
-"""What one micro-batch costs on every chunk of a pipeline, and what a chunk's parameters cost once a step."""
+"""Costs of one micro-batch on every chunk of a pipeline, and of a chunk's parameters once a step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from windtunnel.training.layers.chunks import Chunk, Parameters, chunk_parameters, chunks, layer_parameters, trained
+from windtunnel.training.layers.chunks import (
+    LayerChunk,
+    Parameters,
+    chunk_parameters,
+    chunks,
+    layer_parameters,
+    trained,
+)
 from windtunnel.training.layers.part import Task
 from windtunnel.training.layers.rank import Group, Rank
 from windtunnel.training.layers.sharding import gather_tasks, gathered_layer, reduce_tasks
@@ -15,9 +22,9 @@ from windtunnel.training.pricing import PassCost, TrainingPricer
 
 @dataclass(frozen=True)
 class ChunkCost:
-    """One micro-batch through one chunk, and what its parameters cost once a step."""
+    """Cost of one micro-batch through one chunk, and of its parameters once a step."""
 
-    chunk: Chunk
+    chunk: LayerChunk
     parameters: Parameters
     forward: PassCost
     backward_input: PassCost
@@ -37,18 +44,17 @@ class ChunkCost:
 
 
 def chunk_costs(rank: Rank, prices: TrainingPricer) -> tuple[ChunkCost, ...]:
-    """Every chunk's costs; equal chunks are priced once."""
+    """Return the costs of every chunk; equal chunks are priced once."""
     known: dict[tuple[object, ...], ChunkCost] = {}
-    found = []
+    costs = []
     for chunk in chunks(rank.setup):
         if chunk.shape not in known:
             known[chunk.shape] = _chunk_cost(rank, prices, chunk)
-        cost = known[chunk.shape]
-        found.append(replace(cost, chunk=chunk))
-    return tuple(found)
+        costs.append(replace(known[chunk.shape], chunk=chunk))
+    return tuple(costs)
 
 
-def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: Chunk) -> ChunkCost:
+def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: LayerChunk) -> ChunkCost:
     held = chunk_parameters(rank, chunk)
     forward, backward_input, backward_weight = PassCost(), PassCost(), PassCost()
     model_flops = hardware_flops = 0.0
@@ -85,9 +91,10 @@ def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: Chunk) -> ChunkCost:
     )
 
 
-def _num_buckets(rank: Rank, chunk: Chunk, held: Parameters) -> float:
-    """Pieces in which a chunk's gradients are reduced; those of Megatron-Core grow with the number of ranks
-    (distributed_data_parallel.py).
+def _num_buckets(rank: Rank, chunk: LayerChunk, held: Parameters) -> float:
+    """Return the buckets in which a chunk's gradients are reduced.
+
+    Megatron-Core's buckets grow with the number of ranks (distributed_data_parallel.py).
     """
     bucket = rank.setup.job.sharding.reduce_bucket_elements
     if not bucket:
@@ -96,8 +103,8 @@ def _num_buckets(rank: Rank, chunk: Chunk, held: Parameters) -> float:
     return max(held.total / max(bucket, least), 1.0)
 
 
-def _shard(rank: Rank, prices: TrainingPricer, chunk: Chunk, forward: PassCost, backward: PassCost) -> None:
-    """Adds ZeRO-3's gathers and reductions, layer by layer, one layer ahead of computation.
+def _shard(rank: Rank, prices: TrainingPricer, chunk: LayerChunk, forward: PassCost, backward: PassCost) -> None:
+    """Add ZeRO-3's gathers and reductions, layer by layer, one layer ahead of computation.
 
     n layers of c seconds with g seconds of communication each take g + (n - 1) max(c, g) + c where it is prefetched.
     The embedding and head are one unit with nothing to hide behind.
@@ -113,9 +120,9 @@ def _shard(rank: Rank, prices: TrainingPricer, chunk: Chunk, forward: PassCost, 
     gather = prices.seconds(gather_tasks(rank, sharded))
     reduce = prices.seconds(reduce_tasks(rank, trained(rank, per_layer)))
     again = gather if job.sharding.reshard_after_forward else 0.0
-    # Who may hold no more than a layer gathers the next one when it is needed.
-    most = job.sharding.max_live_elements
-    prefetches = bool(job.overlap.parameter_gather) and (most is None or most > per_layer.total)
+    # Where no more than a layer may be live, the next one is gathered when it is needed.
+    limit = job.sharding.max_live_elements
+    prefetches = bool(job.overlap.parameter_gather) and (limit is None or limit > per_layer.total)
     reduces_beside = bool(job.overlap.gradient_reduce)
     for cost, gathers, reduces in ((forward, gather, 0.0), (backward, again, reduce)):
         each = cost.seconds / num_layers
@@ -132,7 +139,7 @@ def _shard(rank: Rank, prices: TrainingPricer, chunk: Chunk, forward: PassCost, 
 
 
 def message_seconds(rank: Rank, prices: TrainingPricer) -> float:
-    """Seconds of hidden states from one stage to the next.
+    """Return the seconds that hidden states take from one stage to the next.
 
     Each tensor rank sends its part; where sequences are not split, the parts are gathered again on arrival
     (arXiv:2104.04473, section 4.1).
@@ -159,20 +166,20 @@ class ExplainedTask:
     name: str
     group: str | None
     times: float
-    """In one chunk."""
+    """Count in one chunk."""
     seconds: float
     flops: float
     num_bytes: float
-    """Moved by a computation, or sent by a collective."""
+    """Bytes that a computation moves or a collective sends."""
     coverage: str
     source: str
     beside: str | None
 
 
 def explain_tasks(rank: Rank, prices: TrainingPricer) -> list[ExplainedTask]:
-    """Every task of the pipeline's first and last chunk and of one in the middle, equal layers once."""
+    """Return every task of the pipeline's first, middle and last chunk, equal layers once."""
     every = chunks(rank.setup)
-    found: dict[tuple[str, str, str], ExplainedTask] = {}
+    rows: dict[tuple[str, str, str], ExplainedTask] = {}
     for chunk in (every[0], every[len(every) // 2], every[-1]):
         for work, count in chunk_work(rank, chunk):
             where = (
@@ -181,7 +188,7 @@ def explain_tasks(rank: Rank, prices: TrainingPricer) -> list[ExplainedTask]:
             for phase, tasks in zip(PHASES, (work.forward, work.backward_input, work.backward_weight), strict=True):
                 for task in tasks:
                     cost = prices.task(task)
-                    found[phase, where, task.name] = ExplainedTask(
+                    rows[phase, where, task.name] = ExplainedTask(
                         phase,
                         where,
                         task.name,
@@ -194,4 +201,4 @@ def explain_tasks(rank: Rank, prices: TrainingPricer) -> list[ExplainedTask]:
                         cost.source,
                         task.beside,
                     )
-    return list(found.values())
+    return list(rows.values())

@@ -1,4 +1,4 @@
-"""Every degree of a training job's parallelism, and the relations that must hold between them exactly.
+"""Find every degree of a training job's parallelism, and check the relations between them.
 
 Degrees follow Megatron-Core (`core/parallel_state.py`): `tp x cp x pp x dp = num_devices`; experts see the same devices
 as `experts_tp x ep x experts_dp x pp`. `dp` is the dense degree; data-parallel groups of dense weights span `dp x cp`.
@@ -7,12 +7,12 @@ as `experts_tp x ep x experts_dp x pp`. `dp` is the dense degree; data-parallel 
 from dataclasses import dataclass
 
 from windtunnel.errors import InputError
-from windtunnel.training.job import V_SCHEDULES, TrainingJob
+from windtunnel.training.job import V_SCHEDULES, TrainingJob, TrainingParallelism
 
 
 @dataclass(frozen=True)
 class Degrees:
-    """Every degree of a job, checked: what divides what, exactly."""
+    """Every degree of a job; all relations between them hold."""
 
     num_devices: int
     tp: int
@@ -45,9 +45,9 @@ class Degrees:
 
 
 def degrees(job: TrainingJob) -> Degrees:
-    """Every degree of `job`, from those that it gives.
+    """Return every degree of `job`, from those that it gives.
 
-    The relations that must hold exactly:
+    Relations that hold exactly:
         num_devices = tp x cp x pp x dp
         num_devices / pp = experts_tp x ep x experts_dp
         global_batch = dp x micro_batch x num_microbatches
@@ -56,16 +56,8 @@ def degrees(job: TrainingJob) -> Degrees:
     Raises:
         InputError: names the relation that is violated and both of its sides.
     """
-    at = job.parallelism
-    model_ranks = at.tp * at.cp * at.pp
-    dp = at.dp or (_divide("num_devices = tp x cp x pp x dp", job.num_devices, model_ranks) if job.num_devices else 1)
-    num_devices = model_ranks * dp
-    if job.num_devices not in (None, num_devices):
-        raise InputError(
-            f"num_devices = {job.num_devices}, but tp x cp x pp x dp = {at.tp} x {at.cp} x {at.pp} x {dp} "
-            f"= {num_devices}",
-            "leave dp out: it follows from num_devices",
-        )
+    given = job.parallelism
+    num_devices, dp = _devices(job)
     num_microbatches = _divide(
         "global_batch = dp x micro_batch x num_microbatches", job.global_batch, dp * job.micro_batch
     )
@@ -75,25 +67,17 @@ def degrees(job: TrainingJob) -> Degrees:
             f"({dp} x {job.micro_batch}) = {num_microbatches}",
             "leave num_microbatches out: it follows",
         )
-    experts_tp = at.experts_tp or (at.tp if at.ep == 1 else 1)
-    per_stage = num_devices // at.pp
-    experts_dp = _divide("num_devices / pp = experts_tp x ep x experts_dp", per_stage, experts_tp * at.ep)
-    if at.experts_dp not in (None, experts_dp):
-        raise InputError(
-            f"experts_dp = {at.experts_dp}, but num_devices / (pp x experts_tp x ep) = {num_devices} / "
-            f"({at.pp} x {experts_tp} x {at.ep}) = {experts_dp}",
-            "leave experts_dp out: it follows",
-        )
-    shard_group = job.sharding.group or dp * at.cp
-    _divide("dp x cp = shard group x replicas", dp * at.cp, shard_group)
+    experts_tp, experts_dp = _experts_degrees(given, num_devices)
+    shard_group = job.sharding.group or dp * given.cp
+    _divide("dp x cp = shard group x replicas", dp * given.cp, shard_group)
     return Degrees(
         num_devices=num_devices,
-        tp=at.tp,
-        cp=at.cp,
-        pp=at.pp,
-        virtual_stages=2 if job.schedule in V_SCHEDULES else at.virtual_stages,
+        tp=given.tp,
+        cp=given.cp,
+        pp=given.pp,
+        virtual_stages=2 if job.schedule in V_SCHEDULES else given.virtual_stages,
         dp=dp,
-        ep=at.ep,
+        ep=given.ep,
         experts_tp=experts_tp,
         experts_dp=experts_dp,
         shard_group=shard_group,
@@ -102,8 +86,39 @@ def degrees(job: TrainingJob) -> Degrees:
     )
 
 
+def _devices(job: TrainingJob) -> tuple[int, int]:
+    """Return the number of devices and the dense data-parallel degree."""
+    given = job.parallelism
+    model_ranks = given.tp * given.cp * given.pp
+    dp = given.dp or 1
+    if given.dp is None and job.num_devices:
+        dp = _divide("num_devices = tp x cp x pp x dp", job.num_devices, model_ranks)
+    num_devices = model_ranks * dp
+    if job.num_devices not in (None, num_devices):
+        raise InputError(
+            f"num_devices = {job.num_devices}, but tp x cp x pp x dp = {given.tp} x {given.cp} x {given.pp} x {dp} "
+            f"= {num_devices}",
+            "leave dp out: it follows from num_devices",
+        )
+    return num_devices, dp
+
+
+def _experts_degrees(given: TrainingParallelism, num_devices: int) -> tuple[int, int]:
+    """Return `experts_tp` and `experts_dp`."""
+    experts_tp = given.experts_tp or (given.tp if given.ep == 1 else 1)
+    per_stage = num_devices // given.pp
+    experts_dp = _divide("num_devices / pp = experts_tp x ep x experts_dp", per_stage, experts_tp * given.ep)
+    if given.experts_dp not in (None, experts_dp):
+        raise InputError(
+            f"experts_dp = {given.experts_dp}, but num_devices / (pp x experts_tp x ep) = {num_devices} / "
+            f"({given.pp} x {experts_tp} x {given.ep}) = {experts_dp}",
+            "leave experts_dp out: it follows",
+        )
+    return experts_tp, experts_dp
+
+
 def dense_dp_of(world: int, pp: int, ep: int, tp: int, experts_dp: int) -> int:
-    """The dense data-parallel degree where a job is described as `world = experts_dp x pp x ep x tp`.
+    """Return the dense data-parallel degree where a job is described as `world = experts_dp x pp x ep x tp`.
 
     That convention puts expert parallelism outside data parallelism; ours inside: `dp = experts_dp x ep`.
 
@@ -118,9 +133,9 @@ def dense_dp_of(world: int, pp: int, ep: int, tp: int, experts_dp: int) -> int:
     return experts_dp * ep
 
 
-def _divide(relation: str, whole: int, part: int) -> int:
-    """`whole / part` where it is a whole number; `relation` names what it would violate."""
-    quotient, rest = divmod(whole, part)
+def _divide(relation: str, total: int, part: int) -> int:
+    """Return `total / part` where it is a whole number; `relation` names the relation that it would violate."""
+    quotient, rest = divmod(total, part)
     if rest or quotient == 0:
-        raise InputError(f"{relation} does not hold: {whole} is not a multiple of {part}")
+        raise InputError(f"{relation} does not hold: {total} is not a multiple of {part}")
     return quotient

@@ -1,7 +1,7 @@
-"""Settings of a training job that others of its settings turn off.
+"""Find settings of a training job that its other settings turn off.
 
-Where a person gives one it is refused, so that nobody believes in what changes nothing; where a framework's defaults
-bring one it is left out. Settings that only a degree of 1 makes idle are none of these: a search passes through it.
+A setting that a person gives is refused, so that nobody relies on what has no effect; a setting from a framework's
+defaults is left out. Settings that only a degree of 1 turns off are allowed: a search passes through it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from windtunnel.training.job import TrainingJob
 
 @dataclass(frozen=True)
 class Condition:
-    """When a setting changes anything."""
+    """The condition under which a setting has an effect."""
 
     path: str
     holds: Callable[[TrainingJob], bool]
-    """Of a job with its framework's defaults."""
+    """Takes a job with its framework's defaults."""
     needs: str
 
 
@@ -79,7 +79,7 @@ CONDITIONS: tuple[Condition, ...] = (
 
 
 def without_idle_settings(given: TrainingJob, filled: TrainingJob) -> TrainingJob:
-    """`filled`, which is `given` with its framework's defaults, less those defaults that change nothing.
+    """Return `filled`, which is `given` with its framework's defaults, without the defaults that change nothing.
 
     Raises:
         InputError: `given` itself has a setting that changes nothing.
@@ -88,21 +88,21 @@ def without_idle_settings(given: TrainingJob, filled: TrainingJob) -> TrainingJo
         if condition.holds(filled):
             continue
         section, name = condition.path.split(".")
-        noun: Any = getattr(filled, section)
-        unset = _default(noun, name)
-        off = False if isinstance(getattr(noun, name), bool) and unset is None else unset
+        schema: Any = getattr(filled, section)
+        unset = _default(schema, name)
+        off = False if isinstance(getattr(schema, name), bool) and unset is None else unset
         if getattr(getattr(given, section), name) not in (unset, off):
             raise InputError(
-                f"{condition.path} = {_shown(getattr(noun, name))} changes nothing here: it needs {condition.needs}",
+                f"{condition.path} = {_shown(getattr(schema, name))} changes nothing here: it needs {condition.needs}",
                 f"leave {condition.path} out",
             )
-        if getattr(noun, name) != off:
-            filled = msgspec.structs.replace(filled, **{section: msgspec.structs.replace(noun, **{name: off})})
+        if getattr(schema, name) != off:
+            filled = msgspec.structs.replace(filled, **{section: msgspec.structs.replace(schema, **{name: off})})
     return filled
 
 
-def _default(noun: Any, name: str) -> Any:
-    return next(field.default for field in msgspec.structs.fields(noun) if field.name == name)
+def _default(schema: Any, name: str) -> Any:
+    return next(field.default for field in msgspec.structs.fields(schema) if field.name == name)
 
 
 def _shown(value: Any) -> str:

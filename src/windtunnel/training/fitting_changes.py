@@ -1,4 +1,4 @@
-"""What would make a training job fit its devices' memory: changes tried one by one, then in pairs."""
+"""Find changes that make a training job fit its devices' memory: one by one, then in pairs."""
 
 from collections.abc import Iterable, Iterator
 
@@ -11,18 +11,15 @@ from windtunnel.training.setup import resolve
 from windtunnel.training.step import TrainingResult, simulate_with
 
 
-def fitting_changes(result: TrainingResult, prices: TrainingPricer, most: int = 4) -> list[tuple[str, TrainingResult]]:
-    """Changes after which the job fits, the fastest first: what to set, and the step that it gives.
-
-    Single changes, and pairs of them where none does alone.
-    """
+def fitting_changes(result: TrainingResult, prices: TrainingPricer, limit: int = 4) -> list[tuple[str, TrainingResult]]:
+    """Return changes after which the job fits, fastest first, with the resulting step; pairs where none fits alone."""
     job = result.setup.job
     singles = list(_changes(job))
-    found = list(_that_fit(singles, prices))
-    if not found:
+    changes = list(_that_fit(singles, prices))
+    if not changes:
         pairs = ((f"{name}, {other}", both) for name, changed in singles for other, both in _changes(changed))
-        found = list(_that_fit(pairs, prices))
-    return sorted(found, key=lambda pair: pair[1].step_s)[:most]
+        changes = list(_that_fit(pairs, prices))
+    return sorted(changes, key=lambda change: change[1].step_s)[:limit]
 
 
 def _that_fit(
@@ -44,7 +41,7 @@ def _that_fit(
 
 def _changes(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
     replace = msgspec.structs.replace
-    at, recompute = job.parallelism, job.recompute
+    parallelism, recompute = job.parallelism, job.recompute
     if recompute.granularity == "none":
         modules = ("core_attention", "norms", "activation")
         selective = replace(recompute, granularity="selective", modules=modules)
@@ -58,15 +55,17 @@ def _changes(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
         yield f"micro_batch={job.micro_batch // 2}", _again(job, micro_batch=job.micro_batch // 2)
     zero = job.sharding.zero or 0
     for stage in (1, 2, 3):
-        if stage > zero and (at.pp == 1 or stage == 1):
+        if stage > zero and (parallelism.pp == 1 or stage == 1):
             yield f"sharding.zero={stage}", replace(job, sharding=replace(job.sharding, zero=stage))
-    yield f"parallelism.tp={at.tp * 2}", _again(job, parallelism=replace(at, tp=at.tp * 2, dp=None, experts_dp=None))
-    deeper = replace(at, pp=at.pp * 2, dp=None, experts_dp=None, layers_per_stage=None)
-    yield f"parallelism.pp={at.pp * 2}", _again(job, parallelism=deeper)
-    wider = replace(at, cp=at.cp * 2, dp=None, experts_dp=None)
-    yield f"parallelism.cp={at.cp * 2}", _again(job, parallelism=wider)
+    free = replace(parallelism, dp=None, experts_dp=None)
+    for name, changed in (
+        ("tp", replace(free, tp=free.tp * 2)),
+        ("pp", replace(free, pp=free.pp * 2, layers_per_stage=None)),
+        ("cp", replace(free, cp=free.cp * 2)),
+    ):
+        yield f"parallelism.{name}={getattr(changed, name)}", _again(job, parallelism=changed)
 
 
 def _again(job: TrainingJob, **changes: object) -> TrainingJob:
-    """The job with other degrees: what followed from the old ones follows anew."""
+    """Return the job with other degrees, without the number of micro-batches that followed from the old ones."""
     return msgspec.structs.replace(job, num_microbatches=None, **changes)

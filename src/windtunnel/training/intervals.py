@@ -1,4 +1,4 @@
-"""Where 80% of measurements of a training step are expected, from published runs and how operator times were found."""
+"""Intervals of a training step's time, from the errors of published runs and the coverage of operator times."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from windtunnel.training.step import TrainingResult
 SPREADS_FILE = catalog.shipped("training_spreads.yaml")
 """Written by `benchmarks/training_accuracy.py --write`."""
 MEASURED_ARCHITECTURES = ("volta", "ampere", "hopper", "blackwell")
-"""Of the published runs' devices."""
+"""Architectures of the published runs' devices."""
 
 
 def kind_of_job(job: TrainingJob) -> str:
-    """The class of jobs whose errors are alike: `experts`, `lora` or `dense`."""
+    """Return the class of jobs with equal errors: `experts`, `lora` or `dense`."""
     if job.lora is not None:
         return "lora"
     return "experts" if job.parallelism.ep > 1 else "dense"
@@ -26,12 +26,12 @@ def kind_of_job(job: TrainingJob) -> str:
 
 @cache
 def spreads() -> Mapping[str, Spread]:
-    """Class of jobs -> measured over predicted step times of published runs; a data set weighs the root of its runs."""
+    """Return, by class of jobs, measured over predicted step times; a data set weighs the root of its runs."""
     return {kind: decode(raw, Spread) for kind, raw in read_yaml(SPREADS_FILE).items()}
 
 
 def step_interval(result: TrainingResult, known: Mapping[str, Spread] | None = None) -> Interval:
-    """The 80% interval of a step's seconds; `known` takes the place of the shipped spreads."""
+    """Return the 80% interval of a step's seconds; `known` replaces the shipped spreads."""
     total = sum(result.by_coverage.values())
     coverage = {how.value: seconds / total for how, seconds in result.by_coverage.items()} if total else {}
     num_outside = int(result.setup.device.architecture not in MEASURED_ARCHITECTURES)

@@ -164,7 +164,7 @@ class Recompute(Schema):
         check_non_negative(num_layers=self.num_layers)
 
 
-class Overlap(Schema):
+class TrainingOverlap(Schema):
     """What runs beside computation. `None` takes the framework's."""
 
     gradient_reduce: bool | None = None
@@ -200,7 +200,7 @@ class Lora(Schema):
         check_at_least(1, rank=self.rank)
 
 
-class Faults(Schema):
+class TrainingFaults(Schema):
     """What interrupts a run, and what an interruption costs; the goodput follows (Young 1974, Daly 2006)."""
 
     device_mtbf_s: float | None = None
@@ -247,7 +247,7 @@ class TrainingJob(Schema):
     lora: Lora | None = None
     """Low-rank adapters are trained and nothing else."""
     optimizer: Literal["adam", "sgd_momentum", "sgd", "adafactor", "muon"] = "adam"
-    overlap: Overlap = Overlap()
+    overlap: TrainingOverlap = TrainingOverlap()
     kernels: Kernels = Kernels()
     schedule: ScheduleName | None = None
     """None: `1f1b`, or `interleaved` with virtual stages."""
@@ -261,7 +261,7 @@ class TrainingJob(Schema):
     None: a sequence is one document."""
     total_tokens: float | None = None
     """Of the whole run; gives its duration, energy and price."""
-    faults: Faults = Faults()
+    faults: TrainingFaults = TrainingFaults()
     network: ClusterNetwork | None = None
     """Between the nodes; None takes closed forms over their published links."""
     price_usd_per_hour: float | None = None

@@ -1,12 +1,12 @@
-"""What fills a device's memory in training: parameters, gradients, optimizer state, activations, reserves.
+"""Predict a device's memory in training: parameters, gradients, optimizer state, activations, reserves.
 
-Rules: arXiv:1910.02054 (state and its sharding), arXiv:2205.05198 (activations); what a layer keeps is the sum over its
-parts in `training/layers/parts.py`, so that memory and time cannot disagree about what is recomputed.
+Rules: arXiv:1910.02054 (state and its sharding), arXiv:2205.05198 (activations); a layer keeps the sum over its parts
+in `training/layers/parts.py`, so that memory and time cannot disagree about what is recomputed.
 """
 
 from dataclasses import dataclass
 
-from windtunnel.training.layers.chunks import Chunk, Parameters, chunk_parameters, layer_parameters, trained
+from windtunnel.training.layers.chunks import LayerChunk, Parameters, chunk_parameters, layer_parameters, trained
 from windtunnel.training.layers.parts import Work, ends_work, head_parts, layer_work
 from windtunnel.training.layers.rank import BF16_BYTES, WIRE_BYTES, Group, Rank
 from windtunnel.training.layers.sharding import NUM_MOMENTS, STATE_BYTES, gathered_layer, owned
@@ -36,9 +36,9 @@ class StageMemory:
     gradients_bytes: float
     optimizer_bytes: float
     activations_bytes: float
-    """Of all micro-batches in flight at the worst moment."""
+    """Activations of all micro-batches in flight at the worst moment."""
     transient_bytes: float
-    """One layer's while it is recomputed or differentiated, gathered parameters and buckets, logits' gradient."""
+    """Activations of one layer in its backward pass, gathered parameters and buckets, gradient of the logits."""
     reserve_bytes: float
     num_in_flight: float
     """Micro-batches whose activations are held at the worst moment, in whole passes through the stage."""
@@ -53,57 +53,57 @@ class StageMemory:
 
 
 def state_bytes(rank: Rank, held: Parameters) -> tuple[float, float, float]:
-    """Bytes of parameters, gradients and optimizer state of one rank that holds `held`."""
+    """Return the bytes of parameters, gradients and optimizer state of one rank that holds `held`."""
     job = rank.setup.job
     precision, zero = job.precision, job.sharding.zero or 0
     learnt = trained(rank, held)
-    own = owned(rank, learnt)
+    num_owned = owned(rank, learnt)
     gradient = STATE_BYTES[precision.gradients or "fp32"]
     # A recipe in fp8 keeps 16-bit parameters beside what it multiplies; sharded fp32 parameters are their own master.
     parameters = BF16_BYTES * held.total if zero < 3 else 0.0
     if zero == 3 and rank.setup.job.lora:
         parameters = BF16_BYTES * owned(rank, held)
-    gradients = gradient * (own if zero >= 2 else learnt.total)
+    gradients = gradient * (num_owned if zero >= 2 else learnt.total)
     if job.framework == "deepspeed" and precision.gradients == "fp32" and zero < 3:
         # DeepSpeed's bf16_optimizer.py lets autograd fill 16-bit gradients and adds them to its fp32 ones.
         gradients += BF16_BYTES * learnt.total
     moments = NUM_MOMENTS[job.optimizer] * STATE_BYTES[precision.moments]
     master = STATE_BYTES[precision.master_weights or "fp32"]
     keeps_master = precision.master_weights == "fp32" or zero >= 3
-    return parameters, gradients, own * (moments + (master if keeps_master else 0.0))
+    return parameters, gradients, num_owned * (moments + (master if keeps_master else 0.0))
 
 
-def chunk_work(rank: Rank, chunk: Chunk) -> list[tuple[Work, float]]:
-    """The work of a chunk's layers, each with how many layers do it; then that of its ends.
+def chunk_work(rank: Rank, chunk: LayerChunk) -> list[tuple[Work, float]]:
+    """Return the work of a chunk's layers, each with its number of layers; then the work of its ends.
 
     Full recomputation may cover some of a chunk's layers only.
     """
     recompute = rank.setup.job.recompute
-    found = []
+    works = []
     for group, count in chunk.layers:
         covered = count
         if recompute.granularity == "full" and recompute.num_layers is not None:
             covered = min(count, recompute.num_layers * count / max(chunk.num_layers, 1.0))
             if count > covered:
-                found.append((layer_work(rank, group, "none"), count - covered))
+                works.append((layer_work(rank, group, "none"), count - covered))
         if covered > 0:
-            found.append((layer_work(rank, group), covered))
+            works.append((layer_work(rank, group), covered))
     if chunk.has_embedding or chunk.has_head:
-        found.append((ends_work(rank, chunk), 1.0))
-    return found
+        works.append((ends_work(rank, chunk), 1.0))
+    return works
 
 
-def kept_bytes(rank: Rank, chunk: Chunk) -> float:
-    """Activations that one micro-batch keeps in a chunk from its forward to its backward pass.
+def kept_bytes(rank: Rank, chunk: LayerChunk) -> float:
+    """Return the activations that one micro-batch keeps in a chunk from its forward to its backward pass.
 
-    The head's are there only between its own two passes, which follow each other: they count as transient.
+    The head's exist only between its own two passes, which follow each other: they count as transient.
     """
     head = sum(part.kept_bytes for part in head_parts(rank)) if chunk.has_head else 0.0
     return sum(work.kept_bytes * count for work, count in chunk_work(rank, chunk)) - head
 
 
-def transient_bytes(rank: Rank, held_chunks: list[Chunk]) -> float:
-    """Memory beside parameters, state and kept activations at the worst moment of a backward pass."""
+def transient_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> float:
+    """Return the memory beside parameters, state and kept activations at the worst moment of a backward pass."""
     job = rank.setup.job
     works = [work for chunk in held_chunks for work, _ in chunk_work(rank, chunk)]
     layer = max((work.transient_bytes for work in works), default=0.0)
@@ -121,27 +121,29 @@ def transient_bytes(rank: Rank, held_chunks: list[Chunk]) -> float:
     return max(layer, head) + gathered + buckets
 
 
-def _gathered_bytes(rank: Rank, held_chunks: list[Chunk]) -> float:
-    """ZeRO-3: parameters that are gathered at once, or never sharded, and a layer's gradient before it is scattered."""
+def _gathered_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> float:
+    """Return ZeRO-3's parameters that are gathered at once or never sharded, and a layer's unscattered gradient."""
     job = rank.setup.job
     layers = [(group, count) for chunk in held_chunks for group, count in chunk.layers]
     sizes = [layer_parameters(rank, group).total for group, _ in layers]
-    whole = sum((size - gathered_layer(rank, group).total) * n for size, (group, n) in zip(sizes, layers, strict=True))
+    unsharded = sum(
+        (size - gathered_layer(rank, group).total) * n for size, (group, n) in zip(sizes, layers, strict=True)
+    )
     every = sum(size * count for size, (_, count) in zip(sizes, layers, strict=True))
     largest = max(sizes, default=0.0)
     # This layer's parameters and the next one's, or as many as may be held.
-    most = job.sharding.max_live_elements
-    live = 2 * largest if most is None else min(max(float(most), largest), every)
+    limit = job.sharding.max_live_elements
+    live = 2 * largest if limit is None else min(max(float(limit), largest), every)
     ends = sum(chunk_parameters(rank, chunk).total for chunk in held_chunks) - every
     gather = WIRE_BYTES[job.precision.parameter_gather or "bf16"]
     reduce = WIRE_BYTES[job.precision.gradient_reduce or "fp32"]
-    return (live + whole + ends) * gather + 2 * largest * reduce
+    return (live + unsharded + ends) * gather + 2 * largest * reduce
 
 
 def stage_memory(
-    rank: Rank, stage: int, held_chunks: list[Chunk], activations_bytes: float, num_in_flight: float
+    rank: Rank, stage: int, held_chunks: list[LayerChunk], activations_bytes: float, num_in_flight: float
 ) -> StageMemory:
-    """One stage's memory; `activations_bytes` is the peak that the schedule's replay found."""
+    """Return one stage's memory; `activations_bytes` is the peak from the schedule's replay."""
     held = Parameters()
     for chunk in held_chunks:
         held = held + chunk_parameters(rank, chunk)

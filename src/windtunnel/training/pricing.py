@@ -1,4 +1,4 @@
-"""Seconds of a training pass: every task by the serving estimators, then what long runs and overlap change.
+"""Price a training pass: every task by the serving estimators, then the effects of long runs and overlap.
 
 A few figures are global; none belongs to a model, a framework or a run. `benchmarks/training_accuracy.py` prints what
 they give on measured runs, each data set also with figures fitted without it.
@@ -23,14 +23,14 @@ SUSTAINED_FRACTION: Mapping[str, float] = {"ampere": 0.85, "hopper": 0.77, "blac
 architecture: a loop ends before power and temperature lower the clock. Data sets agree on it where they were fitted one
 by one: Ampere 0.84 to 0.87, Hopper 0.76 to 0.84, Blackwell 0.77 to 0.84."""
 RATED_W: Mapping[str, float] = {"ampere": 400.0, "hopper": 700.0, "blackwell": 1000.0}
-"""Power limit of the parts that those fractions are for. Below it the clock falls with the cube root of power, which
+"""Power limit of the devices that those fractions are for. Below it the clock falls with the cube root of power, which
 grows as f V^2 with V in proportion to f."""
 
 OTHER_SUSTAINED_FRACTION = 0.8
 
 OVERLAP_SLOWDOWN = 0.12
-"""What computation loses for each second of communication beside it: NCCL's kernels hold 16 to 24 of an H100's 132
-multiprocessors, and both share the memory's bandwidth."""
+"""Seconds that computation loses for each second of communication beside it: NCCL's kernels hold 16 to 24 of an H100's
+132 multiprocessors, and both share the memory's bandwidth."""
 
 NETWORK_EFFICIENCY = 0.9
 """Share of the network cards' rate that large collectives between nodes reach: 386 of 400 GB/s for an all-reduce of 64
@@ -42,7 +42,7 @@ UNALIGNED_SLOWDOWN = 1.3
 14,400 and 120 at 13,824, with heads of 150 and 216 values. Tables of measured operators hold aligned shapes only."""
 
 SCALE_UP_EFFICIENCY = 0.8
-"""The same of links inside a node, where a ring passes both: 360 of 450 GB/s on eight H100."""
+"""The same for links inside a node, where a ring passes both: 360 of 450 GB/s on eight H100."""
 
 NETWORK_ERROR = 0.15
 """Assumed relative error of `network_seconds`."""
@@ -63,16 +63,16 @@ class TaskCost:
 
 @dataclass
 class PassCost:
-    """One pass of one micro-batch through some layers. Seconds; exposed and hidden add up to all communication."""
+    """Seconds of one micro-batch's pass through some layers; exposed and hidden add up to all communication."""
 
     compute_s: dict[str, float] = field(default_factory=dict)
     """By class of operator."""
     exposed_s: dict[Group, float] = field(default_factory=dict)
     hidden_s: dict[Group, float] = field(default_factory=dict)
     pairable_s: float = 0.0
-    """Of the exposed communication, what hides where another micro-batch's pass runs beside this one (DualPipe)."""
+    """The exposed communication that another micro-batch's pass beside this one would hide (DualPipe)."""
     slowdown_s: float = 0.0
-    """What computation loses to the communication beside it."""
+    """Seconds that computation loses to the communication beside it."""
     error_s: float = 0.0
     """Expected error of the estimates, in seconds, were they all wrong the same way."""
     by_coverage: dict[Coverage, float] = field(default_factory=dict)
@@ -102,22 +102,25 @@ class PassCost:
 
 @dataclass(frozen=True)
 class FastestEstimator:
-    """The fastest of several estimates: training frameworks tune their libraries, so that the best kernel that anyone
-    measured for an operator is the one that runs.
+    """The fastest of several estimates.
+
+    Training frameworks tune their libraries, so the best kernel measured for an operator is the one that runs.
     """
 
     estimators: tuple[Estimator, ...]
 
     def estimate(self, op: ops.Op) -> Estimate:
-        """The least seconds, with that estimate's coverage and source."""
-        return min((estimator.estimate(op) for estimator in self.estimators), key=lambda found: float(found.seconds))
+        """Return the estimate with the fewest seconds."""
+        return min(
+            (estimator.estimate(op) for estimator in self.estimators), key=lambda estimate: float(estimate.seconds)
+        )
 
 
 def network_seconds(op: ops.Collective, node: Node) -> float:
-    """Seconds of a collective between nodes: rings that leave a node by all of its ranks' network cards at once.
+    """Return the seconds of a collective between nodes: rings leave a node by all of its ranks' network cards at once.
 
-    A ring's bytes pass the slower of the links inside and the cards together; what is exchanged by all-to-all leaves a
-    rank by its own card, except for the part that stays in its node. Each step of a ring costs a latency; all-reduce
+    A ring's bytes pass the slower of the links inside and the cards together; an all-to-all leaves a rank by its
+    own card, except for the part that stays in its node. Each step of a ring costs a latency; all-reduce
     takes trees where they are shorter (NCCL 2.27 src/graph/tuning.cc).
 
     Raises:
@@ -144,24 +147,24 @@ class BetweenNodes(Protocol):
     """Anything that prices a job's collectives between nodes."""
 
     def estimate(self, op: ops.Collective, group: Group) -> Estimate:
-        """Seconds of a collective in every group of a kind at once."""
+        """Return the seconds of a collective in every group of a kind at once."""
         ...
 
 
 @dataclass(frozen=True)
 class LinksBetweenNodes:
-    """`network_seconds`, where nothing is known of the network but its links."""
+    """`network_seconds`, for a network of which only the links are known."""
 
     node: Node
 
     def estimate(self, op: ops.Collective, group: Group) -> Estimate:  # noqa: ARG002
-        """Seconds of `op`, whose group has the links to itself."""
+        """Return the seconds of `op`, whose group has the links to itself."""
         return Estimate(network_seconds(op, self.node), Coverage.ROOFLINE, "links between nodes", NETWORK_ERROR)
 
 
 @dataclass(frozen=True)
 class TrainingPricer:
-    """Prices tasks; equal operators once."""
+    """Prices of tasks, each operator priced once."""
 
     estimator: Estimator
     between_nodes: BetweenNodes
@@ -170,7 +173,7 @@ class TrainingPricer:
     _known: dict[tuple[ops.Op, Group | None], tuple[float, Coverage, str, float]] = field(default_factory=dict)
 
     def task(self, task: Task) -> TaskCost:
-        """Seconds of one task."""
+        """Return the cost of one task."""
         key = (task.op, task.group)
         if key not in self._known:
             self._known[key] = self._price(task.op, task.group)
@@ -179,55 +182,55 @@ class TrainingPricer:
 
     def _price(self, op: ops.Op, group: Group | None) -> tuple[float, Coverage, str, float]:
         if isinstance(op, ops.Collective) and group is not None and op.span_nodes > 1:
-            found = self.between_nodes.estimate(op, group)
+            estimate = self.between_nodes.estimate(op, group)
         else:
-            found = self.estimator.estimate(op)
-        seconds = float(found.seconds)
+            estimate = self.estimator.estimate(op)
+        seconds = float(estimate.seconds)
         if not isinstance(op, ops.Elementwise | ops.Collective):
             seconds /= self.sustained_fraction
         if isinstance(op, ops.Gemm) and any(size > ALIGNED_VALUES and size % ALIGNED_VALUES for size in (op.n, op.k)):
             seconds *= UNALIGNED_SLOWDOWN
-        return seconds, found.coverage, found.source, found.relative_error
+        return seconds, estimate.coverage, estimate.source, estimate.relative_error
 
     def seconds(self, tasks: Iterable[Task]) -> float:
-        """Seconds of tasks one after the other."""
+        """Return the seconds of tasks one after the other."""
         return sum(self.task(task).seconds for task in tasks)
 
     def of_pass(self, tasks: Iterable[Task]) -> PassCost:
-        """A pass in which collectives run beside the computations that they name, and alone otherwise."""
-        found = PassCost()
+        """Return the cost of a pass whose collectives run beside the computations that they name, or alone."""
+        total = PassCost()
         costs = [self.task(task) for task in tasks]
         for cost in costs:
-            found.by_coverage[cost.coverage] = found.by_coverage.get(cost.coverage, 0.0) + cost.seconds
-            found.error_s += cost.seconds * cost.relative_error
+            total.by_coverage[cost.coverage] = total.by_coverage.get(cost.coverage, 0.0) + cost.seconds
+            total.error_s += cost.seconds * cost.relative_error
             if cost.task.group is None:
                 kind = class_of(cost.task)
-                found.compute_s[kind] = found.compute_s.get(kind, 0.0) + cost.seconds
+                total.compute_s[kind] = total.compute_s.get(kind, 0.0) + cost.seconds
         room = {cost.task.name: cost.seconds for cost in costs if cost.task.group is None}
         for cost in costs:
             if cost.task.group is not None:
-                self._communicate(found, cost, cost.task.group, room)
-        return found
+                self._communicate(total, cost, cost.task.group, room)
+        return total
 
-    def _communicate(self, found: PassCost, cost: TaskCost, group: Group, room: dict[str, float]) -> None:
+    def _communicate(self, total: PassCost, cost: TaskCost, group: Group, room: dict[str, float]) -> None:
         task, hidden = cost.task, 0.0
         if task.beside == "experts_beside":
-            found.pairable_s += cost.seconds
+            total.pairable_s += cost.seconds
         elif task.beside in room:
             hidden = min(cost.seconds, room[task.beside])
             if task.pieces > 1:
                 hidden *= 1.0 - 1.0 / task.pieces
             room[task.beside] -= hidden
-            found.slowdown_s += hidden * self.overlap_slowdown
-        found.hidden_s[group] = found.hidden_s.get(group, 0.0) + hidden
-        found.exposed_s[group] = found.exposed_s.get(group, 0.0) + cost.seconds - hidden
+            total.slowdown_s += hidden * self.overlap_slowdown
+        total.hidden_s[group] = total.hidden_s.get(group, 0.0) + hidden
+        total.exposed_s[group] = total.exposed_s.get(group, 0.0) + cost.seconds - hidden
 
 
 def pricer(
     estimator: Estimator, device: Device, node: Node, between_nodes: BetweenNodes | None = None
 ) -> TrainingPricer:
-    """A pricer with the shipped figures of the device's architecture; between nodes by closed forms where nothing else
-    is given.
+    """Return a pricer with the shipped figures of the device's architecture; closed forms price links between nodes
+    where `between_nodes` is left out.
     """
     sustained = SUSTAINED_FRACTION.get(device.architecture, OTHER_SUSTAINED_FRACTION)
     rated_w = RATED_W.get(device.architecture)
@@ -237,7 +240,7 @@ def pricer(
 
 
 def class_of(task: Task) -> str:
-    """The class under which a report counts a computation."""
+    """Return the class under which a report counts a computation."""
     if task.name.startswith("recompute_"):
         return "recomputation"
     if isinstance(task.op, ops.Gemm):
@@ -248,5 +251,5 @@ def class_of(task: Task) -> str:
 
 
 def worst(by_coverage: Mapping[Coverage, float]) -> Coverage:
-    """The least sure coverage that any time has."""
+    """Return the least certain coverage among those with time."""
     return max(by_coverage, key=COVERAGES.index, default=Coverage.MEASURED)

@@ -14,7 +14,14 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.model.shape import LayerGroup
-from windtunnel.training.layers.chunks import Chunk, Parameters, chunk_parameters, chunks, layer_parameters, trained
+from windtunnel.training.layers.chunks import (
+    LayerChunk,
+    Parameters,
+    chunk_parameters,
+    chunks,
+    layer_parameters,
+    trained,
+)
 from windtunnel.training.layers.part import Part, Task
 from windtunnel.training.layers.parts import embedding_parts, head_parts, layer_parts, layer_work
 from windtunnel.training.layers.rank import BF16_BYTES, Rank
@@ -130,7 +137,7 @@ def check_device(setup: TrainingSetup, device: int) -> None:
 
 
 def _last_of_chunks(actions: np.ndarray) -> dict[int, int]:
-    """Chunk -> position of the action that finishes its gradients."""
+    """LayerChunk -> position of the action that finishes its gradients."""
     is_split = bool((actions[:, 0] == WEIGHT).any())
     wanted = WEIGHT if is_split else BACKWARD
     return {
@@ -138,7 +145,7 @@ def _last_of_chunks(actions: np.ndarray) -> dict[int, int]:
     }
 
 
-def _chunk_passes(rank: Rank, chunk: Chunk, is_split: bool, is_last: bool) -> _Passes:
+def _chunk_passes(rank: Rank, chunk: LayerChunk, is_split: bool, is_last: bool) -> _Passes:
     """A chunk's layers one after the other, between its embedding and its head; `is_last` closes its gradients."""
     units = [(_passes_of(unit, is_split), unit) for unit in chunk_units(rank, chunk)]
     if rank.setup.job.sharding.zero == 3:
@@ -173,7 +180,7 @@ class Unit:
     """Of those, what ZeRO-3 shards and gathers."""
 
 
-def chunk_units(rank: Rank, chunk: Chunk) -> list[Unit]:
+def chunk_units(rank: Rank, chunk: LayerChunk) -> list[Unit]:
     """A chunk's units in the order of the forward pass."""
     units = [
         Unit(layer_parts(rank, group), again, layer_parameters(rank, group), gathered_layer(rank, group))
@@ -191,7 +198,7 @@ def chunk_units(rank: Rank, chunk: Chunk) -> list[Unit]:
     return units
 
 
-def _layers(rank: Rank, chunk: Chunk) -> Iterator[tuple[LayerGroup, tuple[Task, ...]]]:
+def _layers(rank: Rank, chunk: LayerChunk) -> Iterator[tuple[LayerGroup, tuple[Task, ...]]]:
     """Every layer of a chunk in order, with what its backward pass computes again.
 
     Groups whose counts are fractions of a chunk's layers (hybrids that alternate) are spread evenly.
@@ -269,7 +276,7 @@ def _gathered(rank: Rank, units: list[tuple[tuple[Task, ...], Unit]], gather: bo
             yield from reduce_tasks(rank, trained(rank, unit.held), BESIDE_STEP if overlap.gradient_reduce else None)
 
 
-def _end_of_step(rank: Rank, held: list[Chunk]) -> Iterator[Task]:
+def _end_of_step(rank: Rank, held: list[LayerChunk]) -> Iterator[Task]:
     """Reductions that were not overlapped, small collectives, the optimizer, and the parameters for the next step."""
     job = rank.setup.job
     total = Parameters()

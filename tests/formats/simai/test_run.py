@@ -19,7 +19,13 @@ from windtunnel.network.collectives.rings import ring, simai_rings
 from windtunnel.network.flows import Flows
 from windtunnel.network.topology import GBPS, AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier, build_fabric
 from windtunnel.network.topology_file import read_topology, topology_text
-from windtunnel.training.iteration.layers import Communication, Group, Layer, LayerWorkload, Phase
+from windtunnel.training.iteration.layers import (
+    Communication,
+    IterationLayer,
+    LayerPhase,
+    LayerWorkload,
+    RankGroup,
+)
 
 A100 = {"gpu_type": "A100", "nic_bytes_per_s": 100 * GBPS, "scale_up_bytes_per_s": 2400 * GBPS}
 GENERATED: dict[str, Topology] = {
@@ -178,7 +184,7 @@ def test_every_collective_of_simai_analytical_takes_as_long(reference: Path) -> 
             nics_per_server=int(row["nics_per_server"]),
             gpus_per_server=int(row["gpus_per_server"]),
         )
-        call = Communication(OPERATIONS[row["op"]], Group(row["group"].lower()), int(row["size_bytes"]))
+        call = Communication(OPERATIONS[row["op"]], RankGroup(row["group"].lower()), int(row["size_bytes"]))
         assert abs(collective_ns(call, job, hardware) / 1000 - int(row["time_us"])) <= 1, row
 
 
@@ -242,7 +248,13 @@ def test_every_recorded_decomposition_has_as_many_flows_and_bytes(reference: Pat
 
 
 def test_what_simai_cannot_price_is_answered_with_file_and_line() -> None:
-    layer = Layer("big", Phase(0.0, Communication("all_gather", Group.TP, 40 * 10**9)), Phase(0.0), Phase(0.0), 0.0)
+    layer = IterationLayer(
+        "big",
+        LayerPhase(0.0, Communication("all_gather", RankGroup.TP, 40 * 10**9)),
+        LayerPhase(0.0),
+        LayerPhase(0.0),
+        0.0,
+    )
     workload = LayerWorkload("job.txt", 8, 1, 1, 1, 1, 8, 0, (layer,))
     with pytest.raises(InputError, match=r"job.txt, line 3: .*end at 16 GiB"):
         run_simai_analytical(workload, SimaiHardware())

@@ -8,7 +8,13 @@ from windtunnel.network.collectives.run import groups_seconds
 from windtunnel.network.named_fabrics import fabric_of
 from windtunnel.network.paths import Paths
 from windtunnel.network.settings import NetworkSettings
-from windtunnel.training.iteration.layers import Communication, Group, Layer, LayerWorkload, Phase
+from windtunnel.training.iteration.layers import (
+    Communication,
+    IterationLayer,
+    LayerPhase,
+    LayerWorkload,
+    RankGroup,
+)
 from windtunnel.training.iteration.run import groups_of, run_layers
 from windtunnel.training.iteration.shared_fabric import max_min_rates, place_jobs, run_jobs
 
@@ -17,9 +23,9 @@ NARROW = "dcn_plus:num_gpus=32,gpus_per_leaf=16,num_spines=1,leaf_spine_bytes_pe
 
 
 def job(num_gpus: int = 16, reduce_bytes: int = 2**26, compute_s: float = 0.0, pp: int = 1) -> LayerWorkload:
-    nothing = Phase(0.0)
-    reduce = Communication("all_reduce", Group.DP, reduce_bytes)
-    layer = Layer("gradients", Phase(compute_s), nothing, Phase(0.0, reduce), 0.0)
+    nothing = LayerPhase(0.0)
+    reduce = Communication("all_reduce", RankGroup.DP, reduce_bytes)
+    layer = IterationLayer("gradients", LayerPhase(compute_s), nothing, LayerPhase(0.0, reduce), 0.0)
     return LayerWorkload("job", 8, 1, pp, 1, 4, num_gpus, 2**20 * (pp > 1), (layer,))
 
 
@@ -35,7 +41,7 @@ def test_two_jobs_on_a_narrow_uplink_take_as_long_as_their_collectives_at_once()
     fabric, workload = fabric_of(NARROW), job()
     placed = place_jobs([workload, workload], fabric, "striped")
     shared = run_jobs(placed, fabric, FLOW)
-    groups = np.concatenate([each.gpus[groups_of(workload, Group.DP)] for each in placed])
+    groups = np.concatenate([each.gpus[groups_of(workload, RankGroup.DP)] for each in placed])
     at_once = groups_seconds(fabric, "all_reduce", 2**26, groups, FLOW)
     for each in shared:
         # Steps of a ring wait for latencies in which the other job has the uplink to itself.

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from windtunnel import catalog
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.schema import Schema, SchemaT, check_fraction, check_positive, decode, fields_of, read_yaml
-from windtunnel.training.iteration.layers import Communication, Group, Layer, LayerWorkload, Phase
+from windtunnel.training.iteration.layers import Communication, IterationLayer, LayerPhase, LayerWorkload, RankGroup
 from windtunnel.training.iteration.times import Iteration, LayerTimes, PhaseTimes, bubble_ns, exposed_by_group
 from windtunnel.units import GIB, parse_quantity
 
@@ -112,22 +112,22 @@ class _Span:
     nics: int
 
 
-def _span(workload: LayerWorkload, group: Group, hardware: SimaiHardware) -> _Span:
+def _span(workload: LayerWorkload, group: RankGroup, hardware: SimaiHardware) -> _Span:
     tp, size = workload.tp, workload.group_size(group)
     per_server, nics = hardware.gpus_per_server, hardware.nics_per_server
     match group:
-        case Group.TP if tp <= per_server:
+        case RankGroup.TP if tp <= per_server:
             return _Span(1, tp, nics)
-        case Group.TP:
+        case RankGroup.TP:
             return _Span(tp // per_server, per_server, nics)
-        case Group.EP if tp * size <= per_server:
+        case RankGroup.EP if tp * size <= per_server:
             return _Span(1, per_server // tp, nics)
-        case Group.EP:
+        case RankGroup.EP:
             shared = nics // per_server if tp > per_server else nics // tp
             return _Span(tp * size // per_server, max(per_server // tp, 1), shared)
-        case Group.DP if tp <= per_server:
+        case RankGroup.DP if tp <= per_server:
             return _Span(size, per_server // tp, nics // tp)
-        case Group.DP_EP if tp * workload.ep <= per_server:
+        case RankGroup.DP_EP if tp * workload.ep <= per_server:
             return _Span(size, per_server // (tp * workload.ep), nics // (tp * workload.ep))
         case _:
             return _Span(size, 1, nics // per_server)
@@ -160,10 +160,10 @@ def _ratios() -> tuple[NDArray[np.float64], Mapping[str, NDArray[np.float64]]]:
 def _efficiency(call: Communication, workload: LayerWorkload, hardware: SimaiHardware, by_nvlink: bool) -> float:
     """Return the bandwidth of a collective of this size as a share of the bandwidth at 16 GiB."""
     tp, per_server = workload.tp, hardware.gpus_per_server
-    if call.group is Group.TP and call.op != "all_reduce":
+    if call.group is RankGroup.TP and call.op != "all_reduce":
         num_servers = 1 if tp < per_server else tp // per_server
         table = "all_to_all" if call.op == "all_to_all" else ("nvlink" if by_nvlink else "nic")
-    elif call.group is Group.EP and call.op == "all_to_all":
+    elif call.group is RankGroup.EP and call.op == "all_to_all":
         table = "all_to_all"
         num_servers = 1 if tp * workload.ep <= per_server else tp * workload.ep // per_server
         if tp >= per_server and num_servers > 1:
@@ -223,7 +223,7 @@ def run_simai_analytical(
         raise InputError(f"{workload.name}, line 1: tp = {workload.tp} does not fill servers of {per_server} GPUs")
     known: dict[Communication, int] = {}
 
-    def times(phase: Phase, group_of_overlap: Group) -> PhaseTimes:
+    def times(phase: LayerPhase, group_of_overlap: RankGroup) -> PhaseTimes:
         call = phase.communication
         compute_ns = round(phase.compute_s * 1e9)
         if call is None:
@@ -233,14 +233,14 @@ def run_simai_analytical(
         shown = np.float32(1) - np.float32(_overlap_of(group_of_overlap, overlap))
         return PhaseTimes(compute_ns, known[call], int(np.float32(known[call]) * shown))
 
-    def row(line: int, layer: Layer) -> LayerTimes:
+    def row(line: int, layer: IterationLayer) -> LayerTimes:
         forward = layer.forward.communication
-        group = forward.group if forward else Group.TP
+        group = forward.group if forward else RankGroup.TP
         try:
             return LayerTimes(
                 layer,
                 times(layer.forward, group),
-                times(layer.weight_gradient, Group.DP),
+                times(layer.weight_gradient, RankGroup.DP),
                 times(layer.input_gradient, group),
             )
         except InputError as error:
@@ -252,8 +252,8 @@ def run_simai_analytical(
     )
 
 
-def _overlap_of(group: Group, overlap: SimaiOverlap) -> float:
-    fractions = {Group.TP: overlap.tp_fraction, Group.EP: overlap.ep_fraction}
+def _overlap_of(group: RankGroup, overlap: SimaiOverlap) -> float:
+    fractions = {RankGroup.TP: overlap.tp_fraction, RankGroup.EP: overlap.ep_fraction}
     return fractions.get(group, overlap.dp_fraction)
 
 

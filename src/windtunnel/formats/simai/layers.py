@@ -6,7 +6,7 @@ from windtunnel.errors import InputError
 from windtunnel.formats.simai.analytical import FIRST_LAYER_LINE
 from windtunnel.formats.simai.read import read_workload
 from windtunnel.formats.simai.schema import HEADER_KEYS, TRANSFORMER, FilePhase, Header, WorkloadLayer, meaning
-from windtunnel.training.iteration.layers import Communication, Group, Layer, LayerWorkload, Phase
+from windtunnel.training.iteration.layers import Communication, IterationLayer, LayerPhase, LayerWorkload, RankGroup
 
 _NEEDED = ("tp", "ep", "pp", "vpp", "num_microbatches", "num_devices")
 
@@ -22,7 +22,7 @@ def read_layers(path: Path) -> LayerWorkload:
         raise InputError(f"{path}, line 1: the policy {workload.policy} is not run", f"{TRANSFORMER} is")
     header = workload.header
     _require(header, path)
-    known: dict[WorkloadLayer, Layer] = {}
+    known: dict[WorkloadLayer, IterationLayer] = {}
     for line, row in enumerate(workload.layers(), FIRST_LAYER_LINE):
         if row not in known:
             known[row] = _layer(row, f"{path}, line {line}")
@@ -49,8 +49,8 @@ def _require(header: Header, path: Path) -> None:
             raise InputError(f"{path}, line 1: {words[field]} is missing")
 
 
-def _layer(row: WorkloadLayer, where: str) -> Layer:
-    return Layer(
+def _layer(row: WorkloadLayer, where: str) -> IterationLayer:
+    return IterationLayer(
         row.name,
         _phase(row.forward, False, where),
         _phase(row.input_gradient, False, where),
@@ -59,14 +59,14 @@ def _layer(row: WorkloadLayer, where: str) -> Layer:
     )
 
 
-def _phase(phase: FilePhase, is_weight_gradient: bool, where: str) -> Phase:
+def _phase(phase: FilePhase, is_weight_gradient: bool, where: str) -> LayerPhase:
     collective = meaning(phase.collective, is_weight_gradient)
     largest = max(phase.compute_ns, phase.size_bytes)
     if largest >= 2**63:
         raise InputError(f"{where}: {largest} is too large; below 2^63 is possible")
     if collective is None:
-        return Phase(phase.compute_ns * 1e-9)
+        return LayerPhase(phase.compute_ns * 1e-9)
     operation, group = collective
     if operation == "broadcast":
         raise InputError(f"{where}: BROADCAST has no time in SimAI, which ignores it, nor here", "take it out")
-    return Phase(phase.compute_ns * 1e-9, Communication(operation, Group(group), phase.size_bytes))
+    return LayerPhase(phase.compute_ns * 1e-9, Communication(operation, RankGroup(group), phase.size_bytes))

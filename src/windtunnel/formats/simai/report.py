@@ -8,7 +8,7 @@ import numpy as np
 from windtunnel.files import write_text
 from windtunnel.network.analytic.nccl import bus_factor
 from windtunnel.network.flows import Flows, Hop
-from windtunnel.training.iteration.layers import Group, LayerWorkload, Phase
+from windtunnel.training.iteration.layers import LayerPhase, LayerWorkload, RankGroup
 from windtunnel.training.iteration.times import Iteration, LayerTimes, PhaseTimes
 from windtunnel.units import GIB
 
@@ -34,7 +34,13 @@ def end_to_end_csv(iteration: Iteration, prefix: str, run: str = "Analytical_tes
     """
     total = iteration.total_ns
     by_group = iteration.exposed_ns
-    parts = [by_group[Group.DP], by_group[Group.DP_EP], by_group[Group.TP], by_group[Group.EP], iteration.pp_ns]
+    parts = [
+        by_group[RankGroup.DP],
+        by_group[RankGroup.DP_EP],
+        by_group[RankGroup.TP],
+        by_group[RankGroup.EP],
+        iteration.pp_ns,
+    ]
     parts += [iteration.bubble_ns, iteration.compute_ns, iteration.communication_ns]
     shares = ", ".join(f"{part / 1000:.0f} ({100 * part / total if total else 0:.2f}%)" for part in parts)
     rows = "".join(f"{_row(row, iteration.workload, run)}\n" for row in iteration.layers)
@@ -50,7 +56,7 @@ def _row(row: LayerTimes, workload: LayerWorkload, run: str) -> str:
     return ",".join([row.layer.name, run, *compute, *exposed, *totals])
 
 
-def _bandwidths(times: PhaseTimes, phase: Phase, workload: LayerWorkload) -> str:
+def _bandwidths(times: PhaseTimes, phase: LayerPhase, workload: LayerWorkload) -> str:
     """Return time, algorithm and bus bandwidth of one collective; without a collective nan, as SimAI prints it."""
     call = phase.communication
     if call is None:

@@ -14,7 +14,7 @@ from itertools import zip_longest
 from windtunnel.errors import InputError
 from windtunnel.formats.simai.schema import OPERATIONS, Block, FilePhase, Header, SimaiWorkload, WorkloadLayer
 from windtunnel.model import operators as ops
-from windtunnel.training.layers.chunks import Chunk, Parameters, chunk_parameters, chunks, trained
+from windtunnel.training.layers.chunks import LayerChunk, Parameters, chunk_parameters, chunks, trained
 from windtunnel.training.layers.part import Part, Task
 from windtunnel.training.layers.rank import BF16_BYTES, Group, Rank
 from windtunnel.training.layers.sharding import finish_tasks, gather_tasks, optimizer_tasks, reduce_tasks
@@ -117,7 +117,7 @@ class _Writer:
     rank: Rank
     seconds: Seconds
 
-    def step_lines(self, on_device: list[Chunk]) -> Iterator[WorkloadLayer]:
+    def step_lines(self, on_device: list[LayerChunk]) -> Iterator[WorkloadLayer]:
         """Yield the lines of the step itself: SimAI runs these lines last in its backward pass."""
         setup, rank = self.setup, self.rank
         learnt = trained(rank, sum((chunk_parameters(rank, chunk) for chunk in on_device), Parameters()))
@@ -132,7 +132,7 @@ class _Writer:
             for task in reduce_tasks(rank, learnt):
                 yield WorkloadLayer(task.name, weight_gradient=self._phase(task, STEP_SUFFIXES))
 
-    def chunk_lines(self, chunk: Chunk, closes: bool) -> Iterator[WorkloadLayer]:
+    def chunk_lines(self, chunk: LayerChunk, closes: bool) -> Iterator[WorkloadLayer]:
         """Yield the lines of one micro-batch through one chunk; `closes` where its gradients are the last."""
         rank = self.rank
         arriving: tuple[Task, ...] = ()

@@ -17,7 +17,7 @@ from windtunnel.compiled.jit import entry, inner
 from windtunnel.compiled.records import F8, I4, I8, Ints, Records, int64, layout
 
 
-class Flow(Protocol):
+class FluidFlow(Protocol):
     """A flow; its times are results."""
 
     size_bytes: F8  # on the wire, headers included
@@ -33,7 +33,7 @@ class Flow(Protocol):
     follower: I4  # the next flow of the same connection, -1 for none
 
 
-FLOW = layout(Flow)
+FLOW = layout(FluidFlow)
 
 
 class Slot(Protocol):
@@ -52,7 +52,7 @@ class Slot(Protocol):
 SLOT = layout(Slot)
 
 
-class Hop(Protocol):
+class FluidHop(Protocol):
     """A sending flow's place in the list of one link's flows."""
 
     next: I4
@@ -62,10 +62,10 @@ class Hop(Protocol):
     share: F8
 
 
-HOP = layout(Hop)
+HOP = layout(FluidHop)
 
 
-class Link(Protocol):
+class FluidLink(Protocol):
     """One direction of a link."""
 
     rate: F8  # bytes/s it carries
@@ -77,7 +77,7 @@ class Link(Protocol):
     stamp: I4  # the event at which it was last touched
 
 
-LINK = layout(Link)
+LINK = layout(FluidLink)
 
 
 class Path(Protocol):
@@ -92,10 +92,10 @@ class Path(Protocol):
 PATH = layout(Path)
 
 
-class FlowTables(NamedTuple):
+class FluidTables(NamedTuple):
     """Flows, and the flows that wait for each."""
 
-    flows: Records[Flow]
+    flows: Records[FluidFlow]
     child_ptr: Ints
     """(num_flows + 1,) where the children of each flow start in `child`."""
     child: Ints
@@ -114,7 +114,7 @@ class SendingTables(NamedTuple):
     """Flows that are sending: a slot for each, and its hops on the lists of its links."""
 
     slots: Records[Slot]
-    hops: Records[Hop]
+    hops: Records[FluidHop]
     """Slot s owns `max_hops` of them, from s * max_hops on."""
     max_hops: int
     free: NDArray[np.int32]
@@ -174,7 +174,7 @@ def _place(sending: SendingTables, size: int, position: int) -> None:
 
 
 @inner
-def _binds(link: Link) -> bool:
+def _binds(link: FluidLink) -> bool:
     return link.demand > link.rate * (1 + 1e-9)
 
 
@@ -183,9 +183,9 @@ def _enter(
     slot: int,
     flow: int,
     sending: SendingTables,
-    flows: Records[Flow],
+    flows: Records[FluidFlow],
     paths: PathTables,
-    links: Records[Link],
+    links: Records[FluidLink],
     touched: NDArray[np.int32],
     num_touched: int,
     stamp: int,
@@ -217,9 +217,9 @@ def _enter(
 def _leave(
     slot: int,
     sending: SendingTables,
-    flows: Records[Flow],
+    flows: Records[FluidFlow],
     paths: Records[Path],
-    links: Records[Link],
+    links: Records[FluidLink],
     touched: NDArray[np.int32],
     num_touched: int,
     stamp: int,
@@ -252,9 +252,9 @@ def _leave(
 @inner
 def _collect(
     sending: SendingTables,
-    flows: Records[Flow],
+    flows: Records[FluidFlow],
     paths: Records[Path],
-    links: Records[Link],
+    links: Records[FluidLink],
     filling: FillingTables,
     num_touched: int,
     stamp: int,
@@ -308,9 +308,9 @@ def _set_rate(now_s: float, slot: int, rate: float, sending: SendingTables, num_
 @inner
 def _next_levels(
     slots: Records[Slot],
-    flows: Records[Flow],
+    flows: Records[FluidFlow],
     paths: Records[Path],
-    links: Records[Link],
+    links: Records[FluidLink],
     filling: FillingTables,
     num_touched: int,
     num_members: int,
@@ -332,9 +332,9 @@ def _next_levels(
 def _fill(
     now_s: float,
     sending: SendingTables,
-    flows: Records[Flow],
+    flows: Records[FluidFlow],
     paths: Records[Path],
-    links: Records[Link],
+    links: Records[FluidLink],
     filling: FillingTables,
     num_touched: int,
     num_members: int,
@@ -383,9 +383,9 @@ def _freeze(
     slot: int,
     level: float,
     sending: SendingTables,
-    flows: Records[Flow],
+    flows: Records[FluidFlow],
     paths: Records[Path],
-    links: Records[Link],
+    links: Records[FluidLink],
     num_sending: int,
 ) -> int:
     """Fix the rate of a flow at `level` and take it off its links' filling; returns 1."""
@@ -401,7 +401,7 @@ def _freeze(
 
 
 @inner
-def _release(flows: Records[Flow], flow: int, ready_s: float, ready: ReadyQueue, num_ready: int) -> int:
+def _release(flows: Records[FluidFlow], flow: int, ready_s: float, ready: ReadyQueue, num_ready: int) -> int:
     """Let a flow wait for one flow less, and not begin before `ready_s`; returns how many are ready."""
     flows[flow].ready_s = max(flows[flow].ready_s, ready_s)
     flows[flow].waiting -= 1
@@ -412,7 +412,7 @@ def _release(flows: Records[Flow], flow: int, ready_s: float, ready: ReadyQueue,
 
 @inner
 def _complete(
-    slot: Slot, tables: FlowTables, paths: Records[Path], ready: ReadyQueue, num_ready: int, one_after_the_other: bool
+    slot: Slot, tables: FluidTables, paths: Records[Path], ready: ReadyQueue, num_ready: int, one_after_the_other: bool
 ) -> int:
     """Note the times of a flow whose last byte has left, and release the flows after it; returns how many are ready."""
     flows, child_ptr, child = tables
@@ -435,9 +435,9 @@ def _complete(
 
 @entry
 def run_flows(
-    tables: FlowTables,
+    tables: FluidTables,
     paths: PathTables,
-    links: Records[Link],
+    links: Records[FluidLink],
     sending: SendingTables,
     ready: ReadyQueue,
     filling: FillingTables,

@@ -59,7 +59,7 @@ def run_flow_level(
     num_slots, max_hops = min(len(flows), 4096), int(path["count"].max(initial=1))
     while True:
         rows, used = table.copy(), links.copy()
-        tables = flow_kernel.FlowTables(rows, child_ptr, child)
+        tables = flow_kernel.FluidTables(rows, child_ptr, child)
         path_tables = flow_kernel.PathTables(path, loads.link, loads.share)
         done, num_events = _run(tables, path_tables, used, num_slots, max_hops, settings.compat is None)
         if done >= 0:
@@ -72,7 +72,7 @@ def run_flow_level(
 
 
 def _run(
-    tables: flow_kernel.FlowTables,
+    tables: flow_kernel.FluidTables,
     paths: flow_kernel.PathTables,
     links: Table,
     num_slots: int,

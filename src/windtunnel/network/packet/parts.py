@@ -13,7 +13,7 @@ from windtunnel.network.packet.tie_breaking import places
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class PacketPart:
     """Flows that share no link with others, and the numbers of flows, links and nodes in the complete tables."""
 
     tables: PacketTables
@@ -60,11 +60,11 @@ def run_in_parts(tables: PacketTables) -> PacketOutcome:
     return _joined(tables, parts, outcomes, num_events)
 
 
-def split(tables: PacketTables) -> list[Part]:
+def split(tables: PacketTables) -> list[PacketPart]:
     """Return the parts of the tables; only one where packets choose their way."""
     num_flows, num_links = len(tables.flows), len(tables.links) // 2
     if tables.settings.routing != state.ECMP or num_flows == 0:
-        return [Part(tables, np.arange(num_flows), np.arange(2 * num_links), np.arange(len(tables.nodes)))]
+        return [PacketPart(tables, np.arange(num_flows), np.arange(2 * num_links), np.arange(len(tables.nodes)))]
     num_queues = int(tables.flows.queue.max()) + 1
     group = np.empty(num_flows + num_links + len(tables.channels) + num_queues, np.int64)
     groups.find_groups(
@@ -74,11 +74,11 @@ def split(tables: PacketTables) -> list[Part]:
     order = np.argsort(of_flow, kind="stable")
     first = np.flatnonzero(np.diff(of_flow[order], prepend=-1))
     if len(first) == 1:
-        return [Part(tables, np.arange(num_flows), np.arange(2 * num_links), np.arange(len(tables.nodes)))]
+        return [PacketPart(tables, np.arange(num_flows), np.arange(2 * num_links), np.arange(len(tables.nodes)))]
     return [_part(tables, flows) for flows in np.split(order, first[1:])]
 
 
-def _part(tables: PacketTables, flows: Ints) -> Part:
+def _part(tables: PacketTables, flows: Ints) -> PacketPart:
     """Return some flows with the links, nodes and paths that they use, numbered as they first appear."""
     records = tables.flows[flows].copy()
     paths, path_links, records.path = _routes(tables.routes.paths, tables.routes.path_links, records.path)
@@ -118,7 +118,7 @@ def _part(tables: PacketTables, flows: Ints) -> Part:
             reply_links=reply_links.astype(np.int32),
         ),
     )
-    return Part(part, flows, links, nodes)
+    return PacketPart(part, flows, links, nodes)
 
 
 def _renumbered(values: NDArray[np.integer]) -> tuple[Ints, Ints]:
@@ -141,7 +141,7 @@ def _routes(
     return start, links[positions].astype(np.int64), which
 
 
-def _is_roomy(tables: PacketTables, parts: list[Part], outcomes: list[PacketOutcome]) -> bool:
+def _is_roomy(tables: PacketTables, parts: list[PacketPart], outcomes: list[PacketOutcome]) -> bool:
     """Whether buffers that several parts share could never have paused or dropped."""
     num_parts = np.zeros(len(tables.nodes), np.int64)
     total, largest = np.zeros_like(num_parts), np.zeros_like(num_parts)
@@ -156,7 +156,9 @@ def _is_roomy(tables: PacketTables, parts: list[Part], outcomes: list[PacketOutc
     return bool((largest[shared] + packet_bytes < share[shared]).all())
 
 
-def _joined(tables: PacketTables, parts: list[Part], outcomes: list[PacketOutcome], num_events: int) -> PacketOutcome:
+def _joined(
+    tables: PacketTables, parts: list[PacketPart], outcomes: list[PacketOutcome], num_events: int
+) -> PacketOutcome:
     links, nodes, flows = tables.links.copy(), tables.nodes.copy(), tables.flows.copy()
     kept = ("name", "source", "target")
     for part, outcome in zip(parts, outcomes, strict=True):

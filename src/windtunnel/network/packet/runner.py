@@ -71,12 +71,12 @@ def run_tables(tables: PacketTables, traced: NDArray[np.int32] | None = None) ->
     )
 
 
-def _flow_tables(tables: PacketTables) -> state.FlowTables:
+def _flow_tables(tables: PacketTables) -> state.PacketFlowTables:
     flows: Table = tables.flows.copy()
     queues: Table = np.zeros(int(flows.queue.max(initial=0)) + 1, state.SEND_QUEUE).view(np.recarray)
     queues.first = state.NONE
     children_start, children = children_of(tables.parent_ptr, tables.parent)
-    return state.FlowTables(flows, tables.channels.copy(), queues, tables.first, children_start, children)
+    return state.PacketFlowTables(flows, tables.channels.copy(), queues, tables.first, children_start, children)
 
 
 def _free_tables(tables: PacketTables) -> tuple[state.TrafficTables, state.FeedbackTables]:

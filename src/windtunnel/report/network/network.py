@@ -11,17 +11,17 @@ from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.report.documents import fields_of
 from windtunnel.report.render.tables import columns, grid, number, percent, title
 from windtunnel.report.version import version
-from windtunnel.training.iteration.layers import Group
+from windtunnel.training.iteration.layers import RankGroup
 from windtunnel.training.iteration.shared_fabric import SharedJob
 from windtunnel.training.iteration.times import Iteration
 from windtunnel.units import format_bytes, format_count, format_seconds
 
 _TIERS = {0: "scale-up switch", 1: "leaf", 2: "spine", 3: "core"}
 _GROUPS = {
-    Group.TP: "tensor parallel",
-    Group.EP: "expert parallel",
-    Group.DP: "data parallel",
-    Group.DP_EP: "of experts",
+    RankGroup.TP: "tensor parallel",
+    RankGroup.EP: "expert parallel",
+    RankGroup.DP: "data parallel",
+    RankGroup.DP_EP: "of experts",
 }
 _MOST_ROWS = 12
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from windtunnel.errors import InputError
 
 
-class Group(StrEnum):
+class RankGroup(StrEnum):
     """Which ranks a collective joins."""
 
     TP = "tp"
@@ -23,12 +23,12 @@ class Communication:
     """
 
     op: str
-    group: Group
+    group: RankGroup
     size_bytes: int
 
 
 @dataclass(frozen=True)
-class Phase:
+class LayerPhase:
     """Computation and the collective after it, if there is one."""
 
     compute_s: float
@@ -36,13 +36,13 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Layer:
+class IterationLayer:
     """One line of a workload."""
 
     name: str
-    forward: Phase
-    input_gradient: Phase
-    weight_gradient: Phase
+    forward: LayerPhase
+    input_gradient: LayerPhase
+    weight_gradient: LayerPhase
     update_s: float
 
 
@@ -60,7 +60,7 @@ class LayerWorkload:
     num_gpus: int
     pp_bytes: int
     """Sent between pipeline stages for each micro-batch."""
-    layers: tuple[Layer, ...]
+    layers: tuple[IterationLayer, ...]
 
     def __post_init__(self) -> None:
         for name in ("tp", "ep", "pp", "vpp", "num_micro_batches", "num_gpus"):
@@ -75,6 +75,11 @@ class LayerWorkload:
     def dp(self) -> int:
         return self.num_gpus // (self.tp * self.pp)
 
-    def group_size(self, group: Group) -> int:
+    def group_size(self, group: RankGroup) -> int:
         """Ranks of one group of a kind."""
-        return {Group.TP: self.tp, Group.DP: self.dp, Group.EP: self.ep, Group.DP_EP: self.dp // self.ep}[group]
+        return {
+            RankGroup.TP: self.tp,
+            RankGroup.DP: self.dp,
+            RankGroup.EP: self.ep,
+            RankGroup.DP_EP: self.dp // self.ep,
+        }[group]

@@ -10,7 +10,7 @@ from windtunnel.errors import InputError
 from windtunnel.network.collectives.run import groups_seconds, transfer_seconds
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.settings import NetworkSettings
-from windtunnel.training.iteration.layers import Communication, Group, LayerWorkload, Phase
+from windtunnel.training.iteration.layers import Communication, LayerPhase, LayerWorkload, RankGroup
 from windtunnel.training.iteration.times import Iteration, LayerTimes, PhaseTimes, bubble_ns, exposed_by_group
 
 SIMAI_LEAST_BYTES = 4096
@@ -48,18 +48,18 @@ def run_layers(workload: LayerWorkload, fabric: Fabric, settings: NetworkSetting
     )
 
 
-def groups_of(workload: LayerWorkload, group: Group) -> NDArray[np.int32]:
+def groups_of(workload: LayerWorkload, group: RankGroup) -> NDArray[np.int32]:
     """(num_groups, size) the ranks of every group of a kind; Megatron's order: tp, ep, other dp, then pp outermost."""
     tp, ep, dp, pp = workload.tp, workload.ep, workload.dp, workload.pp
     ids = np.arange(workload.num_gpus, dtype=np.int32).reshape(pp, dp // ep, ep, tp)
     match group:
-        case Group.TP:
+        case RankGroup.TP:
             return ids.reshape(-1, tp)
-        case Group.DP:
+        case RankGroup.DP:
             return ids.reshape(pp, dp, tp).swapaxes(1, 2).reshape(-1, dp)
-        case Group.EP:
+        case RankGroup.EP:
             return ids.transpose(0, 1, 3, 2).reshape(-1, ep)
-        case Group.DP_EP:
+        case RankGroup.DP_EP:
             return ids.transpose(0, 2, 3, 1).reshape(-1, dp // ep)
 
 
@@ -81,7 +81,7 @@ def _pipeline_ns(workload: LayerWorkload, fabric: Fabric, settings: NetworkSetti
 def _timeline(workload: LayerWorkload, nanoseconds: Callable[[Communication], int]) -> tuple[LayerTimes, ...]:
     """Every layer forward, then backward in reverse; gradients are sent behind each other beside the computation."""
 
-    def blocking(phase: Phase) -> PhaseTimes:
+    def blocking(phase: LayerPhase) -> PhaseTimes:
         took = nanoseconds(phase.communication) if phase.communication else 0
         return PhaseTimes(round(phase.compute_s * 1e9), took, took)
 

@@ -20,7 +20,7 @@ from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import Flows, flows_of
 from windtunnel.network.paths import Paths, data_bytes_per_s, find_paths
 from windtunnel.network.settings import NetworkSettings
-from windtunnel.training.iteration.layers import Communication, LayerWorkload, Phase
+from windtunnel.training.iteration.layers import Communication, LayerPhase, LayerWorkload
 from windtunnel.training.iteration.run import groups_of
 
 PLACEMENTS = ("packed", "striped")
@@ -58,7 +58,7 @@ class SharedJob:
 
 
 @dataclass(frozen=True)
-class Action:
+class JobAction:
     """A part of an iteration: computation, a collective that is waited for, or one beside what follows."""
 
     seconds: float
@@ -74,13 +74,13 @@ class Action:
 class _Running:
     """Where a job is in its iteration; seconds are those that it would take alone."""
 
-    actions: Sequence[Action]
+    actions: Sequence[JobAction]
     left_s: float
     """Of the action at `position`; before the first iteration, until it begins."""
     counts_from_s: float
     """Iterations that began before do not count."""
     position: int = -1
-    beside: list[Action] = field(default_factory=list)
+    beside: list[JobAction] = field(default_factory=list)
     """Collectives that queue beside it; the first is on the wire."""
     beside_left_s: float = 0.0
     began_s: float = 0.0
@@ -181,7 +181,7 @@ def run_jobs(
 
 
 def _together(
-    programs: Sequence[Sequence[Action]], begins: Sequence[float], wire: _Wire, num_iterations: int
+    programs: Sequence[Sequence[JobAction]], begins: Sequence[float], wire: _Wire, num_iterations: int
 ) -> list[list[float]]:
     """Seconds of every job's iterations until the last has ended as many as are asked for."""
     jobs = [_Running(program, begin, max(begins)) for program, begin in zip(programs, begins, strict=True)]
@@ -208,13 +208,13 @@ class _Wire:
     """Bytes per second of its slowest connection."""
     known: dict[frozenset[int], dict[int | None, float]] = field(default_factory=dict)
 
-    def program(self, job: PlacedJob) -> list[Action]:
+    def program(self, job: PlacedJob) -> list[JobAction]:
         """A job's iteration as actions."""
-        workload, found = job.workload, list[Action]()
-        timed: dict[Communication, Action] = {}
+        workload, found = job.workload, list[JobAction]()
+        timed: dict[Communication, JobAction] = {}
 
-        def add(phase: Phase, beside: bool = False) -> None:
-            found.append(Action(phase.compute_s))
+        def add(phase: LayerPhase, beside: bool = False) -> None:
+            found.append(JobAction(phase.compute_s))
             call = phase.communication
             if call is not None:
                 if call not in timed:
@@ -226,7 +226,7 @@ class _Wire:
         for layer in reversed(workload.layers):
             add(layer.input_gradient)
             add(layer.weight_gradient, beside=True)
-        found.append(Action(0.0, drains=True))
+        found.append(JobAction(0.0, drains=True))
         if workload.pp > 1:
             busy = sum(action.seconds for action in found if not action.beside)
             if workload.pp_bytes:
@@ -235,19 +235,19 @@ class _Wire:
                 send = self._timed("send_recv", workload.pp_bytes, pairs)
                 count = 2 * workload.num_micro_batches * workload.vpp
                 found.append(replace(send, seconds=count * send.seconds))
-            found.append(Action(busy * (workload.pp - 1) / (workload.num_micro_batches * workload.vpp)))
+            found.append(JobAction(busy * (workload.pp - 1) / (workload.num_micro_batches * workload.vpp)))
         if sum(action.seconds for action in found) <= LEAST_S:
             raise InputError(f"{workload.name}: an iteration of it takes no time", "give computations or collectives")
         return found
 
-    def _timed(self, op: str, size_bytes: int, groups: NDArray[np.int32]) -> Action:
+    def _timed(self, op: str, size_bytes: int, groups: NDArray[np.int32]) -> JobAction:
         seconds = groups_seconds(self.fabric, op, size_bytes, groups, self.settings)
         if seconds == 0.0 or place_of(self.fabric, groups[0]).num_servers == 1:
-            return Action(seconds)
+            return JobAction(seconds)
         self.paths.append(find_paths(self.fabric, self._connections(op, groups), self.settings))
         number = len(self.paths) - 1
         self.alone.append(self._slowest([number])[number])
-        return Action(seconds, number)
+        return JobAction(seconds, number)
 
     def _connections(self, op: str, groups: NDArray[np.int32]) -> Flows:
         """Who sends to whom all the time while a collective runs."""

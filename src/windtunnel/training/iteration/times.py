@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from windtunnel.training.iteration.layers import Group, Layer, LayerWorkload
+from windtunnel.training.iteration.layers import IterationLayer, LayerWorkload, RankGroup
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class PhaseTimes:
 class LayerTimes:
     """A layer and its three phases."""
 
-    layer: Layer
+    layer: IterationLayer
     forward: PhaseTimes
     weight_gradient: PhaseTimes
     input_gradient: PhaseTimes
@@ -36,7 +36,7 @@ class Iteration:
 
     workload: LayerWorkload
     layers: tuple[LayerTimes, ...]
-    exposed_ns: dict[Group, float]
+    exposed_ns: dict[RankGroup, float]
     pp_ns: float
     """Transfers between pipeline stages."""
     bubble_ns: float
@@ -55,9 +55,9 @@ class Iteration:
         return self.compute_ns + self.communication_ns + self.pp_ns + self.bubble_ns
 
 
-def exposed_by_group(layers: tuple[LayerTimes, ...]) -> dict[Group, float]:
+def exposed_by_group(layers: tuple[LayerTimes, ...]) -> dict[RankGroup, float]:
     """Exposed nanoseconds of every kind of group."""
-    found = dict.fromkeys(Group, 0.0)
+    found = dict.fromkeys(RankGroup, 0.0)
     for row in layers:
         for phase, times in (
             (row.layer.forward, row.forward),

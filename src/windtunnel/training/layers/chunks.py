@@ -34,7 +34,7 @@ class Parameters:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class LayerChunk:
     """Neighbouring layers that one device runs together. `layers` are groups with how many of each it holds."""
 
     index: int
@@ -55,7 +55,7 @@ class Chunk:
         return (self.layers, self.has_embedding, self.has_head)
 
 
-def chunks(setup: TrainingSetup) -> tuple[Chunk, ...]:
+def chunks(setup: TrainingSetup) -> tuple[LayerChunk, ...]:
     """Every chunk of the pipeline, in the order of the forward pass.
 
     Groups of layers that differ in their feed-forward come one after the other, as the model lists them (DeepSeek's
@@ -83,7 +83,7 @@ def chunks(setup: TrainingSetup) -> tuple[Chunk, ...]:
             else:
                 runs[0] = (num_layers - taken, groups)
         last = index == known.num_chunks - 1
-        found.append(Chunk(index, stage_of(setup, index), tuple(held), index == 0, last))
+        found.append(LayerChunk(index, stage_of(setup, index), tuple(held), index == 0, last))
     return tuple(found)
 
 
@@ -126,7 +126,7 @@ def layer_parameters(rank: Rank, group: LayerGroup) -> Parameters:
     return Parameters(dense, routed)
 
 
-def chunk_parameters(rank: Rank, chunk: Chunk) -> Parameters:
+def chunk_parameters(rank: Rank, chunk: LayerChunk) -> Parameters:
     """Parameters of a chunk on one rank: its layers, the embedding and the head where it has them.
 
     A tied head on another device than the embedding is a copy of it.

@@ -12,7 +12,7 @@ from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
 from windtunnel.model.shape import LayerGroup
 from windtunnel.training.layers.attention import attention_parts
-from windtunnel.training.layers.chunks import Chunk
+from windtunnel.training.layers.chunks import LayerChunk
 from windtunnel.training.layers.feed_forward import feed_forward_parts
 from windtunnel.training.layers.part import (
     Part,
@@ -120,7 +120,7 @@ def layer_work(rank: Rank, group: LayerGroup, recompute: str | None = None) -> W
     return _work(parts, (), every_kept, 0.0)
 
 
-def ends_work(rank: Rank, chunk: Chunk) -> Work:
+def ends_work(rank: Rank, chunk: LayerChunk) -> Work:
     """The embedding and the head, where a chunk has them."""
     parts = (embedding_parts(rank) if chunk.has_embedding else ()) + (head_parts(rank) if chunk.has_head else ())
     return _work(parts, (), sum(part.kept_bytes for part in parts), 0.0)

@@ -43,10 +43,10 @@ from windtunnel.network.packet.kernel.state import (
     Counters,
     FabricTables,
     FeedbackTables,
-    Flow,
-    FlowTables,
-    Link,
+    PacketFlow,
+    PacketFlowTables,
     PacketKernelSettings,
+    PacketLink,
     RouteTables,
     TrafficTables,
 )
@@ -97,7 +97,7 @@ def may_send(settings: PacketKernelSettings, sacks: NDArray[np.uint64], connecti
 @inner
 def wake(
     settings: PacketKernelSettings,
-    links: Records[Link],
+    links: Records[PacketLink],
     connections: ConnectionTable,
     sacks: NDArray[np.uint64],
     clock: Clock,
@@ -142,12 +142,12 @@ def take_bytes(
 @inner
 def next_data_packet(
     settings: PacketKernelSettings,
-    flows: FlowTables,
+    flows: PacketFlowTables,
     routes: RouteTables,
     traffic: TrafficTables,
     sacks: NDArray[np.uint64],
     clock: Clock,
-    link: Link,
+    link: PacketLink,
 ) -> int:
     """Make the next data packet of the connections that take turns on `link`; -1 if none may send."""
     connections, packets, counters = traffic
@@ -268,10 +268,10 @@ def begin(
     settings: PacketKernelSettings,
     connection: Connection,
     sacks: NDArray[np.uint64],
-    flows: Records[Flow],
+    flows: Records[PacketFlow],
     flow: int,
     number: int,
-    link: Link,
+    link: PacketLink,
     now_ps: int,
 ) -> None:
     """Give a free connection, record `number`, to `flow`, which sends on `link`."""
@@ -304,8 +304,8 @@ def begin(
 @inner
 def start(
     settings: PacketKernelSettings,
-    flows: FlowTables,
-    links: Records[Link],
+    flows: PacketFlowTables,
+    links: Records[PacketLink],
     routes: RouteTables,
     traffic: TrafficTables,
     sacks: NDArray[np.uint64],
@@ -346,7 +346,7 @@ def start(
 def answer(
     settings: PacketKernelSettings,
     fabric: FabricTables,
-    flows: Records[Flow],
+    flows: Records[PacketFlow],
     routes: RouteTables,
     traffic: TrafficTables,
     sacks: NDArray[np.uint64],

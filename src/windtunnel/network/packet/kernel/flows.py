@@ -4,20 +4,20 @@ from windtunnel.compiled.calendar import Clock, schedule
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, int64
 from windtunnel.network.packet.kernel.queues import START, event
-from windtunnel.network.packet.kernel.state import EVERY, NONE, Counters, Flow, FlowTables
+from windtunnel.network.packet.kernel.state import EVERY, NONE, Counters, PacketFlow, PacketFlowTables
 
 REDUCING_PS = 30_000
 
 
 @inner
-def start_when_free(flows: Records[Flow], clock: Clock, flow: int, free_ps: int) -> None:
+def start_when_free(flows: Records[PacketFlow], clock: Clock, flow: int, free_ps: int) -> None:
     """Schedule the start of a flow whose parents are complete; its send queue is free at `free_ps`."""
     due_ps = max(flows[flow].ready_ps + flows[flow].delay_ps, flows[flow].start_ps, free_ps, clock.calendar[0].now_ps)
     schedule(clock, due_ps, event(START, flow))
 
 
 @inner
-def reducing_ps(flows: FlowTables, flow: int) -> int:
+def reducing_ps(flows: PacketFlowTables, flow: int) -> int:
     """Return how long SimAI's sender reduces received data before it sends: one write and two reads of 10 ns each.
 
     Source: `NcclTreeFlowModel::insert_packets` and `PacketBundle::call` of SimAI 1.6, including its one flag for all
@@ -35,7 +35,7 @@ def reducing_ps(flows: FlowTables, flow: int) -> int:
 
 
 @inner
-def release(flows: FlowTables, clock: Clock, flow: int) -> None:
+def release(flows: PacketFlowTables, clock: Clock, flow: int) -> None:
     """Let a flow without incomplete parents take its turn in its send queue."""
     records = flows.flows
     if records[flow].channel >= 0:
@@ -54,7 +54,7 @@ def release(flows: FlowTables, clock: Clock, flow: int) -> None:
 
 
 @inner
-def sent(flows: FlowTables, clock: Clock, flow: int, free_ps: int) -> None:
+def sent(flows: PacketFlowTables, clock: Clock, flow: int, free_ps: int) -> None:
     """Note that the last byte of a flow leaves at `free_ps`; start the next flow of its send queue."""
     records = flows.flows
     records[flow].sent_ps = free_ps
@@ -69,7 +69,7 @@ def sent(flows: FlowTables, clock: Clock, flow: int, free_ps: int) -> None:
 
 
 @inner
-def complete(flows: FlowTables, counters: Records[Counters], clock: Clock, flow: int) -> None:
+def complete(flows: PacketFlowTables, counters: Records[Counters], clock: Clock, flow: int) -> None:
     """Note that a flow is complete, and release the flows that waited only for it."""
     records = flows.flows
     records[flow].finish_ps = clock.calendar[0].now_ps

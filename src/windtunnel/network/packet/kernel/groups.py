@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from windtunnel.compiled.jit import entry, inner
 from windtunnel.compiled.records import Ints, Records, int64
-from windtunnel.network.packet.kernel.state import GPU, Channel, Flow, RouteTables
+from windtunnel.network.packet.kernel.state import GPU, Channel, PacketFlow, RouteTables
 from windtunnel.network.routing import RoutingGraph
 
 
@@ -53,7 +53,7 @@ def _join(group: NDArray[np.int64], a: int, b: int) -> None:
 
 @entry
 def find_groups(
-    flows: Records[Flow],
+    flows: Records[PacketFlow],
     channels: Records[Channel],
     parent_ptr: Ints,
     parent: Ints,

@@ -10,10 +10,10 @@ from windtunnel.network.packet.kernel.state import (
     NONE,
     FabricTables,
     FeedbackTables,
-    FlowTables,
-    Link,
     Packet,
+    PacketFlowTables,
     PacketKernelSettings,
+    PacketLink,
     RouteTables,
     TrafficTables,
 )
@@ -24,7 +24,7 @@ from windtunnel.network.packet.kernel.switch import head_start_ps, leave_switch
 def serve(
     settings: PacketKernelSettings,
     fabric: FabricTables,
-    flows: FlowTables,
+    flows: PacketFlowTables,
     routes: RouteTables,
     traffic: TrafficTables,
     feedback: FeedbackTables,
@@ -65,7 +65,7 @@ def serve(
 
 
 @inner
-def take_waiting(packets: Records[Packet], link: Link) -> int:
+def take_waiting(packets: Records[Packet], link: PacketLink) -> int:
     """Take the next packet that waits for a link: packets that overtake, then, unless the link is paused, its queue.
 
     Returns -1 if none waits.

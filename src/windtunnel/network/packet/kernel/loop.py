@@ -35,9 +35,9 @@ from windtunnel.network.packet.kernel.state import (
     Counters,
     FabricTables,
     FeedbackTables,
-    FlowTables,
-    Link,
+    PacketFlowTables,
     PacketKernelSettings,
+    PacketLink,
     RouteTables,
     TracedQueues,
     TrafficTables,
@@ -52,7 +52,7 @@ DONE, MORE_EVENTS, MORE_PACKETS, MORE_CONNECTIONS, MORE_TRACE = range(5)
 def run(
     settings: PacketKernelSettings,
     fabric: FabricTables,
-    flows: FlowTables,
+    flows: PacketFlowTables,
     routes: RouteTables,
     traffic: TrafficTables,
     feedback: FeedbackTables,
@@ -155,7 +155,7 @@ def full_table(
 
 @inner
 def trace_queues(
-    links: Records[Link], traced_links: Ints, rows: NDArray[np.int64], counters: Records[Counters], now_ps: int
+    links: Records[PacketLink], traced_links: Ints, rows: NDArray[np.int64], counters: Records[Counters], now_ps: int
 ) -> None:
     """Record the queues of the traced links."""
     row = counters[0].num_trace_rows

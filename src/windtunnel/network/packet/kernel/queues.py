@@ -10,10 +10,10 @@ from windtunnel.network.packet.kernel.state import (
     Connection,
     ConnectionTable,
     Counters,
-    Link,
-    Node,
     Packet,
     PacketKernelSettings,
+    PacketLink,
+    PacketNode,
     TrafficTables,
 )
 
@@ -50,7 +50,7 @@ def scramble(word: int) -> int:
 
 
 @inner
-def draw(settings: PacketKernelSettings, counters: Records[Counters], link: Link) -> float:
+def draw(settings: PacketKernelSettings, counters: Records[Counters], link: PacketLink) -> float:
     """Draw a link's next uniform number: a hash of seed, link and count, so that it depends on no other link."""
     counters[0].num_draws += 1
     link.num_draws += 1
@@ -59,7 +59,7 @@ def draw(settings: PacketKernelSettings, counters: Records[Counters], link: Link
 
 
 @inner
-def sending_ps(settings: PacketKernelSettings, link: Link, num_bytes: int) -> int:
+def sending_ps(settings: PacketKernelSettings, link: PacketLink, num_bytes: int) -> int:
     """Return how long a transmitter is busy with `num_bytes`."""
     if settings.tick_ps == 1:
         return int64(num_bytes * link.ps_per_byte + 0.5)
@@ -67,7 +67,7 @@ def sending_ps(settings: PacketKernelSettings, link: Link, num_bytes: int) -> in
 
 
 @inner
-def enqueue(packets: Records[Packet], link: Link, packet: int) -> None:
+def enqueue(packets: Records[Packet], link: PacketLink, packet: int) -> None:
     """Put a packet at the end of a link's queue."""
     packets[packet].next = NONE
     if link.queue_first < 0:
@@ -81,7 +81,7 @@ def enqueue(packets: Records[Packet], link: Link, packet: int) -> None:
 
 
 @inner
-def overtake(packets: Records[Packet], link: Link, packet: int) -> None:
+def overtake(packets: Records[Packet], link: PacketLink, packet: int) -> None:
     """Put a packet behind the packets that overtake a link's queue."""
     packets[packet].next = NONE
     if link.control_first < 0:
@@ -92,7 +92,7 @@ def overtake(packets: Records[Packet], link: Link, packet: int) -> None:
 
 
 @inner
-def note_sender(counters: Records[Counters], place: Link | Node, now_ps: int, sender: int) -> None:
+def note_sender(counters: Records[Counters], place: PacketLink | PacketNode, now_ps: int, sender: int) -> None:
     """Count a message at a link's queue or a GPU as a tie if one of another sender came at the same time."""
     if place.fed_ps == now_ps and place.fed_by != sender:
         counters[0].num_ties += 1
@@ -101,7 +101,7 @@ def note_sender(counters: Records[Counters], place: Link | Node, now_ps: int, se
 
 
 @inner
-def make_ready(connections: ConnectionTable, link: Link, number: int) -> None:
+def make_ready(connections: ConnectionTable, link: PacketLink, number: int) -> None:
     """Give a connection a turn on its link: in this round, or in the next if its turn has passed."""
     connections[number].state = READY
     connections[number].left = NONE
@@ -113,7 +113,7 @@ def make_ready(connections: ConnectionTable, link: Link, number: int) -> None:
 
 
 @inner
-def take_turn(connections: ConnectionTable, link: Link) -> int:
+def take_turn(connections: ConnectionTable, link: PacketLink) -> int:
     """Take the connection whose turn it is on a link, -1 if none may send.
 
     Rounds follow the order of starts: a new connection has its turn at the end of the round, as in HPCC's simulator.

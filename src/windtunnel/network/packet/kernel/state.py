@@ -10,7 +10,7 @@ from windtunnel.compiled.records import F8, I2, I4, I8, Ints, RecordGrid, Record
 NONE = -1
 
 GPU, SCALE_UP_SWITCH, SWITCH = range(3)
-"""`Node.kind`. A scale-up switch forwards without pausing, marking or a limit to its buffer."""
+"""`PacketNode.kind`. A scale-up switch forwards without pausing, marking or a limit to its buffer."""
 
 DATA, ACK, NACK, PAUSE, RESUME = range(5)
 """`Packet.kind`."""
@@ -19,7 +19,7 @@ UNCONTROLLED, DCQCN, HPCC, TIMELY, DCTCP = 0, 1, 3, 7, 8
 """`PacketKernelSettings.congestion`, with the numbers of SimAI's CC_MODE."""
 
 NO_REDUCTION, EVERY, ALTERNATE = range(3)
-"""`Flow.reduction`."""
+"""`PacketFlow.reduction`."""
 
 GO_BACK_N, SELECTIVE_REPEAT = range(2)
 """`PacketKernelSettings.recovery`."""
@@ -86,7 +86,7 @@ class PacketKernelSettings(NamedTuple):
     seed: int
 
 
-class Link(Protocol):
+class PacketLink(Protocol):
     """One direction of a link: its transmitter, and the ingress at its far end. Link `i ^ 1` is the other direction."""
 
     ps_per_byte: F8
@@ -127,10 +127,10 @@ class Link(Protocol):
     num_drops: I8
 
 
-LINK = layout(Link)
+LINK = layout(PacketLink)
 
 
-class Node(Protocol):
+class PacketNode(Protocol):
     """A GPU or a switch: the shared buffer of a switch."""
 
     kind: I8
@@ -141,10 +141,10 @@ class Node(Protocol):
     fed_by: I8  # the sender of that message
 
 
-NODE = layout(Node)
+NODE = layout(PacketNode)
 
 
-class Flow(Protocol):
+class PacketFlow(Protocol):
     """One flow: what it sends, what it waits for, and its times."""
 
     size_bytes: I8
@@ -166,7 +166,7 @@ class Flow(Protocol):
     reduction: I4
 
 
-FLOW = layout(Flow)
+FLOW = layout(PacketFlow)
 
 
 class Channel(Protocol):
@@ -308,14 +308,14 @@ COUNTERS = layout(Counters)
 class FabricTables(NamedTuple):
     """Directed links and nodes."""
 
-    links: Records[Link]
-    nodes: Records[Node]
+    links: Records[PacketLink]
+    nodes: Records[PacketNode]
 
 
-class FlowTables(NamedTuple):
+class PacketFlowTables(NamedTuple):
     """Flows, and what orders their starts."""
 
-    flows: Records[Flow]
+    flows: Records[PacketFlow]
     channels: Records[Channel]
     """Channels of ranks that reduce as SimAI's do; else one record that is never read."""
     send_queues: Records[SendQueue]

@@ -25,11 +25,11 @@ from windtunnel.network.packet.kernel.state import (
     SWITCH,
     Counters,
     FabricTables,
-    Flow,
-    Link,
-    Node,
     Packet,
+    PacketFlow,
     PacketKernelSettings,
+    PacketLink,
+    PacketNode,
     RouteTables,
     Stamp,
     TrafficTables,
@@ -45,7 +45,7 @@ CUT_THROUGH_BYTES = 64
 def forward(
     settings: PacketKernelSettings,
     fabric: FabricTables,
-    flows: Records[Flow],
+    flows: Records[PacketFlow],
     routes: RouteTables,
     traffic: TrafficTables,
     clock: Clock,
@@ -84,7 +84,7 @@ def forward(
 
 
 @inner
-def pause_or_resume(links: Records[Link], kind: int, number: int, now_ps: int) -> int:
+def pause_or_resume(links: Records[PacketLink], kind: int, number: int, now_ps: int) -> int:
     """Pause or resume the transmitter of link `number`; return the link if it may send, else -1."""
     link = links[number]
     if kind == PAUSE:
@@ -97,14 +97,14 @@ def pause_or_resume(links: Records[Link], kind: int, number: int, now_ps: int) -
 
 
 @inner
-def pfc_threshold(settings: PacketKernelSettings, link: Link, node: Node) -> int:
+def pfc_threshold(settings: PacketKernelSettings, link: PacketLink, node: PacketNode) -> int:
     """Return the PFC threshold of an ingress in bytes: free (dynamic) or total (static) shared buffer / 2 ** shift."""
     free_bytes = node.shared_limit_bytes - (node.shared_bytes if settings.dynamic_pfc else 0)
     return free_bytes >> link.pfc_shift
 
 
 @inner
-def send_pause_frame(links: Records[Link], traffic: TrafficTables, clock: Clock, number: int, kind: int) -> None:
+def send_pause_frame(links: Records[PacketLink], traffic: TrafficTables, clock: Clock, number: int, kind: int) -> None:
     """Tell the transmitter of link `number` to pause or resume, by a frame on the link's other direction."""
     packets = traffic.packets
     packet = take_packet(traffic, NONE, kind, PAUSE_FRAME_BYTES)
@@ -184,7 +184,7 @@ def leave_buffer(
 
 
 @inner
-def is_congested(settings: PacketKernelSettings, counters: Records[Counters], link: Link) -> bool:
+def is_congested(settings: PacketKernelSettings, counters: Records[Counters], link: PacketLink) -> bool:
     """Return whether a departing packet gets a mark, by the queue behind it (random early detection)."""
     if link.queue_bytes > link.ecn_max_bytes:
         return True
@@ -201,7 +201,7 @@ def leave_switch(
     traffic: TrafficTables,
     stamps: RecordGrid[Stamp],
     clock: Clock,
-    link: Link,
+    link: PacketLink,
     packet: int,
 ) -> None:
     """Send a forwarded packet over `link`: free its buffer, mark it, stamp it with telemetry."""
@@ -231,7 +231,7 @@ def head_start_ps(
     packets: Records[Packet],
     way: Ints,
     packet: int,
-    link: Link,
+    link: PacketLink,
     busy_ps: int,
 ) -> int:
     """Return how long before its last byte a packet may leave a switch that cuts through.
@@ -253,7 +253,7 @@ def head_start_ps(
 @inner
 def choose_link(
     settings: PacketKernelSettings,
-    links: Records[Link],
+    links: Records[PacketLink],
     counters: Records[Counters],
     routes: RouteTables,
     node: int,
