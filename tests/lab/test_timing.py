@@ -16,11 +16,11 @@ def test_stretches_between_marks_add_up() -> None:
 
 
 def test_an_interrupted_sample_is_counted_and_not_used() -> None:
-    found = statistics_of([1.0, 1.01, 0.99, 1.02, 0.98, 9.0])
-    assert found.num_outliers == 1
-    assert found.num_samples == 6
-    assert found.max_s == 1.02
-    assert found.mean_s == pytest.approx(1.0)
+    statistics = statistics_of([1.0, 1.01, 0.99, 1.02, 0.98, 9.0])
+    assert statistics.num_outliers == 1
+    assert statistics.num_samples == 6
+    assert statistics.max_s == 1.02
+    assert statistics.mean_s == pytest.approx(1.0)
     assert statistics_of([1.0, 1.1]).num_outliers == 0
 
 

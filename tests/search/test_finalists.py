@@ -28,21 +28,21 @@ def test_the_frontier_is_of_means_over_all_streams() -> None:
     """Point 1 was lucky with the first stream; over two, point 0 beats it in both figures."""
     first = {0: one(10, 5), 1: one(11, 5), 2: one(4, 9)}
     seeds = {0: [first[0], one(12, 5)], 1: [first[1], one(5, 3)], 2: [first[2], one(4, 9)]}
-    found = SearchOutcome(None, first, seeds, [1, 0, 2], 3)
+    outcome = SearchOutcome(None, first, seeds, [1, 0, 2], 3)
     names = ("requests_per_usd", "output_tokens_per_s_per_user")
     assert frontier(SearchOutcome(None, first, {}, [1, 0, 2]), names) == [1, 2]
-    assert frontier(found, names) == [0, 2]
-    assert found.mean(0).load == 11
-    assert found.margin(0, "requests_per_usd") == pytest.approx(6.313752 * math.sqrt(2) / math.sqrt(2), rel=1e-4)
-    assert found.margin(1, "no such figure") is None
+    assert frontier(outcome, names) == [0, 2]
+    assert outcome.mean(0).load == 11
+    assert outcome.margin(0, "requests_per_usd") == pytest.approx(6.313752 * math.sqrt(2) / math.sqrt(2), rel=1e-4)
+    assert outcome.margin(1, "no such figure") is None
     assert not SearchOutcome(None, first, {0: [first[0], Evaluation()]}, [1, 0, 2], 1).mean(0).holds
 
 
 def test_a_setting_is_worth_the_mean_of_its_shares() -> None:
-    asked = space({"tp": [1, 2]})
+    searched = space({"tp": [1, 2]})
     first = {0: one(10, 1), 1: one(6, 1)}
-    found = SearchOutcome(None, first, {0: [first[0], one(10, 1)], 1: [first[1], one(8, 1)]}, [0, 1], 2)
-    worth = worths(asked, found)["tp"]
+    outcome = SearchOutcome(None, first, {0: [first[0], one(10, 1)], 1: [first[1], one(8, 1)]}, [0, 1], 2)
+    worth = worths(searched, outcome)["tp"]
     assert worth["1"].share == 1
     assert worth["2"].share == pytest.approx(0.7)
     assert worth["2"].margin == pytest.approx(6.313752 * 0.1, rel=1e-4)
@@ -75,13 +75,13 @@ def test_the_load_that_a_score_takes(objective: str, score: float) -> None:
 
 @pytest.mark.compiled
 def test_a_point_that_is_not_worth_its_while_is_given_up_after_one_run() -> None:
-    asked, whole = Evaluator(space()), Evaluator(space()).evaluate(0, None, Question())
-    score = whole.figures["requests_per_usd"]
-    beaten = asked.evaluate(0, None, Question(worth=1.2 * score))
+    evaluator, complete = Evaluator(space()), Evaluator(space()).evaluate(0, None, Question())
+    score = complete.figures["requests_per_usd"]
+    beaten = evaluator.evaluate(0, None, Question(worth=1.2 * score))
     assert (beaten.num_runs, beaten.holds, beaten.figures) == (1, False, {})
     assert beaten.beaten_by > 0
-    worthy = asked.evaluate(0, None, Question(worth=0.8 * score))
-    assert worthy.load == pytest.approx(whole.load, rel=1e-9)
+    worthy = evaluator.evaluate(0, None, Question(worth=0.8 * score))
+    assert worthy.load == pytest.approx(complete.load, rel=1e-9)
     assert worthy.beaten_by == 0
 
 

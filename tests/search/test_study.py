@@ -46,8 +46,8 @@ def study() -> Study:
 
 
 def answers(study: Study) -> object:
-    found = study.outcomes[0]
-    return found.evaluations, found.ranking, found.seeds
+    outcome = study.outcomes[0]
+    return outcome.evaluations, outcome.ranking, outcome.seeds
 
 
 def found_of(study: Study) -> object:
@@ -96,28 +96,28 @@ def test_a_scenarios_limits_are_those_of_its_search_unless_it_has_others() -> No
 def test_every_latency_with_a_limit_is_among_the_figures() -> None:
     """Also of statistics that are not always kept."""
     limits = {"ttft_p90": "2s", "ttft_p95": "2s", "itl_p95": "500ms", "e2e_max": "300s"}
-    found = search(space({"tp": [1, 2]}, limits=limits, finalist_seeds=1), quiet()).outcomes[0]
-    for one in found.evaluations.values():
-        assert limits.keys() <= one.figures.keys()
-        assert one.figures["ttft_p90"] <= one.figures["ttft_p95"] <= one.figures["ttft_p99"]
-        assert one.figures["e2e_max"] >= one.figures["e2e_p99"]
-        assert one.figures["itl_p90"] <= one.figures["itl_p95"] <= one.figures["itl_p99"]
+    outcome = search(space({"tp": [1, 2]}, limits=limits, finalist_seeds=1), quiet()).outcomes[0]
+    for evaluation in outcome.evaluations.values():
+        assert limits.keys() <= evaluation.figures.keys()
+        assert evaluation.figures["ttft_p90"] <= evaluation.figures["ttft_p95"] <= evaluation.figures["ttft_p99"]
+        assert evaluation.figures["e2e_max"] >= evaluation.figures["e2e_p99"]
+        assert evaluation.figures["itl_p90"] <= evaluation.figures["itl_p95"] <= evaluation.figures["itl_p99"]
 
 
 def test_every_point_is_asked_and_refusals_say_why(study: Study) -> None:
-    found = study.outcomes[0]
-    assert sorted(found.evaluations) == list(range(18))
-    assert found.refusals == {
+    outcome = study.outcomes[0]
+    assert sorted(outcome.evaluations) == list(range(18))
+    assert outcome.refusals == {
         "tp = 3 does not divide the 32 attention heads of meta-llama/Llama-3.1-8B": list(range(12, 18))
     }
-    assert sorted(found.ranking) == [index for index in range(12) if found.evaluations[index].holds]
+    assert sorted(outcome.ranking) == [index for index in range(12) if outcome.evaluations[index].holds]
 
 
 def test_a_point_simulated_alone_gives_the_figures_of_the_search(study: Study) -> None:
-    found = study.outcomes[0]
-    for index in found.ranking[:3]:
-        figures = found.evaluations[index].figures
-        summary = simulate(scenario_of(study, found, index)).summary
+    outcome = study.outcomes[0]
+    for index in outcome.ranking[:3]:
+        figures = outcome.evaluations[index].figures
+        summary = simulate(scenario_of(study, outcome, index)).summary
         assert summary.tpot_s is not None
         assert summary.itl_s is not None
         assert summary.power is not None
@@ -135,14 +135,14 @@ def test_a_point_simulated_alone_gives_the_figures_of_the_search(study: Study) -
 def test_what_is_taken_for_a_neighbours_run_is_what_a_run_gives() -> None:
     """The oracle of the shortcut: every point evaluated alone, without neighbours."""
     wide = {**VARY, "tp": [1], "gpu_memory_utilization": [0.5, 0.9], "max_num_seqs": [16, 128, 256, 512]}
-    asked = space(wide)
-    together, alone, neighbours = Evaluator(asked), Evaluator(asked), Neighbours()
+    searched = space(wide)
+    together, alone, neighbours = Evaluator(searched), Evaluator(searched), Neighbours()
     num_duplicates = 0
-    for index in range(asked.num_points):
-        one = together.evaluate(index, None, Question(), neighbours)
+    for index in range(searched.num_points):
+        evaluation = together.evaluate(index, None, Question(), neighbours)
         other = alone.evaluate(index, None, Question())
-        num_duplicates += not one.num_runs
-        assert msgspec.structs.replace(one, num_runs=0, num_requests=0) == msgspec.structs.replace(
+        num_duplicates += not evaluation.num_runs
+        assert msgspec.structs.replace(evaluation, num_runs=0, num_requests=0) == msgspec.structs.replace(
             other, num_runs=0, num_requests=0
         )
     assert num_duplicates >= 4
@@ -158,10 +158,10 @@ def test_sglang_and_other_schedulers_and_pools_are_searched() -> None:
             "split": {"deployment.pools": pools},
         }
     }
-    found = search(space(kinds), quiet()).outcomes[0]
-    assert [found.evaluations[index].refused for index in range(4)] == [""] * 4
-    assert all(found.evaluations[index].load > 1 for index in range(4))
-    assert found.evaluations[3].figures["devices"] == 2
+    outcome = search(space(kinds), quiet()).outcomes[0]
+    assert [outcome.evaluations[index].refused for index in range(4)] == [""] * 4
+    assert all(outcome.evaluations[index].load > 1 for index in range(4))
+    assert outcome.evaluations[3].figures["devices"] == 2
 
 
 def test_answers_are_found_again_across_searches(tmp_path: Path) -> None:
@@ -284,41 +284,53 @@ def test_strategies_that_ask_fewer_points_find_the_best() -> None:
         "max_num_batched_tokens": [512, 1024, 2048, 4096, 8192],
         "max_num_seqs": [16, 32, 64, 128, 256],
     }
-    whole = search(space(wide, finalist_seeds=1), quiet())
-    best = max(score(one, "requests_per_usd") for one in whole.outcomes[0].evaluations.values())
+    exhaustive = search(space(wide, finalist_seeds=1), quiet())
+    best = max(score(evaluation, "requests_per_usd") for evaluation in exhaustive.outcomes[0].evaluations.values())
     halved = search(space(wide, strategy="halving", finalist_seeds=1), quiet())
-    assert max(score(one, "requests_per_usd") for one in halved.outcomes[0].evaluations.values()) >= 0.99 * best
-    assert halved.count.num_requests < whole.count.num_requests
+    assert (
+        max(score(evaluation, "requests_per_usd") for evaluation in halved.outcomes[0].evaluations.values())
+        >= 0.99 * best
+    )
+    assert halved.count.num_requests < exhaustive.count.num_requests
     pytest.importorskip("optuna")
     tried = search(space(wide, strategy="tpe", finalist_seeds=1), quiet())
     assert len(tried.outcomes[0].evaluations) <= 40
-    assert max(score(one, "requests_per_usd") for one in tried.outcomes[0].evaluations.values()) >= 0.97 * best
+    assert (
+        max(score(evaluation, "requests_per_usd") for evaluation in tried.outcomes[0].evaluations.values())
+        >= 0.97 * best
+    )
     assert answers(search(space(wide, strategy="tpe", finalist_seeds=1), quiet())) == answers(tried)
 
 
 def test_what_follows_from_a_study(study: Study) -> None:
-    asked, found = space(), study.outcomes[0]
+    searched, outcome = space(), study.outcomes[0]
     objectives = ("requests_per_usd", "output_tokens_per_s_per_user")
-    kept = frontier(found, objectives)
-    for one, other in itertools.permutations(kept, 2):
-        assert any(score(found.evaluations[one], name) > score(found.evaluations[other], name) for name in objectives)
-    for index in found.ranking:
+    kept = frontier(outcome, objectives)
+    for evaluation, other in itertools.permutations(kept, 2):
         assert any(
-            all(score(found.evaluations[one], name) >= score(found.evaluations[index], name) for name in objectives)
-            for one in kept
+            score(outcome.evaluations[evaluation], name) > score(outcome.evaluations[other], name)
+            for name in objectives
         )
-    effects = sensitivity(asked, found)
+    for index in outcome.ranking:
+        assert any(
+            all(
+                score(outcome.evaluations[evaluation], name) >= score(outcome.evaluations[index], name)
+                for name in objectives
+            )
+            for evaluation in kept
+        )
+    effects = sensitivity(searched, outcome)
     assert effects["tp"]["3"] == 0
     assert all(max(shares.values()) == 1 for shares in effects.values())
-    best = best_by_objective(found, OBJECTIVES)
-    assert best["requests_per_usd"] in found.ranking
-    assert found.evaluations[best["ttft_p90"]].figures["ttft_p90"] == min(
-        found.evaluations[index].figures["ttft_p90"] for index in found.ranking
+    best = best_by_objective(outcome, OBJECTIVES)
+    assert best["requests_per_usd"] in outcome.ranking
+    assert outcome.evaluations[best["ttft_p90"]].figures["ttft_p90"] == min(
+        outcome.evaluations[index].figures["ttft_p90"] for index in outcome.ranking
     )
-    sure = confidence(found, "requests_per_usd")
+    sure = confidence(outcome, "requests_per_usd")
     assert sure is None or 0 <= sure <= 1
-    for fleet in fleets(found, 100.0, 3):
-        load = fmean(one.load for one in found.runs(fleet.index))
+    for fleet in fleets(outcome, 100.0, 3):
+        load = fmean(evaluation.load for evaluation in outcome.runs(fleet.index))
         assert (fleet.copies - 1) * load < 100 <= fleet.copies * load * (1 + 1e-6)
 
 
@@ -332,8 +344,8 @@ def test_several_workloads_have_a_matrix_of_what_the_others_best_is_worth() -> N
 
 
 def test_budgets_refuse() -> None:
-    found = search(space(budget={"devices": 1}), quiet()).outcomes[0]
-    assert all(found.evaluations[index].refused == "2 devices; the budget is 1" for index in range(6, 12))
+    outcome = search(space(budget={"devices": 1}), quiet()).outcomes[0]
+    assert all(outcome.evaluations[index].refused == "2 devices; the budget is 1" for index in range(6, 12))
     with pytest.raises(InputError, match=r"the budget is \$1\.00"):
         search(space(budget={"usd_per_hour": 1}), quiet())
 
@@ -386,7 +398,7 @@ def test_wrong_spaces_are_named(raw: dict[str, object], message: str) -> None:
 def test_wrong_searches_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no objective"):
         search(space(objective="qps"), quiet())
-    with pytest.raises(InputError, match=r"no point can be: .*unknown key \$\.engine\.bogus"):
+    with pytest.raises(InputError, match=r"every point is refused: .*unknown key \$\.engine\.bogus"):
         search(space({"deployment.engine.bogus": [1]}), store := quiet(tmp_path / "answers.sqlite"))
     assert store.unfinished() is None  # there is nothing to go on with
     with pytest.raises(InputError, match="there is no file"):
@@ -420,9 +432,9 @@ def test_a_grid_is_run_at_the_given_loads() -> None:
     grid = grid_of(BASE, ["tp=1,2", "workload.rate=2:6:4"])
     assert grid.vary == {"tp": [1, 2], "workload.rate": [2, 6]}
     asker = Asker(grid, quiet(), Workers(grid))
-    found = asker.ask(None, range(4), Question())
-    assert [round(one.figures["requests_per_s"]) for one in found.values()] == [2, 6, 2, 6]
-    assert found[0].figures["tpot_mean"] > found[2].figures["tpot_mean"]
+    outcome = asker.ask(None, range(4), Question())
+    assert [round(evaluation.figures["requests_per_s"]) for evaluation in outcome.values()] == [2, 6, 2, 6]
+    assert outcome[0].figures["tpot_mean"] > outcome[2].figures["tpot_mean"]
     assert grid_of(BASE, ["rate=1e0:2.5e+0:5e-1"]).vary == {"rate": [1, 1.5, 2, 2.5]}
     for text in ("tp", "tp=", "rate=5:1:1", "rate=1:1e9:1e-3"):
         with pytest.raises(InputError):

@@ -17,20 +17,20 @@ SMALL = {"tp": [1, 3], "max_num_seqs": [16, 256]}
 
 def test_half_a_search_is_half_the_answers(tmp_path: Path) -> None:
     path = tmp_path / "kept.sqlite"
-    asked = space(SMALL, finalist_seeds=1)
-    whole = search(asked, Store(path, print)).outcomes[0]
+    searched = space(SMALL, finalist_seeds=1)
+    complete = search(searched, Store(path, print)).outcomes[0]
     (kept,) = kept_searches(path)
-    assert (kept.space, kept.is_done) == (asked, True)
-    watched = Watched(asked)
-    found = watched.study(path).outcomes[0]
-    assert (found.evaluations, found.ranking) == (whole.evaluations, whole.ranking)
+    assert (kept.space, kept.is_done) == (searched, True)
+    watched = Watched(searched)
+    outcome = watched.study(path).outcomes[0]
+    assert (outcome.evaluations, outcome.ranking) == (complete.evaluations, complete.ranking)
     with sqlite3.connect(path) as connection:
-        connection.execute("delete from evaluations where key = ?", (watched.keys[None][whole.ranking[0]],))
+        connection.execute("delete from evaluations where key = ?", (watched.keys[None][complete.ranking[0]],))
     connection.close()
     before = path.read_bytes()
-    found = watched.study(path).outcomes[0]
-    assert found.ranking == whole.ranking[1:]
-    assert set(found.refusals) == set(whole.refusals)
+    outcome = watched.study(path).outcomes[0]
+    assert outcome.ranking == complete.ranking[1:]
+    assert set(outcome.refusals) == set(complete.refusals)
     assert path.read_bytes() == before
 
 
@@ -40,8 +40,8 @@ def test_an_unfinished_search_is_listed_as_one(tmp_path: Path) -> None:
     store.close()
     (kept,) = kept_searches(tmp_path / "kept.sqlite")
     assert (kept.name, kept.is_done, kept.number) == ("digest", False, 1)
-    found = Watched(kept.space).study(tmp_path / "kept.sqlite").outcomes[0]
-    assert found.ranking == []
+    outcome = Watched(kept.space).study(tmp_path / "kept.sqlite").outcomes[0]
+    assert outcome.ranking == []
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a database at all"])

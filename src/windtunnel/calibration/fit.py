@@ -230,7 +230,7 @@ def _priced(
     if measurement.lacks_acceptance:
         raise InputError("it decodes speculatively, and how many draft tokens were accepted was not recorded")
     if measurement.scenario.deployment.pools:
-        raise InputError("its pools are separate: of those only a TTFT teaches, where the transfer was left open")
+        raise InputError("its pools are separate: such a run informs only an open transfer, by its TTFT")
     deployment = msgspec.structs.replace(measurement.scenario.deployment, calibration=NONE)
     scenario = msgspec.structs.replace(measurement.scenario, deployment=deployment)
     requests = generate(scenario.workload, scenario.seed)

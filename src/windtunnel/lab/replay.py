@@ -244,11 +244,8 @@ class _RankRunner:
         """Return (peer, tag, bytes) of a message; both ends compute the same tag."""
         per_stage = self.setup.degrees.num_devices // self.setup.degrees.pp
         tag = 1 << 30 | exchange.microbatch << 9 | exchange.boundary << 1 | int(exchange.is_gradient)
-        return (
-            exchange.peer * per_stage + self.number % per_stage,
-            tag,
-            min(round(exchange.size_bytes), self.largest_bytes),
-        )
+        peer = exchange.peer * per_stage + self.number % per_stage
+        return peer, tag, min(round(exchange.size_bytes), self.largest_bytes)
 
     def _send(self, exchange: Exchange) -> None:
         import torch

@@ -37,9 +37,7 @@ def frontier(outcome: SearchOutcome, objectives: Sequence[str]) -> list[int]:
     """
     means = {index: outcome.mean(index) for index in outcome.seeds if outcome.num_streams > 1}
     answers = means or {index: outcome.evaluations[index] for index in outcome.ranking}
-    return undominated(
-        {index: tuple(score(evaluation, name) for name in objectives) for index, evaluation in answers.items()}
-    )
+    return undominated({index: tuple(score(answer, name) for name in objectives) for index, answer in answers.items()})
 
 
 def best_by_objective(outcome: SearchOutcome, objectives: Sequence[str]) -> dict[str, int]:
@@ -65,9 +63,7 @@ class Worth:
 
 def sensitivity(space: Space, outcome: SearchOutcome) -> dict[str, dict[str, float]]:
     """Name in `vary` -> value -> share of the best score; see `worths`."""
-    return {
-        name: {value: worth.share for value, worth in values.items()} for name, values in worths(space, outcome).items()
-    }
+    return {name: {value: worth.share for value, worth in row.items()} for name, row in worths(space, outcome).items()}
 
 
 def worths(space: Space, outcome: SearchOutcome) -> dict[str, dict[str, Worth]]:

@@ -57,7 +57,7 @@ class Asker:
             self.evaluator.check(next(iter(answers)), workload)
         except InputError as error:
             hint = error.hint
-        raise InputError(f"no point can be: {next(iter(answers.values())).refused}", hint)
+        raise InputError(f"every point is refused: {next(iter(answers.values())).refused}", hint)
 
     def ask(
         self, workload: str | None, indices: Sequence[int], question: Question, near: Mapping[int, float] = {}

@@ -57,7 +57,7 @@ def test_unknown_collectives_are_refused() -> None:
 def test_two_processes_over_gloo() -> None:
     pytest.importorskip("torch", reason="torch is not installed; collectives run on its gloo")
     ops = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
-    found = time_collectives(CollectivesPlan(ops, (2,), (1024, 1 << 18), "gloo", 8))
-    assert [(one.op, one.size_bytes) for one in found] == [(op, size) for op in ops for size in (1024, 1 << 18)]
-    assert all(one.statistics.median_s > 0 for one in found)
-    assert len(collective_tables(found, "test")) == 5
+    timings = time_collectives(CollectivesPlan(ops, (2,), (1024, 1 << 18), "gloo", 8))
+    assert [(row.op, row.size_bytes) for row in timings] == [(op, size) for op in ops for size in (1024, 1 << 18)]
+    assert all(row.statistics.median_s > 0 for row in timings)
+    assert len(collective_tables(timings, "test")) == 5

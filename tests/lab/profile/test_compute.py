@@ -135,11 +135,11 @@ def test_attention_of_the_forward_is_that_of_its_definition() -> None:
 
     torch.manual_seed(0)
     query, keys, values = (torch.randn(n, heads, 4) for n, heads in ((3, 2), (8, 1), (8, 1)))
-    found = sdpa(query[None], keys[None], values[None])[0]  # a chunk of three tokens after five
+    attended = sdpa(query[None], keys[None], values[None])[0]  # a chunk of three tokens after five
     scores = torch.einsum("qhd,kd->hqk", query, keys[:, 0]) / 2.0
     hidden = torch.arange(8)[None, :] > torch.arange(3)[:, None] + 5
-    wanted = torch.einsum("hqk,kd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values[:, 0])
-    torch.testing.assert_close(found, wanted)
+    expected = torch.einsum("hqk,kd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values[:, 0])
+    torch.testing.assert_close(attended, expected)
 
 
 @pytest.mark.slow
@@ -223,9 +223,13 @@ def test_the_sharded_config_is_the_shard_of_the_config() -> None:
     from windtunnel.lab.profile.vllm_steps import sharded_config
 
     config = catalog.model_config("llama-3.1-8b")
-    found = sharded_config(config, 4)
-    assert (found["num_attention_heads"], found["num_key_value_heads"], found["head_dim"]) == (8, 2, 128)
-    assert found["intermediate_size"] == 14336 // 4
+    config_of_shard = sharded_config(config, 4)
+    assert (
+        config_of_shard["num_attention_heads"],
+        config_of_shard["num_key_value_heads"],
+        config_of_shard["head_dim"],
+    ) == (8, 2, 128)
+    assert config_of_shard["intermediate_size"] == 14336 // 4
     assert json.dumps(config)  # and the config itself is left as it was
     assert config["num_attention_heads"] == 32
     with pytest.raises(InputError, match="tp = 3 does not divide num_attention_heads = 32"):

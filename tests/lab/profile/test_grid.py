@@ -8,15 +8,15 @@ import pytest
 from windtunnel.lab.profile.grid import Point, Refinement, octaves
 
 
-def refined(seconds_of, axes, tolerance: float, most: int = 200) -> tuple[Refinement, int]:
+def refined(seconds_of, axes, tolerance: float, limit: int = 200) -> tuple[Refinement, int]:
     grid = Refinement(axes, lambda _: True)
     grid.start({point: seconds_of(point) for point in grid.coarse()})
     measured = 0
-    while grid.worst() > tolerance and measured < most:
-        found = grid.next_point()
-        if found is None:
+    while grid.worst() > tolerance and measured < limit:
+        following = grid.next_point()
+        if following is None:
             break
-        interval, middle = found
+        interval, middle = following
         grid.learn(interval, middle, seconds_of(middle))
         measured += 1
     return grid, measured
@@ -43,8 +43,8 @@ def test_a_kink_draws_the_points() -> None:
     near = [x for x in new if 16 < x < 64]
     assert len(near) > len(new) / 2
     # What straight lines between the points then say is within the tolerance everywhere.
-    at = sorted(p[0] for p in grid.seconds)
-    for low, high in itertools.pairwise(at):
+    position = sorted(p[0] for p in grid.seconds)
+    for low, high in itertools.pairwise(position):
         middle = math.sqrt(low * high)
         line = math.sqrt(flat_then_linear((low, 16.0)) * flat_then_linear((high, 16.0)))
         assert line == pytest.approx(flat_then_linear((middle, 16.0)), rel=0.06)

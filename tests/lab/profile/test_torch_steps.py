@@ -79,14 +79,14 @@ def test_the_gpu_waits_until_a_slow_host_has_queued_everything(cuda: FakeCuda) -
 
 
 def test_the_whole_forward_is_a_replayed_graph(cuda: FakeCuda) -> None:
-    whole = whole_forward(lambda mark: layers(cuda, mark), "cuda_event")
+    untimed = whole_forward(lambda mark: layers(cuda, mark), "cuda_event")
     host_s = cuda.host_s
-    assert whole() == pytest.approx(2 * (NORM_S + GEMM_S) + 1e-6)
+    assert untimed() == pytest.approx(2 * (NORM_S + GEMM_S) + 1e-6)
     assert cuda.host_s > host_s + 1e-3  # the host slept until the GPU was done
     repeats = Repeats()
     timed = timed_forward(lambda mark: layers(cuda, mark), "cuda_event")
     while not repeats.is_enough:
-        repeats.add(timed(), whole())
+        repeats.add(timed(), untimed())
     known: dict[str, Op] = {name: Elementwise(name, 1, 1.0) for name in ("norm", "gemm")}
     step = repeats.step(StepShape(1, 16), known)
     assert step.closure_error == pytest.approx(-1e-6 / (2 * (NORM_S + GEMM_S) + 1e-6))
@@ -136,8 +136,8 @@ def test_operators_that_slow_down_together_still_add_up() -> None:
         repeats.add({"a": [3.0 * slow, 1.0 * slow], "b": [2.0 * slow]}, 6.0 * slow / 1.01)
     step = repeats.step(StepShape(1, 16), known)
     assert step.closure_error == pytest.approx(0.01)
-    assert [one.statistics.median_s for one in step.operators] == pytest.approx([2.2, 2.2])
-    assert [one.count for one in step.operators] == [2, 1]
+    assert [operator.statistics.median_s for operator in step.operators] == pytest.approx([2.2, 2.2])
+    assert [operator.count for operator in step.operators] == [2, 1]
 
 
 def test_attention_that_cannot_run_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,9 +158,9 @@ def test_a_step_measured_at_several_times_forgets_a_burst() -> None:
         for _ in range(6):
             repeats.add({"a": [slow]}, slow)
         times.append(repeats.step(StepShape(1, 16), known))
-    found = merged(times)
-    assert (found.sum_s, found.whole_s) == pytest.approx((1.1, 1.1))
-    assert found.operators[0].statistics.num_samples == 18
+    step = merged(times)
+    assert (step.sum_s, step.whole_s) == pytest.approx((1.1, 1.1))
+    assert step.operators[0].statistics.num_samples == 18
 
 
 def gpu(**changes: Any) -> SimpleNamespace:

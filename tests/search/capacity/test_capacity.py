@@ -40,11 +40,11 @@ def test_capacity_is_within_a_percent_of_an_exhaustive_scan() -> None:
         )
         stream = stream_of(scenario.workload, seed)
         server = priced.server(scenario, stream.unit)
-        found = capacity(server, stream, LIMITS)
-        load = 0.8 * found.load
+        answer = capacity(server, stream, LIMITS)
+        load = 0.8 * answer.load
         while probe(server, stream, load, LIMITS).passes:
             load *= 1.005
-        off.append(found.load / (load / 1.005) - 1)
+        off.append(answer.load / (load / 1.005) - 1)
     assert len(off) == 20
     # One scan's step and one of the grid apart at most.
     assert max(map(abs, off)) <= TOLERANCE + 0.005
@@ -58,12 +58,12 @@ def test_the_answer_does_not_depend_on_where_the_search_began() -> None:
     server = PricedDeployments().server(scenario, stream.unit)
     loads = {capacity(server, stream, LIMITS, near=near).load for near in (None, 0.5, 3.0, 20.0, 300.0)}
     assert len(loads) == 1
-    found = capacity(server, stream, LIMITS)
-    assert found.at is not None
-    assert found.beyond is not None
-    assert found.at.passes
-    assert not found.beyond.passes
-    assert found.beyond.load / found.at.load == pytest.approx(1 + TOLERANCE)
+    answers = capacity(server, stream, LIMITS)
+    assert answers.at is not None
+    assert answers.beyond is not None
+    assert answers.at.passes
+    assert not answers.beyond.passes
+    assert answers.beyond.load / answers.at.load == pytest.approx(1 + TOLERANCE)
 
 
 def test_a_capped_rate_has_two_loads() -> None:
@@ -75,34 +75,36 @@ def test_a_capped_rate_has_two_loads() -> None:
 @pytest.mark.compiled
 def test_a_closed_loops_capacity_is_a_number_of_clients() -> None:
     closed = {"workload.arrivals": {"type": "closed_loop", "concurrency": 3}}
-    found = capacities(scenario_at(space(), closed), parse_limits("tpot_p90=15ms"), num_seeds=1)
-    clients = found.streams[0].load
-    assert found.is_closed
+    answer = capacities(scenario_at(space(), closed), parse_limits("tpot_p90=15ms"), num_seeds=1)
+    clients = answer.streams[0].load
+    assert answer.is_closed
     assert clients == int(clients)
-    held = simulate(scenario_at(space(), {"workload.arrivals": {"type": "closed_loop", "concurrency": int(clients)}}))
+    passing = simulate(
+        scenario_at(space(), {"workload.arrivals": {"type": "closed_loop", "concurrency": int(clients)}})
+    )
     more = simulate(
         scenario_at(space(), {"workload.arrivals": {"type": "closed_loop", "concurrency": int(clients) + 1}})
     )
-    assert held.summary.tpot_s is not None
+    assert passing.summary.tpot_s is not None
     assert more.summary.tpot_s is not None
-    assert held.summary.tpot_s.p90 <= 0.015 < more.summary.tpot_s.p90
+    assert passing.summary.tpot_s.p90 <= 0.015 < more.summary.tpot_s.p90
 
 
 @pytest.mark.compiled
 def test_without_limits_the_queue_alone_decides() -> None:
-    found = capacities(scenario_at(space(), {}), (), num_seeds=1).streams[0]
-    assert found.beyond is not None
-    assert found.beyond.limited_by == STABILITY
-    assert found.at is not None
-    assert found.at.served is not None
-    assert growth(found.at.served) <= MOST_GROWTH
+    answer = capacities(scenario_at(space(), {}), (), num_seeds=1).streams[0]
+    assert answer.beyond is not None
+    assert answer.beyond.limited_by == STABILITY
+    assert answer.at is not None
+    assert answer.at.served is not None
+    assert growth(answer.at.served) <= MOST_GROWTH
 
 
 @pytest.mark.compiled
 def test_limits_below_what_an_idle_deployment_takes_are_held_at_no_load() -> None:
-    found = capacities(scenario_at(space(), {}), parse_limits("ttft_p50=1us"), num_seeds=1).streams[0]
-    assert found.load == 0
-    assert found.at is None
+    answer = capacities(scenario_at(space(), {}), parse_limits("ttft_p50=1us"), num_seeds=1).streams[0]
+    assert answer.load == 0
+    assert answer.at is None
 
 
 @pytest.mark.compiled
@@ -143,8 +145,8 @@ def test_a_stream_that_is_over_too_soon_is_told_from_one_that_lasts() -> None:
 def test_a_load_only_stretches_the_requests_of_a_seed() -> None:
     scenario = scenario_at(space(), {})
     stream = stream_of(scenario.workload, 3)
-    whole = stream_of(at_load(scenario.workload, 7.5, 1.0), 3).at(7.5)
-    assert np.array_equal(stream.at(7.5).arrival_s, whole.arrival_s)
+    requests = stream_of(at_load(scenario.workload, 7.5, 1.0), 3).at(7.5)
+    assert np.array_equal(stream.at(7.5).arrival_s, requests.arrival_s)
     assert np.array_equal(stream.at(7.5).input_tokens, stream.at(0.1).input_tokens)
 
 
@@ -159,9 +161,9 @@ def test_a_load_only_stretches_the_requests_of_a_seed() -> None:
 )
 def test_any_open_loop_can_be_sent_twice_as_fast(arrivals: dict[str, object]) -> None:
     workload = scenario_at(space(), {"workload.arrivals": arrivals}).workload
-    own = own_load(workload)
-    assert own == pytest.approx(4.0, rel=0.3)
-    assert own_load(at_load(workload, 2 * own, own)) == pytest.approx(2 * own, rel=0.1)
+    usual = own_load(workload)
+    assert usual == pytest.approx(4.0, rel=0.3)
+    assert own_load(at_load(workload, 2 * usual, usual)) == pytest.approx(2 * usual, rel=0.1)
 
 
 def test_a_closed_loops_load_is_its_clients() -> None:
@@ -189,9 +191,9 @@ def test_bounds_and_comparisons() -> None:
 
 
 def test_limits_are_read() -> None:
-    found = parse_limits("ttft_p90=2s, tpot=50ms e2e_mean=1min")
-    assert [limit.name for limit in found] == ["ttft_p90", "tpot_p99", "e2e_mean"]
-    assert [limit.most_s for limit in found] == [2.0, 0.05, 60.0]
+    limits = parse_limits("ttft_p90=2s, tpot=50ms e2e_mean=1min")
+    assert [limit.name for limit in limits] == ["ttft_p90", "tpot_p99", "e2e_mean"]
+    assert [limit.most_s for limit in limits] == [2.0, 0.05, 60.0]
     assert limit_of("itl_p99", 0.2).title == "ITL p99 <= 200 ms"
     assert [limit.name for limit in limits_of(Slo(ttft_s=2.0))] == ["ttft_p99"]
     assert limits_of(None) == ()
@@ -206,7 +208,7 @@ def test_a_load_that_fails_below_others_that_pass_ends_the_capacity() -> None:
 
     hasty, careful = (_Search(probe_at, 0.005, False, checks) for checks in (0, CHECKS))
     assert hasty.run(75.0, 0.1, math.inf).load == pytest.approx(81, rel=0.006)
-    found = careful.run(75.0, 0.1, math.inf)
-    assert 59.6 < found.load < 60
-    assert found.beyond is not None
-    assert not found.beyond.passes
+    answer = careful.run(75.0, 0.1, math.inf)
+    assert 59.6 < answer.load < 60
+    assert answer.beyond is not None
+    assert not answer.beyond.passes

@@ -50,9 +50,9 @@ def study() -> Study:
 
 
 def test_a_points_figures_are_those_of_the_job_simulated_alone(study: Study) -> None:
-    found = study.outcomes[0]
-    for index in (*found.ranking[:2], found.ranking[-1]):
-        figures, alone = found.evaluations[index].figures, simulate_training(job_of(study, index))
+    outcome = study.outcomes[0]
+    for index in (*outcome.ranking[:2], outcome.ranking[-1]):
+        figures, alone = outcome.evaluations[index].figures, simulate_training(job_of(study, index))
         assert figures["step_s"] == alone.step_s
         assert figures["memory_bytes"] == alone.worst_memory.total_bytes
         assert figures["mfu"] == alone.mfu
@@ -62,7 +62,7 @@ def test_a_points_figures_are_those_of_the_job_simulated_alone(study: Study) -> 
 
 def test_the_ranking_is_every_layout_that_fits_the_fastest_first(study: Study) -> None:
     """The oracle: every combination of the degrees, each simulated on its own."""
-    found, steps = study.outcomes[0], {}
+    outcome, steps = study.outcomes[0], {}
     prices = training_prices(resolve(training.decode(JOB, training.TrainingJob)))
     for index, values in enumerate(itertools.product(*VARY.values())):
         raw = dict(zip(VARY, values, strict=True))
@@ -72,16 +72,16 @@ def test_the_ranking_is_every_layout_that_fits_the_fastest_first(study: Study) -
             job = training.decode(JOB | changed | {"micro_batch": raw["micro_batch"]}, training.TrainingJob)
             result = simulate_with(resolve(job), prices)
         except InputError:
-            assert found.evaluations[index].refused
+            assert outcome.evaluations[index].refused
             continue
         if raw["vpp"] > 1 and raw["pp"] == 1:
-            assert "virtual stages need a pipeline" in found.evaluations[index].refused
+            assert "virtual stages need a pipeline" in outcome.evaluations[index].refused
         elif result.fits:
             steps[index] = result.step_s
         else:
-            assert found.evaluations[index].limited_by == "memory"
-    assert found.ranking == sorted(steps, key=lambda index: (steps[index], index))
-    assert max(sensitivity(study.space, found)["tp"].values()) == 1
+            assert outcome.evaluations[index].limited_by == "memory"
+    assert outcome.ranking == sorted(steps, key=lambda index: (steps[index], index))
+    assert max(sensitivity(study.space, outcome)["tp"].values()) == 1
 
 
 @pytest.mark.parametrize("executor", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
@@ -107,8 +107,13 @@ def test_an_interrupted_search_goes_on_and_nothing_is_run_twice(study: Study, tm
     again = search(wide, quiet(path))
     assert again.count.num_runs == 0
     assert again.outcomes[0].ranking == resumed.outcomes[0].ranking
-    fastest = min(one.figures["step_s"] for one in study.outcomes[0].evaluations.values() if one.holds)
-    assert min(one.figures["step_s"] for one in again.outcomes[0].evaluations.values() if one.holds) <= fastest
+    fastest = min(
+        evaluation.figures["step_s"] for evaluation in study.outcomes[0].evaluations.values() if evaluation.holds
+    )
+    assert (
+        min(evaluation.figures["step_s"] for evaluation in again.outcomes[0].evaluations.values() if evaluation.holds)
+        <= fastest
+    )
 
 
 def test_every_layout_of_a_model_with_experts() -> None:
@@ -137,16 +142,16 @@ def test_layers_that_do_not_split_evenly_are_taken_from_both_ends(
 
     split = {"pp": pp, "virtual_stages": vpp}
     job = training.decode({**JOB, "model": "llama-3.1-405b", "parallelism": split}, training.TrainingJob)
-    found = with_uneven_stages(job, model_of("llama-3.1-405b")).parallelism.layers_per_stage
-    assert found == stages
-    assert found is None or sum(found) == 126
+    split = with_uneven_stages(job, model_of("llama-3.1-405b")).parallelism.layers_per_stage
+    assert split == stages
+    assert split is None or sum(split) == 126
 
 
 def test_limits_budgets_and_more_devices() -> None:
     space = jobs({"num_devices": [8, 16], "tp": [1, 2]}, total_tokens=1e10, budget={"devices": 8})
-    found = search(space, quiet()).outcomes[0]
-    assert [found.evaluations[index].refused for index in (2, 3)] == ["16 devices; the budget is 8"] * 2
-    run_s = {index: found.evaluations[index].figures["run_s"] for index in (0, 1)}
+    outcome = search(space, quiet()).outcomes[0]
+    assert [outcome.evaluations[index].refused for index in (2, 3)] == ["16 devices; the budget is 8"] * 2
+    run_s = {index: outcome.evaluations[index].figures["run_s"] for index in (0, 1)}
     between = sum(run_s.values()) / 2
     limited = search(jobs(space.vary, total_tokens=1e10, limits={"run": f"{between} s"}, objective="run_usd"), quiet())
     slower = max(run_s, key=lambda index: run_s[index])
@@ -178,16 +183,16 @@ def test_the_content_of_a_topology_is_part_of_the_key(tmp_path: Path) -> None:
 
 
 def test_the_winner_is_written_as_something_to_run(study: Study, tmp_path: Path, capsys: Any) -> None:
-    found = study.outcomes[0]
-    report = SearchReport(study, 3, [why(study, found, 2)], [], [])
+    outcome = study.outcomes[0]
+    report = SearchReport(study, 3, [why(study, outcome, 2)], [], [])
     write_study(report, tmp_path / "found")
-    best = found.evaluations[found.ranking[0]].figures
+    best = outcome.evaluations[outcome.ranking[0]].figures
     assert simulate_training(training.load(tmp_path / "found" / "job.yaml")).step_s == best["step_s"]
     read = read_megatron_arguments((tmp_path / "found" / "launch.sh").read_text(), "h100_sxm")
     assert simulate_training(read.job).step_s == best["step_s"]
     page = (tmp_path / "found" / "search.html").read_text()
     points = json.loads(re.findall(r'class="points">(.*?)</script>', page)[0])
-    assert points["choices"][0][:2] == [str(value) for value in study.point(found.ranking[0]).choice.values()][:2]
+    assert points["choices"][0][:2] == [str(value) for value in study.point(outcome.ranking[0]).choice.values()][:2]
     assert points["values"][0][points["figures"].index("step [s]")] == pytest.approx(best["step_s"], rel=1e-4)
     document = json.loads((tmp_path / "found" / "search.json").read_text())
     assert document["workloads"][0]["points"][0]["figures"]["step_s"] == best["step_s"]
@@ -195,7 +200,7 @@ def test_the_winner_is_written_as_something_to_run(study: Study, tmp_path: Path,
     shown = capsys.readouterr().out
     assert "do not fit the devices' memory" in shown
     assert "a step goes to" in shown
-    assert study_document(report)["workloads"][0]["ranking"] == found.ranking[:3]
+    assert study_document(report)["workloads"][0]["ranking"] == outcome.ranking[:3]
 
 
 @pytest.mark.parametrize(

@@ -106,12 +106,9 @@ def _step_from(line: Mapping[str, Any]) -> MeasuredStep:
     try:
         operators = tuple(
             MeasuredOperator(
-                operator["name"],
-                KINDS[operator["kind"]](**operator["op"]),
-                int(operator["count"]),
-                TimeStatistics(**operator["statistics"]),
+                row["name"], KINDS[row["kind"]](**row["op"]), int(row["count"]), TimeStatistics(**row["statistics"])
             )
-            for operator in line["operators"]
+            for row in line["operators"]
         )
         return MeasuredStep(StepShape(**line["shape"]), operators, float(line["whole_s"]))
     except (KeyError, TypeError, ValueError) as error:
