@@ -239,7 +239,7 @@ def swept(scenario: Scenario) -> Sweep:
     setup = resolve(pool_scenario(scenario, pools[0]) if pools else scenario)
     server = PricedDeployments().server(scenario, stream.unit, None if pools else setup)
     sustained: Capacity = capacity(server, stream, limits, checks=CHECKS)
-    base = sustained.load or stream.own
+    base = sustained.load or stream.usual_load
     loads = sorted({max(round(share * base), 1) if stream.is_closed else share * base for share in SWEPT_SHARES})
     max_load = float(stream.unit.num_requests) if stream.is_closed else np.inf
     probes = [probe(server, stream, load, limits, is_patient=True) for load in loads if load <= max_load]

@@ -97,7 +97,7 @@ class Workers:
         self.at_once = at_once
         self.pool: Executor | None = None
         self.joined = False
-        self.own = threading.local()
+        self.local = threading.local()
 
     @cached_property
     def encoded(self) -> bytes:
@@ -142,9 +142,9 @@ class Workers:
         self.pool = self.pool or ThreadPoolExecutor(self.num_workers)
 
         def work(number: int) -> Answers:
-            if not hasattr(self.own, "evaluator"):
-                self.own.evaluator = evaluator_of(self.space)
-            return Answers(chunk=number, evaluations=run_chunk(self.own.evaluator, chunks[number]))
+            if not hasattr(self.local, "evaluator"):
+                self.local.evaluator = evaluator_of(self.space)
+            return Answers(chunk=number, evaluations=run_chunk(self.local.evaluator, chunks[number]))
 
         for future in as_completed([self.pool.submit(work, number) for number in range(len(chunks))]):
             yield future.result()

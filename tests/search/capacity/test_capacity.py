@@ -58,12 +58,12 @@ def test_the_answer_does_not_depend_on_where_the_search_began() -> None:
     server = PricedDeployments().server(scenario, stream.unit)
     loads = {capacity(server, stream, LIMITS, near=near).load for near in (None, 0.5, 3.0, 20.0, 300.0)}
     assert len(loads) == 1
-    answers = capacity(server, stream, LIMITS)
-    assert answers.at is not None
-    assert answers.beyond is not None
-    assert answers.at.passes
-    assert not answers.beyond.passes
-    assert answers.beyond.load / answers.at.load == pytest.approx(1 + TOLERANCE)
+    answer = capacity(server, stream, LIMITS)
+    assert answer.passing is not None
+    assert answer.beyond is not None
+    assert answer.passing.passes
+    assert not answer.beyond.passes
+    assert answer.beyond.load / answer.passing.load == pytest.approx(1 + TOLERANCE)
 
 
 def test_a_capped_rate_has_two_loads() -> None:
@@ -95,16 +95,16 @@ def test_without_limits_the_queue_alone_decides() -> None:
     answer = capacities(scenario_at(space(), {}), (), num_seeds=1).streams[0]
     assert answer.beyond is not None
     assert answer.beyond.limited_by == STABILITY
-    assert answer.at is not None
-    assert answer.at.served is not None
-    assert growth(answer.at.served) <= MOST_GROWTH
+    assert answer.passing is not None
+    assert answer.passing.served is not None
+    assert growth(answer.passing.served) <= MOST_GROWTH
 
 
 @pytest.mark.compiled
 def test_limits_below_what_an_idle_deployment_takes_are_held_at_no_load() -> None:
     answer = capacities(scenario_at(space(), {}), parse_limits("ttft_p50=1us"), num_seeds=1).streams[0]
     assert answer.load == 0
-    assert answer.at is None
+    assert answer.passing is None
 
 
 @pytest.mark.compiled

@@ -33,14 +33,14 @@ def capacity_report(capacities: Capacities) -> list[RenderableType]:
         "",
     ]
     first = capacities.streams[0]
-    if first.at is None or first.at.served is None:
+    if first.passing is None or first.passing.served is None:
         limited = limit_text(first.beyond.limited_by, capacities.limits) if first.beyond is not None else ""
         text = f"no load is sustained: {limited.removeprefix('above this load ')}, even when hardly anything is sent"
         return [*parts, grid([("capacity", text), ("limits", limits + stable)])]
     bound = capacities.at_least
     sure = f", at least {_load(capacities, bound)} with {percent(CONFIDENCE)} confidence" if bound is not None else ""
     num_runs = sum(stream.num_runs for stream in capacities.streams)
-    tried = f"{format_count(num_runs, 'run')} of {format_count(first.at.served.arrival_s.size, 'request')}"
+    tried = f"{format_count(num_runs, 'run')} of {format_count(first.passing.served.arrival_s.size, 'request')}"
     beyond = "all requests that the workload has"
     if first.beyond is not None:
         beyond = limit_text(first.beyond.limited_by, capacities.limits)
@@ -52,10 +52,10 @@ def capacity_report(capacities: Capacities) -> list[RenderableType]:
         ("limited by", beyond),
         ("streams", f"{streams}; {tried}{apart}"),
     ]
-    latencies = _latencies(first.at.served)
+    latencies = _latencies(first.passing.served)
     lines = [[METRICS[name], *map(format_seconds, values.values())] for name, values in latencies.items()]
     table = columns((f"at {_load(capacities, first.load)} {unit}", *(f"p{point}" for point in POINTS)), lines)
-    times = first.at.served.stream_over_e2e
+    times = first.passing.served.stream_over_e2e
     short = [] if capacities.is_closed or times >= LEAST_STREAM else ["", f"Too short to tell: {burst_text(times)}."]
     return [*parts, grid(rows), "", table, *short]
 
@@ -77,7 +77,7 @@ def _load(capacities: Capacities, load: float) -> str:
 def capacity_document(capacities: Capacities) -> dict[str, Any]:
     """Document a capacity."""
     first = capacities.streams[0]
-    served = None if first.at is None else first.at.served
+    served = None if first.passing is None else first.passing.served
     latencies = {} if served is None else _latencies(served)
     return {
         "windtunnel": version(),

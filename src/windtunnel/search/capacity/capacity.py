@@ -36,7 +36,7 @@ class Capacity:
 
     load: float
     """Requests a second, or clients of a closed loop; 0: the limits are broken at every load."""
-    at: Probe | None
+    passing: Probe | None
     """Probe at that load; None: at no load."""
     beyond: Probe | None
     """Probe at the next load of the grid, which fails; None: all that the stream can send is sustained."""

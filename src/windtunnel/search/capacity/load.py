@@ -92,7 +92,7 @@ class Stream:
 
     workload: Workload
     seed: int
-    own: float
+    usual_load: float
     """The workload's own load."""
     unit: RequestArrays
     """The requests at a load of 1."""
@@ -109,7 +109,7 @@ class Stream:
             return replace(self.unit, concurrency=round(load))
         if self.stretches:
             return replace(self.unit, arrival_s=self.unit.arrival_s / load)
-        return generate(at_load(self.workload, load, self.own), self.seed)
+        return generate(at_load(self.workload, load, self.usual_load), self.seed)
 
     def at_once(self) -> RequestArrays:
         """Return the requests, all sent at 0 s."""

@@ -96,9 +96,15 @@ def _num_blocks(server: Server) -> int:
 
 def _done(server: Server, capacity: Capacity, evaluation: Evaluation) -> Done:
     steps = [
-        probe.served.steps for probe in (capacity.at, capacity.beyond) if probe is not None and probe.served is not None
+        probe.served.steps
+        for probe in (capacity.passing, capacity.beyond)
+        if probe is not None and probe.served is not None
     ]
-    used = int(capacity.at.served.steps["used_blocks"].max()) if capacity.at is not None and capacity.at.served else 0
+    used = (
+        int(capacity.passing.served.steps["used_blocks"].max())
+        if capacity.passing is not None and capacity.passing.served
+        else 0
+    )
     return Done(
         settings=_settings(server),
         running=max(int(table["num_running"].max()) for table in steps),

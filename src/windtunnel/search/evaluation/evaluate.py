@@ -144,17 +144,17 @@ class Evaluator:
         self, deployed: Deployed, server: Server | PreparedPools, stream: Stream, *_: object
     ) -> tuple[Capacity, Evaluation]:
         limits = limits_from(self.space.limits)
-        tried = probe(server, stream, stream.own, limits, is_patient=True)
+        tried = probe(server, stream, stream.usual_load, limits, is_patient=True)
         assert tried.served is not None, "a patient run is not given up"
         evaluation = Evaluation(
-            load=stream.own,
+            load=stream.usual_load,
             limited_by=tried.limited_by,
-            figures=figures(deployed, server, tried.served, stream.own if tried.passes else None, limits),
+            figures=figures(deployed, server, tried.served, stream.usual_load if tried.passes else None, limits),
             holds=tried.passes,
             num_runs=1,
             num_requests=stream.unit.num_requests,
         )
-        return Capacity(stream.own, tried, None, 1), evaluation
+        return Capacity(stream.usual_load, tried, None, 1), evaluation
 
     def _at_capacity(
         self, deployed: Deployed, server: Server | PreparedPools, stream: Stream, question: Question, near: float | None
@@ -165,7 +165,7 @@ class Evaluator:
             worth = load_worth(self.space.objective, question.worth, deployed.takes, mean_output)
         limits = limits_from(self.space.limits)
         sustained = capacity(server, stream, limits, question.tolerance, near, worth=worth)
-        served = sustained.at.served if sustained.at is not None else None
+        served = sustained.passing.served if sustained.passing is not None else None
         evaluation = Evaluation(
             load=sustained.load,
             limited_by=sustained.beyond.limited_by if sustained.beyond is not None else "",
@@ -233,7 +233,7 @@ def names_digest(deployed: Deployed) -> bytes:
 def stream_digest(stream: Stream) -> bytes:
     """Digest the requests themselves, whatever file or distribution they come from."""
     unit = stream.unit
-    digest = hashlib.sha256(msgspec.json.encode((stream.workload, stream.seed, stream.own)))
+    digest = hashlib.sha256(msgspec.json.encode((stream.workload, stream.seed, stream.usual_load)))
     for column in (unit.arrival_s, unit.input_tokens, unit.output_tokens, unit.priority):
         digest.update(column.tobytes())
     return digest.digest()
