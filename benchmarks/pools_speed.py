@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 import serving_speed
+from windtunnel.serving.codes import DECODE, PREFILL, ROUTERS
 from windtunnel.serving.pools import run_pools
 from windtunnel.serving.runners.batched import run_loop
-from windtunnel.serving.state.pools import DECODE, PREFILL, HandoffRules, PoolPlan
-from windtunnel.serving.state.records import ROUTERS
+from windtunnel.serving.state.pools import HandoffRules, PoolPlan
 from windtunnel.workload.generate.requests import RequestArrays
 
 NUM_REQUESTS = 100_000

@@ -22,11 +22,13 @@ from serving.loop.test_oracle import (
 )
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import itl_distribution
+from windtunnel.serving import codes
+from windtunnel.serving.codes import BOTH, DECODE, PREFILL
 from windtunnel.serving.pools import run_pools
 from windtunnel.serving.runners.batched import run_loop
 from windtunnel.serving.setup.kv_retention import KvRetention
 from windtunnel.serving.state import records as state
-from windtunnel.serving.state.pools import BOTH, DECODE, PREFILL, HandoffRules, PoolPlan, Pools
+from windtunnel.serving.state.pools import HandoffRules, PoolPlan, Pools
 from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 
 ROLES = ((PREFILL, DECODE), (PREFILL, DECODE, BOTH), (PREFILL, BOTH), (BOTH, BOTH), (PREFILL, PREFILL, DECODE, DECODE))
@@ -56,17 +58,17 @@ def cases(draw: st.DrawFn, have_windows: bool = False) -> Case:
         "concurrency": concurrency,
         "num_warmup": min(n, draw(st.integers(0, 5))) if concurrency else 0,
         "frontend_s": draw(st.sampled_from([0.0, 0.004])),
-        "router": draw(st.integers(0, len(state.ROUTERS) - 1)),
+        "router": draw(st.integers(0, len(codes.ROUTERS) - 1)),
         "seed": draw(st.integers(0, 2**32)),
     }
     roles = draw(st.sampled_from(ROLES))
     pools = [draw(plans(role, inputs + outputs, shared, rng, have_windows)) for role in roles]
     # SGLang's prefill batches never preempt: its decode side cannot compute anything of a prompt.
-    samples_first = 0 if any(pool.settings.scheduler == state.SGLANG for pool in pools) else draw(st.integers(0, 1))
+    samples_first = 0 if any(pool.settings.scheduler == codes.SGLANG for pool in pools) else draw(st.integers(0, 1))
     return Case(
         plans=pools,
         handoff_rules=HandoffRules(
-            decode_router=draw(st.integers(0, len(state.ROUTERS) - 1)),
+            decode_router=draw(st.integers(0, len(codes.ROUTERS) - 1)),
             local_tokens=draw(st.sampled_from([0, 0, 10, 30])),
             decode_samples_first=samples_first,
             decode_streams_first=0 if samples_first else draw(st.integers(0, 1)),
@@ -96,7 +98,7 @@ def plans(
     rng: np.random.Generator,
     have_windows: bool,
 ) -> PoolPlan:
-    scheduler = draw(st.sampled_from([state.VLLM_V1, state.VLLM_V1, state.TRTLLM, state.SGLANG]))
+    scheduler = draw(st.sampled_from([codes.VLLM_V1, codes.VLLM_V1, codes.TRTLLM, codes.SGLANG]))
     block_size = draw(st.sampled_from([1, 2, 4, 16]))
     fixed = draw(st.sampled_from([0, 0, 2]))
     largest = int((-(-lengths // block_size)).max()) + fixed
@@ -113,16 +115,16 @@ def plans(
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 7, 20])),
         chunked_prefill=int(chunked),
         max_prefill_tokens=draw(st.integers(30, 200)),
-        queue_order=draw(st.integers(0, len(state.QUEUE_ORDERS) - 1)) if scheduler == state.VLLM_V1 else 0,
+        queue_order=draw(st.integers(0, len(codes.QUEUE_ORDERS) - 1)) if scheduler == codes.VLLM_V1 else 0,
         block_size=block_size,
         num_blocks=windows.get("num_groups", 1) * (largest + draw(st.integers(0, 3 * largest))),
         blocks_per_request=fixed,
         schedule_conservativeness=draw(st.sampled_from([0.5, 1.0, 1.3])),
         receive_interval_steps=draw(st.sampled_from([1, 1, 3, 10])),
         num_stages=num_stages,
-        batch_wait_steps=draw(st.sampled_from([0, 2, 5])) if scheduler == state.TRTLLM else 0,
+        batch_wait_steps=draw(st.sampled_from([0, 2, 5])) if scheduler == codes.TRTLLM else 0,
         batch_wait_tokens=draw(st.integers(1, 100)),
-        balance_steps=draw(st.sampled_from([0, 2, 7])) if scheduler == state.TRTLLM and num_stages == 1 else 0,
+        balance_steps=draw(st.sampled_from([0, 2, 7])) if scheduler == codes.TRTLLM and num_stages == 1 else 0,
         balance_wait_steps=draw(st.sampled_from([0, 0, 3])),
         **windows,
         **shared,
@@ -206,7 +208,7 @@ def caching_cases(draw: st.DrawFn) -> Case:
         largest = int((-(-whole // s.block_size)).max()) + s.blocks_per_request
         # These prompts may hold what another request is about to write: it then keeps the copy in the cache beside its
         # own, and SGLang spares the last request that decodes.
-        least = 2 * largest if s.scheduler == state.SGLANG else largest
+        least = 2 * largest if s.scheduler == codes.SGLANG else largest
         budget = s.max_num_batched_tokens if s.chunked_prefill else max(s.max_num_batched_tokens, int(whole.max()))
         s = s._replace(
             longest_prefix_first=int(draw(st.booleans())),
@@ -365,7 +367,7 @@ def test_time_to_first_token_is_that_of_prefill_alone(case: Case) -> None:
     records, *_ = run_pools([prefill, roomy], handoff_rules, case.requests)
     ones = replace(case.requests, output_tokens=np.ones_like(case.requests.output_tokens))
     alone, _, _ = run_loop(prefill.settings, prefill.cost, ones)
-    if case.plans[0].settings.router == state.ROUTERS.index("round_robin") or prefill.settings.num_replicas == 1:
+    if case.plans[0].settings.router == codes.ROUTERS.index("round_robin") or prefill.settings.num_replicas == 1:
         np.testing.assert_array_equal(records["first_token_s"], alone["first_token_s"])
 
 

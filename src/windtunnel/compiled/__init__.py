@@ -18,6 +18,7 @@ KERNELS = (
     "network/packet/kernel/*.py",
     "network/routing.py",
     "serving/cluster/*.py",
+    "serving/codes.py",
     "serving/engines/*/*.py",
     "serving/kv/*.py",
     "serving/loop/*.py",

@@ -1,6 +1,6 @@
 """Where and how a model is served: devices, parallelism, replicas, and the engine with its settings."""
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,11 +16,12 @@ from windtunnel.schema import (
     check_positive_fraction,
     fields_of,
 )
+from windtunnel.serving.codes import LONGEST_PREFIX_MATCH, QUEUE_ORDERS, ROUTERS, Role, Router, ScalingMetric
 
 BALANCE_TIMEOUT_ITERS, BALANCE_BATCHING_ITERS = 50, 10
 """Where TensorRT-LLM balances attention data-parallel ranks and is told no numbers (1.2 `AttentionDpConfig`)."""
 
-QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share", "lpm")
+SCHEDULING_POLICIES = (*QUEUE_ORDERS, LONGEST_PREFIX_MATCH)
 """Known values of `EngineSettings.scheduling_policy`."""
 
 
@@ -253,8 +254,10 @@ class EngineSettings(Schema):
         names = [tier.name for tier in self.kv_tiers or ()]
         if len(set(names)) < len(names):
             raise ValueError(f"kv_tiers has two tiers of one name: {', '.join(names)}")
-        if self.scheduling_policy not in (None, *QUEUE_ORDERS):
-            raise ValueError(f"scheduling_policy is {self.scheduling_policy!r}; known: {', '.join(QUEUE_ORDERS)}")
+        if self.scheduling_policy not in (None, *SCHEDULING_POLICIES):
+            raise ValueError(
+                f"scheduling_policy is {self.scheduling_policy!r}; known: {', '.join(SCHEDULING_POLICIES)}"
+            )
         if self.attention_backend not in (None, *ATTENTION_BACKENDS):
             raise ValueError(f"attention_backend is {self.attention_backend!r}; known: {', '.join(ATTENTION_BACKENDS)}")
         if self.moe_backend not in (None, *MOE_BACKENDS):
@@ -265,7 +268,7 @@ class Pool(Schema):
     """Equal replicas with one role, beside others; what is left out is as in the deployment."""
 
     name: str
-    role: Literal["prefill", "decode", "both"] = "both"
+    role: Role = "both"
     """`prefill` hands requests over after their prefill, `decode` takes them, `both` serves whole requests."""
     device: str | None = None
     node: str | None = None
@@ -282,24 +285,12 @@ class Pool(Schema):
         check_non_negative(price_usd_per_hour=self.price_usd_per_hour)
 
 
-Router = Literal[
-    "round_robin",
-    "random",
-    "power_of_two",
-    "least_outstanding",
-    "least_kv",
-    "session_affinity",
-    "prefix_affinity",
-    "least_waiting",
-]
-
-
 class TargetScaling(Schema, tag="target", tag_field="type"):
     """As many replicas as bring a metric to its target, as Kubernetes' horizontal pod autoscaler decides; the defaults
     are that one's.
     """
 
-    metric: Literal["outstanding", "waiting", "running", "kv_use"]
+    metric: ScalingMetric
     """Of a replica that serves, mean over them: requests that wait or run, wait, or run; share of its KV blocks in
     use. Requests that no replica has taken yet count as waiting."""
     target: float
@@ -501,15 +492,13 @@ class Deployment(Schema):
         check_at_least(1, replicas=self.replicas, router_limit=self.router_limit)
         check_non_negative(price_usd_per_hour=self.price_usd_per_hour, busy_w=self.busy_w, start_s=self.start_s)
         check_fraction(idle_fraction=self.idle_fraction)
-        if self.router not in (*get_args(Router), "deferred") and ":" not in self.router:
-            raise ValueError(
-                f"router is {self.router!r}; known: {', '.join(get_args(Router))}, deferred, module:function"
-            )
+        if self.router not in (*ROUTERS, "deferred") and ":" not in self.router:
+            raise ValueError(f"router is {self.router!r}; known: {', '.join(ROUTERS)}, deferred, module:function")
         if self.router_limit is not None and self.router != "deferred":
             raise ValueError("router_limit goes with the router deferred, and only with it")
         if self.pools:
             _check_pools(self.pools, self.replicas)
-            if self.autoscaling or self.faults or self.router not in get_args(Router):
+            if self.autoscaling or self.faults or self.router not in ROUTERS:
                 raise ValueError("pools have no autoscaling, no faults, and no deferred or own router")
 
     @property

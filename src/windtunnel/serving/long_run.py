@@ -23,6 +23,7 @@ from windtunnel.metrics.summary import Distribution, Goodput, Power, distributio
 from windtunnel.metrics.tokens import rows_by_replica, with_token_times
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.schema import Schema
+from windtunnel.serving import codes
 from windtunnel.serving.results import ENGINE_COLUMNS, power_model
 from windtunnel.serving.runners.batched import Progress, run_loop
 from windtunnel.serving.scenario import Scenario, Setup, resolve
@@ -143,10 +144,10 @@ def _check_independent(scenario: Scenario) -> None:
 
 def _check_engine(setup: Setup) -> None:
     """Raise InputError for an engine that a long run cannot simulate."""
-    if setup.engine.scheduler not in state.SCHEDULERS:
+    if setup.engine.scheduler not in codes.SCHEDULERS:
         raise InputError(
             f"a long run cannot use the scheduler {setup.engine.scheduler}",
-            f"possible: {', '.join(state.SCHEDULERS)}; or use simulate",
+            f"possible: {', '.join(codes.SCHEDULERS)}; or use simulate",
         )
     if setup.engine.speculative is not None:
         raise InputError("a long run cannot decode speculatively", "use simulate, or leave engine.speculative out")

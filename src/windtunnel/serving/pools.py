@@ -27,10 +27,12 @@ from windtunnel.model.memory import kv_bytes_per_token, state_bytes_per_request
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.network.cluster import handoff_bytes_per_s, network_of
 from windtunnel.pricing.estimator import Coverage, Estimator
+from windtunnel.serving import codes
 from windtunnel.serving.analysis.attribution import provenance, time_fractions
 from windtunnel.serving.analysis.device_use import stage_uses, step_work
 from windtunnel.serving.analysis.intervals import disaggregated_intervals, intervals
 from windtunnel.serving.calibration import Calibration
+from windtunnel.serving.codes import BOTH, DECODE, PREFILL
 from windtunnel.serving.deployment import (
     DECODE_STREAMS_FIRST,
     LINK_EFFICIENCY,
@@ -55,17 +57,7 @@ from windtunnel.serving.setup.prefix_cache import MAX_ENTRIES, check_windows, kv
 from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.serving.setup.step_prices import LoweredSteps, lower_steps
 from windtunnel.serving.state import records as state
-from windtunnel.serving.state.pools import (
-    BOTH,
-    DECODE,
-    PREFILL,
-    HandoffRules,
-    PoolPlan,
-    Pools,
-    joined_caches,
-    new_pool_events,
-    new_pools,
-)
+from windtunnel.serving.state.pools import HandoffRules, PoolPlan, Pools, joined_caches, new_pool_events, new_pools
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
 ROLES = {"both": BOTH, "prefill": PREFILL, "decode": DECODE}
@@ -463,7 +455,7 @@ def handoff_rules_of(scenario: Scenario, servers: Sequence[PoolServer]) -> Hando
     model = replace(first.shard, parallelism=Parallelism())
     num_layers = first.setup.model.num_layers
     return HandoffRules(
-        decode_router=state.ROUTERS.index(transfer.router),
+        decode_router=codes.ROUTERS.index(transfer.router),
         local_tokens=transfer.local_prefill_tokens,
         decode_samples_first=int(transfer.first_token == "decode"),
         decode_streams_first=int(transfer.first_token == "prefill" and transfer.streamed_by == "decode"),

@@ -7,7 +7,8 @@ from typing import Any
 
 from oracles.serving.cost import Prices
 from oracles.serving.memory import Memory
-from oracles.serving.state import QUEUE_ORDERS, SGLANG, Chunk, Rank, Request
+from oracles.serving.state import Chunk, Rank, Request
+from windtunnel.serving.codes import QUEUE_ORDERS, SGLANG
 
 
 class Batches(Memory):

@@ -10,11 +10,22 @@ from typing import Any
 
 from oracles.serving.cache import TierPool
 from oracles.serving.loop import Reference
-from oracles.serving.state import ROUTERS, Request, Step
+from oracles.serving.state import Request, Step
+from windtunnel.serving.codes import (
+    DRAINING,
+    FAILED,
+    HOLDING_ROUTERS,
+    KV_USE,
+    OFF,
+    OUTSTANDING,
+    ROUTERS,
+    RUNNING,
+    STARTING,
+    UP,
+    WAITING,
+)
 
-OFF, STARTING, UP, DRAINING, FAILED = range(5)
-OUTSTANDING, WAITING, RUNNING, KV_USE = range(4)
-ALL_ROUTERS = (*ROUTERS, "deferred", "user")
+ALL_ROUTERS = (*ROUTERS, *HOLDING_ROUTERS)
 
 
 @dataclass

@@ -8,8 +8,9 @@ from typing import Any
 from oracles.serving.cache import TierPool
 from oracles.serving.cost import Prices
 from oracles.serving.sglang import Sglang
-from oracles.serving.state import QUEUE_ORDERS, ROUTERS, SGLANG, VLLM_V1, Rank, Request, Step
+from oracles.serving.state import Rank, Request, Step
 from oracles.serving.vllm_v1 import VllmV1
+from windtunnel.serving.codes import QUEUE_ORDERS, ROUTERS, SGLANG, VLLM_V1
 
 
 @dataclass

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from oracles.serving.cache import TierPool
-from oracles.serving.state import TRTLLM, Rank, Request
+from oracles.serving.state import Rank, Request
+from windtunnel.serving.codes import TRTLLM
 
 
 class Memory:

@@ -1,6 +1,6 @@
-"""The schedulers that walk over requests again, in plain Python: the oracle of `serving.per_request.loop`.
+"""The schedulers that may batch any subset of requests, again in plain Python: the oracle of `serving.per_request.loop`.
 
-One object a request, lists for queues, one step at a time; it imports none of the kernels. `settings` and `cost` are
+One object a request, lists for queues, one step at a time; it imports the codes and none of the kernels. `settings` and `cost` are
 `serving.state.per_request.PerRequestSettings` and `serving.state.records.StepCost` by shape.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oracles.serving.cost import Prices
+from windtunnel.serving.codes import FASTER_TRANSFORMER
 
-VLLM_V0, SARATHI, ORCA, FASTER_TRANSFORMER, LIGHTLLM, USER = range(6)
 MULTIPLIER, MODULUS = 48271, 2**31 - 1
 
 Policy = Callable[["Replica", float], list[tuple["Request", int]]]

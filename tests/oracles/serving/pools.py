@@ -11,7 +11,8 @@ from typing import Any
 
 from oracles.serving.cache import Segment, TierPool
 from oracles.serving.loop import Reference
-from oracles.serving.state import ROUTERS, Rank, Request, Step
+from oracles.serving.state import Rank, Request, Step
+from windtunnel.serving.codes import ROUTERS
 
 BOTH, PREFILL, DECODE = range(3)
 

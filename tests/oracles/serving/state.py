@@ -5,19 +5,6 @@ from dataclasses import dataclass, field
 
 from oracles.serving.cache import RankCache, Segment
 
-VLLM_V1, TRTLLM, SGLANG, TRTLLM_MAX_UTILIZATION = range(4)
-ROUTERS = (
-    "round_robin",
-    "random",
-    "power_of_two",
-    "least_outstanding",
-    "least_kv",
-    "session_affinity",
-    "prefix_affinity",
-    "least_waiting",
-)
-QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share")
-
 
 @dataclass(eq=False)
 class Request:

@@ -1,7 +1,8 @@
 """The policy of vLLM's V1 engine, and TensorRT-LLM's by the same loop, in plain Python."""
 
 from oracles.serving.batch import Batches
-from oracles.serving.state import VLLM_V1, Rank, Request
+from oracles.serving.state import Rank, Request
+from windtunnel.serving.codes import VLLM_V1
 
 
 class VllmV1(Batches):

@@ -14,11 +14,13 @@ from oracles.serving.state import Request
 from serving.loop.test_oracle import Case, chains, give_tenants, random_cost, session_cases
 from windtunnel.errors import InputError
 from windtunnel.metrics.records import Table
+from windtunnel.serving import codes
+from windtunnel.serving.codes import SCALING_METRICS
 from windtunnel.serving.runners.batched import run_loop
 from windtunnel.serving.setup.fleet_plan import FleetPlan, FleetRun, start_fleet
 from windtunnel.serving.setup.prefix_cache import prefix_cache
 from windtunnel.serving.state import records as state
-from windtunnel.serving.state.fleet import METRICS, Scaling
+from windtunnel.serving.state.fleet import Scaling
 
 
 @dataclass
@@ -52,7 +54,7 @@ def plans(draw: st.DrawFn, num_replicas: int) -> FleetPlan:
             start_s=draw(st.sampled_from([0.0, 0.013, 0.2])),
             retry_s=draw(st.sampled_from([0.0, 0.013, 0.1])),
             starts_over=draw(st.integers(0, 1)),
-            metric=draw(st.integers(0, len(METRICS) - 1)),
+            metric=draw(st.integers(0, len(SCALING_METRICS) - 1)),
             target=draw(st.sampled_from([0.1, 0.7, 2.0, 5.0])) if kind == "target" else 0.0,
             min_replicas=least,
             max_replicas=draw(st.integers(least, num_replicas)),
@@ -71,9 +73,9 @@ def plans(draw: st.DrawFn, num_replicas: int) -> FleetPlan:
 def fleet_cases(draw: st.DrawFn) -> FleetCase:
     """With prefix caches, sessions and speculation always there, so that the loop is compiled once."""
     case = draw(session_cases())
-    router = draw(st.sampled_from([case.settings.router, state.DEFERRED]))
+    router = draw(st.sampled_from([case.settings.router, codes.DEFERRED]))
     s = case.settings
-    if s.scheduler == state.SGLANG:  # does not speculate in a pipeline
+    if s.scheduler == codes.SGLANG:  # does not speculate in a pipeline
         s = s._replace(num_stages=1)
     num_queries = draw(st.sampled_from([1, 3])) if s.num_stages == 1 else 1
     speculation = state.Speculation(num_queries, draw(st.floats(1.0, num_queries)))

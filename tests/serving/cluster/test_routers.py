@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from windtunnel.serving.codes import ROUTERS
 from windtunnel.serving.runners.batched import run_loop
-from windtunnel.serving.state.records import ROUTERS, KernelSettings, StepCost
+from windtunnel.serving.state.records import KernelSettings, StepCost
 from windtunnel.workload.generate.requests import RequestArrays
 
 NUM_REPLICAS = 8

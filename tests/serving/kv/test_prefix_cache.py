@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from readers.multi_turn_client import recorded_conversations
+from windtunnel.serving.codes import ROUTERS, SCHEDULERS
 from windtunnel.serving.runners.batched import run_loop
 from windtunnel.serving.setup.prefix_cache import path_tokens, prefix_cache
-from windtunnel.serving.state.records import ROUTERS, SCHEDULERS, TIER, KernelSettings, StepCost
+from windtunnel.serving.state.records import TIER, KernelSettings, StepCost
 from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 
 VLLM = KernelSettings(

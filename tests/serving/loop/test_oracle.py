@@ -12,6 +12,7 @@ from oracles.serving.loop import Reference
 from oracles.serving.state import Request, Step
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import itl_distribution
+from windtunnel.serving import codes
 from windtunnel.serving.runners.batched import run_loop
 from windtunnel.serving.setup.prefix_cache import NO_TIERS, prefix_cache
 from windtunnel.serving.state import records as state
@@ -34,8 +35,8 @@ class Case:
 def cases(draw: st.DrawFn, have_windows: bool = False) -> Case:
     """With windows or without: the loop is compiled for either."""
     n = draw(st.integers(1, 30))
-    scheduler = draw(st.sampled_from(range(len(state.SCHEDULERS))))
-    waits = state.SCHEDULERS[scheduler].startswith("trtllm")
+    scheduler = draw(st.sampled_from(range(len(codes.SCHEDULERS))))
+    waits = codes.SCHEDULERS[scheduler].startswith("trtllm")
     block_size = draw(st.sampled_from([1, 2, 4, 16]))
     inputs = np.array(draw(st.lists(st.integers(1, 60), min_size=n, max_size=n)))
     outputs = np.array(draw(st.lists(st.integers(1, 40), min_size=n, max_size=n)))
@@ -58,7 +59,7 @@ def cases(draw: st.DrawFn, have_windows: bool = False) -> Case:
             long_prefill_token_threshold=draw(st.sampled_from([0, 0, 7, 20])),
             chunked_prefill=int(chunked),
             max_prefill_tokens=draw(st.integers(30, 200)),
-            queue_order=draw(st.integers(0, len(state.QUEUE_ORDERS) - 1)) if scheduler == state.VLLM_V1 else 0,
+            queue_order=draw(st.integers(0, len(codes.QUEUE_ORDERS) - 1)) if scheduler == codes.VLLM_V1 else 0,
             block_size=block_size,
             num_blocks=windows.get("num_groups", 1) * (largest + draw(st.integers(0, 3 * largest))),
             blocks_per_request=fixed,
@@ -72,7 +73,7 @@ def cases(draw: st.DrawFn, have_windows: bool = False) -> Case:
             batch_wait_tokens=draw(st.integers(1, 100)),
             balance_steps=draw(st.sampled_from([0, 2, 7])) if waits and num_stages == 1 else 0,
             balance_wait_steps=draw(st.sampled_from([0, 0, 3])),
-            router=draw(st.integers(0, len(state.ROUTERS) - 1)),
+            router=draw(st.integers(0, len(codes.ROUTERS) - 1)),
             seed=draw(st.integers(0, 2**32)),
             **windows,
         ),
@@ -355,7 +356,7 @@ def test_invariants(case: Case) -> None:
 @given(cases())
 def test_the_scheduler_is_blind_to_output_lengths(case: Case) -> None:
     """Until the first request ends, vLLM's schedule cannot depend on how long outputs will be."""
-    if case.settings.scheduler != state.VLLM_V1 or case.settings.concurrency:
+    if case.settings.scheduler != codes.VLLM_V1 or case.settings.concurrency:
         return
     longer = RequestArrays(
         case.requests.arrival_s, case.requests.input_tokens, case.requests.output_tokens + 5, case.requests.priority

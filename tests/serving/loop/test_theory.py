@@ -12,8 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from windtunnel.metrics.records import Table
+from windtunnel.serving.codes import SCHEDULERS
 from windtunnel.serving.runners.batched import run_loop
-from windtunnel.serving.state.records import SCHEDULERS, KernelSettings, StepCost
+from windtunnel.serving.state.records import KernelSettings, StepCost
 from windtunnel.workload.generate.requests import RequestArrays
 
 STEP_S = 0.01

@@ -13,18 +13,18 @@ from oracles.serving import per_request as reference_per_request
 from serving.loop.test_oracle import random_cost
 from windtunnel.errors import InputError
 from windtunnel.metrics.records import STEP_COLUMNS
+from windtunnel.serving import codes
 from windtunnel.serving.custom.policy import Engine, Requests, load_policy
 from windtunnel.serving.runners.per_request import PerRequestRun, schedule_per_request
-from windtunnel.serving.state import per_request as per_request_state
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.per_request import PerRequestSettings
 
 SCHEDULERS = (
-    per_request_state.VLLM_V0,
-    per_request_state.SARATHI,
-    per_request_state.ORCA,
-    per_request_state.FASTER_TRANSFORMER,
-    per_request_state.LIGHTLLM,
+    codes.VLLM_V0,
+    codes.SARATHI,
+    codes.ORCA,
+    codes.FASTER_TRANSFORMER,
+    codes.LIGHTLLM,
 )
 ROUTERS = ("round_robin", "random", "power_of_two", "least_outstanding", "least_kv", "least_waiting")
 
@@ -48,14 +48,14 @@ def cases(draw: st.DrawFn) -> Case:
     scheduler = draw(st.sampled_from(SCHEDULERS))
     inputs = np.array(draw(st.lists(st.integers(1, 60), min_size=n, max_size=n)))
     outputs = np.array(draw(st.lists(st.integers(1, 40), min_size=n, max_size=n)))
-    block_size = 1 if scheduler == per_request_state.LIGHTLLM else draw(st.sampled_from([1, 2, 4, 16]))
+    block_size = 1 if scheduler == codes.LIGHTLLM else draw(st.sampled_from([1, 2, 4, 16]))
     largest = int(-(-(inputs + outputs).max() // block_size))
     watermark = draw(st.integers(0, 3))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    stages = draw(st.sampled_from([1, 1, 2, 4])) if scheduler != per_request_state.LIGHTLLM else 1
+    stages = draw(st.sampled_from([1, 1, 2, 4])) if scheduler != codes.LIGHTLLM else 1
     most = draw(st.integers(1, 12))
     concurrency = draw(st.sampled_from([0, 1, 3, 8]))
-    chunk = draw(st.integers(2, 80)) if scheduler == per_request_state.SARATHI else 100
+    chunk = draw(st.integers(2, 80)) if scheduler == codes.SARATHI else 100
     gap_s = draw(st.sampled_from([0.0, 0.001, 0.01, 0.1]))
     return Case(
         settings=PerRequestSettings(
@@ -68,16 +68,14 @@ def cases(draw: st.DrawFn) -> Case:
             block_size=block_size,
             num_blocks=largest + watermark + 1 + draw(st.integers(0, 3 * largest)),
             watermark_blocks=watermark,
-            reserved_blocks=largest
-            if scheduler in (per_request_state.ORCA, per_request_state.FASTER_TRANSFORMER)
-            else 0,
+            reserved_blocks=largest if scheduler in (codes.ORCA, codes.FASTER_TRANSFORMER) else 0,
             max_waiting_steps=draw(st.integers(0, 10)),
             loses_prompts=draw(st.sampled_from([0, 0, 1])),
             fuses_steps=draw(st.sampled_from([0, 1, 1])),
             concurrency=concurrency,
             num_warmup=min(n, draw(st.integers(0, 5))) if concurrency else 0,
             frontend_s=draw(st.sampled_from([0.0, 0.004])),
-            router=state.ROUTERS.index(draw(st.sampled_from(ROUTERS))),
+            router=codes.ROUTERS.index(draw(st.sampled_from(ROUTERS))),
             seed=draw(st.integers(0, 2**32)),
         ),
         cost=random_cost(rng, most, most * 60 + 100, draw(st.booleans())),
@@ -198,10 +196,8 @@ def test_a_users_policy_runs_on_the_same_loop(case: Case) -> None:
         max_batch_seqs=case.settings.max_num_seqs,
         num_stages=1,
     )
-    ours = schedule_per_request(settings._replace(scheduler=per_request_state.SARATHI), case.records(), case.cost)
-    users = schedule_per_request(
-        settings._replace(scheduler=per_request_state.USER), case.records(), case.cost, policy=first_come
-    )
+    ours = schedule_per_request(settings._replace(scheduler=codes.SARATHI), case.records(), case.cost)
+    users = schedule_per_request(settings._replace(scheduler=codes.USER), case.records(), case.cost, policy=first_come)
     for column in ("scheduled_s", "first_token_s", "finish_s"):
         np.testing.assert_array_equal(users.requests[column], ours.requests[column])
 
@@ -232,7 +228,7 @@ def moody_reference(
 @given(cases())
 def test_a_users_policy_equals_the_oracles(case: Case) -> None:
     settings = case.settings._replace(
-        scheduler=per_request_state.USER,
+        scheduler=codes.USER,
         num_blocks=10_000,
         watermark_blocks=0,
         reserved_blocks=0,
@@ -253,7 +249,7 @@ def test_a_batch_that_leaks_its_blocks_leaves_room_for_one() -> None:
     Four requests fill the pool and three of them end early: then only one fits at a time, for good.
     """
     settings = PerRequestSettings(
-        scheduler=per_request_state.FASTER_TRANSFORMER,
+        scheduler=codes.FASTER_TRANSFORMER,
         num_replicas=1,
         num_stages=1,
         max_num_seqs=4,
@@ -342,7 +338,7 @@ def test_an_explicit_prefix_cache_is_refused_where_there_is_none() -> None:
     ],
 )
 def test_a_policy_that_returns_nonsense_is_told_so(answer: object, problem: str) -> None:
-    settings = PerRequestSettings(per_request_state.USER, 1, 1, 8, 8, 100, block_size=1, num_blocks=15)
+    settings = PerRequestSettings(codes.USER, 1, 1, 8, 8, 100, block_size=1, num_blocks=15)
     ten = np.full(3, 10)
     records = state.new_requests(np.zeros(3), ten, ten, np.zeros(3, np.int64))
     cost = random_cost(np.random.default_rng(0), 8, 108, overlaps=False)
@@ -351,7 +347,7 @@ def test_a_policy_that_returns_nonsense_is_told_so(answer: object, problem: str)
 
 
 def test_a_policy_that_raises_is_named_with_its_line() -> None:
-    settings = PerRequestSettings(per_request_state.USER, 1, 1, 8, 8, 100, block_size=1, num_blocks=50)
+    settings = PerRequestSettings(codes.USER, 1, 1, 8, 8, 100, block_size=1, num_blocks=50)
     records = state.new_requests(np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64), np.zeros(1, np.int64))
     cost = random_cost(np.random.default_rng(0), 8, 108, overlaps=False)
 

@@ -12,6 +12,7 @@ from effort import cases_to_try
 from serving.kv.test_prefix_cache import VLLM
 from serving.loop.test_oracle import Case, assert_equal_to_the_oracle, cases, random_cost, session_cases
 from windtunnel.errors import InputError
+from windtunnel.serving import codes
 from windtunnel.serving.deployment import Speculative
 from windtunnel.serving.runners.batched import run_loop
 from windtunnel.serving.setup.prefix_cache import prefix_cache
@@ -64,7 +65,7 @@ def test_cached_prefixes_and_sessions_equal_the_oracles(drawn: tuple[Case, state
 def test_of_requests_that_a_step_ends_the_one_with_the_sooner_last_token_is_evicted_first(scheduler: str) -> None:
     """Requests 0 and 1 end in one step, the first with its second token and the other with its first."""
     s = VLLM._replace(
-        scheduler=state.SCHEDULERS.index(scheduler),
+        scheduler=codes.SCHEDULERS.index(scheduler),
         max_num_seqs=8,
         max_num_batched_tokens=100,
         block_size=1,

@@ -14,18 +14,19 @@ from windtunnel.formats.vidur.read import (
     random_replicas,
 )
 from windtunnel.formats.vidur.traces import VidurBatchTimes
+from windtunnel.serving import codes
 from windtunnel.serving.runners.per_request import PerRequestRun, schedule_per_request
 from windtunnel.serving.state import per_request as per_request_state
 from windtunnel.serving.state import records as state
 
 SCHEDULERS = {
-    "vllm": per_request_state.VLLM_V0,
-    "sarathi": per_request_state.SARATHI,
-    "orca": per_request_state.ORCA,
-    "faster_transformer": per_request_state.FASTER_TRANSFORMER,
-    "lightllm": per_request_state.LIGHTLLM,
+    "vllm": codes.VLLM_V0,
+    "sarathi": codes.SARATHI,
+    "orca": codes.ORCA,
+    "faster_transformer": codes.FASTER_TRANSFORMER,
+    "lightllm": codes.LIGHTLLM,
 }
-ROUTERS = {"round_robin": state.ROUND_ROBIN, "lor": state.LEAST_WAITING, "random": per_request_state.ASSIGNED}
+ROUTERS = {"round_robin": codes.ROUND_ROBIN, "lor": codes.LEAST_WAITING, "random": codes.ASSIGNED}
 
 
 def replay(
@@ -56,7 +57,7 @@ def replay(
     records = state.new_requests(
         requests.arrival_s, requests.prefill_tokens, requests.decode_tokens, np.zeros(count, np.int64)
     )
-    if settings.router == per_request_state.ASSIGNED:
+    if settings.router == codes.ASSIGNED:
         records.rank = random_replicas(config, count)
     return schedule_per_request(settings, records, tables=stage_tables(config, tables), keeps_trail=keeps_trail)
 
@@ -85,16 +86,14 @@ def per_request_settings(
         raise InputError(f"Vidur has no global scheduler {name!r}", f"known: {', '.join(ROUTERS)}")
     memory = plan_memory(config)
     code = SCHEDULERS[scheduler.name]
-    reserves = code in (per_request_state.ORCA, per_request_state.FASTER_TRANSFORMER)
+    reserves = code in (codes.ORCA, codes.FASTER_TRANSFORMER)
     return per_request_state.PerRequestSettings(
         scheduler=code,
         num_replicas=cluster.num_replicas,
         num_stages=stages,
         max_num_seqs=scheduler.batch_size_cap,
         max_batch_seqs=memory.max_batch_size if reserves else scheduler.batch_size_cap // stages,
-        max_num_batched_tokens=scheduler.chunk_size
-        if code == per_request_state.SARATHI
-        else scheduler.max_tokens_in_batch,
+        max_num_batched_tokens=scheduler.chunk_size if code == codes.SARATHI else scheduler.max_tokens_in_batch,
         block_size=scheduler.block_size,
         num_blocks=memory.num_blocks,
         watermark_blocks=int(scheduler.watermark_blocks_fraction * memory.num_blocks),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import msgspec
 
+from windtunnel.serving import codes
 from windtunnel.serving.pools import PreparedPools
 from windtunnel.serving.server import Server
 from windtunnel.serving.state import records as state
@@ -84,7 +85,7 @@ def _unbounded(server: Server) -> Unbounded:
     """
     settings = _settings(server)
     engine = msgspec.structs.replace(server.setup.engine, **dict.fromkeys(BOUNDS))
-    if settings.scheduler == state.SGLANG:
+    if settings.scheduler == codes.SGLANG:
         return settings._replace(max_num_seqs=0), engine
     return settings._replace(max_num_seqs=0, max_num_batched_tokens=0, max_prefill_tokens=0, num_blocks=0), engine
 

@@ -6,13 +6,14 @@ from windtunnel.compiled.heap import push
 from windtunnel.compiled.jit import inner
 from windtunnel.serving.cluster.pool_routers import choose
 from windtunnel.serving.cluster.routers import fewest_outstanding
+from windtunnel.serving.codes import FCFS
 from windtunnel.serving.kv.cache import acquire, look_up, release, share
 from windtunnel.serving.kv.tiers import leave_below
 from windtunnel.serving.kv.windows import passed_blocks
 from windtunnel.serving.schedulers.batch import begin_decoding, blocks_to_start, held_blocks, held_window_blocks, link
 from windtunnel.serving.schedulers.queue_orders import set_queue_key
 from windtunnel.serving.state.pools import Pools, cache_of, ranks_of
-from windtunnel.serving.state.records import FCFS, MOST_REQUESTS, NONE, PREFILLING, Cache, KernelSettings, Requests
+from windtunnel.serving.state.records import MOST_REQUESTS, NONE, PREFILLING, Cache, KernelSettings, Requests
 from windtunnel.serving.state.tables import PoolTables, RunTables
 
 

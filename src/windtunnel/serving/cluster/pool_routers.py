@@ -3,25 +3,18 @@
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records
 from windtunnel.serving.cluster.routers import UNEVEN_RATIO, UNEVEN_REQUESTS
-from windtunnel.serving.kv.cache import entry_of, evict
-from windtunnel.serving.state.pools import Pools, cache_of, ranks_of
-from windtunnel.serving.state.records import (
+from windtunnel.serving.codes import (
     LEAST_KV,
     LEAST_WAITING,
-    MODULUS,
-    MULTIPLIER,
-    NONE,
     POWER_OF_TWO,
     PREFIX_AFFINITY,
     RANDOM,
     ROUND_ROBIN,
     SESSION_AFFINITY,
-    Cache,
-    Clock,
-    Ints,
-    Requests,
-    Sessions,
 )
+from windtunnel.serving.kv.cache import entry_of, evict
+from windtunnel.serving.state.pools import Pools, cache_of, ranks_of
+from windtunnel.serving.state.records import MODULUS, MULTIPLIER, NONE, Cache, Clock, Ints, Requests, Sessions
 
 
 @inner

@@ -5,24 +5,9 @@ import numpy as np
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records
 from windtunnel.serving.cluster.routers import replica_load, replica_with_prefix
+from windtunnel.serving.codes import DEFERRED, POWER_OF_TWO, PREFIX_AFFINITY, RANDOM, ROUND_ROBIN, SESSION_AFFINITY, UP
 from windtunnel.serving.state.fleet import ReplicaFleet
-from windtunnel.serving.state.records import (
-    DEFERRED,
-    MODULUS,
-    MULTIPLIER,
-    NONE,
-    POWER_OF_TWO,
-    PREFIX_AFFINITY,
-    RANDOM,
-    ROUND_ROBIN,
-    SESSION_AFFINITY,
-    UP,
-    Cache,
-    Clock,
-    KernelSettings,
-    Rank,
-    Sessions,
-)
+from windtunnel.serving.state.records import MODULUS, MULTIPLIER, NONE, Cache, Clock, KernelSettings, Rank, Sessions
 
 
 @inner

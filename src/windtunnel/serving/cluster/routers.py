@@ -2,26 +2,19 @@
 
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records
-from windtunnel.serving.kv.cache import entry_of, evict
-from windtunnel.serving.state.fleet import ReplicaFleet
-from windtunnel.serving.state.records import (
+from windtunnel.serving.codes import (
     LEAST_KV,
     LEAST_WAITING,
-    MODULUS,
-    MULTIPLIER,
-    NONE,
     POWER_OF_TWO,
     PREFIX_AFFINITY,
     RANDOM,
     ROUND_ROBIN,
     SESSION_AFFINITY,
     UP,
-    Cache,
-    Clock,
-    KernelSettings,
-    Rank,
-    Sessions,
 )
+from windtunnel.serving.kv.cache import entry_of, evict
+from windtunnel.serving.state.fleet import ReplicaFleet
+from windtunnel.serving.state.records import MODULUS, MULTIPLIER, NONE, Cache, Clock, KernelSettings, Rank, Sessions
 
 UNEVEN_REQUESTS = 64
 UNEVEN_RATIO = 1.5

@@ -6,8 +6,9 @@ from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, int64
 from windtunnel.serving.cluster.losses import clear
 from windtunnel.serving.cluster.router_queue import ask_again
-from windtunnel.serving.state.fleet import KV_USE, OUTSTANDING, RUNNING, WAITING, ReplicaFleet
-from windtunnel.serving.state.records import DRAINING, FAILED, NONE, OFF, STARTING, UP, KernelSettings, Rank, Requests
+from windtunnel.serving.codes import DRAINING, FAILED, KV_USE, OFF, OUTSTANDING, RUNNING, STARTING, UP, WAITING
+from windtunnel.serving.state.fleet import ReplicaFleet
+from windtunnel.serving.state.records import NONE, KernelSettings, Rank, Requests
 from windtunnel.serving.state.tables import PoolTables
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, place
+from windtunnel.serving import codes
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.workload.generate.requests import RequestArrays
@@ -99,7 +100,7 @@ class RouterCaller:
         )
         per_replica = self.settings.ranks_per_replica
         columns = self.ranks if per_replica == 1 else [c.reshape(-1, per_replica).sum(axis=1) for c in self.ranks]
-        is_up = self.phase == state.UP
+        is_up = self.phase == codes.UP
         waiting, running, waiting_tokens, free_blocks = columns
         num_blocks = self.settings.num_blocks * per_replica
         replicas = Replicas(now_s, is_up, waiting, running, waiting_tokens, free_blocks, num_blocks)

@@ -10,14 +10,16 @@ from windtunnel.errors import InputError, did_you_mean
 from windtunnel.hardware import Device
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import Schema
-from windtunnel.serving.deployment import QUEUE_ORDERS, EngineSettings, HostOverheads
+from windtunnel.serving import codes
+from windtunnel.serving.codes import QUEUE_ORDERS
+from windtunnel.serving.deployment import EngineSettings, HostOverheads
 from windtunnel.serving.engines.effects import check_effects, read_by_one_only
 from windtunnel.units import GIB, MIB, format_bytes
 from windtunnel.versions import version_key
 
-ENGINE_SCHEDULERS = ("vllm_v1", "trtllm", "sglang", "trtllm_max_utilization")
+ENGINE_SCHEDULERS = codes.SCHEDULERS
 """Those that an engine of the catalog has."""
-OTHER_SCHEDULERS = ("vllm_v0", "sarathi", "orca", "faster_transformer", "lightllm")
+OTHER_SCHEDULERS = codes.PER_REQUEST_SCHEDULERS[:-1]
 """Those that may be chosen instead, with the settings of `catalog/schedulers.yaml`."""
 SCHEDULERS = (*ENGINE_SCHEDULERS, *OTHER_SCHEDULERS)
 
@@ -172,7 +174,7 @@ def _check_scheduler(given: EngineSettings, resolved: EngineSettings, default: E
     if resolved.scheduling_policy == "lpm" and scheduler != "sglang":
         raise InputError(
             f"scheduling_policy lpm is SGLang's; the scheduler is {scheduler}",
-            f"others are {', '.join(order for order in QUEUE_ORDERS if order != 'lpm')}",
+            f"others are {', '.join(order for order in QUEUE_ORDERS)}",
         )
 
 

@@ -15,9 +15,10 @@ copy up once it is complete, as in SGLang; vLLM keeps and caches both.
 
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records
+from windtunnel.serving.codes import VLLM_V1
 from windtunnel.serving.kv.tiers import find_below, leave_below, write_through
 from windtunnel.serving.kv.windows import most_window_blocks, num_blocks_for, pool_blocks
-from windtunnel.serving.state.records import NONE, VLLM_V1, Cache, KernelSettings, Rank, Requests
+from windtunnel.serving.state.records import NONE, Cache, KernelSettings, Rank, Requests
 
 
 @inner

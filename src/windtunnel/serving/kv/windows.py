@@ -13,11 +13,11 @@ takes one. TensorRT-LLM's GUARANTEED_NO_EVICT reserves to the end and gives noth
 from windtunnel.compiled.heap import push
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records
+from windtunnel.serving.codes import TRTLLM
 from windtunnel.serving.state.records import (
     FINISH_KEY,
     FINISH_VALUE,
     SLIDING,
-    TRTLLM,
     Ints,
     KernelSettings,
     Rank,

@@ -9,18 +9,11 @@ from windtunnel.serving.cluster.pool_routers import route_arrival
 from windtunnel.serving.cluster.router_queue import drop_first_at_router, hold, next_resend_s, route_up, take_lost
 from windtunnel.serving.cluster.routers import fewest_outstanding, route
 from windtunnel.serving.cluster.slots import wake
+from windtunnel.serving.codes import USERS_ROUTER
 from windtunnel.serving.schedulers.queue_orders import enqueue, set_queue_key
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import Pools, ranks_of, slots_of
-from windtunnel.serving.state.records import (
-    NONE,
-    USERS_ROUTER,
-    ClientSettings,
-    Clock,
-    KernelSettings,
-    Requests,
-    Sessions,
-)
+from windtunnel.serving.state.records import NONE, ClientSettings, Clock, KernelSettings, Requests, Sessions
 from windtunnel.serving.state.tables import PoolTables, RunTables
 
 

@@ -5,6 +5,7 @@ from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import is_unset
 from windtunnel.serving.cluster.handoff import end_transfer, hand_off
 from windtunnel.serving.cluster.slots import wake_replica
+from windtunnel.serving.codes import FAIR_SHARE
 from windtunnel.serving.kv.cache import caches_when_scheduled, release, share
 from windtunnel.serving.kv.windows import fills_window
 from windtunnel.serving.schedulers.batch import begin_decoding, held_blocks, held_window_blocks, stop_decoding, unlink
@@ -12,7 +13,6 @@ from windtunnel.serving.state.pools import Pools
 from windtunnel.serving.state.records import (
     BATCH,
     BATCH_ENDS,
-    FAIR_SHARE,
     FAIR_TOKENS,
     FINISH_KEY,
     FINISH_VALUE,

@@ -20,6 +20,7 @@ from windtunnel.serving.cluster.handoff import join_ready, pull
 from windtunnel.serving.cluster.router_queue import ask_again
 from windtunnel.serving.cluster.scaling import after_step, change, has_room_to_log
 from windtunnel.serving.cluster.slots import wake_another
+from windtunnel.serving.codes import SGLANG
 from windtunnel.serving.engines.sglang.scheduler import form_batch_sglang
 from windtunnel.serving.engines.trtllm.balance import balance_ranks
 from windtunnel.serving.engines.vllm.scheduler import form_batch_vllm_v1
@@ -29,7 +30,7 @@ from windtunnel.serving.loop.steps import start_step
 from windtunnel.serving.schedulers.batch import begin_batch, end_batch
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import Pools, cache_of, cost_of
-from windtunnel.serving.state.records import NONE, SGLANG, Clock, StepCost
+from windtunnel.serving.state.records import NONE, Clock, StepCost
 from windtunnel.serving.state.status import ASK_ROUTER, DONE, MORE, STUCK
 from windtunnel.serving.state.tables import PoolTables, RunTables, pool_tables_of
 

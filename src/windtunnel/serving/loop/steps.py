@@ -8,6 +8,7 @@ from windtunnel.compiled.heap import push
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, int64, is_unset
 from windtunnel.serving.cluster.slots import IDLE, set_busy
+from windtunnel.serving.codes import SGLANG, TRTLLM
 from windtunnel.serving.engines.sglang.scheduler import decay_new_token_ratio
 from windtunnel.serving.engines.trtllm.balance import count_balance
 from windtunnel.serving.kv.windows import give_back, has_blocks, take_blocks
@@ -28,8 +29,6 @@ from windtunnel.serving.state.records import (
     BATCH_TOKENS,
     FINISH_KEY,
     NONE,
-    SGLANG,
-    TRTLLM,
     Ints,
     KernelSettings,
     Rank,

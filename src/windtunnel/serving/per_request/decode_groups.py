@@ -11,18 +11,9 @@ request it stands.
 
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, int64
+from windtunnel.serving.codes import FASTER_TRANSFORMER, ORCA, USER, VLLM_V0
 from windtunnel.serving.loop.completions import conclude
-from windtunnel.serving.state.per_request import (
-    FASTER_TRANSFORMER,
-    ORCA,
-    USER,
-    VLLM_V0,
-    BatchSlot,
-    PerRequestSettings,
-    Replica,
-    SequenceState,
-    SequenceTables,
-)
+from windtunnel.serving.state.per_request import BatchSlot, PerRequestSettings, Replica, SequenceState, SequenceTables
 from windtunnel.serving.state.records import NONE, Ints, Requests
 from windtunnel.serving.state.tables import RunTables
 

@@ -17,6 +17,7 @@ from windtunnel.compiled.heap import pop, push
 from windtunnel.compiled.jit import entry, inner
 from windtunnel.compiled.records import Records, int64, is_unset
 from windtunnel.serving.cluster.routers import route
+from windtunnel.serving.codes import ASSIGNED, FASTER_TRANSFORMER, LIGHTLLM, ORCA, SARATHI, USER, VLLM_V0
 from windtunnel.serving.loop.arrivals import next_arrival_s, send_next
 from windtunnel.serving.loop.completions import conclude
 from windtunnel.serving.loop.step_cost import SAME_DURATION, with_host
@@ -43,13 +44,6 @@ from windtunnel.serving.per_request.policies import (
     release,
 )
 from windtunnel.serving.state.per_request import (
-    ASSIGNED,
-    FASTER_TRANSFORMER,
-    LIGHTLLM,
-    ORCA,
-    SARATHI,
-    USER,
-    VLLM_V0,
     PerRequestClock,
     PerRequestSettings,
     Prices,

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.metrics.records import STEP_COLUMNS, Table
+from windtunnel.serving import codes
 from windtunnel.serving.custom.policy import Policy
 from windtunnel.serving.custom.router import Router, RouterCaller
 from windtunnel.serving.loop.serve import serve
@@ -119,8 +120,8 @@ def pool_tables(
         cache=cache,
         speculation=speculation,
         windows=1 if any(plan.window_tokens > 0 for plan in plans) else None,
-        vllm_v1=1 if any(plan.scheduler != state.SGLANG for plan in plans) else None,
-        sglang=1 if any(plan.scheduler == state.SGLANG for plan in plans) else None,
+        vllm_v1=1 if any(plan.scheduler != codes.SGLANG for plan in plans) else None,
+        sglang=1 if any(plan.scheduler == codes.SGLANG for plan in plans) else None,
         balance=1 if any(plan.balance_steps > 0 for plan in plans) else None,
         ranks=ranks,
         slots=slots,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from windtunnel.compiled.jit import passed
 from windtunnel.errors import InputError
 from windtunnel.metrics.records import STEP_COLUMNS, Table
+from windtunnel.serving import codes
 from windtunnel.serving.custom.policy import Policy, PolicyCaller
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.engines.defaults import is_users_own
@@ -185,10 +186,10 @@ def per_request_settings(
     assert engine.max_num_seqs is not None
     assert engine.max_num_batched_tokens is not None
     name = "user" if is_users_own(str(engine.scheduler)) else str(engine.scheduler)
-    if router not in state.ROUTERS:
+    if router not in codes.ROUTERS:
         raise InputError(
             f"the scheduler {engine.scheduler} does not run behind the router {router}",
-            f"use vllm_v1, sglang or trtllm, or one of these routers: {', '.join(state.ROUTERS)}",
+            f"use vllm_v1, sglang or trtllm, or one of these routers: {', '.join(codes.ROUTERS)}",
         )
     if setup.parallelism.attention_dp > 1:
         raise InputError(
@@ -204,7 +205,7 @@ def per_request_settings(
     busy = usual_streams(engine.max_num_seqs, setup, num_replicas, requests.concurrency)
     reserves = name in ("orca", "faster_transformer")
     return per_request_state.PerRequestSettings(
-        scheduler=per_request_state.PER_REQUEST_SCHEDULERS.index(name),
+        scheduler=codes.PER_REQUEST_SCHEDULERS.index(name),
         num_replicas=num_replicas,
         num_stages=setup.parallelism.pp,
         max_num_seqs=most,
@@ -218,7 +219,7 @@ def per_request_settings(
         concurrency=requests.concurrency,
         num_warmup=requests.num_warmup,
         frontend_s=float(engine.host.frontend_s(requests.input_tokens.mean(), busy)),
-        router=state.ROUTERS.index(router),
+        router=codes.ROUTERS.index(router),
         seed=seed,
         numbered_by_arrival=int(requests.previous is None),
     )
@@ -236,7 +237,7 @@ def check_per_request(settings: per_request_state.PerRequestSettings, requests: 
     """Raise InputError for the first request that could never be scheduled."""
     whole = requests.input_tokens + requests.output_tokens - 1
     longest = int(np.argmax(whole))
-    name = per_request_state.PER_REQUEST_SCHEDULERS[settings.scheduler]
+    name = codes.PER_REQUEST_SCHEDULERS[settings.scheduler]
     if settings.reserved_blocks > settings.num_blocks:
         raise InputError(
             f"{name} reserves {settings.reserved_blocks:,} blocks for every request; {settings.num_blocks:,} fit",
@@ -249,8 +250,8 @@ def check_per_request(settings: per_request_state.PerRequestSettings, requests: 
             f"{settings.num_blocks:,} fit",
             "lower engine.watermark_fraction, or use more devices",
         )
-    caps = settings.scheduler in (per_request_state.VLLM_V0, per_request_state.LIGHTLLM)
-    restarts = settings.scheduler == per_request_state.VLLM_V0
+    caps = settings.scheduler in (codes.VLLM_V0, codes.LIGHTLLM)
+    restarts = settings.scheduler == codes.VLLM_V0
     prompts = whole if restarts else requests.input_tokens
     widest = int(np.argmax(prompts))
     if caps and prompts[widest] > settings.max_num_batched_tokens:

@@ -5,6 +5,7 @@ import numpy as np
 from windtunnel.compiled.heap import meld, push
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, int64, is_unset
+from windtunnel.serving.codes import FAIR_SHARE, SGLANG, TRTLLM
 from windtunnel.serving.kv.cache import caches_when_scheduled, release, share
 from windtunnel.serving.kv.windows import (
     begin_to_slide,
@@ -22,14 +23,11 @@ from windtunnel.serving.state.records import (
     BATCH,
     BATCH_ENDS,
     BATCH_TOKENS,
-    FAIR_SHARE,
     FINISH_KEY,
     FINISH_VALUE,
     NONE,
     PHASES,
     PREFILLING,
-    SGLANG,
-    TRTLLM,
     Cache,
     Ints,
     KernelSettings,

@@ -3,20 +3,9 @@
 from windtunnel.compiled.heap import meld
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, int64
+from windtunnel.serving.codes import DEADLINE, FAIR_SHARE, FCFS, PRIORITY, SHORTEST
 from windtunnel.serving.kv.windows import num_blocks_for
-from windtunnel.serving.state.records import (
-    DEADLINE,
-    FAIR_SHARE,
-    FAIR_TOKENS,
-    FCFS,
-    MOST_REQUESTS,
-    NONE,
-    PRIORITY,
-    SHORTEST,
-    KernelSettings,
-    Rank,
-    Requests,
-)
+from windtunnel.serving.state.records import FAIR_TOKENS, MOST_REQUESTS, NONE, KernelSettings, Rank, Requests
 
 
 @inner

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.metrics.fleet import FLEET_COLUMNS, PHASE_COLUMNS, STAY_COLUMNS
 from windtunnel.metrics.records import Table
+from windtunnel.serving import codes
 from windtunnel.serving.deployment import Deployment, Faults, ScheduledScaling, TargetScaling
 from windtunnel.serving.engines.defaults import is_users_own
 from windtunnel.serving.state import fleet as kernel
@@ -127,7 +128,7 @@ def fleet_plan(deployment: Deployment, most_outstanding: int, seed: int) -> Flee
     policy: dict[str, Any] = {}
     if isinstance(scaling, TargetScaling):
         policy = {
-            "metric": kernel.METRICS.index(scaling.metric),
+            "metric": codes.SCALING_METRICS.index(scaling.metric),
             "target": scaling.target,
             "min_replicas": scaling.min_replicas,
             "max_replicas": scaling.max_replicas,
@@ -196,7 +197,7 @@ def _renewals(faults: Faults, num_devices: int, replica: int, seed: int) -> Iter
 def phase_table(run: FleetRun, initial_replicas: int) -> Table:
     """Return every change of a replica's phase, from the beginning."""
     first = np.zeros(initial_replicas, kernel.PHASE)
-    first["replica"], first["phase"] = np.arange(initial_replicas), state.UP
+    first["replica"], first["phase"] = np.arange(initial_replicas), codes.UP
     rows = np.concatenate([first, *run.phases])
     return Table({name: rows[name].copy() for name in PHASE_COLUMNS}, PHASE_COLUMNS)
 

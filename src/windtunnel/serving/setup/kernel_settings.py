@@ -1,5 +1,6 @@
 """Turn a setup, its memory and its requests into the settings of the compiled loop."""
 
+from windtunnel.serving import codes
 from windtunnel.serving.engines.defaults import is_users_own
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.frontend import usual_streams
@@ -23,7 +24,7 @@ def kernel_settings(
     num_requests = max(requests.arrival_s.size, 1)
     busy = usual_streams(engine.max_num_seqs, setup, num_replicas, requests.concurrency)
     return state.KernelSettings(
-        scheduler=state.SCHEDULERS.index(str(engine.scheduler)),
+        scheduler=codes.SCHEDULERS.index(str(engine.scheduler)),
         num_replicas=num_replicas,
         ranks_per_replica=setup.parallelism.attention_dp,
         max_num_seqs=min(engine.max_num_seqs, num_requests),
@@ -33,7 +34,7 @@ def kernel_settings(
         max_prefill_tokens=engine.max_prefill_tokens or engine.max_num_batched_tokens,
         queue_order=0
         if engine.scheduling_policy == "lpm"
-        else state.QUEUE_ORDERS.index(engine.scheduling_policy or "fcfs"),
+        else codes.QUEUE_ORDERS.index(engine.scheduling_policy or "fcfs"),
         longest_prefix_first=int(engine.scheduling_policy == "lpm"),
         block_size=memory.block_size,
         num_blocks=memory.num_blocks,
@@ -67,4 +68,4 @@ def _balance(setup: Setup, num_steps: int | None) -> int:
 def router_code(router: str) -> int:
     """Return the loop's code of a router."""
     name = "user" if is_users_own(router) else router
-    return (*state.ROUTERS, *state.HOLDING_ROUTERS).index(name)
+    return (*codes.ROUTERS, *codes.HOLDING_ROUTERS).index(name)

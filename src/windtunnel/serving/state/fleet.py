@@ -16,11 +16,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from windtunnel.compiled.records import F8, I8, Records, layout
-from windtunnel.serving.state.records import NONE, UP, Floats, Ints, KernelSettings
-
-METRICS = ("outstanding", "waiting", "running", "kv_use")
-"""The codes of `Scaling.metric` are positions here."""
-OUTSTANDING, WAITING, RUNNING, KV_USE = range(4)
+from windtunnel.serving.codes import OUTSTANDING, UP
+from windtunnel.serving.state.records import NONE, Floats, Ints, KernelSettings
 
 
 class Scaling(NamedTuple):

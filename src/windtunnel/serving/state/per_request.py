@@ -5,14 +5,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from windtunnel.compiled.records import F8, I8, Records, layout
-from windtunnel.serving.state.records import MODULUS, NONE, ROUND_ROBIN, Floats, Ints, StepCost, Table
-
-PER_REQUEST_SCHEDULERS = ("vllm_v0", "sarathi", "orca", "faster_transformer", "lightllm", "user")
-"""The codes of `PerRequestSettings.scheduler` are positions here."""
-VLLM_V0, SARATHI, ORCA, FASTER_TRANSFORMER, LIGHTLLM, USER = range(6)
-
-ASSIGNED = -1
-"""The code of `PerRequestSettings.router` where every request says its replica, in `rank`."""
+from windtunnel.serving.codes import ROUND_ROBIN
+from windtunnel.serving.state.records import MODULUS, NONE, Floats, Ints, StepCost, Table
 
 
 class PerRequestSettings(NamedTuple):

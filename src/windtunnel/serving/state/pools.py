@@ -13,10 +13,10 @@ import numpy as np
 
 from windtunnel.compiled.jit import inlined
 from windtunnel.compiled.records import F8, I8, Records, layout
+from windtunnel.serving.codes import BOTH, DECODE, PREFILL, ROUND_ROBIN
 from windtunnel.serving.state.records import (
     EVENT,
     NONE,
-    ROUND_ROBIN,
     Cache,
     Floats,
     Ints,
@@ -29,9 +29,6 @@ from windtunnel.serving.state.records import (
     new_ranks,
     new_slots,
 )
-
-BOTH, PREFILL, DECODE = range(3)
-"""What a pool does: whole requests, prefills alone, or decodes what was prefilled elsewhere."""
 
 
 class PoolPlan(NamedTuple):

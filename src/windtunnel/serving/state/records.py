@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.compiled.records import F8, I4, I8, RecordGrid, Records, layout
+from windtunnel.serving.codes import ROUND_ROBIN
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -26,36 +27,6 @@ NONE = -1
 
 MOST_REQUESTS = 1 << 31
 """More than any run has: the step from one priority to the next in the key of the waiting heap."""
-
-SCHEDULERS = ("vllm_v1", "trtllm", "sglang", "trtllm_max_utilization")
-"""The codes of `KernelSettings.scheduler` are positions here."""
-VLLM_V1, TRTLLM, SGLANG, TRTLLM_MAX_UTILIZATION = range(4)
-
-ROUTERS = (
-    "round_robin",
-    "random",
-    "power_of_two",
-    "least_outstanding",
-    "least_kv",
-    "session_affinity",
-    "prefix_affinity",
-    "least_waiting",
-)
-"""The codes of `KernelSettings.router` are positions here."""
-ROUND_ROBIN, RANDOM, POWER_OF_TWO, LEAST_OUTSTANDING, LEAST_KV, SESSION_AFFINITY, PREFIX_AFFINITY, LEAST_WAITING = (
-    range(8)
-)
-HOLDING_ROUTERS = ("deferred", "user")
-"""Routers that may hold requests back: a run with one needs a `serving.state.fleet.ReplicaFleet`."""
-DEFERRED, USERS_ROUTER = len(ROUTERS), len(ROUTERS) + 1
-
-
-QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share")
-"""The codes of `KernelSettings.queue_order` are positions here."""
-FCFS, PRIORITY, SHORTEST, DEADLINE, FAIR_SHARE = range(5)
-
-OFF, STARTING, UP, DRAINING, FAILED = range(5)
-"""Phases of a replica of a `serving.state.fleet.ReplicaFleet`."""
 
 FAIR_TOKENS = 16
 """Tokens of one unit of service under `fair_share`."""

@@ -2,6 +2,7 @@
 
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records
+from windtunnel.serving.codes import PRIORITY, TRTLLM
 from windtunnel.serving.kv.cache import acquire, look_up
 from windtunnel.serving.kv.windows import (
     give_back,
@@ -29,9 +30,7 @@ from windtunnel.serving.state.records import (
     NONE,
     PHASES,
     PREFILLING,
-    PRIORITY,
     SLIDING,
-    TRTLLM,
     Ints,
     KernelSettings,
     Rank,
