@@ -1,7 +1,7 @@
-"""The schedulers that may batch any subset of requests, again in plain Python: the oracle of `serving.per_request.loop`.
+"""Schedulers that may batch any subset of requests, in plain Python: the oracle of `serving.per_request.loop`.
 
-One object a request, lists for queues, one step at a time; it imports the codes and none of the kernels. `settings` and `cost` are
-`serving.state.per_request.PerRequestSettings` and `serving.state.records.StepCost` by shape.
+One object a request, lists for queues, one step at a time; it imports the codes and none of the kernels. `settings` and
+`cost` are `serving.state.per_request.PerRequestSettings` and `serving.state.records.StepCost` by shape.
 """
 
 import math
