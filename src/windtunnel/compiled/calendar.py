@@ -3,7 +3,7 @@
 A wheel of buckets, each as wide as a power of two of picoseconds, holds what is due within one turn, unsorted. Only the
 bucket under the cursor is sorted: into a run as far as it comes in order, the rest into a binary heap; what lies beyond
 a turn waits in another heap. Equal times leave in the order in which they were scheduled, so the thousands of events of
-one picosecond that alike parts of a large fabric have are one run. (Brown, "Calendar Queues", CACM 31(10), 1988, with
+one picosecond that equal parts of a large fabric have are one run. (Brown, "Calendar Queues", CACM 31(10), 1988, with
 the sorting put off until a bucket is opened, as in Tang, Goh and Thng, "Ladder Queue", TOMACS 15(3), 2005.)
 """
 

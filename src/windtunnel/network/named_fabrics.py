@@ -62,8 +62,8 @@ def fabric_from(raw: Any, source: str) -> Fabric:
     raw = {**raw, "type": kind}
     if kind not in KINDS and kind != "file":
         raw = {**raw, "type": "node", "node": _node(kind)}
-    noun: Any = Topology
-    topology = decode(raw, noun, source)
+    schema: Any = Topology
+    topology = decode(raw, schema, source)
     if isinstance(topology, TopologyFile):
         return read_topology(Path(topology.path))
     return build_fabric(topology)

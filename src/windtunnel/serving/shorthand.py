@@ -1,4 +1,4 @@
-"""The short names that people type, for the command line and for Python alike, turned into a scenario."""
+"""Turn the short names that people type, on the command line and in Python, into a scenario."""
 
 import math
 from typing import Any, TypedDict, Unpack

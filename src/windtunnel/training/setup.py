@@ -111,17 +111,17 @@ def _framework_defaults(framework: str, _: tuple[Path, ...]) -> tuple[str, dict[
     return path.name, read_yaml(path)["defaults"]
 
 
-def _filled(noun: Any, defaults: dict[str, Any], where: str) -> Any:
+def _filled(schema: Any, defaults: dict[str, Any], where: str) -> Any:
     changes: dict[str, Any] = {}
     for name, default in defaults.items():
-        if name not in noun.__struct_fields__:
+        if name not in schema.__struct_fields__:
             raise InputError(f"{where}: a training job has no {name!r}")
-        value = getattr(noun, name)
+        value = getattr(schema, name)
         if isinstance(default, dict):
             changes[name] = _filled(value, default, where)
         elif value is None:
             changes[name] = default
-    return msgspec.structs.replace(noun, **changes)
+    return msgspec.structs.replace(schema, **changes)
 
 
 def layers_per_chunk(job: TrainingJob, known: Degrees, model: ModelSpec) -> tuple[int, ...]:

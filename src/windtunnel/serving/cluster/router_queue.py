@@ -44,7 +44,7 @@ def take_lost(fleet: ReplicaFleet, now_s: float) -> int:
 
 @inner
 def hold(fleet: ReplicaFleet, k: int) -> None:
-    """Put request `k` behind those that are held at the router."""
+    """Put request `k` at the end of the router queue."""
     control = fleet.control
     fleet.router_queue[(control[0].first_at_router + control[0].num_at_router) % fleet.router_queue.size] = k
     control[0].num_at_router += 1

@@ -149,7 +149,7 @@ def schedule_per_request(
 
 
 def refuse_unknown(deployment: Deployment, setup: Setup, requests: RequestArrays) -> None:
-    """Raise InputError where a deployment asks for what the schedulers that walk do not know."""
+    """Raise InputError where a deployment asks for what per-request schedulers do not know."""
     scheduler, given = setup.engine.scheduler, deployment.engine
     refused = [
         (bool(setup.engine.kv_tiers), "keeps no KV blocks in lower tiers", "engine.kv_tiers"),
@@ -177,7 +177,7 @@ def refuse_unknown(deployment: Deployment, setup: Setup, requests: RequestArrays
 def per_request_settings(
     setup: Setup, memory: MemoryPlan, num_replicas: int, requests: RequestArrays, router: str, seed: int
 ) -> per_request_state.PerRequestSettings:
-    """The settings of a scheduler that walks, and the router's, as the loop takes them.
+    """Return the settings of a per-request scheduler and its router for the compiled loop.
 
     Raises:
         InputError: the deployment has what these schedulers do not know.

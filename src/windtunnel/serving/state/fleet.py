@@ -5,7 +5,7 @@ are drawn before the run, so that a step knows when it starts whether it will en
 recorded with its time and no tokens, and nothing of it is kept. The requests of a failed replica are sent again
 `retry_s` later; what they had produced stays produced, and is computed again with their prompt, as after a preemption,
 unless they start over.
-Requests for which no replica has room are held at the router in order, and tried again whenever a request ends or a
+Requests for which no replica has room wait in the router queue in order, and tried again whenever a request ends or a
 replica comes up.
 
 Changes of replicas go before arrivals and step ends of the same time.

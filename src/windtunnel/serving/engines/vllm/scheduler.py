@@ -48,7 +48,7 @@ def form_batch_vllm_v1(pool: PoolTables, requests: Requests, rank: int, slot: in
     A decoding request takes one token, a prompt the rest of it, cut by the budget and `long_prefill_token_threshold`.
     When no block is free the last running request is preempted (under priority the least important). Waiting requests
     are admitted only if nothing was preempted, in order, without skipping ahead. The usual step, where tokens and
-    blocks suffice, costs O(prefilling requests); others walk the running list.
+    blocks suffice, costs O(prefilling requests); others visit every running request.
 
     With `scheduler` TRTLLM this is TensorRT-LLM's GUARANTEED_NO_EVICT (1.0 to 1.3): generation first, context requests
     while `max_num_tokens` and `max_batch_size` allow, admitted only if blocks for prompt and all outputs are free.

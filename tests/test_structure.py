@@ -1,0 +1,140 @@
+"""What keeps the code easy to enter: sizes, imports, words, and pages that name what exists."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import census
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PACKAGE = census.PACKAGE
+
+MOST_LINES_TODAY = 71_500
+"""Above the budget of `census.MOST_LINES`; it may only fall."""
+
+HEAVY = {
+    "flash_attn", "flashinfer", "httpx", "numpy", "nvtx", "openvino", "openvino_genai", "optimum", "optuna", "pandas",
+    "pyarrow", "ray", "scipy", "torch", "transformers", "vllm",
+}  # fmt: skip
+"""Libraries that a function may import because starting would take longer, or because they are extras."""
+
+LATE = {
+    ("lab/profile/run.py", "windtunnel"),
+    ("network/run.py", "windtunnel.network.packet.simulate"),
+    ("serving/setup/estimators.py", "windtunnel.network.cluster"),
+}
+"""Modules of our own that a function imports: their kernels load numba, which most callers do not need."""
+
+FORMER_NAMES = re.compile(
+    r"\b(lanes?|walked|walking|cohorts?|remed(?:y|ies)|alike|hand(?:ed|s|ing)? over|handovers?|journeys?|nouns?)\b",
+    re.IGNORECASE,
+)
+"""Words of an older vocabulary; the glossary lists each beside the field's word."""
+MAY_SAY_FORMER_NAMES = {"docs/reference/glossary.md", "tests/test_structure.py"}
+
+
+def functions() -> list[census.Function]:
+    return list(census.functions(census.sources()))
+
+
+def test_functions_and_argument_lists_are_short() -> None:
+    every = functions()
+    assert [str(function) for function in census.too_long(every)] == []
+    assert [str(function) for function in census.too_wide(every)] == []
+    assert census.p99([function.num_lines for function in every]) <= census.MOST_P99_LINES
+
+
+def test_no_folder_is_crowded_and_no_prefix_stands_for_a_package() -> None:
+    assert census.crowded_folders() == {}
+    assert census.prefix_families() == {}
+
+
+def test_the_source_does_not_grow() -> None:
+    assert sum(len(path.read_text().splitlines()) for path in census.sources()) <= MOST_LINES_TODAY
+
+
+def late_imports(path: Path) -> Iterator[str]:
+    """The modules that functions of a file import."""
+    for function in ast.walk(ast.parse(path.read_text())):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for node in ast.walk(function):
+                if isinstance(node, ast.ImportFrom):
+                    yield str(node.module)
+                elif isinstance(node, ast.Import):
+                    yield from (name.name for name in node.names)
+
+
+@pytest.mark.parametrize("package", sorted(path.name for path in PACKAGE.iterdir() if path.is_dir()))
+def test_functions_import_only_heavy_libraries(package: str) -> None:
+    """The verbs of `cli` import what they call, so that `--help` is quick."""
+    if package == "cli":
+        return
+    for path in census.sources(PACKAGE / package):
+        place = str(path.relative_to(PACKAGE))
+        for module in late_imports(path):
+            top = module.partition(".")[0]
+            is_known = top in HEAVY or top in sys.stdlib_module_names or (place, module) in LATE
+            assert is_known, f"{place} imports {module} inside a function"
+
+
+def pages() -> list[Path]:
+    """Every page of documentation."""
+    return [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("root", ["src", "tests", "benchmarks", "examples", "docs", "README.md", "CONTRIBUTING.md"])
+def test_former_names_are_gone(root: str) -> None:
+    top = REPOSITORY / root
+    files = [top] if top.is_file() else [path for path in top.rglob("*") if path.suffix in {".py", ".md", ".js"}]
+    found = [
+        f"{path.relative_to(REPOSITORY)}:{number}: {match.group()}"
+        for path in files
+        if str(path.relative_to(REPOSITORY)) not in MAY_SAY_FORMER_NAMES
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        for match in FORMER_NAMES.finditer(line)
+    ]
+    assert found == []
+
+
+PATH = re.compile(r"`((?:src|tests|benchmarks|examples|docs)/[\w./-]*\w/?)`")
+MODULE = re.compile(r"`(windtunnel(?:\.\w+)+)`")
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_paths_and_symbols_that_pages_name_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert [path for path in PATH.findall(text) if not (REPOSITORY / path).exists()] == []
+    assert [name for name in MODULE.findall(text) if not is_there(name)] == []
+
+
+def is_there(name: str) -> bool:
+    """Whether a dotted name is a package, a module, or a name in one."""
+    parts = name.split(".")[1:]
+    place = PACKAGE
+    for position, part in enumerate(parts):
+        if (place / part).is_dir():
+            place = place / part
+            continue
+        if (place / f"{part}.py").is_file():
+            rest = parts[position + 1 :]
+            return not rest or re.search(rf"\b{rest[0]}\b", (place / f"{part}.py").read_text()) is not None
+        return re.search(rf"\b{part}\b", (place / "__init__.py").read_text()) is not None
+    return True
+
+
+INVARIANT = re.compile(r"^(?:#+\s*|\*\*)?(?:Invariant )?(\d+)\.", re.MULTILINE)
+
+
+def test_every_invariant_is_cited_by_a_test() -> None:
+    """Tests cite an invariant as `Invariant N`."""
+    numbers = set(INVARIANT.findall((REPOSITORY / "docs" / "reference" / "invariants.md").read_text(encoding="utf-8")))
+    cited = {
+        number
+        for path in (REPOSITORY / "tests").rglob("test_*.py")
+        for number in re.findall(r"[Ii]nvariants? (\d+)", path.read_text(encoding="utf-8"))
+    }
+    assert numbers
+    assert numbers - cited == set()
