@@ -39,7 +39,7 @@ class Network:
         return f"{self.fabric.name}, {self.settings.backend} level"
 
     def seconds(self, op: ops.Collective, message_bytes: float, stride: int = 1) -> float:
-        """Seconds of a collective in all groups of ranks that lie `stride` apart, at work at the same time.
+        """Return the seconds of a collective in all groups of ranks that lie `stride` apart, at work at the same time.
 
         Raises:
             InputError: a group does not spread evenly over servers, or is not connected.
@@ -61,7 +61,7 @@ def groups_of(op: ops.Collective, num_devices: int, stride: int) -> NDArray[np.i
 
 
 def network_of(settings: ClusterNetwork, node: Node, num_devices: int) -> Network:
-    """The network that `settings` mean for so many devices in nodes of a kind.
+    """Return the network that `settings` mean for so many devices in nodes of a kind.
 
     Raises:
         InputError: the topology is unknown, too small, or made of other servers.

@@ -71,7 +71,7 @@ class Fabric:
         return int(self.server.max()) + 1
 
     def nodes_of(self, kind: NodeKind, tier: int | None = None) -> NDArray[np.int64]:
-        """The ids of the nodes of a `kind` (and tier)."""
+        """Return the ids of the nodes of a `kind` (and tier)."""
         return np.flatnonzero((self.kind == kind) & ((tier is None) | (self.tier == tier)))
 
 
@@ -143,7 +143,7 @@ def connected_groups(fabric: Fabric) -> NDArray[np.int64]:
 
 
 def without(fabric: Fabric, links: tuple[tuple[int, int], ...] = (), nodes: tuple[int, ...] = ()) -> Fabric:
-    """The fabric after failures: `links` (pairs of node ids) are gone, and every link of `nodes`.
+    """Return the fabric after failures: `links` (pairs of node ids) are gone, and every link of `nodes`.
 
     Raises:
         InputError: there is no such link or node.
@@ -161,7 +161,7 @@ def without(fabric: Fabric, links: tuple[tuple[int, int], ...] = (), nodes: tupl
 
 
 def with_links(fabric: Fabric, keep: NDArray[np.bool_]) -> Fabric:
-    """The fabric with only the links of which `keep`, (num_links,), says so."""
+    """Return the fabric with only the links of which `keep`, (num_links,), says so."""
     return replace(
         fabric,
         link_a=fabric.link_a[keep],

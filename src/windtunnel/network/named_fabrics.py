@@ -30,7 +30,7 @@ _OTHER_NAMES = {"spectrumx": "spectrum_x", "alibabahpn": "alibaba_hpn", "hpn": "
 
 
 def fabric_of(text: str) -> Fabric:
-    """The fabric that `text` means.
+    """Return the fabric that `text` means.
 
     Args:
         text: the path of a topology file in SimAI's format or of a YAML file; a kind with parameters
@@ -51,7 +51,7 @@ def fabric_of(text: str) -> Fabric:
 
 
 def fabric_from(raw: Any, source: str) -> Fabric:
-    """The fabric of a topology's fields; `type` may also be SimAI's name of it, or a node's.
+    """Return the fabric of a topology's fields; `type` may also be SimAI's name of it, or a node's.
 
     Raises:
         InputError: a field is wrong; names `source`.

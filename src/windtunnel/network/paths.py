@@ -65,7 +65,7 @@ def graph_of(fabric: Fabric) -> routing.RoutingGraph:
 
 
 def ports_of(flows: Flows, settings: NetworkSettings) -> NDArray[np.int32]:
-    """The source port of every flow, which decides its path under ECMP.
+    """Return the source port of every flow, which decides its path under ECMP.
 
     NCCL keeps a connection (a queue pair, hence a port) for each channel and peer. SimAI opens one for every flow:
     10000 plus how many flows of the same pair came before.
@@ -83,7 +83,7 @@ def ports_of(flows: Flows, settings: NetworkSettings) -> NDArray[np.int32]:
 
 
 def find_paths(fabric: Fabric, flows: Flows, settings: NetworkSettings, *, answers: bool = False) -> Paths:
-    """The path of every flow, or of its acknowledgements; flows with the same ends and port share one.
+    """Return the path of every flow, or of its acknowledgements; flows with the same ends and port share one.
 
     Raises:
         InputError: two ends are not connected, or are no nodes of the fabric.
@@ -172,7 +172,7 @@ def tail_seconds(
 
 
 def followers(flows: Flows) -> NDArray[np.int32]:
-    """The next flow of the same connection, -1 for none.
+    """Return the next flow of the same connection, -1 for none.
 
     A queue pair sends one message after the other. SimAI opens a queue pair for every flow, so there all of them may be
     on the way together; but a rank posts the receive of a step when it begins to send that step

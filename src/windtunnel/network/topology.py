@@ -242,7 +242,7 @@ Topology: TypeAlias = (
 
 
 def build_fabric(topology: Topology) -> Fabric:
-    """The fabric of a topology's parameters.
+    """Return the fabric of a topology's parameters.
 
     Raises:
         InputError: the parameters do not fit each other.
@@ -290,7 +290,7 @@ class _Wiring:
         error_fraction: float = 0.0,
         gpus_forward: bool = False,
     ) -> Fabric:
-        """The fabric, with `tiers[i]` switches in tier i + 1."""
+        """Return the fabric, with `tiers[i]` switches in tier i + 1."""
         counts = [num_gpus, num_scale_up_switches, sum(tiers)]
         kind = np.repeat(np.array([NodeKind.GPU, NodeKind.SCALE_UP_SWITCH, NodeKind.SWITCH], np.int8), counts)
         tier = np.repeat(np.arange(len(tiers) + 1), [num_gpus + num_scale_up_switches, *tiers]).astype(np.int8)
@@ -359,7 +359,7 @@ def _shape(topology: TwoTierTopology) -> _Shape:
 
 
 def two_tier_name(topology: TwoTierTopology) -> str:
-    """The file name that SimAI gives it: `Spectrum-X_128g_8gps_400Gbps_H100`."""
+    """Return the file name that SimAI gives it: `Spectrum-X_128g_8gps_400Gbps_H100`."""
     shape = _shape(topology)
     size = f"{topology.num_gpus}g_{topology.gpus_per_server}gps"
     tor = "DualToR" if shape.dual_tor else "SingleToR"
@@ -375,7 +375,7 @@ def two_tier_name(topology: TwoTierTopology) -> str:
 
 
 def num_leaves(topology: TwoTierTopology) -> int:
-    """The leaf switches (SimAI's `-asn`) that the GPUs need."""
+    """Return the leaf switches (SimAI's `-asn`) that the GPUs need."""
     shape = _shape(topology)
     leaves_per_segment = (topology.gpus_per_server if shape.rail_optimised else 1) * (2 if shape.dual_tor else 1)
     return _num_segments(topology, shape) * leaves_per_segment

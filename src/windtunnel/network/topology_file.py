@@ -23,7 +23,7 @@ _HEADER = ("nodes", "GPUs per server", "NVSwitches", "switches", "links")
 
 
 def read_topology(path: Path) -> Fabric:
-    """The fabric in a topology file, plain or gzipped.
+    """Return the fabric in a topology file, plain or gzipped.
 
     Raises:
         InputError: the file is missing or wrong; names the file and the line.
@@ -82,7 +82,7 @@ def write_topology(fabric: Fabric, path: Path) -> None:
 
 
 def topology_text(fabric: Fabric) -> str:
-    """The text of a topology file, byte for byte as SimAI's generator writes it."""
+    """Return the text of a topology file, byte for byte as SimAI's generator writes it."""
     num_scale_up = len(fabric.nodes_of(NodeKind.SCALE_UP_SWITCH))
     num_switches = len(fabric.nodes_of(NodeKind.SWITCH))
     counts = (fabric.num_nodes, fabric.gpus_per_server, num_scale_up, num_switches, fabric.num_links)
@@ -106,7 +106,7 @@ def topology_text(fabric: Fabric) -> str:
 
 
 def _plain(value: float) -> str:
-    """A number without exponent and without digits that only rounding brought: 0.000025, 2880."""
+    """Return a number without exponent and without digits that only rounding brought: 0.000025, 2880."""
     return format(Decimal(f"{value:.12g}").normalize(), "f")
 
 

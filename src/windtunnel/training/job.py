@@ -274,7 +274,7 @@ class TrainingJob(Schema):
 
 
 def load(path: Path | str, overrides: dict[str, Any] | None = None) -> TrainingJob:
-    """The job in a YAML or JSON file; `overrides` as `--set` gives them: dotted path -> value.
+    """Return the job in a YAML or JSON file; `overrides` as `--set` gives them: dotted path -> value.
 
     Raises:
         InputError: the file is missing or wrong, or an override names no field.
@@ -283,7 +283,7 @@ def load(path: Path | str, overrides: dict[str, Any] | None = None) -> TrainingJ
 
 
 def job_of(path: Path | None, overrides: dict[str, Any]) -> TrainingJob:
-    """The job in a file, if there is one, with every override over it.
+    """Return the job in a file, if there is one, with every override over it.
 
     Raises:
         InputError: the file is missing or wrong, or what a job needs is given by neither.

@@ -82,7 +82,7 @@ _KINDS = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weights"}
 
 
 def device_program(setup: TrainingSetup, device: int) -> Iterator[Action]:
-    """The actions of one pipeline device, the same for all of its ranks.
+    """Return the actions of one pipeline device, the same for all of its ranks.
 
     Args:
         setup: a resolved job.
@@ -181,7 +181,7 @@ class Unit:
 
 
 def chunk_units(rank: Rank, chunk: LayerChunk) -> list[Unit]:
-    """A chunk's units in the order of the forward pass."""
+    """Return a chunk's units in the order of the forward pass."""
     units = [
         Unit(layer_parts(rank, group), again, layer_parameters(rank, group), gathered_layer(rank, group))
         for group, again in _layers(rank, chunk)

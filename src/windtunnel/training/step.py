@@ -50,7 +50,7 @@ class Timeline:
 
     @property
     def busy_s(self) -> Floats:
-        """Seconds for which each device computes (or waits inside an action)."""
+        """Return the seconds for which each device computes (or waits inside an action)."""
         return np.bincount(self.device_of_action, weights=self.ends - self.starts).astype(np.float64)
 
     @property
@@ -60,7 +60,7 @@ class Timeline:
 
     @property
     def spans_s(self) -> Floats:
-        """Seconds from each device's first action to its last.
+        """Return the seconds from each device's first action to its last.
 
         ZB-H2 and ZB-V let devices step their optimizer apart from each other, so that steps follow each other as
         staggered; in other schedules all start and end with the whole pipeline.
@@ -166,7 +166,7 @@ def training_prices(setup: TrainingSetup, estimator: Estimator | None = None) ->
 
 
 def training_estimator(setup: TrainingSetup) -> Estimator:
-    """The estimator that knows most about the job's device."""
+    """Return the estimator that knows most about the job's device."""
     measured = (measured_estimator(setup.device, setup.node, *engine) for engine in KERNELS_OF)
     return FastestEstimator(tuple(measured))
 
@@ -333,5 +333,5 @@ def straggling(setup: TrainingSetup) -> float:
 
 
 def compute_peak(setup: TrainingSetup) -> float:
-    """The device's dense peak rate in the format of the job's matrix products."""
+    """Return the device's dense peak rate in the format of the job's matrix products."""
     return machine(setup.device, GEMM_FORMATS[setup.job.precision.compute]).flops_per_s

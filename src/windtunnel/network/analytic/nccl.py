@@ -118,7 +118,7 @@ def check_op(op: str) -> None:
 def closed_form(
     op: str, size_bytes: float, ranks: Ranks, algorithm: str = "auto", protocol: str = "auto"
 ) -> CollectiveEstimate:
-    """The time of the algorithm and protocol that NCCL would take: those that its model finds fastest.
+    """Return the time of the algorithm and protocol that NCCL would take: those that its model finds fastest.
 
     Args:
         op: one of `OPS`.

@@ -17,7 +17,7 @@ SIMAI_LEAST_BYTES = 4096
 
 
 def run_layers(workload: LayerWorkload, fabric: Fabric, settings: NetworkSettings) -> Iteration:
-    """An iteration on a fabric: every kind of collective is timed once, with all its groups at work.
+    """Return an iteration on a fabric: every kind of collective is timed once, with all its groups at work.
 
     Forward and input-gradient collectives block; weight-gradient collectives queue behind each other and are hidden by
     what is computed meanwhile. Transfers between pipeline stages block.
@@ -64,7 +64,7 @@ def groups_of(workload: LayerWorkload, group: RankGroup) -> NDArray[np.int32]:
 
 
 def group_seconds(workload: LayerWorkload, fabric: Fabric, call: Communication, settings: NetworkSettings) -> float:
-    """Seconds until a collective has completed in all groups of its kind, which run it at the same time."""
+    """Return the seconds until a collective has completed in all groups of its kind, which run it at the same time."""
     size_bytes = max(call.size_bytes, SIMAI_LEAST_BYTES) if settings.compat == "simai" else call.size_bytes
     return groups_seconds(fabric, call.op, size_bytes, groups_of(workload, call.group), settings)
 

@@ -88,7 +88,7 @@ class _Running:
 
     @property
     def calls(self) -> tuple[int | None, int | None]:
-        """The collective that is waited for, and the one beside."""
+        """Return the collective that is waited for, and the one beside."""
         waited = self.actions[self.position].call if self.position >= 0 else None
         return waited, self.beside[0].call if self.beside else None
 
@@ -183,7 +183,7 @@ def run_jobs(
 def _together(
     programs: Sequence[Sequence[JobAction]], begins: Sequence[float], wire: _Wire, num_iterations: int
 ) -> list[list[float]]:
-    """Seconds of every job's iterations until the last has ended as many as are asked for."""
+    """Return the seconds of every job's iterations until the last has ended as many as are asked for."""
     jobs = [_Running(program, begin, max(begins)) for program, begin in zip(programs, begins, strict=True)]
     now_s = step_s = 0.0
     speed: dict[int | None, float] = {}
@@ -209,7 +209,7 @@ class _Wire:
     known: dict[frozenset[int], dict[int | None, float]] = field(default_factory=dict)
 
     def program(self, job: PlacedJob) -> list[JobAction]:
-        """A job's iteration as actions."""
+        """Return a job's iteration as actions."""
         workload, found = job.workload, list[JobAction]()
         timed: dict[Communication, JobAction] = {}
 

@@ -28,7 +28,7 @@ of the CUDA cores, 312 and 78 TFLOP/s on an A100."""
 
 
 def attention_parts(rank: Rank, group: LayerGroup) -> Iterator[Part]:
-    """A layer's attention, whichever it is, in the order of the forward pass."""
+    """Return a layer's attention, whichever it is, in the order of the forward pass."""
     attention = group.attention
     if isinstance(attention, GroupedQueryAttention):
         yield from _grouped_query_parts(rank, attention)

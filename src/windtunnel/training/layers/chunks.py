@@ -56,7 +56,7 @@ class LayerChunk:
 
 
 def chunks(setup: TrainingSetup) -> tuple[LayerChunk, ...]:
-    """Every chunk of the pipeline, in the order of the forward pass.
+    """Return every chunk of the pipeline, in the order of the forward pass.
 
     Groups of layers that differ in their feed-forward come one after the other, as the model lists them (DeepSeek's
     dense layers first); groups that differ in attention alone alternate, so that every chunk has its share.
@@ -88,7 +88,7 @@ def chunks(setup: TrainingSetup) -> tuple[LayerChunk, ...]:
 
 
 def stage_of(setup: TrainingSetup, chunk: int) -> int:
-    """The device of the pipeline that holds a chunk (of DualPipe's two, the one whose direction is forward)."""
+    """Return the device of the pipeline that holds a chunk (of DualPipe's two, the one whose direction is forward)."""
     pp = setup.degrees.pp
     if setup.job.schedule in V_SCHEDULES:
         return chunk if chunk < pp else 2 * pp - 1 - chunk

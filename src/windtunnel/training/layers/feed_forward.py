@@ -24,7 +24,7 @@ fp8, on H100, B200 and GB200 in the tables of aiconfigurator-core 0.12 (0.53 to 
 
 
 def feed_forward_parts(rank: Rank, group: LayerGroup) -> Iterator[Part]:
-    """A layer's feed-forward, dense or of experts, in the order of the forward pass."""
+    """Return a layer's feed-forward, dense or of experts, in the order of the forward pass."""
     feed_forward = group.feed_forward
     if isinstance(feed_forward, DenseFeedForward):
         yield from _dense_parts(rank, "", feed_forward.intermediate_size, feed_forward.gated, "feed_forward")
@@ -82,7 +82,7 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
 
 
 def _grouped_linear(rank: Rank, name: str, pairs: float, num_groups: int, num_outputs: int, num_inputs: int) -> Part:
-    """The same linear layer for each of a rank's experts, tokens evenly spread: as many GEMMs of fewer rows."""
+    """Return the same linear layer for each of a rank's experts, tokens evenly spread: as many GEMMs of fewer rows."""
     rows = max(pairs / num_groups, 1.0)
     wanted = rank.format
     frozen = rank.setup.job.lora is not None

@@ -90,7 +90,7 @@ def pointwise(
     kept_bytes: float = 0.0,
     module: str | None = None,
 ) -> Part:
-    """A kernel that is bound by memory, one way and back: bytes for each of `rows` in either direction."""
+    """Return a kernel that is bound by memory, one way and back: bytes for each of `rows` in either direction."""
     return Part(
         name,
         (Task(name, ops.Elementwise(name, rows, forward_bytes)),),
@@ -117,7 +117,7 @@ def linear(
     kept_bytes: float | None = None,
     module: str | None = None,
 ) -> Part:
-    """A linear layer: `[rows, in] x [in, out]`, the gradient of its input and that of its weights."""
+    """Return a linear layer: `[rows, in] x [in, out]`, the gradient of its input and that of its weights."""
     wanted = rank.format if number_format is None else number_format
     kept = rows * num_inputs * rank.kept_input_bytes if kept_bytes is None else kept_bytes
     forward = (

@@ -57,7 +57,7 @@ def layer_parts(rank: Rank, group: LayerGroup) -> tuple[Part, ...]:
 
 
 def embedding_parts(rank: Rank) -> tuple[Part, ...]:
-    """The look-up of the (vocabulary-parallel) embedding table."""
+    """Return the look-up of the (vocabulary-parallel) embedding table."""
     look_up = ops.Elementwise("embedding", rank.tokens, 2 * rank.width * BF16_BYTES)
     scatter = ops.Elementwise("embedding_gradient", rank.tokens, 3 * rank.width * BF16_BYTES)
     masked = rank.rows * rank.width * (1.0 if rank.setup.job.dropout else 0.0)
@@ -121,7 +121,7 @@ def layer_work(rank: Rank, group: LayerGroup, recompute: str | None = None) -> W
 
 
 def ends_work(rank: Rank, chunk: LayerChunk) -> Work:
-    """The embedding and the head, where a chunk has them."""
+    """Return the embedding and the head, where a chunk has them."""
     parts = (embedding_parts(rank) if chunk.has_embedding else ()) + (head_parts(rank) if chunk.has_head else ())
     return _work(parts, (), sum(part.kept_bytes for part in parts), 0.0)
 

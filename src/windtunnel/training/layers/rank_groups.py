@@ -10,7 +10,7 @@ from windtunnel.training.layers.rank import Group, Rank
 
 
 def group_ranks(rank: Rank, group: Group, number: int) -> tuple[int, ...]:
-    """The ranks of the `group` that the global rank `number` belongs to, in the group's order.
+    """Return the ranks of the `group` that the global rank `number` belongs to, in the group's order.
 
     Raises:
         InputError: the job has no such rank.
@@ -30,6 +30,6 @@ def group_ranks(rank: Rank, group: Group, number: int) -> tuple[int, ...]:
 
 
 def stage_of_rank(rank: Rank, number: int) -> int:
-    """The pipeline stage of a global rank."""
+    """Return the pipeline stage of a global rank."""
     known = rank.setup.degrees
     return number // (known.num_devices // known.pp)

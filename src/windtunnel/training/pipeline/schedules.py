@@ -57,7 +57,7 @@ class Schedule:
 
     @property
     def tables(self) -> ScheduleTables:
-        """The schedule as the replay reads it."""
+        """Return the schedule as the replay reads it."""
         return ScheduleTables(
             self.actions, self.offsets, self.device_of_chunk, self.next_chunk, self.num_microbatches, self.is_split
         )
@@ -69,7 +69,7 @@ class Schedule:
 
 @cache
 def schedule(name: str, pp: int, num_microbatches: int, virtual_stages: int = 1, paired: bool = False) -> Schedule:
-    """The schedule `name` for a pipeline of `pp` devices.
+    """Return the schedule `name` for a pipeline of `pp` devices.
 
     Chunks are numbered in the order of the forward pass; DualPipe's second direction has chunks `pp` to `2 pp - 1`.
 
@@ -231,7 +231,7 @@ def _dualpipe_v(pp: int, num_microbatches: int, device: int) -> Iterator[Action]
 
 
 def _bidirectional(near: int, far: int, inner: int, from_end: int, main: int) -> Iterator[Action]:
-    """The eight steps that DualPipe and DualPipeV share. `near` and `far` are the device's two chunks."""
+    """Return the eight steps that DualPipe and DualPipeV share. `near` and `far` are the device's two chunks."""
     counter = _Counter()
     waiting: list[Action] = []
 
@@ -284,7 +284,7 @@ def _bidirectional(near: int, far: int, inner: int, from_end: int, main: int) ->
 def ideal_bubble_s(
     name: str, pp: int, forward_s: float, backward_s: float, weight_s: float, virtual_stages: int = 1
 ) -> float:
-    """Seconds for which a device idles in one step, by the formula of the schedule's paper.
+    """Return the seconds for which a device idles in one step, by the formula of the schedule's paper.
 
     Args:
         name: the schedule.
