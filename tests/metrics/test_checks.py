@@ -38,6 +38,7 @@ def checked(result: wt.Result, requests: Table | None = None, steps: Table | Non
 
 
 def test_a_run_is_consistent(result: wt.Result) -> None:
+    """Invariant 2, Invariant 4, Invariant 5 and Invariant 6."""
     checks = result.summary.checks
     assert checks is not None
     assert checks.passed

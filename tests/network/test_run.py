@@ -102,6 +102,7 @@ def test_the_last_byte_needs_the_propagation_of_every_link() -> None:
 
 
 def test_bytes_are_conserved_on_every_link() -> None:
+    """Invariant 20."""
     fabric = build_fabric(SpectrumX(num_gpus=16, gpus_per_server=4, num_spines=2))
     flows = all_to_all(ranks(16), 16 * 4096)
     paths = find_paths(fabric, flows, PLAIN)
@@ -206,6 +207,7 @@ def test_flows_that_wait_for_each_other_are_refused() -> None:
     ],
 )
 def test_equivalent_connections_once_give_the_time_of_all(topology: Topology, n: int, routing: str) -> None:
+    """Invariant 22."""
     fabric = build_fabric(topology)
     settings_ = NetworkSettings(backend="flow", routing=routing)
     rings = nccl_rings(ranks(n), n // 8)

@@ -120,7 +120,7 @@ def test_a_wrong_link_is_named(change: dict[str, float], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("noun", "fields", "message"),
+    ("schema", "fields", "message"),
     [
         (SpectrumX, {"num_gpus": 12}, "does not divide"),
         (SpectrumX, {"num_gpus": 0}, "at least 1"),
@@ -129,9 +129,9 @@ def test_a_wrong_link_is_named(change: dict[str, float], message: str) -> None:
         (Dragonfly, {"num_gpus": 720}, "can be joined"),
     ],
 )
-def test_parameters_that_cannot_be_are_refused(noun: type, fields: dict[str, object], message: str) -> None:
+def test_parameters_that_cannot_be_are_refused(schema: type, fields: dict[str, object], message: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=message):
-        msgspec.convert({"type": noun.__struct_config__.tag, **fields}, noun)
+        msgspec.convert({"type": schema.__struct_config__.tag, **fields}, schema)
 
 
 @pytest.mark.parametrize(

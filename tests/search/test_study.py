@@ -71,6 +71,7 @@ def test_the_same_seed_gives_the_same_frontier(study: Study) -> None:
     ids=lambda means: means.executor,
 )
 def test_where_a_search_runs_makes_no_difference(study: Study, means: Means) -> None:
+    """Invariant 8."""
     assert answers(search(space(), quiet(), means)) == answers(study)
 
 

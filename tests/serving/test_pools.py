@@ -338,7 +338,7 @@ def test_invariants(case: Case) -> None:
 @settings(max_examples=cases_to_try(100))
 @given(cases())
 def test_pools_that_do_everything_are_one_pool(case: Case) -> None:
-    """Equal pools of role `both` are the replicas of one deployment, to the bit."""
+    """Invariant 12. Equal pools of role `both` are the replicas of one deployment, to the bit."""
     plan = case.plans[0]._replace(role=BOTH)
     records, _, steps, *_ = run_pools([plan, plan], case.handoff_rules._replace(local_tokens=0), case.requests)
     whole = plan.settings._replace(num_replicas=2 * plan.settings.num_replicas)

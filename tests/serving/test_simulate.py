@@ -30,7 +30,7 @@ LLAMA, MOE = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B"
 
 
 class PlainRoofline:
-    """A launch of a microsecond and the work at 500 TFLOP/s and 3 TB/s: cheap, and alike for every shape."""
+    """A launch of a microsecond and the work at 500 TFLOP/s and 3 TB/s: cheap, and the same rates for every shape."""
 
     def estimate(self, op: Op) -> Estimate:
         seconds = 1e-6 + np.asarray(op.flops) / 5e14 + np.asarray(op.num_bytes) / 3e12
@@ -69,6 +69,7 @@ def refused(**changes: Any) -> str:
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not() -> None:
+    """Invariant 8."""
     first, again, other = served(seed=3), served(seed=3), served(seed=4)
     assert as_bytes(first) == as_bytes(again)
     assert first.summary == again.summary
@@ -87,6 +88,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not() -> None:
     ids=["plain", "formats", "windows", "closed loop", "bf16 of an fp8 checkpoint"],
 )
 def test_the_resolved_scenario_gives_the_same_run(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Invariant 9."""
     first = served(**changes)
     save(first.scenario, tmp_path / "scenario.yaml")
     again = simulate(load(tmp_path / "scenario.yaml"), PlainRoofline())

@@ -119,10 +119,10 @@ def _outcome(settings: str) -> Any:
     return result.step_s, result.mfu, memory, run and msgspec.to_builtins(vars(run))
 
 
-def settings_of(noun: type[Schema], prefix: str = "") -> set[str]:
+def settings_of(schema: type[Schema], prefix: str = "") -> set[str]:
     """Every path that a job file can set, sections opened."""
     found = set()
-    for field in msgspec.structs.fields(noun):
+    for field in msgspec.structs.fields(schema):
         default = field.default
         is_section = isinstance(default, Schema)
         found |= settings_of(type(default), f"{field.name}.") if is_section else {prefix + field.name}

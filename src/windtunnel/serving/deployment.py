@@ -150,7 +150,7 @@ class EngineSettings(Schema):
     long_prefill_token_threshold: int | None = None
     enable_chunked_prefill: bool | None = None
     enable_prefix_caching: bool | None = None
-    """Prompts with a common beginning are computed once, as long as their KV blocks are kept [radix cache, block reuse]."""
+    """Compute prompts with a common beginning once, as long as their KV blocks are kept [radix cache, block reuse]."""
     kv_tiers: tuple[KvTier, ...] | None = None
     """Fastest first; None: KV blocks that leave the pool are lost, and a preempted request is computed again."""
     kv_load_overlaps: bool | None = None

@@ -75,6 +75,7 @@ def cases(draw: st.DrawFn) -> PacketTables:
 @given(cases())
 @settings(max_examples=40)
 def test_the_compiled_loop_is_the_plain_one(tables: PacketTables) -> None:
+    """Invariant 21."""
     fast, slow = run_tables(tables), PacketReference(tables)
     np.testing.assert_array_equal(fast.flows.finish_ps, slow.finish_ps)
     np.testing.assert_array_equal(fast.flows.start_ps, slow.start_ps)
@@ -102,7 +103,7 @@ def test_the_cases_meet_marks_and_pauses() -> None:
     assert 2 < fast.links.num_marks.sum() < fast.num_packets
 
 
-def test_lost_packets_are_sent_again_alike() -> None:
+def test_lost_packets_are_sent_again_as_the_oracle_does() -> None:
     topology = SpectrumX(num_gpus=4, gpus_per_server=2, num_spines=2, error_fraction=0.002)
     flows = flows_of(np.array([0, 1, 2]), np.array([2, 3, 1]), 300_000, connection=np.arange(3))
     tables = tables_of(build_fabric(topology), flows, NetworkSettings(backend="packet", seed=3), PacketSettings())

@@ -1,4 +1,4 @@
-"""Groups of flows that do not meet are simulated apart, and alike ones once: with the same result."""
+"""Groups of flows that do not meet are simulated apart, and equivalent ones once: with the same result."""
 
 import msgspec
 import numpy as np
@@ -50,6 +50,7 @@ def assert_same(apart: PacketOutcome, whole: PacketOutcome) -> None:
 
 @pytest.mark.parametrize("flows", [tensor_parallel(32, MIB), data_parallel(32, MIB)], ids=["servers", "rails"])
 def test_equivalent_groups_are_simulated_once_with_the_same_result(flows: Flows) -> None:
+    """Invariant 22."""
     whole, apart = run_tables(tables(flows)), run_in_parts(tables(flows))
     assert_same(apart, whole)
     assert apart.num_events * 4 <= whole.num_events

@@ -212,6 +212,7 @@ def test_the_same_run_gives_the_same_bytes() -> None:
 
 
 def test_bytes_are_conserved_on_every_link() -> None:
+    """Invariant 20."""
     fabric = build_fabric(SpectrumX(num_gpus=16, num_spines=2))
     flows = all_to_all(np.arange(16, dtype=np.int32), MIB)
     times = run(fabric, flows, changed(FREE, ack_bytes=1))

@@ -1,4 +1,4 @@
-"""The oracle's nouns: a request, what it computes in a step, the scheduler and memory that it runs on, a step."""
+"""The oracle's objects: a request, what it computes in a step, the scheduler and memory that it runs on, a step."""
 
 import math
 from dataclasses import dataclass, field

@@ -445,7 +445,7 @@ def test_shapes_that_a_backend_was_not_measured_with_come_from_the_others(tmp_pa
 
 
 def test_a_backend_measured_at_other_shapes_limits_the_rate_of_those_that_stand_in(tmp_path: Path) -> None:
-    """With 16 tokens an expert and more; below, reading weights takes the time, and kernels are alike in that."""
+    """With 16 tokens an expert and more; below, all kernels take the time that reading weights takes."""
     tokens = [64, 256, 1024, 4096]
     slow = {**named(moe_columns("bfloat16", [0.1, 0.4, 1.6]), "vllm_marlin_experts"), "num_tokens": tokens[:3]}
     fast = {**named(moe_columns("bfloat16", [0.1, 0.2, 0.8, 3.2], hidden=4096), "vllm_triton"), "num_tokens": tokens}

@@ -27,6 +27,8 @@ def test_the_scenario_in_the_folder_is_the_resolved_one(result: Result, tmp_path
 
 
 def test_a_failure_half_way_leaves_nothing(result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 31."""
+
     def full_disk(_table: Table, _path: Path) -> None:
         raise OSError(28, "No space left on device")
 

@@ -137,9 +137,9 @@ def another(scheduler: str, name: str, value: Any, others: dict[str, Any]) -> An
     return "full" if taken != "full" else "shared_pool" if scheduler == "vllm_v1" else "own_pool"
 
 
-def settings_of(noun: type[Schema], prefix: str = "") -> set[str]:
+def settings_of(schema: type[Schema], prefix: str = "") -> set[str]:
     found = set()
-    for field in msgspec.structs.fields(noun):
+    for field in msgspec.structs.fields(schema):
         is_section = isinstance(field.default, Schema)
         found |= settings_of(type(field.default), f"{field.name}.") if is_section else {prefix + field.name}
     return found

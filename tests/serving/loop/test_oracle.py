@@ -143,7 +143,7 @@ def random_tiers(rng: np.random.Generator, count: int, settings: state.KernelSet
 def random_sessions(
     rng: np.random.Generator, requests: RequestArrays, num_warmup: int, follows: float, have_outputs: bool
 ) -> RequestArrays:
-    """`requests` with prompts that begin alike, some of them after another one of their session."""
+    """`requests` with prompts that share beginnings, some of them after another one of their session."""
     n = requests.arrival_s.size
     parents, tokens = [-1, -1, 0, 1], [int(rng.integers(1, 50)) for _ in range(4)]
     previous, session, node, output_node = (np.full(n, -1) for _ in range(4))
@@ -266,6 +266,7 @@ def expanded(steps: Table) -> dict[str, np.ndarray]:
 @settings(max_examples=cases_to_try(300))
 @given(cases())
 def test_loop_equals_the_oracle(case: Case) -> None:
+    """Invariant 11."""
     assert_steps_equal_to_the_oracles(case)
 
 
@@ -326,6 +327,7 @@ def test_inter_token_latency_equals_the_oracles(case: Case) -> None:
 @settings(max_examples=cases_to_try(200))
 @given(cases())
 def test_invariants(case: Case) -> None:
+    """Invariant 1, Invariant 2, Invariant 3, Invariant 4 and Invariant 10."""
     records, steps, _ = run_loop(case.settings, case.cost, case.requests)
     assert (records["arrival_s"] <= records["scheduled_s"]).all()
     assert (records["scheduled_s"] < records["first_token_s"]).all()
@@ -355,7 +357,7 @@ def test_invariants(case: Case) -> None:
 @settings(max_examples=cases_to_try(50))
 @given(cases())
 def test_the_scheduler_is_blind_to_output_lengths(case: Case) -> None:
-    """Until the first request ends, vLLM's schedule cannot depend on how long outputs will be."""
+    """Invariant 7. Until the first request ends, vLLM's schedule cannot depend on how long outputs will be."""
     if case.settings.scheduler != codes.VLLM_V1 or case.settings.concurrency:
         return
     longer = RequestArrays(

@@ -131,6 +131,7 @@ def test_first_come_first_served() -> None:
 
 @pytest.mark.parametrize("scheduler", range(len(SCHEDULERS)), ids=SCHEDULERS)
 def test_the_server_never_idles_while_there_is_work(scheduler: int) -> None:
+    """Invariant 5."""
     tokens = np.random.default_rng(4).integers(1, 9, 3000)
     records, steps = serve(poisson(60, 3000), output_tokens=tokens, max_num_seqs=4, scheduler=scheduler)
     starts, ends = steps["start_s"], steps["start_s"] + steps["duration_s"]
@@ -143,7 +144,7 @@ def test_the_server_never_idles_while_there_is_work(scheduler: int) -> None:
 
 @pytest.mark.parametrize("scheduler", range(len(SCHEDULERS)), ids=SCHEDULERS)
 def test_littles_law(scheduler: int) -> None:
-    """Requests admitted, summed over time, equal the times that requests spent admitted, summed over requests."""
+    """Invariant 6. Requests admitted, summed over time, equal times spent admitted, summed over requests."""
     tokens = np.random.default_rng(5).integers(1, 50, 2000)
     records, steps = serve(poisson(40, 2000), output_tokens=tokens, max_num_seqs=16, scheduler=scheduler)
     assert records["num_preemptions"].sum() == 0

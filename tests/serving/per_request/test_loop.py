@@ -154,6 +154,7 @@ def test_recorded_steps_are_played_back_one_by_one(case: Case) -> None:
 @settings(max_examples=cases_to_try(100))
 @given(cases())
 def test_every_token_is_computed_once_and_every_block_comes_back(case: Case) -> None:
+    """Invariant 1, Invariant 2 and Invariant 3."""
     settings = case.settings._replace(loses_prompts=0)
     run = schedule_per_request(settings, case.records(), case.cost)
     requests, steps = run.requests, run.steps

@@ -261,7 +261,7 @@ def test_token_nodes_end_where_they_must(most: int) -> None:
     assert (np.diff(nodes) > 0).all()
     assert (np.diff(nodes) <= 64).all()
     assert set(range(1, min(most, 512))) <= set(nodes.tolist())
-    assert np.array_equal(token_nodes(20_000)[: nodes.size], nodes), "a longer grid begins alike"
+    assert np.array_equal(token_nodes(20_000)[: nodes.size], nodes), "a longer grid begins with the same nodes"
     batches = batch_nodes(most)
     assert batches[0] == 1
     assert most <= batches[-1] < most * 1.1 + 1

@@ -49,6 +49,7 @@ def rank(model: Any = None, **changes: Any) -> Rank:
     ],
 )
 def test_stages_and_ranks_add_up_to_the_model(name: str) -> None:
+    """Invariant 23."""
     one = rank(name, sequence_tokens=4096)
     assert sum(chunk_parameters(one, chunk).total for chunk in chunks(one.setup)) == pytest.approx(
         count_parameters(one.setup.model).total, rel=1e-4

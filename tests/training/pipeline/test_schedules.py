@@ -122,6 +122,7 @@ def brute_force(plan: Schedule, seconds: dict[int, float], message_s: float) -> 
 def test_the_kernel_equals_a_brute_force_list_scheduler(
     name: str, pp: int, rounds: int, forward_s: float, input_s: float, weight_s: float, message_s: float
 ) -> None:
+    """Invariant 24."""
     chunks = 2 if name in ("interleaved", "looped_bfs") else 1
     plan = schedule(name, pp, rounds * pp, chunks)
     per_device = plan.num_chunks // pp
