@@ -19,7 +19,7 @@ from windtunnel.serving.state.tables import PoolTables, RunTables
 
 @inner
 def hand_off(pool: PoolTables, run: RunTables, pools: Pools, rank: int, i: int, now_s: float) -> int:
-    """Request `i` has ended its prefill at `now_s`, on `rank` of its pool: send it to a replica that decodes.
+    """Send request `i`, whose prefill has ended at `now_s` on `rank` of its pool, to a replica that decodes.
 
     Returns that replica, of all pools'.
     """
@@ -138,8 +138,8 @@ def begin_transfer(run: RunTables, pools: Pools, i: int, cached: int, now_s: flo
 
 @inner
 def end_transfer(cache: Cache | None, requests: Requests, pools: Pools, i: int) -> None:
-    """Request `i` has been read: its blocks on the prefill side are free, those of its prompt stay cached there as long
-    as there is room, and it may run on the decode side.
+    """End the KV transfer of request `i`: its blocks on the prefill side are free, those of its prompt stay cached
+    there as long as there is room, and it may run on the decode side.
     """
     transfer = pools.transfers[i]
     pools.ranks[transfer.prefill_rank].free_window_blocks += transfer.held_window_blocks

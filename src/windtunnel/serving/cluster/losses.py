@@ -15,7 +15,7 @@ from windtunnel.serving.state.tables import PoolTables
 
 @inner
 def lose(fleet: ReplicaFleet, requests: Requests, replica: int, i: int, now_s: float) -> None:
-    """Request `i` was at a replica that has failed: it will be sent again."""
+    """Reset request `i`, which was at a replica that has failed, and plan to send it again."""
     requests[i].computed_tokens = 0
     requests[i].chunks_in_flight = 0
     requests[i].is_decoding = 0
@@ -123,7 +123,7 @@ def interrupt_decoding(pool: PoolTables, requests: Requests, i: int) -> None:
 
 @inner
 def empty_rank(settings: KernelSettings, ranks: Records[Rank], rank: int) -> None:
-    """As `state.new_ranks` makes it."""
+    """Reset a rank to the state that `new_ranks` makes."""
     ranks[rank].num_running = 0
     ranks[rank].num_waiting = 0
     ranks[rank].waiting_tokens = 0
@@ -145,7 +145,7 @@ def empty_rank(settings: KernelSettings, ranks: Records[Rank], rank: int) -> Non
 
 @inner
 def empty_slot(slots: Records[Slot], lists: Ints, slot: int) -> None:
-    """As `state.new_slots` and `new_lists` make it."""
+    """Reset a slot to the state that `new_slots` and `new_lists` make."""
     slots[slot].is_busy = 0
     slots[slot].steps = 0
     slots[slot].num_decoding = 0

@@ -19,7 +19,7 @@ from windtunnel.serving.state.records import MODULUS, MULTIPLIER, NONE, Cache, C
 
 @inner
 def load_of(pools: Pools, replica: int, router: int) -> int:
-    """What a router compares: `policies.routers.replica_load` of a replica of any pool."""
+    """Return the load of a replica of any pool, as `serving.cluster.routers.replica_load`."""
     settings = pools.pools[pools.pool_of_replica[replica]]
     first = settings.first_rank + (replica - settings.first_replica) * settings.ranks_per_replica
     load = 0
@@ -35,7 +35,7 @@ def load_of(pools: Pools, replica: int, router: int) -> int:
 
 @inner
 def cached_tokens(cache: Cache, pools: Pools, replica: int, i: int) -> int:
-    """How much of request `i` lies in the cache of a replica of all pools', on the rank that has most of it."""
+    """Return how many tokens of request `i` one replica has cached, on the rank that has most of them."""
     pool = pools.pool_of_replica[replica]
     settings, own = pools.pools[pool], cache_of(cache, pools, pool)
     first = (replica - settings.first_replica) * settings.ranks_per_replica
@@ -53,7 +53,7 @@ def cached_tokens(cache: Cache, pools: Pools, replica: int, i: int) -> int:
 
 @inner
 def candidate_with_prefix(cache: Cache, pools: Pools, candidates: Ints, router: int, i: int) -> int:
-    """`policies.routers.replica_with_prefix` among the `candidates`, replicas of all pools."""
+    """Return the candidate with most of the prompt cached, as `serving.cluster.routers.replica_with_prefix`."""
     lightest, heaviest = NONE, 0
     best, longest, least = NONE, 0, 0
     for replica in candidates:
@@ -70,7 +70,7 @@ def candidate_with_prefix(cache: Cache, pools: Pools, candidates: Ints, router: 
 
 @inner
 def choose(pools: Pools, clock: Records[Clock], candidates: Ints, router: int, turn: int) -> int:
-    """The one of the `candidates`, replicas of all pools, that a request goes to: `policies.routers.route` over
+    """Choose one of the `candidates`, replicas of all pools, for a request, as `serving.cluster.routers.route` over
     several pools.
     """
     if candidates.size == 1:
@@ -94,7 +94,7 @@ def choose(pools: Pools, clock: Records[Clock], candidates: Ints, router: int, t
 def route_arrival(
     cache: Cache | None, pools: Pools, sessions: Sessions | None, requests: Requests, clock: Records[Clock], i: int
 ) -> int:
-    """The replica that arriving request `i` starts at; one that is to be handed off asks for one token there.
+    """Choose the replica that arriving request `i` starts at; one that is to be handed off asks for one token there.
 
     Under `session_affinity` a session's later turns start where its former one did, if they may; under
     `prefix_affinity` where most of the prompt is cached.

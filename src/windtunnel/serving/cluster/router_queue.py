@@ -12,7 +12,7 @@ from windtunnel.serving.state.records import MODULUS, MULTIPLIER, NONE, Cache, C
 
 @inner
 def next_resend_s(fleet: ReplicaFleet) -> float:
-    """When a held or lost request is next tried."""
+    """Return when a request that waits at the router, or was lost, is next tried."""
     control = fleet.control
     send_s = np.inf
     if control[0].num_at_router > 0 and control[0].asks:
@@ -24,7 +24,7 @@ def next_resend_s(fleet: ReplicaFleet) -> float:
 
 @inner
 def ask_again(fleet: ReplicaFleet, now_s: float) -> None:
-    """Something ended or came up: the first held request may have a place now."""
+    """Try the first request at the router again: something ended or came up."""
     if fleet.control[0].num_at_router > 0:
         fleet.control[0].asks = 1
         fleet.control[0].asked_s = now_s
@@ -32,7 +32,7 @@ def ask_again(fleet: ReplicaFleet, now_s: float) -> None:
 
 @inner
 def take_lost(fleet: ReplicaFleet, now_s: float) -> int:
-    """The lost request that is due at `now_s`, or NONE."""
+    """Take the lost request that is due at `now_s`, or NONE."""
     control = fleet.control
     if control[0].num_retries == 0 or fleet.retry_s[control[0].first_retry] > now_s:
         return NONE
@@ -52,7 +52,7 @@ def hold(fleet: ReplicaFleet, k: int) -> None:
 
 @inner
 def drop_first_at_router(fleet: ReplicaFleet) -> None:
-    """Take the first held request off the queue."""
+    """Take the first request off the router queue."""
     control = fleet.control
     control[0].first_at_router = (control[0].first_at_router + 1) % fleet.router_queue.size
     control[0].num_at_router -= 1
@@ -60,7 +60,7 @@ def drop_first_at_router(fleet: ReplicaFleet) -> None:
 
 @inner
 def nth_up(fleet: ReplicaFleet, n: int) -> int:
-    """The `n`-th of the replicas that are up."""
+    """Return the `n`-th of the replicas that are up."""
     for replica in range(fleet.replicas.size):
         if fleet.replicas[replica].phase == UP:
             if n == 0:
@@ -79,7 +79,7 @@ def route_up(
     fleet: ReplicaFleet,
     i: int,
 ) -> int:
-    """`policies.routers.route` over the replicas that are up; NONE where there is none, or none with room."""
+    """Choose a replica that is up, as `serving.cluster.routers.route`; NONE where there is none, or none with room."""
     num_up = 0
     for replica in range(settings.num_replicas):
         if fleet.replicas[replica].phase == UP:

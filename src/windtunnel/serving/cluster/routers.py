@@ -22,8 +22,8 @@ UNEVEN_RATIO = 1.5
 
 @inner
 def replica_load(settings: KernelSettings, ranks: Records[Rank], replica: int) -> int:
-    """What a router compares: blocks in use under `least_kv`, requests that wait under `least_waiting`, else those that
-    wait or run.
+    """Return the load that a router compares: blocks in use under `least_kv`, requests that wait under `least_waiting`,
+    else those that wait or run.
     """
     first = replica * settings.ranks_per_replica
     load = 0
@@ -41,8 +41,8 @@ def replica_load(settings: KernelSettings, ranks: Records[Rank], replica: int) -
 def replica_with_prefix(
     settings: KernelSettings, cache: Cache, ranks: Records[Rank], fleet: ReplicaFleet | None, i: int
 ) -> int:
-    """The replica with most of request `i`'s prompt in its cache, of equal ones that with the fewest requests; NONE
-    where nothing is cached, or where the load is uneven.
+    """Return the replica with most of request `i`'s prompt in its cache, of equal ones that with the fewest requests;
+    NONE where nothing is cached, or where the load is uneven.
 
     Uneven is as in SGLang's cache-aware policy (sgl-router 0.2: `balance_abs_threshold` 64 and `balance_rel_threshold`
     1.5): the busiest replica has 64 requests more than the idlest, and 1.5 times as many. The caches are looked at as
@@ -87,7 +87,7 @@ def route(
     clock: Records[Clock],
     i: int,
 ) -> int:
-    """The replica that request `i` goes to; of equal ones the first.
+    """Choose the replica that request `i` goes to; of equal ones the first.
 
     `round_robin` and `random` see no load; `power_of_two` takes the less loaded of two drawn ones (Mitzenmacher, 2001);
     `least_outstanding` and `least_kv` look at all, as the production stack's and llm-d's scorers do; `least_waiting` is
@@ -125,7 +125,7 @@ def route(
 
 @inner
 def fewest_outstanding(settings: KernelSettings, ranks: Records[Rank], replica: int) -> int:
-    """The rank of a replica with the fewest requests."""
+    """Return the rank of a replica with the fewest requests."""
     first = replica * settings.ranks_per_replica
     rank = first
     for other in range(first + 1, first + settings.ranks_per_replica):

@@ -25,7 +25,7 @@ def set_phase(fleet: ReplicaFleet, replica: int, phase: int, now_s: float) -> No
 
 @inner
 def has_requests(settings: KernelSettings, ranks: Records[Rank], replica: int) -> bool:
-    """Whether any request waits or runs there."""
+    """Whether any request waits or runs at a replica."""
     first = replica * settings.ranks_per_replica
     num_present = 0
     for rank in range(first, first + settings.ranks_per_replica):
@@ -35,7 +35,7 @@ def has_requests(settings: KernelSettings, ranks: Records[Rank], replica: int) -
 
 @inner
 def after_step(pool: PoolTables, requests: Requests, fleet: ReplicaFleet, replica: int, now_s: float) -> None:
-    """A step of a replica has ended: if it drains and is empty now, it goes off."""
+    """Turn a replica off whose step has ended if it drains and is empty now."""
     if fleet.replicas[replica].phase == DRAINING and not has_requests(pool.settings, pool.ranks, replica):
         set_phase(fleet, replica, OFF, now_s)
         clear(pool, requests, fleet, replica, now_s)
@@ -44,7 +44,8 @@ def after_step(pool: PoolTables, requests: Requests, fleet: ReplicaFleet, replic
 
 @inner
 def look(settings: KernelSettings, ranks: Records[Rank], fleet: ReplicaFleet) -> None:
-    """The policy's look: Kubernetes' horizontal pod autoscaler (`pkg/controller/podautoscaler`, 1.30).
+    """Look at the load and set the number of replicas wanted: Kubernetes' horizontal pod autoscaler
+    (`pkg/controller/podautoscaler`, 1.30).
 
     As many replicas are recommended as bring the metric to its target, unless it is within the tolerance of it. More
     are started if all looks of the last `up_looks` asked for more, fewer if all of the last `down_looks` asked for

@@ -24,7 +24,7 @@ def wake(
 
 @inner
 def wake_replica(run: RunTables, pools: Pools, replica: int, now_s: float) -> None:
-    """Let the first idle slot of a replica, of all pools', look for work."""
+    """Let the first idle slot of a replica of any pool look for work."""
     settings = pools.pools[pools.pool_of_replica[replica]]
     slots = slots_of(pools, settings)
     replica -= settings.first_replica
@@ -44,7 +44,7 @@ def set_busy(settings: KernelSettings, slots: Records[Slot], replica: int, stage
 
 @inner
 def wake_another(pool: PoolTables, run: RunTables, replica: int, stage: int, now_s: float, first_stage: int) -> None:
-    """After an event of slot `stage`: wake an idle slot that may have something to schedule, the first from
+    """Wake, after an event of slot `stage`, an idle slot that may have something to schedule, the first from
     `first_stage` on.
     """
     settings, ranks, slots = pool.settings, pool.ranks, pool.slots

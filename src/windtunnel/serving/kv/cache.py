@@ -23,7 +23,7 @@ from windtunnel.serving.state.records import NONE, Cache, KernelSettings, Rank, 
 
 @inner
 def entry_of(cache: Cache, rank: int, node: int) -> int:
-    """Where the state of a segment on a rank is: segments of one request only are on one rank only."""
+    """Return where the state of a segment on a rank is: segments of one request only are on one rank only."""
     num_ranks = cache.ranks.size
     if node < cache.num_shared:
         return node * num_ranks + rank
@@ -198,7 +198,7 @@ def share(
 def release(
     settings: KernelSettings, cache: Cache, ranks: Records[Rank], rank: int, i: int, held: int, computed_tokens: int
 ) -> None:
-    """Request `i`, which holds `held` blocks in all, stops running: what it computed stays cached as long as there is
+    """Stop request `i`, which holds `held` blocks in all: what it computed stays cached as long as there is
     room.
     """
     share(settings, cache, ranks, rank, i, computed_tokens)

@@ -14,8 +14,8 @@ from windtunnel.serving.state.records import NONE, Cache, KernelSettings, Reques
 
 @inner
 def kept_at(cache: Cache, tier: int, rank: int, node: int) -> int:
-    """Where a tier keeps the state of a segment for a rank: ranks that share a pool share it, and where all of them do
-    those of other kinds of replicas may, too.
+    """Return where a tier keeps the state of a segment for a rank: ranks that share a pool share it, and where all of
+    them do those of other kinds of replicas may, too.
     """
     num_ranks, ranks_per_pool = cache.ranks.size, cache.tiers[tier].ranks_per_pool
     if ranks_per_pool >= num_ranks:
@@ -111,7 +111,8 @@ def find_below(cache: Cache, rank: int, i: int, hit_blocks: int, most_blocks: in
 
 @inner
 def leave_below(settings: KernelSettings, cache: Cache, requests: Requests, i: int) -> int:
-    """Request `i`, which was looked up, loads nothing from lower tiers; returns how many blocks it would have."""
+    """Load nothing from lower tiers for request `i`, which was looked up; returns the blocks that it would have
+    loaded."""
     num_blocks = cache.requests[i].loading_blocks
     cache.requests[i].loading_blocks = 0
     cache.requests[i].load_s = 0.0

@@ -28,7 +28,7 @@ from windtunnel.serving.state.records import (
 
 @inner
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
-    """Blocks that hold `num_tokens`."""
+    """Return the blocks that hold `num_tokens`."""
     return (num_tokens + block_size - 1) // block_size
 
 
@@ -40,7 +40,7 @@ def gives_back(settings: KernelSettings) -> bool:
 
 @inner
 def passed_blocks(settings: KernelSettings, num_tokens: int) -> int:
-    """Blocks of a window group that the token after `num_tokens` cannot see."""
+    """Return the blocks of a window group that the token after `num_tokens` cannot see."""
     if not gives_back(settings) or num_tokens < settings.window_tokens:
         return 0
     return (num_tokens - settings.window_tokens + 1) // settings.block_size
@@ -48,8 +48,9 @@ def passed_blocks(settings: KernelSettings, num_tokens: int) -> int:
 
 @inner
 def most_window_blocks(settings: KernelSettings, num_tokens: int) -> int:
-    """Blocks of a window group that a request of `num_tokens` holds at most: the window and a step, and where they
-    begin inside a block one more (vLLM V1 `SlidingWindowSpec.max_memory_usage_bytes`; TensorRT-LLM reserves as many).
+    """Return the blocks of a window group that a request of `num_tokens` holds at most: the window and a step, and
+    where they begin inside a block one more (vLLM V1 `SlidingWindowSpec.max_memory_usage_bytes`; TensorRT-LLM reserves
+    as many).
     """
     num_blocks = num_blocks_for(num_tokens, settings.block_size)
     if settings.window_tokens == 0:
@@ -60,7 +61,7 @@ def most_window_blocks(settings: KernelSettings, num_tokens: int) -> int:
 
 @inner
 def window_blocks(settings: KernelSettings, requests: Requests, i: int, num_tokens: int) -> int:
-    """Blocks that request `i`, with `num_tokens` computed or scheduled, holds of a group with a window."""
+    """Return the blocks that request `i`, with `num_tokens` computed or scheduled, holds of a group with a window."""
     if settings.scheduler == TRTLLM:
         return most_window_blocks(settings, requests[i].input_tokens + requests[i].output_tokens)
     passed = requests[i].passed_blocks
@@ -71,7 +72,8 @@ def window_blocks(settings: KernelSettings, requests: Requests, i: int, num_toke
 
 @inner
 def pool_blocks(settings: KernelSettings, num_blocks: int, num_window_blocks: int) -> int:
-    """Blocks of the rank's pool for `num_blocks` of each group, of those with a window `num_window_blocks`."""
+    """Return the blocks of the rank's pool for `num_blocks` of each group, of those with a window
+    `num_window_blocks`."""
     full_groups = settings.num_groups - settings.num_window_groups
     return full_groups * num_blocks + settings.num_window_groups * num_window_blocks
 
@@ -107,7 +109,7 @@ def give_back(settings: KernelSettings, ranks: Records[Rank], rank: int, num_blo
 def pass_blocks(
     settings: KernelSettings, requests: Requests, ranks: Records[Rank], rank: int, i: int, num_tokens: int
 ) -> None:
-    """Request `i`, not counted as sliding, is scheduled with `num_tokens` computed: what it cannot see goes back."""
+    """Give back what request `i`, scheduled with `num_tokens` computed and not counted as sliding, cannot see."""
     passed = passed_blocks(settings, num_tokens)
     if passed > requests[i].passed_blocks:
         give_back(settings, ranks, rank, passed - requests[i].passed_blocks)
@@ -116,7 +118,8 @@ def pass_blocks(
 
 @inner
 def newly_passed_blocks(settings: KernelSettings, requests: Requests, i: int, computed: int, num_tokens: int) -> int:
-    """Blocks of a window group that running request `i` gives back as its next `num_tokens` are scheduled."""
+    """Return the blocks of a window group that running request `i` gives back as its next `num_tokens` are
+    scheduled."""
     if not gives_back(settings):
         return 0
     if not requests[i].is_decoding:
@@ -128,7 +131,8 @@ def newly_passed_blocks(settings: KernelSettings, requests: Requests, i: int, co
 
 @inner
 def blocks_passed_in_step(settings: KernelSettings, lists: Ints, slot: int, steps: int, num_gained: int) -> int:
-    """Blocks of a window group that the slot's sliding requests give back in a decode step of `num_gained` tokens."""
+    """Return the blocks of a window group that the slot's sliding requests give back in a decode step of `num_gained`
+    tokens."""
     num_blocks = 0
     if not gives_back(settings):
         return num_blocks
@@ -139,7 +143,7 @@ def blocks_passed_in_step(settings: KernelSettings, lists: Ints, slot: int, step
 
 @inner
 def next_change(settings: KernelSettings, requests: Requests, i: int) -> int:
-    """The step count of its slot at which decoding request `i` ends, or before that begins to slide."""
+    """Return the step count of its slot at which decoding request `i` ends, or before that begins to slide."""
     end = requests[i].joined + requests[i].input_tokens + requests[i].output_tokens - 1
     begins = requests[i].joined + settings.window_tokens
     if gives_back(settings) and not requests[i].slides and begins < end:
@@ -157,7 +161,7 @@ def slide(
     rank: int,
     i: int,
 ) -> None:
-    """Decoding request `i` has filled its window: from now on it is counted among those that give blocks back."""
+    """Count decoding request `i`, which has filled its window, among those that give blocks back."""
     slot = requests[i].slot
     requests[i].slides = 1
     lists[slot, SLIDING, requests[i].joined % settings.block_size] += 1
@@ -174,7 +178,7 @@ def fills_window(
     rank: int,
     i: int,
 ) -> bool:
-    """Request `i`, taken off its slot's heap, has only filled its window: it slides, and goes back on the heap."""
+    """Let request `i`, taken off its slot's heap, slide if it has only filled its window; returns whether it has."""
     if not gives_back(settings) or requests[i].slides:
         return False
     end = requests[i].input_tokens + requests[i].output_tokens - 1
@@ -198,7 +202,7 @@ def begin_to_slide(
     rank: int,
     i: int,
 ) -> None:
-    """Request `i` begins to decode in its slot, its window full or not; what is behind the window goes back."""
+    """Begin to decode request `i`, its window full or not; what is behind the window goes back."""
     requests[i].slides = 0
     if gives_back(settings):
         computed = slots[requests[i].slot].steps - requests[i].joined
@@ -209,7 +213,7 @@ def begin_to_slide(
 
 @inner
 def stop_sliding(settings: KernelSettings, requests: Requests, lists: Ints, i: int) -> None:
-    """Request `i`, whose computed tokens are explicit again, leaves its slot's counts."""
+    """Take request `i`, whose computed tokens are explicit again, out of its slot's counts."""
     if requests[i].slides:
         lists[requests[i].slot, SLIDING, requests[i].joined % settings.block_size] -= 1
         requests[i].passed_blocks = passed_blocks(settings, requests[i].computed_tokens - 1)

@@ -21,7 +21,8 @@ from windtunnel.serving.state.tables import PoolTables, RunTables
 def next_arrival_s(
     settings: ClientSettings, sessions: Sessions | None, requests: Requests, clock: Records[Clock]
 ) -> float:
-    """When the next request is sent, as far as is known: infinity while the client waits for a completion.
+    """Return when the next request is sent, in seconds, as far as is known: infinity while the client waits for a
+    completion.
 
     A closed loop of C slots starts the k-th request, or session, when the (k - C + 1)-th completion has freed one, and
     measured ones only when all of warm-up has completed; arrival times then count from there.
@@ -48,7 +49,7 @@ def next_arrival_s(
 
 @inner
 def next_send_s(settings: KernelSettings, run: RunTables, fleet: ReplicaFleet | None) -> float:
-    """When the next request is sent: a new one, or of a fleet one that waits at the router or was lost."""
+    """Return when the next request is sent: a new one, or one of a fleet that waits at the router or was lost."""
     send_s = next_arrival_s(settings, run.sessions, run.requests, run.clock)
     if fleet is not None:
         send_s = min(send_s, next_resend_s(fleet))
@@ -57,7 +58,8 @@ def next_send_s(settings: KernelSettings, run: RunTables, fleet: ReplicaFleet | 
 
 @inner
 def take_next(sessions: Sessions | None, requests: Requests, clock: Records[Clock], now_s: float) -> int:
-    """The request that is sent at `now_s`: a session's first turn, or a later one, which goes first at equal times."""
+    """Take the request that is sent at `now_s`: a session's first turn, or a later one, which goes first at equal
+    times."""
     if sessions is not None and clock[0].thinking > 0 and sessions.time_s[0] <= now_s:
         k = sessions.turn[0]
         clock[0].thinking = pop(sessions.time_s, sessions.turn, clock[0].thinking)

@@ -25,7 +25,7 @@ from windtunnel.serving.state.tables import PoolTables, RunTables
 
 @inner
 def finish(pool: PoolTables, run: RunTables, pools: Pools | None, rank: int, i: int, now_s: float) -> None:
-    """Request `i`, running and not decoding, has produced its last token, or the last of this pool."""
+    """End request `i`, which runs and does not decode: it has produced its last token, or the last of this pool."""
     settings, requests, ranks, slots = pool.settings, run.requests, pool.ranks, pool.slots
     if pools is not None:
         if pools.transfers[i].later_output_tokens > 0:
@@ -51,7 +51,7 @@ def finish(pool: PoolTables, run: RunTables, pools: Pools | None, rank: int, i: 
 
 @inner
 def arrive(cache: Cache | None, run: RunTables, pools: Pools, i: int, now_s: float) -> None:
-    """The KV of request `i` has been read: both sides may have something to do."""
+    """End the KV transfer of request `i`: both ranks may have something to do."""
     end_transfer(cache, run.requests, pools, i)
     for rank in (pools.transfers[i].prefill_rank, pools.transfers[i].decode_rank):
         settings = pools.pools[pools.pool_of_rank[rank]]
@@ -61,7 +61,7 @@ def arrive(cache: Cache | None, run: RunTables, pools: Pools, i: int, now_s: flo
 
 @inner
 def conclude(settings: ClientSettings, run: RunTables, i: int, now_s: float) -> None:
-    """Request `i` is done: the turn that follows it will be sent, or the client has a free slot."""
+    """Tell the client that request `i` is done: it sends the turn that follows, or has a free slot."""
     clock, sessions = run.clock, run.sessions
     clock[0].finished += 1
     if sessions is not None:

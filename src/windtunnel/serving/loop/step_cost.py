@@ -9,7 +9,7 @@ SAME_DURATION = 1.01
 
 @inner
 def grid_cell(nodes: Floats, value: float) -> int:
-    """The index j of the grid cell with nodes[j] <= value < nodes[j + 1], clamped to the grid."""
+    """Return the index j of the grid cell with nodes[j] <= value < nodes[j + 1], clamped to the grid."""
     low, high = 0, nodes.size - 2
     while low < high:
         middle = (low + high + 1) // 2
@@ -22,14 +22,15 @@ def grid_cell(nodes: Floats, value: float) -> int:
 
 @inner
 def interpolate_row(nodes: Floats, row: Floats, value: float) -> float:
-    """Linear between nodes, extended by the slope of the end cells."""
+    """Interpolate linearly between nodes, extended by the slope of the end cells."""
     j = grid_cell(nodes, value)
     return row[j] + (row[j + 1] - row[j]) * ((value - nodes[j]) / (nodes[j + 1] - nodes[j]))
 
 
 @inner
 def decode_attention_s(cost: StepCost, num_decodes: int, context_tokens: int, prompt_tokens: int) -> float:
-    """Attention of `num_decodes` single-token queries over `context_tokens` keys in all, beside `prompt_tokens`."""
+    """Price the attention of `num_decodes` single-token queries over `context_tokens` keys in all, beside
+    `prompt_tokens`."""
     if num_decodes == 0:
         return 0.0
     grid = cost.decode_attention_s
@@ -40,7 +41,7 @@ def decode_attention_s(cost: StepCost, num_decodes: int, context_tokens: int, pr
 
 @inner
 def prefill_attention_s(cost: StepCost, num_tokens: int, num_pairs: float) -> float:
-    """Attention of prefill chunks of `num_tokens` in all that see `num_pairs` query-key pairs; bilinear."""
+    """Price the attention of prefill chunks of `num_tokens` in all that see `num_pairs` query-key pairs; bilinear."""
     if num_tokens == 0:
         return 0.0
     nodes = cost.chunk_nodes
@@ -53,7 +54,7 @@ def prefill_attention_s(cost: StepCost, num_tokens: int, num_pairs: float) -> fl
 
 @inner
 def with_host(cost: StepCost, device_s: float, num_running: int) -> float:
-    """A step's duration from the device's share and the host's, beside or before it."""
+    """Return a step's duration: the host works beside the device, or before it."""
     host_s = cost.host_step_s + cost.host_request_s * num_running
     return max(device_s, host_s) if cost.host_overlaps else device_s + host_s
 
@@ -68,7 +69,7 @@ def through_stages(
     device_s: float,
     num_running: int,
 ) -> float:
-    """When a batch that starts now leaves the last pipeline stage; the stages it occupies are taken."""
+    """Take the pipeline stages for a batch that starts now; returns when it leaves the last one."""
     if settings.num_stages == 1:
         return now_s + with_host(cost, device_s, num_running)
     host_s = cost.host_step_s + cost.host_request_s * num_running
@@ -81,7 +82,7 @@ def through_stages(
 
 @inner
 def with_loading(settings: KernelSettings, cache: Cache, first: int, end: int, stage: int, device_s: float) -> float:
-    """A step's time on the device where its batch waits for KV blocks from lower tiers, or they come up beside it."""
+    """Add the time to load KV blocks from lower tiers to a step's time on the device, or let both overlap."""
     load_s = 0.0
     for rank in range(first, end):
         slot = rank * settings.num_stages + stage

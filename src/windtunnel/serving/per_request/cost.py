@@ -10,7 +10,7 @@ from windtunnel.serving.state.records import StepCost
 
 @inner
 def ceil_to(value: int, step: int) -> int:
-    """`value` rounded up to a multiple of `step`."""
+    """Round `value` up to a multiple of `step`."""
     return (value + step - 1) // step * step
 
 
@@ -25,7 +25,7 @@ def table_stage_s(
     cached: int,
     size: int,
 ) -> float:
-    """Vidur's time of one pipeline stage but for `send_recv`, or -1.0 outside the tables.
+    """Price one pipeline stage by Vidur's tables, without `send_recv`; -1.0 outside the tables.
 
     `vidur/execution_time_predictor/sklearn_execution_time_predictor.py`: decode attention is looked up at the mean
     context, prefill attention as one prompt with the root of the squared chunks and all cached tokens.
@@ -60,7 +60,7 @@ def table_stage_s(
 def model_step_s(
     cost: StepCost, num_decodes: int, context_tokens: int, prompt_tokens: int, pairs: float, sampled: int
 ) -> float:
-    """The device's time of a step by a `StepCost`; `context_tokens` counts the new tokens too."""
+    """Price a step on the device by a `StepCost`; `context_tokens` counts the new tokens too."""
     attention_s = decode_attention_s(cost, num_decodes, context_tokens, prompt_tokens)
     if prompt_tokens == 0:
         return cost.decode_token_s[num_decodes] + attention_s

@@ -27,7 +27,7 @@ how many of them need a block for a step, by the decode group's steps before it 
 
 @inner
 def ready_row(settings: PerRequestSettings, replica: int) -> int:
-    """The row of `batches` that lists the replica's ready requests."""
+    """Return the row of `batches` that lists the replica's ready requests."""
     return settings.num_replicas * settings.num_stages + replica
 
 
@@ -72,7 +72,7 @@ def join(
     i: int,
     now_s: float,
 ) -> None:
-    """Decoding request `i` belongs to the slot's decode group; of vLLM V0's in order of arrival, else as the last."""
+    """Add decoding request `i` to the slot's decode group: vLLM V0's in order of arrival, others at the end."""
     members, ends = batches[slot, GROUP], batches[slot, ENDS]
     position = slots[slot].group_size
     if position == 0:
@@ -110,7 +110,8 @@ def write_back(
     i: int,
     end: int,
 ) -> None:
-    """The record of a member that ends after the decode group's step `end`, as if it had been visited one by one."""
+    """Write the record of a member that ends after the decode group's step `end`, as if it had been visited one by
+    one."""
     sequences[i].processed_tokens = sequences[i].total_tokens - (end - slots[slot].group_steps)
     sequences[i].left_stage_s = slots[slot].group_left_s
     sequences[i].paused_s += slots[slot].group_paused_s

@@ -14,7 +14,7 @@ from windtunnel.serving.state.records import NONE, Ints, Requests
 
 @inner
 def next_prompt_blocks(settings: PerRequestSettings, sequences: Records[SequenceState], i: int) -> int:
-    """Blocks for all that request `i` must compute before its next token."""
+    """Return the blocks for all that request `i` must compute before its next token."""
     return (sequences[i].prompt_tokens + settings.block_size - 1) // settings.block_size
 
 
@@ -129,7 +129,7 @@ def sort_ready(
 def drop_ready(
     settings: PerRequestSettings, replicas: Records[Replica], batches: Ints, replica: int, first: int, end: int
 ) -> None:
-    """Keep of the ready requests those at positions `first` to `end`."""
+    """Keep the ready requests at positions `first` to `end`."""
     row = ready_row(settings, replica)
     for position in range(first, end):
         batches[row, MEMBERS, position - first] = batches[row, MEMBERS, position]
@@ -433,7 +433,7 @@ def admit_by_peak(
     slot: int,
     now_s: float,
 ) -> int:
-    """The prompts that LightLLM's peak test lets in."""
+    """Admit the prompts that LightLLM's peak test lets in."""
     row = ready_row(settings, replica)
     considered = 0
     for position in range(replicas[replica].num_ready):
@@ -475,8 +475,8 @@ def consider(sequences: Records[SequenceState], batches: Ints, row: int, size: i
 
 @inner
 def peak_blocks(batches: Ints, row: int, size: int) -> int:
-    """The most tokens that the requests of the scratch lists will hold together: when the k-th longest ends, k of them
-    are left, each with its tokens of then.
+    """Return the most tokens that the requests of the scratch lists will hold together: when the k-th longest ends, k
+    of them are left, each with its tokens of then.
     """
     peak, held = 0, 0
     for position in range(size):

@@ -41,7 +41,7 @@ from windtunnel.serving.state.tables import PoolTables
 
 @inner
 def gained_tokens(speculation: Speculation, slots: Records[Slot], slot: int) -> int:
-    """Tokens that each decoding request gains in the slot's next decode step.
+    """Return the tokens that each decoding request gains in the slot's next decode step.
 
     With speculation step v gains floor((v + 1) E) - floor(v E): whole numbers whose mean is E and that are as even as
     they can be, the same for all requests of the slot.
@@ -54,7 +54,7 @@ def gained_tokens(speculation: Speculation, slots: Records[Slot], slot: int) -> 
 def blocks_of_step(
     settings: KernelSettings, speculation: Speculation, slots: Records[Slot], lists: Ints, slot: int
 ) -> int:
-    """Blocks that the slot's decoding requests need for its next decode step, with speculation."""
+    """Return the blocks that the slot's decoding requests need for its next decode step, with speculation."""
     num_blocks = 0
     for token in range(gained_tokens(speculation, slots, slot)):
         num_blocks += lists[slot, PHASES, (slots[slot].steps + token) % settings.block_size]
@@ -65,7 +65,7 @@ def blocks_of_step(
 def decode_step_blocks(
     settings: KernelSettings, speculation: Speculation | None, slots: Records[Slot], lists: Ints, slot: int
 ) -> int:
-    """Blocks of tokens that the slot's decoding requests need for its next decode step."""
+    """Return the blocks of tokens that the slot's decoding requests need for its next decode step."""
     if speculation is not None:
         return blocks_of_step(settings, speculation, slots, lists, slot)
     return lists[slot, PHASES, slots[slot].steps % settings.block_size]
@@ -93,7 +93,7 @@ def take_decode_step(
 def passed_of_step(
     settings: KernelSettings, speculation: Speculation | None, slots: Records[Slot], lists: Ints, slot: int
 ) -> int:
-    """Blocks of a window group that go back in the slot's next decode step."""
+    """Return the blocks of a window group that go back in the slot's next decode step."""
     num_gained = 1
     if speculation is not None:
         num_gained = gained_tokens(speculation, slots, slot)
@@ -102,7 +102,7 @@ def passed_of_step(
 
 @inner
 def held_blocks(settings: KernelSettings, windows: int | None, requests: Requests, slots: Records[Slot], i: int) -> int:
-    """Blocks of its rank's pool that running request `i` holds."""
+    """Return the blocks of its rank's pool that running request `i` holds."""
     num_tokens = requests[i].computed_tokens + requests[i].step_tokens
     if settings.scheduler == TRTLLM:
         num_tokens = requests[i].input_tokens + requests[i].output_tokens
@@ -116,7 +116,7 @@ def held_blocks(settings: KernelSettings, windows: int | None, requests: Request
 
 @inner
 def held_window_blocks(settings: KernelSettings, requests: Requests, slots: Records[Slot], i: int) -> int:
-    """Blocks of the windows' own pool that running request `i` holds."""
+    """Return the blocks of the windows' own pool that running request `i` holds."""
     num_tokens = requests[i].computed_tokens + requests[i].step_tokens
     if requests[i].is_decoding:
         num_tokens += slots[requests[i].slot].steps - requests[i].joined - requests[i].computed_tokens
@@ -127,8 +127,8 @@ def held_window_blocks(settings: KernelSettings, requests: Requests, slots: Reco
 def blocks_to_start(
     settings: KernelSettings, windows: int | None, requests: Requests, i: int, num_tokens: int
 ) -> tuple[int, int]:
-    """Blocks to admit waiting request `i`, of which what is cached is found, with a chunk of `num_tokens`: (of the
-    rank's pool, of the windows' own).
+    """Return the blocks to admit waiting request `i`, of which what is cached is found, with a chunk of `num_tokens`:
+    (of the rank's pool, of the windows' own).
 
     What is found holds blocks of the groups without a window already; `passed_blocks` of those with one are not needed.
     """
@@ -164,7 +164,7 @@ def admit(
 
 @inner
 def remaining_output(requests: Requests, i: int) -> int:
-    """Output tokens that request `i`, not decoding, has yet to produce."""
+    """Return the output tokens that request `i`, not decoding, has yet to produce."""
     return requests[i].output_tokens - (requests[i].target_tokens - requests[i].input_tokens)
 
 
@@ -209,8 +209,8 @@ def begin_decoding(
     slot: int,
     i: int,
 ) -> None:
-    """Request `i`, whose prompt is computed and whose latest token came at `last_token_s`, decodes in the slot's next
-    step.
+    """Let request `i`, whose prompt is computed and whose latest token came at `last_token_s`, decode in the slot's
+    next step.
     """
     joined = slots[slot].steps - requests[i].computed_tokens
     requests[i].is_decoding = 1
@@ -256,8 +256,8 @@ def is_in_flight(requests: Requests, slots: Records[Slot], slot: int, i: int) ->
 
 @inner
 def leave_latest(requests: Requests, slots: Records[Slot], i: int, computed_tokens: int) -> None:
-    """Request `i`, which decodes with so many tokens computed, is not in its slot's next decode step: keep the time of
-    its latest token, which the slot has where that step was all it waited for.
+    """Leave request `i`, which decodes with so many tokens computed, out of its slot's next decode step: keep the time
+    of its latest token, which the slot has where that step was all it waited for.
     """
     slot = requests[i].slot
     was_left_out = requests[i].skipped_at != NONE and requests[i].skipped_at == slots[slot].num_verified - 1
@@ -335,7 +335,7 @@ def rebuild_rank(
 
 @inner
 def wanted_tokens(settings: KernelSettings, requests: Requests, i: int) -> int:
-    """Prompt tokens that request `i` would compute in a step with tokens to spare."""
+    """Return the prompt tokens that request `i` would compute in a step with tokens to spare."""
     num_tokens = requests[i].target_tokens - requests[i].computed_tokens
     threshold = settings.long_prefill_token_threshold
     return threshold if 0 < threshold < num_tokens else num_tokens

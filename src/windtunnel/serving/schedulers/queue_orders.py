@@ -29,7 +29,7 @@ def enqueue(settings: KernelSettings, requests: Requests, ranks: Records[Rank], 
 def set_queue_key(
     settings: KernelSettings, requests: Requests, ranks: Records[Rank], rank: int, i: int, prompt_tokens: int
 ) -> None:
-    """What request `i` is ordered by while it waits, on a rank that computes `prompt_tokens` of its prompt.
+    """Set what request `i` is ordered by while it waits, on a rank that computes `prompt_tokens` of its prompt.
 
     `deadline` in milliseconds. `fair_share` is start-time fair queueing (Goyal, Vin and Cheng, 1996) with the weights
     of the virtual token counter (Sheng et al., OSDI 2024): a tenant's requests start at the service that it has had, at

@@ -150,7 +150,7 @@ def new_fleet(
     change_s: Floats,
     change_replicas: Ints,
 ) -> ReplicaFleet:
-    """A fleet of `settings.num_replicas` replicas, the first `initial_replicas` of them up."""
+    """Make a fleet of `settings.num_replicas` replicas, the first `initial_replicas` of them up."""
     replicas = np.zeros(settings.num_replicas, FLEET_REPLICA).view(np.recarray)
     replicas.phase[: scaling.initial_replicas] = UP
     replicas.next_s = np.inf

@@ -194,7 +194,7 @@ class Trail(NamedTuple):
 
 
 def new_sequences(requests: Table) -> Table:
-    """Fresh `SEQUENCE` records for `requests`."""
+    """Make fresh `SEQUENCE` records for `requests`."""
     sequences = np.zeros(requests.size, SEQUENCE).view(np.recarray)
     sequences.prompt_tokens = requests.input_tokens
     sequences.total_tokens = requests.input_tokens + requests.output_tokens
@@ -205,7 +205,7 @@ def new_sequences(requests: Table) -> Table:
 
 
 def new_replicas(settings: PerRequestSettings) -> Table:
-    """Idle `REPLICA` records with empty KV pools."""
+    """Make idle `REPLICA` records with empty KV pools."""
     replicas = np.zeros(settings.num_replicas, REPLICA).view(np.recarray)
     replicas.free_blocks = settings.num_blocks
     replicas.first_waiting = NONE
@@ -215,7 +215,7 @@ def new_replicas(settings: PerRequestSettings) -> Table:
 
 
 def new_slots(settings: PerRequestSettings) -> Table:
-    """Idle `SLOT` records."""
+    """Make idle `SLOT` records."""
     return np.zeros(settings.num_replicas * settings.num_stages, SLOT).view(np.recarray)
 
 
@@ -230,7 +230,7 @@ def new_batches(settings: PerRequestSettings) -> Ints:
 
 
 def new_per_request_clock(settings: PerRequestSettings) -> Table:
-    """One `PER_REQUEST_CLOCK` record at the beginning."""
+    """Make one `PER_REQUEST_CLOCK` record at the beginning."""
     clock = np.zeros(1, PER_REQUEST_CLOCK).view(np.recarray)
     clock.random = settings.seed % (MODULUS - 1) + 1
     clock.replica = NONE
@@ -238,5 +238,5 @@ def new_per_request_clock(settings: PerRequestSettings) -> Table:
 
 
 def new_trail(settings: PerRequestSettings, num_rows: int, num_members: int) -> Any:
-    """Buffers for `num_rows` batches and `num_members` parts in them."""
+    """Make buffers for `num_rows` batches and `num_members` parts in them."""
     return Trail(np.zeros((num_members, 3), np.int64), np.zeros((num_rows, settings.num_stages, 2)))

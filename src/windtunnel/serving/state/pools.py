@@ -159,7 +159,7 @@ class Pools(NamedTuple):
 
 
 def new_pools(plans: Sequence[PoolPlan], handoff_rules: HandoffRules, num_requests: int) -> Pools:
-    """Idle pools, end to end in the order of `plans`.
+    """Make idle pools, end to end in the order of `plans`.
 
     The router, its seed and the client's behaviour are those of the first plan's settings.
     """
@@ -211,7 +211,7 @@ def new_pools(plans: Sequence[PoolPlan], handoff_rules: HandoffRules, num_reques
 
 
 def joined_caches(pools: Pools, caches: Sequence[Cache]) -> Cache:
-    """The prefix caches of all pools, end to end as `cache_of` takes them apart.
+    """Join the prefix caches of all pools, end to end as `cache_of` takes them apart.
 
     Args:
         pools: where each pool's share of the entries and tiers lies is written there.
@@ -244,7 +244,7 @@ def _give_rows(tiers: Table) -> None:
 
 
 def _stacked_rows(tables: Sequence[Table]) -> Table:
-    """The rows of all tables, each as long as the longest."""
+    """Stack the rows of all tables, each as long as the longest."""
     width = max(table.shape[1] for table in tables)
     found = np.zeros((sum(table.shape[0] for table in tables), width), tables[0].dtype).view(np.recarray)
     first = 0
@@ -256,7 +256,7 @@ def _stacked_rows(tables: Sequence[Table]) -> Table:
 
 @inlined
 def cache_of(cache: Cache, pools: Pools, pool: int) -> Cache:
-    """The prefix caches of one pool's ranks."""
+    """Return the prefix caches of one pool's ranks."""
     record = pools.pools[pool]
     num_nodes, num_requests = cache.nodes.size // pools.pools.size, cache.requests.size // pools.pools.size
     return Cache(
@@ -275,7 +275,7 @@ def cache_of(cache: Cache, pools: Pools, pool: int) -> Cache:
 
 
 def new_pool_events(plans: Sequence[PoolPlan]) -> Table:
-    """An empty queue of `EVENT` records: slots, and the transfers that may be under way."""
+    """Make an empty queue of `EVENT` records: slots, and the transfers that may be under way."""
     slots = sum(plan.settings.num_replicas * plan.settings.num_stages for plan in plans)
     pulled = sum(
         plan.settings.num_replicas * plan.settings.ranks_per_replica * plan.settings.max_num_seqs for plan in plans
@@ -284,12 +284,12 @@ def new_pool_events(plans: Sequence[PoolPlan]) -> Table:
 
 
 def widened(lists: Ints, width: int) -> Ints:
-    """`lists` with room for `width` positions in each."""
+    """Give `lists` room for `width` positions in each."""
     return np.pad(lists, ((0, 0), (0, 0), (0, width - lists.shape[2])))
 
 
 def stacked(costs: Sequence[StepCost]) -> Any:
-    """Every field with a first axis of pools; grids that are shorter than others go on in a straight line."""
+    """Stack every field along a first axis of pools; grids that are shorter than others go on in a straight line."""
     longest = {name: max(getattr(cost, name).size for cost in costs) for name in _NODES}
     costs = [_extended(cost, longest) for cost in costs]
     parts: dict[str, Any] = {}
@@ -306,7 +306,7 @@ _NODES = ("context_nodes", "chunk_nodes", "length_nodes")
 
 
 def _extended(cost: StepCost, sizes: dict[str, int]) -> StepCost:
-    """`cost` with its grids' nodes brought to `sizes`, values extrapolated as look-ups beyond the end would be."""
+    """Bring the nodes of a cost's grids to `sizes`, values extrapolated as look-ups beyond the end would be."""
     decode = _grown(cost.decode_attention_s, cost.context_nodes, sizes["context_nodes"])
     prefill = _grown(cost.prefill_attention_s, cost.length_nodes, sizes["length_nodes"])
     prefill = _grown(prefill.T, cost.chunk_nodes, sizes["chunk_nodes"]).T
@@ -321,14 +321,15 @@ def _extended(cost: StepCost, sizes: dict[str, int]) -> StepCost:
 
 
 def _grown(values: Floats, nodes: Floats, size: int) -> Floats:
-    """`values` at `nodes` on its last axis, and at nodes as far apart as the last two up to `size` of them."""
+    """Extend `values` at `nodes` on the last axis by values at nodes as far apart as the last two up to `size` of
+    them."""
     more = np.arange(1, size - nodes.size + 1)
     return np.concatenate([values, values[..., -1:] + (values[..., -1:] - values[..., -2:-1]) * more], axis=-1)
 
 
 @inlined
 def cost_of(pools: Pools, pool: int) -> StepCost:
-    """The step costs of one pool."""
+    """Return the step costs of one pool."""
     cost = pools.cost
     return StepCost(
         cost.decode_token_s[pool],
@@ -352,11 +353,11 @@ def cost_of(pools: Pools, pool: int) -> StepCost:
 
 @inlined
 def ranks_of(pools: Pools, settings: PoolRecord) -> Records[Rank]:
-    """A pool's share of the ranks."""
+    """Return a pool's share of the ranks."""
     return pools.ranks[settings.first_rank : settings.end_rank]
 
 
 @inlined
 def slots_of(pools: Pools, settings: PoolRecord) -> Records[Slot]:
-    """A pool's share of the slots."""
+    """Return a pool's share of the slots."""
     return pools.slots[settings.first_slot : settings.end_slot]

@@ -468,7 +468,7 @@ class Sessions(NamedTuple):
 
 
 def new_requests(arrival_s: Floats, input_tokens: Ints, output_tokens: Ints, priority: Ints) -> Table:
-    """Fresh `REQUEST` records for `[n]` arrivals, prompt lengths, output lengths and priorities, in the order of
+    """Make fresh `REQUEST` records for `[n]` arrivals, prompt lengths, output lengths and priorities, in the order of
     sending.
     """
     requests = np.zeros(arrival_s.size, REQUEST).view(np.recarray)
@@ -493,7 +493,7 @@ def new_cache(
     tiers: Table,
     load_overlaps: int = 0,
 ) -> Cache:
-    """Empty prefix caches.
+    """Make empty prefix caches.
 
     Args:
         settings: of the replicas.
@@ -535,7 +535,7 @@ def new_cache(
 
 
 def new_sessions(previous: Ints, think_s: Floats, session: Ints) -> Sessions:
-    """Sessions of which none has begun, from the predecessor, think time and session of each request."""
+    """Make sessions of which none has begun, from the predecessor, think time and session of each request."""
     following = np.full(previous.size, NONE)
     following[previous[previous >= 0]] = np.flatnonzero(previous >= 0)
     replica = np.full(max(int(session.max(initial=NONE)) + 1, 1), NONE)
@@ -545,7 +545,7 @@ def new_sessions(previous: Ints, think_s: Floats, session: Ints) -> Sessions:
 
 
 def new_ranks(settings: KernelSettings) -> Table:
-    """Idle `RANK` records with empty KV pools."""
+    """Make idle `RANK` records with empty KV pools."""
     ranks = np.zeros(settings.num_replicas * settings.ranks_per_replica, RANK).view(np.recarray)
     ranks.free_blocks = settings.num_blocks
     ranks.free_window_blocks = settings.num_window_blocks
@@ -555,7 +555,7 @@ def new_ranks(settings: KernelSettings) -> Table:
 
 
 def new_slots(settings: KernelSettings) -> Table:
-    """Idle `SLOT` records, `num_stages` for each rank."""
+    """Make idle `SLOT` records, `num_stages` for each rank."""
     slots = np.zeros(settings.num_replicas * settings.ranks_per_replica * settings.num_stages, SLOT).view(np.recarray)
     slots.last_decode_s = -np.inf
     slots.row = NONE
@@ -569,7 +569,7 @@ def new_lists(settings: KernelSettings) -> Ints:
 
 
 def new_events(settings: KernelSettings) -> Table:
-    """An empty queue of `EVENT` records."""
+    """Make an empty queue of `EVENT` records."""
     return np.zeros(settings.num_replicas * settings.num_stages + 1, EVENT).view(np.recarray)
 
 
@@ -579,12 +579,12 @@ def new_stages(settings: KernelSettings) -> Floats:
 
 
 def new_clock(settings: KernelSettings) -> Table:
-    """One `CLOCK` record at the beginning."""
+    """Make one `CLOCK` record at the beginning."""
     clock = np.zeros(1, CLOCK).view(np.recarray)
     clock.random = settings.seed % (MODULUS - 1) + 1
     return clock
 
 
 def new_steps(capacity: int) -> Table:
-    """A buffer for `capacity` `STEP` records."""
+    """Make a buffer for `capacity` `STEP` records."""
     return np.zeros(capacity, STEP).view(np.recarray)

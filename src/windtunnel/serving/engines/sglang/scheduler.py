@@ -38,7 +38,7 @@ LONGEST_PREFIX_WAITING = 128
 
 @inner
 def initial_new_token_ratio(settings: KernelSettings) -> float:
-    """What SGLang's `new_token_ratio` starts from."""
+    """Return what SGLang's `new_token_ratio` starts from."""
     return min(SGLANG_INITIAL_RATIO * settings.schedule_conservativeness, 1.0)
 
 
@@ -167,8 +167,8 @@ def form_prefill_sglang(pool: PoolTables, requests: Requests, rank: int, slot: i
 
 @inner
 def find_retracted(requests: Requests, ranks: Records[Rank], slots: Records[Slot], rank: int, slot: int) -> int:
-    """Among requests that are not in flight the one with the fewest outputs, then the longest prompt; decoding ones
-    first.
+    """Find, among requests that are not in flight, the one with the fewest outputs, then the longest prompt; decoding
+    ones first.
     """
     victim = NONE
     fewest = 0

@@ -15,8 +15,8 @@ def balance_ranks(
     stage: int,
     cutoff_s: float,
 ) -> None:
-    """TensorRT-LLM's balance of attention data-parallel ranks (`PyExecutor._balance_adp_requests`, 1.1 and 1.2):
-    whether the waiting prompts of the replica's ranks are held back from the step that is being formed.
+    """Balance attention data-parallel ranks as TensorRT-LLM does (`PyExecutor._balance_adp_requests`, 1.1 and 1.2):
+    decide whether the waiting prompts of the replica's ranks are held back from the step that is being formed.
 
     While all ranks decode, prompts wait until every rank has one and room for it, `timeout_iters` steps at most since
     that was last so, and then for `batching_wait_iters` more. The steps count whether a prompt waits or not.
@@ -48,7 +48,7 @@ def balance_ranks(
 def count_balance(
     settings: KernelSettings, ranks: Records[Rank], slots: Records[Slot], first: int, end: int, num_steps: int
 ) -> None:
-    """After `num_steps` equal decode steps, of which the first is counted, in which nobody waited."""
+    """Count `num_steps` equal decode steps, of which the first is counted already, in which nobody waited."""
     for rank in range(first, end):
         if slots[rank * settings.num_stages].num_decoding == 0:
             return

@@ -42,8 +42,8 @@ from windtunnel.serving.state.tables import PoolTables
 
 @inner
 def form_batch_vllm_v1(pool: PoolTables, requests: Requests, rank: int, slot: int, now_s: float) -> int:
-    """vLLM V1 `Scheduler.schedule` (0.8 to 0.24): running requests first in their order, then waiting ones, one token
-    budget.
+    """Form a batch by vLLM V1's `Scheduler.schedule` (0.8 to 0.24): running requests first in their order, then waiting
+    ones, one token budget.
 
     A decoding request takes one token, a prompt the rest of it, cut by the budget and `long_prefill_token_threshold`.
     When no block is free the last running request is preempted (under priority the least important). Waiting requests
@@ -270,7 +270,7 @@ def skip_decode(
 def find_victim(
     settings: KernelSettings, requests: Requests, ranks: Records[Rank], slots: Records[Slot], rank: int, slot: int
 ) -> int:
-    """The running request that is given up first: the last, or under priority the greatest (priority, arrival)."""
+    """Find the running request that is given up first: the last, or under priority the greatest (priority, arrival)."""
     victim = NONE
     i = ranks[rank].last
     while i != NONE:
@@ -294,7 +294,8 @@ def find_victim(
 def waits_for_a_fuller_batch(
     settings: KernelSettings, ranks: Records[Rank], slots: Records[Slot], rank: int, slot: int, num_decodes: int
 ) -> bool:
-    """TensorRT-LLM's batch wait (`PyExecutor._waiting_requests`, 1.1 to 1.3), which trades TTFT for fewer mixed steps.
+    """Hold prompts back by TensorRT-LLM's batch wait (`PyExecutor._waiting_requests`, 1.1 to 1.3), for fewer mixed
+    steps.
 
     While requests decode, waiting prompts are held back until tokens for `batch_wait_max_tokens_ratio` of
     `max_num_tokens` would be scheduled, or `batch_wait_timeout_iters` steps have passed.
