@@ -1,4 +1,4 @@
-"""Where and how a model is served: devices, parallelism, replicas, and the engine with its settings."""
+"""Schema of a deployment: devices, parallelism, replicas, and the engine with its settings."""
 
 from typing import Any, Literal
 
@@ -19,14 +19,14 @@ from windtunnel.schema import (
 from windtunnel.serving.codes import LONGEST_PREFIX_MATCH, QUEUE_ORDERS, ROUTERS, Role, Router, ScalingMetric
 
 BALANCE_TIMEOUT_ITERS, BALANCE_BATCHING_ITERS = 50, 10
-"""Where TensorRT-LLM balances attention data-parallel ranks and is told no numbers (1.2 `AttentionDpConfig`)."""
+"""Defaults of TensorRT-LLM where it balances attention data-parallel ranks (1.2 `AttentionDpConfig`)."""
 
 SCHEDULING_POLICIES = (*QUEUE_ORDERS, LONGEST_PREFIX_MATCH)
 """Known values of `EngineSettings.scheduling_policy`."""
 
 
 class HostOverheads(Schema):
-    """What the host adds to the device's work. Named, so that a measurement or a calibration can replace each."""
+    """Host time beside the device's work; a measurement or a calibration can replace each term."""
 
     step_s: float | None = None
     """Per step: scheduling, input preparation, sampling, output processing."""
@@ -35,28 +35,28 @@ class HostOverheads(Schema):
     first_token_s: float | None = None
     """Per request, outside the steps: HTTP, detokenisation of the first token, the client's own; part of TTFT."""
     stream_s: float | None = None
-    """Per other request whose tokens are being streamed: the API server and the client handle a token of each of them
-    before they come to a new request; part of TTFT."""
+    """Per other request whose tokens are being streamed: the API server and the client handle a token of each before a
+    new request; part of TTFT."""
     prompt_token_s: float | None = None
     """Per prompt token, outside the steps: tokenisation and validation; part of TTFT."""
     launch_s: float | None = None
-    """Per kernel, or piece, of a step with prefill, which no CUDA graph covers whole: the host launches one by one, and
-    the device waits where it is faster."""
+    """Per kernel, or piece, of a step with prefill, which no single CUDA graph covers: the host launches them one by
+    one, and a faster device waits."""
     unhidden_step_s: float | None = None
-    """Per step, which asynchronous scheduling cannot hide: copying tokens out and updated inputs in."""
+    """Per step, not hidden by asynchronous scheduling: copying tokens out and updated inputs in."""
     unhidden_request_s: float | None = None
-    """The same per sampled request."""
+    """Per sampled request, not hidden either."""
 
     def __post_init__(self) -> None:
         check_non_negative(**fields_of(self, *self.__struct_fields__))
 
     def over(self, default: "HostOverheads") -> "HostOverheads":
-        """These, and those of `default` where they say nothing."""
-        own = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
-        return msgspec.structs.replace(default, **own)
+        """Merge with `default`: own values win, `default` fills the gaps."""
+        given = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
+        return msgspec.structs.replace(default, **given)
 
     def frontend_s(self, input_tokens: Any, num_streams: Any) -> Any:
-        """What the client sees on top of the engine's times, of prompts of so many tokens (a number or an array).
+        """Return what the frontend adds to TTFT, for prompts of so many tokens (a number or an array).
 
         `num_streams`: other requests whose tokens the replica streams when the prompt's first token comes.
         """
@@ -68,11 +68,11 @@ class Speculative(Schema):
     """Speculative decoding: `num_draft_tokens` are guessed for every request and verified in one step."""
 
     method: Literal["mtp", "draft_model", "ngram"]
-    """`mtp`: a layer that the model brings for it, run once a token; `draft_model`: a smaller model; `ngram`: looked up
-    in the text so far, at no cost."""
+    """`mtp`: the model's own draft layer, run once a token; `draft_model`: a smaller model; `ngram`: looked up in the
+    text so far, at no cost."""
     num_draft_tokens: int
     acceptance_fraction: float | tuple[float, ...]
-    """Share of draft tokens that are right, given that those before them are: one for all, or one for each position."""
+    """Share of draft tokens that are right if those before them are: one for all, or one for each position."""
     draft_model: str | None = None
     """A catalog name, of method `draft_model`."""
 
@@ -96,7 +96,7 @@ class Speculative(Schema):
 
     @property
     def tokens_per_step(self) -> float:
-        """Mean tokens that a step gives: 1 + a1 + a1 a2 + ..., with one rate (1 - a^(k + 1)) / (1 - a).
+        """Mean tokens of a step: 1 + a1 + a1 a2 + ..., with one rate (1 - a^(k + 1)) / (1 - a).
 
         Source: Leviathan, Kalman and Matias, Fast Inference from Transformers via Speculative Decoding (2023),
         equation 1.
@@ -111,13 +111,13 @@ class Speculative(Schema):
 class KvTier(Schema):
     """Memory below the device's that keeps KV blocks: the host's, a disk, a store in the network.
 
-    What requests have computed is written there beside the device's work, and loaded again when the pool has lost it.
+    Computed blocks are written there beside the device's work, and loaded again once the device has evicted them.
     """
 
     capacity_bytes: int
-    """Of all devices of a replica together, or of the whole deployment where that shares it [kv_offloading_size]."""
+    """Of all devices of a replica, or of the deployment where `shared_by` says so [kv_offloading_size]."""
     bandwidth_bytes_per_s: float
-    """Of loading, to each device."""
+    """Loading bandwidth to each device."""
     name: str = "host"
     shared_by: Literal["replica", "deployment"] = "replica"
 
@@ -150,17 +150,17 @@ class EngineSettings(Schema):
     long_prefill_token_threshold: int | None = None
     enable_chunked_prefill: bool | None = None
     enable_prefix_caching: bool | None = None
-    """Compute prompts with a common beginning once, as long as their KV blocks are kept [radix cache, block reuse]."""
+    """Compute a beginning that prompts share once, while its KV blocks are kept [radix cache, block reuse]."""
     kv_tiers: tuple[KvTier, ...] | None = None
-    """Fastest first; None: KV blocks that leave the pool are lost, and a preempted request is computed again."""
+    """Fastest first; None: evicted KV blocks are lost, and a preempted request is computed again."""
     kv_load_overlaps: bool | None = None
-    """True: blocks are loaded layer by layer beside the step that needs them (SGLang's HiCache); False: that step waits
-    for them (LMCache)."""
+    """True: blocks load layer by layer beside the step that needs them (SGLang's HiCache); False: the step waits for
+    them (LMCache)."""
     scheduling_policy: str | None = None
-    """Which waiting request is first: the oldest (`fcfs`), the one of least priority (`priority`), with the shortest
-    prompt (`shortest`), with the earliest deadline for its first token (`deadline`: its tenant's SLO),
-    or of the tenant that has had the least service (`fair_share`); of equal ones the oldest. SGLang's
-    `lpm` puts requests of which more is cached in front."""
+    """First waiting request: the oldest (`fcfs`), of least priority (`priority`), with the shortest prompt
+    (`shortest`), with the earliest deadline for its first token (`deadline`: its tenant's SLO), or of the tenant with
+    the least service so far (`fair_share`); of equal ones the oldest. SGLang's `lpm` puts requests with more cached
+    tokens first."""
     max_model_len: int | None = None
     """Longest prompt and output together; None takes the model's."""
     block_size: int | None = None
@@ -168,17 +168,17 @@ class EngineSettings(Schema):
     num_gpu_blocks: int | None = None
     """KV blocks of one rank; None plans them from memory."""
     window_kv: WindowKv | None = None
-    """What layers with a sliding window keep of a request: `full`, every token, as other layers do
-    [disable-hybrid-kv-cache-manager, disable-hybrid-swa-memory, no max_attention_window]; `shared_pool`, what the next
-    token sees, in groups of layers that share one pool with the others (vLLM); `own_pool`, the same in a pool of their
-    own (SGLang, TensorRT-LLM)."""
+    """KV of layers with a sliding window: `full`, every token, as in other layers [disable-hybrid-kv-cache-manager,
+    disable-hybrid-swa-memory, no max_attention_window]; `shared_pool`, the window alone, in groups of layers that share
+    one block pool with the others (vLLM); `own_pool`, the window alone in a block pool of its own (SGLang,
+    TensorRT-LLM)."""
     window_pool_ratio: float | None = None
-    """Tokens of the windows' own pool for each token of the other layers' [swa-full-tokens-ratio]; None: the window's
-    length over `max_model_len`."""
+    """Tokens of the windows' own pool for each token of the other layers' pool [swa-full-tokens-ratio]; None: the
+    window's length over `max_model_len`."""
     gpu_memory_utilization: float | None = None
     """Share of the device's memory that the engine may use [mem_fraction_static, kv_cache_free_gpu_mem_fraction]."""
     memory_fraction_of_free: bool | None = None
-    """True: the share is of what is free after loading the weights (TensorRT-LLM)."""
+    """True: the share is of the memory that is free after loading the weights (TensorRT-LLM)."""
     reserved_bytes: int | None = None
     """Memory outside the planner's terms: context, NCCL buffers, kernels' workspaces."""
     max_cudagraph_capture_size: int | None = None
@@ -186,43 +186,43 @@ class EngineSettings(Schema):
     cudagraph_sizes: tuple[int, ...] | None = None
     """Captured sizes; None takes the engine's own list up to `max_cudagraph_capture_size`."""
     piecewise_cudagraphs: bool | None = None
-    """Steps with prefill of up to that many tokens run in graphs too, but for attention [cudagraph_mode PIECEWISE or
-    FULL_AND_PIECEWISE, enable_piecewise_cuda_graph]; SGLang's of any number, with latent attention of up to 2,048."""
+    """Steps with prefill run in graphs too, all but attention, up to that many tokens [cudagraph_mode PIECEWISE or
+    FULL_AND_PIECEWISE, enable_piecewise_cuda_graph]; SGLang's up to any number, with latent attention up to 2,048."""
     async_scheduling: bool | None = None
     """Host work runs beside the device's step [overlap scheduler]."""
     schedule_conservativeness: float | None = None
     receive_interval_steps: int | None = None
     """Decode steps between looks at new requests [scheduler-recv-interval]."""
     batch_wait_timeout_iters: int | None = None
-    """TensorRT-LLM: decode steps for which prompts may be held back; 0 or None: never."""
+    """TensorRT-LLM: decode steps for which prompts may wait; 0 or None: never."""
     batch_wait_max_tokens_ratio: float | None = None
-    """TensorRT-LLM: share of `max_num_batched_tokens` at which they are not."""
+    """TensorRT-LLM: share of `max_num_batched_tokens` at which prompts no longer wait."""
     attention_dp_timeout_iters: int | None = None
-    """TensorRT-LLM: steps for which prompts may be held back until every attention data-parallel rank has one, while
-    all of them decode; 0 or None: never [attention_dp_config.timeout_iters where enable_balance is on]."""
+    """TensorRT-LLM: steps for which prompts may wait until every attention data-parallel rank has one, while all of
+    them decode; 0 or None: never [attention_dp_config.timeout_iters where enable_balance is on]."""
     attention_dp_batching_wait_iters: int | None = None
-    """TensorRT-LLM: steps for which they are then held back on top [attention_dp_config.batching_wait_iters]."""
+    """TensorRT-LLM: further steps for which they then wait [attention_dp_config.batching_wait_iters]."""
     watermark_fraction: float | None = None
     """vLLM V0 and Sarathi: share of the KV blocks that admission leaves free."""
     max_waiting_steps: int | None = None
     """LightLLM: decode steps between looks at waiting requests."""
     attention_backend: str | None = None
-    """One of `ATTENTION_BACKENDS`, whose kernels compute attention; None takes those that the engine itself chose where
-    they were measured [attention-backend, attention-config.use_trtllm_attention]."""
+    """One of `ATTENTION_BACKENDS`; None takes the engine's own choice in the measurements [attention-backend,
+    attention-config.use_trtllm_attention]."""
     moe_backend: str | None = None
-    """One of `MOE_BACKENDS`; None takes the fastest that was measured, as an autotuned engine does
-    [moe_config.backend, moe_runner_backend]."""
+    """One of `MOE_BACKENDS`; None takes the fastest measured, as an autotuned engine does [moe_config.backend,
+    moe_runner_backend]."""
     fused_all_reduce: bool | None = None
     """FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called in place of the engine's own [fuse_allreduce_rms,
-    enable-flashinfer-allreduce-fusion]. The norms that it does too are still priced as kernels of their own."""
+    enable-flashinfer-allreduce-fusion]. The norms that it fuses are still priced as kernels of their own."""
     shared_experts_beside_tokens: int | None = None
-    """Up to so many tokens a step's shared experts run on a stream of their own beside the routed ones, which take
+    """Tokens of a step up to which shared experts run on a stream of their own beside the routed ones, which take
     longer; 0: one after the other [VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD]."""
     tf32: bool | None = None
-    """What is left in fp32 is multiplied on tensor cores and not on CUDA cores
-    [VLLM_FLOAT32_MATMUL_PRECISION=high, enable-tf32-matmul]."""
+    """Multiply fp32 operands on tensor cores, not on CUDA cores [VLLM_FLOAT32_MATMUL_PRECISION=high,
+    enable-tf32-matmul]."""
     speculative: Speculative | None = None
-    """None: every step gives a token."""
+    """None: every step gives one token."""
     host: HostOverheads = HostOverheads()
 
     def __post_init__(self) -> None:
@@ -265,7 +265,7 @@ class EngineSettings(Schema):
 
 
 class Pool(Schema):
-    """Equal replicas with one role, beside others; what is left out is as in the deployment."""
+    """Equal replicas with one role; fields left out are the deployment's."""
 
     name: str
     role: Role = "both"
@@ -275,9 +275,9 @@ class Pool(Schema):
     parallelism: Parallelism | None = None
     replicas: int = 1
     engine: EngineSettings = EngineSettings()
-    """Settings that differ from the deployment's, one by one. The engine is the deployment's unless this names another;
-    `vllm` is the name that stands here where none is given, and means the deployment's. Beside pools of that one a
-    pool of another engine takes over what both read, and neither version nor calibration."""
+    """Settings that differ from the deployment's, one by one. The engine is the deployment's unless another is named;
+    `vllm`, the default name, means the deployment's too. Beside pools with the deployment's engine, a pool of another
+    engine takes over the settings that both read, and neither version nor calibration."""
     price_usd_per_hour: float | None = None
 
     def __post_init__(self) -> None:
@@ -286,24 +286,22 @@ class Pool(Schema):
 
 
 class TargetScaling(Schema, tag="target", tag_field="type"):
-    """As many replicas as bring a metric to its target, as Kubernetes' horizontal pod autoscaler decides; the defaults
-    are that one's.
-    """
+    """Replicas that bring a metric to its target, by the rule and defaults of Kubernetes' horizontal autoscaler."""
 
     metric: ScalingMetric
-    """Of a replica that serves, mean over them: requests that wait or run, wait, or run; share of its KV blocks in
-    use. Requests that no replica has taken yet count as waiting."""
+    """Mean over serving replicas: requests waiting or running, waiting, or running; share of KV blocks in use. Requests
+    that no replica has taken yet count as waiting."""
     target: float
     max_replicas: int
     min_replicas: int = 1
     interval_s: float = 15.0
-    """Between two looks."""
+    """Time between two looks at the metric."""
     tolerance_fraction: float = 0.1
-    """Nothing changes while the metric is so close to its target."""
+    """Distance from the target, as a share, within which nothing changes."""
     scale_up_after_s: float = 0.0
-    """More replicas are started when every look of so long has asked for them."""
+    """Replicas are started once every look during this time has found too few."""
     scale_down_after_s: float = 300.0
-    """Replicas are stopped when every look of so long has asked for fewer."""
+    """Replicas are stopped once every look during this time has found too many."""
 
     def __post_init__(self) -> None:
         check_at_least(1, min_replicas=self.min_replicas, max_replicas=self.max_replicas)
@@ -316,7 +314,7 @@ class TargetScaling(Schema, tag="target", tag_field="type"):
 
 
 class ReplicaChange(Schema):
-    """From `at_s` on so many replicas are wanted."""
+    """Number of replicas from `at_s` on."""
 
     at_s: float
     replicas: int
@@ -327,7 +325,7 @@ class ReplicaChange(Schema):
 
 
 class ScheduledScaling(Schema, tag="schedule", tag_field="type"):
-    """Replicas by the clock; until the first change those of the deployment."""
+    """Replicas by the clock; until the first change the deployment's number."""
 
     changes: tuple[ReplicaChange, ...]
 
@@ -340,7 +338,7 @@ class ScheduledScaling(Schema, tag="schedule", tag_field="type"):
 
 
 class Fault(Schema):
-    """One replica fails, and its devices are back after a while."""
+    """Failure of one replica, whose devices are back after `repair_s`."""
 
     at_s: float
     replica: int
@@ -354,15 +352,15 @@ class Faults(Schema):
     """Replicas that fail: drawn, scheduled, or both. A replica fails when one of its devices does."""
 
     device_mtbf_s: float | None = None
-    """Mean time between failures of one device; a replica of n fails n times as often."""
+    """Mean time between failures of one device; a replica of n devices fails n times as often."""
     mttr_s: float | None = None
-    """Mean time to repair; the replica then starts anew."""
+    """Mean time to repair; then the replica starts again."""
     scheduled: tuple[Fault, ...] = ()
     retry_s: float = 1.0
-    """From a failure until the router has noticed and sends its requests to other replicas."""
+    """Time from a failure until the router sends its requests to other replicas."""
     retry: Literal["resume", "start_over"] = "resume"
-    """What is sent again: the prompt with what had been streamed, which goes on from there (NVIDIA Dynamo's request
-    migration), or the prompt alone, as a client does that sends its request anew."""
+    """`resume`: the prompt is sent again with the tokens streamed so far and continues (NVIDIA Dynamo's request
+    migration); `start_over`: the prompt alone, as a client's retry."""
 
     def __post_init__(self) -> None:
         if (self.device_mtbf_s is None) != (self.mttr_s is None):
@@ -377,7 +375,7 @@ LINK_EFFICIENCY = 0.72
 """Share of the links' published bandwidth that large transfers of KV reach. Mooncake measured 0.71 for 4.5 GB between
 H800 nodes with eight 200 Gb/s interfaces (docs of the vLLM v1 connector, commit 3b5a594)."""
 TRANSFER_LATENCY_S = 4e-4
-"""Of a transfer of nothing; the same measurements, extrapolated."""
+"""Latency of an empty transfer, extrapolated from the same measurements."""
 
 DECODE_STREAMS_FIRST = ("sglang", "trtllm")
 """Engines whose decode side streams the prefill side's first output, when the request enters a batch there.
@@ -391,30 +389,30 @@ TransferLink = Literal["scale_out", "scale_up"]
 
 
 class Transfer(Schema):
-    """How requests and their KV cache go from the replica that prefills them to the one that decodes them."""
+    """Transfer of requests and their KV cache from the replica that prefills them to the one that decodes them."""
 
     bytes_per_s: float | None = None
-    """Between two ranks, in one direction; None takes the nodes' links of all devices of a rank, times
+    """Bandwidth between two ranks, one direction; None takes the nodes' links of all devices of a rank, times
     `link_efficiency`."""
     link: TransferLink = "scale_out"
-    """Which links those are: between nodes, or inside one that holds both pools."""
+    """Links between nodes, or inside a node that holds both pools."""
     link_efficiency: float | None = None
-    """Share of the links' published bandwidth that large transfers reach; None takes what the calibration of the engine
-    that decodes says, or `LINK_EFFICIENCY`."""
+    """Share of the links' published bandwidth that large transfers reach; None takes that of the calibration of the
+    engine that decodes, or `LINK_EFFICIENCY`."""
     latency_s: float | None = None
-    """Of a transfer of nothing; None takes what that calibration says, or `TRANSFER_LATENCY_S`."""
+    """Latency of an empty transfer; None takes that of the same calibration, or `TRANSFER_LATENCY_S`."""
     overlap: bool = False
     """True: each layer's KV is sent as soon as it is computed, so that only the last layer's follows the prefill."""
     first_token: Literal["prefill", "decode"] = "prefill"
-    """Which side has a request's first output: the one that computed the prompt (SGLang, TensorRT-LLM), or the one that
+    """Side that samples the first output: the one that computed the prompt (SGLang, TensorRT-LLM), or the one that
     decodes, which computes the last prompt token again (vLLM behind its proxies)."""
     streamed_by: Literal["prefill", "decode"] | None = None
-    """Which side sends that output to the client: as soon as the prompt is computed, or when the request enters a batch
-    where it decodes, after the transfer and any wait for a place. None: the decode side of `DECODE_STREAMS_FIRST`."""
+    """Side that sends that output to the client: `prefill`, as soon as the prompt is computed; `decode`, when the
+    request enters a batch there, after the transfer and any wait. None: `decode` for `DECODE_STREAMS_FIRST`."""
     router: Router = "round_robin"
-    """Which decode replica a prefilled request goes to."""
+    """Chooses the decode replica of a prefilled request."""
     local_prefill_tokens: int = 0
-    """Prompts up to so many tokens are prefilled where they decode."""
+    """Tokens up to which prompts are prefilled where they decode."""
 
     def __post_init__(self) -> None:
         check_positive(bytes_per_s=self.bytes_per_s)
@@ -424,19 +422,19 @@ class Transfer(Schema):
         check_non_negative(latency_s=self.latency_s, local_prefill_tokens=self.local_prefill_tokens)
 
     def over(self, default: "Transfer") -> "Transfer":
-        """This, with what it leaves open as in `default`."""
+        """Fill the gaps from `default`."""
         names = ("link_efficiency", "latency_s", "streamed_by")
         left_open = {name: getattr(default, name) for name in names if getattr(self, name) is None}
         return msgspec.structs.replace(self, **left_open)
 
 
 class Profile(Schema):
-    """Operators that were measured with `windtunnel profile`, in place of the measured tables that ship."""
+    """Operators measured with `windtunnel profile`, in place of the shipped tables."""
 
     folder: str
     estimator: str = "interpolation"
-    """How times between measured points are found: `interpolation` reads the tables as they are; the others fit them
-    first; `auto` takes for each table the one with the least error on points left out."""
+    """Method between measured points: `interpolation` reads the tables as they are; the others fit them first; `auto`
+    takes for each table the one with the least error on points left out."""
 
     def __post_init__(self) -> None:
         if self.estimator not in ESTIMATORS:
@@ -444,7 +442,7 @@ class Profile(Schema):
 
 
 class Deployment(Schema):
-    """`replicas` equal copies of an engine, each over `parallelism.num_devices` devices; or several `pools` of them."""
+    """Equal copies of an engine, `replicas` of them over `parallelism.num_devices` devices each; or several `pools`."""
 
     device: str
     """A catalog name or a YAML file."""
@@ -453,40 +451,39 @@ class Deployment(Schema):
     parallelism: Parallelism = Parallelism()
     replicas: int = 1
     router: str = "round_robin"
-    """Which replica a request goes to: the next in turn, one drawn, the less busy of two drawn, that with the fewest
-    requests, that with the fewest KV blocks in use, that of the session's former turns, or that with most of the prompt
-    in its cache (what these two cannot decide goes to the replica with the fewest requests), or that with the fewest
-    requests waiting, which is what Vidur calls lor. `deferred` holds requests at the router, in order, until some
-    replica has fewer than `router_limit`, and takes the one with the fewest. Or a router of one's own,
-    `module:function`."""
+    """Chooses the replica of a request, in the order of `Router`: the next in turn, one drawn at random, the less busy
+    of two drawn, the one with the fewest requests, with the fewest KV blocks in use, of the session's former turns,
+    with most of the prompt in its cache (these two fall back on the fewest requests), or with the fewest waiting
+    requests (Vidur's lor). `deferred` keeps requests at the router, in order, until some replica has fewer than
+    `router_limit`, and takes the one with the fewest. `module:function` is the user's router."""
     router_limit: int | None = None
-    """`deferred`: most requests at a replica; None takes as many as it runs at once."""
+    """`deferred`: limit of requests at a replica; None takes as many as it runs at once."""
     autoscaling: TargetScaling | ScheduledScaling | None = None
     """None: `replicas` all the time."""
     faults: Faults | None = None
     start_s: float | None = None
-    """From the launch or repair of a replica until it serves: loading weights, capturing graphs, booting its node.
-    Those of the beginning serve at once."""
+    """Time from the launch or repair of a replica until it serves: loading weights, capturing graphs, booting its
+    node. The first replicas serve at once."""
     engine: EngineSettings = EngineSettings()
     profile: Profile | None = None
-    """Operators measured on the device; None takes those that ship, or the device's roofline."""
+    """Operators measured on the device; None takes the shipped ones, or the device's roofline."""
     calibration: str | None = None
-    """A calibration of the catalog or a YAML file, or `none`; None takes the shipped one of engine and device for
-    versions that it was fitted to, or that lie between them."""
+    """A calibration of the catalog or a YAML file, or `none`; None takes the shipped one of engine and device if the
+    version lies among those that it was fitted to."""
     settings_assumed: bool = False
-    """Nobody recorded the server's or the client's flags: intervals are as wide as such predictions were off."""
+    """True: the server's or the client's flags were not recorded; intervals are as wide as errors of such runs."""
     price_usd_per_hour: float | None = None
-    """Of one device; None takes the catalog's list price."""
+    """Price of one device; None takes the catalog's list price."""
     busy_w: float | None = None
     """Power of one device that runs steps; None takes the catalog's thermal design power."""
     idle_fraction: float = 0.15
-    """Of `busy_w`, what an idle device draws. Measured on an A100 SXM: 62 W of 400 W."""
+    """Share of `busy_w` that an idle device draws. Measured on an A100 SXM: 62 W of 400 W."""
     pools: tuple[Pool, ...] = ()
     """Replicas of several kinds, instead of `replicas` of one."""
     transfer: Transfer = Transfer()
-    """Between pools that prefill and pools that decode."""
+    """KV transfer between pools that prefill and pools that decode."""
     network: ClusterNetwork | None = None
-    """Between the nodes of a replica; None takes closed forms over their published links."""
+    """Network between the nodes of a replica; None takes closed forms over their published links."""
 
     def __post_init__(self) -> None:
         check_at_least(1, replicas=self.replicas, router_limit=self.router_limit)
@@ -509,7 +506,7 @@ class Deployment(Schema):
 
     @property
     def fewest_replicas(self) -> int:
-        """That are wanted at any time."""
+        """Smallest number of replicas at any time."""
         if isinstance(self.autoscaling, TargetScaling):
             return min(self.replicas, self.autoscaling.min_replicas)
         if isinstance(self.autoscaling, ScheduledScaling):
@@ -518,7 +515,7 @@ class Deployment(Schema):
 
     @property
     def most_replicas(self) -> int:
-        """That there are at any time."""
+        """Largest number of replicas at any time."""
         if isinstance(self.autoscaling, TargetScaling):
             return max(self.replicas, self.autoscaling.max_replicas)
         if isinstance(self.autoscaling, ScheduledScaling):
@@ -527,6 +524,7 @@ class Deployment(Schema):
 
 
 def _check_pools(pools: tuple[Pool, ...], replicas: int) -> None:
+    """Raise ValueError for pools that do not go together."""
     names = [pool.name for pool in pools]
     roles = {pool.role for pool in pools}
     if len(set(names)) < len(names):
