@@ -1,4 +1,4 @@
-"""A calibration: what measured runs say about an engine on a device that no operator table holds, and how sure it is.
+"""Schema of a calibration: corrections of an engine on a device from measured runs, and their uncertainty.
 
 It holds the host's overheads, factors on the time of classes of operators, the spread of errors that remained on runs
 left out of the fit, and the record of how it was made. Shipped ones are files of the catalog, named after their engine
@@ -29,7 +29,7 @@ NONE = "none"
 """The name that turns calibration off."""
 
 METRICS = ("tpot", "ttft", "e2e", "throughput")
-"""What a spread is given for; throughput is that of output tokens."""
+"""Metrics that have a spread; throughput is that of output tokens."""
 
 
 class Provenance(Schema):
@@ -47,23 +47,23 @@ class Provenance(Schema):
     median_error: dict[str, float] = {}
     """Metric -> median |error| of runs left out."""
     median_error_before: dict[str, float] = {}
-    """The same without calibration."""
+    """Metric -> median |error| without calibration."""
 
 
 class Inferred(Schema):
-    """Engine settings that nobody recorded of runs of a model, as these runs speak for them."""
+    """Engine settings that were not recorded in runs of a model, inferred from their results."""
 
     device: str
     version: str
     model: str
     settings: dict[str, int | float]
-    """Of `EngineSettings`, by name."""
+    """Field of `EngineSettings` -> its value."""
     num_runs: int
     num_configurations: int
     median_error_before: dict[str, float] = {}
     """Metric -> median |error| with the engine's defaults."""
     median_error: dict[str, float] = {}
-    """The same with the settings that the runs of other configurations speak for."""
+    """Metric -> median |error| with the settings inferred from runs of other configurations."""
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.settings if name not in EngineSettings.__struct_fields__]
@@ -77,7 +77,7 @@ class Inferred(Schema):
 
 
 class Reserve(Schema):
-    """Memory that an engine keeps from its KV cache beside weights and activations, on every device."""
+    """Memory on every device that is neither KV cache nor weights nor activations."""
 
     reserved_bytes: int
     num_runs: int
@@ -91,17 +91,17 @@ class Reserve(Schema):
 
 
 class TransferRecord(Schema):
-    """How far TTFT was off in disaggregated runs left out of the fit of `LearntTransfer`."""
+    """Median |error| of TTFT in disaggregated runs left out of the fit of `LearntTransfer`."""
 
     num_runs: int
     num_configurations: int
     median_error: float
     median_error_before: float
-    """With the defaults."""
+    """Median |error| with the defaults."""
 
 
 class LearntTransfer(Schema):
-    """What measured runs say about handing KV caches over to this engine: see `serving.deployment.Transfer`."""
+    """KV transfers to this engine, fitted to measured runs: see `serving.deployment.Transfer`."""
 
     latency_s: float
     link_efficiency: float
@@ -113,7 +113,7 @@ class LearntTransfer(Schema):
 
 
 class Calibration(Schema):
-    """What was learnt about one engine, on one device or on any."""
+    """Corrections of one engine, on one device or on any."""
 
     engine: str
     provenance: Provenance
@@ -121,32 +121,33 @@ class Calibration(Schema):
     """None: any device, from the runs of all."""
     host: HostOverheads = HostOverheads()
     releases: dict[str, HostOverheads] = {}
-    """Release (`0.10`) -> the overheads of its versions, where runs of one were fitted; `host` is of all others."""
+    """Release (`0.10`) -> overheads fitted to runs of its versions; `host` holds for all others."""
     factors: dict[str, float] = {}
-    """Class of operators -> measured over priced time; see `pricing.calibrated`. What is not listed is 1."""
+    """Class of operators -> measured over priced time; see `pricing.calibrated`. Classes that are not listed
+    have factor 1."""
     acceptance: dict[str, float] = {}
-    """Model -> share of draft tokens accepted, fitted to runs with speculative decoding that did not record it. One
-    share of a model, of whatever engine."""
+    """Model -> share of draft tokens accepted, fitted to runs with speculative decoding that did not record it; one
+    share for a model in all engines."""
     inferred: tuple[Inferred, ...] = ()
-    """For deployments whose settings are assumed."""
+    """Settings for deployments whose settings are assumed."""
     reserve: Reserve | None = None
-    """None: what the engine's defaults say."""
+    """None: the engine's defaults."""
     transfer: LearntTransfer | None = None
-    """None: runs of separate pools taught nothing better than the defaults."""
+    """None: the fit to runs of separate pools was no better than the defaults."""
     spread: dict[str, Spread] = {}
-    """Metric -> what remained."""
+    """Metric -> the spread of errors that remained."""
     spread_assumed: dict[str, Spread] = {}
-    """The same of runs whose settings were not recorded but assumed; empty where there were none."""
+    """Metric -> the spread for runs with assumed settings; empty where there were none."""
 
     def host_of(self, version: str) -> HostOverheads:
-        """The overheads of a version of the engine."""
+        """Return the overheads of a version of the engine."""
         return self.releases.get(release_of(version), self.host)
 
     def settings_of(self, device: str, version: str, model: str) -> dict[str, int | float]:
-        """Settings inferred for servers of whose settings nobody recorded all."""
-        for one in self.inferred:
-            if (one.device, one.version, one.model) == (device, version, model):
-                return one.settings
+        """Return the settings inferred for servers whose settings were not all recorded."""
+        for inferred in self.inferred:
+            if (inferred.device, inferred.version, inferred.model) == (device, version, model):
+                return inferred.settings
         return {}
 
     def __post_init__(self) -> None:
@@ -158,8 +159,7 @@ class Calibration(Schema):
 
 
 def release_of(version: str) -> str:
-    """The release that a version belongs to: `0.10` of `0.10.2`, `1.2` of `1.2.0rc0.post1`; nothing of a nightly
-    build or where none is recorded.
+    """Return the release of a version: `0.10` of `0.10.2`, `1.2` of `1.2.0rc0.post1`; empty without a version number.
 
     Raises:
         InputError: it is not a version.
@@ -171,7 +171,7 @@ def release_of(version: str) -> str:
 
 
 def load_calibration(name: str) -> Calibration:
-    """The calibration in a file, or of the catalog by name (`vllm-h100_sxm`).
+    """Read a calibration from a file, or from the catalog by name (`vllm-h100_sxm`).
 
     Raises:
         InputError: there is none, or it is malformed.
@@ -198,41 +198,41 @@ class Choice:
     reason: str = ""
 
 
-def calibration_for(engine: str, device: str, version: str, wanted: str | None = None) -> Choice:
-    """The calibration to use: the one asked for, else the shipped one of the engine on the device, else on any device.
+def calibration_for(engine: str, device: str, version: str, name: str | None = None) -> Choice:
+    """Choose a calibration: the named one, else the shipped one of the engine on the device, else on any device.
 
-    A shipped one is taken for versions from the oldest to the newest of its runs. Tables of operators are measured on
-    versions newer than those, and the further from the runs, the less of what they taught still holds: with versions
-    held out (`benchmarks/accuracy.py`) calibrated predictions are the better ones but of the newest vLLM.
+    A shipped one is taken for versions from the oldest to the newest of its runs. Operator tables are measured on newer
+    versions, and a calibration gets worse the further a version is from its runs: with versions left out of the fit
+    (`benchmarks/accuracy.py`) calibrated predictions are better for all but the newest vLLM.
 
     Raises:
         InputError: it is another engine's, there is none of that name, or it is malformed.
     """
-    if wanted == NONE:
+    if name == NONE:
         return Choice(reason="none was asked for")
-    if wanted is not None:
-        found = load_calibration(wanted)
-        if found.engine != engine:
+    if name is not None:
+        calibration = load_calibration(name)
+        if calibration.engine != engine:
             raise InputError(
-                f"the calibration {wanted} is of {found.engine}, and the engine is {engine}",
+                f"the calibration {name} is of {calibration.engine}, and the engine is {engine}",
                 "its overheads and factors are another program's",
             )
-        return Choice(wanted, found)
+        return Choice(name, calibration)
     known = catalog.names("calibrations")
-    shipped = {name: load_calibration(name) for name in (f"{engine}-{device}", engine) if name in known}
-    for name, found in shipped.items():
-        measured = sorted(found.provenance.versions, key=version_key)
+    shipped = {entry: load_calibration(entry) for entry in (f"{engine}-{device}", engine) if entry in known}
+    for entry, calibration in shipped.items():
+        measured = sorted(calibration.provenance.versions, key=version_key)
         if measured and version_key(measured[0]) <= version_key(version) <= version_key(measured[-1]):
-            return Choice(name, found)
+            return Choice(entry, calibration)
     if not shipped:
         return Choice(reason=f"no runs of {engine} were measured")
-    seen = sorted({version for found in shipped.values() for version in found.provenance.versions}, key=version_key)
+    seen = sorted({version for entry in shipped.values() for version in entry.provenance.versions}, key=version_key)
     advice = f"--calibration {next(iter(shipped))} applies what they taught"
     return Choice(reason=f"version {version} lies outside those measured, {seen[0]} to {seen[-1]}; {advice}")
 
 
 def outside(calibration: Calibration, device: str, model: str, formats: tuple[str, ...], version: str) -> list[str]:
-    """In what a deployment differs from all runs that `calibration` was fitted on, as short phrases."""
+    """List as short phrases how a deployment differs from all runs that `calibration` was fitted to."""
     seen = calibration.provenance
     remarks = []
     if seen.devices and device not in seen.devices:

@@ -1,4 +1,4 @@
-"""A scenario: everything that decides a run's result, in one file; and the setup that it resolves to."""
+"""Schema of a scenario, everything that decides a run's result; and the setup that it resolves to."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ from windtunnel.workload.schema import Workload
 
 
 class Scenario(Schema):
-    """One run, as a person writes it down. Names refer to the catalog or to files."""
+    """One run, as a user writes it. Names refer to the catalog or to files."""
 
     model: str
     deployment: Deployment
@@ -50,7 +50,7 @@ SCENARIO_HINT = "see examples/01_first_simulation.yaml"
 
 @dataclass(frozen=True)
 class Setup:
-    """What is being served, on what, by what: a scenario's names looked up and its defaults filled in."""
+    """A scenario resolved: names looked up and defaults filled in."""
 
     model: ModelSpec
     precision: Precision
@@ -61,7 +61,7 @@ class Setup:
     max_model_len: int
     """Tokens of the longest request that the engine accepts."""
     profile: Profile | None = None
-    """Where the operators were measured, if not by those whose tables ship."""
+    """The user's measured operators; None: the shipped tables."""
     calibration: Calibration | None = None
     """None: not calibrated."""
     calibration_name: str | None = None
@@ -69,15 +69,15 @@ class Setup:
     """Why there is no calibration; empty with one."""
     settings_assumed: bool = False
     learnt: Mapping[str, int | float] = field(default_factory=dict)
-    """Settings of `engine` that the calibration's runs speak for: neither given nor the engine's defaults."""
+    """Settings of `engine` from the calibration: neither given nor the engine's defaults."""
     network: ClusterNetwork | None = None
 
 
 def load(path: Path | str, overrides: dict[str, Any] | None = None) -> Scenario:
-    """The scenario in a YAML or JSON file.
+    """Read the scenario in a YAML or JSON file.
 
     Args:
-        path: the file; traces that it names are looked for beside it first.
+        path: the file; traces that it names are looked up beside it first.
         overrides: dotted path (`workload.arrivals.rate_per_s`) -> value, as `--set` gives them.
 
     Raises:
@@ -92,7 +92,7 @@ def load(path: Path | str, overrides: dict[str, Any] | None = None) -> Scenario:
 
 
 def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = None) -> Scenario:
-    """A scenario from builtins, as YAML or the command line gives them.
+    """Decode a scenario from builtins, as YAML or the command line gives them.
 
     Raises:
         InputError: names the path of what is wrong.
@@ -103,15 +103,15 @@ def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = N
 
 
 def _beside(folder: Path, raw: Any) -> Any:
-    """`raw` with every `path` of a file that lies in `folder` leading there."""
+    """Replace every `path` in `raw` by that of the file in `folder`, where there is one."""
     if isinstance(raw, list):
         return [_beside(folder, entry) for entry in raw]
     if not isinstance(raw, dict):
         return raw
-    found = {key: _beside(folder, value) for key, value in raw.items()}
+    table = {key: _beside(folder, value) for key, value in raw.items()}
     if isinstance(path := raw.get("path"), str) and (folder / path).exists():
-        found["path"] = str(folder / path)
-    return found
+        table["path"] = str(folder / path)
+    return table
 
 
 def save(scenario: Scenario, path: Path | str) -> None:
@@ -120,9 +120,9 @@ def save(scenario: Scenario, path: Path | str) -> None:
 
 
 def keep_published_formats(raw: dict[str, Any], allow_download: bool = False) -> None:
-    """Where `raw` gives some formats, those that they do not speak of stay as the checkpoint was published.
+    """Fill in the formats that `raw` leaves out from the published checkpoint, where it gives some.
 
-    A format of the weights speaks of attention and experts too; a format of the KV cache of nothing else.
+    A format of the weights holds for attention and experts too; one of the KV cache for nothing else.
     """
     given = raw.get("precision")
     if not isinstance(given, dict) or not isinstance(raw.get("model"), str):
@@ -136,7 +136,7 @@ def keep_published_formats(raw: dict[str, Any], allow_download: bool = False) ->
 def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calibration | None = None) -> Setup:
     """Look up the scenario's names, fill in its engine's defaults and check that its parts go together.
 
-    `calibration`: in force in place of the one that the deployment names or that ships.
+    `calibration` replaces the one that the deployment names or that ships.
 
     Raises:
         InputError: an unknown name, or a parallelism or format that this model, device or node cannot have; or the
@@ -153,13 +153,7 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
     node = catalog.node(deployment.node) if deployment.node else catalog.default_node(device)
     precision = scenario.precision or model.precision
     engine = with_defaults(deployment.engine, device, shape=deployment.parallelism)
-    # The shipped calibrations correct the shipped tables; a profile of one's own has none but the one named with it.
-    wanted = deployment.calibration or (None if deployment.profile is None else NONE)
-    chosen = (
-        calibration_for(engine.name, device.name, str(engine.version), wanted)
-        if calibration is None
-        else Choice(calibration.engine, calibration)
-    )
+    chosen = _calibration_choice(deployment, engine, device, calibration)
     learnt: dict[str, int | float] = {}
     if chosen.calibration is not None:
         host = chosen.calibration.host_of(str(engine.version))
@@ -194,30 +188,41 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
     return setup
 
 
+def _calibration_choice(
+    deployment: Deployment, engine: EngineSettings, device: Device, calibration: Calibration | None
+) -> Choice:
+    """Return the calibration in force: `calibration`, the deployment's, or the shipped one."""
+    if calibration is not None:
+        return Choice(calibration.engine, calibration)
+    # The shipped calibrations correct the shipped tables; a profile has none but the one named with it.
+    name = deployment.calibration or (None if deployment.profile is None else NONE)
+    return calibration_for(engine.name, device.name, str(engine.version), name)
+
+
 def _learnt(
     deployment: Deployment, calibration: Calibration, device: str, version: str, model: str
 ) -> dict[str, int | float]:
-    """Engine settings that a calibration has for what the deployment leaves out."""
-    found: dict[str, int | float] = {}
+    """Return the calibration's values of engine settings that the deployment leaves out."""
+    learnt: dict[str, int | float] = {}
     if deployment.settings_assumed:
-        found |= calibration.settings_of(device, version, model)
+        learnt |= calibration.settings_of(device, version, model)
     elif calibration.reserve is not None and deployment.engine.num_gpu_blocks is None:
-        found["reserved_bytes"] = calibration.reserve.reserved_bytes
-    return {name: value for name, value in found.items() if getattr(deployment.engine, name) is None}
+        learnt["reserved_bytes"] = calibration.reserve.reserved_bytes
+    return {name: value for name, value in learnt.items() if getattr(deployment.engine, name) is None}
 
 
 def pool_scenario(scenario: Scenario, pool: Pool) -> Scenario:
-    """The scenario of one pool alone: what it leaves out is as in the deployment.
+    """Return the scenario of one pool alone; fields that it leaves out are the deployment's.
 
-    Where some pool runs the deployment's engine, settings that only this one reads, its version and its calibration are
-    not those of a pool with another engine.
+    Where some pool runs the deployment's engine, a pool with another engine does not take over the settings that only
+    the former reads, its version and its calibration.
     """
     deployment = scenario.deployment
-    # A pool that leaves the engine out decodes with this name: the deployment's is meant.
-    of_deployment = (EngineSettings().name, deployment.engine.name)
-    is_other = pool.engine.name not in of_deployment
+    # The name of a pool that leaves the engine out: the deployment's engine is meant.
+    deployment_names = (EngineSettings().name, deployment.engine.name)
+    is_other = pool.engine.name not in deployment_names
     shared, calibration = deployment.engine, deployment.calibration
-    if is_other and any(one.engine.name in of_deployment for one in deployment.pools):
+    if is_other and any(other.engine.name in deployment_names for other in deployment.pools):
         shared = for_another_engine(shared, pool.engine)
         if calibration not in (None, NONE) and load_calibration(str(calibration)).engine == deployment.engine.name:
             calibration = None
@@ -277,9 +282,9 @@ def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node) ->
 def check_formats(precision: Precision, device: Device) -> None:
     """Raise InputError where `device` has no peak rate that computes one of the formats."""
     for part in ("weights", "attention_format", "experts_format", "lm_head"):
-        wanted = getattr(precision, part)
-        if not any(rate in device.peak_flops_per_s for rate in COMPUTE[wanted]):
+        number_format = getattr(precision, part)
+        if not any(rate in device.peak_flops_per_s for rate in COMPUTE[number_format]):
             raise InputError(
-                f"{device.title} has no published rate for {wanted}",
+                f"{device.title} has no published rate for {number_format}",
                 f"it computes {', '.join(device.peak_flops_per_s)}",
             )

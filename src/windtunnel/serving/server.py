@@ -1,4 +1,4 @@
-"""Equal replicas made ready to serve: memory planned, steps priced, requests checked; then any load of them."""
+"""Prepare equal replicas: plan memory, price steps, check requests; then serve any load."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -52,7 +52,7 @@ class Server:
 
 
 Lower = Callable[[Estimator, Device, Shard, EngineSettings, int, Shard | None], LoweredSteps]
-"""`serving.setup.step_prices.lower_steps`, or what shares its work."""
+"""`serving.setup.step_prices.lower_steps`, or a function that shares its work."""
 
 
 def prepare(
@@ -66,9 +66,9 @@ def prepare(
     """Plan memory, price steps and check that every request can be served.
 
     Args:
-        scenario: its replicas, router and seed count here.
-        setup: what it resolves to.
-        requests: their lengths count here, and in a closed loop the client's concurrency.
+        scenario: gives replicas, router and seed.
+        setup: the scenario resolved.
+        requests: give lengths, and in a closed loop the client's concurrency.
         estimator: as in `simulate`.
         lower: prices the steps.
         policy: as in `simulate`.
@@ -95,7 +95,7 @@ def prepare(
 
 
 def for_clients(settings: Any, setup: Setup, memory: MemoryPlan, requests: RequestArrays) -> Any:
-    """`settings` for requests of the same lengths from another number of clients."""
+    """Return `settings` for requests of the same lengths from another number of clients."""
     if requests.concurrency == settings.concurrency:
         return settings
     fresh: Any
@@ -122,11 +122,11 @@ def serve(
         requests: in order of sending.
         cache: of `cache_for`, changed in place.
         progress: called now and then.
-        give_up: asked now and then whether to stop; the requests under way then have no end.
+        give_up: called now and then; True stops the run, and requests under way then have no end.
         fleet, router: see `serving.runners.batched.run_loop`.
 
     Returns:
-        What `serving.runners.batched.run_loop` does.
+        As `serving.runners.batched.run_loop`.
     """
     if isinstance(server.settings, PerRequestSettings):
         return run_per_request_scheduler(server.settings, server.lowered.cost, requests, server.policy, progress)
@@ -139,31 +139,32 @@ def serve(
     records, steps, engine_time_s = run_with(cache)
     if cache is None and router is None and records["num_preemptions"].any():
         # Where prompts share nothing a cache changes nothing until a preempted request finds its own blocks in it. A
-        # user's router may remember what it was asked: it is not asked twice.
-        own = own_blocks(server.setup, server.memory, settings, requests)
-        if own is not None:
+        # user's router may remember its calls, so it does not run twice.
+        cache = own_blocks(server.setup, server.memory, settings, requests)
+        if cache is not None:
             if fleet is not None:
                 fleet.begin_again()
-            records, steps, again_s = run_with(own)
+            records, steps, again_s = run_with(cache)
             engine_time_s += again_s
     return records, steps, engine_time_s
 
 
 def users_router(deployment: Deployment) -> Router | None:
-    """The router that `deployment.router` names as `module:function`, or None."""
+    """Import the router that `deployment.router` names as `module:function`; None for a built-in one."""
     return load_policy(deployment.router, "router") if is_users_own(deployment.router) else None
 
 
 def users_policy(engine: EngineSettings) -> Policy | None:
-    """The policy that `engine.scheduler` names as `module:function`, or None."""
+    """Import the policy that `engine.scheduler` names as `module:function`; None for a built-in one."""
     return load_policy(str(engine.scheduler)) if is_users_own(str(engine.scheduler)) else None
 
 
 def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan, computes_prompts: bool = True) -> None:
     """Raise InputError for the first request that the engine would refuse or could never hold."""
-    whole = requests.input_tokens + requests.output_tokens
-    longest = int(np.argmax(whole))
-    if whole[longest] > setup.max_model_len:
+    lengths = requests.input_tokens + requests.output_tokens
+    longest = int(np.argmax(lengths))
+    length = int(lengths[longest])
+    if length > setup.max_model_len:
         raise InputError(
             f"request {longest} has {requests.input_tokens[longest]:,} input and "
             f"{requests.output_tokens[longest]:,} output tokens; "
@@ -171,41 +172,42 @@ def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan, co
             "shorten the workload, or raise engine.max_model_len as far as the model goes",
         )
     drafted = 0 if setup.engine.speculative is None else setup.engine.speculative.num_draft_tokens
-    blocks, window_blocks = memory.most_blocks(
-        int(whole[longest] + drafted), setup.engine.max_num_batched_tokens or int(whole[longest])
-    )
+    blocks, window_blocks = memory.most_blocks(length + drafted, setup.engine.max_num_batched_tokens or length)
     if blocks > memory.num_blocks:
         raise InputError(
-            f"request {longest} of {whole[longest]:,} tokens needs {blocks:,} blocks of KV cache; "
+            f"request {longest} of {length:,} tokens needs {blocks:,} blocks of KV cache; "
             f"{memory.num_blocks:,} of {memory.block_size} tokens fit beside the weights",
             "use more devices, a smaller KV format (kv_cache: fp8), or shorter requests",
         )
     if window_blocks > memory.num_window_blocks:
         raise InputError(
-            f"request {longest} of {whole[longest]:,} tokens needs {window_blocks:,} blocks of the pool for windows of "
+            f"request {longest} of {length:,} tokens needs {window_blocks:,} blocks of the pool for windows of "
             f"{memory.window_tokens:,} tokens; it has {memory.num_window_blocks:,} of {memory.block_size}",
             "raise engine.window_pool_ratio, lower engine.max_num_batched_tokens, or set engine.window_kv to full",
         )
-    if setup.engine.scheduler not in ENGINE_SCHEDULERS:
-        return  # `check_per_request` knows what each of these runs whole
-    if not computes_prompts:
-        return
-    most = setup.engine.max_num_batched_tokens or 0
+    # `check_per_request` checks the prompts of schedulers that are not an engine's own.
+    if computes_prompts and setup.engine.scheduler in ENGINE_SCHEDULERS:
+        _check_prompts(requests, setup)
+
+
+def _check_prompts(requests: RequestArrays, setup: Setup) -> None:
+    """Raise InputError for the longest prompt if a step without chunked prefill cannot compute it."""
+    budget = setup.engine.max_num_batched_tokens or 0
     # A preempted request computes its outputs again too, all but the last; TensorRT-LLM's policy never preempts.
     never_preempts = setup.engine.scheduler == "trtllm"
-    prefilled = requests.input_tokens if never_preempts else whole - 1
+    prefilled = requests.input_tokens if never_preempts else requests.input_tokens + requests.output_tokens - 1
     widest = int(np.argmax(prefilled))
-    if not setup.engine.enable_chunked_prefill and prefilled[widest] > most:
+    if not setup.engine.enable_chunked_prefill and prefilled[widest] > budget:
         raise InputError(
             f"request {widest} has {requests.input_tokens[widest]:,} input tokens"
             f"{'' if never_preempts else f' ({prefilled[widest]:,} if it is preempted at its end)'}; "
-            f"without chunked prefill a step takes {most:,}",
+            f"without chunked prefill a step takes {budget:,}",
             "raise engine.max_num_batched_tokens, or set engine.enable_chunked_prefill",
         )
 
 
 def with_model_len(setup: Setup, requests: RequestArrays) -> Setup:
-    """The longest request decides how far the cost grids reach, unless the engine was told a limit."""
+    """Let the longest request decide how far the cost grids reach, unless the engine has a limit."""
     if setup.engine.max_model_len is not None:
         return setup
     longest = int((requests.input_tokens + requests.output_tokens).max())

@@ -38,7 +38,7 @@ PATHS: dict[str, str] = {
 
 
 class Options(TypedDict, total=False):
-    """The names in `PATHS` with what they take, for editors and type checkers; None stands for what is left out."""
+    """Types of the names in `PATHS`, for editors and type checkers; None stands for a name left out."""
 
     model: str | None
     device: str | None
@@ -105,15 +105,15 @@ def scenario(
     settings: dict[str, Any] | None = None,
     **options: Unpack[Options],
 ) -> Scenario:
-    """A scenario from short names, such as `scenario(model="llama-3.1-8b", device="h100_sxm", concurrency=8, ...)`.
+    """Make a scenario from short names: `scenario(model="llama-3.1-8b", device="h100_sxm", concurrency=8, ...)`.
 
     Args:
-        rate_per_s: Poisson arrivals; infinity, as benchmark clients have it, sends all as soon as `concurrency` lets.
-        concurrency: a closed loop of so many clients; with a rate the most requests under way.
+        rate_per_s: Poisson arrivals; infinity, as in benchmark clients, sends all as soon as `concurrency` allows.
+        concurrency: clients of a closed loop; with a rate, the limit of requests under way.
         trace: a requests file; gives lengths, and arrivals unless a rate or concurrency is given.
         slo: `ttft_s`, `tpot_s`, `e2e_s`.
         settings: dotted path -> value, for everything without a short name.
-        options: the names in `Options`, as those of the command line.
+        options: the names in `Options`, the same as on the command line.
 
     Raises:
         InputError: an unknown name, or values that do not go together.
@@ -133,7 +133,7 @@ def raw_scenario(
     settings: dict[str, Any] | None = None,
     allow_download: bool = False,
 ) -> dict[str, Any]:
-    """`raw` with short names applied over it, as builtins, not yet decoded."""
+    """Apply short names to `raw`, a scenario as builtins that is not yet decoded."""
     if trace is not None:
         raw["workload"] = {"trace": {"path": trace}}
     for name, value in options.items():
@@ -145,8 +145,8 @@ def raw_scenario(
     if concurrency is not None:
         _set_concurrency(raw, concurrency, rate_per_s)
     elif rate_per_s is not None:
-        at_rate = {"type": "burst"} if rate_per_s == math.inf else {"type": "poisson", "rate_per_s": rate_per_s}
-        set_path(raw, "workload.arrivals", at_rate)
+        arrivals = {"type": "burst"} if rate_per_s == math.inf else {"type": "poisson", "rate_per_s": rate_per_s}
+        set_path(raw, "workload.arrivals", arrivals)
     for name, limit in (slo or {}).items():
         set_path(raw, f"slo.{name}", limit)
     for dotted, value in (settings or {}).items():
@@ -161,11 +161,11 @@ def raw_scenario(
 
 
 def parse_lengths(name: str, text: str) -> Any:
-    """`1024`, or `819-1024` for every length between them being equally likely, as a workload has it.
+    """Parse `1024`, or `819-1024` for lengths drawn evenly between both, into a workload's lengths.
 
     Args:
-        name: of the option or field, for the error.
-        text: what was typed.
+        name: option or field, for the error.
+        text: the user's input.
 
     Raises:
         InputError: it is neither.
@@ -198,8 +198,9 @@ def _never_ends(workload: dict[str, Any]) -> bool:
 
 
 def _set_concurrency(raw: dict[str, Any], concurrency: int, rate_per_s: float | None) -> None:
-    """A closed loop of so many clients; one that `raw` has already keeps its warm-up, and its release rate unless
-    another is given.
+    """Set a closed loop of so many clients.
+
+    One that `raw` has already keeps its warm-up, and its release rate unless another is given.
     """
     workload = raw.get("workload")
     arrivals = workload.get("arrivals") if isinstance(workload, dict) else None

@@ -14,7 +14,7 @@ from serving.loop.test_oracle import random_cost
 from windtunnel.errors import InputError
 from windtunnel.metrics.records import STEP_COLUMNS
 from windtunnel.serving import codes
-from windtunnel.serving.custom.policy import Engine, Requests, load_policy
+from windtunnel.serving.custom.policy import PolicyEngine, PolicyRequests, load_policy
 from windtunnel.serving.runners.per_request import PerRequestRun, schedule_per_request
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.per_request import PerRequestSettings
@@ -171,7 +171,9 @@ def test_every_token_is_computed_once_and_every_block_comes_back(case: Case) -> 
     assert (in_stages_s <= (requests["finish_s"] - requests["scheduled_s"]) * (1 + 1e-12)).all()
 
 
-def first_come(requests: Requests, waiting: np.ndarray, ready: np.ndarray, engine: Engine) -> list[tuple[int, int]]:
+def first_come(
+    requests: PolicyRequests, waiting: np.ndarray, ready: np.ndarray, engine: PolicyEngine
+) -> list[tuple[int, int]]:
     """What Sarathi does while blocks suffice."""
     batch = [(int(i), 1) for i in ready if requests.is_prefilled[i]]
     budget = engine.max_num_batched_tokens - len(batch)
@@ -203,7 +205,9 @@ def test_a_users_policy_runs_on_the_same_loop(case: Case) -> None:
         np.testing.assert_array_equal(users.requests[column], ours.requests[column])
 
 
-def moody(requests: Requests, waiting: np.ndarray, ready: np.ndarray, engine: Engine) -> list[tuple[int, int]]:
+def moody(
+    requests: PolicyRequests, waiting: np.ndarray, ready: np.ndarray, engine: PolicyEngine
+) -> list[tuple[int, int]]:
     """Restarts the last ready request now and then, cuts prompts into sevens, and admits the youngest first."""
     restarted = [(int(ready[-1]), 0)] if ready.size > 2 and int(engine.now_s * 1e6) % 5 == 0 else []
     left = requests.prompt_tokens - requests.processed_tokens

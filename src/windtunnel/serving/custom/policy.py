@@ -17,7 +17,7 @@ from windtunnel.serving.state import per_request as per_request_state
 Ints = NDArray[np.int64]
 
 
-class Requests(NamedTuple):
+class PolicyRequests(NamedTuple):
     """All requests, by index; arrays that a policy may read and must not change."""
 
     arrival_s: NDArray[np.float64]
@@ -35,7 +35,7 @@ class Requests(NamedTuple):
     """1: the request decodes, one token a step."""
 
 
-class Engine(NamedTuple):
+class PolicyEngine(NamedTuple):
     """The replica whose batch is to be formed."""
 
     now_s: float
@@ -48,7 +48,7 @@ class Engine(NamedTuple):
     max_num_batched_tokens: int
 
 
-Policy = Callable[[Requests, Ints, Ints, Engine], Any]
+Policy = Callable[[PolicyRequests, Ints, Ints, PolicyEngine], Any]
 """`policy(requests, waiting, ready, engine)` -> pairs of (request, tokens): the next batch.
 
 `waiting` and `ready` are indices in order: requests that hold no blocks, and requests between two batches. A decoding
@@ -117,7 +117,7 @@ class PolicyCaller:
         self.batches = batches
         self.waiting = np.zeros(records.size, np.int64)
         requests, progress = records.view(np.ndarray), sequences.view(np.ndarray)
-        self.view = Requests(
+        self.view = PolicyRequests(
             *(requests[name] for name in ("arrival_s", "input_tokens", "output_tokens", "priority")),
             *(progress[name] for name in ("prompt_tokens", "processed_tokens", "num_blocks", "is_prefilled")),
         )
@@ -137,7 +137,7 @@ class PolicyCaller:
         settings, replica = self.settings, self.asking[0]
         num_waiting = custom_batch.list_waiting(self.sequences, self.replicas, replica, self.waiting)
         row = settings.num_replicas * settings.num_stages + replica
-        engine = Engine(
+        engine = PolicyEngine(
             float(self.now_s[0]),
             int(self.free_blocks[replica]),
             settings.num_blocks,
