@@ -35,7 +35,7 @@ from windtunnel.serving.runners.batched import run_loop
 from windtunnel.serving.scenario import Setup, resolve
 from windtunnel.serving.server import check_requests, with_model_len
 from windtunnel.serving.setup.estimators import estimator_for, estimator_key, shard_of
-from windtunnel.serving.setup.frontend import streams, usual_streams
+from windtunnel.serving.setup.frontend import client_delay_s, usual_streams
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
 from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter
@@ -193,7 +193,7 @@ class PricedServer:
         timed = settings._replace(frontend_s=usual_s)
         records, _, _ = run_loop(timed, cost, requests, speculation=self.speculation)
         replica = records["rank"] // settings.ranks_per_replica
-        seen_s = host.frontend_s(requests.input_tokens, streams(records, replica, settings.num_replicas))
+        seen_s = client_delay_s(host, requests, records, replica, settings.num_replicas)
         measured = np.arange(records.size) >= self.requests.num_warmup
         ttft_s = (records["first_token_s"] - records["arrival_s"] + seen_s)[measured]
         decoding_s = (records["finish_s"] - records["first_token_s"])[measured]

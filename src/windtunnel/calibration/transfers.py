@@ -29,7 +29,7 @@ from windtunnel.serving.deployment import LINK_EFFICIENCY, TRANSFER_LATENCY_S
 from windtunnel.serving.pools import PreparedPools, prepare_pools, replicas_of, run_pools
 from windtunnel.serving.scenario import Scenario, Setup
 from windtunnel.serving.setup.estimators import shared_estimators
-from windtunnel.serving.setup.frontend import streams
+from windtunnel.serving.setup.frontend import client_delay_s
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
 Floats = NDArray[np.float64]
@@ -76,7 +76,7 @@ class PricedPools:
         )
         _, replica, num_replicas = replicas_of(run.records, run.pools)
         host = self.fleet.servers[0].setup.engine.host
-        seen_s = host.frontend_s(self.requests.input_tokens, streams(run.records, replica, num_replicas))
+        seen_s = client_delay_s(host, self.requests, run.records, replica, num_replicas)
         ttft_s = (run.records["first_token_s"] - run.records["arrival_s"] + seen_s)[self.requests.num_warmup :]
         return float(np.median(ttft_s) if self.measurement.statistic == "p50" else np.mean(ttft_s))
 

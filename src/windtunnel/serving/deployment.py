@@ -129,6 +129,22 @@ class KvTier(Schema):
 
 WindowKv = Literal["full", "shared_pool", "own_pool"]
 
+AT_LEAST_ONE = (
+    *("max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens", "max_model_len", "block_size"),
+    *("num_gpu_blocks", "receive_interval_steps"),
+)
+NON_NEGATIVE = (
+    *("long_prefill_token_threshold", "reserved_bytes", "max_cudagraph_capture_size", "batch_wait_timeout_iters"),
+    *("attention_dp_timeout_iters", "attention_dp_batching_wait_iters", "watermark_fraction", "max_waiting_steps"),
+    *("batch_wait_max_tokens_ratio", "schedule_conservativeness", "shared_experts_beside_tokens"),
+)
+CHOICES = {
+    "scheduling_policy": SCHEDULING_POLICIES,
+    "attention_backend": ATTENTION_BACKENDS,
+    "moe_backend": MOE_BACKENDS,
+}
+"""Ranges and known values of fields of `EngineSettings`."""
+
 
 class EngineSettings(Schema):
     """A serving engine. `None` takes the default of that engine and version on that device, from the catalog.
@@ -226,42 +242,15 @@ class EngineSettings(Schema):
     host: HostOverheads = HostOverheads()
 
     def __post_init__(self) -> None:
-        check_at_least(
-            1,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_prefill_tokens=self.max_prefill_tokens,
-            max_model_len=self.max_model_len,
-            block_size=self.block_size,
-            num_gpu_blocks=self.num_gpu_blocks,
-            receive_interval_steps=self.receive_interval_steps,
-            cudagraph_sizes=min(self.cudagraph_sizes or (1,)),
-        )
-        check_non_negative(
-            long_prefill_token_threshold=self.long_prefill_token_threshold,
-            reserved_bytes=self.reserved_bytes,
-            max_cudagraph_capture_size=self.max_cudagraph_capture_size,
-            batch_wait_timeout_iters=self.batch_wait_timeout_iters,
-            attention_dp_timeout_iters=self.attention_dp_timeout_iters,
-            attention_dp_batching_wait_iters=self.attention_dp_batching_wait_iters,
-            watermark_fraction=self.watermark_fraction,
-            max_waiting_steps=self.max_waiting_steps,
-            batch_wait_max_tokens_ratio=self.batch_wait_max_tokens_ratio,
-            schedule_conservativeness=self.schedule_conservativeness,
-            shared_experts_beside_tokens=self.shared_experts_beside_tokens,
-        )
+        check_at_least(1, **fields_of(self, *AT_LEAST_ONE), cudagraph_sizes=min(self.cudagraph_sizes or (1,)))
+        check_non_negative(**fields_of(self, *NON_NEGATIVE))
         check_positive_fraction(**fields_of(self, "window_pool_ratio", "gpu_memory_utilization"))
         names = [tier.name for tier in self.kv_tiers or ()]
         if len(set(names)) < len(names):
             raise ValueError(f"kv_tiers has two tiers of one name: {', '.join(names)}")
-        if self.scheduling_policy not in (None, *SCHEDULING_POLICIES):
-            raise ValueError(
-                f"scheduling_policy is {self.scheduling_policy!r}; known: {', '.join(SCHEDULING_POLICIES)}"
-            )
-        if self.attention_backend not in (None, *ATTENTION_BACKENDS):
-            raise ValueError(f"attention_backend is {self.attention_backend!r}; known: {', '.join(ATTENTION_BACKENDS)}")
-        if self.moe_backend not in (None, *MOE_BACKENDS):
-            raise ValueError(f"moe_backend is {self.moe_backend!r}; known: {', '.join(MOE_BACKENDS)}")
+        for name, known in CHOICES.items():
+            if (value := getattr(self, name)) not in (None, *known):
+                raise ValueError(f"{name} is {value!r}; known: {', '.join(known)}")
 
 
 class Pool(Schema):

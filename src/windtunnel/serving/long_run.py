@@ -17,20 +17,20 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.metrics.checks import Checks, check_run
-from windtunnel.metrics.records import Table, request_table
+from windtunnel.metrics.records import Table
 from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import Distribution, Goodput, Power, distribution
 from windtunnel.metrics.tokens import rows_by_replica, with_token_times
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.schema import Schema
 from windtunnel.serving import codes
-from windtunnel.serving.results import ENGINE_COLUMNS, power_model
+from windtunnel.serving.results import power_model
 from windtunnel.serving.runners.batched import Progress, run_loop
 from windtunnel.serving.scenario import Scenario, Setup, resolve
 from windtunnel.serving.server import check_requests, with_model_len
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.fleet_plan import has_fleet
-from windtunnel.serving.setup.frontend import streams
+from windtunnel.serving.setup.frontend import client_table
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
 from windtunnel.serving.setup.step_prices import lower_steps
@@ -161,11 +161,8 @@ def _run_replica(
     started_cpu_s = time.thread_time()
     records, steps, _ = run_loop(settings, cost, requests)
     engine_cpu_s = time.thread_time() - started_cpu_s
-    columns = {name: records[name].copy() for name in ENGINE_COLUMNS}
+    table = client_table(setup, requests, records, np.zeros(requests.num_requests, np.int64), 1)
     del records
-    replica = np.zeros(requests.num_requests, np.int64)
-    seen_s = setup.engine.host.frontend_s(requests.input_tokens, streams(columns, replica, 1))
-    table = request_table(columns, replica, seen_s, 0)
     rows = rows_by_replica(table, steps, 1)
     table = with_token_times(table, steps, rows, setup.parallelism.pp)
     checks = check_run(table, steps, rows, setup.parallelism.pp)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.metrics.records import POOL_COLUMNS, Table, request_table
+from windtunnel.metrics.records import POOL_COLUMNS, Table
 from windtunnel.metrics.summary import (
     DeploymentSize,
     DeviceTerms,
@@ -37,19 +37,18 @@ from windtunnel.serving.deployment import (
     DECODE_STREAMS_FIRST,
     LINK_EFFICIENCY,
     TRANSFER_LATENCY_S,
-    EngineSettings,
     KvTier,
     Pool,
     Transfer,
     TransferLink,
 )
 from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS
-from windtunnel.serving.results import ENGINE_COLUMNS, PoolResult, Result, limits_of, power_model, resolved_scenario
+from windtunnel.serving.results import PoolResult, Result, limits_of, power_model, resolved_scenario
 from windtunnel.serving.runners.batched import GiveUp, Progress, Watch, pool_tables, run_tables, run_to_end
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
 from windtunnel.serving.server import Lower, check_requests, with_model_len
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
-from windtunnel.serving.setup.frontend import streams
+from windtunnel.serving.setup.frontend import client_table
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.kv_retention import KvRetention, caches_of, has_one_group, shares_prefixes
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
@@ -173,7 +172,7 @@ def simulate_pools(
         retention=prepared.retention,
     )
     loaded = _tier_tokens(servers, run.pools, first_pool(run.records, run.pools), run.loaded_blocks)
-    table = _request_table(run, servers[0].setup.engine, requests, loaded)
+    table = _request_table(run, servers[0].setup, requests, loaded)
     steps_by_pool = [_steps_of(run.steps, pool) for pool in run.pools.pools]
     summary = _summary(
         scenario,
@@ -541,17 +540,17 @@ def replicas_of(records: NDArray[np.void], pools: Pools) -> tuple[NDArray[np.int
 
 
 def _request_table(
-    run: PoolRun, engine: EngineSettings, requests: RequestArrays, loaded: Mapping[str, NDArray[np.int64]]
+    run: PoolRun, setup: Setup, requests: RequestArrays, loaded: Mapping[str, NDArray[np.int64]]
 ) -> Table:
     """Return the request table of a run, with the columns of pools."""
     began, ended, num_replicas = replicas_of(run.records, run.pools)
-    columns = {name: run.records[name].copy() for name in ENGINE_COLUMNS}
     transfers, cached_tokens = run.pools.transfers, run.pools.transfers["cached_tokens"]
-    table = request_table(
-        columns,
+    table = client_table(
+        setup,
+        requests,
+        run.records,
         ended,
-        engine.host.frontend_s(requests.input_tokens, streams(columns, ended, num_replicas)),
-        requests.num_warmup,
+        num_replicas,
         tenant=requests.tenant,
         cached_tokens=cached_tokens,
         loaded_tokens=sum(loaded.values(), np.zeros_like(cached_tokens)),

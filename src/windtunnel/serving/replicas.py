@@ -4,11 +4,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
-from numpy.typing import NDArray
 
 from windtunnel.metrics.checks import check_run
 from windtunnel.metrics.fleet import fleet_summary, lost_steps
-from windtunnel.metrics.records import Table, request_table
+from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import DeploymentSize, DeviceTerms, Summary, span_of, summarise
 from windtunnel.metrics.tokens import rows_by_replica, with_token_times
 from windtunnel.pricing.estimator import Estimator
@@ -18,7 +17,7 @@ from windtunnel.serving.analysis.intervals import intervals, remarks
 from windtunnel.serving.custom.policy import Policy, policy_name
 from windtunnel.serving.custom.router import Router
 from windtunnel.serving.deployment import Deployment
-from windtunnel.serving.results import ENGINE_COLUMNS, Result, limits_of, power_model, resolved_scenario
+from windtunnel.serving.results import Result, limits_of, power_model, resolved_scenario
 from windtunnel.serving.runners.batched import Progress
 from windtunnel.serving.scenario import Scenario, resolve
 from windtunnel.serving.server import Server, prepare, serve, users_router
@@ -32,7 +31,7 @@ from windtunnel.serving.setup.fleet_plan import (
     stay_table,
     with_retries,
 )
-from windtunnel.serving.setup.frontend import streams
+from windtunnel.serving.setup.frontend import client_table
 from windtunnel.serving.setup.prefix_cache import cache_for, tier_tokens
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.per_request import PerRequestSettings
@@ -121,7 +120,16 @@ def _serve(
     if fleet is not None:
         stays = stay_table(fleet, records, settings.ranks_per_replica)
         records["arrival_s"] = fleet.fleet.sent_s
-    table = _request_table(server, requests, records, cache, num_replicas)
+    table = client_table(
+        server.setup,
+        requests,
+        records,
+        records["rank"] // settings.ranks_per_replica,
+        num_replicas,
+        tenant=requests.tenant,
+        cached_tokens=None if cache is None else cache.requests["cached_tokens"],
+        loaded_tokens=None if cache is None else cache.loaded.sum(axis=0) * server.memory.block_size,
+    )
     del records
     rows = rows_by_replica(table, steps, num_replicas)
     table = with_token_times(table, steps, rows, num_stages)
@@ -132,23 +140,6 @@ def _serve(
             table = with_retries(table, fleet.fleet.num_retries, fleet.fleet.discarded_tokens)
             record = FleetRecord(phase_table(fleet, deployment.replicas), stays)
     return _Run(table, steps, rows, engine_time_s, cache, stays, record)
-
-
-def _request_table(
-    server: Server, requests: RequestArrays, records: NDArray[Any], cache: state.Cache | None, num_replicas: int
-) -> Table:
-    """Return the request table of a run, with the frontend's times added to the loop's."""
-    replica = records["rank"] // server.settings.ranks_per_replica
-    frontend_s = server.setup.engine.host.frontend_s(requests.input_tokens, streams(records, replica, num_replicas))
-    return request_table(
-        {name: records[name].copy() for name in ENGINE_COLUMNS},
-        replica,
-        frontend_s,
-        requests.num_warmup,
-        tenant=requests.tenant,
-        cached_tokens=None if cache is None else cache.requests["cached_tokens"],
-        loaded_tokens=None if cache is None else cache.loaded.sum(axis=0) * server.memory.block_size,
-    )
 
 
 def _summary(scenario: Scenario, server: Server, requests: RequestArrays, run: _Run, finished_steps: Table) -> Summary:

@@ -15,17 +15,6 @@ from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.units import format_count, format_seconds
 from windtunnel.workload.generate.requests import RequestArrays
 
-ENGINE_COLUMNS = (
-    "arrival_s",
-    "scheduled_s",
-    "first_token_s",
-    "finish_s",
-    "input_tokens",
-    "output_tokens",
-    "priority",
-    "num_preemptions",
-)
-
 
 @dataclass(frozen=True, eq=False)
 class Result:

@@ -1,71 +1,47 @@
 """Turn the short names that people type, on the command line and in Python, into a scenario."""
 
 import math
-from typing import Any, TypedDict, Unpack
+from typing import Annotated, Any, TypedDict, Unpack, get_type_hints
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.schema import set_path
 from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
 
-PATHS: dict[str, str] = {
-    "model": "model",
-    "device": "deployment.device",
-    "node": "deployment.node",
-    "replicas": "deployment.replicas",
-    "router": "deployment.router",
-    "tp": "deployment.parallelism.tp",
-    "pp": "deployment.parallelism.pp",
-    "ep": "deployment.parallelism.ep",
-    "attention_dp": "deployment.parallelism.attention_dp",
-    "engine": "deployment.engine.name",
-    "engine_version": "deployment.engine.version",
-    "calibration": "deployment.calibration",
-    "scheduler": "deployment.engine.scheduler",
-    "max_num_seqs": "deployment.engine.max_num_seqs",
-    "max_num_batched_tokens": "deployment.engine.max_num_batched_tokens",
-    "gpu_memory_utilization": "deployment.engine.gpu_memory_utilization",
-    "enable_prefix_caching": "deployment.engine.enable_prefix_caching",
-    "profile": "deployment.profile.folder",
-    "estimator": "deployment.profile.estimator",
-    "quant": "precision.weights",
-    "kv_cache_dtype": "precision.kv_cache",
-    "input_tokens": "workload.input_tokens",
-    "output_tokens": "workload.output_tokens",
-    "num_requests": "workload.num_requests",
-    "seed": "seed",
-}
-"""Short name -> path in a scenario."""
-
 
 class Options(TypedDict, total=False):
-    """Types of the names in `PATHS`, for editors and type checkers; None stands for a name left out."""
+    """Short names, each with its type and its path in a scenario; None stands for a name left out."""
 
-    model: str | None
-    device: str | None
-    node: str | None
-    replicas: int | None
-    router: str | None
-    tp: int | None
-    pp: int | None
-    ep: int | None
-    attention_dp: int | None
-    engine: str | None
-    engine_version: str | None
-    calibration: str | None
-    scheduler: str | None
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
-    gpu_memory_utilization: float | None
-    enable_prefix_caching: bool | None
-    profile: str | None
-    estimator: str | None
-    quant: str | None
-    kv_cache_dtype: str | None
-    input_tokens: int | dict[str, Any] | None
-    output_tokens: int | dict[str, Any] | None
-    num_requests: int | None
-    seed: int | None
+    model: Annotated[str | None, "model"]
+    device: Annotated[str | None, "deployment.device"]
+    node: Annotated[str | None, "deployment.node"]
+    replicas: Annotated[int | None, "deployment.replicas"]
+    router: Annotated[str | None, "deployment.router"]
+    tp: Annotated[int | None, "deployment.parallelism.tp"]
+    pp: Annotated[int | None, "deployment.parallelism.pp"]
+    ep: Annotated[int | None, "deployment.parallelism.ep"]
+    attention_dp: Annotated[int | None, "deployment.parallelism.attention_dp"]
+    engine: Annotated[str | None, "deployment.engine.name"]
+    engine_version: Annotated[str | None, "deployment.engine.version"]
+    calibration: Annotated[str | None, "deployment.calibration"]
+    scheduler: Annotated[str | None, "deployment.engine.scheduler"]
+    max_num_seqs: Annotated[int | None, "deployment.engine.max_num_seqs"]
+    max_num_batched_tokens: Annotated[int | None, "deployment.engine.max_num_batched_tokens"]
+    gpu_memory_utilization: Annotated[float | None, "deployment.engine.gpu_memory_utilization"]
+    enable_prefix_caching: Annotated[bool | None, "deployment.engine.enable_prefix_caching"]
+    profile: Annotated[str | None, "deployment.profile.folder"]
+    estimator: Annotated[str | None, "deployment.profile.estimator"]
+    quant: Annotated[str | None, "precision.weights"]
+    kv_cache_dtype: Annotated[str | None, "precision.kv_cache"]
+    input_tokens: Annotated[int | dict[str, Any] | None, "workload.input_tokens"]
+    output_tokens: Annotated[int | dict[str, Any] | None, "workload.output_tokens"]
+    num_requests: Annotated[int | None, "workload.num_requests"]
+    seed: Annotated[int | None, "seed"]
 
+
+PATHS: dict[str, str] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(Options, include_extras=True).items()
+}
+"""Short name -> path in a scenario."""
 
 JOB_PATHS: dict[str, str] = {
     "model": "model",

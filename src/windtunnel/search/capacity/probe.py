@@ -14,7 +14,7 @@ from windtunnel.search.capacity.load import Stream
 from windtunnel.serving.pools import PreparedPools, replicas_of, run_pools
 from windtunnel.serving.runners.batched import GiveUp
 from windtunnel.serving.server import Server, for_clients, serve
-from windtunnel.serving.setup.frontend import streams
+from windtunnel.serving.setup.frontend import client_delay_s
 from windtunnel.serving.setup.prefix_cache import cache_for
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.per_request import PerRequestSettings
@@ -154,7 +154,7 @@ def serve_requests(
         replica, num_replicas = records["rank"] // server.settings.ranks_per_replica, server.settings.num_replicas
     if np.isnan(records["finish_s"]).any():
         return None
-    at_client_s = host.frontend_s(requests.input_tokens, streams(records, replica, num_replicas))
+    at_client_s = client_delay_s(host, requests, records, replica, num_replicas)
     return _served(records, steps, at_client_s, requests.num_warmup)
 
 

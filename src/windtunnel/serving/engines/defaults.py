@@ -1,4 +1,4 @@
-"""What an engine does when it is not told: settings by version and device memory, kept as data in `catalog/engines`."""
+"""Defaults of engines: settings by version and device memory, kept as data in `catalog/engines`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,23 +18,23 @@ from windtunnel.units import GIB, MIB, format_bytes
 from windtunnel.versions import version_key
 
 ENGINE_SCHEDULERS = codes.SCHEDULERS
-"""Those that an engine of the catalog has."""
+"""Schedulers of the engines in the catalog."""
 OTHER_SCHEDULERS = codes.PER_REQUEST_SCHEDULERS[:-1]
-"""Those that may be chosen instead, with the settings of `catalog/schedulers.yaml`."""
+"""Schedulers that may be chosen instead, with the settings of `catalog/schedulers.yaml`."""
 SCHEDULERS = (*ENGINE_SCHEDULERS, *OTHER_SCHEDULERS)
 
 
 WIDE_TP = 4
-"""From so many tensor-parallel devices on SGLang captures more graphs (`server_args.py`)."""
+"""Tensor-parallel devices from which SGLang captures more graphs (`server_args.py`)."""
 
 
 class MemoryDefaults(Schema):
-    """Settings on devices of at least so much memory; they replace those of smaller ones."""
+    """Settings on devices of at least `from_bytes`; they replace those of smaller devices."""
 
     from_bytes: float
     settings: EngineSettings
     wide_settings: EngineSettings = EngineSettings()
-    """Over `WIDE_TP` devices and more."""
+    """Settings over `WIDE_TP` or more devices."""
 
 
 class VersionDefaults(Schema):
@@ -45,7 +45,7 @@ class VersionDefaults(Schema):
     by_memory: tuple[MemoryDefaults, ...] = ()
     """Ascending."""
     static_memory: bool = False
-    """Whether `gpu_memory_utilization` is what SGLang's reserves leave: `static_memory_fraction`."""
+    """True: `gpu_memory_utilization` is what SGLang's reserves leave, `static_memory_fraction`."""
 
 
 class EngineDefaults(Schema):
@@ -56,20 +56,20 @@ class EngineDefaults(Schema):
     versions: tuple[VersionDefaults, ...]
     sources: dict[str, str] = {}
     vendors: tuple[str, ...] | None = None
-    """Whose devices it runs on; None: any."""
+    """Vendors of the devices it runs on; None: any."""
     window_architectures: tuple[str, ...] | None = None
-    """The model types whose windows are kept as `window_kv` says, others in full; None: all."""
+    """Model types to which `window_kv` applies, the KV of others is kept in full; None: all."""
 
 
 class SchedulerDefaults(Schema):
-    """What a scheduler brings where it is chosen instead of the engine's own."""
+    """Settings of a scheduler that is chosen instead of the engine's own."""
 
     source: str
     settings: EngineSettings
 
 
 def scheduler_defaults(name: str) -> EngineSettings:
-    """The settings of `catalog/schedulers.yaml` for the scheduler `name`."""
+    """Return the settings of `catalog/schedulers.yaml` for the scheduler `name`."""
     path = catalog.shipped("schedulers.yaml")
     return catalog.entry(path, dict[str, SchedulerDefaults])[name].settings
 
@@ -80,7 +80,7 @@ def is_users_own(scheduler: str) -> bool:
 
 
 def engine_defaults(name: str) -> EngineDefaults:
-    """The catalog's entry of the engine `name`.
+    """Return the catalog's entry of the engine `name`.
 
     Raises:
         InputError: there is no such engine.
@@ -179,7 +179,7 @@ def _check_scheduler(given: EngineSettings, resolved: EngineSettings, default: E
 
 
 def _split_over_ranks(merged: dict[str, Any], attention_dp: int) -> None:
-    """SGLang's limits are of all attention data-parallel ranks together, and admission is bolder with several.
+    """Divide SGLang's limits over the attention data-parallel ranks; its admission is bolder with several.
 
     Source: `server_args.py` (`chunked_prefill_size // dp_size`, `schedule_conservativeness * 0.3`) and
     `model_executor/model_runner.py` (`max_running_requests // dp_size`), 0.5.
@@ -197,11 +197,12 @@ LARGE_STATIC_BYTES = 60 * GIB
 
 
 def static_memory_fraction(engine: EngineSettings, device: Device, shape: Parallelism) -> float:
-    """SGLang's `mem_fraction_static` where nobody gives it: memory less reserves for metadata, a chunk's activations,
-    CUDA graphs, ranks and drafts, as a share of the device's memory, to three digits.
+    """Return SGLang's default `mem_fraction_static`: memory less its reserves, as a share, to three digits.
 
-    Source: SGLang `server_args.py`, `_handle_gpu_memory_settings` (pull request 10975, from 0.5.3 on). What it takes
-    off for multimodal models, and for piecewise graphs (half a GiB from 0.5.10 on), is not.
+    The reserves are for metadata, a chunk's activations, CUDA graphs, ranks and drafts.
+
+    Source: SGLang `server_args.py`, `_handle_gpu_memory_settings` (pull request 10975, from 0.5.3 on). Its
+    reserves for multimodal models, and for piecewise graphs (half a GiB from 0.5.10 on), are left out.
     """
     assert engine.max_num_batched_tokens is not None
     assert engine.max_cudagraph_capture_size is not None
@@ -226,25 +227,26 @@ def static_memory_fraction(engine: EngineSettings, device: Device, shape: Parall
 
 
 def for_another_engine(given: EngineSettings, other: EngineSettings) -> EngineSettings:
-    """What of the settings `given` to one engine holds for `other`, an engine of another name, too.
+    """Return the settings `given` to one engine that hold for `other`, an engine of another name, too.
 
     Left out are the version, an engine's own scheduler, and settings that the scheduler reads and the other's does not.
     """
     scheduler = None if given.scheduler in ENGINE_SCHEDULERS else given.scheduler
-    others = other.scheduler or scheduler or _scheduler_of(other)
-    left_out = ["version", *read_by_one_only(given, _scheduler_of(given), others)]
+    other_scheduler = other.scheduler or scheduler or _scheduler_of(other)
+    left_out = ["version", *read_by_one_only(given, _scheduler_of(given), other_scheduler)]
     if scheduler is None:
         left_out.append("scheduler")
     return msgspec.structs.replace(given, name=other.name, **dict.fromkeys(left_out))
 
 
 def _scheduler_of(settings: EngineSettings) -> str:
+    """Return the scheduler in force: the given one, or the engine's own."""
     defaults = (entry.settings.scheduler for entry in engine_defaults(settings.name).versions)
     return settings.scheduler or next(name for name in defaults if name is not None)
 
 
 def _within_budget(given: EngineSettings, resolved: EngineSettings) -> EngineSettings:
-    """`resolved` with no more running requests than tokens in a step, which vLLM demands: it lowers its own default.
+    """Limit running requests to the tokens of a step, which vLLM demands: it lowers its own default.
 
     Source: vllm/engine/arg_utils.py, `_set_default_args`, and vllm/config/scheduler.py, `verify_max_model_len`, at
     commit 01230b40.
@@ -264,7 +266,7 @@ def _within_budget(given: EngineSettings, resolved: EngineSettings) -> EngineSet
 
 
 def with_windows(given: EngineSettings, resolved: EngineSettings, architecture: str) -> EngineSettings:
-    """`resolved` with `window_kv` as the engine has it for models of that `architecture`, unless it was `given`.
+    """Set `window_kv` as the engine has it for models of that `architecture`, unless it was `given`.
 
     Schedulers other than the engines' own keep every token of every layer.
 
@@ -296,7 +298,7 @@ LEAST_WHOLE_PROMPT_TOKENS = 2048
 
 
 def whole_prompt_tokens(given: EngineSettings, resolved: EngineSettings, max_model_len: int) -> EngineSettings:
-    """`resolved` with the token budget of vLLM V0 where nobody gave one: the longest prompt fits, as prompts run whole.
+    """Set vLLM V0's default token budget, into which the longest prompt fits, as prompts run whole.
 
     Source: vllm/config.py, `SchedulerConfig.__post_init__`, 0.4 to 0.7: max(max_model_len, 2048) without chunked
     prefill.
@@ -308,7 +310,7 @@ def whole_prompt_tokens(given: EngineSettings, resolved: EngineSettings, max_mod
 
 
 def overlay(merged: dict[str, Any], layer: EngineSettings) -> None:
-    """Set in `merged` what `layer` says."""
+    """Set in `merged` the fields that `layer` gives."""
     for name in layer.__struct_fields__:
         value = getattr(layer, name)
         if isinstance(value, HostOverheads):

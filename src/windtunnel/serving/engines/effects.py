@@ -1,7 +1,7 @@
 """Settings of an engine that some schedulers never read.
 
-Where a person gives one to such a scheduler it is refused, so that nobody believes in what changes nothing. What only
-the model, the workload or a degree of 1 makes idle is not refused: a search passes through it.
+Given to such a scheduler, a setting is refused, so that nobody relies on a setting without effect. One without effect
+only for the model, the workload or a degree of 1 is accepted: a search passes through it.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from windtunnel.serving.deployment import EngineSettings
 
 _TRTLLM = ("trtllm", "trtllm_max_utilization")
 _ENGINES = ("vllm_v1", "sglang", *_TRTLLM)
-_WALKED = ("vllm_v0", "sarathi", "orca", "faster_transformer", "lightllm")
+_PER_REQUEST = ("vllm_v0", "sarathi", "orca", "faster_transformer", "lightllm")
 
 READ_BY: Mapping[str, tuple[str, ...]] = {
     "max_num_batched_tokens": (*_ENGINES, "vllm_v0", "sarathi", "lightllm"),
@@ -28,9 +28,9 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "watermark_fraction": ("vllm_v0", "sarathi"),
     "max_waiting_steps": ("lightllm",),
     # TensorRT-LLM's own all-reduce is the kernel that the others may call.
-    "fused_all_reduce": ("vllm_v1", "sglang", *_WALKED),
+    "fused_all_reduce": ("vllm_v1", "sglang", *_PER_REQUEST),
 }
-"""Setting -> the schedulers that read it; what is not here all do, or refuse for reasons of their own."""
+"""Setting -> the schedulers that read it; all read any other setting, or refuse it for a reason of their own."""
 
 OFF: Mapping[str, Any] = {
     "long_prefill_token_threshold": 0,
@@ -42,13 +42,13 @@ OFF: Mapping[str, Any] = {
     "watermark_fraction": 0.0,
     "max_waiting_steps": 0,
 }
-"""Values that say no more than leaving the setting out."""
+"""Values that mean the same as leaving the setting out."""
 
 
 def check_effects(given: EngineSettings, resolved: EngineSettings, default: EngineSettings) -> None:
-    """Raise InputError where `given` has a setting that nothing reads with the scheduler of `resolved`.
+    """Raise InputError where `given` has a setting that has no effect with the scheduler of `resolved`.
 
-    `default`: what would be in force without `given`; to say so again is no error, as a resolved scenario does.
+    `default`: the settings without `given`; to repeat them is no error, since a resolved scenario does.
     """
     for name, readers in READ_BY.items():
         if _is_said(given, default, name) and resolved.scheduler not in readers:
@@ -71,18 +71,18 @@ def check_effects(given: EngineSettings, resolved: EngineSettings, default: Engi
         )
 
 
-def read_by_one_only(given: EngineSettings, own: str, other: str) -> list[str]:
-    """The settings that `given` has, the scheduler `own` reads and the scheduler `other` does not."""
-    only = [name for name, readers in READ_BY.items() if own in readers and other not in readers]
-    if given.scheduling_policy == "lpm" and own == "sglang":
+def read_by_one_only(given: EngineSettings, scheduler: str, other: str) -> list[str]:
+    """List the settings in `given` that `scheduler` reads and the scheduler `other` does not."""
+    only = [name for name, readers in READ_BY.items() if scheduler in readers and other not in readers]
+    if given.scheduling_policy == "lpm" and scheduler == "sglang":
         only.append("scheduling_policy")
-    if given.window_kv not in (None, "full") and (own == "vllm_v1") != (other == "vllm_v1"):
+    if given.window_kv not in (None, "full") and (scheduler == "vllm_v1") != (other == "vllm_v1"):
         only += ["window_kv", "window_pool_ratio"]
     return [name for name in only if getattr(given, name) is not None]
 
 
 def _is_said(given: EngineSettings, default: EngineSettings, name: str) -> bool:
-    """Whether `given` says something of its own."""
+    """Whether `given` has a value that is neither the default nor means leaving it out."""
     return getattr(given, name) not in (None, getattr(default, name), OFF.get(name))
 
 

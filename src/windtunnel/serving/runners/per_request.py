@@ -17,7 +17,7 @@ from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.engines.defaults import is_users_own
 from windtunnel.serving.per_request.loop import run_per_request
 from windtunnel.serving.scenario import Setup
-from windtunnel.serving.setup.frontend import usual_streams
+from windtunnel.serving.setup.frontend import usual_frontend_s
 from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.serving.state import per_request as per_request_state
 from windtunnel.serving.state import records as state
@@ -27,8 +27,8 @@ from windtunnel.workload.generate.requests import RequestArrays
 
 FIRST_BUFFER_ROWS = 4_096
 BUFFER_ROWS = 131_072
-"""Each buffer of step rows has twice the rows of the one before, up to these: to clear the largest takes 0.2 ms, which
-a run of 3,000 batches takes four times of."""
+"""Each buffer of step rows has twice the rows of the one before, up to this. Clearing the largest takes 0.2 ms, a
+quarter of a run of 3,000 batches."""
 BUFFER_MEMBERS = 2_000_000
 
 Progress = Callable[[int, int], None]
@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class Trail:
-    """What every batch held, and when it was in each pipeline stage."""
+    """Requests of every batch, and its times in each pipeline stage."""
 
     members: NDArray[np.int64]
     """[m, 3] row of the step table, request, tokens; in the order of the batch."""
@@ -60,7 +60,7 @@ class PerRequestRun:
 
     @property
     def execution_s(self) -> NDArray[np.float64]:
-        """[requests] time that each spent in pipeline stages; NaN where it did not finish."""
+        """[requests] seconds in pipeline stages; NaN for those that did not finish."""
         started_s = self.sequences["started_s"]
         started_s = np.where(np.isnan(started_s), self.requests["scheduled_s"], started_s)
         return np.asarray(self.requests["finish_s"] - started_s - self.sequences["paused_s"])
@@ -81,11 +81,10 @@ def schedule_per_request(
     Args:
         settings: how batches are formed.
         records: fresh `REQUEST` records in order of arrival; changed in place.
-        cost: prices steps; or
-        tables: does.
-        sessions: which request waits for which other one.
+        cost, tables: one of them prices steps.
+        sessions: which request waits for which.
         policy: the user's scheduler, if `settings` say so.
-        keeps_trail: record what every batch held.
+        keeps_trail: record the requests of every batch.
         progress: called now and then.
 
     Raises:
@@ -126,19 +125,7 @@ def schedule_per_request(
         if status != MORE:
             break
     engine_time_s = time.perf_counter() - started_s
-    if status == OUT_OF_TABLES:
-        raise InputError(
-            f"a batch of {clock[0].culprit} requests after {clock[0].now_s:g} s lies outside the look-up tables",
-            "use tables that reach further, or a smaller batch",
-        )
-    if status == OUT_OF_STEPS:
-        raise InputError("the recorded steps end before the requests do")
-    if status == STUCK:
-        raise InputError(
-            f"{records.size - clock[0].finished} of {records.size} requests can never be scheduled",
-            "a prompt does not fit the KV cache, or the tokens that a batch may have",
-        )
-    assert status == DONE
+    _check_end(status, clock[0], records.size)
     return PerRequestRun(
         requests=records.view(np.ndarray),
         sequences=sequences.view(np.ndarray),
@@ -148,8 +135,25 @@ def schedule_per_request(
     )
 
 
+def _check_end(status: int, clock: Any, num_requests: int) -> None:
+    """Raise InputError where the loop ended before all requests did."""
+    if status == OUT_OF_TABLES:
+        raise InputError(
+            f"a batch of {clock.culprit} requests after {clock.now_s:g} s lies outside the look-up tables",
+            "use tables that reach further, or a smaller batch",
+        )
+    if status == OUT_OF_STEPS:
+        raise InputError("the recorded steps end before the requests do")
+    if status == STUCK:
+        raise InputError(
+            f"{num_requests - clock.finished} of {num_requests} requests can never be scheduled",
+            "a prompt does not fit the KV cache, or the tokens that a batch may have",
+        )
+    assert status == DONE
+
+
 def refuse_unknown(deployment: Deployment, setup: Setup, requests: RequestArrays) -> None:
-    """Raise InputError where a deployment asks for what per-request schedulers do not know."""
+    """Raise InputError where a deployment has features that the per-request schedulers lack."""
     scheduler, given = setup.engine.scheduler, deployment.engine
     refused = [
         (bool(setup.engine.kv_tiers), "keeps no KV blocks in lower tiers", "engine.kv_tiers"),
@@ -166,8 +170,8 @@ def refuse_unknown(deployment: Deployment, setup: Setup, requests: RequestArrays
         (deployment.autoscaling is not None, "runs with all replicas all the time", "autoscaling"),
         (deployment.faults is not None, "runs with all replicas all the time", "faults"),
     ]
-    for is_asked, reason, name in refused:
-        if is_asked:
+    for is_given, reason, name in refused:
+        if is_given:
             raise InputError(
                 f"the scheduler {scheduler} {reason}",
                 f"leave deployment.{name} out, or take vllm_v1, sglang or trtllm",
@@ -177,10 +181,10 @@ def refuse_unknown(deployment: Deployment, setup: Setup, requests: RequestArrays
 def per_request_settings(
     setup: Setup, memory: MemoryPlan, num_replicas: int, requests: RequestArrays, router: str, seed: int
 ) -> per_request_state.PerRequestSettings:
-    """Return the settings of a per-request scheduler and its router for the compiled loop.
+    """Return the settings of a per-request scheduler, and the router's, as the loop takes them.
 
     Raises:
-        InputError: the deployment has what these schedulers do not know.
+        InputError: the deployment has features that these schedulers lack.
     """
     engine = setup.engine
     assert engine.max_num_seqs is not None
@@ -200,16 +204,15 @@ def per_request_settings(
             f"{setup.model.name} keeps a state of fixed size for every request, which {engine.scheduler} cannot count",
             "use vllm_v1, sglang or trtllm",
         )
-    most = max(min(engine.max_num_seqs, requests.arrival_s.size), 1)
+    max_num_seqs = max(min(engine.max_num_seqs, requests.arrival_s.size), 1)
     longest = int((requests.input_tokens + requests.output_tokens).max())
-    busy = usual_streams(engine.max_num_seqs, setup, num_replicas, requests.concurrency)
     reserves = name in ("orca", "faster_transformer")
     return per_request_state.PerRequestSettings(
         scheduler=codes.PER_REQUEST_SCHEDULERS.index(name),
         num_replicas=num_replicas,
         num_stages=setup.parallelism.pp,
-        max_num_seqs=most,
-        max_batch_seqs=most if reserves or name == "user" else max(most // setup.parallelism.pp, 1),
+        max_num_seqs=max_num_seqs,
+        max_batch_seqs=max_num_seqs if reserves or name == "user" else max(max_num_seqs // setup.parallelism.pp, 1),
         max_num_batched_tokens=engine.max_num_batched_tokens,
         block_size=memory.block_size,
         num_blocks=memory.num_blocks,
@@ -218,7 +221,7 @@ def per_request_settings(
         max_waiting_steps=engine.max_waiting_steps or 0,
         concurrency=requests.concurrency,
         num_warmup=requests.num_warmup,
-        frontend_s=float(engine.host.frontend_s(requests.input_tokens.mean(), busy)),
+        frontend_s=usual_frontend_s(setup, num_replicas, requests),
         router=codes.ROUTERS.index(router),
         seed=seed,
         numbered_by_arrival=int(requests.previous is None),
@@ -226,33 +229,33 @@ def per_request_settings(
 
 
 def most_batch_tokens(settings: per_request_state.PerRequestSettings, requests: RequestArrays) -> int:
-    """Tokens that a batch may have at most: where prompts run whole and nothing caps them, all that memory admits."""
+    """Return the most tokens of a batch; where prompts run whole and uncapped, all that memory admits."""
     if not settings.reserved_blocks:
         return settings.max_num_batched_tokens
-    most = min(settings.max_batch_seqs, max(settings.num_blocks // settings.reserved_blocks, 1))
-    return most * int(requests.input_tokens.max())
+    batch_seqs = min(settings.max_batch_seqs, max(settings.num_blocks // settings.reserved_blocks, 1))
+    return batch_seqs * int(requests.input_tokens.max())
 
 
 def check_per_request(settings: per_request_state.PerRequestSettings, requests: RequestArrays) -> None:
     """Raise InputError for the first request that could never be scheduled."""
-    whole = requests.input_tokens + requests.output_tokens - 1
-    longest = int(np.argmax(whole))
+    lengths = requests.input_tokens + requests.output_tokens - 1
+    longest = int(np.argmax(lengths))
     name = codes.PER_REQUEST_SCHEDULERS[settings.scheduler]
     if settings.reserved_blocks > settings.num_blocks:
         raise InputError(
             f"{name} reserves {settings.reserved_blocks:,} blocks for every request; {settings.num_blocks:,} fit",
             "lower engine.max_model_len, or use more devices",
         )
-    blocks = -(-int(whole[longest]) // settings.block_size) + settings.watermark_blocks
+    blocks = -(-int(lengths[longest]) // settings.block_size) + settings.watermark_blocks
     if blocks > settings.num_blocks:
         raise InputError(
-            f"request {longest} of {whole[longest] + 1:,} tokens needs {blocks:,} blocks with the watermark; "
+            f"request {longest} of {lengths[longest] + 1:,} tokens needs {blocks:,} blocks with the watermark; "
             f"{settings.num_blocks:,} fit",
             "lower engine.watermark_fraction, or use more devices",
         )
     caps = settings.scheduler in (codes.VLLM_V0, codes.LIGHTLLM)
     restarts = settings.scheduler == codes.VLLM_V0
-    prompts = whole if restarts else requests.input_tokens
+    prompts = lengths if restarts else requests.input_tokens
     widest = int(np.argmax(prompts))
     if caps and prompts[widest] > settings.max_num_batched_tokens:
         raise InputError(

@@ -1,14 +1,29 @@
-"""Count the requests whose tokens a replica's API server streams beside a new one."""
+"""Times of the API server: the requests that it streams beside a new one, and requests as the client sees them."""
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.metrics.records import Table, request_table
+from windtunnel.serving.deployment import HostOverheads
 from windtunnel.serving.scenario import Setup
+from windtunnel.workload.generate.requests import RequestArrays
+
+ENGINE_COLUMNS = (
+    "arrival_s",
+    "scheduled_s",
+    "first_token_s",
+    "finish_s",
+    "input_tokens",
+    "output_tokens",
+    "priority",
+    "num_preemptions",
+)
+"""Columns of the request table that the loop records."""
 
 
-def streams(records: Any, replica: NDArray[np.integer], num_replicas: int) -> NDArray[np.float64]:
+def streams(records: Any, replica: NDArray[np.int64], num_replicas: int) -> NDArray[np.float64]:
     """Count the other requests of its replica that are between first and last token, at each request's first token."""
     counts = np.empty(replica.size)
     for index in range(num_replicas):
@@ -18,6 +33,35 @@ def streams(records: Any, replica: NDArray[np.integer], num_replicas: int) -> ND
         ended = np.searchsorted(np.sort(finish_s), first_s, side="right")
         counts[rows] = np.maximum(begun - ended, 0.0)
     return counts
+
+
+def client_delay_s(
+    host: HostOverheads, requests: RequestArrays, records: Any, replica: NDArray[np.int64], num_replicas: int
+) -> NDArray[np.float64]:
+    """Return the seconds that the client waits for each first token beside the engine's times."""
+    return np.asarray(host.frontend_s(requests.input_tokens, streams(records, replica, num_replicas)))
+
+
+def client_table(
+    setup: Setup,
+    requests: RequestArrays,
+    records: Any,
+    replica: NDArray[np.int64],
+    num_replicas: int,
+    **columns: NDArray[Any] | None,
+) -> Table:
+    """Return the request table of a run as the client sees it; `columns` as of `metrics.records.request_table`."""
+    engine_columns = {name: records[name].copy() for name in ENGINE_COLUMNS}
+    delay_s = client_delay_s(setup.engine.host, requests, engine_columns, replica, num_replicas)
+    return request_table(engine_columns, replica, delay_s, requests.num_warmup, **columns)
+
+
+def usual_frontend_s(setup: Setup, num_replicas: int, requests: RequestArrays) -> float:
+    """Return the frontend's seconds for a mean prompt in a closed loop whose slots are all taken."""
+    engine = setup.engine
+    assert engine.max_num_seqs is not None
+    busy = usual_streams(engine.max_num_seqs, setup, num_replicas, requests.concurrency)
+    return float(engine.host.frontend_s(requests.input_tokens.mean(), busy))
 
 
 def usual_streams(max_num_seqs: int, setup: Setup, num_replicas: int, concurrency: int) -> float:

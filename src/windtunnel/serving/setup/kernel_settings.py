@@ -3,7 +3,7 @@
 from windtunnel.serving import codes
 from windtunnel.serving.engines.defaults import is_users_own
 from windtunnel.serving.scenario import Setup
-from windtunnel.serving.setup.frontend import usual_streams
+from windtunnel.serving.setup.frontend import usual_frontend_s
 from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.serving.state import records as state
 from windtunnel.workload.generate.requests import RequestArrays
@@ -22,7 +22,6 @@ def kernel_settings(
     assert engine.max_num_seqs is not None
     assert engine.max_num_batched_tokens is not None
     num_requests = max(requests.arrival_s.size, 1)
-    busy = usual_streams(engine.max_num_seqs, setup, num_replicas, requests.concurrency)
     return state.KernelSettings(
         scheduler=codes.SCHEDULERS.index(str(engine.scheduler)),
         num_replicas=num_replicas,
@@ -43,7 +42,7 @@ def kernel_settings(
         receive_interval_steps=engine.receive_interval_steps or 1,
         concurrency=requests.concurrency,
         num_warmup=requests.num_warmup,
-        frontend_s=float(engine.host.frontend_s(requests.input_tokens.mean(), busy)),
+        frontend_s=usual_frontend_s(setup, num_replicas, requests),
         num_stages=setup.parallelism.pp,
         batch_wait_steps=engine.batch_wait_timeout_iters or 0,
         batch_wait_tokens=round((engine.batch_wait_max_tokens_ratio or 0.0) * engine.max_num_batched_tokens),
