@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from recorded import entries
+from step_model import fit_step_model, lower_step_model
 from windtunnel.formats.engine_run import EngineRun, read_engine_runs
 from windtunnel.metrics.records import Table
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.runners.batched import run_loop
-from windtunnel.serving.setup.step_model import fit_step_model, lower_step_model
 from windtunnel.serving.setup.step_prices import recorded_steps
 from windtunnel.serving.state.records import KernelSettings, StepCost
 from windtunnel.workload.generate.requests import RequestArrays

@@ -17,19 +17,20 @@ from windtunnel.serving.custom.policy import Policy, load_policy
 from windtunnel.serving.custom.router import Router
 from windtunnel.serving.deployment import Deployment, EngineSettings
 from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, is_users_own
-from windtunnel.serving.runners.batched import GiveUp, Progress, Watch, run_loop, run_per_request_scheduler
+from windtunnel.serving.runners.batched import GiveUp, Progress, Watch, new_records, run_loop
 from windtunnel.serving.runners.per_request import (
     check_per_request,
     most_batch_tokens,
     per_request_settings,
     refuse_unknown,
+    schedule_per_request,
 )
 from windtunnel.serving.scenario import Scenario, Setup
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.fleet_plan import FleetRun
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
-from windtunnel.serving.setup.prefix_cache import own_blocks
+from windtunnel.serving.setup.prefix_cache import own_blocks, session_state
 from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.serving.setup.step_prices import LoweredSteps, lower_steps
 from windtunnel.serving.state import records as state
@@ -129,7 +130,15 @@ def serve(
         As `serving.runners.batched.run_loop`.
     """
     if isinstance(server.settings, PerRequestSettings):
-        return run_per_request_scheduler(server.settings, server.lowered.cost, requests, server.policy, progress)
+        run = schedule_per_request(
+            server.settings,
+            new_records(requests),
+            server.lowered.cost,
+            sessions=session_state(requests),
+            policy=server.policy,
+            progress=progress,
+        )
+        return run.requests, run.steps, run.engine_time_s
 
     settings, cost, speculation = server.settings, server.lowered.cost, server.speculation
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from oracles.serving.cost import Prices
-from windtunnel.serving.setup.step_model import StepModel, fit_step_model, lower_step_model
+from step_model import StepModel, fit_step_model, lower_step_model
 
 MODEL = StepModel(step_s=5e-3, prefill_token_s=4e-5, decode_request_s=2e-4, decode_context_s=3e-7, prefill_pair_s=2e-8)
 

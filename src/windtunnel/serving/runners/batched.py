@@ -1,4 +1,4 @@
-"""Around the compiled loop: fresh records and arrays, one buffer of steps after the other, what stops it."""
+"""Run the compiled loop: fresh records and arrays, one buffer of steps after the other, and the end."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -10,14 +10,11 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.metrics.records import STEP_COLUMNS, Table
 from windtunnel.serving import codes
-from windtunnel.serving.custom.policy import Policy
 from windtunnel.serving.custom.router import Router, RouterCaller
 from windtunnel.serving.loop.serve import serve
-from windtunnel.serving.runners.per_request import schedule_per_request
 from windtunnel.serving.setup.fleet_plan import FleetRun
 from windtunnel.serving.setup.prefix_cache import session_state
 from windtunnel.serving.state import records as state
-from windtunnel.serving.state.per_request import PerRequestSettings
 from windtunnel.serving.state.pools import Pools
 from windtunnel.serving.state.status import ASK_ROUTER, DONE, MORE, OUT_OF_STEPS, STUCK
 from windtunnel.serving.state.tables import PoolTables, RunTables
@@ -26,14 +23,14 @@ from windtunnel.workload.generate.requests import RequestArrays
 STEP_BUFFER_ROWS = 100_000
 """Rows between two looks at progress and Ctrl-C: 30 to 100 ms."""
 ROWS_PER_REQUEST = 4
-"""Few runs have more, and a short run takes as long to be given its memory as to run."""
+"""Rows of the first buffer; few runs need more, and a short run takes as long to get its memory as to run."""
 LEAST_IMPATIENT_ROWS = 1_000
-"""Where a run may be given up; more for more requests, as each look at them takes longer."""
+"""Fewest rows between two calls of `GiveUp`; more for more requests, as each call then takes longer."""
 
 Progress = Callable[[int, int], None]
 """Called with (requests finished, requests in all)."""
 GiveUp = Callable[[state.Table, float], bool]
-"""Called with (`REQUEST` records so far, the time that the run has reached); whether to stop it."""
+"""Called with (`REQUEST` records so far, simulated time); True stops the run."""
 
 
 class Watch(NamedTuple):
@@ -62,7 +59,7 @@ def run_loop(
     Args:
         settings, cost: how the replicas form batches, and what their steps take.
         requests: in order of sending.
-        cache: prefix caches, None without prefix caching; holds what each request found.
+        cache: prefix caches, changed in place; None without prefix caching.
         speculation: None where a decode step gives one token.
         fleet: None where all replicas are there all the time; it keeps the log.
         router: the user's, if `settings` say so.
@@ -86,7 +83,7 @@ def run_loop(
 
 
 def new_records(requests: RequestArrays) -> state.Table:
-    """Fresh `REQUEST` records."""
+    """Return fresh `REQUEST` records."""
     records = state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
     if requests.tenant is not None:
         records.tenant = np.unique(requests.tenant, return_inverse=True)[1]
@@ -183,18 +180,3 @@ def step_table(buffers: Sequence[state.Table]) -> Table:
         rows = np.asarray(buffers[0])
         return Table({name: rows[name] for name in STEP_COLUMNS}, STEP_COLUMNS)
     return Table({name: np.concatenate([rows[name] for rows in buffers]) for name in STEP_COLUMNS}, STEP_COLUMNS)
-
-
-def run_per_request_scheduler(
-    settings: PerRequestSettings,
-    cost: state.StepCost,
-    requests: RequestArrays,
-    policy: Policy | None = None,
-    progress: Progress | None = None,
-) -> tuple[NDArray[np.void], Table, float]:
-    """Run the per-request loop to its end; returns what `run_loop` does."""
-    records = new_records(requests)
-    run = schedule_per_request(
-        settings, records, cost, sessions=session_state(requests), policy=policy, progress=progress
-    )
-    return run.requests, run.steps, run.engine_time_s
