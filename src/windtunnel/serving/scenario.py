@@ -179,10 +179,7 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
         learnt={name: value for name, value in learnt.items() if getattr(engine, name) == value},
         network=deployment.network,
     )
-    if node.device not in (device.name, ANY_DEVICE):
-        raise InputError(
-            f"{node.title} holds {node.device}, not {device.name}", "leave node out, or take the node's own device"
-        )
+    check_node(node, device)
     check_parallelism(model, deployment.parallelism, node)
     check_formats(precision, device)
     return setup
@@ -241,6 +238,14 @@ def pool_scenario(scenario: Scenario, pool: Pool) -> Scenario:
         pools=(),
     )
     return msgspec.structs.replace(scenario, deployment=alone)
+
+
+def check_node(node: Node, device: Device) -> None:
+    """Raise InputError where `node` holds other devices."""
+    if node.device not in (device.name, ANY_DEVICE):
+        raise InputError(
+            f"{node.title} holds {node.device}, not {device.name}", "leave node out, or take the node's own device"
+        )
 
 
 def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node) -> None:
