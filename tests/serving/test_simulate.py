@@ -352,7 +352,7 @@ def test_a_fleet_begins_again_for_the_run_in_which_preempted_requests_find_their
     runs = []
 
     def preempting(*arguments: Any, **_: Any) -> tuple[Any, ...]:
-        runs.append((arguments[4] is None, arguments[6].fleet))
+        runs.append((arguments[3] is None, arguments[5].fleet))
         return {"num_preemptions": np.ones(3)}, None, 0.5
 
     monkeypatch.setattr("windtunnel.serving.server.run_loop", preempting)
