@@ -1,7 +1,7 @@
 """Run the per-request loop: arrays in, records out, and a user's policy called where one was given."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from windtunnel.compiled.jit import passed
 from windtunnel.errors import InputError
-from windtunnel.metrics.records import STEP_COLUMNS, Table
+from windtunnel.metrics.records import Table
 from windtunnel.serving import codes
 from windtunnel.serving.custom.policy import Policy, PolicyCaller
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.engines.defaults import is_users_own
 from windtunnel.serving.per_request.loop import run_per_request
+from windtunnel.serving.runners.batched import Progress, step_table
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.frontend import usual_frontend_s
 from windtunnel.serving.setup.memory import MemoryPlan
@@ -30,9 +31,6 @@ BUFFER_ROWS = 131_072
 """Each buffer of step rows has twice the rows of the one before, up to this. Clearing the largest takes 0.2 ms, a
 quarter of a run of 3,000 batches."""
 BUFFER_MEMBERS = 2_000_000
-
-Progress = Callable[[int, int], None]
-"""Called with (requests finished, requests in all)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +94,6 @@ def schedule_per_request(
     events = np.zeros(settings.num_replicas * (settings.num_stages + 1) + 1, state.EVENT).view(np.recarray)
     clock = per_request_state.new_per_request_clock(settings)
     buffers, members, stage_s = [], [], []
-    num_rows = FIRST_BUFFER_ROWS
     caller = None
     if policy is not None:
         caller = PolicyCaller(policy, settings, records, sequences, replicas, batches, clock)
@@ -105,17 +102,11 @@ def schedule_per_request(
     prices = per_request_state.Prices(cost, tables)
     shared = passed(records, events, clock)
     started_s = time.perf_counter()
-    while True:
+    for num_rows in _buffer_rows():
         buffer = state.new_steps(num_rows)
         run_tables = RunTables(shared[0], sessions, *shared[1:], *passed(buffer))
         trail = per_request_state.new_trail(settings, num_rows, BUFFER_MEMBERS) if keeps_trail else None
-        num_rows = min(2 * num_rows, BUFFER_ROWS)
-        status = ASK_POLICY
-        while status == ASK_POLICY:
-            status = run_per_request(state_tables, prices, trail, run_tables)
-            if status == ASK_POLICY:
-                assert caller is not None
-                caller.form_batch()
+        status = _fill_buffer(state_tables, prices, trail, run_tables, caller)
         buffers.append(buffer[: clock[0].rows])
         if trail is not None:
             members.append(trail.members[: clock[0].members])
@@ -129,10 +120,32 @@ def schedule_per_request(
     return PerRequestRun(
         requests=records.view(np.ndarray),
         sequences=sequences.view(np.ndarray),
-        steps=Table({name: np.concatenate([b[name] for b in buffers]) for name in STEP_COLUMNS}, STEP_COLUMNS),
+        steps=step_table(buffers),
         engine_time_s=engine_time_s,
         trail=Trail(np.concatenate(members), np.concatenate(stage_s)) if keeps_trail else None,
     )
+
+
+def _fill_buffer(
+    state_tables: per_request_state.SequenceTables,
+    prices: per_request_state.Prices,
+    trail: Any,
+    run_tables: RunTables,
+    caller: PolicyCaller | None,
+) -> int:
+    """Run the loop until it ends or its buffer is full; call the policy for each batch that the loop asks for."""
+    while (status := run_per_request(state_tables, prices, trail, run_tables)) == ASK_POLICY:
+        assert caller is not None
+        caller.form_batch()
+    return int(status)
+
+
+def _buffer_rows() -> Iterator[int]:
+    """Yield the rows of each buffer: twice those of the one before, up to `BUFFER_ROWS`."""
+    num_rows = FIRST_BUFFER_ROWS
+    while True:
+        yield num_rows
+        num_rows = min(2 * num_rows, BUFFER_ROWS)
 
 
 def _check_end(status: int, clock: Any, num_requests: int) -> None:
