@@ -101,8 +101,7 @@ def simulate_long(
     started_s = time.perf_counter()
     requests = generate(scenario.workload, scenario.seed)
     generate_time_s = time.perf_counter() - started_s
-    if requests.previous is not None or requests.prefixes is not None:
-        raise InputError("sessions and shared prompts need all replicas at once", "use simulate, or leave them out")
+    _check_single(requests)
     setup = with_model_len(setup, requests)
     shard = shard_of(setup)
     memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
@@ -124,6 +123,12 @@ def simulate_long(
             progress(sum(count.num_requests for count in counts), requests.num_requests)
     summary = _summary(scenario, requests, latencies, counts, setup)
     return LongRun(summary, generate_time_s, sum(count.engine_cpu_s for count in counts))
+
+
+def _check_single(requests: RequestArrays) -> None:
+    """Refuse requests that depend on others."""
+    if requests.previous is not None or requests.prefixes is not None:
+        raise InputError("sessions and shared prompts need all replicas at once", "use simulate, or leave them out")
 
 
 def _check_independent(scenario: Scenario) -> None:

@@ -1,7 +1,7 @@
 """`windtunnel whatif`: run every combination of a few settings, and compare."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,9 @@ from windtunnel.cli.options import (
 from windtunnel.cli.output import answer, write_page
 from windtunnel.cli.serving.simulate import load_options
 from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.search.space.space import Space
 
 _GRID, _OUTPUT = HelpSection("What varies"), HelpSection("Result")
 NEEDED = ("model", "device", "rate", "concurrency", "input_tokens", "output_tokens")
@@ -54,20 +57,7 @@ def command(
     windtunnel whatif --model llama-3.1-8b --input-tokens 1024 --output-tokens 256 \\
         --vary device=h100_sxm,l40s --vary rate=2,4,8
     """
-    from windtunnel.schema import encode
-    from windtunnel.search.capacity.limits import limits_of, parse_limits
-    from windtunnel.search.whatif import axes_of, grid_of
-
-    if not vary:
-        raise InputError("--vary is missing", "name a setting and its values: --vary tp=1,2,4")
-    if scenario is None:
-        axes = axes_of(vary)
-        options = {name: value if value is not None else _first(axes, name) for name, value in options.items()}
-    base = scenario_of(scenario, options)
-    limits = parse_limits(slo) if slo is not None else limits_of(base.slo)
-    raw = {**encode(base), "limits": {limit.name: limit.most_s for limit in limits}}
-    raw.pop("slo", None)
-    space = grid_of(raw, vary)
+    space = _space(scenario, vary, slo, options)
 
     from windtunnel.cli.progress import counted
     from windtunnel.report.search.whatif import grid_document, grid_page, grid_report, shown_figures
@@ -91,3 +81,21 @@ def _first(axes: dict[str, list[Any]], name: str) -> Any:
         return None
     value = axes[name][0]
     return str(value) if name.endswith("_tokens") else value
+
+
+def _space(scenario: Path | None, vary: tuple[str, ...], slo: str | None, options: dict[str, Any]) -> "Space":
+    """Return the grid of settings around a scenario, with its limits."""
+    from windtunnel.schema import encode
+    from windtunnel.search.capacity.limits import limits_of, parse_limits
+    from windtunnel.search.whatif import axes_of, grid_of
+
+    if not vary:
+        raise InputError("--vary is missing", "name a setting and its values: --vary tp=1,2,4")
+    if scenario is None:
+        axes = axes_of(vary)
+        options = {name: value if value is not None else _first(axes, name) for name, value in options.items()}
+    base = scenario_of(scenario, options)
+    limits = parse_limits(slo) if slo is not None else limits_of(base.slo)
+    raw = {**encode(base), "limits": {limit.name: limit.most_s for limit in limits}}
+    raw.pop("slo", None)
+    return grid_of(raw, vary)

@@ -59,6 +59,16 @@ def drop_first_at_router(fleet: ReplicaFleet) -> None:
 
 
 @inner
+def count_up(fleet: ReplicaFleet) -> int:
+    """Return how many replicas are up."""
+    num_up = 0
+    for replica in range(fleet.replicas.size):
+        if fleet.replicas[replica].phase == UP:
+            num_up += 1
+    return num_up
+
+
+@inner
 def nth_up(fleet: ReplicaFleet, n: int) -> int:
     """Return the `n`-th of the replicas that are up."""
     for replica in range(fleet.replicas.size):
@@ -80,10 +90,7 @@ def route_up(
     i: int,
 ) -> int:
     """Choose a replica that is up, as `serving.cluster.routers.route`; NONE where there is none, or none with room."""
-    num_up = 0
-    for replica in range(settings.num_replicas):
-        if fleet.replicas[replica].phase == UP:
-            num_up += 1
+    num_up = count_up(fleet)
     if num_up == 0:
         return NONE
     if settings.router == ROUND_ROBIN:

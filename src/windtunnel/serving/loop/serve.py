@@ -30,7 +30,7 @@ from windtunnel.serving.loop.steps import start_step
 from windtunnel.serving.schedulers.batch import begin_batch, end_batch
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import Pools, cache_of, cost_of
-from windtunnel.serving.state.records import NONE, Clock, StepCost
+from windtunnel.serving.state.records import NONE, Clock, Requests, StepCost
 from windtunnel.serving.state.status import ASK_ROUTER, DONE, MORE, STUCK
 from windtunnel.serving.state.tables import PoolTables, RunTables, pool_tables_of
 
@@ -206,17 +206,23 @@ def form_batches(
             begin_batch(slots, slot, cutoff_s)
             if pools is not None:
                 join_ready(pool, run.requests, pools, rank, slot)
-            num_decodes = 0
-            if pool.vllm_v1 is not None:
-                if settings.scheduler != SGLANG:
-                    num_decodes = form_batch_vllm_v1(pool, run.requests, rank, slot, now_s)
-            if pool.sglang is not None:
-                if settings.scheduler == SGLANG:
-                    num_decodes = form_batch_sglang(pool, run.requests, rank, slot, now_s)
-            num_batches += end_batch(settings, run.requests, pool.ranks, slots, pool.lists, rank, slot, num_decodes)
+            num_batches += form_batch(pool, run.requests, rank, slot, now_s)
         if cutoff_s == now_s and not forms_again:
             break
         cutoff_s, forms_again = now_s, False
     if pools is not None:
         for rank in range(first, first + settings.ranks_per_replica):
             pull(pool, run, pools, rank, rank * settings.num_stages + stage, now_s)
+
+
+@inner
+def form_batch(pool: PoolTables, requests: Requests, rank: int, slot: int, now_s: float) -> int:
+    """Form the batch of a rank's slot by the engine's scheduler; returns 1, or 0 if it is empty."""
+    num_decodes = 0
+    if pool.vllm_v1 is not None:
+        if pool.settings.scheduler != SGLANG:
+            num_decodes = form_batch_vllm_v1(pool, requests, rank, slot, now_s)
+    if pool.sglang is not None:
+        if pool.settings.scheduler == SGLANG:
+            num_decodes = form_batch_sglang(pool, requests, rank, slot, now_s)
+    return end_batch(pool.settings, requests, pool.ranks, pool.slots, pool.lists, rank, slot, num_decodes)

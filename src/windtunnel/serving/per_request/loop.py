@@ -51,7 +51,7 @@ from windtunnel.serving.state.per_request import (
     SequenceTables,
     Trail,
 )
-from windtunnel.serving.state.records import NONE, Floats, Requests
+from windtunnel.serving.state.records import NONE, Floats, Requests, StepCost
 from windtunnel.serving.state.status import ASK_POLICY, DONE, MORE, OUT_OF_STEPS, OUT_OF_TABLES, STUCK
 from windtunnel.serving.state.tables import RunTables
 
@@ -139,11 +139,7 @@ def complete(
         has_decoded = sequences[i].is_prefilled
         count_tokens(requests, sequences, i, tokens[position] * num_steps, now_s)
         if sequences[i].processed_tokens >= sequences[i].total_tokens:
-            requests[i].finish_s = now_s
-            conclude(settings, run, i, now_s)
-            replicas[replica].num_outstanding -= 1
-            if settings.scheduler != FASTER_TRANSFORMER:
-                release(sequences, replicas, replica, i)
+            end_request(tables, run, replica, i, now_s)
         elif has_decoded and joins:
             join(settings, requests, sequences, slots, batches, slot, i, now_s)
             has_joined = True
@@ -160,6 +156,16 @@ def complete(
         release_together(tables, replica, slot, unfinished)
     slots[slot].num_requests = 0
     replicas[replica].num_in_flight -= 1
+
+
+@inner
+def end_request(tables: SequenceTables, run: RunTables, replica: int, i: int, now_s: float) -> None:
+    """End request `i`, which has its last token; its blocks are freed, FasterTransformer's with the whole batch."""
+    run.requests[i].finish_s = now_s
+    conclude(tables.settings, run, i, now_s)
+    tables.replicas[replica].num_outstanding -= 1
+    if tables.settings.scheduler != FASTER_TRANSFORMER:
+        release(tables.sequences, tables.replicas, replica, i)
 
 
 @inner
@@ -419,6 +425,14 @@ def batch_of(
 
 
 @inner
+def batch_device_s(cost: StepCost, clock: Records[PerRequestClock], batch: Batch) -> float:
+    """Price a batch on the device, by the recorded durations where there are any."""
+    if cost.recorded_step_s.size > 0:
+        return cost.recorded_step_s[clock[0].batches]
+    return model_step_s(cost, batch.num_decodes, batch.context_tokens, batch.prompt_tokens, batch.pairs, batch.sampled)
+
+
+@inner
 def passage_of(
     tables: SequenceTables,
     prices: Prices,
@@ -434,12 +448,7 @@ def passage_of(
     settings, stages = tables.settings, tables.stages
     if prices.cost is not None:
         cost = prices.cost
-        if cost.recorded_step_s.size == 0:
-            device_s = model_step_s(
-                cost, batch.num_decodes, batch.context_tokens, batch.prompt_tokens, batch.pairs, batch.sampled
-            )
-        else:
-            device_s = cost.recorded_step_s[clock[0].batches]
+        device_s = batch_device_s(cost, clock, batch)
         if settings.num_stages == 1:
             return Passage(now_s, now_s + with_host(cost, device_s, batch.num_running), 0.0)
         host_s = cost.host_step_s + cost.host_request_s * batch.num_running

@@ -107,6 +107,20 @@ def comes_and_goes(deployment: Deployment) -> bool:
     return deployment.autoscaling is not None or deployment.faults is not None
 
 
+def _policy(scaling: TargetScaling) -> dict[str, Any]:
+    """Return the fields of `kernel.Scaling` that a policy of autoscaling sets."""
+    return {
+        "metric": codes.SCALING_METRICS.index(scaling.metric),
+        "target": scaling.target,
+        "min_replicas": scaling.min_replicas,
+        "max_replicas": scaling.max_replicas,
+        "interval_s": scaling.interval_s,
+        "tolerance_fraction": scaling.tolerance_fraction,
+        "up_looks": int(scaling.scale_up_after_s // scaling.interval_s),
+        "down_looks": int(scaling.scale_down_after_s // scaling.interval_s),
+    }
+
+
 def fleet_plan(deployment: Deployment, most_outstanding: int, seed: int) -> FleetPlan:
     """Return the plan that a deployment describes.
 
@@ -125,18 +139,6 @@ def fleet_plan(deployment: Deployment, most_outstanding: int, seed: int) -> Flee
             "give deployment.start_s: loading weights and capturing graphs, and booting the node if that is part of it",
         )
     _check_faults(faults, deployment.most_replicas, deployment.start_s or 0.0)
-    policy: dict[str, Any] = {}
-    if isinstance(scaling, TargetScaling):
-        policy = {
-            "metric": codes.SCALING_METRICS.index(scaling.metric),
-            "target": scaling.target,
-            "min_replicas": scaling.min_replicas,
-            "max_replicas": scaling.max_replicas,
-            "interval_s": scaling.interval_s,
-            "tolerance_fraction": scaling.tolerance_fraction,
-            "up_looks": int(scaling.scale_up_after_s // scaling.interval_s),
-            "down_looks": int(scaling.scale_down_after_s // scaling.interval_s),
-        }
     changes = scaling.changes if isinstance(scaling, ScheduledScaling) else ()
 
     def faults_of(replica: int) -> Iterator[Fault]:
@@ -149,7 +151,7 @@ def fleet_plan(deployment: Deployment, most_outstanding: int, seed: int) -> Flee
             retry_s=faults.retry_s if faults else 0.0,
             starts_over=int(faults is not None and faults.retry == "start_over"),
             most_outstanding=deployment.router_limit or most_outstanding,
-            **policy,
+            **(_policy(scaling) if isinstance(scaling, TargetScaling) else {}),
         ),
         changes=[(change.at_s, change.replicas) for change in changes],
         faults_of=faults_of,

@@ -22,6 +22,7 @@ def kernel_settings(
     assert engine.max_num_seqs is not None
     assert engine.max_num_batched_tokens is not None
     num_requests = max(requests.arrival_s.size, 1)
+    is_lpm = engine.scheduling_policy == codes.LONGEST_PREFIX_MATCH
     return state.KernelSettings(
         scheduler=codes.SCHEDULERS.index(str(engine.scheduler)),
         num_replicas=num_replicas,
@@ -31,10 +32,8 @@ def kernel_settings(
         long_prefill_token_threshold=engine.long_prefill_token_threshold or 0,
         chunked_prefill=int(bool(engine.enable_chunked_prefill)),
         max_prefill_tokens=engine.max_prefill_tokens or engine.max_num_batched_tokens,
-        queue_order=0
-        if engine.scheduling_policy == "lpm"
-        else codes.QUEUE_ORDERS.index(engine.scheduling_policy or "fcfs"),
-        longest_prefix_first=int(engine.scheduling_policy == "lpm"),
+        queue_order=codes.QUEUE_ORDERS.index("fcfs" if is_lpm else engine.scheduling_policy or "fcfs"),
+        longest_prefix_first=int(is_lpm),
         block_size=memory.block_size,
         num_blocks=memory.num_blocks,
         blocks_per_request=memory.blocks_per_request,

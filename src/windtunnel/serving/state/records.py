@@ -484,6 +484,14 @@ def new_requests(arrival_s: Floats, input_tokens: Ints, output_tokens: Ints, pri
     return requests
 
 
+def empty_lists(shape: int | tuple[int, int], dtype: np.dtype[Any]) -> Table:
+    """Make records that each hold the ends of an empty list, in `first` and `last`."""
+    records = np.zeros(shape, dtype).view(np.recarray)
+    records["first"] = NONE
+    records["last"] = NONE
+    return records
+
+
 def new_cache(
     settings: KernelSettings,
     nodes: Table,
@@ -511,25 +519,19 @@ def new_cache(
     requests.leaf = leaf
     requests.deepest = NONE
     requests.cached_tokens = NONE
-    ranks = np.zeros(num_ranks, CACHE_RANK).view(np.recarray)
-    ranks["first"] = NONE
-    ranks["last"] = NONE
     entries = np.zeros((num_ranks - 1) * num_shared + nodes.size, ENTRY).view(np.recarray)
     kept = np.zeros((tiers.size, entries.size), KEPT).view(np.recarray)
-    pools = np.zeros((tiers.size, num_ranks), POOL).view(np.recarray)
-    pools["first"] = NONE
-    pools["last"] = NONE
     return Cache(
         num_shared=num_shared,
         nodes=nodes,
         entries=entries,
         requests=requests,
-        ranks=ranks,
+        ranks=empty_lists(num_ranks, CACHE_RANK),
         load_overlaps=load_overlaps,
         load_s=np.zeros(num_ranks * settings.num_stages),
         tiers=tiers,
         kept=kept,
-        pools=pools,
+        pools=empty_lists((tiers.size, num_ranks), POOL),
         loaded=np.zeros((tiers.size, leaf.size), np.int64),
     )
 
