@@ -228,7 +228,7 @@ def test_a_format_that_the_device_cannot_compute() -> None:
     ("change", "message"),
     [
         ({"seed": -1}, "seed is -1"),
-        ({"seed": 2**53 + 1}, "at most 9007199254740992 is possible"),
+        ({"seed": 2**53 + 1}, "from 0 to 9007199254740992 is needed"),
         ({"slo": {"ttft_s": 0}}, "ttft_s is 0"),
         ({"slo": {"ttft_s": "-5ms"}}, "ttft_s is -0.005"),
         ({"deployment": {"device": "h100_sxm", "replicas": 0}}, "replicas is 0"),

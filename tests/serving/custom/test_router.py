@@ -79,7 +79,7 @@ def test_it_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (lambda _request, _replicas: 9, "to replica 9"),
         (lambda _request, _replicas: "first", "returned 'first'"),
         (lambda _request, _replicas: 1 // 0, "ZeroDivisionError"),
-        (lambda _request, _replicas: None, "held at the router"),
+        (lambda _request, _replicas: None, "wait at the router"),
     ],
 )
 def test_nonsense_is_refused(router: object, message: str) -> None:
