@@ -16,6 +16,10 @@ PYTEST := $(BIN)/python -m pytest
 
 DEPLOYMENT := --model meta-llama/Llama-3.1-70B --device h100_sxm --tp 4 --quant fp8 --engine vllm
 
+# The tests that run kernels.
+KERNEL_TESTS := tests/compiled tests/network tests/serving/cluster tests/serving/custom tests/serving/kv tests/serving/loop \
+	tests/serving/per_request tests/serving/setup tests/serving/test_pools.py tests/training/pipeline
+
 # Real engines, which bring a torch of their own.
 ENGINES := .venv-engines
 
@@ -53,7 +57,7 @@ test-fast: $(TOOLS) ## a minute: one case of every quick test, in every package
 	$(PYTEST) -n $(WORKERS) --dist worksteal -q --fast $(ARGS)
 
 test-nojit: $(TOOLS) ## the small scenarios again, interpreted: the compiled and the plain loop must agree to the bit
-	NUMBA_DISABLE_JIT=1 $(PYTEST) -n $(WORKERS) --dist worksteal -m 'not compiled and not slow' tests/compiled tests/serving tests/network tests/training tests/workload tests/calibration
+	NUMBA_DISABLE_JIT=1 $(PYTEST) -n $(WORKERS) --dist worksteal -m 'not compiled and not slow' $(KERNEL_TESTS)
 
 test-engines: $(TOOLS) $(ENGINES)/.installed ## real engines on this CPU serve a tiny model
 	WINDTUNNEL_ENGINE_PYTHON=$(abspath $(ENGINES)/bin/python) VLLM_CPU_KVCACHE_SPACE=1 OMP_NUM_THREADS=1 \

@@ -255,18 +255,23 @@ def fields_of(struct: Schema, *names: str) -> dict[str, Any]:
     return {name: getattr(struct, name) for name in names}
 
 
+def _shown(value: float) -> str:
+    """Write a number as people do: 0 for 0.0."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
 def check_at_least(least: float, /, **values: float | None) -> None:
     """Raise ValueError unless every value that is given is at least `least`."""
     for name, value in values.items():
         if value is not None and not value >= least:
-            raise ValueError(f"{name} is {value}; at least {least} is needed")
+            raise ValueError(f"{name} is {_shown(value)}; at least {least} is needed")
 
 
 def check_finite(**values: float | None) -> None:
     """Raise ValueError unless every value that is given is finite."""
     for name, value in values.items():
         if value is not None and not math.isfinite(value):
-            raise ValueError(f"{name} is {value}; a finite number is needed")
+            raise ValueError(f"{name} is {_shown(value)}; a finite number is needed")
 
 
 def check_non_negative(**values: float | None) -> None:
@@ -279,7 +284,7 @@ def check_positive(**values: float | None) -> None:
     """Raise ValueError unless every value that is given is finite and above 0."""
     for name, value in values.items():
         if value is not None and not value > 0:
-            raise ValueError(f"{name} is {value}; more than 0 is needed")
+            raise ValueError(f"{name} is {_shown(value)}; more than 0 is needed")
     check_finite(**values)
 
 
@@ -287,7 +292,7 @@ def check_between(least: float, largest: float, /, **values: float | None) -> No
     """Raise ValueError unless every value that is given is from `least` to `largest`."""
     for name, value in values.items():
         if value is not None and not least <= value <= largest:
-            raise ValueError(f"{name} is {value}; from {least} to {largest} is needed")
+            raise ValueError(f"{name} is {_shown(value)}; from {least} to {largest} is needed")
 
 
 def check_fraction(**values: float | None) -> None:

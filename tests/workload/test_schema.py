@@ -120,11 +120,11 @@ WHOLE_OF_TENANTS: dict[str, Any] = {"arrivals": POISSON, "num_requests": 10}
 TENANT: dict[str, Any] = {"name": "a", "share": 1, "input_tokens": 10, "output_tokens": 10}
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "negative rate": (WHOLE | {"arrivals": {"type": "poisson", "rate_per_s": -2}}, r"rate_per_s.*-2.*\$\.arrivals"),
-    "zero rate": (WHOLE | {"arrivals": {"type": "static", "rate_per_s": 0}}, "rate_per_s is 0.0; more than 0"),
+    "zero rate": (WHOLE | {"arrivals": {"type": "static", "rate_per_s": 0}}, "rate_per_s is 0; more than 0"),
     "NaN rate": (WHOLE | {"arrivals": {"type": "poisson", "rate_per_s": math.nan}}, r"\$\.arrivals\.rate_per_s is nan"),
     "rate that overflows": (WHOLE | {"arrivals": {"type": "poisson", "rate_per_s": 1e-320}}, "from 1e-09 to"),
     "wrong unit": (WHOLE | {"arrivals": {"type": "poisson", "rate_per_s": "5 ms"}}, "unit 'ms'"),
-    "cv of zero": (WHOLE | {"arrivals": {"type": "gamma", "rate_per_s": 1, "cv": 0}}, "cv is 0.0; from 0.001"),
+    "cv of zero": (WHOLE | {"arrivals": {"type": "gamma", "rate_per_s": 1, "cv": 0}}, "cv is 0; from 0.001"),
     "half a burst": (WHOLE | {"arrivals": {"type": "burst", "num_per_burst": 4}}, "must be given together"),
     "no slots": (WHOLE | {"arrivals": {"type": "closed_loop", "concurrency": 0}}, "concurrency is 0; from 1"),
     "unknown arrivals": (WHOLE | {"arrivals": {"type": "poison", "rate_per_s": 1}}, "'poison'"),
