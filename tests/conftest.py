@@ -30,16 +30,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--fast`, keep the first case of each function that is not slow."""
+    """With `--fast`, keep the first case of each quick function."""
     if not config.getoption("--fast"):
         return
     first: dict[str, pytest.Item] = {}
     for item in items:
-        if not item.get_closest_marker("slow") and not item.get_closest_marker("engine"):
+        if not any(item.get_closest_marker(name) for name in ("engine", "full", "slow")):
             first.setdefault(item.nodeid.partition("[")[0], item)
-    kept = list(first.values())
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = kept
+    kept = {item.nodeid for item in first.values()}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+    items[:] = first.values()
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,7 @@ def output_of(example: Path, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
 def test_example_prints_what_it_says(example: Path, tmp_path: Path) -> None:
     expected = example.with_suffix(".out").read_text(encoding="utf-8")

@@ -191,6 +191,7 @@ def scenario_of(row: dict[str, str], traces: Path, tmp_path: Path) -> Scenario:
     return scenario_from({"model": hub, "deployment": deployment, "workload": {"trace": {"path": str(path)}}})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 def test_recorded_runs_are_met_from_profile_and_trace(reference: Path, case: str, tmp_path: Path) -> None:
     row = run_of(reference / "serving", case)

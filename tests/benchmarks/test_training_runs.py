@@ -186,12 +186,14 @@ def test_selective_recomputation_runs_are_predicted_within_calculons_error(refer
     assert found.max() < 0.08
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "budget"), [("megatron", 0.10), ("mlperf_summary", 0.10)])
 def test_published_runs_are_predicted_within_budget(reference: Path, name: str, budget: float) -> None:
     runs, _ = read_training_runs(reference / "training" / f"{name}.csv")
     assert np.median(np.abs(errors(runs))) < budget
 
 
+@pytest.mark.full
 def test_runs_out_of_memory_are_told_from_those_that_fit(reference: Path) -> None:
     runs, _ = read_training_runs(reference / "training" / "bloom_chronicles.csv")
     setups = [(run, resolve(run.job)) for run in runs]

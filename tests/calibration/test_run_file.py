@@ -29,6 +29,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert read_run_file(path) == RUNS
 
 
+@pytest.mark.full
 def test_every_published_row_is_read_back(reference: Path, tmp_path: Path) -> None:
     runs = read_measurements(reference / "silicon" / "dev.csv")
     write_run_file(runs, tmp_path / "runs.jsonl")

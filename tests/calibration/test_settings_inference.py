@@ -93,6 +93,7 @@ def test_a_setting_is_not_taken_that_other_configurations_speak_against(limited:
     assert learnt_from(mixed) == {}
 
 
+@pytest.mark.full
 def test_a_setting_that_one_run_of_a_series_recorded_is_chosen_for_none(limited: list[PricedServer]) -> None:
     """Its steps are priced no further than its own limit."""
     one = replace(limited[0], measurement=replace(limited[0].measurement, unknown=("max_num_batched_tokens",)))
@@ -118,6 +119,7 @@ def test_runs_left_out_are_predicted_with_what_the_others_say(limited: list[Pric
     assert held_out(lied, around, fold)[2] == held[2]
 
 
+@pytest.mark.full
 def test_memory_kept_from_the_cache_is_found_again_where_the_cache_is_full() -> None:
     learnt = learnt_from(ran((256, 512, 640), LONG, reserved_bytes=12 * GIB))
     assert dict(learnt[RunSeries("vllm", "h100_sxm")].values) == {"reserved_bytes": 12 * GIB}

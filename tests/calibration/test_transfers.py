@@ -43,6 +43,7 @@ def with_transfer(scenario: Scenario, transfer: Transfer) -> Scenario:
     return msgspec.structs.replace(scenario, deployment=msgspec.structs.replace(scenario.deployment, transfer=own))
 
 
+@pytest.mark.full
 def test_known_transfers_are_recovered() -> None:
     taken = Transfer(latency_s=LATENCY_S, link_efficiency=EFFICIENCY)
     runs = [run_of(prompt, tp, taken) for prompt in PROMPTS for tp in (1, 2, 4)]
@@ -65,6 +66,7 @@ def test_a_latency_of_a_hundred_times_the_default_is_found_where_steps_are_long(
     assert found.latency_s == pytest.approx(taken.latency_s, rel=0.25)
 
 
+@pytest.mark.full
 def test_runs_as_the_defaults_have_them_change_nothing() -> None:
     runs = [run_of(prompt, tp, Transfer()) for prompt in PROMPTS for tp in (1, 2)]
     assert with_transfers({"vllm-h100_pcie": HELD}, runs, "made up") == {"vllm-h100_pcie": HELD}
@@ -85,6 +87,7 @@ def test_one_configuration_can_be_held_against_no_other() -> None:
     assert with_transfers({}, [run_of(prompt, 1, taken) for prompt in PROMPTS], "made up") == {}
 
 
+@pytest.mark.full
 def test_without_aggregated_runs_a_calibration_holds_the_transfer_alone() -> None:
     taken = Transfer(latency_s=LATENCY_S, link_efficiency=EFFICIENCY)
     runs = [run_of(prompt, tp, taken) for prompt in PROMPTS for tp in (1, 2)]

@@ -3,6 +3,7 @@
 import heapq
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
@@ -25,6 +26,7 @@ def compiled_take(clock: Any) -> Any:
 actions = st.lists(st.none() | st.sampled_from([0, 0, 0, 1, 2, 3, 5, 9, 20, 31, 32, 33, 100, 1000]), max_size=120)
 
 
+@pytest.mark.full
 @given(actions)
 def test_events_leave_in_the_order_of_time_then_scheduling(todo: list[int | None]) -> None:
     clock = new_clock(128, 8, 2)

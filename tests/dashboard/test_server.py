@@ -139,6 +139,7 @@ def heeded_interrupts() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.name != "posix", reason="SIGINT")
 @pytest.mark.usefixtures("heeded_interrupts")
 def test_ctrl_c_ends_it_cleanly(tmp_path: Path) -> None:

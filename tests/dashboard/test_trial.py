@@ -117,6 +117,7 @@ def test_no_program_is_named(tmp_path: Path, setting: str) -> None:
         trial_of(query(text=f"deployment: {{{setting}}}"), tmp_path)
 
 
+@pytest.mark.full
 def test_the_answer_is_that_of_simulate(ask: Ask) -> None:
     assert ask("/api/trial", post=FORM).document == json.loads(as_text(run_document(wt.simulate(wanted()))))
     assert "80% of means" in ask("/trial", post=FORM).text

@@ -331,6 +331,7 @@ def test_links_that_fail_change_the_way() -> None:
     assert len(find_paths(broken, flows, PLAIN).link) == 4
 
 
+@pytest.mark.full
 def test_measured_bus_bandwidth(reference: Path) -> None:
     """Published runs of eight GPUs, 1 MiB and up: within 10 % in the median (4.6 % when this was written)."""
     import csv

@@ -114,6 +114,7 @@ def test_every_point_is_asked_and_refusals_say_why(study: Study) -> None:
     assert sorted(outcome.ranking) == [index for index in range(12) if outcome.evaluations[index].holds]
 
 
+@pytest.mark.full
 def test_a_point_simulated_alone_gives_the_figures_of_the_search(study: Study) -> None:
     outcome = study.outcomes[0]
     for index in outcome.ranking[:3]:
@@ -165,6 +166,7 @@ def test_sglang_and_other_schedulers_and_pools_are_searched() -> None:
     assert outcome.evaluations[3].figures["devices"] == 2
 
 
+@pytest.mark.full
 def test_answers_are_found_again_across_searches(tmp_path: Path) -> None:
     path = tmp_path / "kept.sqlite"
     first = search(space(), quiet(path))
@@ -279,6 +281,7 @@ def test_ray_gives_the_same_answers_when_a_worker_is_killed(study: Study) -> Non
     assert found.count.num_runs == search(space(finalists=1), quiet()).count.num_runs
 
 
+@pytest.mark.full
 def test_strategies_that_ask_fewer_points_find_the_best() -> None:
     wide = {
         "tp": [1, 2, 4],

@@ -47,6 +47,7 @@ def test_a_run_reports_its_pools_and_its_requests_where_they_were() -> None:
     assert (result.steps["prefill_tokens"][~prefills] == 0).all()
 
 
+@pytest.mark.full
 def test_the_resolved_scenario_runs_the_same_again() -> None:
     first = wt.simulate(scenario([PREFILL, DECODE], transfer={"overlap": True, "router": "least_kv"}))
     again = wt.simulate(first.scenario)
@@ -55,6 +56,7 @@ def test_the_resolved_scenario_runs_the_same_again() -> None:
         np.testing.assert_array_equal(first.requests[name], again.requests[name])
 
 
+@pytest.mark.full
 def test_a_pool_takes_from_the_deployment_what_it_leaves_out() -> None:
     pools = [PREFILL | {"engine": {"max_num_seqs": 7}}, DECODE | {"device": "l40s", "parallelism": {"tp": 2}}]
     result = wt.simulate(scenario(pools, engine={"max_num_batched_tokens": 4096}))
@@ -161,6 +163,7 @@ def test_tiers_that_cannot_be_are_refused(prefill: object, decode: object, messa
         two_turns(pools=pools, engine={"kv_tiers": [HOST | {"shared_by": "deployment"}]})
 
 
+@pytest.mark.full
 def test_preempted_requests_find_their_own_blocks_in_pools_too() -> None:
     """Or what a tier below keeps of them, also where the engine does not cache; else they are computed again."""
     again = {}
@@ -202,6 +205,7 @@ def test_who_streams_the_first_output_is_the_engines_own(engine: str, streamed_b
     assert result.scenario.deployment.transfer.streamed_by == streamed_by
 
 
+@pytest.mark.full
 def test_a_first_output_waits_for_a_place_where_it_decodes() -> None:
     """One place for requests of 64 outputs: the second's first output comes when the first is done."""
     one_place = DECODE | {"replicas": 1, "engine": {"max_num_seqs": 1}}
@@ -221,6 +225,7 @@ def test_prompts_are_not_held_to_the_budget_of_steps_that_never_compute_them() -
         wt.simulate(scenario([PREFILL, narrow], engine={"name": "trtllm"}, transfer={"local_prefill_tokens": 1}))
 
 
+@pytest.mark.full
 def test_a_calibration_may_know_of_transfers(tmp_path: Path) -> None:
     profile = tmp_path / "profile.yaml"
     profile.write_text("""
@@ -242,6 +247,7 @@ transfer:
     assert other.scenario.deployment.transfer.link_efficiency == 0.5
 
 
+@pytest.mark.full
 def test_a_latent_cache_is_sent_to_every_device_that_decodes() -> None:
     """To one device and to two that share its heads; and inside a node."""
     taken = {}

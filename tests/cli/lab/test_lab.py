@@ -79,6 +79,7 @@ def test_wrong_input(windtunnel: Command, tmp_path: Path, arguments: tuple[str, 
     assert done.stdout == ""
 
 
+@pytest.mark.full
 def test_a_job_with_too_many_ranks(windtunnel: Command, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed; a replay runs on its gloo")
     path = tmp_path / "job.yaml"
@@ -107,6 +108,7 @@ def test_a_profile_of_nsys_is_shown_and_written_in_every_form(windtunnel: Comman
     assert b"hf_secret" not in capture.read_bytes()
 
 
+@pytest.mark.full
 def test_a_real_profile_becomes_measured_operators(windtunnel: Command, tmp_path: Path, reference: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(CONFIG))

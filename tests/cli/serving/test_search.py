@@ -64,6 +64,7 @@ def test_a_capacity_needs_no_load_to_begin_with(windtunnel: Command) -> None:
     assert "Poisson arrivals, 64 tokens in, 8 tokens out; seed 0" in done.stdout
 
 
+@pytest.mark.full
 def test_a_search_writes_what_it_found(windtunnel: Command, space: str, tmp_path: Path) -> None:
     out = tmp_path / "found"
     done = windtunnel("search", space, "--no-store", "--out", str(out), "--load", "50", "--top", "2")
@@ -91,6 +92,7 @@ def test_a_search_writes_what_it_found(windtunnel: Command, space: str, tmp_path
     assert summary["ttft_s"]["p90"] == document["workloads"][0]["points"][0]["figures"]["ttft_p90"]
 
 
+@pytest.mark.full
 def test_a_narrow_terminal_shows_every_setting_whole(
     windtunnel: Command, space: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_json_has_the_summary_and_all_that_decided_it(windtunnel: Command, small
     assert sum(document["summary"]["time_fractions"].values()) == pytest.approx(1)
 
 
+@pytest.mark.full
 def test_the_same_command_gives_the_same_bytes(windtunnel: Command, small: tuple[str, ...], tmp_path: Path) -> None:
     drawn = (*small, "--input-tokens", "16-512", "--rate", "50")
     drawn = tuple(word for word in drawn if word not in ("--concurrency", "4"))

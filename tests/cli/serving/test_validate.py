@@ -46,6 +46,7 @@ def test_json_holds_every_run_with_its_interval(windtunnel: Command, runs: str) 
     assert "tp = 3" in bad["refused"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("limit", "code"), [("tpot=10000%", 0), ("0.001%", 1), ("ttft=1e-9", 1)])
 def test_the_exit_status_keeps_an_error_budget(windtunnel: Command, runs: str, limit: str, code: int) -> None:
     done = windtunnel("validate", runs, "--max-error", limit)
@@ -98,6 +99,7 @@ def test_a_page_is_one_file(windtunnel: Command, runs: str, tmp_path: Path) -> N
     assert "tp = 3" in text
 
 
+@pytest.mark.full
 def test_a_profile_is_fitted_and_used(windtunnel: Command, runs: str, tmp_path: Path) -> None:
     profile = tmp_path / "profile.yaml"
     done = windtunnel("calibrate", runs, "--out", str(profile))
@@ -145,6 +147,7 @@ def test_one_file_does_not_hold_two_devices(windtunnel: Command, tmp_path: Path)
     assert not out.exists()
 
 
+@pytest.mark.full
 def test_a_limit_that_nobody_knows_is_inferred_kept_and_used(windtunnel: Command, tmp_path: Path) -> None:
     runs, profile = tmp_path / "runs.csv", tmp_path / "profile.yaml"
     header = (
@@ -182,6 +185,7 @@ def pools(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.full
 def test_runs_of_separate_pools_are_predicted_and_told_apart(windtunnel: Command, runs: str, pools: str) -> None:
     done = windtunnel("validate", runs, pools)
     assert done.code == 0
@@ -192,6 +196,7 @@ def test_runs_of_separate_pools_are_predicted_and_told_apart(windtunnel: Command
     assert document["rows"][3]["parallelism"] == "P 1x tp1 D 2x tp1"
 
 
+@pytest.mark.full
 def test_runs_of_separate_pools_take_no_part_in_the_fit_of_others(
     windtunnel: Command, runs: str, pools: str, tmp_path: Path
 ) -> None:
@@ -287,6 +292,7 @@ def test_a_page_that_cannot_be_written_is_known_before_the_work(
     assert "\nhint: " in done.stderr
 
 
+@pytest.mark.full
 def test_a_use_leaves_runs_out(windtunnel: Command, tmp_path: Path) -> None:
     text = RUNS.replace("tpot_ms\n", "tpot_ms,use\n").replace(",20,3\n", ",20,3,\n").replace(",30,4\n", ",30,4,odd\n")
     path = tmp_path / "uses.csv"

@@ -107,6 +107,7 @@ def test_what_is_missing_is_named(windtunnel: Command) -> None:
     assert "device is missing" in done.stderr
 
 
+@pytest.mark.full
 def test_a_search_shows_the_fastest_layouts_that_fit(windtunnel: Command) -> None:
     given = ("--model", "llama-3.1-8b", "--device", "h100_sxm", "--num-devices", "4", "--sequence-tokens", "4096")
     done = windtunnel("train", *given, "--global-batch", "8", "--search", "--json")

@@ -117,6 +117,7 @@ def test_what_aicb_does_silently_is_told(windtunnel: Command, tmp_path: Path) ->
     assert "global_batch = dp x micro_batch x num_microbatches does not hold" in right.stderr
 
 
+@pytest.mark.full
 def test_jobs_are_written_for_other_simulators(windtunnel: Command, job: str, tmp_path: Path) -> None:
     for target, suffix in (("simai", "txt"), ("aicb", "csv")):
         out = tmp_path / f"w.{suffix}"

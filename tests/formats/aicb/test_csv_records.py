@@ -48,6 +48,7 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.full
 @given(st.lists(stretches.map(tuple), min_size=1, max_size=3))
 def test_what_is_written_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, found: list[tuple[Stretch, ...]]

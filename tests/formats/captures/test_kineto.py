@@ -46,6 +46,7 @@ def test_a_recorded_trace_is_read(reference: Path) -> None:
     assert call.duration_s == pytest.approx(35.985e-6)
 
 
+@pytest.mark.full
 def test_a_real_engines_trace_is_read(reference: Path) -> None:
     trace = read_kineto(reference / "profiler" / "vllm_cpu_kineto.json.gz")
     assert len(trace.of_category("cpu_op")) == 41155

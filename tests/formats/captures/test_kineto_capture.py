@@ -98,6 +98,7 @@ def test_without_a_device_the_outermost_operators_count_once(tmp_path: Path) -> 
     assert capture.notes[0].startswith("no device was traced")
 
 
+@pytest.mark.full
 def test_a_real_trace_of_vllm_on_a_cpu(reference: Path) -> None:
     capture = read_capture(reference / "profiler" / "vllm_cpu_kineto.json.gz")
     steps = captured_steps(capture)

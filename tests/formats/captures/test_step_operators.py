@@ -183,6 +183,7 @@ def test_every_launch_of_every_kind_of_model_has_a_row() -> None:
             assert row_of_launch(launch.name) != "other", launch.name
 
 
+@pytest.mark.full
 def test_a_real_engines_kernels_find_their_operators(reference: Path) -> None:
     """The recorded vLLM run: 12 layers of 768, of which a trace of a CPU knows the shapes and no modules."""
     capture = read_capture(reference / "profiler" / "vllm_cpu_kineto.json.gz")
@@ -202,6 +203,7 @@ def test_a_real_engines_kernels_find_their_operators(reference: Path) -> None:
     assert decode["gate_up_proj"] / decode["o_proj"] == pytest.approx(4096 / 768, rel=0.2)
 
 
+@pytest.mark.full
 def test_tables_of_a_real_trace_are_read_back(reference: Path, tmp_path: Path) -> None:
     capture = read_capture(reference / "profiler" / "vllm_cpu_kineto.json.gz")
     steps = measured_steps(capture, shard())

@@ -105,6 +105,7 @@ def test_encoding_of_the_sample_without_its_file() -> None:
     )
 
 
+@pytest.mark.full
 @settings(max_examples=50)
 @given(traces)
 def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, trace: ChakraTrace) -> None:

@@ -393,6 +393,7 @@ rows = st.lists(st.tuples(seconds, seconds, st.integers(0, 2), st.integers(0, 3)
 times = st.lists(st.tuples(st.lists(seconds, min_size=4, max_size=4), st.integers(0, 2)), max_size=20)
 
 
+@pytest.mark.full
 @given(rows=rows, times=times, max_events=st.integers(0, 2000))
 def test_any_tables_make_a_valid_timeline(rows: list[Any], times: list[Any], max_events: int) -> None:
     start, duration, replica, prefills = zip(*rows, strict=True) if rows else ((),) * 4

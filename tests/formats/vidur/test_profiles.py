@@ -36,6 +36,7 @@ def test_every_file_is_written_as_it_was_read(reference: Path, tmp_path: Path) -
         assert copy.read_bytes() == path.read_bytes(), path
 
 
+@pytest.mark.full
 def test_a_real_profile_prices_the_operators_that_it_measured(reference: Path, tmp_path: Path) -> None:
     llama = profiles(reference) / "compute" / "a100" / "meta-llama" / "Llama-2-70b-hf"
     network = profiles(reference) / "network" / "a100_dgx"

@@ -36,6 +36,7 @@ def run_of(reference: Path, name: str) -> PerRequestRun:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", CASES)
 def test_bars_are_those_that_vidur_drew(reference: Path, name: str, tmp_path: Path) -> None:
     from pyarrow import parquet

@@ -105,6 +105,7 @@ def test_a_forward_that_waits_for_the_gpu_is_timed_outside_of_a_graph(cuda: Fake
         timed_forward(waiting, "cuda_graph")
 
 
+@pytest.mark.full
 def test_ranges_of_the_profiler_are_the_stretches_between_marks() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed; operators are measured with it")
     large, small = torch.ones(512, 512), torch.ones(8, 8)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,6 +73,7 @@ def cases(draw: st.DrawFn) -> PacketTables:
     return tables_of(fabric, flows, network, packet)
 
 
+@pytest.mark.full
 @given(cases())
 @settings(max_examples=40)
 def test_the_compiled_loop_is_the_plain_one(tables: PacketTables) -> None:

@@ -70,6 +70,7 @@ def test_another_workload_is_refused(changes: dict[str, int], message: str, conf
         compare_run(tmp_path / "run", other, resolve(scenario(config)))
 
 
+@pytest.mark.full
 def test_a_real_trace_stands_beside_the_simulated_steps(
     config: str, reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_real_trace_stands_beside_the_simulated_steps(
     assert "Decode steps: mean of 19" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_steps_that_the_engine_would_not_form_are_left_out_and_said(config: str, reference: Path) -> None:
     small = scenario_from(
         {

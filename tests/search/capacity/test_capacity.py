@@ -24,6 +24,7 @@ LIMITS = parse_limits("ttft_p90=1s,tpot_p99=50ms")
 CASES = list(product(["h100_sxm", "l40s"], [1, 2], [512, 8192], [16, 256], [0, 1]))[:20]
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_capacity_is_within_a_percent_of_an_exhaustive_scan() -> None:
     """Twenty deployments; the scan walks up the loads in steps of half a percent until the first that fails."""
@@ -72,6 +73,7 @@ def test_a_capped_rate_has_two_loads() -> None:
         capacities(scenario_at(space(), capped), parse_limits("tpot_p90=15ms"), num_seeds=1)
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_a_closed_loops_capacity_is_a_number_of_clients() -> None:
     closed = {"workload.arrivals": {"type": "closed_loop", "concurrency": 3}}

@@ -84,6 +84,7 @@ def test_the_ranking_is_every_layout_that_fits_the_fastest_first(study: Study) -
     assert max(sensitivity(study.space, outcome)["tp"].values()) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("executor", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
 def test_where_it_runs_makes_no_difference(study: Study, executor: Any) -> None:
     elsewhere = search(jobs(), quiet(), Means(executor, 2))
@@ -91,6 +92,7 @@ def test_where_it_runs_makes_no_difference(study: Study, executor: Any) -> None:
     assert elsewhere.outcomes[0].ranking == study.outcomes[0].ranking
 
 
+@pytest.mark.full
 def test_an_interrupted_search_goes_on_and_nothing_is_run_twice(study: Study, tmp_path: Path) -> None:
     def interrupt(*_: int) -> None:
         raise KeyboardInterrupt
@@ -182,6 +184,7 @@ def test_the_content_of_a_topology_is_part_of_the_key(tmp_path: Path) -> None:
     assert key() != first
 
 
+@pytest.mark.full
 def test_the_winner_is_written_as_something_to_run(study: Study, tmp_path: Path, capsys: Any) -> None:
     outcome = study.outcomes[0]
     report = SearchReport(study, 3, [why(study, outcome, 2)], [], [])

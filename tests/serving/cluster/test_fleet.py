@@ -221,6 +221,7 @@ def test_a_request_that_starts_over_streams_its_tokens_again() -> None:
     assert kept.requests["finish_s"].mean() < result.requests["finish_s"].mean()
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_faults_come_as_often_as_they_should() -> None:
     """30 devices that fail every 100 s for 1 s on average: exponential times between failures."""

@@ -139,6 +139,7 @@ def test_a_step_gives_as_many_tokens_as_the_formula_says(acceptance: object, mea
     assert summary.itl_s.p50 / summary.tpot_s.mean == pytest.approx(mean, rel=0.03)
 
 
+@pytest.mark.full
 def test_drafting_costs_time_and_memory() -> None:
     plain, free, layer, model = (
         simulated(),

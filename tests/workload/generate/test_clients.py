@@ -107,6 +107,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
         requests_of(tmp_path / "text.tar")
 
 
+@pytest.mark.full
 def test_the_published_clients(reference: Path) -> None:
     path = reference / "traces/servegen_language_m-small.tar.xz"
     requests = requests_of(path, rate_per_s=10, start_s=86400, duration_s=600, without_lengths="leave_out")
