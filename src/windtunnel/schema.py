@@ -257,7 +257,7 @@ def fields_of(struct: Schema, *names: str) -> dict[str, Any]:
 
 def _shown(value: float) -> str:
     """Write a number as people do: 0 for 0.0."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    return str(value).removesuffix(".0")
 
 
 def check_at_least(least: float, /, **values: float | None) -> None:
