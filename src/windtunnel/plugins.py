@@ -1,0 +1,83 @@
+"""Find alternatives by name: routers, attention kinds, collectives, trace layouts and so on.
+
+An alternative is a module. The shipped ones are the modules of a folder; an installed package adds its own with an
+entry point, for example `[project.entry-points."windtunnel.routers"]` with `sticky = "my_package.sticky"`. Both have
+the same contract, which the docstring of the folder states.
+"""
+
+import importlib
+import pkgutil
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from typing import Any
+
+from windtunnel.errors import InputError, did_you_mean
+
+
+class Registry:
+    """The alternatives of one kind, imported on first use.
+
+    Args:
+        group: entry point group of installed alternatives, such as `windtunnel.routers`.
+        package: folder of the shipped ones, as a dotted name; None where none ships as a module.
+        what: the field's word for one alternative, for messages.
+    """
+
+    def __init__(self, group: str, package: str | None, what: str) -> None:
+        self.group, self.package, self.what = group, package, what
+
+    def names(self) -> tuple[str, ...]:
+        """Return all names: the shipped ones in alphabetical order, then the installed ones."""
+        shipped = _modules(self.package)
+        return (*shipped, *sorted(name for name in _installed(self.group) if name not in shipped))
+
+    def get(self, name: str) -> Any:
+        """Import the alternative of that name.
+
+        Raises:
+            InputError: there is none, an installed one has the name of a shipped one, or it cannot be imported.
+        """
+        shipped, installed = _modules(self.package), _installed(self.group)
+        if name in shipped and name in installed:
+            raise InputError(
+                f"the {self.what} {name!r} of {installed[name].value!r} has the name of a shipped one",
+                f"give its entry point in {self.group!r} another name",
+            )
+        if name in shipped:
+            return importlib.import_module(f"{self.package}.{name}")
+        if name not in installed:
+            known = self.names()
+            raise InputError(
+                f"unknown {self.what} {name!r}", did_you_mean(name, known, f"known: {', '.join(known) or 'none'}")
+            )
+        try:
+            return installed[name].load()
+        except Exception as error:
+            raise InputError(
+                f"the {self.what} {name!r} ({installed[name].value}) cannot be imported: "
+                f"{type(error).__name__}: {error}",
+                "repair or uninstall the package that provides it",
+            ) from error
+
+
+@cache
+def _modules(package: str | None) -> tuple[str, ...]:
+    """Return the names of the modules in a package's folder, without importing them."""
+    if package is None:
+        return ()
+    spec = find_spec(package)
+    assert spec is not None
+    folders = spec.submodule_search_locations
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(folders) if not module.name.startswith("_")))
+
+
+@cache
+def _installed(group: str) -> dict[str, EntryPoint]:
+    """Return the entry points of a group by name."""
+    return {point.name: point for point in entry_points(group=group)}
+
+
+def forget_installed() -> None:
+    """Look for installed packages again, after one was installed in this process."""
+    _installed.cache_clear()
