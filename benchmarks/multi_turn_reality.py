@@ -24,11 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from readers.multi_turn_client import recorded_conversations
-from windtunnel.serving.scenario import resolve, scenario_from
-from windtunnel.serving.server import prepare, serve
+from windtunnel.serving.prepared import prepare
+from windtunnel.serving.scenario import scenario_from
 from windtunnel.serving.setup.frontend import streams
-from windtunnel.serving.setup.prefix_cache import cache_for
-from windtunnel.serving.state.records import KernelSettings
 from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 
 RUNS = Path("serving", "inferencex_multiturn_llama70b_fp4.csv")
@@ -83,11 +81,11 @@ def predicted(run: dict[str, str], requests: RequestArrays) -> dict[str, float]:
             "workload": {"arrivals": {"type": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1},
         }
     )
-    server = prepare(scenario, resolve(scenario), requests)
-    assert isinstance(server.settings, KernelSettings)
-    cache = cache_for(server.setup, server.memory, server.settings, requests)
+    prepared = prepare(scenario, requests)
+    (server,) = prepared.pools
+    run_of_loop = prepared.serve(requests)
+    records, cache = run_of_loop.requests, run_of_loop.cache
     assert cache is not None
-    records, _, _ = serve(server, requests, cache)
     seen_s = server.setup.engine.host.frontend_s(requests.input_tokens, streams(records, records["rank"] * 0, 1))
     decode_s = records["finish_s"] - records["first_token_s"]
     several = records["output_tokens"] > 1

@@ -5,14 +5,12 @@ Every figure is checked against the work it stands for: all requests finished, e
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 import serving_speed
 from windtunnel.serving.codes import DECODE, PREFILL, ROUTERS
-from windtunnel.serving.pools import run_pools
-from windtunnel.serving.runners.batched import run_loop
+from windtunnel.serving.run import LoopRun, run_loop
 from windtunnel.serving.state.pools import HandoffRules, PoolPlan
 from windtunnel.workload.generate.requests import RequestArrays
 
@@ -37,24 +35,25 @@ def main() -> None:
             )
             own = settings._replace(concurrency=concurrency, router=LEAST_OUTSTANDING)
             plans = [
-                PoolPlan(own._replace(num_replicas=count), cost, role, 4e10)
+                PoolPlan(own._replace(num_replicas=count), cost, role=role, link_bytes_per_s=4e10)
                 for count, role in ((prefill, PREFILL), (decode, DECODE))
             ]
-            apart_s, num_rows = timed(lambda: run_pools(plans, TRAVEL, sent)[:3:2])  # noqa: B023
+            apart_s, num_rows = timed(lambda: run_loop(plans, sent, handoff_rules=TRAVEL))  # noqa: B023
             together = own._replace(num_replicas=prefill + decode)
-            together_s, _ = timed(lambda: run_loop(together, cost, sent)[:2])  # noqa: B023
+            together_s, _ = timed(lambda: run_loop([PoolPlan(together, cost)], sent))  # noqa: B023
             print(
                 f"| {prefill} + {decode} | {load} | {NUM_REQUESTS / apart_s:,.0f} | {apart_s / num_rows * 1e9:,.0f} | "
                 f"{together_s / apart_s:.2f} |"
             )
 
 
-def timed(run: Callable[[], tuple[Any, Any]]) -> tuple[float, int]:
+def timed(run: Callable[[], LoopRun]) -> tuple[float, int]:
     """Least CPU seconds of several runs, and rows."""
     best_s = np.inf
     for _ in range(REPEATS):
         started_s = time.process_time()
-        records, steps = run()
+        finished = run()
+        records, steps = finished.requests, finished.steps
         best_s = min(best_s, time.process_time() - started_s)
         assert np.isfinite(records["finish_s"]).all()
         decoded = (steps["decode_tokens"] * steps["num_steps"]).sum() + steps["resumed_tokens"].sum()

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 import windtunnel as wt
-from windtunnel.serving.runners.batched import run_loop
+from windtunnel.serving.run import run_loop
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import plan_memory
 from windtunnel.serving.setup.prefix_cache import prefix_cache
 from windtunnel.serving.setup.step_prices import lower_steps
+from windtunnel.serving.state.pools import PoolPlan
 from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 
 MODEL: dict[str, Any] = {"model": "meta-llama/Llama-3.1-8B", "device": "h100_sxm", "quant": "fp8"}
@@ -103,7 +104,8 @@ def timed(name: str, requests: RequestArrays, replicas: int = 1) -> None:
     for _ in range(REPEATS):
         cache = prefix_cache(settings, requests)
         started_s = time.process_time()
-        records, steps, _ = run_loop(settings, cost, requests, cache=cache)
+        run = run_loop([PoolPlan(settings, cost)], requests, [cache])
+        records, steps = run.requests, run.steps
         best_s = min(best_s, time.process_time() - started_s)
         assert np.isfinite(records["finish_s"]).all()
         found = cache.requests["cached_tokens"].sum()
@@ -112,7 +114,7 @@ def timed(name: str, requests: RequestArrays, replicas: int = 1) -> None:
         )
         hits = found / records["input_tokens"].sum()
         started_s = time.process_time()
-        run_loop(settings, cost, requests)
+        run_loop([PoolPlan(settings, cost)], requests)
         plain_s = min(plain_s, time.process_time() - started_s)
     n = requests.num_requests
     print(f"| {name} | {n:,} | {hits:.0%} | {best_s:.2f} | {n / best_s:,.0f} | {n / plain_s:,.0f} |")

@@ -20,11 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # the or
 
 from oracles.serving.loop import Reference
 from oracles.serving.state import Request
-from windtunnel.serving.runners.batched import run_loop
+from windtunnel.serving.run import run_loop
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import plan_memory
 from windtunnel.serving.setup.step_prices import lower_steps
+from windtunnel.serving.state.pools import PoolPlan
 from windtunnel.serving.state.records import KernelSettings, StepCost
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
@@ -57,10 +58,11 @@ def timed_loop(settings: KernelSettings, cost: StepCost, requests: RequestArrays
     """Best wall time of the loop, steps and rows; asserts that every token was produced."""
     best_s = np.inf
     for _ in range(REPEATS):
-        records, steps, loop_s = run_loop(settings, cost, requests)
+        run = run_loop([PoolPlan(settings, cost)], requests)
+        records, steps = run.requests, run.steps
         assert np.isfinite(records["finish_s"]).all()
         assert (steps["decode_tokens"] * steps["num_steps"]).sum() == (requests.output_tokens - 1).sum()
-        best_s = min(best_s, loop_s)
+        best_s = min(best_s, run.engine_time_s)
     return best_s, int(steps["num_steps"].sum()), len(steps)
 
 
@@ -152,7 +154,8 @@ print(f"one million requests: {{time.perf_counter() - started_s:.2f}} s in all, 
 
 
 if __name__ == "__main__":
-    run_loop(*prepared(8, 16, 64, 16))
+    settings, cost, requests = prepared(8, 16, 64, 16)
+    run_loop([PoolPlan(settings, cost)], requests)
     loop_speed()
     flat_in_batch()
     against_plain_python()

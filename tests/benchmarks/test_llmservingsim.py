@@ -9,11 +9,11 @@ import pytest
 from numpy.typing import NDArray
 
 from readers.llmservingsim import layer_steps, read_layer_profile
+from serving.pool_of_one import run_pool
 from windtunnel.errors import InputError
 from windtunnel.model.operators import BF16_BYTES
-from windtunnel.serving.runners.batched import run_loop
+from windtunnel.serving.prepared import with_model_len
 from windtunnel.serving.scenario import Scenario, resolve, scenario_from
-from windtunnel.serving.server import with_model_len
 from windtunnel.serving.setup.estimators import shard_of
 from windtunnel.serving.setup.frontend import streams
 from windtunnel.serving.setup.kernel_settings import kernel_settings
@@ -214,7 +214,7 @@ def test_recorded_runs_are_met_from_profile_and_trace(reference: Path, case: str
     memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
     settings = kernel_settings(setup, memory, 1, requests)
     # Prefix caching is on, as it was: preempted requests find what is left of their blocks.
-    records, _, _ = run_loop(settings, cost, requests, cache=prefix_cache(settings, requests))
+    records, _ = run_pool(settings, cost, requests, cache=prefix_cache(settings, requests))
     seen_s = setup.engine.host.frontend_s(requests.input_tokens, streams(records, records["rank"], 1))
     decode_s = records["finish_s"] - records["first_token_s"]
     ttft_s = records["first_token_s"] - records["arrival_s"] + seen_s

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from recorded import entries
+from serving.pool_of_one import run_pool
 from step_model import fit_step_model, lower_step_model
 from windtunnel.formats.engine_run import EngineRun, read_engine_runs
 from windtunnel.metrics.records import Table
 from windtunnel.serving.deployment import EngineSettings
-from windtunnel.serving.runners.batched import run_loop
 from windtunnel.serving.setup.step_prices import recorded_steps
 from windtunnel.serving.state.records import KernelSettings, StepCost
 from windtunnel.workload.generate.requests import RequestArrays
@@ -42,7 +42,7 @@ def settings() -> KernelSettings:
 
 def simulate(run: EngineRun, cost: StepCost) -> tuple[np.ndarray, Table]:
     arrays = RequestArrays(run.arrival_s, run.input_tokens, run.output_tokens, np.zeros(run.arrival_s.size, np.int64))
-    records, steps, _ = run_loop(settings(), cost, arrays)
+    records, steps = run_pool(settings(), cost, arrays)
     return records, steps
 
 

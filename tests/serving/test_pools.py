@@ -20,13 +20,12 @@ from serving.loop.test_oracle import (
     random_tiers,
     windows_of,
 )
-from windtunnel.metrics.records import Table
+from serving.pool_of_one import run_pool
 from windtunnel.metrics.summary import itl_distribution
 from windtunnel.serving import codes
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL
-from windtunnel.serving.pools import run_pools
-from windtunnel.serving.runners.batched import run_loop
-from windtunnel.serving.setup.kv_retention import KvRetention
+from windtunnel.serving.run import LoopRun, first_pool, run_loop
+from windtunnel.serving.setup.kv_retention import KvRetention, caches_of
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.pools import HandoffRules, PoolPlan, Pools
 from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
@@ -130,7 +129,13 @@ def plans(
         **shared,
     )
     cost = random_cost(rng, max_num_seqs, max_num_batched_tokens, draw(st.booleans()))
-    return PoolPlan(own, cost, role, draw(st.sampled_from([1e6, 1e8, np.inf])), draw(st.sampled_from([1.0, 1.0, 8.0])))
+    return PoolPlan(
+        own,
+        cost,
+        role=role,
+        link_bytes_per_s=draw(st.sampled_from([1e6, 1e8, np.inf])),
+        kv_copies=draw(st.sampled_from([1.0, 1.0, 8.0])),
+    )
 
 
 def run_oracle(case: Case) -> tuple[list[Request], dict[int, KvTransfer], list[Step]]:
@@ -160,11 +165,15 @@ def run_oracle(case: Case) -> tuple[list[Request], dict[int, KvTransfer], list[S
     return requests, reference.transfers, steps
 
 
-def run_compiled(case: Case) -> tuple[np.ndarray, Pools, Table]:
-    records, pools, steps, *_ = run_pools(
-        case.plans, case.handoff_rules, case.requests, speculation=case.speculation, retention=case.retention
-    )
-    return records, pools, steps
+def pools_of(run: LoopRun) -> Pools:
+    assert run.pools is not None
+    return run.pools
+
+
+def run_compiled(case: Case) -> LoopRun:
+    plans = [plan if plan.role == PREFILL else plan._replace(speculation=case.speculation) for plan in case.plans]
+    caches = [caches_of(plan.settings, kept, case.requests) for plan, kept in zip(plans, case.retention, strict=False)]
+    return run_loop(plans, case.requests, caches, case.handoff_rules)
 
 
 @st.composite
@@ -270,7 +279,8 @@ def test_preempted_requests_find_their_own_blocks_as_the_oracles_do(case: Case) 
 
 def assert_equal_to_the_oracle(case: Case, shares: bool = True) -> None:
     requests, transfers, reference_steps = run_oracle(case)
-    records, pools, steps = run_compiled(case)
+    run = run_compiled(case)
+    records, pools, steps = run.requests, pools_of(run), run.steps
     for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions", "output_tokens"):
         np.testing.assert_array_equal(records[name], [getattr(request, name) for request in requests], err_msg=name)
     for i, transfer in enumerate(pools.transfers):
@@ -278,8 +288,11 @@ def assert_equal_to_the_oracle(case: Case, shares: bool = True) -> None:
             expected = getattr(transfers[i], name) if i in transfers else np.nan
             np.testing.assert_equal(transfer[name], expected)
     if case.retention and shares:
-        found = [max(request.cached_tokens, 0) for request in requests]
-        np.testing.assert_array_equal(pools.transfers.cached_tokens, found)
+        assert run.cache is not None
+        by_pool = run.cache.requests["cached_tokens"].reshape(len(case.plans), -1)
+        cached_tokens = by_pool[first_pool(run), np.arange(len(requests))]
+        expected_tokens = [max(request.cached_tokens, 0) for request in requests]
+        np.testing.assert_array_equal(cached_tokens, expected_tokens)
     by_step = expanded(steps)
     num_replicas = sum(plan.settings.num_replicas for plan in case.plans)
     for replica in range(num_replicas):
@@ -295,7 +308,7 @@ def assert_equal_to_the_oracle(case: Case, shares: bool = True) -> None:
 @given(cases())
 def test_inter_token_latency_equals_the_oracles(case: Case) -> None:
     _, _, reference_steps = run_oracle(case)
-    _, _, steps = run_compiled(case)
+    steps = run_compiled(case).steps
     gaps_s = np.array([gap for step in reference_steps for gap in step.gaps_s])
     found = itl_distribution(steps)
     if gaps_s.size:
@@ -306,7 +319,8 @@ def test_inter_token_latency_equals_the_oracles(case: Case) -> None:
 @settings(max_examples=cases_to_try(200))
 @given(cases())
 def test_invariants(case: Case) -> None:
-    records, pools, steps = run_compiled(case)
+    run = run_compiled(case)
+    records, pools, steps = run.requests, pools_of(run), run.steps
     for pool in pools.pools:
         assert (pools.ranks[pool.first_rank : pool.end_rank].free_blocks == pool.num_blocks).all()
         windows = pools.ranks[pool.first_rank : pool.end_rank].free_window_blocks
@@ -340,9 +354,10 @@ def test_invariants(case: Case) -> None:
 def test_pools_that_do_everything_are_one_pool(case: Case) -> None:
     """Invariant 12. Equal pools of role `both` are the replicas of one deployment, to the bit."""
     plan = case.plans[0]._replace(role=BOTH)
-    records, _, steps, *_ = run_pools([plan, plan], case.handoff_rules._replace(local_tokens=0), case.requests)
+    run = run_loop([plan, plan], case.requests, handoff_rules=case.handoff_rules._replace(local_tokens=0))
+    records, steps = run.requests, run.steps
     whole = plan.settings._replace(num_replicas=2 * plan.settings.num_replicas)
-    expected, expected_steps, _ = run_loop(whole, plan.cost, case.requests)
+    expected, expected_steps = run_pool(whole, plan.cost, case.requests)
     for name in set(records.dtype.names) - {"slot"}:  # slots are counted in each pool
         np.testing.assert_array_equal(records[name], expected[name], err_msg=name)
     for name in steps.columns:
@@ -360,13 +375,14 @@ def test_time_to_first_token_is_that_of_prefill_alone(case: Case) -> None:
         num_blocks=10**6, max_num_seqs=len(case.requests.arrival_s), max_num_batched_tokens=10**4, num_stages=1
     )
     rng = np.random.default_rng(0)
-    roomy = PoolPlan(ample, random_cost(rng, ample.max_num_seqs, ample.max_num_batched_tokens, False), DECODE)
+    cost = random_cost(rng, ample.max_num_seqs, ample.max_num_batched_tokens, False)
+    roomy = PoolPlan(ample, cost, role=DECODE)
     # The decode side looks at its queue when it forms a batch; until then blocks are held, which must not matter.
     prefill = prefill._replace(settings=prefill.settings._replace(num_blocks=10**6))
     handoff_rules = HandoffRules(decode_router=case.handoff_rules.decode_router)
-    records, *_ = run_pools([prefill, roomy], handoff_rules, case.requests)
+    records = run_loop([prefill, roomy], case.requests, handoff_rules=handoff_rules).requests
     ones = replace(case.requests, output_tokens=np.ones_like(case.requests.output_tokens))
-    alone, _, _ = run_loop(prefill.settings, prefill.cost, ones)
+    alone, _ = run_pool(prefill.settings, prefill.cost, ones)
     if case.plans[0].settings.router == codes.ROUTERS.index("round_robin") or prefill.settings.num_replicas == 1:
         np.testing.assert_array_equal(records["first_token_s"], alone["first_token_s"])
 
@@ -387,13 +403,13 @@ def one_slow_link(tail_fraction: float, num_requests: int) -> tuple[np.ndarray, 
         host_overlaps=0,
         recorded_step_s=np.zeros(0),
     )
-    engine = state.KernelSettings(0, 1, 1, 8, 160, 0, 1, 160, 0, 16, 100, 0, 1.0, 1, 0, 0)
-    plans = [PoolPlan(engine, nothing, role, 1e6) for role in (PREFILL, DECODE)]
+    engine = state.KernelSettings(codes.VLLM_V1, 1, 1, 8, 160, block_size=16, num_blocks=100, max_prefill_tokens=160)
+    plans = [PoolPlan(engine, nothing, role=role, link_bytes_per_s=1e6) for role in (PREFILL, DECODE)]
     arrays = [np.full(num_requests, value) for value in (0.0, 16, 4, 0)]
     requests = RequestArrays(arrays[0], *(array.astype(np.int64) for array in arrays[1:]))
     handoff_rules = HandoffRules(bytes_per_token=250.0, latency_s=1e-3, tail_fraction=tail_fraction)
-    records, pools, *_ = run_pools(plans, handoff_rules, requests)
-    return records, pools.transfers
+    run = run_loop(plans, requests, handoff_rules=handoff_rules)
+    return run.requests, pools_of(run).transfers
 
 
 def test_transfers_share_a_link_one_after_another() -> None:

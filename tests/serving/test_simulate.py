@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from serving.pool_of_one import run_pool
 from windtunnel import catalog
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.metrics.records import REQUEST_COLUMNS, STEP_COLUMNS, Table
@@ -11,10 +12,10 @@ from windtunnel.model.operators import Op
 from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimate
 from windtunnel.serving.analysis.attribution import batch_of, provenance
 from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.prepared import check_requests, prepare
 from windtunnel.serving.results import Result
-from windtunnel.serving.runners.batched import run_loop
+from windtunnel.serving.run import LoopRun
 from windtunnel.serving.scenario import Scenario, load, resolve, save
-from windtunnel.serving.server import check_requests, prepare, serve
 from windtunnel.serving.setup.estimators import shard_of
 from windtunnel.serving.setup.fleet_plan import FleetPlan, start_fleet
 from windtunnel.serving.setup.kernel_settings import kernel_settings
@@ -23,7 +24,6 @@ from windtunnel.serving.setup.step_prices import recorded_steps
 from windtunnel.serving.shorthand import scenario
 from windtunnel.serving.simulate import simulate
 from windtunnel.serving.state.fleet import Scaling
-from windtunnel.serving.state.records import KernelSettings
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
 LLAMA, MOE = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B"
@@ -315,7 +315,7 @@ def test_recorded_durations_may_run_out() -> None:
     settings = kernel_settings(setup, memory, 1, requests)
     cost = recorded_steps(np.full(3, 0.1), EngineSettings(max_num_seqs=4))
     with pytest.raises(WindtunnelError, match="the 3 recorded steps end before"):
-        run_loop(settings, cost, requests)
+        run_pool(settings, cost, requests)
 
 
 # KV blocks
@@ -346,22 +346,21 @@ def test_a_fleet_begins_again_for_the_run_in_which_preempted_requests_find_their
 ) -> None:
     scenario = made(num_requests=3)
     requests = generate(scenario.workload, scenario.seed)
-    server = prepare(scenario, resolve(scenario), requests, PlainRoofline())
-    assert isinstance(server.settings, KernelSettings)
-    fleet = start_fleet(FleetPlan(Scaling(initial_replicas=1)), server.settings, 3)
+    prepared = prepare(scenario, requests, estimator=PlainRoofline())
+    fleet = start_fleet(FleetPlan([Scaling(initial_replicas=1)]), [1], 3)
     runs = []
 
-    def preempting(*arguments: Any, **_: Any) -> tuple[Any, ...]:
-        runs.append((arguments[3] is None, arguments[5].fleet))
-        return {"num_preemptions": np.ones(3)}, None, 0.5
+    def preempting(*arguments: Any) -> LoopRun:
+        runs.append((len(arguments[2]), arguments[4].fleet))
+        records = np.ones(3, [("num_preemptions", "i8")])
+        return LoopRun(arguments[0], records, Table({}, {}), 0.5, None, None)
 
-    monkeypatch.setattr("windtunnel.serving.server.run_loop", preempting)
-    assert serve(server, requests, fleet=fleet)[2] == 1.0
-    (no_cache, first), (again, second) = runs
-    assert no_cache
-    assert not again
+    monkeypatch.setattr("windtunnel.serving.prepared.run_loop", preempting)
+    assert prepared.serve(requests, fleet).engine_time_s == 1.0
+    (num_caches, first), (num_caches_again, second) = runs
+    assert (num_caches, num_caches_again) == (0, 1)
     assert first is not second
-    assert serve(server, requests, fleet=fleet, router=lambda *_: 0)[2] == 0.5  # which would be asked twice
+    assert prepared.serve(requests, fleet, lambda *_: 0).engine_time_s == 0.5  # which would be asked twice
 
 
 def test_windows_let_more_long_requests_run_at_a_time() -> None:

@@ -31,9 +31,9 @@ from windtunnel.pricing.estimator import Estimate, Estimator
 from windtunnel.serving.calibration import NONE, release_of
 from windtunnel.serving.deployment import EngineSettings, HostOverheads
 from windtunnel.serving.engines.defaults import whole_prompt_tokens, with_defaults, with_windows
-from windtunnel.serving.runners.batched import run_loop
+from windtunnel.serving.prepared import check_requests, with_model_len
+from windtunnel.serving.run import run_loop
 from windtunnel.serving.scenario import Setup, resolve
-from windtunnel.serving.server import check_requests, with_model_len
 from windtunnel.serving.setup.estimators import estimator_for, estimator_key, shard_of
 from windtunnel.serving.setup.frontend import client_delay_s, usual_streams
 from windtunnel.serving.setup.kernel_settings import kernel_settings
@@ -41,6 +41,7 @@ from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
 from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.serving.setup.step_prices import StepPrices, combined, price_steps
 from windtunnel.serving.state import records as state
+from windtunnel.serving.state.pools import PoolPlan
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
 Floats = NDArray[np.float64]
@@ -191,7 +192,7 @@ class PricedServer:
         busy = usual_streams(settings.max_num_seqs, self.setup, settings.num_replicas, requests.concurrency)
         usual_s = float(host.frontend_s(requests.input_tokens.mean(), busy))
         timed = settings._replace(frontend_s=usual_s)
-        records, _, _ = run_loop(timed, cost, requests, speculation=self.speculation)
+        records = run_loop([PoolPlan(timed, cost, speculation=self.speculation)], requests).requests
         replica = records["rank"] // settings.ranks_per_replica
         seen_s = client_delay_s(host, requests, records, replica, settings.num_replicas)
         measured = np.arange(records.size) >= self.requests.num_warmup

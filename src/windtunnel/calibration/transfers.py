@@ -26,8 +26,9 @@ from windtunnel.errors import InputError
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.calibration import Calibration, LearntTransfer, Provenance, TransferRecord, calibration_for
 from windtunnel.serving.deployment import LINK_EFFICIENCY, TRANSFER_LATENCY_S
-from windtunnel.serving.pools import PreparedPools, prepare_pools, replicas_of, run_pools
-from windtunnel.serving.scenario import Scenario, Setup
+from windtunnel.serving.prepared import PreparedDeployment, alone_scenario, prepare
+from windtunnel.serving.run import replicas_of
+from windtunnel.serving.scenario import Scenario, Setup, resolve
 from windtunnel.serving.setup.estimators import shared_estimators
 from windtunnel.serving.setup.frontend import client_delay_s
 from windtunnel.workload.generate.requests import RequestArrays, generate
@@ -62,22 +63,18 @@ class PricedPools:
     """A measured run of separate pools, ready to be simulated with any KV transfer."""
 
     measurement: Measurement
-    fleet: PreparedPools
+    deployment: PreparedDeployment
     """The pools, prepared with no latency and the whole bandwidth."""
     requests: RequestArrays
 
     def ttft_s(self, values: Values) -> float:
         """Simulate the run; return the TTFT statistic that was measured."""
         latency_s, efficiency = values
-        plans = [plan._replace(link_bytes_per_s=plan.link_bytes_per_s * efficiency) for plan in self.fleet.plans]
-        handoff_rules = self.fleet.handoff_rules._replace(latency_s=latency_s)
-        run = run_pools(
-            plans, handoff_rules, self.requests, speculation=self.fleet.speculation, retention=self.fleet.retention
-        )
-        _, replica, num_replicas = replicas_of(run.records, run.pools)
-        host = self.fleet.servers[0].setup.engine.host
-        seen_s = client_delay_s(host, self.requests, run.records, replica, num_replicas)
-        ttft_s = (run.records["first_token_s"] - run.records["arrival_s"] + seen_s)[self.requests.num_warmup :]
+        run = self.deployment.with_transfers(latency_s, efficiency).serve(self.requests)
+        _, replica, num_replicas = replicas_of(run)
+        host = self.deployment.pools[0].setup.engine.host
+        seen_s = client_delay_s(host, self.requests, run.requests, replica, num_replicas)
+        ttft_s = (run.requests["first_token_s"] - run.requests["arrival_s"] + seen_s)[self.requests.num_warmup :]
         return float(np.median(ttft_s) if self.measurement.statistic == "p50" else np.mean(ttft_s))
 
 
@@ -131,7 +128,7 @@ def fitted_calibration(made: Mapping[str, Calibration], engine: str, device: str
 
 def _kin(priced: PricedPools) -> tuple[str, str]:
     """Return engine and device of the pool that decodes."""
-    decodes = next(part.setup for part in priced.fleet.servers if part.pool.role != "prefill")
+    decodes = next(part.setup for part in priced.deployment.pools if part.pool.role != "prefill")
     return decodes.engine.name, decodes.device.name
 
 
@@ -173,8 +170,9 @@ def _priced(
     deployment = msgspec.structs.replace(run.scenario.deployment, transfer=transfer)
     scenario = msgspec.structs.replace(run.scenario, deployment=deployment)
     requests = generate(scenario.workload, scenario.seed)
-    fleet = prepare_pools(scenario, requests, estimator_of=estimator_of, calibration_of=calibration_of)
-    return PricedPools(run, fleet, requests)
+    alone = [alone_scenario(scenario, pool) for pool in deployment.pools]
+    setups = [resolve(each, calibration=calibration_of(each)) for each in alone]
+    return PricedPools(run, prepare(scenario, requests, setups, estimator_of=estimator_of), requests)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from windtunnel.calibration.measured_runs import METRICS, Measurement, reason_of
 from windtunnel.errors import InputError
 from windtunnel.metrics.uncertainty import Interval
 from windtunnel.pricing.estimator import Coverage, Estimator
-from windtunnel.serving.pools import simulate_pools
 from windtunnel.serving.results import Result
-from windtunnel.serving.runners.batched import Progress
+from windtunnel.serving.run import Progress
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
 from windtunnel.serving.setup.estimators import shared_estimators
 from windtunnel.serving.simulate import simulate
@@ -138,10 +137,7 @@ def _predicted(
         scenario = _accepting(measurement, setup, scenario)
         setup = _decoding_setup(scenario)
 
-    if scenario.deployment.pools:
-        result = simulate_pools(scenario, estimator_of=estimator_of)
-    else:
-        result = simulate(scenario, estimator_of(setup))
+    result = simulate(scenario, estimator_of=estimator_of)
     return RunPrediction(
         measurement=measurement,
         refused="",

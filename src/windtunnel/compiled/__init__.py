@@ -17,6 +17,7 @@ KERNELS = (
     "network/flow/kernel.py",
     "network/packet/kernel/*.py",
     "network/routing.py",
+    "serving/clients.py",
     "serving/cluster/*.py",
     "serving/codes.py",
     "serving/engines/*/*.py",

@@ -80,7 +80,7 @@ def fleet_summary(phases: Table, requests: Table, steps: Table, num_replicas: in
     within = (phases["time_s"] > begin_s) & (phases["time_s"] <= end_s)
     num_retries = requests["num_retries"]
     return FleetSummary(
-        mean_replicas=float((lengths_s * holding).sum() / (end_s - begin_s)),
+        mean_replicas=mean_replicas(phases, requests, 0, num_replicas),
         max_replicas=int(holding[lengths_s > 0].max()),
         replica_hours=float(hours[STARTING:].sum()),
         serving_hours=serving_h,
@@ -95,6 +95,14 @@ def fleet_summary(phases: Table, requests: Table, steps: Table, num_replicas: in
         num_discarded_tokens=int(requests["discarded_tokens"].sum()),
         lost_step_s=float(steps["duration_s"][lost_steps(steps)].sum()),
     )
+
+
+def mean_replicas(phases: Table, requests: Table, first: int, end: int) -> float:
+    """Return the mean number of the replicas from `first` to `end` that hold their devices, over the whole span."""
+    begin_s, end_s = float(requests["arrival_s"].min()), float(requests["finish_s"].max())
+    changes = _changes(phases, end)[first:]
+    lengths_s, holding = _count_over_time(changes, begin_s, end_s, HOLDING)
+    return float((lengths_s * holding).sum() / (end_s - begin_s))
 
 
 def lost_steps(steps: Table) -> NDArray[np.bool_]:

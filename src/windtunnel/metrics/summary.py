@@ -72,6 +72,19 @@ class Utilisation(Schema):
     num_preemptions: int
 
 
+IDLE = Utilisation(
+    busy_fraction=0.0,
+    mean_running=0.0,
+    mean_waiting=0.0,
+    mean_present=0.0,
+    bubble_fraction=0.0,
+    kv_mean_fraction=0.0,
+    kv_peak_fraction=0.0,
+    num_preemptions=0,
+)
+"""Of a pool that ran no step."""
+
+
 class Cost(Schema):
     """Cost at the list price of every device for the whole span."""
 

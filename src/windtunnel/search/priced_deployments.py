@@ -10,9 +10,8 @@ from windtunnel.hardware import Device
 from windtunnel.model.forward import Shard
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.deployment import EngineSettings
-from windtunnel.serving.pools import PreparedPools, prepare_pools
-from windtunnel.serving.scenario import Scenario, Setup, resolve
-from windtunnel.serving.server import Server, prepare
+from windtunnel.serving.prepared import PreparedDeployment, prepare
+from windtunnel.serving.scenario import Scenario, Setup
 from windtunnel.serving.setup.estimators import calibrated, estimator_for, estimator_key, on_network
 from windtunnel.serving.setup.fleet_plan import has_fleet
 from windtunnel.serving.setup.step_prices import LoweredSteps, lower_steps
@@ -42,26 +41,24 @@ class PricedDeployments:
     furthest: list[tuple[int, ...]] = field(default_factory=list)
     """Furthest reach of any grid so far; the next grid reaches as far at once."""
 
-    def server(self, scenario: Scenario, requests: RequestArrays, setup: Setup | None = None) -> Server | PreparedPools:
+    def server(self, scenario: Scenario, requests: RequestArrays, setup: Setup | None = None) -> PreparedDeployment:
         """Prepare the deployment of `scenario` for requests of these lengths.
 
         Args:
             scenario: what to deploy.
-            requests: see `serving.server.prepare`.
+            requests: see `serving.prepared.prepare`.
             setup: what the scenario resolves to, where that is known already.
 
         Raises:
-            InputError: what `serving.server.prepare` and `serving.pools.prepare_pools` raise.
+            InputError: what `serving.prepared.prepare` raises.
         """
         if has_fleet(scenario.deployment):
             raise InputError(
                 "replicas that come and go, and routers that hold requests back, have no capacity of their own",
                 "leave autoscaling, faults and such a router out of a search, and simulate what it finds with them",
             )
-        if scenario.deployment.pools:
-            return prepare_pools(scenario, requests, estimator_of=self.estimator, lower=self.lower)
-        setup = setup or resolve(scenario)
-        return prepare(scenario, setup, requests, self.estimator(setup), self.lower)
+        setups = None if setup is None or scenario.deployment.pools else [setup]
+        return prepare(scenario, requests, setups, estimator_of=self.estimator, lower=self.lower)
 
     def estimator(self, setup: Setup) -> Estimator:
         """Return `serving.setup.estimators.estimator_for`, the same object for the same device and engine."""

@@ -10,8 +10,8 @@ SCHEDULERS: tuple[str, ...] = get_args(EngineScheduler)
 VLLM_V1, TRTLLM, SGLANG, TRTLLM_MAX_UTILIZATION = range(4)
 
 PER_REQUEST_SCHEDULERS = ("vllm_v0", "sarathi", "orca", "faster_transformer", "lightllm", "user")
-"""Schedulers that may batch any subset of a replica's requests, which the per-request loop runs."""
-VLLM_V0, SARATHI, ORCA, FASTER_TRANSFORMER, LIGHTLLM, USER = range(6)
+"""Schedulers that may batch any subset of a replica's requests; their codes follow those of `SCHEDULERS`."""
+VLLM_V0, SARATHI, ORCA, FASTER_TRANSFORMER, LIGHTLLM, USER = range(4, 10)
 
 Router = Literal[
     "round_robin",

@@ -253,27 +253,6 @@ class EngineSettings(Schema):
                 raise ValueError(f"{name} is {value!r}; known: {', '.join(known)}")
 
 
-class Pool(Schema):
-    """Equal replicas with one role; fields left out are the deployment's."""
-
-    name: str
-    role: Role = "both"
-    """`prefill` hands requests over after their prefill, `decode` takes them, `both` serves whole requests."""
-    device: str | None = None
-    node: str | None = None
-    parallelism: Parallelism | None = None
-    replicas: int = 1
-    engine: EngineSettings = EngineSettings()
-    """Settings that differ from the deployment's, one by one. The engine is the deployment's unless another is named;
-    `vllm`, the default name, means the deployment's too. Beside pools with the deployment's engine, a pool of another
-    engine takes over the settings that both read, and neither version nor calibration."""
-    price_usd_per_hour: float | None = None
-
-    def __post_init__(self) -> None:
-        check_at_least(1, replicas=self.replicas)
-        check_non_negative(price_usd_per_hour=self.price_usd_per_hour)
-
-
 class TargetScaling(Schema, tag="target", tag_field="type"):
     """Replicas that bring a metric to its target, by the rule and defaults of Kubernetes' horizontal autoscaler."""
 
@@ -324,6 +303,50 @@ class ScheduledScaling(Schema, tag="schedule", tag_field="type"):
             raise ValueError("changes is empty")
         if sorted(set(times)) != times:
             raise ValueError("changes must be in order of at_s, one at a time")
+
+
+def bounds_of(replicas: int, autoscaling: TargetScaling | ScheduledScaling | None) -> tuple[int, ...]:
+    """Return numbers of replicas whose least and greatest bound the number at any time."""
+    match autoscaling:
+        case TargetScaling():
+            return replicas, autoscaling.min_replicas, autoscaling.max_replicas
+        case ScheduledScaling():
+            return replicas, *(change.replicas for change in autoscaling.changes)
+        case None:
+            return (replicas,)
+
+
+class Pool(Schema):
+    """Equal replicas with one role; fields left out are the deployment's."""
+
+    name: str
+    role: Role = "both"
+    """`prefill` hands requests over after their prefill, `decode` takes them, `both` serves whole requests."""
+    device: str | None = None
+    node: str | None = None
+    parallelism: Parallelism | None = None
+    replicas: int = 1
+    engine: EngineSettings = EngineSettings()
+    """Settings that differ from the deployment's, one by one. The engine is the deployment's unless another is named;
+    `vllm`, the default name, means the deployment's too. Beside pools with the deployment's engine, a pool of another
+    engine takes over the settings that both read, and neither version nor calibration."""
+    price_usd_per_hour: float | None = None
+    autoscaling: TargetScaling | ScheduledScaling | None = None
+    """None: `replicas` all the time."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, replicas=self.replicas)
+        check_non_negative(price_usd_per_hour=self.price_usd_per_hour)
+
+    @property
+    def fewest_replicas(self) -> int:
+        """Smallest number of replicas at any time."""
+        return min(bounds_of(self.replicas, self.autoscaling))
+
+    @property
+    def most_replicas(self) -> int:
+        """Largest number of replicas at any time."""
+        return max(bounds_of(self.replicas, self.autoscaling))
 
 
 class Fault(Schema):
@@ -484,32 +507,28 @@ class Deployment(Schema):
             raise ValueError("router_limit goes with the router deferred, and only with it")
         if self.pools:
             _check_pools(self.pools, self.replicas)
-            if self.autoscaling or self.faults or self.router not in ROUTERS:
-                raise ValueError("pools have no autoscaling, no faults, and no deferred or own router")
+            if self.autoscaling:
+                raise ValueError("autoscaling and pools exclude each other: every pool has an autoscaling of its own")
+
+    @property
+    def groups(self) -> tuple[Pool, ...]:
+        """The pools; where none are given, one that is the whole deployment."""
+        return self.pools or (Pool(name="", replicas=self.replicas, autoscaling=self.autoscaling),)
 
     @property
     def num_devices(self) -> int:
-        if self.pools:
-            return sum(pool.replicas * (pool.parallelism or self.parallelism).num_devices for pool in self.pools)
-        return self.most_replicas * self.parallelism.num_devices
+        """Devices of all replicas, as many as there are at any time."""
+        return sum(pool.most_replicas * (pool.parallelism or self.parallelism).num_devices for pool in self.groups)
 
     @property
     def fewest_replicas(self) -> int:
         """Smallest number of replicas at any time."""
-        if isinstance(self.autoscaling, TargetScaling):
-            return min(self.replicas, self.autoscaling.min_replicas)
-        if isinstance(self.autoscaling, ScheduledScaling):
-            return min(self.replicas, *(change.replicas for change in self.autoscaling.changes))
-        return self.replicas
+        return sum(pool.fewest_replicas for pool in self.groups)
 
     @property
     def most_replicas(self) -> int:
         """Largest number of replicas at any time."""
-        if isinstance(self.autoscaling, TargetScaling):
-            return max(self.replicas, self.autoscaling.max_replicas)
-        if isinstance(self.autoscaling, ScheduledScaling):
-            return max(self.replicas, *(change.replicas for change in self.autoscaling.changes))
-        return self.replicas
+        return sum(pool.most_replicas for pool in self.groups)
 
 
 def _check_pools(pools: tuple[Pool, ...], replicas: int) -> None:

@@ -24,10 +24,10 @@ from windtunnel.metrics.tokens import rows_by_replica, with_token_times
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.schema import Schema
 from windtunnel.serving import codes
+from windtunnel.serving.prepared import check_requests, with_model_len
 from windtunnel.serving.results import power_model
-from windtunnel.serving.runners.batched import Progress, run_loop
+from windtunnel.serving.run import Progress, run_loop
 from windtunnel.serving.scenario import Scenario, Setup, resolve
-from windtunnel.serving.server import check_requests, with_model_len
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.fleet_plan import has_fleet
 from windtunnel.serving.setup.frontend import client_table
@@ -35,6 +35,7 @@ from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
 from windtunnel.serving.setup.step_prices import lower_steps
 from windtunnel.serving.state import records as state
+from windtunnel.serving.state.pools import PoolPlan
 from windtunnel.workload.arrivals import ClosedLoop
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
@@ -164,10 +165,10 @@ def _run_replica(
     """Simulate one replica; return its request table and what the summary counts."""
     settings = kernel_settings(setup, memory, 1, requests)
     started_cpu_s = time.thread_time()
-    records, steps, _ = run_loop(settings, cost, requests)
+    run = run_loop([PoolPlan(settings, cost)], requests)
     engine_cpu_s = time.thread_time() - started_cpu_s
-    table = client_table(setup, requests, records, np.zeros(requests.num_requests, np.int64), 1)
-    del records
+    steps, table = run.steps, client_table(setup, requests, run.requests, np.zeros(requests.num_requests, np.int64), 1)
+    del run
     rows = rows_by_replica(table, steps, 1)
     table = with_token_times(table, steps, rows, setup.parallelism.pp)
     checks = check_run(table, steps, rows, setup.parallelism.pp)

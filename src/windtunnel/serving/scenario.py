@@ -233,6 +233,7 @@ def pool_scenario(scenario: Scenario, pool: Pool) -> Scenario:
         node=pool.node or (deployment.node if pool.device in (None, deployment.device) else None),
         parallelism=pool.parallelism or deployment.parallelism,
         replicas=pool.replicas,
+        autoscaling=pool.autoscaling,
         engine=EngineSettings(**merged),
         calibration=calibration,
         pools=(),

@@ -1,14 +1,60 @@
-"""Simulate any scenario: equal replicas, or pools of several kinds."""
+"""Simulate any scenario: names -> prepared pools -> loop -> records and summary."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.pricing.estimator import Estimator
-from windtunnel.serving.custom.policy import Policy
+from windtunnel.metrics.checks import check_run
+from windtunnel.metrics.fleet import fleet_summary, lost_steps, mean_replicas
+from windtunnel.metrics.records import POOL_COLUMNS, Table
+from windtunnel.metrics.summary import (
+    IDLE,
+    DeploymentSize,
+    DeviceTerms,
+    PoolSummary,
+    Summary,
+    span_of,
+    summarise,
+    utilisation_of,
+    with_pools,
+)
+from windtunnel.metrics.tokens import ReplicaRows, rows_by_replica, with_token_times
+from windtunnel.metrics.uncertainty import Interval
+from windtunnel.pricing.estimator import Coverage, Estimator
+from windtunnel.serving.analysis.attribution import provenance, time_fractions
+from windtunnel.serving.analysis.device_use import stage_uses, step_work, total_work
+from windtunnel.serving.analysis.intervals import disaggregated_intervals, intervals, remarks
+from windtunnel.serving.custom.policy import Policy, policy_name
 from windtunnel.serving.custom.router import Router
-from windtunnel.serving.pools import simulate_pools
-from windtunnel.serving.replicas import simulate_replicas
-from windtunnel.serving.results import Result
-from windtunnel.serving.runners.batched import Progress
-from windtunnel.serving.scenario import Scenario
+from windtunnel.serving.prepared import (
+    PreparedDeployment,
+    PreparedPool,
+    alone_scenario,
+    prepare,
+    users_router,
+)
+from windtunnel.serving.results import PoolResult, Result, limits_of, power_model, resolved_scenario
+from windtunnel.serving.run import LoopRun, Progress, Watch, first_pool, replicas_of
+from windtunnel.serving.scenario import Scenario, Setup
+from windtunnel.serving.setup.estimators import estimator_for
+from windtunnel.serving.setup.fleet_plan import (
+    FleetRecord,
+    FleetRun,
+    comes_and_goes,
+    has_fleet,
+    phase_table,
+    stay_table,
+    with_retries,
+)
+from windtunnel.serving.setup.frontend import client_table
+from windtunnel.serving.setup.transfers import transfer_of
+from windtunnel.workload.generate.requests import RequestArrays, generate
 
 
 def simulate(
@@ -18,6 +64,7 @@ def simulate(
     allow_download: bool = False,
     policy: Policy | None = None,
     router: Router | None = None,
+    estimator_of: Callable[[Setup], Estimator] = estimator_for,
 ) -> Result:
     """Simulate `scenario`.
 
@@ -26,8 +73,9 @@ def simulate(
         estimator: prices operators; None reads the tables measured on each pool's device, or its calibrated roofline.
         progress: called now and then.
         allow_download: look models up on the Hugging Face hub too.
-        policy: the user's scheduler, in place of the engine's: see `serving.custom.policy.Policy`.
+        policy: the user's scheduler, in place of the engines': see `serving.custom.policy.Policy`.
         router: the user's router, in place of the deployment's: see `serving.custom.router.Router`.
+        estimator_of: setup of a pool -> its estimator, where `estimator` is None.
 
     Raises:
         InputError: the scenario's parts do not go together, or a request that this deployment can never serve.
@@ -37,10 +85,283 @@ def simulate(
             f"simulate takes a Scenario, not a {type(scenario).__name__}",
             "windtunnel.load(path) reads one, windtunnel.scenario(model=..., device=..., ...) makes one",
         )
-    if not scenario.deployment.pools:
-        return simulate_replicas(scenario, estimator, progress, allow_download, policy, router)
     if router is not None:
-        raise InputError("a router of one's own does not run in pools", "leave the pools out of the deployment")
-    if policy is not None:
-        raise InputError("a scheduler of one's own does not run in pools", "leave the pools out of the deployment")
-    return simulate_pools(scenario, estimator, progress, allow_download)
+        scenario = _with_router(scenario, router)
+    requests = generate(scenario.workload, scenario.seed)
+    prepared = prepare(scenario, requests, None, estimator, allow_download, estimator_of, policy=policy)
+    return serve_scenario(scenario, prepared, requests, progress, router)
+
+
+def serve_scenario(
+    scenario: Scenario,
+    prepared: PreparedDeployment,
+    requests: RequestArrays,
+    progress: Progress | None = None,
+    router: Router | None = None,
+) -> Result:
+    """Run a scenario on its prepared deployment; `router` is the user's."""
+    fleet = None
+    if has_fleet(scenario.deployment):
+        fleet = prepared.start_fleet(scenario, requests.arrival_s.size)
+        router = router or users_router(scenario.deployment)
+    run = prepared.serve(requests, fleet, router, Watch(progress))
+    records = _records_of(scenario, prepared, requests, run, fleet)
+    summary = _summary(scenario, prepared, requests, records)
+    first = prepared.pools[0]
+    coverage, sources, operators = _provenance(prepared.pools, records)
+    return Result(
+        scenario=_resolved(scenario, prepared),
+        setup=first.setup,
+        memory=first.memory,
+        requests=records.requests,
+        steps=records.steps,
+        summary=summary,
+        coverage=coverage,
+        sources=sources,
+        operators=operators,
+        engine_time_s=run.engine_time_s,
+        intervals=_intervals(prepared.pools, summary, records.requests, coverage, requests.is_open_loop),
+        calibration_remarks=() if scenario.deployment.pools else tuple(remarks(first.setup)),
+        pools=tuple(
+            PoolResult(pool.pool.name, pool.pool.role, pool.setup, pool.memory)
+            for pool in prepared.pools
+            if scenario.deployment.pools
+        ),
+        fleet=records.fleet,
+    )
+
+
+def _with_router(scenario: Scenario, router: Router) -> Scenario:
+    """Name in `scenario` a router that was given as a function."""
+    deployment = msgspec.structs.replace(scenario.deployment, router=policy_name(router), router_limit=None)
+    return msgspec.structs.replace(scenario, deployment=deployment)
+
+
+@dataclass(frozen=True, eq=False)
+class _Records:
+    """Tables of a finished run."""
+
+    requests: Table
+    steps: Table
+    rows: ReplicaRows
+    """Rows of the request table by replica; of the table of stays where a request may leave its replica."""
+    stays: Table | None
+    """None where no request can leave its replica."""
+    tier_tokens: dict[str, NDArray[np.int64]] | None
+    """Tier -> tokens of each prompt that came from it; None where nothing is cached."""
+    fleet: FleetRecord | None
+
+    def steps_of(self, pools: Sequence[PreparedPool], number: int) -> Table:
+        """Return the steps of a pool's replicas that no failure cut short."""
+        steps = self.steps
+        if len(pools) > 1:
+            first, end = replica_bounds(pools)[number]
+            steps = steps.where((steps["replica"] >= first) & (steps["replica"] < end))
+        return steps if self.fleet is None else steps.where(~lost_steps(steps))
+
+    def mean_replicas(self, pools: Sequence[PreparedPool], number: int) -> float:
+        """Return the mean number of a pool's replicas that hold their devices."""
+        first, end = replica_bounds(pools)[number]
+        if self.fleet is None:
+            return end - first
+        return mean_replicas(self.fleet.phases, self.requests, first, end)
+
+
+def replica_bounds(pools: Sequence[PreparedPool]) -> list[tuple[int, int]]:
+    """Return the first replica of each pool, counted through all pools, and the one behind its last."""
+    ends = np.cumsum([0, *(pool.settings.num_replicas for pool in pools)]).tolist()
+    return list(pairwise(ends))
+
+
+def _records_of(
+    scenario: Scenario, prepared: PreparedDeployment, requests: RequestArrays, run: LoopRun, fleet: FleetRun | None
+) -> _Records:
+    """Return the tables of a run, as the client and the metrics see it."""
+    deployment, records, first = scenario.deployment, run.requests, prepared.pools[0]
+    began, ended, num_replicas = replicas_of(run)
+    stays = None
+    if fleet is not None:
+        stays = stay_table(fleet, records, ended)
+        records["arrival_s"] = fleet.fleet.sent_s
+    loaded = _tier_tokens(prepared.pools, run, first_pool(run))
+    cached_tokens = _cached_tokens(run)
+    table = client_table(
+        first.setup,
+        requests,
+        records,
+        ended,
+        num_replicas,
+        tenant=requests.tenant,
+        cached_tokens=cached_tokens,
+        loaded_tokens=None if run.cache is None else sum(loaded.values(), np.zeros(len(records), np.int64)),
+    )
+    rows = rows_by_replica(table, run.steps, num_replicas)
+    record = None
+    if run.pools is None:
+        table = with_token_times(table, run.steps, rows, first.setup.parallelism.pp)
+    else:
+        pool_columns = {name: np.array(run.pools.transfers[name]) for name in list(POOL_COLUMNS)[1:]}
+        table = table.with_columns({"prefill_replica": began, **pool_columns}, POOL_COLUMNS)
+    if fleet is not None and stays is not None:
+        rows = rows_by_replica(stays, run.steps, num_replicas)
+        if comes_and_goes(deployment):
+            table = with_retries(table, fleet.fleet.num_retries, fleet.fleet.discarded_tokens)
+            record = FleetRecord(phase_table(fleet), stays)
+    return _Records(table, run.steps, rows, stays, None if run.cache is None else loaded, record)
+
+
+def _cached_tokens(run: LoopRun) -> NDArray[np.int64] | None:
+    """Return the tokens of each prompt that were found cached where it was first admitted; None without a cache."""
+    if run.pools is None:
+        return None if run.cache is None else run.cache.requests["cached_tokens"]
+    cached_tokens: NDArray[np.int64] = run.pools.transfers["cached_tokens"]
+    if run.cache is not None:
+        by_pool = run.cache.requests["cached_tokens"].reshape(run.pools.pools.size, -1)
+        cached_tokens[:] = by_pool[first_pool(run), np.arange(run.requests.size)]
+    return cached_tokens
+
+
+def _tier_tokens(pools: Sequence[PreparedPool], run: LoopRun, began: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+    """Return tier -> tokens of each prompt that came from it in the pool where the prompt `began`."""
+    by_tier: dict[str, NDArray[np.int64]] = {}
+    if run.cache is None:
+        return by_tier
+    row = 0
+    for number, pool in enumerate(pools):
+        for tier in pool.setup.engine.kv_tiers or ():
+            tokens = np.where(began == number, run.cache.loaded[row] * pool.memory.block_size, 0)
+            by_tier[tier.name] = by_tier.get(tier.name, np.zeros_like(tokens)) + tokens
+            row += 1
+    return by_tier
+
+
+def _summary(scenario: Scenario, prepared: PreparedDeployment, requests: RequestArrays, records: _Records) -> Summary:
+    """Summarise a run over all replicas, and each pool alone where there are pools."""
+    deployment, pools, table = scenario.deployment, prepared.pools, records.requests
+    num_replicas, first = deployment.most_replicas, pools[0]
+    fleet = None
+    if records.fleet is not None:
+        fleet = fleet_summary(records.fleet.phases, table, records.steps, num_replicas)
+    num_blocks = max(pool.memory.num_blocks * pool.settings.ranks_per_replica for pool in pools)
+    limits = limits_of(scenario, requests)
+    if deployment.pools:
+        by_pool = [_pool_summary(scenario, pools, number, records) for number in range(len(pools))]
+        size = DeploymentSize(num_replicas, deployment.num_devices, num_blocks)
+        prices = [pool.usd_per_hour for pool in by_pool if pool.usd_per_hour is not None]
+        mean_devices = size.num_devices * (1.0 if fleet is None else fleet.mean_replicas / num_replicas)
+        terms = DeviceTerms(sum(prices) / mean_devices if len(prices) == len(by_pool) else None)
+        fractions = next(pool.time_fractions for pool in by_pool if pool.time_fractions)
+        summary = summarise(table, records.steps, size, fractions, limits, terms, records.tier_tokens, fleet)
+        return with_pools(summary, table, by_pool)
+    num_stages, price = first.setup.parallelism.pp, deployment.price_usd_per_hour
+    steps = records.steps_of(pools, 0)
+    summary = summarise(
+        table,
+        records.steps,
+        DeploymentSize(num_replicas, deployment.num_devices, num_blocks, num_stages),
+        time_fractions(first.lowered, steps, first.settings),
+        limits,
+        DeviceTerms(
+            first.setup.device.price_usd_per_hour if price is None else price, power_model(scenario, first.setup)
+        ),
+        records.tier_tokens,
+        fleet,
+    )
+    # A verified step gives more tokens than it samples for.
+    is_checked = first.plan.speculation is None
+    return msgspec.structs.replace(
+        summary,
+        checks=check_run(table, records.steps, records.rows, num_stages, records.stays) if is_checked else None,
+        stages=tuple(
+            stage_uses(
+                total_work(first.setup.device, first.shard, steps),
+                steps,
+                num_stages,
+                records.mean_replicas(pools, 0),
+                span_of(table),
+            )
+        ),
+    )
+
+
+def _pool_summary(scenario: Scenario, pools: Sequence[PreparedPool], number: int, records: _Records) -> PoolSummary:
+    """Summarise the steps of one of several pools."""
+    prepared, requests = pools[number], records.requests
+    pool, setup, pp = prepared.pool, prepared.setup, prepared.setup.parallelism.pp
+    first_replica, end_replica = replica_bounds(pools)[number]
+    num_replicas, mean_number = end_replica - first_replica, records.mean_replicas(pools, number)
+    num_devices = num_replicas * setup.parallelism.num_devices
+    mean_devices = mean_number * setup.parallelism.num_devices
+    price = setup.device.price_usd_per_hour if pool.price_usd_per_hour is None else pool.price_usd_per_hour
+    utilisation, fractions, stages = IDLE, {}, []
+    steps = records.steps_of(pools, number)
+    steps = steps.replaced(replica=steps["replica"] - first_replica)
+    if len(steps):
+        num_blocks = prepared.memory.num_blocks * prepared.settings.ranks_per_replica
+        size = DeploymentSize(num_replicas, num_devices, num_blocks, pp)
+        utilisation = utilisation_of(requests, steps, size, mean_number)
+        fractions = time_fractions(prepared.lowered, steps, prepared.settings)
+        work = step_work(setup.device, prepared.shard, steps)
+        stages = stage_uses(work, steps, pp, mean_number, span_of(requests))
+    ended_here = (requests["replica"] >= first_replica) & (requests["replica"] < end_replica)
+    preemptions = int(requests["num_preemptions"][ended_here].sum())
+    power = power_model(alone_scenario(scenario, pool), setup)
+    return PoolSummary(
+        name=pool.name,
+        role=pool.role,
+        num_replicas=num_replicas,
+        num_devices=num_devices,
+        utilisation=msgspec.structs.replace(utilisation, num_preemptions=preemptions),
+        time_fractions=fractions,
+        stages=tuple(stages),
+        mean_w=None if power is None else power.at(utilisation.busy_fraction) * mean_devices,
+        usd_per_hour=None if price is None else price * mean_devices,
+    )
+
+
+def _intervals(
+    pools: Sequence[PreparedPool],
+    summary: Summary,
+    table: Table,
+    coverage: Mapping[Coverage, float],
+    is_open_loop: bool,
+) -> dict[str, Interval]:
+    """Return the intervals of a run, by the engine of the first pool that decodes."""
+    decoder = next(pool for pool in pools if pool.pool.role != "prefill")
+    if decoder.pool.role == "decode":
+        return disaggregated_intervals(decoder.setup.engine.name, summary, table, coverage, is_open_loop)
+    return intervals(decoder.setup, summary, table, coverage, is_open_loop=is_open_loop)
+
+
+def _provenance(pools: Sequence[PreparedPool], records: _Records) -> list[dict[Any, float]]:
+    """Return shares of the device's time by coverage, table and operator, pools weighted by their busy time."""
+    tables = [records.steps_of(pools, number) for number in range(len(pools))]
+    shares: list[tuple[dict[Any, float], ...]] = [
+        provenance(pool.estimator, pool.shard, steps, pool.settings.ranks_per_replica) if len(steps) else ({}, {}, {})
+        for pool, steps in zip(pools, tables, strict=True)
+    ]
+    if len(pools) == 1:
+        return list(shares[0])
+    total_s = sum(float(steps["duration_s"].sum()) for steps in tables)
+    totals: list[dict[Any, float]] = [{}, {}, {}]
+    for steps, each in zip(tables, shares, strict=True):
+        busy_fraction = float(steps["duration_s"].sum()) / total_s
+        for total, share in zip(totals, each, strict=True):
+            for name, fraction in share.items():
+                total[name] = total.get(name, 0.0) + busy_fraction * fraction
+    return [dict(sorted(total.items(), key=lambda item: -item[1])) for total in totals]
+
+
+def _resolved(scenario: Scenario, prepared: PreparedDeployment) -> Scenario:
+    """Write out in `scenario`, or in every pool of it, the defaults that decided the result."""
+    first = prepared.pools[0]
+    if not scenario.deployment.pools:
+        return resolved_scenario(scenario, first.setup, first.memory)
+    pools = []
+    for each in prepared.pools:
+        alone = resolved_scenario(alone_scenario(scenario, each.pool), each.setup, each.memory).deployment
+        fields = {name: getattr(alone, name) for name in ("device", "node", "parallelism", "engine")}
+        pools.append(msgspec.structs.replace(each.pool, **fields))
+    transfer = transfer_of(scenario, [each.setup for each in prepared.pools])
+    deployment = msgspec.structs.replace(scenario.deployment, pools=tuple(pools), transfer=transfer)
+    return msgspec.structs.replace(scenario, precision=first.setup.precision, deployment=deployment)

@@ -22,12 +22,12 @@ from windtunnel.formats.vidur.read import (
     read_config,
     read_tables,
 )
-from windtunnel.formats.vidur.replay import host_s, per_request_settings, replay
+from windtunnel.formats.vidur.replay import host_s, pool_plan, replay
 from windtunnel.report.serving.vidur import replay_metrics
 from windtunnel.serving.deployment import EngineSettings
-from windtunnel.serving.runners.per_request import PerRequestRun, schedule_per_request
+from windtunnel.serving.run import LoopRun, prepare_loop
 from windtunnel.serving.setup.step_prices import recorded_steps
-from windtunnel.serving.state import records as state
+from windtunnel.workload.generate.requests import RequestArrays
 
 RECORDED = entries("vidur/cases/*/config.json")
 
@@ -58,7 +58,7 @@ def case(folder: Path) -> Case:
     return Case(folder)
 
 
-def assert_same_batches(run: PerRequestRun, expected: VidurBatches, time_limit_s: float) -> None:
+def assert_same_batches(run: LoopRun, expected: VidurBatches, time_limit_s: float) -> None:
     """All batches, but that Vidur does not record those that its time limit catches in flight."""
     assert run.trail is not None
     members = run.trail.members
@@ -70,21 +70,21 @@ def assert_same_batches(run: PerRequestRun, expected: VidurBatches, time_limit_s
         np.testing.assert_array_equal(ours, theirs)
 
 
-def run_on_recorded_durations(recorded: Case) -> PerRequestRun:
+def run_on_recorded_durations(recorded: Case) -> LoopRun:
     """A run whose look-up tables were not recorded; its step durations were."""
     if recorded.config.cluster_config.replica_config.num_pipeline_stages > 1 or recorded.config.time_limit:
         pytest.skip("without look-up tables, durations of several stages and of batches in flight are not known")
-    settings = per_request_settings(recorded.config, replicates_bugs=True, fuses_steps=False)
+    plan = pool_plan(recorded.config, replicates_bugs=True, fuses_steps=False)
     requests = recorded.requests
     count = len(requests.arrival_s)
-    records = state.new_requests(
+    arrays = RequestArrays(
         requests.arrival_s, requests.prefill_tokens, requests.decode_tokens, np.zeros(count, np.int64)
     )
-    if recorded.config.cluster_config.global_scheduler_config.name == "random":
-        records.rank = random_replicas(recorded.config, count)
+    is_random = recorded.config.cluster_config.global_scheduler_config.name == "random"
+    replicas = random_replicas(recorded.config, count) if is_random else None
     max_num_seqs = recorded.config.cluster_config.replica_scheduler_config.batch_size_cap
     cost = recorded_steps(recorded.batches.duration_s, EngineSettings(max_num_seqs=max_num_seqs))
-    return schedule_per_request(settings, records, cost=cost, keeps_trail=True)
+    return prepare_loop([plan._replace(cost=cost)], arrays, replicas=replicas).run(keeps_trail=True)
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -100,6 +100,7 @@ def test_batches_and_times_equal_vidurs(reference: Path, name: str) -> None:
     assert run.trail is not None
     np.testing.assert_allclose(run.trail.stage_s[recorded.batches.number, 0, 0], recorded.batches.start_s, rtol=1e-9)
     requests, sequences, expected = run.requests, run.sequences, recorded.expected
+    assert sequences is not None
     finished = np.isfinite(requests["finish_s"])
     np.testing.assert_array_equal(finished, expected["request_e2e_time"].notna())
     for ours, theirs in (

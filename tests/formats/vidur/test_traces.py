@@ -13,7 +13,7 @@ from recorded import REFERENCE
 from windtunnel.formats.vidur.read import read_config
 from windtunnel.formats.vidur.replay import batch_times, replay
 from windtunnel.formats.vidur.traces import chrome_events, event_trace, write_chrome_trace
-from windtunnel.serving.runners.per_request import PerRequestRun
+from windtunnel.serving.run import LoopRun
 
 
 def recorded_cases() -> list[str]:
@@ -29,7 +29,7 @@ CASES = recorded_cases()
 
 
 @cache
-def run_of(reference: Path, name: str) -> PerRequestRun:
+def run_of(reference: Path, name: str) -> LoopRun:
     recorded = case(reference / "vidur" / "cases" / name)
     return replay(
         recorded.config, tables_of(reference, recorded.config), recorded.requests, fuses_steps=False, keeps_trail=True

@@ -69,17 +69,18 @@ class ReferenceFleet(Reference):
     ) -> None:
         super().__init__(settings, cost, requests, tiers, load_overlaps, speculation)
         self.plan, self.router = plan, router
+        (self.scaling,) = plan.scalings
 
     def start(self) -> None:
         super().start()
-        scaling = self.plan.scaling
+        scaling = self.scaling
         self.replicas = [
             Replica(UP if number < scaling.initial_replicas else OFF, iter(self.plan.faults_of(number)))
             for number in range(self.settings.num_replicas)
         ]
         for replica in self.replicas:
             replica.fault = next(replica.faults, (math.inf, 0.0))
-        self.changes = list(self.plan.changes)
+        self.changes = list(self.plan.changes[0])
         self.look_s = float(scaling.interval_s) if scaling.target > 0 else math.inf
         self.wanted = int(scaling.initial_replicas)
         self.recommended = [self.wanted] * (max(scaling.up_looks, scaling.down_looks) + 1)
@@ -190,7 +191,7 @@ class ReferenceFleet(Reference):
                 return longest
         load_of = {"least_kv": self.used_blocks, "least_waiting": self.num_waiting}.get(router, self.num_outstanding)
         best = min(up, key=load_of)
-        if router == "deferred" and load_of(best) >= self.plan.scaling.most_outstanding:
+        if router == "deferred" and load_of(best) >= self.plan.rules.most_outstanding:
             return -1
         return best
 
@@ -225,11 +226,11 @@ class ReferenceFleet(Reference):
             self.wanted = self.changes.pop(0)[1]
         if self.look_s <= now_s:
             self.look()
-            self.look_s += self.plan.scaling.interval_s
+            self.look_s += self.scaling.interval_s
         self.resize(now_s)
 
     def look(self) -> None:
-        scaling = self.plan.scaling
+        scaling = self.scaling
         ranks = [rank for number, r in enumerate(self.replicas) if r.serves for rank in self.ranks_of(number)]
         totals = {
             OUTSTANDING: sum(rank.num_outstanding for rank in ranks) + len(self.held),
@@ -256,7 +257,7 @@ class ReferenceFleet(Reference):
         missing = self.wanted - len(those(STARTING)) - len(those(UP))
         for number in those(OFF)[: max(missing, 0)]:
             self.set_phase(number, STARTING, now_s)
-            self.replicas[number].next_s = now_s + self.plan.scaling.start_s
+            self.replicas[number].next_s = now_s + self.scaling.start_s
         surplus = len(those(STARTING)) + len(those(UP)) - self.wanted
         for number in those(STARTING)[::-1][: max(surplus, 0)]:
             self.set_phase(number, OFF, now_s)
@@ -282,12 +283,12 @@ class ReferenceFleet(Reference):
                 request.shared_blocks = request.num_used_segments = 0
                 request.num_window_blocks = request.passed = 0
                 request.slides = False
-                if self.plan.scaling.starts_over:
+                if self.plan.rules.starts_over:
                     self.discarded[request.index] = self.discarded.get(request.index, 0) + request.num_outputs
                     request.num_outputs, request.first_token_s = 0, math.nan
                 request.is_decoding = False
                 self.num_retries[request.index] = self.num_retries.get(request.index, 0) + 1
-                self.lost.append((now_s + float(self.plan.scaling.retry_s), request))
+                self.lost.append((now_s + float(self.plan.rules.retry_s), request))
         self.empty(number)
 
     def empty(self, number: int) -> None:

@@ -1,7 +1,8 @@
-"""Schedulers that may batch any subset of requests, in plain Python: the oracle of `serving.per_request.loop`.
+"""Schedulers that may batch any subset of requests, in plain Python: the oracle of `serving.per_request`.
 
-One object a request, lists for queues, one step at a time; it imports the codes and none of the kernels. `settings` and
-`cost` are `serving.state.per_request.PerRequestSettings` and `serving.state.records.StepCost` by shape.
+One object a request, lists for queues, one step at a time; it imports the codes and none of the kernels. `settings`,
+`rules` and `cost` are `serving.state.records.KernelSettings`, `serving.state.per_request.PerRequestRules` and
+`serving.state.records.StepCost` by shape.
 """
 
 import math
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oracles.serving.cost import Prices
-from windtunnel.serving.codes import FASTER_TRANSFORMER
+from windtunnel.serving.codes import FASTER_TRANSFORMER, VLLM_V0
 
 MULTIPLIER, MODULUS = 48271, 2**31 - 1
 
@@ -65,6 +66,7 @@ class Replica:
     """A scheduler, its KV pool and its pipeline."""
 
     settings: Any
+    rules: Any
     free: int
     stage_free_s: list[float]
     waiting: deque[Request] = field(default_factory=deque)
@@ -98,7 +100,7 @@ class Replica:
 
     def restart(self, request: Request) -> None:
         self.release(request)
-        if not request.is_prefilled and self.settings.loses_prompts:
+        if not request.is_prefilled and self.rules.loses_prompts:
             request.lost_prompt += request.to_prefill
         request.computed = 0
         request.is_prefilled = False
@@ -125,13 +127,14 @@ class PerRequestReference:
     """The whole simulation; `run` returns (start, duration, replica, parts) of every batch."""
 
     settings: Any
+    rules: Any
     cost: Any
     requests: Sequence[Request]
     policy: Policy | None = None
 
     def run(self) -> list[tuple[float, float, int, list[tuple[int, int]]]]:
         s = self.settings
-        self.replicas = [Replica(s, s.num_blocks, [0.0] * s.num_stages) for _ in range(s.num_replicas)]
+        self.replicas = [Replica(s, self.rules, s.num_blocks, [0.0] * s.num_stages) for _ in range(s.num_replicas)]
         self.events: dict[tuple[int, int], float] = {}
         self.next, self.turn, self.random = 0, 0, int(s.seed) % (MODULUS - 1) + 1
         self.completed_s: list[float] = []
@@ -151,6 +154,8 @@ class PerRequestReference:
             replica = self.replicas[index]
             if at[0] < num_slots:
                 self.complete(replica, replica.under_way.pop(at[0] % s.num_stages), event_s)
+            while self.next_arrival_s() <= event_s:
+                self.deliver(self.next_arrival_s(), num_slots)
             self.form_batches(index, event_s)
 
     def next_arrival_s(self) -> float:
@@ -219,7 +224,7 @@ class PerRequestReference:
             if left:
                 replica.paused_batches.append(Batch([(request, 1) for request in left], batch.decode_group))
             else:
-                for request in [r for r, _ in batch.parts] if self.settings.leaks_blocks else batch.decode_group:
+                for request in [r for r, _ in batch.parts] if self.rules.leaks_blocks else batch.decode_group:
                     replica.release(request)
         else:
             for request in done:
@@ -231,7 +236,7 @@ class PerRequestReference:
         form = (self.vllm_v0, self.sarathi, self.orca, self.faster_transformer, self.lightllm, self.users_own)
         while len(replica.under_way) < s.num_stages:
             self.decode_group: list[Request] = []
-            parts = form[s.scheduler](replica, now_s)
+            parts = form[s.scheduler - VLLM_V0](replica, now_s)
             if not parts:
                 return
             slot = next(k for k in range(s.num_stages) if k not in replica.under_way)
@@ -252,16 +257,19 @@ class PerRequestReference:
             head = replica.waiting[0]
             blocks = replica.blocks_for(head.known)
             longest = max(head.known, *(tokens for _, tokens in parts)) if parts else head.known
-            if replica.free - blocks < s.watermark_blocks or (len(parts) + 1) * longest > s.max_num_batched_tokens:
+            if (
+                replica.free - blocks < self.rules.watermark_blocks
+                or (len(parts) + 1) * longest > s.max_num_batched_tokens
+            ):
                 break
-            if len(replica.holding) == s.max_num_seqs or len(parts) == s.max_batch_seqs:
+            if len(replica.holding) == s.max_num_seqs or len(parts) == self.rules.max_batch_seqs:
                 break
             replica.admit(head, blocks, now_s)
             parts.append((head, head.known))
         if parts:
             return parts
         queue = self.by_arrival(replica.ready)
-        while queue and len(parts) < s.max_batch_seqs:
+        while queue and len(parts) < self.rules.max_batch_seqs:
             request = queue.pop(0)
             if replica.find_room(request, queue):
                 replica.append_block(request)
@@ -277,7 +285,7 @@ class PerRequestReference:
         def budget() -> int:
             return int(s.max_num_batched_tokens) - sum(tokens for _, tokens in parts)
 
-        while queue and len(parts) < s.max_batch_seqs:
+        while queue and len(parts) < self.rules.max_batch_seqs:
             request = queue.pop(0)
             if not request.is_prefilled:
                 begun.append(request)
@@ -293,9 +301,9 @@ class PerRequestReference:
         while replica.waiting and budget() > 0:
             head = replica.waiting[0]
             blocks = replica.blocks_for(head.known)
-            if len(replica.holding) == s.max_num_seqs or len(parts) == s.max_batch_seqs:
+            if len(replica.holding) == s.max_num_seqs or len(parts) == self.rules.max_batch_seqs:
                 break
-            if replica.free - blocks < s.watermark_blocks:
+            if replica.free - blocks < self.rules.watermark_blocks:
                 break
             chunk = min(head.known, budget())
             replica.admit(head, blocks, now_s)
@@ -303,14 +311,13 @@ class PerRequestReference:
         return parts
 
     def admit_reserved(self, replica: Replica, parts: list[tuple[Request, int]], now_s: float) -> None:
-        s = self.settings
-        while replica.waiting and len(parts) < s.max_batch_seqs and replica.free >= s.reserved_blocks:
+        while replica.waiting and len(parts) < self.rules.max_batch_seqs and replica.free >= self.rules.reserved_blocks:
             head = replica.waiting[0]
-            replica.admit(head, s.reserved_blocks, now_s)
+            replica.admit(head, self.rules.reserved_blocks, now_s)
             parts.append((head, head.known))
 
     def orca(self, replica: Replica, now_s: float) -> list[tuple[Request, int]]:
-        most = self.settings.max_batch_seqs
+        most = self.rules.max_batch_seqs
         parts = [(request, 1) for request in replica.ready[:most]]
         replica.ready = replica.ready[most:]
         self.admit_reserved(replica, parts, now_s)
@@ -327,9 +334,8 @@ class PerRequestReference:
         return parts
 
     def lightllm(self, replica: Replica, now_s: float) -> list[tuple[Request, int]]:
-        s = self.settings
         parts: list[tuple[Request, int]] = []
-        if not replica.ready or replica.waited_steps >= s.max_waiting_steps:
+        if not replica.ready or replica.waited_steps >= self.rules.max_waiting_steps:
             self.admit_by_peak(replica, parts, now_s)
             if parts or replica.ready:
                 replica.waited_steps = 0
@@ -350,7 +356,7 @@ class PerRequestReference:
             head = replica.waiting[0]
             if sum(tokens for _, tokens in parts) + head.known > s.max_num_batched_tokens:
                 return
-            if len(replica.holding) == s.max_num_seqs or len(parts) == s.max_batch_seqs:
+            if len(replica.holding) == s.max_num_seqs or len(parts) == self.rules.max_batch_seqs:
                 return
             held = [(max(r.left - 1, 0), r.known) for r in replica.ready]
             held += [(max(r.left - 2, 0), r.known + 1) for r in [*(r for r, _ in parts), head]]

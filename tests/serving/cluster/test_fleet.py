@@ -12,15 +12,15 @@ from effort import cases_to_try
 from oracles.serving.fleet import ReferenceFleet
 from oracles.serving.state import Request
 from serving.loop.test_oracle import Case, chains, give_tenants, random_cost, session_cases
+from serving.pool_of_one import run_pool
 from windtunnel.errors import InputError
 from windtunnel.metrics.records import Table
 from windtunnel.serving import codes
 from windtunnel.serving.codes import SCALING_METRICS
-from windtunnel.serving.runners.batched import run_loop
 from windtunnel.serving.setup.fleet_plan import FleetPlan, FleetRun, start_fleet
 from windtunnel.serving.setup.prefix_cache import prefix_cache
 from windtunnel.serving.state import records as state
-from windtunnel.serving.state.fleet import Scaling
+from windtunnel.serving.state.fleet import FleetRules, Scaling
 
 
 @dataclass
@@ -49,22 +49,26 @@ def plans(draw: st.DrawFn, num_replicas: int) -> FleetPlan:
     least = draw(st.integers(1, num_replicas))
     times = np.cumsum(rng.exponential(0.2, 4))
     return FleetPlan(
-        scaling=Scaling(
-            initial_replicas=draw(st.integers(1, num_replicas)),
-            start_s=draw(st.sampled_from([0.0, 0.013, 0.2])),
+        rules=FleetRules(
             retry_s=draw(st.sampled_from([0.0, 0.013, 0.1])),
             starts_over=draw(st.integers(0, 1)),
-            metric=draw(st.integers(0, len(SCALING_METRICS) - 1)),
-            target=draw(st.sampled_from([0.1, 0.7, 2.0, 5.0])) if kind == "target" else 0.0,
-            min_replicas=least,
-            max_replicas=draw(st.integers(least, num_replicas)),
-            interval_s=draw(st.sampled_from([0.01, 0.1])),
-            tolerance_fraction=draw(st.sampled_from([0.0, 0.1])),
-            up_looks=draw(st.sampled_from([0, 2])),
-            down_looks=draw(st.sampled_from([0, 1, 5])),
             most_outstanding=draw(st.integers(1, 6)),
         ),
-        changes=[(float(at), int(rng.integers(1, num_replicas + 1))) for at in times] if kind == "plan" else [],
+        scalings=[
+            Scaling(
+                initial_replicas=draw(st.integers(1, num_replicas)),
+                start_s=draw(st.sampled_from([0.0, 0.013, 0.2])),
+                metric=draw(st.integers(0, len(SCALING_METRICS) - 1)),
+                target=draw(st.sampled_from([0.1, 0.7, 2.0, 5.0])) if kind == "target" else 0.0,
+                min_replicas=least,
+                max_replicas=draw(st.integers(least, num_replicas)),
+                interval_s=draw(st.sampled_from([0.01, 0.1])),
+                tolerance_fraction=draw(st.sampled_from([0.0, 0.1])),
+                up_looks=draw(st.sampled_from([0, 2])),
+                down_looks=draw(st.sampled_from([0, 1, 5])),
+            )
+        ],
+        changes=[[(float(at), int(rng.integers(1, num_replicas + 1))) for at in times] if kind == "plan" else []],
         faults_of=lambda replica: iter(faults[replica]),
     )
 
@@ -119,10 +123,8 @@ def run_both(found: FleetCase) -> tuple[np.ndarray, Table, FleetRun, ReferenceFl
     )
     reference.run()
     cache = prefix_cache(case.settings, arrays, case.tiers, case.load_overlaps)
-    fleet = start_fleet(found.plan, case.settings, arrays.arrival_s.size)
-    records, steps, _ = run_loop(
-        case.settings, case.cost, arrays, cache=cache, speculation=found.speculation, fleet=fleet
-    )
+    fleet = start_fleet(found.plan, [case.settings.num_replicas], arrays.arrival_s.size)
+    records, steps = run_pool(case.settings, case.cost, arrays, cache=cache, speculation=found.speculation, fleet=fleet)
     return records, steps, fleet, reference, requests
 
 
@@ -291,14 +293,6 @@ def test_a_deferring_router_keeps_the_queue_at_the_router() -> None:
         (
             {"start_s": 1, "autoscaling": {"type": "target", "metric": "kv_use", "target": 80, "max_replicas": 2}},
             "at most 1",
-        ),
-        (
-            {
-                "start_s": 1,
-                "engine.scheduler": "orca",
-                "autoscaling": {"type": "schedule", "changes": [{"at_s": 1, "replicas": 2}]},
-            },
-            "all replicas all the time",
         ),
         ({"router": "least_busy"}, "router is 'least_busy'"),
     ],

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from serving.pool_of_one import run_pool
 from windtunnel.serving.codes import ROUTERS
-from windtunnel.serving.runners.batched import run_loop
 from windtunnel.serving.state.records import KernelSettings, StepCost
 from windtunnel.workload.generate.requests import RequestArrays
 
@@ -54,7 +54,7 @@ def asked(num_requests: int, load: float) -> RequestArrays:
 
 def served(router: str, num_requests: int = 4000, load: float = 0.8, seed: int = 0) -> np.ndarray:
     """Their records."""
-    records, _, _ = run_loop(settings(router, seed), constant_cost(), asked(num_requests, load))
+    records, _ = run_pool(settings(router, seed), constant_cost(), asked(num_requests, load))
     return records
 
 
@@ -90,13 +90,13 @@ def test_an_idle_replica_is_taken_first(router: str) -> None:
         np.full(NUM_REPLICAS, 30),
         np.zeros(NUM_REPLICAS, np.int64),
     )
-    records, _, _ = run_loop(settings(router), constant_cost(), arrays)
+    records, _ = run_pool(settings(router), constant_cost(), arrays)
     np.testing.assert_array_equal(records["rank"], np.arange(NUM_REPLICAS))
 
 
 def test_a_row_of_steps_goes_on_past_other_replicas_arrivals() -> None:
     requests = asked(400, 0.2)
-    records, steps, _ = run_loop(settings("least_outstanding"), constant_cost(), requests)
+    records, steps = run_pool(settings("least_outstanding"), constant_cost(), requests)
     assert (records["scheduled_s"] == records["arrival_s"]).all()  # so that nothing but its own end ends a row
     assert steps["num_steps"].sum() == requests.output_tokens.sum()
     assert len(steps) == 400 + (requests.output_tokens > 1).sum()

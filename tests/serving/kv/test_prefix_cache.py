@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from readers.multi_turn_client import recorded_conversations
+from serving.pool_of_one import run_pool
 from windtunnel.serving.codes import ROUTERS, SCHEDULERS
-from windtunnel.serving.runners.batched import run_loop
 from windtunnel.serving.setup.prefix_cache import path_tokens, prefix_cache
 from windtunnel.serving.state.records import TIER, KernelSettings, StepCost
 from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
@@ -62,7 +62,7 @@ def cost(settings: KernelSettings, decode_s: float = 0.02, token_s: float = 2e-5
 
 def cached_tokens(settings: KernelSettings, requests: RequestArrays) -> NDArray[np.int64]:
     cache = prefix_cache(settings, requests)
-    run_loop(settings, cost(settings), requests, cache=cache)
+    run_pool(settings, cost(settings), requests, cache=cache)
     found: NDArray[np.int64] = cache.requests["cached_tokens"]
     return found
 
@@ -228,7 +228,7 @@ def test_recorded_chats_hit_as_often_as_the_engine_counted(reference: Path) -> N
         )
         decode_s = float(run.p50_tpot_ms) / 1e3
         cache = prefix_cache(settings, requests)
-        records, steps, _ = run_loop(settings, cost(settings, decode_s), requests, cache=cache)
+        records, steps = run_pool(settings, cost(settings, decode_s), requests, cache=cache)
         hits = 100 * cache.requests["cached_tokens"].sum() / records["input_tokens"].sum()
         assert hits == pytest.approx(run.gpu_hit_rate, abs=3.0), run["case"]
         peak = 100 * steps["used_blocks"].max() / settings.num_blocks
@@ -260,14 +260,14 @@ def chats(num_sessions: int, num_turns: int) -> RequestArrays:
 
 def test_a_turn_is_sent_when_its_user_has_read_and_thought() -> None:
     requests = chats(5, 4)
-    records, _, _ = run_loop(VLLM, cost(VLLM), requests)
+    records, _ = run_pool(VLLM, cost(VLLM), requests)
     later = np.flatnonzero(requests.previous >= 0)  # type: ignore[operator]
     np.testing.assert_array_equal(records["arrival_s"][later], records["finish_s"][later - 1] + 1.0)
 
 
 def test_a_closed_loop_keeps_so_many_sessions_under_way() -> None:
     requests = replace(chats(12, 3), arrival_s=np.zeros(36), concurrency=4)
-    records, _, _ = run_loop(VLLM._replace(concurrency=4), cost(VLLM), requests)
+    records, _ = run_pool(VLLM._replace(concurrency=4), cost(VLLM), requests)
     begin, end = records["arrival_s"][::3], records["finish_s"][2::3]
     under_way = (begin[None, :] <= begin[:, None]) & (end[None, :] > begin[:, None])
     assert under_way.sum(axis=1).max() == 4
@@ -285,8 +285,8 @@ def test_later_turns_find_all_full_blocks_of_the_conversation(scheduler: str) ->
 
 def test_a_cache_shortens_the_wait_for_the_first_token() -> None:
     requests = chats(20, 6)
-    without, _, _ = run_loop(VLLM, cost(VLLM), requests)
-    cached, _, _ = run_loop(VLLM, cost(VLLM), requests, cache=prefix_cache(VLLM, requests))
+    without, _ = run_pool(VLLM, cost(VLLM), requests)
+    cached, _ = run_pool(VLLM, cost(VLLM), requests, cache=prefix_cache(VLLM, requests))
 
     def mean_ttft_s(records: Any) -> float:
         return float((records["first_token_s"] - records["arrival_s"]).mean())
@@ -301,7 +301,7 @@ def test_affinity_keeps_a_session_where_its_cache_is(router: str, keeps: bool) -
     requests = chats(40, 5)
     settings = VLLM._replace(num_replicas=4, router=ROUTERS.index(router))
     cache = prefix_cache(settings, requests)
-    records, _, _ = run_loop(settings, cost(settings), requests, cache=cache)
+    records, _ = run_pool(settings, cost(settings), requests, cache=cache)
     by_session = records["rank"].reshape(40, 5)
     assert (by_session == by_session[:, :1]).all() == keeps
     assert len(np.unique(by_session[:, 0])) == 4
@@ -323,7 +323,7 @@ def test_prefix_affinity_gives_way_to_an_uneven_load() -> None:
     )
     requests = replace(requests, arrival_s=np.arange(n) * 1e-3)
     settings = VLLM._replace(num_replicas=4, max_num_seqs=32, router=ROUTERS.index("prefix_affinity"))
-    records, _, _ = run_loop(settings, cost(settings), requests, cache=prefix_cache(settings, requests))
+    records, _ = run_pool(settings, cost(settings), requests, cache=prefix_cache(settings, requests))
     assert np.bincount(records["rank"], minlength=4).min() > n / 8
 
 
@@ -337,7 +337,7 @@ def test_a_large_tier_has_what_a_small_pool_has_lost() -> None:
     requests = chats(30, 5)
     small = VLLM._replace(num_blocks=120)
     cache = prefix_cache(small, requests, tier(1 << 30, 1e-6))
-    run_loop(small, cost(small), requests, cache=cache)
+    run_pool(small, cost(small), requests, cache=cache)
     full = np.maximum(150 * (np.arange(150) % 5) - 1, 0) // 16 * 16
     np.testing.assert_array_equal(cache.requests["cached_tokens"], full)
     assert 0 < cache.loaded.sum() < full.sum() / 16
@@ -358,7 +358,7 @@ def test_loading_takes_its_time(overlaps: bool, block_s: float) -> None:
     )
     settings = VLLM._replace(num_blocks=40)
     cache = prefix_cache(settings, requests, tier(1000, block_s), overlaps)
-    records, steps, _ = run_loop(settings, cost(settings), requests, cache=cache)
+    records, steps = run_pool(settings, cost(settings), requests, cache=cache)
     assert cache.loaded[0, 2] == 20
     step_s, load_s = 0.02 + 2e-5 * 160, 20 * block_s
     taken_s = max(step_s, load_s) if overlaps else step_s + load_s
@@ -373,7 +373,7 @@ def test_replicas_find_each_others_blocks_in_a_tier_that_they_share() -> None:
     found = {}
     for ranks_per_pool in (1, 4):
         cache = prefix_cache(settings, requests, tier(1 << 30, 1e-6, ranks_per_pool))
-        run_loop(settings, cost(settings), requests, cache=cache)
+        run_pool(settings, cost(settings), requests, cache=cache)
         found[ranks_per_pool] = cache.requests["cached_tokens"].copy()
     np.testing.assert_array_equal(found[4], full)
     assert found[1].sum() < full.sum()
@@ -388,8 +388,8 @@ def test_a_tier_swaps_preempted_requests_instead_of_computing_them_again() -> No
         priority=np.zeros(n, np.int64),
     )
     settings = VLLM._replace(num_blocks=200)
-    recomputed, steps, _ = run_loop(settings, cost(settings), requests)
-    swapped, swap_steps, _ = run_loop(
+    recomputed, steps = run_pool(settings, cost(settings), requests)
+    swapped, swap_steps = run_pool(
         settings, cost(settings), requests, cache=prefix_cache(settings, requests, tier(1 << 20, 1e-6))
     )
     assert recomputed["num_preemptions"].sum() > 0
@@ -412,7 +412,7 @@ def test_the_longest_prefix_goes_first_where_sglang_is_told_so(longest_first: in
     settings = VLLM._replace(
         scheduler=SCHEDULERS.index("sglang"), block_size=1, max_num_seqs=1, longest_prefix_first=longest_first
     )
-    records, _, _ = run_loop(settings, cost(settings), requests, cache=prefix_cache(settings, requests))
+    records, _ = run_pool(settings, cost(settings), requests, cache=prefix_cache(settings, requests))
     assert (records["scheduled_s"][3] < records["scheduled_s"][2]) == bool(longest_first)
 
 
@@ -421,7 +421,7 @@ def test_no_blocks_are_lost() -> None:
     requests = chats(30, 4)
     settings = VLLM._replace(num_blocks=90, max_num_seqs=16)
     cache = prefix_cache(settings, requests)
-    records, _, _ = run_loop(settings, cost(settings), requests, cache=cache)
+    records, _ = run_pool(settings, cost(settings), requests, cache=cache)
     assert records["num_preemptions"].sum() > 0
     assert (cache.entries.references == 0).all()
     assert cache.entries.num_blocks.sum() == cache.ranks.evictable_blocks.sum() <= 90

@@ -10,10 +10,10 @@ from effort import cases_to_try
 from oracles.serving.cache import Segment
 from oracles.serving.loop import Reference
 from oracles.serving.state import Request, Step
+from serving.pool_of_one import run_pool
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import itl_distribution
 from windtunnel.serving import codes
-from windtunnel.serving.runners.batched import run_loop
 from windtunnel.serving.setup.prefix_cache import NO_TIERS, prefix_cache
 from windtunnel.serving.state import records as state
 from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
@@ -278,7 +278,7 @@ def test_windows_equal_the_oracles(case: Case) -> None:
 
 def assert_steps_equal_to_the_oracles(case: Case) -> None:
     requests, reference_steps = run_oracle(case)
-    records, steps, _ = run_loop(case.settings, case.cost, case.requests)
+    records, steps = run_pool(case.settings, case.cost, case.requests)
     for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions"):
         np.testing.assert_array_equal(records[name], [getattr(request, name) for request in requests], err_msg=name)
 
@@ -300,7 +300,7 @@ def test_cached_prefixes_and_sessions_equal_the_oracles(case: Case) -> None:
 def assert_equal_to_the_oracle(case: Case, speculation: state.Speculation | None = None) -> None:
     requests, reference_steps = run_oracle(case, speculation)
     cache = prefix_cache(case.settings, case.requests, case.tiers, case.load_overlaps) if case.caches else None
-    records, steps, _ = run_loop(case.settings, case.cost, case.requests, cache=cache, speculation=speculation)
+    records, steps = run_pool(case.settings, case.cost, case.requests, cache=cache, speculation=speculation)
     for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions"):
         np.testing.assert_array_equal(records[name], [getattr(request, name) for request in requests], err_msg=name)
     if cache is not None:
@@ -314,7 +314,7 @@ def assert_equal_to_the_oracle(case: Case, speculation: state.Speculation | None
 def test_inter_token_latency_equals_the_oracles(case: Case) -> None:
     """Exact in the mean, also where preemption, another order or a short token budget leaves decoding requests out."""
     _, reference_steps = run_oracle(case)
-    _, steps, _ = run_loop(case.settings, case.cost, case.requests)
+    _, steps = run_pool(case.settings, case.cost, case.requests)
     gaps_s = np.array([gap for step in reference_steps for gap in step.gaps_s])
     found = itl_distribution(steps)
     if not gaps_s.size:
@@ -328,7 +328,7 @@ def test_inter_token_latency_equals_the_oracles(case: Case) -> None:
 @given(cases())
 def test_invariants(case: Case) -> None:
     """Invariant 1, Invariant 2, Invariant 3, Invariant 4 and Invariant 10."""
-    records, steps, _ = run_loop(case.settings, case.cost, case.requests)
+    records, steps = run_pool(case.settings, case.cost, case.requests)
     assert (records["arrival_s"] <= records["scheduled_s"]).all()
     assert (records["scheduled_s"] < records["first_token_s"]).all()
     assert (records["first_token_s"] <= records["finish_s"]).all()
@@ -364,8 +364,8 @@ def test_the_scheduler_is_blind_to_output_lengths(case: Case) -> None:
         case.requests.arrival_s, case.requests.input_tokens, case.requests.output_tokens + 5, case.requests.priority
     )
     roomy = case.settings._replace(num_blocks=case.settings.num_blocks + 10 * case.requests.arrival_s.size)
-    first, _, _ = run_loop(roomy, case.cost, case.requests)
-    second, _, _ = run_loop(roomy, case.cost, longer)
+    first, _ = run_pool(roomy, case.cost, case.requests)
+    second, _ = run_pool(roomy, case.cost, longer)
     horizon_s = min(first["finish_s"].min(), second["finish_s"].min())
     early = first["first_token_s"] < horizon_s
     np.testing.assert_array_equal(first["first_token_s"][early], second["first_token_s"][early])

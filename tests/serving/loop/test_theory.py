@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from serving.pool_of_one import run_pool
 from windtunnel.metrics.records import Table
 from windtunnel.serving.codes import SCHEDULERS
-from windtunnel.serving.runners.batched import run_loop
 from windtunnel.serving.state.records import KernelSettings, StepCost
 from windtunnel.workload.generate.requests import RequestArrays
 
@@ -75,7 +75,7 @@ def serve(
         concurrency=chosen.concurrency,
         num_warmup=chosen.num_warmup,
     )
-    records, steps, _ = run_loop(chosen, cost(chosen), arrays)
+    records, steps = run_pool(chosen, cost(chosen), arrays)
     return records, steps
 
 

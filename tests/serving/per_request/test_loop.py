@@ -14,10 +14,12 @@ from serving.loop.test_oracle import random_cost
 from windtunnel.errors import InputError
 from windtunnel.metrics.records import STEP_COLUMNS
 from windtunnel.serving import codes
-from windtunnel.serving.custom.policy import PolicyEngine, PolicyRequests, load_policy
-from windtunnel.serving.runners.per_request import PerRequestRun, schedule_per_request
+from windtunnel.serving.custom.policy import Policy, PolicyEngine, PolicyRequests, load_policy
+from windtunnel.serving.run import Custom, LoopRun, prepare_loop
 from windtunnel.serving.state import records as state
-from windtunnel.serving.state.per_request import PerRequestSettings
+from windtunnel.serving.state.per_request import PerRequestRules
+from windtunnel.serving.state.pools import PoolPlan
+from windtunnel.workload.generate.requests import RequestArrays
 
 SCHEDULERS = (
     codes.VLLM_V0,
@@ -31,15 +33,27 @@ ROUTERS = ("round_robin", "random", "power_of_two", "least_outstanding", "least_
 
 @dataclass(frozen=True)
 class Case:
-    settings: PerRequestSettings
+    settings: state.KernelSettings
+    rules: PerRequestRules
     cost: state.StepCost
     arrival_s: np.ndarray
     input_tokens: np.ndarray
     output_tokens: np.ndarray
 
-    def records(self) -> np.recarray:
-        nobody = np.zeros(self.arrival_s.size, np.int64)
-        return state.new_requests(self.arrival_s, self.input_tokens, self.output_tokens, nobody)
+    @property
+    def requests(self) -> RequestArrays:
+        return RequestArrays(
+            self.arrival_s,
+            self.input_tokens,
+            self.output_tokens,
+            np.zeros(self.arrival_s.size, np.int64),
+            self.settings.concurrency,
+            self.settings.num_warmup,
+        )
+
+    def run(self, keeps_trail: bool = False, policy: Policy | None = None) -> LoopRun:
+        loop = prepare_loop([PoolPlan(self.settings, self.cost, self.rules)], self.requests)
+        return loop.run(Custom(None, [policy]), keeps_trail=keeps_trail)
 
 
 @st.composite
@@ -58,25 +72,28 @@ def cases(draw: st.DrawFn) -> Case:
     chunk = draw(st.integers(2, 80)) if scheduler == codes.SARATHI else 100
     gap_s = draw(st.sampled_from([0.0, 0.001, 0.01, 0.1]))
     return Case(
-        settings=PerRequestSettings(
+        settings=state.KernelSettings(
             scheduler=scheduler,
             num_replicas=draw(st.integers(1, 3)),
+            ranks_per_replica=1,
             num_stages=stages,
             max_num_seqs=most,
-            max_batch_seqs=max(most // stages, 1),
             max_num_batched_tokens=chunk,
             block_size=block_size,
             num_blocks=largest + watermark + 1 + draw(st.integers(0, 3 * largest)),
-            watermark_blocks=watermark,
-            reserved_blocks=largest if scheduler in (codes.ORCA, codes.FASTER_TRANSFORMER) else 0,
-            max_waiting_steps=draw(st.integers(0, 10)),
-            loses_prompts=draw(st.sampled_from([0, 0, 1])),
-            fuses_steps=draw(st.sampled_from([0, 1, 1])),
             concurrency=concurrency,
             num_warmup=min(n, draw(st.integers(0, 5))) if concurrency else 0,
             frontend_s=draw(st.sampled_from([0.0, 0.004])),
             router=codes.ROUTERS.index(draw(st.sampled_from(ROUTERS))),
             seed=draw(st.integers(0, 2**32)),
+        ),
+        rules=PerRequestRules(
+            max_batch_seqs=max(most // stages, 1),
+            watermark_blocks=watermark,
+            reserved_blocks=largest if scheduler in (codes.ORCA, codes.FASTER_TRANSFORMER) else 0,
+            max_waiting_steps=draw(st.integers(0, 10)),
+            loses_prompts=draw(st.sampled_from([0, 0, 1])),
+            fuses_steps=draw(st.sampled_from([0, 1, 1])),
         ),
         cost=random_cost(rng, most, most * 60 + 100, draw(st.booleans())),
         arrival_s=np.cumsum(rng.exponential(gap_s, n)) if gap_s else np.zeros(n),
@@ -94,10 +111,12 @@ def run_oracle(
             zip(case.arrival_s, case.input_tokens, case.output_tokens, strict=True)
         )
     ]
-    return requests, reference_per_request.PerRequestReference(case.settings, case.cost, requests, policy).run()
+    return requests, reference_per_request.PerRequestReference(
+        case.settings, case.rules, case.cost, requests, policy
+    ).run()
 
 
-def assert_equal_times(run: PerRequestRun, requests: list[reference_per_request.Request]) -> None:
+def assert_equal_times(run: LoopRun, requests: list[reference_per_request.Request]) -> None:
     for column, name in (
         ("arrival_s", "arrival_s"),
         ("scheduled_s", "scheduled_s"),
@@ -111,11 +130,11 @@ def assert_equal_times(run: PerRequestRun, requests: list[reference_per_request.
 @settings(max_examples=cases_to_try(100))
 @given(cases())
 def test_loop_equals_the_oracle(case: Case) -> None:
-    run = schedule_per_request(case.settings, case.records(), case.cost, keeps_trail=True)
+    run = case.run(keeps_trail=True)
     requests, batches = run_oracle(case)
     assert_equal_times(run, requests)
     assert run.steps["num_steps"].sum() == len(batches)
-    if not case.settings.fuses_steps:
+    if not case.rules.fuses_steps:
         assert run.trail is not None
         np.testing.assert_array_equal(run.steps["start_s"], [start_s for start_s, *_ in batches])
         np.testing.assert_array_equal(run.steps["replica"], [replica for _, _, replica, _ in batches])
@@ -126,8 +145,8 @@ def test_loop_equals_the_oracle(case: Case) -> None:
 @given(cases())
 def test_a_decode_group_counts_as_if_each_member_were_stepped(case: Case) -> None:
     """A trail names every request of every batch, so a run that keeps one has no decode groups."""
-    counted = schedule_per_request(case.settings, case.records(), case.cost)
-    run = schedule_per_request(case.settings, case.records(), case.cost, keeps_trail=True)
+    counted = case.run()
+    run = case.run(keeps_trail=True)
     for column in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions", "rank", "sequence"):
         np.testing.assert_array_equal(counted.requests[column], run.requests[column])
     for column in STEP_COLUMNS:
@@ -145,7 +164,7 @@ def test_recorded_steps_are_played_back_one_by_one(case: Case) -> None:
     """Equal ones are not taken at once: each has a duration of its own."""
     cost = case.cost._replace(recorded_step_s=np.linspace(0.01, 0.02, 10_000))
     fused, single = (
-        schedule_per_request(case.settings._replace(fuses_steps=fuses), case.records(), cost).requests["finish_s"]
+        replace(case, cost=cost, rules=case.rules._replace(fuses_steps=fuses)).run().requests["finish_s"]
         for fuses in (1, 0)
     )
     np.testing.assert_array_equal(fused, single)
@@ -155,8 +174,8 @@ def test_recorded_steps_are_played_back_one_by_one(case: Case) -> None:
 @given(cases())
 def test_every_token_is_computed_once_and_every_block_comes_back(case: Case) -> None:
     """Invariant 1, Invariant 2 and Invariant 3."""
-    settings = case.settings._replace(loses_prompts=0)
-    run = schedule_per_request(settings, case.records(), case.cost)
+    settings = case.settings
+    run = replace(case, rules=case.rules._replace(loses_prompts=0)).run()
     requests, steps = run.requests, run.steps
     assert (requests["arrival_s"] <= requests["scheduled_s"]).all()
     assert (requests["scheduled_s"] < requests["first_token_s"]).all()
@@ -187,20 +206,21 @@ def first_come(
     return batch
 
 
+def unbound(case: Case) -> PerRequestRules:
+    """Rules under which neither memory nor the size of a batch binds."""
+    return PerRequestRules(max_batch_seqs=case.settings.max_num_seqs, fuses_steps=case.rules.fuses_steps)
+
+
 @settings(max_examples=cases_to_try(100))
 @given(cases())
 def test_a_users_policy_runs_on_the_same_loop(case: Case) -> None:
     """One written like Sarathi gives Sarathi's times, where neither memory nor the size of a batch binds."""
     settings = case.settings._replace(
-        num_blocks=10_000,
-        watermark_blocks=0,
-        reserved_blocks=0,
-        max_num_batched_tokens=max(case.settings.max_num_batched_tokens, 40),
-        max_batch_seqs=case.settings.max_num_seqs,
-        num_stages=1,
+        num_blocks=10_000, max_num_batched_tokens=max(case.settings.max_num_batched_tokens, 40), num_stages=1
     )
-    ours = schedule_per_request(settings._replace(scheduler=codes.SARATHI), case.records(), case.cost)
-    users = schedule_per_request(settings._replace(scheduler=codes.USER), case.records(), case.cost, policy=first_come)
+    case = replace(case, rules=unbound(case), settings=settings)
+    ours = replace(case, settings=settings._replace(scheduler=codes.SARATHI)).run()
+    users = replace(case, settings=settings._replace(scheduler=codes.USER)).run(policy=first_come)
     for column in ("scheduled_s", "first_token_s", "finish_s"):
         np.testing.assert_array_equal(users.requests[column], ours.requests[column])
 
@@ -233,16 +253,10 @@ def moody_reference(
 @given(cases())
 def test_a_users_policy_equals_the_oracles(case: Case) -> None:
     settings = case.settings._replace(
-        scheduler=codes.USER,
-        num_blocks=10_000,
-        watermark_blocks=0,
-        reserved_blocks=0,
-        max_num_batched_tokens=7 * case.settings.max_num_seqs,
-        max_batch_seqs=case.settings.max_num_seqs,
-        loses_prompts=0,
+        scheduler=codes.USER, num_blocks=10_000, max_num_batched_tokens=7 * case.settings.max_num_seqs
     )
-    case = replace(case, settings=settings)
-    run = schedule_per_request(settings, case.records(), case.cost, policy=moody)
+    case = replace(case, rules=unbound(case), settings=settings)
+    run = case.run(policy=moody)
     requests, batches = run_oracle(case, moody_reference)
     assert_equal_times(run, requests)
     assert len(run.steps) == len(batches)
@@ -253,23 +267,14 @@ def test_a_batch_that_leaks_its_blocks_leaves_room_for_one() -> None:
 
     Four requests fill the pool and three of them end early: then only one fits at a time, for good.
     """
-    settings = PerRequestSettings(
-        scheduler=codes.FASTER_TRANSFORMER,
-        num_replicas=1,
-        num_stages=1,
-        max_num_seqs=4,
-        max_batch_seqs=4,
-        max_num_batched_tokens=100,
-        block_size=16,
-        num_blocks=8,
-        reserved_blocks=2,
-    )
+    settings = state.KernelSettings(codes.FASTER_TRANSFORMER, 1, 1, 4, 100, block_size=16, num_blocks=8)
+    rules = PerRequestRules(max_batch_seqs=4, reserved_blocks=2)
     n = 12
     outputs = np.arange(n) % 4 + 1
-    records = [state.new_requests(np.zeros(n), np.full(n, 8), outputs, np.zeros(n, np.int64)) for _ in range(2)]
     cost = random_cost(np.random.default_rng(0), 4, 400, False)
-    right = schedule_per_request(settings, records[0], cost)
-    leaky = schedule_per_request(settings._replace(leaks_blocks=1), records[1], cost)
+    case = Case(settings, rules, cost, np.zeros(n), np.full(n, 8), outputs)
+    right = case.run()
+    leaky = replace(case, rules=rules._replace(leaks_blocks=1)).run()
     assert right.sequences["num_blocks"].sum() == 0
     assert leaky.sequences["num_blocks"].sum() == 3 * 2
     assert right.steps["num_running"].max() == leaky.steps["num_running"].max() == 4
@@ -343,24 +348,25 @@ def test_an_explicit_prefix_cache_is_refused_where_there_is_none() -> None:
     ],
 )
 def test_a_policy_that_returns_nonsense_is_told_so(answer: object, problem: str) -> None:
-    settings = PerRequestSettings(codes.USER, 1, 1, 8, 8, 100, block_size=1, num_blocks=15)
     ten = np.full(3, 10)
-    records = state.new_requests(np.zeros(3), ten, ten, np.zeros(3, np.int64))
-    cost = random_cost(np.random.default_rng(0), 8, 108, overlaps=False)
     with pytest.raises(InputError, match=problem):
-        schedule_per_request(settings, records, cost, policy=lambda *_: answer)
+        users_case(ten, ten, num_blocks=15).run(policy=lambda *_: answer)
+
+
+def users_case(input_tokens: np.ndarray, output_tokens: np.ndarray, num_blocks: int) -> Case:
+    settings = state.KernelSettings(codes.USER, 1, 1, 8, 100, block_size=1, num_blocks=num_blocks)
+    cost = random_cost(np.random.default_rng(0), 8, 108, overlaps=False)
+    return Case(settings, PerRequestRules(8), cost, np.zeros(input_tokens.size), input_tokens, output_tokens)
 
 
 def test_a_policy_that_raises_is_named_with_its_line() -> None:
-    settings = PerRequestSettings(codes.USER, 1, 1, 8, 8, 100, block_size=1, num_blocks=50)
-    records = state.new_requests(np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64), np.zeros(1, np.int64))
-    cost = random_cost(np.random.default_rng(0), 8, 108, overlaps=False)
+    one = np.ones(1, np.int64)
 
     def divides(*arguments: np.ndarray) -> list[tuple[int, int]]:
         return [(0, 1 // len(arguments[2]))]
 
     with pytest.raises(InputError, match="divides failed at 0 s: ZeroDivisionError") as caught:
-        schedule_per_request(settings, records, cost, policy=divides)
+        users_case(one, one, num_blocks=50).run(policy=divides)
     assert caught.value.hint is not None
     assert "test_loop.py, line" in caught.value.hint
 

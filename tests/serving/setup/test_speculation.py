@@ -11,10 +11,10 @@ import windtunnel as wt
 from effort import cases_to_try
 from serving.kv.test_prefix_cache import VLLM
 from serving.loop.test_oracle import Case, assert_equal_to_the_oracle, cases, random_cost, session_cases
+from serving.pool_of_one import run_pool
 from windtunnel.errors import InputError
 from windtunnel.serving import codes
 from windtunnel.serving.deployment import Speculative
-from windtunnel.serving.runners.batched import run_loop
 from windtunnel.serving.setup.prefix_cache import prefix_cache
 from windtunnel.serving.state import records as state
 from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
@@ -89,7 +89,7 @@ def test_of_requests_that_a_step_ends_the_one_with_the_sooner_last_token_is_evic
     speculation = state.Speculation(2, 2.0)
     assert_equal_to_the_oracle(case, speculation)
     cache = prefix_cache(case.settings, case.requests)
-    run_loop(case.settings, case.cost, case.requests, cache=cache, speculation=speculation)
+    run_pool(case.settings, case.cost, case.requests, cache=cache, speculation=speculation)
     assert cache.requests.cached_tokens.tolist() == [0, 0, 0, 10]
 
 
@@ -98,8 +98,8 @@ def test_of_requests_that_a_step_ends_the_one_with_the_sooner_last_token_is_evic
 def test_one_token_a_step_is_no_speculation(case: Case) -> None:
     plain = case.settings._replace(num_stages=1)
     cost = case.cost._replace(draft_s=np.zeros(plain.max_num_seqs + 1))
-    expected, _, _ = run_loop(plain, cost, case.requests)
-    found, _, _ = run_loop(plain, cost, case.requests, speculation=state.Speculation(1, 1.0))
+    expected, _ = run_pool(plain, cost, case.requests)
+    found, _ = run_pool(plain, cost, case.requests, speculation=state.Speculation(1, 1.0))
     for name in expected.dtype.names:
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 

@@ -10,7 +10,7 @@ from windtunnel.cli.output import answer
 
 if TYPE_CHECKING:
     from windtunnel.formats.vidur.read import OperatorTables, VidurConfig
-    from windtunnel.serving.runners.per_request import PerRequestRun
+    from windtunnel.serving.run import LoopRun
 
 _FILES, _OUTPUT = HelpSection("Vidur's files"), HelpSection("Result")
 
@@ -75,7 +75,7 @@ def command(options: ReplayOptions, config: Path, as_json: bool) -> None:
     answer(as_json, lambda: replay_document(run, recorded), lambda: replay_report(run_config, run, recorded))
 
 
-def _write(run: "PerRequestRun", config: "VidurConfig", operators: "OperatorTables", options: ReplayOptions) -> None:
+def _write(run: "LoopRun", config: "VidurConfig", operators: "OperatorTables", options: ReplayOptions) -> None:
     """Write the requested metrics and traces."""
     from windtunnel.formats.vidur import traces
     from windtunnel.formats.vidur.replay import batch_times, host_s

@@ -15,9 +15,11 @@ from windtunnel.formats.vidur.read import (
 )
 from windtunnel.formats.vidur.traces import VidurBatchTimes
 from windtunnel.serving import codes
-from windtunnel.serving.runners.per_request import PerRequestRun, schedule_per_request
-from windtunnel.serving.state import per_request as per_request_state
+from windtunnel.serving.run import LoopRun, prepare_loop
 from windtunnel.serving.state import records as state
+from windtunnel.serving.state.per_request import PerRequestRules, StageTables
+from windtunnel.serving.state.pools import PoolPlan
+from windtunnel.workload.generate.requests import RequestArrays
 
 SCHEDULERS = {
     "vllm": codes.VLLM_V0,
@@ -37,7 +39,7 @@ def replay(
     replicates_bugs: bool = True,
     fuses_steps: bool = True,
     keeps_trail: bool = False,
-) -> PerRequestRun:
+) -> LoopRun:
     """Simulate `requests` under the scheduler, cluster and memory plan of `config`.
 
     Args:
@@ -52,27 +54,29 @@ def replay(
     Raises:
         InputError: an unknown scheduler or router, or a batch outside the tables.
     """
-    settings = per_request_settings(config, replicates_bugs, fuses_steps)
+    plan = pool_plan(config, replicates_bugs, fuses_steps)
     count = len(requests.arrival_s)
-    records = state.new_requests(
+    arrays = RequestArrays(
         requests.arrival_s, requests.prefill_tokens, requests.decode_tokens, np.zeros(count, np.int64)
     )
-    if settings.router == codes.ASSIGNED:
-        records.rank = random_replicas(config, count)
-    return schedule_per_request(settings, records, tables=stage_tables(config, tables), keeps_trail=keeps_trail)
+    loop = prepare_loop(
+        [plan],
+        arrays,
+        stage_tables=stage_tables(config, tables),
+        replicas=random_replicas(config, count) if plan.settings.router == codes.ASSIGNED else None,
+    )
+    return loop.run(keeps_trail=keeps_trail)
 
 
-def batch_times(run: PerRequestRun) -> VidurBatchTimes:
+def batch_times(run: LoopRun) -> VidurBatchTimes:
     """Return every batch of a run that kept its trail and fused no steps."""
     assert run.trail is not None
     replica = run.steps["replica"].astype(np.int64)
     return VidurBatchTimes(run.steps["start_s"], replica, run.trail.stage_s, run.trail.members)
 
 
-def per_request_settings(
-    config: VidurConfig, replicates_bugs: bool, fuses_steps: bool
-) -> per_request_state.PerRequestSettings:
-    """Return the settings of `config` as the loop takes them.
+def pool_plan(config: VidurConfig, replicates_bugs: bool, fuses_steps: bool) -> PoolPlan:
+    """Return the cluster of `config` as the loop takes it; look-up tables price its steps.
 
     Raises:
         InputError: an unknown scheduler or router, or nothing fits in memory.
@@ -87,15 +91,19 @@ def per_request_settings(
     memory = plan_memory(config)
     code = SCHEDULERS[scheduler.name]
     reserves = code in (codes.ORCA, codes.FASTER_TRANSFORMER)
-    return per_request_state.PerRequestSettings(
+    settings = state.KernelSettings(
         scheduler=code,
         num_replicas=cluster.num_replicas,
+        ranks_per_replica=1,
         num_stages=stages,
         max_num_seqs=scheduler.batch_size_cap,
-        max_batch_seqs=memory.max_batch_size if reserves else scheduler.batch_size_cap // stages,
         max_num_batched_tokens=scheduler.chunk_size if code == codes.SARATHI else scheduler.max_tokens_in_batch,
         block_size=scheduler.block_size,
         num_blocks=memory.num_blocks,
+        router=ROUTERS[cluster.global_scheduler_config.name],
+    )
+    rules = PerRequestRules(
+        max_batch_seqs=memory.max_batch_size if reserves else scheduler.batch_size_cap // stages,
         watermark_blocks=int(scheduler.watermark_blocks_fraction * memory.num_blocks),
         reserved_blocks=memory.blocks_per_request if reserves else 0,
         max_waiting_steps=scheduler.max_waiting_iters,
@@ -103,11 +111,11 @@ def per_request_settings(
         leaks_blocks=int(replicates_bugs),
         fuses_steps=int(fuses_steps),
         end_s=float(config.time_limit or np.inf),
-        router=ROUTERS[cluster.global_scheduler_config.name],
     )
+    return PoolPlan(settings, state.NO_COST, rules)
 
 
-def stage_tables(config: VidurConfig, tables: OperatorTables) -> per_request_state.Tables:
+def stage_tables(config: VidurConfig, tables: OperatorTables) -> StageTables:
     """Sum a layer's operators to a pipeline stage, by Vidur's formula (`ExecutionTime.total_time`).
 
     stage = layers / stages x (attention + MLP + add) + send_recv + host, with two all-reduces a layer, each with a
@@ -129,7 +137,7 @@ def stage_tables(config: VidurConfig, tables: OperatorTables) -> per_request_sta
         layer_s = _sum([layer_s, 2 * (tables.token_s["all_reduce"] + launch_s)])
     grouped = replica.model_config.num_q_heads > replica.model_config.num_kv_heads
     send_recv_s = tables.token_s["send_recv"] if pp > 1 else np.zeros(layer_s.size)
-    return per_request_state.Tables(
+    return StageTables(
         token_s=layers * layer_s[: send_recv_s.size],
         kv_save_s=layers * tables.token_s["attn_kv_cache_save"],
         prefill_s=layers * tables.prefill_s,
@@ -142,7 +150,7 @@ def stage_tables(config: VidurConfig, tables: OperatorTables) -> per_request_sta
     )
 
 
-def host_s(run: PerRequestRun, config: VidurConfig, tables: OperatorTables) -> NDArray[np.float64]:
+def host_s(run: LoopRun, config: VidurConfig, tables: OperatorTables) -> NDArray[np.float64]:
     """Return the host's share of each request's time in pipeline stages, [requests]; the run must keep its trail."""
     assert run.trail is not None
     rows, request = run.trail.members[:, 0], run.trail.members[:, 1]

@@ -13,7 +13,7 @@ from windtunnel.formats.vidur.write import columns_of
 from windtunnel.metrics.records import Table, request_table
 from windtunnel.report.render.tables import columns, grid, title
 from windtunnel.report.version import version
-from windtunnel.serving.runners.per_request import PerRequestRun
+from windtunnel.serving.run import LoopRun
 from windtunnel.units import format_seconds
 
 COMPARED = {
@@ -32,7 +32,7 @@ KNOWN_AT_ARRIVAL = (
 
 
 def replay_metrics(
-    run: PerRequestRun, host_s: float | NDArray[np.float64] = 0.0, replicates_bugs: bool = True
+    run: LoopRun, host_s: float | NDArray[np.float64] = 0.0, replicates_bugs: bool = True
 ) -> dict[str, NDArray[Any]]:
     """Return Vidur's request metrics of a replayed run.
 
@@ -41,6 +41,7 @@ def replay_metrics(
         host_s: the part of each request's execution that the host took.
         replicates_bugs: normalise by what was prompt and output after the last restart, as Vidur does.
     """
+    assert run.sequences is not None
     names = ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "input_tokens", "output_tokens")
     arrays = {name: run.requests[name] for name in (*names, "priority", "num_preemptions")}
     sent: Table = request_table(arrays, run.requests["rank"], 0.0, 0).replaced(execution_s=run.execution_s)
@@ -64,7 +65,7 @@ def replay_metrics(
     return {name: v if name in KNOWN_AT_ARRIVAL else np.where(finished, v, np.nan) for name, v in metrics.items()}
 
 
-def replay_document(run: PerRequestRun, recorded: Path | None) -> dict[str, Any]:
+def replay_document(run: LoopRun, recorded: Path | None) -> dict[str, Any]:
     """Document a replayed run."""
     metrics = replay_metrics(run)
     document = {
@@ -80,7 +81,7 @@ def replay_document(run: PerRequestRun, recorded: Path | None) -> dict[str, Any]
     return document
 
 
-def replay_report(config: VidurConfig, run: PerRequestRun, recorded: Path | None) -> list[RenderableType]:
+def replay_report(config: VidurConfig, run: LoopRun, recorded: Path | None) -> list[RenderableType]:
     """Return the tables of a replayed run."""
     cluster, metrics = config.cluster_config, replay_metrics(run)
     rows = [[name, *(format_seconds(q) for q in _quantiles(metrics[c]).values())] for name, c in COMPARED.items()]

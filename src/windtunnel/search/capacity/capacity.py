@@ -11,9 +11,8 @@ from windtunnel.search.capacity.load import Stream, is_capped, stream_of
 from windtunnel.search.capacity.probe import Probe, probe, serve_requests
 from windtunnel.search.confidence import lower_bound
 from windtunnel.search.priced_deployments import PricedDeployments
-from windtunnel.serving.pools import PreparedPools
+from windtunnel.serving.prepared import PreparedDeployment
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
-from windtunnel.serving.server import Server
 
 TOLERANCE = 0.01
 """Relative distance of neighbouring loads on a fixed grid: the answer does not depend on where the search began, and
@@ -44,7 +43,7 @@ class Capacity:
 
 
 def capacity(
-    server: Server | PreparedPools,
+    server: PreparedDeployment,
     stream: Stream,
     limits: Sequence[Limit],
     tolerance: float = TOLERANCE,
@@ -93,7 +92,7 @@ def capacity(
     return search.run(near, LEAST_SHARE * near, math.inf)
 
 
-def served_at_once(server: Server | PreparedPools, stream: Stream) -> float:
+def served_at_once(server: PreparedDeployment, stream: Stream) -> float:
     """Measure the requests a second that are served when all are there at once."""
     served = serve_requests(server, stream.at_once())
     assert served is not None, "nothing gives this run up"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +11,10 @@ from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import itl_distribution, queue_growth
 from windtunnel.search.capacity.limits import Limit
 from windtunnel.search.capacity.load import Stream
-from windtunnel.serving.pools import PreparedPools, replicas_of, run_pools
-from windtunnel.serving.runners.batched import GiveUp
-from windtunnel.serving.server import Server, for_clients, serve
+from windtunnel.serving.prepared import PreparedDeployment
+from windtunnel.serving.run import GiveUp, Watch, replicas_of
 from windtunnel.serving.setup.frontend import client_delay_s
-from windtunnel.serving.setup.prefix_cache import cache_for
 from windtunnel.serving.state import records as state
-from windtunnel.serving.state.per_request import PerRequestSettings
 from windtunnel.workload.generate.requests import RequestArrays
 
 Floats = NDArray[np.float64]
@@ -88,7 +85,7 @@ class Probe:
 
 
 def probe(
-    server: Server | PreparedPools, stream: Stream, load: float, limits: Sequence[Limit], is_patient: bool = False
+    server: PreparedDeployment, stream: Stream, load: float, limits: Sequence[Limit], is_patient: bool = False
 ) -> Probe:
     """Serve `stream` at `load`, and compare the result with `limits` and with the growth of the queue.
 
@@ -124,38 +121,16 @@ def growth(served: Served) -> float:
     return queue_growth(served.arrival_s, served.queueing_s)
 
 
-def serve_requests(
-    server: Server | PreparedPools, requests: RequestArrays, give_up: GiveUp | None = None
-) -> Served | None:
+def serve_requests(server: PreparedDeployment, requests: RequestArrays, give_up: GiveUp | None = None) -> Served | None:
     """Serve requests of the lengths that `server` was prepared for; None where the run was given up."""
-    if isinstance(server, PreparedPools):
-        plans = [
-            plan._replace(settings=for_clients(plan.settings, part.setup, part.memory, requests))
-            for plan, part in zip(server.plans, server.servers, strict=True)
-        ]
-        records, pools, steps, *_ = run_pools(
-            plans,
-            server.handoff_rules,
-            requests,
-            speculation=server.speculation,
-            give_up=give_up,
-            retention=server.retention,
-        )
-        host = server.servers[0].setup.engine.host
-        _, replica, num_replicas = replicas_of(records, pools)
-    else:
-        settings = for_clients(server.settings, server.setup, server.memory, requests)
-        server = replace(server, settings=settings)
-        cache = None
-        if not isinstance(settings, PerRequestSettings):
-            cache = cache_for(server.setup, server.memory, settings, requests)
-        records, steps, _ = serve(server, requests, cache, give_up=give_up)
-        host = server.setup.engine.host
-        replica, num_replicas = records["rank"] // server.settings.ranks_per_replica, server.settings.num_replicas
+    run = server.for_clients(requests).serve(requests, watch=Watch(give_up=give_up))
+    records = run.requests
     if np.isnan(records["finish_s"]).any():
         return None
+    _, replica, num_replicas = replicas_of(run)
+    host = server.pools[0].setup.engine.host
     at_client_s = client_delay_s(host, requests, records, replica, num_replicas)
-    return _served(records, steps, at_client_s, requests.num_warmup)
+    return _served(records, run.steps, at_client_s, requests.num_warmup)
 
 
 def _served(records: NDArray[np.void], steps: Table, at_client_s: Floats, num_warmup: int) -> Served:

@@ -5,13 +5,12 @@ too.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from windtunnel.serving import codes
-from windtunnel.serving.pools import PreparedPools
-from windtunnel.serving.server import Server
+from windtunnel.serving.prepared import PreparedDeployment
 from windtunnel.serving.state import records as state
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class Neighbours:
     """Load that the last point sustains."""
     done: dict[Unbounded, list[Done]] = field(default_factory=dict)
 
-    def answer(self, server: Server | PreparedPools, stream: Stream) -> Evaluation | None:
+    def answer(self, server: PreparedDeployment, stream: Stream) -> Evaluation | None:
         """Return the answer of a duplicate deployment; None where it needs a run."""
         if not _is_plain(server):
             return None
@@ -62,40 +61,39 @@ class Neighbours:
             figures = figures | {"kv_peak_fraction": earlier.used_blocks / _num_blocks(server)}
         return msgspec.structs.replace(earlier.evaluation, num_runs=0, num_requests=0, figures=figures)
 
-    def add(self, server: Server | PreparedPools, capacity: Capacity, evaluation: Evaluation) -> None:
+    def add(self, server: PreparedDeployment, capacity: Capacity, evaluation: Evaluation) -> None:
         """Keep an answer, with the runs that decided it."""
         self.near = capacity.load or self.near
         if _is_plain(server):
             self.done.setdefault(_unbounded(server), []).append(_done(server, capacity, evaluation))
 
 
-def _is_plain(server: Server | PreparedPools) -> TypeGuard[Server]:
-    """Whether a deployment has no pools and no per-request scheduling."""
-    return isinstance(server, Server) and isinstance(server.settings, state.KernelSettings)
+def _is_plain(server: PreparedDeployment) -> bool:
+    """Whether a deployment has one pool and no per-request scheduling."""
+    return len(server.pools) == 1 and server.pools[0].plan.rules is None
 
 
-def _settings(server: Server) -> state.KernelSettings:
-    assert isinstance(server.settings, state.KernelSettings)
-    return server.settings
+def _settings(server: PreparedDeployment) -> state.KernelSettings:
+    return server.pools[0].settings
 
 
-def _unbounded(server: Server) -> Unbounded:
+def _unbounded(server: PreparedDeployment) -> Unbounded:
     """Settings that duplicate deployments must share. SGLang admits by free and expected blocks, so there all must be
     equal but the bound on requests.
     """
     settings = _settings(server)
-    engine = msgspec.structs.replace(server.setup.engine, **dict.fromkeys(BOUNDS))
+    engine = msgspec.structs.replace(server.pools[0].setup.engine, **dict.fromkeys(BOUNDS))
     if settings.scheduler == codes.SGLANG:
         return settings._replace(max_num_seqs=0), engine
     return settings._replace(max_num_seqs=0, max_num_batched_tokens=0, max_prefill_tokens=0, num_blocks=0), engine
 
 
-def _num_blocks(server: Server) -> int:
+def _num_blocks(server: PreparedDeployment) -> int:
     """KV blocks of one replica."""
-    return server.memory.num_blocks * server.settings.ranks_per_replica
+    return server.pools[0].memory.num_blocks * _settings(server).ranks_per_replica
 
 
-def _done(server: Server, capacity: Capacity, evaluation: Evaluation) -> Done:
+def _done(server: PreparedDeployment, capacity: Capacity, evaluation: Evaluation) -> Done:
     steps = [
         probe.served.steps
         for probe in (capacity.passing, capacity.beyond)
@@ -116,7 +114,7 @@ def _done(server: Server, capacity: Capacity, evaluation: Evaluation) -> Done:
     )
 
 
-def _same(done: Done, server: Server, stream: Stream) -> bool:
+def _same(done: Done, server: PreparedDeployment, stream: Stream) -> bool:
     """Whether a deployment serves both loads that decided `done` step by step as that one did.
 
     It does where they differ in bounds only that neither met: requests at a time, tokens of a step, KV blocks with room
@@ -130,7 +128,7 @@ def _same(done: Done, server: Server, stream: Stream) -> bool:
         return False
     if ours.num_blocks == theirs.num_blocks:
         return True
-    if server.setup.engine.enable_prefix_caching and stream.unit.prefixes is not None:
+    if server.pools[0].setup.engine.enable_prefix_caching and stream.unit.prefixes is not None:
         return False
     if ours.window_tokens:
         return False

@@ -25,9 +25,8 @@ from windtunnel.search.space.files import files_digest
 from windtunnel.search.space.space import Point, Space, point_at, scenario_at
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.defaults import overlay
-from windtunnel.serving.pools import PreparedPools
+from windtunnel.serving.prepared import PreparedDeployment
 from windtunnel.serving.scenario import Scenario, pool_scenario, resolve
-from windtunnel.serving.server import Server
 
 
 class _Knobs(Schema):
@@ -141,7 +140,7 @@ class Evaluator:
         return evaluation
 
     def _at_own_load(
-        self, deployed: Deployed, server: Server | PreparedPools, stream: Stream, *_: object
+        self, deployed: Deployed, server: PreparedDeployment, stream: Stream, *_: object
     ) -> tuple[Capacity, Evaluation]:
         limits = limits_from(self.space.limits)
         tried = probe(server, stream, stream.usual_load, limits, is_patient=True)
@@ -157,7 +156,7 @@ class Evaluator:
         return Capacity(stream.usual_load, tried, None, 1), evaluation
 
     def _at_capacity(
-        self, deployed: Deployed, server: Server | PreparedPools, stream: Stream, question: Question, near: float | None
+        self, deployed: Deployed, server: PreparedDeployment, stream: Stream, question: Question, near: float | None
     ) -> tuple[Capacity, Evaluation]:
         worth = None
         if question.worth is not None and not stream.is_closed:

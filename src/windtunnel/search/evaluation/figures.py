@@ -12,10 +12,9 @@ from windtunnel.search.capacity.limits import Limit
 from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import Served
 from windtunnel.search.space.space import Budget
-from windtunnel.serving.pools import PreparedPools
+from windtunnel.serving.prepared import PreparedDeployment, alone_scenario
 from windtunnel.serving.results import power_model
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario
-from windtunnel.serving.server import Server
 
 FIGURES = {
     "devices": "devices of the deployment",
@@ -115,7 +114,7 @@ def taken_by(scenario: Scenario) -> Takes:
 
 
 def figures(
-    deployed: Deployed, server: Server | PreparedPools, served: Served, sustained: float | None, limits: Sequence[Limit]
+    deployed: Deployed, server: PreparedDeployment, served: Served, sustained: float | None, limits: Sequence[Limit]
 ) -> dict[str, float]:
     """Return the known figures of `FIGURES`, and those of the latencies that have limits.
 
@@ -167,16 +166,13 @@ def figures(
 STATISTICS, STATISTIC_PERCENTS = ("p50", "p90", "p99"), (50, 90, 99)
 
 
-def _use(deployed: Deployed, server: Server | PreparedPools, served: Served, span_s: float) -> dict[str, float]:
+def _use(deployed: Deployed, server: PreparedDeployment, served: Served, span_s: float) -> dict[str, float]:
     """Return the busy fraction, the peak of KV use and the mean power of the devices."""
     steps, scenario = served.steps, deployed.scenario
-    if isinstance(server, Server):
-        parts = [(scenario, server.setup, server.memory, server.settings.ranks_per_replica)]
-    else:
-        parts = [
-            (pool_scenario(scenario, part.pool), part.setup, part.memory, part.settings.ranks_per_replica)
-            for part in server.servers
-        ]
+    parts = [
+        (alone_scenario(scenario, pool.pool), pool.setup, pool.memory, pool.settings.ranks_per_replica)
+        for pool in server.pools
+    ]
     first, busy_s, slots, mean_w, peaks = 0, 0.0, 0, 0.0, [0.0]
     for part_scenario, setup, memory, ranks in parts:
         replicas = part_scenario.deployment.replicas

@@ -8,14 +8,11 @@ from windtunnel.model.forward import Shard, StepBatch
 from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimator
 from windtunnel.serving.setup.step_prices import LoweredSteps, price_step
 from windtunnel.serving.state import records as state
-from windtunnel.serving.state.per_request import PerRequestSettings
 
 NUM_SAMPLED_STEPS = 16
 
 
-def time_fractions(
-    lowered: LoweredSteps, steps: Table, settings: state.KernelSettings | PerRequestSettings
-) -> dict[str, float]:
+def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.KernelSettings) -> dict[str, float]:
     """Return the share of busy time by what bounds it; with several ranks per replica from their mean batch.
 
     The operators' shares are scaled so that a step's parts add up to its duration; attention counts as memory in decode

@@ -4,24 +4,27 @@ import numpy as np
 
 from windtunnel.compiled.heap import push
 from windtunnel.compiled.jit import inner
-from windtunnel.serving.cluster.pool_routers import choose
-from windtunnel.serving.cluster.routers import fewest_outstanding
+from windtunnel.compiled.records import is_unset
+from windtunnel.serving.cluster.routers import choose, fewest_outstanding
 from windtunnel.serving.codes import FCFS
 from windtunnel.serving.kv.cache import acquire, look_up, release, share
 from windtunnel.serving.kv.tiers import leave_below
 from windtunnel.serving.kv.windows import passed_blocks
 from windtunnel.serving.schedulers.batch import begin_decoding, blocks_to_start, held_blocks, held_window_blocks, link
 from windtunnel.serving.schedulers.queue_orders import set_queue_key
-from windtunnel.serving.state.pools import Pools, cache_of, ranks_of
+from windtunnel.serving.state.fleet import ReplicaFleet
+from windtunnel.serving.state.pools import IS_READ, IS_READY, NOT_HANDED, WAITS, Pools, cache_of, ranks_of
 from windtunnel.serving.state.records import MOST_REQUESTS, NONE, PREFILLING, Cache, KernelSettings, Requests
 from windtunnel.serving.state.tables import PoolTables, RunTables
 
 
 @inner
-def hand_off(pool: PoolTables, run: RunTables, pools: Pools, rank: int, i: int, now_s: float) -> int:
+def hand_off(
+    pool: PoolTables, run: RunTables, pools: Pools, fleet: ReplicaFleet | None, rank: int, i: int, now_s: float
+) -> int:
     """Send request `i`, whose prefill has ended at `now_s` on `rank` of its pool, to a replica that decodes.
 
-    Returns that replica, of all pools'.
+    Returns that replica, of all pools'; NONE where none takes requests: then it is sent again, as after a failure.
     """
     settings, requests, slots = pool.settings, run.requests, pool.slots
     routing = pools.routing[0]
@@ -35,24 +38,34 @@ def hand_off(pool: PoolTables, run: RunTables, pools: Pools, rank: int, i: int, 
     requests[i].output_tokens = transfer.later_output_tokens
     transfer.later_output_tokens = 0
     requests[i].last_token_s = now_s
-    if routing.decode_samples_first or routing.decode_streams_first:
+    is_first = requests[i].target_tokens == requests[i].input_tokens
+    if is_first and (routing.decode_samples_first or routing.decode_streams_first):
         requests[i].first_token_s = np.nan
-    replica = choose(pools, run.clock, pools.decoders, routing.decode_router, routing.decode_turn)
-    routing.decode_turn += 1
+    replica = choose(pool, run.clock, pools, fleet, routing.decode_router, True)
+    if replica == NONE:
+        return NONE
 
     there = pools.pools[pools.pool_of_replica[replica]]
     to_rank = there.first_rank + fewest_outstanding(there, ranks_of(pools, there), replica - there.first_replica)
     transfer.decode_rank = to_rank
+    transfer.stage = WAITS
     set_queue_key(there, requests, ranks_of(pools, there), to_rank - there.first_rank, i, 0)
     pools.ranks[to_rank].num_outstanding += 1
+    pools.handoffs[transfer.prefill_rank].num_held += 1
+    append_to_pull(requests, pools, to_rank, i)
+    return replica
+
+
+@inner
+def append_to_pull(requests: Requests, pools: Pools, rank: int, i: int) -> None:
+    """Put request `i` behind those that wait for blocks of `rank` to read their KV into."""
     requests[i].after = NONE
-    last = pools.handoffs[to_rank].pull_last
+    last = pools.handoffs[rank].pull_last
     if last == NONE:
-        pools.handoffs[to_rank].pull_first = i
+        pools.handoffs[rank].pull_first = i
     else:
         requests[last].after = i
-    pools.handoffs[to_rank].pull_last = i
-    return replica
+    pools.handoffs[rank].pull_last = i
 
 
 @inner
@@ -85,7 +98,7 @@ def pull(pool: PoolTables, run: RunTables, pools: Pools, rank: int, slot: int, n
             unused = look_up(settings, pool.cache, requests, ranks, rank, i)
             unused -= leave_below(settings, pool.cache, requests, i)
             cached = requests[i].computed_tokens
-        num_read = requests[i].input_tokens - routing.decode_samples_first
+        num_read = requests[i].target_tokens - routing.decode_samples_first
         if pool.windows is not None:
             requests[i].passed_blocks = passed_blocks(settings, num_read - 1)
         num_needed, num_window_blocks = blocks_to_start(settings, pool.windows, requests, i, num_read - cached)
@@ -97,6 +110,9 @@ def pull(pool: PoolTables, run: RunTables, pools: Pools, rank: int, slot: int, n
             acquire(pool.cache, requests, ranks, rank, slot, i)
         ranks[rank].free_blocks -= num_needed
         ranks[rank].free_window_blocks -= num_window_blocks
+        transfer.stage = IS_READ
+        transfer.taken_blocks = num_needed
+        transfer.taken_window_blocks = num_window_blocks
         here.num_pulled += 1
         here.pull_first = requests[i].after
         if here.pull_first == NONE:
@@ -123,7 +139,7 @@ def begin_transfer(run: RunTables, pools: Pools, i: int, cached: int, now_s: flo
     here, sender = pools.handoffs[transfer.decode_rank], pools.handoffs[transfer.prefill_rank]
     receiver = pools.pools[pools.pool_of_rank[transfer.decode_rank]]
     sent_bytes_per_s = pools.pools[pools.pool_of_rank[transfer.prefill_rank]].link_bytes_per_s
-    transfer_s = routing.bytes_per_token * (run.requests[i].input_tokens - cached) + routing.bytes_per_request
+    transfer_s = routing.bytes_per_token * (run.requests[i].target_tokens - cached) + routing.bytes_per_request
     transfer_s *= receiver.kv_copies / min(sent_bytes_per_s, receiver.link_bytes_per_s)
     ready_s = now_s if routing.tail_fraction == 1.0 else run.requests[i].scheduled_s
     start_s = max(ready_s, sender.link_free_s, here.link_free_s)
@@ -138,19 +154,10 @@ def begin_transfer(run: RunTables, pools: Pools, i: int, cached: int, now_s: flo
 
 @inner
 def end_transfer(cache: Cache | None, requests: Requests, pools: Pools, i: int) -> None:
-    """End the KV transfer of request `i`: its blocks on the prefill side are free, those of its prompt stay cached
-    there as long as there is room, and it may run on the decode side.
-    """
+    """End the KV transfer of request `i`: it frees its blocks on the prefill side, and may run on the decode side."""
+    free_prefill_blocks(cache, requests, pools, i)
     transfer = pools.transfers[i]
-    pools.ranks[transfer.prefill_rank].free_window_blocks += transfer.held_window_blocks
-    if cache is None:
-        pools.ranks[transfer.prefill_rank].free_blocks += transfer.held_blocks
-    if cache is not None:
-        pool = pools.pool_of_rank[transfer.prefill_rank]
-        settings, own = pools.pools[pool], cache_of(cache, pools, pool)
-        rank = transfer.prefill_rank - settings.first_rank
-        release(settings, own, ranks_of(pools, settings), rank, i, transfer.held_blocks, requests[i].input_tokens)
-    transfer.held_blocks = 0
+    transfer.stage = IS_READY
     here = pools.handoffs[transfer.decode_rank]
     requests[i].after = NONE
     if here.ready_last == NONE:
@@ -158,6 +165,22 @@ def end_transfer(cache: Cache | None, requests: Requests, pools: Pools, i: int) 
     else:
         requests[here.ready_last].after = i
     here.ready_last = i
+
+
+@inner
+def free_prefill_blocks(cache: Cache | None, requests: Requests, pools: Pools, i: int) -> None:
+    """Free what request `i` holds where it was prefilled; blocks of its prompt stay cached as long as there is room."""
+    transfer = pools.transfers[i]
+    pools.handoffs[transfer.prefill_rank].num_held -= 1
+    pools.ranks[transfer.prefill_rank].free_window_blocks += transfer.held_window_blocks
+    if cache is None:
+        pools.ranks[transfer.prefill_rank].free_blocks += transfer.held_blocks
+    if cache is not None:
+        number = pools.pool_of_rank[transfer.prefill_rank]
+        settings, own = pools.pools[number], cache_of(cache, pools, number)
+        rank = transfer.prefill_rank - settings.first_rank
+        release(settings, own, ranks_of(pools, settings), rank, i, transfer.held_blocks, requests[i].target_tokens)
+    transfer.held_blocks = 0
 
 
 @inner
@@ -181,17 +204,18 @@ def join_ready(pool: PoolTables, requests: Requests, pools: Pools, rank: int, sl
         if here.ready_first == NONE:
             here.ready_last = NONE
         here.num_pulled -= 1
+        pools.transfers[i].stage = NOT_HANDED
         link(requests, ranks, rank, i)
-        requests[i].target_tokens = requests[i].input_tokens
-        requests[i].computed_tokens = requests[i].input_tokens - samples_first
+        requests[i].computed_tokens = requests[i].target_tokens - samples_first
         if pool.cache is not None:
             share(settings, pool.cache, ranks, rank, i, requests[i].computed_tokens)
-        ranks[rank].remaining_tokens += requests[i].output_tokens - 1 + samples_first
+        end = requests[i].input_tokens + requests[i].output_tokens - 1
+        ranks[rank].remaining_tokens += end - requests[i].computed_tokens
         if samples_first:
             lists[rank * settings.num_stages, PREFILLING, ranks[rank].num_prefilling] = i
             ranks[rank].num_prefilling += 1
         else:
-            if streams_first:
+            if streams_first and is_unset(requests[i].first_token_s):
                 requests[i].first_token_s = slots[slot].cutoff_s
                 requests[i].last_token_s = slots[slot].cutoff_s
             begin_decoding(settings, pool.windows, requests, ranks, slots, lists, rank, slot, i)

@@ -1,35 +1,57 @@
-"""What a replica that fails loses: its requests, its caches, the steps under way."""
+"""What a replica that fails loses: its requests, its caches, the steps under way, the KV on its way."""
 
 import numpy as np
 
-from windtunnel.compiled.heap import meld
+from windtunnel.compiled.heap import meld, push
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records
-from windtunnel.serving.kv.cache import entry_of, forget
+from windtunnel.serving.cluster.handoff import append_to_pull, free_prefill_blocks
+from windtunnel.serving.codes import VLLM_V0
+from windtunnel.serving.kv.cache import entry_of, forget, release
 from windtunnel.serving.kv.tiers import drop
+from windtunnel.serving.per_request.decode_groups import (
+    ENDS,
+    GROUP,
+    MEMBERS,
+    SCRATCH,
+    dissolve,
+    ready_row,
+    write_back,
+)
 from windtunnel.serving.schedulers.batch import gained_tokens
 from windtunnel.serving.state.fleet import ReplicaFleet
+from windtunnel.serving.state.per_request import PerRequestPool
+from windtunnel.serving.state.pools import IS_READ, IS_READY, NOT_HANDED, WAITS, Pools, cache_of, ranks_of
 from windtunnel.serving.state.records import NONE, Cache, Ints, KernelSettings, Rank, Requests, Slot
-from windtunnel.serving.state.tables import PoolTables
+from windtunnel.serving.state.tables import PoolTables, RunTables, per_request_pool
 
 
 @inner
-def lose(fleet: ReplicaFleet, requests: Requests, replica: int, i: int, now_s: float) -> None:
-    """Reset request `i`, which was at a replica that has failed, and plan to send it again."""
+def lose(fleet: ReplicaFleet, run: RunTables, pools: Pools | None, replica: int, i: int, now_s: float) -> None:
+    """Reset request `i`, which was at a replica of any pool that has failed, and plan to send it again."""
+    requests = run.requests
+    if pools is not None:
+        transfer = pools.transfers[i]
+        if transfer.later_output_tokens > 0:
+            requests[i].output_tokens = transfer.later_output_tokens
+            transfer.later_output_tokens = 0
+        transfer.stage = NOT_HANDED
+        transfer.held_blocks = 0
+        transfer.held_window_blocks = 0
     requests[i].computed_tokens = 0
     requests[i].chunks_in_flight = 0
     requests[i].is_decoding = 0
     requests[i].slides = 0
     requests[i].passed_blocks = 0
-    if fleet.scaling.starts_over:
+    if fleet.rules.starts_over:
         fleet.discarded_tokens[i] += requests[i].target_tokens - requests[i].input_tokens
         requests[i].target_tokens = requests[i].input_tokens
         requests[i].first_token_s = np.nan
     fleet.num_retries[i] += 1
     control = fleet.control
-    at = (control[0].first_retry + control[0].num_retries) % fleet.retries.size
-    fleet.retries[at] = i
-    fleet.retry_s[at] = now_s + fleet.scaling.retry_s
+    position = (control[0].first_retry + control[0].num_retries) % fleet.retries.size
+    fleet.retries[position] = i
+    fleet.retry_s[position] = now_s + fleet.rules.retry_s
     control[0].num_retries += 1
     row = control[0].num_losses
     fleet.losses[row].request = i
@@ -37,6 +59,25 @@ def lose(fleet: ReplicaFleet, requests: Requests, replica: int, i: int, now_s: f
     fleet.losses[row].begin_s = requests[i].arrival_s
     fleet.losses[row].end_s = now_s
     control[0].num_losses = row + 1
+
+
+@inner
+def lose_sequence(pool: PoolTables, fleet: ReplicaFleet, requests: Requests, i: int) -> None:
+    """Reset what per-request scheduling knows of request `i`: it is computed again with its outputs so far, as after a
+    restart, unless it starts over.
+    """
+    if pool.sequences is not None:
+        sequence = pool.sequences[i]
+        if sequence.is_prefilled:
+            sequence.last_token_s = sequence.left_stage_s
+            sequence.prompt_tokens = sequence.processed_tokens
+        if fleet.rules.starts_over:
+            sequence.prompt_tokens = requests[i].input_tokens
+        sequence.processed_tokens = 0
+        sequence.is_prefilled = 0
+        sequence.num_blocks = 0
+        sequence.next = NONE
+        sequence.group = 0
 
 
 @inner
@@ -69,30 +110,34 @@ def lose_shared(cache: Cache, rank: int, i: int) -> None:
 
 
 @inner
-def clear(pool: PoolTables, requests: Requests, fleet: ReplicaFleet, replica: int, now_s: float) -> None:
-    """Leave a replica as it starts: empty. What it had, if it failed, is sent again, rank by rank: running requests in
-    their order, then waiting ones in theirs.
+def clear(
+    pool: PoolTables,
+    caches: Cache | None,
+    run: RunTables,
+    pools: Pools | None,
+    fleet: ReplicaFleet,
+    replica: int,
+    now_s: float,
+) -> None:
+    """Leave a replica of its pool as it starts: empty. What it had, if it failed, is sent again, rank by rank: running
+    requests in their order, then waiting ones in theirs; then those whose KV was on its way from or to it.
+
+    Args:
+        pool, replica: the pool, and the replica within it.
+        caches: prefix caches of all pools.
+        run, pools, fleet, now_s: as elsewhere.
     """
     settings, ranks, slots = pool.settings, pool.ranks, pool.slots
-    first = replica * settings.ranks_per_replica
+    first, number = replica * settings.ranks_per_replica, settings.first_replica + replica
     for rank in range(first, first + settings.ranks_per_replica):
-        i = ranks[rank].first
-        while i != NONE:
-            after = requests[i].after
-            if pool.cache is not None:
-                lose_shared(pool.cache, rank, i)
-            if requests[i].is_decoding:
-                interrupt_decoding(pool, requests, i)
-            lose(fleet, requests, replica, i, now_s)
-            i = after
-        while ranks[rank].waiting != NONE:
-            i = ranks[rank].waiting
-            ranks[rank].waiting = meld(
-                requests.order, requests.left, requests.right, requests[i].left, requests[i].right
-            )
-            requests[i].left = NONE
-            requests[i].right = NONE
-            lose(fleet, requests, replica, i, now_s)
+        if pool.rules is not None:
+            if settings.scheduler >= VLLM_V0:
+                lose_sequences(pool, run, pools, fleet, rank, now_s)
+        if pool.batched is not None:
+            if settings.scheduler < VLLM_V0:
+                lose_rank(pool, run, pools, fleet, rank, now_s)
+        if pools is not None:
+            lose_handoffs(caches, run, pools, fleet, settings.first_rank + rank, number, now_s)
         if pool.cache is not None:
             lose_cache(pool.cache, rank)
         empty_rank(settings, ranks, rank)
@@ -102,6 +147,137 @@ def clear(pool: PoolTables, requests: Requests, fleet: ReplicaFleet, replica: in
                 pool.cache.load_s[slot] = 0.0
     for stage in range(settings.num_stages):
         pool.stages[replica, stage] = 0.0
+
+
+@inner
+def lose_rank(
+    pool: PoolTables, run: RunTables, pools: Pools | None, fleet: ReplicaFleet, rank: int, now_s: float
+) -> None:
+    """Lose the requests that run or wait on a rank whose engine batches all that decode together."""
+    settings, requests, ranks = pool.settings, run.requests, pool.ranks
+    number = settings.first_replica + rank // settings.ranks_per_replica
+    i = ranks[rank].first
+    while i != NONE:
+        after = requests[i].after
+        if pool.cache is not None:
+            lose_shared(pool.cache, rank, i)
+        if requests[i].is_decoding:
+            interrupt_decoding(pool, requests, i)
+        lose(fleet, run, pools, number, i, now_s)
+        i = after
+    while ranks[rank].waiting != NONE:
+        i = ranks[rank].waiting
+        ranks[rank].waiting = meld(requests.order, requests.left, requests.right, requests[i].left, requests[i].right)
+        requests[i].left = NONE
+        requests[i].right = NONE
+        lose(fleet, run, pools, number, i, now_s)
+
+
+@inner
+def lose_sequences(
+    pool: PoolTables, run: RunTables, pools: Pools | None, fleet: ReplicaFleet, replica: int, now_s: float
+) -> None:
+    """Lose the requests that run or wait at a replica that schedules per request: those that hold blocks by their
+    numbers, then the waiting ones in order.
+    """
+    own = per_request_pool(pool, pools)
+    number, row, count = own.settings.first_replica + replica, ready_row(own, replica), 0
+    dissolve(own, replica)
+    for slot in range(replica * own.settings.num_stages, (replica + 1) * own.settings.num_stages):
+        if own.slots[slot].num_requests > 0:
+            if own.slots[slot].has_group:
+                for position in range(own.slots[slot].group_size):
+                    i = own.batches[slot, GROUP, position]
+                    write_back(own, slot, i, own.batches[slot, ENDS, position])
+                    count = insert(own, row, count, i)
+            for position in range(own.slots[slot].num_listed):
+                count = insert(own, row, count, own.batches[slot, MEMBERS, position])
+    for position in range(own.ranks[replica].num_ready):
+        count = insert(own, row, count, own.batches[row, MEMBERS, position])
+    for position in range(count):
+        i = own.batches[row, SCRATCH, position]
+        lose_sequence(pool, fleet, run.requests, i)
+        lose(fleet, run, pools, number, i, now_s)
+    i = own.ranks[replica].first_waiting
+    while i != NONE:
+        after = own.sequences[i].next
+        lose_sequence(pool, fleet, run.requests, i)
+        lose(fleet, run, pools, number, i, now_s)
+        i = after
+
+
+@inner
+def insert(pool: PerRequestPool, row: int, count: int, i: int) -> int:
+    """Insert request `i` into the scratch list of a replica, by number; returns the list's new length."""
+    position = count
+    while position > 0 and pool.batches[row, SCRATCH, position - 1] > i:
+        pool.batches[row, SCRATCH, position] = pool.batches[row, SCRATCH, position - 1]
+        position -= 1
+    pool.batches[row, SCRATCH, position] = i
+    return count + 1
+
+
+@inner
+def lose_handoffs(
+    caches: Cache | None, run: RunTables, pools: Pools, fleet: ReplicaFleet, rank: int, replica: int, now_s: float
+) -> None:
+    """Lose the requests whose KV was on its way from or to a rank of any pool, in the order of their numbers."""
+    requests, transfers, handoffs = run.requests, pools.transfers, pools.handoffs
+    has_lost = False
+    for i in range(requests.size):
+        stage = transfers[i].stage
+        from_here = transfers[i].prefill_rank == rank and stage != IS_READY
+        if stage == NOT_HANDED or not (from_here or transfers[i].decode_rank == rank):
+            continue
+        has_lost = True
+        leave_decode_rank(caches, pools, i)
+        if stage != IS_READY:
+            free_prefill_blocks(caches, requests, pools, i)
+        requests[i].target_tokens = requests[i].target_tokens + 1 - pools.routing[0].decode_samples_first
+        lose(fleet, run, pools, replica, i, now_s)
+    if not has_lost:
+        return
+    drop_lost_events(run, pools)
+    for other in range(handoffs.size):
+        i = handoffs[other].pull_first
+        handoffs[other].pull_first, handoffs[other].pull_last = NONE, NONE
+        while i != NONE:
+            after = requests[i].after
+            if transfers[i].stage == WAITS and transfers[i].decode_rank == other:
+                append_to_pull(requests, pools, other, i)
+            i = after
+    handoffs[rank].ready_first, handoffs[rank].ready_last = NONE, NONE
+
+
+@inner
+def leave_decode_rank(caches: Cache | None, pools: Pools, i: int) -> None:
+    """Take request `i`, which has not begun to run where it decodes, away from there."""
+    transfer = pools.transfers[i]
+    rank = transfer.decode_rank
+    pools.ranks[rank].num_outstanding -= 1
+    if transfer.stage == WAITS:
+        return
+    pools.handoffs[rank].num_pulled -= 1
+    pools.ranks[rank].free_window_blocks += transfer.taken_window_blocks
+    if caches is None:
+        pools.ranks[rank].free_blocks += transfer.taken_blocks
+    if caches is not None:
+        number = pools.pool_of_rank[rank]
+        settings, own = pools.pools[number], cache_of(caches, pools, number)
+        local = rank - settings.first_rank
+        held = own.requests[i].shared_blocks + transfer.taken_blocks
+        release(settings, own, ranks_of(pools, settings), local, i, held, 0)
+
+
+@inner
+def drop_lost_events(run: RunTables, pools: Pools) -> None:
+    """Take the ends of KV transfers that will not end off the event queue."""
+    events, clock = run.events, run.clock
+    num_queued, clock[0].queued = clock[0].queued, 0
+    for position in range(num_queued):
+        time_s, event = events[position].time_s, events[position].slot
+        if event >= 0 or pools.transfers[event + run.requests.size].stage == IS_READ:
+            clock[0].queued = push(events.time_s, events.slot, clock[0].queued, time_s, event)
 
 
 @inner
@@ -141,6 +317,13 @@ def empty_rank(settings: KernelSettings, ranks: Records[Rank], rank: int) -> Non
     ranks[rank].balance_waited = 0
     ranks[rank].balance_ready = 0
     ranks[rank].steps_to_receive = 0
+    ranks[rank].first_waiting = NONE
+    ranks[rank].last_waiting = NONE
+    ranks[rank].num_ready = 0
+    ranks[rank].num_in_flight = 0
+    ranks[rank].num_groups = 0
+    ranks[rank].has_restarted = 0
+    ranks[rank].ready_group = NONE
 
 
 @inner
@@ -162,6 +345,9 @@ def empty_slot(slots: Records[Slot], lists: Ints, slot: int) -> None:
     slots[slot].joined_since_s = 0.0
     slots[slot].last_decode_s = -np.inf
     slots[slot].num_verified = 0
+    slots[slot].num_requests = 0
+    slots[slot].has_group = 0
+    slots[slot].group_size = 0
     for kind in range(lists.shape[1]):
         for position in range(lists.shape[2]):
             lists[slot, kind, position] = 0

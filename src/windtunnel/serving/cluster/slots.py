@@ -3,13 +3,49 @@
 from windtunnel.compiled.heap import push
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, int64
-from windtunnel.serving.state.pools import Pools, slots_of
-from windtunnel.serving.state.records import KernelSettings, Slot
+from windtunnel.serving.codes import VLLM_V0
+from windtunnel.serving.state.pools import Pools, ranks_of, slots_of
+from windtunnel.serving.state.records import KernelSettings, Rank, Slot
 from windtunnel.serving.state.tables import PoolTables, RunTables
 
 IDLE, BUSY = int64(0), int64(1)
 """Of a slot. A literal 0 is a type of its own, for which what is called with it is compiled once more; so counters that
 are handed to functions start as int64(0) too."""
+
+
+@inner
+def first_wake_event(settings: KernelSettings, pools: Pools | None) -> int:
+    """Return the number of the first replica's wake-up in the event queue, behind the events of all slots.
+
+    A replica that schedules per request looks for work in all its idle slots at once, after the batches that end at the
+    same time.
+    """
+    if pools is None:
+        return settings.num_replicas * settings.num_stages
+    return pools.routing[0].num_slot_events
+
+
+@inner
+def wake_for_request(
+    settings: KernelSettings,
+    ranks: Records[Rank],
+    slots: Records[Slot],
+    run: RunTables,
+    pools: Pools | None,
+    replica: int,
+    now_s: float,
+) -> None:
+    """Let a replica of this pool look for work at `now_s`, if it has an idle slot."""
+    if settings.scheduler >= VLLM_V0:
+        if ranks[replica].num_in_flight < settings.num_stages and not ranks[replica].is_awake:
+            ranks[replica].is_awake = 1
+            event = first_wake_event(settings, pools) + settings.first_replica + replica
+            run.clock[0].queued = push(run.events.time_s, run.events.slot, run.clock[0].queued, now_s, event)
+        return
+    for stage in range(settings.num_stages):
+        if not slots[replica * settings.ranks_per_replica * settings.num_stages + stage].is_busy:
+            wake(settings, slots, run, replica, stage, now_s)
+            break
 
 
 @inner
@@ -23,15 +59,18 @@ def wake(
 
 
 @inner
+def replica_of(pools: Pools, rank: int) -> int:
+    """Return the replica that a rank of any pool belongs to."""
+    settings = pools.pools[pools.pool_of_rank[rank]]
+    return settings.first_replica + (rank - settings.first_rank) // settings.ranks_per_replica
+
+
+@inner
 def wake_replica(run: RunTables, pools: Pools, replica: int, now_s: float) -> None:
-    """Let the first idle slot of a replica of any pool look for work."""
+    """Let a replica of any pool look for work at `now_s`, if it has an idle slot."""
     settings = pools.pools[pools.pool_of_replica[replica]]
-    slots = slots_of(pools, settings)
-    replica -= settings.first_replica
-    for stage in range(settings.num_stages):
-        if not slots[replica * settings.ranks_per_replica * settings.num_stages + stage].is_busy:
-            wake(settings, slots, run, replica, stage, now_s)
-            break
+    ranks, slots = ranks_of(pools, settings), slots_of(pools, settings)
+    wake_for_request(settings, ranks, slots, run, pools, replica - settings.first_replica, now_s)
 
 
 @inner

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from windtunnel.compiled.jit import passed
 from windtunnel.errors import InputError, did_you_mean, place
 from windtunnel.serving.per_request import custom_batch
-from windtunnel.serving.state import per_request as per_request_state
+from windtunnel.serving.state.per_request import PerRequestPool
+from windtunnel.serving.state.tables import RunTables
 
 Ints = NDArray[np.int64]
 
@@ -100,31 +101,24 @@ PROBLEMS = {
 
 
 class PolicyCaller:
-    """Calls a policy; holds the arrays of one run, which the loop changes between two calls."""
+    """Calls the policy of a pool; holds the arrays of one run, which the loop changes between two calls."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        settings: per_request_state.PerRequestSettings,
-        records: Any,
-        sequences: Any,
-        replicas: Any,
-        batches: Ints,
-        clock: Any,
-    ) -> None:
-        self.policy, self.settings = policy, settings
-        self.records, self.sequences, self.replicas, self.clock = passed(records, sequences, replicas, clock)
-        self.batches = batches
-        self.waiting = np.zeros(records.size, np.int64)
-        requests, progress = records.view(np.ndarray), sequences.view(np.ndarray)
+    def __init__(self, policy: Policy, pool: PerRequestPool, run: RunTables) -> None:
+        self.policy, self.settings = policy, pool.settings
+        sequences, ranks, slots, self.records, self.clock = passed(
+            pool.sequences, pool.ranks, pool.slots, run.requests, run.clock
+        )
+        self.pool = pool._replace(sequences=sequences, ranks=ranks, slots=slots)
+        self.waiting = np.zeros(run.requests.size, np.int64)
+        requests, progress = run.requests.view(np.ndarray), pool.sequences.view(np.ndarray)
         self.view = PolicyRequests(
             *(requests[name] for name in ("arrival_s", "input_tokens", "output_tokens", "priority")),
             *(progress[name] for name in ("prompt_tokens", "processed_tokens", "num_blocks", "is_prefilled")),
         )
         self.name = getattr(policy, "__name__", type(policy).__name__)
         # A field of a record array costs 4 us a look; of its columns, seen as plain arrays, 0.1 us.
-        registers, columns = clock.view(np.ndarray), replicas.view(np.ndarray)
-        self.asking, self.now_s, self.culprit = registers["replica"], registers["now_s"], registers["culprit"]
+        registers, columns = run.clock.view(np.ndarray), pool.ranks.view(np.ndarray)
+        self.slot, self.now_s, self.culprit = registers["slot"], registers["event_s"], registers["culprit"]
         self.free_blocks, self.num_running = columns["free_blocks"], columns["num_running"]
         self.num_ready = columns["num_ready"]
 
@@ -134,8 +128,9 @@ class PolicyCaller:
         Raises:
             InputError: the policy raised, or what it returned is no batch that the engine can run.
         """
-        settings, replica = self.settings, self.asking[0]
-        num_waiting = custom_batch.list_waiting(self.sequences, self.replicas, replica, self.waiting)
+        settings = self.settings
+        replica = int(self.slot[0]) // settings.num_stages
+        num_waiting = custom_batch.list_waiting(self.pool, replica, self.waiting)
         row = settings.num_replicas * settings.num_stages + replica
         engine = PolicyEngine(
             float(self.now_s[0]),
@@ -146,16 +141,14 @@ class PolicyCaller:
             settings.max_num_seqs,
             settings.max_num_batched_tokens,
         )
-        ready = self.batches[row, 0, : self.num_ready[replica]]
+        ready = self.pool.batches[row, 0, : self.num_ready[replica]]
         try:
             answer = self.policy(self.view, self.waiting[:num_waiting], ready, engine)
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise InputError(f"the scheduler {self.name} failed at {engine.now_s:g} s: {what}", place(error)) from error
         pairs = self._as_pairs(answer)
-        size = custom_batch.form_custom_batch(
-            settings, self.records, self.sequences, self.replicas, self.batches, self.clock, pairs
-        )
+        size = custom_batch.form_custom_batch(self.pool, self.records, self.clock, replica, pairs)
         if size < 0:
             problem = PROBLEMS[size].format(i=int(self.culprit[0]))
             raise InputError(f"the scheduler {self.name} {problem}, at {engine.now_s:g} s")

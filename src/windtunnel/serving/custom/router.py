@@ -1,7 +1,7 @@
 """Route requests by the user's function in Python, plain or compiled, which chooses a replica for each."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from windtunnel.errors import InputError, place
 from windtunnel.serving import codes
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.fleet import ReplicaFleet
+from windtunnel.serving.state.pools import PoolPlan
 from windtunnel.workload.generate.requests import RequestArrays
 
 Ints = NDArray[np.int64]
@@ -40,14 +41,16 @@ class Replicas(NamedTuple):
 
     now_s: float
     is_up: NDArray[np.bool_]
-    """Only these may be chosen."""
+    """Only these may be chosen: they are up, and compute prompts."""
     num_waiting: Ints
     num_running: Ints
     waiting_tokens: Ints
     """Tokens still to be computed of the waiting prompts."""
     free_blocks: Ints
-    num_blocks: int
-    """KV blocks of one replica."""
+    num_blocks: Ints
+    """KV blocks of each replica."""
+    pool: Ints
+    """Position of each replica's pool in the deployment; 0 where there is one."""
 
 
 Router = Callable[[Arrival, Replicas], Any]
@@ -61,20 +64,26 @@ class RouterCaller:
     def __init__(
         self,
         router: Router,
-        settings: state.KernelSettings,
+        plans: Sequence[PoolPlan],
         requests: RequestArrays,
-        records: state.Table,
         ranks: state.Table,
         fleet: ReplicaFleet,
     ) -> None:
-        self.router, self.settings = router, settings
+        self.router = router
         self.name = getattr(router, "__name__", type(router).__name__)
-        self.nobody = np.full(records.size, -1)
+        self.nobody = np.full(requests.arrival_s.size, -1)
         self.tenant = self.nobody if requests.tenant is None else requests.tenant
         self.session = self.nobody if requests.session is None else requests.session
         columns, replicas = ranks.view(np.ndarray), fleet.replicas.view(np.ndarray)
         # A field of a record array costs 4 us a look; of its columns, seen as plain arrays, 0.1 us.
         self.ranks = [columns[name] for name in ("num_waiting", "num_running", "waiting_tokens", "free_blocks")]
+        num_replicas = [plan.settings.num_replicas for plan in plans]
+        self.pool = np.repeat(np.arange(len(plans)), num_replicas)
+        widths = np.array([plan.settings.ranks_per_replica for plan in plans])[self.pool]
+        self.first_ranks = np.concatenate([[0], np.cumsum(widths)[:-1]])
+        self.num_blocks = np.array([plan.settings.num_blocks for plan in plans])[self.pool] * widths
+        self.computes_prompts = np.array([plan.role != codes.DECODE for plan in plans])[self.pool]
+        self.has_one_rank = bool((widths == 1).all())
         self.phase, self.control = replicas["phase"], fleet.control.view(np.ndarray)
         self.sent_s, self.num_retries = fleet.sent_s, fleet.num_retries
         self.input_tokens, self.output_tokens = requests.input_tokens, requests.output_tokens
@@ -98,12 +107,12 @@ class RouterCaller:
             int(self.session[i]),
             int(self.num_retries[i]),
         )
-        per_replica = self.settings.ranks_per_replica
-        columns = self.ranks if per_replica == 1 else [c.reshape(-1, per_replica).sum(axis=1) for c in self.ranks]
-        is_up = self.phase == codes.UP
+        columns: list[Ints] = self.ranks
+        if not self.has_one_rank:
+            columns = [np.add.reduceat(column, self.first_ranks) for column in self.ranks]
+        is_up = (self.phase == codes.UP) & self.computes_prompts
         waiting, running, waiting_tokens, free_blocks = columns
-        num_blocks = self.settings.num_blocks * per_replica
-        replicas = Replicas(now_s, is_up, waiting, running, waiting_tokens, free_blocks, num_blocks)
+        replicas = Replicas(now_s, is_up, waiting, running, waiting_tokens, free_blocks, self.num_blocks, self.pool)
         try:
             answer = self.router(request, replicas)
         except Exception as error:

@@ -1,76 +1,17 @@
-"""Requests on their way in: whose turn it is, when, and to which replica and rank it is sent."""
+"""Requests on their way in: to which replica and rank each is sent."""
 
-import numpy as np
-
-from windtunnel.compiled.heap import pop
 from windtunnel.compiled.jit import inner
-from windtunnel.compiled.records import Records
-from windtunnel.serving.cluster.pool_routers import route_arrival
-from windtunnel.serving.cluster.router_queue import drop_first_at_router, hold, next_resend_s, route_up, take_lost
+from windtunnel.serving.clients import send_next
+from windtunnel.serving.cluster.router_queue import drop_first_at_router, hold, take_lost
 from windtunnel.serving.cluster.routers import fewest_outstanding, route
-from windtunnel.serving.cluster.slots import wake
-from windtunnel.serving.codes import USERS_ROUTER
+from windtunnel.serving.cluster.slots import wake_for_request
+from windtunnel.serving.codes import ASSIGNED, USERS_ROUTER, VLLM_V0
+from windtunnel.serving.per_request.policies import put_last
 from windtunnel.serving.schedulers.queue_orders import enqueue, set_queue_key
 from windtunnel.serving.state.fleet import ReplicaFleet
-from windtunnel.serving.state.pools import Pools, ranks_of, slots_of
-from windtunnel.serving.state.records import NONE, ClientSettings, Clock, KernelSettings, Requests, Sessions
+from windtunnel.serving.state.pools import PoolRecord, Pools, ranks_of, slots_of
+from windtunnel.serving.state.records import NONE
 from windtunnel.serving.state.tables import PoolTables, RunTables
-
-
-@inner
-def next_arrival_s(
-    settings: ClientSettings, sessions: Sessions | None, requests: Requests, clock: Records[Clock]
-) -> float:
-    """Return when the next request is sent, in seconds, as far as is known: infinity while the client waits for a
-    completion.
-
-    A closed loop of C slots starts the k-th request, or session, when the (k - C + 1)-th completion has freed one, and
-    measured ones only when all of warm-up has completed; arrival times then count from there.
-    """
-    send_s = np.inf
-    if clock[0].next < requests.size:
-        send_s = requests[clock[0].next].arrival_s
-        if settings.concurrency > 0:
-            k = clock[0].started
-            if 0 < settings.num_warmup <= k:
-                if clock[0].ended >= settings.num_warmup:
-                    send_s += requests[settings.num_warmup - 1].completed_s + settings.frontend_s
-                else:
-                    send_s = np.inf
-            if k >= settings.concurrency:
-                if clock[0].ended > k - settings.concurrency:
-                    send_s = max(send_s, requests[k - settings.concurrency].completed_s + settings.frontend_s)
-                else:
-                    send_s = np.inf
-    if sessions is not None and clock[0].thinking > 0:
-        send_s = min(send_s, sessions.time_s[0])
-    return send_s
-
-
-@inner
-def next_send_s(settings: KernelSettings, run: RunTables, fleet: ReplicaFleet | None) -> float:
-    """Return when the next request is sent: a new one, or one of a fleet that waits at the router or was lost."""
-    send_s = next_arrival_s(settings, run.sessions, run.requests, run.clock)
-    if fleet is not None:
-        send_s = min(send_s, next_resend_s(fleet))
-    return send_s
-
-
-@inner
-def take_next(sessions: Sessions | None, requests: Requests, clock: Records[Clock], now_s: float) -> int:
-    """Take the request that is sent at `now_s`: a session's first turn, or a later one, which goes first at equal
-    times."""
-    if sessions is not None and clock[0].thinking > 0 and sessions.time_s[0] <= now_s:
-        k = sessions.turn[0]
-        clock[0].thinking = pop(sessions.time_s, sessions.turn, clock[0].thinking)
-        return k
-    k = clock[0].next
-    clock[0].next += 1
-    clock[0].started += 1
-    if sessions is not None:
-        while clock[0].next < requests.size and sessions.previous[clock[0].next] != NONE:
-            clock[0].next += 1
-    return k
 
 
 @inner
@@ -78,20 +19,20 @@ def deliver(pool: PoolTables, run: RunTables, pools: Pools | None, fleet: Replic
     """Send the next request to a replica, there to the rank with the fewest requests; an idle slot wakes.
 
     With a fleet the next request may be one that waits at the router or was lost, and may have to wait at the router;
-    afterwards `pending` says whether a user's router must be asked for it.
+    afterwards `pending` says whether a user's router must be asked for it. With pools, `pool` is the first one.
     """
     requests, sessions = run.requests, run.sessions
     k, replica = NONE, NONE
     if fleet is not None:
-        k, replica = deliver_again(pool, run, fleet, now_s)
+        k, replica = deliver_again(pool, run, pools, fleet, now_s)
         if replica == NONE:
             return
     if fleet is None:
         k = send_next(run, now_s)
-        if pools is None:
-            replica = route(pool.settings, pool.cache, sessions, pool.ranks, run.clock, k)
-        else:
-            replica = route_arrival(pool.cache, pools, sessions, requests, run.clock, k)
+        requests[k].target_tokens = requests[k].input_tokens
+        replica = requests[k].rank
+        if pool.settings.router != ASSIGNED:
+            replica = choose_replica(pool, run, pools, fleet, k)
     if sessions is not None:
         if sessions.session[k] != NONE:
             sessions.replica[sessions.session[k]] = replica
@@ -100,36 +41,50 @@ def deliver(pool: PoolTables, run: RunTables, pools: Pools | None, fleet: Replic
         settings = pools.pools[pools.pool_of_replica[replica]]
         ranks, slots = ranks_of(pools, settings), slots_of(pools, settings)
         replica -= settings.first_replica
+        limit_to_prefill(run, pools, settings, k)
     rank = fewest_outstanding(settings, ranks, replica)
     requests[k].rank = settings.first_rank + rank
     ranks[rank].num_outstanding += 1
-    if fleet is None:
-        requests[k].target_tokens = requests[k].input_tokens
-        set_queue_key(settings, requests, ranks, rank, k, requests[k].input_tokens)
+    is_new = True
     if fleet is not None:
-        if fleet.num_retries[k] == 0:
-            requests[k].target_tokens = requests[k].input_tokens
-            set_queue_key(settings, requests, ranks, rank, k, requests[k].input_tokens)
+        is_new = fleet.num_retries[k] == 0
         requests[k].arrival_s = now_s
-    enqueue(settings, requests, ranks, rank, k)
-    for stage in range(settings.num_stages):
-        if not slots[replica * settings.ranks_per_replica * settings.num_stages + stage].is_busy:
-            wake(settings, slots, run, replica, stage, now_s)
-            break
+    if pool.rules is not None:
+        if settings.scheduler >= VLLM_V0:
+            put_last(pool.sequences, ranks, rank, k)  # type: ignore[arg-type]  # there with the rules
+    if pool.batched is not None:
+        if settings.scheduler < VLLM_V0:
+            if is_new or pools is not None:
+                set_queue_key(settings, requests, ranks, rank, k, requests[k].input_tokens)
+            enqueue(settings, requests, ranks, rank, k)
+    wake_for_request(settings, ranks, slots, run, pools, replica, now_s)
 
 
 @inner
-def send_next(run: RunTables, now_s: float) -> int:
-    """Take the next request from the client at `now_s`; returns it."""
-    k = take_next(run.sessions, run.requests, run.clock, now_s)
-    run.requests[k].arrival_s = now_s
-    run.requests[k].sequence = run.clock[0].sent
-    run.clock[0].sent += 1
-    return k
+def choose_replica(pool: PoolTables, run: RunTables, pools: Pools | None, fleet: ReplicaFleet | None, k: int) -> int:
+    """Choose the replica that request `k` starts at, of all pools; NONE where none takes it now."""
+    if pools is None:
+        return route(pool, run, pools, fleet, pool.settings.router, False, k)
+    routing = pools.routing[0]
+    decodes = run.requests[k].target_tokens <= routing.local_tokens
+    return route(pool, run, pools, fleet, routing.decode_router if decodes else routing.router, decodes, k)
 
 
 @inner
-def deliver_again(pool: PoolTables, run: RunTables, fleet: ReplicaFleet, now_s: float) -> tuple[int, int]:
+def limit_to_prefill(run: RunTables, pools: Pools, settings: PoolRecord, k: int) -> None:
+    """Let request `k`, which is to be handed off, ask its first replica for one token."""
+    requests = run.requests
+    if settings.hands_off:
+        first_output = requests[k].target_tokens - requests[k].input_tokens + 1
+        if requests[k].output_tokens > first_output or pools.routing[0].decode_samples_first:
+            pools.transfers[k].later_output_tokens = requests[k].output_tokens
+            requests[k].output_tokens = first_output
+
+
+@inner
+def deliver_again(
+    pool: PoolTables, run: RunTables, pools: Pools | None, fleet: ReplicaFleet, now_s: float
+) -> tuple[int, int]:
     """Choose the next request of a fleet, and the replica that it goes to; returns both.
 
     The request is one that a user's router has answered for, the first one that waits at the router, a lost one, or a
@@ -147,6 +102,7 @@ def deliver_again(pool: PoolTables, run: RunTables, fleet: ReplicaFleet, now_s: 
         k = take_lost(fleet, now_s)
     if k == NONE:
         k = send_next(run, now_s)
+        run.requests[k].target_tokens = run.requests[k].input_tokens
         fleet.sent_s[k] = now_s
     if not is_answered:
         if control[0].num_at_router > 0 and not is_at_router:
@@ -157,7 +113,7 @@ def deliver_again(pool: PoolTables, run: RunTables, fleet: ReplicaFleet, now_s: 
             control[0].pending_s = now_s
             control[0].is_at_router = is_at_router
             return k, NONE
-        replica = route_up(pool.settings, pool.cache, run.sessions, pool.ranks, run.clock, fleet, k)
+        replica = choose_replica(pool, run, pools, fleet, k)
     if replica == NONE:
         control[0].asks = 0
         if not is_at_router:

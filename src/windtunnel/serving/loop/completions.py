@@ -1,14 +1,17 @@
 """The end of a slot's step: tokens given, prefills that decode from now on, requests that are done."""
 
-from windtunnel.compiled.heap import pop, push
+from windtunnel.compiled.heap import pop
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import is_unset
+from windtunnel.serving.clients import conclude
 from windtunnel.serving.cluster.handoff import end_transfer, hand_off
-from windtunnel.serving.cluster.slots import wake_replica
+from windtunnel.serving.cluster.losses import lose
+from windtunnel.serving.cluster.slots import replica_of, wake_replica
 from windtunnel.serving.codes import FAIR_SHARE
 from windtunnel.serving.kv.cache import caches_when_scheduled, release, share
 from windtunnel.serving.kv.windows import fills_window
 from windtunnel.serving.schedulers.batch import begin_decoding, held_blocks, held_window_blocks, stop_decoding, unlink
+from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import Pools
 from windtunnel.serving.state.records import (
     BATCH,
@@ -18,21 +21,26 @@ from windtunnel.serving.state.records import (
     FINISH_VALUE,
     NONE,
     Cache,
-    ClientSettings,
 )
 from windtunnel.serving.state.tables import PoolTables, RunTables
 
 
 @inner
-def finish(pool: PoolTables, run: RunTables, pools: Pools | None, rank: int, i: int, now_s: float) -> None:
+def finish(
+    pool: PoolTables, run: RunTables, pools: Pools | None, fleet: ReplicaFleet | None, rank: int, i: int, now_s: float
+) -> None:
     """End request `i`, which runs and does not decode: it has produced its last token, or the last of this pool."""
     settings, requests, ranks, slots = pool.settings, run.requests, pool.ranks, pool.slots
     if pools is not None:
         if pools.transfers[i].later_output_tokens > 0:
             unlink(requests, ranks, rank, i)
             ranks[rank].num_outstanding -= 1
-            replica = hand_off(pool, run, pools, rank, i, now_s)
-            wake_replica(run, pools, replica, now_s)
+            replica = hand_off(pool, run, pools, fleet, rank, i, now_s)
+            if replica != NONE:
+                wake_replica(run, pools, replica, now_s)
+            if fleet is not None:
+                if replica == NONE:
+                    give_up_handoff(pool, run, pools, fleet, rank, i, now_s)
             return
     requests[i].finish_s = now_s
     held = held_blocks(settings, pool.windows, requests, slots, i)
@@ -50,32 +58,39 @@ def finish(pool: PoolTables, run: RunTables, pools: Pools | None, rank: int, i: 
 
 
 @inner
+def give_up_handoff(
+    pool: PoolTables, run: RunTables, pools: Pools, fleet: ReplicaFleet, rank: int, i: int, now_s: float
+) -> None:
+    """Free what request `i` holds on `rank`, where it was prefilled: no replica decodes, and it is sent again."""
+    settings, requests, transfer = pool.settings, run.requests, pools.transfers[i]
+    pool.ranks[rank].free_window_blocks += transfer.held_window_blocks
+    if pool.cache is None:
+        pool.ranks[rank].free_blocks += transfer.held_blocks
+    else:
+        release(settings, pool.cache, pool.ranks, rank, i, transfer.held_blocks, requests[i].computed_tokens)
+    replica = settings.first_replica + rank // settings.ranks_per_replica
+    requests[i].target_tokens = requests[i].target_tokens + 1 - pools.routing[0].decode_samples_first
+    lose(fleet, run, pools, replica, i, now_s)
+
+
+@inner
 def arrive(cache: Cache | None, run: RunTables, pools: Pools, i: int, now_s: float) -> None:
     """End the KV transfer of request `i`: both ranks may have something to do."""
     end_transfer(cache, run.requests, pools, i)
     for rank in (pools.transfers[i].prefill_rank, pools.transfers[i].decode_rank):
-        settings = pools.pools[pools.pool_of_rank[rank]]
-        replica = settings.first_replica + (rank - settings.first_rank) // settings.ranks_per_replica
-        wake_replica(run, pools, replica, now_s)
+        wake_replica(run, pools, replica_of(pools, rank), now_s)
 
 
 @inner
-def conclude(settings: ClientSettings, run: RunTables, i: int, now_s: float) -> None:
-    """Tell the client that request `i` is done: it sends the turn that follows, or has a free slot."""
-    clock, sessions = run.clock, run.sessions
-    clock[0].finished += 1
-    if sessions is not None:
-        turn = sessions.following[i]
-        if turn != NONE:
-            send_s = max(now_s + settings.frontend_s + sessions.think_s[turn], run.requests[turn].arrival_s)
-            clock[0].thinking = push(sessions.time_s, sessions.turn, clock[0].thinking, send_s, turn)
-            return
-    run.requests[clock[0].ended].completed_s = now_s
-    clock[0].ended += 1
-
-
-@inner
-def complete(pool: PoolTables, run: RunTables, pools: Pools | None, rank: int, slot: int, now_s: float) -> None:
+def complete(
+    pool: PoolTables,
+    run: RunTables,
+    pools: Pools | None,
+    fleet: ReplicaFleet | None,
+    rank: int,
+    slot: int,
+    now_s: float,
+) -> None:
     """Apply the end of the slot's step: finished requests leave, complete prefills give their token and begin to
     decode.
     """
@@ -90,7 +105,7 @@ def complete(pool: PoolTables, run: RunTables, pools: Pools | None, rank: int, s
         if pool.speculation is not None:
             end = requests[i].input_tokens + requests[i].output_tokens - 1
             ranks[rank].remaining_tokens += requests[i].computed_tokens - end
-        finish(pool, run, pools, rank, i, now_s)
+        finish(pool, run, pools, fleet, rank, i, now_s)
 
     for position in range(slots[slot].batch_size):
         i = lists[slot, BATCH, position]
@@ -104,7 +119,7 @@ def complete(pool: PoolTables, run: RunTables, pools: Pools | None, rank: int, s
         ranks[rank].remaining_tokens -= 1
         end = requests[i].input_tokens + requests[i].output_tokens - 1
         if requests[i].computed_tokens >= end:
-            finish(pool, run, pools, rank, i, now_s)
+            finish(pool, run, pools, fleet, rank, i, now_s)
         else:
             requests[i].last_token_s = now_s
             begin_decoding(settings, pool.windows, requests, ranks, slots, lists, rank, slot, i)

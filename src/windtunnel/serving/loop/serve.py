@@ -15,24 +15,26 @@ import numpy as np
 
 from windtunnel.compiled.heap import pop
 from windtunnel.compiled.jit import entry, inner
-from windtunnel.compiled.records import Records
+from windtunnel.serving.clients import next_send_s
 from windtunnel.serving.cluster.handoff import join_ready, pull
 from windtunnel.serving.cluster.router_queue import ask_again
-from windtunnel.serving.cluster.scaling import after_step, change, has_room_to_log
-from windtunnel.serving.cluster.slots import wake_another
-from windtunnel.serving.codes import SGLANG
+from windtunnel.serving.cluster.routers import load_of_ranks
+from windtunnel.serving.cluster.scaling import change, has_room_to_log, turn_off_if_drained
+from windtunnel.serving.cluster.slots import first_wake_event, replica_of, wake_another
+from windtunnel.serving.codes import LEAST_OUTSTANDING, SGLANG, VLLM_V0
 from windtunnel.serving.engines.sglang.scheduler import form_batch_sglang
 from windtunnel.serving.engines.trtllm.balance import balance_ranks
 from windtunnel.serving.engines.vllm.scheduler import form_batch_vllm_v1
-from windtunnel.serving.loop.arrivals import deliver, next_send_s
+from windtunnel.serving.loop.arrivals import deliver
 from windtunnel.serving.loop.completions import arrive, complete
 from windtunnel.serving.loop.steps import start_step
+from windtunnel.serving.per_request.batches import complete_batch, start_batches
 from windtunnel.serving.schedulers.batch import begin_batch, end_batch
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import Pools, cache_of, cost_of
-from windtunnel.serving.state.records import NONE, Clock, Requests, StepCost
-from windtunnel.serving.state.status import ASK_ROUTER, DONE, MORE, STUCK
-from windtunnel.serving.state.tables import PoolTables, RunTables, pool_tables_of
+from windtunnel.serving.state.records import NONE, KernelSettings, Requests, StepCost
+from windtunnel.serving.state.status import ASK_POLICY, ASK_ROUTER, DONE, MORE, STUCK
+from windtunnel.serving.state.tables import PoolTables, RunTables, per_request_pool, pool_tables_of
 
 
 @entry
@@ -47,46 +49,50 @@ def serve(pool: PoolTables, cost: StepCost, run: RunTables, pools: Pools | None,
         fleet: None, or replicas that come and go, or a router that may hold requests back.
 
     Returns:
-        DONE, MORE, STUCK, OUT_OF_STEPS or ASK_ROUTER.
+        DONE, MORE, STUCK, OUT_OF_STEPS, OUT_OF_TABLES, ASK_ROUTER or ASK_POLICY.
     """
-    goes_on = False
-    if fleet is None:
-        begin_buffer(run.clock)
-    if fleet is not None:
-        goes_on = resume(pool, run, pools, fleet)
+    clock = run.clock
+    goes_on = resume(pool, run, pools, fleet)
     while True:
-        event_s = run.events[0].time_s if run.clock[0].queued > 0 else np.inf
+        event_s = run.events[0].time_s if clock[0].queued > 0 else np.inf
         arrival_s = next_send_s(pool.settings, run, fleet)
         event, ended_step = NONE, False
-        if fleet is not None:
-            if goes_on:
-                event, event_s = fleet.control[0].event, fleet.control[0].event_s
-                ended_step = fleet.control[0].ended_step == 1
-                fleet.control[0].event = NONE
-            elif run.clock[0].finished >= run.requests.size:
-                return DONE
-            elif fleet.control[0].next_s <= min(arrival_s, event_s) and fleet.control[0].next_s < np.inf:
-                if not has_room_to_log(pool.settings, fleet):
-                    return MORE
-                change(pool, run.requests, fleet, fleet.control[0].next_s)
-                continue
-        if not goes_on:
+        if goes_on:
+            event, event_s, ended_step = clock[0].event, clock[0].event_s, clock[0].ended_step == 1
+            clock[0].event = NONE
+        else:
+            if pool.rules is not None:
+                if min(arrival_s, event_s) > end_of_run_s(pool, pools):
+                    return DONE
+            if fleet is not None:
+                if clock[0].finished >= run.requests.size:
+                    return DONE
+                if fleet.control[0].next_s <= min(arrival_s, event_s) and fleet.control[0].next_s < np.inf:
+                    if not has_room_to_log(fleet):
+                        return MORE
+                    change(pool, run, pools, fleet, fleet.control[0].next_s)
+                    continue
             if arrival_s <= event_s:
                 if arrival_s == np.inf:
-                    return DONE if run.clock[0].finished >= run.requests.size else STUCK
+                    return DONE if clock[0].finished >= run.requests.size else STUCK
                 deliver(pool, run, pools, fleet, arrival_s)
                 if fleet is not None:
                     if fleet.control[0].pending != NONE:
                         return ASK_ROUTER
                 continue
-            if run.clock[0].rows >= run.steps.size:
+            if not has_room_for_rows(pool, run, pools):
                 return MORE
             event = run.events[0].slot
-            run.clock[0].queued = pop(run.events.time_s, run.events.slot, run.clock[0].queued)
+            clock[0].queued = pop(run.events.time_s, run.events.slot, clock[0].queued)
         here, prices = pool, cost
         if pools is not None:
             if event < 0:
-                arrive(pool.cache, run, pools, event + run.requests.size, event_s)
+                i = event + run.requests.size
+                arrive(pool.cache, run, pools, i, event_s)
+                if fleet is not None:
+                    turn_off_if_drained(
+                        pool, run, pools, fleet, replica_of(pools, pools.transfers[i].prefill_rank), event_s
+                    )
                 continue
             number = pools.pool_of_event[event]
             if pool.cache is None:
@@ -94,47 +100,74 @@ def serve(pool: PoolTables, cost: StepCost, run: RunTables, pools: Pools | None,
             if pool.cache is not None:
                 here = pool_tables_of(pools, number, cache_of(pool.cache, pools, number), pool)
             prices = cost_of(pools, number)
-            event -= here.settings.first_event
+        replica, stage = place_of(here.settings, pools, event)
         if not goes_on:
-            ended_step = end_step(here, run, pools, fleet, event, event_s)
+            ended_step = end_step(here, run, pools, fleet, replica, stage, event_s)
+            if fleet is not None:
+                turn_off_if_drained(pool, run, pools, fleet, here.settings.first_replica + replica, event_s)
         goes_on = False
         if deliver_until(pool, run, pools, fleet, event_s):
-            if fleet is not None:
-                fleet.control[0].event, fleet.control[0].event_s = event, event_s
-                fleet.control[0].ended_step = ended_step
+            clock[0].event, clock[0].event_s, clock[0].ended_step = event, event_s, ended_step
             return ASK_ROUTER
-        form_batches(here, run, pools, event, event_s, ended_step, prices.host_overlaps)
-        rows = run.clock[0].rows
-        replica, stage = event // here.settings.num_stages, event % here.settings.num_stages
-        status = start_step(here, prices, run, fleet, replica, stage, event_s)
+        status = start_steps(here, prices, run, pools, fleet, replica, stage, event_s, ended_step)
+        if status == ASK_POLICY:
+            clock[0].event, clock[0].event_s = event, event_s
         if status != DONE:
             return status
-        if here.settings.num_stages > 1:
-            changed = ended_step or run.clock[0].rows > rows
-            wake_another(here, run, replica, stage, event_s, 0 if changed else stage + 1)
 
 
 @inner
-def begin_buffer(clock: Records[Clock]) -> None:
-    """Start to write rows to an empty buffer."""
-    clock[0].earlier_rows += clock[0].rows
-    clock[0].rows = 0
-
-
-@inner
-def resume(pool: PoolTables, run: RunTables, pools: Pools | None, fleet: ReplicaFleet) -> bool:
-    """Begin a call: with empty logs, or with the request that a user's router has answered for.
+def resume(pool: PoolTables, run: RunTables, pools: Pools | None, fleet: ReplicaFleet | None) -> bool:
+    """Begin a call: with an empty buffer and empty logs, or with the answer of a user's router or policy.
 
     Returns whether an event that the question interrupted goes on.
     """
-    if fleet.control[0].pending == NONE:
-        begin_buffer(run.clock)
+    clock = run.clock
+    if clock[0].answered:
+        return True
+    if fleet is not None:
+        if fleet.control[0].pending != NONE:
+            deliver(pool, run, pools, fleet, fleet.control[0].pending_s)
+            return clock[0].event != NONE
         fleet.control[0].num_phases = 0
         fleet.control[0].num_losses = 0
-        return False
-    goes_on = fleet.control[0].event != NONE
-    deliver(pool, run, pools, fleet, fleet.control[0].pending_s)
-    return goes_on
+    clock[0].earlier_rows += clock[0].rows
+    clock[0].rows = 0
+    clock[0].members = 0
+    return False
+
+
+@inner
+def end_of_run_s(pool: PoolTables, pools: Pools | None) -> float:
+    """Return the time after which nothing happens."""
+    if pools is None and pool.rules is not None:
+        return pool.rules.end_s
+    return np.inf
+
+
+@inner
+def has_room_for_rows(pool: PoolTables, run: RunTables, pools: Pools | None) -> bool:
+    """Whether the buffers hold what one event may write: a row, of per-request scheduling one a pipeline stage."""
+    num_rows = 1
+    if pool.rules is not None and pools is None:
+        num_rows = pool.settings.num_stages
+    if pool.rules is not None and pools is not None:
+        num_rows = pools.stages.shape[1]
+    has_room = run.clock[0].rows + num_rows <= run.steps.size
+    if run.trail is not None and pool.batches is not None:
+        num_members = run.clock[0].members + num_rows * pool.batches.shape[2]
+        has_room = has_room and num_members <= run.trail.members.shape[0]
+    return has_room
+
+
+@inner
+def place_of(settings: KernelSettings, pools: Pools | None, event: int) -> tuple[int, int]:
+    """Return the replica of its pool that an event belongs to, and the stage of its slot; NONE for a wake-up."""
+    first_wake = first_wake_event(settings, pools)
+    if event >= first_wake:
+        return event - first_wake - settings.first_replica, NONE
+    event -= settings.first_event
+    return event // settings.num_stages, event % settings.num_stages
 
 
 @inner
@@ -154,23 +187,72 @@ def deliver_until(
 
 @inner
 def end_step(
-    pool: PoolTables, run: RunTables, pools: Pools | None, fleet: ReplicaFleet | None, event: int, now_s: float
+    pool: PoolTables,
+    run: RunTables,
+    pools: Pools | None,
+    fleet: ReplicaFleet | None,
+    replica: int,
+    stage: int,
+    now_s: float,
 ) -> bool:
     """End the step of a replica's slot on all ranks; returns whether there was one."""
     settings, slots = pool.settings, pool.slots
-    replica, stage = event // settings.num_stages, event % settings.num_stages
-    first = replica * settings.ranks_per_replica
-    num_finished = run.clock[0].finished
+    num_outstanding = outstanding_at(pool, replica)
     ended_step = False
-    for rank in range(first, first + settings.ranks_per_replica):
-        slot = rank * settings.num_stages + stage
-        ended_step = ended_step or slots[slot].batch_size > 0 or slots[slot].batch_decodes > 0
-        complete(pool, run, pools, rank, slot, now_s)
+    if pool.rules is not None:
+        if settings.scheduler >= VLLM_V0:
+            if stage == NONE:
+                pool.ranks[replica].is_awake = 0
+            else:
+                slot = replica * settings.num_stages + stage
+                if slots[slot].num_requests > 0:
+                    complete_batch(per_request_pool(pool, pools), run, replica, slot, now_s)
+    if pool.batched is not None:
+        if settings.scheduler < VLLM_V0:
+            first = replica * settings.ranks_per_replica
+            for rank in range(first, first + settings.ranks_per_replica):
+                slot = rank * settings.num_stages + stage
+                ended_step = ended_step or slots[slot].batch_size > 0 or slots[slot].batch_decodes > 0
+                complete(pool, run, pools, fleet, rank, slot, now_s)
     if fleet is not None:
-        if run.clock[0].finished > num_finished:
+        if outstanding_at(pool, replica) < num_outstanding:
             ask_again(fleet, now_s)
-            after_step(pool, run.requests, fleet, replica, now_s)
     return ended_step
+
+
+@inner
+def outstanding_at(pool: PoolTables, replica: int) -> int:
+    """Return how many requests wait or run at a replica of the pool."""
+    return load_of_ranks(pool.settings, pool.ranks, replica, LEAST_OUTSTANDING)
+
+
+@inner
+def start_steps(
+    pool: PoolTables,
+    cost: StepCost,
+    run: RunTables,
+    pools: Pools | None,
+    fleet: ReplicaFleet | None,
+    replica: int,
+    stage: int,
+    now_s: float,
+    ended_step: bool,
+) -> int:
+    """Form and start the batches that a replica's event lets it run; returns DONE, or why the loop must stop."""
+    settings = pool.settings
+    if pool.rules is not None:
+        if settings.scheduler >= VLLM_V0:
+            return start_batches(per_request_pool(pool, pools), cost, run, fleet, replica, now_s)
+    if pool.batched is not None:
+        form_batches(pool, run, pools, replica, stage, now_s, ended_step, cost.host_overlaps)
+        rows = run.clock[0].rows
+        status = start_step(pool, cost, run, fleet, replica, stage, now_s)
+        if status != DONE:
+            return status
+        if settings.num_stages > 1:
+            changed = ended_step or run.clock[0].rows > rows
+            wake_another(pool, run, replica, stage, now_s, 0 if changed else stage + 1)
+    return DONE
 
 
 @inner
@@ -178,7 +260,8 @@ def form_batches(
     pool: PoolTables,
     run: RunTables,
     pools: Pools | None,
-    event: int,
+    replica: int,
+    stage: int,
     now_s: float,
     ended_step: bool,
     host_overlaps: int,
@@ -189,7 +272,6 @@ def form_batches(
     requests that have arrived since wait for the one after it. An engine with nothing to run looks again at once.
     """
     settings, slots = pool.settings, pool.slots
-    replica, stage = event // settings.num_stages, event % settings.num_stages
     first = replica * settings.ranks_per_replica
     cutoff_s = now_s
     if host_overlaps and ended_step:

@@ -7,13 +7,14 @@ import numpy as np
 from windtunnel.compiled.heap import push
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, int64, is_unset
+from windtunnel.serving.clients import horizon_of_steps
 from windtunnel.serving.cluster.slots import IDLE, set_busy
 from windtunnel.serving.codes import SGLANG, TRTLLM
 from windtunnel.serving.engines.sglang.scheduler import decay_new_token_ratio
 from windtunnel.serving.engines.trtllm.balance import count_balance
 from windtunnel.serving.kv.windows import give_back, has_blocks, take_blocks
-from windtunnel.serving.loop.arrivals import next_send_s
-from windtunnel.serving.loop.step_cost import (
+from windtunnel.serving.schedulers.batch import decode_step_blocks, gained_tokens, passed_of_step, take_decode_step
+from windtunnel.serving.schedulers.step_cost import (
     SAME_DURATION,
     decode_attention_s,
     prefill_attention_s,
@@ -21,7 +22,6 @@ from windtunnel.serving.loop.step_cost import (
     with_host,
     with_loading,
 )
-from windtunnel.serving.schedulers.batch import decode_step_blocks, gained_tokens, passed_of_step, take_decode_step
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.records import (
     BATCH,
@@ -116,9 +116,10 @@ def start_step(
     end_s = step_end_s(pool, cost, run, batch, replica, stage, now_s)
     is_doomed = False
     if fleet is not None:
-        is_doomed = end_s >= fleet.replicas[replica].fails_s
+        fails_s = fleet.replicas[settings.first_replica + replica].fails_s
+        is_doomed = end_s >= fails_s
         if is_doomed:
-            end_s = fleet.replicas[replica].fails_s
+            end_s = fails_s
             batch = emptied(batch)
             run.steps[row].load_s = 0.0
 
@@ -310,8 +311,8 @@ def take_equal_steps(
     end = first + settings.ranks_per_replica
     fails_s = np.inf
     if fleet is not None:
-        fails_s = fleet.replicas[replica].fails_s
-    horizon_s = horizon_of_steps(pool, run, fleet)
+        fails_s = fleet.replicas[settings.first_replica + replica].fails_s
+    horizon_s = horizon_of_steps(settings, run, fleet)
     num_steps, last_start_s, time_s = 1, now_s, end_s
     most_steps = steps_until_event(settings, pool.speculation, ranks, slots, lists, first, end)
     while num_steps < most_steps and time_s < horizon_s:
@@ -343,23 +344,6 @@ def take_equal_steps(
         time_s += step_s
         num_steps += 1
     return Steps(num_steps, end_s, last_start_s, time_s, used)
-
-
-@inner
-def horizon_of_steps(pool: PoolTables, run: RunTables, fleet: ReplicaFleet | None) -> float:
-    """Return when the next event may change what a replica that only decodes does next."""
-    settings, clock, events = pool.settings, run.clock, run.events
-    horizon_s = next_send_s(settings, run, fleet)
-    if fleet is not None:
-        horizon_s = min(horizon_s, fleet.control[0].next_s)
-        if fleet.control[0].num_at_router > 0 and clock[0].queued > 0:
-            horizon_s = min(horizon_s, events[0].time_s)
-    if (settings.concurrency > 0 or settings.heeds_all_events) and clock[0].queued > 0:
-        horizon_s = min(horizon_s, events[0].time_s)
-    if run.sessions is not None:
-        if clock[0].queued > 0:
-            horizon_s = min(horizon_s, events[0].time_s + settings.frontend_s + run.sessions.least_think_s)
-    return horizon_s
 
 
 @inner

@@ -3,8 +3,8 @@
 import math
 
 from windtunnel.compiled.jit import inner
-from windtunnel.serving.loop.step_cost import decode_attention_s, prefill_attention_s
-from windtunnel.serving.state.per_request import Tables
+from windtunnel.serving.schedulers.step_cost import decode_attention_s, prefill_attention_s
+from windtunnel.serving.state.per_request import StageTables
 from windtunnel.serving.state.records import StepCost
 
 
@@ -16,7 +16,7 @@ def ceil_to(value: int, step: int) -> int:
 
 @inner
 def table_stage_s(
-    tables: Tables,
+    tables: StageTables,
     num_decodes: int,
     context_tokens: int,
     num_prompts: int,

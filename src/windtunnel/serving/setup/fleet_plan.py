@@ -3,7 +3,6 @@
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,6 @@ from windtunnel.serving import codes
 from windtunnel.serving.deployment import Deployment, Faults, ScheduledScaling, TargetScaling
 from windtunnel.serving.engines.defaults import is_users_own
 from windtunnel.serving.state import fleet as kernel
-from windtunnel.serving.state import records as state
 from windtunnel.workload.generate.draws import child
 
 FAULT_STREAM = 2000
@@ -36,11 +34,13 @@ def no_faults(_replica: int) -> Iterator[Fault]:
 class FleetPlan:
     """Scaling and faults of a run."""
 
-    scaling: kernel.Scaling
-    changes: Sequence[tuple[float, int]] = ()
-    """(time in seconds, replicas) of scheduled changes, in order."""
+    scalings: Sequence[kernel.Scaling]
+    """Of every pool."""
+    rules: kernel.FleetRules = field(default_factory=kernel.FleetRules)
+    changes: Sequence[Sequence[tuple[float, int]]] = ((),)
+    """Of every pool (time in seconds, replicas) of scheduled changes, in order."""
     faults_of: Callable[[int], Iterator[Fault]] = no_faults
-    """Replica -> its faults, in order."""
+    """Replica, counted through all pools -> its faults, in order."""
 
 
 @dataclass(eq=False)
@@ -74,19 +74,17 @@ class FleetRun:
             row.next_fault = 0
 
 
-def start_fleet(plan: FleetPlan, settings: state.KernelSettings, num_requests: int) -> FleetRun:
-    """Return a fleet at the beginning of a run with at most `settings.num_replicas` replicas."""
+def start_fleet(plan: FleetPlan, num_replicas: Sequence[int], num_requests: int) -> FleetRun:
+    """Return a fleet at the beginning of a run, with at most so many replicas in each pool."""
 
     def begin() -> tuple[kernel.ReplicaFleet, list[Iterator[Fault]]]:
-        faults = [plan.faults_of(replica) for replica in range(settings.num_replicas)]
-        fault_s = np.full((settings.num_replicas, FAULT_COLUMNS), np.inf)
+        faults = [plan.faults_of(replica) for replica in range(sum(num_replicas))]
+        fault_s = np.full((len(faults), FAULT_COLUMNS), np.inf)
         repair_s = np.zeros_like(fault_s)
         for replica, ahead in enumerate(faults):
             _fill(fault_s[replica], repair_s[replica], 0, ahead)
-        change_s = np.array([*(time_s for time_s, _ in plan.changes), np.inf])
-        change_replicas = np.array([*(count for _, count in plan.changes), 0], np.int64)
-        fleet = kernel.new_fleet(settings, plan.scaling, num_requests, fault_s, repair_s, change_s, change_replicas)
-        return fleet, faults
+        tables = fault_s, repair_s
+        return kernel.new_fleet(num_replicas, plan.rules, plan.scalings, plan.changes, tables, num_requests), faults
 
     return FleetRun(begin, *begin())
 
@@ -104,21 +102,7 @@ def has_fleet(deployment: Deployment) -> bool:
 
 def comes_and_goes(deployment: Deployment) -> bool:
     """Whether the number of replicas changes during a run."""
-    return deployment.autoscaling is not None or deployment.faults is not None
-
-
-def _policy(scaling: TargetScaling) -> dict[str, Any]:
-    """Return the fields of `kernel.Scaling` that a policy of autoscaling sets."""
-    return {
-        "metric": codes.SCALING_METRICS.index(scaling.metric),
-        "target": scaling.target,
-        "min_replicas": scaling.min_replicas,
-        "max_replicas": scaling.max_replicas,
-        "interval_s": scaling.interval_s,
-        "tolerance_fraction": scaling.tolerance_fraction,
-        "up_looks": int(scaling.scale_up_after_s // scaling.interval_s),
-        "down_looks": int(scaling.scale_down_after_s // scaling.interval_s),
-    }
+    return deployment.faults is not None or any(group.autoscaling for group in deployment.groups)
 
 
 def fleet_plan(deployment: Deployment, most_outstanding: int, seed: int) -> FleetPlan:
@@ -132,30 +116,55 @@ def fleet_plan(deployment: Deployment, most_outstanding: int, seed: int) -> Flee
     Raises:
         InputError: the deployment does not say how long a replica takes to start, or a fault names no replica.
     """
-    scaling, faults = deployment.autoscaling, deployment.faults
-    if (scaling or faults) and deployment.start_s is None:
+    faults, groups = deployment.faults, deployment.groups
+    if comes_and_goes(deployment) and deployment.start_s is None:
         raise InputError(
             "replicas come and go, and nobody says how long one takes until it serves",
             "give deployment.start_s: loading weights and capturing graphs, and booting the node if that is part of it",
         )
-    _check_faults(faults, deployment.most_replicas, deployment.start_s or 0.0)
-    changes = scaling.changes if isinstance(scaling, ScheduledScaling) else ()
+    num_devices = [
+        (group.parallelism or deployment.parallelism).num_devices
+        for group in groups
+        for _ in range(group.most_replicas)
+    ]
+    _check_faults(faults, len(num_devices), deployment.start_s or 0.0)
 
     def faults_of(replica: int) -> Iterator[Fault]:
-        return drawn_faults(faults, deployment.parallelism.num_devices, replica, seed) if faults else iter(())
+        return drawn_faults(faults, num_devices[replica], replica, seed) if faults else iter(())
 
     return FleetPlan(
-        scaling=kernel.Scaling(
-            initial_replicas=deployment.replicas,
-            start_s=deployment.start_s or 0.0,
+        scalings=[_scaling(group.replicas, group.autoscaling, deployment.start_s or 0.0) for group in groups],
+        rules=kernel.FleetRules(
             retry_s=faults.retry_s if faults else 0.0,
             starts_over=int(faults is not None and faults.retry == "start_over"),
             most_outstanding=deployment.router_limit or most_outstanding,
-            **(_policy(scaling) if isinstance(scaling, TargetScaling) else {}),
         ),
-        changes=[(change.at_s, change.replicas) for change in changes],
+        changes=[_changes(group.autoscaling) for group in groups],
         faults_of=faults_of,
     )
+
+
+def _scaling(replicas: int, autoscaling: TargetScaling | ScheduledScaling | None, start_s: float) -> kernel.Scaling:
+    """Return how the number of a pool's replicas changes, as the loop takes it."""
+    scaling = kernel.Scaling(initial_replicas=replicas, start_s=start_s)
+    if not isinstance(autoscaling, TargetScaling):
+        return scaling
+    return scaling._replace(
+        metric=codes.SCALING_METRICS.index(autoscaling.metric),
+        target=autoscaling.target,
+        min_replicas=autoscaling.min_replicas,
+        max_replicas=autoscaling.max_replicas,
+        interval_s=autoscaling.interval_s,
+        tolerance_fraction=autoscaling.tolerance_fraction,
+        up_looks=int(autoscaling.scale_up_after_s // autoscaling.interval_s),
+        down_looks=int(autoscaling.scale_down_after_s // autoscaling.interval_s),
+    )
+
+
+def _changes(autoscaling: TargetScaling | ScheduledScaling | None) -> list[tuple[float, int]]:
+    """Return the scheduled changes of a pool: (time in seconds, replicas)."""
+    changes = autoscaling.changes if isinstance(autoscaling, ScheduledScaling) else ()
+    return [(change.at_s, change.replicas) for change in changes]
 
 
 def _check_faults(faults: Faults | None, num_replicas: int, start_s: float) -> None:
@@ -164,7 +173,7 @@ def _check_faults(faults: Faults | None, num_replicas: int, start_s: float) -> N
         if fault.replica >= num_replicas:
             raise InputError(
                 f"a fault of replica {fault.replica} is scheduled; there are replicas 0 to {num_replicas - 1}",
-                "deployment.faults.scheduled counts replicas from 0",
+                "deployment.faults.scheduled counts replicas from 0, through all pools",
             )
     if faults and faults.device_mtbf_s is not None and faults.device_mtbf_s <= start_s:
         raise InputError(
@@ -196,24 +205,28 @@ def _renewals(faults: Faults, num_devices: int, replica: int, seed: int) -> Iter
         time_s += repair_s
 
 
-def phase_table(run: FleetRun, initial_replicas: int) -> Table:
+def phase_table(run: FleetRun) -> Table:
     """Return every change of a replica's phase, from the beginning."""
-    first = np.zeros(initial_replicas, kernel.PHASE)
-    first["replica"], first["phase"] = np.arange(initial_replicas), codes.UP
+    up = np.concatenate([scaler.first_replica + np.arange(scaler.initial_replicas) for scaler in run.fleet.scalers])
+    first = np.zeros(up.size, kernel.PHASE)
+    first["replica"], first["phase"] = up, codes.UP
     rows = np.concatenate([first, *run.phases])
     return Table({name: rows[name].copy() for name in PHASE_COLUMNS}, PHASE_COLUMNS)
 
 
-def stay_table(run: FleetRun, records: NDArray[np.void], ranks_per_replica: int) -> Table:
+def stay_table(run: FleetRun, records: NDArray[np.void], replicas: NDArray[np.int64]) -> Table:
     """Return every stay of a request at a replica: those that a failure ended, then the last of each request.
 
-    `records` are the loop's: `arrival_s` is when the request reached its last replica.
+    Args:
+        run: the fleet after the run.
+        records: the loop's: `arrival_s` is when the request was last sent to a replica.
+        replicas: where every request ended.
     """
     lost = np.concatenate([np.zeros(0, kernel.LOSS), *run.losses])
     n = records.size
     columns = {
         "request": np.concatenate([lost["request"], np.arange(n)]),
-        "replica": np.concatenate([lost["replica"], records["rank"] // ranks_per_replica]),
+        "replica": np.concatenate([lost["replica"], replicas]),
         "arrival_s": np.concatenate([lost["begin_s"], records["arrival_s"]]),
         "finish_s": np.concatenate([lost["end_s"], records["finish_s"]]),
         "is_lost": np.arange(lost.size + n) < lost.size,

@@ -24,10 +24,10 @@ def kernel_settings(
     num_requests = max(requests.arrival_s.size, 1)
     is_lpm = engine.scheduling_policy == codes.LONGEST_PREFIX_MATCH
     return state.KernelSettings(
-        scheduler=codes.SCHEDULERS.index(str(engine.scheduler)),
+        scheduler=scheduler_code(str(engine.scheduler)),
         num_replicas=num_replicas,
         ranks_per_replica=setup.parallelism.attention_dp,
-        max_num_seqs=min(engine.max_num_seqs, num_requests),
+        max_num_seqs=max(min(engine.max_num_seqs, num_requests), 1),
         max_num_batched_tokens=engine.max_num_batched_tokens,
         long_prefill_token_threshold=engine.long_prefill_token_threshold or 0,
         chunked_prefill=int(bool(engine.enable_chunked_prefill)),
@@ -61,6 +61,12 @@ def _balance(setup: Setup, num_steps: int | None) -> int:
     """Return `num_steps`; 0 for one rank, which needs no balance, and with pipeline stages, which have none."""
     shape = setup.parallelism
     return (num_steps or 0) if shape.attention_dp > 1 and shape.pp == 1 else 0
+
+
+def scheduler_code(scheduler: str) -> int:
+    """Return the loop's code of a scheduler."""
+    name = "user" if is_users_own(scheduler) else scheduler
+    return (*codes.SCHEDULERS, *codes.PER_REQUEST_SCHEDULERS).index(name)
 
 
 def router_code(router: str) -> int:

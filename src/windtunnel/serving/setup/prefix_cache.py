@@ -1,7 +1,5 @@
 """Turn the shared beginnings of prompts into the prefix caches that the loop works on."""
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,35 +12,6 @@ from windtunnel.workload.generate.requests import RequestArrays
 
 MAX_ENTRIES = 2**31 - 1
 """Segments times ranks that the caches can tell apart."""
-
-
-def cache_for(
-    setup: Setup, memory: MemoryPlan, settings: state.KernelSettings, requests: RequestArrays
-) -> state.Cache | None:
-    """Return the caches that the setup's engine would use for these requests; None where there is nothing to cache.
-
-    Without prefix caching lower tiers still take the KV blocks of preempted requests: preemption by swap.
-    """
-    tiers = kv_tiers(setup, memory, settings)
-    if not setup.engine.enable_prefix_caching:
-        requests = replace(requests, prefixes=None)
-    if requests.prefixes is None and not tiers.size:
-        return None
-    check_windows(setup, memory)
-    return prefix_cache(settings, requests, tiers, bool(setup.engine.kv_load_overlaps))
-
-
-def own_blocks(
-    setup: Setup, memory: MemoryPlan, settings: state.KernelSettings, requests: RequestArrays
-) -> state.Cache | None:
-    """Return caches for prompts that share nothing, where a preempted request finds what is left of its own blocks.
-
-    None where the engine does not cache, or has no one group of layers that keep every token.
-    """
-    one_group = memory.num_groups - memory.num_window_groups == 1
-    if not setup.engine.enable_prefix_caching or not one_group:
-        return None
-    return prefix_cache(settings, replace(requests, prefixes=None))
 
 
 def check_windows(setup: Setup, memory: MemoryPlan) -> None:
@@ -79,12 +48,6 @@ def kv_tiers(setup: Setup, memory: MemoryPlan, settings: state.KernelSettings) -
         row.outlives = tier.shared_by == "deployment"
         row.ranks_per_pool = settings.ranks_per_replica * replicas
     return tiers
-
-
-def tier_tokens(setup: Setup, memory: MemoryPlan, cache: state.Cache) -> dict[str, NDArray[np.int64]]:
-    """Return tier -> tokens of each prompt that came from it."""
-    names = [tier.name for tier in setup.engine.kv_tiers or ()]
-    return {name: blocks * memory.block_size for name, blocks in zip(names, cache.loaded, strict=True)}
 
 
 NO_TIERS = np.zeros(0, state.TIER).view(np.recarray)

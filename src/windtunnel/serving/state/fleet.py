@@ -11,28 +11,37 @@ replica comes up.
 Changes of replicas go before arrivals and step ends of the same time.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from windtunnel.compiled.records import F8, I8, Records, layout
 from windtunnel.serving.codes import OUTSTANDING, UP
-from windtunnel.serving.state.records import NONE, Floats, Ints, KernelSettings
+from windtunnel.serving.state.pools import scalar_layout
+from windtunnel.serving.state.records import NONE, Floats, Ints
 
 
-class Scaling(NamedTuple):
-    """How the number of replicas changes, and what a fault costs. Scalars."""
+class FleetRules(NamedTuple):
+    """What the replicas of all pools have in common. Scalars."""
 
-    initial_replicas: int
-    start_s: float = 0.0
-    """From the launch of a replica until it is up."""
     retry_s: float = 0.0
     """From a failure until its requests are sent again."""
     starts_over: int = 0
     """1: they are sent without what they had produced."""
+    most_outstanding: int = 0
+    """`deferred`: requests at a replica, beyond which it gets no more."""
+
+
+class Scaling(NamedTuple):
+    """How the number of a pool's replicas changes. Scalars."""
+
+    initial_replicas: int
+    start_s: float = 0.0
+    """From the launch of a replica until it is up."""
     metric: int = OUTSTANDING
     target: float = 0.0
-    """Of the metric for each replica; 0: no policy."""
+    """Of the metric for each replica; 0: no autoscaler."""
     min_replicas: int = 1
     max_replicas: int = 1
     interval_s: float = np.inf
@@ -40,8 +49,20 @@ class Scaling(NamedTuple):
     up_looks: int = 0
     """Looks before the present one that must have asked for more too."""
     down_looks: int = 0
-    most_outstanding: int = 0
-    """`deferred`: requests at a replica, beyond which it gets no more."""
+
+
+class Scaler(Scaling):
+    """The scaling of a pool, where its replicas lie among all pools', and the registers of its autoscaler."""
+
+    first_replica: int
+    end_replica: int
+    look_s: float  # next look
+    num_looks: int
+    next_change: int  # of the plan
+    wanted: int  # replicas that start or are up
+
+
+SCALER = scalar_layout(Scaling, Scaler)
 
 
 class FleetReplica(Protocol):
@@ -60,10 +81,6 @@ class Control(Protocol):
     """The registers, one record."""
 
     next_s: F8  # of the next change of a replica
-    look_s: F8  # next look of the policy
-    num_looks: I8
-    next_change: I8  # of the plan
-    wanted: I8  # replicas that start or are up
     asks: I8  # 1: the first held request is tried again
     asked_s: F8  # since then
     num_at_router: I8
@@ -76,9 +93,6 @@ class Control(Protocol):
     answer: I8
     is_at_router: I8  # 1: the pending request is the first held one
     pending_s: F8
-    event: I8  # whose deliveries the question interrupted, or NONE
-    event_s: F8
-    ended_step: I8
 
 
 CONTROL = layout(Control)
@@ -110,9 +124,11 @@ LOSS = layout(Loss)
 class ReplicaFleet(NamedTuple):
     """What a run with replicas that come and go, or with a router that holds requests back, needs."""
 
-    scaling: Scaling
+    rules: FleetRules
+    scalers: Records[Scaler]
+    """[pool]"""
     replicas: Records[FleetReplica]
-    """[replica]"""
+    """[replica] of all pools"""
     control: Records[Control]
     """[1]"""
     fault_s: Floats
@@ -120,11 +136,11 @@ class ReplicaFleet(NamedTuple):
     repair_s: Floats
     """[replica, k] how long each lasts."""
     change_s: Floats
-    """[changes + 1] of the plan, in order, infinity at the end."""
+    """[pool, changes + 1] of the plan, in order, infinity at the end."""
     change_replicas: Ints
-    """[changes + 1]"""
+    """[pool, changes + 1]"""
     recommended: Ints
-    """[looks] replicas that the latest looks asked for."""
+    """[pool, looks] replicas that the latest looks asked for."""
     sent_s: Floats
     """[request] when the client sent it; `arrival_s` is when it reached its replica."""
     num_retries: Ints
@@ -142,39 +158,57 @@ class ReplicaFleet(NamedTuple):
 
 
 def new_fleet(
-    settings: KernelSettings,
-    scaling: Scaling,
+    num_replicas: Sequence[int],
+    rules: FleetRules,
+    scalings: Sequence[Scaling],
+    changes: Sequence[Sequence[tuple[float, int]]],
+    faults: tuple[Floats, Floats],
     num_requests: int,
-    fault_s: Floats,
-    repair_s: Floats,
-    change_s: Floats,
-    change_replicas: Ints,
 ) -> ReplicaFleet:
-    """Make a fleet of `settings.num_replicas` replicas, the first `initial_replicas` of them up."""
-    replicas = np.zeros(settings.num_replicas, FLEET_REPLICA).view(np.recarray)
-    replicas.phase[: scaling.initial_replicas] = UP
+    """Make a fleet of pools of at most `num_replicas` replicas, the first `initial_replicas` of each of them up.
+
+    Args:
+        num_replicas, scalings, changes: of every pool; changes are (time in seconds, replicas), in order.
+        rules: what pools have in common.
+        faults: `fault_s` and `repair_s` of `ReplicaFleet`.
+        num_requests: of the run.
+    """
+    scalers = np.zeros(len(scalings), SCALER).view(np.recarray)
+    replicas = np.zeros(sum(num_replicas), FLEET_REPLICA).view(np.recarray)
     replicas.next_s = np.inf
-    replicas.fails_s = fault_s[:, 0]
+    replicas.fails_s = faults[0][:, 0]
+    most_changes = max(len(each) for each in changes) + 1
+    change_s, change_replicas = np.full((len(scalings), most_changes), np.inf), np.zeros((len(scalings), most_changes))
+    ends = np.cumsum(num_replicas)
+    for number, (scaler, scaling) in enumerate(zip(scalers, scalings, strict=True)):
+        for name, value in scaling._asdict().items():
+            scaler[name] = value
+        scaler.first_replica, scaler.end_replica = ends[number] - num_replicas[number], ends[number]
+        scaler.wanted = scaling.initial_replicas
+        scaler.look_s = scaling.interval_s if scaling.target > 0 else np.inf
+        replicas.phase[scaler.first_replica : scaler.first_replica + scaling.initial_replicas] = UP
+        for row, (time_s, count) in enumerate(changes[number]):
+            change_s[number, row], change_replicas[number, row] = time_s, count
+    looks = max(max(scaling.up_looks, scaling.down_looks) for scaling in scalings) + 1
     control = np.zeros(1, CONTROL).view(np.recarray)
-    control.wanted = scaling.initial_replicas
-    control.look_s = scaling.interval_s if scaling.target > 0 else np.inf
-    control.next_s = min(control[0].look_s, change_s[0], fault_s[:, 0].min())
-    control.pending, control.event = NONE, NONE
+    control.next_s = min(scalers.look_s.min(), change_s[:, 0].min(), replicas.fails_s.min())
+    control.pending = NONE
     return ReplicaFleet(
-        scaling=scaling,
+        rules=rules,
+        scalers=scalers,
         replicas=replicas,
         control=control,
-        fault_s=fault_s,
-        repair_s=repair_s,
+        fault_s=faults[0],
+        repair_s=faults[1],
         change_s=change_s,
-        change_replicas=change_replicas,
-        recommended=np.full(max(scaling.up_looks, scaling.down_looks) + 1, scaling.initial_replicas),
+        change_replicas=change_replicas.astype(np.int64),
+        recommended=np.repeat(scalers.initial_replicas[:, np.newaxis], looks, axis=1).astype(np.int64),
         sent_s=np.zeros(num_requests),
         num_retries=np.zeros(num_requests, np.int64),
         discarded_tokens=np.zeros(num_requests, np.int64),
         router_queue=np.zeros(num_requests, np.int64),
         retries=np.zeros(num_requests, np.int64),
         retry_s=np.zeros(num_requests),
-        phases=np.zeros(max(8 * settings.num_replicas, 4096), PHASE).view(np.recarray),
+        phases=np.zeros(max(8 * replicas.size, 4096), PHASE).view(np.recarray),
         losses=np.zeros(num_requests + 4096, LOSS).view(np.recarray),
     )

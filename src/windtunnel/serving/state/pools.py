@@ -14,6 +14,7 @@ import numpy as np
 from windtunnel.compiled.jit import inlined
 from windtunnel.compiled.records import F8, I8, Records, layout
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL, ROUND_ROBIN
+from windtunnel.serving.state.per_request import PerRequestRules
 from windtunnel.serving.state.records import (
     EVENT,
     NONE,
@@ -23,12 +24,16 @@ from windtunnel.serving.state.records import (
     KernelSettings,
     Rank,
     Slot,
+    Speculation,
     StepCost,
     Table,
     new_lists,
     new_ranks,
     new_slots,
 )
+
+NO_SPECULATION = Speculation(1, 1.0)
+"""A decode step that verifies one token and gives one."""
 
 
 class PoolPlan(NamedTuple):
@@ -37,6 +42,10 @@ class PoolPlan(NamedTuple):
     settings: KernelSettings
     """`first_*` are filled in by `new_pools`."""
     cost: StepCost
+    rules: PerRequestRules | None = None
+    """Of a scheduler that may batch any subset of requests; None for others."""
+    speculation: Speculation | None = None
+    """None where a decode step gives one token."""
     role: int = BOTH
     link_bytes_per_s: float = np.inf
     """Of the network interfaces of one rank, in one direction."""
@@ -64,7 +73,8 @@ class HandoffRules(NamedTuple):
 
 
 class PoolRecord(KernelSettings):
-    """The settings of a pool, and where it lies among all pools' replicas, ranks and slots."""
+    """The settings of a pool, with the fields of its `PerRequestRules`, and where it lies among all pools' replicas,
+    ranks and slots."""
 
     end_replica: int  # ends of the pool's share of the arrays of all pools
     end_rank: int
@@ -78,6 +88,8 @@ class PoolRecord(KernelSettings):
     hands_off: int  # 1: requests leave after their prefill
     link_bytes_per_s: float  # of the network interfaces of one rank
     kv_copies: float  # of a request's KV on its devices
+    num_queries: int  # as `Speculation`; 1 where a decode step gives one token
+    tokens_per_step: float
 
 
 def scalar_layout(*owners: type) -> np.dtype[Any]:
@@ -86,7 +98,7 @@ def scalar_layout(*owners: type) -> np.dtype[Any]:
     return np.dtype([(name, "f8" if kind is float else "i8") for name, kind in fields])
 
 
-POOL = scalar_layout(KernelSettings, PoolRecord)
+POOL = scalar_layout(KernelSettings, PerRequestRules, PoolRecord)
 
 
 class KvTransfer(Protocol):
@@ -98,12 +110,19 @@ class KvTransfer(Protocol):
     transfer_start_s: F8
     transfer_end_s: F8
     later_output_tokens: I8  # while it prefills elsewhere, where it is a request for one token
+    stage: I8  # of its handoff: `NOT_HANDED`, `WAITS`, `IS_READ` or `IS_READY`
     held_blocks: I8  # of the prefill rank, until its KV has been read
     held_window_blocks: I8  # of the windows' own pool there
+    taken_blocks: I8  # of the decode rank, from when it is read until it runs there
+    taken_window_blocks: I8
     cached_tokens: I8  # of its prompt, found where it was first admitted; filled in when the run has ended
 
 
 KV_TRANSFER = layout(KvTransfer)
+
+NOT_HANDED, WAITS, IS_READ, IS_READY = range(4)
+"""Stages of a handoff: not under way; the KV waits on the prefill side for blocks to be read into; it is being read; it
+has come, and the request has not joined a batch yet."""
 
 
 class Handoff(Protocol):
@@ -114,6 +133,7 @@ class Handoff(Protocol):
     ready_first: I8  # ends of the list of those whose KV has come
     ready_last: I8
     num_pulled: I8  # requests that hold blocks here and do not run yet
+    num_held: I8  # requests handed off whose KV is still here
     link_free_s: F8  # when the rank's interfaces have sent and received all that they were given
 
 
@@ -123,9 +143,8 @@ HANDOFF = layout(Handoff)
 class Routing(HandoffRules):
     """How the requests of a run with pools are routed."""
 
-    turn: int  # arrivals and handoffs so far, for `round_robin`
-    decode_turn: int
     router: int
+    num_slot_events: int  # events of slots in the event queue; those of wake-ups follow
 
 
 ROUTING = scalar_layout(HandoffRules, Routing)
@@ -149,7 +168,7 @@ class Pools(NamedTuple):
     routing: Records[Routing]
     """[1]"""
     pool_of_event: Ints
-    """[slot in the event queue]"""
+    """[event] of every slot, then of every replica's wake-up"""
     pool_of_replica: Ints
     pool_of_rank: Ints
     entries: Ints
@@ -169,13 +188,15 @@ def new_pools(plans: Sequence[PoolPlan], handoff_rules: HandoffRules, num_reques
     for pool, plan in zip(pools, plans, strict=True):
         num_replicas, num_stages = plan.settings.num_replicas, plan.settings.num_stages
         num_ranks = num_replicas * plan.settings.ranks_per_replica
-        for name, value in plan.settings._asdict().items():
+        scalars = plan.settings._asdict() | ({} if plan.rules is None else plan.rules._asdict())
+        for name, value in scalars.items():
             pool[name] = value
         pool.first_replica, pool.first_rank, pool.first_slot, pool.first_event = ends
         ends += (num_replicas, num_ranks, num_ranks * num_stages, num_replicas * num_stages)
         pool.end_replica, pool.end_rank, pool.end_slot, _ = ends
         pool.heeds_all_events, pool.hands_off = hands_off, plan.role == PREFILL
         pool.link_bytes_per_s, pool.kv_copies = plan.link_bytes_per_s, plan.kv_copies
+        pool.num_queries, pool.tokens_per_step = plan.speculation or NO_SPECULATION
     transfers = np.zeros(num_requests, KV_TRANSFER).view(np.recarray)
     for unknown in ("handed_s", "transfer_start_s", "transfer_end_s"):
         transfers[unknown] = np.nan
@@ -184,24 +205,24 @@ def new_pools(plans: Sequence[PoolPlan], handoff_rules: HandoffRules, num_reques
         handoffs[nobody] = NONE
     routing = np.zeros(1, ROUTING).view(np.recarray)
     routing.router = plans[0].settings.router
+    routing.num_slot_events = (pools.num_replicas * pools.num_stages).sum()
     for name, value in handoff_rules._asdict().items():
         routing[name] = value
     roles = np.array([plan.role for plan in plans])
     of_replica = np.repeat(np.arange(len(plans)), [plan.settings.num_replicas for plan in plans])
     decoding = DECODE if hands_off and (roles == DECODE).any() else BOTH
-    lists = [new_lists(plan.settings) for plan in plans]
     return Pools(
         pools=pools,
         cost=stacked([plan.cost for plan in plans]),
         ranks=np.concatenate([new_ranks(plan.settings) for plan in plans]).view(np.recarray),
         slots=np.concatenate([new_slots(plan.settings) for plan in plans]).view(np.recarray),
-        lists=np.concatenate([widened(part, max(part.shape[2] for part in lists)) for part in lists]),
+        lists=joined_lists([new_lists(plan.settings) for plan in plans]),
         stages=np.zeros((ends[0], max(plan.settings.num_stages for plan in plans))),
         handoffs=handoffs,
         transfers=transfers,
         routing=routing,
-        pool_of_event=np.repeat(
-            np.arange(len(plans)), [plan.settings.num_replicas * plan.settings.num_stages for plan in plans]
+        pool_of_event=np.concatenate(
+            [np.repeat(np.arange(len(plans)), pools.num_replicas * pools.num_stages), of_replica]
         ),
         pool_of_replica=of_replica,
         pool_of_rank=np.repeat(np.arange(len(plans)), pools.end_rank - pools.first_rank),
@@ -275,17 +296,18 @@ def cache_of(cache: Cache, pools: Pools, pool: int) -> Cache:
 
 
 def new_pool_events(plans: Sequence[PoolPlan]) -> Table:
-    """Make an empty queue of `EVENT` records: slots, and the transfers that may be under way."""
-    slots = sum(plan.settings.num_replicas * plan.settings.num_stages for plan in plans)
+    """Make an empty queue of `EVENT` records: slots, wake-ups, and the transfers that may be under way."""
+    slots = sum(plan.settings.num_replicas * (plan.settings.num_stages + 1) for plan in plans)
     pulled = sum(
         plan.settings.num_replicas * plan.settings.ranks_per_replica * plan.settings.max_num_seqs for plan in plans
     )
     return np.zeros(slots + pulled + 1, EVENT).view(np.recarray)
 
 
-def widened(lists: Ints, width: int) -> Ints:
-    """Give `lists` room for `width` positions in each."""
-    return np.pad(lists, ((0, 0), (0, 0), (0, width - lists.shape[2])))
+def joined_lists(lists: Sequence[Ints]) -> Ints:
+    """Join lists `[row, list, position]` of all pools along their rows, each as long as the longest."""
+    width = max(each.shape[2] for each in lists)
+    return np.concatenate([np.pad(each, ((0, 0), (0, 0), (0, width - each.shape[2]))) for each in lists])
 
 
 def stacked(costs: Sequence[StepCost]) -> Any:

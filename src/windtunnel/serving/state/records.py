@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.compiled.records import F8, I4, I8, RecordGrid, Records, layout
-from windtunnel.serving.codes import ROUND_ROBIN
+from windtunnel.serving.codes import FCFS, ROUND_ROBIN
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -40,26 +40,29 @@ class KernelSettings(NamedTuple):
     ranks_per_replica: int
     """Attention data-parallel ranks that step together; each has a scheduler and a KV pool of its own."""
     max_num_seqs: int
+    """Requests that may hold KV blocks at once."""
     max_num_batched_tokens: int
-    long_prefill_token_threshold: int
-    """0: none."""
-    chunked_prefill: int
-    max_prefill_tokens: int
-    """SGLang: prompt tokens of one prefill batch."""
-    queue_order: int
-    """The order of waiting requests, a position in `QUEUE_ORDERS`; by priority, victims are ordered too."""
+    """With per-request scheduling: vLLM V0: prompts of a batch times the longest of them; LightLLM: prompt tokens of a
+    batch; Sarathi: tokens of a batch, the chunk size."""
     block_size: int
     num_blocks: int
     """Of one rank."""
-    blocks_per_request: int
+    long_prefill_token_threshold: int = 0
+    """0: none."""
+    chunked_prefill: int = 1
+    max_prefill_tokens: int = 0
+    """SGLang: prompt tokens of one prefill batch."""
+    queue_order: int = FCFS
+    """The order of waiting requests, a position in `QUEUE_ORDERS`; by priority, victims are ordered too."""
+    blocks_per_request: int = 0
     """State of fixed size (linear attention), in blocks."""
-    schedule_conservativeness: float
+    schedule_conservativeness: float = 1.0
     """SGLang: scales the share of outputs still to come that admission keeps free."""
-    receive_interval_steps: int
+    receive_interval_steps: int = 1
     """SGLang: while decoding, new requests are looked at every so many steps; 1 looks at every step."""
-    concurrency: int
+    concurrency: int = 0
     """Closed loop: requests in flight at the client; 0: open loop."""
-    num_warmup: int
+    num_warmup: int = 0
     """Closed loop: the first so many requests run and drain before the others are sent."""
     frontend_s: float = 0.0
     """Closed loop: what the client waits beyond the engine's last token before it sends the next request."""
@@ -170,10 +173,19 @@ class Rank(Protocol):
     num_prefilling: I8
     new_token_ratio: F8  # SGLang's estimate of the share of outputs still to come
     fair_tag: I8  # the greatest key admitted under `fair_share`
-    waited_steps: I8  # TensorRT-LLM: decode steps for which prefill has been held back
+    waited_steps: I8  # TensorRT-LLM, LightLLM: decode steps for which prompts have been held back
     balance_waited: I8  # of a replica's first rank: steps since every rank had a prompt or one was let in
     balance_ready: I8  # of a replica's first rank: steps waited on top when every rank had one
     steps_to_receive: I8  # SGLang: decode steps until waiting requests are looked at again
+    first_waiting: I8  # per-request scheduling, from here on: ends of the list of waiting requests
+    last_waiting: I8
+    num_ready: I8  # requests that hold blocks and are in no batch
+    num_in_flight: I8  # batches
+    num_groups: I8  # FasterTransformer: batches formed so far
+    has_restarted: I8  # 1 if the batch that is formed made one restart
+    is_awake: I8  # 1 while an event that lets the replica look for work is queued
+    ready_group: I8  # slot whose decode group is in no batch, or NONE
+    group_position: I8  # of the ready requests, the first one behind it
 
 
 RANK = layout(Rank)
@@ -208,6 +220,16 @@ class Slot(Protocol):
     row: I8  # of its latest step, counted from the run's first
     row_step_s: F8  # duration of that row's first step
     row_end_s: F8  # end of its last one
+    num_requests: I8  # per-request scheduling, from here on: requests of the batch; 0: idle
+    num_listed: I8  # of them, those that are not in the decode group
+    num_steps: I8
+    has_group: I8  # 1 if the batch decodes the slot's decode group
+    group_size: I8
+    group_steps: I8  # that its members have taken together
+    group_tokens: I8  # processed by all its members
+    first_end: I8  # the decode group's step after which the first member ends
+    group_left_s: F8  # end of its latest pipeline stage
+    group_paused_s: F8  # between stages, all its steps
 
 
 SLOT = layout(Slot)
@@ -249,10 +271,20 @@ class Clock(Protocol):
     thinking: I8  # turns whose predecessor has finished
     queued: I8  # events on the heap
     recorded: I8  # recorded step durations used
-    turn: I8  # round robin: replica that the next request goes to
+    turn: I8  # round robin: which of the replicas that requests start at is next
+    decode_turn: I8  # and of those that decode
     random: I8  # state of the router's generator
     rows: I8  # rows of the step buffer written
     earlier_rows: I8  # of buffers before it
+    event: I8  # event that a question to a user's router or policy interrupts, or NONE
+    event_s: F8
+    ended_step: I8  # 1 if that event ended a step
+    asks_policy: I8  # 1 while a user's policy must form the batch of `slot`
+    answered: I8  # 1 when it has
+    slot: I8
+    custom_size: I8  # of the batch that it formed
+    culprit: I8  # request or batch size behind an error
+    members: I8  # rows of the trail's members written
 
 
 CLOCK = layout(Clock)
@@ -335,6 +367,23 @@ class StepCost(NamedTuple):
     beyond the end as at the end."""
     mixed_decode_attention_s: Floats = np.zeros((0, 0))
     """[max_num_seqs + 1, c] decode attention in a step whose rank prefills too; `[0, 0]` where it is the same."""
+
+
+NO_COST = StepCost(
+    decode_token_s=np.zeros(1),
+    mixed_token_s=np.zeros(1),
+    sample_s=np.zeros(1),
+    context_nodes=np.zeros(2),
+    decode_attention_s=np.zeros((1, 2)),
+    chunk_nodes=np.zeros(2),
+    length_nodes=np.zeros(2),
+    prefill_attention_s=np.zeros((2, 2)),
+    host_step_s=0.0,
+    host_request_s=0.0,
+    host_overlaps=0,
+    recorded_step_s=np.zeros(0),
+)
+"""Of a pool whose steps other tables price."""
 
 
 class Node(Protocol):
@@ -551,7 +600,7 @@ def new_ranks(settings: KernelSettings) -> Table:
     ranks = np.zeros(settings.num_replicas * settings.ranks_per_replica, RANK).view(np.recarray)
     ranks.free_blocks = settings.num_blocks
     ranks.free_window_blocks = settings.num_window_blocks
-    for nobody in ("first", "last", "waiting"):
+    for nobody in ("first", "last", "waiting", "first_waiting", "last_waiting", "ready_group"):
         ranks[nobody] = NONE
     return ranks
 
@@ -571,8 +620,8 @@ def new_lists(settings: KernelSettings) -> Ints:
 
 
 def new_events(settings: KernelSettings) -> Table:
-    """Make an empty queue of `EVENT` records."""
-    return np.zeros(settings.num_replicas * settings.num_stages + 1, EVENT).view(np.recarray)
+    """Make an empty queue of `EVENT` records, with room for an event of every slot and a wake-up of every replica."""
+    return np.zeros(settings.num_replicas * (settings.num_stages + 1) + 1, EVENT).view(np.recarray)
 
 
 def new_stages(settings: KernelSettings) -> Floats:
@@ -584,6 +633,7 @@ def new_clock(settings: KernelSettings) -> Table:
     """Make one `CLOCK` record at the beginning."""
     clock = np.zeros(1, CLOCK).view(np.recarray)
     clock.random = settings.seed % (MODULUS - 1) + 1
+    clock.event = NONE
     return clock
 
 

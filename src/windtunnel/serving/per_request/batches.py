@@ -1,0 +1,535 @@
+"""Batches of schedulers that may choose any subset of a replica's requests: Vidur's five, and users' own policies.
+
+A batch's requests are visited once when it is formed and once when it ends, except those that decode together again and
+again (`serving.per_request.decode_groups`). Between two events, equal decode steps of one batch are taken at once. A
+replica of `num_stages` pipeline stages has that many batches in flight; they pass the stages in order, and one that
+waits for a stage was formed before.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from windtunnel.compiled.heap import push
+from windtunnel.compiled.jit import inner
+from windtunnel.compiled.records import int64, is_unset
+from windtunnel.serving.clients import conclude, horizon_of_steps
+from windtunnel.serving.codes import FASTER_TRANSFORMER, LIGHTLLM, ORCA, SARATHI, USER, VLLM_V0
+from windtunnel.serving.per_request.cost import ceil_to, model_step_s, table_stage_s
+from windtunnel.serving.per_request.decode_groups import (
+    MEMBERS,
+    PHASES,
+    SCRATCH,
+    TOKENS,
+    advance,
+    dissolve,
+    join,
+    may_join,
+    ready_row,
+    reserves_blocks,
+)
+from windtunnel.serving.per_request.policies import (
+    form_batch_faster_transformer,
+    form_batch_lightllm,
+    form_batch_orca,
+    form_batch_sarathi,
+    form_batch_vllm_v0,
+    release,
+)
+from windtunnel.serving.schedulers.step_cost import SAME_DURATION, with_host
+from windtunnel.serving.state.fleet import ReplicaFleet
+from windtunnel.serving.state.per_request import PerRequestPool
+from windtunnel.serving.state.records import NONE, Requests, StepCost
+from windtunnel.serving.state.status import ASK_POLICY, DONE, OUT_OF_STEPS, OUT_OF_TABLES
+from windtunnel.serving.state.tables import RunTables
+
+
+class Batch(NamedTuple):
+    """A batch that starts: sums over its requests and its decode group; tokens."""
+
+    num_listed: int
+    """Requests beside the decode group."""
+    num_requests: int
+    num_decodes: int
+    num_prompts: int
+    prompt_tokens: int
+    squares: int
+    """Sum of the squares of the prompt chunks."""
+    cached: int
+    """Tokens processed before the chunks, each request's rounded up to the look-up tables' granularity."""
+    context_tokens: int
+    sampled: int
+    pairs: float
+    """Query-key pairs of the prompt chunks."""
+    paused: int
+    """Decoding requests that did not decode in the step before."""
+    resumed: int
+    """Prompts that end here and were restarted before."""
+    late_since_s: float
+    """Sum of the times of the latest tokens of both."""
+    num_running: int
+
+
+class Passage(NamedTuple):
+    """A batch's way through the pipeline stages; seconds."""
+
+    start_s: float
+    end_s: float
+    between_s: float
+    """Waits between stages."""
+
+
+@inner
+def complete_batch(pool: PerRequestPool, run: RunTables, replica: int, slot: int, now_s: float) -> None:
+    """Apply the end of a batch: finished requests leave, those that it decoded are its decode group, others are ready
+    again.
+    """
+    row = ready_row(pool, replica)
+    size, num_steps = pool.slots[slot].num_listed, pool.slots[slot].num_steps
+    unfinished = NONE
+    if pool.ranks[replica].ready_group != slot:
+        dissolve(pool, replica)
+    if pool.slots[slot].has_group:
+        advance(pool, run, replica, slot, now_s)
+    joins = False
+    if run.trail is None:
+        joins = may_join(pool, replica, slot)
+    num_ready = pool.ranks[replica].num_ready
+    num_ready_before, has_joined = num_ready, False
+    members, tokens, ready = pool.batches[slot, MEMBERS], pool.batches[slot, TOKENS], pool.batches[row, MEMBERS]
+    for position in range(size):
+        i = members[position]
+        has_decoded = pool.sequences[i].is_prefilled
+        count_tokens(pool, run.requests, i, tokens[position] * num_steps, now_s)
+        if pool.sequences[i].processed_tokens >= pool.sequences[i].total_tokens:
+            end_request(pool, run, replica, i, now_s)
+        elif has_decoded and joins:
+            join(pool, run.requests, slot, i, now_s)
+            has_joined = True
+        else:
+            unfinished = i
+            ready[num_ready] = i
+            num_ready += 1
+    pool.ranks[replica].num_ready = num_ready
+    if has_joined or (pool.slots[slot].has_group and pool.slots[slot].group_size > 0):
+        pool.ranks[replica].ready_group = slot
+        pool.ranks[replica].group_position = num_ready_before
+    pool.slots[slot].has_group = 0
+    if pool.settings.scheduler == FASTER_TRANSFORMER:
+        release_together(pool, replica, slot, unfinished)
+    pool.slots[slot].num_requests = 0
+    pool.ranks[replica].num_in_flight -= 1
+
+
+@inner
+def end_request(pool: PerRequestPool, run: RunTables, replica: int, i: int, now_s: float) -> None:
+    """End request `i`, which has its last token; its blocks are freed, FasterTransformer's with the whole batch."""
+    run.requests[i].finish_s = now_s
+    conclude(pool.settings, run, i, now_s)
+    pool.ranks[replica].num_outstanding -= 1
+    if pool.settings.scheduler != FASTER_TRANSFORMER:
+        release(pool, replica, i)
+
+
+@inner
+def count_tokens(pool: PerRequestPool, requests: Requests, i: int, num_tokens: int, now_s: float) -> None:
+    """Count `num_tokens` that request `i` has processed at `now_s`, and the token that the end of its prompt gives."""
+    processed = pool.sequences[i].processed_tokens + num_tokens
+    pool.sequences[i].left_stage_s = now_s
+    if not pool.sequences[i].is_prefilled and processed >= pool.sequences[i].prompt_tokens:
+        pool.sequences[i].is_prefilled = 1
+        processed += 1
+        if is_unset(requests[i].first_token_s):
+            requests[i].first_token_s = now_s
+    pool.sequences[i].processed_tokens = processed
+
+
+@inner
+def release_together(pool: PerRequestPool, replica: int, slot: int, unfinished: int) -> None:
+    """Free the blocks of a FasterTransformer batch's finished requests with its last one; `unfinished` is one that goes
+    on, or NONE.
+    """
+    for position in range(pool.slots[slot].num_listed):
+        i = pool.batches[slot, MEMBERS, position]
+        if pool.sequences[i].processed_tokens < pool.sequences[i].total_tokens:
+            continue
+        if unfinished == NONE:
+            release(pool, replica, i)
+        elif pool.rules.leaks_blocks:
+            pool.ranks[replica].num_running -= 1
+        else:  # freed with the batch's last request
+            pool.sequences[unfinished].num_blocks += pool.sequences[i].num_blocks
+            pool.ranks[replica].num_running -= 1
+            pool.sequences[i].num_blocks = 0
+
+
+@inner
+def start_batches(
+    pool: PerRequestPool, cost: StepCost, run: RunTables, fleet: ReplicaFleet | None, replica: int, now_s: float
+) -> int:
+    """Form and start batches while the replica has an idle slot and something to run.
+
+    Returns DONE, OUT_OF_STEPS, OUT_OF_TABLES or ASK_POLICY: call `form_custom_batch`, then this again.
+    """
+    clock = run.clock
+    while pool.ranks[replica].num_in_flight < pool.settings.num_stages:
+        slot = replica * pool.settings.num_stages
+        while pool.slots[slot].num_requests > 0:
+            slot += 1
+        if pool.settings.scheduler != USER:
+            size = form_batch(pool, run.requests, replica, slot, now_s)
+        elif clock[0].answered:
+            size = clock[0].custom_size
+            clock[0].answered = 0
+        else:
+            clock[0].slot = slot
+            return ASK_POLICY
+        if size == 0 and not pool.slots[slot].has_group:
+            return DONE
+        status = start_batch(pool, cost, run, fleet, replica, slot, size, now_s)
+        if status != DONE:
+            return status
+    return DONE
+
+
+@inner
+def form_batch(pool: PerRequestPool, requests: Requests, replica: int, slot: int, now_s: float) -> int:
+    """Form the next batch of a replica by its scheduler; returns the number of requests beside the decode group."""
+    if pool.settings.scheduler == VLLM_V0:
+        return form_batch_vllm_v0(pool, requests, replica, slot, now_s)
+    if pool.settings.scheduler == SARATHI:
+        return form_batch_sarathi(pool, requests, replica, slot, now_s)
+    if pool.settings.scheduler == ORCA:
+        return form_batch_orca(pool, requests, replica, slot, now_s)
+    if pool.settings.scheduler == FASTER_TRANSFORMER:
+        return form_batch_faster_transformer(pool, requests, replica, slot, now_s)
+    return form_batch_lightllm(pool, requests, replica, slot, now_s)
+
+
+@inner
+def start_batch(
+    pool: PerRequestPool,
+    cost: StepCost,
+    run: RunTables,
+    fleet: ReplicaFleet | None,
+    replica: int,
+    slot: int,
+    size: int,
+    now_s: float,
+) -> int:
+    """Start the batch of `slot`, `size` requests beside its decode group, or a run of equal decode steps: price it,
+    advance to its end, record it.
+
+    A step that its replica's next failure will cut short is written with its time and no tokens, and never ends.
+
+    Returns DONE, OUT_OF_STEPS or OUT_OF_TABLES.
+    """
+    clock = run.clock
+    batch = batch_of(pool, run.requests, replica, slot, size, now_s)
+    has_recorded_steps = False
+    if pool.stage_tables is None:
+        has_recorded_steps = cost.recorded_step_s.size > 0
+        if has_recorded_steps and cost.recorded_step_s.size <= clock[0].recorded:
+            return OUT_OF_STEPS
+    passage = passage_of(pool, cost, run, batch, replica, now_s)
+    if passage.end_s < now_s:
+        clock[0].culprit = batch.num_requests
+        return OUT_OF_TABLES
+    num_steps, end_s = 1, passage.end_s
+    late_gap_s = (
+        end_s - batch.late_since_s / (batch.paused + batch.resumed) if batch.paused + batch.resumed > 0 else 0.0
+    )
+    fails_s = np.inf
+    if fleet is not None:
+        fails_s = fleet.replicas[pool.settings.first_replica + replica].fails_s
+    is_doomed = end_s >= fails_s
+    if is_doomed:
+        end_s, late_gap_s = fails_s, 0.0
+        batch = Batch(size, batch.num_requests, 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0.0, batch.num_running)
+    is_alone = batch.num_prompts == 0 and pool.settings.num_stages == 1 and pool.ranks[replica].num_ready == 0
+    # Blocks of a restarted request may let it in again at the next step.
+    goes_on = pool.rules.fuses_steps == 1 and pool.settings.scheduler != USER and not pool.ranks[replica].has_restarted
+    if goes_on and is_alone and not (is_doomed or has_recorded_steps):
+        horizon_s = min(horizon_of_steps(pool.settings, run, fleet), fails_s)
+        if end_s < horizon_s:
+            num_steps, end_s = take_equal_steps(pool, cost, batch, replica, slot, now_s, end_s, horizon_s, fails_s)
+            pool.stages[replica, 0] = end_s
+    if pool.settings.num_stages > 1 and not is_doomed:
+        count_pauses(pool, slot, size, passage)
+    if run.trail is not None:
+        leave_trail(pool, run, slot, size, now_s, end_s)
+    record_batch(pool, run, batch, replica, slot, num_steps, now_s, end_s, late_gap_s)
+    if not is_doomed:
+        event = pool.settings.first_event + slot
+        clock[0].queued = push(run.events.time_s, run.events.slot, clock[0].queued, end_s, event)
+    return DONE
+
+
+@inner
+def batch_of(pool: PerRequestPool, requests: Requests, replica: int, slot: int, size: int, now_s: float) -> Batch:
+    """Return the sums over the `size` requests of a slot's batch and its decode group; waits until now are counted."""
+    granularity = 1
+    if pool.stage_tables is not None:
+        granularity = pool.stage_tables.granularity
+    num_prompts, prompt_tokens, squares, cached, context_tokens, sampled = 0, 0, 0, 0, 0, 0
+    pairs = 0.0
+    paused, resumed, late_since_s = 0, 0, 0.0
+    members, tokens = pool.batches[slot, MEMBERS], pool.batches[slot, TOKENS]
+    for position in range(size):
+        i = members[position]
+        processed, left_s = pool.sequences[i].processed_tokens, pool.sequences[i].left_stage_s
+        if pool.sequences[i].is_prefilled:
+            context_tokens += processed
+            if left_s < now_s:
+                paused += 1
+                late_since_s += left_s
+        else:
+            chunk = tokens[position]
+            num_prompts += 1
+            prompt_tokens += chunk
+            pairs += chunk * (processed + 0.5 * chunk)
+            squares += chunk * chunk
+            cached += ceil_to(processed, granularity)
+            if processed + chunk == pool.sequences[i].prompt_tokens:
+                sampled += 1
+                if not is_unset(requests[i].first_token_s):
+                    resumed += 1
+                    late_since_s += pool.sequences[i].last_token_s
+        if left_s < now_s and pool.settings.num_stages == 1:
+            pool.sequences[i].paused_s += now_s - left_s
+    num_requests = size
+    if pool.slots[slot].has_group:
+        num_requests += pool.slots[slot].group_size
+        context_tokens += pool.slots[slot].group_tokens
+        left_s = pool.slots[slot].group_left_s
+        if left_s < now_s:
+            paused += pool.slots[slot].group_size
+            late_since_s += pool.slots[slot].group_size * left_s
+            if pool.settings.num_stages == 1:
+                pool.slots[slot].group_paused_s += now_s - left_s
+    num_decodes = num_requests - num_prompts
+    return Batch(
+        size,
+        num_requests,
+        num_decodes,
+        num_prompts,
+        prompt_tokens,
+        squares,
+        cached,
+        context_tokens,
+        sampled + num_decodes,
+        pairs,
+        paused,
+        resumed,
+        late_since_s,
+        pool.ranks[replica].num_running,
+    )
+
+
+@inner
+def passage_of(
+    pool: PerRequestPool, cost: StepCost, run: RunTables, batch: Batch, replica: int, now_s: float
+) -> Passage:
+    """Price a batch and take it through the pipeline; returns its `Passage`, which ends before it starts where the
+    batch lies outside the look-up tables.
+    """
+    if pool.stage_tables is None:
+        device_s = batch_device_s(cost, run, batch)
+        if pool.settings.num_stages == 1:
+            return Passage(now_s, now_s + with_host(cost, device_s, batch.num_running), 0.0)
+        host_s = cost.host_step_s + cost.host_request_s * batch.num_running
+        ready_s = now_s if cost.host_overlaps else now_s + host_s
+        passage = through_stages(pool, run, replica, ready_s, device_s / pool.settings.num_stages, 0.0)
+        if cost.host_overlaps:
+            return Passage(passage.start_s, max(passage.end_s, now_s + host_s), passage.between_s)
+        return passage
+    tables = pool.stage_tables
+    stage_s = table_stage_s(
+        tables,
+        batch.num_decodes,
+        batch.context_tokens,
+        batch.num_prompts,
+        batch.prompt_tokens,
+        batch.squares,
+        batch.cached,
+        batch.num_requests,
+    )
+    if stage_s < 0:
+        return Passage(now_s, -np.inf, 0.0)
+    send_s = 0.0
+    if pool.settings.num_stages > 1:
+        send_s = tables.send_recv_s[ceil_to(batch.num_decodes + batch.prompt_tokens, 8)]
+    return through_stages(pool, run, replica, now_s, stage_s, send_s)
+
+
+@inner
+def batch_device_s(cost: StepCost, run: RunTables, batch: Batch) -> float:
+    """Price a batch on the device, by the recorded durations where there are any."""
+    if cost.recorded_step_s.size > 0:
+        run.clock[0].recorded += 1
+        return cost.recorded_step_s[run.clock[0].recorded - 1]
+    return model_step_s(cost, batch.num_decodes, batch.context_tokens, batch.prompt_tokens, batch.pairs, batch.sampled)
+
+
+@inner
+def through_stages(
+    pool: PerRequestPool, run: RunTables, replica: int, ready_s: float, stage_s: float, send_s: float
+) -> Passage:
+    """Take a batch that is ready at `ready_s` through the replica's stages: `stage_s` in each, `send_s` to the next."""
+    start_s, end_s, between_s = ready_s, ready_s, 0.0
+    for stage in range(pool.settings.num_stages):
+        begin_s = max(end_s, pool.stages[replica, stage])
+        if stage == 0:
+            start_s = begin_s
+        else:
+            between_s += begin_s - end_s
+        spent_s = stage_s
+        if stage < pool.settings.num_stages - 1:
+            spent_s += send_s
+        end_s = begin_s + spent_s
+        pool.stages[replica, stage] = end_s
+        if run.trail is not None:
+            run.trail.stage_s[run.clock[0].rows, stage, 0] = begin_s
+            run.trail.stage_s[run.clock[0].rows, stage, 1] = end_s
+    return Passage(start_s, end_s, between_s)
+
+
+@inner
+def take_equal_steps(
+    pool: PerRequestPool,
+    cost: StepCost,
+    batch: Batch,
+    replica: int,
+    slot: int,
+    now_s: float,
+    end_s: float,
+    horizon_s: float,
+    fails_s: float,
+) -> tuple[int, float]:
+    """After a decode step from `now_s` to `end_s`, take those that follow up to `horizon_s`, as long as they take about
+    as long, blocks last, no request ends and the replica does not fail.
+
+    Returns how many steps there are with the first one, and when the last one ends.
+    """
+    row = ready_row(pool, replica)
+    most_steps = steps_until_end(pool, replica, slot, batch.num_listed)
+    reserves = reserves_blocks(pool)
+    duration_s, num_steps = end_s - now_s, 1
+    while num_steps < most_steps and end_s < horizon_s and end_s <= pool.rules.end_s:
+        context = batch.context_tokens + num_steps * batch.num_decodes
+        needed = 0 if reserves else pool.batches[row, SCRATCH, num_steps % pool.settings.block_size]
+        if pool.stage_tables is None:
+            device_s = model_step_s(cost, batch.num_decodes, context, 0, 0.0, 0)
+            step_s = with_host(cost, device_s, batch.num_running)
+        else:
+            step_s = table_stage_s(pool.stage_tables, batch.num_decodes, context, 0, 0, 0, 0, batch.num_decodes)
+        fits = reserves or needed < pool.ranks[replica].free_blocks
+        if not fits or step_s < 0 or step_s > SAME_DURATION * duration_s or end_s + step_s >= fails_s:
+            break
+        pool.ranks[replica].free_blocks -= needed
+        end_s += step_s
+        num_steps += 1
+    if num_steps > 1 and pool.settings.scheduler == LIGHTLLM:
+        period = max(pool.rules.max_waiting_steps, 1)
+        pool.ranks[replica].waited_steps = (pool.ranks[replica].waited_steps + num_steps - 2) % period + 1
+    if num_steps > 1 and not reserves:
+        for position in range(batch.num_listed):
+            i = pool.batches[slot, MEMBERS, position]
+            num_tokens = pool.sequences[i].processed_tokens + num_steps - 1
+            num_blocks = (num_tokens + pool.settings.block_size - 1) // pool.settings.block_size
+            pool.sequences[i].num_blocks = max(pool.sequences[i].num_blocks, num_blocks)
+    return num_steps, end_s
+
+
+@inner
+def steps_until_end(pool: PerRequestPool, replica: int, slot: int, size: int) -> int:
+    """Return the most decode steps that the batch may take before one of its requests ends.
+
+    Writes to the replica's scratch list how many of its requests need a block, by the number of steps from now modulo
+    the block size.
+    """
+    block_size, row = pool.settings.block_size, ready_row(pool, replica)
+    for phase in range(block_size):
+        pool.batches[row, SCRATCH, phase] = 0
+    fewest = int64(1) << 40
+    if pool.slots[slot].has_group:
+        steps = pool.slots[slot].group_steps
+        fewest = pool.slots[slot].first_end - steps
+        for phase in range(block_size):
+            pool.batches[row, SCRATCH, phase] = pool.batches[slot, PHASES, (steps + phase) % block_size]
+    for position in range(size):
+        i = pool.batches[slot, MEMBERS, position]
+        fewest = min(fewest, pool.sequences[i].total_tokens - pool.sequences[i].processed_tokens)
+        steps_to_full = pool.sequences[i].num_blocks * block_size + 1 - pool.sequences[i].processed_tokens
+        pool.batches[row, SCRATCH, steps_to_full % block_size] += 1
+    if pool.settings.scheduler == LIGHTLLM and pool.ranks[replica].num_waiting > 0:
+        fewest = min(fewest, pool.rules.max_waiting_steps - pool.ranks[replica].waited_steps + 1)
+    return fewest
+
+
+@inner
+def count_pauses(pool: PerRequestPool, slot: int, size: int, passage: Passage) -> None:
+    """Count what the requests of a batch waited before the pipeline's first stage and between stages."""
+    if pool.slots[slot].has_group:
+        pool.slots[slot].group_paused_s += passage.between_s + (passage.start_s - pool.slots[slot].group_left_s)
+    for position in range(size):
+        i = pool.batches[slot, MEMBERS, position]
+        pool.sequences[i].paused_s += passage.between_s
+        if is_unset(pool.sequences[i].left_stage_s):
+            pool.sequences[i].started_s = passage.start_s
+        else:
+            pool.sequences[i].paused_s += passage.start_s - pool.sequences[i].left_stage_s
+
+
+@inner
+def leave_trail(pool: PerRequestPool, run: RunTables, slot: int, size: int, now_s: float, end_s: float) -> None:
+    """Write what a batch holds; without pipeline stages, also when it runs."""
+    clock = run.clock
+    if run.trail is not None:
+        if pool.settings.num_stages == 1:
+            run.trail.stage_s[clock[0].rows, 0, 0] = now_s
+            run.trail.stage_s[clock[0].rows, 0, 1] = end_s
+        for position in range(size):
+            run.trail.members[clock[0].members, 0] = clock[0].earlier_rows + clock[0].rows
+            run.trail.members[clock[0].members, 1] = pool.batches[slot, MEMBERS, position]
+            run.trail.members[clock[0].members, 2] = pool.batches[slot, TOKENS, position]
+            clock[0].members += 1
+
+
+@inner
+def record_batch(
+    pool: PerRequestPool,
+    run: RunTables,
+    batch: Batch,
+    replica: int,
+    slot: int,
+    num_steps: int,
+    now_s: float,
+    end_s: float,
+    late_gap_s: float,
+) -> None:
+    """Mark the slot as busy, and write the row of its step, or of its run of equal steps from `now_s` to `end_s`."""
+    steps, clock = run.steps, run.clock
+    pool.ranks[replica].has_restarted = 0
+    pool.slots[slot].num_requests = batch.num_requests
+    pool.slots[slot].num_listed = batch.num_listed
+    pool.slots[slot].num_steps = num_steps
+    pool.ranks[replica].num_in_flight += 1
+    row = clock[0].rows
+    steps[row].start_s = now_s
+    steps[row].duration_s = end_s - now_s
+    steps[row].num_steps = num_steps
+    steps[row].replica = pool.settings.first_replica + replica
+    steps[row].decode_tokens = batch.num_decodes
+    steps[row].prefill_tokens = batch.prompt_tokens
+    steps[row].num_prefills = batch.num_prompts
+    steps[row].num_sampled = batch.sampled
+    steps[row].context_tokens = batch.context_tokens - batch.num_decodes
+    steps[row].prefill_pairs = batch.pairs
+    steps[row].used_blocks = pool.settings.num_blocks - pool.ranks[replica].free_blocks
+    steps[row].num_running = batch.num_running
+    steps[row].num_waiting = pool.ranks[replica].num_waiting
+    steps[row].paused_tokens = batch.paused
+    steps[row].resumed_tokens = batch.resumed
+    steps[row].late_gap_s = late_gap_s
+    clock[0].rows += 1

@@ -1,0 +1,387 @@
+"""A deployment ready to run: memory planned, steps priced, and every request checked.
+
+A deployment is pools of replicas; one without pools is a pool of one kind.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+
+from windtunnel.errors import InputError
+from windtunnel.hardware import Device
+from windtunnel.model.forward import Shard
+from windtunnel.pricing.estimator import Estimator
+from windtunnel.serving.codes import BOTH, DECODE, PREFILL
+from windtunnel.serving.custom.policy import Policy, load_policy, policy_name
+from windtunnel.serving.custom.router import Router
+from windtunnel.serving.deployment import Deployment, EngineSettings, KvTier, Pool
+from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, is_users_own
+from windtunnel.serving.run import BUILT_IN, UNWATCHED, Custom, LoopRun, Watch, run_loop
+from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
+from windtunnel.serving.setup.estimators import estimator_for, shard_of
+from windtunnel.serving.setup.fleet_plan import FleetRun, fleet_plan, start_fleet
+from windtunnel.serving.setup.kernel_settings import kernel_settings
+from windtunnel.serving.setup.kv_retention import KvRetention, caches_of, has_one_group, shares_prefixes
+from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
+from windtunnel.serving.setup.per_request import (
+    check_per_request,
+    most_batch_tokens,
+    per_request_rules,
+    refuse_features,
+    schedules_per_request,
+)
+from windtunnel.serving.setup.prefix_cache import MAX_ENTRIES, check_windows, kv_tiers
+from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter
+from windtunnel.serving.setup.step_prices import LoweredSteps, lower_steps
+from windtunnel.serving.setup.transfers import handoff_rules_of, kv_copies, with_links
+from windtunnel.serving.state import records as state
+from windtunnel.serving.state.pools import HandoffRules, PoolPlan
+from windtunnel.workload.generate.requests import RequestArrays
+
+ROLES = {"both": BOTH, "prefill": PREFILL, "decode": DECODE}
+
+Lower = Callable[[Estimator, Device, Shard, EngineSettings, int, Shard | None], LoweredSteps]
+"""`serving.setup.step_prices.lower_steps`, or a function that shares its work."""
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedPool:
+    """Equal replicas of an engine, ready to serve requests of known lengths at any load."""
+
+    pool: Pool
+    setup: Setup
+    shard: Shard
+    memory: MemoryPlan
+    estimator: Estimator
+    lowered: LoweredSteps
+    plan: PoolPlan
+    retention: KvRetention
+    policy: Policy | None
+    """The user's scheduler; None for a built-in one."""
+
+    @property
+    def settings(self) -> state.KernelSettings:
+        """How the pool forms batches, as the loop takes it."""
+        return self.plan.settings
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedDeployment:
+    """All pools of a deployment, ready to serve requests of known lengths at any load."""
+
+    pools: list[PreparedPool]
+    handoff_rules: HandoffRules | None
+    """None where no KV goes from pool to pool."""
+
+    def for_clients(self, requests: RequestArrays) -> "PreparedDeployment":
+        """Return the deployment for requests of the same lengths from another number of clients."""
+        if requests.concurrency == self.pools[0].settings.concurrency:
+            return self
+
+        def adapted(pool: PreparedPool) -> PreparedPool:
+            fresh = kernel_settings(pool.setup, pool.memory, pool.settings.num_replicas, requests)
+            settings = pool.settings._replace(concurrency=fresh.concurrency, frontend_s=fresh.frontend_s)
+            return replace(pool, plan=pool.plan._replace(settings=settings))
+
+        return replace(self, pools=[adapted(pool) for pool in self.pools])
+
+    def with_transfers(self, latency_s: float, efficiency: float) -> "PreparedDeployment":
+        """Return the deployment with another latency of KV transfers, and a share `efficiency` of its links."""
+        assert self.handoff_rules is not None
+        pools = [
+            replace(pool, plan=pool.plan._replace(link_bytes_per_s=pool.plan.link_bytes_per_s * efficiency))
+            for pool in self.pools
+        ]
+        return PreparedDeployment(pools, self.handoff_rules._replace(latency_s=latency_s))
+
+    def start_fleet(self, scenario: Scenario, num_requests: int) -> FleetRun:
+        """Return the replicas that come and go, or the router that holds requests back, at the beginning of a run."""
+        takers = [pool.settings for pool in self.pools if pool.plan.role != DECODE]
+        most_outstanding = min(settings.max_num_seqs * settings.ranks_per_replica for settings in takers)
+        plan = fleet_plan(scenario.deployment, most_outstanding, scenario.seed)
+        return start_fleet(plan, [pool.settings.num_replicas for pool in self.pools], num_requests)
+
+    def serve(
+        self,
+        requests: RequestArrays,
+        fleet: FleetRun | None = None,
+        router: Router | None = None,
+        watch: Watch = UNWATCHED,
+    ) -> LoopRun:
+        """Serve requests of the lengths that the deployment was prepared for.
+
+        Args:
+            requests: in order of sending.
+            fleet: as of `start_fleet`; None where all replicas are there all the time.
+            router: the user's.
+            watch: who follows the run.
+        """
+        plans, policies = [pool.plan for pool in self.pools], [pool.policy for pool in self.pools]
+        custom = BUILT_IN if router is None and not any(policies) else Custom(router, policies)
+
+        def run_with(kept: Sequence[KvRetention]) -> LoopRun:
+            caches = [caches_of(plan.settings, own, requests) for plan, own in zip(plans, kept, strict=False)]
+            return run_loop(plans, requests, caches, self.handoff_rules, fleet, custom, watch)
+
+        retention = [pool.retention for pool in self.pools]
+        if shares_prefixes(retention, requests):
+            return run_with(retention)
+        # Lower tiers still take the KV blocks of preempted requests: preemption by swap.
+        requests = replace(requests, prefixes=None)
+        countable = [
+            replace(kept, on_device=kept.on_device and has_one_group(plan.settings))
+            for kept, plan in zip(retention, plans, strict=True)
+        ]
+        if any(kept.tiers.size for kept in countable):
+            return run_with(countable)
+        first = run_with(())
+        if custom is BUILT_IN and any(kept.on_device for kept in countable) and first.requests["num_preemptions"].any():
+            # A cache changes nothing until a preempted request finds its own blocks in it. A user's function may
+            # remember its calls, so it does not run twice.
+            if fleet is not None:
+                fleet.begin_again()
+            again = run_with(countable)
+            return replace(again, cache=None, engine_time_s=first.engine_time_s + again.engine_time_s)
+        return first
+
+
+def prepare(
+    scenario: Scenario,
+    requests: RequestArrays,
+    setups: Sequence[Setup] | None = None,
+    estimator: Estimator | None = None,
+    allow_download: bool = False,
+    estimator_of: Callable[[Setup], Estimator] = estimator_for,
+    lower: Lower = lower_steps,
+    policy: Policy | None = None,
+) -> PreparedDeployment:
+    """Plan memory, price steps and check that every request can be served, in every pool of a deployment.
+
+    Args:
+        scenario: what to deploy.
+        requests: give lengths, and in a closed loop the client's concurrency.
+        setups: what the pools resolve to, where that is known already; None resolves them.
+        estimator: prices operators of all pools; None: `estimator_of` finds one for each.
+        allow_download: look models up on the Hugging Face hub too.
+        estimator_of: setup of a pool -> its estimator.
+        lower: prices the steps.
+        policy: the user's scheduler, in place of that of every pool.
+
+    Raises:
+        InputError: a model does not fit, a pool cannot serve the requests, or the pools do not go together.
+    """
+    groups = scenario.deployment.groups
+    if setups is None:
+        setups = [resolve(alone_scenario(scenario, pool), allow_download) for pool in groups]
+    pools = []
+    for pool, setup in zip(groups, setups, strict=True):
+        if policy is not None:
+            setup = replace(setup, engine=msgspec.structs.replace(setup.engine, scheduler=policy_name(policy)))
+        setup = with_model_len(setup, requests)
+        find = estimator_of if estimator is None else _always(estimator)
+        pools.append(_prepared(scenario, pool, setup, requests, find, lower, policy))
+    _check_retention(pools, requests)
+    if not scenario.deployment.pools:
+        return PreparedDeployment(pools, None)
+    _check_first_tokens(scenario, pools)
+    pools = _with_stores(pools)
+    if scenario.deployment.transfer.router == "prefix_affinity":
+        raise InputError(
+            "transfer.router is prefix_affinity, which chooses where a prompt is computed, not where it decodes",
+            "set deployment.router to prefix_affinity, and transfer.router to another one, such as least_kv",
+        )
+    setups = [pool.setup for pool in pools]
+    plans = with_links(scenario, setups, [pool.plan for pool in pools])
+    pools = [replace(pool, plan=plan) for pool, plan in zip(pools, plans, strict=True)]
+    rules = handoff_rules_of(scenario, setups, pools[0].shard)
+    return PreparedDeployment(pools, rules)
+
+
+def _always(estimator: Estimator) -> Callable[[Setup], Estimator]:
+    """Return a function that finds `estimator` for every setup."""
+    return lambda _: estimator
+
+
+def alone_scenario(scenario: Scenario, pool: Pool) -> Scenario:
+    """Return the scenario of one pool alone: the whole one where the deployment has no pools."""
+    return pool_scenario(scenario, pool) if scenario.deployment.pools else scenario
+
+
+def _prepared(
+    scenario: Scenario,
+    pool: Pool,
+    setup: Setup,
+    requests: RequestArrays,
+    estimator_of: Callable[[Setup], Estimator],
+    lower: Lower,
+    policy: Policy | None,
+) -> PreparedPool:
+    """Prepare one pool; errors name it."""
+    shard = shard_of(setup)
+    drafter = drafter_of(setup, shard)
+    try:
+        speculation = speculation_of(setup)
+        memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
+        settings = kernel_settings(
+            setup, memory, pool.most_replicas, requests, scenario.deployment.router, scenario.seed
+        )
+        _check_served(scenario, pool, setup, memory, requests)
+        retention = KvRetention(
+            bool(setup.engine.enable_prefix_caching),
+            kv_tiers(setup, memory, settings),
+            bool(setup.engine.kv_load_overlaps),
+        )
+        rules, reach = None, setup.engine
+        if schedules_per_request(setup):
+            engine = alone_scenario(scenario, pool).deployment.engine
+            refuse_features(msgspec.structs.replace(pool, engine=engine), setup, memory, requests)
+            rules = per_request_rules(setup, memory, settings, requests)
+            check_per_request(settings, rules, requests)
+            policy = policy or users_policy(setup.engine)
+            most_tokens = most_batch_tokens(settings, rules, requests)
+            reach = msgspec.structs.replace(setup.engine, max_num_batched_tokens=most_tokens)
+            retention = KvRetention(False)
+    except InputError as error:
+        if not pool.name:
+            raise
+        raise InputError(f"pool {pool.name}: {error.message}", error.hint) from None
+    estimator = estimator_of(setup)
+    lowered = lower(estimator, setup.device, shard, reach, setup.max_model_len, drafter)
+    plan = PoolPlan(
+        settings,
+        lowered.cost,
+        rules,
+        # A pool that only prefills has no decode steps.
+        None if pool.role == "prefill" else speculation,
+        ROLES[pool.role],
+        kv_copies=kv_copies(setup, shard),
+    )
+    return PreparedPool(pool, setup, shard, memory, estimator, lowered, plan, retention, policy)
+
+
+def _check_served(scenario: Scenario, pool: Pool, setup: Setup, memory: MemoryPlan, requests: RequestArrays) -> None:
+    """Raise InputError for the first request that a pool could never hold or compute."""
+    served, computes_prompts = requests, True
+    if pool.role == "prefill":
+        served = replace(requests, output_tokens=np.ones_like(requests.output_tokens))
+    elif pool.role == "decode" and scenario.deployment.transfer.local_prefill_tokens == 0:
+        # Preempted ones are computed again; TensorRT-LLM's policy never preempts.
+        computes_prompts = setup.engine.scheduler != "trtllm"
+    check_requests(served, setup, memory, computes_prompts)
+
+
+def _with_stores(pools: Sequence[PreparedPool]) -> list[PreparedPool]:
+    """Give pools that name the same tier of the whole deployment one store for it.
+
+    Raises:
+        InputError: pools that cannot read each other's blocks.
+    """
+    first: dict[str, tuple[PreparedPool, KvTier]] = {}
+    with_stores = []
+    for pool in pools:
+        tiers = pool.retention.tiers.copy()
+        for row, tier in zip(tiers, pool.setup.engine.kv_tiers or (), strict=True):
+            if tier.shared_by != "deployment":
+                continue
+            other, same = first.setdefault(tier.name, (pool, tier))
+            if other.memory.block_size != pool.memory.block_size or same.capacity_bytes != tier.capacity_bytes:
+                raise InputError(
+                    f"pools {other.pool.name} and {pool.pool.name} share the KV tier {tier.name!r}, but its size or "
+                    "that of their blocks differs",
+                    "give both one capacity_bytes and one block_size, or tiers of different names",
+                )
+            row.store = 1 + list(first).index(tier.name)
+            row.ranks_per_pool = MAX_ENTRIES
+        with_stores.append(replace(pool, retention=replace(pool.retention, tiers=tiers)))
+    return with_stores
+
+
+def _check_retention(pools: Sequence[PreparedPool], requests: RequestArrays) -> None:
+    """Raise InputError where what a pool would keep cannot be counted."""
+    shares = shares_prefixes([pool.retention for pool in pools], requests)
+    for pool in pools:
+        if pool.retention.tiers.size or (shares and pool.retention.on_device):
+            check_windows(pool.setup, pool.memory)
+        if shares and pool.retention.tiers.size and not pool.retention.on_device:
+            raise InputError(
+                f"pool {pool.pool.name} has kv_tiers and no prefix caching, which other pools have",
+                "set enable_prefix_caching for all pools or for none, or leave out this pool's kv_tiers",
+            )
+
+
+def _check_first_tokens(scenario: Scenario, pools: Sequence[PreparedPool]) -> None:
+    """Raise InputError where the decode side would compute the first output, and its engine does not."""
+    if scenario.deployment.transfer.first_token == "decode":
+        for pool in pools:
+            if pool.setup.engine.scheduler == "sglang":
+                raise InputError(
+                    f"pool {pool.pool.name}: SGLang's decode side takes the first output from the prefill side",
+                    "leave transfer.first_token out, or set it to prefill",
+                )
+
+
+def users_router(deployment: Deployment) -> Router | None:
+    """Import the router that `deployment.router` names as `module:function`; None for a built-in one."""
+    return load_policy(deployment.router, "router") if is_users_own(deployment.router) else None
+
+
+def users_policy(engine: EngineSettings) -> Policy | None:
+    """Import the policy that `engine.scheduler` names as `module:function`; None for a built-in one."""
+    return load_policy(str(engine.scheduler)) if is_users_own(str(engine.scheduler)) else None
+
+
+def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan, computes_prompts: bool = True) -> None:
+    """Raise InputError for the first request that the engine would refuse or could never hold."""
+    lengths = requests.input_tokens + requests.output_tokens
+    longest = int(np.argmax(lengths))
+    length = int(lengths[longest])
+    if length > setup.max_model_len:
+        raise InputError(
+            f"request {longest} has {requests.input_tokens[longest]:,} input and "
+            f"{requests.output_tokens[longest]:,} output tokens; "
+            f"{setup.model.name} accepts {setup.max_model_len:,} in all",
+            "shorten the workload, or raise engine.max_model_len as far as the model goes",
+        )
+    drafted = 0 if setup.engine.speculative is None else setup.engine.speculative.num_draft_tokens
+    blocks, window_blocks = memory.most_blocks(length + drafted, setup.engine.max_num_batched_tokens or length)
+    if blocks > memory.num_blocks:
+        raise InputError(
+            f"request {longest} of {length:,} tokens needs {blocks:,} blocks of KV cache; "
+            f"{memory.num_blocks:,} of {memory.block_size} tokens fit beside the weights",
+            "use more devices, a smaller KV format (kv_cache: fp8), or shorter requests",
+        )
+    if window_blocks > memory.num_window_blocks:
+        raise InputError(
+            f"request {longest} of {length:,} tokens needs {window_blocks:,} blocks of the pool for windows of "
+            f"{memory.window_tokens:,} tokens; it has {memory.num_window_blocks:,} of {memory.block_size}",
+            "raise engine.window_pool_ratio, lower engine.max_num_batched_tokens, or set engine.window_kv to full",
+        )
+    # `check_per_request` checks the prompts of schedulers that are not an engine's own.
+    if computes_prompts and setup.engine.scheduler in ENGINE_SCHEDULERS:
+        _check_prompts(requests, setup)
+
+
+def _check_prompts(requests: RequestArrays, setup: Setup) -> None:
+    """Raise InputError for the longest prompt if a step without chunked prefill cannot compute it."""
+    budget = setup.engine.max_num_batched_tokens or 0
+    # A preempted request computes its outputs again too, all but the last; TensorRT-LLM's policy never preempts.
+    never_preempts = setup.engine.scheduler == "trtllm"
+    prefilled = requests.input_tokens if never_preempts else requests.input_tokens + requests.output_tokens - 1
+    widest = int(np.argmax(prefilled))
+    if not setup.engine.enable_chunked_prefill and prefilled[widest] > budget:
+        raise InputError(
+            f"request {widest} has {requests.input_tokens[widest]:,} input tokens"
+            f"{'' if never_preempts else f' ({prefilled[widest]:,} if it is preempted at its end)'}; "
+            f"without chunked prefill a step takes {budget:,}",
+            "raise engine.max_num_batched_tokens, or set engine.enable_chunked_prefill",
+        )
+
+
+def with_model_len(setup: Setup, requests: RequestArrays) -> Setup:
+    """Let the longest request decide how far the cost grids reach, unless the engine has a limit."""
+    if setup.engine.max_model_len is not None:
+        return setup
+    longest = int((requests.input_tokens + requests.output_tokens).max())
+    return setup if longest > setup.max_model_len else replace(setup, max_model_len=longest)

@@ -1,0 +1,393 @@
+"""Run the compiled loop: fresh tables, one buffer of steps after the other, a user's router and policies asked, and the
+end.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.compiled.jit import passed
+from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.metrics.records import STEP_COLUMNS, Table
+from windtunnel.serving import codes
+from windtunnel.serving.custom.policy import Policy, PolicyCaller
+from windtunnel.serving.custom.router import Router, RouterCaller
+from windtunnel.serving.loop.serve import serve
+from windtunnel.serving.setup.fleet_plan import FleetRun
+from windtunnel.serving.setup.prefix_cache import session_state
+from windtunnel.serving.state import per_request, status
+from windtunnel.serving.state import records as state
+from windtunnel.serving.state.pools import (
+    HandoffRules,
+    PoolPlan,
+    Pools,
+    joined_caches,
+    joined_lists,
+    new_pool_events,
+    new_pools,
+)
+from windtunnel.serving.state.tables import PoolTables, RunTables
+from windtunnel.workload.generate.requests import RequestArrays
+
+STEP_BUFFER_ROWS = 100_000
+"""Rows between two looks at progress and Ctrl-C: 30 to 100 ms."""
+ROWS_PER_REQUEST = 4
+"""Rows of the first buffer; few runs need more, and a short run takes as long to get its memory as to run."""
+LEAST_IMPATIENT_ROWS = 1_000
+"""Fewest rows between two calls of `GiveUp`; more for more requests, as each call then takes longer."""
+FIRST_TRAIL_ROWS = 4_096
+TRAIL_MEMBERS = 2_000_000
+"""Parts of batches that one buffer of a trail holds."""
+
+Progress = Callable[[int, int], None]
+"""Called with (requests finished, requests in all)."""
+GiveUp = Callable[[state.Table, float], bool]
+"""Called with (`REQUEST` records so far, simulated time); True stops the run."""
+
+
+class Watch(NamedTuple):
+    """Who follows a run: called between two buffers of steps."""
+
+    progress: Progress | None = None
+    give_up: GiveUp | None = None
+    """Requests under way when the run is given up have no end."""
+
+
+class Custom(NamedTuple):
+    """Functions of the user that the loop calls."""
+
+    router: Router | None = None
+    policies: Sequence[Policy | None] = ()
+    """The policy of each pool; empty where no pool has one."""
+
+
+UNWATCHED, BUILT_IN = Watch(), Custom()
+
+
+class Trail(NamedTuple):
+    """Requests of every batch, and its times in each pipeline stage."""
+
+    members: NDArray[np.int64]
+    """[m, 3] row of the step table, request, tokens; in the order of the batch."""
+    stage_s: NDArray[np.float64]
+    """[rows, stages, 2] start and end."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoopRun:
+    """A finished run of the loop."""
+
+    plans: Sequence[PoolPlan]
+    requests: NDArray[np.void]
+    """`serving.state.records.REQUEST` records in order of sending."""
+    steps: Table
+    engine_time_s: float
+    """Wall time of the loop."""
+    pools: Pools | None
+    """All pools after the run, with every request's KV transfer; None where there is one."""
+    cache: state.Cache | None
+    """Prefix caches after the run, of all pools end to end."""
+    sequences: NDArray[np.void] | None = None
+    """`serving.state.per_request.SEQUENCE` records; None where no pool schedules per request."""
+    trail: Trail | None = None
+
+    @property
+    def execution_s(self) -> NDArray[np.float64]:
+        """[requests] seconds in pipeline stages, of per-request scheduling; NaN for those that did not finish."""
+        assert self.sequences is not None
+        started_s = self.sequences["started_s"]
+        started_s = np.where(np.isnan(started_s), self.requests["scheduled_s"], started_s)
+        return np.asarray(self.requests["finish_s"] - started_s - self.sequences["paused_s"])
+
+
+def run_loop(
+    plans: Sequence[PoolPlan],
+    requests: RequestArrays,
+    caches: Sequence[state.Cache] = (),
+    handoff_rules: HandoffRules | None = None,
+    fleet: FleetRun | None = None,
+    custom: Custom = BUILT_IN,
+    watch: Watch = UNWATCHED,
+) -> LoopRun:
+    """Run the compiled loop to its end.
+
+    Args:
+        plans: the pools, each with how its replicas form batches and what their steps take.
+        requests: in order of sending.
+        caches: prefix caches of every pool, changed in place; empty without prefix caching.
+        handoff_rules: how requests go from pool to pool; None where there is one.
+        fleet: None where all replicas are there all the time; it keeps the log.
+        custom: a router and policies of the user.
+        watch: who follows the run.
+
+    Raises:
+        WindtunnelError: recorded step durations ran out before the requests did.
+        InputError: a request can never be scheduled, or a function of the user fails.
+    """
+    loop = prepare_loop(plans, requests, caches, handoff_rules, fleet)
+    return loop.run(custom, watch)
+
+
+@dataclass(eq=False)
+class Loop:
+    """The tables of one run at its beginning."""
+
+    plans: Sequence[PoolPlan]
+    arrays: RequestArrays
+    pool: PoolTables
+    run_tables: RunTables
+    cost: Any
+    pools: Pools | None
+    fleet: FleetRun | None
+
+    def run(self, custom: Custom = BUILT_IN, watch: Watch = UNWATCHED, keeps_trail: bool = False) -> LoopRun:
+        """Run the loop buffer by buffer until it ends; arguments as of `run_loop`.
+
+        `keeps_trail` records the requests of every batch.
+        """
+        requests, num_requests = self.run_tables.requests, self.run_tables.requests.size
+        callers = self._callers(custom)
+        buffers, members, stage_s = [], [], []
+        started_s = time.perf_counter()
+        for num_rows in _buffer_rows(num_requests, watch.give_up is not None, keeps_trail):
+            buffer = state.new_steps(num_rows)
+            trail = per_request.new_trail(self.plans[0].settings, num_rows, TRAIL_MEMBERS) if keeps_trail else None
+            reason = self._fill(buffer, trail, callers)
+            clock = self.run_tables.clock[0]
+            buffers.append(buffer[: clock.rows])
+            if trail is not None:
+                members.append(trail.members[: clock.members])
+                stage_s.append(trail.stage_s[: clock.rows])
+            if self.fleet is not None:
+                self.fleet.collect()
+            if watch.progress is not None:
+                watch.progress(int(clock.finished), num_requests)
+            if reason != status.MORE or (watch.give_up and watch.give_up(requests, float(buffer[-1].start_s))):
+                break
+        engine_time_s = time.perf_counter() - started_s
+        self._check_end(reason)
+        sequences = self.pool.sequences
+        return LoopRun(
+            self.plans,
+            requests.view(np.ndarray),
+            step_table(buffers),
+            engine_time_s,
+            self.pools,
+            self.pool.cache,
+            None if sequences is None else sequences.view(np.ndarray),
+            Trail(np.concatenate(members), np.concatenate(stage_s)) if keeps_trail else None,
+        )
+
+    def _callers(self, custom: Custom) -> dict[int, Callable[[], None]]:
+        """Return status -> the function that answers the question behind it."""
+        callers: dict[int, Callable[[], None]] = {}
+        if custom.router is not None:
+            assert self.fleet is not None
+            ranks = self.pool.ranks if self.pools is None else self.pools.ranks
+            router = RouterCaller(custom.router, self.plans, self.arrays, ranks, self.fleet.fleet)
+            callers[status.ASK_ROUTER] = router.route
+        if any(policy is not None for policy in custom.policies):
+            policies = [
+                None if policy is None else PolicyCaller(policy, pool, self.run_tables)
+                for policy, pool in zip(custom.policies, self._per_request_pools(), strict=True)
+            ]
+            callers[status.ASK_POLICY] = lambda: self._ask_policy(policies)
+        return callers
+
+    def _per_request_pools(self) -> list[per_request.PerRequestPool]:
+        """Return every pool as its policy sees it."""
+        pool, pools, views = self.pool, self.pools, []
+        for number, plan in enumerate(self.plans):
+            settings, ranks, slots, batches, stages = plan.settings, pool.ranks, pool.slots, pool.batches, pool.stages
+            if pools is not None and pool.batches is not None:
+                record = pools.pools[number]
+                settings = settings._replace(first_replica=int(record.first_replica))
+                first_row = record.first_event + record.first_replica
+                ranks = pools.ranks[record.first_rank : record.end_rank]
+                slots = pools.slots[record.first_slot : record.end_slot]
+                batches = pool.batches[first_row : first_row + record.num_replicas * (record.num_stages + 1)]
+                stages = pools.stages[record.first_replica : record.end_replica]
+            rules, sequences, lists = (cast(Any, table) for table in (plan.rules, pool.sequences, batches))
+            views.append(
+                per_request.PerRequestPool(settings, rules, sequences, ranks, slots, lists, stages, pool.stage_tables)
+            )
+        return views
+
+    def _ask_policy(self, policies: Sequence[PolicyCaller | None]) -> None:
+        """Let the policy of the pool that the loop stopped at form its batch."""
+        event = int(self.run_tables.clock[0].event)
+        number = 0 if self.pools is None else int(self.pools.pool_of_event[event])
+        caller = policies[number]
+        assert caller is not None
+        caller.form_batch()
+
+    def _fill(self, buffer: Any, trail: Any, callers: dict[int, Callable[[], None]]) -> int:
+        """Run the loop until it ends or its buffer is full; answer its questions."""
+        replicas = None if self.fleet is None else self.fleet.fleet
+        run = self.run_tables._replace(steps=buffer, trail=trail)
+        if not callers:
+            return int(serve(self.pool, self.cost, run, self.pools, replicas))
+        arguments = [_plain(tables) for tables in (self.pool, self.cost, run, self.pools, replicas)]
+        while (reason := serve(*arguments)) in callers:
+            callers[reason]()
+        return int(reason)
+
+    def _check_end(self, reason: int) -> None:
+        """Raise an error where the loop ended before all requests did."""
+        clock = self.run_tables.clock[0]
+        if reason == status.OUT_OF_STEPS:
+            raise WindtunnelError(f"the {self.cost.recorded_step_s.size} recorded steps end before the requests do")
+        if reason == status.OUT_OF_TABLES:
+            raise InputError(
+                f"a batch of {clock.culprit} requests lies outside the look-up tables",
+                "use tables that reach further, or a smaller batch",
+            )
+        if reason == status.STUCK and self.fleet is not None and self.fleet.fleet.control[0].num_at_router:
+            raise InputError(
+                f"{self.fleet.fleet.control[0].num_at_router} requests wait at the router and no replica will ever "
+                "take them",
+                "a router that holds a request back is asked again when another one ends",
+            )
+        if reason == status.STUCK:
+            num_requests = self.run_tables.requests.size
+            raise InputError(
+                f"{num_requests - clock.finished} of {num_requests} requests can never be scheduled",
+                "a prompt does not fit the KV cache, or the tokens that a batch may have",
+            )
+        assert reason in (status.DONE, status.MORE)
+
+
+def prepare_loop(
+    plans: Sequence[PoolPlan],
+    requests: RequestArrays,
+    caches: Sequence[state.Cache] = (),
+    handoff_rules: HandoffRules | None = None,
+    fleet: FleetRun | None = None,
+    stage_tables: per_request.StageTables | None = None,
+    replicas: NDArray[np.int64] | None = None,
+) -> Loop:
+    """Make the tables of a run; arguments as of `run_loop`.
+
+    Args:
+        plans, requests, caches, handoff_rules, fleet: as of `run_loop`.
+        stage_tables: price the steps of a per-request scheduler, in place of its plan's costs.
+        replicas: of every request, where the router is `codes.ASSIGNED`.
+    """
+    settings, records = plans[0].settings, new_records(requests)
+    if replicas is not None:
+        records.rank = replicas
+    pools, cache = None, caches[0] if caches else None
+    cost: Any = plans[0].cost
+    if len(plans) == 1:
+        events = state.new_events(settings)
+        shares: list[Any] = [state.new_ranks(settings), state.new_slots(settings), state.new_lists(settings)]
+        shares.append(state.new_stages(settings))
+    else:
+        pools = new_pools(plans, handoff_rules or HandoffRules(), records.size)
+        if caches:
+            cache = joined_caches(pools, caches)
+        settings, events = pools.pools[0], new_pool_events(plans)
+        cost = state.StepCost(*(np.asarray(field)[0] for field in pools.cost))
+        shares = [pools.ranks, pools.slots, pools.lists, pools.stages]
+    pool = _pool_tables(settings, plans, cache, shares)
+    if pool.rules is not None:
+        lists = [per_request.new_batches(plan.settings, plan.rules or pool.rules) for plan in plans]
+        sequences, batches = per_request.new_sequences(records), joined_lists(lists)
+        pool = pool._replace(sequences=sequences, batches=batches, stage_tables=stage_tables)
+    clock = state.new_clock(plans[0].settings)
+    run = RunTables(records, session_state(requests), events, clock, state.new_steps(0))
+    return Loop(plans, requests, pool, run, cost, pools, fleet)
+
+
+def _pool_tables(
+    settings: Any, plans: Sequence[PoolPlan], cache: state.Cache | None, shares: Sequence[Any]
+) -> PoolTables:
+    """Return the tables of the only pool, or of the first one.
+
+    A run compiles only the features that one of its pools uses: SGLang's scheduler is a seventh of the loop.
+    """
+    ranks, slots, lists, stages = shares
+    every = [plan.settings for plan in plans]
+    batched = [plan for plan in every if plan.scheduler < codes.VLLM_V0]
+    return PoolTables(
+        settings=settings,
+        cache=cache,
+        speculation=next((plan.speculation for plan in plans if plan.speculation is not None), None),
+        windows=1 if any(plan.window_tokens > 0 for plan in every) else None,
+        batched=1 if batched else None,
+        vllm_v1=1 if any(plan.scheduler != codes.SGLANG for plan in batched) else None,
+        sglang=1 if any(plan.scheduler == codes.SGLANG for plan in batched) else None,
+        balance=1 if any(plan.balance_steps > 0 for plan in batched) else None,
+        ranks=ranks,
+        slots=slots,
+        lists=lists,
+        stages=stages,
+        rules=next((plan.rules for plan in plans if plan.rules is not None), None),
+    )
+
+
+def first_pool(run: LoopRun) -> NDArray[np.int64]:
+    """Return the pool that computed each prompt."""
+    if run.pools is None:
+        return np.zeros(run.requests.size, np.int64)
+    return np.asarray(run.pools.pool_of_rank[_ranks_of(run, "prefill_rank")])
+
+
+def replicas_of(run: LoopRun) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Return where every request began and where it ended, and how many replicas all pools have."""
+    settings = [plan.settings for plan in run.plans]
+    per_replica = np.repeat([each.ranks_per_replica for each in settings], [each.num_replicas for each in settings])
+    of_rank = np.repeat(np.arange(per_replica.size), per_replica)
+    return of_rank[_ranks_of(run, "prefill_rank")], of_rank[_ranks_of(run, "decode_rank")], per_replica.size
+
+
+def _ranks_of(run: LoopRun, side: str) -> NDArray[np.int64]:
+    """Return the rank of every request on a `side` of its handoff, if it had one."""
+    if run.pools is None:
+        return np.asarray(run.requests["rank"])
+    moved = ~np.isnan(run.pools.transfers["handed_s"])
+    return np.where(moved, run.pools.transfers[side], run.requests["rank"])
+
+
+def new_records(requests: RequestArrays) -> state.Table:
+    """Return fresh `REQUEST` records."""
+    records = state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
+    if requests.tenant is not None:
+        records.tenant = np.unique(requests.tenant, return_inverse=True)[1]
+    if requests.ttft_limit_s is not None:
+        records.ttft_limit_s = requests.ttft_limit_s
+    return records
+
+
+def _buffer_rows(num_requests: int, is_impatient: bool, keeps_trail: bool) -> Iterator[int]:
+    """Yield the rows of each buffer. Those of a trail, which are wide, begin small and double."""
+    num_rows = min(STEP_BUFFER_ROWS, ROWS_PER_REQUEST * (num_requests + 100))
+    if is_impatient:
+        num_rows = min(num_rows, max(LEAST_IMPATIENT_ROWS, num_requests // 8))
+    if keeps_trail:
+        num_rows = FIRST_TRAIL_ROWS
+    while True:
+        yield num_rows
+        if keeps_trail:
+            num_rows = min(2 * num_rows, STEP_BUFFER_ROWS)
+
+
+def _plain(tables: Any) -> Any:
+    """Return a bundle with its record arrays in the form that a call takes fastest."""
+    if isinstance(tables, np.recarray):
+        return passed(tables)[0]
+    if isinstance(tables, tuple):
+        return type(tables)(*(_plain(field) for field in tables))
+    return tables
+
+
+def step_table(buffers: Sequence[state.Table]) -> Table:
+    """Return the rows of all buffers as one table; one buffer is not copied."""
+    if len(buffers) == 1:
+        rows = np.asarray(buffers[0])
+        return Table({name: rows[name] for name in STEP_COLUMNS}, STEP_COLUMNS)
+    return Table({name: np.concatenate([rows[name] for rows in buffers]) for name in STEP_COLUMNS}, STEP_COLUMNS)

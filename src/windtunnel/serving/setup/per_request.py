@@ -1,0 +1,108 @@
+"""Settings of schedulers that may batch any subset of requests, and what they cannot run."""
+
+import numpy as np
+
+from windtunnel.errors import InputError
+from windtunnel.serving import codes
+from windtunnel.serving.deployment import Pool
+from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS
+from windtunnel.serving.scenario import Setup
+from windtunnel.serving.setup.memory import MemoryPlan
+from windtunnel.serving.state.per_request import PerRequestRules
+from windtunnel.serving.state.records import KernelSettings
+from windtunnel.workload.generate.requests import RequestArrays
+
+RESERVING = (codes.ORCA, codes.FASTER_TRANSFORMER)
+"""Schedulers that give a request blocks for the longest sequence when they admit it."""
+
+
+def schedules_per_request(setup: Setup) -> bool:
+    """Whether the engine's scheduler may batch any subset of its requests."""
+    return setup.engine.scheduler not in ENGINE_SCHEDULERS
+
+
+def per_request_rules(
+    setup: Setup, memory: MemoryPlan, settings: KernelSettings, requests: RequestArrays
+) -> PerRequestRules:
+    """Return how such a scheduler forms batches, as the loop takes it."""
+    engine = setup.engine
+    longest = int((requests.input_tokens + requests.output_tokens).max())
+    reserves = settings.scheduler in RESERVING
+    shares_stages = not reserves and settings.scheduler != codes.USER
+    batch_seqs = settings.max_num_seqs // settings.num_stages if shares_stages else settings.max_num_seqs
+    return PerRequestRules(
+        max_batch_seqs=max(batch_seqs, 1),
+        watermark_blocks=int((engine.watermark_fraction or 0.0) * memory.num_blocks),
+        reserved_blocks=-(-max(longest, setup.max_model_len) // memory.block_size) if reserves else 0,
+        max_waiting_steps=engine.max_waiting_steps or 0,
+        numbered_by_arrival=int(requests.previous is None),
+    )
+
+
+def most_batch_tokens(settings: KernelSettings, rules: PerRequestRules, requests: RequestArrays) -> int:
+    """Return the most tokens of a batch; where prompts run whole and uncapped, all that memory admits."""
+    if not rules.reserved_blocks:
+        return settings.max_num_batched_tokens
+    batch_seqs = min(rules.max_batch_seqs, max(settings.num_blocks // rules.reserved_blocks, 1))
+    return batch_seqs * int(requests.input_tokens.max())
+
+
+def refuse_features(pool: Pool, setup: Setup, memory: MemoryPlan, requests: RequestArrays) -> None:
+    """Raise InputError where a deployment has features that the engines of these schedulers do not have."""
+    scheduler, given = setup.engine.scheduler, pool.engine
+    refused = [
+        (bool(setup.engine.kv_tiers), "keeps no KV blocks in lower tiers", "engine.kv_tiers"),
+        (
+            bool(given.enable_prefix_caching) and requests.prefixes is not None,
+            "has no prefix cache, and these prompts share beginnings",
+            "engine.enable_prefix_caching",
+        ),
+        (
+            given.scheduling_policy not in (None, "fcfs"),
+            f"knows no {given.scheduling_policy} order",
+            "engine.scheduling_policy",
+        ),
+        (setup.parallelism.attention_dp > 1, "has no attention data parallelism", "parallelism.attention_dp"),
+        (pool.role != "both", "has no connector that sends or reads KV caches", "pools' role"),
+    ]
+    for is_given, reason, name in refused:
+        if is_given:
+            raise InputError(
+                f"the scheduler {scheduler} {reason}",
+                f"leave {name} out, or take one of {', '.join(ENGINE_SCHEDULERS)}",
+            )
+    if memory.blocks_per_request:
+        raise InputError(
+            f"{setup.model.name} keeps a state of fixed size for every request, which {scheduler} cannot count",
+            f"use one of {', '.join(ENGINE_SCHEDULERS)}",
+        )
+
+
+def check_per_request(settings: KernelSettings, rules: PerRequestRules, requests: RequestArrays) -> None:
+    """Raise InputError for the first request that could never be scheduled."""
+    lengths = requests.input_tokens + requests.output_tokens - 1
+    longest = int(np.argmax(lengths))
+    name = codes.PER_REQUEST_SCHEDULERS[settings.scheduler - codes.VLLM_V0]
+    if rules.reserved_blocks > settings.num_blocks:
+        raise InputError(
+            f"{name} reserves {rules.reserved_blocks:,} blocks for every request; {settings.num_blocks:,} fit",
+            "lower engine.max_model_len, or use more devices",
+        )
+    blocks = -(-int(lengths[longest]) // settings.block_size) + rules.watermark_blocks
+    if blocks > settings.num_blocks:
+        raise InputError(
+            f"request {longest} of {lengths[longest] + 1:,} tokens needs {blocks:,} blocks with the watermark; "
+            f"{settings.num_blocks:,} fit",
+            "lower engine.watermark_fraction, or use more devices",
+        )
+    caps = settings.scheduler in (codes.VLLM_V0, codes.LIGHTLLM)
+    restarts = settings.scheduler == codes.VLLM_V0
+    prompts = lengths if restarts else requests.input_tokens
+    widest = int(np.argmax(prompts))
+    if caps and prompts[widest] > settings.max_num_batched_tokens:
+        raise InputError(
+            f"request {widest} has {requests.input_tokens[widest]:,} input tokens"
+            f"{f' ({prompts[widest]:,} if it is restarted at its end)' if restarts else ''}; "
+            f"{name} runs a prompt whole, in a batch of {settings.max_num_batched_tokens:,}",
+            "raise engine.max_num_batched_tokens, or use sarathi, which cuts prompts",
+        )

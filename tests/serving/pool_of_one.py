@@ -1,0 +1,29 @@
+"""Run the loop with one pool of replicas, as many tests do."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.metrics.records import Table
+from windtunnel.serving.run import Custom, run_loop
+from windtunnel.serving.setup.fleet_plan import FleetRun
+from windtunnel.serving.state import records as state
+from windtunnel.serving.state.pools import PoolPlan
+from windtunnel.workload.generate.requests import RequestArrays
+
+
+def run_pool(
+    settings: state.KernelSettings,
+    cost: state.StepCost,
+    requests: RequestArrays,
+    cache: state.Cache | None = None,
+    speculation: state.Speculation | None = None,
+    fleet: FleetRun | None = None,
+    router: Any = None,
+) -> tuple[NDArray[np.void], Table]:
+    """Return the records of the requests and the step table."""
+    caches = [] if cache is None else [cache]
+    plan = PoolPlan(settings, cost, speculation=speculation)
+    run = run_loop([plan], requests, caches, fleet=fleet, custom=Custom(router))
+    return run.requests, run.steps
