@@ -144,8 +144,9 @@ def begin_transfer(run: RunTables, pools: Pools, i: int, cached: int, now_s: flo
     ready_s = now_s if routing.tail_fraction == 1.0 else run.requests[i].scheduled_s
     start_s = max(ready_s, sender.link_free_s, here.link_free_s)
     end_s = max(start_s + transfer_s, now_s + transfer_s * routing.tail_fraction)
-    sender.link_free_s = start_s + transfer_s
-    here.link_free_s = start_s + transfer_s
+    transfer.link_end_s = start_s + transfer_s
+    sender.link_free_s = transfer.link_end_s
+    here.link_free_s = transfer.link_end_s
     transfer.transfer_start_s = start_s
     transfer.transfer_end_s = end_s + routing.latency_s
     event = i - run.requests.size

@@ -4,9 +4,10 @@ import numpy as np
 
 from windtunnel.compiled.heap import meld, push
 from windtunnel.compiled.jit import inner
-from windtunnel.compiled.records import Records
+from windtunnel.compiled.records import Records, is_unset
 from windtunnel.serving.cluster.handoff import append_to_pull, free_prefill_blocks
-from windtunnel.serving.codes import VLLM_V0
+from windtunnel.serving.cluster.slots import wake_replica
+from windtunnel.serving.codes import DRAINING, UP, VLLM_V0
 from windtunnel.serving.kv.cache import entry_of, forget, release
 from windtunnel.serving.kv.tiers import drop
 from windtunnel.serving.per_request.decode_groups import (
@@ -221,7 +222,10 @@ def insert(pool: PerRequestPool, row: int, count: int, i: int) -> int:
 def lose_handoffs(
     caches: Cache | None, run: RunTables, pools: Pools, fleet: ReplicaFleet, rank: int, replica: int, now_s: float
 ) -> None:
-    """Lose the requests whose KV was on its way from or to a rank of any pool, in the order of their numbers."""
+    """Lose the requests whose KV was on its way from or to a rank of any pool, in the order of their numbers.
+
+    Replicas at the other ends have free blocks then, so that all look for work.
+    """
     requests, transfers, handoffs = run.requests, pools.transfers, pools.handoffs
     has_lost = False
     for i in range(requests.size):
@@ -233,11 +237,12 @@ def lose_handoffs(
         leave_decode_rank(caches, pools, i)
         if stage != IS_READY:
             free_prefill_blocks(caches, requests, pools, i)
-        requests[i].target_tokens = requests[i].target_tokens + 1 - pools.routing[0].decode_samples_first
+        keep_streamed_output(requests, pools, i)
         lose(fleet, run, pools, replica, i, now_s)
     if not has_lost:
         return
     drop_lost_events(run, pools)
+    free_links(run, pools)
     for other in range(handoffs.size):
         i = handoffs[other].pull_first
         handoffs[other].pull_first, handoffs[other].pull_last = NONE, NONE
@@ -247,6 +252,29 @@ def lose_handoffs(
                 append_to_pull(requests, pools, other, i)
             i = after
     handoffs[rank].ready_first, handoffs[rank].ready_last = NONE, NONE
+    for other in range(fleet.replicas.size):
+        if other != replica and fleet.replicas[other].phase in (UP, DRAINING):
+            wake_replica(run, pools, other, now_s)
+
+
+@inner
+def keep_streamed_output(requests: Requests, pools: Pools, i: int) -> None:
+    """Count the output of request `i`'s prefill as produced if the client has it; it is computed again then."""
+    if not is_unset(requests[i].first_token_s):
+        requests[i].target_tokens += 1 - pools.routing[0].decode_samples_first
+
+
+@inner
+def free_links(run: RunTables, pools: Pools) -> None:
+    """Let the interfaces of all ranks go on with the transfers that are left."""
+    for rank in range(pools.handoffs.size):
+        pools.handoffs[rank].link_free_s = 0.0
+    for i in range(run.requests.size):
+        transfer = pools.transfers[i]
+        if transfer.stage == IS_READ:
+            for rank in (transfer.prefill_rank, transfer.decode_rank):
+                end_s = max(pools.handoffs[rank].link_free_s, transfer.link_end_s)
+                pools.handoffs[rank].link_free_s = end_s
 
 
 @inner

@@ -207,6 +207,9 @@ def change(pool: PoolTables, run: RunTables, pools: Pools | None, fleet: Replica
                 ask_again(fleet, now_s)
             else:
                 set_phase(fleet, replica, OFF, now_s)
+    if pools is not None:  # a failure elsewhere may have taken the last request of a replica that drains
+        for replica in range(replicas.size):
+            turn_off_if_drained(pool, run, pools, fleet, replica, now_s)
     next_s = np.inf
     for number in range(fleet.scalers.size):
         scaler = fleet.scalers[number]

@@ -5,7 +5,7 @@ from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import is_unset
 from windtunnel.serving.clients import conclude
 from windtunnel.serving.cluster.handoff import end_transfer, hand_off
-from windtunnel.serving.cluster.losses import lose
+from windtunnel.serving.cluster.losses import keep_streamed_output, lose
 from windtunnel.serving.cluster.slots import replica_of, wake_replica
 from windtunnel.serving.codes import FAIR_SHARE
 from windtunnel.serving.kv.cache import caches_when_scheduled, release, share
@@ -69,7 +69,7 @@ def give_up_handoff(
     else:
         release(settings, pool.cache, pool.ranks, rank, i, transfer.held_blocks, requests[i].computed_tokens)
     replica = settings.first_replica + rank // settings.ranks_per_replica
-    requests[i].target_tokens = requests[i].target_tokens + 1 - pools.routing[0].decode_samples_first
+    keep_streamed_output(requests, pools, i)
     lose(fleet, run, pools, replica, i, now_s)
 
 

@@ -109,6 +109,7 @@ class KvTransfer(Protocol):
     handed_s: F8  # end of the prefill
     transfer_start_s: F8
     transfer_end_s: F8
+    link_end_s: F8  # when the interfaces of both ranks have sent it
     later_output_tokens: I8  # while it prefills elsewhere, where it is a request for one token
     stage: I8  # of its handoff: `NOT_HANDED`, `WAITS`, `IS_READ` or `IS_READY`
     held_blocks: I8  # of the prefill rank, until its KV has been read
