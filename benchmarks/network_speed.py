@@ -21,9 +21,11 @@ import numpy as np
 
 from windtunnel.formats.simai.analytical import run_simai_analytical
 from windtunnel.formats.simai.layers import read_layers
+from windtunnel.network.collectives.algorithms.ring import ring
+from windtunnel.network.collectives.call import CollectiveChoices
 from windtunnel.network.collectives.ring_classes import ring_seconds
-from windtunnel.network.collectives.rings import nccl_rings, ring, simai_rings
-from windtunnel.network.collectives.run import CollectiveChoices, run_collective
+from windtunnel.network.collectives.rings import nccl_rings, simai_rings
+from windtunnel.network.collectives.run import run_collective
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flow.run import run_flow_level
 from windtunnel.network.flows import Flows, together

@@ -24,7 +24,6 @@ HEAVY = {
 
 LATE = {
     ("lab/profile/run.py", "windtunnel"),
-    ("network/run.py", "windtunnel.network.packet.simulate"),
     ("serving/setup/estimators.py", "windtunnel.network.cluster"),
 }
 """Modules of our own that a function imports: their kernels load numba, which most callers do not need."""

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.hardware import Node
 from windtunnel.model import operators as ops
-from windtunnel.network.collectives.run import groups_seconds, run_transfers
+from windtunnel.network.collectives.run import groups_seconds
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.named_fabrics import fabric_from, fabric_of
+from windtunnel.network.run import run_transfers
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 

@@ -1,17 +1,22 @@
 """How a network is simulated: at which depth, and what every transfer costs besides its bytes."""
 
+import sys
 from typing import Any, Literal
 
+from msgspec.structs import force_setattr
+
 from windtunnel.network.packet_settings import PacketSettings
+from windtunnel.plugins import Registry
 from windtunnel.schema import Schema, check_at_least, check_non_negative, check_seed, decode, encode
 
-Backend = Literal["analytic", "flow", "packet"]
+BACKENDS = Registry("windtunnel.network_backends", "windtunnel.network.backends", "network backend")
 
 
 class NetworkSettings(Schema):
     """What a run of flows over a fabric needs besides the two."""
 
-    backend: Backend = "analytic"
+    backend: str = "analytic"
+    """A name in `BACKENDS`: analytic, flow, packet or an installed one."""
     compat: Literal["simai"] | None = None
     """Follow SimAI where it differs from hardware: its rings, packet sizes, acknowledgements and ports."""
     routing: Literal["ecmp", "spray"] = "ecmp"
@@ -30,6 +35,10 @@ class NetworkSettings(Schema):
     """
 
     def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise ValueError(f"unknown network backend {self.backend!r}; known: {', '.join(BACKENDS.names())}")
+        # Encoding leaves out a default that is the same object, which a decoded string is not.
+        force_setattr(self, "backend", sys.intern(self.backend))
         check_at_least(1, payload_bytes=self.payload_bytes)
         check_non_negative(send_latency_s=self.send_latency_s, header_bytes=self.header_bytes)
         check_seed(self.seed)

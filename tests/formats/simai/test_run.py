@@ -13,9 +13,10 @@ from windtunnel.formats.simai.analytical import SimaiHardware, SimaiOverlap, col
 from windtunnel.formats.simai.layers import read_layers
 from windtunnel.formats.simai.report import end_to_end_csv, flow_table_csv
 from windtunnel.formats.simai.schema import OPERATIONS
-from windtunnel.network.collectives.all_to_all import all_to_all
-from windtunnel.network.collectives.nvls import nvls
-from windtunnel.network.collectives.rings import ring, simai_rings
+from windtunnel.network.collectives.algorithms.direct import all_to_all
+from windtunnel.network.collectives.algorithms.nvls import nvls
+from windtunnel.network.collectives.algorithms.ring import ring
+from windtunnel.network.collectives.rings import simai_rings
 from windtunnel.network.flows import Flows
 from windtunnel.network.topology import GBPS, AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier, build_fabric
 from windtunnel.network.topology_file import read_topology, topology_text

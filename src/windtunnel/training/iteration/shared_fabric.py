@@ -14,10 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.network.collectives.rings import nccl_rings
-from windtunnel.network.collectives.run import RING_ROUNDS, groups_seconds, place_of
+from windtunnel.network.collectives.algorithms import direct, ring
+from windtunnel.network.collectives.call import CollectiveCall
+from windtunnel.network.collectives.placement import place_of
+from windtunnel.network.collectives.ring_classes import ring_connections
+from windtunnel.network.collectives.run import groups_seconds
 from windtunnel.network.fabric import Fabric
-from windtunnel.network.flows import Flows, flows_of
+from windtunnel.network.flows import Flows, together
 from windtunnel.network.paths import Paths, data_bytes_per_s, find_paths
 from windtunnel.network.settings import NetworkSettings
 from windtunnel.training.iteration.layers import Communication, LayerPhase, LayerWorkload
@@ -250,21 +253,12 @@ class _Wire:
         return JobAction(seconds, number)
 
     def _connections(self, op: str, groups: NDArray[np.int32]) -> Flows:
-        """Who sends to whom all the time while a collective runs."""
-        if op in RING_ROUNDS:
-            servers = place_of(self.fabric, groups[0]).num_servers
-            order = np.concatenate([nccl_rings(each, servers).order for each in groups])
-            source, destination = order.ravel(), np.roll(order, -1, axis=1).ravel()
-            channel = np.repeat(np.arange(order.shape[0], dtype=np.int32), order.shape[1])
-        elif op == "send_recv":
-            source, destination = groups.T
-            channel = np.zeros(len(source), np.int32)
-        else:
-            n = groups.shape[1]
-            one, other = np.nonzero(~np.eye(n, dtype=bool))
-            source, destination = groups[:, one].ravel(), groups[:, other].ravel()
-            channel = np.zeros(len(source), np.int32)
-        return flows_of(source, destination, 1, connection=channel)
+        """Return who sends to whom all the time while a collective runs."""
+        place = place_of(self.fabric, groups[0])
+        calls = [CollectiveCall(self.fabric, op, len(group), group, place, self.settings) for group in groups]
+        if op in ring.OPERATIONS:
+            return ring_connections(ring.rings_of(*calls))
+        return together([direct.flows(call) for call in calls])
 
     def speeds(self, calls: frozenset[int]) -> dict[int | None, float]:
         """Collective -> how fast it gets on beside the others, against alone."""

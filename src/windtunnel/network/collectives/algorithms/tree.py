@@ -1,13 +1,34 @@
 """NCCL's double binary tree as flows."""
 
 from dataclasses import replace
+from math import log2
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.network.collectives.rings import by_server
+from windtunnel.network.collectives.call import CollectiveCall
+from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
+from windtunnel.network.collectives.rings import by_server, num_chunks_of
 from windtunnel.network.flows import Flows, Hop, Ids, flows_of, steps_of, together
+
+OPERATIONS = ("all_reduce",)
+NCCL_CODE = 0
+CLOSED_FORM = ClosedForm(
+    latencies={"ll": Latency(6.8, 0.6, 5.0), "ll128": Latency(14.0, 1.25, 8.5), "simple": Latency(8.4, 4.0, 14.0)},
+    applies=lambda op, ranks: op == "all_reduce" and ranks.num_servers > 1,
+    steps_us=lambda _op, ranks, near, far: 2 * ((ranks.per_server - 1) * near + log2(ranks.num_servers) * far),
+)
+MOST_FLOWS = 2_000_000
+"""Chunks are made larger where there would be more."""
+
+
+def flows(call: CollectiveCall) -> Flows:
+    """Return the flows of an all-reduce, in chunks as NCCL pipelines them."""
+    channels = call.ranks.per_server if call.ranks.num_servers > 1 else 1
+    chunks = num_chunks_of(call.size_bytes // (2 * channels))
+    chunks = max(1, min(chunks, MOST_FLOWS // (4 * channels * len(call.gpus))))
+    return double_binary_tree(call.gpus, call.ranks.num_servers, call.size_bytes, chunks)
 
 
 def double_binary_tree(ranks: Ids, num_servers: int, size_bytes: int, num_chunks: int) -> Flows:
