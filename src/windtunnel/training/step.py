@@ -191,12 +191,9 @@ def simulate_with(setup: TrainingSetup, prices: TrainingPricer) -> TrainingResul
 
 def replay(rank: Rank, prices: TrainingPricer, plan: Schedule, costs: tuple[ChunkCost, ...]) -> Timeline:
     """Run the schedule with these costs."""
-    # DualPipe's second direction runs the same chunks again.
-    both = [costs[index % len(costs)] for index in range(plan.num_chunks)]
+    both = _by_chunk(plan, costs)
     seconds = np.zeros((3, plan.num_chunks))
-    seconds[FORWARD] = [cost.forward.seconds for cost in both]
-    seconds[BACKWARD] = [cost.backward_input.seconds for cost in both]
-    seconds[WEIGHT] = [cost.backward_weight.seconds for cost in both]
+    seconds[[FORWARD, BACKWARD, WEIGHT]] = np.transpose([[part.seconds for part in cost.passes] for cost in both])
     hidden = np.array([_hidden_by_pairing_s(cost, prices) / 2 for cost in both])
     overlap = rank.setup.job.overlap
     zeros = np.zeros(plan.num_chunks)
@@ -212,6 +209,11 @@ def replay(rank: Rank, prices: TrainingPricer, plan: Schedule, costs: tuple[Chun
     return Timeline(plan, *pipeline.run(plan.tables, times, settings))
 
 
+def _by_chunk(plan: Schedule, costs: tuple[ChunkCost, ...]) -> list[ChunkCost]:
+    """Return the cost of every chunk of a schedule; DualPipe's second direction runs the same chunks again."""
+    return [costs[index % len(costs)] for index in range(plan.num_chunks)]
+
+
 def _hidden_by_pairing_s(cost: ChunkCost, prices: TrainingPricer) -> float:
     """What a forward and a backward pass save together where one's exchange of tokens runs beside the other's
     computation, which is slower for it.
@@ -223,7 +225,7 @@ def _hidden_by_pairing_s(cost: ChunkCost, prices: TrainingPricer) -> float:
 
 def memory_by_stage(rank: Rank, plan: Schedule, costs: tuple[ChunkCost, ...]) -> tuple[StageMemory, ...]:
     """Peak memory of a rank of every stage."""
-    both = [costs[index % len(costs)] for index in range(plan.num_chunks)]
+    both = _by_chunk(plan, costs)
     kept = np.array([cost.kept_bytes for cost in both])
     ones = np.array([1.0 / sum(1 for d in plan.device_of_chunk if d == device) for device in plan.device_of_chunk])
     peaks, counts = np.zeros(plan.num_devices), np.zeros(plan.num_devices)

@@ -254,7 +254,6 @@ def test_what_simai_cannot_price_is_answered_with_file_and_line() -> None:
         LayerPhase(0.0, Communication("all_gather", RankGroup.TP, 40 * 10**9)),
         LayerPhase(0.0),
         LayerPhase(0.0),
-        0.0,
     )
     workload = LayerWorkload("job.txt", 8, 1, 1, 1, 1, 8, 0, (layer,))
     with pytest.raises(InputError, match=r"job.txt, line 3: .*end at 16 GiB"):

@@ -25,25 +25,14 @@ def run_collective(call: CollectiveCall) -> CollectiveRun:
     fabric, op, size_bytes, ranks, choices = call.fabric, call.op, call.size_bytes, call.ranks, call.choices
     if fabric.gpus_forward:
         raise InputError(f"{fabric.name} has no switches, and closed forms assume them", "use the flow backend")
-    best = closed_form(op, size_bytes, ranks, choices.algorithm, choices.protocol)
-    device = device_of(fabric)
-    seconds, source = best.seconds, best.source
+    seconds, algorithm, protocol = closed_form(op, size_bytes, ranks, choices.algorithm, choices.protocol)
+    device, source = device_of(fabric), "closed form"
     may_choose = choices.algorithm == choices.protocol == "auto" and ranks.num_servers == 1
     if may_choose and device is not None and op in COLLECTIVES and ranks.num_ranks <= _measured_ranks(device):
         collective = Collective(op, size_bytes, ranks.num_ranks)
         estimate = nccl_estimator(device, catalog.default_node(device)).estimate(collective)
         seconds, source = float(estimate.seconds), f"{estimate.coverage.value}: {estimate.source}"
-    return CollectiveRun(
-        op,
-        size_bytes,
-        ranks.num_ranks,
-        ranks.num_servers,
-        seconds + choices.launch_s,
-        best.algorithm,
-        best.protocol,
-        "analytic",
-        source,
-    )
+    return call.run(seconds + choices.launch_s, algorithm, protocol, "analytic", source)
 
 
 def _measured_ranks(device: Device) -> int:

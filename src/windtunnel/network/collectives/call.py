@@ -67,23 +67,6 @@ class CollectiveChoices:
     """Added to a time in closed form: the host's launch (`network.collectives.closed_forms.LAUNCH_S`)."""
 
 
-@dataclass(frozen=True, eq=False)
-class CollectiveCall:
-    """One collective to time."""
-
-    fabric: Fabric
-    op: str
-    size_bytes: int
-    """As nccl-tests counts: the whole buffer; for an all-to-all, the buffer of one rank."""
-    gpus: NDArray[np.int32]
-    """(num_ranks,) node ids; for send_recv, sender and receiver."""
-    ranks: Ranks
-    settings: NetworkSettings
-    choices: CollectiveChoices = field(default_factory=CollectiveChoices)
-    traffic_bytes: NDArray[np.int64] | None = None
-    """(num_ranks, num_ranks) from each rank to each other, where an all-to-all is not balanced."""
-
-
 @dataclass(frozen=True)
 class CollectiveRun:
     """One collective's time and how it was found."""
@@ -108,3 +91,27 @@ class CollectiveRun:
     def bus_bytes_per_s(self) -> float:
         """Rate of the slowest link, as nccl-tests defines it."""
         return self.algorithm_bytes_per_s * bus_factor(self.op, self.num_ranks)
+
+
+@dataclass(frozen=True, eq=False)
+class CollectiveCall:
+    """One collective to time."""
+
+    fabric: Fabric
+    op: str
+    size_bytes: int
+    """As nccl-tests counts: the whole buffer; for an all-to-all, the buffer of one rank."""
+    gpus: NDArray[np.int32]
+    """(num_ranks,) node ids; for send_recv, sender and receiver."""
+    ranks: Ranks
+    settings: NetworkSettings
+    choices: CollectiveChoices = field(default_factory=CollectiveChoices)
+    traffic_bytes: NDArray[np.int64] | None = None
+    """(num_ranks, num_ranks) from each rank to each other, where an all-to-all is not balanced."""
+
+    def run(self, seconds: float, algorithm: str, protocol: str, backend: str, source: str) -> CollectiveRun:
+        """Return the call's result."""
+        num_ranks, num_servers = self.ranks.num_ranks, self.ranks.num_servers
+        return CollectiveRun(
+            self.op, self.size_bytes, num_ranks, num_servers, seconds, algorithm, protocol, backend, source
+        )

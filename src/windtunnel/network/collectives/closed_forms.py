@@ -61,20 +61,10 @@ class ClosedForm:
     """Whether NCCL takes it only where it is asked for, since no fabric says whether its switches can do it."""
 
 
-@dataclass(frozen=True)
-class CollectiveEstimate:
-    """How long a collective takes, by which algorithm, and how that is known."""
-
-    seconds: float
-    algorithm: str
-    protocol: str
-    source: str
-
-
 def closed_form(
     op: str, size_bytes: float, ranks: Ranks, algorithm: str = "auto", protocol: str = "auto"
-) -> CollectiveEstimate:
-    """Return the time of the algorithm and protocol that NCCL would take: those that its model finds fastest.
+) -> tuple[float, str, str]:
+    """Return seconds, algorithm and protocol that NCCL would take: those that its model finds fastest.
 
     Args:
         op: one of `OPERATIONS`.
@@ -87,8 +77,6 @@ def closed_form(
     """
     check_operation(op)
     _check_links(op, ranks)
-    if ranks.num_ranks == 1:
-        return CollectiveEstimate(0.0, "none", "none", "one rank sends nothing")
     possible = list(_possible(op, ranks, algorithm))
     chosen = [row for row in possible if algorithm in ("auto", row[0]) and protocol in ("auto", row[1])]
     if not chosen:
@@ -98,7 +86,7 @@ def closed_form(
             f"it has {', '.join(f'{name} with {protocol}' for name, protocol, _ in possible)}",
         )
     times = [(_seconds(form, protocol, op, size_bytes, ranks), name, protocol) for name, protocol, form in chosen]
-    return CollectiveEstimate(*min(times, key=lambda row: row[0]), "closed form")
+    return min(times, key=lambda row: row[0])
 
 
 def _possible(op: str, ranks: Ranks, requested: str) -> Iterator[tuple[str, str, ClosedForm]]:
@@ -110,8 +98,6 @@ def _possible(op: str, ranks: Ranks, requested: str) -> Iterator[tuple[str, str,
 
 
 def _check_links(op: str, ranks: Ranks) -> None:
-    if ranks.num_ranks % ranks.num_servers:
-        raise InputError(f"{ranks.num_ranks} ranks do not spread evenly over {ranks.num_servers} servers")
     if ranks.per_server > 1 and ranks.scale_up_bytes_per_s <= 0:
         raise InputError(f"{op} over {ranks.per_server} ranks of a server needs a link between them")
     if ranks.num_servers > 1 and ranks.network_bytes_per_s <= 0:

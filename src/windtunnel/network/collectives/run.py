@@ -93,7 +93,7 @@ def run_collective(
         flows = ALGORITHMS.get(algorithm).flows(sent)
         seconds = flows_seconds(fabric, flows, settings, backend)
         source = f"{backend} level, {len(flows)} flows"
-    return _run(call, seconds, algorithm, protocol, backend, source)
+    return call.run(seconds, algorithm, protocol, backend, source)
 
 
 def _check_choices(choices: CollectiveChoices) -> None:
@@ -104,15 +104,6 @@ def _check_choices(choices: CollectiveChoices) -> None:
     if choices.protocol not in protocols:
         hint = did_you_mean(choices.protocol, protocols, f"known: {', '.join(protocols)}")
         raise InputError(f"there is no protocol {choices.protocol!r}", hint)
-
-
-def _run(
-    call: CollectiveCall, seconds: float, algorithm: str, protocol: str, backend: str, source: str
-) -> CollectiveRun:
-    ranks = call.ranks
-    return CollectiveRun(
-        call.op, call.size_bytes, ranks.num_ranks, ranks.num_servers, seconds, algorithm, protocol, backend, source
-    )
 
 
 def _algorithm(call: CollectiveCall) -> str:
@@ -129,7 +120,7 @@ def _algorithm(call: CollectiveCall) -> str:
         return choice
     if usual != "ring" or call.settings.compat == "simai":
         return usual
-    best = closed_form(op, call.size_bytes, call.ranks).algorithm
+    _, best, _ = closed_form(op, call.size_bytes, call.ranks)
     return best if op in ALGORITHMS.get(best).OPERATIONS else usual
 
 
@@ -170,8 +161,8 @@ def run_traffic(
     flows = ALGORITHMS.get(name).flows(call)
     seconds = flows_seconds(fabric, flows, settings, backend)
     largest_bytes = int((traffic_bytes.sum(axis=1) - np.diag(traffic_bytes)).max())
-    call = replace(call, size_bytes=largest_bytes)
-    return _run(call, seconds, name, "simple", backend, f"{backend} level, {len(flows)} flows")
+    source = f"{backend} level, {len(flows)} flows"
+    return replace(call, size_bytes=largest_bytes).run(seconds, name, "simple", backend, source)
 
 
 def groups_seconds(

@@ -43,7 +43,6 @@ class IterationLayer:
     forward: LayerPhase
     input_gradient: LayerPhase
     weight_gradient: LayerPhase
-    update_s: float
 
 
 @dataclass(frozen=True)

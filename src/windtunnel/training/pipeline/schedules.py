@@ -279,36 +279,3 @@ def _bidirectional(near: int, far: int, inner: int, from_end: int, main: int) ->
         yield waiting.pop(0)
         yield from backward(near, True)
     yield from waiting
-
-
-def ideal_bubble_s(
-    name: str, pp: int, forward_s: float, backward_s: float, weight_s: float, virtual_stages: int = 1
-) -> float:
-    """Return the seconds for which a device idles in one step, by the formula of the schedule's paper.
-
-    Args:
-        name: the schedule.
-        pp: devices of the pipeline.
-        forward_s: a device's whole forward pass of one micro-batch, all its chunks (of DualPipe: one of its two).
-        backward_s: its gradients of inputs and of weights.
-        weight_s: of those, the gradients of weights.
-        virtual_stages: chunks of each device, for the schedules that take any number.
-
-    Sources: GPipe and 1F1B (p-1)(F+B), interleaved divided by v (arXiv:2104.04473, section 2.2); looped BFS likewise
-    (arXiv:2211.05953, section 4); ZB-H1 (p-1)(F+B-2W) and ZB-H2 (p-1)(F+B-3W) with B whole (arXiv:2401.10241, table 1);
-    ZB-V 0 where F = B_input = W (arXiv:2405.15362); DualPipe (p/2-1)(F&B + B - 3W), F&B = F + B unless communication
-    hides behind it (arXiv:2412.19437, table 2), DualPipeV (p-1) of half as long chunks.
-    """
-    both = forward_s + backward_s
-    input_s = backward_s - weight_s
-    return {
-        "gpipe": (pp - 1) * both,
-        "1f1b": (pp - 1) * both,
-        "interleaved": (pp - 1) * both / virtual_stages,
-        "looped_bfs": (pp - 1) * both / virtual_stages,
-        "zb_h1": (pp - 1) * max(forward_s + input_s - weight_s, 0.0),
-        "zb_h2": (pp - 1) * max(forward_s + input_s - 2 * weight_s, 0.0),
-        "zb_v": 0.0,
-        "dualpipe": max(pp // 2 - 1, 0) * max(both + backward_s - 3 * weight_s, 0.0),
-        "dualpipe_v": (pp - 1) * max(both + backward_s - 3 * weight_s, 0.0) / 2,
-    }[name]
