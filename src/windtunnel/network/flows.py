@@ -151,6 +151,12 @@ def with_columns(
     return replace(flows, **columns)
 
 
+def in_channels(tables: Sequence[Flows]) -> Flows:
+    """Join the flows of one collective's channels, numbered in order, each on a connection of its own."""
+    flows = together(tables)
+    return replace(flows, channel=flows.group, connection=flows.group, group=np.zeros_like(flows.group))
+
+
 def children_of(parent_ptr: NDArray[np.int64], parent: Ids) -> tuple[NDArray[np.int64], Ids]:
     """Return the flows that wait for each flow, the inverse of its parents, as (pointer, child)."""
     num_flows = len(parent_ptr) - 1

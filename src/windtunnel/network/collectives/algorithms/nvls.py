@@ -6,7 +6,7 @@ from windtunnel.errors import InputError
 from windtunnel.network.collectives.call import CollectiveCall, Ranks
 from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
 from windtunnel.network.fabric import NodeKind
-from windtunnel.network.flows import Flows, Hop, Ids, flows_of, steps_of
+from windtunnel.network.flows import Flows, Hop, Ids, flows_of, parents_from, steps_of
 
 OPERATIONS = ("all_reduce",)
 NCCL_CODE = 4
@@ -51,21 +51,16 @@ def nvls(ranks: Ids, switch: int, size_bytes: int, num_chunks: int = 4) -> Flows
         raise InputError(f"{size_bytes} bytes do not fill {num_chunks} chunks")
     gpus = np.asarray(ranks, np.int64)
     up = np.full(n, switch, np.int64)
-    ptr = [0]
-    parents: list[int] = []
-    for chunk in range(num_chunks):
-        first = chunk * 2 * n
-        for k in range(2 * n):
-            if k >= n:
-                parents.extend(range(first, first + n))
-            if chunk > 0:
-                parents.append(first + k - 2 * n)
-            ptr.append(len(parents))
+    # The sum waits for all chunks, and each flow for the chunk before it on its pair.
+    first = 2 * n * np.arange(num_chunks)[:, None, None]
+    chunks = np.where(np.arange(2 * n)[:, None] >= n, np.arange(n), -1)
+    before = np.where(first > 0, first - 2 * n + np.arange(2 * n)[:, None], -1)
+    table = np.concatenate([np.where(chunks >= 0, first + chunks, -1), before], axis=2)
     return flows_of(
         np.tile(np.concatenate([gpus, up]), num_chunks),
         np.tile(np.concatenate([up, gpus]), num_chunks),
         each,
-        parents=(np.array(ptr), np.array(parents)),
+        parents=parents_from(table.reshape(-1, n + 1)),
         steps=steps_of(num_chunks, 2 * n),
         hop=Hop.NVLS,
     )

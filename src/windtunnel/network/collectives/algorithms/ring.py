@@ -10,7 +10,18 @@ from windtunnel.errors import InputError
 from windtunnel.network.collectives.call import CollectiveCall, Ranks
 from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
 from windtunnel.network.collectives.rings import Rings, nccl_rings, simai_rings
-from windtunnel.network.flows import MOST_FLOWS, Flows, Hop, Ids, Reduction, Steps, flows_of, parents_from, with_columns
+from windtunnel.network.flows import (
+    MOST_FLOWS,
+    Flows,
+    Hop,
+    Ids,
+    Reduction,
+    flows_of,
+    in_channels,
+    parents_from,
+    steps_of,
+    with_columns,
+)
 
 ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 """Operation -> rounds around the ring."""
@@ -93,32 +104,17 @@ def ring(rings: Rings, chunk_bytes: int, num_steps: int, reduction: Reduction = 
             f"{chunk_bytes} bytes a chunk in {num_steps} steps is nothing to send",
             "give at least as many bytes as ranks x channels, and two ranks",
         )
-    tables = [_hops(rings.order[c], rings.via[c]) for c in range(rings.num_channels)]
-    per_step = [len(table[0]) for table in tables]
-    pieces = []
-    first = 0
-    for channel, (source, destination, hop, after, before) in enumerate(tables):
-        hops = per_step[channel]
-        steps = np.arange(num_steps)[:, None]
+    tables = []
+    for order, via in zip(rings.order, rings.via, strict=True):
+        source, destination, hop, after, before = _hops(order, via)
         # A flow inside a hop follows its first half in the same step, any other what arrived in the step before.
-        parent = np.where(after >= 0, first + steps * hops + after, first + (steps - 1) * hops + before)
+        begin = np.arange(num_steps)[:, None] * len(source)
+        parent = np.where(after >= 0, begin + after, begin - len(source) + before)
         parent[0, after < 0] = -1
-        pieces.append((np.tile(source, num_steps), np.tile(destination, num_steps), np.tile(hop, num_steps), parent))
-        first += num_steps * hops
-    parent = np.concatenate([piece[3].ravel() for piece in pieces])
-    counts = np.array(per_step) * num_steps
-    steps = np.concatenate([np.repeat(np.arange(num_steps), hops) for hops in per_step])
-    channels = np.repeat(np.arange(len(counts)), counts)
-    flows = flows_of(
-        np.concatenate([piece[0] for piece in pieces]),
-        np.concatenate([piece[1] for piece in pieces]),
-        chunk_bytes,
-        parents=parents_from(parent),
-        steps=Steps(steps, num_steps),
-        hop=np.concatenate([piece[2] for piece in pieces]),
-        connection=channels,
-    )
-    return with_columns(flows, channel=channels, reduction=reduction)
+        ends = np.tile(source, num_steps), np.tile(destination, num_steps)
+        parents, steps = parents_from(parent.ravel()), steps_of(num_steps, len(source))
+        tables.append(flows_of(*ends, chunk_bytes, parents=parents, steps=steps, hop=np.tile(hop, num_steps)))
+    return with_columns(in_channels(tables), reduction=reduction)
 
 
 def _hops(order: Ids, via: Ids) -> tuple[Ids, Ids, NDArray[np.int8], NDArray[np.int64], NDArray[np.int64]]:
