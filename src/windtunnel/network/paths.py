@@ -12,17 +12,10 @@ from windtunnel.network.flows import Flows
 from windtunnel.network.settings import NetworkSettings
 
 SIMAI_ACK_BYTES = 60
-
-
 SIMAI_SEND_DELAY_S = 10e-9
 """Added by ASTRA-sim to every send."""
-
-
-FIRST_PORT = 10000
-"""Of the sender; SimAI's, as is the receiver's."""
-
-
-RECEIVER_PORT = 100
+FIRST_PORT, RECEIVER_PORT = 10000, 100
+"""SimAI's port of a sender's first flow, and of every receiver."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +26,12 @@ class Paths:
     pointer: NDArray[np.int64]
     link: NDArray[np.int32]
     share: NDArray[np.float64]
-    """What part of a flow each link carries; empty where every link carries all of it."""
+    """Fraction of a flow on each link; empty where every link carries all of it."""
 
 
 @dataclass(frozen=True, eq=False)
 class FlowTimes:
-    """When every flow began, had sent its last byte and completed; and what the links carried."""
+    """When every flow began, sent its last byte and completed, and what the links carried."""
 
     begin_s: NDArray[np.float64]
     sent_s: NDArray[np.float64]
@@ -46,7 +39,7 @@ class FlowTimes:
     link_bytes: NDArray[np.float64]
     """(2 x num_links,) by directed link, headers included."""
     link_was_full: NDArray[np.bool_]
-    """(2 x num_links,) whether more wanted to cross it at some time than it carries."""
+    """(2 x num_links,) whether the demand on it ever exceeded what it carries."""
     num_events: int
     total_s: float
     """From time zero to the last completion; at packet level as SimAI, to that of rank 0."""
@@ -127,13 +120,13 @@ def _search_tables(num_nodes: int) -> routing.SearchTables:
 
 
 def wire_bytes(size_bytes: NDArray[np.int64], settings: NetworkSettings) -> NDArray[np.int64]:
-    """Bytes on the wire: those of the flow and a header for each packet."""
+    """Return the bytes on the wire: those of each flow, and a header for each of its packets."""
     packets = -(-size_bytes // settings.payload_bytes)
     return size_bytes + packets * settings.header_bytes
 
 
 def data_bytes_per_s(fabric: Fabric, settings: NetworkSettings) -> NDArray[np.float64]:
-    """What each link carries of data and its headers.
+    """Return (num_links,) bytes per second of data and headers that each link carries.
 
     SimAI's ns-3 cuts the time of a packet to whole nanoseconds, and every data packet is answered by an acknowledgement
     on the other direction of its links, which rings and all-to-alls load with data too.
@@ -147,14 +140,14 @@ def data_bytes_per_s(fabric: Fabric, settings: NetworkSettings) -> NDArray[np.fl
 
 
 def send_delay_s(settings: NetworkSettings) -> float:
-    """From data being there to its first byte on the wire."""
+    """Return the time from the data being there to its first byte on the wire."""
     return settings.send_latency_s + (SIMAI_SEND_DELAY_S if settings.compat == "simai" else 0.0)
 
 
 def tail_seconds(
     fabric: Fabric, settings: NetworkSettings, paths: Paths, last_bytes: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """From a flow's last byte leaving to its completion: propagation, and its last packet stored and forwarded.
+    """Return the time from each flow's last byte to its completion: propagation, and the last packet's forwarding.
 
     SimAI completes a flow when its sender has the last acknowledgement, which takes the way back too.
     """

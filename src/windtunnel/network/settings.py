@@ -1,4 +1,4 @@
-"""How a network is simulated: at which depth, and what every transfer costs besides its bytes."""
+"""Settings of a network simulation: its backend, routing, packet sizes and latencies."""
 
 import sys
 from typing import Any, Literal
@@ -13,25 +13,25 @@ BACKENDS = Registry("windtunnel.network_backends", "windtunnel.network.backends"
 
 
 class NetworkSettings(Schema):
-    """What a run of flows over a fabric needs besides the two."""
+    """Settings of a run of flows over a fabric."""
 
     backend: str = "analytic"
     """A name in `BACKENDS`: analytic, flow, packet or an installed one."""
     compat: Literal["simai"] | None = None
     """Follow SimAI where it differs from hardware: its rings, packet sizes, acknowledgements and ports."""
     routing: Literal["ecmp", "spray"] = "ecmp"
-    """One of the shortest paths by hash, or all of them evenly (packet spraying, adaptive routing)."""
+    """`ecmp`: one of the shortest paths, by hash; `spray`: all of them evenly (packet spraying, adaptive routing)."""
     send_latency_s: float = 3e-6
-    """From the moment that data is there to the first byte on the wire; SimAI's `AS_SEND_LAT`."""
+    """Time from the data being there to its first byte on the wire; SimAI's `AS_SEND_LAT`."""
     payload_bytes: int = 4096
-    """Of a full packet. SimAI's `PACKET_PAYLOAD_SIZE` is 9000."""
+    """Payload of a full packet. SimAI's `PACKET_PAYLOAD_SIZE` is 9000."""
     header_bytes: int = 66
-    """Of a packet: Ethernet, IPv4, UDP, InfiniBand transport and check sums (RoCE v2). SimAI: 50."""
+    """Header of a packet: Ethernet, IPv4, UDP, InfiniBand transport and check sums (RoCE v2). SimAI: 50."""
     seed: int = 0
-    """Of the switches' hashes."""
+    """Seed of the switches' hashes."""
     packet: PacketSettings | None = None
-    """Transport, congestion control and buffers of the packet level. None: `SimAI.conf`'s with `compat: simai`, and
-    their defaults else.
+    """Transport, congestion control and buffers of the packet level. None: those of `SimAI.conf` with `compat: simai`,
+    else the defaults.
     """
 
     def __post_init__(self) -> None:
@@ -45,8 +45,9 @@ class NetworkSettings(Schema):
 
 
 class ClusterNetwork(NetworkSettings):
-    """The network between the servers of a training job or of a replica: collectives that leave a server are simulated
-    on it. Without one they take closed forms over the published links.
+    """The network between the servers of a training job or a replica, on which their collectives are simulated.
+
+    Without one, closed forms over the published links time them.
     """
 
     topology: str | None = None
@@ -60,11 +61,11 @@ class ClusterNetwork(NetworkSettings):
 
 
 SIMAI_SETTINGS = NetworkSettings(backend="flow", compat="simai", payload_bytes=9000, header_bytes=50)
-"""What SimAI 1.6 simulates with (`SimAI.conf`), with a send latency of 3 us."""
+"""Settings of SimAI 1.6 (`SimAI.conf`), with a send latency of 3 us."""
 
 
 def settings_from(given: dict[str, Any]) -> NetworkSettings:
-    """Settings from the fields that were given; `compat: simai` changes what the others default to.
+    """Return settings from the given fields; `compat: simai` changes the defaults of the others.
 
     Raises:
         InputError: a field is wrong.

@@ -238,7 +238,7 @@ class TopologyFile(Schema, tag="file"):
 Topology: TypeAlias = (
     SpectrumX | AlibabaHpn | DcnPlus | TwoTier | FatTree | NvLinkDomains | NodeRails | Torus | Dragonfly | TopologyFile
 )
-"""What a scenario or the command line may ask for; `build_fabric` makes every kind but `TopologyFile`."""
+"""Topologies that a scenario or the command line can name; `build_fabric` builds every kind but `TopologyFile`."""
 
 
 def build_fabric(topology: Topology) -> Fabric:

@@ -125,7 +125,7 @@ def _bus_bytes_per_s(form: ClosedForm, protocol: str, size_bytes: float, ranks: 
 
 
 def _all_to_all_seconds(latency: Latency, protocol: str, size_bytes: float, ranks: Ranks) -> float:
-    """Every rank sends to all others at once: what stays in the server and what leaves it go in parallel."""
+    """Time an exchange of every rank with all others, inside the servers and between them in parallel."""
     each = size_bytes / ranks.num_ranks
     inside = each * (ranks.per_server - 1) / (ranks.scale_up_bytes_per_s * RING_SHARE) if ranks.per_server > 1 else 0.0
     outside = 0.0

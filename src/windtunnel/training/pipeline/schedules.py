@@ -1,4 +1,4 @@
-"""Pipeline schedules as data: what every device of a pipeline runs, in order. Times are not in them.
+"""Pipeline schedules as data: the actions of every device of a pipeline in order, without times.
 
 gpipe        arXiv:1811.06965     all forward passes, then all backward passes
 1f1b         arXiv:2104.04473     as few micro-batches in flight as there are stages behind
@@ -63,7 +63,7 @@ class Schedule:
         )
 
     def of_device(self, device: int) -> Ints:
-        """One device's actions."""
+        """Return one device's actions."""
         return self.actions[self.offsets[device] : self.offsets[device + 1]]
 
 
@@ -97,11 +97,11 @@ def schedule(name: str, pp: int, num_microbatches: int, virtual_stages: int = 1,
         return _schedule(name, [_array(write(pp, num_microbatches, i)) for i in range(pp)], devices, num_microbatches)
     if name == "dualpipe":
         devices = [c if c < pp else 2 * pp - 1 - c for c in range(2 * pp)]
-        found = _schedule(
+        plan = _schedule(
             name, [_array(_dualpipe(pp, num_microbatches, i)) for i in range(pp)], devices, num_microbatches
         )
-        found.next_chunk[pp - 1] = -1
-        return found
+        plan.next_chunk[pp - 1] = -1
+        return plan
     raise InputError(f"there is no pipeline schedule {name!r}")
 
 
@@ -118,7 +118,7 @@ def _array(actions: Iterable[Action]) -> Ints:
 
 
 def _looped(name: str, pp: int, num_microbatches: int, chunks: int, device: int, paired: bool) -> Ints:
-    """Schedules that alternate one forward and one backward pass after a warm-up; the warm-up decides which it is.
+    """Alternate one forward and one backward pass after a warm-up, whose length depends on the schedule.
 
     Where the two are one piece, the warm-up is longer by one, so that they are of different micro-batches on the last
     device too (Megatron-Core combined_1f1b.py).
@@ -151,7 +151,7 @@ def _looped(name: str, pp: int, num_microbatches: int, chunks: int, device: int,
 
 
 def _zero_bubble(pp: int, num_microbatches: int, memory: int, device: int) -> Iterator[Action]:
-    """ZB-H1 (`memory` 1) and ZB-H2 (2) of arXiv:2401.10241, section 2: 1F1B whose weights' gradients come later.
+    """Yield ZB-H1 (`memory` 1) or ZB-H2 (2) of arXiv:2401.10241, section 2: 1F1B with delayed weight gradients.
 
     They lag by `memory` micro-batches a stage, so that all devices hold as many activations as the first one does.
     """
@@ -182,7 +182,7 @@ class _Counter:
 
 
 def _zero_bubble_v(pp: int, num_microbatches: int, device: int) -> Iterator[Action]:
-    """ZB-V of arXiv:2405.15362, in the order of PyTorch 2.6's `ScheduleZBVZeroBubble`."""
+    """Yield ZB-V of arXiv:2405.15362, in the order of PyTorch 2.6's `ScheduleZBVZeroBubble`."""
     down, up = device, 2 * pp - 1 - device
     counter = _Counter()
 
@@ -215,7 +215,7 @@ def _zero_bubble_v(pp: int, num_microbatches: int, device: int) -> Iterator[Acti
 
 
 def _dualpipe(pp: int, num_microbatches: int, device: int) -> Iterator[Action]:
-    """deepseek-ai/DualPipe, dualpipe.py `step`: each direction has half of the micro-batches."""
+    """Yield `step` of deepseek-ai/DualPipe, dualpipe.py: each direction has half of the micro-batches."""
     half = pp // 2
     from_end = min(device, pp - 1 - device)
     directions = (device, 2 * pp - 1 - device)
@@ -225,13 +225,13 @@ def _dualpipe(pp: int, num_microbatches: int, device: int) -> Iterator[Action]:
 
 
 def _dualpipe_v(pp: int, num_microbatches: int, device: int) -> Iterator[Action]:
-    """deepseek-ai/DualPipe, dualpipev.py `step`."""
+    """Yield `step` of deepseek-ai/DualPipe, dualpipev.py."""
     main = num_microbatches - 2 * pp + device + 1
     yield from _bidirectional(device, 2 * pp - 1 - device, pp - device - 1, device, main)
 
 
 def _bidirectional(near: int, far: int, inner: int, from_end: int, main: int) -> Iterator[Action]:
-    """Return the eight steps that DualPipe and DualPipeV share. `near` and `far` are the device's two chunks."""
+    """Yield the eight steps that DualPipe and DualPipeV share; `near` and `far` are the device's two chunks."""
     counter = _Counter()
     waiting: list[Action] = []
 
