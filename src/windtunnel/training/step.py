@@ -28,8 +28,8 @@ from windtunnel.training.setup import TrainingSetup, resolve
 from windtunnel.units import format_seconds
 
 KERNELS_OF = (("vllm", "0.24.0"), ("trtllm", "1.3.0"))
-"""Engines whose measured tables price training, the faster of the two at each operator: vLLM's bf16 GEMMs and attention are cuBLAS and
-FlashAttention, TensorRT-LLM's fp8 GEMMs are cuBLAS, as in Transformer Engine."""
+"""Engines whose measured tables price training, the faster of the two at each operator: vLLM's bf16 GEMMs and
+attention are cuBLAS and FlashAttention, TensorRT-LLM's fp8 GEMMs are cuBLAS, as in Transformer Engine."""
 
 Floats = NDArray[np.float64]
 

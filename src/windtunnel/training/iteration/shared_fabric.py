@@ -241,7 +241,7 @@ class _Wire:
             actions.append(JobAction(busy * (workload.pp - 1) / (workload.num_micro_batches * workload.vpp)))
         if sum(action.seconds for action in actions) <= LEAST_S:
             raise InputError(f"{workload.name}: an iteration of it takes no time", "give computations or collectives")
-        return found
+        return actions
 
     def _timed(self, op: str, size_bytes: int, groups: NDArray[np.int32]) -> JobAction:
         seconds = groups_seconds(self.fabric, op, size_bytes, groups, self.settings)
