@@ -32,7 +32,7 @@ from windtunnel.network.flows import Flows, together
 from windtunnel.network.packet.parts import run_in_parts
 from windtunnel.network.packet.tables import tables_of
 from windtunnel.network.packet_settings import SIMAI_PACKETS
-from windtunnel.network.settings import SIMAI_SETTINGS, Backend, NetworkSettings
+from windtunnel.network.settings import SIMAI_SETTINGS, NetworkSettings
 from windtunnel.network.topology import GBPS, SpectrumX, build_fabric
 
 MIB = 2**20
@@ -57,7 +57,7 @@ def flow_128() -> str:
     return f"{run_collective(a100(128), 'all_reduce', 16 * MIB, 128, 'flow', FLOW, RING).seconds * 1e6:.0f} us"
 
 
-def as_simai(backend: Backend) -> str:
+def as_simai(backend: str) -> str:
     seconds = run_collective(a100(128), "all_reduce", 16 * MIB, 128, backend, SIMAI_SETTINGS, RING).seconds
     return f"{seconds * 1e6:.0f} us"
 
