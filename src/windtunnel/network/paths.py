@@ -93,30 +93,37 @@ def find_paths(fabric: Fabric, flows: Flows, settings: NetworkSettings, *, answe
     both_ports = port | RECEIVER_PORT << 16
     if answers:
         source, destination, both_ports = destination, source, RECEIVER_PORT | port << 16
-    pairs = routing.PairTables(source, destination, both_ports)
-    graph = graph_of(fabric)
-    capacity = 8 * len(first) + 64
+    state = _tracing(graph_of(fabric), (source, destination, both_ports), settings.seed, spray)
     while True:
-        rows = routing.PathRows(
-            np.zeros(len(first) + 1, np.int64),
-            np.empty(capacity, np.int32),
-            np.empty(capacity if spray else 0),
-        )
-        written = routing.trace_paths(pairs, graph, _search_tables(n), rows, settings.seed, spray)
+        written = routing.trace_paths(state)
         if written != -1:
             break
-        capacity *= 4
+        capacity = 4 * len(state.link)
+        state = state._replace(link=np.empty(capacity, np.int32), share=np.empty(capacity if spray else 0))
     if written < 0:
         lost = -2 - written
         raise InputError(f"{fabric.name}: there is no path from node {source[lost]} to node {destination[lost]}")
-    return Paths(of_flow.astype(np.int32), rows.pointer, rows.link[:written], rows.share[:written])
+    return Paths(of_flow.astype(np.int32), state.pointer, state.link[:written], state.share[:written])
 
 
-def _search_tables(num_nodes: int) -> routing.SearchTables:
-    far = np.full(num_nodes, routing.UNKNOWN, np.int8)
-    forward_nodes, backward_nodes, marked, levels, stack = (np.empty(num_nodes + 1, np.int32) for _ in range(5))
-    inflow = np.zeros(num_nodes)
-    return routing.SearchTables(far, far.copy(), forward_nodes, backward_nodes, marked, levels, stack, inflow)
+def _tracing(
+    graph: routing.RoutingGraph, pairs: tuple[NDArray[np.integer], ...], seed: int, spray: bool
+) -> routing.TracingState:
+    """Return the state of a search for the paths of (sources, destinations, ports)."""
+    num_pairs, num_nodes = len(pairs[0]), len(graph.kind)
+    capacity = 8 * num_pairs + 64
+    return routing.TracingState(
+        *pairs,
+        seed,
+        spray,
+        graph,
+        np.zeros(num_pairs + 1, np.int64),
+        np.empty(capacity, np.int32),
+        np.empty(capacity if spray else 0),
+        *(np.full(num_nodes, routing.UNKNOWN, np.int8) for _ in range(2)),
+        *(np.empty(num_nodes + 1, np.int32) for _ in range(5)),
+        np.zeros(num_nodes),
+    )
 
 
 def wire_bytes(size_bytes: NDArray[np.int64], settings: NetworkSettings) -> NDArray[np.int64]:

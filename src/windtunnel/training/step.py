@@ -228,10 +228,8 @@ def memory_by_stage(rank: Rank, plan: Schedule, costs: tuple[ChunkCost, ...]) ->
     both = _by_chunk(plan, costs)
     kept = np.array([cost.kept_bytes for cost in both])
     ones = np.array([1.0 / sum(1 for d in plan.device_of_chunk if d == device) for device in plan.device_of_chunk])
-    peaks, counts = np.zeros(plan.num_devices), np.zeros(plan.num_devices)
     # Where the weights' gradient comes later, linear layers' inputs stay until then: about half of what is kept.
-    pipeline.peak_bytes(plan.actions, plan.offsets, kept, kept / 2, plan.is_split, peaks)
-    pipeline.peak_bytes(plan.actions, plan.offsets, ones, ones / 2, plan.is_split, counts)
+    peaks, counts = plan.peaks(kept, kept / 2), plan.peaks(ones, ones / 2)
     return tuple(
         stage_memory(
             rank,

@@ -24,6 +24,7 @@ SPLIT_SCHEDULES = ("zb_h1", "zb_h2", "zb_v", "dualpipe", "dualpipe_v")
 """Schedules that run weights' gradients as actions of their own."""
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 Action = tuple[int, int, int]
 """Kind, chunk, micro-batch; a kind of `FORWARD + PAIRED` is one piece with the backward pass after it."""
 
@@ -61,6 +62,18 @@ class Schedule:
         return ScheduleTables(
             self.actions, self.offsets, self.device_of_chunk, self.next_chunk, self.num_microbatches, self.is_split
         )
+
+    def peaks(self, kept: Floats, for_weights: Floats) -> Floats:
+        """Return (num_devices,) the most that each device keeps at once.
+
+        Args:
+            kept: (num_chunks,) what one micro-batch keeps, from its forward pass on.
+            for_weights: (num_chunks,) the part of it that the weight gradient needs, where that is its own action.
+        """
+        kind, chunk = self.actions[:, 0] % PAIRED, self.actions[:, 1]
+        freed = kept - for_weights if self.is_split else kept
+        changes = np.choose(kind, [kept[chunk], -freed[chunk], -for_weights[chunk]])
+        return np.array([np.cumsum(each).max(initial=0.0) for each in np.split(changes, self.offsets[1:-1])])
 
     def of_device(self, device: int) -> Ints:
         """Return one device's actions."""
