@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.records import Ints
 from windtunnel.errors import InputError
 from windtunnel.network import routing
 from windtunnel.network.fabric import Fabric
@@ -93,7 +94,7 @@ def find_paths(fabric: Fabric, flows: Flows, settings: NetworkSettings, *, answe
     both_ports = port | RECEIVER_PORT << 16
     if answers:
         source, destination, both_ports = destination, source, RECEIVER_PORT | port << 16
-    state = _tracing(graph_of(fabric), (source, destination, both_ports), settings.seed, spray)
+    state = _tracing(graph_of(fabric), source, destination, both_ports, settings)
     while True:
         written = routing.trace_paths(state)
         if written != -1:
@@ -107,22 +108,31 @@ def find_paths(fabric: Fabric, flows: Flows, settings: NetworkSettings, *, answe
 
 
 def _tracing(
-    graph: routing.RoutingGraph, pairs: tuple[NDArray[np.integer], ...], seed: int, spray: bool
+    graph: routing.RoutingGraph, source: Ints, destination: Ints, ports: Ints, settings: NetworkSettings
 ) -> routing.TracingState:
-    """Return the state of a search for the paths of (sources, destinations, ports)."""
-    num_pairs, num_nodes = len(pairs[0]), len(graph.kind)
+    """Return the state of a search for paths, before the first."""
+    num_pairs, num_nodes, spray = len(source), len(graph.kind), settings.routing == "spray"
     capacity = 8 * num_pairs + 64
+    far = np.full(num_nodes, routing.UNKNOWN, np.int8)
+    forward_nodes, backward_nodes, marked, levels, stack = (np.empty(num_nodes + 1, np.int32) for _ in range(5))
     return routing.TracingState(
-        *pairs,
-        seed,
-        spray,
-        graph,
-        np.zeros(num_pairs + 1, np.int64),
-        np.empty(capacity, np.int32),
-        np.empty(capacity if spray else 0),
-        *(np.full(num_nodes, routing.UNKNOWN, np.int8) for _ in range(2)),
-        *(np.empty(num_nodes + 1, np.int32) for _ in range(5)),
-        np.zeros(num_nodes),
+        source=source,
+        destination=destination,
+        ports=ports,
+        seed=settings.seed,
+        spray=spray,
+        graph=graph,
+        pointer=np.zeros(num_pairs + 1, np.int64),
+        link=np.empty(capacity, np.int32),
+        share=np.empty(capacity if spray else 0),
+        ahead=far,
+        behind=far.copy(),
+        forward_nodes=forward_nodes,
+        backward_nodes=backward_nodes,
+        marked=marked,
+        levels=levels,
+        stack=stack,
+        inflow=np.zeros(num_nodes),
     )
 
 

@@ -64,7 +64,8 @@ def run_flow_level(
         num_slots = min(len(flows), 8 * num_slots)
     if done < len(flows):
         raise WindtunnelError(f"{len(flows) - done} of {len(flows)} flows wait for each other")
-    rows, used = state.flows, state.links
+    rows: Table = state.flows
+    used: Table = state.links
     total_s = float(rows.finish_s.max())
     return FlowTimes(rows.begin_s, rows.sent_s, rows.finish_s, used.bytes, used.stamp >= 0, num_events, total_s)
 
