@@ -220,9 +220,9 @@ class Dragonfly(_Servers, tag="dragonfly"):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(1, **fields_of(self, "nics_per_switch", "switches_per_group", "global_links_per_switch"))
-        most = self.switches_per_group * self.global_links_per_switch + 1
-        if self.num_groups > most:
-            raise ValueError(f"num_gpus = {self.num_gpus} needs {self.num_groups} groups; {most} can be joined")
+        num_joined = self.switches_per_group * self.global_links_per_switch + 1
+        if self.num_groups > num_joined:
+            raise ValueError(f"num_gpus = {self.num_gpus} needs {self.num_groups} groups; {num_joined} can be joined")
 
     @property
     def num_groups(self) -> int:
@@ -379,11 +379,11 @@ def _check_two_tier(topology: TwoTierTopology, shape: _Shape, num_segments: int)
     if shape.dual_plane and topology.num_spines % 2:
         raise InputError(f"num_spines = {topology.num_spines} cannot be split over two planes")
     leaves = topology.gpus_per_server if shape.rail_optimised else 2 if shape.dual_tor else 1
-    most = shape.leaf_ports_up // leaves
-    if num_segments > most:
+    num_allowed = shape.leaf_ports_up // leaves
+    if num_segments > num_allowed:
         raise InputError(
             f"{topology.num_gpus} GPUs need {num_segments} segments; leaf_ports_up = {shape.leaf_ports_up} allows "
-            f"{most}",
+            f"{num_allowed}",
             "raise leaf_ports_up or gpus_per_leaf, or use fewer GPUs",
         )
 

@@ -1,4 +1,4 @@
-"""One collective on a fabric: what is asked for, what NCCL may choose, and its result."""
+"""One collective on a fabric: the operation, the choices of NCCL or its user, and the result."""
 
 from dataclasses import dataclass, field
 

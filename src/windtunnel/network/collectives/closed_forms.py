@@ -58,7 +58,7 @@ class ClosedForm:
     network_gain: Callable[[Ranks], float] = lambda ranks: 1.0  # noqa: ARG005
     """Factor on the bus bandwidth between servers."""
     on_request: bool = False
-    """Whether NCCL takes it only where it is asked for, since no fabric says whether its switches can do it."""
+    """Whether NCCL takes it on request only, since no fabric says whether its switches can do it."""
 
 
 def closed_form(

@@ -186,7 +186,7 @@ def run_jobs(
 def _together(
     programs: Sequence[Sequence[JobAction]], begins: Sequence[float], wire: _Wire, num_iterations: int
 ) -> list[list[float]]:
-    """Return the seconds of every job's iterations until the last has ended as many as are asked for."""
+    """Return the seconds of every job's iterations, until each job has ended `num_iterations`."""
     jobs = [_Running(program, begin, max(begins)) for program, begin in zip(programs, begins, strict=True)]
     now_s = step_s = 0.0
     speed: dict[int | None, float] = {}

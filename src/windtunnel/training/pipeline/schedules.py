@@ -183,7 +183,7 @@ def _zero_bubble(pp: int, num_microbatches: int, memory: int, device: int) -> It
 
 
 class _Counter:
-    """Numbers the micro-batches of each kind and chunk in the order in which they are asked for."""
+    """Numbers the micro-batches of each kind and chunk in the order of the calls."""
 
     def __init__(self) -> None:
         self.counts: dict[tuple[int, int], int] = {}
