@@ -15,9 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.network.analytic.nccl import LAUNCH_S
-from windtunnel.network.collectives.all_to_all import all_to_all, all_to_all_by_rail
-from windtunnel.network.collectives.run import CollectiveChoices, collective_seconds, flows_seconds, run_collective
+from windtunnel.network.collectives.algorithms.direct import all_to_all
+from windtunnel.network.collectives.algorithms.hierarchical import all_to_all_by_rail
+from windtunnel.network.collectives.call import CollectiveChoices
+from windtunnel.network.collectives.closed_forms import LAUNCH_S
+from windtunnel.network.collectives.run import collective_seconds, flows_seconds, run_collective
 from windtunnel.network.settings import NetworkSettings
 from windtunnel.network.topology import GBPS, NodeRails, SpectrumX, build_fabric
 

@@ -21,16 +21,18 @@ import numpy as np
 
 from windtunnel.formats.simai.analytical import run_simai_analytical
 from windtunnel.formats.simai.layers import read_layers
+from windtunnel.network.collectives.algorithms.ring import ring
+from windtunnel.network.collectives.call import CollectiveChoices
 from windtunnel.network.collectives.ring_classes import ring_seconds
-from windtunnel.network.collectives.rings import nccl_rings, ring, simai_rings
-from windtunnel.network.collectives.run import CollectiveChoices, run_collective
+from windtunnel.network.collectives.rings import nccl_rings, simai_rings
+from windtunnel.network.collectives.run import run_collective
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flow.run import run_flow_level
 from windtunnel.network.flows import Flows, together
 from windtunnel.network.packet.parts import run_in_parts
 from windtunnel.network.packet.tables import tables_of
 from windtunnel.network.packet_settings import SIMAI_PACKETS
-from windtunnel.network.settings import SIMAI_SETTINGS, Backend, NetworkSettings
+from windtunnel.network.settings import SIMAI_SETTINGS, NetworkSettings
 from windtunnel.network.topology import GBPS, SpectrumX, build_fabric
 
 MIB = 2**20
@@ -55,7 +57,7 @@ def flow_128() -> str:
     return f"{run_collective(a100(128), 'all_reduce', 16 * MIB, 128, 'flow', FLOW, RING).seconds * 1e6:.0f} us"
 
 
-def as_simai(backend: Backend) -> str:
+def as_simai(backend: str) -> str:
     seconds = run_collective(a100(128), "all_reduce", 16 * MIB, 128, backend, SIMAI_SETTINGS, RING).seconds
     return f"{seconds * 1e6:.0f} us"
 

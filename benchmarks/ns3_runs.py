@@ -23,10 +23,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from windtunnel.network.collectives.all_to_all import all_to_all
-from windtunnel.network.collectives.nvls import nvls
-from windtunnel.network.collectives.rings import ring, simai_rings
-from windtunnel.network.collectives.run import flows_seconds, full_between_switches
+from windtunnel.network.backends.flow import full_between_switches
+from windtunnel.network.collectives.algorithms.direct import all_to_all
+from windtunnel.network.collectives.algorithms.nvls import nvls
+from windtunnel.network.collectives.algorithms.ring import ring
+from windtunnel.network.collectives.rings import simai_rings
+from windtunnel.network.collectives.run import flows_seconds
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Flows, Reduction, together
 from windtunnel.network.packet.simulate import simulate_packets

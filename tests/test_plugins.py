@@ -17,9 +17,12 @@ def test_shipped_alternatives_are_the_modules_of_their_folder() -> None:
 def test_an_installed_package_adds_an_alternative(tmp_path: Path) -> None:
     with installed_plugin(tmp_path, "windtunnel.test_kind", "sticky", "ANSWER = 42\n") as files:
         assert ROUTERS.names()[-1] == "sticky"
+        assert "sticky" in ROUTERS
         assert ROUTERS.get("sticky").ANSWER == 42
         assert len(files) == 1
     assert "sticky" not in ROUTERS.names()
+    assert "sticky" not in ROUTERS
+    assert "heap" in ROUTERS
 
 
 def test_an_entry_point_may_name_an_object(tmp_path: Path) -> None:

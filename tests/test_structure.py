@@ -17,14 +17,13 @@ MOST_LINES_TODAY = 71_700
 """Above the budget of `census.MOST_LINES`; it may only fall."""
 
 HEAVY = {
-    "flash_attn", "flashinfer", "httpx", "numpy", "nvtx", "openvino", "openvino_genai", "optimum", "optuna", "pandas",
-    "pyarrow", "ray", "scipy", "torch", "transformers", "vllm",
+    "flash_attn", "flashinfer", "google", "httpx", "numpy", "nvtx", "openvino", "openvino_genai", "optimum", "optuna",
+    "pandas", "pyarrow", "ray", "scipy", "torch", "transformers", "vllm",
 }  # fmt: skip
 """Libraries that a function may import because starting would take longer, or because they are extras."""
 
 LATE = {
     ("lab/profile/run.py", "windtunnel"),
-    ("network/run.py", "windtunnel.network.packet.simulate"),
     ("serving/setup/estimators.py", "windtunnel.network.cluster"),
 }
 """Modules of our own that a function imports: their kernels load numba, which most callers do not need."""

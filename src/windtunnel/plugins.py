@@ -32,6 +32,10 @@ class Registry:
         shipped = _modules(self.package)
         return (*shipped, *sorted(name for name in _installed(self.group) if name not in shipped))
 
+    def __contains__(self, name: str) -> bool:
+        """Whether there is an alternative of that name, without importing it."""
+        return name in _modules(self.package) or name in _installed(self.group)
+
     def get(self, name: str) -> Any:
         """Import the alternative of that name.
 

@@ -10,25 +10,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError, WindtunnelError
-from windtunnel.network.collectives.all_to_all import all_to_all
+from windtunnel.network.backends.flow import full_between_switches
+from windtunnel.network.collectives.algorithms.direct import all_to_all
+from windtunnel.network.collectives.algorithms.nvls import nvls
+from windtunnel.network.collectives.algorithms.ring import ring
+from windtunnel.network.collectives.call import CollectiveChoices
 from windtunnel.network.collectives.hashed_rings import hashed_ring_seconds
-from windtunnel.network.collectives.nvls import nvls
 from windtunnel.network.collectives.ring_classes import ring_seconds, together_seconds
-from windtunnel.network.collectives.rings import nccl_rings, ring, simai_rings
+from windtunnel.network.collectives.rings import nccl_rings, simai_rings
 from windtunnel.network.collectives.run import (
-    CollectiveChoices,
     collective_seconds,
     flows_seconds,
-    full_between_switches,
     run_collective,
-    run_transfers,
     transfer_seconds,
 )
 from windtunnel.network.fabric import NodeKind
 from windtunnel.network.flow.run import run_flow_level
 from windtunnel.network.flows import Flows, Steps, flows_of, together
 from windtunnel.network.paths import find_paths, wire_bytes
-from windtunnel.network.run import run_flows
+from windtunnel.network.run import run_flows, run_transfers
 from windtunnel.network.settings import SIMAI_SETTINGS, NetworkSettings
 from windtunnel.network.topology import (
     GBPS,
@@ -336,7 +336,7 @@ def test_measured_bus_bandwidth(reference: Path) -> None:
     """Published runs of eight GPUs, 1 MiB and up: within 10 % in the median (4.6 % when this was written)."""
     import csv
 
-    from windtunnel.network.analytic.nccl import LAUNCH_S
+    from windtunnel.network.collectives.closed_forms import LAUNCH_S
 
     nodes = {"H100": "dgx_h100", "H200": "hgx_h200", "B200": "hgx_b200", "A100": "dgx_a100"}
     errors = []

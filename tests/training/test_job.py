@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.schema import decode, encode
-from windtunnel.training.degrees import degrees, dense_dp_of
+from windtunnel.training.degrees import degrees
 from windtunnel.training.job import TrainingJob, job_of, load, save
 from windtunnel.training.setup import resolve
 
@@ -133,10 +133,3 @@ def test_what_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError) as error:
         resolve(job(**changes))
     assert words in error.value.message
-
-
-def test_the_other_convention_of_degrees_converts() -> None:
-    # `world = experts_dp x pp x ep x tp` puts experts outside data parallelism; the dense degree holds both.
-    assert dense_dp_of(world=64, pp=2, ep=4, tp=2, experts_dp=4) == 16
-    with pytest.raises(InputError):
-        dense_dp_of(world=65, pp=2, ep=4, tp=2, experts_dp=4)

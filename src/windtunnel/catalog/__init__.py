@@ -30,7 +30,8 @@ SEARCH_PATH_VARIABLE = "WINDTUNNEL_CATALOG"
 
 _SHIPPED = Path(__file__).resolve().parent
 _INDEX_FILES = ("aliases", "defaults")
-_GENERIC_NODE = "pcie"
+GENERIC_NODE = "pcie"
+"""Node of a device whose usual node is not known: eight devices on PCIe."""
 EntryT = TypeVar("EntryT")
 HardwareT = TypeVar("HardwareT", Device, Node)
 
@@ -167,7 +168,7 @@ def default_node(device: Device) -> Node:
         names_of_nodes = entry(defaults, dict[str, str]) if defaults.is_file() else {}
         if device.name in names_of_nodes:
             return node(names_of_nodes[device.name])
-    return msgspec.structs.replace(node(_GENERIC_NODE), device=device.name)
+    return msgspec.structs.replace(node(GENERIC_NODE), device=device.name)
 
 
 def _files(kind: str) -> dict[str, Path]:

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.hardware import Node
 from windtunnel.model import operators as ops
-from windtunnel.network.collectives.run import groups_seconds, run_transfers
+from windtunnel.network.collectives.run import groups_seconds
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.named_fabrics import fabric_from, fabric_of
+from windtunnel.network.run import run_transfers
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 
@@ -21,12 +22,12 @@ FABRIC_ERROR = 0.15
 within 1% where flows do not meet and within 33% where many collide (`docs/guides/network.md`)."""
 
 HANDOFF_BYTES = 256 * 2**20
-"""What a device sends where the rate of handoffs is looked for; 2,048 tokens of a 70B model's KV cache, whole."""
+"""Bytes that a device sends to measure the rate of handoffs: the KV cache of 2,048 tokens of a 70B model."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """A fabric with one device's rank after the other on its GPUs, and what collectives took on it so far."""
+    """A fabric whose GPUs hold the devices in order, and the times of the collectives already run on it."""
 
     fabric: Fabric
     settings: ClusterNetwork
@@ -35,7 +36,7 @@ class Network:
 
     @property
     def source(self) -> str:
-        """What an estimate says of itself."""
+        """Source of an estimate."""
         return f"{self.fabric.name}, {self.settings.backend} level"
 
     def seconds(self, op: ops.Collective, message_bytes: float, stride: int = 1) -> float:
@@ -52,16 +53,16 @@ class Network:
 
 
 def groups_of(op: ops.Collective, num_devices: int, stride: int) -> NDArray[np.int32]:
-    """(num_groups, num_ranks) the ranks of every group; of a transfer to the next stage, every sender and receiver."""
+    """Return (num_groups, num_ranks) the ranks of every group; for send_recv, every sender and receiver."""
     ranks = np.arange(num_devices, dtype=np.int32)
     if op.op == "send_recv":
         return np.column_stack([ranks[:-stride], ranks[stride:]])
-    whole = num_devices // (op.num_ranks * stride) * op.num_ranks * stride
-    return ranks[:whole].reshape(-1, op.num_ranks, stride).swapaxes(1, 2).reshape(-1, op.num_ranks)
+    num_grouped = num_devices // (op.num_ranks * stride) * op.num_ranks * stride
+    return ranks[:num_grouped].reshape(-1, op.num_ranks, stride).swapaxes(1, 2).reshape(-1, op.num_ranks)
 
 
 def network_of(settings: ClusterNetwork, node: Node, num_devices: int) -> Network:
-    """Return the network that `settings` mean for so many devices in nodes of a kind.
+    """Return the network of `settings` for `num_devices` devices in nodes of one kind.
 
     Raises:
         InputError: the topology is unknown, too small, or made of other servers.
@@ -76,17 +77,17 @@ def network_of(settings: ClusterNetwork, node: Node, num_devices: int) -> Networ
             f"network: {fabric.name} has {fabric.num_gpus} GPUs, and {num_devices} are needed", "take a larger topology"
         )
     per_server = np.bincount(fabric.server[:num_devices])
-    most = min(node.num_devices, num_devices)
-    if per_server.max() != most:
+    expected = min(node.num_devices, num_devices)
+    if per_server.max() != expected:
         raise InputError(
-            f"network: a server of {fabric.name} has {per_server.max()} of the devices; one {node.name} has {most}",
+            f"network: a server of {fabric.name} has {per_server.max()} of the devices; one {node.name} has {expected}",
             "give a node and a topology that agree",
         )
     return Network(fabric, settings, num_devices)
 
 
 def handoff_bytes_per_s(network: Network, senders: NDArray[np.integer], receivers: NDArray[np.integer]) -> float:
-    """Mean bytes per second from rank to rank while as many pairs as there can be send at once.
+    """Return the mean bytes per second from rank to rank while as many pairs as possible send at once.
 
     Args:
         network: with both on it.
@@ -109,7 +110,7 @@ def handoff_bytes_per_s(network: Network, senders: NDArray[np.integer], receiver
 
 @dataclass(frozen=True)
 class OnNetwork:
-    """Another estimator, with the collectives of a replica that leave a node timed on its network.
+    """An estimator that times a replica's collectives between nodes on its network, and asks another for the rest.
 
     Groups are neighbouring ranks; stages follow each other. A family of sizes is timed at powers of two, and between
     them along a straight line of log seconds over log bytes.
@@ -120,16 +121,16 @@ class OnNetwork:
     ranks_per_stage: int
 
     def estimate(self, op: ops.Op) -> Estimate:
-        """Seconds of `op`; coverage and source are those of the network for what leaves a node."""
+        """Return the seconds of `op`, from the network for a collective that leaves a node."""
         if not isinstance(op, ops.Collective) or op.span_nodes == 1:
             return self.estimator.estimate(op)
         stride = self.ranks_per_stage if op.op == "send_recv" else 1
         sizes = np.maximum(np.asarray(op.message_bytes, np.float64), 1.0)
         if sizes.ndim == 0:
-            return self._found(self.network.seconds(op, float(sizes), stride))
+            return self._estimate(self.network.seconds(op, float(sizes), stride))
         exponents = np.arange(np.floor(np.log2(sizes.min())), np.ceil(np.log2(sizes.max())) + 1)
         known = [self.network.seconds(op, 2.0**exponent, stride) for exponent in exponents]
-        return self._found(np.exp2(np.interp(np.log2(sizes), exponents, np.log2(known))))
+        return self._estimate(np.exp2(np.interp(np.log2(sizes), exponents, np.log2(known))))
 
-    def _found(self, seconds: ops.Size) -> Estimate:
+    def _estimate(self, seconds: ops.Size) -> Estimate:
         return Estimate(seconds, Coverage.ROOFLINE, self.network.source, FABRIC_ERROR)

@@ -84,9 +84,8 @@ class Problem:
 
 
 def problems(fabric: Fabric) -> list[Problem]:
-    """What is wrong with a fabric: bad ends, loops, duplicates, rates, and GPUs that cannot reach the others."""
-    found = _link_problems(fabric)
-    return found or _connection_problems(fabric)
+    """Find what is wrong with a fabric: bad ends, loops, duplicates, rates, and GPUs that cannot reach the others."""
+    return _link_problems(fabric) or _connection_problems(fabric)
 
 
 def check(fabric: Fabric) -> None:
@@ -118,7 +117,7 @@ def _link_problems(fabric: Fabric) -> list[Problem]:
 
 
 def _connection_problems(fabric: Fabric) -> list[Problem]:
-    """GPUs without links, and GPUs that GPU 0 does not reach."""
+    """Find GPUs without links, and GPUs that GPU 0 does not reach."""
     if fabric.num_gpus == 0:
         return [Problem("it has no GPUs")]
     group = connected_groups(fabric)
@@ -130,7 +129,7 @@ def _connection_problems(fabric: Fabric) -> list[Problem]:
 
 
 def connected_groups(fabric: Fabric) -> NDArray[np.int64]:
-    """(num_nodes,) The smallest node id that each node is connected to."""
+    """Return (num_nodes,) the smallest node id that each node is connected to."""
     label = np.arange(fabric.num_nodes, dtype=np.int64)
     while True:
         before = label.copy()

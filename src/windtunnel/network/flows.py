@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
 
+MOST_FLOWS = 20_000_000
+"""Most flows to simulate; they take 3 GB."""
+
 
 class Hop(IntEnum):
     """Why a flow exists, as SimCCL's `conn_type` says."""
@@ -146,6 +149,12 @@ def with_columns(
         if values is not None
     }
     return replace(flows, **columns)
+
+
+def in_channels(tables: Sequence[Flows]) -> Flows:
+    """Join the flows of one collective's channels, numbered in order, each on a connection of its own."""
+    flows = together(tables)
+    return replace(flows, channel=flows.group, connection=flows.group, group=np.zeros_like(flows.group))
 
 
 def children_of(parent_ptr: NDArray[np.int64], parent: Ids) -> tuple[NDArray[np.int64], Ids]:

@@ -1,4 +1,4 @@
-"""A fabric by what a person calls it: a file, a kind of topology with parameters, or a node of the catalog."""
+"""Find a fabric by its name: a file, a kind of topology with parameters, or a node of the catalog."""
 
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ KINDS = (
     "torus",
     "dragonfly",
 )
-"""What can be built."""
+"""Kinds of topologies that can be built."""
 
 _OTHER_NAMES = {"spectrumx": "spectrum_x", "alibabahpn": "alibaba_hpn", "hpn": "alibaba_hpn", "dcn": "dcn_plus"}
-"""SimAI's names, in lower case and without signs."""
+"""SimAI's name, in lower case and without signs -> kind."""
 
 
 def fabric_of(text: str) -> Fabric:
@@ -85,8 +85,8 @@ def _node(name: str) -> str:
     return name
 
 
-def _parameters(text: str, whole: str) -> dict[str, Any]:
-    """`a=1,b=[2,3]` as fields."""
+def _parameters(text: str, name: str) -> dict[str, Any]:
+    """Read `a=1,b=[2,3]` as fields."""
     if not text:
         return {}
     try:
@@ -94,5 +94,5 @@ def _parameters(text: str, whole: str) -> dict[str, Any]:
     except yaml.YAMLError:
         values = None
     if not isinstance(values, dict) or None in values.values():
-        raise InputError(f"{text!r} in {whole!r} is not of the form name=value,...", "spectrum_x:num_gpus=128")
+        raise InputError(f"{text!r} in {name!r} is not of the form name=value,...", "spectrum_x:num_gpus=128")
     return values

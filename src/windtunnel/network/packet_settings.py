@@ -1,8 +1,8 @@
-"""How NICs and switches behave where a network is simulated packet by packet.
+"""Settings of NICs and switches in a packet-level simulation.
 
-Beside each field stands its name in SimAI's configuration file, whose values are the defaults, but for DCQCN's: those
-are of the table of parameters in Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015
-(SimAI's recover 16 times more slowly), with ten times the additive step as the hyper-active one.
+Beside each field stands its name in SimAI's configuration file, whose values are the defaults, except for DCQCN: its
+values are from the table of parameters in Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM
+2015 (SimAI's recover 16 times more slowly), with ten times the additive step as the hyper-active one.
 """
 
 from typing import Literal
@@ -35,45 +35,45 @@ class PacketSettings(Schema):
     congestion: Literal["none", "dcqcn", "hpcc", "timely", "dctcp"] = "dcqcn"
     """`CC_MODE`: 1, 3, 7, 8."""
     window: Literal["fabric", "pair", "none"] = "pair"
-    """What a connection may have in flight: the largest bandwidth-delay product of the fabric, its own, or no limit
+    """Limit of a connection's bytes in flight: the largest bandwidth-delay product of the fabric, its own, or none
     (`HAS_WIN`, `GLOBAL_T`).
     """
     window_follows_rate: bool = True
     """`VAR_WIN`"""
     recovery: Literal["go_back_n", "selective_repeat"] = "go_back_n"
-    """What is sent again after a loss: everything from the gap on, or the gap."""
+    """What a sender repeats after a loss: everything from the gap on, or the gap alone."""
     reordering_packets: int = 3
-    """Selective repeat: a gap is a loss once a packet so many later has arrived."""
+    """Selective repeat: a gap counts as a loss once a packet that many positions later has arrived."""
     timeout_s: float = 320e-6
-    """A connection without progress for so long sends again; only where packets can be lost. Source: RTO_high of Mittal
+    """A connection without progress for this long sends again, where packets can be lost. Source: RTO_high of Mittal
     et al., "Revisiting Network Support for RDMA", SIGCOMM 2018.
     """
     spray: Literal["random", "shortest_queue"] = "random"
-    """Where `routing` is `spray`: each packet goes to any next hop, or to the one with the least queued."""
+    """Next hop of each packet with `routing: spray`: any of them, or the one with the shortest queue."""
     cut_through: bool = False
-    """Whether switches send a packet on once they have its header."""
+    """Whether switches forward a packet once they have its header."""
     ack_interval_bytes: int = 1
-    """`L2_ACK_INTERVAL`: data that an acknowledgement waits for; 1 acknowledges every packet."""
+    """`L2_ACK_INTERVAL`: bytes of data for each acknowledgement; 1 acknowledges every packet."""
     ack_bytes: int = 60
-    """An acknowledgement on the wire."""
+    """Bytes of an acknowledgement on the wire."""
     acks_first: bool = False
     """`ACK_HIGH_PRIO`"""
     pfc: bool = True
-    """Pause a sender whose packets would overflow the buffer; without, they are dropped."""
+    """Whether a sender whose packets would overflow the buffer is paused; otherwise they are dropped."""
     dynamic_pfc: bool = True
-    """`USE_DYNAMIC_PFC_THRESHOLD`: a port's share of the buffer is taken from what is free, or from all of it."""
+    """`USE_DYNAMIC_PFC_THRESHOLD`: whether a port's share is a fraction of the free buffer, or of all of it."""
     buffer_bytes: int = 32 * 2**20
-    """`BUFFER_SIZE`: of a switch."""
+    """`BUFFER_SIZE`: buffer of a switch."""
     pfc_shift: int = 3
     """A port may take 1 / 2 ** shift of the shared buffer."""
     reserve_bytes: int = 4096
-    """Of the buffer for each port, before it takes from the shared part."""
+    """Buffer reserved for each port, before it takes from the shared part."""
     resume_offset_bytes: int = 3072
-    """A paused sender may go on when its port is so far below its share."""
+    """A paused sender resumes when its port is this far below its share."""
     ecn: bool = True
     """`ENABLE_QCN`"""
     ecn_thresholds: tuple[EcnThreshold, ...] = ()
-    """By port rate. None: 100 kB to 400 kB for each 25 Gb/s, probability 0.2, as in Li et al., "HPCC", SIGCOMM 2019,
+    """By port rate. Empty: 100 kB to 400 kB for each 25 Gb/s, probability 0.2, as in Li et al., "HPCC", SIGCOMM 2019,
     section 5.1.
     """
     min_rate_bytes_per_s: float = 0.1 * GBPS
@@ -97,18 +97,18 @@ class PacketSettings(Schema):
     dctcp_rate_ai_bytes_per_s: float = 1 * GBPS
     """`DCTCP_RATE_AI`"""
     target_utilisation: float = 0.95
-    """`U_TARGET`: of HPCC."""
+    """`U_TARGET`: HPCC's target utilisation."""
     most_increases: int = 0
     """`MI_THRESH`: HPCC's additive increases in a row."""
     fast_react: bool = True
-    """`FAST_REACT`: HPCC looks at every acknowledgement, not at one a round trip."""
+    """`FAST_REACT`: HPCC reacts to every acknowledgement, not to one per round trip."""
     timely_alpha: float = 0.875
     timely_beta: float = 0.8
     timely_low_s: float = 50e-6
     timely_high_s: float = 500e-6
     timely_min_rtt_s: float = 20e-6
     trace_interval_s: float = 0.0
-    """`QLEN_MON_INTERVAL`: between two looks at the queues; 0: none."""
+    """`QLEN_MON_INTERVAL`: time between two records of the queues; 0: none."""
 
     def __post_init__(self) -> None:
         sizes = ("ack_interval_bytes", "ack_bytes", "buffer_bytes", "reordering_packets")
@@ -139,4 +139,4 @@ SIMAI_PACKETS = PacketSettings(
         )
     ),
 )
-"""What SimAI 1.6 runs with: its `SimAI.conf`, and the one window for all connections that its code insists on."""
+"""Settings of SimAI 1.6: its `SimAI.conf`, and the single window for all connections that its code imposes."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.records import Ints
 from windtunnel.errors import InputError
 from windtunnel.network import routing
 from windtunnel.network.fabric import Fabric
@@ -12,17 +13,10 @@ from windtunnel.network.flows import Flows
 from windtunnel.network.settings import NetworkSettings
 
 SIMAI_ACK_BYTES = 60
-
-
 SIMAI_SEND_DELAY_S = 10e-9
 """Added by ASTRA-sim to every send."""
-
-
-FIRST_PORT = 10000
-"""Of the sender; SimAI's, as is the receiver's."""
-
-
-RECEIVER_PORT = 100
+FIRST_PORT, RECEIVER_PORT = 10000, 100
+"""SimAI's port of a sender's first flow, and of every receiver."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +27,12 @@ class Paths:
     pointer: NDArray[np.int64]
     link: NDArray[np.int32]
     share: NDArray[np.float64]
-    """What part of a flow each link carries; empty where every link carries all of it."""
+    """Fraction of a flow on each link; empty where every link carries all of it."""
 
 
 @dataclass(frozen=True, eq=False)
 class FlowTimes:
-    """When every flow began, had sent its last byte and completed; and what the links carried."""
+    """When every flow began, sent its last byte and completed, and what the links carried."""
 
     begin_s: NDArray[np.float64]
     sent_s: NDArray[np.float64]
@@ -46,7 +40,7 @@ class FlowTimes:
     link_bytes: NDArray[np.float64]
     """(2 x num_links,) by directed link, headers included."""
     link_was_full: NDArray[np.bool_]
-    """(2 x num_links,) whether more wanted to cross it at some time than it carries."""
+    """(2 x num_links,) whether the demand on it ever exceeded what it carries."""
     num_events: int
     total_s: float
     """From time zero to the last completion; at packet level as SimAI, to that of rank 0."""
@@ -100,40 +94,56 @@ def find_paths(fabric: Fabric, flows: Flows, settings: NetworkSettings, *, answe
     both_ports = port | RECEIVER_PORT << 16
     if answers:
         source, destination, both_ports = destination, source, RECEIVER_PORT | port << 16
-    pairs = routing.PairTables(source, destination, both_ports)
-    graph = graph_of(fabric)
-    capacity = 8 * len(first) + 64
+    state = _tracing(graph_of(fabric), source, destination, both_ports, settings)
     while True:
-        rows = routing.PathRows(
-            np.zeros(len(first) + 1, np.int64),
-            np.empty(capacity, np.int32),
-            np.empty(capacity if spray else 0),
-        )
-        written = routing.trace_paths(pairs, graph, _search_tables(n), rows, settings.seed, spray)
+        written = routing.trace_paths(state)
         if written != -1:
             break
-        capacity *= 4
+        capacity = 4 * len(state.link)
+        state = state._replace(link=np.empty(capacity, np.int32), share=np.empty(capacity if spray else 0))
     if written < 0:
         lost = -2 - written
         raise InputError(f"{fabric.name}: there is no path from node {source[lost]} to node {destination[lost]}")
-    return Paths(of_flow.astype(np.int32), rows.pointer, rows.link[:written], rows.share[:written])
+    return Paths(of_flow.astype(np.int32), state.pointer, state.link[:written], state.share[:written])
 
 
-def _search_tables(num_nodes: int) -> routing.SearchTables:
+def _tracing(
+    graph: routing.RoutingGraph, source: Ints, destination: Ints, ports: Ints, settings: NetworkSettings
+) -> routing.TracingState:
+    """Return the state of a search for paths, before the first."""
+    num_pairs, num_nodes, spray = len(source), len(graph.kind), settings.routing == "spray"
+    capacity = 8 * num_pairs + 64
     far = np.full(num_nodes, routing.UNKNOWN, np.int8)
     forward_nodes, backward_nodes, marked, levels, stack = (np.empty(num_nodes + 1, np.int32) for _ in range(5))
-    inflow = np.zeros(num_nodes)
-    return routing.SearchTables(far, far.copy(), forward_nodes, backward_nodes, marked, levels, stack, inflow)
+    return routing.TracingState(
+        source=source,
+        destination=destination,
+        ports=ports,
+        seed=settings.seed,
+        spray=spray,
+        graph=graph,
+        pointer=np.zeros(num_pairs + 1, np.int64),
+        link=np.empty(capacity, np.int32),
+        share=np.empty(capacity if spray else 0),
+        ahead=far,
+        behind=far.copy(),
+        forward_nodes=forward_nodes,
+        backward_nodes=backward_nodes,
+        marked=marked,
+        levels=levels,
+        stack=stack,
+        inflow=np.zeros(num_nodes),
+    )
 
 
 def wire_bytes(size_bytes: NDArray[np.int64], settings: NetworkSettings) -> NDArray[np.int64]:
-    """Bytes on the wire: those of the flow and a header for each packet."""
+    """Return the bytes on the wire: those of each flow, and a header for each of its packets."""
     packets = -(-size_bytes // settings.payload_bytes)
     return size_bytes + packets * settings.header_bytes
 
 
 def data_bytes_per_s(fabric: Fabric, settings: NetworkSettings) -> NDArray[np.float64]:
-    """What each link carries of data and its headers.
+    """Return (num_links,) bytes per second of data and headers that each link carries.
 
     SimAI's ns-3 cuts the time of a packet to whole nanoseconds, and every data packet is answered by an acknowledgement
     on the other direction of its links, which rings and all-to-alls load with data too.
@@ -147,14 +157,14 @@ def data_bytes_per_s(fabric: Fabric, settings: NetworkSettings) -> NDArray[np.fl
 
 
 def send_delay_s(settings: NetworkSettings) -> float:
-    """From data being there to its first byte on the wire."""
+    """Return the time from the data being there to its first byte on the wire."""
     return settings.send_latency_s + (SIMAI_SEND_DELAY_S if settings.compat == "simai" else 0.0)
 
 
 def tail_seconds(
     fabric: Fabric, settings: NetworkSettings, paths: Paths, last_bytes: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """From a flow's last byte leaving to its completion: propagation, and its last packet stored and forwarded.
+    """Return the time from each flow's last byte to its completion: propagation, and the last packet's forwarding.
 
     SimAI completes a flow when its sender has the last acknowledgement, which takes the way back too.
     """

@@ -34,20 +34,26 @@ class RoutingGraph(NamedTuple):
     """Whether GPUs forward the traffic of others."""
 
 
-class PairTables(NamedTuple):
-    """(n,) pairs of ends to connect; equal pairs are neighbours."""
+class TracingState(NamedTuple):
+    """Pairs of ends to connect, the fabric, the paths found, and the scratch of one search."""
 
     source: Ints
+    """(n,) ends of the pairs; equal pairs are neighbours."""
     destination: Ints
     ports: Ints
-    """Input of the hash: the source's port in the low 16 bits, the destination's above."""
-
-
-class SearchTables(NamedTuple):
-    """Scratch of one search, an element for each node."""
-
+    """(n,) input of the hash: the source's port in the low 16 bits, the destination's above."""
+    seed: int
+    """Added to the switch's id as the seed of its hash."""
+    spray: bool
+    """Whether a flow spreads evenly over all shortest paths, or takes one by hash."""
+    graph: RoutingGraph
+    pointer: NDArray[np.int64]
+    """(n + 1,) out: pair k's directed links lie from `pointer[k]` to `pointer[k + 1]` in `link`."""
+    link: NDArray[np.int32]
+    share: NDArray[np.float64]
+    """Out: fraction of a flow on each link; written only where flows are sprayed."""
     ahead: NDArray[np.int8]
-    """Distance from the source, UNKNOWN everywhere between searches; `behind` likewise to the destination."""
+    """(num_nodes,) distance from the source, UNKNOWN between searches; `behind` likewise to the destination."""
     behind: NDArray[np.int8]
     forward_nodes: NDArray[np.int32]
     backward_nodes: NDArray[np.int32]
@@ -56,16 +62,7 @@ class SearchTables(NamedTuple):
     """`levels[k]` counts the forward nodes within distance k."""
     stack: NDArray[np.int32]
     inflow: NDArray[np.float64]
-    """Fraction of a sprayed flow that reaches each node; 0 everywhere between searches."""
-
-
-class PathRows(NamedTuple):
-    """The paths found: pair k's directed links lie from `pointer[k]` to `pointer[k + 1]`."""
-
-    pointer: NDArray[np.int64]
-    link: NDArray[np.int32]
-    share: NDArray[np.float64]
-    """Fraction of a flow on each link; written only where flows are sprayed."""
+    """(num_nodes,) fraction of a sprayed flow that reaches each node; 0 between searches."""
 
 
 @inner
@@ -111,20 +108,16 @@ def _may_cross(node: int, source: int, destination: int, graph: RoutingGraph) ->
 
 @inner
 def _expand(
-    nodes: NDArray[np.int32],
-    first: int,
-    last: int,
-    reached: NDArray[np.int8],
-    facing: NDArray[np.int8],
-    source: int,
-    destination: int,
-    graph: RoutingGraph,
+    state: TracingState, nodes: NDArray[np.int32], first: int, last: int, source: int, destination: int
 ) -> tuple[int, bool]:
     """Reach the neighbours of the outermost nodes of a search, `nodes[first:last]`; append them to `nodes`.
 
     Returns:
         (number of `nodes`, whether the search that faces this one has reached any of them)
     """
+    graph = state.graph
+    is_forward = nodes[0] == source
+    reached, facing = (state.ahead, state.behind) if is_forward else (state.behind, state.ahead)
     level = reached[nodes[first]] + 1
     num_nodes, met = last, False
     for i in range(first, last):
@@ -141,7 +134,16 @@ def _expand(
 
 
 @inner
-def _search(source: int, destination: int, graph: RoutingGraph, search: SearchTables) -> tuple[int, int, int, int]:
+def _num_links(graph: RoutingGraph, nodes: NDArray[np.int32], first: int, last: int) -> int:
+    """Return how many links the nodes `nodes[first:last]` have."""
+    total = 0
+    for i in range(first, last):
+        total += graph.pointer[nodes[i] + 1] - graph.pointer[nodes[i]]
+    return total
+
+
+@inner
+def _search(state: TracingState, source: int, destination: int) -> tuple[int, int, int, int]:
     """Search breadth-first from both ends until the searches meet.
 
     `ahead` and `behind` are left with the distances of the nodes that the forward and the backward search reached.
@@ -149,34 +151,29 @@ def _search(source: int, destination: int, graph: RoutingGraph, search: SearchTa
     Returns:
         (distance or -1, nodes reached forward, levels of the forward search, nodes reached backward)
     """
-    pointer = graph.pointer
-    ahead, behind = search.ahead, search.behind
-    forward_nodes, backward_nodes, levels = search.forward_nodes, search.backward_nodes, search.levels
-    ahead[source], behind[destination] = 0, 0
+    forward_nodes, backward_nodes = state.forward_nodes, state.backward_nodes
+    state.ahead[source], state.behind[destination] = 0, 0
     forward_nodes[0], backward_nodes[0] = source, destination
     num_forward, num_backward = 1, 1
     first_forward, first_backward = 0, 0
     far_forward, far_backward = 0, 0
-    levels[0] = 1
+    state.levels[0] = 1
     if source == destination:
         return 0, 1, 0, 1
     while True:
-        work_forward, work_backward = 0, 0
-        for i in range(first_forward, num_forward):
-            work_forward += pointer[forward_nodes[i] + 1] - pointer[forward_nodes[i]]
-        for i in range(first_backward, num_backward):
-            work_backward += pointer[backward_nodes[i] + 1] - pointer[backward_nodes[i]]
+        work_forward = _num_links(state.graph, forward_nodes, first_forward, num_forward)
+        work_backward = _num_links(state.graph, backward_nodes, first_backward, num_backward)
         if work_forward == 0 or work_backward == 0:
             return -1, num_forward, far_forward, num_backward
         if work_forward <= work_backward:
             last = num_forward
-            num_forward, met = _expand(forward_nodes, first_forward, last, ahead, behind, source, destination, graph)
+            num_forward, met = _expand(state, forward_nodes, first_forward, last, source, destination)
             first_forward = last
             far_forward += 1
-            levels[far_forward] = num_forward
+            state.levels[far_forward] = num_forward
         else:
             last = num_backward
-            num_backward, met = _expand(backward_nodes, first_backward, last, behind, ahead, source, destination, graph)
+            num_backward, met = _expand(state, backward_nodes, first_backward, last, source, destination)
             first_backward = last
             far_backward += 1
         if met:
@@ -184,80 +181,71 @@ def _search(source: int, destination: int, graph: RoutingGraph, search: SearchTa
 
 
 @inner
-def _mark_shortest(distance: int, far_forward: int, graph: RoutingGraph, search: SearchTables) -> int:
-    """Give the forward nodes that lie on a shortest path their distance to the destination; returns how many."""
-    pointer, neighbor = graph.pointer, graph.neighbor
-    behind, levels = search.behind, search.levels
+def _mark_shortest(state: TracingState, distance: int, far_forward: int) -> int:
+    """Give the forward nodes that lie on a shortest path their distance to the destination; return how many."""
+    pointer, neighbor, behind, levels = state.graph.pointer, state.graph.neighbor, state.behind, state.levels
     num_marked = 0
     for level in range(far_forward, -1, -1):
         begin = levels[level - 1] if level > 0 else 0
         for i in range(begin, levels[level]):
-            node = search.forward_nodes[i]
+            node = state.forward_nodes[i]
             if behind[node] != UNKNOWN:
                 continue
             for e in range(pointer[node], pointer[node + 1]):
                 if behind[neighbor[e]] == distance - level - 1:
                     behind[node] = distance - level
-                    search.marked[num_marked] = node
+                    state.marked[num_marked] = node
                     num_marked += 1
                     break
     return num_marked
 
 
 @inner
-def _forget(search: SearchTables, num_marked: int, num_forward: int, num_backward: int) -> None:
+def _forget(state: TracingState, num_marked: int, num_forward: int, num_backward: int) -> None:
     """Make all nodes unknown again."""
     for k in range(num_marked):
-        search.behind[search.marked[k]] = UNKNOWN
+        state.behind[state.marked[k]] = UNKNOWN
     for k in range(num_forward):
-        search.ahead[search.forward_nodes[k]] = UNKNOWN
+        state.ahead[state.forward_nodes[k]] = UNKNOWN
     for k in range(num_backward):
-        search.behind[search.backward_nodes[k]] = UNKNOWN
+        state.behind[state.backward_nodes[k]] = UNKNOWN
 
 
 @entry
-def trace_paths(
-    pairs: PairTables, graph: RoutingGraph, search: SearchTables, paths: PathRows, seed: int, spray: bool
-) -> int:
+def trace_paths(state: TracingState) -> int:
     """Trace the path of every pair, as directed links with the share of its bytes that each carries.
 
-    Args:
-        paths: out.
-        seed: added to the switch's id as the seed of its hash.
-        spray: whether a flow spreads evenly over all shortest paths, or takes one by hash.
-
     Returns:
-        Links written; -1 where `paths.link` was too short; -2 - k where the ends of pair k are not connected.
+        Links written; -1 where `state.link` was too short; -2 - k where the ends of pair k are not connected.
     """
-    source, destination = pairs.source, pairs.destination
-    behind = search.behind
+    source, destination = state.source, state.destination
     written = 0
     n = len(source)
     i = 0
     status = 0
     while i < n and status == 0:
         begin, end = source[i], destination[i]
-        distance, num_forward, far_forward, num_backward = _search(begin, end, graph, search)
+        distance, num_forward, far_forward, num_backward = _search(state, begin, end)
         num_marked = 0
         if distance < 0:
             status = -2 - i
         else:
-            num_marked = _mark_shortest(distance, far_forward, graph, search)
+            num_marked = _mark_shortest(state, distance, far_forward)
         while status == 0 and i < n and source[i] == begin and destination[i] == end:
-            paths.pointer[i] = written
-            if spray:
-                count = _spread(begin, end, distance, graph, search, paths, written)
+            state.pointer[i] = written
+            if state.spray:
+                count = _spread(state, begin, end, distance, written)
             else:
-                count = _write_path(begin, end, distance, pairs.ports[i], seed, graph, behind, paths.link, written)
-            if count < 0 or written + count > len(paths.link):
+                count = _write_path(state, i, distance, written)
+            if count < 0 or written + count > len(state.link):
                 status = -1
             else:
                 written += count
                 i += 1
-        _forget(search, num_marked, num_forward, num_backward)
+        _forget(state, num_marked, num_forward, num_backward)
     if status < 0:
         return status
-    paths.pointer[n] = written
+    state.pointer[n] = written
     return written
 
 
@@ -274,31 +262,22 @@ def _next_hops(node: int, closer: int, graph: RoutingGraph, behind: NDArray[np.i
 
 
 @inner
-def _write_path(
-    begin: int,
-    end: int,
-    distance: int,
-    ports: int,
-    seed: int,
-    graph: RoutingGraph,
-    behind: NDArray[np.int8],
-    path_link: NDArray[np.int32],
-    written: int,
-) -> int:
-    """Write one shortest path, chosen by hash at every node; returns its links, -1 where there is no room."""
-    pointer, neighbor, direction, kind, _ = graph
+def _write_path(state: TracingState, pair: int, distance: int, written: int) -> int:
+    """Write one shortest path, chosen by hash at every node; return its links, -1 where there is no room."""
+    pointer, neighbor, direction, kind, _ = state.graph
+    begin, end, behind = state.source[pair], state.destination[pair], state.behind
     node = begin
     for left in range(distance, 0, -1):
-        count, only_scale_up = _next_hops(node, left - 1, graph, behind)
+        count, only_scale_up = _next_hops(node, left - 1, state.graph, behind)
         salt = HOST_SEED if kind[node] == 0 else node
-        chosen = int64(ecmp_hash(begin, end, ports, salt + seed)) % count if count > 1 else 0
+        chosen = int64(ecmp_hash(begin, end, state.ports[pair], salt + state.seed)) % count if count > 1 else 0
         for e in range(pointer[node], pointer[node + 1]):
             other = neighbor[e]
             if behind[other] == left - 1 and (kind[other] == 1 or not only_scale_up):
                 if chosen == 0:
-                    if written + distance - left >= len(path_link):
+                    if written + distance - left >= len(state.link):
                         return -1
-                    path_link[written + distance - left] = direction[e]
+                    state.link[written + distance - left] = direction[e]
                     node = other
                     break
                 chosen -= 1
@@ -306,12 +285,10 @@ def _write_path(
 
 
 @inner
-def _spread(
-    begin: int, end: int, distance: int, graph: RoutingGraph, search: SearchTables, paths: PathRows, written: int
-) -> int:
+def _spread(state: TracingState, begin: int, end: int, distance: int, written: int) -> int:
     """Write all links of the shortest paths, each node dividing what reaches it evenly over its next hops."""
-    pointer, neighbor, direction, kind, _ = graph
-    behind, stack, inflow = search.behind, search.stack, search.inflow
+    pointer, neighbor, direction, kind, _ = state.graph
+    behind, stack, inflow = state.behind, state.stack, state.inflow
     stack[0] = begin
     inflow[begin] = 1.0
     first, last, count = 0, 1, 0
@@ -319,7 +296,7 @@ def _spread(
         level_end = last
         for position in range(first, level_end):
             node = stack[position]
-            hops, only_scale_up = _next_hops(node, left - 1, graph, behind)
+            hops, only_scale_up = _next_hops(node, left - 1, state.graph, behind)
             share = inflow[node] / hops
             inflow[node] = 0.0
             for e in range(pointer[node], pointer[node + 1]):
@@ -329,10 +306,10 @@ def _spread(
                         stack[last] = other
                         last += 1
                     inflow[other] += share
-                    if written + count < len(paths.link):
-                        paths.link[written + count] = direction[e]
-                        paths.share[written + count] = share
+                    if written + count < len(state.link):
+                        state.link[written + count] = direction[e]
+                        state.share[written + count] = share
                     count += 1
         first = level_end
     inflow[end] = 0.0
-    return count if written + count <= len(paths.link) else -1
+    return count if written + count <= len(state.link) else -1

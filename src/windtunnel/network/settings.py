@@ -1,43 +1,53 @@
-"""How a network is simulated: at which depth, and what every transfer costs besides its bytes."""
+"""Settings of a network simulation: its backend, routing, packet sizes and latencies."""
 
+import sys
 from typing import Any, Literal
 
+from msgspec.structs import force_setattr
+
 from windtunnel.network.packet_settings import PacketSettings
+from windtunnel.plugins import Registry
 from windtunnel.schema import Schema, check_at_least, check_non_negative, check_seed, decode, encode
 
-Backend = Literal["analytic", "flow", "packet"]
+BACKENDS = Registry("windtunnel.network_backends", "windtunnel.network.backends", "network backend")
 
 
 class NetworkSettings(Schema):
-    """What a run of flows over a fabric needs besides the two."""
+    """Settings of a run of flows over a fabric."""
 
-    backend: Backend = "analytic"
+    backend: str = "analytic"
+    """A name in `BACKENDS`: analytic, flow, packet or an installed one."""
     compat: Literal["simai"] | None = None
     """Follow SimAI where it differs from hardware: its rings, packet sizes, acknowledgements and ports."""
     routing: Literal["ecmp", "spray"] = "ecmp"
-    """One of the shortest paths by hash, or all of them evenly (packet spraying, adaptive routing)."""
+    """`ecmp`: one of the shortest paths, by hash; `spray`: all of them evenly (packet spraying, adaptive routing)."""
     send_latency_s: float = 3e-6
-    """From the moment that data is there to the first byte on the wire; SimAI's `AS_SEND_LAT`."""
+    """Time from the data being there to its first byte on the wire; SimAI's `AS_SEND_LAT`."""
     payload_bytes: int = 4096
-    """Of a full packet. SimAI's `PACKET_PAYLOAD_SIZE` is 9000."""
+    """Payload of a full packet. SimAI's `PACKET_PAYLOAD_SIZE` is 9000."""
     header_bytes: int = 66
-    """Of a packet: Ethernet, IPv4, UDP, InfiniBand transport and check sums (RoCE v2). SimAI: 50."""
+    """Header of a packet: Ethernet, IPv4, UDP, InfiniBand transport and check sums (RoCE v2). SimAI: 50."""
     seed: int = 0
-    """Of the switches' hashes."""
+    """Seed of the switches' hashes."""
     packet: PacketSettings | None = None
-    """Transport, congestion control and buffers of the packet level. None: `SimAI.conf`'s with `compat: simai`, and
-    their defaults else.
+    """Transport, congestion control and buffers of the packet level. None: those of `SimAI.conf` with `compat: simai`,
+    else the defaults.
     """
 
     def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise ValueError(f"unknown network backend {self.backend!r}; known: {', '.join(BACKENDS.names())}")
+        # Encoding leaves out a default that is the same object, which a decoded string is not.
+        force_setattr(self, "backend", sys.intern(self.backend))
         check_at_least(1, payload_bytes=self.payload_bytes)
         check_non_negative(send_latency_s=self.send_latency_s, header_bytes=self.header_bytes)
         check_seed(self.seed)
 
 
 class ClusterNetwork(NetworkSettings):
-    """The network between the servers of a training job or of a replica: collectives that leave a server are simulated
-    on it. Without one they take closed forms over the published links.
+    """The network between the servers of a training job or a replica, on which their collectives are simulated.
+
+    Without one, closed forms over the published links time them.
     """
 
     topology: str | None = None
@@ -51,11 +61,11 @@ class ClusterNetwork(NetworkSettings):
 
 
 SIMAI_SETTINGS = NetworkSettings(backend="flow", compat="simai", payload_bytes=9000, header_bytes=50)
-"""What SimAI 1.6 simulates with (`SimAI.conf`), with a send latency of 3 us."""
+"""Settings of SimAI 1.6 (`SimAI.conf`), with a send latency of 3 us."""
 
 
 def settings_from(given: dict[str, Any]) -> NetworkSettings:
-    """Settings from the fields that were given; `compat: simai` changes what the others default to.
+    """Return settings from the given fields; `compat: simai` changes the defaults of the others.
 
     Raises:
         InputError: a field is wrong.

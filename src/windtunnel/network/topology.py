@@ -6,7 +6,7 @@ The two-tier networks have the parameters, defaults and order of nodes and links
 
 from dataclasses import dataclass, field
 from math import ceil, prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -220,9 +220,9 @@ class Dragonfly(_Servers, tag="dragonfly"):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(1, **fields_of(self, "nics_per_switch", "switches_per_group", "global_links_per_switch"))
-        most = self.switches_per_group * self.global_links_per_switch + 1
-        if self.num_groups > most:
-            raise ValueError(f"num_gpus = {self.num_gpus} needs {self.num_groups} groups; {most} can be joined")
+        num_joined = self.switches_per_group * self.global_links_per_switch + 1
+        if self.num_groups > num_joined:
+            raise ValueError(f"num_gpus = {self.num_gpus} needs {self.num_groups} groups; {num_joined} can be joined")
 
     @property
     def num_groups(self) -> int:
@@ -238,7 +238,7 @@ class TopologyFile(Schema, tag="file"):
 Topology: TypeAlias = (
     SpectrumX | AlibabaHpn | DcnPlus | TwoTier | FatTree | NvLinkDomains | NodeRails | Torus | Dragonfly | TopologyFile
 )
-"""What a scenario or the command line may ask for; `build_fabric` makes every kind but `TopologyFile`."""
+"""Topologies that a scenario or the command line can name; `build_fabric` builds every kind but `TopologyFile`."""
 
 
 def build_fabric(topology: Topology) -> Fabric:
@@ -261,69 +261,72 @@ def build_fabric(topology: Topology) -> Fabric:
         case Dragonfly():
             return _dragonfly(topology)
         case TopologyFile():
-            raise InputError(f"{topology.path} is a file, not parameters", "read it with interop.simai.read_topology")
+            raise InputError(
+                f"{topology.path} is a file, not parameters",
+                "read it with windtunnel.network.topology_file.read_topology",
+            )
 
 
 @dataclass
 class _Wiring:
-    """A fabric in the making: groups of links in the order in which they are added."""
+    """A fabric in the making: its nodes, and groups of links in the order in which they are added."""
 
-    ends: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=list)
-    rates: list[NDArray[np.float64]] = field(default_factory=list)
-    latencies: list[NDArray[np.float64]] = field(default_factory=list)
+    gpu_type: str
+    num_gpus: int
+    gpus_per_server: int
+    num_scale_up_switches: int
+    error_fraction: float = 0.0
+    links: list[tuple[NDArray[Any], ...]] = field(default_factory=list)
+    """(ends, other ends, bytes per second, seconds) of each group."""
+
+    @property
+    def first_leaf(self) -> int:
+        return self.num_gpus + self.num_scale_up_switches
 
     def link(self, a: ArrayLike, b: ArrayLike, bytes_per_s: ArrayLike, latency_s: ArrayLike) -> None:
-        """Links between `a` and `b`, scalars or arrays that broadcast."""
-        ends_a, ends_b, rate, latency = np.broadcast_arrays(a, b, bytes_per_s, latency_s)
-        self.ends.append((ends_a.ravel(), ends_b.ravel()))
-        self.rates.append(rate.ravel().astype(np.float64))
-        self.latencies.append(latency.ravel().astype(np.float64))
+        """Add links between `a` and `b`, scalars or arrays that broadcast."""
+        self.links.append(tuple(np.ravel(column) for column in np.broadcast_arrays(a, b, bytes_per_s, latency_s)))
 
-    def fabric(
-        self,
-        name: str,
-        gpu_type: str,
-        num_gpus: int,
-        gpus_per_server: int,
-        num_scale_up_switches: int,
-        tiers: list[int],
-        error_fraction: float = 0.0,
-        gpus_forward: bool = False,
-    ) -> Fabric:
+    def fabric(self, name: str, tiers: list[int], gpus_forward: bool = False) -> Fabric:
         """Return the fabric, with `tiers[i]` switches in tier i + 1."""
-        counts = [num_gpus, num_scale_up_switches, sum(tiers)]
-        kind = np.repeat(np.array([NodeKind.GPU, NodeKind.SCALE_UP_SWITCH, NodeKind.SWITCH], np.int8), counts)
-        tier = np.repeat(np.arange(len(tiers) + 1), [num_gpus + num_scale_up_switches, *tiers]).astype(np.int8)
-        num_servers = num_gpus // gpus_per_server
-        per_server = num_scale_up_switches // num_servers
-        server = np.concatenate(
-            [
-                np.arange(num_gpus) // gpus_per_server,
-                np.arange(num_scale_up_switches) // max(per_server, 1),
-                np.full(sum(tiers), -1),
-            ]
-        ).astype(np.int32)
-        a = np.concatenate([pair[0] for pair in self.ends]).astype(np.int32)
-        b = np.concatenate([pair[1] for pair in self.ends]).astype(np.int32)
+        num_gpus, num_scale_up, num_switches = self.num_gpus, self.num_scale_up_switches, sum(tiers)
+        kinds = np.array([NodeKind.GPU, NodeKind.SCALE_UP_SWITCH, NodeKind.SWITCH], np.int8)
+        per_server = num_scale_up // (num_gpus // self.gpus_per_server)
+        of_gpu, of_switch = np.arange(num_gpus) // self.gpus_per_server, np.arange(num_scale_up) // max(per_server, 1)
+        a, b, rate, latency = (np.concatenate(column) for column in zip(*self.links, strict=True))
         return Fabric(
             name=name,
-            gpu_type=gpu_type,
-            gpus_per_server=gpus_per_server,
-            kind=kind,
-            tier=tier,
-            server=server,
-            link_a=a,
-            link_b=b,
-            bandwidth_bytes_per_s=np.concatenate(self.rates),
-            latency_s=np.concatenate(self.latencies),
-            error_fraction=np.full(len(a), error_fraction),
+            gpu_type=self.gpu_type,
+            gpus_per_server=self.gpus_per_server,
+            kind=np.repeat(kinds, [num_gpus, num_scale_up, num_switches]),
+            tier=np.repeat(np.arange(len(tiers) + 1), [num_gpus + num_scale_up, *tiers]).astype(np.int8),
+            server=np.concatenate([of_gpu, of_switch, np.full(num_switches, -1)]).astype(np.int32),
+            link_a=a.astype(np.int32),
+            link_b=b.astype(np.int32),
+            bandwidth_bytes_per_s=rate.astype(np.float64),
+            latency_s=latency.astype(np.float64),
+            error_fraction=np.full(len(a), self.error_fraction),
             gpus_forward=gpus_forward,
         )
 
 
+def _wired_servers(servers: _Servers, nic_bytes_per_s: float, *leaf_of_port: NDArray[np.int64]) -> _Wiring:
+    """Link servers: each GPU's scale-up links, then its NIC ports to leaves numbered from 0, GPU after GPU."""
+    switches, ports = servers.scale_up_switches_per_server, len(leaf_of_port)
+    num_switches = servers.num_gpus // servers.gpus_per_server * switches
+    wiring = _Wiring(servers.gpu_type, servers.num_gpus, servers.gpus_per_server, num_switches, servers.error_fraction)
+    gpu = np.arange(servers.num_gpus)
+    up = servers.num_gpus + gpu[:, None] // servers.gpus_per_server * switches + np.arange(switches)
+    ends = np.concatenate([up, wiring.first_leaf + np.stack(leaf_of_port, axis=1)], axis=1)
+    rates = [servers.scale_up_bytes_per_s] * switches + [nic_bytes_per_s] * ports
+    latencies = [servers.scale_up_latency_s] * switches + [servers.latency_s] * ports
+    wiring.link(gpu[:, None], ends, np.array(rates), np.array(latencies))
+    return wiring
+
+
 @dataclass(frozen=True)
 class _Shape:
-    """What the two-tier topologies come to."""
+    """The shape of a two-tier topology."""
 
     rail_optimised: bool
     dual_tor: bool
@@ -331,132 +334,77 @@ class _Shape:
     nic_bytes_per_s: float
     gpus_per_leaf: int
     leaf_ports_up: int
-    title: str
+    name: str
+    """The file name that SimAI gives it: `Spectrum-X_128g_8gps_400Gbps_H100`."""
 
 
 def _shape(topology: TwoTierTopology) -> _Shape:
+    size = f"{topology.num_gpus}g_{topology.gpus_per_server}gps"
+    rails, dual_tor, dual_plane, ports_up = False, False, False, 64
     match topology:
         case SpectrumX():
-            title, rails, dual_tor, dual_plane, ports_up = "Spectrum-X", True, False, False, 64
-        case AlibabaHpn():
-            dual_plane = topology.dual_plane
-            title, rails, dual_tor, ports_up = "AlibabaHPN", True, True, 120 if dual_plane else 240
-        case DcnPlus():
-            title, rails, dual_tor, dual_plane, ports_up = "DCN+", False, topology.dual_tor, False, 8
-        case TwoTier():
-            rails, dual_tor, dual_plane = topology.rail_optimised, topology.dual_tor, topology.dual_plane
-            title, ports_up = "Rail_Opti" if rails else "No_Rail_Opti", 64
+            rails, name = True, f"Spectrum-X_{size}"
+        case AlibabaHpn(dual_plane=dual_plane):
+            rails, dual_tor, ports_up = True, True, 120 if dual_plane else 240
+            name = f"AlibabaHPN_{size}_DualToR_{_plane(dual_plane)}"
+        case DcnPlus(dual_tor=dual_tor):
+            ports_up, name = 8, f"DCN+{_tor(dual_tor)}_{size}"
+        case TwoTier(rail_optimised=rails, dual_tor=dual_tor, dual_plane=dual_plane):
+            plane = f"_{_plane(dual_plane)}" if dual_tor else ""
+            name = f"Rail_Opti_{_tor(dual_tor)}_{size}{plane}" if rails else f"No_Rail_Opti_{size}_{_tor(dual_tor)}"
     two_ports = dual_tor and not isinstance(topology, TwoTier)
+    nic_bytes_per_s = topology.nic_bytes_per_s or (200 if two_ports else 400) * GBPS
     return _Shape(
         rail_optimised=rails,
         dual_tor=dual_tor,
         dual_plane=dual_plane,
-        nic_bytes_per_s=topology.nic_bytes_per_s or (200 if two_ports else 400) * GBPS,
+        nic_bytes_per_s=nic_bytes_per_s,
         gpus_per_leaf=topology.gpus_per_leaf or (128 if two_ports else 64),
         leaf_ports_up=topology.leaf_ports_up or ports_up,
-        title=title,
+        name=f"{name}_{nic_bytes_per_s / GBPS:g}Gbps_{topology.gpu_type}",
     )
 
 
-def two_tier_name(topology: TwoTierTopology) -> str:
-    """Return the file name that SimAI gives it: `Spectrum-X_128g_8gps_400Gbps_H100`."""
-    shape = _shape(topology)
-    size = f"{topology.num_gpus}g_{topology.gpus_per_server}gps"
-    tor = "DualToR" if shape.dual_tor else "SingleToR"
-    plane = "DualPlane" if shape.dual_plane else "SinglePlane"
-    front = {
-        "Spectrum-X": f"Spectrum-X_{size}",
-        "DCN+": f"DCN+{tor}_{size}",
-        "Rail_Opti": f"Rail_Opti_{tor}_{size}" + (f"_{plane}" if shape.dual_tor else ""),
-        "AlibabaHPN": f"AlibabaHPN_{size}_{tor}_{plane}",
-        "No_Rail_Opti": f"No_Rail_Opti_{size}_{tor}",
-    }[shape.title]
-    return f"{front}_{shape.nic_bytes_per_s / GBPS:g}Gbps_{topology.gpu_type}"
+def _tor(is_dual: bool) -> str:
+    return "DualToR" if is_dual else "SingleToR"
 
 
-def num_leaves(topology: TwoTierTopology) -> int:
-    """Return the leaf switches (SimAI's `-asn`) that the GPUs need."""
-    shape = _shape(topology)
-    leaves_per_segment = (topology.gpus_per_server if shape.rail_optimised else 1) * (2 if shape.dual_tor else 1)
-    return _num_segments(topology, shape) * leaves_per_segment
+def _plane(is_dual: bool) -> str:
+    return "DualPlane" if is_dual else "SinglePlane"
 
 
-def _num_segments(topology: TwoTierTopology, shape: _Shape) -> int:
-    per_segment = shape.gpus_per_leaf * (topology.gpus_per_server if shape.rail_optimised else 1)
-    return ceil(topology.num_gpus / per_segment)
-
-
-def _check_two_tier(topology: TwoTierTopology, shape: _Shape) -> None:
+def _check_two_tier(topology: TwoTierTopology, shape: _Shape, num_segments: int) -> None:
     if shape.dual_plane and not (shape.rail_optimised and shape.dual_tor):
         raise InputError("dual_plane needs rail_optimised and dual_tor", "two planes need two ports per GPU, by rail")
     if shape.dual_plane and topology.num_spines % 2:
         raise InputError(f"num_spines = {topology.num_spines} cannot be split over two planes")
-    segments = _num_segments(topology, shape)
-    if shape.rail_optimised:
-        most = shape.leaf_ports_up // topology.gpus_per_server
-    else:
-        most = shape.leaf_ports_up // (2 if shape.dual_tor else 1)
-    if segments > most:
+    leaves = topology.gpus_per_server if shape.rail_optimised else 2 if shape.dual_tor else 1
+    num_allowed = shape.leaf_ports_up // leaves
+    if num_segments > num_allowed:
         raise InputError(
-            f"{topology.num_gpus} GPUs need {segments} segments; leaf_ports_up = {shape.leaf_ports_up} allows {most}",
+            f"{topology.num_gpus} GPUs need {num_segments} segments; leaf_ports_up = {shape.leaf_ports_up} allows "
+            f"{num_allowed}",
             "raise leaf_ports_up or gpus_per_leaf, or use fewer GPUs",
         )
 
 
 def _two_tier(topology: TwoTierTopology) -> Fabric:
-    """Rails, planes and doubled leaves as `gen_Topo_Template.py` of SimAI 1.6 lays them out."""
+    """Lay out rails, planes and doubled leaves as `gen_Topo_Template.py` of SimAI 1.6 does."""
     shape = _shape(topology)
-    _check_two_tier(topology, shape)
-    wiring = _Wiring()
-    gpu = np.arange(topology.num_gpus)
-    per_server = topology.gpus_per_server
-    num_up_switches = topology.num_gpus // per_server * topology.scale_up_switches_per_server
-    first_leaf = topology.num_gpus + num_up_switches
-    leaves = num_leaves(topology)
-    if shape.rail_optimised:
-        leaf = gpu // (per_server * shape.gpus_per_leaf) * per_server + gpu % per_server
-    else:
-        leaf = gpu // shape.gpus_per_leaf
+    gpu, num_rails = np.arange(topology.num_gpus), topology.gpus_per_server if shape.rail_optimised else 1
+    num_segments = ceil(topology.num_gpus / (shape.gpus_per_leaf * num_rails))
+    _check_two_tier(topology, shape, num_segments)
+    leaves = num_segments * num_rails * (2 if shape.dual_tor else 1)
+    leaf = gpu // (num_rails * shape.gpus_per_leaf) * num_rails + gpu % num_rails
     leaf_of_port = [leaf, leaf + leaves // 2] if shape.dual_tor else [leaf]
-    _link_servers(wiring, topology, shape.nic_bytes_per_s, [first_leaf + ends for ends in leaf_of_port])
-    spine = first_leaf + leaves + np.arange(topology.num_spines)
+    wiring = _wired_servers(topology, shape.nic_bytes_per_s, *leaf_of_port)
+    spine = wiring.first_leaf + leaves + np.arange(topology.num_spines)
     planes = 2 if shape.dual_plane else 1
     for plane in range(planes):
-        own_leaves = first_leaf + np.arange(leaves).reshape(planes, -1)[plane]
-        own_spines = spine.reshape(planes, -1)[plane]
-        wiring.link(own_leaves[:, None], own_spines, topology.leaf_spine_bytes_per_s, topology.latency_s)
-    return _of_servers(topology, wiring, two_tier_name(topology), [leaves, topology.num_spines])
-
-
-def _link_servers(
-    wiring: _Wiring, servers: _Servers, nic_bytes_per_s: float, leaf_of_port: list[NDArray[np.int64]]
-) -> None:
-    """Each GPU's scale-up links, then its NIC ports, GPU after GPU."""
-    gpu = np.arange(servers.num_gpus)
-    switches = servers.scale_up_switches_per_server
-    up = servers.num_gpus + gpu[:, None] // servers.gpus_per_server * switches + np.arange(switches)
-    ends = np.concatenate([up, np.stack(leaf_of_port, axis=1)], axis=1)
-    ports = len(leaf_of_port)
-    rates = [servers.scale_up_bytes_per_s] * switches + [nic_bytes_per_s] * ports
-    latencies = [servers.scale_up_latency_s] * switches + [servers.latency_s] * ports
-    wiring.link(gpu[:, None], ends, np.array(rates), np.array(latencies))
-
-
-def _of_servers(servers: _Servers, wiring: _Wiring, name: str, tiers: list[int]) -> Fabric:
-    num_switches = servers.num_gpus // servers.gpus_per_server * servers.scale_up_switches_per_server
-    return wiring.fabric(
-        name,
-        servers.gpu_type,
-        servers.num_gpus,
-        servers.gpus_per_server,
-        num_switches,
-        tiers,
-        servers.error_fraction,
-    )
-
-
-def _first_leaf(servers: _Servers) -> int:
-    return servers.num_gpus + servers.num_gpus // servers.gpus_per_server * servers.scale_up_switches_per_server
+        leaves_of_plane = wiring.first_leaf + np.arange(leaves).reshape(planes, -1)[plane]
+        spines_of_plane = spine.reshape(planes, -1)[plane]
+        wiring.link(leaves_of_plane[:, None], spines_of_plane, topology.leaf_spine_bytes_per_s, topology.latency_s)
+    return wiring.fabric(shape.name, [leaves, topology.num_spines])
 
 
 def _fat_tree(topology: FatTree) -> Fabric:
@@ -469,108 +417,91 @@ def _fat_tree(topology: FatTree) -> Fabric:
             f"{topology.num_tiers} tiers",
             "raise radix or num_tiers",
         )
-    wiring = _Wiring()
-    first = _first_leaf(topology)
-    _link_servers(wiring, topology, topology.nic_bytes_per_s, [first + np.arange(topology.num_gpus) // down])
-    leaf = np.arange(leaves)
     rate, latency = topology.nic_bytes_per_s, topology.latency_s
+    wiring = _wired_servers(topology, rate, np.arange(topology.num_gpus) // down)
+    first, leaf = wiring.first_leaf, np.arange(leaves)
     name = f"FatTree_{topology.num_gpus}g_{topology.num_tiers}tiers_radix{radix}_{topology.gpu_type}"
     if topology.num_tiers == 2:
         wiring.link(first + leaf[:, None], first + leaves + np.arange(up), rate, latency)
-        return _of_servers(topology, wiring, name, [leaves, up])
+        return wiring.fabric(name, [leaves, up])
     pods = ceil(leaves / (radix // 2))
-    spine_in_pod = np.arange(up)
-    spine_of_leaf = leaf[:, None] // (radix // 2) * up + spine_in_pod
+    spine_of_leaf = leaf[:, None] // (radix // 2) * up + np.arange(up)
     wiring.link(first + leaf[:, None], first + leaves + spine_of_leaf, rate, latency)
     spine = np.arange(pods * up)
     core = spine[:, None] % up * (radix // 2) + np.arange(radix // 2)
     wiring.link(first + leaves + spine[:, None], first + leaves + pods * up + core, rate, latency)
-    return _of_servers(topology, wiring, name, [leaves, pods * up, up * (radix // 2)])
+    return wiring.fabric(name, [leaves, pods * up, up * (radix // 2)])
 
 
 def _nvlink_domains(topology: NvLinkDomains) -> Fabric:
-    wiring = _Wiring()
-    first = _first_leaf(topology)
-    gpu = np.arange(topology.num_gpus)
-    domain = gpu // topology.gpus_per_server
-    rails, num_domains = topology.num_rails, topology.num_gpus // topology.gpus_per_server
-    leaf = domain // topology.domains_per_leaf * rails + gpu % topology.gpus_per_server % rails
-    _link_servers(wiring, topology, topology.nic_bytes_per_s, [first + leaf])
-    leaves = ceil(num_domains / topology.domains_per_leaf) * rails
-    spine = first + leaves + np.arange(topology.num_spines)
-    leaf_ids = first + np.arange(leaves)
+    gpu, rails = np.arange(topology.num_gpus), topology.num_rails
+    segment = gpu // topology.gpus_per_server // topology.domains_per_leaf
+    leaf = segment * rails + gpu % topology.gpus_per_server % rails
+    wiring = _wired_servers(topology, topology.nic_bytes_per_s, leaf)
+    leaves = ceil(topology.num_gpus // topology.gpus_per_server / topology.domains_per_leaf) * rails
+    spine = wiring.first_leaf + leaves + np.arange(topology.num_spines)
+    leaf_ids = wiring.first_leaf + np.arange(leaves)
     wiring.link(leaf_ids[:, None], spine, topology.leaf_spine_bytes_per_s, topology.latency_s)
     name = f"NVL{topology.gpus_per_server}_{topology.num_gpus}g_{rails}rails_{topology.gpu_type}"
-    return _of_servers(topology, wiring, name, [leaves, topology.num_spines])
+    return wiring.fabric(name, [leaves, topology.num_spines])
 
 
 def _node_rails(topology: NodeRails) -> Fabric:
     node = catalog.node(topology.node)
-    size, num_servers = node.num_devices, topology.num_servers
-    if num_servers > 1 and node.scale_out is None:
+    size, num_servers, out = node.num_devices, topology.num_servers, node.scale_out
+    if num_servers > 1 and out is None:
         raise InputError(f"{node.name} has no link to other servers", "use num_servers = 1, or a node with scale_out")
-    wiring = _Wiring()
     num_gpus = size * num_servers
+    wiring = _Wiring(node.device, num_gpus, size, num_servers)
     gpu = np.arange(num_gpus)
-    group = node.scale_up_group_size or size
-    bridged = group < size
-    if bridged:
+    group, up = node.scale_up_group_size or size, node.scale_up
+    if group < size:
         if node.host is None:
             raise InputError(f"{node.name} joins {group} of {size} devices, and no host link joins the others")
+        up = node.host
         for step in range(1, group):
             first_of_pair = gpu[gpu % group + step < group]
             wiring.link(first_of_pair, first_of_pair + step, node.scale_up.bytes_per_s / (group - 1), 0.0)
-    up = node.host if bridged and node.host is not None else node.scale_up
     wiring.link(gpu, num_gpus + gpu // size, up.bytes_per_s, up.latency_s / 2)
     tiers: list[int] = []
-    if num_servers > 1 and node.scale_out is not None:
-        leaf = num_gpus + num_servers
-        out = node.scale_out.bytes_per_s
-        wiring.link(gpu, leaf + gpu % size, out, topology.latency_s)
-        spine = leaf + size + np.arange(topology.num_spines)
-        leaf_ids = leaf + np.arange(size)
-        wiring.link(leaf_ids[:, None], spine, out * num_servers / topology.num_spines, topology.latency_s)
-        tiers = [size, topology.num_spines]
-    name = f"{node.name}_{num_servers}servers"
-    return wiring.fabric(name, node.device, num_gpus, size, num_servers, tiers)
+    if num_servers > 1 and out is not None:
+        leaf, spines = wiring.first_leaf, topology.num_spines
+        wiring.link(gpu, leaf + gpu % size, out.bytes_per_s, topology.latency_s)
+        leaf_ids, spine_ids = leaf + np.arange(size), leaf + size + np.arange(spines)
+        wiring.link(leaf_ids[:, None], spine_ids, out.bytes_per_s * num_servers / spines, topology.latency_s)
+        tiers = [size, spines]
+    return wiring.fabric(f"{node.name}_{num_servers}servers", tiers)
 
 
 def _torus(topology: Torus) -> Fabric:
-    dimensions = topology.dimensions
-    ids = np.arange(prod(dimensions)).reshape(dimensions)
-    wiring = _Wiring()
-    for axis, length in enumerate(dimensions):
-        ends = np.roll(ids, -1, axis)
+    ids = np.arange(prod(topology.dimensions)).reshape(topology.dimensions)
+    wiring = _Wiring(topology.gpu_type, ids.size, 1, 0)
+    for axis, length in enumerate(topology.dimensions):
         if length == 1:
             continue
+        near, far = ids, np.roll(ids, -1, axis)
         if length == 2:
-            ids_here, ends = np.take(ids, [0], axis), np.take(ids, [1], axis)
-            wiring.link(ids_here, ends, topology.link_bytes_per_s, topology.latency_s)
-        else:
-            wiring.link(ids, ends, topology.link_bytes_per_s, topology.latency_s)
-    name = f"Torus_{'x'.join(map(str, dimensions))}_{topology.gpu_type}"
-    return wiring.fabric(name, topology.gpu_type, ids.size, 1, 0, [], gpus_forward=True)
+            near, far = np.take(ids, [0], axis), np.take(ids, [1], axis)
+        wiring.link(near, far, topology.link_bytes_per_s, topology.latency_s)
+    name = f"Torus_{'x'.join(map(str, topology.dimensions))}_{topology.gpu_type}"
+    return wiring.fabric(name, [], gpus_forward=True)
 
 
 def _dragonfly(topology: Dragonfly) -> Fabric:
-    """Group i's link number l goes to group l, or l + 1 from i on; links are dealt to its switches in turn."""
-    wiring = _Wiring()
-    first = _first_leaf(topology)
-    gpu = np.arange(topology.num_gpus)
-    _link_servers(wiring, topology, topology.nic_bytes_per_s, [first + gpu // topology.nics_per_switch])
+    """Deal the links of each group to its switches in turn; link l of group i goes to group l, or l + 1 from i on."""
+    leaf = np.arange(topology.num_gpus) // topology.nics_per_switch
+    wiring = _wired_servers(topology, topology.nic_bytes_per_s, leaf)
     per_group, groups = topology.switches_per_group, topology.num_groups
-    switch = np.arange(groups * per_group).reshape(groups, per_group)
+    switch = wiring.first_leaf + np.arange(groups * per_group).reshape(groups, per_group)
     rate, latency = topology.switch_bytes_per_s, topology.latency_s
     for step in range(1, per_group):
-        wiring.link(first + switch[:, :-step], first + switch[:, step:], rate, latency)
+        wiring.link(switch[:, :-step], switch[:, step:], rate, latency)
     low, high = np.triu_indices(groups, 1)
     if groups > 1:
         per_switch = ceil((groups - 1) / per_group)
-        a = switch[low, (high - 1) // per_switch]
-        b = switch[high, low // per_switch]
-        wiring.link(first + a, first + b, rate, latency)
+        wiring.link(switch[low, (high - 1) // per_switch], switch[high, low // per_switch], rate, latency)
     name = f"Dragonfly_{topology.num_gpus}g_{groups}groups_{topology.gpu_type}"
-    return _of_servers(topology, wiring, name, [groups * per_group])
+    return wiring.fabric(name, [groups * per_group])
 
 
 def _require_rates(topology: Schema) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import catalog
-from windtunnel.errors import InputError, did_you_mean, missing_file, unwritable
-from windtunnel.files import read_text
+from windtunnel.errors import InputError, did_you_mean, missing_file
+from windtunnel.files import read_text, write_text
 from windtunnel.network.fabric import Fabric, NodeKind, problems
 from windtunnel.units import format_count, parse_quantity
 
@@ -74,17 +74,12 @@ def write_topology(fabric: Fabric, path: Path) -> None:
     Raises:
         InputError: the file cannot be written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(topology_text(fabric), encoding="utf-8")
-    except OSError as error:
-        raise unwritable(path, error) from None
+    write_text(path, topology_text(fabric))
 
 
 def topology_text(fabric: Fabric) -> str:
     """Return the text of a topology file, byte for byte as SimAI's generator writes it."""
-    num_scale_up = len(fabric.nodes_of(NodeKind.SCALE_UP_SWITCH))
-    num_switches = len(fabric.nodes_of(NodeKind.SWITCH))
+    num_scale_up, num_switches = (len(fabric.nodes_of(kind)) for kind in (NodeKind.SCALE_UP_SWITCH, NodeKind.SWITCH))
     counts = (fabric.num_nodes, fabric.gpus_per_server, num_scale_up, num_switches, fabric.num_links)
     switches = range(fabric.num_gpus, fabric.num_nodes)
     head = f"{' '.join(map(str, counts))} {fabric.gpu_type}\n{''.join(f'{node} ' for node in switches)}\n"
@@ -94,14 +89,8 @@ def topology_text(fabric: Fabric) -> str:
     rate_words = [f"{_plain(rate / 125e6)}Gbps" for rate in rates]
     latency_words = [f"{_plain(latency * 1e3)}ms" for latency in latencies]
     error_words = [_plain(error) for error in errors]
-    links = zip(
-        fabric.link_a.tolist(),
-        fabric.link_b.tolist(),
-        rate_of.tolist(),
-        latency_of.tolist(),
-        error_of.tolist(),
-        strict=True,
-    )
+    columns = (fabric.link_a, fabric.link_b, rate_of, latency_of, error_of)
+    links = zip(*(column.tolist() for column in columns), strict=True)
     return head + "".join(f"{a} {b} {rate_words[r]} {latency_words[t]} {error_words[e]}\n" for a, b, r, t, e in links)
 
 
@@ -148,12 +137,12 @@ def _count(word: str, what: str, where: str) -> int:
 
 def _check_switch_ids(lines: list[str], path: Path, num_gpus: int, num_nodes: int) -> None:
     words = lines[1].split()
-    wanted = list(map(str, range(num_gpus, num_nodes)))
-    if words == wanted:
+    expected = list(map(str, range(num_gpus, num_nodes)))
+    if words == expected:
         return
-    if len(words) != len(wanted):
-        raise InputError(f"{path}, line 2: it lists {len(words)} switches; line 1 announces {len(wanted)}")
-    odd = next(word for word, expected in zip(words, wanted, strict=True) if word != expected)
+    if len(words) != len(expected):
+        raise InputError(f"{path}, line 2: it lists {len(words)} switches; line 1 announces {len(expected)}")
+    odd = next(word for word, switch in zip(words, expected, strict=True) if word != switch)
     raise InputError(
         f"{path}, line 2: the switch {odd!r} is out of place; switches are {num_gpus} to {num_nodes - 1} in order"
     )
@@ -199,18 +188,14 @@ def _tiers(fabric: Fabric) -> NDArray[np.int8]:
     """Return 0 for GPUs and scale-up switches; for another switch its distance from the nearest GPU."""
     far = np.int8(100)
     tier = np.where(fabric.kind == NodeKind.SWITCH, far, 0).astype(np.int8)
-    gpu = fabric.kind == NodeKind.GPU
-    for source, target in fabric.directions:
-        above = target[gpu[source]]
-        tier[above[tier[above] == far]] = 1
-    step = 1
-    while (tier == far).any():
-        reached = [target[(tier[source] == step) & (tier[target] == far)] for source, target in fabric.directions]
-        if not any(len(nodes) for nodes in reached):
-            break
-        step += 1
-        for nodes in reached:
-            tier[nodes] = step
+    frontier, distance = fabric.kind == NodeKind.GPU, 0
+    while frontier.any():
+        distance += 1
+        is_next = np.zeros(fabric.num_nodes, bool)
+        for source, target in fabric.directions:
+            is_next[target[frontier[source]]] = True
+        frontier = is_next & (tier == far)
+        tier[frontier] = distance
     return tier
 
 

@@ -117,22 +117,6 @@ def _experts_degrees(given: TrainingParallelism, num_devices: int) -> tuple[int,
     return experts_tp, experts_dp
 
 
-def dense_dp_of(world: int, pp: int, ep: int, tp: int, experts_dp: int) -> int:
-    """Return the dense data-parallel degree where a job is described as `world = experts_dp x pp x ep x tp`.
-
-    That convention puts expert parallelism outside data parallelism; ours inside: `dp = experts_dp x ep`.
-
-    Raises:
-        InputError: the product is not `world`.
-    """
-    if experts_dp * pp * ep * tp != world:
-        raise InputError(
-            f"world = {world}, but experts_dp x pp x ep x tp = {experts_dp} x {pp} x {ep} x {tp} "
-            f"= {experts_dp * pp * ep * tp}"
-        )
-    return experts_dp * ep
-
-
 def _divide(relation: str, total: int, part: int) -> int:
     """Return `total / part` where it is a whole number; `relation` names the relation that it would violate."""
     quotient, rest = divmod(total, part)

@@ -1,7 +1,7 @@
 """A training job: model, batch, how it spreads over devices, number formats, recomputation, overlap and schedule."""
 
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import yaml
 
@@ -25,7 +25,6 @@ from windtunnel.schema import (
 Framework = Literal["megatron", "deepspeed", "fsdp2", "deepseek"]
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_h2", "zb_v", "dualpipe", "dualpipe_v"]
-SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
 V_SCHEDULES = ("zb_v", "dualpipe_v")
 """Schedules that fold a pipeline of `2 x pp` chunks into a V: device i has chunks i and 2 pp - 1 - i.
 

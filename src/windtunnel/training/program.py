@@ -1,9 +1,8 @@
 """One device's whole step in order: every pass of every micro-batch, its messages, and the end of the step.
 
-It is the graph of `training/layers/parts.py` written out along a pipeline schedule. Everything that leaves this
-program in
-another format, or runs for real, is derived from it. Equal passes share their tuples: a step of 512 micro-batches costs
-as much memory as one.
+It is the graph of `training/layers/parts.py` written out along a pipeline schedule. Every export to another format
+and every run on real devices is derived from it. Equal passes share their tuples: a step of 512 micro-batches takes as
+much memory as a step of one.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,7 +36,7 @@ from windtunnel.training.pipeline.schedules import schedule
 from windtunnel.training.setup import TrainingSetup
 
 BESIDE_STEP = "optimizer"
-"""`Task.beside` of what only the optimizer waits for."""
+"""`Task.beside` of tasks that only the optimizer waits for."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def device_program(setup: TrainingSetup, device: int) -> Iterator[Action]:
     known = setup.degrees
     paired = bool(setup.job.overlap.experts)
     plan = schedule(str(setup.job.schedule), known.pp, known.num_microbatches, known.virtual_stages, paired)
-    found = chunks(setup)
+    layer_chunks = chunks(setup)
     owner = [int(place) for place in plan.device_of_chunk]
     following = [int(place) for place in plan.next_chunk]
     before = {after: chunk for chunk, after in enumerate(following) if after >= 0}
@@ -105,7 +104,7 @@ def device_program(setup: TrainingSetup, device: int) -> Iterator[Action]:
 
     @cache
     def passes(chunk: int, is_last: bool) -> _Passes:
-        return _chunk_passes(rank, found[chunk % len(found)], plan.is_split, is_last)
+        return _chunk_passes(rank, layer_chunks[chunk % len(layer_chunks)], plan.is_split, is_last)
 
     def exchange(is_send: bool, boundary: int, other: int, microbatch: int, is_gradient: bool) -> Exchange | None:
         if boundary < 0 or other < 0 or owner[other] == device:
@@ -126,7 +125,7 @@ def device_program(setup: TrainingSetup, device: int) -> Iterator[Action]:
             yield Action("backward", chunk, microbatch, receives, tasks.backward, sends)
         else:
             yield Action("weights", chunk, microbatch, None, tasks.weights, None)
-    held = [found[chunk % len(found)] for chunk in range(plan.num_chunks) if owner[chunk] == device]
+    held = [layer_chunks[chunk % len(layer_chunks)] for chunk in range(plan.num_chunks) if owner[chunk] == device]
     yield Action("end", -1, -1, None, tuple(_end_of_step(rank, held)), None)
 
 
@@ -137,16 +136,14 @@ def check_device(setup: TrainingSetup, device: int) -> None:
 
 
 def _last_of_chunks(actions: np.ndarray) -> dict[int, int]:
-    """LayerChunk -> position of the action that finishes its gradients."""
+    """Return chunk -> position of the action that finishes its gradients."""
     is_split = bool((actions[:, 0] == WEIGHT).any())
-    wanted = WEIGHT if is_split else BACKWARD
-    return {
-        int(chunk): position for position, (kind, chunk, _) in enumerate(actions.tolist()) if kind % PAIRED == wanted
-    }
+    last = WEIGHT if is_split else BACKWARD
+    return {int(chunk): position for position, (kind, chunk, _) in enumerate(actions.tolist()) if kind % PAIRED == last}
 
 
 def _chunk_passes(rank: Rank, chunk: LayerChunk, is_split: bool, is_last: bool) -> _Passes:
-    """A chunk's layers one after the other, between its embedding and its head; `is_last` closes its gradients."""
+    """Return a chunk's layers in order, between its embedding and its head; `is_last` closes its gradients."""
     units = [(_passes_of(unit, is_split), unit) for unit in chunk_units(rank, chunk)]
     if rank.setup.job.sharding.zero == 3:
         return _sharded(rank, units)
@@ -160,7 +157,7 @@ def _chunk_passes(rank: Rank, chunk: LayerChunk, is_split: bool, is_last: bool) 
 
 
 def _reduced(rank: Rank, units: list[tuple[tuple[Task, ...], Parameters]], closes: bool) -> Iterator[Task]:
-    """Backward tasks; where they are the last, every unit's gradients are reduced as soon as they are there."""
+    """Yield backward tasks; with `closes`, each unit's gradients are reduced as soon as they are computed."""
     for tasks, held in units:
         yield from tasks
         if closes:
@@ -173,11 +170,11 @@ class Unit:
 
     parts: tuple[Part, ...]
     again: tuple[Task, ...]
-    """What its backward pass computes again first."""
+    """Tasks that its backward pass repeats first."""
     held: Parameters
-    """Its parameters on this rank; of a chunk with both ends, the head's unit holds the embedding's too."""
+    """Its parameters on this rank; in a chunk with both ends, the head's unit holds the embedding's too."""
     gathered: Parameters
-    """Of those, what ZeRO-3 shards and gathers."""
+    """The part of them that ZeRO-3 shards and gathers."""
 
 
 def chunk_units(rank: Rank, chunk: LayerChunk) -> list[Unit]:
@@ -199,7 +196,7 @@ def chunk_units(rank: Rank, chunk: LayerChunk) -> list[Unit]:
 
 
 def _layers(rank: Rank, chunk: LayerChunk) -> Iterator[tuple[LayerGroup, tuple[Task, ...]]]:
-    """Every layer of a chunk in order, with what its backward pass computes again.
+    """Yield every layer of a chunk in order, with the tasks that its backward pass repeats.
 
     Groups whose counts are fractions of a chunk's layers (hybrids that alternate) are spread evenly.
     """
@@ -209,11 +206,11 @@ def _layers(rank: Rank, chunk: LayerChunk) -> Iterator[tuple[LayerGroup, tuple[T
     given = [0.0] * len(chunk.layers)
     for position in range(total):
         # Groups with whole counts come one after the other, as the model lists them.
-        whole = all(count == int(count) for _, count in chunk.layers)
+        is_whole = all(count == int(count) for _, count in chunk.layers)
         shares = [count * (position + 1) / total - taken for (_, count), taken in zip(chunk.layers, given, strict=True)]
         choice = (
             next(i for i, (_, count) in enumerate(chunk.layers) if given[i] < count)
-            if whole
+            if is_whole
             else max(range(len(shares)), key=shares.__getitem__)
         )
         given[choice] += 1
@@ -236,21 +233,21 @@ def _present(tasks: Iterable[Task]) -> list[Task]:
 
 
 def _in_order(tasks: list[Task]) -> list[Task]:
-    """Collectives that run beside a whole computation are issued just before it."""
+    """Move collectives that run beside a complete computation to just before it."""
     computations = {task.name for task in tasks if task.group is None}
     moved = [task for task in tasks if task.group and task.pieces == 1 and task.beside in computations]
-    found: list[Task] = []
+    ordered: list[Task] = []
     for task in tasks:
         if any(task is other for other in moved):
             continue
         if task.group is None:
-            found += [other for other in moved if other.beside == task.name]
-        found.append(task if task.group is None or task.beside in computations else replace(task, beside=None))
-    return found
+            ordered += [other for other in moved if other.beside == task.name]
+        ordered.append(task if task.group is None or task.beside in computations else replace(task, beside=None))
+    return ordered
 
 
 def _sharded(rank: Rank, units: list[tuple[_Passes, Unit]]) -> _Passes:
-    """ZeRO-3: every unit's parameters are gathered before it, one unit ahead where that is overlapped."""
+    """Gather every unit's parameters before it (ZeRO-3), one unit ahead where that is overlapped."""
     job = rank.setup.job
     forward = _gathered(rank, [(passes.forward, unit) for passes, unit in units], gather=True, reduce=False)
     backward = _gathered(
@@ -277,7 +274,7 @@ def _gathered(rank: Rank, units: list[tuple[tuple[Task, ...], Unit]], gather: bo
 
 
 def _end_of_step(rank: Rank, held: list[LayerChunk]) -> Iterator[Task]:
-    """Reductions that were not overlapped, small collectives, the optimizer, and the parameters for the next step."""
+    """Yield reductions that did not overlap, small collectives, the optimizer, and gathers for the next step."""
     job = rank.setup.job
     total = Parameters()
     for chunk in held:

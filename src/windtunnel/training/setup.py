@@ -71,7 +71,7 @@ def resolve(job: TrainingJob, allow_download: bool = False) -> TrainingSetup:
 
 
 def look_up(job: TrainingJob, allow_download: bool = False) -> tuple[ModelSpec, Device, Node]:
-    """What the job's names mean; without a node it is the usual one of the device.
+    """Look up the job's model, device and node; without a node, the device's usual one.
 
     Raises:
         InputError: an unknown name.
@@ -83,12 +83,12 @@ def look_up(job: TrainingJob, allow_download: bool = False) -> tuple[ModelSpec, 
 
 
 def with_framework_defaults(job: TrainingJob) -> TrainingJob:
-    """`job` with every `None` that its framework decides replaced by what the framework does.
+    """Return `job` with the defaults of its framework in place of None.
 
     Frameworks are `catalog/frameworks/*.yaml`: tables of the job's own fields.
 
     Raises:
-        InputError: the job has a setting that others of its settings turn off.
+        InputError: the job has a setting that its other settings turn off.
     """
     where, defaults = _framework_defaults(job.framework, tuple(catalog.search_path()))
     filled: TrainingJob = _filled(job, defaults, where)
@@ -106,7 +106,7 @@ def with_framework_defaults(job: TrainingJob) -> TrainingJob:
 
 @cache
 def _framework_defaults(framework: str, _: tuple[Path, ...]) -> tuple[str, dict[str, Any]]:
-    """A framework's file and what it says, read once for each search path: a search resolves thousands of jobs."""
+    """Return a framework's file and defaults, read once per search path: a search resolves thousands of jobs."""
     path = catalog.find("frameworks", framework)
     return path.name, read_yaml(path)["defaults"]
 
@@ -125,7 +125,7 @@ def _filled(schema: Any, defaults: dict[str, Any], where: str) -> Any:
 
 
 def layers_per_chunk(job: TrainingJob, known: Degrees, model: ModelSpec) -> tuple[int, ...]:
-    """Layers of each chunk of the pipeline, in the order of the forward pass.
+    """Return the layers of each chunk of the pipeline, in the order of the forward pass.
 
     Raises:
         InputError: they do not add up to the model's, or cannot be split evenly and no split is given.

@@ -1,4 +1,4 @@
-"""Simulates one step of a training job: operators of each chunk, priced, then replayed by its pipeline schedule."""
+"""Simulate one step of a training job: price the operators of each chunk, then replay the pipeline schedule."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from windtunnel.training.setup import TrainingSetup, resolve
 from windtunnel.units import format_seconds
 
 KERNELS_OF = (("vllm", "0.24.0"), ("trtllm", "1.3.0"))
-"""Whose measured tables price training, the faster at each operator: vLLM's bf16 GEMMs and attention are cuBLAS and
-FlashAttention, TensorRT-LLM's fp8 GEMMs are cuBLAS, as in Transformer Engine."""
+"""Engines whose measured tables price training, the faster of the two at each operator: vLLM's bf16 GEMMs and
+attention are cuBLAS and FlashAttention, TensorRT-LLM's fp8 GEMMs are cuBLAS, as in Transformer Engine."""
 
 Floats = NDArray[np.float64]
 
@@ -79,21 +79,21 @@ class TrainingResult:
     breakdown_s: dict[str, float]
     """Parts of the busiest device's step; they add up to `step_s`."""
     bubble_fraction: float
-    """Of the pipeline's time, mean over devices, in which a device waits for others."""
+    """Fraction of the pipeline's time for which a device waits for others, mean over devices."""
     model_flops: float
-    """Of one step on one device, forward and backward, causal attention counted as computed."""
+    """FLOPs of one step on one device, forward and backward, causal attention counted as computed."""
     hardware_flops: float
     memory: tuple[StageMemory, ...]
     costs: tuple[ChunkCost, ...]
     timeline: Timeline
     by_coverage: dict[Coverage, float]
-    """Seconds of tasks by how their time was found."""
+    """Seconds of tasks by the coverage of their estimates."""
     relative_error: float
     """Expected error of the step's estimates, were they all wrong the same way."""
     num_parameters: float
 
     def __repr__(self) -> str:
-        """What a notebook shows: the costs and the timeline alone would be thousands of numbers."""
+        """Return a summary for notebooks: the costs and the timeline alone would be thousands of numbers."""
         job, degrees = self.setup.job, self.setup.degrees
         return (
             f"TrainingResult({job.model} on {degrees.num_devices:,} x {job.device}: "
@@ -139,7 +139,7 @@ class TrainingResult:
 def simulate_training(
     job: TrainingJob | TrainingSetup, estimator: Estimator | None = None, allow_download: bool = False
 ) -> TrainingResult:
-    """One step of `job`, from its operators.
+    """Predict one step of `job` from its operators.
 
     Args:
         job: a job, or one that is resolved.
@@ -147,14 +147,14 @@ def simulate_training(
         allow_download: fetch a model's config.json that the catalog does not have.
 
     Raises:
-        InputError: a name, split or schedule that cannot be.
+        InputError: an unknown name, or an impossible split or schedule.
     """
     setup = job if isinstance(job, TrainingSetup) else resolve(job, allow_download)
     return simulate_with(setup, training_prices(setup, estimator))
 
 
 def training_prices(setup: TrainingSetup, estimator: Estimator | None = None) -> TrainingPricer:
-    """Prices for the job's device, node and network; jobs that differ in nothing else may share them.
+    """Return the prices on the job's device, node and network; jobs with the same three may share them.
 
     Raises:
         InputError: the network's topology does not suit the job.
@@ -172,7 +172,7 @@ def training_estimator(setup: TrainingSetup) -> Estimator:
 
 
 def simulate_with(setup: TrainingSetup, prices: TrainingPricer) -> TrainingResult:
-    """`simulate_training` with prices that may be shared by many jobs on one device and node."""
+    """Predict one step with prices that many jobs on one device and node may share."""
     rank = Rank(setup)
     if isinstance(prices.between_nodes, JobNetwork) and prices.between_nodes.rank.setup is not setup:
         prices = replace(prices, between_nodes=prices.between_nodes.of(rank), _known={})
@@ -191,12 +191,9 @@ def simulate_with(setup: TrainingSetup, prices: TrainingPricer) -> TrainingResul
 
 def replay(rank: Rank, prices: TrainingPricer, plan: Schedule, costs: tuple[ChunkCost, ...]) -> Timeline:
     """Run the schedule with these costs."""
-    # DualPipe's second direction runs the same chunks again.
-    both = [costs[index % len(costs)] for index in range(plan.num_chunks)]
+    both = _by_chunk(plan, costs)
     seconds = np.zeros((3, plan.num_chunks))
-    seconds[FORWARD] = [cost.forward.seconds for cost in both]
-    seconds[BACKWARD] = [cost.backward_input.seconds for cost in both]
-    seconds[WEIGHT] = [cost.backward_weight.seconds for cost in both]
+    seconds[[FORWARD, BACKWARD, WEIGHT]] = np.transpose([[part.seconds for part in cost.passes] for cost in both])
     hidden = np.array([_hidden_by_pairing_s(cost, prices) / 2 for cost in both])
     overlap = rank.setup.job.overlap
     zeros = np.zeros(plan.num_chunks)
@@ -212,9 +209,14 @@ def replay(rank: Rank, prices: TrainingPricer, plan: Schedule, costs: tuple[Chun
     return Timeline(plan, *pipeline.run(plan.tables, times, settings))
 
 
+def _by_chunk(plan: Schedule, costs: tuple[ChunkCost, ...]) -> list[ChunkCost]:
+    """Return the cost of every chunk of a schedule; DualPipe's second direction runs the same chunks again."""
+    return [costs[index % len(costs)] for index in range(plan.num_chunks)]
+
+
 def _hidden_by_pairing_s(cost: ChunkCost, prices: TrainingPricer) -> float:
-    """What a forward and a backward pass save together where one's exchange of tokens runs beside the other's
-    computation, which is slower for it.
+    """Return the seconds that a forward and a backward pass save together when the exchange of tokens of one runs
+    beside the computation of the other, which it slows down.
     """
     exchange = cost.forward.pairable_s + cost.backward_input.pairable_s
     computing = cost.forward.computing_s + cost.backward_input.computing_s + cost.backward_weight.computing_s
@@ -222,14 +224,12 @@ def _hidden_by_pairing_s(cost: ChunkCost, prices: TrainingPricer) -> float:
 
 
 def memory_by_stage(rank: Rank, plan: Schedule, costs: tuple[ChunkCost, ...]) -> tuple[StageMemory, ...]:
-    """Peak memory of a rank of every stage."""
-    both = [costs[index % len(costs)] for index in range(plan.num_chunks)]
+    """Return the peak memory of a rank of every stage."""
+    both = _by_chunk(plan, costs)
     kept = np.array([cost.kept_bytes for cost in both])
     ones = np.array([1.0 / sum(1 for d in plan.device_of_chunk if d == device) for device in plan.device_of_chunk])
-    peaks, counts = np.zeros(plan.num_devices), np.zeros(plan.num_devices)
     # Where the weights' gradient comes later, linear layers' inputs stay until then: about half of what is kept.
-    pipeline.peak_bytes(plan.actions, plan.offsets, kept, kept / 2, plan.is_split, peaks)
-    pipeline.peak_bytes(plan.actions, plan.offsets, ones, ones / 2, plan.is_split, counts)
+    peaks, counts = plan.peaks(kept, kept / 2), plan.peaks(ones, ones / 2)
     return tuple(
         stage_memory(
             rank,
@@ -266,12 +266,12 @@ def _result(
     breakdown["waiting for parameters, hidden communication"] = max(rest, 0.0)
     breakdown["pipeline bubble"] = pipeline_s - float(busy[worst])
     breakdown |= ends
-    whole = PassCost()
+    all_passes = PassCost()
     for cost in costs:
         for part in cost.passes:
-            whole.add(part)
+            all_passes.add(part)
     per_device = setup.degrees.num_microbatches / setup.degrees.pp
-    total = sum(whole.by_coverage.values())
+    total = sum(all_passes.by_coverage.values())
     return TrainingResult(
         setup=setup,
         step_s=step + ends["stragglers"],
@@ -282,29 +282,29 @@ def _result(
         memory=memory,
         costs=costs,
         timeline=timeline,
-        by_coverage=whole.by_coverage,
-        relative_error=whole.error_s / total if total else 0.0,
+        by_coverage=all_passes.by_coverage,
+        relative_error=all_passes.error_s / total if total else 0.0,
         num_parameters=float(count_parameters(setup.model).total),
     )
 
 
 def _passes(plan: Schedule, costs: tuple[ChunkCost, ...], device: int) -> dict[str, float]:
-    """Seconds of one device's passes in a step, by class of operator and by group of exposed communication."""
+    """Return the seconds of a device's passes in a step, by class of operator and group of exposed communication."""
     # Of DualPipe's two directions each has half of the micro-batches.
     num_passes = plan.num_microbatches * len(costs) / plan.num_chunks
-    found: dict[str, float] = {}
+    seconds_of: dict[str, float] = {}
     for index in np.flatnonzero(plan.device_of_chunk == device):
         for part in costs[index % len(costs)].passes:
             named = {f"exposed communication ({group})": seconds for group, seconds in part.exposed_s.items()}
             for name, seconds in {**part.compute_s, "slowdown by overlap": part.slowdown_s, **named}.items():
-                found[name] = found.get(name, 0.0) + seconds * num_passes
-    return found
+                seconds_of[name] = seconds_of.get(name, 0.0) + seconds * num_passes
+    return seconds_of
 
 
 def _ends_of_step(
     rank: Rank, prices: TrainingPricer, plan: Schedule, costs: tuple[ChunkCost, ...], timeline: Timeline
 ) -> dict[str, float]:
-    """What follows the pipeline: gradients still on their way, small collectives, the optimizer, parameters."""
+    """Return the seconds after the pipeline: late gradients, small collectives, the optimizer, parameters."""
     overlap = rank.setup.job.overlap
     held = [Parameters() for _ in range(plan.num_devices)]
     gather, reduce = np.zeros(plan.num_devices), np.zeros(plan.num_devices)
@@ -323,7 +323,7 @@ def _ends_of_step(
 
 
 def straggling(setup: TrainingSetup) -> float:
-    """How much longer a step takes because it waits for the slowest of its devices.
+    """Return the factor by which a step takes longer because it waits for its slowest device.
 
     The expected largest of N normal deviations, sigma sqrt(2 ln N), for devices whose speeds differ by sigma.
     """

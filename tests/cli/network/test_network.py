@@ -84,6 +84,19 @@ def test_collective_writes_simccls_table(windtunnel: Command, tmp_path: Path) ->
     assert len(path.read_text().splitlines()) == 1 + 3840
 
 
+def test_a_flow_table_says_whose_flows_it_has(windtunnel: Command, tmp_path: Path) -> None:
+    file = tmp_path / "flows.csv"
+    words = ("collective", "--topology", "dgx_h100:num_servers=2", "--size", "1MiB", "--flows", str(file))
+    done = windtunnel(*words, "--op", "all_reduce", "--algorithm", "collnet")
+    assert "note: collnet has only a closed form; the flows are those of ring" in done.stderr
+    assert file.read_text().splitlines()[1].split(",")[3] == "1"
+    file.unlink()
+    done = windtunnel(*words, "--op", "all_to_all", "--algorithm", "hierarchical", "--backend", "flow")
+    assert done.code == 2
+    assert "has no number for the algorithm 'hierarchical'" in done.stderr
+    assert not file.exists()
+
+
 @pytest.mark.parametrize("options", [[], ["--backend", "flow"], ["--backend", "flow", "--compat", "simai"]])
 def test_network_run_reports_every_layer(
     windtunnel: Command, workload: str, options: list[str], tmp_path: Path

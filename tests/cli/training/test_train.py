@@ -69,6 +69,14 @@ def test_no_file_is_needed(windtunnel: Command) -> None:
     assert "micro_batch=1" in done.stdout
 
 
+@pytest.mark.parametrize(("device", "is_noted"), [("l4", True), ("h100_sxm", False)])
+def test_an_assumed_node_is_announced(windtunnel: Command, device: str, is_noted: bool) -> None:
+    words = ("train", "--model", "llama-3.1-8b", "--device", device, "--num-devices", "8", "--tp", "8")
+    done = windtunnel(*words, "--sequence-tokens", "2048", "--global-batch", "8")
+    assert ("eight devices on PCIe are assumed" in done.stderr) == is_noted
+    assert done.code == 0
+
+
 def test_the_timeline_holds_every_pass(windtunnel: Command, job: Path, tmp_path: Path) -> None:
     file = tmp_path / "step.json"
     assert windtunnel("train", str(job), "--timeline", str(file)).code == 0

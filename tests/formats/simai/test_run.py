@@ -13,9 +13,10 @@ from windtunnel.formats.simai.analytical import SimaiHardware, SimaiOverlap, col
 from windtunnel.formats.simai.layers import read_layers
 from windtunnel.formats.simai.report import end_to_end_csv, flow_table_csv
 from windtunnel.formats.simai.schema import OPERATIONS
-from windtunnel.network.collectives.all_to_all import all_to_all
-from windtunnel.network.collectives.nvls import nvls
-from windtunnel.network.collectives.rings import ring, simai_rings
+from windtunnel.network.collectives.algorithms.direct import all_to_all
+from windtunnel.network.collectives.algorithms.nvls import nvls
+from windtunnel.network.collectives.algorithms.ring import ring
+from windtunnel.network.collectives.rings import simai_rings
 from windtunnel.network.flows import Flows
 from windtunnel.network.topology import GBPS, AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier, build_fabric
 from windtunnel.network.topology_file import read_topology, topology_text
@@ -253,7 +254,6 @@ def test_what_simai_cannot_price_is_answered_with_file_and_line() -> None:
         LayerPhase(0.0, Communication("all_gather", RankGroup.TP, 40 * 10**9)),
         LayerPhase(0.0),
         LayerPhase(0.0),
-        0.0,
     )
     workload = LayerWorkload("job.txt", 8, 1, 1, 1, 1, 8, 0, (layer,))
     with pytest.raises(InputError, match=r"job.txt, line 3: .*end at 16 GiB"):

@@ -4,8 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from windtunnel.network.collectives.all_to_all import all_to_all
-from windtunnel.network.collectives.rings import ring, simai_rings
+from windtunnel.network.collectives.algorithms.direct import all_to_all
+from windtunnel.network.collectives.algorithms.ring import ring
+from windtunnel.network.collectives.rings import simai_rings
 from windtunnel.network.flows import Flows, flows_of, together, with_columns
 from windtunnel.network.packet.parts import run_in_parts, split
 from windtunnel.network.packet.runner import PacketOutcome, run_tables

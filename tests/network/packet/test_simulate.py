@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.network.collectives.all_to_all import all_to_all
-from windtunnel.network.collectives.nvls import nvls
-from windtunnel.network.collectives.rings import ring, simai_rings
+from windtunnel.network.collectives.algorithms.direct import all_to_all
+from windtunnel.network.collectives.algorithms.nvls import nvls
+from windtunnel.network.collectives.algorithms.ring import ring
+from windtunnel.network.collectives.rings import simai_rings
 from windtunnel.network.collectives.run import groups_seconds
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Flows, flows_of, together, with_columns

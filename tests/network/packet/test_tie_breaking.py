@@ -4,8 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from windtunnel.network.collectives.all_to_all import all_to_all
-from windtunnel.network.collectives.rings import ring, simai_rings
+from windtunnel.network.collectives.algorithms.direct import all_to_all
+from windtunnel.network.collectives.algorithms.ring import ring
+from windtunnel.network.collectives.rings import simai_rings
 from windtunnel.network.flows import together
 from windtunnel.network.packet.simulate import simulate_packets
 from windtunnel.network.packet.tie_breaking import INSERTION_SORTED, begin_order, order_of_equals, partitions, senders

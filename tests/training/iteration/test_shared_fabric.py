@@ -25,7 +25,7 @@ NARROW = "dcn_plus:num_gpus=32,gpus_per_leaf=16,num_spines=1,leaf_spine_bytes_pe
 def job(num_gpus: int = 16, reduce_bytes: int = 2**26, compute_s: float = 0.0, pp: int = 1) -> LayerWorkload:
     nothing = LayerPhase(0.0)
     reduce = Communication("all_reduce", RankGroup.DP, reduce_bytes)
-    layer = IterationLayer("gradients", LayerPhase(compute_s), nothing, LayerPhase(0.0, reduce), 0.0)
+    layer = IterationLayer("gradients", LayerPhase(compute_s), nothing, LayerPhase(0.0, reduce))
     return LayerWorkload("job", 8, 1, pp, 1, 4, num_gpus, 2**20 * (pp > 1), (layer,))
 
 

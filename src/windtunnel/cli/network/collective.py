@@ -12,7 +12,7 @@ from windtunnel.errors import InputError
 from windtunnel.units import format_count
 
 if TYPE_CHECKING:
-    from windtunnel.network.collectives.run import CollectiveRun
+    from windtunnel.network.collectives.call import CollectiveRun
     from windtunnel.network.fabric import Fabric
     from windtunnel.network.flows import Flows
     from windtunnel.network.settings import NetworkSettings
@@ -36,11 +36,14 @@ class FlowFiles(NamedTuple):
         Raises:
             InputError: there are no flows, or no packets that queue.
         """
+        from windtunnel.network.settings import BACKENDS
+
+        backend = BACKENDS.get(settings.backend)
         simulated = {"--times": self.times, "--links": self.links, "--queues": self.queues}
         name = next((name for name, file in simulated.items() if file), None)
-        if settings.backend == "analytic" and name is not None:
-            raise InputError(f"{name} is for flows; the analytic backend has none", "give --backend flow")
-        if settings.backend == "flow" and self.queues is not None:
+        if hasattr(backend, "run_collective") and name is not None:
+            raise InputError(f"{name} is for flows; the {settings.backend} backend has none", "give --backend flow")
+        if not hasattr(backend, "trace_queues") and self.queues is not None:
             raise InputError("--queues is for packets; flows do not queue", "give --backend packet")
 
 
@@ -98,19 +101,21 @@ def _run(
     options: CollectiveOptions, fabric: "Fabric", ranks: int | list[int], settings: "NetworkSettings"
 ) -> "CollectiveRun":
     """Run a collective whose ranks all have the same share of `--size`."""
-    from windtunnel.network.analytic.nccl import LAUNCH_S
-    from windtunnel.network.collectives.run import CollectiveChoices, run_collective
+    from windtunnel.network.collectives.call import CollectiveChoices
+    from windtunnel.network.collectives.closed_forms import LAUNCH_S
+    from windtunnel.network.collectives.run import run_collective
+    from windtunnel.network.settings import BACKENDS
 
     assert options.op is not None
     assert options.size is not None
-    is_analytic = settings.backend == "analytic"
-    if options.cuda_graph and not is_analytic:
+    has_launch = hasattr(BACKENDS.get(settings.backend), "run_collective")
+    if options.cuda_graph and not has_launch:
         raise InputError("--cuda-graph leaves out the host's launch, which only the analytic backend has")
     choices = CollectiveChoices(
         algorithm=options.algorithm or "auto",
         protocol=options.protocol or "auto",
         pxn=options.pxn,
-        launch_s=LAUNCH_S if is_analytic and not options.cuda_graph else 0.0,
+        launch_s=LAUNCH_S if has_launch and not options.cuda_graph else 0.0,
     )
     op, size_bytes = options.op.lower(), _whole_bytes(options.size)
     return run_collective(fabric, op, size_bytes, ranks, settings.backend, settings, choices)
@@ -120,7 +125,8 @@ def _run_traffic(
     options: CollectiveOptions, fabric: "Fabric", ranks: int | list[int], settings: "NetworkSettings"
 ) -> "CollectiveRun":
     """Run an all-to-all in which every pair of ranks has its own share, from the file of `--traffic`."""
-    from windtunnel.network.collectives.run import chosen_gpus, run_traffic
+    from windtunnel.network.collectives.placement import chosen_gpus
+    from windtunnel.network.collectives.run import run_traffic
     from windtunnel.network.collectives.traffic_matrix import read_traffic
 
     assert options.op is not None
@@ -155,10 +161,13 @@ def _write_flow_files(
 ) -> None:
     """Write the flows of the run; their times, links and queues need one more simulation."""
     from windtunnel.formats.simai.report import write_flow_table
-    from windtunnel.network.collectives.run import chosen_gpus, flows_like
+    from windtunnel.network.collectives.call import ALGORITHMS
+    from windtunnel.network.collectives.run import flows_like
 
     files = options.files
-    table, algorithm = flows_like(fabric, run, chosen_gpus(fabric, ranks), settings, options.pxn)
+    table, algorithm = flows_like(fabric, run, ranks, settings, options.pxn)
+    if not ALGORITHMS.get(run.algorithm).OPERATIONS:
+        remark(f"note: {run.algorithm} has only a closed form; the flows are those of {algorithm}")
     if files.flows is not None:
         write_flow_table(table, run.op, run.size_bytes, algorithm, files.flows)
         remark(f"wrote {files.flows}: {format_count(len(table), 'flow')}")
@@ -168,8 +177,8 @@ def _write_flow_files(
 
 def _write_simulated_flows(fabric: "Fabric", table: "Flows", settings: "NetworkSettings", files: FlowFiles) -> None:
     """Run every flow of `table`, and write their times, the use of links, and queues."""
-    from windtunnel.network.packet.simulate import PacketTimes, trace_fullest_queues
     from windtunnel.network.run import run_flows
+    from windtunnel.network.settings import BACKENDS
     from windtunnel.report.network.files import write_flow_times, write_link_use, write_queues
 
     flow_times = run_flows(fabric, table, settings)
@@ -177,8 +186,9 @@ def _write_simulated_flows(fabric: "Fabric", table: "Flows", settings: "NetworkS
         write_flow_times(table, flow_times, files.times)
     if files.links is not None:
         write_link_use(fabric, flow_times, files.links)
-    if files.queues is not None and isinstance(flow_times, PacketTimes):
-        write_queues(fabric, trace_fullest_queues(fabric, table, settings, flow_times), files.queues)
+    if files.queues is not None:
+        queues = BACKENDS.get(settings.backend).trace_queues(fabric, table, settings, flow_times)
+        write_queues(fabric, queues, files.queues)
     remark(f"wrote {', '.join(str(file) for file in (files.times, files.links, files.queues) if file is not None)}")
 
 

@@ -25,14 +25,14 @@ class NetworkOptions(NamedTuple):
 
     def settings(self) -> "NetworkSettings":
         """Return these options, over the fields of a SimAI.conf, over the defaults of `compat`."""
-        from windtunnel.network.settings import settings_from
+        from windtunnel.network.settings import BACKENDS, settings_from
 
         given = {name: value for name, value in self._asdict().items() if name != "conf" and value is not None}
-        if given.get("backend", "analytic") == "analytic":
-            unused = next((name for name in ("routing", "send_latency", "seed") if name in given), None)
-            if unused is not None:
-                option = f"--{unused.replace('_', '-')}"
-                raise InputError(f"{option} is for flows; the analytic backend has none", "give --backend flow")
+        backend = given.get("backend", "analytic")
+        unused = next((name for name in ("routing", "send_latency", "seed") if name in given), None)
+        if unused is not None and hasattr(BACKENDS.get(backend), "run_collective"):
+            option = f"--{unused.replace('_', '-')}"
+            raise InputError(f"{option} is for flows; the {backend} backend has none", "give --backend flow")
         if "send_latency" in given:
             given["send_latency_s"] = given.pop("send_latency")
         if self.conf is not None:

@@ -105,6 +105,7 @@ def command(
 
 def _predict(setup: "TrainingSetup", output: StepOutput, as_json: bool) -> None:
     """Simulate a step, write its files and print it. Loads the engine, which takes most of a second."""
+    from windtunnel.catalog import GENERIC_NODE
     from windtunnel.report.training.document import training_document
     from windtunnel.report.training.page import training_page
     from windtunnel.report.training.step import tasks_report, training_report
@@ -114,6 +115,10 @@ def _predict(setup: "TrainingSetup", output: StepOutput, as_json: bool) -> None:
     from windtunnel.training.layers.rank import Rank
     from windtunnel.training.step import simulate_with, training_prices
 
+    if setup.job.node is None and setup.node.name == GENERIC_NODE:
+        remark(
+            f"note: no node of {setup.device.name} is known, so eight devices on PCIe are assumed; --node names another"
+        )
     prices = training_prices(setup)
     result = simulate_with(setup, prices)
     tasks = explain_tasks(Rank(setup), prices) if output.explain else []

@@ -1,9 +1,8 @@
 """MLCommons Chakra execution traces (`.et`): one file a rank, a graph of computations and communications.
 
 A file is a sequence of protobuf messages, each with its length before it: the trace's metadata, then nodes to the end
-(mlcommons/chakra, schema/protobuf/et_def.proto, 0.0.4 and 1.0.0; ASTRA-sim's fork has the same numbers). The few rules
-of the wire format that this needs are written out in `read` and `write`; the tests hold them against protobuf itself
-and a sample of ASTRA-sim, to the byte. `training` writes a job for ASTRA-sim 2.
+(mlcommons/chakra, schema/protobuf/et_def.proto, 0.0.4 and 1.0.0; ASTRA-sim's fork has the same numbers). The extra
+`chakra` installs protobuf. `training` writes a job for ASTRA-sim 2.
 
 Refused: files that are cut off or are no protobuf messages of a trace. Fields of newer schemas are skipped.
 """

@@ -1,4 +1,4 @@
-"""A Chakra trace in memory: nodes, their attributes, and how each kind of value stands on the wire."""
+"""A Chakra trace in memory: nodes and their attributes."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -86,25 +86,3 @@ class ChakraTrace:
     nodes: tuple[ChakraNode, ...]
     version: str = VERSION
     attributes: tuple[Attribute, ...] = ()
-
-
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-
-SCALARS = {
-    "double": (3, FIXED64, "<d"),
-    "float": (5, FIXED32, "<f"),
-    "int32": (7, VARINT, ""),
-    "int64": (9, VARINT, ""),
-    "uint32": (11, VARINT, ""),
-    "uint64": (13, VARINT, ""),
-    "sint32": (15, VARINT, "zigzag"),
-    "sint64": (17, VARINT, "zigzag"),
-    "fixed32": (19, FIXED32, "<I"),
-    "fixed64": (21, FIXED64, "<Q"),
-    "sfixed32": (23, FIXED32, "<i"),
-    "sfixed64": (25, FIXED64, "<q"),
-    "bool": (27, VARINT, ""),
-    "string": (29, BYTES, ""),
-    "bytes": (31, BYTES, ""),
-}
-"""Kind -> its field in an attribute, its wire type, and its layout. A list has the next field."""

@@ -1,7 +1,7 @@
 """SimAI-Analytical's closed forms, number for number, for `compat: simai`.
 
 Source: SimAI 1.6, `Layer::compute_time` and `calbusbw.cc`. They differ from the default model
-(`network/analytic/nccl.py`) on purpose:
+(`network/collectives/closed_forms.py`) on purpose:
 
 - below 1 MiB every collective takes 10 to 320 us by its number of ranks only, and none for other counts;
 - every rank of a data-parallel group counts as a server;

@@ -55,7 +55,6 @@ def _layer(row: WorkloadLayer, where: str) -> IterationLayer:
         _phase(row.forward, False, where),
         _phase(row.input_gradient, False, where),
         _phase(row.weight_gradient, True, where),
-        row.update_ns * 1e-9,
     )
 
 

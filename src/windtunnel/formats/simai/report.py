@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from windtunnel.errors import InputError
 from windtunnel.files import write_text
-from windtunnel.network.analytic.nccl import bus_factor
+from windtunnel.network.collectives.call import ALGORITHMS, bus_factor
 from windtunnel.network.flows import Flows, Hop
 from windtunnel.training.iteration.layers import LayerPhase, LayerWorkload, RankGroup
 from windtunnel.training.iteration.times import Iteration, LayerTimes, PhaseTimes
@@ -93,7 +94,6 @@ FLOW_COLUMNS = (
 )
 _OP_CODES = {"all_reduce": 3, "all_gather": 2, "reduce_scatter": 1, "all_to_all": 4}
 """Operation -> MockNccl's `ComType`; -1 for other operations."""
-_ALGORITHM_CODES = {"tree": 0, "ring": 1, "nvls": 4, "pat": 6}
 
 
 def flow_table_csv(flows: Flows, op: str, size_bytes: int, algorithm: str, collective: str) -> Iterator[str]:
@@ -103,11 +103,20 @@ def flow_table_csv(flows: Flows, op: str, size_bytes: int, algorithm: str, colle
         flows: the table of flows.
         op: name of the collective, such as `all_reduce`.
         size_bytes: size of the collective.
-        algorithm: `ring`, `tree`, `nvls`, `pat`, or another, which is written as a ring as SimCCL does.
+        algorithm: one that NCCL numbers, such as `ring`, `tree`, `nvls` or `pat`.
         collective: first column.
+
+    Raises:
+        InputError: NCCL has no such algorithm.
     """
+    code = getattr(ALGORITHMS.get(algorithm), "NCCL_CODE", None)
+    if code is None:
+        raise InputError(
+            f"SimCCL's flow table has no number for the algorithm {algorithm!r}, which NCCL does not have",
+            "give another --algorithm, or leave out --flows",
+        )
     yield FLOW_COLUMNS
-    head = f"{collective},{_OP_CODES.get(op, -1)},{size_bytes},{_ALGORITHM_CODES.get(algorithm, 1)},-1"
+    head = f"{collective},{_OP_CODES.get(op, -1)},{size_bytes},{code},-1"
     n = len(flows)
     shown = [[p for p in flows.parents_of(flow).tolist() if _is_parent(flows, flow, p)] for flow in range(n)]
     children: list[list[int]] = [[] for _ in range(n)]

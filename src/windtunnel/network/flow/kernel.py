@@ -92,28 +92,22 @@ class Path(Protocol):
 PATH = layout(Path)
 
 
-class FluidTables(NamedTuple):
-    """Flows, and the flows that wait for each."""
+class FluidState(NamedTuple):
+    """Everything that a run reads and writes."""
 
     flows: Records[FluidFlow]
     child_ptr: Ints
-    """(num_flows + 1,) where the children of each flow start in `child`."""
+    """(num_flows + 1,) where the flows that wait for each flow start in `child`."""
     child: Ints
-
-
-class PathTables(NamedTuple):
-    """Paths as directed links."""
-
     paths: Records[Path]
-    link: Ints
-    share: NDArray[np.float64]
+    path_link: Ints
+    """The directed links of all paths."""
+    path_share: NDArray[np.float64]
     """Fraction of a flow on each link of a path; empty where every link carries all of it."""
-
-
-class SendingTables(NamedTuple):
-    """Flows that are sending: a slot for each, and its hops on the lists of its links."""
-
+    links: Records[FluidLink]
+    """(2 x num_links,) directed links."""
     slots: Records[Slot]
+    """As many as flows may send at once."""
     hops: Records[FluidHop]
     """Slot s owns `max_hops` of them, from s * max_hops on."""
     max_hops: int
@@ -121,25 +115,18 @@ class SendingTables(NamedTuple):
     """(slots,) stack of free slots."""
     ends: NDArray[np.int32]
     """(slots,) heap of the slots that send, by `end_s`."""
-
-
-class ReadyQueue(NamedTuple):
-    """Binary heap of flows that wait for nothing but their time."""
-
-    times_s: NDArray[np.float64]
-    flows: NDArray[np.int64]
-
-
-class FillingTables(NamedTuple):
-    """Scratch of one progressive filling."""
-
+    ready_s: NDArray[np.float64]
+    """Heap of the times of flows that wait for nothing but their time; `ready` is which."""
+    ready: NDArray[np.int64]
     members: NDArray[np.int32]
-    """(slots,) the slots whose rates may change."""
+    """(slots,) scratch: the slots whose rates may change."""
     touched: NDArray[np.int32]
-    """(2 x num_links,) the links whose flows changed, and those that binding links connect with them."""
+    """(2 x num_links,) scratch: links whose flows changed, and those that binding links connect with them."""
     levels: NDArray[np.float64]
-    """(links + slots,) heap of rates at which a link is full or a flow at its maximum; `fillers` is which."""
+    """(links + slots,) scratch: heap of rates at which a link is full or a flow at its maximum; `fillers` is which."""
     fillers: NDArray[np.int64]
+    one_after_the_other: bool
+    """Whether a follower may begin when the flow before it is sent, or when that one begins."""
 
 
 TOGETHER_S = 1e-12
@@ -147,19 +134,19 @@ TOGETHER_S = 1e-12
 
 
 @inner
-def _swap(sending: SendingTables, a: int, b: int) -> None:
-    slots, ends = sending.slots, sending.ends
+def _swap(state: FluidState, a: int, b: int) -> None:
+    slots, ends = state.slots, state.ends
     ends[a], ends[b] = ends[b], ends[a]
     slots[ends[a]].place = a
     slots[ends[b]].place = b
 
 
 @inner
-def _place(sending: SendingTables, size: int, position: int) -> None:
+def _place(state: FluidState, size: int, position: int) -> None:
     """Restore the heap of ends after the end of the slot at `position` has changed."""
-    slots, ends = sending.slots, sending.ends
+    slots, ends = state.slots, state.ends
     while position > 0 and slots[ends[position]].end_s < slots[ends[(position - 1) // 2]].end_s:
-        _swap(sending, position, (position - 1) // 2)
+        _swap(state, position, (position - 1) // 2)
         position = (position - 1) // 2
     while True:
         child = 2 * position + 1
@@ -169,72 +156,53 @@ def _place(sending: SendingTables, size: int, position: int) -> None:
             child += 1
         if slots[ends[position]].end_s <= slots[ends[child]].end_s:
             return
-        _swap(sending, position, child)
+        _swap(state, position, child)
         position = child
 
 
 @inner
-def _binds(link: FluidLink) -> bool:
-    return link.demand > link.rate * (1 + 1e-9)
+def _touch(state: FluidState, number: int, num_touched: int, stamp: int) -> int:
+    """Add a link to the touched ones if it binds and is not among them; return their number."""
+    link = state.links[number]
+    if link.stamp != stamp and link.demand > link.rate * (1 + 1e-9):
+        link.stamp = stamp
+        state.touched[num_touched] = number
+        num_touched += 1
+    return num_touched
 
 
 @inner
-def _enter(
-    slot: int,
-    flow: int,
-    sending: SendingTables,
-    flows: Records[FluidFlow],
-    paths: PathTables,
-    links: Records[FluidLink],
-    touched: NDArray[np.int32],
-    num_touched: int,
-    stamp: int,
-) -> int:
+def _enter(state: FluidState, slot: int, flow: int, num_touched: int, stamp: int) -> int:
     """Put a flow on its links; return the number of `touched` links, to which those that bind are added."""
-    slots, hops = sending.slots, sending.hops
-    path = paths.paths[flows[flow].path]
+    slots, hops, links = state.slots, state.hops, state.links
+    path = state.paths[state.flows[flow].path]
     slots[slot].flow = flow
-    slots[slot].left_bytes = flows[flow].size_bytes
+    slots[slot].left_bytes = state.flows[flow].size_bytes
     slots[slot].rate = path.rate
     for k in range(path.count):
-        hop = slot * sending.max_hops + k
-        number = paths.link[path.first + k]
-        share = paths.share[path.first + k] if len(paths.share) > 0 else 1.0
+        hop = slot * state.max_hops + k
+        number = state.path_link[path.first + k]
+        share = state.path_share[path.first + k] if len(state.path_share) > 0 else 1.0
         hops[hop].link, hops[hop].slot, hops[hop].share = number, slot, share
         hops[hop].before, hops[hop].next = -1, links[number].first
         if links[number].first >= 0:
             hops[links[number].first].before = hop
         links[number].first = hop
         links[number].demand += path.rate * share
-        if links[number].stamp != stamp and _binds(links[number]):
-            links[number].stamp = stamp
-            touched[num_touched] = number
-            num_touched += 1
+        num_touched = _touch(state, number, num_touched, stamp)
     return num_touched
 
 
 @inner
-def _leave(
-    slot: int,
-    sending: SendingTables,
-    flows: Records[FluidFlow],
-    paths: Records[Path],
-    links: Records[FluidLink],
-    touched: NDArray[np.int32],
-    num_touched: int,
-    stamp: int,
-) -> int:
+def _leave(state: FluidState, slot: int, num_touched: int, stamp: int) -> int:
     """Take a flow off its links; return the number of `touched` links, to which those that did bind are added."""
-    hops = sending.hops
-    flow = sending.slots[slot].flow
-    path = paths[flows[flow].path]
+    hops, links = state.hops, state.links
+    flow = state.slots[slot].flow
+    path = state.paths[state.flows[flow].path]
     for k in range(path.count):
-        hop = slot * sending.max_hops + k
+        hop = slot * state.max_hops + k
         number, share = hops[hop].link, hops[hop].share
-        if links[number].stamp != stamp and _binds(links[number]):
-            links[number].stamp = stamp
-            touched[num_touched] = number
-            num_touched += 1
+        num_touched = _touch(state, number, num_touched, stamp)
         before, after = hops[hop].before, hops[hop].next
         if before >= 0:
             hops[before].next = after
@@ -245,30 +213,21 @@ def _leave(
         links[number].demand -= path.rate * share
         if links[number].first < 0:
             links[number].demand = 0.0
-        links[number].bytes += flows[flow].size_bytes * share
+        links[number].bytes += state.flows[flow].size_bytes * share
     return num_touched
 
 
 @inner
-def _collect(
-    sending: SendingTables,
-    flows: Records[FluidFlow],
-    paths: Records[Path],
-    links: Records[FluidLink],
-    filling: FillingTables,
-    num_touched: int,
-    stamp: int,
-) -> tuple[int, int]:
+def _collect(state: FluidState, num_touched: int, stamp: int) -> tuple[int, int]:
     """Collect the flows that binding links connect with the touched ones, in `members`; `touched` grows by their links.
 
     Returns the numbers of members and of touched links.
     """
-    slots, hops = sending.slots, sending.hops
-    members, touched = filling.members, filling.touched
+    slots, hops, links = state.slots, state.hops, state.links
     num_members = 0
     position = 0
     while position < num_touched:
-        number = touched[position]
+        number = state.touched[position]
         position += 1
         links[number].left = links[number].rate
         links[number].weight = 0.0
@@ -279,21 +238,17 @@ def _collect(
             if slots[slot].stamp != stamp:
                 slots[slot].stamp = stamp
                 slots[slot].frozen = 0
-                members[num_members] = slot
+                state.members[num_members] = slot
                 num_members += 1
-                for k in range(paths[flows[slots[slot].flow].path].count):
-                    other = hops[slot * sending.max_hops + k].link
-                    if links[other].stamp != stamp and _binds(links[other]):
-                        links[other].stamp = stamp
-                        touched[num_touched] = other
-                        num_touched += 1
+                for k in range(state.paths[state.flows[slots[slot].flow].path].count):
+                    num_touched = _touch(state, hops[slot * state.max_hops + k].link, num_touched, stamp)
             hop = hops[hop].next
     return num_members, num_touched
 
 
 @inner
-def _set_rate(now_s: float, slot: int, rate: float, sending: SendingTables, num_sending: int) -> None:
-    slots = sending.slots
+def _set_rate(state: FluidState, now_s: float, slot: int, rate: float, num_sending: int) -> None:
+    slots = state.slots
     if abs(rate - slots[slot].rate) <= 1e-12 * rate and slots[slot].end_s > 0:
         return
     slots[slot].left_bytes -= slots[slot].rate * (now_s - slots[slot].since_s)
@@ -302,44 +257,26 @@ def _set_rate(now_s: float, slot: int, rate: float, sending: SendingTables, num_
     slots[slot].since_s = now_s
     slots[slot].rate = rate
     slots[slot].end_s = now_s + slots[slot].left_bytes / rate
-    _place(sending, num_sending, slots[slot].place)
+    _place(state, num_sending, slots[slot].place)
 
 
 @inner
-def _next_levels(
-    slots: Records[Slot],
-    flows: Records[FluidFlow],
-    paths: Records[Path],
-    links: Records[FluidLink],
-    filling: FillingTables,
-    num_touched: int,
-    num_members: int,
-) -> int:
+def _next_levels(state: FluidState, num_touched: int, num_members: int) -> int:
     """Make the heap of rates at which a touched link is full or a member at its maximum; return its size."""
-    members, touched, levels, fillers = filling
+    members, touched, levels, fillers = state.members, state.touched, state.levels, state.fillers
     size = 0
     for i in range(num_touched):
-        link = links[touched[i]]
+        link = state.links[touched[i]]
         if link.weight > 1e-12:
             size = push(levels, fillers, size, link.left / link.weight, int64(touched[i]))
     for i in range(num_members):
-        limit = paths[flows[slots[members[i]].flow].path].rate
-        size = push(levels, fillers, size, limit, int64(len(links) + members[i]))
+        limit = state.paths[state.flows[state.slots[members[i]].flow].path].rate
+        size = push(levels, fillers, size, limit, int64(len(state.links) + members[i]))
     return size
 
 
 @inner
-def _fill(
-    now_s: float,
-    sending: SendingTables,
-    flows: Records[FluidFlow],
-    paths: Records[Path],
-    links: Records[FluidLink],
-    filling: FillingTables,
-    num_touched: int,
-    num_members: int,
-    num_sending: int,
-) -> None:
+def _fill(state: FluidState, now_s: float, num_touched: int, num_members: int, num_sending: int) -> None:
     """Set the rates of the collected flows by progressive filling: the fullest link sets the rate of its flows, then
     the next.
 
@@ -347,9 +284,9 @@ def _fill(
     has a maximum of its own. A link's level only rises as its flows freeze below it, so that a stale one is recognised
     when it is taken, and put back.
     """
-    slots, hops = sending.slots, sending.hops
-    levels, fillers = filling.levels, filling.fillers
-    waiting = _next_levels(slots, flows, paths, links, filling, num_touched, num_members)
+    slots, hops, links = state.slots, state.hops, state.links
+    levels, fillers = state.levels, state.fillers
+    waiting = _next_levels(state, num_touched, num_members)
     frozen, level = 0, 0.0
     while frozen < num_members:
         next_level, filler = levels[0], fillers[0]
@@ -368,105 +305,80 @@ def _fill(
             while hop >= 0:
                 slot = hops[hop].slot
                 if slots[slot].frozen == 0:
-                    frozen += _freeze(now_s, slot, level, sending, flows, paths, links, num_sending)
+                    frozen += _freeze(state, now_s, slot, level, num_sending)
                 hop = hops[hop].next
         elif slots[filler - len(links)].frozen == 0:
             if next_level > level * (1 + 1e-12):
                 level = next_level
-            slot = filler - len(links)
-            frozen += _freeze(now_s, slot, level, sending, flows, paths, links, num_sending)
+            frozen += _freeze(state, now_s, filler - len(links), level, num_sending)
 
 
 @inner
-def _freeze(
-    now_s: float,
-    slot: int,
-    level: float,
-    sending: SendingTables,
-    flows: Records[FluidFlow],
-    paths: Records[Path],
-    links: Records[FluidLink],
-    num_sending: int,
-) -> int:
+def _freeze(state: FluidState, now_s: float, slot: int, level: float, num_sending: int) -> int:
     """Fix the rate of a flow at `level` and take it off its links' filling; returns 1."""
-    slots, hops = sending.slots, sending.hops
+    slots, hops, links = state.slots, state.hops, state.links
     slots[slot].frozen = 1
-    for k in range(paths[flows[slots[slot].flow].path].count):
-        hop = slot * sending.max_hops + k
+    for k in range(state.paths[state.flows[slots[slot].flow].path].count):
+        hop = slot * state.max_hops + k
         number = hops[hop].link
         links[number].left -= level * hops[hop].share
         links[number].weight -= hops[hop].share
-    _set_rate(now_s, slot, level, sending, num_sending)
+    _set_rate(state, now_s, slot, level, num_sending)
     return 1
 
 
 @inner
-def _release(flows: Records[FluidFlow], flow: int, ready_s: float, ready: ReadyQueue, num_ready: int) -> int:
+def _release(state: FluidState, flow: int, ready_s: float, num_ready: int) -> int:
     """Let a flow wait for one flow less, and not begin before `ready_s`; returns how many are ready."""
+    flows = state.flows
     flows[flow].ready_s = max(flows[flow].ready_s, ready_s)
     flows[flow].waiting -= 1
     if flows[flow].waiting == 0:
-        num_ready = push(ready.times_s, ready.flows, num_ready, flows[flow].ready_s, flow)
+        num_ready = push(state.ready_s, state.ready, num_ready, flows[flow].ready_s, flow)
     return num_ready
 
 
 @inner
-def _complete(
-    slot: Slot, tables: FluidTables, paths: Records[Path], ready: ReadyQueue, num_ready: int, one_after_the_other: bool
-) -> int:
+def _complete(state: FluidState, slot: Slot, num_ready: int) -> int:
     """Note the times of a flow whose last byte has left, and release the flows after it; returns how many are ready."""
-    flows, child_ptr, child = tables
+    flows, child_ptr, child = state.flows, state.child_ptr, state.child
     flow = slot.flow
     flows[flow].sent_s = slot.end_s
     # Senders and switches serve packets in turn: the last packet takes the link's full rate, somewhere in the turn that
     # fluid rates spread it over, on average in the middle.
     turn_s = flows[flow].last_bytes / slot.rate
-    alone_s = flows[flow].last_bytes / paths[flows[flow].path].line_rate
+    alone_s = flows[flow].last_bytes / state.paths[flows[flow].path].line_rate
     finish_s = slot.end_s + flows[flow].tail_s - 0.5 * (turn_s - alone_s)
     flows[flow].finish_s = finish_s
     follower = flows[flow].follower
-    if follower >= 0 and one_after_the_other:
-        num_ready = _release(flows, follower, flows[flow].sent_s, ready, num_ready)
+    if follower >= 0 and state.one_after_the_other:
+        num_ready = _release(state, follower, flows[flow].sent_s, num_ready)
     for e in range(child_ptr[flow], child_ptr[flow + 1]):
-        ready_s = finish_s + flows[child[e]].delay_s
-        num_ready = _release(flows, child[e], ready_s, ready, num_ready)
+        num_ready = _release(state, child[e], finish_s + flows[child[e]].delay_s, num_ready)
     return num_ready
 
 
 @entry
-def run_flows(
-    tables: FluidTables,
-    paths: PathTables,
-    links: Records[FluidLink],
-    sending: SendingTables,
-    ready: ReadyQueue,
-    filling: FillingTables,
-    one_after_the_other: bool,
-) -> tuple[int, int, int]:
-    """Run all flows to completion; their times are written into `tables.flows`.
-
-    Args:
-        links: (2 x num_links,) directed links.
-        sending: as many slots as flows may send at once.
-        one_after_the_other: whether a follower may begin when the flow before it is sent, or when that one begins.
+def run_flows(state: FluidState) -> tuple[int, int, int]:
+    """Run all flows to completion; their times are written into `state.flows`.
 
     Returns:
         (flows completed, events, rate changes); fewer flows than there are where some wait for each other; -1 flows
         where `slots` did not suffice.
     """
-    flows, slots, ends, touched = tables.flows, sending.slots, sending.ends, filling.touched
+    flows, slots, ends = state.flows, state.slots, state.ends
     num_ready, num_sending, done, events, changes = 0, 0, 0, 0, 0
     stamp = 0
     num_free = len(slots)
     for i in range(num_free):
-        sending.free[i] = num_free - 1 - i
+        state.free[i] = num_free - 1 - i
     for i in range(len(flows)):
         if flows[i].waiting == 0:
-            num_ready = push(ready.times_s, ready.flows, num_ready, flows[i].ready_s, i)
+            num_ready = push(state.ready_s, state.ready, num_ready, flows[i].ready_s, i)
     while num_ready > 0 or num_sending > 0:
         now_s = np.inf
         if num_ready > 0:
-            now_s = ready.times_s[0]
+            now_s = state.ready_s[0]
         if num_sending > 0:
             now_s = min(now_s, slots[ends[0]].end_s)
         stamp += 1
@@ -475,36 +387,36 @@ def run_flows(
             slot = ends[0]
             num_sending -= 1
             if num_sending > 0:
-                _swap(sending, 0, num_sending)
-                _place(sending, num_sending, 0)
-            num_touched = _leave(slot, sending, flows, paths.paths, links, touched, num_touched, stamp)
-            sending.free[num_free] = slot
+                _swap(state, 0, num_sending)
+                _place(state, num_sending, 0)
+            num_touched = _leave(state, slot, num_touched, stamp)
+            state.free[num_free] = slot
             num_free += 1
-            num_ready = _complete(slots[slot], tables, paths.paths, ready, num_ready, one_after_the_other)
+            num_ready = _complete(state, slots[slot], num_ready)
             done += 1
             events += 1
-        while num_ready > 0 and ready.times_s[0] <= now_s + TOGETHER_S:
-            flow = ready.flows[0]
-            num_ready = pop(ready.times_s, ready.flows, num_ready)
+        while num_ready > 0 and state.ready_s[0] <= now_s + TOGETHER_S:
+            flow = state.ready[0]
+            num_ready = pop(state.ready_s, state.ready, num_ready)
             if num_free == 0:
                 return -1, events, changes
             num_free -= 1
-            slot = sending.free[num_free]
+            slot = state.free[num_free]
             begin_s = flows[flow].ready_s
             flows[flow].begin_s = begin_s
             follower = flows[flow].follower
-            if follower >= 0 and not one_after_the_other:
-                num_ready = _release(flows, follower, begin_s, ready, num_ready)
-            num_touched = _enter(slot, flow, sending, flows, paths, links, touched, num_touched, stamp)
+            if follower >= 0 and not state.one_after_the_other:
+                num_ready = _release(state, follower, begin_s, num_ready)
+            num_touched = _enter(state, slot, flow, num_touched, stamp)
             slots[slot].since_s = begin_s
             slots[slot].end_s = begin_s + slots[slot].left_bytes / slots[slot].rate
             slots[slot].place = num_sending
             ends[num_sending] = slot
             num_sending += 1
-            _place(sending, num_sending, num_sending - 1)
+            _place(state, num_sending, num_sending - 1)
             events += 1
         if num_touched > 0:
-            num_members, num_touched = _collect(sending, flows, paths.paths, links, filling, num_touched, stamp)
+            num_members, num_touched = _collect(state, num_touched, stamp)
             changes += num_members
-            _fill(now_s, sending, flows, paths.paths, links, filling, num_touched, num_members, num_sending)
+            _fill(state, now_s, num_touched, num_members, num_sending)
     return done, events, changes

@@ -55,47 +55,53 @@ def run_flow_level(
     path = _path_table(links.rate, paths, loads)
     if not shared:
         links.rate = np.inf
-    child_ptr, child = children_of(flows.parent_ptr, flows.parent)
-    num_slots, max_hops = min(len(flows), 4096), int(path["count"].max(initial=1))
+    num_slots = min(len(flows), 4096)
     while True:
-        rows, used = table.copy(), links.copy()
-        tables = flow_kernel.FluidTables(rows, child_ptr, child)
-        path_tables = flow_kernel.PathTables(path, loads.link, loads.share)
-        done, num_events = _run(tables, path_tables, used, num_slots, max_hops, settings.compat is None)
+        state = _state(table.copy(), flows, path, loads, links.copy(), num_slots, settings.compat is None)
+        done, num_events, _ = flow_kernel.run_flows(state)
         if done >= 0:
             break
         num_slots = min(len(flows), 8 * num_slots)
     if done < len(flows):
         raise WindtunnelError(f"{len(flows) - done} of {len(flows)} flows wait for each other")
+    rows: Table = state.flows
+    used: Table = state.links
     total_s = float(rows.finish_s.max())
     return FlowTimes(rows.begin_s, rows.sent_s, rows.finish_s, used.bytes, used.stamp >= 0, num_events, total_s)
 
 
-def _run(
-    tables: flow_kernel.FluidTables,
-    paths: flow_kernel.PathTables,
-    links: Table,
-    num_slots: int,
-    max_hops: int,
-    one_after_the_other: bool,
-) -> tuple[int, int]:
-    """Run the kernel with new scratch arrays; return the flows completed (-1: too few slots) and the events."""
-    num_flows = len(tables.flows)
+def _state(
+    table: Table, flows: Flows, path: Table, loads: Paths, links: Table, num_slots: int, one_after_the_other: bool
+) -> flow_kernel.FluidState:
+    """Return the state of the kernel before the first event, with new scratch arrays."""
+    child_ptr, child = children_of(flows.parent_ptr, flows.parent)
+    max_hops = int(path["count"].max(initial=1))
     slots: Table = np.zeros(num_slots, flow_kernel.SLOT).view(np.recarray)
     slots.stamp = -1
     hops: Table = np.zeros(num_slots * max_hops, flow_kernel.HOP).view(np.recarray)
     free, ends, members = (np.empty(num_slots, np.int32) for _ in range(3))
-    levels, fillers = np.empty(len(links) + num_slots), np.empty(len(links) + num_slots, np.int64)
-    done, num_events, _ = flow_kernel.run_flows(
-        tables,
-        paths,
-        links,
-        flow_kernel.SendingTables(slots, hops, max_hops, free, ends),
-        flow_kernel.ReadyQueue(np.empty(num_flows), np.empty(num_flows, np.int64)),
-        flow_kernel.FillingTables(members, np.empty(len(links), np.int32), levels, fillers),
-        one_after_the_other,
+    ready, fillers = (np.empty(size, np.int64) for size in (len(flows), len(links) + num_slots))
+    return flow_kernel.FluidState(
+        flows=table,
+        child_ptr=child_ptr,
+        child=child,
+        paths=path,
+        path_link=loads.link,
+        path_share=loads.share,
+        links=links,
+        slots=slots,
+        hops=hops,
+        max_hops=max_hops,
+        free=free,
+        ends=ends,
+        ready_s=np.empty(len(flows)),
+        ready=ready,
+        members=members,
+        touched=np.empty(len(links), np.int32),
+        levels=np.empty(len(links) + num_slots),
+        fillers=fillers,
+        one_after_the_other=one_after_the_other,
     )
-    return done, num_events
 
 
 def _flow_table(fabric: Fabric, flows: Flows, settings: NetworkSettings, paths: Paths) -> Table:

@@ -35,33 +35,23 @@ class PacketOutcome:
 
 def run_tables(tables: PacketTables, traced: NDArray[np.int32] | None = None) -> PacketOutcome:
     """Run the compiled loop to its end; where a table is full, enlarge it and continue."""
-    flows = _flow_tables(tables)
-    settings = tables.settings._replace(most_children=int(np.diff(flows.children_start).max(initial=0)))
-    fabric = state.FabricTables(tables.links.copy(), tables.nodes.copy())
-    traffic, feedback = _free_tables(tables)
-    clock = _clock(len(tables.links), len(tables.first) + settings.most_children + 512)
-    traced = np.zeros(0, np.int32) if traced is None else traced
-    num_rows = TRACE_ROWS if settings.trace_interval_ps else 1
-    queues = state.TracedQueues(traced, np.zeros((num_rows, 1 + len(traced)), np.int64))
+    run = _state(tables, np.zeros(0, np.int32) if traced is None else traced)
     traces = []
     while True:
-        lack = loop.run(settings, fabric, flows, tables.routes, traffic, feedback, queues, clock)
+        lack = loop.run(run)
         if lack == loop.DONE:
             break
-        if lack == loop.MORE_EVENTS:
-            events = _grown(clock.events, clock.calendar, "free", "num_free")
-            clock = clock._replace(events=events, heaps=_longer(clock.heaps, len(events)))
-        elif lack == loop.MORE_TRACE:
-            traces.append(queues.rows.copy())
-            traffic.counters[0].num_trace_rows = 0
+        if lack == loop.MORE_TRACE:
+            traces.append(run.traced.rows.copy())
+            run.counters[0].num_trace_rows = 0
         else:
-            traffic, feedback = _more(lack, traffic, feedback, settings.congestion == state.HPCC)
-    counters = traffic.counters[0]
-    traces.append(queues.rows[: counters.num_trace_rows])
+            run = _more(lack, run)
+    counters = run.counters[0]
+    traces.append(run.traced.rows[: counters.num_trace_rows])
     return PacketOutcome(
-        fabric.links,
-        fabric.nodes,
-        flows.flows,
+        run.links,
+        run.nodes,
+        run.flows,
         np.concatenate(traces),
         int(counters.num_events),
         int(counters.num_data_packets),
@@ -71,26 +61,40 @@ def run_tables(tables: PacketTables, traced: NDArray[np.int32] | None = None) ->
     )
 
 
-def _flow_tables(tables: PacketTables) -> state.PacketFlowTables:
+def _state(tables: PacketTables, traced: NDArray[np.int32]) -> state.PacketState:
+    """Return the loop's state before the first event; its free tables are large enough for small runs."""
     flows: Table = tables.flows.copy()
     queues: Table = np.zeros(int(flows.queue.max(initial=0)) + 1, state.SEND_QUEUE).view(np.recarray)
     queues.first = state.NONE
     children_start, children = children_of(tables.parent_ptr, tables.parent)
-    return state.PacketFlowTables(flows, tables.channels.copy(), queues, tables.first, children_start, children)
-
-
-def _free_tables(tables: PacketTables) -> tuple[state.TrafficTables, state.FeedbackTables]:
-    """Return free connections and packets, and the senders' knowledge, large enough for small runs."""
-    connections = _free_list(state.CONNECTION, min(len(tables.flows), 256) + 1)
+    settings = tables.settings._replace(most_children=int(np.diff(children_start).max(initial=0)))
+    connections = _free_list(state.CONNECTION, min(len(flows), 256) + 1)
     packets = _free_list(state.PACKET, 512)
     counters: Table = np.zeros(1, state.COUNTERS).view(np.recarray)
     counters.num_free_connections, counters.num_free_packets = len(connections), len(packets)
-    is_hpcc = tables.settings.congestion == state.HPCC
+    is_hpcc = settings.congestion == state.HPCC
     hops = int(np.diff(tables.routes.paths).max(initial=1)) if is_hpcc else 1
-    stamps: Table = np.zeros((len(packets) if is_hpcc else 1, hops), state.STAMP).view(np.recarray)
-    seen: Table = np.zeros((len(connections) if is_hpcc else 1, hops), state.STAMP).view(np.recarray)
-    sacks = np.zeros((2 * len(connections), _sack_words(tables)), np.uint64)
-    return state.TrafficTables(connections, packets, counters), state.FeedbackTables(stamps, seen, sacks)
+    num_rows = TRACE_ROWS if settings.trace_interval_ps else 1
+    return state.PacketState(
+        settings=settings,
+        links=tables.links.copy(),
+        nodes=tables.nodes.copy(),
+        flows=flows,
+        channels=tables.channels.copy(),
+        send_queues=queues,
+        first_flows=tables.first,
+        children_start=children_start,
+        children=children,
+        routes=tables.routes,
+        connections=connections,
+        packets=packets,
+        counters=counters,
+        stamps=np.zeros((len(packets) if is_hpcc else 1, hops), state.STAMP).view(np.recarray),
+        seen=np.zeros((len(connections) if is_hpcc else 1, hops), state.STAMP).view(np.recarray),
+        sacks=np.zeros((2 * len(connections), _sack_words(tables)), np.uint64),
+        traced=state.TracedQueues(traced, np.zeros((num_rows, 1 + len(traced)), np.int64)),
+        clock=_clock(len(tables.links), len(tables.first) + settings.most_children + 512),
+    )
 
 
 def _clock(num_links: int, num_events: int) -> Clock:
@@ -98,18 +102,19 @@ def _clock(num_links: int, num_events: int) -> Clock:
     return new_clock(num_events, num_buckets, shift=max(0, int(np.log2(WHEEL_PS / num_buckets))))
 
 
-def _more(
-    lack: int, traffic: state.TrafficTables, feedback: state.FeedbackTables, is_hpcc: bool
-) -> tuple[state.TrafficTables, state.FeedbackTables]:
-    """Double the packets or the connections, whichever the loop lacks, and the feedback tables that go with them."""
+def _more(lack: int, run: state.PacketState) -> state.PacketState:
+    """Double the events, packets or connections, whichever the loop lacks, and the tables that go with them."""
+    is_hpcc = run.settings.congestion == state.HPCC
+    if lack == loop.MORE_EVENTS:
+        events = _grown(run.clock.events, run.clock.calendar, "free", "num_free")
+        return run._replace(clock=run.clock._replace(events=events, heaps=_longer(run.clock.heaps, len(events))))
     if lack == loop.MORE_PACKETS:
-        packets = _grown(traffic.packets, traffic.counters, "free_packet", "num_free_packets")
-        stamps = _longer(feedback.stamps, len(packets)) if is_hpcc else feedback.stamps
-        return traffic._replace(packets=packets), feedback._replace(stamps=stamps)
-    connections = _grown(traffic.connections, traffic.counters, "free_connection", "num_free_connections")
-    seen = _longer(feedback.seen, len(connections)) if is_hpcc else feedback.seen
-    sacks = np.concatenate([_longer(half, len(connections)) for half in np.split(feedback.sacks, 2)])
-    return traffic._replace(connections=connections), feedback._replace(seen=seen, sacks=sacks)
+        packets = _grown(run.packets, run.counters, "free_packet", "num_free_packets")
+        return run._replace(packets=packets, stamps=_longer(run.stamps, len(packets)) if is_hpcc else run.stamps)
+    connections = _grown(run.connections, run.counters, "free_connection", "num_free_connections")
+    seen = _longer(run.seen, len(connections)) if is_hpcc else run.seen
+    sacks = np.concatenate([_longer(half, len(connections)) for half in np.split(run.sacks, 2)])
+    return run._replace(connections=connections, seen=seen, sacks=sacks)
 
 
 def _free_list(record: np.dtype[Any], size: int) -> Table:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from rich.console import RenderableType
 
-from windtunnel.network.collectives.run import CollectiveRun
+from windtunnel.network.collectives.call import CollectiveRun
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.report.documents import fields_of
 from windtunnel.report.render.tables import columns, grid, number, percent, title

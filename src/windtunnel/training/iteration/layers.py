@@ -7,7 +7,7 @@ from windtunnel.errors import InputError
 
 
 class RankGroup(StrEnum):
-    """Which ranks a collective joins."""
+    """Kinds of groups of ranks that run a collective."""
 
     TP = "tp"
     DP = "dp"
@@ -43,7 +43,6 @@ class IterationLayer:
     forward: LayerPhase
     input_gradient: LayerPhase
     weight_gradient: LayerPhase
-    update_s: float
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class LayerWorkload:
         return self.num_gpus // (self.tp * self.pp)
 
     def group_size(self, group: RankGroup) -> int:
-        """Ranks of one group of a kind."""
+        """Return the number of ranks in one group of a kind."""
         return {
             RankGroup.TP: self.tp,
             RankGroup.DP: self.dp,

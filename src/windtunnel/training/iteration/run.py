@@ -49,7 +49,7 @@ def run_layers(workload: LayerWorkload, fabric: Fabric, settings: NetworkSetting
 
 
 def groups_of(workload: LayerWorkload, group: RankGroup) -> NDArray[np.int32]:
-    """(num_groups, size) the ranks of every group of a kind; Megatron's order: tp, ep, other dp, then pp outermost."""
+    """Return (num_groups, size) the ranks of a kind's groups, in Megatron's order: tp, ep, other dp, pp outermost."""
     tp, ep, dp, pp = workload.tp, workload.ep, workload.dp, workload.pp
     ids = np.arange(workload.num_gpus, dtype=np.int32).reshape(pp, dp // ep, ep, tp)
     match group:
@@ -70,7 +70,7 @@ def group_seconds(workload: LayerWorkload, fabric: Fabric, call: Communication, 
 
 
 def _pipeline_ns(workload: LayerWorkload, fabric: Fabric, settings: NetworkSettings) -> float:
-    """Sends and receives of a stage: one each way for every micro-batch and virtual stage."""
+    """Time a stage's sends and receives: one each way for every micro-batch and virtual stage."""
     if workload.pp == 1 or workload.pp_bytes == 0:
         return 0.0
     next_stage = workload.num_gpus // workload.pp
@@ -79,11 +79,11 @@ def _pipeline_ns(workload: LayerWorkload, fabric: Fabric, settings: NetworkSetti
 
 
 def _timeline(workload: LayerWorkload, nanoseconds: Callable[[Communication], int]) -> tuple[LayerTimes, ...]:
-    """Every layer forward, then backward in reverse; gradients are sent behind each other beside the computation."""
+    """Time every layer forward, then backward in reverse; gradients queue and are sent beside the computation."""
 
     def blocking(phase: LayerPhase) -> PhaseTimes:
-        took = nanoseconds(phase.communication) if phase.communication else 0
-        return PhaseTimes(round(phase.compute_s * 1e9), took, took)
+        total_ns = nanoseconds(phase.communication) if phase.communication else 0
+        return PhaseTimes(round(phase.compute_s * 1e9), total_ns, total_ns)
 
     forward = [blocking(layer.forward) for layer in workload.layers]
     inputs = [blocking(layer.input_gradient) for layer in workload.layers]

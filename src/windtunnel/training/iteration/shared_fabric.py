@@ -1,7 +1,7 @@
-"""Several training jobs on one fabric: where their collectives meet, and what that does to each one's iteration.
+"""Run several training jobs on one fabric: where their collectives meet, each job's iteration takes longer.
 
-Collectives on the wire at the same time share links max-min fairly, connection by connection. How fast each gets on is
-found once for every set of them that ever meets; between the moments at which the set changes they go on evenly.
+Collectives on the wire at the same time share links max-min fairly, connection by connection. Their speeds are computed
+once for every set of collectives that meet, and are constant until the set changes.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.network.collectives.rings import nccl_rings
-from windtunnel.network.collectives.run import RING_ROUNDS, groups_seconds, place_of
+from windtunnel.network.collectives.algorithms import direct, ring
+from windtunnel.network.collectives.call import CollectiveCall
+from windtunnel.network.collectives.placement import place_of
+from windtunnel.network.collectives.ring_classes import ring_connections
+from windtunnel.network.collectives.run import groups_seconds
 from windtunnel.network.fabric import Fabric
-from windtunnel.network.flows import Flows, flows_of
+from windtunnel.network.flows import Flows, together
 from windtunnel.network.paths import Paths, data_bytes_per_s, find_paths
 from windtunnel.network.settings import NetworkSettings
 from windtunnel.training.iteration.layers import Communication, LayerPhase, LayerWorkload
 from windtunnel.training.iteration.run import groups_of
 
 PLACEMENTS = ("packed", "striped")
-"""Jobs one after the other, or servers dealt to them in turn."""
+"""Jobs take servers one after the other, or are dealt servers in turn."""
 LEAST_S = 1e-12
-"""Less than that is nothing."""
+"""Shorter times count as zero."""
 PHASE = (math.sqrt(5.0) - 1.0) / 2.0
 """Jobs begin at multiples of the golden section of their iterations, so that none begins with another."""
 
@@ -67,18 +70,18 @@ class JobAction:
     """Number of its collective."""
     beside: bool = False
     drains: bool = False
-    """Waits for all that runs beside."""
+    """Whether it waits for every collective that runs beside."""
 
 
 @dataclass
 class _Running:
-    """Where a job is in its iteration; seconds are those that it would take alone."""
+    """A job's position in its iteration; remaining seconds are those without other jobs."""
 
     actions: Sequence[JobAction]
     left_s: float
-    """Of the action at `position`; before the first iteration, until it begins."""
+    """Seconds left of the action at `position`; before the first iteration, until it begins."""
     counts_from_s: float
-    """Iterations that began before do not count."""
+    """Iterations that began earlier are not recorded."""
     position: int = -1
     beside: list[JobAction] = field(default_factory=list)
     """Collectives that queue beside it; the first is on the wire."""
@@ -93,7 +96,7 @@ class _Running:
         return waited, self.beside[0].call if self.beside else None
 
     def seconds_to_go(self, speed: dict[int | None, float]) -> float:
-        """Until something of it ends, if nothing else changes."""
+        """Return the time until one of its actions ends, if nothing else changes."""
         waited, beside = self.calls
         ends = [self.left_s / speed.get(waited, 1.0)] if self.left_s > LEAST_S else []
         return min([*ends, self.beside_left_s / speed.get(beside, 1.0)] if self.beside else ends)
@@ -128,7 +131,7 @@ class _Running:
 
 
 def place_jobs(workloads: Sequence[LayerWorkload], fabric: Fabric, placement: str = "packed") -> list[PlacedJob]:
-    """Jobs on a fabric, whole servers each.
+    """Place jobs on a fabric, whole servers each.
 
     Raises:
         InputError: there is no such placement, a job does not fill servers, or all need more than there are.
@@ -162,7 +165,7 @@ def run_jobs(
     """Run every job over and over until each has ended `num_iterations` iterations beside the others.
 
     Forward and input-gradient collectives block, those of weight gradients queue beside what follows, as in
-    `layer_run.run_layers`; a pipeline's transfers and idle time follow the iteration.
+    `iteration.run.run_layers`; a pipeline's transfers and idle time follow the iteration.
 
     Raises:
         InputError: a job's groups do not spread evenly over servers or are not connected, or it does nothing.
@@ -183,7 +186,7 @@ def run_jobs(
 def _together(
     programs: Sequence[Sequence[JobAction]], begins: Sequence[float], wire: _Wire, num_iterations: int
 ) -> list[list[float]]:
-    """Return the seconds of every job's iterations until the last has ended as many as are asked for."""
+    """Return the seconds of every job's iterations, until each job has ended `num_iterations`."""
     jobs = [_Running(program, begin, max(begins)) for program, begin in zip(programs, begins, strict=True)]
     now_s = step_s = 0.0
     speed: dict[int | None, float] = {}
@@ -198,7 +201,7 @@ def _together(
 
 @dataclass
 class _Wire:
-    """What is on the wire: every collective's connections, and how fast those that meet get on."""
+    """The collectives on the wire: their connections, and the speeds of those that meet."""
 
     fabric: Fabric
     settings: NetworkSettings
@@ -210,35 +213,35 @@ class _Wire:
 
     def program(self, job: PlacedJob) -> list[JobAction]:
         """Return a job's iteration as actions."""
-        workload, found = job.workload, list[JobAction]()
+        workload, actions = job.workload, list[JobAction]()
         timed: dict[Communication, JobAction] = {}
 
         def add(phase: LayerPhase, beside: bool = False) -> None:
-            found.append(JobAction(phase.compute_s))
+            actions.append(JobAction(phase.compute_s))
             call = phase.communication
             if call is not None:
                 if call not in timed:
                     timed[call] = self._timed(call.op, call.size_bytes, job.gpus[groups_of(workload, call.group)])
-                found.append(replace(timed[call], beside=beside))
+                actions.append(replace(timed[call], beside=beside))
 
         for layer in workload.layers:
             add(layer.forward)
         for layer in reversed(workload.layers):
             add(layer.input_gradient)
             add(layer.weight_gradient, beside=True)
-        found.append(JobAction(0.0, drains=True))
+        actions.append(JobAction(0.0, drains=True))
         if workload.pp > 1:
-            busy = sum(action.seconds for action in found if not action.beside)
+            busy = sum(action.seconds for action in actions if not action.beside)
             if workload.pp_bytes:
                 stride = workload.num_gpus // workload.pp
                 pairs = np.column_stack([job.gpus[:-stride], job.gpus[stride:]])
                 send = self._timed("send_recv", workload.pp_bytes, pairs)
                 count = 2 * workload.num_micro_batches * workload.vpp
-                found.append(replace(send, seconds=count * send.seconds))
-            found.append(JobAction(busy * (workload.pp - 1) / (workload.num_micro_batches * workload.vpp)))
-        if sum(action.seconds for action in found) <= LEAST_S:
+                actions.append(replace(send, seconds=count * send.seconds))
+            actions.append(JobAction(busy * (workload.pp - 1) / (workload.num_micro_batches * workload.vpp)))
+        if sum(action.seconds for action in actions) <= LEAST_S:
             raise InputError(f"{workload.name}: an iteration of it takes no time", "give computations or collectives")
-        return found
+        return actions
 
     def _timed(self, op: str, size_bytes: int, groups: NDArray[np.int32]) -> JobAction:
         seconds = groups_seconds(self.fabric, op, size_bytes, groups, self.settings)
@@ -250,31 +253,22 @@ class _Wire:
         return JobAction(seconds, number)
 
     def _connections(self, op: str, groups: NDArray[np.int32]) -> Flows:
-        """Who sends to whom all the time while a collective runs."""
-        if op in RING_ROUNDS:
-            servers = place_of(self.fabric, groups[0]).num_servers
-            order = np.concatenate([nccl_rings(each, servers).order for each in groups])
-            source, destination = order.ravel(), np.roll(order, -1, axis=1).ravel()
-            channel = np.repeat(np.arange(order.shape[0], dtype=np.int32), order.shape[1])
-        elif op == "send_recv":
-            source, destination = groups.T
-            channel = np.zeros(len(source), np.int32)
-        else:
-            n = groups.shape[1]
-            one, other = np.nonzero(~np.eye(n, dtype=bool))
-            source, destination = groups[:, one].ravel(), groups[:, other].ravel()
-            channel = np.zeros(len(source), np.int32)
-        return flows_of(source, destination, 1, connection=channel)
+        """Return who sends to whom all the time while a collective runs."""
+        place = place_of(self.fabric, groups[0])
+        calls = [CollectiveCall(self.fabric, op, len(group), group, place, self.settings) for group in groups]
+        if op in ring.OPERATIONS:
+            return ring_connections(ring.rings_of(*calls))
+        return together([direct.flows(call) for call in calls])
 
     def speeds(self, calls: frozenset[int]) -> dict[int | None, float]:
-        """Collective -> how fast it gets on beside the others, against alone."""
+        """Return collective -> its speed beside the others, as a fraction of its speed alone."""
         if calls not in self.known:
             slowest = self._slowest(sorted(calls)) if len(calls) > 1 else {}
             self.known[calls] = {call: rate / self.alone[call] for call, rate in slowest.items()}
         return self.known[calls]
 
     def _slowest(self, calls: Sequence[int]) -> dict[int, float]:
-        """Collective -> bytes per second of its slowest connection while these are on the wire."""
+        """Return collective -> bytes per second of its slowest connection while these are on the wire."""
         paths = [self.paths[call] for call in calls]
         capacity = np.repeat(data_bytes_per_s(self.fabric, self.settings), 2)
         rates = max_min_rates(paths, capacity)
@@ -282,7 +276,7 @@ class _Wire:
 
 
 def max_min_rates(paths: Sequence[Paths], capacity: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-    """Max-min fair rates of connections that always have something to send, by progressive filling.
+    """Return the max-min fair rates of connections that always have something to send, by progressive filling.
 
     Args:
         paths: sets of connections, each with its path.
@@ -305,12 +299,12 @@ def max_min_rates(paths: Sequence[Paths], capacity: NDArray[np.float64]) -> list
     of, on, part = np.concatenate(connection), np.concatenate(link), np.concatenate(share)
     rate, left, open_ = np.zeros(first), capacity.copy(), np.ones(first, bool)
     while open_.any():
-        wanted = np.bincount(on, part * open_[of], len(capacity))
+        demand = np.bincount(on, part * open_[of], len(capacity))
         with np.errstate(divide="ignore", invalid="ignore"):
-            most = np.where(wanted > 0, left / wanted, np.inf)
-        step = most.min()
+            headroom = np.where(demand > 0, left / demand, np.inf)
+        step = headroom.min()
         rate[open_] += step
-        left -= step * wanted
-        full = most <= step * (1 + 1e-9)
+        left -= step * demand
+        full = headroom <= step * (1 + 1e-9)
         open_[of[full[on] & (part > 0)]] = False
     return np.split(rate, np.cumsum([len(each.of_flow) for each in paths])[:-1])

@@ -1,4 +1,4 @@
-"""What a training iteration came to, layer by layer."""
+"""The times of a training iteration, layer by layer."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class PhaseTimes:
     total_ns: int
     """Of its collective."""
     exposed_ns: int
-    """Of that, what computation does not hide."""
+    """The part of it that computation does not hide."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Iteration:
 
 
 def exposed_by_group(layers: tuple[LayerTimes, ...]) -> dict[RankGroup, float]:
-    """Exposed nanoseconds of every kind of group."""
-    found = dict.fromkeys(RankGroup, 0.0)
+    """Return the exposed nanoseconds of every kind of group."""
+    exposed_ns = dict.fromkeys(RankGroup, 0.0)
     for row in layers:
         for phase, times in (
             (row.layer.forward, row.forward),
@@ -65,12 +65,12 @@ def exposed_by_group(layers: tuple[LayerTimes, ...]) -> dict[RankGroup, float]:
             (row.layer.input_gradient, row.input_gradient),
         ):
             if phase.communication is not None:
-                found[phase.communication.group] += times.exposed_ns
-    return found
+                exposed_ns[phase.communication.group] += times.exposed_ns
+    return exposed_ns
 
 
 def bubble_ns(workload: LayerWorkload, layers: tuple[LayerTimes, ...]) -> float:
-    """Idle time of an interleaved 1F1B pipeline: a stage's work for each stage that must fill, by its virtual stages.
+    """Return the idle time of an interleaved 1F1B pipeline: work x (stages - 1) / (micro-batches x virtual stages).
 
     Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC
     2021, section 2.2; like SimAI, the embedding is left out.

@@ -45,9 +45,12 @@ class OverlapSettings(NamedTuple):
     """How much longer computation takes beside data-parallel communication."""
 
 
-class ReplayTables(NamedTuple):
-    """Results and scratch of a replay."""
+class ReplayState(NamedTuple):
+    """Input, results and scratch of a replay."""
 
+    schedule: ScheduleTables
+    times: ChunkTimes
+    overlap: OverlapSettings
     starts_s: Floats
     """(num_actions,) out; `ends_s` too."""
     ends_s: Floats
@@ -69,8 +72,9 @@ class ReplayTables(NamedTuple):
 
 
 @inner
-def prepare(schedule: ScheduleTables, times: ChunkTimes, state: ReplayTables, last_kind: int) -> None:
+def prepare(state: ReplayState, last_kind: int) -> None:
     """Set up the tables; parameters arrive in the order of their first use, from the start of the step."""
+    schedule, times = state.schedule, state.times
     actions, offsets = schedule.actions, schedule.offsets
     for chunk in range(len(schedule.next_chunk)):
         state.num_left[chunk] = 0
@@ -99,9 +103,9 @@ def prepare(schedule: ScheduleTables, times: ChunkTimes, state: ReplayTables, la
 
 
 @inner
-def ready_s(index: int, schedule: ScheduleTables, message_s: Floats, state: ReplayTables) -> float:
+def ready_s(state: ReplayState, index: int) -> float:
     """Return when an action's inputs are on its device; UNKNOWN while they depend on what has not run."""
-    actions = schedule.actions
+    schedule, message_s, actions = state.schedule, state.times.message_s, state.schedule.actions
     kind, chunk, microbatch = actions[index, 0] % PAIRED, actions[index, 1], actions[index, 2]
     device = schedule.device_of_chunk[chunk]
     if kind == FORWARD:
@@ -122,23 +126,14 @@ def ready_s(index: int, schedule: ScheduleTables, message_s: Floats, state: Repl
 
 
 @inner
-def run_actions(
-    first: int,
-    size: int,
-    start_s: float,
-    device: int,
-    schedule: ScheduleTables,
-    times: ChunkTimes,
-    state: ReplayTables,
-    slowdown_fraction: float,
-) -> float:
+def run_actions(state: ReplayState, first: int, size: int, start_s: float, device: int) -> float:
     """Run the actions of one piece back to back; return when the last one ends.
 
     Where parameters or gradients are on the wire, computation is slower; a chunk's last bucket of parameters holds up
     the layers that it belongs to, and its first bucket of gradients leaves once its layers are done.
     """
-    actions = schedule.actions
-    last_kind = WEIGHT if schedule.is_split else BACKWARD
+    actions, times, slowdown_fraction = state.schedule.actions, state.times, state.overlap.slowdown_fraction
+    last_kind = WEIGHT if state.schedule.is_split else BACKWARD
     end_s = start_s
     for i in range(first, first + size):
         kind, chunk = actions[i, 0] % PAIRED, actions[i, 1]
@@ -165,13 +160,13 @@ def run_actions(
 
 
 @inner
-def finish(index: int, end_s: float, schedule: ScheduleTables, state: ReplayTables) -> tuple[int, int]:
+def finish(state: ReplayState, index: int, end_s: float) -> tuple[int, int]:
     """Note an action's end; return the chunk that its message goes to, -1 for none, and the earlier one of the two."""
-    actions = schedule.actions
+    actions = state.schedule.actions
     kind, chunk, microbatch = actions[index, 0] % PAIRED, actions[index, 1], actions[index, 2]
     if kind == FORWARD:
         state.forward_end_s[chunk, microbatch] = end_s
-        return schedule.next_chunk[chunk], chunk
+        return state.schedule.next_chunk[chunk], chunk
     if kind == BACKWARD:
         state.backward_end_s[chunk, microbatch] = end_s
         return state.previous_chunk[chunk], state.previous_chunk[chunk]
@@ -179,14 +174,15 @@ def finish(index: int, end_s: float, schedule: ScheduleTables, state: ReplayTabl
 
 
 @entry
-def replay(schedule: ScheduleTables, times: ChunkTimes, overlap: OverlapSettings, state: ReplayTables) -> int:
+def replay(state: ReplayState) -> int:
     """Run all actions; return how many have run: fewer than all of them means a deadlock.
 
     Results are `starts_s`, `ends_s` and `wire_free_s` of `state`.
     """
-    actions, offsets, cursor = schedule.actions, schedule.offsets, state.cursor
+    schedule, overlap, cursor = state.schedule, state.overlap, state.cursor
+    actions, offsets = schedule.actions, schedule.offsets
     pair_size = 3 if schedule.is_split else 2
-    prepare(schedule, times, state, WEIGHT if schedule.is_split else BACKWARD)
+    prepare(state, WEIGHT if schedule.is_split else BACKWARD)
     num_devices, num_run = len(offsets) - 1, 0
     has_moved = True
     while has_moved:
@@ -198,17 +194,17 @@ def replay(schedule: ScheduleTables, times: ChunkTimes, overlap: OverlapSettings
                 start_s = state.free_s[device]
                 is_known = True
                 for i in range(first, first + min(size, 2)):
-                    input_s = ready_s(i, schedule, times.message_s, state)
+                    input_s = ready_s(state, i)
                     is_known = is_known and input_s >= 0.0
                     start_s = max(start_s, input_s)
                 if not is_known:
                     break
-                end_s = run_actions(first, size, start_s, device, schedule, times, state, overlap.slowdown_fraction)
+                end_s = run_actions(state, first, size, start_s, device)
                 state.free_s[device] = end_s
                 for i in range(first, first + size):
-                    target, sender = finish(i, end_s, schedule, state)
+                    target, sender = finish(state, i, end_s)
                     if overlap.is_blocking and target >= 0 and schedule.device_of_chunk[target] != device:
-                        state.free_s[device] += times.message_s[sender]
+                        state.free_s[device] += state.times.message_s[sender]
                 cursor[device] += size
                 num_run += size
                 has_moved = True
@@ -217,41 +213,14 @@ def replay(schedule: ScheduleTables, times: ChunkTimes, overlap: OverlapSettings
     return num_run
 
 
-@entry
-def peak_bytes(
-    actions: Ints, offsets: Ints, kept_bytes: Floats, weight_bytes: Floats, is_split: bool, peaks: Floats
-) -> int:
-    """Find the most bytes of activations on each device at once.
-
-    Args:
-        actions: (num_actions, 3), as in `ScheduleTables`.
-        offsets: (num_devices + 1,) where each device's actions begin.
-        kept_bytes: (num_chunks,) activations of one micro-batch, from its forward pass on.
-        weight_bytes: (num_chunks,) the part of them that the weight gradient needs, where that is an action of its own.
-        is_split: whether it is.
-        peaks: (num_devices,) out.
-    """
-    for device in range(len(offsets) - 1):
-        in_use = 0.0
-        peak = 0.0
-        for i in range(offsets[device], offsets[device + 1]):
-            kind, chunk = actions[i, 0] % PAIRED, actions[i, 1]
-            if kind == FORWARD:
-                in_use += kept_bytes[chunk]
-            elif kind == BACKWARD:
-                in_use -= kept_bytes[chunk] - weight_bytes[chunk] if is_split else kept_bytes[chunk]
-            else:
-                in_use -= weight_bytes[chunk]
-            peak = max(peak, in_use)
-        peaks[device] = peak
-    return 0
-
-
 def run(schedule: ScheduleTables, times: ChunkTimes, overlap: OverlapSettings) -> tuple[Floats, Floats, Floats]:
     """Replay a schedule; return starts, ends and when each device's data-parallel communication is done."""
     num_actions, num_devices = len(schedule.actions), len(schedule.offsets) - 1
     num_chunks, num_microbatches = len(schedule.device_of_chunk), schedule.num_microbatches
-    state = ReplayTables(
+    state = ReplayState(
+        schedule=schedule,
+        times=times,
+        overlap=overlap,
         starts_s=np.empty(num_actions),
         ends_s=np.empty(num_actions),
         wire_free_s=np.empty(num_devices),
@@ -263,6 +232,6 @@ def run(schedule: ScheduleTables, times: ChunkTimes, overlap: OverlapSettings) -
         num_left=np.empty(num_chunks, dtype=np.int64),
         gathered_s=np.empty(num_chunks),
     )
-    num_run = replay(schedule, times, overlap, state)
+    num_run = replay(state)
     assert num_run == num_actions, "a schedule whose actions wait for each other"
     return state.starts_s, state.ends_s, state.wire_free_s

@@ -1,4 +1,4 @@
-"""Pipeline schedules as data: what every device of a pipeline runs, in order. Times are not in them.
+"""Pipeline schedules as data: the actions of every device of a pipeline in order, without times.
 
 gpipe        arXiv:1811.06965     all forward passes, then all backward passes
 1f1b         arXiv:2104.04473     as few micro-batches in flight as there are stages behind
@@ -24,6 +24,7 @@ SPLIT_SCHEDULES = ("zb_h1", "zb_h2", "zb_v", "dualpipe", "dualpipe_v")
 """Schedules that run weights' gradients as actions of their own."""
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 Action = tuple[int, int, int]
 """Kind, chunk, micro-batch; a kind of `FORWARD + PAIRED` is one piece with the backward pass after it."""
 
@@ -62,8 +63,20 @@ class Schedule:
             self.actions, self.offsets, self.device_of_chunk, self.next_chunk, self.num_microbatches, self.is_split
         )
 
+    def peaks(self, kept: Floats, for_weights: Floats) -> Floats:
+        """Return (num_devices,) the most that each device keeps at once.
+
+        Args:
+            kept: (num_chunks,) what one micro-batch keeps, from its forward pass on.
+            for_weights: (num_chunks,) the part of it that the weight gradient needs, where that is its own action.
+        """
+        kind, chunk = self.actions[:, 0] % PAIRED, self.actions[:, 1]
+        freed = kept - for_weights if self.is_split else kept
+        changes = np.choose(kind, [kept[chunk], -freed[chunk], -for_weights[chunk]])
+        return np.array([np.cumsum(each).max(initial=0.0) for each in np.split(changes, self.offsets[1:-1])])
+
     def of_device(self, device: int) -> Ints:
-        """One device's actions."""
+        """Return one device's actions."""
         return self.actions[self.offsets[device] : self.offsets[device + 1]]
 
 
@@ -97,11 +110,11 @@ def schedule(name: str, pp: int, num_microbatches: int, virtual_stages: int = 1,
         return _schedule(name, [_array(write(pp, num_microbatches, i)) for i in range(pp)], devices, num_microbatches)
     if name == "dualpipe":
         devices = [c if c < pp else 2 * pp - 1 - c for c in range(2 * pp)]
-        found = _schedule(
+        plan = _schedule(
             name, [_array(_dualpipe(pp, num_microbatches, i)) for i in range(pp)], devices, num_microbatches
         )
-        found.next_chunk[pp - 1] = -1
-        return found
+        plan.next_chunk[pp - 1] = -1
+        return plan
     raise InputError(f"there is no pipeline schedule {name!r}")
 
 
@@ -118,7 +131,7 @@ def _array(actions: Iterable[Action]) -> Ints:
 
 
 def _looped(name: str, pp: int, num_microbatches: int, chunks: int, device: int, paired: bool) -> Ints:
-    """Schedules that alternate one forward and one backward pass after a warm-up; the warm-up decides which it is.
+    """Alternate one forward and one backward pass after a warm-up, whose length depends on the schedule.
 
     Where the two are one piece, the warm-up is longer by one, so that they are of different micro-batches on the last
     device too (Megatron-Core combined_1f1b.py).
@@ -151,7 +164,7 @@ def _looped(name: str, pp: int, num_microbatches: int, chunks: int, device: int,
 
 
 def _zero_bubble(pp: int, num_microbatches: int, memory: int, device: int) -> Iterator[Action]:
-    """ZB-H1 (`memory` 1) and ZB-H2 (2) of arXiv:2401.10241, section 2: 1F1B whose weights' gradients come later.
+    """Yield ZB-H1 (`memory` 1) or ZB-H2 (2) of arXiv:2401.10241, section 2: 1F1B with delayed weight gradients.
 
     They lag by `memory` micro-batches a stage, so that all devices hold as many activations as the first one does.
     """
@@ -170,7 +183,7 @@ def _zero_bubble(pp: int, num_microbatches: int, memory: int, device: int) -> It
 
 
 class _Counter:
-    """Numbers the micro-batches of each kind and chunk in the order in which they are asked for."""
+    """Numbers the micro-batches of each kind and chunk in the order of the calls."""
 
     def __init__(self) -> None:
         self.counts: dict[tuple[int, int], int] = {}
@@ -182,7 +195,7 @@ class _Counter:
 
 
 def _zero_bubble_v(pp: int, num_microbatches: int, device: int) -> Iterator[Action]:
-    """ZB-V of arXiv:2405.15362, in the order of PyTorch 2.6's `ScheduleZBVZeroBubble`."""
+    """Yield ZB-V of arXiv:2405.15362, in the order of PyTorch 2.6's `ScheduleZBVZeroBubble`."""
     down, up = device, 2 * pp - 1 - device
     counter = _Counter()
 
@@ -215,7 +228,7 @@ def _zero_bubble_v(pp: int, num_microbatches: int, device: int) -> Iterator[Acti
 
 
 def _dualpipe(pp: int, num_microbatches: int, device: int) -> Iterator[Action]:
-    """deepseek-ai/DualPipe, dualpipe.py `step`: each direction has half of the micro-batches."""
+    """Yield `step` of deepseek-ai/DualPipe, dualpipe.py: each direction has half of the micro-batches."""
     half = pp // 2
     from_end = min(device, pp - 1 - device)
     directions = (device, 2 * pp - 1 - device)
@@ -225,13 +238,13 @@ def _dualpipe(pp: int, num_microbatches: int, device: int) -> Iterator[Action]:
 
 
 def _dualpipe_v(pp: int, num_microbatches: int, device: int) -> Iterator[Action]:
-    """deepseek-ai/DualPipe, dualpipev.py `step`."""
+    """Yield `step` of deepseek-ai/DualPipe, dualpipev.py."""
     main = num_microbatches - 2 * pp + device + 1
     yield from _bidirectional(device, 2 * pp - 1 - device, pp - device - 1, device, main)
 
 
 def _bidirectional(near: int, far: int, inner: int, from_end: int, main: int) -> Iterator[Action]:
-    """Return the eight steps that DualPipe and DualPipeV share. `near` and `far` are the device's two chunks."""
+    """Yield the eight steps that DualPipe and DualPipeV share; `near` and `far` are the device's two chunks."""
     counter = _Counter()
     waiting: list[Action] = []
 
@@ -279,36 +292,3 @@ def _bidirectional(near: int, far: int, inner: int, from_end: int, main: int) ->
         yield waiting.pop(0)
         yield from backward(near, True)
     yield from waiting
-
-
-def ideal_bubble_s(
-    name: str, pp: int, forward_s: float, backward_s: float, weight_s: float, virtual_stages: int = 1
-) -> float:
-    """Return the seconds for which a device idles in one step, by the formula of the schedule's paper.
-
-    Args:
-        name: the schedule.
-        pp: devices of the pipeline.
-        forward_s: a device's whole forward pass of one micro-batch, all its chunks (of DualPipe: one of its two).
-        backward_s: its gradients of inputs and of weights.
-        weight_s: of those, the gradients of weights.
-        virtual_stages: chunks of each device, for the schedules that take any number.
-
-    Sources: GPipe and 1F1B (p-1)(F+B), interleaved divided by v (arXiv:2104.04473, section 2.2); looped BFS likewise
-    (arXiv:2211.05953, section 4); ZB-H1 (p-1)(F+B-2W) and ZB-H2 (p-1)(F+B-3W) with B whole (arXiv:2401.10241, table 1);
-    ZB-V 0 where F = B_input = W (arXiv:2405.15362); DualPipe (p/2-1)(F&B + B - 3W), F&B = F + B unless communication
-    hides behind it (arXiv:2412.19437, table 2), DualPipeV (p-1) of half as long chunks.
-    """
-    both = forward_s + backward_s
-    input_s = backward_s - weight_s
-    return {
-        "gpipe": (pp - 1) * both,
-        "1f1b": (pp - 1) * both,
-        "interleaved": (pp - 1) * both / virtual_stages,
-        "looped_bfs": (pp - 1) * both / virtual_stages,
-        "zb_h1": (pp - 1) * max(forward_s + input_s - weight_s, 0.0),
-        "zb_h2": (pp - 1) * max(forward_s + input_s - 2 * weight_s, 0.0),
-        "zb_v": 0.0,
-        "dualpipe": max(pp // 2 - 1, 0) * max(both + backward_s - 3 * weight_s, 0.0),
-        "dualpipe_v": (pp - 1) * max(both + backward_s - 3 * weight_s, 0.0) / 2,
-    }[name]

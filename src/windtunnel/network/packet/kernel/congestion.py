@@ -13,10 +13,9 @@ from windtunnel.network.packet.kernel.state import (
     HPCC,
     TIMELY,
     Connection,
-    FeedbackTables,
     PacketKernelSettings,
+    PacketState,
     Stamp,
-    TrafficTables,
 )
 
 
@@ -226,17 +225,15 @@ def hpcc_acknowledged(
 
 
 @inner
-def acknowledged(
-    settings: PacketKernelSettings, traffic: TrafficTables, feedback: FeedbackTables, packet: int, rtt_ps: int
-) -> None:
+def acknowledged(state: PacketState, packet: int, rtt_ps: int) -> None:
     """Set the rate of the connection that `packet` acknowledges, under every congestion control but DCQCN."""
-    record = traffic.packets[packet]
+    settings, record = state.settings, state.packets[packet]
     number = record.connection
-    connection = traffic.connections[number]
+    connection = state.connections[number]
     if settings.congestion == DCTCP:
         dctcp_acknowledged(settings, connection, record.byte, record.is_marked)
     elif settings.congestion == TIMELY:
         timely_acknowledged(settings, connection, record.byte, rtt_ps)
     elif settings.congestion == HPCC:
-        stamps, seen = feedback.stamps[packet], feedback.seen[number]
+        stamps, seen = state.stamps[packet], state.seen[number]
         hpcc_acknowledged(settings, connection, record.byte, stamps, seen, record.num_stamps)

@@ -1,11 +1,10 @@
 """The two ends of a connection: windows, rates, losses, acknowledgements and timers."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-from windtunnel.compiled.calendar import Clock, schedule
+from windtunnel.compiled.calendar import schedule
 from windtunnel.compiled.jit import inner
-from windtunnel.compiled.records import Records, int64
+from windtunnel.compiled.records import int64
 from windtunnel.network.packet.kernel.congestion import (
     acknowledged,
     begin_rate,
@@ -39,16 +38,9 @@ from windtunnel.network.packet.kernel.state import (
     SELECTIVE_REPEAT,
     WAITING,
     Connection,
-    ConnectionTable,
-    Counters,
-    FabricTables,
-    FeedbackTables,
-    PacketFlow,
-    PacketFlowTables,
     PacketKernelSettings,
     PacketLink,
-    RouteTables,
-    TrafficTables,
+    PacketState,
 )
 
 
@@ -64,30 +56,32 @@ def window_bytes(settings: PacketKernelSettings, connection: Connection) -> int:
 
 
 @inner
-def bit_of(settings: PacketKernelSettings, sacks: NDArray[np.uint64], byte: int) -> tuple[int, np.uint64]:
+def bit_of(state: PacketState, byte: int) -> tuple[int, np.uint64]:
     """Return word and mask of the packet that begins at `byte`, in a connection's ring of bits."""
-    position = (byte // settings.payload_bytes) % (sacks.shape[1] * 64)
+    position = (byte // state.settings.payload_bytes) % (state.sacks.shape[1] * 64)
     return position >> 6, np.uint64(1) << np.uint64(position & 63)
 
 
 @inner
-def next_gap(settings: PacketKernelSettings, sacks: NDArray[np.uint64], connection: Connection, number: int) -> int:
+def next_gap(state: PacketState, number: int) -> int:
     """Return the first byte that selective repeat sends again, or -1."""
+    connection = state.connections[number]
     byte = max(connection.retry_byte, connection.acked_byte)
     while byte < connection.retry_end_byte:
-        word, mask = bit_of(settings, sacks, byte)
-        if sacks[number, word] & mask == 0:
+        word, mask = bit_of(state, byte)
+        if state.sacks[number, word] & mask == 0:
             connection.retry_byte = byte
             return byte
-        byte += settings.payload_bytes
+        byte += state.settings.payload_bytes
     connection.retry_byte = byte
     return int64(-1)
 
 
 @inner
-def may_send(settings: PacketKernelSettings, sacks: NDArray[np.uint64], connection: Connection, number: int) -> bool:
+def may_send(state: PacketState, number: int) -> bool:
     """Return whether a connection has something to send and its window is open."""
-    if settings.recovery == SELECTIVE_REPEAT and next_gap(settings, sacks, connection, number) >= 0:
+    settings, connection = state.settings, state.connections[number]
+    if settings.recovery == SELECTIVE_REPEAT and next_gap(state, number) >= 0:
         return True
     if connection.next_byte >= connection.size_bytes:
         return False
@@ -95,39 +89,26 @@ def may_send(settings: PacketKernelSettings, sacks: NDArray[np.uint64], connecti
 
 
 @inner
-def wake(
-    settings: PacketKernelSettings,
-    links: Records[PacketLink],
-    connections: ConnectionTable,
-    sacks: NDArray[np.uint64],
-    clock: Clock,
-    number: int,
-) -> int:
+def wake(state: PacketState, number: int) -> int:
     """Give a connection whose state changed a turn, now or when its rate allows. Returns its link if now, else -1."""
-    connection = connections[number]
-    if connection.state != IDLE or not may_send(settings, sacks, connection, number):
+    connection, link = state.connections[number], state.links[state.connections[number].link]
+    if connection.state != IDLE or not may_send(state, number):
         return int64(NONE)
-    if connection.next_send_ps > max(clock.calendar[0].now_ps, links[connection.link].free_ps):
+    if connection.next_send_ps > max(state.clock.calendar[0].now_ps, link.free_ps):
         connection.state = WAITING
-        what = timer(SEND, number, connection.generation)
-        schedule(clock, connection.next_send_ps, what)
+        schedule(state.clock, connection.next_send_ps, timer(SEND, number, connection.generation))
         return int64(NONE)
-    make_ready(connections, links[connection.link], number)
+    make_ready(state.connections, link, number)
     return int64(connection.link)
 
 
 @inner
-def take_bytes(
-    settings: PacketKernelSettings,
-    sacks: NDArray[np.uint64],
-    connection: Connection,
-    number: int,
-    counters: Records[Counters],
-) -> int:
+def take_bytes(state: PacketState, number: int) -> int:
     """Advance a connection by one packet, sent again or new; return the packet's first byte."""
+    settings, connection, counters = state.settings, state.connections[number], state.counters
     byte = int64(-1)
     if settings.recovery == SELECTIVE_REPEAT:
-        byte = next_gap(settings, sacks, connection, number)
+        byte = next_gap(state, number)
     if byte >= 0:
         connection.retry_byte = byte + settings.payload_bytes
         counters[0].num_repeated_packets += 1
@@ -140,60 +121,52 @@ def take_bytes(
 
 
 @inner
-def next_data_packet(
-    settings: PacketKernelSettings,
-    flows: PacketFlowTables,
-    routes: RouteTables,
-    traffic: TrafficTables,
-    sacks: NDArray[np.uint64],
-    clock: Clock,
-    link: PacketLink,
-) -> int:
+def next_data_packet(state: PacketState, link: PacketLink) -> int:
     """Make the next data packet of the connections that take turns on `link`; -1 if none may send."""
-    connections, packets, counters = traffic
+    settings, connections, packets, clock = state.settings, state.connections, state.packets, state.clock
+    routed = state.routes.paths
     while True:
         number = take_turn(connections, link)
         if number < 0:
             return number
         connection = connections[number]
-        if not may_send(settings, sacks, connection, number):
-            free_if_complete(counters, connections, number)
+        if not may_send(state, number):
+            free_if_complete(state, number)
             continue
-        byte = take_bytes(settings, sacks, connection, number, counters)
+        byte = take_bytes(state, number)
         num_bytes = min(settings.payload_bytes, connection.size_bytes - byte) + settings.header_bytes
         free_ps = clock.calendar[0].now_ps + sending_ps(settings, link, num_bytes)
         if connection.next_byte > connection.highest_byte:
             connection.highest_byte = connection.next_byte
             if connection.next_byte == connection.size_bytes:
-                sent(flows, clock, connection.flow, free_ps)
-        counters[0].num_data_packets += 1
-        packet = take_packet(traffic, number, DATA, num_bytes)
+                sent(state, connection.flow, free_ps)
+        state.counters[0].num_data_packets += 1
+        packet = take_packet(state, number, DATA, num_bytes)
         packets[packet].byte = byte
         packets[packet].sent_ps = clock.calendar[0].now_ps
         packets[packet].link = connection.link
-        path = flows.flows[connection.flow].path
-        packets[packet].hop = routes.paths[path]
-        packets[packet].last_hop = routes.paths[path + 1] - 1
+        path = state.flows[connection.flow].path
+        packets[packet].hop = routed[path]
+        packets[packet].last_hop = routed[path + 1] - 1
         if connection.rate < connection.max_rate:
             connection.next_send_ps = clock.calendar[0].now_ps + int64(num_bytes * 1e12 / connection.rate + 0.5)
         else:
             connection.next_send_ps = free_ps
-        if may_send(settings, sacks, connection, number):
+        if may_send(state, number):
             if connection.next_send_ps > free_ps:
                 connection.state = WAITING
-                what = timer(SEND, number, connection.generation)
-                schedule(clock, connection.next_send_ps, what)
+                schedule(clock, connection.next_send_ps, timer(SEND, number, connection.generation))
             else:
                 make_ready(connections, link, number)
         return int64(packet)
 
 
 @inner
-def receive_data(settings: PacketKernelSettings, traffic: TrafficTables, sacks: NDArray[np.uint64], packet: int) -> int:
+def receive_data(state: PacketState, packet: int) -> int:
     """Receive a data packet at its destination. Returns the kind of its answer, or -1 for none."""
-    connections, packets, _ = traffic
+    settings, packets = state.settings, state.packets
     number = packets[packet].connection
-    connection = connections[number]
+    connection = state.connections[number]
     byte = packets[packet].byte
     packets[packet].selected_byte = byte
     end = min(byte + settings.payload_bytes, connection.size_bytes)
@@ -201,15 +174,15 @@ def receive_data(settings: PacketKernelSettings, traffic: TrafficTables, sacks: 
     if byte == connection.expected_byte:
         connection.expected_byte = end
         if settings.recovery == SELECTIVE_REPEAT:
-            collect_arrived(settings, connection, sacks, number)
+            collect_arrived(state, number)
         unreported = connection.expected_byte - connection.reported_byte
         is_last = connection.expected_byte >= connection.size_bytes
         if unreported < settings.ack_interval_bytes and not is_last and not packets[packet].is_marked:
             return NONE
     elif byte > connection.expected_byte:
         if settings.recovery == SELECTIVE_REPEAT:
-            word, mask = bit_of(settings, sacks, byte)
-            sacks[number + sacks.shape[0] // 2, word] |= mask
+            word, mask = bit_of(state, byte)
+            state.sacks[number + state.sacks.shape[0] // 2, word] |= mask
         else:
             if connection.refused_byte == connection.expected_byte:
                 return NONE
@@ -221,62 +194,52 @@ def receive_data(settings: PacketKernelSettings, traffic: TrafficTables, sacks: 
 
 
 @inner
-def collect_arrived(
-    settings: PacketKernelSettings, connection: Connection, sacks: NDArray[np.uint64], number: int
-) -> None:
+def collect_arrived(state: PacketState, number: int) -> None:
     """Advance a selective-repeat receiver over packets that arrived out of order."""
+    sacks, connection, payload_bytes = state.sacks, state.connections[number], state.settings.payload_bytes
     row = number + sacks.shape[0] // 2
     while connection.expected_byte < connection.size_bytes:
-        word, mask = bit_of(settings, sacks, connection.expected_byte)
+        word, mask = bit_of(state, connection.expected_byte)
         if sacks[row, word] & mask == 0:
             return
         sacks[row, word] &= ~mask
-        connection.expected_byte = min(connection.expected_byte + settings.payload_bytes, connection.size_bytes)
+        connection.expected_byte = min(connection.expected_byte + payload_bytes, connection.size_bytes)
 
 
 @inner
-def receive_answer(
-    settings: PacketKernelSettings, traffic: TrafficTables, sacks: NDArray[np.uint64], clock: Clock, packet: int
-) -> None:
+def receive_answer(state: PacketState, packet: int) -> None:
     """Take note of the bytes that an acknowledgement (or NACK) reports."""
-    record = traffic.packets[packet]
+    settings, sacks, record = state.settings, state.sacks, state.packets[packet]
     number, byte, selected_byte, kind = record.connection, record.byte, record.selected_byte, record.kind
-    connection = traffic.connections[number]
+    connection = state.connections[number]
     if byte > connection.acked_byte:
         if settings.recovery == SELECTIVE_REPEAT:
             passed = connection.acked_byte
             while passed < byte:
-                word, mask = bit_of(settings, sacks, passed)
+                word, mask = bit_of(state, passed)
                 sacks[number, word] &= ~mask
                 passed += settings.payload_bytes
         connection.acked_byte = byte
-        connection.progress_ps = clock.calendar[0].now_ps
+        connection.progress_ps = state.clock.calendar[0].now_ps
         if connection.next_byte < byte:
             connection.next_byte = byte
     if settings.recovery == GO_BACK_N:
         if kind == NACK:
             connection.next_byte = connection.acked_byte
     elif selected_byte >= connection.acked_byte and selected_byte < connection.size_bytes:
-        word, mask = bit_of(settings, sacks, selected_byte)
+        word, mask = bit_of(state, selected_byte)
         sacks[number, word] |= mask
         lost_end = selected_byte - settings.reordering_packets * settings.payload_bytes
         connection.retry_end_byte = max(connection.retry_end_byte, lost_end)
 
 
 @inner
-def begin(
-    settings: PacketKernelSettings,
-    connection: Connection,
-    sacks: NDArray[np.uint64],
-    flows: Records[PacketFlow],
-    flow: int,
-    number: int,
-    link: PacketLink,
-    now_ps: int,
-) -> None:
-    """Give a free connection, record `number`, to `flow`, which sends on `link`."""
-    record = flows[flow]
+def begin(state: PacketState, flow: int, number: int) -> None:
+    """Give a free connection, record `number`, to `flow`, which sends on the first link of its path."""
+    connection, record, sacks = state.connections[number], state.flows[flow], state.sacks
+    now_ps = state.clock.calendar[0].now_ps
     connection.flow = flow
+    connection.link = state.routes.path_links[state.routes.paths[record.path]]
     connection.state = IDLE
     connection.num_packets = 0
     connection.is_complete = 0
@@ -293,8 +256,8 @@ def begin(
     connection.highest_byte = 0
     connection.progress_ps = now_ps
     connection.next_send_ps = now_ps
-    begin_rate(connection, 1e12 / link.ps_per_byte)
-    if settings.recovery == SELECTIVE_REPEAT:
+    begin_rate(connection, 1e12 / state.links[connection.link].ps_per_byte)
+    if state.settings.recovery == SELECTIVE_REPEAT:
         half = sacks.shape[0] // 2
         for word in range(sacks.shape[1]):
             sacks[number, word] = 0
@@ -302,69 +265,49 @@ def begin(
 
 
 @inner
-def start(
-    settings: PacketKernelSettings,
-    flows: PacketFlowTables,
-    links: Records[PacketLink],
-    routes: RouteTables,
-    traffic: TrafficTables,
-    sacks: NDArray[np.uint64],
-    clock: Clock,
-    flow: int,
-) -> int:
+def start(state: PacketState, flow: int) -> int:
     """Start a flow, and release its follower if that waits for nothing else.
 
     Returns its connection; -1 if it has no bytes or no links to cross, and so is complete.
     """
-    records = flows.flows
-    now_ps = clock.calendar[0].now_ps
+    records, routes, counters = state.flows, state.routes, state.counters
+    now_ps = state.clock.calendar[0].now_ps
     records[flow].start_ps = now_ps
     follower = records[flow].follower
     if follower >= 0:
         records[follower].parents_left -= 1
         if records[follower].parents_left == 0:
-            release(flows, clock, follower)
+            release(state, follower)
     path = records[flow].path
     if records[flow].size_bytes == 0 or routes.paths[path] == routes.paths[path + 1]:
-        sent(flows, clock, flow, now_ps)
+        sent(state, flow, now_ps)
         return int64(NONE)
-    connections, _, counters = traffic
     owner = counters[0].free_connection
-    connection = connections[owner]
+    connection = state.connections[owner]
     counters[0].free_connection = connection.next
     counters[0].num_free_connections -= 1
-    begin(settings, connection, sacks, records, flow, owner, links[routes.path_links[routes.paths[path]]], now_ps)
+    begin(state, flow, owner)
     connection.turn = counters[0].num_started
     counters[0].num_started += 1
-    connection.link = routes.path_links[routes.paths[path]]
-    if settings.timeout_ps > 0:
-        schedule(clock, now_ps + settings.timeout_ps, timer(TIMEOUT, owner, connection.generation))
+    if state.settings.timeout_ps > 0:
+        schedule(state.clock, now_ps + state.settings.timeout_ps, timer(TIMEOUT, owner, connection.generation))
     return int64(owner)
 
 
 @inner
-def answer(
-    settings: PacketKernelSettings,
-    fabric: FabricTables,
-    flows: Records[PacketFlow],
-    routes: RouteTables,
-    traffic: TrafficTables,
-    sacks: NDArray[np.uint64],
-    clock: Clock,
-    packet: int,
-) -> tuple[int, int]:
+def answer(state: PacketState, packet: int) -> tuple[int, int]:
     """Turn a data packet at its destination into its answer.
 
     Returns:
         The link that the answer waits for, -1 if there is none; the flow if this completes it, else -1.
     """
-    connections, packets, counters = traffic
-    over = fabric.links[packets[packet].link]
+    settings, packets, routes = state.settings, state.packets, state.routes
+    over = state.links[packets[packet].link]
     if over.sender >= 0:
-        note_sender(counters, fabric.nodes[over.target], clock.calendar[0].now_ps, over.sender)
-    connection = connections[packets[packet].connection]
+        note_sender(state, state.nodes[over.target], over.sender)
+    connection = state.connections[packets[packet].connection]
     flow = connection.flow
-    kind = receive_data(settings, traffic, sacks, packet)
+    kind = receive_data(state, packet)
     completed = int64(NONE)
     if not settings.completes_on_ack and not connection.is_complete:
         if connection.expected_byte >= connection.size_bytes:
@@ -375,60 +318,51 @@ def answer(
     packets[packet].kind = kind
     packets[packet].bytes = settings.ack_bytes
     packets[packet].ingress = NONE
-    reply = flows[flow].reply
+    reply = state.flows[flow].reply
     packets[packet].hop = routes.replies[reply]
     packets[packet].last_hop = routes.replies[reply + 1] - 1
     back = int64(routes.reply_links[routes.replies[reply]])
     packets[packet].link = back
-    enqueue(packets, fabric.links[back], packet)
+    enqueue(packets, state.links[back], packet)
     return back, completed
 
 
 @inner
-def take_answer(
-    settings: PacketKernelSettings,
-    fabric: FabricTables,
-    traffic: TrafficTables,
-    feedback: FeedbackTables,
-    clock: Clock,
-    packet: int,
-) -> tuple[int, int]:
+def take_answer(state: PacketState, packet: int) -> tuple[int, int]:
     """Take an answer at the sender: acknowledge bytes, and adjust the rate to its mark, delay or telemetry.
 
     Returns:
         The connection if it may now send, else -1; the flow if this completes it, else -1.
     """
-    connections, packets, counters = traffic
-    now_ps = clock.calendar[0].now_ps
-    over = fabric.links[packets[packet].link]
+    packets, now_ps = state.packets, state.clock.calendar[0].now_ps
+    over = state.links[packets[packet].link]
     if over.sender >= 0:
-        note_sender(counters, fabric.nodes[over.target], now_ps, over.sender)
+        note_sender(state, state.nodes[over.target], over.sender)
     owner = int64(packets[packet].connection)
-    connection = connections[owner]
+    connection = state.connections[owner]
     if connection.acked_byte >= connection.size_bytes:
         return int64(NONE), int64(NONE)
-    receive_answer(settings, traffic, feedback.sacks, clock, packet)
+    receive_answer(state, packet)
     if connection.acked_byte >= connection.size_bytes:
         if connection.is_complete:
             return owner, int64(NONE)
         connection.is_complete = 1
         return owner, int64(connection.flow)
-    if settings.congestion != DCQCN:
-        acknowledged(settings, traffic, feedback, packet, now_ps - packets[packet].sent_ps)
+    if state.settings.congestion != DCQCN:
+        acknowledged(state, packet, now_ps - packets[packet].sent_ps)
     elif packets[packet].is_marked:
-        due_ps = dcqcn_mark(settings, connection, now_ps)
+        due_ps = dcqcn_mark(state.settings, connection, now_ps)
         if due_ps >= 0:
-            schedule(clock, due_ps, timer(DECREASE, owner, connection.generation))
+            schedule(state.clock, due_ps, timer(DECREASE, owner, connection.generation))
     return owner, int64(NONE)
 
 
 @inner
-def on_timer(
-    settings: PacketKernelSettings, connections: Records[Connection], clock: Clock, kind: int, number: int
-) -> None:
+def on_timer(state: PacketState, kind: int, number: int) -> None:
     """Handle a connection's timer: its rate lets it send, DCQCN cuts or raises the rate, or retransmission is due."""
+    settings, clock = state.settings, state.clock
     now_ps = clock.calendar[0].now_ps
-    connection = connections[number]
+    connection = state.connections[number]
     if kind == SEND:
         connection.state = IDLE
     elif kind == DECREASE:

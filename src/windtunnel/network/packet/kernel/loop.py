@@ -8,12 +8,9 @@ the number of events on it.
 Time is in whole picoseconds and equal times go in the order of scheduling, so that a run can be repeated to the byte.
 """
 
-import numpy as np
-from numpy.typing import NDArray
-
-from windtunnel.compiled.calendar import NO_EVENT, Clock, is_empty, schedule, take_next
+from windtunnel.compiled.calendar import NO_EVENT, is_empty, schedule, take_next
 from windtunnel.compiled.jit import entry, inner
-from windtunnel.compiled.records import Ints, Records, int64
+from windtunnel.compiled.records import int64
 from windtunnel.network.packet.kernel.endpoints import answer, on_timer, start, take_answer, wake
 from windtunnel.network.packet.kernel.flows import complete, release
 from windtunnel.network.packet.kernel.link import serve
@@ -28,20 +25,7 @@ from windtunnel.network.packet.kernel.queues import (
     event,
     free_packet,
 )
-from windtunnel.network.packet.kernel.state import (
-    DATA,
-    NONE,
-    PAUSE,
-    Counters,
-    FabricTables,
-    FeedbackTables,
-    PacketFlowTables,
-    PacketKernelSettings,
-    PacketLink,
-    RouteTables,
-    TracedQueues,
-    TrafficTables,
-)
+from windtunnel.network.packet.kernel.state import DATA, NONE, PAUSE, PacketState
 from windtunnel.network.packet.kernel.switch import forward, pause_or_resume
 
 DONE, MORE_EVENTS, MORE_PACKETS, MORE_CONNECTIONS, MORE_TRACE = range(5)
@@ -49,37 +33,27 @@ DONE, MORE_EVENTS, MORE_PACKETS, MORE_CONNECTIONS, MORE_TRACE = range(5)
 
 
 @entry
-def run(
-    settings: PacketKernelSettings,
-    fabric: FabricTables,
-    flows: PacketFlowTables,
-    routes: RouteTables,
-    traffic: TrafficTables,
-    feedback: FeedbackTables,
-    traced: TracedQueues,
-    clock: Clock,
-) -> int:
+def run(state: PacketState) -> int:
     """Simulate until nothing is left to happen or a table is full (`DONE` or `MORE_...`); then call again.
 
-    Times are in picoseconds, sizes in bytes; `state` has the shape of every table. Results are the fields of links,
-    nodes and flows, the rows of `traced` and the counters.
+    Times are in picoseconds, sizes in bytes. Results are the fields of links, nodes and flows, the rows of `traced` and
+    the counters.
     """
-    links, connections, packets = fabric.links, traffic.connections, traffic.packets
-    counters = traffic.counters
+    settings, links, packets, counters = state.settings, state.links, state.packets, state.counters
+    clock = state.clock
     if not counters[0].has_begun:
         counters[0].has_begun = 1
-        for flow in flows.first_flows:
-            release(flows, clock, flow)
+        for flow in state.first_flows:
+            release(state, flow)
         if settings.trace_interval_ps > 0:
             schedule(clock, 0, event(TRACE, 0))
     while True:
-        lack = full_table(settings, counters, clock, traced.rows)
+        lack = full_table(state)
         if lack != DONE:
             return lack
         what = take_next(clock)
         if what == NO_EVENT:
             return DONE
-        now_ps = clock.calendar[0].now_ps
         counters[0].num_events += 1
         kind = what & ((1 << KIND_BITS) - 1)
         number = (what >> KIND_BITS) & ((1 << NUMBER_BITS) - 1)
@@ -97,69 +71,65 @@ def run(
             over = int64(packets[number].link)
             link = links[over]
             if packets[number].kind >= PAUSE:
-                served_link = pause_or_resume(links, packets[number].kind, over ^ 1, now_ps)
+                served_link = pause_or_resume(state, packets[number].kind, over ^ 1)
                 freed_packet = number
-            elif link.error_fraction > 0.0 and draw(settings, counters, link) < link.error_fraction:
+            elif link.error_fraction > 0.0 and draw(state, link) < link.error_fraction:
                 link.num_drops += 1
                 freed_packet = number
             elif packets[number].hop < packets[number].last_hop:
-                served_link = forward(settings, fabric, flows.flows, routes, traffic, clock, number, over)
+                served_link = forward(state, number, over)
                 freed_packet = number if served_link < 0 else freed_packet
             elif packets[number].kind == DATA:
-                served_link, complete_flow = answer(
-                    settings, fabric, flows.flows, routes, traffic, feedback.sacks, clock, number
-                )
+                served_link, complete_flow = answer(state, number)
                 freed_packet = number if served_link < 0 else freed_packet
             else:
-                awake_connection, complete_flow = take_answer(settings, fabric, traffic, feedback, clock, number)
+                awake_connection, complete_flow = take_answer(state, number)
                 freed_packet = number
 
         elif kind == START:
-            awake_connection = start(settings, flows, links, routes, traffic, feedback.sacks, clock, number)
+            awake_connection = start(state, number)
             complete_flow = number if awake_connection < 0 else complete_flow
 
         elif kind == TRACE:
-            trace_queues(links, traced.links, traced.rows, counters, now_ps)
+            trace_queues(state)
             if not is_empty(clock):
-                schedule(clock, now_ps + settings.trace_interval_ps, event(TRACE, 0))
+                schedule(clock, clock.calendar[0].now_ps + settings.trace_interval_ps, event(TRACE, 0))
 
-        elif connections[number].generation == generation:
-            on_timer(settings, connections, clock, kind, number)
+        elif state.connections[number].generation == generation:
+            on_timer(state, kind, number)
             awake_connection = number
 
         if freed_packet >= 0:
-            free_packet(traffic, freed_packet)
+            free_packet(state, freed_packet)
         if complete_flow >= 0:
-            complete(flows, counters, clock, complete_flow)
+            complete(state, complete_flow)
         if awake_connection >= 0:
-            served_link = wake(settings, links, connections, feedback.sacks, clock, awake_connection)
+            served_link = wake(state, awake_connection)
         if served_link >= 0:
-            serve(settings, fabric, flows, routes, traffic, feedback, clock, served_link)
+            serve(state, served_link)
 
 
 @inner
-def full_table(
-    settings: PacketKernelSettings, counters: Records[Counters], clock: Clock, trace_rows: NDArray[np.int64]
-) -> int:
+def full_table(state: PacketState) -> int:
     """Return which table may not suffice for the next event; `DONE` if all do."""
-    if clock.calendar[0].num_free < settings.most_children + 8:
+    settings, counters = state.settings, state.counters
+    if state.clock.calendar[0].num_free < settings.most_children + 8:
         return MORE_EVENTS
     if counters[0].num_free_packets < 4:
         return MORE_PACKETS
     if counters[0].num_free_connections < 1:
         return MORE_CONNECTIONS
-    if settings.trace_interval_ps > 0 and counters[0].num_trace_rows == trace_rows.shape[0]:
+    if settings.trace_interval_ps > 0 and counters[0].num_trace_rows == state.traced.rows.shape[0]:
         return MORE_TRACE
     return DONE
 
 
 @inner
-def trace_queues(
-    links: Records[PacketLink], traced_links: Ints, rows: NDArray[np.int64], counters: Records[Counters], now_ps: int
-) -> None:
+def trace_queues(state: PacketState) -> None:
     """Record the queues of the traced links."""
+    rows, counters = state.traced.rows, state.counters
     row = counters[0].num_trace_rows
-    rows[row, 0] = now_ps
-    for position in range(traced_links.size):
-        rows[row, 1 + position] = links[traced_links[position]].queue_bytes
+    rows[row, 0] = state.clock.calendar[0].now_ps
+    for position in range(state.traced.links.size):
+        rows[row, 1 + position] = state.links[state.traced.links[position]].queue_bytes
     counters[0].num_trace_rows = row + 1

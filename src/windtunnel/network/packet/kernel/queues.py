@@ -7,14 +7,12 @@ from windtunnel.network.packet.kernel.state import (
     IDLE,
     NONE,
     READY,
-    Connection,
     ConnectionTable,
-    Counters,
     Packet,
     PacketKernelSettings,
     PacketLink,
     PacketNode,
-    TrafficTables,
+    PacketState,
 )
 
 ARRIVE, SERVE, START, SEND, DECREASE, INCREASE, TIMEOUT, TRACE = range(8)
@@ -50,11 +48,11 @@ def scramble(word: int) -> int:
 
 
 @inner
-def draw(settings: PacketKernelSettings, counters: Records[Counters], link: PacketLink) -> float:
+def draw(state: PacketState, link: PacketLink) -> float:
     """Draw a link's next uniform number: a hash of seed, link and count, so that it depends on no other link."""
-    counters[0].num_draws += 1
+    state.counters[0].num_draws += 1
     link.num_draws += 1
-    word = scramble(int64(settings.seed) & 0xFFFFFFFF) ^ int64(link.name)
+    word = scramble(int64(state.settings.seed) & 0xFFFFFFFF) ^ int64(link.name)
     return scramble(scramble(word) ^ int64(link.num_draws)) * (1.0 / 4294967296.0)
 
 
@@ -92,10 +90,11 @@ def overtake(packets: Records[Packet], link: PacketLink, packet: int) -> None:
 
 
 @inner
-def note_sender(counters: Records[Counters], place: PacketLink | PacketNode, now_ps: int, sender: int) -> None:
+def note_sender(state: PacketState, place: PacketLink | PacketNode, sender: int) -> None:
     """Count a message at a link's queue or a GPU as a tie if one of another sender came at the same time."""
+    now_ps = state.clock.calendar[0].now_ps
     if place.fed_ps == now_ps and place.fed_by != sender:
-        counters[0].num_ties += 1
+        state.counters[0].num_ties += 1
     place.fed_ps = now_ps
     place.fed_by = sender
 
@@ -133,9 +132,9 @@ def take_turn(connections: ConnectionTable, link: PacketLink) -> int:
 
 
 @inner
-def take_packet(traffic: TrafficTables, number: int, kind: int, num_bytes: int) -> int:
+def take_packet(state: PacketState, number: int, kind: int, num_bytes: int) -> int:
     """Take a free packet for connection `number` (-1: none); the loop ensures that there is one."""
-    connections, packets, counters = traffic
+    packets, counters = state.packets, state.counters
     packet = counters[0].free_packet
     counters[0].free_packet = packets[packet].next
     counters[0].num_free_packets -= 1
@@ -146,27 +145,27 @@ def take_packet(traffic: TrafficTables, number: int, kind: int, num_bytes: int) 
     packets[packet].num_stamps = 0
     packets[packet].ingress = NONE
     if number >= 0:
-        connections[number].num_packets += 1
+        state.connections[number].num_packets += 1
     return packet
 
 
 @inner
-def free_packet(traffic: TrafficTables, packet: int) -> None:
+def free_packet(state: PacketState, packet: int) -> None:
     """Free a packet, and with its last packet a connection whose flow is complete."""
-    connections, packets, counters = traffic
+    packets, counters = state.packets, state.counters
     number = packets[packet].connection
     packets[packet].next = counters[0].free_packet
     counters[0].free_packet = packet
     counters[0].num_free_packets += 1
     if number >= 0:
-        connections[number].num_packets -= 1
-        free_if_complete(counters, connections, number)
+        state.connections[number].num_packets -= 1
+        free_if_complete(state, number)
 
 
 @inner
-def free_if_complete(counters: Records[Counters], connections: Records[Connection], number: int) -> None:
+def free_if_complete(state: PacketState, number: int) -> None:
     """Free a connection whose flow is complete, once no packet and no heap refers to it."""
-    connection = connections[number]
+    connection, counters = state.connections[number], state.counters
     is_complete = connection.acked_byte >= connection.size_bytes
     if is_complete and connection.num_packets == 0 and connection.state != READY:
         connection.generation += 1

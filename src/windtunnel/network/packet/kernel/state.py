@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.calendar import Clock
 from windtunnel.compiled.records import F8, I2, I4, I8, Ints, RecordGrid, Records, layout
 
 NONE = -1
@@ -305,27 +306,6 @@ class Counters(Protocol):
 COUNTERS = layout(Counters)
 
 
-class FabricTables(NamedTuple):
-    """Directed links and nodes."""
-
-    links: Records[PacketLink]
-    nodes: Records[PacketNode]
-
-
-class PacketFlowTables(NamedTuple):
-    """Flows, and what orders their starts."""
-
-    flows: Records[PacketFlow]
-    channels: Records[Channel]
-    """Channels of ranks that reduce as SimAI's do; else one record that is never read."""
-    send_queues: Records[SendQueue]
-    first_flows: Ints
-    """Flows that wait for no other, in the order in which they begin."""
-    children_start: Ints
-    """(flows + 1,) where the children of each flow start in `children`: the flows that wait for it."""
-    children: Ints
-
-
 class RouteTables(NamedTuple):
     """Paths of data and acknowledgements, and the neighbours among which sprayed packets choose."""
 
@@ -342,28 +322,38 @@ class RouteTables(NamedTuple):
     """(destinations, nodes) hops to each destination; read only where packets choose their way."""
 
 
-class TrafficTables(NamedTuple):
-    """Connections and packets under way, and the counters with the heads of their free lists."""
-
-    connections: ConnectionTable
-    packets: Records[Packet]
-    counters: Records[Counters]
-
-
-class FeedbackTables(NamedTuple):
-    """What senders know of the network."""
-
-    stamps: RecordGrid[Stamp]
-    """(packets, hops) telemetry of each packet, for HPCC."""
-    seen: RecordGrid[Stamp]
-    """(connections, hops) telemetry of each connection's latest acknowledgement, for HPCC."""
-    sacks: NDArray[np.uint64]
-    """(2 x connections, words) rings of bits, senders' then receivers', for selective repeat."""
-
-
 class TracedQueues(NamedTuple):
     """Links whose queues are recorded at regular times."""
 
     links: Ints
     rows: NDArray[np.int64]
     """(rows, 1 + links) time in picoseconds, then queued bytes."""
+
+
+class PacketState(NamedTuple):
+    """Everything that the loop reads and writes."""
+
+    settings: PacketKernelSettings
+    links: Records[PacketLink]
+    nodes: Records[PacketNode]
+    flows: Records[PacketFlow]
+    channels: Records[Channel]
+    """Channels of ranks that reduce as SimAI's do; else one record that is never read."""
+    send_queues: Records[SendQueue]
+    first_flows: Ints
+    """Flows that wait for no other, in the order in which they begin."""
+    children_start: Ints
+    """(flows + 1,) where the children of each flow start in `children`: the flows that wait for it."""
+    children: Ints
+    routes: RouteTables
+    connections: ConnectionTable
+    packets: Records[Packet]
+    counters: Records[Counters]
+    stamps: RecordGrid[Stamp]
+    """(packets, hops) telemetry of each packet, for HPCC."""
+    seen: RecordGrid[Stamp]
+    """(connections, hops) telemetry of each connection's latest acknowledgement, for HPCC."""
+    sacks: NDArray[np.uint64]
+    """(2 x connections, words) rings of bits, senders' then receivers', for selective repeat."""
+    traced: TracedQueues
+    clock: Clock

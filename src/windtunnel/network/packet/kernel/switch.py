@@ -1,8 +1,8 @@
 """What a switch does to a packet: admit it to the buffer, pause its sender (PFC), mark it (ECN), forward it."""
 
-from windtunnel.compiled.calendar import Clock, schedule
+from windtunnel.compiled.calendar import schedule
 from windtunnel.compiled.jit import inner
-from windtunnel.compiled.records import Ints, RecordGrid, Records, int64
+from windtunnel.compiled.records import int64
 from windtunnel.network.packet.kernel.queues import (
     SERVE,
     draw,
@@ -23,16 +23,10 @@ from windtunnel.network.packet.kernel.state import (
     PAUSE,
     RESUME,
     SWITCH,
-    Counters,
-    FabricTables,
-    Packet,
-    PacketFlow,
     PacketKernelSettings,
     PacketLink,
     PacketNode,
-    RouteTables,
-    Stamp,
-    TrafficTables,
+    PacketState,
 )
 
 PAUSE_FRAME_BYTES = 64
@@ -42,25 +36,15 @@ CUT_THROUGH_BYTES = 64
 
 
 @inner
-def forward(
-    settings: PacketKernelSettings,
-    fabric: FabricTables,
-    flows: Records[PacketFlow],
-    routes: RouteTables,
-    traffic: TrafficTables,
-    clock: Clock,
-    packet: int,
-    over: int,
-) -> int:
+def forward(state: PacketState, packet: int, over: int) -> int:
     """Put a packet that came over link `over` into the node's buffer and the queue of its next link.
 
     Returns that link; -1 if the packet is dropped.
     """
-    links = fabric.links
-    connections, packets, counters = traffic
+    links, packets, routes, settings = state.links, state.packets, state.routes, state.settings
     link = links[over]
-    if fabric.nodes[link.target].kind == SWITCH:
-        if not admit(settings, fabric, traffic, clock, over, packets[packet].bytes):
+    if state.nodes[link.target].kind == SWITCH:
+        if not admit(state, over, packets[packet].bytes):
             link.num_drops += 1
             return int64(NONE)
         packets[packet].ingress = over
@@ -71,11 +55,11 @@ def forward(
     elif settings.routing == ECMP:
         onward = int64(routes.path_links[packets[packet].hop])
     else:
-        row = flows[connections[packets[packet].connection].flow].target_row
-        onward = choose_link(settings, links, counters, routes, link.target, row, over)
+        row = state.flows[state.connections[packets[packet].connection].flow].target_row
+        onward = choose_link(state, link.target, row, over)
     packets[packet].link = onward
     if link.sender >= 0:
-        note_sender(counters, links[onward], clock.calendar[0].now_ps, link.sender)
+        note_sender(state, links[onward], link.sender)
     if not is_data and settings.ack_first:
         overtake(packets, links[onward], packet)
     else:
@@ -84,9 +68,10 @@ def forward(
 
 
 @inner
-def pause_or_resume(links: Records[PacketLink], kind: int, number: int, now_ps: int) -> int:
+def pause_or_resume(state: PacketState, kind: int, number: int) -> int:
     """Pause or resume the transmitter of link `number`; return the link if it may send, else -1."""
-    link = links[number]
+    now_ps = state.clock.calendar[0].now_ps
+    link = state.links[number]
     if kind == PAUSE:
         link.is_paused = 1
         link.paused_since_ps = now_ps
@@ -104,36 +89,27 @@ def pfc_threshold(settings: PacketKernelSettings, link: PacketLink, node: Packet
 
 
 @inner
-def send_pause_frame(links: Records[PacketLink], traffic: TrafficTables, clock: Clock, number: int, kind: int) -> None:
+def send_pause_frame(state: PacketState, number: int, kind: int) -> None:
     """Tell the transmitter of link `number` to pause or resume, by a frame on the link's other direction."""
-    packets = traffic.packets
-    packet = take_packet(traffic, NONE, kind, PAUSE_FRAME_BYTES)
-    packets[packet].link = number ^ 1
-    back = links[number ^ 1]
-    overtake(packets, back, packet)
+    packet = take_packet(state, NONE, kind, PAUSE_FRAME_BYTES)
+    state.packets[packet].link = number ^ 1
+    back = state.links[number ^ 1]
+    overtake(state.packets, back, packet)
     if not back.is_due:
         back.is_due = 1
-        due_ps = max(clock.calendar[0].now_ps, back.free_ps)
-        schedule(clock, due_ps, event(SERVE, number ^ 1))
+        due_ps = max(state.clock.calendar[0].now_ps, back.free_ps)
+        schedule(state.clock, due_ps, event(SERVE, number ^ 1))
 
 
 @inner
-def admit(
-    settings: PacketKernelSettings,
-    fabric: FabricTables,
-    traffic: TrafficTables,
-    clock: Clock,
-    number: int,
-    num_bytes: int,
-) -> bool:
+def admit(state: PacketState, number: int, num_bytes: int) -> bool:
     """Account for a packet that link `number` brought into a switch, and pause its sender; False if there is no room.
 
     Reserve, then a dynamic share of the common buffer, then headroom (Choudhury and Hahne, "Dynamic Queue Length
     Thresholds for Shared-Memory Packet Switches", 1998; IEEE 802.1Qbb), with the bookkeeping of the simulator of HPCC.
     """
-    links = fabric.links
-    link = links[number]
-    node = fabric.nodes[link.target]
+    settings, link = state.settings, state.links[number]
+    node = state.nodes[link.target]
     share = max(0, link.ingress_bytes - settings.reserve_bytes)
     threshold = pfc_threshold(settings, link, node)
     headroom_bytes = link.headroom_limit_bytes if settings.has_pfc else 0
@@ -154,23 +130,15 @@ def admit(
         if link.headroom_bytes > 0 or share >= pfc_threshold(settings, link, node):
             link.has_paused = 1
             link.num_pauses += 1
-            send_pause_frame(links, traffic, clock, number, PAUSE)
+            send_pause_frame(state, number, PAUSE)
     return True
 
 
 @inner
-def leave_buffer(
-    settings: PacketKernelSettings,
-    fabric: FabricTables,
-    traffic: TrafficTables,
-    clock: Clock,
-    number: int,
-    num_bytes: int,
-) -> None:
+def leave_buffer(state: PacketState, number: int, num_bytes: int) -> None:
     """Take a packet that came over link `number` out of the buffer; resume its sender once enough have left."""
-    links = fabric.links
-    link = links[number]
-    node = fabric.nodes[link.target]
+    settings, link = state.settings, state.links[number]
+    node = state.nodes[link.target]
     from_headroom = min(link.headroom_bytes, num_bytes)
     share = max(0, link.ingress_bytes - settings.reserve_bytes)
     node.shared_bytes -= min(num_bytes - from_headroom, share)
@@ -180,44 +148,36 @@ def leave_buffer(
         share = max(0, link.ingress_bytes - settings.reserve_bytes)
         if share == 0 or share + settings.resume_offset_bytes <= pfc_threshold(settings, link, node):
             link.has_paused = 0
-            send_pause_frame(links, traffic, clock, number, RESUME)
+            send_pause_frame(state, number, RESUME)
 
 
 @inner
-def is_congested(settings: PacketKernelSettings, counters: Records[Counters], link: PacketLink) -> bool:
+def is_congested(state: PacketState, link: PacketLink) -> bool:
     """Return whether a departing packet gets a mark, by the queue behind it (random early detection)."""
     if link.queue_bytes > link.ecn_max_bytes:
         return True
     if link.queue_bytes <= link.ecn_min_bytes:
         return False
     over = (link.queue_bytes - link.ecn_min_bytes) / (link.ecn_max_bytes - link.ecn_min_bytes)
-    return draw(settings, counters, link) < over * link.ecn_max_probability
+    return draw(state, link) < over * link.ecn_max_probability
 
 
 @inner
-def leave_switch(
-    settings: PacketKernelSettings,
-    fabric: FabricTables,
-    traffic: TrafficTables,
-    stamps: RecordGrid[Stamp],
-    clock: Clock,
-    link: PacketLink,
-    packet: int,
-) -> None:
+def leave_switch(state: PacketState, link: PacketLink, packet: int) -> None:
     """Send a forwarded packet over `link`: free its buffer, mark it, stamp it with telemetry."""
-    packets = traffic.packets
+    settings, packets, stamps = state.settings, state.packets, state.stamps
     ingress = packets[packet].ingress
     if ingress < 0:
         return
     packets[packet].ingress = NONE
-    leave_buffer(settings, fabric, traffic, clock, ingress, packets[packet].bytes)
+    leave_buffer(state, ingress, packets[packet].bytes)
     if packets[packet].kind == DATA:
-        if settings.has_ecn and not packets[packet].is_marked and is_congested(settings, traffic.counters, link):
+        if settings.has_ecn and not packets[packet].is_marked and is_congested(state, link):
             packets[packet].is_marked = 1
             link.num_marks += 1
         if settings.congestion == HPCC and packets[packet].num_stamps < stamps.shape[1]:
             stamp = stamps[packet, packets[packet].num_stamps]
-            stamp.time_ps = clock.calendar[0].now_ps
+            stamp.time_ps = state.clock.calendar[0].now_ps
             stamp.sent_bytes = link.sent_bytes
             stamp.queue_bytes = link.queue_bytes
             stamp.bytes_per_s = 1e12 / link.ps_per_byte
@@ -225,47 +185,33 @@ def leave_switch(
 
 
 @inner
-def head_start_ps(
-    settings: PacketKernelSettings,
-    fabric: FabricTables,
-    packets: Records[Packet],
-    way: Ints,
-    packet: int,
-    link: PacketLink,
-    busy_ps: int,
-) -> int:
+def head_start_ps(state: PacketState, packet: int, link: PacketLink, busy_ps: int) -> int:
     """Return how long before its last byte a packet may leave a switch that cuts through.
 
-    The next link must not run dry: a faster one waits for the difference. `way` has the links of the packet's path.
+    The next link must not run dry: a faster one waits for the difference.
     """
+    settings, packets, routes = state.settings, state.packets, state.routes
     hop = packets[packet].hop
     if not settings.cut_through or packets[packet].kind >= PAUSE or hop == packets[packet].last_hop:
         return int64(0)
-    if fabric.nodes[link.target].kind == GPU:
+    if state.nodes[link.target].kind == GPU:
         return int64(0)
     onward_ps = busy_ps
     if settings.routing == ECMP or packets[packet].kind != DATA:
-        onward_ps = sending_ps(settings, fabric.links[way[hop + 1]], packets[packet].bytes)
+        way = routes.path_links if packets[packet].kind == DATA else routes.reply_links
+        onward_ps = sending_ps(settings, state.links[way[hop + 1]], packets[packet].bytes)
     wait_ps = max(sending_ps(settings, link, min(CUT_THROUGH_BYTES, packets[packet].bytes)), busy_ps - onward_ps)
     return busy_ps - wait_ps
 
 
 @inner
-def choose_link(
-    settings: PacketKernelSettings,
-    links: Records[PacketLink],
-    counters: Records[Counters],
-    routes: RouteTables,
-    node: int,
-    row: int,
-    came_over: int,
-) -> int:
+def choose_link(state: PacketState, node: int, row: int, came_over: int) -> int:
     """Choose the next link of a packet at `node` among the links on a shortest path to its destination.
 
     Any of them (spraying) or the one with the shortest queue (adaptive); ties are broken at random. `row` is the
     destination's row of the distances.
     """
-    distances = routes.distances
+    links, routes, distances = state.links, state.routes, state.routes.distances
     best = int64(NONE)
     best_bytes = int64(2**62)
     num_best = 0
@@ -274,11 +220,11 @@ def choose_link(
         number = int64(routes.neighbor_links[position])
         if distances[row, links[number].target] != here - 1:
             continue
-        queued = links[number].queue_bytes if settings.routing == ADAPTIVE else int64(0)
+        queued = links[number].queue_bytes if state.settings.routing == ADAPTIVE else int64(0)
         if queued < best_bytes:
             best, best_bytes, num_best = number, queued, 1
         elif queued == best_bytes:
             num_best += 1
-            if draw(settings, counters, links[came_over]) * num_best < 1.0:
+            if draw(state, links[came_over]) * num_best < 1.0:
                 best = number
     return best

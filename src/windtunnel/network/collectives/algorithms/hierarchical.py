@@ -1,40 +1,29 @@
-"""All-to-all as flows: every pair directly, or along rails."""
+"""All-to-all in two hops, as DeepEP does it: over the sender's rail to the receiver's server, then inside it."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.network.collectives.rings import by_server
+from windtunnel.network.collectives.call import CollectiveCall
+from windtunnel.network.collectives.rings import by_server, num_chunks_of
 from windtunnel.network.flows import Flows, Ids, Steps, flows_of, parents_from
 
+OPERATIONS = ("all_to_all",)
+MOST_CHUNKS = 8
 
-def all_to_all(ranks: Ids, size_bytes: int | NDArray[np.integer]) -> Flows:
-    """Lay out an exchange of every rank with every other at once.
 
-    Args:
-        ranks: (n,) node ids.
-        size_bytes: buffer of one rank, split evenly; or (n, n) bytes from each rank to each other.
-
-    Raises:
-        InputError: the matrix has another shape or negative numbers, or nothing moves.
-    """
-    ranks = np.asarray(ranks, np.int32)
-    n = len(ranks)
-    source, target = np.nonzero(~np.eye(n, dtype=bool))
-    if np.ndim(size_bytes) == 2:
-        matrix = np.asarray(size_bytes, np.int64)
-        if matrix.shape != (n, n) or (matrix < 0).any():
-            raise InputError(
-                f"the traffic matrix is {matrix.shape}; {n} x {n} numbers of bytes, none negative, are needed"
-            )
-        keep = matrix[source, target] > 0
-        source, target = source[keep], target[keep]
-        each: NDArray[np.integer] | int = matrix[source, target]
-    else:
-        each = int(size_bytes) // n
-    if len(source) == 0 or np.min(each) < 1:
-        raise InputError(f"an all-to-all of {np.max(size_bytes)} bytes over {n} ranks has nothing to send")
-    return flows_of(ranks[source], ranks[target], each)
+def flows(call: CollectiveCall) -> Flows:
+    """Return the flows of an all-to-all, balanced unless the call has its own traffic."""
+    n, traffic_bytes = len(call.gpus), call.traffic_bytes
+    if traffic_bytes is None:
+        traffic_bytes = np.full((n, n), call.size_bytes // n)
+        np.fill_diagonal(traffic_bytes, 0)
+    if traffic_bytes.shape != (n, n):
+        raise InputError(f"the traffic matrix is {traffic_bytes.shape}; {n} x {n} numbers of bytes are needed")
+    num_servers = call.ranks.num_servers
+    to_servers = traffic_bytes.reshape(n, num_servers, -1).sum(axis=2)
+    chunks = num_chunks_of(int(to_servers.max()), MOST_CHUNKS)
+    return all_to_all_by_rail(call.gpus, num_servers, to_servers, traffic_bytes, chunks)
 
 
 def all_to_all_by_rail(

@@ -1,13 +1,33 @@
 """NCCL's double binary tree as flows."""
 
-from dataclasses import replace
+from math import log2
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.network.collectives.rings import by_server
-from windtunnel.network.flows import Flows, Hop, Ids, flows_of, steps_of, together
+from windtunnel.network.collectives.call import CollectiveCall
+from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
+from windtunnel.network.collectives.rings import by_server, num_chunks_of
+from windtunnel.network.flows import Flows, Hop, Ids, flows_of, in_channels, parents_from, steps_of
+
+OPERATIONS = ("all_reduce",)
+NCCL_CODE = 0
+CLOSED_FORM = ClosedForm(
+    latencies={"ll": Latency(6.8, 0.6, 5.0), "ll128": Latency(14.0, 1.25, 8.5), "simple": Latency(8.4, 4.0, 14.0)},
+    applies=lambda op, ranks: op == "all_reduce" and ranks.num_servers > 1,
+    steps_us=lambda _op, ranks, near, far: 2 * ((ranks.per_server - 1) * near + log2(ranks.num_servers) * far),
+)
+MOST_FLOWS = 2_000_000
+"""Chunks are made larger where there would be more."""
+
+
+def flows(call: CollectiveCall) -> Flows:
+    """Return the flows of an all-reduce, in chunks as NCCL pipelines them."""
+    channels = call.ranks.per_server if call.ranks.num_servers > 1 else 1
+    chunks = num_chunks_of(call.size_bytes // (2 * channels))
+    chunks = max(1, min(chunks, MOST_FLOWS // (4 * channels * len(call.gpus))))
+    return double_binary_tree(call.gpus, call.ranks.num_servers, call.size_bytes, chunks)
 
 
 def double_binary_tree(ranks: Ids, num_servers: int, size_bytes: int, num_chunks: int) -> Flows:
@@ -34,8 +54,7 @@ def double_binary_tree(ranks: Ids, num_servers: int, size_bytes: int, num_chunks
             if tree == 1:
                 names = names[::-1] if nodes % 2 == 0 else (names + 1) % nodes
             tables.append(_tree(order[names].ravel(), _with_chains(_binary_tree(nodes), size), each, num_chunks))
-    every = together(tables)
-    return replace(every, channel=every.group, connection=every.group, group=np.zeros(len(every), np.int32))
+    return in_channels(tables)
 
 
 def _with_chains(up: NDArray[np.int64], size: int) -> NDArray[np.int64]:
@@ -71,23 +90,20 @@ def _tree(ranks: Ids, up: NDArray[np.int64], chunk_bytes: int, num_chunks: int) 
     above = [int(up[rank]) for rank in inner]
     downward = [from_children[rank] if up[rank] < 0 else [count + int(position[rank])] for rank in above]
     parents = [*(from_children[rank] for rank in inner.tolist()), *downward]
+    rows = np.full((2 * count, max(map(len, parents))), -1)
+    for flow, each in enumerate(parents):
+        rows[flow, : len(each)] = each
     # From the second chunk on, a flow also follows that of the chunk before on the same pair.
-    later = [[*each, k - 2 * count] for k, each in enumerate(parents)]
-    flat = np.concatenate([np.array([p for each in table for p in each], np.int64) for table in (parents, later)])
-    first, rest = (np.array([len(each) for each in table]) for table in (parents, later))
-    head, tail = flat[: first.sum()], flat[first.sum() :]
-    offsets = 2 * count * np.arange(1, num_chunks)
-    lengths = np.concatenate([first, np.tile(rest, num_chunks - 1)])
+    first = 2 * count * np.arange(num_chunks)[:, None, None]
+    before = np.where(first > 0, first - 2 * count + np.arange(2 * count)[:, None], -1)
+    table = np.concatenate([np.where(rows >= 0, first + rows, -1), before], axis=2)
     source = np.concatenate([ranks[inner], ranks[up[inner]]])
     destination = np.concatenate([ranks[up[inner]], ranks[inner]])
     return flows_of(
         np.tile(source, num_chunks),
         np.tile(destination, num_chunks),
         chunk_bytes,
-        parents=(
-            np.concatenate([[0], np.cumsum(lengths)]),
-            np.concatenate([head, (tail + offsets[:, None]).ravel()]),
-        ),
+        parents=parents_from(table.reshape(-1, table.shape[2])),
         steps=steps_of(num_chunks, 2 * count),
         hop=Hop.TREE,
     )

@@ -1,9 +1,26 @@
 """NCCL's PAT (parallel aggregated trees) as flows."""
 
+from math import log2
+
 import numpy as np
 
 from windtunnel.errors import InputError
+from windtunnel.network.collectives.call import CollectiveCall
+from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
 from windtunnel.network.flows import Flows, Hop, Ids, flows_of, parents_from, steps_of
+
+OPERATIONS = ("all_gather", "reduce_scatter")
+NCCL_CODE = 6
+CLOSED_FORM = ClosedForm(
+    latencies={"simple": Latency(8.0, 4.0, 14.0)},
+    applies=lambda op, ranks: op in OPERATIONS and ranks.num_servers > 1 and ranks.per_server == 1,
+    steps_us=lambda _op, ranks, near, far: (ranks.per_server - 1) * near + log2(ranks.num_servers) * far,
+)
+
+
+def flows(call: CollectiveCall) -> Flows:
+    """Return the flows of an all-gather."""
+    return pat(call.gpus, max(call.size_bytes // len(call.gpus), 1))
 
 
 def pat(ranks: Ids, chunk_bytes: int) -> Flows:

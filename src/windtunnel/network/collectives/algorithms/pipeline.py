@@ -1,16 +1,19 @@
-"""Send and receive, and a chain of ranks that pass chunks on, as flows."""
+"""A broadcast along a chain of ranks that pass chunks on, as NCCL's rings do it."""
 
 import numpy as np
 
 from windtunnel.errors import InputError
+from windtunnel.network.collectives.call import CollectiveCall
+from windtunnel.network.collectives.rings import num_chunks_of
 from windtunnel.network.flows import Flows, Ids, flows_of, parents_from, steps_of
 
+OPERATIONS = ("broadcast",)
+NCCL_CODE = 1
 
-def send_recv(source: int, destination: int, size_bytes: int) -> Flows:
-    """Return one transfer."""
-    if size_bytes < 1 or source == destination:
-        raise InputError(f"a transfer of {size_bytes} bytes from {source} to {destination} moves nothing")
-    return flows_of(np.array([source]), np.array([destination]), size_bytes)
+
+def flows(call: CollectiveCall) -> Flows:
+    """Return the flows of a broadcast from the first rank, in the order of the ranks."""
+    return pipeline(call.gpus, call.size_bytes, num_chunks_of(call.size_bytes))
 
 
 def pipeline(order: Ids, size_bytes: int, num_chunks: int) -> Flows:

@@ -1,0 +1,86 @@
+"""Protobuf's classes of a trace's messages, from the numbers of et_def.proto."""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+from windtunnel.errors import MissingExtraError
+
+KINDS = (
+    *("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64"),
+    *("sfixed32", "sfixed64", "bool", "string", "bytes"),
+)
+"""Types of an attribute's value; the value of each stands in the next free field from 3 on, its list behind it."""
+LIST = "_list"
+"""Ending of the field that holds a list."""
+
+_FIELDS: dict[str, tuple[tuple[int, str, str], ...]] = {
+    "Operands": ((1, "values", "string"), (2, "shapes", "string"), (3, "types", "string")),
+    **{f"{kind}{LIST}": ((1, "values", f"{kind}*"),) for kind in KINDS},
+    "Attribute": (
+        (1, "name", "string"),
+        (2, "documentation", "string"),
+        *((3 + 2 * place, kind, kind) for place, kind in enumerate(KINDS)),
+        *((4 + 2 * place, f"{kind}{LIST}", f"{kind}{LIST}") for place, kind in enumerate(KINDS)),
+    ),
+    "Metadata": ((1, "version", "string"), (2, "attributes", "Attribute*")),
+    "Node": (
+        (1, "id", "uint64"),
+        (2, "name", "string"),
+        (3, "kind", "int32"),
+        (4, "control_dependencies", "uint64*"),
+        (5, "data_dependencies", "uint64*"),
+        (6, "start_us", "uint64"),
+        (7, "duration_us", "uint64"),
+        (8, "inputs", "Operands"),
+        (9, "outputs", "Operands"),
+        (10, "attributes", "Attribute*"),
+    ),
+}
+"""Message -> (number, name, type) of its fields; the type has a star where the field repeats."""
+
+
+class Messages(NamedTuple):
+    """The classes, and the error that parsing raises."""
+
+    metadata: Any
+    node: Any
+    error: type[Exception]
+
+    def of_file(self) -> Iterator[Any]:
+        """Yield the class of each message of a file: the metadata, then nodes."""
+        yield self.metadata
+        while True:
+            yield self.node
+
+
+@cache
+def messages() -> Messages:
+    """Return the classes.
+
+    Raises:
+        MissingExtraError: protobuf is not installed.
+    """
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+        from google.protobuf.message import DecodeError
+    except ImportError:
+        raise MissingExtraError("protobuf", "chakra") from None
+    file = descriptor_pb2.FileDescriptorProto(name="et.proto", package="et", syntax="proto3")
+    for name, fields in _FIELDS.items():
+        message = file.message_type.add(name=name)
+        for number, field, kind in fields:
+            member = message.field.add(name=field, number=number, label=3 if kind.endswith("*") else 1)
+            kind = kind.rstrip("*")
+            member.type = getattr(member, f"TYPE_{kind.upper()}", member.TYPE_MESSAGE)
+            if member.type == member.TYPE_MESSAGE:
+                member.type_name = f".et.{kind}"
+            if name == "Attribute" and number > 2:
+                member.oneof_index = 0
+    file.message_type[list(_FIELDS).index("Attribute")].oneof_decl.add(name="value")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    metadata, node = (
+        message_factory.GetMessageClass(pool.FindMessageTypeByName(f"et.{name}")) for name in ("Metadata", "Node")
+    )
+    return Messages(metadata, node, DecodeError)

@@ -1,0 +1,40 @@
+"""Closed forms: collectives as NCCL's model and its measured tables have them, flows with every link to themselves."""
+
+from windtunnel import catalog
+from windtunnel.errors import InputError
+from windtunnel.hardware import Device
+from windtunnel.model.operators import COLLECTIVES, Collective
+from windtunnel.network.collectives.call import CollectiveCall, CollectiveRun
+from windtunnel.network.collectives.closed_forms import closed_form
+from windtunnel.network.collectives.placement import device_of
+from windtunnel.network.fabric import Fabric
+from windtunnel.network.flow.run import run_flow_level
+from windtunnel.network.flows import Flows
+from windtunnel.network.paths import FlowTimes
+from windtunnel.network.settings import NetworkSettings
+from windtunnel.pricing.aiconfigurator.estimator import nccl_estimator
+
+
+def run_flows(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> FlowTimes:
+    """Time flows that do not share links."""
+    return run_flow_level(fabric, flows, settings, shared=False)
+
+
+def run_collective(call: CollectiveCall) -> CollectiveRun:
+    """Time a collective by measured tables inside a server where NCCL may choose, by closed forms elsewhere."""
+    fabric, op, size_bytes, ranks, choices = call.fabric, call.op, call.size_bytes, call.ranks, call.choices
+    if fabric.gpus_forward:
+        raise InputError(f"{fabric.name} has no switches, and closed forms assume them", "use the flow backend")
+    seconds, algorithm, protocol = closed_form(op, size_bytes, ranks, choices.algorithm, choices.protocol)
+    device, source = device_of(fabric), "closed form"
+    may_choose = choices.algorithm == choices.protocol == "auto" and ranks.num_servers == 1
+    if may_choose and device is not None and op in COLLECTIVES and ranks.num_ranks <= _measured_ranks(device):
+        collective = Collective(op, size_bytes, ranks.num_ranks)
+        estimate = nccl_estimator(device, catalog.default_node(device)).estimate(collective)
+        seconds, source = float(estimate.seconds), f"{estimate.coverage.value}: {estimate.source}"
+    return call.run(seconds + choices.launch_s, algorithm, protocol, "analytic", source)
+
+
+def _measured_ranks(device: Device) -> int:
+    """Return the most ranks with which a device's collectives were measured, 0 where they were not."""
+    return 8 if device.measured_as else 0

@@ -1,0 +1,55 @@
+"""All-to-all and send-receive as flows: every pair of ranks directly."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.network.collectives.call import CollectiveCall
+from windtunnel.network.flows import Flows, Ids, flows_of
+
+OPERATIONS = ("all_to_all", "send_recv")
+NCCL_CODE = 1
+"""NCCL has no algorithm for its transfers; SimCCL writes an all-to-all as a ring."""
+
+
+def flows(call: CollectiveCall) -> Flows:
+    """Return the flows of all pairs, or of the first rank to the last."""
+    if call.op == "send_recv":
+        return send_recv(int(call.gpus[0]), int(call.gpus[-1]), call.size_bytes)
+    return all_to_all(call.gpus, call.size_bytes if call.traffic_bytes is None else call.traffic_bytes)
+
+
+def send_recv(source: int, destination: int, size_bytes: int) -> Flows:
+    """Lay out one transfer."""
+    if size_bytes < 1 or source == destination:
+        raise InputError(f"a transfer of {size_bytes} bytes from {source} to {destination} moves nothing")
+    return flows_of(np.array([source]), np.array([destination]), size_bytes)
+
+
+def all_to_all(ranks: Ids, size_bytes: int | NDArray[np.integer]) -> Flows:
+    """Lay out an exchange of every rank with every other at once.
+
+    Args:
+        ranks: (n,) node ids.
+        size_bytes: buffer of one rank, split evenly; or (n, n) bytes from each rank to each other.
+
+    Raises:
+        InputError: the matrix has another shape or negative numbers, or nothing moves.
+    """
+    ranks = np.asarray(ranks, np.int32)
+    n = len(ranks)
+    source, target = np.nonzero(~np.eye(n, dtype=bool))
+    if np.ndim(size_bytes) == 2:
+        matrix = np.asarray(size_bytes, np.int64)
+        if matrix.shape != (n, n) or (matrix < 0).any():
+            raise InputError(
+                f"the traffic matrix is {matrix.shape}; {n} x {n} numbers of bytes, none negative, are needed"
+            )
+        keep = matrix[source, target] > 0
+        source, target = source[keep], target[keep]
+        each: NDArray[np.integer] | int = matrix[source, target]
+    else:
+        each = int(size_bytes) // n
+    if len(source) == 0 or np.min(each) < 1:
+        raise InputError(f"an all-to-all of {np.max(size_bytes)} bytes over {n} ranks has nothing to send")
+    return flows_of(ranks[source], ranks[target], each)

@@ -1,0 +1,66 @@
+"""NVLink SHARP (NVLS) as flows: the NVSwitch reduces and multicasts."""
+
+import numpy as np
+
+from windtunnel.errors import InputError
+from windtunnel.network.collectives.call import CollectiveCall, Ranks
+from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
+from windtunnel.network.fabric import NodeKind
+from windtunnel.network.flows import Flows, Hop, Ids, flows_of, parents_from, steps_of
+
+OPERATIONS = ("all_reduce",)
+NCCL_CODE = 4
+NVLS_SHARE = 0.93
+"""Of NVLink, when NVSwitches add: 840 of 900 GB/s on eight B200 and on NVL72 (nccl-tests); H100 reaches 480 of 450."""
+NVLS_HALF_BYTES = 3e6
+"""Bytes of a rank at which NVLS reaches half of that: 2.7 to 3.2 MB on eight H100 between 64 and 256 MiB."""
+
+
+def nvls_bytes_per_s(ranks: Ranks, rank_bytes: float) -> float:
+    """Return the rate of a rank whose switches add."""
+    return ranks.scale_up_bytes_per_s * NVLS_SHARE * rank_bytes / (rank_bytes + NVLS_HALF_BYTES)
+
+
+CLOSED_FORM = ClosedForm(
+    latencies={"simple": Latency(0.0, 25.0, 18.0)},
+    applies=lambda op, ranks: op == "all_reduce" and ranks.num_servers == 1 and ranks.nvls and ranks.num_ranks > 4,
+    steps_us=lambda _op, _ranks, near, _far: near,
+    scale_up_bytes_per_s=nvls_bytes_per_s,
+)
+
+
+def flows(call: CollectiveCall) -> Flows:
+    """Return the flows of an all-reduce by the switch of the ranks' server."""
+    fabric, gpu = call.fabric, int(call.gpus[0])
+    if call.ranks.num_servers > 1 or not call.ranks.nvls:
+        raise InputError("nvls needs one server whose switches add", "use ring or tree")
+    switches = np.flatnonzero((fabric.kind == NodeKind.SCALE_UP_SWITCH) & (fabric.server == fabric.server[gpu]))
+    if len(switches) == 0:
+        raise InputError(f"GPU {gpu} of {fabric.name} has no scale-up switch, which nvls needs", "use ring")
+    return nvls(call.gpus, int(switches[0]), call.size_bytes)
+
+
+def nvls(ranks: Ids, switch: int, size_bytes: int, num_chunks: int = 4) -> Flows:
+    """Lay out an all-reduce in the NVSwitch: every GPU sends its chunk up, the switch sends the sum to all.
+
+    A chunk follows the one before on the same pair.
+    """
+    n = len(ranks)
+    each = size_bytes // num_chunks
+    if each < 1:
+        raise InputError(f"{size_bytes} bytes do not fill {num_chunks} chunks")
+    gpus = np.asarray(ranks, np.int64)
+    up = np.full(n, switch, np.int64)
+    # The sum waits for all chunks, and each flow for the chunk before it on its pair.
+    first = 2 * n * np.arange(num_chunks)[:, None, None]
+    chunks = np.where(np.arange(2 * n)[:, None] >= n, np.arange(n), -1)
+    before = np.where(first > 0, first - 2 * n + np.arange(2 * n)[:, None], -1)
+    table = np.concatenate([np.where(chunks >= 0, first + chunks, -1), before], axis=2)
+    return flows_of(
+        np.tile(np.concatenate([gpus, up]), num_chunks),
+        np.tile(np.concatenate([up, gpus]), num_chunks),
+        each,
+        parents=parents_from(table.reshape(-1, n + 1)),
+        steps=steps_of(num_chunks, 2 * n),
+        hop=Hop.NVLS,
+    )

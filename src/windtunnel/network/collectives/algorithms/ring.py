@@ -1,0 +1,141 @@
+"""Rings as flows, and in closed form: NCCL's, or SimAI's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.network.collectives.call import CollectiveCall, Ranks
+from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
+from windtunnel.network.collectives.rings import Rings, nccl_rings, simai_rings
+from windtunnel.network.flows import (
+    MOST_FLOWS,
+    Flows,
+    Hop,
+    Ids,
+    Reduction,
+    flows_of,
+    in_channels,
+    parents_from,
+    steps_of,
+    with_columns,
+)
+
+ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+"""Operation -> rounds around the ring."""
+OPERATIONS = tuple(ROUNDS)
+NCCL_CODE = 1
+_REDUCTIONS = {"all_reduce": Reduction.ALTERNATE, "reduce_scatter": Reduction.EVERY}
+
+
+def _steps_us(op: str, ranks: Ranks, near: float, far: float) -> float:
+    if op == "send_recv":
+        return far if ranks.num_servers > 1 else near
+    rounds = 2 if op == "all_reduce" else 1
+    between = rounds * (ranks.num_servers - 1) if ranks.num_servers > 1 else 0
+    return (rounds * (ranks.num_ranks - 1) - between) * near + between * far
+
+
+CLOSED_FORM = ClosedForm(
+    latencies={"ll": Latency(6.6, 0.6, 2.7), "ll128": Latency(14.0, 1.9, 4.0), "simple": Latency(8.4, 3.4, 14.0)},
+    applies=lambda _op, _ranks: True,
+    steps_us=_steps_us,
+)
+"""It also times what NCCL sends without an algorithm: all-to-all and send-receive."""
+
+
+def rings_of(*calls: CollectiveCall) -> Rings:
+    """Return the rings through the ranks of calls that run at once."""
+    rings = [_rings(call) for call in calls]
+    return Rings(np.concatenate([each.order for each in rings]), np.concatenate([each.via for each in rings]))
+
+
+def _rings(call: CollectiveCall) -> Rings:
+    if call.settings.compat == "simai":
+        return simai_rings(call.gpus, call.ranks.num_servers, call.choices.pxn)
+    return nccl_rings(call.gpus, call.ranks.num_servers)
+
+
+def flows(call: CollectiveCall) -> Flows:
+    """Return the flows of all steps.
+
+    Raises:
+        InputError: there are too many, or none.
+    """
+    rings = rings_of(call)
+    steps = ROUNDS[call.op] * (rings.num_ranks - 1)
+    num_flows = rings.order.size * steps
+    if num_flows > MOST_FLOWS:
+        raise InputError(
+            f"a ring of {rings.num_ranks} ranks in {rings.num_channels} channels is {num_flows} flows; "
+            f"{MOST_FLOWS} are the most",
+            "use the flow backend without compat, which runs equivalent connections once, or the analytic one",
+        )
+    return ring(rings, _chunk_bytes(call), steps, _REDUCTIONS.get(call.op, Reduction.NONE))
+
+
+def seconds(calls: Sequence[CollectiveCall], backend: Any) -> float | None:
+    """Return when calls of one kind, at once, are complete; None where the backend does not run rings by class."""
+    first = calls[0]
+    if first.choices.pxn or not hasattr(backend, "ring_seconds"):
+        return None
+    steps = ROUNDS[first.op] * (len(first.gpus) - 1)
+    answer: float | None = backend.ring_seconds(
+        first.fabric, rings_of(*calls), _chunk_bytes(first), steps, first.settings
+    )
+    return answer
+
+
+def _chunk_bytes(call: CollectiveCall) -> int:
+    """Return the bytes that one rank sends in one step of one channel; a remainder is dropped, as in SimAI."""
+    return max(call.size_bytes // len(call.gpus) // call.ranks.per_server, 1)
+
+
+def ring(rings: Rings, chunk_bytes: int, num_steps: int, reduction: Reduction = Reduction.NONE) -> Flows:
+    """Lay out `num_steps` steps in which every rank sends a chunk to the next once the one before has arrived.
+
+    An all-reduce has 2 (n - 1) steps, an all-gather or a reduce-scatter n - 1 (Thakur, Rabenseifner and Gropp,
+    "Optimization of Collective Communication Operations in MPICH", 2005). Flows are numbered by channel, step and rank.
+    """
+    if num_steps < 1 or chunk_bytes < 1:
+        raise InputError(
+            f"{chunk_bytes} bytes a chunk in {num_steps} steps is nothing to send",
+            "give at least as many bytes as ranks x channels, and two ranks",
+        )
+    tables = []
+    for order, via in zip(rings.order, rings.via, strict=True):
+        source, destination, hop, after, before = _hops(order, via)
+        # A flow inside a hop follows its first half in the same step, any other what arrived in the step before.
+        begin = np.arange(num_steps)[:, None] * len(source)
+        parent = np.where(after >= 0, begin + after, begin - len(source) + before)
+        parent[0, after < 0] = -1
+        ends = np.tile(source, num_steps), np.tile(destination, num_steps)
+        parents, steps = parents_from(parent.ravel()), steps_of(num_steps, len(source))
+        tables.append(flows_of(*ends, chunk_bytes, parents=parents, steps=steps, hop=np.tile(hop, num_steps)))
+    return with_columns(in_channels(tables), reduction=reduction)
+
+
+def _hops(order: Ids, via: Ids) -> tuple[Ids, Ids, NDArray[np.int8], NDArray[np.int64], NDArray[np.int64]]:
+    """Return one step of a ring, by sending rank: ends, kind, and the flows before it in this step and the last.
+
+    Returns:
+        (source, destination, hop, after, before): `after` is a position in the step or -1; `before` is the position of
+        the flow that delivers to this source.
+    """
+    by_rank = np.argsort(order, kind="stable")
+    following = np.roll(order, -1)
+    has_via = via >= 0
+    rows = []
+    for k in by_rank:
+        if has_via[k]:
+            rows.append((order[k], via[k], Hop.RING, -1))
+            rows.append((via[k], following[k], Hop.PXN_INIT, len(rows) - 1))
+        else:
+            rows.append((order[k], following[k], Hop.RING, -1))
+    source, destination, hop, after = (np.array(column) for column in zip(*rows, strict=True))
+    first_halves = set(after[after >= 0].tolist())
+    delivers = {int(destination[i]): i for i in range(len(rows)) if i not in first_halves}
+    before = np.array([delivers[int(s)] for s in source])
+    return source.astype(np.int32), destination.astype(np.int32), hop.astype(np.int8), after, before

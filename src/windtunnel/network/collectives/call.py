@@ -1,0 +1,117 @@
+"""One collective on a fabric: the operation, the choices of NCCL or its user, and the result."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.network.fabric import Fabric
+from windtunnel.network.settings import NetworkSettings
+from windtunnel.plugins import Registry
+
+ALGORITHMS = Registry("windtunnel.collectives", "windtunnel.network.collectives.algorithms", "collective algorithm")
+
+_BUS_ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "broadcast": 0, "send_recv": 0}
+"""Operation -> how often the buffer less one rank's share crosses the slowest link; 0: the whole buffer does, once."""
+OPERATIONS = tuple(_BUS_ROUNDS)
+
+
+def check_operation(op: str) -> None:
+    """Raise InputError where there is no such collective."""
+    if op not in OPERATIONS:
+        hint = did_you_mean(op, OPERATIONS, f"known: {', '.join(OPERATIONS)}")
+        raise InputError(f"there is no collective {op!r}", hint)
+
+
+def bus_factor(op: str, num_ranks: int) -> float:
+    """Return bus bandwidth over algorithm bandwidth, as nccl-tests defines them (doc/PERFORMANCE.md).
+
+    Raises:
+        InputError: there is no such collective.
+    """
+    check_operation(op)
+    rounds = _BUS_ROUNDS[op]
+    return rounds * ((num_ranks - 1) / num_ranks) if rounds else 1.0
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where the ranks of a collective are, and the links that each has."""
+
+    num_ranks: int
+    num_servers: int
+    scale_up_bytes_per_s: float
+    """Of one rank inside its server or NVLink domain; 0 where a server holds one rank."""
+    network_bytes_per_s: float
+    """Of one rank to other servers, all its NIC ports together; 0 where there are none."""
+    nvls: bool = True
+    """Whether switches inside the server can add (NVSwitch since Hopper)."""
+
+    @property
+    def per_server(self) -> int:
+        return self.num_ranks // self.num_servers
+
+
+@dataclass(frozen=True)
+class CollectiveChoices:
+    """Choices that NCCL or its user makes for one collective."""
+
+    algorithm: str = "auto"
+    """A name in `ALGORITHMS`; `auto` takes the choice of NCCL."""
+    protocol: str = "auto"
+    """`simple`, `ll` or `ll128`. Flows are of `simple` unless another is given, whose flags they then carry."""
+    pxn: bool = False
+    """Whether SimAI's rings hand off to the GPU on the right rail before they leave a server."""
+    launch_s: float = 0.0
+    """Added to a time in closed form: the host's launch (`network.collectives.closed_forms.LAUNCH_S`)."""
+
+
+@dataclass(frozen=True)
+class CollectiveRun:
+    """One collective's time and how it was found."""
+
+    op: str
+    size_bytes: int
+    num_ranks: int
+    num_servers: int
+    seconds: float
+    algorithm: str
+    protocol: str
+    backend: str
+    source: str
+    """Measured tables, closed form, or the number of flows."""
+
+    @property
+    def algorithm_bytes_per_s(self) -> float:
+        """Size by time, as nccl-tests prints it."""
+        return self.size_bytes / self.seconds
+
+    @property
+    def bus_bytes_per_s(self) -> float:
+        """Rate of the slowest link, as nccl-tests defines it."""
+        return self.algorithm_bytes_per_s * bus_factor(self.op, self.num_ranks)
+
+
+@dataclass(frozen=True, eq=False)
+class CollectiveCall:
+    """One collective to time."""
+
+    fabric: Fabric
+    op: str
+    size_bytes: int
+    """As nccl-tests counts: the whole buffer; for an all-to-all, the buffer of one rank."""
+    gpus: NDArray[np.int32]
+    """(num_ranks,) node ids; for send_recv, sender and receiver."""
+    ranks: Ranks
+    settings: NetworkSettings
+    choices: CollectiveChoices = field(default_factory=CollectiveChoices)
+    traffic_bytes: NDArray[np.int64] | None = None
+    """(num_ranks, num_ranks) from each rank to each other, where an all-to-all is not balanced."""
+
+    def run(self, seconds: float, algorithm: str, protocol: str, backend: str, source: str) -> CollectiveRun:
+        """Return the call's result."""
+        num_ranks, num_servers = self.ranks.num_ranks, self.ranks.num_servers
+        return CollectiveRun(
+            self.op, self.size_bytes, num_ranks, num_servers, seconds, algorithm, protocol, backend, source
+        )

@@ -1,0 +1,135 @@
+"""NCCL's collectives in closed form: the time of every algorithm and protocol, and the pair that NCCL takes.
+
+Latencies are those of NCCL 2.27 (src/graph/tuning.cc). Bandwidths follow from the links that a rank has, times the
+share of them that each algorithm was measured to reach.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from windtunnel.errors import InputError
+from windtunnel.network.collectives.call import ALGORITHMS, Ranks, bus_factor, check_operation
+from windtunnel.units import US
+
+LAUNCH_S = 16 * US
+"""What a call costs the host outside a CUDA graph. Measured: the median over seven published nccl-tests and torch runs
+on eight A100, H100, H200 and B200 (32 to 256 KiB) of their time less that of the same size in a graph."""
+
+PROTOCOL_SHARE = {"ll": 0.5, "ll128": 120 / 128, "simple": 1.0}
+"""Data in what is sent: LL has a flag for each 4 bytes, LL128 8 bytes in each line of 128."""
+_LOW_LATENCY_BYTES_PER_S = {"ll": 60e9, "ll128": 280e9}
+"""Most that the protocols reach on Hopper over NVLink (busBw limits of tuning.cc, 8 GPUs)."""
+
+RING_SHARE = 0.81
+"""Of NVLink, in a ring: 365 of 450 GB/s on H100 and H200, 234 of 300 on A100, 680 of 900 on B200 (nccl-tests)."""
+NETWORK_SHARE = 0.967
+"""Of the NICs: 387 of 400 GB/s on eight servers of H100 (nccl-tests, InfiniBand NDR)."""
+
+
+class Latency(NamedTuple):
+    """Microseconds of an algorithm with one protocol."""
+
+    base: float
+    """Of the call: `baseLatencies`."""
+    scale_up: float
+    """Of one step over NVLink, and of one over the network: `hwLatencies`."""
+    network: float
+
+
+def ring_bytes_per_s(ranks: Ranks, rank_bytes: float) -> float:  # noqa: ARG001
+    """Return the rate of a rank inside its server in a ring or a tree, for any number of bytes of one rank."""
+    return ranks.scale_up_bytes_per_s * RING_SHARE
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """Latency and bandwidth of an algorithm, as `ncclTopoTuneModel` has them."""
+
+    latencies: Mapping[str, Latency]
+    """Protocol -> latency."""
+    applies: Callable[[str, Ranks], bool]
+    """Whether NCCL has the algorithm for an operation, where the ranks are."""
+    steps_us: Callable[[str, Ranks, float, float], float]
+    """Time of the steps that wait for each other, from operation, ranks, and the latency of one step inside a server
+    (0 where it holds one rank) and between servers."""
+    scale_up_bytes_per_s: Callable[[Ranks, float], float] = ring_bytes_per_s
+    """Rate of a rank inside its server, from the bytes of one rank."""
+    network_gain: Callable[[Ranks], float] = lambda ranks: 1.0  # noqa: ARG005
+    """Factor on the bus bandwidth between servers."""
+    on_request: bool = False
+    """Whether NCCL takes it on request only, since no fabric says whether its switches can do it."""
+
+
+def closed_form(
+    op: str, size_bytes: float, ranks: Ranks, algorithm: str = "auto", protocol: str = "auto"
+) -> tuple[float, str, str]:
+    """Return seconds, algorithm and protocol that NCCL would take: those that its model finds fastest.
+
+    Args:
+        op: one of `OPERATIONS`.
+        size_bytes: as nccl-tests counts: the whole buffer; of an all-to-all, what one rank holds.
+        ranks: where they are.
+        algorithm: only this one, as NCCL_ALGO has it; `protocol` likewise, as NCCL_PROTO.
+
+    Raises:
+        InputError: the ranks have no link that it needs, or NCCL has no such algorithm or protocol there.
+    """
+    check_operation(op)
+    _check_links(op, ranks)
+    possible = list(_possible(op, ranks, algorithm))
+    chosen = [row for row in possible if algorithm in ("auto", row[0]) and protocol in ("auto", row[1])]
+    if not chosen:
+        request = " with ".join(word for word in (algorithm, protocol) if word != "auto")
+        raise InputError(
+            f"NCCL has no {request} for {op} over {ranks.num_ranks} ranks in {ranks.num_servers} servers",
+            f"it has {', '.join(f'{name} with {protocol}' for name, protocol, _ in possible)}",
+        )
+    times = [(_seconds(form, protocol, op, size_bytes, ranks), name, protocol) for name, protocol, form in chosen]
+    return min(times, key=lambda row: row[0])
+
+
+def _possible(op: str, ranks: Ranks, requested: str) -> Iterator[tuple[str, str, ClosedForm]]:
+    """Yield (algorithm, protocol, closed form) of all that NCCL has for an operation, where the ranks are."""
+    for name in ALGORITHMS.names():
+        form: ClosedForm | None = getattr(ALGORITHMS.get(name), "CLOSED_FORM", None)
+        if form is not None and form.applies(op, ranks) and (name == requested or not form.on_request):
+            yield from ((name, protocol, form) for protocol in form.latencies)
+
+
+def _check_links(op: str, ranks: Ranks) -> None:
+    if ranks.per_server > 1 and ranks.scale_up_bytes_per_s <= 0:
+        raise InputError(f"{op} over {ranks.per_server} ranks of a server needs a link between them")
+    if ranks.num_servers > 1 and ranks.network_bytes_per_s <= 0:
+        raise InputError(f"{op} over {ranks.num_servers} servers needs a link between servers")
+
+
+def _seconds(form: ClosedForm, protocol: str, op: str, size_bytes: float, ranks: Ranks) -> float:
+    latency = form.latencies[protocol]
+    if op == "all_to_all":
+        return _all_to_all_seconds(latency, protocol, size_bytes, ranks)
+    rate = _bus_bytes_per_s(form, protocol, size_bytes, ranks)
+    steps = form.steps_us(op, ranks, latency.scale_up if ranks.per_server > 1 else 0.0, latency.network)
+    return (latency.base + steps) * US + size_bytes * bus_factor(op, ranks.num_ranks) / rate
+
+
+def _bus_bytes_per_s(form: ClosedForm, protocol: str, size_bytes: float, ranks: Ranks) -> float:
+    inside = form.scale_up_bytes_per_s(ranks, size_bytes / ranks.num_ranks)
+    if protocol in _LOW_LATENCY_BYTES_PER_S:
+        inside = min(inside * PROTOCOL_SHARE[protocol], _LOW_LATENCY_BYTES_PER_S[protocol])
+    if ranks.num_servers == 1:
+        return inside
+    network = ranks.network_bytes_per_s * NETWORK_SHARE * ranks.per_server
+    network *= form.network_gain(ranks) * PROTOCOL_SHARE[protocol]
+    return min(inside, network) if ranks.per_server > 1 else network
+
+
+def _all_to_all_seconds(latency: Latency, protocol: str, size_bytes: float, ranks: Ranks) -> float:
+    """Time an exchange of every rank with all others, inside the servers and between them in parallel."""
+    each = size_bytes / ranks.num_ranks
+    inside = each * (ranks.per_server - 1) / (ranks.scale_up_bytes_per_s * RING_SHARE) if ranks.per_server > 1 else 0.0
+    outside = 0.0
+    if ranks.num_servers > 1:
+        outside = each * (ranks.num_ranks - ranks.per_server) / (ranks.network_bytes_per_s * NETWORK_SHARE)
+    step = latency.network if ranks.num_servers > 1 else latency.scale_up
+    return (latency.base + step) * US + max(inside, outside) / PROTOCOL_SHARE[protocol]
