@@ -14,7 +14,7 @@ from windtunnel.errors import InputError
 from windtunnel.units import format_count
 
 if TYPE_CHECKING:
-    from windtunnel.lab.bench.client import Endpoint, Load
+    from windtunnel.lab.bench.client import Endpoint
     from windtunnel.serving.scenario import Scenario
 
 _SERVER, _LOAD, _OUT = HelpSection("Server"), HelpSection("Load"), HelpSection("Result")
@@ -117,6 +117,7 @@ def command(server: ServerOptions, files: BenchFiles, workload: Path | None, as_
     from windtunnel.report.documents import as_text
     from windtunnel.report.lab.bench import bench_document, bench_report, vllm_document, write_bench
     from windtunnel.report.serving.files import check_folder
+    from windtunnel.workload.generate.requests import generate
 
     if (server.endpoint is None) == (server.start is None):
         raise InputError("give either --endpoint or --start", "a running server's address, or an engine to start")
@@ -124,7 +125,7 @@ def command(server: ServerOptions, files: BenchFiles, workload: Path | None, as_
         check_folder(files.out, files.overwrite)
     check_replaceable(files.save_result, files.overwrite)
     scenario = _scenario_of(workload, given)
-    load = _load_of(scenario, server.vocabulary)
+    load = generate(scenario.workload, scenario.seed)
     with ExitStack() as stack:
         endpoint = server.running(stack)
         with status() as say:
@@ -157,27 +158,6 @@ def _scenario_of(workload: Path | None, given: dict[str, Any]) -> "Scenario":
         raise InputError("there is nothing to send", "give --workload, --trace, or --rate with --input-tokens")
     folder = workload.parent if workload is not None and given["trace"] is None else None
     return scenario_from(raw, "" if workload is None else str(workload), folder)
-
-
-def _load_of(scenario: "Scenario", vocabulary: int) -> "Load":
-    """Draw the requests of a scenario, with the token ids that prompts share."""
-    from windtunnel.lab.bench.client import Load, shared_prompts
-    from windtunnel.workload.generate.requests import generate
-
-    requests = generate(scenario.workload, scenario.seed)
-    tree, shared = requests.prefixes, {}
-    if tree is not None:
-        shared = shared_prompts(tree.node_parent, tree.node_tokens, tree.request_node, vocabulary, scenario.seed)
-    return Load(
-        requests.arrival_s,
-        requests.input_tokens,
-        requests.output_tokens,
-        requests.concurrency,
-        requests.num_warmup,
-        requests.previous,
-        requests.think_s,
-        shared,
-    )
 
 
 def _remarks(run: Any, summary: Any) -> dict[str, str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.lab.engines.drive import EngineStep
+from windtunnel.lab.engines.stepped import EngineStep
 
 PAGE_TOKENS = 256
 """Tokens of a block: the engine's own default."""
@@ -104,7 +104,7 @@ class TransformersEngine:
         self._batch = []
         begin_s = self.now()
         if not self.processor.prepare_next_batch():
-            return EngineStep({}, self.now() - begin_s, 0.0, 0.0, 0.0, (), {})
+            return EngineStep({}, self.now() - begin_s, 0.0, 0.0, 0.0, {})
         prepared_s = self.now()
         self.processor._generation_step(self.manager.model)
         computed_s = self.now()
@@ -117,18 +117,12 @@ class TransformersEngine:
             schedule_s=prepared_s - begin_s,
             forward_s=computed_s - prepared_s,
             process_s=end_s - computed_s,
-            finished=tuple(name for name in states if name not in self.processor.scheduler.active_requests),
             progressed={name: int(state.generated_len()) for name, state in states.items()},
         )
 
     def close(self) -> None:
         """End the engine."""
         self.processor.reset()
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a request is unfinished."""
-        return bool(self.processor.has_pending_requests()) or not self.manager.input_queue.empty()
 
     def drop(self, names: Sequence[str]) -> None:
         """Abort requests; the next step clears them away."""

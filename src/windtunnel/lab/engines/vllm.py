@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.lab.engines.drive import EngineStep
+from windtunnel.lab.engines.stepped import EngineStep
 from windtunnel.lab.timing import Stopwatch
 
 MODULES: Mapping[str, str] = {
@@ -157,7 +157,6 @@ class VllmEngine:
             schedule_s=spans.schedule_s,
             forward_s=spans.forward_s,
             process_s=spans.process_s,
-            finished=tuple(str(output.request_id) for output in outputs if output.finished),
             progressed={str(output.request_id): len(output.outputs[0].token_ids) for output in outputs},
         )
 
@@ -168,11 +167,6 @@ class VllmEngine:
         self.engine.engine_core.shutdown()
         cleanup_dist_env_and_memory()
         self._folder.cleanup()
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a request is unfinished."""
-        return bool(self.engine.has_unfinished_requests())
 
     def drop(self, names: Sequence[str]) -> None:
         """Abort requests."""

@@ -22,7 +22,7 @@ from windtunnel.formats.vidur.profiles import (
     write_vidur_file,
 )
 from windtunnel.hardware import ANY_DEVICE, Device, Node
-from windtunnel.lab.engines.drive import HostSample, SteppedEngine, host_samples
+from windtunnel.lab.engines.stepped import HostSample, SteppedEngine, host_samples
 from windtunnel.lab.engines.transformers import TransformersEngine, TransformersSettings, transformers_version
 from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings, vllm_version
 from windtunnel.lab.profile.attention import attention_version, check_attention

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -121,27 +121,3 @@ class Repeats:
         timed_s = np.sum(list(self.totals_s.values()), axis=0)
         whole_s = np.median(timed_s) / np.median(timed_s / np.array(self.whole_s))
         return MeasuredStep(shape, operators, float(whole_s))
-
-
-def merged(repeats: Sequence[MeasuredStep]) -> MeasuredStep:
-    """Merge measurements of one step at several times by medians, so that a burst of other work in one is left out."""
-    operators = tuple(
-        replace(same[0], statistics=_merged_statistics([operator.statistics for operator in same]))
-        for same in zip(*(step.operators for step in repeats), strict=True)
-    )
-    return replace(repeats[0], operators=operators, whole_s=float(np.median([step.whole_s for step in repeats])))
-
-
-def _merged_statistics(times: Sequence[TimeStatistics]) -> TimeStatistics:
-    def of(name: str) -> list[float]:
-        return [getattr(statistics, name) for statistics in times]
-
-    return TimeStatistics(
-        median_s=float(np.median(of("median_s"))),
-        mean_s=float(np.median(of("mean_s"))),
-        min_s=min(of("min_s")),
-        max_s=max(of("max_s")),
-        std_s=float(np.median(of("std_s"))),
-        num_samples=int(sum(of("num_samples"))),
-        num_outliers=int(sum(of("num_outliers"))),
-    )

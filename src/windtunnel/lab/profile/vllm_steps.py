@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.lab.engines.drive import EngineStep, HostSample
+from windtunnel.lab.engines.stepped import EngineStep, HostSample
 from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings
 from windtunnel.lab.profile.compute import Extent
 from windtunnel.lab.profile.model import StepShape, check_profilable, operators_of
