@@ -1,24 +1,19 @@
 """Ask points of a space, each question once: first the store, then the workers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from windtunnel.errors import InputError
 from windtunnel.search.evaluation.schema import Evaluation, Question
-from windtunnel.search.executors import PointChunk, Workers, evaluator_of
 from windtunnel.search.space.space import Space
 from windtunnel.search.store import Store
+from windtunnel.search.workers import PointChunk, Progress, RunChunks, evaluator_of
 
 CHUNK_POINTS = (16, 256)
 """Smallest and largest chunk. Chunks of whole families skipped twice as many duplicate points as chunks of 64 did."""
 
-
 LEAST_CHUNKS = 8
 """Fewest chunks of a search, so that several workers have something to do even in a small one."""
-
-
-Progress = Callable[[int, int], None]
-"""Called with (points answered, points in all)."""
 
 
 @dataclass(eq=False)
@@ -41,7 +36,7 @@ class Asker:
 
     space: Space
     store: Store
-    workers: Workers
+    run_chunks: RunChunks
     progress: Progress | None = None
     count: Count = field(default_factory=Count)
 
@@ -92,7 +87,7 @@ class Asker:
         self, chunks: list[PointChunk], keys: dict[int, str], num_points: int, num_known: int
     ) -> dict[str, Evaluation]:
         by_key: dict[str, Evaluation] = {}
-        for answers in self.workers.run(chunks, self.evaluator):
+        for answers in self.run_chunks(chunks, self.evaluator):
             indices = chunks[answers.chunk].indices
             kept = {keys[index]: answer for index, answer in zip(indices, answers.evaluations, strict=True)}
             self.store.add(kept)

@@ -8,13 +8,13 @@ import click
 from windtunnel.cli import INTERRUPTED
 from windtunnel.cli.options import GENERAL, PATH, WRITTEN_FILE, HelpSection, Verb, assignments, json_option, options_of
 from windtunnel.cli.output import answer, remark, write_page
-from windtunnel.errors import InputError, WindtunnelError, did_you_mean
+from windtunnel.errors import InputError, WindtunnelError, check_known
 
 if TYPE_CHECKING:
     from windtunnel.report.search.study import SearchReport
     from windtunnel.search.space.space import Space
     from windtunnel.search.store import Store
-    from windtunnel.search.study import Means
+    from windtunnel.search.workers import Means
 
 _WHAT, _WHERE, _RESULT = HelpSection("What is sought"), HelpSection("Where it runs"), HelpSection("Result")
 
@@ -110,6 +110,8 @@ class InterruptedSearchError(WindtunnelError):
 
 def _searched(space: "Space", store: "Store", means: "Means", top: int, load: float | None) -> "SearchReport":
     """Search, and explain the winners; Ctrl-C leaves the answers so far in the store."""
+    from dataclasses import replace
+
     from windtunnel.cli.progress import counted
     from windtunnel.report.search.study import SearchReport
     from windtunnel.search.answers import fleets, misconfiguration, why
@@ -117,7 +119,7 @@ def _searched(space: "Space", store: "Store", means: "Means", top: int, load: fl
 
     with counted("searching", "points") as callback:
         try:
-            study = search(space, store, means.reporting(callback))
+            study = search(space, store, replace(means, progress=callback))
         except KeyboardInterrupt:
             raise InterruptedSearchError(store) from None
         are_several = len(study.outcomes) > 1 and all(outcome.ranking for outcome in study.outcomes)
@@ -164,21 +166,17 @@ def _space(file: Path | None, options: SearchOptions) -> "Space":
 def _means(executor: str | None, workers: int | None, address: str | None) -> "Means":
     import os
 
-    from windtunnel.search.executors import EXECUTORS
-    from windtunnel.search.study import Means
+    from windtunnel.search.workers import EXECUTORS, Means
 
     name = executor or ("ray" if address else "processes" if (workers or 1) > 1 else "here")
-    if name not in EXECUTORS:
-        raise InputError(
-            f"--executor: there is no {name!r}", did_you_mean(name, EXECUTORS, f"known: {', '.join(EXECUTORS)}")
-        )
+    check_known(name, EXECUTORS.names(), f"--executor: there is no {name!r}")
     if workers is not None and workers < 1:
         raise InputError(f"--workers is {workers}; at least 1 is needed")
     if address is not None and name != "ray":
         raise InputError("--address is a Ray cluster's", "add --executor ray")
     if workers is not None and workers > 1 and name == "here":
         raise InputError("--executor here is one process", "take threads or processes for several --workers")
-    return Means(name, workers or os.cpu_count() or 1, address)  # type: ignore[arg-type]
+    return Means(name, workers or os.cpu_count() or 1, address)
 
 
 def _store(path: Path | None, no_store: bool) -> "Store":

@@ -63,12 +63,12 @@ def command(
     from windtunnel.report.search.whatif import grid_document, grid_page, grid_report, shown_figures
     from windtunnel.search.asker import Asker
     from windtunnel.search.evaluation.schema import Question
-    from windtunnel.search.executors import Workers
     from windtunnel.search.store import Store
+    from windtunnel.search.workers import start_workers
 
     names = shown_figures(show)
-    with counted("simulating", "points") as callback:
-        asker = Asker(space, Store(None, lambda _: None), Workers(space), callback)
+    with counted("simulating", "points") as callback, start_workers(space) as run_chunks:
+        asker = Asker(space, Store(None, lambda _: None), run_chunks, callback)
         answers = asker.ask(None, range(space.num_points), Question())
     asker.check_some(None, answers)
     write_page(html, grid_page, space, answers, names)

@@ -31,8 +31,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.metrics.slo import Slo
+from windtunnel.plugins import Registry
 from windtunnel.schema import Schema, check_at_least, check_seed, decode, read_table, set_path
 from windtunnel.search.capacity.limits import limits_from, limits_of
 from windtunnel.search.space.layouts import vary_layouts
@@ -40,7 +41,7 @@ from windtunnel.serving.scenario import Scenario, keep_published_formats, scenar
 from windtunnel.serving.shorthand import JOB_PATHS, PATHS
 from windtunnel.training.job import TrainingJob
 
-Strategy = Literal["exhaustive", "halving", "tpe"]
+STRATEGIES = Registry("windtunnel.strategies", "windtunnel.search.strategies", "search strategy")
 
 SHORT_PATHS = {
     **PATHS,
@@ -90,7 +91,8 @@ class Space(Schema):
     budget: Budget = Budget()
     objective: str = "requests_per_usd"
     """Figure to optimise; a file of training jobs without one gets `tokens_per_s_per_device`."""
-    strategy: Strategy = "exhaustive"
+    strategy: str = "exhaustive"
+    """Name in `STRATEGIES`."""
     load: Literal["capacity", "given"] = "capacity"
     """Search each point's greatest sustained load, or run it at the workload's own."""
     finalists: int = 5
@@ -196,6 +198,9 @@ def _check_keys(shared: dict[str, Any], fields: list[str], is_training: bool, so
 
 
 def _check_names(space: Space, source: str) -> None:
+    known = STRATEGIES.names()
+    message = f"{source}: $.strategy is {space.strategy!r}, which is not known"
+    check_known(space.strategy, known, message, f"known here: {', '.join(known)}")
     short = space.short_paths
     fields = TrainingJob.__struct_fields__ if space.is_training else ()
     for name, values in space.vary.items():

@@ -6,8 +6,9 @@ from itertools import pairwise
 
 from windtunnel.search.asker import Asker
 from windtunnel.search.evaluation.schema import Evaluation, Question
-from windtunnel.search.strategies.race import LEAST_TRIALS, NUM_BEST, ROUGH_TOLERANCE, Race, spread_points
+from windtunnel.search.race import LEAST_TRIALS, NUM_BEST, ROUGH_TOLERANCE, Race, spread_points
 
+IS_EXHAUSTIVE = False
 FIRST_FRACTION, FIRST_TOLERANCE = 1 / 10, 0.1
 """First rung: share of the requests, and relative distance of neighbouring loads."""
 LEAST_REQUESTS = 100
@@ -22,7 +23,7 @@ BATCHES = 1 / 8, 3 / 8, 1.0
 """Shares of the other points that are evaluated before the mark is moved again."""
 
 
-def halving(asker: Asker, workload: str | None) -> dict[int, Evaluation]:
+def evaluate(asker: Asker, workload: str | None) -> dict[int, Evaluation]:
     """Evaluate every point roughly with the first requests, then the best of them with all requests.
 
     Source: Jamieson and Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization (AISTATS

@@ -4,12 +4,13 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from windtunnel.errors import MissingExtraError
+from windtunnel.errors import import_extra
 from windtunnel.search.asker import Asker
 from windtunnel.search.capacity.capacity import LEAP
 from windtunnel.search.evaluation.schema import Evaluation, Question
-from windtunnel.search.strategies.race import LEAST_TRIALS, ROUGH_TOLERANCE, Race, spread_points
+from windtunnel.search.race import LEAST_TRIALS, ROUGH_TOLERANCE, Race, spread_points
 
+IS_EXHAUSTIVE = False
 TRIAL_FRACTIONS, USUAL_TRIALS = (0.05, 0.1), 96
 """Smallest and largest share of the points that are evaluated, and the number evaluated between these."""
 SPREAD_FRACTION, MODEL_FRACTION = 1 / 3, 1 / 3
@@ -20,7 +21,7 @@ BATCH = 8
 depend on the number of workers."""
 
 
-def tpe(asker: Asker, workload: str | None) -> dict[int, Evaluation]:
+def evaluate(asker: Asker, workload: str | None) -> dict[int, Evaluation]:
     """Evaluate batches of points that Optuna's tree-structured Parzen estimator suggests, then neighbours of the best.
 
     Source: Bergstra et al., Algorithms for Hyper-Parameter Optimization (NIPS 2011), section 4.
@@ -46,10 +47,7 @@ def tpe(asker: Asker, workload: str | None) -> dict[int, Evaluation]:
 
 def _ask_suggested(race: Race, sizes: dict[str, int], spread: list[int], num_trials: int) -> None:
     """Evaluate the points in `spread`, then `num_trials` points that Optuna suggests from all answers so far."""
-    try:
-        import optuna
-    except ImportError:
-        raise MissingExtraError("optuna", "search") from None
+    optuna = import_extra("optuna", "search")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction="maximize", sampler=_sampler(optuna, race.asker.space.seed))
     for index in spread:
