@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from readers.engine_run import RawRun, RecordedRequest, RecordedStep
-from windtunnel.lab.engines.stepped import FIRST_TOKEN_ID, SteppedEngine
+from windtunnel.lab.stepped import FIRST_TOKEN_ID, SteppedEngine
 from windtunnel.lab.timing import Pressure
 
 Floats = NDArray[np.float64]

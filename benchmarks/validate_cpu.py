@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from drive import drive
 from readers.engine_run import EngineRun, engine_run
 from windtunnel import catalog
-from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings, is_installed, vllm_version
+from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings, is_installed, version
 from windtunnel.lab.profile.compute import Extent, Progress, TimeBudget, measure_steps
 from windtunnel.lab.profile.machine import device_of, provenance_of
 from windtunnel.lab.profile.overheads import write_overheads
@@ -237,7 +237,7 @@ def main() -> None:
     model = catalog.model(str(folder / "config.json"))
     profile = folder / "profile"
     device = device_of("this_cpu", "cpu", CLOCK)
-    about = provenance_of(device, "cpu", CLOCK) | {"engine": "vllm", "engine_version": vllm_version()}
+    about = provenance_of(device, "cpu", CLOCK) | {"engine": "vllm", "engine_version": version()}
     pressure = Pressure.start()
     engine = VllmEngine(CONFIG, SETTINGS)
     drive(engine, *warm_up(), vocabulary=CONFIG["vocab_size"])

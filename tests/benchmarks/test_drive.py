@@ -1,7 +1,7 @@
 import numpy as np
 
 from drive import drive
-from lab.engines.test_stepped import OneTokenAStep
+from lab.test_stepped import OneTokenAStep
 
 
 def test_idle_time_is_jumped_over_and_tokens_bear_the_end_of_their_step() -> None:

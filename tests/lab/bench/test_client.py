@@ -12,8 +12,8 @@ import pytest
 from lab.fake_server import fake_server
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.lab.bench.client import Endpoint, bench, shared_prompts
-from windtunnel.lab.engines.servers import started
-from windtunnel.lab.engines.tiny_models import TINY, write_tiny_gguf, write_tiny_model
+from windtunnel.lab.servers import started
+from windtunnel.lab.tiny_models import TINY, write_tiny_gguf, write_tiny_model
 from windtunnel.metrics.client import CLIENT_COLUMNS, client_summary
 from windtunnel.report.lab.bench import vllm_document
 from windtunnel.workload.arrivals import ClosedLoop

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from windtunnel.lab.bench.client import Endpoint, bench
-from windtunnel.lab.engines.servers import started
-from windtunnel.lab.engines.tiny_models import write_tiny_gguf, write_tiny_model
+from windtunnel.lab.servers import started
+from windtunnel.lab.tiny_models import write_tiny_gguf, write_tiny_model
 from windtunnel.metrics.client import client_summary
 from windtunnel.workload.generate.requests import RequestArrays
 
@@ -82,7 +82,7 @@ import numpy as np
 from pathlib import Path
 from drive import drive
 from readers.engine_run import write_engine_runs
-from windtunnel.lab.engines.tiny_models import TINY
+from windtunnel.lab.tiny_models import TINY
 {start}
 runs = []
 for seed in range(10):
@@ -147,7 +147,7 @@ def test_the_hosts_share_of_an_engines_steps_is_measured(tmp_path: Path, python:
     import json
     import subprocess
 
-    from windtunnel.lab.engines.tiny_models import TINY
+    from windtunnel.lab.tiny_models import TINY
 
     (tmp_path / "config.json").write_text(json.dumps(dict(TINY)), encoding="utf-8")
     command = [python, "-m", "windtunnel", "profile", "overheads", "--engine", engine, "--model", "config.json"]

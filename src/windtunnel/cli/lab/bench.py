@@ -48,9 +48,9 @@ class ServerOptions(NamedTuple):
 
         if self.start is None:
             return self._endpoint(str(self.endpoint), self.served_model)
-        from windtunnel.lab.engines.servers import started
+        from windtunnel.lab.servers import server_of, started
 
-        model = self._model_folder(stack, self.start)
+        model = self._model_folder(stack, server_of(self.start).takes_gguf)
         remark(f"starting {self.start}")
         server = started(self.start, model, shlex.split(self.engine_args), self.python or sys.executable)
         return self._endpoint(stack.enter_context(server), model)
@@ -70,11 +70,11 @@ class ServerOptions(NamedTuple):
             headers={"Authorization": f"Bearer {self.api_key}"} if self.api_key else {},
         )
 
-    def _model_folder(self, stack: ExitStack, engine: str) -> str:
+    def _model_folder(self, stack: ExitStack, takes_gguf: bool) -> str:
         """Return the folder of the served model; a tiny one is written for as long as `stack` is open."""
         import tempfile
 
-        from windtunnel.lab.engines.tiny_models import write_tiny_gguf, write_tiny_model
+        from windtunnel.lab.tiny_models import write_tiny_gguf, write_tiny_model
 
         if self.tiny == (self.served_model is not None):
             hint = "give --served-model FOLDER, or --tiny for one with random weights"
@@ -82,7 +82,7 @@ class ServerOptions(NamedTuple):
         if self.served_model is not None:
             return self.served_model
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-tiny-"))
-        return str((write_tiny_gguf if engine == "llama.cpp" else write_tiny_model)(Path(folder)))
+        return str((write_tiny_gguf if takes_gguf else write_tiny_model)(Path(folder)))
 
 
 class BenchFiles(NamedTuple):

@@ -13,10 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.lab.engines.stepped import EngineStep
+from windtunnel.lab.servers import OFFLINE, EngineServer
+from windtunnel.lab.stepped import OVERHEAD_TOKENS, EngineStep
 
 PAGE_TOKENS = 256
 """Tokens of a block: the engine's own default."""
+SERVER = EngineServer(
+    ("-c", "from transformers.cli.transformers import main; main()", "serve", "--continuous-batching"),
+    environment=OFFLINE,
+)
 
 
 @dataclass(frozen=True)
@@ -30,17 +35,17 @@ class TransformersSettings:
     dtype: str = "float32"
 
 
-def transformers_version() -> str:
+def version() -> str:
     """Return the installed version.
 
     Raises:
         InputError: none is, or it is older than continuous batching's present form.
     """
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib import metadata
 
     try:
-        installed = version("transformers")
-    except PackageNotFoundError:
+        installed = metadata.version("transformers")
+    except metadata.PackageNotFoundError:
         raise InputError("transformers is not installed", "see docs/guides/bench.md") from None
     if int(installed.partition(".")[0]) < 5:
         raise InputError(f"transformers {installed} is too old to be stepped", "install transformers 5.19 or newer")
@@ -65,7 +70,7 @@ class TransformersEngine:
         settings: TransformersSettings,
         now: Callable[[], float] = time.process_time,
     ) -> None:
-        transformers_version()
+        version()
         os.environ["HF_HUB_OFFLINE"] = "1"
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
@@ -139,3 +144,8 @@ class TransformersEngine:
             return scheduled
 
         self.processor.scheduler.schedule_batch = watched
+
+
+def start_stepped(config: Mapping[str, Any], batch: int) -> TransformersEngine:
+    """Start the engine for the overheads of up to `batch` requests."""
+    return TransformersEngine(config, TransformersSettings(batch, max(OVERHEAD_TOKENS, batch), 2 * batch + 2))

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.lab.engines.stepped import EngineStep
+from windtunnel.lab.servers import OFFLINE, EngineServer
+from windtunnel.lab.stepped import OVERHEAD_TOKENS, EngineStep
 from windtunnel.lab.timing import Stopwatch
 
 MODULES: Mapping[str, str] = {
@@ -42,9 +43,14 @@ ENVIRONMENT: Mapping[str, str] = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
-    "HF_HUB_OFFLINE": "1",
     "DO_NOT_TRACK": "1",
+    **OFFLINE,
 }
+SERVER = EngineServer(
+    ("-m", "vllm.entrypoints.openai.api_server"),
+    "--model",
+    environment={"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", **OFFLINE},
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ def is_installed() -> bool:
     return find_spec("vllm") is not None
 
 
-def vllm_version() -> str:
+def version() -> str:
     """Return the installed version.
 
     Raises:
@@ -105,7 +111,7 @@ class VllmEngine:
     def __init__(
         self, config: Mapping[str, Any], settings: VllmSettings, now: Callable[[], float] = time.process_time
     ) -> None:
-        vllm_version()
+        version()
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
         self._folder = tempfile.TemporaryDirectory(prefix="windtunnel-vllm-")
         (Path(self._folder.name) / "config.json").write_text(json.dumps(dict(config)), encoding="utf-8")
@@ -239,6 +245,12 @@ class VllmEngine:
     def _leave(self, *_given: Any) -> None:
         _wait_for_gpu()
         self._spans.forward_s += self.now() - self._forward_from_s
+
+
+def start_stepped(config: Mapping[str, Any], batch: int) -> VllmEngine:
+    """Start the engine for the overheads of up to `batch` requests."""
+    longest = int(config.get("max_position_embeddings", 2048))
+    return VllmEngine(config, VllmSettings(longest, batch, max(OVERHEAD_TOKENS, batch)))
 
 
 def _wait_for_gpu() -> None:

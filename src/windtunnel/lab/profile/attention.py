@@ -6,15 +6,14 @@ are the queries' own, and returns `[batch, new, heads, width]`. A token sees wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known
 
 Tensor = Any
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 PACKAGES: Mapping[str, str] = {"sdpa": "torch", "flash_attn": "flash_attn", "flashinfer": "flashinfer"}
 """Backend -> the package that has it."""
@@ -24,15 +23,8 @@ WORKSPACE_BYTES = 128 << 20
 
 
 def check_attention(backend: str, device: str) -> None:
-    """Raise InputError where a backend cannot run here.
-
-    Raises:
-        InputError: there is none of that name, it is not installed, or it needs a GPU.
-    """
-    if backend not in PACKAGES:
-        raise InputError(
-            f"there is no attention backend {backend!r}", did_you_mean(backend, PACKAGES, ", ".join(PACKAGES))
-        )
+    """Raise InputError where there is no such backend, it is not installed, or it needs a GPU."""
+    check_known(backend, PACKAGES, f"there is no attention backend {backend!r}", ", ".join(PACKAGES))
     if backend != "sdpa" and device != "cuda":
         raise InputError(f"{backend} runs on CUDA devices alone", "take --attention sdpa")
     if find_spec(PACKAGES[backend]) is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class Journal:
         """Add a step."""
         self.steps[step.shape] = step
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_step_document(step)) + "\n")
+            file.write(json.dumps(_step_document(step), default=float) + "\n")
 
 
 def read_journals(folder: Path) -> list[MeasuredStep]:
@@ -85,21 +85,10 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _step_document(step: MeasuredStep) -> dict[str, Any]:
-    operators = [
-        {
-            "name": operator.name,
-            "kind": operator.op.kind,
-            "op": {f.name: _plain(getattr(operator.op, f.name)) for f in fields(operator.op)},
-            "count": operator.count,
-            "statistics": asdict(operator.statistics),
-        }
-        for operator in step.operators
-    ]
-    return {"shape": asdict(step.shape), "whole_s": step.whole_s, "operators": operators}
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, str | int) else float(value)
+    document = asdict(step)
+    for row, operator in zip(document["operators"], step.operators, strict=True):
+        row["kind"] = operator.op.kind
+    return document
 
 
 def _step_from(line: Mapping[str, Any]) -> MeasuredStep:

@@ -9,7 +9,7 @@ import numpy as np
 import yaml
 
 from windtunnel.formats.vidur.profiles import Cell, VidurFile
-from windtunnel.lab.engines.stepped import HostSample
+from windtunnel.lab.stepped import HostSample
 from windtunnel.schema import encode
 from windtunnel.serving.calibration import Calibration, Provenance
 from windtunnel.serving.deployment import HostOverheads

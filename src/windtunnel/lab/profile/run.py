@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known
 from windtunnel.formats.vidur.profiles import (
     STATISTICS_OF,
     ProfiledStep,
@@ -22,9 +22,7 @@ from windtunnel.formats.vidur.profiles import (
     write_vidur_file,
 )
 from windtunnel.hardware import ANY_DEVICE, Device, Node
-from windtunnel.lab.engines.stepped import HostSample, SteppedEngine, host_samples
-from windtunnel.lab.engines.transformers import TransformersEngine, TransformersSettings, transformers_version
-from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings, vllm_version
+from windtunnel.lab.engines.vllm import version as vllm_version
 from windtunnel.lab.profile.attention import attention_version, check_attention
 from windtunnel.lab.profile.collectives import CollectivesPlan, TimedCollective, collective_tables
 from windtunnel.lab.profile.compute import Extent, Progress, Stepper, TimeBudget, measure_steps, tables_of
@@ -41,6 +39,8 @@ from windtunnel.lab.profile.overheads import overheads_file, write_overheads
 from windtunnel.lab.profile.samples import MeasuredStep
 from windtunnel.lab.profile.torch_steps import require_torch, torch_steppers
 from windtunnel.lab.profile.vllm_steps import vllm_steppers
+from windtunnel.lab.servers import engines_with
+from windtunnel.lab.stepped import HostSample, SteppedEngine, host_samples
 from windtunnel.lab.timing import Pressure, clock_for
 from windtunnel.model.forward import Shard
 from windtunnel.model.parallelism import Parallelism
@@ -56,29 +56,11 @@ ENGINES = ("torch", "vllm")
 OVERHEAD_CONTEXT = 128
 """Tokens of each request where the host alone is measured; its work does not depend on the context."""
 
-OVERHEAD_BUDGET = 512
-"""Most tokens of a step where the host alone is measured."""
-
 JOURNALS = "steps"
 """Folder of a profile that holds every measured step, so that a profile can go on or grow."""
 
 DEFAULT_EXTENT, DEFAULT_BUDGET = Extent(), TimeBudget()
 
-
-def _vllm(config: Mapping[str, Any], batch: int) -> SteppedEngine:
-    longest = int(config.get("max_position_embeddings", 2048))
-    return VllmEngine(config, VllmSettings(longest, batch, max(OVERHEAD_BUDGET, batch)))
-
-
-def _transformers(config: Mapping[str, Any], batch: int) -> SteppedEngine:
-    return TransformersEngine(config, TransformersSettings(batch, max(OVERHEAD_BUDGET, batch), 2 * batch + 2))
-
-
-STEPPED_ENGINES: Mapping[str, tuple[Callable[[Mapping[str, Any], int], SteppedEngine], Callable[[], str]]] = {
-    "vllm": (_vllm, vllm_version),
-    "transformers": (_transformers, transformers_version),
-}
-"""Engine -> function that starts one for a number of requests in this process, and its version."""
 
 Notify = Callable[[int, Progress], None]
 """Called with the tensor-parallel size and its progress."""
@@ -153,9 +135,7 @@ def profile_compute(
     Raises:
         InputError: torch, the device, the split or the model cannot be measured, or the folder holds something else.
     """
-    if plan.engine not in ENGINES:
-        hint = did_you_mean(plan.engine, ENGINES, "torch or vllm")
-        raise InputError(f"operators of {plan.engine!r} cannot be measured", hint)
+    check_known(plan.engine, ENGINES, f"operators of {plan.engine!r} cannot be measured", "torch or vllm")
     torch_device = require_torch(plan.torch_device)
     import torch
 
@@ -233,29 +213,25 @@ def profile_overheads(
     """Measure the host's share of an engine's decode steps; writes `calibration.yaml` and `cpu_overheads.csv`.
 
     Args:
-        model: what the engine serves.
+        model: the model that the engine serves.
         config: its config.json.
-        engine: one of `STEPPED_ENGINES`.
-        device_name: of the machine.
-        folder: to write to.
+        engine: name of an engine that can be stepped by hand.
+        device_name: name of the machine's device.
+        folder: folder to write to.
         batches: numbers of decoding requests.
 
     Raises:
         InputError: the engine is unknown or not installed, or the model has no config.json.
     """
-    if engine not in STEPPED_ENGINES:
-        known = ", ".join(STEPPED_ENGINES)
-        raise InputError(
-            f"overheads of {engine!r} cannot be measured", did_you_mean(engine, STEPPED_ENGINES, f"known: {known}")
-        )
+    known = engines_with("start_stepped")
+    check_known(engine, known, f"overheads of {engine!r} cannot be measured")
     if config is None:
         raise InputError(f"{engine} needs the config.json of {model.name}", "give its path as --model")
-    start, version = STEPPED_ENGINES[engine]
-    stepped = start(config, max(batches))
+    stepped: SteppedEngine = known[engine].start_stepped(config, max(batches))
     host = host_samples(stepped, batches, OVERHEAD_CONTEXT, model.vocab_size)
     stepped.close()
     folder.mkdir(parents=True, exist_ok=True)
-    about = {"engine": engine, "engine_version": version(), "device": device_name}
+    about = {"engine": engine, "engine_version": known[engine].version(), "device": device_name}
     write_overheads(folder, about, model.name, host)
     write_vidur_file(overheads_file(model.name, host), folder / "cpu_overheads.csv")
     return host

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from windtunnel.errors import InputError, MissingExtraError
+from windtunnel.errors import InputError, import_extra
 from windtunnel.lab.profile.compute import Extent
 from windtunnel.lab.profile.model import (
     LayerStack,
@@ -135,10 +135,7 @@ def require_torch(device: str | None) -> str:
     Raises:
         InputError: torch or the device is missing.
     """
-    try:
-        import torch
-    except ImportError:
-        raise MissingExtraError("torch", "profile") from None
+    torch = import_extra("torch", "profile")
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("torch finds no CUDA device here", "measure the CPU with --torch-device cpu")
     if device not in (None, "cpu", "cuda"):

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.lab.engines.stepped import EngineStep, HostSample
 from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings
 from windtunnel.lab.profile.compute import Extent
 from windtunnel.lab.profile.model import StepShape, check_profilable, operators_of
 from windtunnel.lab.profile.samples import MeasuredStep, Repeats
+from windtunnel.lab.stepped import EngineStep, HostSample
 from windtunnel.lab.timing import CLOCKS_OF_HOST, HostStopwatch
 from windtunnel.model.forward import Shard
 from windtunnel.model.precision import Format

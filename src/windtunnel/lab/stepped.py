@@ -12,6 +12,8 @@ FIRST_TOKEN_ID = 3
 """First token id of random prompts: smaller ones often mean begin, end and padding."""
 
 WARM_UP_STEPS = 2
+OVERHEAD_TOKENS = 512
+"""Most tokens of a step where the host alone is measured."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from windtunnel.lab.engines.stepped import EngineStep, host_samples
+from windtunnel.lab.stepped import EngineStep, host_samples
 
 
 @dataclass
