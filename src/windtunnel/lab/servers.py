@@ -59,9 +59,7 @@ def engines_with(attribute: str) -> dict[str, Any]:
 
 
 @contextmanager
-def started(
-    engine: str, model: str, arguments: Sequence[str] = (), python: str = sys.executable, log: Path | None = None
-) -> Iterator[str]:
+def started(engine: str, model: str, arguments: Sequence[str] = (), python: str = sys.executable) -> Iterator[str]:
     """Start a server and yield its endpoint; the server ends with the block.
 
     Args:
@@ -69,7 +67,6 @@ def started(
         model: a folder or name, as the engine takes it.
         arguments: further arguments of the engine's command.
         python: interpreter of the environment that the engine is installed in.
-        log: file for its output; None: a temporary file.
 
     Raises:
         InputError: there is no such engine or interpreter.
@@ -79,7 +76,7 @@ def started(
     named = [server.model_option, model] if server.model_option else [model]
     command = [python, *server.module, *named, "--port", str(port), *arguments]
     with tempfile.TemporaryDirectory(prefix="windtunnel-engine-") as folder:
-        path = log or Path(folder) / "engine.log"
+        path = Path(folder) / "engine.log"
         with path.open("wb") as output:
             try:
                 process = subprocess.Popen(  # a list, no shell

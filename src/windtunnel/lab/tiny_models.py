@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from windtunnel.errors import import_extra
 from windtunnel.lab.bench.client import FIRST_TOKEN_ID, WORD
 
-TINY: Mapping[str, Any] = {
+TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": 256,
@@ -34,30 +35,34 @@ TINY: Mapping[str, Any] = {
 """1.2 million parameters: a few milliseconds a step on any processor."""
 
 
-def write_tiny_model(folder: Path, config: Mapping[str, Any] = TINY, seed: int = 0) -> Path:
+def write_tiny_model(folder: Path) -> Path:
     """Write a checkpoint with random weights and a tokenizer of words; needs no network, and no torch.
 
     Returns:
         The folder.
+
+    Raises:
+        MissingExtraError: safetensors is not installed.
     """
+    safetensors = import_extra("safetensors.numpy", "bench")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(dict(config), indent=1), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(TINY, indent=1), encoding="utf-8")
     # An end that no tokenizer ever gives: answers have the requested length, also where a server refuses
     # ignore_eos.
-    generation = {"bos_token_id": config["bos_token_id"], "eos_token_id": int(config["vocab_size"]) - 1}
+    generation = {"bos_token_id": TINY["bos_token_id"], "eos_token_id": TINY["vocab_size"] - 1}
     (folder / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
-    _write_tokenizer(folder, config)
-    _write_safetensors(folder / "model.safetensors", _llama_weights(config, np.random.default_rng(seed)))
+    _write_tokenizer(folder)
+    safetensors.save_file(_llama_weights(), folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
-def _write_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
+def _write_tokenizer(folder: Path) -> None:
     """Write a tokenizer of words: a prompt of n words has n tokens, and every generated token is text at once.
 
     Bytes would not do: servers hold back tokens that are no whole character yet.
     """
-    special = {"<pad>": 256, "<s>": int(config["bos_token_id"]), "</s>": int(config["eos_token_id"]), "<unk>": 259}
-    words = {WORD if number == FIRST_TOKEN_ID else f"w{number}": number for number in range(int(config["vocab_size"]))}
+    special = {"<pad>": 256, "<s>": TINY["bos_token_id"], "</s>": TINY["eos_token_id"], "<unk>": 259}
+    words = {WORD if number == FIRST_TOKEN_ID else f"w{number}": number for number in range(TINY["vocab_size"])}
     vocabulary = {word: number for word, number in words.items() if number not in special.values()} | special
     added = [
         {"id": number, "content": text, "special": True}
@@ -87,15 +92,16 @@ def _write_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
 
 
-def _llama_weights(config: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    width, inner, dim = int(config["hidden_size"]), int(config["intermediate_size"]), int(config["head_dim"])
-    query, kv = int(config["num_attention_heads"]) * dim, int(config["num_key_value_heads"]) * dim
+def _llama_weights() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    width, inner, dim = TINY["hidden_size"], TINY["intermediate_size"], TINY["head_dim"]
+    query, kv = TINY["num_attention_heads"] * dim, TINY["num_key_value_heads"] * dim
 
     def matrix(*shape: int) -> Any:
         return (rng.standard_normal(shape) * 0.02).astype(np.float32)
 
-    weights = {"model.embed_tokens.weight": matrix(int(config["vocab_size"]), width)}
-    for layer in range(int(config["num_hidden_layers"])):
+    weights = {"model.embed_tokens.weight": matrix(TINY["vocab_size"], width)}
+    for layer in range(TINY["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
         weights |= {
             f"{prefix}.self_attn.q_proj.weight": matrix(query, width),
@@ -108,26 +114,8 @@ def _llama_weights(config: Mapping[str, Any], rng: np.random.Generator) -> dict[
             f"{prefix}.input_layernorm.weight": np.ones(width, np.float32),
             f"{prefix}.post_attention_layernorm.weight": np.ones(width, np.float32),
         }
-    return weights | {
-        "model.norm.weight": np.ones(width, np.float32),
-        "lm_head.weight": matrix(int(config["vocab_size"]), width),
-    }
-
-
-def _write_safetensors(path: Path, tensors: Mapping[str, Any]) -> None:
-    """Write the safetensors format: the header's length in 8 bytes, a JSON header, then the tensors' bytes."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    position = 0
-    for name, tensor in tensors.items():
-        end = position + tensor.nbytes
-        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [position, end]}
-        position = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors.values():
-            file.write(tensor.tobytes())
+    norm = {"model.norm.weight": np.ones(width, np.float32)}
+    return weights | norm | {"lm_head.weight": matrix(TINY["vocab_size"], width)}
 
 
 # -------------------------------------------------------------------------------------------------------------- GGUF
@@ -156,26 +144,25 @@ NORMAL, UNKNOWN, CONTROL = 1, 2, 3
 """Types of tokens."""
 
 
-def write_tiny_gguf(folder: Path, config: Mapping[str, Any] = TINY, seed: int = 0) -> Path:
+def write_tiny_gguf(folder: Path) -> Path:
     """Write the tiny model as a GGUF file (version 3, `docs/gguf.md` of ggml), float32; returns its path.
 
     Its tokenizer joins the letters of a prompt's word, which so is one token. The end of text is never the likeliest
     token, so that answers have the requested length.
     """
-    tensors = _llama_weights(config, np.random.default_rng(seed))
-    tokens, types = _pieces(int(config["vocab_size"]))
+    tensors = _llama_weights()
+    tokens, types = _pieces(TINY["vocab_size"])
     tensors["lm_head.weight"][2] = 0.0  # some of the other logits is always above zero
-    named = {_gguf_name(name): tensor for name, tensor in tensors.items()}
     values = {
         "general.architecture": "llama",
-        "llama.context_length": int(config["max_position_embeddings"]),
-        "llama.embedding_length": int(config["hidden_size"]),
-        "llama.block_count": int(config["num_hidden_layers"]),
-        "llama.feed_forward_length": int(config["intermediate_size"]),
-        "llama.attention.head_count": int(config["num_attention_heads"]),
-        "llama.attention.head_count_kv": int(config["num_key_value_heads"]),
-        "llama.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        "llama.rope.dimension_count": int(config["head_dim"]),
+        "llama.context_length": TINY["max_position_embeddings"],
+        "llama.embedding_length": TINY["hidden_size"],
+        "llama.block_count": TINY["num_hidden_layers"],
+        "llama.feed_forward_length": TINY["intermediate_size"],
+        "llama.attention.head_count": TINY["num_attention_heads"],
+        "llama.attention.head_count_kv": TINY["num_key_value_heads"],
+        "llama.attention.layer_norm_rms_epsilon": TINY["rms_norm_eps"],
+        "llama.rope.dimension_count": TINY["head_dim"],
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.scores": [-float(number) for number in range(len(tokens))],
@@ -185,7 +172,7 @@ def write_tiny_gguf(folder: Path, config: Mapping[str, Any] = TINY, seed: int = 
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "tiny.gguf"
-    path.write_bytes(_gguf(values, named))
+    path.write_bytes(_gguf(values, {_gguf_name(name): tensor for name, tensor in tensors.items()}))
     return path
 
 
@@ -200,10 +187,10 @@ def _pieces(number: int) -> tuple[list[str], list[int]]:
 
 def _gguf_name(name: str) -> str:
     module = name.removesuffix(".weight")
-    if module.startswith("model.layers."):
-        layer, _, module = module.removeprefix("model.layers.").partition(".")
-        return f"blk.{layer}.{GGUF_NAMES[module]}.weight"
-    return f"{GGUF_NAMES[module]}.weight"
+    if not module.startswith("model.layers."):
+        return f"{GGUF_NAMES[module]}.weight"
+    layer, _, module = module.removeprefix("model.layers.").partition(".")
+    return f"blk.{layer}.{GGUF_NAMES[module]}.weight"
 
 
 def _gguf(values: Mapping[str, Any], tensors: Mapping[str, Any]) -> bytes:
@@ -232,12 +219,8 @@ def _gguf_value(value: Any) -> bytes:
         return struct.pack("<If", _FLOAT32, value)
     if isinstance(value, int):
         return struct.pack("<II", _UINT32, value)
-    return struct.pack("<I", _ARRAY) + _gguf_array(value)
-
-
-def _gguf_array(values: Sequence[Any]) -> bytes:
-    kind = {str: _STRING, float: _FLOAT32, int: _INT32}[type(values[0])]
-    head = struct.pack("<IQ", kind, len(values))
+    kind = {str: _STRING, float: _FLOAT32, int: _INT32}[type(value[0])]
+    head = struct.pack("<IIQ", _ARRAY, kind, len(value))
     if kind == _STRING:
-        return head + b"".join(map(_gguf_text, values))
-    return head + struct.pack(f"<{len(values)}{'f' if kind == _FLOAT32 else 'i'}", *values)
+        return head + b"".join(map(_gguf_text, value))
+    return head + struct.pack(f"<{len(value)}{'f' if kind == _FLOAT32 else 'i'}", *value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,19 +57,13 @@ class TransformersEngine:
 
     Args:
         config: a Hugging Face config, as a dictionary.
-        settings: of the engine.
-        now: the clock that its parts are timed on.
+        settings: settings of the engine.
 
     Raises:
         InputError: transformers is not installed.
     """
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        settings: TransformersSettings,
-        now: Callable[[], float] = time.process_time,
-    ) -> None:
+    def __init__(self, config: Mapping[str, Any], settings: TransformersSettings) -> None:
         version()
         os.environ["HF_HUB_OFFLINE"] = "1"
         import torch
@@ -80,7 +74,7 @@ class TransformersEngine:
         model = AutoModelForCausalLM.from_config(
             AutoConfig.for_model(config["model_type"], **of_type), dtype=getattr(torch, settings.dtype)
         )
-        self.settings, self.now = settings, now
+        self.settings, self.now = settings, time.process_time
         self.manager = model.init_continuous_batching(
             # An end that is never drawn: answers have the requested length.
             generation_config=GenerationConfig(do_sample=False, eos_token_id=-1),

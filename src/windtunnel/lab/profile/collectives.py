@@ -97,9 +97,7 @@ def sizes_between(smallest_bytes: int, largest_bytes: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*sizes, largest_bytes]))
 
 
-def time_collectives(
-    plan: CollectivesPlan, notify: Callable[[str], None] = lambda _text: None
-) -> list[TimedCollective]:
+def time_collectives(plan: CollectivesPlan, notify: Callable[[str], None]) -> list[TimedCollective]:
     """Time the plan's collectives between processes of this host.
 
     Args:
@@ -121,9 +119,7 @@ def time_collectives(
     return timed
 
 
-def time_collectives_on_ray(
-    plan: CollectivesPlan, notify: Callable[[str], None] = lambda _text: None
-) -> list[TimedCollective]:
+def time_collectives_on_ray(plan: CollectivesPlan, notify: Callable[[str], None]) -> list[TimedCollective]:
     """Time the plan's collectives between workers of a running Ray cluster (`ray start`), `workers_per_node` on each
     node.
 

@@ -55,13 +55,12 @@ def medians_by_batch(samples: Sequence[HostSample]) -> list[tuple[int, int, floa
     return rows  # type: ignore[return-value]
 
 
-def write_overheads(folder: Path, about: Mapping[str, str], model: str, samples: Sequence[HostSample]) -> Path:
-    """Write the overheads of an engine as a calibration that `--calibration` takes; returns its file."""
-    host = fit_overheads(samples)
+def write_overheads(folder: Path, about: Mapping[str, str], model: str, samples: Sequence[HostSample]) -> None:
+    """Write the overheads of an engine as a calibration that `--calibration` takes."""
     calibration = Calibration(
         engine=about["engine"],
         device=about["device"],
-        host=host,
+        host=fit_overheads(samples),
         provenance=Provenance(
             fitted_on=f"{len(samples)} steps of {about['engine']} {about['engine_version']} on this machine",
             num_runs=1,
@@ -71,12 +70,11 @@ def write_overheads(folder: Path, about: Mapping[str, str], model: str, samples:
             devices=(about["device"],),
         ),
     )
-    path = folder / CALIBRATION
-    path.write_text(yaml.safe_dump(encode(calibration), sort_keys=False, width=120), encoding="utf-8")
-    return path
+    text = yaml.safe_dump(encode(calibration), sort_keys=False, width=120)
+    (folder / CALIBRATION).write_text(text, encoding="utf-8")
 
 
-def overheads_file(model: str, samples: Sequence[HostSample], tp: int = 1) -> VidurFile:
+def overheads_file(model: str, samples: Sequence[HostSample]) -> VidurFile:
     """Return the samples as Vidur's table of CPU overheads: a row per batch size, in milliseconds.
 
     What the engine does in one process has no launch or remote-call time of its own; those columns are 0.
@@ -89,6 +87,6 @@ def overheads_file(model: str, samples: Sequence[HostSample], tp: int = 1) -> Vi
             for name, part in VIDUR_COLUMNS.items():
                 values = [getattr(sample, part) if part else 0.0 for sample in here]
                 row[f"{name}_{statistic}"] = float(of(values)) * 1e3
-        row |= {"model_name": model, "batch_size": size, "tensor_parallel_degree": tp, "ray_comm_time_mean": 0.0}
+        row |= {"model_name": model, "batch_size": size, "tensor_parallel_degree": 1, "ray_comm_time_mean": 0.0}
         rows.append(row)
     return VidurFile({name: tuple(row[name] for row in rows) for name in rows[0]})
