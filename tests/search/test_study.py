@@ -10,6 +10,7 @@ import pytest
 
 from spaces_of_search import BASE, VARY, space
 from windtunnel.errors import InputError
+from windtunnel.search import executors
 from windtunnel.search.answers import (
     best_by_objective,
     confidence,
@@ -22,13 +23,12 @@ from windtunnel.search.answers import (
 from windtunnel.search.asker import Asker
 from windtunnel.search.evaluation.evaluate import Evaluator, Neighbours
 from windtunnel.search.evaluation.schema import Question
-from windtunnel.search.executors import processes
+from windtunnel.search.executors import Means, start_workers
 from windtunnel.search.scores import OBJECTIVES, score
 from windtunnel.search.space.space import Point, Space, load_space, point_at, space_from
 from windtunnel.search.store import Store
 from windtunnel.search.study import Study, search
 from windtunnel.search.whatif import grid_of
-from windtunnel.search.workers import Means, start_workers
 from windtunnel.serving.simulate import simulate
 
 pytestmark = pytest.mark.compiled
@@ -79,7 +79,7 @@ def test_where_a_search_runs_makes_no_difference(study: Study, means: Means) -> 
 def test_a_search_whose_answers_are_known_starts_no_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grid = space({"tp": [1, 2]}, finalist_seeds=1)
     first = search(grid, quiet(tmp_path / "answers.sqlite"))
-    monkeypatch.setattr(processes, "ProcessPoolExecutor", lambda *_, **__: pytest.fail("processes began"))
+    monkeypatch.setattr(executors, "ProcessPoolExecutor", lambda *_, **__: pytest.fail("processes began"))
     again = search(grid, quiet(tmp_path / "answers.sqlite"), Means("processes", 2))
     assert answers(again) == answers(first)
     assert again.count.num_runs == 0

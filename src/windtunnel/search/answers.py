@@ -15,12 +15,12 @@ from windtunnel.search.confidence import confidence_above, margin
 from windtunnel.search.evaluation.evaluate import Evaluator
 from windtunnel.search.evaluation.schema import Question
 from windtunnel.search.evaluation.training import TrainingEvaluator
+from windtunnel.search.executors import start_workers
 from windtunnel.search.finalists import best_by_value, undominated
 from windtunnel.search.scores import score
 from windtunnel.search.space.space import Space, point_at
 from windtunnel.search.store import Store
 from windtunnel.search.study import SearchOutcome, Study
-from windtunnel.search.workers import start_workers
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario
 from windtunnel.serving.simulate import simulate

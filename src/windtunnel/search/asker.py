@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from windtunnel.errors import InputError
 from windtunnel.search.evaluation.schema import Evaluation, Question
+from windtunnel.search.executors import PointChunk, Progress, RunChunks, evaluator_of
 from windtunnel.search.space.space import Space
 from windtunnel.search.store import Store
-from windtunnel.search.workers import PointChunk, Progress, RunChunks, evaluator_of
 
 CHUNK_POINTS = (16, 256)
 """Smallest and largest chunk. Chunks of whole families skipped twice as many duplicate points as chunks of 64 did."""

@@ -10,11 +10,11 @@ from windtunnel.errors import InputError, check_known
 from windtunnel.search.asker import Asker, Count
 from windtunnel.search.confidence import confidence_above, margin
 from windtunnel.search.evaluation.schema import Evaluation, Question
+from windtunnel.search.executors import HERE, Means, start_workers
 from windtunnel.search.finalists import most_promising
 from windtunnel.search.scores import objectives_of, ranked, score, sure_score
 from windtunnel.search.space.space import STRATEGIES, Point, Space, point_at, workload_names
 from windtunnel.search.store import Store
-from windtunnel.search.workers import HERE, Means, start_workers
 
 SURE = 0.95
 """Confidence that the best point beats the next; no further seeds are run from there on."""

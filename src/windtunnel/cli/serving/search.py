@@ -12,9 +12,9 @@ from windtunnel.errors import InputError, WindtunnelError, check_known
 
 if TYPE_CHECKING:
     from windtunnel.report.search.study import SearchReport
+    from windtunnel.search.executors import Means
     from windtunnel.search.space.space import Space
     from windtunnel.search.store import Store
-    from windtunnel.search.workers import Means
 
 _WHAT, _WHERE, _RESULT = HelpSection("What is sought"), HelpSection("Where it runs"), HelpSection("Result")
 
@@ -166,17 +166,17 @@ def _space(file: Path | None, options: SearchOptions) -> "Space":
 def _means(executor: str | None, workers: int | None, address: str | None) -> "Means":
     import os
 
-    from windtunnel.search.workers import EXECUTORS, Means
+    from windtunnel.search.executors import EXECUTORS, Means
 
     name = executor or ("ray" if address else "processes" if (workers or 1) > 1 else "here")
-    check_known(name, EXECUTORS.names(), f"--executor: there is no {name!r}")
+    check_known(name, EXECUTORS, f"--executor: there is no {name!r}")
     if workers is not None and workers < 1:
         raise InputError(f"--workers is {workers}; at least 1 is needed")
     if address is not None and name != "ray":
         raise InputError("--address is a Ray cluster's", "add --executor ray")
     if workers is not None and workers > 1 and name == "here":
         raise InputError("--executor here is one process", "take threads or processes for several --workers")
-    return Means(name, workers or os.cpu_count() or 1, address)
+    return Means(name, workers or os.cpu_count() or 1, address)  # type: ignore[arg-type]
 
 
 def _store(path: Path | None, no_store: bool) -> "Store":

@@ -63,8 +63,8 @@ def command(
     from windtunnel.report.search.whatif import grid_document, grid_page, grid_report, shown_figures
     from windtunnel.search.asker import Asker
     from windtunnel.search.evaluation.schema import Question
+    from windtunnel.search.executors import start_workers
     from windtunnel.search.store import Store
-    from windtunnel.search.workers import start_workers
 
     names = shown_figures(show)
     with counted("simulating", "points") as callback, start_workers(space) as run_chunks:
