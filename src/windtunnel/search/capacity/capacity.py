@@ -82,14 +82,12 @@ def capacity(
         if not search.at(first).passes:
             return Capacity(0.0, None, search.tried[first], search.num_runs)
         near = max(near or 0.0, search.load(first))
-    if near is None and not stream.is_closed:
-        most_per_s = served_at_once(server, stream)
-        near, search.num_runs = FIRST_SHARE * most_per_s, 1
-        return search.run(near, LEAST_SHARE * most_per_s, math.inf)
     if stream.is_closed:
         return search.run(near or min(8.0, stream.unit.num_requests), 1.0, float(stream.unit.num_requests))
-    assert near is not None
-    return search.run(near, LEAST_SHARE * near, math.inf)
+    if near is not None:
+        return search.run(near, LEAST_SHARE * near, math.inf)
+    most_per_s, search.num_runs = served_at_once(server, stream), 1
+    return search.run(FIRST_SHARE * most_per_s, LEAST_SHARE * most_per_s, math.inf)
 
 
 def served_at_once(server: PreparedDeployment, stream: Stream) -> float:
@@ -112,10 +110,8 @@ class _Search:
 
     def run(self, near: float, lowest_load: float, highest_load: float) -> Capacity:
         """Search from `near`, between `lowest_load` and `highest_load`."""
-        lowest, highest = (
-            self.position(lowest_load),
-            self.position(highest_load) if math.isfinite(highest_load) else 1 << 40,
-        )
+        lowest = self.position(lowest_load)
+        highest = self.position(highest_load) if math.isfinite(highest_load) else 1 << 40
         return self.between(min(max(self.position(near), lowest), highest), lowest, highest)
 
     def between(self, start: int, lowest: int, highest: int) -> Capacity:

@@ -164,15 +164,13 @@ class Evaluator:
             worth = load_worth(self.space.objective, question.worth, deployed.takes, mean_output)
         limits = limits_from(self.space.limits)
         sustained = capacity(server, stream, limits, question.tolerance, near, worth=worth)
-        served = sustained.passing.served if sustained.passing is not None else None
+        served = sustained.passing.served if sustained.passing else None
         evaluation = Evaluation(
             load=sustained.load,
-            limited_by=sustained.beyond.limited_by if sustained.beyond is not None else "",
+            limited_by=sustained.beyond.limited_by if sustained.beyond else "",
             figures={} if served is None else figures(deployed, server, served, sustained.load, limits),
             holds=sustained.load > 0,
-            beaten_by=sustained.beyond.excess
-            if sustained.beyond is not None and worth is not None and not sustained.load
-            else 0.0,
+            beaten_by=sustained.beyond.excess if sustained.beyond and worth is not None and not sustained.load else 0.0,
             num_runs=sustained.num_runs,
             num_requests=sustained.num_runs * stream.unit.num_requests,
         )

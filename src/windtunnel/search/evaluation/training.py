@@ -26,26 +26,6 @@ from windtunnel.training.setup import TrainingSetup, look_up, resolve
 from windtunnel.training.step import TrainingResult, simulate_with, training_prices
 from windtunnel.units import parse_quantity
 
-FIGURES = {
-    "devices": "devices of the job",
-    "usd_per_hour": "of all devices, at list price",
-    "step_s": "seconds of one step; 80% of measured ones are expected from step_low_s to step_high_s",
-    "tokens_per_s": "trained on",
-    "tokens_per_s_per_device": "of one device",
-    "tokens_per_usd": "tokens for a dollar",
-    "token_j": "energy of all devices at their rated power over tokens",
-    "mfu": "model FLOPs over the devices' peak",
-    "hfu": "the same with what is recomputed",
-    "bubble_fraction": "of the pipeline's time, mean over devices",
-    "exposed_fraction": "of a step, in which the busiest device waits for communication",
-    "memory_bytes": "of the fullest device",
-    "memory_fraction": "the same over what the device has",
-    "run_s": "of the whole run, with failures and checkpoints; this and the next two only with total_tokens",
-    "run_usd": "dollars",
-    "run_j": "energy",
-}
-"""Name -> meaning. Figures that need an unknown price, power or number of tokens are absent."""
-
 LIMITS = {"step": "step_s", "run": "run_s"}
 """Name in a space's `limits` -> the figure that it bounds."""
 MEMORY = "memory"
@@ -155,7 +135,7 @@ def job_limits(limits: dict[str, float | str]) -> dict[str, float]:
 
 
 def training_figures(result: TrainingResult) -> dict[str, float]:
-    """Return the known figures of `FIGURES`."""
+    """Return the known figures (docs/reference/metrics.md): those that need an unknown price or power are left out."""
     memory, interval, takes = result.worst_memory.total_bytes, step_interval(result), _takes(result.setup)
     exposed = sum(seconds for name, seconds in result.breakdown_s.items() if name.startswith("exposed"))
     figures = {

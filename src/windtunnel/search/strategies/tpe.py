@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from windtunnel.errors import import_extra
 from windtunnel.search.asker import Asker
 from windtunnel.search.capacity.capacity import LEAP
@@ -50,13 +52,17 @@ def _ask_suggested(race: Race, sizes: dict[str, int], spread: list[int], num_tri
     optuna = import_extra("optuna", "search")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction="maximize", sampler=_sampler(optuna, race.asker.space.seed))
+    shape = tuple(sizes.values())
     for index in spread:
-        study.enqueue_trial(_positions(index, sizes))
+        study.enqueue_trial(dict(zip(sizes, map(int, np.unravel_index(index, shape)), strict=True)))
     marks: dict[int, float | None] = {}
     num_trials += len(spread)
     for first in range(0, num_trials, BATCH):
         trials = [study.ask() for _ in range(min(BATCH, num_trials - first))]
-        suggested = [_index(trial, sizes) for trial in trials]
+        suggested = [
+            int(np.ravel_multi_index([trial.suggest_categorical(name, range(sizes[name])) for name in sizes], shape))
+            for trial in trials
+        ]
         new = [index for index in dict.fromkeys(suggested) if index not in race.answers]
         marks |= dict.fromkeys(new, race.ask(new))
         known = [value for value in map(race.score, race.answers) if math.isfinite(value)]
@@ -66,7 +72,7 @@ def _ask_suggested(race: Race, sizes: dict[str, int], spread: list[int], num_tri
 
 
 def _one_setting_away(index: int, sizes: dict[str, int]) -> Iterator[int]:
-    """The points that differ from `index` in a single setting, the last name's first."""
+    """Yield the points that differ from `index` in a single setting, the last name's first."""
     stride = 1
     for size in reversed(sizes.values()):
         position = index // stride % size
@@ -92,19 +98,3 @@ def _sampler(optuna: Any, seed: int) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=1)
-
-
-def _positions(index: int, sizes: dict[str, int]) -> dict[str, int]:
-    """Position on each axis; the inverse of `_index`."""
-    positions = {}
-    for name, size in reversed(sizes.items()):
-        index, positions[name] = divmod(index, size)
-    return positions
-
-
-def _index(trial: Any, sizes: dict[str, int]) -> int:
-    """Index of the point that a trial suggests; the last name changes fastest."""
-    index = 0
-    for name, size in sizes.items():
-        index = index * size + int(trial.suggest_categorical(name, list(range(size))))
-    return index
