@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 
 import click
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known
 
 if TYPE_CHECKING:
     from windtunnel.serving.scenario import Scenario
@@ -91,9 +91,9 @@ class VerbGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         names = self.list_commands(ctx)
-        if args[0] not in names and not args[0].startswith("-"):
-            hint = did_you_mean(args[0], names, f"it has {', '.join(names)}")
-            raise InputError(f"{ctx.command_path} has no command {args[0]!r}", hint)
+        if not args[0].startswith("-"):
+            message = f"{ctx.command_path} has no command {args[0]!r}"
+            check_known(args[0], names, message, f"it has {', '.join(names)}")
         return super().resolve_command(ctx, args)
 
 
@@ -325,6 +325,20 @@ def assignments(texts: tuple[str, ...]) -> dict[str, Any]:
     return values
 
 
+def quantity(option: str, name: str, text: str) -> float:
+    """Parse the value of an option in the unit of the field `name`.
+
+    Raises:
+        InputError: it is no such quantity; the message names the option.
+    """
+    from windtunnel.units import parse_quantity
+
+    try:
+        return parse_quantity(name, text)
+    except InputError as error:
+        raise InputError(error.message.replace(name, option), error.hint) from None
+
+
 def limits(text: str | None) -> dict[str, Any]:
     """Parse `ttft=2s,tpot=50ms` as fields of an SLO.
 
@@ -336,10 +350,7 @@ def limits(text: str | None) -> dict[str, Any]:
         name, separator, value = part.partition("=")
         if not separator or not value:
             raise InputError(f"--slo: {part!r} is not of the form name=time", "for instance --slo ttft=2s,tpot=50ms")
-        if name not in LIMITS:
-            raise InputError(
-                f"--slo: there is no limit {name!r}", did_you_mean(name, LIMITS, f"known: {', '.join(LIMITS)}")
-            )
+        check_known(name, LIMITS, f"--slo: there is no limit {name!r}")
         fields[LIMITS[name]] = value
     return fields
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from windtunnel.cli.lab.capture import to_table
-from windtunnel.cli.options import PATH, HelpSection, Verb, VerbGroup, json_option, options_of
+from windtunnel.cli.options import PATH, HelpSection, Verb, VerbGroup, json_option, options_of, quantity
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import status
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known
 from windtunnel.units import format_count
 
 if TYPE_CHECKING:
@@ -101,7 +101,9 @@ def compute(options: ComputeOptions, model: str, device_name: str, out: Path, as
         clock=options.clock,
         attention=options.attention,
         extent=options.extent(),
-        budget=TimeBudget(_quantity("--budget", "budget_s", options.budget), options.tolerance),
+        budget=TimeBudget(
+            None if options.budget is None else quantity("--budget", "budget_s", options.budget), options.tolerance
+        ),
         overwrite=options.overwrite,
     )
     with _progress() as notify:
@@ -264,27 +266,15 @@ def _write_tables(tables: "list[MeasurementTable]", about: dict[str, str], out: 
 def _format(text: str) -> Any:
     from windtunnel.model.precision import Format
 
-    if text not in set(Format):
-        raise InputError(f"--quant: there is no format {text!r}", did_you_mean(text, list(Format), ", ".join(Format)))
+    check_known(text, Format, f"--quant: there is no format {text!r}", ", ".join(Format))
     return Format(text)
-
-
-def _quantity(option_name: str, name: str, text: str | None) -> float | None:
-    from windtunnel.units import parse_quantity
-
-    if text is None:
-        return None
-    try:
-        return parse_quantity(name, text)
-    except InputError as error:
-        raise InputError(error.message.replace(name, option_name), error.hint) from None
 
 
 def _sizes(text: str) -> tuple[int, int]:
     smallest, dash, largest = text.partition("-")
     if not dash:
         raise InputError(f"--sizes: {text!r} is not a range", "for instance 1KiB-8MiB")
-    low, high = (int(_quantity("--sizes", "message_bytes", part) or 0) for part in (smallest, largest))
+    low, high = (int(quantity("--sizes", "message_bytes", part)) for part in (smallest, largest))
     return low, high
 
 

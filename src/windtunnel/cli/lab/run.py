@@ -7,7 +7,7 @@ import click
 
 from windtunnel.cli.options import PATH, HelpSection, Verb, all_of, assignments
 from windtunnel.cli.output import answer, remark
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known
 
 if TYPE_CHECKING:
     from windtunnel.lab.experiments.run import Outcome
@@ -126,9 +126,7 @@ def _swept(text: str | None, preset: str | None) -> dict[str, tuple[Any, ...]]:
     if text is not None:
         return parse_sweep(text)
     assert preset is not None
-    if preset not in PRESETS:
-        hint = did_you_mean(preset, PRESETS, f"known: {', '.join(PRESETS)}")
-        raise InputError(f"--preset: there is no preset {preset!r}", hint)
+    check_known(preset, PRESETS, f"--preset: there is no preset {preset!r}")
     return {field: tuple(values) for field, values in PRESETS[preset].items()}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from windtunnel.cli.options import HelpSection
-from windtunnel.errors import InputError, did_you_mean, missing_file
+from windtunnel.errors import InputError, check_known, did_you_mean, missing_file
 
 if TYPE_CHECKING:
     from windtunnel.calibration.measured_runs import Measurement
@@ -37,9 +37,7 @@ class RunChoice(NamedTuple):
         counts = Counter(run.use for run in runs)
         uses = SCORED if self.use is None else tuple(name.strip() for name in self.use.split(","))
         for name in uses if self.use is not None else ():
-            if name not in counts:
-                hint = did_you_mean(name, counts, f"they are {', '.join(counts)}")
-                raise InputError(f"--use: no run is {name!r}", hint)
+            check_known(name, counts, f"--use: no run is {name!r}", f"they are {', '.join(counts)}")
         chosen = [run for run in runs if run.use in uses]
         if not chosen:
             raise InputError(

@@ -89,31 +89,11 @@ def command(options: SearchOptions, space: Path | None, as_json: bool) -> None:
 def show_study(
     space: "Space", store: "Store", means: "Means", top: int, as_json: bool, load: float | None = None
 ) -> "SearchReport":
-    """Search, and print the best points."""
-    from windtunnel.report.search.study import search_report, study_document
-
-    report = _searched(space, store, means, top, load)
-    answer(as_json, study_document, search_report, report)
-    return report
-
-
-class InterruptedSearchError(WindtunnelError):
-    """Ctrl-C during a search, whose answers so far may be kept."""
-
-    exit_code = INTERRUPTED
-
-    def __init__(self, store: "Store") -> None:
-        kept = store.connection is not None
-        said = "what is answered so far is kept" if kept else "nothing is kept"
-        super().__init__(f"interrupted; {said}", "go on with windtunnel search --resume" if kept else None)
-
-
-def _searched(space: "Space", store: "Store", means: "Means", top: int, load: float | None) -> "SearchReport":
-    """Search, and explain the winners; Ctrl-C leaves the answers so far in the store."""
+    """Search, print the best points and why they win; Ctrl-C leaves the answers so far in the store."""
     from dataclasses import replace
 
     from windtunnel.cli.progress import counted
-    from windtunnel.report.search.study import SearchReport
+    from windtunnel.report.search.study import SearchReport, search_report, study_document
     from windtunnel.search.answers import fleets, misconfiguration, why
     from windtunnel.search.study import search
 
@@ -121,9 +101,9 @@ def _searched(space: "Space", store: "Store", means: "Means", top: int, load: fl
         try:
             study = search(space, store, replace(means, progress=callback))
         except KeyboardInterrupt:
-            raise InterruptedSearchError(store) from None
+            raise _interruption(store) from None
         are_several = len(study.outcomes) > 1 and all(outcome.ranking for outcome in study.outcomes)
-        return SearchReport(
+        report = SearchReport(
             study=study,
             top=top,
             why=[why(study, outcome, min(3, top)) for outcome in study.outcomes],
@@ -131,6 +111,19 @@ def _searched(space: "Space", store: "Store", means: "Means", top: int, load: fl
             fleets=[fleets(outcome, load, 5) for outcome in study.outcomes] if load is not None else [],
             load=load,
         )
+    answer(as_json, study_document, search_report, report)
+    return report
+
+
+def _interruption(store: "Store") -> WindtunnelError:
+    """Return the error for Ctrl-C during a search, whose answers so far may be kept."""
+    is_kept = store.connection is not None
+    error = WindtunnelError(
+        f"interrupted; {'what is answered so far is kept' if is_kept else 'nothing is kept'}",
+        "go on with windtunnel search --resume" if is_kept else None,
+    )
+    error.exit_code = INTERRUPTED
+    return error
 
 
 def _resumed_space(file: Path | None, store: "Store") -> "Space":
