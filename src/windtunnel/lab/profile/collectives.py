@@ -4,8 +4,6 @@ Sizes and bus bandwidths are those of nccl-tests (`doc/PERFORMANCE.md`): a colle
 bus bandwidth is size / time x the share of the buffer that a rank must send, `ops.Collective.num_bytes`.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Sequence

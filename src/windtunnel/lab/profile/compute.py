@@ -1,7 +1,5 @@
 """Choose the steps to measure and their order within a time budget; return their operators as tables."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -148,12 +146,6 @@ def measure_steps(
         grid.learn(interval, middle, steps[shape].sum_s)
 
 
-def tables_of(steps: Iterable[MeasuredStep], source: str) -> list[MeasurementTable]:
-    """Return the executions of all steps as tables with statistics, one per kind and words of operators."""
-    executions = (execution for step in steps for execution in step.operators)
-    return operator_tables(((execution.op, execution.statistics) for execution in executions), source)
-
-
 def operator_tables(measured: Iterable[tuple[Op, TimeStatistics]], source: str) -> list[MeasurementTable]:
     """Return measured operators as tables with statistics, one per kind and words."""
 
@@ -161,4 +153,4 @@ def operator_tables(measured: Iterable[tuple[Op, TimeStatistics]], source: str) 
         kept = {name: np.array([float(getattr(statistics, name))]) for name in STATISTICS}
         return op, np.array([statistics.median_s]), kept
 
-    return tables_from((point(op, statistics) for op, statistics in measured), source)
+    return tables_from((point(*operator) for operator in measured), source)

@@ -1,7 +1,5 @@
 """Journal of measured steps, a line of JSON each, so that an interrupted profile goes on where it stopped."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict

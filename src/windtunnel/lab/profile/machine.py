@@ -1,7 +1,5 @@
 """The measured machine: as a `Device` that the simulator takes, and as provenance of the rows."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

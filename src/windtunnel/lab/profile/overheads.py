@@ -1,7 +1,5 @@
 """Host overheads of a real engine: its work in a step beside the forward, and how that grows with the batch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Run `windtunnel profile compute`: measure steps for every tensor-parallel size and write one profile."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +23,7 @@ from windtunnel.hardware import ANY_DEVICE, Device, Node
 from windtunnel.lab.engines.vllm import version as vllm_version
 from windtunnel.lab.profile.attention import attention_version, check_attention
 from windtunnel.lab.profile.collectives import CollectivesPlan, TimedCollective, collective_tables
-from windtunnel.lab.profile.compute import Extent, Progress, Stepper, TimeBudget, measure_steps, tables_of
+from windtunnel.lab.profile.compute import Extent, Progress, Stepper, TimeBudget, measure_steps, operator_tables
 from windtunnel.lab.profile.journal import Journal, read_journal, read_journals
 from windtunnel.lab.profile.machine import (
     device_of,
@@ -196,7 +194,8 @@ def write_steps(
     folder: Path, device: Device, about: dict[str, str], steps: Sequence[MeasuredStep]
 ) -> list[MeasurementTable]:
     """Write measured steps as a profile with its device; returns its tables."""
-    tables = tables_of(steps, source_of(device, about))
+    measured = ((operator.op, operator.statistics) for step in steps for operator in step.operators)
+    tables = operator_tables(measured, source_of(device, about))
     write_profile(folder, tables, about | {"date": today()})
     write_device(device, folder / "device.yaml")
     return tables

@@ -1,7 +1,5 @@
 """Statistics of repeated times: of one operator, and of a step with all of its operators."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

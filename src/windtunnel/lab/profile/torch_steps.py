@@ -1,7 +1,5 @@
 """Steps of a few layers in torch, timed operator by operator on a CPU or a GPU."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

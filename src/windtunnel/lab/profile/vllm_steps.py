@@ -1,7 +1,5 @@
 """Steps of a real vLLM engine, timed operator by operator inside its forward."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
