@@ -233,7 +233,7 @@ deployment_options = all_of(
     ENGINE("--gpu-memory-utilization", type=float, help="Share of memory to use.  [the engine's]"),
     ENGINE(
         "--calibration",
-        help="A calibration of the catalog, its file, or none.  [the shipped one, of versions that were measured]",
+        help="A calibration of the catalog, its file, or none.  [the shipped one, for measured versions]",
     ),
 )
 

@@ -62,14 +62,14 @@ def host_samples(
     """Measure the host's work in decode steps.
 
     Args:
-        engine: idle, of at least as many requests as the largest batch.
+        engine: an idle engine that takes at least as many requests as the largest batch.
         batches: numbers of decoding requests.
-        prompt_tokens: of each, no more than the engine computes in a step.
-        vocabulary: token ids to draw from.
-        num_steps: of each batch, after two that are not counted.
+        prompt_tokens: tokens of each prompt, at most what the engine computes in a step.
+        vocabulary: number of token ids to draw from.
+        num_steps: measured steps of each batch, after two that are not counted.
 
     Returns:
-        One sample a step.
+        One sample per step.
     """
     rng = np.random.default_rng(0)
     samples: list[HostSample] = []

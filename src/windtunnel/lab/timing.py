@@ -48,7 +48,7 @@ class Stopwatch(Protocol):
 class HostStopwatch:
     """A stopwatch whose marks read a clock of the host; right where operators run on the host.
 
-    `mark_s`, what a mark itself costs, is taken off every stretch.
+    `mark_s`, the cost of a mark itself, is subtracted from every span.
     """
 
     now: Callable[[], float]
@@ -61,7 +61,7 @@ class HostStopwatch:
         self.times_s.append(self.now())
 
     def durations(self) -> dict[str, list[float]]:
-        return _stretches(self.names, np.maximum(np.diff(self.times_s) - self.mark_s, 0.0).tolist())
+        return _spans(self.names, np.maximum(np.diff(self.times_s) - self.mark_s, 0.0).tolist())
 
 
 @dataclass
@@ -70,7 +70,7 @@ class CudaStopwatch:
 
     Args:
         in_graph: marks are made while a graph is captured, and read after each of its replays.
-        mark_s: what an event itself takes in the stream, which is taken off every stretch.
+        mark_s: time that an event itself takes in the stream; it is subtracted from every span.
     """
 
     in_graph: bool = False
@@ -93,7 +93,7 @@ class CudaStopwatch:
         torch.cuda.synchronize()
         pairs = zip(self.events, self.events[1:], strict=False)
         spent_s = [before.elapsed_time(after) / 1e3 for before, after in pairs]
-        return _stretches(self.names, [max(one_s - self.mark_s, 0.0) for one_s in spent_s])
+        return _spans(self.names, [max(span_s - self.mark_s, 0.0) for span_s in spent_s])
 
 
 RANGE = "windtunnel:stretch:"
@@ -138,10 +138,10 @@ class KinetoStopwatch:
             if event.name.startswith(RANGE) and event.device_type == torch.autograd.DeviceType.CPU:
                 spent_us = event.device_time_total if self.is_cuda else event.cpu_time_total
                 seconds[int(event.name.removeprefix(RANGE))] = spent_us / 1e6
-        return _stretches(self.names, seconds[:-1])
+        return _spans(self.names, seconds[:-1])
 
 
-def _stretches(names: Sequence[str], seconds: Sequence[float]) -> dict[str, list[float]]:
+def _spans(names: Sequence[str], seconds: Sequence[float]) -> dict[str, list[float]]:
     by_name: dict[str, list[float]] = {}
     for name, spent_s in zip(names[1:], seconds, strict=True):
         if name:
@@ -154,7 +154,7 @@ def stopwatch(clock: str, launch_s: float = 0.0) -> Stopwatch:
 
     Args:
         clock: one of `CLOCKS`.
-        launch_s: what the host takes to queue what is timed on a GPU, where that is known.
+        launch_s: time in which the host queues the timed work of a GPU, where it is known.
     """
     if clock == "kineto":
         return KinetoStopwatch()
@@ -166,7 +166,7 @@ def stopwatch(clock: str, launch_s: float = 0.0) -> Stopwatch:
 
 
 def queue_ahead(launch_s: float = 0.0) -> None:
-    """Let the GPU wait while the host queues what is timed: twice as long as that takes."""
+    """Let the GPU wait while the host queues the timed work, twice as long as queueing takes."""
     import torch
 
     torch.cuda._sleep(int(min(max(QUEUE_AHEAD_S, 2 * launch_s), MOST_AHEAD_S) * CYCLES_PER_S))

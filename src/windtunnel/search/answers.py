@@ -105,7 +105,7 @@ def ratio(value: float, best: float) -> float:
 
 
 def confidence(outcome: SearchOutcome, objective: str, rank: int = 0) -> float | None:
-    """Confidence that a point of the ranking is better than the next; None without enough streams or without a next
+    """Return the confidence that a point of the ranking is better than the next; None without enough streams or a next
     point.
     """
     if outcome.num_finalists < rank + 2:

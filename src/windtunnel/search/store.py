@@ -1,7 +1,7 @@
 """Store of answers between searches: one SQLite file, keyed by a digest of all that decides an answer.
 
 A damaged entry, a damaged file or a full disk costs time and never an answer: what cannot be read is run again, and
-where nothing can be written the search goes on without the file. Each is said once.
+where nothing can be written the search goes on without the file. Each gives one warning.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ class Store:
 
     Args:
         path: the file, made where it is missing; None keeps answers in memory only.
-        warn: told what could not be read or written.
+        warn: called with what could not be read or written.
         is_read_only: the file stays as it is, while a search may be writing it.
     """
 
@@ -67,10 +67,10 @@ class Store:
         missing = [key for key in keys if key not in answers]
         damaged = 0
         for first in range(0, len(missing), KEYS_AT_ONCE):
-            some = missing[first : first + KEYS_AT_ONCE]
-            marks = ",".join("?" * len(some))
+            batch = missing[first : first + KEYS_AT_ONCE]
+            marks = ",".join("?" * len(batch))
             query = f"select key, answer, checksum from evaluations where key in ({marks})"
-            for key, answer, checksum in self._select(query, some):
+            for key, answer, checksum in self._select(query, batch):
                 evaluation = _read(answer, checksum)
                 if evaluation is None:
                     damaged += 1

@@ -32,13 +32,13 @@ class ServerOptions(NamedTuple):
     )
     tiny: bool = _SERVER("--tiny", help="With --start: serve a tiny model with random weights.")
     engine_args: str = _SERVER(
-        "--engine-args", default="", metavar="ARGS", help="With --start: more arguments of its command."
+        "--engine-args", default="", metavar="ARGS", help="With --start: further arguments of the engine's command."
     )
     python: str | None = _SERVER("--python", metavar="PATH", help="With --start: the engine's interpreter.  [this one]")
     api: str = _SERVER("--api", default="completions", help="completions or chat.  [completions]")
     words: bool = _SERVER("--words", help="Prompts of words, for servers that take no token ids.")
     vocabulary: int = _SERVER("--vocabulary", default=1000, help="Token ids are below it.  [1000]")
-    no_ignore_eos: bool = _SERVER("--no-ignore-eos", help="Do not ask for answers of exactly the wanted length.")
+    no_ignore_eos: bool = _SERVER("--no-ignore-eos", help="Do not ask for answers of exactly the planned length.")
     api_key: str | None = _SERVER("--api-key", envvar="OPENAI_API_KEY", metavar="KEY", help="Sent as bearer token.")
 
     def running(self, stack: ExitStack) -> "Endpoint":
@@ -169,7 +169,7 @@ def _remarks(run: Any, summary: Any) -> dict[str, str]:
     elif (output := int(requests["output_tokens"].sum())) != run.asked_output_tokens:
         remarks["answers"] = f"{format_count(output, 'token')} in all; {run.asked_output_tokens:,} were requested"
     elif (prompts := int(requests["input_tokens"].sum())) != run.asked_input_tokens:
-        remarks["prompts"] = f"{prompts:,} tokens as the server counts; {run.asked_input_tokens:,} were wanted"
+        remarks["prompts"] = f"{prompts:,} tokens as the server counts; {run.asked_input_tokens:,} were requested"
     late_s = float(requests["sent_late_s"].max())
     if late_s > LATE_S:
         remarks["client"] = f"sent a request {late_s:.2g} s too late: this machine is too slow for the load"

@@ -55,10 +55,10 @@ def kernels(
         show(*capture_report(recorded))
 
 
-@click.command(cls=Verb, short_help="Take private rows out of a capture of nsys.")
+@click.command(cls=Verb, short_help="Remove private rows from an nsys capture.")
 @click.argument("capture", type=PATH, metavar="CAPTURE.sqlite")
 def scrub(capture: Path) -> None:
-    """Take environment variables, users, hosts and folders out of a capture of Nsight Systems, in its place.
+    """Remove environment variables, users, hosts and folders from a capture of Nsight Systems, in place.
 
     \b
     windtunnel lab scrub profile.sqlite
@@ -66,7 +66,7 @@ def scrub(capture: Path) -> None:
     from windtunnel.formats.captures.read import scrub_nsys
 
     number = scrub_nsys(capture)
-    remark(f"took {format_count(number, 'row')} out of {capture}; the .nsys-rep beside it still has them")
+    remark(f"removed {format_count(number, 'row')} from {capture}; the .nsys-rep beside it still has them")
 
 
 @click.command("to-table", cls=Verb, short_help="Turn a profile into measured operators.")

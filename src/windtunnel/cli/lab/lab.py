@@ -17,7 +17,7 @@ _REPLAY = HelpSection("Replay")
 @click.group(cls=VerbGroup, no_args_is_help=False, invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """Run real models, profile them, and set what was measured beside what is simulated."""
+    """Run real models, profile them, and compare measurements with simulations."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

@@ -70,7 +70,7 @@ def run(
     answer(as_json, lambda summary: folder | summary, experiment_report, outcome.summary)
 
 
-@click.command(cls=VerbOfVllm, short_help="Run it at many settings; continue where it stopped.")
+@click.command(cls=VerbOfVllm, short_help="Run a model at many settings; continue where it stopped.")
 @experiment_file
 @experiment_options
 @_SWEEP.option("--parameter-sweep", metavar="TEXT", help='Fields and values: "batch_size:1,2;max_tokens:50,100".')
@@ -84,7 +84,7 @@ def sweep(
     preset: str | None,
     **options: Any,
 ) -> None:
-    """Run an experiment at every combination of some fields' values; again, it goes on where it stopped.
+    """Run an experiment at every combination of some fields' values; a second call goes on where the first stopped.
 
     \b
     windtunnel lab sweep --model path/to/model --parameter-sweep "batch_size:1,2,4;max_tokens:50,100"
@@ -99,15 +99,15 @@ def sweep(
     experiments = points(raw_experiment(experiment, _changes(options, settings)), chosen, str(experiment or ""))
     rows: list[tuple[Experiment, dict[str, Any]]] = []
 
-    def told(number: int, outcome: "Outcome") -> None:
-        what = "found" if outcome.was_there else "done" if outcome.is_done else "failed"
-        said = outcome.folder if outcome.is_done else outcome.summary["error"]
-        remark(f"{number + 1} of {len(experiments)} {what}: {said}")
+    def notify(number: int, outcome: "Outcome") -> None:
+        status = "found" if outcome.was_there else "done" if outcome.is_done else "failed"
+        detail = outcome.folder if outcome.is_done else outcome.summary["error"]
+        remark(f"{number + 1} of {len(experiments)} {status}: {detail}")
         if outcome.is_done:
             write_experiment_page(outcome.folder)
         rows.append((experiments[number], {**outcome.summary, "folder": outcome.folder.name}))
 
-    run_sweep(experiments, out, told)
+    run_sweep(experiments, out, notify)
     page = write_sweep_page(out, tuple(chosen), rows)
     remark(f"wrote {page}")
     answer(as_json, sweep_document, sweep_report, tuple(chosen), rows)

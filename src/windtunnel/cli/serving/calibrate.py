@@ -80,7 +80,7 @@ def _fitted(measurements: "list[Measurement]", source: str) -> _Fitted:
     """Fit calibrations to the runs: overheads and factors, acceptance of draft tokens, KV transfers.
 
     Raises:
-        InputError: no run teaches anything.
+        InputError: no run can be fitted.
     """
     from windtunnel.calibration.acceptance import with_acceptances
     from windtunnel.calibration.fit import priced_servers
@@ -89,7 +89,9 @@ def _fitted(measurements: "list[Measurement]", source: str) -> _Fitted:
 
     usable = [run for run in measurements if run.weight > 0]
     if not usable:
-        raise InputError("no run is left to fit: the record calls all of them odd", "choose others with --use, --only")
+        raise InputError(
+            "no run is left to fit: the record flags all of them as odd", "choose others with --use, --only"
+        )
     speculating = [run for run in usable if run.lacks_acceptance]
     pooled = [run for run in usable if tells_of_transfers(run)]
     plain = [run for run in usable if not run.lacks_acceptance and not tells_of_transfers(run)]
@@ -105,8 +107,8 @@ def _fitted(measurements: "list[Measurement]", source: str) -> _Fitted:
         calibrations = with_transfers(calibrations, pooled, source)
     if not calibrations:
         raise InputError(
-            "the runs of separate pools taught nothing of their transfers",
-            "runs of two configurations at least are needed, each better predicted for what the others taught",
+            "the runs of separate pools say nothing about their transfers",
+            "at least two configurations are needed, and each must be predicted better with what the others show",
         )
     return _Fitted(calibrations, len(plain), len(ready))
 
@@ -118,7 +120,7 @@ def _check_teaches(ready: "list[PricedServer]", refusal: str | None) -> None:
     if not ready:
         reason = refusal or "they decode speculatively, which tells nothing apart from the acceptance"
         raise InputError(
-            f"no run could be simulated; the first: {reason}", "`windtunnel validate` says it of every run"
+            f"no run could be simulated; the first: {reason}", "`windtunnel validate` gives the reason for every run"
         )
     if not any(metric in server.measurement.measured for server in ready for metric in FITTED):
         raise InputError(

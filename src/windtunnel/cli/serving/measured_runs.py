@@ -42,7 +42,7 @@ class RunChoice(NamedTuple):
         if not chosen:
             raise InputError(
                 f"every run is left out: {', '.join(f'{count:,} {name}' for name, count in counts.items())}",
-                f"--use {next(iter(counts))} takes them in spite of their use",
+                f"--use {next(iter(counts))} takes them all the same",
             )
         return chosen, {name: count for name, count in counts.items() if name not in uses}
 
@@ -51,8 +51,8 @@ class RunChoice(NamedTuple):
         chosen = [run for run in runs if self.only is None or self.only in run.id]
         if not chosen:
             ids = [run.id for run in runs]
-            some = f"they are {', '.join(ids[:_SHOWN_IDS])}{', ...' if len(ids) > _SHOWN_IDS else ''}"
-            raise InputError(f"--only: no run's id contains {self.only!r}", did_you_mean(str(self.only), ids, some))
+            hint = f"they are {', '.join(ids[:_SHOWN_IDS])}{', ...' if len(ids) > _SHOWN_IDS else ''}"
+            raise InputError(f"--only: no run's id contains {self.only!r}", did_you_mean(str(self.only), ids, hint))
         return chosen
 
 

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from windtunnel.search.space.space import Space
     from windtunnel.search.store import Store
 
-_WHAT, _WHERE, _RESULT = HelpSection("What is sought"), HelpSection("Where it runs"), HelpSection("Result")
+_WHAT, _WHERE, _RESULT = HelpSection("Goal"), HelpSection("Where it runs"), HelpSection("Result")
 
 
 class SearchOptions(NamedTuple):
     """Options of `windtunnel search`."""
 
     slo: str | None = _WHAT(
-        "--slo", metavar="LIMITS", help="ttft_p90=2s,tpot_p99=50ms; of a job run=30d.  [the file's]"
+        "--slo", metavar="LIMITS", help="ttft_p90=2s,tpot_p99=50ms; for a job run=30d.  [the file's]"
     )
     objective: str | None = _WHAT("--objective", help="requests_per_usd, output_tokens_per_s_per_device, ...")
     strategy: str | None = _WHAT("--strategy", help="exhaustive, halving or tpe.  [the file's]")
@@ -134,9 +134,7 @@ def _resumed_space(file: Path | None, store: "Store") -> "Space":
         raise InputError("--resume goes on with the search that was interrupted: leave the file out")
     unfinished = store.unfinished()
     if unfinished is None:
-        raise InputError(
-            f"no search was interrupted, as {store.path} has it", "name a space: windtunnel search space.yaml"
-        )
+        raise InputError(f"{store.path} has no interrupted search", "name a space: windtunnel search space.yaml")
     space = space_of_text(unfinished)
     remark(f"going on with the search that varies {', '.join(space.vary)}")
     return space

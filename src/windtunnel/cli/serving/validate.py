@@ -102,9 +102,9 @@ def exceeded(predictions: Any, limits: dict[str, float]) -> list[str]:
     lines = []
     if limits and all(prediction.refused for prediction in predictions):
         lines.append("no run could be predicted")
-    done, drafting = predicted_runs(predictions)
+    predicted, drafting = predicted_runs(predictions)
     for name, limit in limits.items():
-        errors = score([prediction.error(name) for prediction in done or drafting])
+        errors = score([prediction.error(name) for prediction in predicted or drafting])
         if errors is not None and errors.median > limit:
             num_runs = format_count(errors.num_runs, "run")
             lines.append(f"{name}: median error {errors.median:.1%} is above {limit:.1%} ({num_runs})")

@@ -34,7 +34,7 @@ NEEDED = ("model", "device", "rate", "concurrency", "input_tokens", "output_toke
     metavar="PATH=VALUES",
     help="tp=1,2,4, rate=1:20:2 (first:last:step), or a path in the scenario. May be repeated.",
 )
-@_GRID.option("--slo", metavar="LIMITS", help="Mark what breaks them: ttft_p90=2s,tpot_p99=50ms.")
+@_GRID.option("--slo", metavar="LIMITS", help="Limits; points that break one are marked: ttft_p90=2s,tpot_p99=50ms.")
 @_GRID.option("--show", metavar="FIGURES", help="ttft_p90,tpot_p50,requests_per_usd, ...  [the usual ones]")
 @_OUTPUT.option("--html", type=WRITTEN_FILE, help="Write a page with a plot.")
 @deployment_options

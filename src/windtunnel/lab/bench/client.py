@@ -39,7 +39,7 @@ class Endpoint:
     """A server's address, model and API."""
 
     url: str
-    """Address, up to and with the version: `http://localhost:8000/v1`."""
+    """Address, including the version: `http://localhost:8000/v1`."""
     model: str | None = None
     """Model to request; None: the first that the server lists."""
     api: str = "completions"
@@ -157,7 +157,7 @@ class _BenchClient:
         self.started_s = 0.0
 
     async def run(self, rows: Ints) -> None:
-        """Send the rows, timed from now, and wait for all answers."""
+        """Send the requests of these rows, timed from now, and wait for all answers."""
         if not rows.size:
             return
         self.started_s = time.perf_counter()
@@ -254,7 +254,7 @@ class _BenchClient:
 
 
 def _has_text(event: Mapping[str, Any]) -> bool:
-    """Whether an event of a stream brings a token: any part of a completion, a part with content of a chat."""
+    """Whether an event of a stream has a token: any part of a completion, or a part of a chat that has content."""
     choices = event.get("choices")
     if not choices:
         return False
@@ -265,7 +265,7 @@ def _has_text(event: Mapping[str, Any]) -> bool:
 
 
 def _only_ends(event: Mapping[str, Any]) -> bool:
-    """Whether a part brings no text but the reason why the answer ends: llama.cpp's last, and vLLM's last token too."""
+    """Whether a part has no text, only the reason why the answer ends: llama.cpp's last part, and vLLM's last token."""
     choice = event["choices"][0]
     return bool(choice.get("finish_reason")) and not choice.get("text")
 

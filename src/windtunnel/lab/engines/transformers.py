@@ -37,7 +37,7 @@ def version() -> str:
     """Return the installed version.
 
     Raises:
-        InputError: none is, or it is older than continuous batching's present form.
+        InputError: transformers is not installed, or older than the present form of continuous batching.
     """
     from importlib import metadata
 

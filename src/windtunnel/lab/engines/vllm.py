@@ -60,7 +60,7 @@ class VllmSettings:
     max_num_batched_tokens: int = 512
     dtype: str = "bfloat16"
     kv_cache_gib: int = 1
-    """KV cache on a CPU."""
+    """Size of the KV cache on a CPU."""
 
 
 @dataclass
@@ -84,7 +84,7 @@ def version() -> str:
     """Return the installed version.
 
     Raises:
-        InputError: none is.
+        InputError: vLLM is not installed.
     """
     if not is_installed():
         raise InputError("vLLM is not installed", "see docs/guides/bench.md")
@@ -99,8 +99,8 @@ class VllmEngine:
 
     Args:
         config: a Hugging Face config, as a dictionary.
-        settings: of the engine.
-        now: the clock that its parts are timed on.
+        settings: settings of the engine.
+        now: clock on which the parts of a step are timed.
 
     Raises:
         InputError: vLLM is not installed.
@@ -214,7 +214,7 @@ class VllmEngine:
                 writer.do_kv_cache_update = write
 
     def _watch_parts(self) -> None:
-        """Time the parts of every step, which costs a few clock readings."""
+        """Time the parts of every step; that costs a few clock readings."""
         schedule, update = self.scheduler.schedule, self.scheduler.update_from_output
 
         def timed_schedule(*given: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Run one experiment's model in this process and record it; a result folder's `inference_script.py` calls this.
+"""Run one experiment's model in this process and record it, as a result folder's `inference_script.py` does.
 
 All requests have the same prompt, come at once and are answered in one batch: a prefill step, then a decode step a
 token, each inside a range that names its batch (`formats/captures/step_names.py`), every module inside a range of its
@@ -32,7 +32,7 @@ _LOG = logging.getLogger("windtunnel.lab")
 
 
 def main(folder: Path) -> None:
-    """Call `run` from a script: errors go to stderr in a line, and the exit code tells wrong input from a failure."""
+    """Call `run` from a script: an error is a line on stderr, and the exit code tells wrong input from a failure."""
     try:
         run(folder)
     except WindtunnelError as error:
@@ -41,7 +41,7 @@ def main(folder: Path) -> None:
 
 
 def run(folder: Path) -> None:
-    """Run the experiment in `folder`/config.yaml and write what it gave into `folder`.
+    """Run the experiment in `folder`/config.yaml and write its results into `folder`.
 
     Raises:
         InputError: the experiment cannot run on this machine.

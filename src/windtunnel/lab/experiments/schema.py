@@ -148,7 +148,7 @@ def with_changes(raw: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 
 def save_experiment(experiment: Experiment, path: Path) -> None:
-    """Write it as YAML; loading it gives an equal one."""
+    """Write an experiment as YAML; loading the file gives an equal one."""
     path.write_text(yaml.safe_dump(encode(experiment), sort_keys=False, width=120), encoding="utf-8")
 
 

@@ -44,10 +44,10 @@ chip differ by more."""
 
 
 def device_of(name: str, torch_device: str, clock: str) -> Device:
-    """Return the device called `name`: the catalog's, else this machine with rates as measured here.
+    """Return the device called `name`: from the catalog, else this machine with rates measured here.
 
     Raises:
-        InputError: the name is not a slug, or it is a device that this machine's is not.
+        InputError: the name is not a slug, or names a device of the catalog that this machine does not have.
     """
     if name in catalog.names("devices"):
         device = catalog.device(name)

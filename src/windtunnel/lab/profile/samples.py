@@ -10,7 +10,7 @@ from windtunnel.model.operators import Op
 
 MIN_REPEATS, MAX_REPEATS = 6, 50
 REPEAT_S = 0.5
-"""Measured time after which a step is repeated no more, within the two counts above."""
+"""Measured time after which a step is not repeated again, within the two counts above."""
 
 
 @dataclass(frozen=True)

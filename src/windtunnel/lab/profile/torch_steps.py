@@ -71,7 +71,7 @@ def timed_forward(forward: Forward, clock: str) -> Callable[[], dict[str, list[f
     executions.
 
     Raises:
-        InputError: the clock is of a graph, and the forward cannot be captured as one.
+        InputError: the clock needs a CUDA graph, and the forward cannot be captured as one.
     """
     if clock == "cuda_graph":
         watch = CudaStopwatch(in_graph=True, mark_s=event_cost_s(in_graph=True))

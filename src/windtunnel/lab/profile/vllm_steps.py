@@ -128,7 +128,7 @@ def hook_cost_s(now: Callable[[], float]) -> float:
 
 
 def sharded_config(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
-    """Return the config of a model as large as one of `tp` shards: fewer heads, narrower feed-forward, less vocabulary.
+    """Return the config of a model as large as one of `tp` shards: fewer heads, narrower layers, smaller vocabulary.
 
     Raises:
         InputError: the split does not divide it.

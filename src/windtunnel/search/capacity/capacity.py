@@ -100,11 +100,11 @@ def served_at_once(server: PreparedDeployment, stream: Stream) -> float:
 class _Search:
     """A search on the grid of loads for the position where probes stop passing."""
 
-    def __init__(self, try_load: Callable[[float], Probe], tolerance: float, whole: bool, checks: int) -> None:
+    def __init__(self, try_load: Callable[[float], Probe], tolerance: float, is_closed: bool, checks: int) -> None:
         self.try_load = try_load
         self.checks = checks
         self.step = math.log1p(tolerance)
-        self.whole = whole
+        self.is_closed = is_closed
         self.num_runs = 0
         self.tried: dict[int, Probe] = {}
 
@@ -135,14 +135,14 @@ class _Search:
 
     def position(self, load: float) -> int:
         """Return the grid's position at or below `load`; for clients the number itself."""
-        return math.floor(load) if self.whole else math.floor(math.log(load) / self.step)
+        return math.floor(load) if self.is_closed else math.floor(math.log(load) / self.step)
 
     def load(self, position: int) -> float:
-        return float(position) if self.whole else math.exp(position * self.step)
+        return float(position) if self.is_closed else math.exp(position * self.step)
 
     def leap(self, position: int, excess: float) -> int:
         """Return the number of positions to skip at this excess."""
-        return round(position * math.expm1(LEAP * excess)) if self.whole else round(LEAP * excess / self.step)
+        return round(position * math.expm1(LEAP * excess)) if self.is_closed else round(LEAP * excess / self.step)
 
     def at(self, position: int) -> Probe:
         if position not in self.tried:
@@ -151,7 +151,7 @@ class _Search:
         return self.tried[position]
 
     def bracket(self, start: int, lowest: int, highest: int) -> tuple[int | None, int | None]:
-        """Bracket (passing, failing); None where there is none."""
+        """Return the bracket (passing, failing) around the answer; None for an end that does not exist."""
         passing, failing = None, None
         position, least = start, 1
         while True:

@@ -58,7 +58,7 @@ def limit_of(name: str, value: float | str) -> Limit:
         raise InputError(f"there is no limit {name!r}", hint)
     statistic = match["statistic"] or DEFAULT_STATISTIC
     if match["metric"] == "itl" and statistic not in ITL_STATISTICS:
-        raise InputError(f"{name}: of inter-token latency there are {', '.join(ITL_STATISTICS)}")
+        raise InputError(f"{name}: the statistics of inter-token latency are {', '.join(ITL_STATISTICS)}")
     try:
         most_s = parse_quantity(f"{name}_s", str(value))
     except InputError as error:

@@ -117,7 +117,7 @@ def quantile(values: Floats, share: float) -> float:
 
 
 def growth(served: Served) -> float:
-    """Seconds of queueing delay that each second of arrivals adds."""
+    """Return the seconds of queueing delay that each second of arrivals adds."""
     return queue_growth(served.arrival_s, served.queueing_s)
 
 

@@ -16,6 +16,25 @@ from windtunnel.serving.prepared import PreparedDeployment, alone_scenario
 from windtunnel.serving.results import power_model
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario
 
+FIGURES = {
+    "devices": "devices of the deployment",
+    "usd_per_hour": "of all devices, at list price",
+    "requests_per_s": "answered",
+    "requests_per_usd": "queries per second for a dollar an hour, times 3600",
+    "usd_per_million_output_tokens": "dollars",
+    "output_tokens_per_s": "of the deployment",
+    "output_tokens_per_s_per_device": "of one device",
+    "output_tokens_per_s_per_user": "mean over requests of 1 / TPOT",
+    "output_token_j": "energy of all devices over output tokens",
+    "mean_w": "power of all devices",
+    "busy_fraction": "of the span, in which a replica ran a step",
+    "kv_peak_fraction": "of the KV pool",
+    "num_preemptions": "in the whole run",
+    "stream_over_e2e": "time that arrivals last over the mean end-to-end time; of an open loop",
+    "ttft_mean": "seconds; also p50, p90, p99, and so for tpot, itl, e2e and queueing",
+}
+"""Name -> meaning. Figures that need an unknown price or power are absent."""
+
 
 @dataclass(frozen=True)
 class Takes:
@@ -42,7 +61,7 @@ def load_worth(objective: str, score: float, takes: Takes, mean_output: float) -
     load.
 
     Args:
-        objective: name of a figure.
+        objective: a name in `FIGURES`.
         score: its value, negated where smaller is better.
         takes: resources of the deployment.
         mean_output: mean output tokens of a request.
@@ -97,7 +116,7 @@ def taken_by(scenario: Scenario) -> Takes:
 def figures(
     deployed: Deployed, server: PreparedDeployment, served: Served, sustained: float | None, limits: Sequence[Limit]
 ) -> dict[str, float]:
-    """Return the known figures (docs/reference/metrics.md), and those of the latencies that have limits.
+    """Return the known figures of `FIGURES`, and those of the latencies that have limits.
 
     Args:
         deployed, server: what served.

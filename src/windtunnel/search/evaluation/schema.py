@@ -12,7 +12,7 @@ class Evaluation(Schema):
     limited_by: str = ""
     """The limit that the next higher load breaks; with a given load, the broken or nearest limit."""
     figures: dict[str, float] = {}
-    """Figures at that load, by name (docs/reference/metrics.md); empty where no load is sustained."""
+    """Figures at that load, by the names in `figures.FIGURES`; empty where no load is sustained."""
     holds: bool = False
     """Whether the point stays within the limits at `load`."""
     beaten_by: float = 0.0

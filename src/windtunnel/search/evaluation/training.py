@@ -35,7 +35,7 @@ MEMORY = "memory"
 class TrainingEvaluator:
     """Evaluates the points of a space of training jobs; keeps what they share: names looked up, prices.
 
-    Its methods take what `Evaluator`'s do; of workloads, questions and neighbours nothing depends here.
+    Its methods take the same arguments as those of `Evaluator`; workloads, questions and neighbours do not matter here.
     """
 
     space: Space
@@ -126,7 +126,7 @@ def job_limits(limits: dict[str, float | str]) -> dict[str, float]:
     seconds = {}
     for name, value in limits.items():
         if name not in LIMITS:
-            hint = did_you_mean(name, LIMITS, f"of a training job there are {', '.join(LIMITS)}")
+            hint = did_you_mean(name, LIMITS, f"a training job has {', '.join(LIMITS)}")
             raise InputError(f"there is no limit {name!r} of a training job", hint)
         seconds[name] = parse_quantity(f"{name}_s", str(value))
         if seconds[name] <= 0:

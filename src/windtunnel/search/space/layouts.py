@@ -56,11 +56,11 @@ def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> di
         "recompute": _recompute(job, model),
     }
     axes = dict(varied)
-    for name, some in values.items():
-        if name not in varied and len(some) == 1:
-            set_path(raw, JOB_PATHS[name], some[0])
+    for name, choices in values.items():
+        if name not in varied and len(choices) == 1:
+            set_path(raw, JOB_PATHS[name], choices[0])
         elif name not in varied:
-            axes[name] = some
+            axes[name] = choices
     return axes
 
 
@@ -90,7 +90,7 @@ def _divides_heads(model: ModelSpec, tp: int) -> bool:
 
 
 def _divides_experts(model: ModelSpec, ep: int) -> bool:
-    """Whether so many devices can hold different experts; of a model without any, only one."""
+    """Whether `ep` devices can hold different experts; without experts only one can."""
     counts = [
         group.feed_forward.num_experts for group in model.layers if isinstance(group.feed_forward, ExpertsFeedForward)
     ]

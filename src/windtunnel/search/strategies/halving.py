@@ -45,7 +45,7 @@ def evaluate(asker: Asker, workload: str | None) -> dict[int, Evaluation]:
 
 
 def _batches(race: Race) -> Iterator[list[int]]:
-    """The points not yet evaluated, in batches; first those that differ only in knobs from one that did well."""
+    """Yield the points not yet evaluated, in batches; first those that differ only in knobs from one that did well."""
     family = race.asker.evaluator.family
     families: dict[bytes, float] = {}
     for index in race.answers:
