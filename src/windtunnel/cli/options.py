@@ -345,14 +345,12 @@ def limits(text: str | None) -> dict[str, Any]:
     Raises:
         InputError: another form, or a limit that does not exist.
     """
-    fields = {}
-    for part in text.replace(":", "=").replace(",", " ").split() if text else []:
-        name, separator, value = part.partition("=")
-        if not separator or not value:
-            raise InputError(f"--slo: {part!r} is not of the form name=time", "for instance --slo ttft=2s,tpot=50ms")
+    from windtunnel.search.capacity.limits import named_values
+
+    values = named_values((text or "").replace(":", "="), "for instance --slo ttft=2s,tpot=50ms")
+    for name in values:
         check_known(name, LIMITS, f"--slo: there is no limit {name!r}")
-        fields[LIMITS[name]] = value
-    return fields
+    return {LIMITS[name]: value for name, value in values.items()}
 
 
 def _require_enough(raw: Mapping[str, Any]) -> None:

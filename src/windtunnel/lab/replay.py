@@ -40,7 +40,6 @@ class CommunicationReplay:
     """Results that were checked against their known values, over all ranks."""
     largest_bytes: int
     """Size above which only a part of a message was sent."""
-    elapsed_s: float
 
 
 def replay(setup: TrainingSetup, largest_bytes: int = 1 << 20) -> CommunicationReplay:
@@ -64,7 +63,6 @@ def replay(setup: TrainingSetup, largest_bytes: int = 1 << 20) -> CommunicationR
         )
     if largest_bytes < num_ranks:
         raise InputError(f"messages of {largest_bytes} bytes cannot be shared by {num_ranks} ranks")
-    start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="windtunnel-replay-") as folder:
 
         def died(reason: str) -> str:
@@ -72,11 +70,8 @@ def replay(setup: TrainingSetup, largest_bytes: int = 1 << 20) -> CommunicationR
 
         spawn(_run_rank, (setup, largest_bytes, folder), num_ranks, died)
         results = [json.loads((Path(folder) / f"{number}.done").read_text()) for number in range(num_ranks)]
-    elapsed_s = time.perf_counter() - start
     calls = tuple(CollectiveCall(*call) for call in results[0]["calls"])
-    return CommunicationReplay(
-        num_ranks, calls, sum(result["num_checked"] for result in results), largest_bytes, elapsed_s
-    )
+    return CommunicationReplay(num_ranks, calls, sum(result["num_checked"] for result in results), largest_bytes)
 
 
 def _run_rank(number: int, setup: TrainingSetup, largest_bytes: int, folder: str) -> None:

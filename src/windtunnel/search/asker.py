@@ -20,7 +20,6 @@ LEAST_CHUNKS = 8
 class Count:
     """Counters of a search's work."""
 
-    num_answers: int = 0
     num_known: int = 0
     """Answers from a former search, or from another point with an equal deployment."""
     num_duplicates: int = 0
@@ -75,7 +74,6 @@ class Asker:
         keys = {same[0]: key for key, same in by_key.items()}
         known = self.store.find(list(by_key))
         missing = [index for index, key in keys.items() if key not in known]
-        self.count.num_answers += len(indices)
         self.count.num_known += len(indices) - len(answers) - len(missing)
         chunks = self._chunks(workload, missing, question, near)
         known |= self._run(chunks, keys, len(indices), len(indices) - len(missing))

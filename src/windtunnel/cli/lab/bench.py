@@ -46,20 +46,17 @@ class ServerOptions(NamedTuple):
         import shlex
         import sys
 
-        if self.start is None:
-            return self._endpoint(str(self.endpoint), self.served_model)
-        from windtunnel.lab.servers import server_of, started
-
-        model = self._model_folder(stack, server_of(self.start).takes_gguf)
-        remark(f"starting {self.start}")
-        server = started(self.start, model, shlex.split(self.engine_args), self.python or sys.executable)
-        return self._endpoint(stack.enter_context(server), model)
-
-    def _endpoint(self, url: str, model: str | None) -> "Endpoint":
         from windtunnel.lab.bench.client import FIRST_TOKEN_ID, Endpoint
+        from windtunnel.lab.servers import server_of, started
 
         if self.vocabulary <= FIRST_TOKEN_ID:
             raise InputError(f"--vocabulary is {self.vocabulary}; more than {FIRST_TOKEN_ID} is needed")
+        url, model = self.endpoint or "", self.served_model
+        if self.start is not None:
+            model = self._model_folder(stack, server_of(self.start).takes_gguf)
+            remark(f"starting {self.start}")
+            server = started(self.start, model, shlex.split(self.engine_args), self.python or sys.executable)
+            url = stack.enter_context(server)
         return Endpoint(
             url=url,
             model=model,

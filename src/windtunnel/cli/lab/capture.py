@@ -31,7 +31,6 @@ def kernels(
     windtunnel lab kernels trace.json.gz --json
     """
     from windtunnel import catalog
-    from windtunnel.files import write_text
     from windtunnel.formats.captures.read import read_capture
     from windtunnel.formats.captures.write import as_csv, capture_document, kernel_rows, write_kernels
     from windtunnel.formats.captures.write import as_json as json_text
@@ -46,9 +45,7 @@ def kernels(
     if parquet is not None:
         write_kernels(recorded, parquet)
         remark(f"wrote {parquet}")
-    if csv_file is not None:
-        write_text(csv_file, as_csv(*kernel_rows(recorded)))
-        remark(f"wrote {csv_file}")
+    write_page(csv_file, lambda: as_csv(*kernel_rows(recorded)))
     if as_json:
         click.echo(json_text(capture_document(recorded)), nl=False)
     else:

@@ -130,8 +130,8 @@ class TransformersEngine:
         """Record the scheduler's choice for the current step."""
         schedule = self.processor.scheduler.schedule_batch
 
-        def watched(*given: Any) -> Any:
-            scheduled = schedule(*given)
+        def watched(*arguments: Any) -> Any:
+            scheduled = schedule(*arguments)
             self._batch = list(scheduled[0] or ())
             return scheduled
 

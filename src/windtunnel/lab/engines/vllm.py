@@ -217,16 +217,16 @@ class VllmEngine:
         """Time the parts of every step; that costs a few clock readings."""
         schedule, update = self.scheduler.schedule, self.scheduler.update_from_output
 
-        def timed_schedule(*given: Any, **named: Any) -> Any:
+        def timed_schedule(*arguments: Any, **options: Any) -> Any:
             before_s = self.now()
-            output = schedule(*given, **named)
+            output = schedule(*arguments, **options)
             self._spans.schedule_s += self.now() - before_s
             self._spans.scheduled = {_name(key): int(n) for key, n in output.num_scheduled_tokens.items()}
             return output
 
-        def timed_update(*given: Any, **named: Any) -> Any:
+        def timed_update(*arguments: Any, **options: Any) -> Any:
             before_s = self.now()
-            output = update(*given, **named)
+            output = update(*arguments, **options)
             self._spans.process_s += self.now() - before_s
             return output
 
@@ -236,11 +236,11 @@ class VllmEngine:
             module.register_forward_pre_hook(self._enter)
             module.register_forward_hook(self._leave)
 
-    def _enter(self, *_given: Any) -> None:
+    def _enter(self, *_: Any) -> None:
         _wait_for_gpu()
         self._forward_from_s = self.now()
 
-    def _leave(self, *_given: Any) -> None:
+    def _leave(self, *_: Any) -> None:
         _wait_for_gpu()
         self._spans.forward_s += self.now() - self._forward_from_s
 
@@ -265,12 +265,12 @@ def _name(key: Any) -> str:
 
 
 def _marks(watch: Stopwatch, name: str) -> Callable[..., None]:
-    return lambda *_given: watch.mark(name)
+    return lambda *_: watch.mark(name)
 
 
 def _then(write: Callable[..., Any], watch: Stopwatch, name: str) -> Callable[..., Any]:
-    def marked(*given: Any, **named: Any) -> Any:
-        written = write(*given, **named)
+    def marked(*arguments: Any, **options: Any) -> Any:
+        written = write(*arguments, **options)
         watch.mark(name)
         return written
 

@@ -43,12 +43,10 @@ class Progress:
     """Progress of a profile."""
 
     num_steps: int
-    elapsed_s: float
     left_s: float | None
     """Time until the budget ends; None without one."""
     expected_error: float
     """Largest expected error of the intervals that are left."""
-    shape: StepShape
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ def measure_steps(
             steps[shape] = stepper.measure(shape)
             cost_s[shape] = time.monotonic() - before_s
             left_s = None if budget.seconds is None else max(budget.seconds - spent(), 0.0)
-            notify(Progress(len(steps), spent(), left_s, error, shape))
+            notify(Progress(len(steps), left_s, error))
             yield steps[shape]
 
     coarse = [shape_of(point) for grid, shape_of in grids for point in grid.coarse()]

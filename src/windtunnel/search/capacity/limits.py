@@ -68,7 +68,7 @@ def limit_of(name: str, value: float | str) -> Limit:
     return Limit(match["metric"], statistic, most_s)
 
 
-def named_values(text: str) -> dict[str, str]:
+def named_values(text: str, hint: str = "for instance ttft_p90=2s,tpot_p99=50ms") -> dict[str, str]:
     """Parse `ttft_p90=2s,tpot_p99=50ms` into names and values.
 
     Raises:
@@ -78,7 +78,7 @@ def named_values(text: str) -> dict[str, str]:
     for part in text.replace(",", " ").split():
         name, separator, value = part.partition("=")
         if not separator or not value:
-            raise InputError(f"--slo: {part!r} is not of the form name=time", "for instance ttft_p90=2s,tpot_p99=50ms")
+            raise InputError(f"--slo: {part!r} is not of the form name=time", hint)
         values[name] = value
     return values
 

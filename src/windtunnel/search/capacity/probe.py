@@ -42,7 +42,6 @@ class Served:
     """Time per output token; NaN for a single token."""
     e2e_s: Floats
     output_tokens: NDArray[np.int64]
-    input_tokens: NDArray[np.int64]
     num_preemptions: int
     steps: Table
 
@@ -146,7 +145,6 @@ def _served(records: NDArray[np.void], steps: Table, at_client_s: Floats, num_wa
         tpot_s=tpot_s[rows],
         e2e_s=(finish_s - arrival_s + at_client_s)[rows],
         output_tokens=records["output_tokens"][rows],
-        input_tokens=records["input_tokens"][rows],
         num_preemptions=int(records["num_preemptions"].sum()),
         steps=steps,
     )

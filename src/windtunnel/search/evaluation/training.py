@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known
 from windtunnel.hardware import Device, Node
 from windtunnel.metrics.summary import SECONDS_PER_HOUR
 from windtunnel.model.shape import ModelSpec
@@ -125,9 +125,8 @@ def job_limits(limits: dict[str, float | str]) -> dict[str, float]:
     """
     seconds = {}
     for name, value in limits.items():
-        if name not in LIMITS:
-            hint = did_you_mean(name, LIMITS, f"a training job has {', '.join(LIMITS)}")
-            raise InputError(f"there is no limit {name!r} of a training job", hint)
+        hint = f"a training job has {', '.join(LIMITS)}"
+        check_known(name, LIMITS, f"there is no limit {name!r} of a training job", hint)
         seconds[name] = parse_quantity(f"{name}_s", str(value))
         if seconds[name] <= 0:
             raise InputError(f"limits.{name} is {value}; more than 0 is needed")

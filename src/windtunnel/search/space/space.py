@@ -191,10 +191,7 @@ _EXAMPLES = {False: "{tp: [1, 2, 4]}", True: "{layouts: all}"}
 def _check_keys(shared: dict[str, Any], fields: list[str], is_training: bool, source: str) -> None:
     known = [*(TrainingJob if is_training else Scenario).__struct_fields__, *fields]
     for name in shared:
-        if name not in known:
-            raise InputError(
-                f"{source}: unknown key $.{name}", did_you_mean(name, known, f"known here: {', '.join(known)}")
-            )
+        check_known(name, known, f"{source}: unknown key $.{name}", f"known here: {', '.join(known)}")
 
 
 def _check_names(space: Space, source: str) -> None:
