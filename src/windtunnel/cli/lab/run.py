@@ -10,7 +10,6 @@ from windtunnel.cli.output import answer, remark
 from windtunnel.errors import InputError, check_known
 
 if TYPE_CHECKING:
-    from windtunnel.lab.experiments.run import Outcome
     from windtunnel.lab.experiments.schema import Experiment
 
 _WHAT, _SWEEP, _OUTPUT = HelpSection("Experiment"), HelpSection("Sweep"), HelpSection("Result")
@@ -98,16 +97,13 @@ def sweep(
     chosen = _swept(parameter_sweep, preset)
     experiments = points(raw_experiment(experiment, _changes(options, settings)), chosen, str(experiment or ""))
     rows: list[tuple[Experiment, dict[str, Any]]] = []
-
-    def notify(number: int, outcome: "Outcome") -> None:
+    for number, outcome in enumerate(run_sweep(experiments, out)):
         status = "found" if outcome.was_there else "done" if outcome.is_done else "failed"
         detail = outcome.folder if outcome.is_done else outcome.summary["error"]
         remark(f"{number + 1} of {len(experiments)} {status}: {detail}")
         if outcome.is_done:
             write_experiment_page(outcome.folder)
         rows.append((experiments[number], {**outcome.summary, "folder": outcome.folder.name}))
-
-    run_sweep(experiments, out, notify)
     page = write_sweep_page(out, tuple(chosen), rows)
     remark(f"wrote {page}")
     answer(as_json, sweep_document, sweep_report, tuple(chosen), rows)

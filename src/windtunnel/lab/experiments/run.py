@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -311,25 +311,15 @@ def _write_summary(
     return summary
 
 
-def run_sweep(
-    experiments: Sequence[Experiment],
-    results: Path,
-    notify: Callable[[int, Outcome], None] = lambda _number, _outcome: None,
-) -> list[Outcome]:
-    """Run experiments one after the other; finished ones are not repeated, and a failure does not end the sweep.
+def run_sweep(experiments: Sequence[Experiment], results: Path) -> Iterator[Outcome]:
+    """Run experiments one after the other below `results`, and yield the outcome of each.
 
-    Args:
-        experiments: the points.
-        results: folder of all experiments' folders.
-        notify: called with the number of each point, from 0, and its outcome.
+    Finished ones are not repeated, and a failure does not end the sweep.
     """
-    outcomes = []
-    for number, experiment in enumerate(experiments):
+    for experiment in experiments:
         try:
             outcome = run_experiment(experiment, results, resume=True)
         except WindtunnelError as error:
             summary = {"status": FAILED, "mode": experiment.mode, "error": error.message, "hint": error.hint}
             outcome = Outcome(results, summary)
-        outcomes.append(outcome)
-        notify(number, outcome)
-    return outcomes
+        yield outcome

@@ -18,7 +18,7 @@ from windtunnel.schema import (
     encode,
     fields_of,
     parse_yaml,
-    read_yaml,
+    read_table,
     set_path,
 )
 
@@ -118,9 +118,7 @@ def raw_experiment(path: Path | None, changes: Mapping[str, Any]) -> dict[str, A
     Raises:
         InputError: the file is no table, or a path leads through something that has no keys.
     """
-    raw = read_yaml(path) if path is not None else {}
-    if not isinstance(raw, dict):
-        raise InputError(f"{path} is not an experiment: keys and values are needed", "model: path/to/model")
+    raw = read_table(path, "an experiment", "model: path/to/model") if path is not None else {}
     return with_changes(raw, changes)
 
 

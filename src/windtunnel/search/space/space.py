@@ -1,24 +1,6 @@
 """Search spaces of deployments or of training jobs: a scenario or a job, what varies in it, the limits and the budget.
 
-model: meta-llama/Llama-3.1-8B
-deployment: {device: h100_sxm}
-workload: {trace: {path: azure2023_conv}, arrivals: {type: poisson, rate_per_s: 1}, num_requests: 1000}
-vary:
-  device: [h100_sxm, a100_sxm]
-  tp: [1, 2, 4]
-  max_num_batched_tokens: [512, 2048, 8192]
-  split:
-    whole: {}
-    one prefills, one decodes: {deployment.pools: [{name: p, role: prefill}, {name: d, role: decode}]}
-limits: {ttft_p90: 2s, tpot_p99: 50ms}
-budget: {devices: 8}
-
-model: llama-3.1-70b
-device: h100_sxm
-num_devices: 64
-sequence_tokens: 8192
-global_batch: 128
-vary: {layouts: all}
+docs/guides/search.md shows a file of each kind.
 """
 
 import copy
