@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from readers.engine_run import RawRun, RecordedRequest, RecordedStep
 from windtunnel.lab.stepped import FIRST_TOKEN_ID, SteppedEngine
-from windtunnel.lab.timing import Pressure
+from windtunnel.lab.timing import measure_pressure
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -35,7 +35,7 @@ def drive(
     token_times: dict[str, list[float]] = {str(i): [] for i in range(arrival_s.size)}
     steps: list[RecordedStep] = []
     now_s, sent, num_missing = 0.0, 0, 0
-    pressure = Pressure.start()
+    pressure = measure_pressure()
     while sent < arrival_s.size or num_missing:
         if not num_missing:
             now_s = max(now_s, float(arrival_s[sent]))
@@ -58,4 +58,4 @@ def drive(
         for sent_s, n, m in zip(arrival_s, input_tokens, output_tokens, strict=True)
     )
     by_request = {name: tuple(times_s) for name, times_s in token_times.items()}
-    return RawRun(requests, tuple(steps), by_request, cpu_pressure=pressure.fraction() or 0.0)
+    return RawRun(requests, tuple(steps), by_request, cpu_pressure=pressure() or 0.0)

@@ -26,7 +26,7 @@ from windtunnel.lab.profile.overheads import write_overheads
 from windtunnel.lab.profile.run import write_steps
 from windtunnel.lab.profile.samples import MeasuredStep, TimeStatistics
 from windtunnel.lab.profile.vllm_steps import VllmStepper
-from windtunnel.lab.timing import Pressure
+from windtunnel.lab.timing import measure_pressure
 from windtunnel.model.forward import Shard, StepBatch
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.scenario import scenario_from
@@ -238,7 +238,7 @@ def main() -> None:
     profile = folder / "profile"
     device = device_of("this_cpu", "cpu", CLOCK)
     about = provenance_of(device, "cpu", CLOCK) | {"engine": "vllm", "engine_version": version()}
-    pressure = Pressure.start()
+    pressure = measure_pressure()
     engine = VllmEngine(CONFIG, SETTINGS)
     drive(engine, *warm_up(), vocabulary=CONFIG["vocab_size"])
     stepper = VllmStepper(engine, Shard(model, model.precision, Parallelism()))
@@ -246,7 +246,7 @@ def main() -> None:
     measured_steps, runs = measure(stepper, loads)
     write_steps(profile, device, about, [merged(repeats) for repeats in measured_steps])
     write_overheads(profile, about, model.name, stepper.host)
-    show_profile(measured_steps, device.title, pressure.fraction() or 0.0)
+    show_profile(measured_steps, device.title, pressure() or 0.0)
     results = [simulated(load, folder, profile, engine) for load in loads]
     show_loads(loads, runs, results)
     show_steps([run for repeats in runs for run in repeats], results[0])

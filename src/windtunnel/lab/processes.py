@@ -5,8 +5,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from windtunnel.errors import WindtunnelError
-
 TIMEOUT_S = 120.0
 FUNCTIONS = {
     "all_reduce": ("all_reduce",),
@@ -17,18 +15,15 @@ FUNCTIONS = {
 """Collective -> its name in torch.distributed, the name since torch 2.13 before the former one."""
 
 
-def spawn(work: Callable[..., None], arguments: tuple[Any, ...], number: int, died: Callable[[str], str]) -> None:
-    """Run `work(rank, *arguments)` in so many processes, and wait for all of them.
-
-    Raises:
-        WindtunnelError: a process died; `died` makes the message out of the reason.
-    """
+def spawn(work: Callable[..., None], arguments: tuple[Any, ...], num_ranks: int) -> str | None:
+    """Run `work(rank, *arguments)` in a process per rank, and wait for all; return the reason where one died."""
     import torch.multiprocessing as processes
 
     try:
-        processes.spawn(work, arguments, nprocs=number)
+        processes.spawn(work, arguments, nprocs=num_ranks)
     except (processes.ProcessRaisedException, processes.ProcessExitedException) as error:
-        raise WindtunnelError(died(str(error))) from None
+        return str(error)
+    return None
 
 
 @contextmanager

@@ -64,11 +64,8 @@ def replay(setup: TrainingSetup, largest_bytes: int = 1 << 20) -> CommunicationR
     if largest_bytes < num_ranks:
         raise InputError(f"messages of {largest_bytes} bytes cannot be shared by {num_ranks} ranks")
     with tempfile.TemporaryDirectory(prefix="windtunnel-replay-") as folder:
-
-        def died(reason: str) -> str:
-            return _first_failure(Path(folder)) or f"a rank of the replay died: {reason}"
-
-        spawn(_run_rank, (setup, largest_bytes, folder), num_ranks, died)
+        if reason := spawn(_run_rank, (setup, largest_bytes, folder), num_ranks):
+            raise WindtunnelError(_first_failure(Path(folder)) or f"a rank of the replay died: {reason}")
         results = [json.loads((Path(folder) / f"{number}.done").read_text()) for number in range(num_ranks)]
     calls = tuple(CollectiveCall(*call) for call in results[0]["calls"])
     return CommunicationReplay(num_ranks, calls, sum(result["num_checked"] for result in results), largest_bytes)

@@ -1,7 +1,5 @@
 """Step an engine by hand in this process, and measure the host's share of its steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,6 +12,22 @@ FIRST_TOKEN_ID = 3
 WARM_UP_STEPS = 2
 OVERHEAD_TOKENS = 512
 """Most tokens of a step where the host alone is measured."""
+
+
+@dataclass(frozen=True)
+class HostSample:
+    """Host time of one step, outside the forward."""
+
+    num_requests: int
+    schedule_s: float
+    prepare_s: float
+    """Time to prepare inputs and hand outputs on: the rest of the host's time."""
+    process_s: float
+    """Time in which the scheduler takes in the sampled tokens."""
+
+    @property
+    def total_s(self) -> float:
+        return self.schedule_s + self.prepare_s + self.process_s
 
 
 @dataclass(frozen=True)
@@ -86,19 +100,3 @@ def host_samples(
         samples += [step.host_sample for step in steps[WARM_UP_STEPS:]]
         engine.drop(names)
     return samples
-
-
-@dataclass(frozen=True)
-class HostSample:
-    """Host time of one step, outside the forward."""
-
-    num_requests: int
-    schedule_s: float
-    prepare_s: float
-    """Time to prepare inputs and hand outputs on: the rest of the host's time."""
-    process_s: float
-    """Time in which the scheduler takes in the sampled tokens."""
-
-    @property
-    def total_s(self) -> float:
-        return self.schedule_s + self.prepare_s + self.process_s

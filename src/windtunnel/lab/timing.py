@@ -1,7 +1,5 @@
 """Clocks that time the operators inside a running forward."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -240,7 +238,7 @@ def clock_for(device: str, num_threads: int, clock: str | None = None) -> str:
 
 
 def cpu_pressure() -> float | None:
-    """Seconds since start-up in which some task of the machine waited for a CPU (Linux PSI); None where unknown."""
+    """Return the seconds since start-up in which some task of the machine waited for a CPU (Linux PSI); None where unknown."""
     try:
         with open("/proc/pressure/cpu", encoding="ascii") as file:  # noqa: PTH123
             return int(file.readline().rsplit("total=", 1)[1]) / 1e6
@@ -248,20 +246,17 @@ def cpu_pressure() -> float | None:
         return None
 
 
-@dataclass(frozen=True)
-class Pressure:
-    """Share of a time span in which some task of the machine waited for a CPU."""
+def measure_pressure() -> Callable[[], float | None]:
+    """Return a function that gives the fraction of the time since this call in which some task waited for a CPU.
 
-    start_s: float | None
-    started_s: float
+    It returns None where the kernel does not say.
+    """
+    started_s, before_s = time.monotonic(), cpu_pressure()
 
-    @staticmethod
-    def start() -> Pressure:
-        return Pressure(cpu_pressure(), time.monotonic())
-
-    def fraction(self) -> float | None:
-        """Fraction of the time since the start; None where the kernel does not say."""
+    def fraction() -> float | None:
         now_s = cpu_pressure()
-        if self.start_s is None or now_s is None:
+        if before_s is None or now_s is None:
             return None
-        return (now_s - self.start_s) / max(time.monotonic() - self.started_s, 1e-9)
+        return (now_s - before_s) / max(time.monotonic() - started_s, 1e-9)
+
+    return fraction

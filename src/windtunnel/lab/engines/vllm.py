@@ -221,7 +221,9 @@ class VllmEngine:
             before_s = self.now()
             output = schedule(*arguments, **options)
             self._spans.schedule_s += self.now() - before_s
-            self._spans.scheduled = {_name(key): int(n) for key, n in output.num_scheduled_tokens.items()}
+            # vLLM appends `-` and eight random characters to a request's name.
+            tokens = output.num_scheduled_tokens.items()
+            self._spans.scheduled = {str(key).rpartition("-")[0] or str(key): int(n) for key, n in tokens}
             return output
 
         def timed_update(*arguments: Any, **options: Any) -> Any:
@@ -257,11 +259,6 @@ def _wait_for_gpu() -> None:
 
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
-
-
-def _name(key: Any) -> str:
-    """Return a request's own name: vLLM appends `-` and eight random characters inside."""
-    return str(key).rpartition("-")[0] if "-" in str(key) else str(key)
 
 
 def _marks(watch: Stopwatch, name: str) -> Callable[..., None]:

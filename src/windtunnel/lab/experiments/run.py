@@ -205,24 +205,20 @@ def _execute(command: Sequence[str], folder: Path, stdout: Path | None = None) -
         InputError: it refused its input, and said why.
         WindtunnelError: it failed.
     """
+    # The child finds this interpreter's modules.
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HF_HUB_DISABLE_TELEMETRY": "1"}
     with (folder / LOG).open("a", encoding="utf-8") as log:
         log.write(f"$ {' '.join(command)}\n")
         log.flush()
         try:
             with nullcontext(log) if stdout is None else stdout.open("w", encoding="utf-8") as output:
-                code = subprocess.run(command, stdout=output, stderr=log, env=_environment(), check=False).returncode
+                code = subprocess.run(command, stdout=output, stderr=log, env=environment, check=False).returncode
         except OSError as error:
             raise WindtunnelError(f"{command[0]} cannot be run: {error.strerror or error}") from None
     if code:
         reason, hint = _last_words(folder / LOG)
         kind = InputError if code == InputError.exit_code and reason else WindtunnelError
         raise kind(reason or f"{Path(command[0]).name} ended with exit code {code}", hint or f"see {folder / LOG}")
-
-
-def _environment() -> dict[str, str]:
-    """Return the child's environment: this interpreter's modules, and no telemetry of the hub."""
-    paths = [path for path in sys.path if path]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
 def _last_words(log: Path) -> tuple[str, str]:

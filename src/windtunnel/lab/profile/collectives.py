@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from windtunnel.errors import InputError, check_known, import_extra
+from windtunnel.errors import InputError, WindtunnelError, check_known, import_extra
 from windtunnel.lab.processes import execute, process_group, spawn
 from windtunnel.lab.profile.compute import operator_tables
 from windtunnel.lab.profile.samples import TimeStatistics, statistics_of
@@ -112,7 +112,8 @@ def time_collectives(plan: CollectivesPlan, notify: Callable[[str], None]) -> li
     for workers in plan.num_workers:
         notify(f"{workers} workers")
         with tempfile.TemporaryDirectory(prefix="windtunnel-collectives-") as folder:
-            spawn(_run_worker, (plan, workers, folder), workers, partial(_death, workers))
+            if reason := spawn(_run_worker, (plan, workers, folder), workers):
+                raise WindtunnelError(f"a worker of {workers} died: {reason.strip().splitlines()[-1]}")
             timed += msgspec.json.decode((Path(folder) / TIMES).read_bytes(), type=list[TimedCollective])
     return timed
 
@@ -180,10 +181,6 @@ def _check_backend(plan: CollectivesPlan, one_host: bool = True) -> None:
         raise InputError(
             f"{max(plan.num_workers)} workers need as many GPUs; this host has {torch.cuda.device_count()}"
         )
-
-
-def _death(workers: int, reason: str) -> str:
-    return f"a worker of {workers} died: {reason.strip().splitlines()[-1]}"
 
 
 def _run_worker(number: int, plan: CollectivesPlan, workers: int, folder: str) -> None:

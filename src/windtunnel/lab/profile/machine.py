@@ -211,15 +211,12 @@ def provenance_of(device: Device, torch_device: str, clock: str) -> dict[str, st
         "system": f"{platform.system()} {platform.release()}",
     }
     if torch_device == "cuda":
-        about |= {"cuda": str(torch.version.cuda), "driver": _driver()}
+        driver = Path("/proc/driver/nvidia/version")
+        version = driver.read_text(encoding="utf-8").split("\n", 1)[0] if driver.is_file() else "unknown"
+        about |= {"cuda": str(torch.version.cuda), "driver": version}
     return about
 
 
 def today() -> str:
     """Return the date of a measurement."""
     return time.strftime("%Y-%m-%d", time.gmtime())
-
-
-def _driver() -> str:
-    path = Path("/proc/driver/nvidia/version")
-    return path.read_text(encoding="utf-8").split("\n", 1)[0] if path.is_file() else "unknown"

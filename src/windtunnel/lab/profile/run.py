@@ -39,7 +39,7 @@ from windtunnel.lab.profile.torch_steps import require_torch, torch_steppers
 from windtunnel.lab.profile.vllm_steps import vllm_steppers
 from windtunnel.lab.servers import engines_with
 from windtunnel.lab.stepped import HostSample, SteppedEngine, host_samples
-from windtunnel.lab.timing import Pressure, clock_for
+from windtunnel.lab.timing import clock_for, measure_pressure
 from windtunnel.model.forward import Shard
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Precision
@@ -62,10 +62,6 @@ DEFAULT_EXTENT, DEFAULT_BUDGET = Extent(), TimeBudget()
 
 Notify = Callable[[int, Progress], None]
 """Called with the tensor-parallel size and its progress."""
-
-
-def _no_notice(_tp: int, _done: Progress) -> None:
-    """Ignore progress."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +113,7 @@ def profile_compute(
     device_name: str,
     folder: Path,
     plan: ComputePlan = DEFAULT_PLAN,
-    notify: Notify = _no_notice,
+    notify: Notify = lambda _tp, _progress: None,
 ) -> ComputeProfile:
     """Measure the operators of `model` under each tensor-parallel split, on one device, and write them to `folder`.
 
@@ -144,7 +140,7 @@ def profile_compute(
         check_parallelism(model, Parallelism(tp=degree), _any_node())
     device = device_of(device_name, torch_device, clock)
     about = provenance_of(device, torch_device, clock) | _engine_versions(plan)
-    pressure = Pressure.start()
+    pressure = measure_pressure()
     host: list[HostSample] = []
     for degree in plan.tp:
         shard = Shard(model, precision, Parallelism(tp=degree))
@@ -153,7 +149,7 @@ def profile_compute(
     tables = write_steps(folder, device, about, steps)
     if host:
         write_overheads(folder, about, model.name, host)
-    return ComputeProfile(folder, device, tuple(steps), tuple(tables), pressure.fraction())
+    return ComputeProfile(folder, device, tuple(steps), tuple(tables), pressure())
 
 
 def _engine_versions(plan: ComputePlan) -> dict[str, str]:

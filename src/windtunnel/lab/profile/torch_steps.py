@@ -157,7 +157,10 @@ def torch_steppers(
         InputError: a single layer does not fit.
     """
     check_profilable(shard)
-    if attention != "sdpa" and not all(_is_plain(group.attention) for group in shard.model.layers):
+    if attention != "sdpa" and not all(
+        isinstance(group.attention, GroupedQueryAttention) and not group.attention.window_tokens
+        for group in shard.model.layers
+    ):
         raise InputError(
             f"{shard.model.name} has latent or windowed attention, which is measured with torch's kernels alone",
             "take --attention sdpa",
@@ -186,8 +189,3 @@ def _num_fitting(shard: Shard, group: LayerGroup, ends_bytes: float, memory_byte
             "measure a larger --tp: each of its ranks holds less",
         )
     return num_layers
-
-
-def _is_plain(attention: object) -> bool:
-    """Whether attention is grouped-query attention over all keys."""
-    return isinstance(attention, GroupedQueryAttention) and not attention.window_tokens

@@ -44,10 +44,11 @@ def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> di
     raw.pop("num_microbatches", None)
     model, _, node = look_up(job)
     divisors = [n for n in range(1, min(max(counts), MOST_RANKS) + 1) if any(count % n == 0 for count in counts)]
+    num_heads = [getattr(group.attention, "num_heads", 0) for group in model.layers]
     long = job.sequence_tokens >= LONG_SEQUENCE_TOKENS
     chunked = job.schedule in (None, *CHUNKED_SCHEDULES)
     values: dict[str, Any] = {
-        "tp": [n for n in divisors if n <= min(node.num_devices, 16) and _divides_heads(model, n)],
+        "tp": [n for n in divisors if n <= min(node.num_devices, 16) and all(heads % n == 0 for heads in num_heads)],
         "cp": [n for n in divisors if n <= MOST_CONTEXT and n & (n - 1) == 0] if long else [1],
         "pp": [n for n in divisors if n <= min(MOST_STAGES, model.num_layers)],
         "vpp": [n for n in VIRTUAL_STAGES if 2 * n <= model.num_layers] if chunked else [1],
@@ -83,10 +84,6 @@ def _recompute(job: TrainingJob, model: ModelSpec) -> dict[str, dict[str, Any]]:
         "selective": {"recompute.granularity": "selective", "recompute.modules": modules, **only_full},
         "full": {"recompute.granularity": "full", "recompute.modules": None},
     }
-
-
-def _divides_heads(model: ModelSpec, tp: int) -> bool:
-    return all(getattr(group.attention, "num_heads", tp) % tp == 0 for group in model.layers)
 
 
 def _divides_experts(model: ModelSpec, ep: int) -> bool:

@@ -147,7 +147,9 @@ def space_from(
         else:
             set_path(own_keys if name in fields else shared, dotted, value)
     is_training = bool(ONLY_OF_JOBS & shared.keys())
-    _check_keys(shared, fields, is_training, source)
+    known = [*(TrainingJob if is_training else Scenario).__struct_fields__, *fields]
+    for name in shared:
+        check_known(name, known, f"{source}: unknown key $.{name}", f"known here: {', '.join(known)}")
     if is_training:
         own_keys = _of_jobs(own_keys, shared, source)
     else:
@@ -168,12 +170,6 @@ def space_from(
 
 
 _EXAMPLES = {False: "{tp: [1, 2, 4]}", True: "{layouts: all}"}
-
-
-def _check_keys(shared: dict[str, Any], fields: list[str], is_training: bool, source: str) -> None:
-    known = [*(TrainingJob if is_training else Scenario).__struct_fields__, *fields]
-    for name in shared:
-        check_known(name, known, f"{source}: unknown key $.{name}", f"known here: {', '.join(known)}")
 
 
 def _check_names(space: Space, source: str) -> None:
