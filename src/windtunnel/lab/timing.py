@@ -238,7 +238,7 @@ def clock_for(device: str, num_threads: int, clock: str | None = None) -> str:
 
 
 def cpu_pressure() -> float | None:
-    """Return the seconds since start-up in which some task of the machine waited for a CPU (Linux PSI); None where unknown."""
+    """Return the seconds since start-up in which some task waited for a CPU (Linux PSI); None where unknown."""
     try:
         with open("/proc/pressure/cpu", encoding="ascii") as file:  # noqa: PTH123
             return int(file.readline().rsplit("total=", 1)[1]) / 1e6

@@ -24,6 +24,7 @@ from windtunnel.serving.shorthand import JOB_PATHS, PATHS
 from windtunnel.training.job import TrainingJob
 
 STRATEGIES = Registry("windtunnel.strategies", "windtunnel.search.strategies", "search strategy")
+DEFAULT_STRATEGY = "exhaustive"
 
 SHORT_PATHS = {
     **PATHS,
@@ -73,7 +74,7 @@ class Space(Schema):
     budget: Budget = Budget()
     objective: str = "requests_per_usd"
     """Figure to optimise; a file of training jobs without one gets `tokens_per_s_per_device`."""
-    strategy: str = "exhaustive"
+    strategy: str = DEFAULT_STRATEGY
     """Name in `STRATEGIES`."""
     load: Literal["capacity", "given"] = "capacity"
     """Search each point's greatest sustained load, or run it at the workload's own."""
@@ -158,6 +159,8 @@ def space_from(
         if "limits" not in own_keys and shared.get("slo") is not None:
             kept = limits_of(decode(shared["slo"], Slo, f"{source}: slo"))
             own_keys["limits"] = {limit.name: limit.most_s for limit in kept}
+    if own_keys.get("strategy") == DEFAULT_STRATEGY:
+        del own_keys["strategy"]  # as in a file without it: the same search to resume
     if not own_keys.get("vary"):
         raise InputError(f"{source}: nothing varies", f"add what does: vary: {_EXAMPLES[is_training]}")
     if folder is not None:
