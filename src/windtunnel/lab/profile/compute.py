@@ -132,8 +132,7 @@ def measure_steps(
         grid, shape_of = max(grids, key=lambda pair: pair[0].worst())
         if grid.worst() <= budget.tolerance or (budget.seconds is not None and spent() >= budget.seconds):
             return
-        following = grid.next_point()
-        if following is None:
+        if (following := grid.next_point()) is None:
             continue
         interval, middle = following
         shape = shape_of(middle)

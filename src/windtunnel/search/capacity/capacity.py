@@ -5,9 +5,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from windtunnel.errors import InputError
 from windtunnel.search.capacity.limits import Limit
-from windtunnel.search.capacity.load import Stream, is_capped, stream_of
+from windtunnel.search.capacity.load import Stream, check_has_one_load, stream_of
 from windtunnel.search.capacity.probe import Probe, probe, serve_requests
 from windtunnel.search.confidence import lower_bound
 from windtunnel.search.priced_deployments import PricedDeployments
@@ -71,11 +70,7 @@ def capacity(
     Raises:
         InputError: the stream has two loads.
     """
-    if is_capped(stream.workload):
-        raise InputError(
-            "the workload has a rate and a concurrency, and its load could be either",
-            "leave out the concurrency to seek the greatest rate, or the rate to seek the most clients",
-        )
+    check_has_one_load(stream.workload)
     search = _Search(lambda load: probe(server, stream, load, limits), tolerance, stream.is_closed, checks)
     if worth is not None:
         first = search.position(worth) + 1
