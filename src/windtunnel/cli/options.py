@@ -106,9 +106,9 @@ class Option:
     """An option of the command line, under a heading of `--help`: a decorator of commands, or the default of a field.
 
     Args:
-        names: as click takes them.
+        names: names and flags for click.
         section: the heading.
-        settings: what else click takes; without a metavar, values are shown by their type (`METAVARS`).
+        settings: further settings for click; without a metavar, values are shown by their type (`METAVARS`).
     """
 
     def __init__(self, *names: str, section: str, **settings: Any) -> None:

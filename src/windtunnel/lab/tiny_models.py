@@ -122,8 +122,8 @@ NORMAL, UNKNOWN, CONTROL = 1, 2, 3
 def write_tiny_gguf(folder: Path) -> Path:
     """Write the tiny model as a GGUF file, float32; returns its path.
 
-    Its tokenizer joins the letters of a prompt's word, which so is one token. The end of text is never the likeliest
-    token, so that answers have the requested length.
+    Its tokenizer joins the letters of a prompt's word to one token. The end of text is never the likeliest token, so
+    that answers have the requested length.
 
     Raises:
         MissingExtraError: gguf is not installed.

@@ -59,8 +59,8 @@ class Asker:
         """Return the answers of points; answers that the store has are not computed again.
 
         Args:
-            workload: by name; None is the scenario's own.
-            indices: of the points.
+            workload: name of a workload; None is the scenario's own.
+            indices: positions of the points.
             question: the same for all.
             near: point -> a load to begin at.
         """

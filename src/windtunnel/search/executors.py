@@ -1,7 +1,7 @@
 """Run the chunks of a search here, in threads, in processes, or on a Ray cluster. Results are bit-identical.
 
-A chunk is run whole by one worker, its points in one order, so that no answer depends on where or beside what it was
-found. Workers return answers; only the process that drives the search keeps them.
+A chunk is run whole by one worker, its points in one order, so that no answer depends on where it was found, or with
+which other points. Workers return answers; only the process that drives the search keeps them.
 """
 
 import multiprocessing

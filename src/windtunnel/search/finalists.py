@@ -69,7 +69,7 @@ def most_promising(space: Space, evaluations: Mapping[int, Evaluation]) -> list[
 
 
 def label_of(value: object) -> str:
-    """Format a value of `vary` as one word or a few."""
+    """Format a value of `vary` as a label."""
     if isinstance(value, str):
         return value
     return "default" if value is None else msgspec.json.encode(value).decode()

@@ -118,7 +118,7 @@ def _check_teaches(ready: "list[PricedServer]", refusal: str | None) -> None:
     from windtunnel.calibration.fit import FITTED
 
     if not ready:
-        reason = refusal or "they decode speculatively, which tells nothing apart from the acceptance"
+        reason = refusal or "they decode speculatively, which shows the acceptance only"
         raise InputError(
             f"no run could be simulated; the first: {reason}", "`windtunnel validate` gives the reason for every run"
         )

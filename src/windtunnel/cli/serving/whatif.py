@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _GRID, _OUTPUT = HelpSection("What varies"), HelpSection("Result")
 NEEDED = ("model", "device", "rate", "concurrency", "input_tokens", "output_tokens")
-"""Options without which there is no scenario: where they vary, they need not be given besides."""
+"""Options that a scenario needs; one that varies need not be given too."""
 
 
 @click.command(cls=Verb, epilog="Options override the file. Short names are those of the options: tp, rate, ...")

@@ -4,7 +4,7 @@ Run by the interpreter of the environment that OpenVINO GenAI is installed in, s
 
     python _openvino_server.py --model FOLDER --port 8000
 
-Prompts are token ids, or words, of which each becomes some token; a token of an answer is the word `w` and its number.
+Prompts are token ids, or words, each of which becomes a token; a token of an answer is the word `w` and its number.
 A model that is not exported yet is exported first, which needs optimum-intel.
 """
 

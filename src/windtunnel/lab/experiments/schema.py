@@ -1,4 +1,4 @@
-"""Experiments: a real model run for real, alone or under a profiler; and sweeps of them."""
+"""Experiments: a real model, run alone or under a profiler; and sweeps over experiments."""
 
 import itertools
 import re

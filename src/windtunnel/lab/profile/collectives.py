@@ -85,7 +85,7 @@ def sizes_between(smallest_bytes: int, largest_bytes: int) -> tuple[int, ...]:
     """Return powers of two from the smallest to the largest size, both included.
 
     Raises:
-        InputError: they are in the wrong order, or not above zero.
+        InputError: the sizes are in the wrong order, or not above zero.
     """
     if not 0 < smallest_bytes <= largest_bytes:
         raise InputError(f"there are no sizes from {smallest_bytes} to {largest_bytes} bytes")

@@ -16,8 +16,8 @@ class Journal:
     """The steps measured so far, a line each, so that an interrupted profile goes on where it stopped.
 
     Args:
-        path: of the file.
-        about: what was measured and how; a journal of something else is refused.
+        path: the file.
+        about: the measured model and method; a journal of something else is refused.
 
     Raises:
         InputError: the file belongs to another measurement, or is broken.

@@ -35,9 +35,9 @@ ARCHITECTURES = {
     90: "hopper",
     **dict.fromkeys((100, 103, 110, 120, 121), "blackwell"),
 }
-"""Compute capability -> the catalog's word (NVIDIA, CUDA C++ Programming Guide, compute capabilities)."""
+"""Compute capability -> architecture in the catalog (NVIDIA, CUDA C++ Programming Guide, compute capabilities)."""
 AMD_ARCHITECTURES = {"gfx90a": "cdna2", "gfx942": "cdna3", "gfx950": "cdna4"}
-"""LLVM target -> the catalog's word (ROCm documentation, GPU hardware specifications)."""
+"""LLVM target -> architecture in the catalog (ROCm documentation, GPU hardware specifications)."""
 MEMORY_TOLERANCE = 0.1
 """Relative tolerance of memory sizes: drivers and error correction take some of the data sheet's; other boards of a
 chip differ by more."""

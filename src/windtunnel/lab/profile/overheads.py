@@ -30,7 +30,7 @@ VIDUR_COLUMNS: Mapping[str, str] = {
 def fit_overheads(samples: Sequence[HostSample]) -> HostOverheads:
     """Fit seconds per step and per request: a line through the medians by batch size, neither term below zero.
 
-    With one batch size alone all of it is the step's.
+    With a single batch size, all of the time counts as time per step.
     """
     sizes = np.unique([sample.num_requests for sample in samples])
     medians = np.array([np.median([s.total_s for s in samples if s.num_requests == size]) for size in sizes])

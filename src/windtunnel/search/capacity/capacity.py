@@ -213,7 +213,7 @@ def capacities(
     """Find the greatest load that a scenario's deployment sustains, for `num_seeds` streams of its requests.
 
     Raises:
-        InputError: the deployment cannot be, or its workload has no load to change.
+        InputError: the deployment is impossible, or its workload has no load to change.
     """
     priced = PricedDeployments()
     pools = scenario.deployment.pools

@@ -101,7 +101,7 @@ def _unbounded(server: PreparedDeployment) -> Unbounded:
 def _same(done: Done, server: PreparedDeployment, stream: Stream) -> bool:
     """Whether a deployment serves both loads that decided `done` step by step as that one did.
 
-    It does where they differ in bounds only that neither met: requests at a time, tokens of a step, KV blocks with room
+    It does where they differ only in bounds that neither met: requests at a time, tokens of a step, KV blocks with room
     to spare for the longest request and for a block of each running one.
     """
     ours, theirs = server.pools[0].settings, done.settings

@@ -49,7 +49,7 @@ class Evaluator:
         """Look up the point's names and fill in its defaults.
 
         Raises:
-            InputError: the point cannot be, or is beyond the budget.
+            InputError: the point cannot be deployed, or is beyond the budget.
         """
         family = self._family(point, workload)
         knobs = {name: value for name, value in point.knobs.items() if value is not None}
@@ -83,7 +83,7 @@ class Evaluator:
         return Deployed(scenario, None if scenario.deployment.pools else resolve(scenario), takes)
 
     def check(self, index: int, workload: str | None) -> None:
-        """Raise InputError where the point cannot be."""
+        """Raise InputError where the point cannot be deployed."""
         self.deployed(point_at(self.space, index), workload)
 
     def num_requests(self, workload: str | None) -> int:
@@ -118,11 +118,11 @@ class Evaluator:
         """Evaluate one point; a refusal is an answer too.
 
         Args:
-            index: of the point.
-            workload: by name; None is the scenario's own.
+            index: position of the point.
+            workload: name of a workload; None is the scenario's own.
             question: the requests, the tolerance and the mark.
-            neighbours: of points that differ in knobs; this one is added to them.
-            near: a load to begin at, as what the point sustained of fewer requests.
+            neighbours: answers of points that differ in knobs only; this one is added to them.
+            near: a load to begin at, such as the one that the point sustained with fewer requests.
         """
         neighbours = neighbours or Neighbours()
         try:
@@ -180,7 +180,7 @@ class Evaluator:
         """Digest all that decides a point's answer: equal for equal deployments under equal questions.
 
         Raises:
-            InputError: the point cannot be.
+            InputError: the point cannot be deployed.
         """
         point = point_at(self.space, index)
         deployed = self.deployed(point, workload)

@@ -55,7 +55,7 @@ class TrainingEvaluator:
         return with_uneven_stages(job, self._names(job)[0])
 
     def check(self, index: int, *_: object) -> None:
-        """Raise InputError where the point cannot be."""
+        """Raise InputError where the point is no possible job."""
         self._setup(index)
 
     def num_requests(self, *_: object) -> int:
@@ -71,7 +71,7 @@ class TrainingEvaluator:
         the files that it names, the limits, and the code.
 
         Raises:
-            InputError: the point cannot be.
+            InputError: the point is no possible job.
         """
         setup = self._setup(index)
         plain = msgspec.json.encode((setup.job, job_limits(self.space.limits)))

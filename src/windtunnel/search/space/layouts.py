@@ -29,7 +29,7 @@ def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> di
 
     Args:
         raw: the job as in a file; degrees that only one value suits are set there, those that follow are taken out.
-        varied: what varies besides, by short names; names in it are left to it.
+        varied: values of further settings by short name; a name in it is not varied here.
         source: named in errors.
 
     Raises:

@@ -27,8 +27,8 @@ def evaluate(asker: Asker, workload: str | None) -> dict[int, Evaluation]:
     """Evaluate every point roughly with the first requests, then the best of them with all requests.
 
     Source: Jamieson and Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization (AISTATS
-    2016), with the length of the stream as the resource, and points dropped as soon as enough others are better; that
-    makes rungs between the two dearer than they are worth.
+    2016), with the length of the stream as the resource, and points dropped as soon as enough others are better; then
+    further rungs between the two would cost more than they save.
     """
     num_points, num_requests = asker.space.num_points, asker.evaluator.num_requests(workload)
     short = min(max(math.ceil(num_requests * FIRST_FRACTION), LEAST_REQUESTS), num_requests)
