@@ -25,8 +25,7 @@ CLOCKS_OF_HOST: Mapping[str, Callable[[], float]] = {"cpu_time": time.process_ti
 QUEUE_AHEAD_S, MOST_AHEAD_S = 0.01, 0.2
 """Time that a GPU waits before a timed forward, while the host queues its kernels; longer where the host needs more."""
 CYCLES_PER_S = 2e9
-"""Clock rate of a GPU, which `torch.cuda._sleep` counts: H100 SXM 1.98 GHz, A100 1.41, others up to 2.6 (data
-sheets)."""
+"""Clock rate that `torch.cuda._sleep` counts: H100 SXM 1.98 GHz, A100 1.41, others up to 2.6 (data sheets)."""
 EMPTY_MARKS = 200
 
 
@@ -171,9 +170,7 @@ def queue_ahead(launch_s: float = 0.0) -> None:
 
 
 def captured(run: Callable[[], object]) -> Callable[[], object] | None:
-    """Return a function that replays the kernels of `run` as a CUDA graph; None where `run` waits for the GPU and so
-    cannot be captured.
-    """
+    """Return a function that replays `run` as a CUDA graph; None where `run` waits for the GPU."""
     import torch
 
     torch.cuda.synchronize()

@@ -48,8 +48,7 @@ def lower_bound(values: Sequence[float], confidence: float = CONFIDENCE) -> floa
 
 
 def confidence_above(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Return the confidence that the mean of `first` exceeds that of `second`, over the same streams of requests; None
-    for fewer than two pairs.
+    """Return the confidence that the mean of `first` exceeds that of `second`; None for fewer than two pairs.
 
     A one-sided paired t-test: common random numbers leave only what differs between the two.
     """

@@ -31,8 +31,7 @@ def frontier_names(space: Space, holding: Sequence[Evaluation]) -> tuple[str, st
 
 
 def undominated(scores: Mapping[int, Sequence[float]]) -> list[int]:
-    """Return the points that no other point beats in all scores, best in the first score first; of equal points the
-    first.
+    """Return the points that no other beats in all scores, best in the first score first; of equals the first.
 
     A point without one of the figures, whose score is infinite, is not on it.
     """

@@ -1,6 +1,4 @@
-"""Load an experiment's model from its folder or name, with or without weights and tokenizer, and the tokens of its
-prompt.
-"""
+"""Load an experiment's model, with or without weights, its tokenizer, and the tokens of its prompt."""
 
 import logging
 from pathlib import Path

@@ -103,8 +103,7 @@ class Experiment(Schema):
 
 
 def load_experiment(path: Path | None, changes: Mapping[str, Any]) -> Experiment:
-    """Load the experiment in a YAML file with `changes` (fields, or dotted paths) over it; without a file, from those
-    alone.
+    """Load the experiment in a YAML file with `changes` (dotted paths) over it; without a file, of the changes alone.
 
     Raises:
         InputError: names the field that is wrong or missing.

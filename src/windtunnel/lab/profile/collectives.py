@@ -119,8 +119,7 @@ def time_collectives(plan: CollectivesPlan, notify: Callable[[str], None]) -> li
 
 
 def time_collectives_on_ray(plan: CollectivesPlan, notify: Callable[[str], None]) -> list[TimedCollective]:
-    """Time the plan's collectives between workers of a running Ray cluster (`ray start`), `workers_per_node` on each
-    node.
+    """Time the plan's collectives on a running Ray cluster (`ray start`), with `workers_per_node` on each node.
 
     Raises:
         MissingExtraError: ray is not installed.
@@ -214,9 +213,7 @@ def _timed_here(number: int, plan: CollectivesPlan, workers: int, meeting: str, 
 
 
 def _executor(op: str, size_bytes: int, number: int, workers: int, device: Any) -> Callable[[], object]:
-    """Return a function that executes a collective once; its buffer has about `size_bytes`, in whole shares of the
-    ranks.
-    """
+    """Return a function that executes a collective once, with a buffer of about `size_bytes` in whole shares."""
     import torch
     from torch import distributed
 

@@ -89,9 +89,7 @@ def _decode_shape(point: Point) -> StepShape:
 
 
 def _prefill_shape(point: Point) -> StepShape:
-    """Return the shape of a prefill: c tokens after p cached ones have the effective length 2 p + c
-    (`ops.PrefillAttention`).
-    """
+    """Return a prefill's shape: c tokens after p cached ones have effective length 2 p + c (`ops.PrefillAttention`)."""
     ratio, chunk = point
     return StepShape(1, int((ratio - 1) * chunk / 2), int(chunk))
 

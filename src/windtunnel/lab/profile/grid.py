@@ -1,5 +1,4 @@
-"""Choose the steps to measure: a coarse grid first, then midpoints where straight lines between points would be most
-wrong.
+"""Choose the steps to measure: a coarse grid, then midpoints where straight lines between points err most.
 
 Refinement ends when every interval is expected to be within the tolerance, or when the budget does not last for the
 next step. What was measured before is not measured again.

@@ -39,8 +39,7 @@ ARCHITECTURES = {
 AMD_ARCHITECTURES = {"gfx90a": "cdna2", "gfx942": "cdna3", "gfx950": "cdna4"}
 """LLVM target -> architecture in the catalog (ROCm documentation, GPU hardware specifications)."""
 MEMORY_TOLERANCE = 0.1
-"""Relative tolerance of memory sizes: drivers and error correction take some of the data sheet's; other boards of a
-chip differ by more."""
+"""Relative tolerance of memory sizes: drivers and error correction take some; other boards of a chip differ more."""
 
 
 def device_of(name: str, torch_device: str, clock: str) -> Device:

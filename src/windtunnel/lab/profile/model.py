@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from windtunnel.errors import InputError
-from windtunnel.lab.profile.attention import FlashInfer, plan_flash_attention, plan_flashinfer, sdpa
+from windtunnel.lab.profile.attention import Attend, flashinfer_prefill, plan_flash_attention, plan_flashinfer, sdpa
 from windtunnel.model.forward import Shard, StepBatch, decode_launches, head_launches, prefill_launches, token_launches
 from windtunnel.model.operators import Experts, Gemm, Op
 from windtunnel.model.precision import BITS, Format
@@ -115,7 +115,8 @@ class LayerStack:
         self.shard, self.group, self.num_layers = shard, group, num_layers
         self.device, self.dtype = device, getattr(torch, TORCH_FORMATS[shard.precision.weights])
         self.max_tokens, self.max_cached = max_tokens, max_cached
-        self.backend, self.attend = attention, sdpa
+        self.backend = attention
+        self.attend: Attend = sdpa
         generator = torch.Generator(device).manual_seed(0)
 
         def matrix(*shape: int) -> Tensor:
@@ -137,7 +138,7 @@ class LayerStack:
         if self.backend == "flash_attn":
             self.attend = plan_flash_attention(shape.batch, shape.context + shape.chunk, self.device)
         elif self.backend == "flashinfer" and shape.chunk:
-            self.attend = FlashInfer(None)
+            self.attend = flashinfer_prefill
         elif self.backend == "flashinfer" and isinstance(attention, GroupedQueryAttention):
             heads, kv_heads = attention.num_heads // self.shard.tp, max(attention.num_kv_heads // self.shard.tp, 1)
             length = min(shape.context, attention.window_tokens or shape.context)
@@ -276,8 +277,7 @@ class LayerStack:
         mark("o_proj")
 
     def _experts(self, flow: LayerFlow, weights: dict[str, Tensor], experts: ExpertsFeedForward, mark: Mark) -> None:
-        """Sort tokens by their chosen experts, run one grouped product over all experts, and put the rows back in
-        place.
+        """Sort tokens by their experts, run one grouped product over all experts, and put the rows back in place.
 
         Nothing is read back from the GPU on the way, so that a CUDA graph can hold it.
         """

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from windtunnel import catalog
 from windtunnel.errors import InputError, check_known
 from windtunnel.formats.vidur.profiles import (
     STATISTICS_OF,
@@ -19,7 +20,7 @@ from windtunnel.formats.vidur.profiles import (
     vidur_files,
     write_vidur_file,
 )
-from windtunnel.hardware import ANY_DEVICE, Device, Node
+from windtunnel.hardware import ANY_DEVICE, Device
 from windtunnel.lab.engines.vllm import version as vllm_version
 from windtunnel.lab.profile.attention import attention_version, check_attention
 from windtunnel.lab.profile.collectives import CollectivesPlan, TimedCollective, collective_tables
@@ -136,8 +137,9 @@ def profile_compute(
     clock = clock_for(torch_device, torch.get_num_threads(), plan.clock)
     plan = replace(plan, torch_device=torch_device, clock=clock)
     check_attention(plan.attention, torch_device)
+    any_node = msgspec.structs.replace(catalog.node("pcie"), device=ANY_DEVICE, num_devices=1024)
     for degree in plan.tp:
-        check_parallelism(model, Parallelism(tp=degree), _any_node())
+        check_parallelism(model, Parallelism(tp=degree), any_node)
     device = device_of(device_name, torch_device, clock)
     about = provenance_of(device, torch_device, clock) | _engine_versions(plan)
     pressure = measure_pressure()
@@ -288,12 +290,6 @@ def _vidur_step(step: MeasuredStep, tp: int) -> ProfiledStep:
 def source_of(device: Device, about: dict[str, str]) -> str:
     """Return a line with device, kernels and clock."""
     return f"{device.name}, {about['engine']} {about.get('engine_version', about['torch'])}, {about['clock']}"
-
-
-def _any_node() -> Node:
-    from windtunnel import catalog
-
-    return msgspec.structs.replace(catalog.node("pcie"), device=ANY_DEVICE, num_devices=1024)
 
 
 def _digest(shard: Shard, index: int) -> str:

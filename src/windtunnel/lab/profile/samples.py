@@ -27,8 +27,7 @@ class TimeStatistics:
 
 
 OUTLIER_SPREAD = 5.0
-"""Outliers lie further above the median than this many interquartile ranges; they were interrupted, and are counted but
-not used."""
+"""Interquartile ranges above the median from which samples are outliers: interrupted, so counted but not used."""
 
 
 def statistics_of(seconds: Sequence[float]) -> TimeStatistics:

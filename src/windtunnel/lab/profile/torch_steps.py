@@ -67,8 +67,7 @@ def _no_mark(_name: str) -> None:
 
 
 def timed_forward(forward: Forward, clock: str) -> Callable[[], dict[str, list[float]]]:
-    """Return a function that runs the forward with timers inside and returns the seconds of every operator's
-    executions.
+    """Return a function that runs the forward with timers inside; it returns the seconds of each operator's executions.
 
     Raises:
         InputError: the clock needs a CUDA graph, and the forward cannot be captured as one.

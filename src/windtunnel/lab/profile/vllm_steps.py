@@ -85,9 +85,7 @@ class VllmStepper:
         self.engine.drop(names)
 
     def _prefills(self, shape: StepShape, repeats: Repeats) -> Iterator[Callable[[], EngineStep]]:
-        """Yield the last chunks of prompts until there are enough repeats; the chunks before them run outside the
-        timers.
-        """
+        """Yield last chunks of prompts until there are enough repeats; earlier chunks run outside the timers."""
         while not repeats.is_enough:
             names = self._added(shape.batch, shape.context + shape.chunk, 1)
             left = shape.context

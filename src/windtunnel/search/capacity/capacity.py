@@ -17,11 +17,9 @@ TOLERANCE = 0.01
 """Relative distance of neighbouring loads on a fixed grid: the answer does not depend on where the search began, and
 deployments of equal capacity get equal answers."""
 CHECKS = 12
-"""Loads below the answer that `capacities` checks, 4% to 8% apart. A search over thousands of deployments checks
-none."""
+"""Loads below the answer that `capacities` checks, 4% to 8% apart; a search over many deployments checks none."""
 LEAST_SHARE = 1e-3
-"""Lowest load, as a share of the throughput with all requests there at once; a deployment that fails here holds the
-limits at no load."""
+"""Lowest load, as a share of the throughput with all requests there at once: below it, no load holds the limits."""
 FIRST_SHARE = 0.85
 LEAP = 0.28
 """Growth of a stride, in the logarithm of the load, for each unit of log(figure / limit): about the distance of the

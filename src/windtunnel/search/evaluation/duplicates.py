@@ -1,6 +1,4 @@
-"""Find duplicate deployments: they differ only in bounds that neither ever reaches, so that one's run is the other's
-too.
-"""
+"""Find duplicate deployments: they differ only in bounds that neither reaches, so that both have the same run."""
 
 from __future__ import annotations
 
@@ -32,8 +30,7 @@ class Done:
 
     settings: state.KernelSettings
     running: int
-    """Most requests at a time, at the load sustained and at the next, which fails; `step_tokens` and `blocks`
-    likewise."""
+    """Most requests at a time at the load sustained and the next, which fails; so `step_tokens` and `blocks`."""
     step_tokens: int
     blocks: int
     used_blocks: int

@@ -1,6 +1,4 @@
-"""Evaluate the points of a space: whether they can be deployed, the load that they sustain, and their figures at that
-load.
-"""
+"""Evaluate the points of a space: whether they can be deployed, the load that they sustain, and their figures."""
 
 import hashlib
 from dataclasses import dataclass, field, replace
@@ -214,9 +212,7 @@ def with_settings(engine: EngineSettings, settings: EngineSettings) -> EngineSet
 
 
 def names_digest(deployed: Deployed) -> bytes:
-    """Digest the catalog's entries for a point's models, devices, nodes and calibrations, and the files that its
-    deployment names.
-    """
+    """Digest the catalog's entries for a point's models, devices and so on, and the files that its deployment names."""
     pools = [resolve(pool_scenario(deployed.scenario, pool)) for pool in deployed.scenario.deployment.pools]
     setups = [deployed.setup] if deployed.setup is not None else pools
     resolved = [

@@ -57,8 +57,7 @@ class Deployed:
 
 
 def load_worth(objective: str, score: float, takes: Takes, mean_output: float) -> float | None:
-    """Return the open-loop load at which a deployment reaches a score; None where the score does not follow from the
-    load.
+    """Return the open-loop load at which a deployment reaches a score; None where the load does not decide the score.
 
     Args:
         objective: a name in `FIGURES`.

@@ -17,8 +17,7 @@ MOST_STAGES, MOST_CONTEXT, MOST_RANKS = 64, 8, 1024
 LONG_SEQUENCE_TOKENS = 8192
 """Shortest sequences that are split among devices too."""
 CHEAP_MODULES = ("core_attention", "norms", "activation")
-"""Modules that selective recomputation drops in a search: much memory for little time. Megatron-Core drops the
-activation of experts only."""
+"""Modules that selective recomputation drops: much memory, little time; Megatron-Core drops activations of experts."""
 FOLLOWING = ("dp", "experts_dp", "experts_tp", "layers_per_stage")
 """Fields of a job's parallelism that follow from the degrees that vary."""
 

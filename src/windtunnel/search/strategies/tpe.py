@@ -19,8 +19,7 @@ SPREAD_FRACTION, MODEL_FRACTION = 1 / 3, 1 / 3
 """Shares of the trials that are spread over the space, and that the model suggests. The model soon finds a good region
 and seldom the best point there: the other trials are the best points' neighbours."""
 BATCH = 8
-"""Trials that are suggested before the answers of the first of them are known: a constant, so that the answers do not
-depend on the number of workers."""
+"""Trials suggested before the first one's answer is known: constant, so that answers do not depend on the workers."""
 
 
 def evaluate(asker: Asker, workload: str | None) -> dict[int, Evaluation]:
