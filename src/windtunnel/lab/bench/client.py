@@ -61,10 +61,10 @@ class Endpoint:
 
 @dataclass
 class _BenchAnswer:
+    input_tokens: int
+    output_tokens: int = 0
     sent_s: float = np.nan
     late_s: float = 0.0
-    input_tokens: int = 0
-    output_tokens: int = 0
     part_times_s: list[float] = field(default_factory=list)
     error: str | None = None
 
@@ -152,7 +152,7 @@ class _BenchClient:
         self.http, self.endpoint, self.model, self.load = http, endpoint, model, load
         self.notify, self.seed = notify, seed
         self.shared = {} if load.prefixes is None else shared_prompts(load.prefixes, endpoint.vocabulary, seed)
-        self.answers = [_BenchAnswer() for _ in range(load.arrival_s.size)]
+        self.answers = [_BenchAnswer(tokens) for tokens in load.input_tokens.tolist()]
         self.num_answered = 0
         self.started_s = 0.0
 
@@ -190,7 +190,6 @@ class _BenchClient:
         path = "chat/completions" if self.endpoint.api == "chat" else "completions"
         answer.sent_s = self._now_s()
         answer.late_s = max(answer.sent_s - planned_s, 0.0)
-        answer.input_tokens = int(self.load.input_tokens[row])
         try:
             async with self.http.stream("POST", f"{self.endpoint.url.rstrip('/')}/{path}", json=body) as response:
                 if response.status_code != 200:

@@ -63,12 +63,8 @@ Notify = Callable[[Progress], None]
 
 def decode_grid(extent: Extent, stepper: Stepper) -> Refinement:
     """Return the grid of decoding requests x their context."""
-
-    def allowed(point: Point) -> bool:
-        return stepper.fits(_decode_shape(point))
-
     contexts = [level for level in octaves(extent.max_context, 4) if level >= 16]
-    return Refinement((octaves(extent.max_batch, 4), contexts), allowed)
+    return Refinement((octaves(extent.max_batch, 4), contexts), lambda point: stepper.fits(_decode_shape(point)))
 
 
 def prefill_grid(extent: Extent, stepper: Stepper) -> Refinement:

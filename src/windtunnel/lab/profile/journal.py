@@ -49,15 +49,6 @@ class Journal:
             file.write(json.dumps(_step_document(step), default=float) + "\n")
 
 
-def read_journals(folder: Path) -> list[MeasuredStep]:
-    """Read the steps of all journals in a folder.
-
-    Raises:
-        InputError: one is broken.
-    """
-    return [step for path in sorted(folder.glob("*.jsonl")) for step in read_journal(path)]
-
-
 def read_journal(path: Path) -> list[MeasuredStep]:
     """Read the steps of one journal.
 

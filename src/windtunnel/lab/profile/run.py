@@ -25,7 +25,7 @@ from windtunnel.lab.engines.vllm import version as vllm_version
 from windtunnel.lab.profile.attention import attention_version, check_attention
 from windtunnel.lab.profile.collectives import CollectivesPlan, TimedCollective, collective_tables
 from windtunnel.lab.profile.compute import Extent, Progress, Stepper, TimeBudget, measure_steps, operator_tables
-from windtunnel.lab.profile.journal import Journal, read_journal, read_journals
+from windtunnel.lab.profile.journal import Journal, read_journal
 from windtunnel.lab.profile.machine import (
     device_of,
     free_memory_bytes,
@@ -147,7 +147,8 @@ def profile_compute(
     for degree in plan.tp:
         shard = Shard(model, precision, Parallelism(tp=degree))
         _measure_shard(shard, folder, plan, about, _steppers(shard, torch_device, clock, plan, host), notify)
-    steps = read_journals(folder / JOURNALS)
+    paths = sorted((folder / JOURNALS).glob("*.jsonl"))
+    steps = [step for path in paths for step in read_journal(path)]
     tables = write_steps(folder, device, about, steps)
     if host:
         write_overheads(folder, about, model.name, host)
@@ -193,7 +194,8 @@ def write_steps(
 ) -> list[MeasurementTable]:
     """Write measured steps as a profile with its device; returns its tables."""
     measured = ((operator.op, operator.statistics) for step in steps for operator in step.operators)
-    tables = operator_tables(measured, source_of(device, about))
+    source = f"{device.name}, {about['engine']} {about.get('engine_version', about['torch'])}, {about['clock']}"
+    tables = operator_tables(measured, source)
     write_profile(folder, tables, about | {"date": today()})
     write_device(device, folder / "device.yaml")
     return tables
@@ -285,11 +287,6 @@ def _vidur_step(step: MeasuredStep, tp: int) -> ProfiledStep:
     }
     cached = step.shape.context if step.shape.chunk else step.shape.context - 1
     return ProfiledStep(tp, step.shape.batch, step.shape.chunk, cached, times)
-
-
-def source_of(device: Device, about: dict[str, str]) -> str:
-    """Return a line with device, kernels and clock."""
-    return f"{device.name}, {about['engine']} {about.get('engine_version', about['torch'])}, {about['clock']}"
 
 
 def _digest(shard: Shard, index: int) -> str:
