@@ -114,12 +114,8 @@ class Option:
     def __init__(self, *names: str, section: str, **settings: Any) -> None:
         self.names, self.settings = names, {"cls": SectionedOption, "section": section, **settings}
 
-    def __call__(self, function: Decorated) -> Decorated:
-        """Add the option to the command `function`."""
-        return self.add_to(function)
-
-    def add_to(self, function: Decorated, *names: str, **implied: Any) -> Decorated:
-        """Add it under further `names`; `implied` settings fill those that are not given."""
+    def __call__(self, function: Decorated, *names: str, **implied: Any) -> Decorated:
+        """Add the option to a command, under further `names`; `implied` settings fill those that are not given."""
         settings = {**implied, **self.settings}
         if not settings.get("is_flag"):
             settings.setdefault("metavar", METAVARS.get(settings.get("type"), "NAME"))
@@ -154,7 +150,7 @@ def options_of(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[...,
             function(*bundles, _gathered(kind, values), **values)
 
         for name, hint, option in reversed(list(_declared(kind))):
-            option.add_to(command, name, **_settings_of_type(hint))
+            option(command, name, **_settings_of_type(hint))
         return command
 
     return decorate

@@ -119,11 +119,10 @@ def _swept(text: str | None, preset: str | None) -> dict[str, tuple[Any, ...]]:
             "give --parameter-sweep or --preset" + (", not both" if text else ""),
             f'for instance --parameter-sweep "batch_size:1,2,4"; presets: {", ".join(PRESETS)}',
         )
-    if text is not None:
-        return parse_sweep(text)
-    assert preset is not None
+    if preset is None:
+        return parse_sweep(text or "")
     check_known(preset, PRESETS, f"--preset: there is no preset {preset!r}")
-    return {field: tuple(values) for field, values in PRESETS[preset].items()}
+    return dict(PRESETS[preset])
 
 
 def _changes(options: dict[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
