@@ -19,12 +19,12 @@ from windtunnel.search.capacity.capacity import CHECKS, TOLERANCE, capacity, ser
 from windtunnel.search.capacity.limits import parse_limits
 from windtunnel.search.capacity.load import stream_of
 from windtunnel.search.capacity.probe import probe
-from windtunnel.search.executors import ExecutorName
+from windtunnel.search.executors import HERE, ExecutorName, Means
 from windtunnel.search.priced_deployments import PricedDeployments
 from windtunnel.search.scores import score
 from windtunnel.search.space.space import Space, scenario_at, space_from
 from windtunnel.search.store import Store
-from windtunnel.search.study import HERE, Means, Study, search
+from windtunnel.search.study import Study, search
 
 WHOLE: dict[str, list[Any]] = {
     "device": ["h100_sxm", "a100_sxm", "l40s", "h200_sxm"],

@@ -9,24 +9,24 @@ import csv
 import json
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from drive import drive
+from readers.engine_run import EngineRun, engine_run
 from windtunnel import catalog
-from windtunnel.formats.engine_run import EngineRun, engine_run
-from windtunnel.lab.engines.drive import drive
-from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings, is_installed, vllm_version
+from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings, is_installed, version
 from windtunnel.lab.profile.compute import Extent, Progress, TimeBudget, measure_steps
 from windtunnel.lab.profile.machine import device_of, provenance_of
 from windtunnel.lab.profile.overheads import write_overheads
 from windtunnel.lab.profile.run import write_steps
-from windtunnel.lab.profile.samples import MeasuredStep, merged
+from windtunnel.lab.profile.samples import MeasuredStep, TimeStatistics
 from windtunnel.lab.profile.vllm_steps import VllmStepper
-from windtunnel.lab.timing import Pressure
+from windtunnel.lab.timing import measure_pressure
 from windtunnel.model.forward import Shard, StepBatch
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.scenario import scenario_from
@@ -200,6 +200,30 @@ def measure(stepper: VllmStepper, loads: list[Load]) -> tuple[list[list[Measured
     return steps, runs
 
 
+def merged(repeats: list[MeasuredStep]) -> MeasuredStep:
+    """Merge measurements of one step at several times by medians, so that a burst of other work in one is left out."""
+    operators = tuple(
+        replace(same[0], statistics=_merged_statistics([operator.statistics for operator in same]))
+        for same in zip(*(step.operators for step in repeats), strict=True)
+    )
+    return replace(repeats[0], operators=operators, whole_s=float(np.median([step.whole_s for step in repeats])))
+
+
+def _merged_statistics(times: list[TimeStatistics]) -> TimeStatistics:
+    def of(name: str) -> list[float]:
+        return [getattr(statistics, name) for statistics in times]
+
+    return TimeStatistics(
+        median_s=float(np.median(of("median_s"))),
+        mean_s=float(np.median(of("mean_s"))),
+        min_s=min(of("min_s")),
+        max_s=max(of("max_s")),
+        std_s=float(np.median(of("std_s"))),
+        num_samples=int(sum(of("num_samples"))),
+        num_outliers=int(sum(of("num_outliers"))),
+    )
+
+
 def say(text: str) -> None:
     print(f"\r  {text:60}", end="", file=sys.stderr, flush=True)
 
@@ -213,8 +237,8 @@ def main() -> None:
     model = catalog.model(str(folder / "config.json"))
     profile = folder / "profile"
     device = device_of("this_cpu", "cpu", CLOCK)
-    about = provenance_of(device, "cpu", CLOCK) | {"engine": "vllm", "engine_version": vllm_version()}
-    pressure = Pressure.start()
+    about = provenance_of(device, "cpu", CLOCK) | {"engine": "vllm", "engine_version": version()}
+    pressure = measure_pressure()
     engine = VllmEngine(CONFIG, SETTINGS)
     drive(engine, *warm_up(), vocabulary=CONFIG["vocab_size"])
     stepper = VllmStepper(engine, Shard(model, model.precision, Parallelism()))
@@ -222,7 +246,7 @@ def main() -> None:
     measured_steps, runs = measure(stepper, loads)
     write_steps(profile, device, about, [merged(repeats) for repeats in measured_steps])
     write_overheads(profile, about, model.name, stepper.host)
-    show_profile(measured_steps, device.title, pressure.fraction() or 0.0)
+    show_profile(measured_steps, device.title, pressure() or 0.0)
     results = [simulated(load, folder, profile, engine) for load in loads]
     show_loads(loads, runs, results)
     show_steps([run for repeats in runs for run in repeats], results[0])

@@ -6,12 +6,13 @@ A message follows one order: what was asked, what was found, what is allowed. Th
 import difflib
 import errno
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 
 class WindtunnelError(Exception):
-    """Something failed that is not the caller's mistake: a broken file, an engine that died.
+    """A failure that is not the caller's mistake: a broken file, an engine that died.
 
     Args:
         message: one sentence, without a trailing full stop.
@@ -32,7 +33,7 @@ class WindtunnelError(Exception):
 
 
 class InputError(WindtunnelError):
-    """The caller word for something that cannot be: a wrong key, an impossible value, a missing file."""
+    """The caller asked for something impossible: a wrong key, an impossible value, a missing file."""
 
     exit_code = 2
 
@@ -42,6 +43,18 @@ class MissingExtraError(InputError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed", f"pip install 'windtunnel[{extra}]'")
+
+
+def import_extra(package: str, extra: str) -> Any:
+    """Import an optional package.
+
+    Raises:
+        MissingExtraError: it is not installed; the hint names the extra that brings it.
+    """
+    try:
+        return import_module(package)
+    except ImportError:
+        raise MissingExtraError(package, extra) from None
 
 
 def missing_file(path: Path) -> InputError:
@@ -85,6 +98,13 @@ def did_you_mean(word: str, known: Iterable[str], fallback: str | None = None) -
         near_tails = difflib.get_close_matches(word.lower().rsplit("/", 1)[-1], tails, n=3, cutoff=0.55)
         return f"did you mean {_either(tails[tail] for tail in near_tails)}?" if near_tails else fallback
     return f"did you mean {_either(by_lower[name] for name in near)}?"
+
+
+def check_known(word: str, known: Iterable[str], message: str, otherwise: str | None = None) -> None:
+    """Raise InputError with `message` unless `word` is known; its hint names near words, else `otherwise`, else all."""
+    names = list(known)
+    if word not in names:
+        raise InputError(message, did_you_mean(word, names, otherwise or f"known: {', '.join(names)}"))
 
 
 def _either(names: Iterable[str]) -> str:

@@ -1,5 +1,6 @@
 """A small job's communication, carried out between processes of this machine."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def test_a_job_with_too_many_ranks() -> None:
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab, "find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtraError, match="torch is not installed") as caught:
         lab.replay(setup_of(DENSE, parallelism={"dp": 4}))
     assert caught.value.hint == "pip install 'windtunnel[replay]'"

@@ -10,6 +10,7 @@ import pytest
 
 from spaces_of_search import BASE, VARY, space
 from windtunnel.errors import InputError
+from windtunnel.search import executors
 from windtunnel.search.answers import (
     best_by_objective,
     confidence,
@@ -22,11 +23,11 @@ from windtunnel.search.answers import (
 from windtunnel.search.asker import Asker
 from windtunnel.search.evaluation.evaluate import Evaluator, Neighbours
 from windtunnel.search.evaluation.schema import Question
-from windtunnel.search.executors import Workers
+from windtunnel.search.executors import Means, start_workers
 from windtunnel.search.scores import OBJECTIVES, score
 from windtunnel.search.space.space import Point, Space, load_space, point_at, space_from
 from windtunnel.search.store import Store
-from windtunnel.search.study import Means, Study, search
+from windtunnel.search.study import Study, search
 from windtunnel.search.whatif import grid_of
 from windtunnel.serving.simulate import simulate
 
@@ -78,7 +79,7 @@ def test_where_a_search_runs_makes_no_difference(study: Study, means: Means) -> 
 def test_a_search_whose_answers_are_known_starts_no_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grid = space({"tp": [1, 2]}, finalist_seeds=1)
     first = search(grid, quiet(tmp_path / "answers.sqlite"))
-    monkeypatch.setattr(Workers, "_new_pool", lambda _: pytest.fail("processes began"))
+    monkeypatch.setattr(executors, "ProcessPoolExecutor", lambda *_, **__: pytest.fail("processes began"))
     again = search(grid, quiet(tmp_path / "answers.sqlite"), Means("processes", 2))
     assert answers(again) == answers(first)
     assert again.count.num_runs == 0
@@ -435,8 +436,8 @@ def test_a_long_run_that_cannot_hold_its_limits_is_given_up_and_a_given_load_is_
 def test_a_grid_is_run_at_the_given_loads() -> None:
     grid = grid_of(BASE, ["tp=1,2", "workload.rate=2:6:4"])
     assert grid.vary == {"tp": [1, 2], "workload.rate": [2, 6]}
-    asker = Asker(grid, quiet(), Workers(grid))
-    outcome = asker.ask(None, range(4), Question())
+    with start_workers(grid) as run_chunks:
+        outcome = Asker(grid, quiet(), run_chunks).ask(None, range(4), Question())
     assert [round(evaluation.figures["requests_per_s"]) for evaluation in outcome.values()] == [2, 6, 2, 6]
     assert outcome[0].figures["tpot_mean"] > outcome[2].figures["tpot_mean"]
     assert grid_of(BASE, ["rate=1e0:2.5e+0:5e-1"]).vary == {"rate": [1, 1.5, 2, 2.5]}

@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     except WindtunnelError as error:
         return _fail(error.message, error.hint, error.exit_code)
     except click.UsageError as error:
-        return _fail(*_own_words(error), error.exit_code)
+        return _fail(*_usage_error(error), error.exit_code)
     except click.ClickException as error:
         return _fail(error.format_message(), None, error.exit_code)
     except (click.Abort, KeyboardInterrupt):
@@ -81,7 +81,7 @@ def _fail(message: str, hint: str | None, code: int) -> int:
     return code
 
 
-def _own_words(error: "click.UsageError") -> tuple[str, str | None]:
+def _usage_error(error: "click.UsageError") -> tuple[str, str | None]:
     """Return the message and hint of a usage error of click."""
     import click
 

@@ -4,7 +4,7 @@ import click
 
 from windtunnel.cli.options import Verb
 from windtunnel.cli.output import answer
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known
 
 KINDS = ("models", "devices", "nodes", "engines", "traces", "calibrations")
 
@@ -20,11 +20,10 @@ def command(kind: str | None, name: str | None, as_json: bool) -> None:
     windtunnel catalog devices
     windtunnel catalog models llama-3.1-70b --json
     """
-    if kind not in KINDS:
-        hint = f"one of: {', '.join(KINDS)}"
-        if kind is None:
-            raise InputError("catalog needs to know what to list", hint)
-        raise InputError(f"the catalog has no {kind!r}", did_you_mean(kind, KINDS, hint))
+    hint = f"one of: {', '.join(KINDS)}"
+    if kind is None:
+        raise InputError("catalog needs to know what to list", hint)
+    check_known(kind, KINDS, f"the catalog has no {kind!r}", hint)
     from windtunnel.report import catalog
 
     if name:

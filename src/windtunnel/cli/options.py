@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 
 import click
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known
 
 if TYPE_CHECKING:
     from windtunnel.serving.scenario import Scenario
@@ -91,9 +91,9 @@ class VerbGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         names = self.list_commands(ctx)
-        if args[0] not in names and not args[0].startswith("-"):
-            hint = did_you_mean(args[0], names, f"it has {', '.join(names)}")
-            raise InputError(f"{ctx.command_path} has no command {args[0]!r}", hint)
+        if not args[0].startswith("-"):
+            message = f"{ctx.command_path} has no command {args[0]!r}"
+            check_known(args[0], names, message, f"it has {', '.join(names)}")
         return super().resolve_command(ctx, args)
 
 
@@ -106,20 +106,16 @@ class Option:
     """An option of the command line, under a heading of `--help`: a decorator of commands, or the default of a field.
 
     Args:
-        names: as click takes them.
+        names: names and flags for click.
         section: the heading.
-        settings: what else click takes; without a metavar, values are shown by their type (`METAVARS`).
+        settings: further settings for click; without a metavar, values are shown by their type (`METAVARS`).
     """
 
     def __init__(self, *names: str, section: str, **settings: Any) -> None:
         self.names, self.settings = names, {"cls": SectionedOption, "section": section, **settings}
 
-    def __call__(self, function: Decorated) -> Decorated:
-        """Add the option to the command `function`."""
-        return self.add_to(function)
-
-    def add_to(self, function: Decorated, *names: str, **implied: Any) -> Decorated:
-        """Add it under further `names`; `implied` settings fill those that are not given."""
+    def __call__(self, function: Decorated, *names: str, **implied: Any) -> Decorated:
+        """Add the option to a command, under further `names`; `implied` settings fill those that are not given."""
         settings = {**implied, **self.settings}
         if not settings.get("is_flag"):
             settings.setdefault("metavar", METAVARS.get(settings.get("type"), "NAME"))
@@ -154,7 +150,7 @@ def options_of(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[...,
             function(*bundles, _gathered(kind, values), **values)
 
         for name, hint, option in reversed(list(_declared(kind))):
-            option.add_to(command, name, **_settings_of_type(hint))
+            option(command, name, **_settings_of_type(hint))
         return command
 
     return decorate
@@ -233,7 +229,7 @@ deployment_options = all_of(
     ENGINE("--gpu-memory-utilization", type=float, help="Share of memory to use.  [the engine's]"),
     ENGINE(
         "--calibration",
-        help="A calibration of the catalog, its file, or none.  [the shipped one, of versions that were measured]",
+        help="A calibration of the catalog, its file, or none.  [the shipped one, for measured versions]",
     ),
 )
 
@@ -325,23 +321,32 @@ def assignments(texts: tuple[str, ...]) -> dict[str, Any]:
     return values
 
 
+def quantity(option: str, name: str, text: str) -> float:
+    """Parse the value of an option in the unit of the field `name`.
+
+    Raises:
+        InputError: it is no such quantity; the message names the option.
+    """
+    from windtunnel.units import parse_quantity
+
+    try:
+        return parse_quantity(name, text)
+    except InputError as error:
+        raise InputError(error.message.replace(name, option), error.hint) from None
+
+
 def limits(text: str | None) -> dict[str, Any]:
     """Parse `ttft=2s,tpot=50ms` as fields of an SLO.
 
     Raises:
         InputError: another form, or a limit that does not exist.
     """
-    fields = {}
-    for part in text.replace(":", "=").replace(",", " ").split() if text else []:
-        name, separator, value = part.partition("=")
-        if not separator or not value:
-            raise InputError(f"--slo: {part!r} is not of the form name=time", "for instance --slo ttft=2s,tpot=50ms")
-        if name not in LIMITS:
-            raise InputError(
-                f"--slo: there is no limit {name!r}", did_you_mean(name, LIMITS, f"known: {', '.join(LIMITS)}")
-            )
-        fields[LIMITS[name]] = value
-    return fields
+    from windtunnel.search.capacity.limits import named_values
+
+    values = named_values((text or "").replace(":", "="), "for instance --slo ttft=2s,tpot=50ms")
+    for name in values:
+        check_known(name, LIMITS, f"--slo: there is no limit {name!r}")
+    return {LIMITS[name]: value for name, value in values.items()}
 
 
 def _require_enough(raw: Mapping[str, Any]) -> None:

@@ -12,15 +12,11 @@ QUIET_S = 0.3
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[int, int], None] | None]:
-    """Yield a callback for `simulate` that draws one line, gone afterwards; None where stderr is no terminal."""
-    with counted("simulating", "requests") as callback:
-        yield callback
-
-
-@contextmanager
 def counted(doing: str, things: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Yield a callback for any counted work, as `progress` does: `simulating  ━━━   120 of 1,000 requests`."""
+    """Yield a callback that draws a line, `simulating  ━━━   120 of 1,000 requests`; None where stderr is no terminal.
+
+    The line is gone afterwards.
+    """
     if not sys.stderr.isatty():
         yield None
         return

@@ -10,14 +10,14 @@ import json
 import tempfile
 import time
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import InputError, MissingExtraError, WindtunnelError
+from windtunnel.errors import InputError, WindtunnelError, import_extra
 from windtunnel.formats.collective_calls import CollectiveCall, totals
+from windtunnel.lab.processes import execute, process_group, spawn
 from windtunnel.model import operators as ops
 from windtunnel.training.layers.part import Task
 from windtunnel.training.layers.rank import Group, Rank
@@ -27,7 +27,6 @@ from windtunnel.training.setup import TrainingSetup
 
 MAX_RANKS = 16
 """Most processes on one machine."""
-TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,6 @@ class CommunicationReplay:
     """Results that were checked against their known values, over all ranks."""
     largest_bytes: int
     """Size above which only a part of a message was sent."""
-    elapsed_s: float
 
 
 def replay(setup: TrainingSetup, largest_bytes: int = 1 << 20) -> CommunicationReplay:
@@ -57,8 +55,7 @@ def replay(setup: TrainingSetup, largest_bytes: int = 1 << 20) -> CommunicationR
         WindtunnelError: a rank died, hung, or received what it should not have.
     """
     num_ranks = setup.degrees.num_devices
-    if find_spec("torch") is None:
-        raise MissingExtraError("torch", "replay")
+    import_extra("torch", "replay")
     if num_ranks > MAX_RANKS:
         raise InputError(
             f"the job has {num_ranks} ranks; a replay takes at most {MAX_RANKS}, each a process of this machine",
@@ -66,45 +63,25 @@ def replay(setup: TrainingSetup, largest_bytes: int = 1 << 20) -> CommunicationR
         )
     if largest_bytes < num_ranks:
         raise InputError(f"messages of {largest_bytes} bytes cannot be shared by {num_ranks} ranks")
-    import torch.multiprocessing as processes
-
-    start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="windtunnel-replay-") as folder:
-        try:
-            processes.spawn(_run_rank, (setup, largest_bytes, folder), nprocs=num_ranks)
-        except (processes.ProcessRaisedException, processes.ProcessExitedException) as error:
-            raise WindtunnelError(_first_failure(Path(folder)) or f"a rank of the replay died: {error}") from None
+        if reason := spawn(_run_rank, (setup, largest_bytes, folder), num_ranks):
+            raise WindtunnelError(_first_failure(Path(folder)) or f"a rank of the replay died: {reason}")
         results = [json.loads((Path(folder) / f"{number}.done").read_text()) for number in range(num_ranks)]
-    elapsed_s = time.perf_counter() - start
     calls = tuple(CollectiveCall(*call) for call in results[0]["calls"])
-    return CommunicationReplay(
-        num_ranks, calls, sum(result["num_checked"] for result in results), largest_bytes, elapsed_s
-    )
+    return CommunicationReplay(num_ranks, calls, sum(result["num_checked"] for result in results), largest_bytes)
 
 
 def _run_rank(number: int, setup: TrainingSetup, largest_bytes: int, folder: str) -> None:
     """Run one rank's process."""
-    import torch
-    from torch import distributed
-
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meeting",
-        rank=number,
-        world_size=setup.degrees.num_devices,
-        timeout=timedelta(seconds=TIMEOUT_S),
-    )
-    try:
-        runner = _RankRunner(setup, number, largest_bytes, _new_groups(setup))
-        runner.run()
-        done = {"calls": [*totals(runner.calls)], "num_checked": runner.num_checked}
-        (Path(folder) / f"{number}.done").write_text(json.dumps(done))
-    except Exception as error:
-        (Path(folder) / f"{number}.failed").write_text(f"rank {number}: {error}\n{traceback.format_exc()}")
-        raise
-    finally:
-        distributed.destroy_process_group()
+    with process_group("gloo", f"file://{folder}/meeting", number, setup.degrees.num_devices):
+        try:
+            runner = _RankRunner(setup, number, largest_bytes, _new_groups(setup))
+            runner.run()
+            done = {"calls": [*totals(runner.calls)], "num_checked": runner.num_checked}
+            (Path(folder) / f"{number}.done").write_text(json.dumps(done))
+        except Exception as error:
+            (Path(folder) / f"{number}.failed").write_text(f"rank {number}: {error}\n{traceback.format_exc()}")
+            raise
 
 
 def _first_failure(folder: Path) -> str | None:
@@ -121,13 +98,6 @@ def _new_groups(setup: TrainingSetup) -> dict[tuple[int, ...], Any]:
     rank = Rank(setup)
     every = {group_ranks(rank, group, number) for group in Group for number in range(setup.degrees.num_devices)}
     return {ranks: distributed.new_group(list(ranks)) for ranks in sorted(every) if len(ranks) > 1}
-
-
-def newest(name: str, former_name: str) -> Any:
-    """Return a collective of torch.distributed by the name that torch 2.13 gave it, or by the former name."""
-    from torch import distributed
-
-    return getattr(distributed, name, None) or getattr(distributed, former_name)
 
 
 @dataclass
@@ -165,20 +135,51 @@ class _RankRunner:
         if len(ranks) != op.num_ranks:
             raise WindtunnelError(f"{task.name}: expected a group of {op.num_ranks} ranks, it has {len(ranks)}")
         size = round(float(op.message_bytes))
-        shares = self._shares(size, len(ranks))
-        carry_out = getattr(self, f"_{op.op}")
+        # A rank's share is padded as a framework does, or cut by the limit.
+        share = -(-min(size, self.largest_bytes) // len(ranks))
         for _ in range(round(task.count)):
             start = time.perf_counter()
-            carry_out(task.name, ranks, shares)
+            received, sent, expected = self._data(op.op, ranks, share)
+            if op.op == "send_recv":
+                self._turn_ring(ranks, received, sent)
+            else:
+                execute(op.op, received, sent, self.groups.get(ranks))
+            self._check(task.name, received, expected)
             elapsed_s = time.perf_counter() - start
             self.calls.append(CollectiveCall(op.op, str(group), len(ranks), size, duration_s=elapsed_s))
 
-    def _shares(self, size: int, num_ranks: int) -> int:
-        """Return the bytes of one rank's share, padded as a framework does, or cut by the limit."""
-        return -(-min(size, self.largest_bytes) // num_ranks)
+    def _data(self, op: str, ranks: tuple[int, ...], share: int) -> tuple[Any, Any, Any]:
+        """Return the buffers in which a collective receives and sends, and what must be received."""
+        import torch
 
-    def _group(self, ranks: tuple[int, ...]) -> Any:
-        return self.groups.get(ranks)
+        def filled(value: int, num_shares: int = len(ranks)) -> Any:
+            return torch.full((share * num_shares,), value, dtype=torch.uint8)
+
+        def numbered(values: Iterable[int]) -> Any:
+            return torch.tensor([*values], dtype=torch.uint8).repeat_interleave(share)
+
+        place = ranks.index(self.number)
+        match op:
+            case "all_reduce":
+                return filled(1), None, filled(len(ranks))
+            case "all_gather":
+                return filled(0), filled(self.number, 1), numbered(ranks)
+            case "reduce_scatter":
+                # Every rank gives the share of rank r the value of r's place; their sum is that times the ranks.
+                return filled(0, 1), numbered(range(len(ranks))), filled(place * len(ranks), 1)
+            case "all_to_all":
+                return filled(0), filled(self.number), numbered(ranks)
+            case _:
+                return filled(0), filled(self.number), filled(ranks[place - 1])
+
+    def _turn_ring(self, ranks: tuple[int, ...], received: Any, sent: Any) -> None:
+        """Send to the next rank of a ring, and receive from the one before."""
+        from torch import distributed
+
+        place, tag = ranks.index(self.number), len(self.calls)
+        work = distributed.isend(sent, ranks[(place + 1) % len(ranks)], tag=tag)
+        distributed.recv(received, ranks[place - 1], tag=tag)
+        work.wait()
 
     def _check(self, name: str, received: Any, expected: Any) -> None:
         import torch
@@ -186,59 +187,6 @@ class _RankRunner:
         if not torch.equal(received, expected):
             raise WindtunnelError(f"{name}: expected {expected[:4].tolist()}..., received {received[:4].tolist()}...")
         self.num_checked += 1
-
-    def _numbered(self, ranks: tuple[int, ...], share: int) -> Any:
-        """Return a share from each rank, filled with its number."""
-        import torch
-
-        return torch.tensor(ranks, dtype=torch.uint8).repeat_interleave(share)
-
-    def _all_reduce(self, name: str, ranks: tuple[int, ...], share: int) -> None:
-        import torch
-        from torch import distributed
-
-        data = torch.ones(share * len(ranks), dtype=torch.uint8)
-        distributed.all_reduce(data, group=self._group(ranks))
-        self._check(name, data, torch.full_like(data, len(ranks)))
-
-    def _all_gather(self, name: str, ranks: tuple[int, ...], share: int) -> None:
-        import torch
-
-        gathered = torch.empty(share * len(ranks), dtype=torch.uint8)
-        mine = torch.full((share,), self.number, dtype=torch.uint8)
-        newest("all_gather_single", "all_gather_into_tensor")(gathered, mine, group=self._group(ranks))
-        self._check(name, gathered, self._numbered(ranks, share))
-
-    def _reduce_scatter(self, name: str, ranks: tuple[int, ...], share: int) -> None:
-        import torch
-
-        # Every rank gives the share of rank r the value of r's place; their sum is that times the ranks.
-        places = torch.arange(len(ranks), dtype=torch.uint8).repeat_interleave(share)
-        mine = torch.empty(share, dtype=torch.uint8)
-        newest("reduce_scatter_single", "reduce_scatter_tensor")(mine, places, group=self._group(ranks))
-        self._check(name, mine, torch.full_like(mine, ranks.index(self.number) * len(ranks)))
-
-    def _all_to_all(self, name: str, ranks: tuple[int, ...], share: int) -> None:
-        import torch
-        from torch import distributed
-
-        arrived = torch.empty(share * len(ranks), dtype=torch.uint8)
-        mine = torch.full((share * len(ranks),), self.number, dtype=torch.uint8)
-        distributed.all_to_all_single(arrived, mine, group=self._group(ranks))
-        self._check(name, arrived, self._numbered(ranks, share))
-
-    def _send_recv(self, name: str, ranks: tuple[int, ...], share: int) -> None:
-        """Carry out one turn of a ring: send to the next rank, receive from the one before."""
-        import torch
-        from torch import distributed
-
-        place = ranks.index(self.number)
-        mine = torch.full((share * len(ranks),), self.number, dtype=torch.uint8)
-        arrived = torch.empty_like(mine)
-        work = distributed.isend(mine, ranks[(place + 1) % len(ranks)], tag=len(self.calls))
-        distributed.recv(arrived, ranks[place - 1], tag=len(self.calls))
-        work.wait()
-        self._check(name, arrived, torch.full_like(mine, ranks[place - 1]))
 
     def _message(self, exchange: Exchange) -> tuple[int, int, int]:
         """Return (peer, tag, bytes) of a message; both ends compute the same tag."""

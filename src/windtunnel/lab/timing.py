@@ -1,7 +1,5 @@
 """Clocks that time the operators inside a running forward."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +25,7 @@ CLOCKS_OF_HOST: Mapping[str, Callable[[], float]] = {"cpu_time": time.process_ti
 QUEUE_AHEAD_S, MOST_AHEAD_S = 0.01, 0.2
 """Time that a GPU waits before a timed forward, while the host queues its kernels; longer where the host needs more."""
 CYCLES_PER_S = 2e9
-"""Clock rate of a GPU, which `torch.cuda._sleep` counts: H100 SXM 1.98 GHz, A100 1.41, others up to 2.6 (data
-sheets)."""
+"""Clock rate that `torch.cuda._sleep` counts: H100 SXM 1.98 GHz, A100 1.41, others up to 2.6 (data sheets)."""
 EMPTY_MARKS = 200
 
 
@@ -48,7 +45,7 @@ class Stopwatch(Protocol):
 class HostStopwatch:
     """A stopwatch whose marks read a clock of the host; right where operators run on the host.
 
-    `mark_s`, what a mark itself costs, is taken off every stretch.
+    `mark_s`, the cost of a mark itself, is subtracted from every span.
     """
 
     now: Callable[[], float]
@@ -61,7 +58,7 @@ class HostStopwatch:
         self.times_s.append(self.now())
 
     def durations(self) -> dict[str, list[float]]:
-        return _stretches(self.names, np.maximum(np.diff(self.times_s) - self.mark_s, 0.0).tolist())
+        return _spans(self.names, np.maximum(np.diff(self.times_s) - self.mark_s, 0.0).tolist())
 
 
 @dataclass
@@ -70,7 +67,7 @@ class CudaStopwatch:
 
     Args:
         in_graph: marks are made while a graph is captured, and read after each of its replays.
-        mark_s: what an event itself takes in the stream, which is taken off every stretch.
+        mark_s: time that an event itself takes in the stream; it is subtracted from every span.
     """
 
     in_graph: bool = False
@@ -93,7 +90,7 @@ class CudaStopwatch:
         torch.cuda.synchronize()
         pairs = zip(self.events, self.events[1:], strict=False)
         spent_s = [before.elapsed_time(after) / 1e3 for before, after in pairs]
-        return _stretches(self.names, [max(one_s - self.mark_s, 0.0) for one_s in spent_s])
+        return _spans(self.names, [max(span_s - self.mark_s, 0.0) for span_s in spent_s])
 
 
 RANGE = "windtunnel:stretch:"
@@ -138,10 +135,10 @@ class KinetoStopwatch:
             if event.name.startswith(RANGE) and event.device_type == torch.autograd.DeviceType.CPU:
                 spent_us = event.device_time_total if self.is_cuda else event.cpu_time_total
                 seconds[int(event.name.removeprefix(RANGE))] = spent_us / 1e6
-        return _stretches(self.names, seconds[:-1])
+        return _spans(self.names, seconds[:-1])
 
 
-def _stretches(names: Sequence[str], seconds: Sequence[float]) -> dict[str, list[float]]:
+def _spans(names: Sequence[str], seconds: Sequence[float]) -> dict[str, list[float]]:
     by_name: dict[str, list[float]] = {}
     for name, spent_s in zip(names[1:], seconds, strict=True):
         if name:
@@ -154,7 +151,7 @@ def stopwatch(clock: str, launch_s: float = 0.0) -> Stopwatch:
 
     Args:
         clock: one of `CLOCKS`.
-        launch_s: what the host takes to queue what is timed on a GPU, where that is known.
+        launch_s: time in which the host queues the timed work of a GPU, where it is known.
     """
     if clock == "kineto":
         return KinetoStopwatch()
@@ -166,16 +163,14 @@ def stopwatch(clock: str, launch_s: float = 0.0) -> Stopwatch:
 
 
 def queue_ahead(launch_s: float = 0.0) -> None:
-    """Let the GPU wait while the host queues what is timed: twice as long as that takes."""
+    """Let the GPU wait while the host queues the timed work, twice as long as queueing takes."""
     import torch
 
     torch.cuda._sleep(int(min(max(QUEUE_AHEAD_S, 2 * launch_s), MOST_AHEAD_S) * CYCLES_PER_S))
 
 
 def captured(run: Callable[[], object]) -> Callable[[], object] | None:
-    """Return a function that replays the kernels of `run` as a CUDA graph; None where `run` waits for the GPU and so
-    cannot be captured.
-    """
+    """Return a function that replays `run` as a CUDA graph; None where `run` waits for the GPU."""
     import torch
 
     torch.cuda.synchronize()
@@ -240,7 +235,7 @@ def clock_for(device: str, num_threads: int, clock: str | None = None) -> str:
 
 
 def cpu_pressure() -> float | None:
-    """Seconds since start-up in which some task of the machine waited for a CPU (Linux PSI); None where unknown."""
+    """Return the seconds since start-up in which some task waited for a CPU (Linux PSI); None where unknown."""
     try:
         with open("/proc/pressure/cpu", encoding="ascii") as file:  # noqa: PTH123
             return int(file.readline().rsplit("total=", 1)[1]) / 1e6
@@ -248,20 +243,17 @@ def cpu_pressure() -> float | None:
         return None
 
 
-@dataclass(frozen=True)
-class Pressure:
-    """Share of a time span in which some task of the machine waited for a CPU."""
+def measure_pressure() -> Callable[[], float | None]:
+    """Return a function that gives the fraction of the time since this call in which some task waited for a CPU.
 
-    start_s: float | None
-    started_s: float
+    It returns None where the kernel does not say.
+    """
+    started_s, before_s = time.monotonic(), cpu_pressure()
 
-    @staticmethod
-    def start() -> Pressure:
-        return Pressure(cpu_pressure(), time.monotonic())
-
-    def fraction(self) -> float | None:
-        """Fraction of the time since the start; None where the kernel does not say."""
+    def fraction() -> float | None:
         now_s = cpu_pressure()
-        if self.start_s is None or now_s is None:
+        if before_s is None or now_s is None:
             return None
-        return (now_s - self.start_s) / max(time.monotonic() - self.started_s, 1e-9)
+        return (now_s - before_s) / max(time.monotonic() - started_s, 1e-9)
+
+    return fraction

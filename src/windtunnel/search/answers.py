@@ -15,7 +15,7 @@ from windtunnel.search.confidence import confidence_above, margin
 from windtunnel.search.evaluation.evaluate import Evaluator
 from windtunnel.search.evaluation.schema import Question
 from windtunnel.search.evaluation.training import TrainingEvaluator
-from windtunnel.search.executors import Workers
+from windtunnel.search.executors import start_workers
 from windtunnel.search.finalists import best_by_value, undominated
 from windtunnel.search.scores import score
 from windtunnel.search.space.space import Space, point_at
@@ -29,8 +29,7 @@ from windtunnel.training.step import TrainingResult, simulate_training
 
 
 def frontier(outcome: SearchOutcome, objectives: Sequence[str]) -> list[int]:
-    """Return the points that no other point beats in all objectives, best in the first objective first; of equal points
-    the first.
+    """Return the points that no other beats in all objectives, best in the first objective first; of equals the first.
 
     Where points met several streams of requests, only those points count, by their means. A point without one of the
     figures is not returned.
@@ -105,9 +104,7 @@ def ratio(value: float, best: float) -> float:
 
 
 def confidence(outcome: SearchOutcome, objective: str, rank: int = 0) -> float | None:
-    """Confidence that a point of the ranking is better than the next; None without enough streams or without a next
-    point.
-    """
+    """Return the confidence that a point of the ranking beats the next; None without enough streams or a next point."""
     if outcome.num_finalists < rank + 2:
         return None
     first, second = (outcome.seeds[index] for index in outcome.ranking[rank : rank + 2])
@@ -118,15 +115,14 @@ def confidence(outcome: SearchOutcome, objective: str, rank: int = 0) -> float |
 
 
 def misconfiguration(study: Study, store: Store) -> list[list[float]]:
-    """Score `[i][j]` of workload i's best point under workload j, as a share of j's best; 0: it breaks the limits
-    there.
+    """Score `[i][j]` of workload i's best point under j, as a share of j's best; 0: it breaks the limits there.
 
     Among points that are equally good for i, the best one under j counts: a setting without effect on i costs nothing.
     """
     space = study.space
     rows = []
-    with Workers(space) as workers:
-        asker = Asker(space, store, workers)
+    with start_workers(space) as run_chunks:
+        asker = Asker(space, store, run_chunks)
         best = [each.evaluations[each.ranking[0]] for each in study.outcomes]
         for outcome in study.outcomes:
             equal = equally_good(study, outcome)

@@ -1,31 +1,25 @@
 """Ask points of a space, each question once: first the store, then the workers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from windtunnel.errors import InputError
 from windtunnel.search.evaluation.schema import Evaluation, Question
-from windtunnel.search.executors import PointChunk, Workers, evaluator_of
+from windtunnel.search.executors import PointChunk, Progress, RunChunks, evaluator_of
 from windtunnel.search.space.space import Space
 from windtunnel.search.store import Store
 
 CHUNK_POINTS = (16, 256)
 """Smallest and largest chunk. Chunks of whole families skipped twice as many duplicate points as chunks of 64 did."""
 
-
 LEAST_CHUNKS = 8
 """Fewest chunks of a search, so that several workers have something to do even in a small one."""
-
-
-Progress = Callable[[int, int], None]
-"""Called with (points answered, points in all)."""
 
 
 @dataclass(eq=False)
 class Count:
     """Counters of a search's work."""
 
-    num_answers: int = 0
     num_known: int = 0
     """Answers from a former search, or from another point with an equal deployment."""
     num_duplicates: int = 0
@@ -41,7 +35,7 @@ class Asker:
 
     space: Space
     store: Store
-    workers: Workers
+    run_chunks: RunChunks
     progress: Progress | None = None
     count: Count = field(default_factory=Count)
 
@@ -65,8 +59,8 @@ class Asker:
         """Return the answers of points; answers that the store has are not computed again.
 
         Args:
-            workload: by name; None is the scenario's own.
-            indices: of the points.
+            workload: name of a workload; None is the scenario's own.
+            indices: positions of the points.
             question: the same for all.
             near: point -> a load to begin at.
         """
@@ -80,7 +74,6 @@ class Asker:
         keys = {same[0]: key for key, same in by_key.items()}
         known = self.store.find(list(by_key))
         missing = [index for index, key in keys.items() if key not in known]
-        self.count.num_answers += len(indices)
         self.count.num_known += len(indices) - len(answers) - len(missing)
         chunks = self._chunks(workload, missing, question, near)
         known |= self._run(chunks, keys, len(indices), len(indices) - len(missing))
@@ -92,7 +85,7 @@ class Asker:
         self, chunks: list[PointChunk], keys: dict[int, str], num_points: int, num_known: int
     ) -> dict[str, Evaluation]:
         by_key: dict[str, Evaluation] = {}
-        for answers in self.workers.run(chunks, self.evaluator):
+        for answers in self.run_chunks(chunks, self.evaluator):
             indices = chunks[answers.chunk].indices
             kept = {keys[index]: answer for index, answer in zip(indices, answers.evaluations, strict=True)}
             self.store.add(kept)

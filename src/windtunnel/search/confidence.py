@@ -35,21 +35,20 @@ def student_quantile(confidence: float, dof: int) -> float:
 
 
 def margin(values: Sequence[float], confidence: float = CONFIDENCE) -> float | None:
-    """One-sided half-width of the confidence interval of the mean of `values`; None for fewer than two values."""
+    """Return the one-sided half-width of the confidence interval of the mean; None for fewer than two values."""
     if len(values) < 2:
         return None
     return student_quantile(confidence, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def lower_bound(values: Sequence[float], confidence: float = CONFIDENCE) -> float | None:
-    """Lower confidence bound of the mean of `values`; None for fewer than two values."""
+    """Return the lower confidence bound of the mean of `values`; None for fewer than two values."""
     off = margin(values, confidence)
     return None if off is None else statistics.fmean(values) - off
 
 
 def confidence_above(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Return the confidence that the mean of `first` exceeds that of `second`, over the same streams of requests; None
-    for fewer than two pairs.
+    """Return the confidence that the mean of `first` exceeds that of `second`; None for fewer than two pairs.
 
     A one-sided paired t-test: common random numbers leave only what differs between the two.
     """

@@ -31,8 +31,7 @@ def frontier_names(space: Space, holding: Sequence[Evaluation]) -> tuple[str, st
 
 
 def undominated(scores: Mapping[int, Sequence[float]]) -> list[int]:
-    """Return the points that no other point beats in all scores, best in the first score first; of equal points the
-    first.
+    """Return the points that no other beats in all scores, best in the first score first; of equals the first.
 
     A point without one of the figures, whose score is infinite, is not on it.
     """
@@ -69,7 +68,7 @@ def most_promising(space: Space, evaluations: Mapping[int, Evaluation]) -> list[
 
 
 def label_of(value: object) -> str:
-    """Format a value of `vary` as one word or a few."""
+    """Format a value of `vary` as a label."""
     if isinstance(value, str):
         return value
     return "default" if value is None else msgspec.json.encode(value).decode()

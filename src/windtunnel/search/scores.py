@@ -24,7 +24,7 @@ LESS_OF_JOBS = ("step_s", "run_s", "run_usd", "run_j", "token_j", "usd_per_hour"
 
 
 def objectives_of(space: Space) -> tuple[str, ...]:
-    """Names of the objectives that a space can be searched for."""
+    """Return the names of the objectives that a space can be searched for."""
     return (*MORE_OF_JOBS, *LESS_OF_JOBS) if space.is_training else OBJECTIVES
 
 
@@ -42,13 +42,13 @@ def score(evaluation: Evaluation, objective: str) -> float:
 
 
 def ranked(evaluations: Mapping[int, Evaluation], objective: str) -> list[int]:
-    """The points that hold the limits, best first; of equal ones the first."""
+    """Return the points that hold the limits, best first; of equal ones the first."""
     scores = {index: score(evaluation, objective) for index, evaluation in evaluations.items()}
     return sorted((index for index in scores if scores[index] > -math.inf), key=lambda index: (-scores[index], index))
 
 
 def sure_score(evaluations: Sequence[Evaluation], objective: str) -> float:
-    """Lower bound of a score over streams of requests; the score itself for a single stream."""
+    """Return the lower bound of a score over streams of requests; for a single stream the score itself."""
     scores = [score(evaluation, objective) for evaluation in evaluations]
     if not all(map(math.isfinite, scores)):
         return -math.inf

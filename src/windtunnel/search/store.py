@@ -1,7 +1,7 @@
 """Store of answers between searches: one SQLite file, keyed by a digest of all that decides an answer.
 
 A damaged entry, a damaged file or a full disk costs time and never an answer: what cannot be read is run again, and
-where nothing can be written the search goes on without the file. Each is said once.
+where nothing can be written the search goes on without the file. Each gives one warning.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -36,7 +37,7 @@ class Store:
 
     Args:
         path: the file, made where it is missing; None keeps answers in memory only.
-        warn: told what could not be read or written.
+        warn: called with what could not be read or written.
         is_read_only: the file stays as it is, while a search may be writing it.
     """
 
@@ -66,8 +67,10 @@ class Store:
         missing = [key for key in keys if key not in answers]
         damaged = 0
         for first in range(0, len(missing), KEYS_AT_ONCE):
-            some = missing[first : first + KEYS_AT_ONCE]
-            for key, answer, checksum in self._select(some):
+            batch = missing[first : first + KEYS_AT_ONCE]
+            marks = ",".join("?" * len(batch))
+            query = f"select key, answer, checksum from evaluations where key in ({marks})"
+            for key, answer, checksum in self._select(query, batch):
                 evaluation = _read(answer, checksum)
                 if evaluation is None:
                     damaged += 1
@@ -77,11 +80,10 @@ class Store:
             self.warn(f"{damaged} damaged {'entry' if damaged == 1 else 'entries'} in {self.path}: run again")
         return answers
 
-    def _select(self, keys: Sequence[str]) -> list[tuple[str, object, object]]:
+    def _select(self, query: str, keys: Sequence[str] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a query; none without a file, or where it cannot be read."""
         if self.connection is None:
             return []
-        marks = ",".join("?" * len(keys))
-        query = f"select key, answer, checksum from evaluations where key in ({marks})"
         try:
             return self.connection.execute(query, keys).fetchall()
         except sqlite3.Error as error:
@@ -112,23 +114,12 @@ class Store:
 
     def is_finished(self, name: str) -> bool:
         """Whether the same search was done before, so that its answers are likely to be here."""
-        if self.connection is None:
-            return False
-        try:
-            row = self.connection.execute("select is_done from searches where name = ?", (name,)).fetchone()
-        except sqlite3.Error as error:
-            self._give_up("read", error)
-            return False
-        return row is not None and bool(row[0])
+        return any(is_done for (is_done,) in self._select("select is_done from searches where name = ?", (name,)))
 
     def unfinished(self) -> str | None:
         """Return the space of the last search that began and is not done."""
-        if self.connection is None:
-            return None
-        row = self.connection.execute(
-            "select space from searches where is_done = 0 order by number desc limit 1"
-        ).fetchone()
-        return None if row is None else str(row[0])
+        rows = self._select("select space from searches where is_done = 0 order by number desc limit 1")
+        return str(rows[0][0]) if rows else None
 
     def _write(self, statement: str, rows: Iterable[tuple[str | bytes, ...]]) -> None:
         if self.connection is None:

@@ -1,41 +1,23 @@
 """Run a search: evaluate points by the space's strategy, and the finalists with further streams of requests."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 import msgspec
 
-from windtunnel.errors import InputError, did_you_mean
-from windtunnel.search.asker import Asker, Count, Progress
+from windtunnel.errors import InputError, check_known
+from windtunnel.search.asker import Asker, Count
 from windtunnel.search.confidence import confidence_above, margin
 from windtunnel.search.evaluation.schema import Evaluation, Question
-from windtunnel.search.executors import ExecutorName, Workers
+from windtunnel.search.executors import HERE, Means, start_workers
 from windtunnel.search.finalists import most_promising
 from windtunnel.search.scores import objectives_of, ranked, score, sure_score
-from windtunnel.search.space.space import Point, Space, point_at, workload_names
+from windtunnel.search.space.space import STRATEGIES, Point, Space, point_at, workload_names
 from windtunnel.search.store import Store
-from windtunnel.search.strategies import STRATEGIES
 
 SURE = 0.95
 """Confidence that the best point beats the next; no further seeds are run from there on."""
-
-
-@dataclass(frozen=True)
-class Means:
-    """The workers that run a search; its answers do not depend on them."""
-
-    executor: ExecutorName = "here"
-    num_workers: int = 1
-    address: str | None = None
-    progress: Progress | None = None
-
-    def reporting(self, progress: Progress | None) -> "Means":
-        """Return the same means with another `progress`."""
-        return replace(self, progress=progress)
-
-
-HERE = Means()
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,15 +92,12 @@ def search(space: Space, store: Store, means: Means = HERE) -> Study:
     Raises:
         InputError: the objective is unknown, or every point is refused.
     """
-    known = objectives_of(space)
-    if space.objective not in known:
-        hint = did_you_mean(space.objective, known, f"known: {', '.join(known)}")
-        raise InputError(f"there is no objective {space.objective!r}", hint)
+    check_known(space.objective, objectives_of(space), f"there is no objective {space.objective!r}")
     name = hashlib.sha256(msgspec.json.encode(space)).hexdigest()
     likely_known = store.is_finished(name)
     store.begin(name, msgspec.json.encode(space).decode())
-    with Workers(space, means.executor, means.num_workers, means.address, at_once=not likely_known) as workers:
-        asker = Asker(space, store, workers, means.progress)
+    with start_workers(space, means, at_once=not likely_known) as run_chunks:
+        asker = Asker(space, store, run_chunks, means.progress)
         try:
             outcomes = [_search_workload(asker, workload) for workload in workload_names(space)]
         except InputError:
@@ -130,8 +109,8 @@ def search(space: Space, store: Store, means: Means = HERE) -> Study:
 
 def _search_workload(asker: Asker, workload: str | None) -> SearchOutcome:
     """Evaluate the points under one workload, then the finalists with further streams."""
-    space = asker.space
-    evaluations = STRATEGIES[space.strategy](asker, workload)
+    space, strategy = asker.space, STRATEGIES.get(asker.space.strategy)
+    evaluations = strategy.evaluate(asker, workload)
     asker.check_some(workload, evaluations)
     ranking = ranked(evaluations, space.objective)
     finalists = ranking[: space.finalists]
@@ -139,7 +118,7 @@ def _search_workload(asker: Asker, workload: str | None) -> SearchOutcome:
     sure = {index: sure_score(seeds[index], space.objective) for index in finalists}
     first = sorted(finalists, key=lambda index: (-sure[index], index))
     num_streams = len(seeds[first[0]]) if first else 1
-    if space.strategy == "exhaustive" and num_streams > 1:
+    if strategy.IS_EXHAUSTIVE and num_streams > 1:
         others = [index for index in most_promising(space, evaluations) if index not in seeds]
         seeds |= {index: [evaluations[index]] for index in others}
         for seed in range(1, num_streams):

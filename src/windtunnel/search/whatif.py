@@ -25,10 +25,10 @@ def axes_of(vary: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def grid_of(raw: dict[str, Any], vary: Sequence[str]) -> Space:
-    """The space that `--vary` options make of a scenario, as builtins.
+    """Return the space that `--vary` options make of a scenario, given as builtins.
 
     Raises:
-        InputError: as `axes_of`; a path that is no path, or more points than a quick look has.
+        InputError: as `axes_of`; a path that leads nowhere, or more than `MOST_POINTS` points.
     """
     space = space_from({**raw, "vary": axes_of(vary), "load": "given"}, "--vary")
     if space.num_points > MOST_POINTS:

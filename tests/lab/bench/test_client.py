@@ -2,27 +2,31 @@
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from lab.fake_server import fake_server
 from windtunnel.errors import InputError, WindtunnelError
-from windtunnel.lab.bench.client import Endpoint, Load, bench, shared_prompts
-from windtunnel.lab.engines.servers import started
-from windtunnel.lab.engines.tiny_models import TINY, write_tiny_gguf, write_tiny_model
+from windtunnel.lab.bench.client import Endpoint, bench, shared_prompts
+from windtunnel.lab.servers import started
+from windtunnel.lab.tiny_models import TINY, write_tiny_gguf, write_tiny_model
 from windtunnel.metrics.client import CLIENT_COLUMNS, client_summary
 from windtunnel.report.lab.bench import vllm_document
 from windtunnel.workload.arrivals import ClosedLoop
+from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 
 pytest.importorskip("httpx", reason="httpx is not installed; the client speaks with it")
 
 FIRST_S, GAP_S = 0.05, 0.01
 
 
-def load_of(n: int, **fields: object) -> Load:
-    return Load(np.arange(n) * 0.01, np.full(n, 12), np.full(n, 4), **fields)  # type: ignore[arg-type]
+def load_of(n: int, **fields: Any) -> RequestArrays:
+    load = RequestArrays(np.arange(n) * 0.01, np.full(n, 12), np.full(n, 4), np.zeros(n, np.int64))
+    return replace(load, **fields)
 
 
 def test_an_open_loop_measures_the_servers_delays() -> None:
@@ -55,7 +59,7 @@ def test_the_part_that_only_ends_a_stream_is_no_token() -> None:
 
 def test_a_closed_loop_keeps_its_concurrency() -> None:
     with fake_server(0.02, 0.002) as (url, seen):
-        run = bench(Endpoint(url), Load(np.zeros(12), np.full(12, 5), np.full(12, 3), concurrency=3))
+        run = bench(Endpoint(url), load_of(12, arrival_s=np.zeros(12), output_tokens=np.full(12, 3), concurrency=3))
     assert seen.most_under_way == 3
     assert 2 < client_summary(run.requests, run.tokens).mean_present <= 3.01
 
@@ -63,7 +67,7 @@ def test_a_closed_loop_keeps_its_concurrency() -> None:
 def test_a_capped_rate_sends_no_earlier_than_released_and_no_more_than_the_cap() -> None:
     released_s = np.arange(12) * 0.01
     with fake_server(0.05, 0.002) as (url, seen):
-        run = bench(Endpoint(url), Load(released_s, np.full(12, 5), np.full(12, 3), concurrency=2))
+        run = bench(Endpoint(url), load_of(12, arrival_s=released_s, output_tokens=np.full(12, 3), concurrency=2))
     assert seen.most_under_way == 2
     assert (run.requests["arrival_s"] >= released_s).all()
     # Two at a time take 0.05 s and more each: the last is sent long after its release.
@@ -72,14 +76,16 @@ def test_a_capped_rate_sends_no_earlier_than_released_and_no_more_than_the_cap()
 
 def test_turns_wait_for_each_other_and_share_their_beginnings() -> None:
     # Two sessions of two turns; node 1 continues node 0.
-    shared = shared_prompts(np.array([-1, 0]), np.array([6, 4]), np.array([0, -1, 1, -1]), 500)
-    load = Load(
-        np.zeros(4),
-        np.array([8, 8, 14, 8]),
-        np.full(4, 3),
+    prefixes = PrefixArrays(np.array([-1, 0]), np.array([6, 4]), np.array([0, -1, 1, -1]), np.full(4, -1))
+    shared = shared_prompts(prefixes, 500)
+    load = load_of(
+        4,
+        arrival_s=np.zeros(4),
+        input_tokens=np.array([8, 8, 14, 8]),
+        output_tokens=np.full(4, 3),
         previous=np.array([-1, -1, 0, 1]),
         think_s=np.array([0, 0, 0.05, 0.05]),
-        shared=shared,
+        prefixes=prefixes,
     )
     with fake_server(0.02, 0.002) as (url, seen):
         run = bench(Endpoint(url, vocabulary=500), load)
@@ -166,6 +172,7 @@ def test_the_tiny_model_is_a_whole_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_tiny_gguf_is_what_the_format_says(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="gguf is not installed; it writes the file")
     path = write_tiny_gguf(tmp_path)
     content = path.read_bytes()
     assert content[:4] == b"GGUF"

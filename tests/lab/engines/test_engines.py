@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from windtunnel.lab.bench.client import Endpoint, Load, bench
-from windtunnel.lab.engines.servers import started
-from windtunnel.lab.engines.tiny_models import write_tiny_gguf, write_tiny_model
+from windtunnel.lab.bench.client import Endpoint, bench
+from windtunnel.lab.servers import started
+from windtunnel.lab.tiny_models import write_tiny_gguf, write_tiny_model
 from windtunnel.metrics.client import client_summary
+from windtunnel.workload.generate.requests import RequestArrays
 
 PYTHON = os.environ.get("WINDTUNNEL_ENGINE_PYTHON", "")
 LLAMA_PYTHON = os.environ.get("WINDTUNNEL_LLAMA_PYTHON", "")
@@ -26,7 +27,7 @@ of_vllm = [
 ]
 of_transformers = [pytest.mark.skipif(not TRANSFORMERS_PYTHON, reason="transformers is not installed")]
 
-LOAD = Load(np.arange(12) * 0.2, np.full(12, 24), np.full(12, 6))
+LOAD = RequestArrays(np.arange(12) * 0.2, np.full(12, 24), np.full(12, 6), np.zeros(12, np.int64))
 
 
 @pytest.mark.engine
@@ -79,9 +80,9 @@ DRIVE = """
 import sys
 import numpy as np
 from pathlib import Path
-from windtunnel.formats.engine_run import write_engine_runs
-from windtunnel.lab.engines.drive import drive
-from windtunnel.lab.engines.tiny_models import TINY
+from drive import drive
+from readers.engine_run import write_engine_runs
+from windtunnel.lab.tiny_models import TINY
 {start}
 runs = []
 for seed in range(10):
@@ -114,15 +115,15 @@ def test_an_engine_in_process_forms_the_simulators_batches(
 ) -> None:
     import subprocess
 
-    from formats.test_recorded_engine import settings
+    from benchmarks.test_recorded_engine import settings
+    from readers.engine_run import read_engine_runs
     from serving.pool_of_one import run_pool
-    from windtunnel.formats.engine_run import read_engine_runs
     from windtunnel.serving.deployment import EngineSettings
     from windtunnel.serving.setup.step_prices import recorded_steps
-    from windtunnel.workload.generate.requests import RequestArrays
 
     path = tmp_path / "run.json"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
+    root = Path(__file__).parents[3]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{root / 'src'}:{root / 'benchmarks'}"}
     subprocess.run([python, "-c", DRIVE.format(start=start), path], check=True, env=environment, capture_output=True)
     engine = settings()._replace(max_num_seqs=4, max_num_batched_tokens=64, block_size=block_size, num_blocks=512)
     runs = read_engine_runs(path)
@@ -146,7 +147,7 @@ def test_the_hosts_share_of_an_engines_steps_is_measured(tmp_path: Path, python:
     import json
     import subprocess
 
-    from windtunnel.lab.engines.tiny_models import TINY
+    from windtunnel.lab.tiny_models import TINY
 
     (tmp_path / "config.json").write_text(json.dumps(dict(TINY)), encoding="utf-8")
     command = [python, "-m", "windtunnel", "profile", "overheads", "--engine", engine, "--model", "config.json"]

@@ -57,7 +57,7 @@ def test_unknown_collectives_are_refused() -> None:
 def test_two_processes_over_gloo() -> None:
     pytest.importorskip("torch", reason="torch is not installed; collectives run on its gloo")
     ops = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
-    timings = time_collectives(CollectivesPlan(ops, (2,), (1024, 1 << 18), "gloo", 8))
+    timings = time_collectives(CollectivesPlan(ops, (2,), (1024, 1 << 18), "gloo", 8), print)
     assert [(row.op, row.size_bytes) for row in timings] == [(op, size) for op in ops for size in (1024, 1 << 18)]
     assert all(row.statistics.median_s > 0 for row in timings)
     assert len(collective_tables(timings, "test")) == 5

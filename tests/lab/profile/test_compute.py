@@ -190,10 +190,11 @@ def test_a_processor_is_not_measured_under_the_name_of_a_gpu(tmp_path: Path) -> 
 
 
 def test_a_profile_of_another_device_is_refused(tmp_path: Path) -> None:
-    from windtunnel.lab.profile.compute import tables_of
+    from windtunnel.lab.profile.compute import operator_tables
     from windtunnel.pricing.profile import write_profile
 
-    tables = tables_of([CountingStepper(SHARD).measure(StepShape(2, 64))], "test")
+    operators = CountingStepper(SHARD).measure(StepShape(2, 64)).operators
+    tables = operator_tables([(operator.op, operator.statistics) for operator in operators], "test")
     write_profile(tmp_path, tables, {"device": "some_cpu"})
     with pytest.raises(InputError, match="was measured on some_cpu, the deployment is on h100_sxm"):
         profile_estimator(tmp_path, catalog.device("h100_sxm"), None)

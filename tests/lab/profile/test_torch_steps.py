@@ -16,7 +16,7 @@ from windtunnel.lab.profile import torch_steps as profile_torch
 from windtunnel.lab.profile.attention import check_attention
 from windtunnel.lab.profile.machine import device_of
 from windtunnel.lab.profile.model import Mark, StepShape
-from windtunnel.lab.profile.samples import Repeats, merged
+from windtunnel.lab.profile.samples import Repeats
 from windtunnel.lab.profile.torch_steps import timed_forward, whole_forward
 from windtunnel.lab.timing import HostStopwatch, KinetoStopwatch
 from windtunnel.model.operators import Elementwise, Op
@@ -149,19 +149,6 @@ def test_attention_that_cannot_run_here_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(profile_attention, "find_spec", lambda _name: None)
     with pytest.raises(InputError, match="flash_attn is not installed"):
         check_attention("flash_attn", "cuda")
-
-
-def test_a_step_measured_at_several_times_forgets_a_burst() -> None:
-    known: dict[str, Op] = {"a": Elementwise("a", 1, 1.0)}
-    times = []
-    for slow in (1.0, 2.5, 1.1):
-        repeats = Repeats()
-        for _ in range(6):
-            repeats.add({"a": [slow]}, slow)
-        times.append(repeats.step(StepShape(1, 16), known))
-    step = merged(times)
-    assert (step.sum_s, step.whole_s) == pytest.approx((1.1, 1.1))
-    assert step.operators[0].statistics.num_samples == 18
 
 
 def gpu(**changes: Any) -> SimpleNamespace:

@@ -16,9 +16,10 @@ from windtunnel.report.search.page import write_study
 from windtunnel.report.search.study import SearchReport, search_report, study_document
 from windtunnel.search.answers import frontier, job_of, sensitivity, why
 from windtunnel.search.evaluation.training import TrainingEvaluator
+from windtunnel.search.executors import Means
 from windtunnel.search.space.space import Space, as_builtins, space_from
 from windtunnel.search.store import Store
-from windtunnel.search.study import Means, Study, search
+from windtunnel.search.study import Study, search
 from windtunnel.training import job as training
 from windtunnel.training.setup import resolve
 from windtunnel.training.step import simulate_training, simulate_with, training_prices

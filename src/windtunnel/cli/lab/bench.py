@@ -14,7 +14,7 @@ from windtunnel.errors import InputError
 from windtunnel.units import format_count
 
 if TYPE_CHECKING:
-    from windtunnel.lab.bench.client import Endpoint, Load
+    from windtunnel.lab.bench.client import Endpoint
     from windtunnel.serving.scenario import Scenario
 
 _SERVER, _LOAD, _OUT = HelpSection("Server"), HelpSection("Load"), HelpSection("Result")
@@ -32,13 +32,13 @@ class ServerOptions(NamedTuple):
     )
     tiny: bool = _SERVER("--tiny", help="With --start: serve a tiny model with random weights.")
     engine_args: str = _SERVER(
-        "--engine-args", default="", metavar="ARGS", help="With --start: more arguments of its command."
+        "--engine-args", default="", metavar="ARGS", help="With --start: further arguments of the engine's command."
     )
     python: str | None = _SERVER("--python", metavar="PATH", help="With --start: the engine's interpreter.  [this one]")
     api: str = _SERVER("--api", default="completions", help="completions or chat.  [completions]")
     words: bool = _SERVER("--words", help="Prompts of words, for servers that take no token ids.")
     vocabulary: int = _SERVER("--vocabulary", default=1000, help="Token ids are below it.  [1000]")
-    no_ignore_eos: bool = _SERVER("--no-ignore-eos", help="Do not ask for answers of exactly the wanted length.")
+    no_ignore_eos: bool = _SERVER("--no-ignore-eos", help="Do not ask for answers of exactly the planned length.")
     api_key: str | None = _SERVER("--api-key", envvar="OPENAI_API_KEY", metavar="KEY", help="Sent as bearer token.")
 
     def running(self, stack: ExitStack) -> "Endpoint":
@@ -46,20 +46,17 @@ class ServerOptions(NamedTuple):
         import shlex
         import sys
 
-        if self.start is None:
-            return self._endpoint(str(self.endpoint), self.served_model)
-        from windtunnel.lab.engines.servers import started
-
-        model = self._model_folder(stack, self.start)
-        remark(f"starting {self.start}")
-        server = started(self.start, model, shlex.split(self.engine_args), self.python or sys.executable)
-        return self._endpoint(stack.enter_context(server), model)
-
-    def _endpoint(self, url: str, model: str | None) -> "Endpoint":
         from windtunnel.lab.bench.client import FIRST_TOKEN_ID, Endpoint
+        from windtunnel.lab.servers import server_of, started
 
         if self.vocabulary <= FIRST_TOKEN_ID:
             raise InputError(f"--vocabulary is {self.vocabulary}; more than {FIRST_TOKEN_ID} is needed")
+        url, model = self.endpoint or "", self.served_model
+        if self.start is not None:
+            model = self._model_folder(stack, server_of(self.start).takes_gguf)
+            remark(f"starting {self.start}")
+            server = started(self.start, model, shlex.split(self.engine_args), self.python or sys.executable)
+            url = stack.enter_context(server)
         return Endpoint(
             url=url,
             model=model,
@@ -70,11 +67,11 @@ class ServerOptions(NamedTuple):
             headers={"Authorization": f"Bearer {self.api_key}"} if self.api_key else {},
         )
 
-    def _model_folder(self, stack: ExitStack, engine: str) -> str:
+    def _model_folder(self, stack: ExitStack, takes_gguf: bool) -> str:
         """Return the folder of the served model; a tiny one is written for as long as `stack` is open."""
         import tempfile
 
-        from windtunnel.lab.engines.tiny_models import write_tiny_gguf, write_tiny_model
+        from windtunnel.lab.tiny_models import write_tiny_gguf, write_tiny_model
 
         if self.tiny == (self.served_model is not None):
             hint = "give --served-model FOLDER, or --tiny for one with random weights"
@@ -82,7 +79,7 @@ class ServerOptions(NamedTuple):
         if self.served_model is not None:
             return self.served_model
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-tiny-"))
-        return str((write_tiny_gguf if engine == "llama.cpp" else write_tiny_model)(Path(folder)))
+        return str((write_tiny_gguf if takes_gguf else write_tiny_model)(Path(folder)))
 
 
 class BenchFiles(NamedTuple):
@@ -117,6 +114,7 @@ def command(server: ServerOptions, files: BenchFiles, workload: Path | None, as_
     from windtunnel.report.documents import as_text
     from windtunnel.report.lab.bench import bench_document, bench_report, vllm_document, write_bench
     from windtunnel.report.serving.files import check_folder
+    from windtunnel.workload.generate.requests import generate
 
     if (server.endpoint is None) == (server.start is None):
         raise InputError("give either --endpoint or --start", "a running server's address, or an engine to start")
@@ -124,7 +122,7 @@ def command(server: ServerOptions, files: BenchFiles, workload: Path | None, as_
         check_folder(files.out, files.overwrite)
     check_replaceable(files.save_result, files.overwrite)
     scenario = _scenario_of(workload, given)
-    load = _load_of(scenario, server.vocabulary)
+    load = generate(scenario.workload, scenario.seed)
     with ExitStack() as stack:
         endpoint = server.running(stack)
         with status() as say:
@@ -159,27 +157,6 @@ def _scenario_of(workload: Path | None, given: dict[str, Any]) -> "Scenario":
     return scenario_from(raw, "" if workload is None else str(workload), folder)
 
 
-def _load_of(scenario: "Scenario", vocabulary: int) -> "Load":
-    """Draw the requests of a scenario, with the token ids that prompts share."""
-    from windtunnel.lab.bench.client import Load, shared_prompts
-    from windtunnel.workload.generate.requests import generate
-
-    requests = generate(scenario.workload, scenario.seed)
-    tree, shared = requests.prefixes, {}
-    if tree is not None:
-        shared = shared_prompts(tree.node_parent, tree.node_tokens, tree.request_node, vocabulary, scenario.seed)
-    return Load(
-        requests.arrival_s,
-        requests.input_tokens,
-        requests.output_tokens,
-        requests.concurrency,
-        requests.num_warmup,
-        requests.previous,
-        requests.think_s,
-        shared,
-    )
-
-
 def _remarks(run: Any, summary: Any) -> dict[str, str]:
     """Return remarks for the reader: failures, and answers or prompts of another length than requested."""
     requests = run.requests.where(~run.requests["is_warmup"] & ~run.requests["failed"])
@@ -189,7 +166,7 @@ def _remarks(run: Any, summary: Any) -> dict[str, str]:
     elif (output := int(requests["output_tokens"].sum())) != run.asked_output_tokens:
         remarks["answers"] = f"{format_count(output, 'token')} in all; {run.asked_output_tokens:,} were requested"
     elif (prompts := int(requests["input_tokens"].sum())) != run.asked_input_tokens:
-        remarks["prompts"] = f"{prompts:,} tokens as the server counts; {run.asked_input_tokens:,} were wanted"
+        remarks["prompts"] = f"{prompts:,} tokens as the server counts; {run.asked_input_tokens:,} were requested"
     late_s = float(requests["sent_late_s"].max())
     if late_s > LATE_S:
         remarks["client"] = f"sent a request {late_s:.2g} s too late: this machine is too slow for the load"

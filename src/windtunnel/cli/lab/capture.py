@@ -31,7 +31,6 @@ def kernels(
     windtunnel lab kernels trace.json.gz --json
     """
     from windtunnel import catalog
-    from windtunnel.files import write_text
     from windtunnel.formats.captures.read import read_capture
     from windtunnel.formats.captures.write import as_csv, capture_document, kernel_rows, write_kernels
     from windtunnel.formats.captures.write import as_json as json_text
@@ -46,19 +45,17 @@ def kernels(
     if parquet is not None:
         write_kernels(recorded, parquet)
         remark(f"wrote {parquet}")
-    if csv_file is not None:
-        write_text(csv_file, as_csv(*kernel_rows(recorded)))
-        remark(f"wrote {csv_file}")
+    write_page(csv_file, lambda: as_csv(*kernel_rows(recorded)))
     if as_json:
         click.echo(json_text(capture_document(recorded)), nl=False)
     else:
         show(*capture_report(recorded))
 
 
-@click.command(cls=Verb, short_help="Take private rows out of a capture of nsys.")
+@click.command(cls=Verb, short_help="Remove private rows from an nsys capture.")
 @click.argument("capture", type=PATH, metavar="CAPTURE.sqlite")
 def scrub(capture: Path) -> None:
-    """Take environment variables, users, hosts and folders out of a capture of Nsight Systems, in its place.
+    """Remove environment variables, users, hosts and folders from a capture of Nsight Systems, in place.
 
     \b
     windtunnel lab scrub profile.sqlite
@@ -66,7 +63,7 @@ def scrub(capture: Path) -> None:
     from windtunnel.formats.captures.read import scrub_nsys
 
     number = scrub_nsys(capture)
-    remark(f"took {format_count(number, 'row')} out of {capture}; the .nsys-rep beside it still has them")
+    remark(f"removed {format_count(number, 'row')} from {capture}; the .nsys-rep beside it still has them")
 
 
 @click.command("to-table", cls=Verb, short_help="Turn a profile into measured operators.")

@@ -1,4 +1,4 @@
-"""`windtunnel lab compare`: a real run beside its simulation."""
+"""`windtunnel lab compare`: a real run and its simulation."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 _OUTPUT = HelpSection("Result")
 
 
-@click.command(cls=Verb, short_help="Set a real run beside its simulation.")
+@click.command(cls=Verb, short_help="Compare a real run with its simulation.")
 @click.argument("run", type=PATH, metavar="RUN")
 @click.argument("simulation", type=PATH, metavar="SIMULATION")
 @_OUTPUT.option("--html", type=WRITTEN_FILE, help="Write a page.")
 @_OUTPUT.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compare(run: Path, simulation: Path, html: Path | None, as_json: bool) -> None:
-    """Set a real run beside its simulation: request by request, and operator by operator where it was profiled.
+    """Compare a real run with its simulation: request by request, and operator by operator where it was profiled.
 
     RUN is a folder of `windtunnel lab run`, or any with a requests.parquet of the same columns. SIMULATION is a folder
     that `windtunnel simulate --out` wrote, or a scenario, which is then simulated.

@@ -7,9 +7,8 @@ import click
 from windtunnel.cli.lab.capture import kernels, scrub, to_table
 from windtunnel.cli.lab.compare import compare
 from windtunnel.cli.lab.run import run, sweep
-from windtunnel.cli.options import PATH, HelpSection, Verb, VerbGroup, assignments, json_option
+from windtunnel.cli.options import PATH, HelpSection, Verb, VerbGroup, assignments, json_option, quantity
 from windtunnel.cli.output import answer
-from windtunnel.errors import InputError
 from windtunnel.units import format_count
 
 _REPLAY = HelpSection("Replay")
@@ -18,7 +17,7 @@ _REPLAY = HelpSection("Replay")
 @click.group(cls=VerbGroup, no_args_is_help=False, invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """Run real models, profile them, and set what was measured beside what is simulated."""
+    """Run real models, profile them, and compare measurements with simulations."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -42,12 +41,9 @@ def replay(job: Path, largest_message: str, settings: tuple[str, ...], as_json: 
     from windtunnel.report.workload import contents_document, contents_report
     from windtunnel.training.job import load
     from windtunnel.training.setup import resolve
-    from windtunnel.units import format_bytes, parse_quantity
+    from windtunnel.units import format_bytes
 
-    try:
-        largest = parse_quantity("message_bytes", largest_message)
-    except InputError as error:
-        raise InputError(error.message.replace("message_bytes", "--largest-message"), error.hint) from None
+    largest = quantity("--largest-message", "message_bytes", largest_message)
     done = run(resolve(load(job, assignments(settings))), int(largest))
     facts = (
         ("ranks", f"{format_count(done.num_ranks, 'process', 'processes')}, gloo"),

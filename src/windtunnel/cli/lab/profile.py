@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from windtunnel.cli.lab.capture import to_table
-from windtunnel.cli.options import PATH, HelpSection, Verb, VerbGroup, json_option, options_of
+from windtunnel.cli.options import PATH, HelpSection, Verb, VerbGroup, json_option, options_of, quantity
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import status
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known
 from windtunnel.units import format_count
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ComputeOptions(NamedTuple):
     max_batch: int = _HOW("--max-batch", default=64, help="Most decoding requests.  [64]")
     max_context: int = _HOW("--max-context", default=4096, help="Longest request.  [4096]")
     max_tokens: int = _HOW("--max-tokens", default=2048, help="Most tokens of a step.  [2048]")
-    budget: str | None = _HOW("--budget", metavar="TIME", help="Refine so long: 10min.  [until within --tolerance]")
+    budget: str | None = _HOW("--budget", metavar="TIME", help="Time to refine in: 10min.  [until within --tolerance]")
     tolerance: float = _HOW(
         "--tolerance", default=0.05, help="Largest deviation from a straight line between measured points.  [0.05]"
     )
@@ -55,7 +55,7 @@ class ComputeOptions(NamedTuple):
     attention: str = _HOW(
         "--attention", default="sdpa", help="Kernels of torch: sdpa, flash_attn or flashinfer.  [sdpa]"
     )
-    overwrite: bool = _OUT("--overwrite", help="Forget what the folder holds of it.")
+    overwrite: bool = _OUT("--overwrite", help="Discard what the folder holds of this measurement.")
 
     def extent(self) -> "Extent":
         """Return the largest steps to measure."""
@@ -77,7 +77,7 @@ class ComputeOptions(NamedTuple):
 def compute(options: ComputeOptions, model: str, device_name: str, out: Path, as_json: bool) -> None:
     """Measure a model's operators inside a real forward: GEMMs, attention, norms, experts and the rest.
 
-    Every split is measured on one device. What an interrupted run has measured is kept: the same command goes on.
+    Every split is measured on one device. What an interrupted run measured is kept, and the same command goes on.
 
     \b
     windtunnel profile compute --model config.json --device-name my_cpu --tp 1,2 --budget 10min --out profiles/my_cpu
@@ -101,7 +101,9 @@ def compute(options: ComputeOptions, model: str, device_name: str, out: Path, as
         clock=options.clock,
         attention=options.attention,
         extent=options.extent(),
-        budget=TimeBudget(_quantity("--budget", "budget_s", options.budget), options.tolerance),
+        budget=TimeBudget(
+            None if options.budget is None else quantity("--budget", "budget_s", options.budget), options.tolerance
+        ),
         overwrite=options.overwrite,
     )
     with _progress() as notify:
@@ -157,7 +159,7 @@ def collectives(options: TimedCollectives, device_name: str, out: Path, as_json:
     answer(as_json, collectives_document, collectives_report, timed)
 
 
-@command.command(cls=Verb, short_help="Measure the host's part of an engine's steps.")
+@command.command(cls=Verb, short_help="Measure the host's share of an engine's steps.")
 @_WHAT.option("--model", required=True, help="A model of the catalog, or a config.json.")
 @_device_name
 @_WHAT.option("--engine", default="vllm", help="vllm or transformers.  [vllm]")
@@ -165,7 +167,7 @@ def collectives(options: TimedCollectives, device_name: str, out: Path, as_json:
 @_folder
 @json_option
 def overheads(model: str, device_name: str, engine: str, batches: str, out: Path, as_json: bool) -> None:
-    """Measure what the host of a real engine does in a step beside the forward, against the batch.
+    """Measure the host's work in a real engine's steps, outside the forward, by batch size.
 
     Writes calibration.yaml, which `--calibration` takes, and Vidur's table of CPU overheads beside it.
 
@@ -264,27 +266,15 @@ def _write_tables(tables: "list[MeasurementTable]", about: dict[str, str], out: 
 def _format(text: str) -> Any:
     from windtunnel.model.precision import Format
 
-    if text not in set(Format):
-        raise InputError(f"--quant: there is no format {text!r}", did_you_mean(text, list(Format), ", ".join(Format)))
+    check_known(text, Format, f"--quant: there is no format {text!r}", ", ".join(Format))
     return Format(text)
-
-
-def _quantity(option_name: str, name: str, text: str | None) -> float | None:
-    from windtunnel.units import parse_quantity
-
-    if text is None:
-        return None
-    try:
-        return parse_quantity(name, text)
-    except InputError as error:
-        raise InputError(error.message.replace(name, option_name), error.hint) from None
 
 
 def _sizes(text: str) -> tuple[int, int]:
     smallest, dash, largest = text.partition("-")
     if not dash:
         raise InputError(f"--sizes: {text!r} is not a range", "for instance 1KiB-8MiB")
-    low, high = (int(_quantity("--sizes", "message_bytes", part) or 0) for part in (smallest, largest))
+    low, high = (int(quantity("--sizes", "message_bytes", part)) for part in (smallest, largest))
     return low, high
 
 

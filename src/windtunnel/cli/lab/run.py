@@ -7,10 +7,9 @@ import click
 
 from windtunnel.cli.options import PATH, HelpSection, Verb, all_of, assignments
 from windtunnel.cli.output import answer, remark
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known
 
 if TYPE_CHECKING:
-    from windtunnel.lab.experiments.run import Outcome
     from windtunnel.lab.experiments.schema import Experiment
 
 _WHAT, _SWEEP, _OUTPUT = HelpSection("Experiment"), HelpSection("Sweep"), HelpSection("Result")
@@ -70,7 +69,7 @@ def run(
     answer(as_json, lambda summary: folder | summary, experiment_report, outcome.summary)
 
 
-@click.command(cls=VerbOfVllm, short_help="Run it at many settings; continue where it stopped.")
+@click.command(cls=VerbOfVllm, short_help="Run a model at many settings; continue where it stopped.")
 @experiment_file
 @experiment_options
 @_SWEEP.option("--parameter-sweep", metavar="TEXT", help='Fields and values: "batch_size:1,2;max_tokens:50,100".')
@@ -84,30 +83,27 @@ def sweep(
     preset: str | None,
     **options: Any,
 ) -> None:
-    """Run an experiment at every combination of some fields' values; again, it goes on where it stopped.
+    """Run an experiment at every combination of some fields' values; a second call goes on where the first stopped.
 
     \b
     windtunnel lab sweep --model path/to/model --parameter-sweep "batch_size:1,2,4;max_tokens:50,100"
     windtunnel lab sweep experiment.yaml --preset quick
     """
     from windtunnel.lab.experiments.run import run_sweep
-    from windtunnel.lab.experiments.schema import points
+    from windtunnel.lab.experiments.schema import points, raw_experiment
     from windtunnel.report.lab.experiment import write_experiment_page
     from windtunnel.report.lab.sweep import sweep_document, sweep_report, write_sweep_page
 
     chosen = _swept(parameter_sweep, preset)
-    experiments = points(_raw(experiment, options, settings), chosen, str(experiment or ""))
+    experiments = points(raw_experiment(experiment, _changes(options, settings)), chosen, str(experiment or ""))
     rows: list[tuple[Experiment, dict[str, Any]]] = []
-
-    def told(number: int, outcome: "Outcome") -> None:
-        what = "found" if outcome.was_there else "done" if outcome.is_done else "failed"
-        said = outcome.folder if outcome.is_done else outcome.summary["error"]
-        remark(f"{number + 1} of {len(experiments)} {what}: {said}")
+    for number, outcome in enumerate(run_sweep(experiments, out)):
+        status = "found" if outcome.was_there else "done" if outcome.is_done else "failed"
+        detail = outcome.folder if outcome.is_done else outcome.summary["error"]
+        remark(f"{number + 1} of {len(experiments)} {status}: {detail}")
         if outcome.is_done:
             write_experiment_page(outcome.folder)
         rows.append((experiments[number], {**outcome.summary, "folder": outcome.folder.name}))
-
-    run_sweep(experiments, out, told)
     page = write_sweep_page(out, tuple(chosen), rows)
     remark(f"wrote {page}")
     answer(as_json, sweep_document, sweep_report, tuple(chosen), rows)
@@ -123,25 +119,11 @@ def _swept(text: str | None, preset: str | None) -> dict[str, tuple[Any, ...]]:
             "give --parameter-sweep or --preset" + (", not both" if text else ""),
             f'for instance --parameter-sweep "batch_size:1,2,4"; presets: {", ".join(PRESETS)}',
         )
-    if text is not None:
-        return parse_sweep(text)
-    assert preset is not None
-    if preset not in PRESETS:
-        hint = did_you_mean(preset, PRESETS, f"known: {', '.join(PRESETS)}")
-        raise InputError(f"--preset: there is no preset {preset!r}", hint)
-    return {field: tuple(values) for field, values in PRESETS[preset].items()}
+    if preset is None:
+        return parse_sweep(text or "")
+    check_known(preset, PRESETS, f"--preset: there is no preset {preset!r}")
+    return dict(PRESETS[preset])
 
 
 def _changes(options: dict[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None} | assignments(settings)
-
-
-def _raw(experiment: Path | None, options: dict[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
-    """Return the experiment's file with the options over it, not decoded yet: the sweep's values come first."""
-    from windtunnel.lab.experiments.schema import with_changes
-    from windtunnel.schema import read_yaml
-
-    raw = read_yaml(experiment) if experiment is not None else {}
-    if not isinstance(raw, dict):
-        raise InputError(f"{experiment} is not an experiment: keys and values are needed", "model: path/to/model")
-    return with_changes(raw, _changes(options, settings))

@@ -55,32 +55,26 @@ def command(options: CalibrateOptions, runs: tuple[Path, ...], **deployment: Any
     if out is None:
         raise InputError("--out is missing", "a YAML file, or a folder for a profile of each engine and device")
     check_writable(out / "profile.yaml" if _is_folder(out) else out)
-    fitted = _fitted(
-        options.runs.measurements(runs, deployment)[0], options.source or ", ".join(path.name for path in runs)
-    )
-    chosen = _chosen(fitted.calibrations, out)
+    source = options.source or ", ".join(path.name for path in runs)
+    calibrations, num_runs, num_priced = _fitted(options.runs.measurements(runs, deployment)[0], source)
+    chosen = _chosen(calibrations, out)
     for name, calibration in chosen.items():
         write_calibration(calibration, out / f"{name}.yaml" if _is_folder(out) else out)
     answer(
         options.as_json,
         lambda: {name: encode(calibration) for name, calibration in chosen.items()},
-        lambda: calibration_report(chosen, fitted.num_runs, fitted.num_priced, out),
+        lambda: calibration_report(chosen, num_runs, num_priced, out),
     )
 
 
-class _Fitted(NamedTuple):
-    """Calibrations by name, the number of runs to fit, and how many of them could be simulated."""
-
-    calibrations: "dict[str, Calibration]"
-    num_runs: int
-    num_priced: int
-
-
-def _fitted(measurements: "list[Measurement]", source: str) -> _Fitted:
+def _fitted(measurements: "list[Measurement]", source: str) -> "tuple[dict[str, Calibration], int, int]":
     """Fit calibrations to the runs: overheads and factors, acceptance of draft tokens, KV transfers.
 
+    Returns:
+        Calibrations by name, the number of runs to fit, and how many of them could be simulated.
+
     Raises:
-        InputError: no run teaches anything.
+        InputError: no run can be fitted.
     """
     from windtunnel.calibration.acceptance import with_acceptances
     from windtunnel.calibration.fit import priced_servers
@@ -89,7 +83,7 @@ def _fitted(measurements: "list[Measurement]", source: str) -> _Fitted:
 
     usable = [run for run in measurements if run.weight > 0]
     if not usable:
-        raise InputError("no run is left to fit: the record calls all of them odd", "choose others with --use, --only")
+        raise InputError("no run is left to fit: the record flags all as odd", "choose others with --use, --only")
     speculating = [run for run in usable if run.lacks_acceptance]
     pooled = [run for run in usable if tells_of_transfers(run)]
     plain = [run for run in usable if not run.lacks_acceptance and not tells_of_transfers(run)]
@@ -105,10 +99,10 @@ def _fitted(measurements: "list[Measurement]", source: str) -> _Fitted:
         calibrations = with_transfers(calibrations, pooled, source)
     if not calibrations:
         raise InputError(
-            "the runs of separate pools taught nothing of their transfers",
-            "runs of two configurations at least are needed, each better predicted for what the others taught",
+            "the runs of separate pools say nothing about their transfers",
+            "at least two configurations are needed, and each must be predicted better with what the others show",
         )
-    return _Fitted(calibrations, len(plain), len(ready))
+    return calibrations, len(plain), len(ready)
 
 
 def _check_teaches(ready: "list[PricedServer]", refusal: str | None) -> None:
@@ -116,9 +110,9 @@ def _check_teaches(ready: "list[PricedServer]", refusal: str | None) -> None:
     from windtunnel.calibration.fit import FITTED
 
     if not ready:
-        reason = refusal or "they decode speculatively, which tells nothing apart from the acceptance"
+        reason = refusal or "they decode speculatively, which shows the acceptance only"
         raise InputError(
-            f"no run could be simulated; the first: {reason}", "`windtunnel validate` says it of every run"
+            f"no run could be simulated; the first: {reason}", "`windtunnel validate` gives the reason for every run"
         )
     if not any(metric in server.measurement.measured for server in ready for metric in FITTED):
         raise InputError(

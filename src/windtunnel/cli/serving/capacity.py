@@ -11,12 +11,12 @@ from windtunnel.cli.progress import status
 from windtunnel.cli.serving.simulate import load_options
 from windtunnel.errors import InputError
 
-_SOUGHT = HelpSection("What is sought")
+_SOUGHT = HelpSection("Goal")
 
 
-@click.command(cls=Verb, epilog="The scenario's own rate does not matter, but for a trace's lengths and pattern.")
+@click.command(cls=Verb, epilog="The scenario's own rate does not matter; a trace keeps its lengths and pattern.")
 @scenario_file
-@_SOUGHT.option("--slo", metavar="LIMITS", help="ttft_p90=2s,tpot_p99=50ms.  [the scenario's, of 99%]")
+@_SOUGHT.option("--slo", metavar="LIMITS", help="ttft_p90=2s,tpot_p99=50ms.  [the scenario's, for 99%]")
 @_SOUGHT.option("--seeds", type=int, default=3, help="Streams of requests to find the load for.  [3]")
 @_SOUGHT.option("--tolerance", type=float, default=0.005, help="Relative distance between tried loads.  [0.005]")
 @deployment_options

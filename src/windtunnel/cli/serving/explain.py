@@ -8,7 +8,6 @@ import click
 from windtunnel.cli.options import (
     HelpSection,
     Verb,
-    all_of,
     deployment_options,
     general_options,
     scenario_file,
@@ -18,18 +17,14 @@ from windtunnel.cli.output import answer
 
 _STEP = HelpSection("Step")
 
-step_options = all_of(
-    _STEP("--batch", type=int, help="Requests that decode one token.  [64, or 0 with a prefill]"),
-    _STEP("--context", type=int, help="Tokens that each of them attends to.  [2048]"),
-    _STEP("--prefill-tokens", type=int, help="Prompt tokens computed in the step.  [0]"),
-    _STEP("--prefill-context", type=int, help="Tokens of that prompt that are cached already.  [0]"),
-)
-
 
 @click.command(cls=Verb)
 @scenario_file
 @deployment_options
-@step_options
+@_STEP.option("--batch", type=int, help="Requests that decode one token.  [64, or 0 with a prefill]")
+@_STEP.option("--context", type=int, help="Tokens that each of them attends to.  [2048]")
+@_STEP.option("--prefill-tokens", type=int, help="Prompt tokens computed in the step.  [0]")
+@_STEP.option("--prefill-context", type=int, help="Tokens of that prompt that are cached already.  [0]")
 @general_options
 def command(
     scenario: Path | None,

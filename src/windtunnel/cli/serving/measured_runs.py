@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from windtunnel.cli.options import HelpSection
-from windtunnel.errors import InputError, did_you_mean, missing_file
+from windtunnel.errors import InputError, check_known, did_you_mean, missing_file
 
 if TYPE_CHECKING:
     from windtunnel.calibration.measured_runs import Measurement
@@ -37,14 +37,12 @@ class RunChoice(NamedTuple):
         counts = Counter(run.use for run in runs)
         uses = SCORED if self.use is None else tuple(name.strip() for name in self.use.split(","))
         for name in uses if self.use is not None else ():
-            if name not in counts:
-                hint = did_you_mean(name, counts, f"they are {', '.join(counts)}")
-                raise InputError(f"--use: no run is {name!r}", hint)
+            check_known(name, counts, f"--use: no run is {name!r}", f"they are {', '.join(counts)}")
         chosen = [run for run in runs if run.use in uses]
         if not chosen:
             raise InputError(
                 f"every run is left out: {', '.join(f'{count:,} {name}' for name, count in counts.items())}",
-                f"--use {next(iter(counts))} takes them in spite of their use",
+                f"--use {next(iter(counts))} takes them all the same",
             )
         return chosen, {name: count for name, count in counts.items() if name not in uses}
 
@@ -53,8 +51,8 @@ class RunChoice(NamedTuple):
         chosen = [run for run in runs if self.only is None or self.only in run.id]
         if not chosen:
             ids = [run.id for run in runs]
-            some = f"they are {', '.join(ids[:_SHOWN_IDS])}{', ...' if len(ids) > _SHOWN_IDS else ''}"
-            raise InputError(f"--only: no run's id contains {self.only!r}", did_you_mean(str(self.only), ids, some))
+            hint = f"they are {', '.join(ids[:_SHOWN_IDS])}{', ...' if len(ids) > _SHOWN_IDS else ''}"
+            raise InputError(f"--only: no run's id contains {self.only!r}", did_you_mean(str(self.only), ids, hint))
         return chosen
 
 

@@ -8,22 +8,22 @@ import click
 from windtunnel.cli import INTERRUPTED
 from windtunnel.cli.options import GENERAL, PATH, WRITTEN_FILE, HelpSection, Verb, assignments, json_option, options_of
 from windtunnel.cli.output import answer, remark, write_page
-from windtunnel.errors import InputError, WindtunnelError, did_you_mean
+from windtunnel.errors import InputError, WindtunnelError, check_known
 
 if TYPE_CHECKING:
     from windtunnel.report.search.study import SearchReport
+    from windtunnel.search.executors import Means
     from windtunnel.search.space.space import Space
     from windtunnel.search.store import Store
-    from windtunnel.search.study import Means
 
-_WHAT, _WHERE, _RESULT = HelpSection("What is sought"), HelpSection("Where it runs"), HelpSection("Result")
+_WHAT, _WHERE, _RESULT = HelpSection("Goal"), HelpSection("Where it runs"), HelpSection("Result")
 
 
 class SearchOptions(NamedTuple):
     """Options of `windtunnel search`."""
 
     slo: str | None = _WHAT(
-        "--slo", metavar="LIMITS", help="ttft_p90=2s,tpot_p99=50ms; of a job run=30d.  [the file's]"
+        "--slo", metavar="LIMITS", help="ttft_p90=2s,tpot_p99=50ms; for a job run=30d.  [the file's]"
     )
     objective: str | None = _WHAT("--objective", help="requests_per_usd, output_tokens_per_s_per_device, ...")
     strategy: str | None = _WHAT("--strategy", help="exhaustive, halving or tpe.  [the file's]")
@@ -89,39 +89,21 @@ def command(options: SearchOptions, space: Path | None, as_json: bool) -> None:
 def show_study(
     space: "Space", store: "Store", means: "Means", top: int, as_json: bool, load: float | None = None
 ) -> "SearchReport":
-    """Search, and print the best points."""
-    from windtunnel.report.search.study import search_report, study_document
+    """Search, print the best points and why they win; Ctrl-C leaves the answers so far in the store."""
+    from dataclasses import replace
 
-    report = _searched(space, store, means, top, load)
-    answer(as_json, study_document, search_report, report)
-    return report
-
-
-class InterruptedSearchError(WindtunnelError):
-    """Ctrl-C during a search, whose answers so far may be kept."""
-
-    exit_code = INTERRUPTED
-
-    def __init__(self, store: "Store") -> None:
-        kept = store.connection is not None
-        said = "what is answered so far is kept" if kept else "nothing is kept"
-        super().__init__(f"interrupted; {said}", "go on with windtunnel search --resume" if kept else None)
-
-
-def _searched(space: "Space", store: "Store", means: "Means", top: int, load: float | None) -> "SearchReport":
-    """Search, and explain the winners; Ctrl-C leaves the answers so far in the store."""
     from windtunnel.cli.progress import counted
-    from windtunnel.report.search.study import SearchReport
+    from windtunnel.report.search.study import SearchReport, search_report, study_document
     from windtunnel.search.answers import fleets, misconfiguration, why
     from windtunnel.search.study import search
 
     with counted("searching", "points") as callback:
         try:
-            study = search(space, store, means.reporting(callback))
+            study = search(space, store, replace(means, progress=callback))
         except KeyboardInterrupt:
-            raise InterruptedSearchError(store) from None
+            raise _interruption(store) from None
         are_several = len(study.outcomes) > 1 and all(outcome.ranking for outcome in study.outcomes)
-        return SearchReport(
+        report = SearchReport(
             study=study,
             top=top,
             why=[why(study, outcome, min(3, top)) for outcome in study.outcomes],
@@ -129,6 +111,19 @@ def _searched(space: "Space", store: "Store", means: "Means", top: int, load: fl
             fleets=[fleets(outcome, load, 5) for outcome in study.outcomes] if load is not None else [],
             load=load,
         )
+    answer(as_json, study_document, search_report, report)
+    return report
+
+
+def _interruption(store: "Store") -> WindtunnelError:
+    """Return the error for Ctrl-C during a search, whose answers so far may be kept."""
+    is_kept = store.connection is not None
+    error = WindtunnelError(
+        f"interrupted; {'what is answered so far is kept' if is_kept else 'nothing is kept'}",
+        "go on with windtunnel search --resume" if is_kept else None,
+    )
+    error.exit_code = INTERRUPTED
+    return error
 
 
 def _resumed_space(file: Path | None, store: "Store") -> "Space":
@@ -139,9 +134,7 @@ def _resumed_space(file: Path | None, store: "Store") -> "Space":
         raise InputError("--resume goes on with the search that was interrupted: leave the file out")
     unfinished = store.unfinished()
     if unfinished is None:
-        raise InputError(
-            f"no search was interrupted, as {store.path} has it", "name a space: windtunnel search space.yaml"
-        )
+        raise InputError(f"{store.path} has no interrupted search", "name a space: windtunnel search space.yaml")
     space = space_of_text(unfinished)
     remark(f"going on with the search that varies {', '.join(space.vary)}")
     return space
@@ -164,14 +157,10 @@ def _space(file: Path | None, options: SearchOptions) -> "Space":
 def _means(executor: str | None, workers: int | None, address: str | None) -> "Means":
     import os
 
-    from windtunnel.search.executors import EXECUTORS
-    from windtunnel.search.study import Means
+    from windtunnel.search.executors import EXECUTORS, Means
 
     name = executor or ("ray" if address else "processes" if (workers or 1) > 1 else "here")
-    if name not in EXECUTORS:
-        raise InputError(
-            f"--executor: there is no {name!r}", did_you_mean(name, EXECUTORS, f"known: {', '.join(EXECUTORS)}")
-        )
+    check_known(name, EXECUTORS, f"--executor: there is no {name!r}")
     if workers is not None and workers < 1:
         raise InputError(f"--workers is {workers}; at least 1 is needed")
     if address is not None and name != "ray":

@@ -136,12 +136,12 @@ def command(files: RunFiles, scenario: Path | None, from_command: str | None, as
     files.check()
 
     # Loading the engine takes most of a second; wrong input is answered before.
-    from windtunnel.cli.progress import progress
+    from windtunnel.cli.progress import counted
     from windtunnel.report.documents import run_document
     from windtunnel.report.serving.run import run_report
     from windtunnel.serving.simulate import simulate
 
-    with progress() as callback:
+    with counted("simulating", "requests") as callback:
         result = simulate(described, progress=callback, allow_download=options["hub"])
     files.write(result)
     answer(as_json, run_document, run_report, result)

@@ -9,7 +9,7 @@ from windtunnel.cli.options import PATH, WRITTEN_FILE, HelpSection, Verb, deploy
 from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.cli.progress import counted
 from windtunnel.cli.serving.measured_runs import RUNS, RunChoice
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, check_known
 from windtunnel.units import format_count
 
 _OUTPUT = HelpSection("Output")
@@ -56,7 +56,9 @@ def command(options: ValidationOptions, runs: tuple[Path, ...], calibration: str
     with counted("predicting", "runs") as progress:
         predictions = predict_runs(measurements, calibration, options.processes or 1, progress)
     if not limits and all(prediction.refused for prediction in predictions):
-        raise _none_predicted(validation.refusals(predictions))
+        reasons = "; ".join(f"{why} ({count:,})" for why, count in validation.refusals(predictions).items())
+        hint = "docs/guides/validate-and-calibrate.md lists the columns of a table"
+        raise InputError(f"no run could be predicted: {reasons}", hint)
     write_page(options.html, validation.validation_page, predictions, ", ".join(path.name for path in runs), left_out)
     answer(options.as_json, validation.validation_document, validation.validation_report, predictions, left_out)
     failures = exceeded(predictions, limits)
@@ -66,14 +68,6 @@ def command(options: ValidationOptions, runs: tuple[Path, ...], calibration: str
         click.get_current_context().exit(1)
 
 
-def _none_predicted(reasons: dict[str, int]) -> InputError:
-    """Return the error that names all reasons, the most frequent first."""
-    return InputError(
-        f"no run could be predicted: {'; '.join(f'{why} ({count:,})' for why, count in reasons.items())}",
-        "what a table holds is said in docs/guides/validate-and-calibrate.md",
-    )
-
-
 def error_limits(text: str | None) -> dict[str, float]:
     """Parse `tpot=10%,ttft=0.25` as {"tpot": 0.1, "ttft": 0.25}; a limit without a name is for every metric.
 
@@ -81,14 +75,12 @@ def error_limits(text: str | None) -> dict[str, float]:
         InputError: a metric that does not exist, or no number.
     """
     from windtunnel.calibration.measured_runs import METRICS
-    from windtunnel.errors import did_you_mean
 
     limits: dict[str, float] = {}
     for part in text.replace(",", " ").split() if text else []:
         name, separator, value = part.rpartition("=")
-        if separator and name not in METRICS:
-            hint = did_you_mean(name, METRICS, f"known: {', '.join(METRICS)}")
-            raise InputError(f"--max-error: there is no metric {name!r}", hint)
+        if separator:
+            check_known(name, METRICS, f"--max-error: there is no metric {name!r}")
         try:
             limit = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
         except ValueError:
@@ -110,9 +102,9 @@ def exceeded(predictions: Any, limits: dict[str, float]) -> list[str]:
     lines = []
     if limits and all(prediction.refused for prediction in predictions):
         lines.append("no run could be predicted")
-    done, drafting = predicted_runs(predictions)
+    predicted, drafting = predicted_runs(predictions)
     for name, limit in limits.items():
-        errors = score([prediction.error(name) for prediction in done or drafting])
+        errors = score([prediction.error(name) for prediction in predicted or drafting])
         if errors is not None and errors.median > limit:
             num_runs = format_count(errors.num_runs, "run")
             lines.append(f"{name}: median error {errors.median:.1%} is above {limit:.1%} ({num_runs})")

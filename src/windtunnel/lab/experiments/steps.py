@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 from windtunnel.formats.captures.step_names import step_name
 
@@ -31,11 +30,12 @@ class Batch:
 
 @dataclass
 class StepClock:
-    """Times the steps of one run, and names them for a profiler if there is one."""
+    """A clock that times the steps of one run, and names them for a profiler if there is one."""
 
     synchronise: Callable[[], None]
-    annotate: Callable[[str], AbstractContextManager[Any]] = lambda _: nullcontext()
-    profiler: Any = None
+    annotate: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext()
+    end_step: Callable[[], None] = lambda: None
+    """Called after each step."""
     batches: list[Batch] = field(default_factory=list)
     times: list[tuple[float, float, float]] = field(default_factory=list)
     """Start, duration and processor time of each step."""
@@ -55,5 +55,4 @@ class StepClock:
         self.synchronise()
         self.named.close()
         self.times.append((began_s, time.perf_counter() - began_s, time.process_time() - cpu_s))
-        if self.profiler is not None:
-            self.profiler.step()
+        self.end_step()

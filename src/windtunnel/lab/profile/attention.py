@@ -4,14 +4,11 @@ Each takes queries `[batch, new, heads, width]` and caches `[batch, length, kv_h
 are the queries' own, and returns `[batch, new, heads, width]`. A token sees what lies before it and itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known
 
 Tensor = Any
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -24,15 +21,8 @@ WORKSPACE_BYTES = 128 << 20
 
 
 def check_attention(backend: str, device: str) -> None:
-    """Raise InputError where a backend cannot run here.
-
-    Raises:
-        InputError: there is none of that name, it is not installed, or it needs a GPU.
-    """
-    if backend not in PACKAGES:
-        raise InputError(
-            f"there is no attention backend {backend!r}", did_you_mean(backend, PACKAGES, ", ".join(PACKAGES))
-        )
+    """Raise InputError where there is no such backend, it is not installed, or it needs a GPU."""
+    check_known(backend, PACKAGES, f"there is no attention backend {backend!r}", ", ".join(PACKAGES))
     if backend != "sdpa" and device != "cuda":
         raise InputError(f"{backend} runs on CUDA devices alone", "take --attention sdpa")
     if find_spec(PACKAGES[backend]) is None:
@@ -67,56 +57,39 @@ def sdpa(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return output.transpose(1, 2)
 
 
-@dataclass(frozen=True)
-class FlashAttention:
-    """Kernels of flash-attn: `flash_attn_func` for prompts, and `flash_attn_with_kvcache`, which splits the keys, for
-    decoding.
+def plan_flash_attention(batch: int, length: int, device: str) -> Attend:
+    """Prepare flash-attn for a batch whose requests have `length` keys each.
 
-    Its causal mask ends at the lower right, since flash-attn 2.1.
+    Prompts run `flash_attn_func`; decoding runs `flash_attn_with_kvcache`, which splits the keys. The causal mask ends
+    at the lower right, since flash-attn 2.1.
     """
+    import torch
 
-    lengths: Tensor
-    """Length of each decoding request, int32; an engine has them on the device before the forward."""
+    # An engine has the lengths on the device before the forward.
+    lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         from flash_attn import flash_attn_func, flash_attn_with_kvcache
 
         if query.shape[1] > 1:
             return flash_attn_func(query, keys, values, causal=True)
-        return flash_attn_with_kvcache(query, keys, values, cache_seqlens=self.lengths, causal=True)
+        return flash_attn_with_kvcache(query, keys, values, cache_seqlens=lengths, causal=True)
+
+    return attend
 
 
-def plan_flash_attention(batch: int, length: int, device: str) -> FlashAttention:
-    """Prepare flash-attn for a batch whose requests have `length` keys each."""
-    import torch
+def flashinfer_prefill(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Run FlashInfer's kernel of one prompt."""
+    import flashinfer
 
-    return FlashAttention(torch.full((batch,), length, dtype=torch.int32, device=device))
-
-
-@dataclass(frozen=True)
-class FlashInfer:
-    """Kernels of FlashInfer: of one prompt, or of a batch that decodes over a paged cache, whose pages hold one token.
-
-    What its plan computes on the host is done once for a shape, as engines do it outside the forward.
-    """
-
-    decode: Any
-    """A planned wrapper; None for a prompt."""
-
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        import flashinfer
-
-        if self.decode is None:
-            output = flashinfer.single_prefill_with_kv_cache(query[0], keys[0], values[0], causal=True)
-            return output.unsqueeze(0)
-        pages = tuple(cache.reshape(-1, 1, *cache.shape[2:]) for cache in (keys, values))
-        return self.decode.run(query[:, 0], pages).unsqueeze(1)
+    return flashinfer.single_prefill_with_kv_cache(query[0], keys[0], values[0], causal=True).unsqueeze(0)
 
 
-def plan_flashinfer(batch: int, length: int, heads: int, kv_heads: int, width: int, dtype: Any) -> FlashInfer:
-    """Prepare FlashInfer for a batch whose requests have `length` keys each.
+def plan_flashinfer(batch: int, length: int, heads: int, kv_heads: int, width: int, dtype: Any) -> Attend:
+    """Prepare FlashInfer to decode requests that have `length` keys each, in a cache whose pages hold one token.
 
-    `heads`, `kv_heads` and `width` are those of the layer, `dtype` is of queries and cache.
+    Its plan is computed on the host once for a shape, as engines do it outside the forward. `heads`, `kv_heads` and
+    `width` are those of the layer, `dtype` is of queries and cache.
     """
     import flashinfer
     import torch
@@ -127,4 +100,9 @@ def plan_flashinfer(batch: int, length: int, heads: int, kv_heads: int, width: i
     pages = torch.arange(batch * length, dtype=torch.int32, device="cuda")
     full = torch.ones(batch, dtype=torch.int32, device="cuda")
     wrapper.plan(starts, pages, full, heads, kv_heads, width, 1, q_data_type=dtype, kv_data_type=dtype)
-    return FlashInfer(wrapper)
+
+    def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        paged = tuple(cache.reshape(-1, 1, *cache.shape[2:]) for cache in (keys, values))
+        return wrapper.run(query[:, 0], paged).unsqueeze(1)
+
+    return attend

@@ -4,23 +4,21 @@ Sizes and bus bandwidths are those of nccl-tests (`doc/PERFORMANCE.md`): a colle
 bus bandwidth is size / time x the share of the buffer that a rank must send, `ops.Collective.num_bytes`.
 """
 
-from __future__ import annotations
-
-import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from datetime import timedelta
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from windtunnel.errors import InputError, MissingExtraError, WindtunnelError, did_you_mean
+from windtunnel.errors import InputError, WindtunnelError, check_known, import_extra
+from windtunnel.lab.processes import execute, process_group, spawn
 from windtunnel.lab.profile.compute import operator_tables
 from windtunnel.lab.profile.samples import TimeStatistics, statistics_of
-from windtunnel.lab.replay import newest
 from windtunnel.lab.timing import captured
 from windtunnel.model.operators import COLLECTIVES, Collective
 from windtunnel.pricing.table import MeasurementTable
@@ -31,7 +29,7 @@ SAMPLE_S = 0.02
 """Duration of a sample: executions in a row, without a barrier between them, that take about this long."""
 MOST_IN_A_ROW = 200
 ELEMENT_BYTES = 2
-TIMEOUT_S = 120.0
+TIMES = "times.json"
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,7 @@ class CollectivesPlan:
 
     def __post_init__(self) -> None:
         for name in self.ops:
-            if name not in COLLECTIVES:
-                raise InputError(
-                    f"there is no collective {name!r}", did_you_mean(name, COLLECTIVES, ", ".join(COLLECTIVES))
-                )
+            check_known(name, COLLECTIVES, f"there is no collective {name!r}", ", ".join(COLLECTIVES))
         if min(self.num_workers) < 1:
             raise InputError(f"--num-workers: {min(self.num_workers)} is not a number of workers")
 
@@ -82,10 +77,7 @@ def usual_backend() -> str:
     Raises:
         MissingExtraError: torch is not installed.
     """
-    try:
-        import torch
-    except ImportError:
-        raise MissingExtraError("torch", "profile") from None
+    torch = import_extra("torch", "profile")
     return "nccl" if torch.cuda.is_available() else "gloo"
 
 
@@ -93,7 +85,7 @@ def sizes_between(smallest_bytes: int, largest_bytes: int) -> tuple[int, ...]:
     """Return powers of two from the smallest to the largest size, both included.
 
     Raises:
-        InputError: they are in the wrong order, or not above zero.
+        InputError: the sizes are in the wrong order, or not above zero.
     """
     if not 0 < smallest_bytes <= largest_bytes:
         raise InputError(f"there are no sizes from {smallest_bytes} to {largest_bytes} bytes")
@@ -103,14 +95,12 @@ def sizes_between(smallest_bytes: int, largest_bytes: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*sizes, largest_bytes]))
 
 
-def time_collectives(
-    plan: CollectivesPlan, notify: Callable[[str], None] = lambda _text: None
-) -> list[TimedCollective]:
+def time_collectives(plan: CollectivesPlan, notify: Callable[[str], None]) -> list[TimedCollective]:
     """Time the plan's collectives between processes of this host.
 
     Args:
         plan: what to time.
-        notify: told before every number of workers.
+        notify: called before each number of workers.
 
     Raises:
         MissingExtraError: torch is not installed.
@@ -118,36 +108,24 @@ def time_collectives(
         WindtunnelError: a worker died.
     """
     _check_backend(plan)
-    import torch.multiprocessing as processes
-
     timed: list[TimedCollective] = []
     for workers in plan.num_workers:
         notify(f"{workers} workers")
         with tempfile.TemporaryDirectory(prefix="windtunnel-collectives-") as folder:
-            meeting = f"file://{folder}/meeting"
-            try:
-                processes.spawn(_run_worker, (plan, workers, meeting, folder), nprocs=workers)
-            except (processes.ProcessRaisedException, processes.ProcessExitedException) as error:
-                reason = str(error).strip().splitlines()[-1]
-                raise WindtunnelError(f"a worker of {workers} died: {reason}") from None
-            timed += _read(json.loads((Path(folder) / "times.json").read_text(encoding="utf-8")))
+            if reason := spawn(_run_worker, (plan, workers, folder), workers):
+                raise WindtunnelError(f"a worker of {workers} died: {reason.strip().splitlines()[-1]}")
+            timed += msgspec.json.decode((Path(folder) / TIMES).read_bytes(), type=list[TimedCollective])
     return timed
 
 
-def time_collectives_on_ray(
-    plan: CollectivesPlan, notify: Callable[[str], None] = lambda _text: None
-) -> list[TimedCollective]:
-    """Time the plan's collectives between workers of a running Ray cluster (`ray start`), `workers_per_node` on each
-    node.
+def time_collectives_on_ray(plan: CollectivesPlan, notify: Callable[[str], None]) -> list[TimedCollective]:
+    """Time the plan's collectives on a running Ray cluster (`ray start`), with `workers_per_node` on each node.
 
     Raises:
         MissingExtraError: ray is not installed.
         InputError: no cluster is running here, or it is too small.
     """
-    try:
-        import ray
-    except ImportError:
-        raise MissingExtraError("ray", "ray") from None
+    ray = import_extra("ray", "ray")
     _check_backend(plan, one_host=False)
     try:
         ray.init(address="auto", log_to_driver=False)
@@ -174,7 +152,7 @@ def _on_ray(ray: Any, plan: CollectivesPlan, workers: int) -> list[TimedCollecti
     if not group.wait(60):
         remove_placement_group(group)
         raise InputError(f"the Ray cluster has no room for {workers} workers on {nodes} nodes")
-    remote = ray.remote(num_cpus=int(resource == "CPU"), num_gpus=int(resource == "GPU"))(_ray_worker)
+    remote = ray.remote(num_cpus=int(resource == "CPU"), num_gpus=int(resource == "GPU"))(_timed_here)
     meeting = f"tcp://{ray.util.get_node_ip_address()}:{29400 + workers}"
     try:
         tasks = [
@@ -182,27 +160,21 @@ def _on_ray(ray: Any, plan: CollectivesPlan, workers: int) -> list[TimedCollecti
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     group, placement_group_bundle_index=number // plan.workers_per_node
                 )
-            ).remote(number, plan, workers, meeting)
+            ).remote(number, plan, workers, meeting, 0)
             for number in range(workers)
         ]
-        return _read(ray.get(tasks)[0])
+        timed: list[TimedCollective] = ray.get(tasks)[0]
+        return timed
     finally:
         remove_placement_group(group)
 
 
-def _ray_worker(number: int, plan: CollectivesPlan, workers: int, meeting: str) -> list[dict[str, Any]]:
-    return _timed_here(number, plan, workers, meeting, local=0)
-
-
 def _check_backend(plan: CollectivesPlan, one_host: bool = True) -> None:
-    try:
-        import torch
-        from torch import distributed
-    except ImportError:
-        raise MissingExtraError("torch", "profile") from None
+    """Raise InputError where torch lacks the backend, or this host lacks a GPU for each worker."""
+    torch = import_extra("torch", "profile")
     if plan.backend not in ("gloo", "nccl"):
         raise InputError(f"there is no backend {plan.backend!r}", "gloo for CPUs, nccl for GPUs")
-    if plan.backend == "nccl" and not (torch.cuda.is_available() and distributed.is_nccl_available()):
+    if plan.backend == "nccl" and not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
         raise InputError("NCCL needs CUDA devices, and torch finds none here", "take --backend gloo")
     if plan.backend == "nccl" and one_host and max(plan.num_workers) > torch.cuda.device_count():
         raise InputError(
@@ -210,102 +182,81 @@ def _check_backend(plan: CollectivesPlan, one_host: bool = True) -> None:
         )
 
 
-def _run_worker(number: int, plan: CollectivesPlan, workers: int, meeting: str, folder: str) -> None:
+def _run_worker(number: int, plan: CollectivesPlan, workers: int, folder: str) -> None:
     """Time the collectives as one process of this host; rank 0 writes the times."""
-    times = _timed_here(number, plan, workers, meeting, local=number)
+    times = _timed_here(number, plan, workers, f"file://{folder}/meeting", number)
     if number == 0:
-        (Path(folder) / "times.json").write_text(json.dumps(times), encoding="utf-8")
+        (Path(folder) / TIMES).write_bytes(msgspec.json.encode(times))
 
 
-def _timed_here(number: int, plan: CollectivesPlan, workers: int, meeting: str, local: int) -> list[dict[str, Any]]:
+def _timed_here(number: int, plan: CollectivesPlan, workers: int, meeting: str, local: int) -> list[TimedCollective]:
+    """Time the collectives as one worker, whose GPU is number `local` of those that it sees."""
     import torch
-    from torch import distributed
 
-    torch.set_num_threads(1)
     device = torch.device("cpu")
     if plan.backend == "nccl":
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
-    distributed.init_process_group(
-        plan.backend,
-        init_method=meeting,
-        rank=number,
-        world_size=workers,
-        timeout=timedelta(seconds=TIMEOUT_S),
-        # NCCL would guess it from the rank, which is wrong where a rank sees one device alone.
-        device_id=device if plan.backend == "nccl" else None,
-    )
-    try:
+    with process_group(plan.backend, meeting, number, workers, device if plan.backend == "nccl" else None):
         return [
-            {"op": op, "num_workers": workers, "span_nodes": -(-workers // plan.workers_per_node), "size_bytes": size}
-            | {"statistics": asdict(_timed(_executor(op, size, number, workers, device), device))}
+            TimedCollective(
+                op,
+                workers,
+                -(-workers // plan.workers_per_node),
+                size,
+                _timed(_executor(op, size, number, workers, device), device),
+            )
             for op in plan.ops
             if op != "send_recv" or workers == 2
             for size in plan.sizes_bytes
         ]
-    finally:
-        distributed.destroy_process_group()
 
 
 def _executor(op: str, size_bytes: int, number: int, workers: int, device: Any) -> Callable[[], object]:
-    """Return a function that executes a collective once; its buffer has about `size_bytes`, in whole shares of the
-    ranks.
-    """
+    """Return a function that executes a collective once, with a buffer of about `size_bytes` in whole shares."""
     import torch
     from torch import distributed
 
     share = max(size_bytes // ELEMENT_BYTES // workers, 1)
-    buffer = torch.zeros(share * workers, dtype=torch.bfloat16, device=device)
-    part = torch.zeros(share, dtype=torch.bfloat16, device=device)
-    if op == "all_reduce":
-        return lambda: distributed.all_reduce(buffer)
-    if op == "all_gather":
-        return lambda: newest("all_gather_single", "all_gather_into_tensor")(buffer, part)
-    if op == "reduce_scatter":
-        return lambda: newest("reduce_scatter_single", "reduce_scatter_tensor")(part, buffer)
-    if op == "all_to_all":
-        arrived = torch.empty_like(buffer)
-        return lambda: distributed.all_to_all_single(arrived, buffer)
-    if number == 0:
-        return lambda: distributed.send(buffer, 1)
-    return lambda: distributed.recv(buffer, 0)
+
+    def zeros(num_shares: int = workers) -> Any:
+        return torch.zeros(share * num_shares, dtype=torch.bfloat16, device=device)
+
+    buffer = zeros()
+    if op == "send_recv":
+        return (lambda: distributed.send(buffer, 1)) if number == 0 else (lambda: distributed.recv(buffer, 0))
+    sent = zeros(1) if op == "all_gather" else zeros()
+    received = zeros(1) if op == "reduce_scatter" else buffer
+    return lambda: execute(op, received, sent)
 
 
-def _timed(execute: Callable[[], object], device: Any) -> TimeStatistics:
+def _timed(run: Callable[[], object], device: Any) -> TimeStatistics:
     """Time samples of executions in a row; the slowest rank's time counts, as in nccl-tests' report of each size."""
     import torch
     from torch import distributed
 
-    def spent_s(run: Callable[[], object]) -> float:
+    def in_a_row(count: int) -> None:
+        for _ in range(count):
+            run()
+
+    def spent_s(execution: Callable[[], object]) -> float:
         distributed.barrier()
         started_s = time.perf_counter()
-        run()
+        execution()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         spent = torch.tensor([time.perf_counter() - started_s], dtype=torch.float64, device=device)
         distributed.all_reduce(spent, op=distributed.ReduceOp.MAX)
         return float(spent.item())
 
-    spent_s(_in_a_row(execute, WARM_UPS))  # connects the ranks
-    one_s = spent_s(_in_a_row(execute, WARM_UPS)) / WARM_UPS
-    count = int(np.clip(SAMPLE_S / one_s, 1, MOST_IN_A_ROW))
-    row = _in_a_row(execute, count)
+    spent_s(partial(in_a_row, WARM_UPS))  # connects the ranks
+    execution_s = spent_s(partial(in_a_row, WARM_UPS)) / WARM_UPS
+    count = int(np.clip(SAMPLE_S / execution_s, 1, MOST_IN_A_ROW))
+    row: Callable[[], object] = partial(in_a_row, count)
     if device.type == "cuda":
         # Engines replay graphs; launched one by one, small ones would wait for the host.
         row = captured(row) or row
     return statistics_of([spent_s(row) / count for _ in range(SAMPLES)])
-
-
-def _in_a_row(execute: Callable[[], object], count: int) -> Callable[[], object]:
-    def run() -> None:
-        for _ in range(count):
-            execute()
-
-    return run
-
-
-def _read(times: Sequence[dict[str, Any]]) -> list[TimedCollective]:
-    return [TimedCollective(**{**row, "statistics": TimeStatistics(**row["statistics"])}) for row in times]
 
 
 def collective_tables(timed: Sequence[TimedCollective], source: str) -> list[MeasurementTable]:

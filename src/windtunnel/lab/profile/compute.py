@@ -1,7 +1,5 @@
 """Choose the steps to measure and their order within a time budget; return their operators as tables."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -45,12 +43,10 @@ class Progress:
     """Progress of a profile."""
 
     num_steps: int
-    elapsed_s: float
     left_s: float | None
     """Time until the budget ends; None without one."""
     expected_error: float
     """Largest expected error of the intervals that are left."""
-    shape: StepShape
 
 
 @dataclass(frozen=True)
@@ -67,12 +63,8 @@ Notify = Callable[[Progress], None]
 
 def decode_grid(extent: Extent, stepper: Stepper) -> Refinement:
     """Return the grid of decoding requests x their context."""
-
-    def allowed(point: Point) -> bool:
-        return stepper.fits(_decode_shape(point))
-
     contexts = [level for level in octaves(extent.max_context, 4) if level >= 16]
-    return Refinement((octaves(extent.max_batch, 4), contexts), allowed)
+    return Refinement((octaves(extent.max_batch, 4), contexts), lambda point: stepper.fits(_decode_shape(point)))
 
 
 def prefill_grid(extent: Extent, stepper: Stepper) -> Refinement:
@@ -93,9 +85,7 @@ def _decode_shape(point: Point) -> StepShape:
 
 
 def _prefill_shape(point: Point) -> StepShape:
-    """Return the shape of a prefill: c tokens after p cached ones have the effective length 2 p + c
-    (`ops.PrefillAttention`).
-    """
+    """Return a prefill's shape: c tokens after p cached ones have effective length 2 p + c (`ops.PrefillAttention`)."""
     ratio, chunk = point
     return StepShape(1, int((ratio - 1) * chunk / 2), int(chunk))
 
@@ -123,7 +113,7 @@ def measure_steps(
             steps[shape] = stepper.measure(shape)
             cost_s[shape] = time.monotonic() - before_s
             left_s = None if budget.seconds is None else max(budget.seconds - spent(), 0.0)
-            notify(Progress(len(steps), spent(), left_s, error, shape))
+            notify(Progress(len(steps), left_s, error))
             yield steps[shape]
 
     coarse = [shape_of(point) for grid, shape_of in grids for point in grid.coarse()]
@@ -136,8 +126,7 @@ def measure_steps(
         grid, shape_of = max(grids, key=lambda pair: pair[0].worst())
         if grid.worst() <= budget.tolerance or (budget.seconds is not None and spent() >= budget.seconds):
             return
-        following = grid.next_point()
-        if following is None:
+        if (following := grid.next_point()) is None:
             continue
         interval, middle = following
         shape = shape_of(middle)
@@ -148,12 +137,6 @@ def measure_steps(
         grid.learn(interval, middle, steps[shape].sum_s)
 
 
-def tables_of(steps: Iterable[MeasuredStep], source: str) -> list[MeasurementTable]:
-    """Return the executions of all steps as tables with statistics, one per kind and words of operators."""
-    executions = (execution for step in steps for execution in step.operators)
-    return operator_tables(((execution.op, execution.statistics) for execution in executions), source)
-
-
 def operator_tables(measured: Iterable[tuple[Op, TimeStatistics]], source: str) -> list[MeasurementTable]:
     """Return measured operators as tables with statistics, one per kind and words."""
 
@@ -161,4 +144,4 @@ def operator_tables(measured: Iterable[tuple[Op, TimeStatistics]], source: str) 
         kept = {name: np.array([float(getattr(statistics, name))]) for name in STATISTICS}
         return op, np.array([statistics.median_s]), kept
 
-    return tables_from((point(op, statistics) for op, statistics in measured), source)
+    return tables_from((point(*operator) for operator in measured), source)

@@ -1,16 +1,14 @@
-"""Choose the steps to measure: a coarse grid first, then midpoints where straight lines between points would be most
-wrong.
+"""Choose the steps to measure: a coarse grid, then midpoints where straight lines between points err most.
 
 Refinement ends when every interval is expected to be within the tolerance, or when the budget does not last for the
 next step. What was measured before is not measured again.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 Point = tuple[float, float]
 """Coordinates along two axes."""
@@ -39,7 +37,6 @@ class Refinement:
     Args:
         axes: the coarse levels of both axes, ascending.
         allowed: which points can be measured (they fit the memory and the engine).
-        integral: points are rounded to whole numbers.
     """
 
     axes: tuple[Sequence[float], Sequence[float]]
@@ -48,11 +45,8 @@ class Refinement:
     queue: list[GridInterval] = field(default_factory=list)
 
     def coarse(self) -> Iterator[Point]:
-        """Yield the points of the coarse grid."""
-        for first in self.axes[0]:
-            for second in self.axes[1]:
-                if self.allowed((first, second)):
-                    yield (first, second)
+        """Return the points of the coarse grid."""
+        return filter(self.allowed, product(*self.axes))
 
     def start(self, seconds: Mapping[Point, float]) -> None:
         """Begin to refine from the measured coarse grid."""

@@ -1,10 +1,8 @@
 """Journal of measured steps, a line of JSON each, so that an interrupted profile goes on where it stopped."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,8 @@ class Journal:
     """The steps measured so far, a line each, so that an interrupted profile goes on where it stopped.
 
     Args:
-        path: of the file.
-        about: what was measured and how; a journal of something else is refused.
+        path: the file.
+        about: the measured model and method; a journal of something else is refused.
 
     Raises:
         InputError: the file belongs to another measurement, or is broken.
@@ -48,16 +46,7 @@ class Journal:
         """Add a step."""
         self.steps[step.shape] = step
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_step_document(step)) + "\n")
-
-
-def read_journals(folder: Path) -> list[MeasuredStep]:
-    """Read the steps of all journals in a folder.
-
-    Raises:
-        InputError: one is broken.
-    """
-    return [step for path in sorted(folder.glob("*.jsonl")) for step in read_journal(path)]
+            file.write(json.dumps(_step_document(step), default=float) + "\n")
 
 
 def read_journal(path: Path) -> list[MeasuredStep]:
@@ -85,21 +74,10 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _step_document(step: MeasuredStep) -> dict[str, Any]:
-    operators = [
-        {
-            "name": operator.name,
-            "kind": operator.op.kind,
-            "op": {f.name: _plain(getattr(operator.op, f.name)) for f in fields(operator.op)},
-            "count": operator.count,
-            "statistics": asdict(operator.statistics),
-        }
-        for operator in step.operators
-    ]
-    return {"shape": asdict(step.shape), "whole_s": step.whole_s, "operators": operators}
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, str | int) else float(value)
+    document = asdict(step)
+    for row, operator in zip(document["operators"], step.operators, strict=True):
+        row["kind"] = operator.op.kind
+    return document
 
 
 def _step_from(line: Mapping[str, Any]) -> MeasuredStep:

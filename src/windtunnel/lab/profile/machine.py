@@ -1,7 +1,5 @@
 """The measured machine: as a `Device` that the simulator takes, and as provenance of the rows."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys
@@ -37,19 +35,18 @@ ARCHITECTURES = {
     90: "hopper",
     **dict.fromkeys((100, 103, 110, 120, 121), "blackwell"),
 }
-"""Compute capability -> the catalog's word (NVIDIA, CUDA C++ Programming Guide, compute capabilities)."""
+"""Compute capability -> architecture in the catalog (NVIDIA, CUDA C++ Programming Guide, compute capabilities)."""
 AMD_ARCHITECTURES = {"gfx90a": "cdna2", "gfx942": "cdna3", "gfx950": "cdna4"}
-"""LLVM target -> the catalog's word (ROCm documentation, GPU hardware specifications)."""
+"""LLVM target -> architecture in the catalog (ROCm documentation, GPU hardware specifications)."""
 MEMORY_TOLERANCE = 0.1
-"""Relative tolerance of memory sizes: drivers and error correction take some of the data sheet's; other boards of a
-chip differ by more."""
+"""Relative tolerance of memory sizes: drivers and error correction take some; other boards of a chip differ more."""
 
 
 def device_of(name: str, torch_device: str, clock: str) -> Device:
-    """Return the device called `name`: the catalog's, else this machine with rates as measured here.
+    """Return the device called `name`: from the catalog, else this machine with rates measured here.
 
     Raises:
-        InputError: the name is not a slug, or it is a device that this machine's is not.
+        InputError: the name is not a slug, or names a device of the catalog that this machine does not have.
     """
     if name in catalog.names("devices"):
         device = catalog.device(name)
@@ -213,15 +210,12 @@ def provenance_of(device: Device, torch_device: str, clock: str) -> dict[str, st
         "system": f"{platform.system()} {platform.release()}",
     }
     if torch_device == "cuda":
-        about |= {"cuda": str(torch.version.cuda), "driver": _driver()}
+        driver = Path("/proc/driver/nvidia/version")
+        version = driver.read_text(encoding="utf-8").split("\n", 1)[0] if driver.is_file() else "unknown"
+        about |= {"cuda": str(torch.version.cuda), "driver": version}
     return about
 
 
 def today() -> str:
     """Return the date of a measurement."""
     return time.strftime("%Y-%m-%d", time.gmtime())
-
-
-def _driver() -> str:
-    path = Path("/proc/driver/nvidia/version")
-    return path.read_text(encoding="utf-8").split("\n", 1)[0] if path.is_file() else "unknown"

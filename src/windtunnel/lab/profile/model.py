@@ -5,17 +5,15 @@ runs in order. Operators timed alone, in a loop, are 18% to 54% too fast on a CP
 cache.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from windtunnel.errors import InputError
-from windtunnel.lab.profile.attention import FlashInfer, plan_flash_attention, plan_flashinfer, sdpa
+from windtunnel.lab.profile.attention import Attend, flashinfer_prefill, plan_flash_attention, plan_flashinfer, sdpa
 from windtunnel.model.forward import Shard, StepBatch, decode_launches, head_launches, prefill_launches, token_launches
 from windtunnel.model.operators import Experts, Gemm, Op
 from windtunnel.model.precision import BITS, Format
@@ -57,14 +55,6 @@ class StepShape:
         return StepBatch(0, 0.0, self.num_tokens, pairs, self.batch)
 
 
-@dataclass(frozen=True)
-class Site:
-    """Device and number format of the weights."""
-
-    device: str
-    dtype: Any
-
-
 @dataclass
 class LayerFlow:
     """Tensors that flow through a layer."""
@@ -72,7 +62,6 @@ class LayerFlow:
     hidden: Tensor
     residual: Tensor
     shape: StepShape
-    mid: dict[str, Tensor] = field(default_factory=dict)
 
 
 def check_profilable(shard: Shard) -> None:
@@ -102,12 +91,13 @@ class LayerStack:
 
     Args:
         shard: the deployed model, as one rank holds it.
-        group: which of its layers.
+        group: the kind of layer.
         num_layers: layers with weights of their own; their bytes should exceed the last-level cache.
         device: `cpu` or `cuda`.
-        max_tokens: of a step.
-        max_cached: tokens of KV cache in all, of a layer.
-        attention: one of `profile_attention.PACKAGES`: whose kernels; latent attention that decodes is written out.
+        max_tokens: most tokens of a step.
+        max_cached: tokens that the KV cache of one layer holds, over all requests.
+        attention: owner of the attention kernels, a key of `lab.profile.attention.PACKAGES`; the decoding steps of
+            latent attention are written out in torch.
     """
 
     def __init__(
@@ -123,14 +113,15 @@ class LayerStack:
         import torch
 
         self.shard, self.group, self.num_layers = shard, group, num_layers
-        self.site = Site(device, getattr(torch, TORCH_FORMATS[shard.precision.weights]))
+        self.device, self.dtype = device, getattr(torch, TORCH_FORMATS[shard.precision.weights])
         self.max_tokens, self.max_cached = max_tokens, max_cached
-        self.backend, self.attend = attention, sdpa
+        self.backend = attention
+        self.attend: Attend = sdpa
         generator = torch.Generator(device).manual_seed(0)
 
         def matrix(*shape: int) -> Tensor:
             # Numbers, not zeros: an H200 multiplies zeros 13% faster.
-            return torch.randn(shape, generator=generator, device=device, dtype=self.site.dtype).mul_(0.02)
+            return torch.randn(shape, generator=generator, device=device, dtype=self.dtype).mul_(0.02)
 
         width = shard.model.hidden_size
         self.vocabulary = -(-shard.model.vocab_size // shard.tp)
@@ -145,13 +136,13 @@ class LayerStack:
         """Plan the attention of a shape, which an engine's host does before the forward."""
         attention = self.group.attention
         if self.backend == "flash_attn":
-            self.attend = plan_flash_attention(shape.batch, shape.context + shape.chunk, self.site.device)
+            self.attend = plan_flash_attention(shape.batch, shape.context + shape.chunk, self.device)
         elif self.backend == "flashinfer" and shape.chunk:
-            self.attend = FlashInfer(None)
+            self.attend = flashinfer_prefill
         elif self.backend == "flashinfer" and isinstance(attention, GroupedQueryAttention):
             heads, kv_heads = attention.num_heads // self.shard.tp, max(attention.num_kv_heads // self.shard.tp, 1)
             length = min(shape.context, attention.window_tokens or shape.context)
-            self.attend = plan_flashinfer(shape.batch, length, heads, kv_heads, attention.head_dim, self.site.dtype)
+            self.attend = plan_flashinfer(shape.batch, length, heads, kv_heads, attention.head_dim, self.dtype)
 
     def run(self, shape: StepShape, mark: Mark) -> Tensor:
         """Run one step; call `mark` at every boundary between operators."""
@@ -286,8 +277,7 @@ class LayerStack:
         mark("o_proj")
 
     def _experts(self, flow: LayerFlow, weights: dict[str, Tensor], experts: ExpertsFeedForward, mark: Mark) -> None:
-        """Sort tokens by their chosen experts, run one grouped product over all experts, and put the rows back in
-        place.
+        """Sort tokens by their experts, run one grouped product over all experts, and put the rows back in place.
 
         Nothing is read back from the GPU on the way, so that a CUDA graph can hold it.
         """

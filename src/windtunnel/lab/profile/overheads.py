@@ -1,7 +1,5 @@
 """Host overheads of a real engine: its work in a step beside the forward, and how that grows with the batch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import numpy as np
 import yaml
 
 from windtunnel.formats.vidur.profiles import Cell, VidurFile
-from windtunnel.lab.engines.drive import HostSample
+from windtunnel.lab.stepped import HostSample
 from windtunnel.schema import encode
 from windtunnel.serving.calibration import Calibration, Provenance
 from windtunnel.serving.deployment import HostOverheads
@@ -32,7 +30,7 @@ VIDUR_COLUMNS: Mapping[str, str] = {
 def fit_overheads(samples: Sequence[HostSample]) -> HostOverheads:
     """Fit seconds per step and per request: a line through the medians by batch size, neither term below zero.
 
-    With one batch size alone all of it is the step's.
+    With a single batch size, all of the time counts as time per step.
     """
     sizes = np.unique([sample.num_requests for sample in samples])
     medians = np.array([np.median([s.total_s for s in samples if s.num_requests == size]) for size in sizes])
@@ -55,13 +53,12 @@ def medians_by_batch(samples: Sequence[HostSample]) -> list[tuple[int, int, floa
     return rows  # type: ignore[return-value]
 
 
-def write_overheads(folder: Path, about: Mapping[str, str], model: str, samples: Sequence[HostSample]) -> Path:
-    """Write the overheads of an engine as a calibration that `--calibration` takes; returns its file."""
-    host = fit_overheads(samples)
+def write_overheads(folder: Path, about: Mapping[str, str], model: str, samples: Sequence[HostSample]) -> None:
+    """Write the overheads of an engine as a calibration that `--calibration` takes."""
     calibration = Calibration(
         engine=about["engine"],
         device=about["device"],
-        host=host,
+        host=fit_overheads(samples),
         provenance=Provenance(
             fitted_on=f"{len(samples)} steps of {about['engine']} {about['engine_version']} on this machine",
             num_runs=1,
@@ -71,12 +68,11 @@ def write_overheads(folder: Path, about: Mapping[str, str], model: str, samples:
             devices=(about["device"],),
         ),
     )
-    path = folder / CALIBRATION
-    path.write_text(yaml.safe_dump(encode(calibration), sort_keys=False, width=120), encoding="utf-8")
-    return path
+    text = yaml.safe_dump(encode(calibration), sort_keys=False, width=120)
+    (folder / CALIBRATION).write_text(text, encoding="utf-8")
 
 
-def overheads_file(model: str, samples: Sequence[HostSample], tp: int = 1) -> VidurFile:
+def overheads_file(model: str, samples: Sequence[HostSample]) -> VidurFile:
     """Return the samples as Vidur's table of CPU overheads: a row per batch size, in milliseconds.
 
     What the engine does in one process has no launch or remote-call time of its own; those columns are 0.
@@ -89,6 +85,6 @@ def overheads_file(model: str, samples: Sequence[HostSample], tp: int = 1) -> Vi
             for name, part in VIDUR_COLUMNS.items():
                 values = [getattr(sample, part) if part else 0.0 for sample in here]
                 row[f"{name}_{statistic}"] = float(of(values)) * 1e3
-        row |= {"model_name": model, "batch_size": size, "tensor_parallel_degree": tp, "ray_comm_time_mean": 0.0}
+        row |= {"model_name": model, "batch_size": size, "tensor_parallel_degree": 1, "ray_comm_time_mean": 0.0}
         rows.append(row)
     return VidurFile({name: tuple(row[name] for row in rows) for name in rows[0]})

@@ -1,7 +1,5 @@
 """Run `windtunnel profile compute`: measure steps for every tensor-parallel size and write one profile."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel import catalog
+from windtunnel.errors import InputError, check_known
 from windtunnel.formats.vidur.profiles import (
     STATISTICS_OF,
     ProfiledStep,
@@ -21,14 +20,12 @@ from windtunnel.formats.vidur.profiles import (
     vidur_files,
     write_vidur_file,
 )
-from windtunnel.hardware import ANY_DEVICE, Device, Node
-from windtunnel.lab.engines.drive import HostSample, SteppedEngine, host_samples
-from windtunnel.lab.engines.transformers import TransformersEngine, TransformersSettings, transformers_version
-from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings, vllm_version
+from windtunnel.hardware import ANY_DEVICE, Device
+from windtunnel.lab.engines.vllm import version as vllm_version
 from windtunnel.lab.profile.attention import attention_version, check_attention
 from windtunnel.lab.profile.collectives import CollectivesPlan, TimedCollective, collective_tables
-from windtunnel.lab.profile.compute import Extent, Progress, Stepper, TimeBudget, measure_steps, tables_of
-from windtunnel.lab.profile.journal import Journal, read_journal, read_journals
+from windtunnel.lab.profile.compute import Extent, Progress, Stepper, TimeBudget, measure_steps, operator_tables
+from windtunnel.lab.profile.journal import Journal, read_journal
 from windtunnel.lab.profile.machine import (
     device_of,
     free_memory_bytes,
@@ -41,7 +38,9 @@ from windtunnel.lab.profile.overheads import overheads_file, write_overheads
 from windtunnel.lab.profile.samples import MeasuredStep
 from windtunnel.lab.profile.torch_steps import require_torch, torch_steppers
 from windtunnel.lab.profile.vllm_steps import vllm_steppers
-from windtunnel.lab.timing import Pressure, clock_for
+from windtunnel.lab.servers import engines_with
+from windtunnel.lab.stepped import HostSample, SteppedEngine, host_samples
+from windtunnel.lab.timing import clock_for, measure_pressure
 from windtunnel.model.forward import Shard
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Precision
@@ -56,36 +55,14 @@ ENGINES = ("torch", "vllm")
 OVERHEAD_CONTEXT = 128
 """Tokens of each request where the host alone is measured; its work does not depend on the context."""
 
-OVERHEAD_BUDGET = 512
-"""Most tokens of a step where the host alone is measured."""
-
 JOURNALS = "steps"
 """Folder of a profile that holds every measured step, so that a profile can go on or grow."""
 
 DEFAULT_EXTENT, DEFAULT_BUDGET = Extent(), TimeBudget()
 
 
-def _vllm(config: Mapping[str, Any], batch: int) -> SteppedEngine:
-    longest = int(config.get("max_position_embeddings", 2048))
-    return VllmEngine(config, VllmSettings(longest, batch, max(OVERHEAD_BUDGET, batch)))
-
-
-def _transformers(config: Mapping[str, Any], batch: int) -> SteppedEngine:
-    return TransformersEngine(config, TransformersSettings(batch, max(OVERHEAD_BUDGET, batch), 2 * batch + 2))
-
-
-STEPPED_ENGINES: Mapping[str, tuple[Callable[[Mapping[str, Any], int], SteppedEngine], Callable[[], str]]] = {
-    "vllm": (_vllm, vllm_version),
-    "transformers": (_transformers, transformers_version),
-}
-"""Engine -> function that starts one for a number of requests in this process, and its version."""
-
 Notify = Callable[[int, Progress], None]
 """Called with the tensor-parallel size and its progress."""
-
-
-def _no_notice(_tp: int, _done: Progress) -> None:
-    """Ignore progress."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +114,7 @@ def profile_compute(
     device_name: str,
     folder: Path,
     plan: ComputePlan = DEFAULT_PLAN,
-    notify: Notify = _no_notice,
+    notify: Notify = lambda _tp, _progress: None,
 ) -> ComputeProfile:
     """Measure the operators of `model` under each tensor-parallel split, on one device, and write them to `folder`.
 
@@ -153,29 +130,29 @@ def profile_compute(
     Raises:
         InputError: torch, the device, the split or the model cannot be measured, or the folder holds something else.
     """
-    if plan.engine not in ENGINES:
-        hint = did_you_mean(plan.engine, ENGINES, "torch or vllm")
-        raise InputError(f"operators of {plan.engine!r} cannot be measured", hint)
+    check_known(plan.engine, ENGINES, f"operators of {plan.engine!r} cannot be measured", "torch or vllm")
     torch_device = require_torch(plan.torch_device)
     import torch
 
     clock = clock_for(torch_device, torch.get_num_threads(), plan.clock)
     plan = replace(plan, torch_device=torch_device, clock=clock)
     check_attention(plan.attention, torch_device)
+    any_node = msgspec.structs.replace(catalog.node("pcie"), device=ANY_DEVICE, num_devices=1024)
     for degree in plan.tp:
-        check_parallelism(model, Parallelism(tp=degree), _any_node())
+        check_parallelism(model, Parallelism(tp=degree), any_node)
     device = device_of(device_name, torch_device, clock)
     about = provenance_of(device, torch_device, clock) | _engine_versions(plan)
-    pressure = Pressure.start()
+    pressure = measure_pressure()
     host: list[HostSample] = []
     for degree in plan.tp:
         shard = Shard(model, precision, Parallelism(tp=degree))
         _measure_shard(shard, folder, plan, about, _steppers(shard, torch_device, clock, plan, host), notify)
-    steps = read_journals(folder / JOURNALS)
+    paths = sorted((folder / JOURNALS).glob("*.jsonl"))
+    steps = [step for path in paths for step in read_journal(path)]
     tables = write_steps(folder, device, about, steps)
     if host:
         write_overheads(folder, about, model.name, host)
-    return ComputeProfile(folder, device, tuple(steps), tuple(tables), pressure.fraction())
+    return ComputeProfile(folder, device, tuple(steps), tuple(tables), pressure())
 
 
 def _engine_versions(plan: ComputePlan) -> dict[str, str]:
@@ -216,7 +193,9 @@ def write_steps(
     folder: Path, device: Device, about: dict[str, str], steps: Sequence[MeasuredStep]
 ) -> list[MeasurementTable]:
     """Write measured steps as a profile with its device; returns its tables."""
-    tables = tables_of(steps, source_of(device, about))
+    measured = ((operator.op, operator.statistics) for step in steps for operator in step.operators)
+    source = f"{device.name}, {about['engine']} {about.get('engine_version', about['torch'])}, {about['clock']}"
+    tables = operator_tables(measured, source)
     write_profile(folder, tables, about | {"date": today()})
     write_device(device, folder / "device.yaml")
     return tables
@@ -233,29 +212,25 @@ def profile_overheads(
     """Measure the host's share of an engine's decode steps; writes `calibration.yaml` and `cpu_overheads.csv`.
 
     Args:
-        model: what the engine serves.
+        model: the model that the engine serves.
         config: its config.json.
-        engine: one of `STEPPED_ENGINES`.
-        device_name: of the machine.
-        folder: to write to.
+        engine: name of an engine that can be stepped by hand.
+        device_name: name of the machine's device.
+        folder: folder to write to.
         batches: numbers of decoding requests.
 
     Raises:
         InputError: the engine is unknown or not installed, or the model has no config.json.
     """
-    if engine not in STEPPED_ENGINES:
-        known = ", ".join(STEPPED_ENGINES)
-        raise InputError(
-            f"overheads of {engine!r} cannot be measured", did_you_mean(engine, STEPPED_ENGINES, f"known: {known}")
-        )
+    known = engines_with("start_stepped")
+    check_known(engine, known, f"overheads of {engine!r} cannot be measured")
     if config is None:
         raise InputError(f"{engine} needs the config.json of {model.name}", "give its path as --model")
-    start, version = STEPPED_ENGINES[engine]
-    stepped = start(config, max(batches))
+    stepped: SteppedEngine = known[engine].start_stepped(config, max(batches))
     host = host_samples(stepped, batches, OVERHEAD_CONTEXT, model.vocab_size)
     stepped.close()
     folder.mkdir(parents=True, exist_ok=True)
-    about = {"engine": engine, "engine_version": version(), "device": device_name}
+    about = {"engine": engine, "engine_version": known[engine].version(), "device": device_name}
     write_overheads(folder, about, model.name, host)
     write_vidur_file(overheads_file(model.name, host), folder / "cpu_overheads.csv")
     return host
@@ -312,17 +287,6 @@ def _vidur_step(step: MeasuredStep, tp: int) -> ProfiledStep:
     }
     cached = step.shape.context if step.shape.chunk else step.shape.context - 1
     return ProfiledStep(tp, step.shape.batch, step.shape.chunk, cached, times)
-
-
-def source_of(device: Device, about: dict[str, str]) -> str:
-    """Return a line with device, kernels and clock."""
-    return f"{device.name}, {about['engine']} {about.get('engine_version', about['torch'])}, {about['clock']}"
-
-
-def _any_node() -> Node:
-    from windtunnel import catalog
-
-    return msgspec.structs.replace(catalog.node("pcie"), device=ANY_DEVICE, num_devices=1024)
 
 
 def _digest(shard: Shard, index: int) -> str:

@@ -1,9 +1,7 @@
 """Statistics of repeated times: of one operator, and of a step with all of its operators."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,7 +10,7 @@ from windtunnel.model.operators import Op
 
 MIN_REPEATS, MAX_REPEATS = 6, 50
 REPEAT_S = 0.5
-"""Measured time after which a step is repeated no more, within the two counts above."""
+"""Measured time after which a step is not repeated again, within the two counts above."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,7 @@ class TimeStatistics:
 
 
 OUTLIER_SPREAD = 5.0
-"""Outliers lie further above the median than this many interquartile ranges; they were interrupted, and are counted but
-not used."""
+"""Interquartile ranges above the median from which samples are outliers: interrupted, so counted but not used."""
 
 
 def statistics_of(seconds: Sequence[float]) -> TimeStatistics:
@@ -121,27 +118,3 @@ class Repeats:
         timed_s = np.sum(list(self.totals_s.values()), axis=0)
         whole_s = np.median(timed_s) / np.median(timed_s / np.array(self.whole_s))
         return MeasuredStep(shape, operators, float(whole_s))
-
-
-def merged(repeats: Sequence[MeasuredStep]) -> MeasuredStep:
-    """Merge measurements of one step at several times by medians, so that a burst of other work in one is left out."""
-    operators = tuple(
-        replace(same[0], statistics=_merged_statistics([operator.statistics for operator in same]))
-        for same in zip(*(step.operators for step in repeats), strict=True)
-    )
-    return replace(repeats[0], operators=operators, whole_s=float(np.median([step.whole_s for step in repeats])))
-
-
-def _merged_statistics(times: Sequence[TimeStatistics]) -> TimeStatistics:
-    def of(name: str) -> list[float]:
-        return [getattr(statistics, name) for statistics in times]
-
-    return TimeStatistics(
-        median_s=float(np.median(of("median_s"))),
-        mean_s=float(np.median(of("mean_s"))),
-        min_s=min(of("min_s")),
-        max_s=max(of("max_s")),
-        std_s=float(np.median(of("std_s"))),
-        num_samples=int(sum(of("num_samples"))),
-        num_outliers=int(sum(of("num_outliers"))),
-    )

@@ -1,12 +1,10 @@
 """Steps of a few layers in torch, timed operator by operator on a CPU or a GPU."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from windtunnel.errors import InputError, MissingExtraError
+from windtunnel.errors import InputError, import_extra
 from windtunnel.lab.profile.compute import Extent
 from windtunnel.lab.profile.model import (
     LayerStack,
@@ -69,11 +67,10 @@ def _no_mark(_name: str) -> None:
 
 
 def timed_forward(forward: Forward, clock: str) -> Callable[[], dict[str, list[float]]]:
-    """Return a function that runs the forward with timers inside and returns the seconds of every operator's
-    executions.
+    """Return a function that runs the forward with timers inside; it returns the seconds of each operator's executions.
 
     Raises:
-        InputError: the clock is of a graph, and the forward cannot be captured as one.
+        InputError: the clock needs a CUDA graph, and the forward cannot be captured as one.
     """
     if clock == "cuda_graph":
         watch = CudaStopwatch(in_graph=True, mark_s=event_cost_s(in_graph=True))
@@ -135,10 +132,7 @@ def require_torch(device: str | None) -> str:
     Raises:
         InputError: torch or the device is missing.
     """
-    try:
-        import torch
-    except ImportError:
-        raise MissingExtraError("torch", "profile") from None
+    torch = import_extra("torch", "profile")
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("torch finds no CUDA device here", "measure the CPU with --torch-device cpu")
     if device not in (None, "cpu", "cuda"):
@@ -162,7 +156,10 @@ def torch_steppers(
         InputError: a single layer does not fit.
     """
     check_profilable(shard)
-    if attention != "sdpa" and not all(_is_plain(group.attention) for group in shard.model.layers):
+    if attention != "sdpa" and not all(
+        isinstance(group.attention, GroupedQueryAttention) and not group.attention.window_tokens
+        for group in shard.model.layers
+    ):
         raise InputError(
             f"{shard.model.name} has latent or windowed attention, which is measured with torch's kernels alone",
             "take --attention sdpa",
@@ -191,8 +188,3 @@ def _num_fitting(shard: Shard, group: LayerGroup, ends_bytes: float, memory_byte
             "measure a larger --tp: each of its ranks holds less",
         )
     return num_layers
-
-
-def _is_plain(attention: object) -> bool:
-    """Whether attention is grouped-query attention over all keys."""
-    return isinstance(attention, GroupedQueryAttention) and not attention.window_tokens

@@ -1,7 +1,5 @@
 """Steps of a real vLLM engine, timed operator by operator inside its forward."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.lab.engines.drive import EngineStep, HostSample
 from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings
 from windtunnel.lab.profile.compute import Extent
 from windtunnel.lab.profile.model import StepShape, check_profilable, operators_of
 from windtunnel.lab.profile.samples import MeasuredStep, Repeats
+from windtunnel.lab.stepped import EngineStep, HostSample
 from windtunnel.lab.timing import CLOCKS_OF_HOST, HostStopwatch
 from windtunnel.model.forward import Shard
 from windtunnel.model.precision import Format
@@ -87,9 +85,7 @@ class VllmStepper:
         self.engine.drop(names)
 
     def _prefills(self, shape: StepShape, repeats: Repeats) -> Iterator[Callable[[], EngineStep]]:
-        """Yield the last chunks of prompts until there are enough repeats; the chunks before them run outside the
-        timers.
-        """
+        """Yield last chunks of prompts until there are enough repeats; earlier chunks run outside the timers."""
         while not repeats.is_enough:
             names = self._added(shape.batch, shape.context + shape.chunk, 1)
             left = shape.context
@@ -130,7 +126,7 @@ def hook_cost_s(now: Callable[[], float]) -> float:
 
 
 def sharded_config(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
-    """Return the config of a model as large as one of `tp` shards: fewer heads, narrower feed-forward, less vocabulary.
+    """Return the config of a model as large as one of `tp` shards: fewer heads, narrower layers, smaller vocabulary.
 
     Raises:
         InputError: the split does not divide it.

@@ -5,9 +5,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from windtunnel.errors import InputError
 from windtunnel.search.capacity.limits import Limit
-from windtunnel.search.capacity.load import Stream, is_capped, stream_of
+from windtunnel.search.capacity.load import Stream, check_has_one_load, stream_of
 from windtunnel.search.capacity.probe import Probe, probe, serve_requests
 from windtunnel.search.confidence import lower_bound
 from windtunnel.search.priced_deployments import PricedDeployments
@@ -18,11 +17,9 @@ TOLERANCE = 0.01
 """Relative distance of neighbouring loads on a fixed grid: the answer does not depend on where the search began, and
 deployments of equal capacity get equal answers."""
 CHECKS = 12
-"""Loads below the answer that `capacities` checks, 4% to 8% apart. A search over thousands of deployments checks
-none."""
+"""Loads below the answer that `capacities` checks, 4% to 8% apart; a search over many deployments checks none."""
 LEAST_SHARE = 1e-3
-"""Lowest load, as a share of the throughput with all requests there at once; a deployment that fails here holds the
-limits at no load."""
+"""Lowest load, as a share of the throughput with all requests there at once: below it, no load holds the limits."""
 FIRST_SHARE = 0.85
 LEAP = 0.28
 """Growth of a stride, in the logarithm of the load, for each unit of log(figure / limit): about the distance of the
@@ -71,25 +68,19 @@ def capacity(
     Raises:
         InputError: the stream has two loads.
     """
-    if is_capped(stream.workload):
-        raise InputError(
-            "the workload has a rate and a concurrency, and its load could be either",
-            "leave out the concurrency to seek the greatest rate, or the rate to seek the most clients",
-        )
+    check_has_one_load(stream.workload)
     search = _Search(lambda load: probe(server, stream, load, limits), tolerance, stream.is_closed, checks)
     if worth is not None:
         first = search.position(worth) + 1
         if not search.at(first).passes:
             return Capacity(0.0, None, search.tried[first], search.num_runs)
         near = max(near or 0.0, search.load(first))
-    if near is None and not stream.is_closed:
-        most_per_s = served_at_once(server, stream)
-        near, search.num_runs = FIRST_SHARE * most_per_s, 1
-        return search.run(near, LEAST_SHARE * most_per_s, math.inf)
     if stream.is_closed:
         return search.run(near or min(8.0, stream.unit.num_requests), 1.0, float(stream.unit.num_requests))
-    assert near is not None
-    return search.run(near, LEAST_SHARE * near, math.inf)
+    if near is not None:
+        return search.run(near, LEAST_SHARE * near, math.inf)
+    most_per_s, search.num_runs = served_at_once(server, stream), 1
+    return search.run(FIRST_SHARE * most_per_s, LEAST_SHARE * most_per_s, math.inf)
 
 
 def served_at_once(server: PreparedDeployment, stream: Stream) -> float:
@@ -102,20 +93,18 @@ def served_at_once(server: PreparedDeployment, stream: Stream) -> float:
 class _Search:
     """A search on the grid of loads for the position where probes stop passing."""
 
-    def __init__(self, try_load: Callable[[float], Probe], tolerance: float, whole: bool, checks: int) -> None:
+    def __init__(self, try_load: Callable[[float], Probe], tolerance: float, is_closed: bool, checks: int) -> None:
         self.try_load = try_load
         self.checks = checks
         self.step = math.log1p(tolerance)
-        self.whole = whole
+        self.is_closed = is_closed
         self.num_runs = 0
         self.tried: dict[int, Probe] = {}
 
     def run(self, near: float, lowest_load: float, highest_load: float) -> Capacity:
         """Search from `near`, between `lowest_load` and `highest_load`."""
-        lowest, highest = (
-            self.position(lowest_load),
-            self.position(highest_load) if math.isfinite(highest_load) else 1 << 40,
-        )
+        lowest = self.position(lowest_load)
+        highest = self.position(highest_load) if math.isfinite(highest_load) else 1 << 40
         return self.between(min(max(self.position(near), lowest), highest), lowest, highest)
 
     def between(self, start: int, lowest: int, highest: int) -> Capacity:
@@ -139,14 +128,14 @@ class _Search:
 
     def position(self, load: float) -> int:
         """Return the grid's position at or below `load`; for clients the number itself."""
-        return math.floor(load) if self.whole else math.floor(math.log(load) / self.step)
+        return math.floor(load) if self.is_closed else math.floor(math.log(load) / self.step)
 
     def load(self, position: int) -> float:
-        return float(position) if self.whole else math.exp(position * self.step)
+        return float(position) if self.is_closed else math.exp(position * self.step)
 
     def leap(self, position: int, excess: float) -> int:
         """Return the number of positions to skip at this excess."""
-        return round(position * math.expm1(LEAP * excess)) if self.whole else round(LEAP * excess / self.step)
+        return round(position * math.expm1(LEAP * excess)) if self.is_closed else round(LEAP * excess / self.step)
 
     def at(self, position: int) -> Probe:
         if position not in self.tried:
@@ -155,7 +144,7 @@ class _Search:
         return self.tried[position]
 
     def bracket(self, start: int, lowest: int, highest: int) -> tuple[int | None, int | None]:
-        """Bracket (passing, failing); None where there is none."""
+        """Return the bracket (passing, failing) around the answer; None for an end that does not exist."""
         passing, failing = None, None
         position, least = start, 1
         while True:
@@ -222,7 +211,7 @@ def capacities(
     """Find the greatest load that a scenario's deployment sustains, for `num_seeds` streams of its requests.
 
     Raises:
-        InputError: the deployment cannot be, or its workload has no load to change.
+        InputError: the deployment is impossible, or its workload has no load to change.
     """
     priced = PricedDeployments()
     pools = scenario.deployment.pools

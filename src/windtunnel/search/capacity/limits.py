@@ -58,7 +58,7 @@ def limit_of(name: str, value: float | str) -> Limit:
         raise InputError(f"there is no limit {name!r}", hint)
     statistic = match["statistic"] or DEFAULT_STATISTIC
     if match["metric"] == "itl" and statistic not in ITL_STATISTICS:
-        raise InputError(f"{name}: of inter-token latency there are {', '.join(ITL_STATISTICS)}")
+        raise InputError(f"{name}: the statistics of inter-token latency are {', '.join(ITL_STATISTICS)}")
     try:
         most_s = parse_quantity(f"{name}_s", str(value))
     except InputError as error:
@@ -68,7 +68,7 @@ def limit_of(name: str, value: float | str) -> Limit:
     return Limit(match["metric"], statistic, most_s)
 
 
-def named_values(text: str) -> dict[str, str]:
+def named_values(text: str, hint: str = "for instance ttft_p90=2s,tpot_p99=50ms") -> dict[str, str]:
     """Parse `ttft_p90=2s,tpot_p99=50ms` into names and values.
 
     Raises:
@@ -78,7 +78,7 @@ def named_values(text: str) -> dict[str, str]:
     for part in text.replace(",", " ").split():
         name, separator, value = part.partition("=")
         if not separator or not value:
-            raise InputError(f"--slo: {part!r} is not of the form name=time", "for instance ttft_p90=2s,tpot_p99=50ms")
+            raise InputError(f"--slo: {part!r} is not of the form name=time", hint)
         values[name] = value
     return values
 

@@ -39,9 +39,13 @@ def is_closed(workload: Workload) -> bool:
     return isinstance(workload.arrivals, ClosedLoop)
 
 
-def is_capped(workload: Workload) -> bool:
-    """Whether requests arrive at a rate and their concurrency is capped too."""
-    return isinstance(workload.arrivals, ClosedLoop) and workload.arrivals.rate_per_s is not None
+def check_has_one_load(workload: Workload) -> None:
+    """Raise InputError where requests arrive at a rate and their concurrency is capped too."""
+    if isinstance(workload.arrivals, ClosedLoop) and workload.arrivals.rate_per_s is not None:
+        raise InputError(
+            "the workload has a rate and a concurrency, and its load could be either",
+            "leave out the concurrency to seek the greatest rate, or the rate to seek the most clients",
+        )
 
 
 def at_load(workload: Workload, load: float, usual_load: float) -> Workload:

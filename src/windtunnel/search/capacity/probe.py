@@ -42,7 +42,6 @@ class Served:
     """Time per output token; NaN for a single token."""
     e2e_s: Floats
     output_tokens: NDArray[np.int64]
-    input_tokens: NDArray[np.int64]
     num_preemptions: int
     steps: Table
 
@@ -106,9 +105,7 @@ def probe(
 
 
 def quantile(values: Floats, share: float) -> float:
-    """Return `np.percentile` of one percentage, but for rounding, in a fifth of its time: a run takes half a
-    millisecond.
-    """
+    """Return `np.percentile` but for rounding, in a fifth of its time: a run takes half a millisecond."""
     position = share * (values.size - 1)
     below = int(position)
     above = min(below + 1, values.size - 1)
@@ -117,7 +114,7 @@ def quantile(values: Floats, share: float) -> float:
 
 
 def growth(served: Served) -> float:
-    """Seconds of queueing delay that each second of arrivals adds."""
+    """Return the seconds of queueing delay that each second of arrivals adds."""
     return queue_growth(served.arrival_s, served.queueing_s)
 
 
@@ -146,7 +143,6 @@ def _served(records: NDArray[np.void], steps: Table, at_client_s: Floats, num_wa
         tpot_s=tpot_s[rows],
         e2e_s=(finish_s - arrival_s + at_client_s)[rows],
         output_tokens=records["output_tokens"][rows],
-        input_tokens=records["input_tokens"][rows],
         num_preemptions=int(records["num_preemptions"].sum()),
         steps=steps,
     )

@@ -1,6 +1,4 @@
-"""Find duplicate deployments: they differ only in bounds that neither ever reaches, so that one's run is the other's
-too.
-"""
+"""Find duplicate deployments: they differ only in bounds that neither reaches, so that both have the same run."""
 
 from __future__ import annotations
 
@@ -32,8 +30,7 @@ class Done:
 
     settings: state.KernelSettings
     running: int
-    """Most requests at a time, at the load sustained and at the next, which fails; `step_tokens` and `blocks`
-    likewise."""
+    """Most requests at a time at the load sustained and the next, which fails; so `step_tokens` and `blocks`."""
     step_tokens: int
     blocks: int
     used_blocks: int
@@ -58,14 +55,28 @@ class Neighbours:
             return None
         figures = earlier.evaluation.figures
         if earlier.used_blocks:
-            figures = figures | {"kv_peak_fraction": earlier.used_blocks / _num_blocks(server)}
+            num_blocks = server.pools[0].memory.num_blocks * server.pools[0].settings.ranks_per_replica
+            figures = figures | {"kv_peak_fraction": earlier.used_blocks / num_blocks}
         return msgspec.structs.replace(earlier.evaluation, num_runs=0, num_requests=0, figures=figures)
 
     def add(self, server: PreparedDeployment, capacity: Capacity, evaluation: Evaluation) -> None:
         """Keep an answer, with the runs that decided it."""
         self.near = capacity.load or self.near
-        if _is_plain(server):
-            self.done.setdefault(_unbounded(server), []).append(_done(server, capacity, evaluation))
+        if not _is_plain(server):
+            return
+        passing, beyond = (
+            probe.served.steps if probe and probe.served else None for probe in (capacity.passing, capacity.beyond)
+        )
+        steps = [table for table in (passing, beyond) if table is not None]
+        done = Done(
+            settings=server.pools[0].settings,
+            running=max(int(table["num_running"].max()) for table in steps),
+            step_tokens=max(int((table["prefill_tokens"] + table["decode_tokens"]).max()) for table in steps),
+            blocks=max(int(table["used_blocks"].max()) for table in steps),
+            used_blocks=0 if passing is None else int(passing["used_blocks"].max()),
+            evaluation=evaluation,
+        )
+        self.done.setdefault(_unbounded(server), []).append(done)
 
 
 def _is_plain(server: PreparedDeployment) -> bool:
@@ -73,54 +84,24 @@ def _is_plain(server: PreparedDeployment) -> bool:
     return len(server.pools) == 1 and server.pools[0].plan.rules is None
 
 
-def _settings(server: PreparedDeployment) -> state.KernelSettings:
-    return server.pools[0].settings
-
-
 def _unbounded(server: PreparedDeployment) -> Unbounded:
-    """Settings that duplicate deployments must share. SGLang admits by free and expected blocks, so there all must be
-    equal but the bound on requests.
+    """Return the settings that duplicate deployments must share. SGLang admits by free and expected blocks, so there
+    all must be equal but the bound on requests.
     """
-    settings = _settings(server)
+    settings = server.pools[0].settings
     engine = msgspec.structs.replace(server.pools[0].setup.engine, **dict.fromkeys(BOUNDS))
     if settings.scheduler == codes.SGLANG:
         return settings._replace(max_num_seqs=0), engine
     return settings._replace(max_num_seqs=0, max_num_batched_tokens=0, max_prefill_tokens=0, num_blocks=0), engine
 
 
-def _num_blocks(server: PreparedDeployment) -> int:
-    """KV blocks of one replica."""
-    return server.pools[0].memory.num_blocks * _settings(server).ranks_per_replica
-
-
-def _done(server: PreparedDeployment, capacity: Capacity, evaluation: Evaluation) -> Done:
-    steps = [
-        probe.served.steps
-        for probe in (capacity.passing, capacity.beyond)
-        if probe is not None and probe.served is not None
-    ]
-    used = (
-        int(capacity.passing.served.steps["used_blocks"].max())
-        if capacity.passing is not None and capacity.passing.served
-        else 0
-    )
-    return Done(
-        settings=_settings(server),
-        running=max(int(table["num_running"].max()) for table in steps),
-        step_tokens=max(int((table["prefill_tokens"] + table["decode_tokens"]).max()) for table in steps),
-        blocks=max(int(table["used_blocks"].max()) for table in steps),
-        used_blocks=used,
-        evaluation=evaluation,
-    )
-
-
 def _same(done: Done, server: PreparedDeployment, stream: Stream) -> bool:
     """Whether a deployment serves both loads that decided `done` step by step as that one did.
 
-    It does where they differ in bounds only that neither met: requests at a time, tokens of a step, KV blocks with room
+    It does where they differ only in bounds that neither met: requests at a time, tokens of a step, KV blocks with room
     to spare for the longest request and for a block of each running one.
     """
-    ours, theirs = _settings(server), done.settings
+    ours, theirs = server.pools[0].settings, done.settings
     if ours.max_num_seqs != theirs.max_num_seqs and done.running >= min(ours.max_num_seqs, theirs.max_num_seqs):
         return False
     budgets = ours.max_num_batched_tokens, theirs.max_num_batched_tokens

@@ -1,6 +1,4 @@
-"""Evaluate the points of a space: whether they can be deployed, the load that they sustain, and their figures at that
-load.
-"""
+"""Evaluate the points of a space: whether they can be deployed, the load that they sustain, and their figures."""
 
 import hashlib
 from dataclasses import dataclass, field, replace
@@ -49,7 +47,7 @@ class Evaluator:
         """Look up the point's names and fill in its defaults.
 
         Raises:
-            InputError: the point cannot be, or is beyond the budget.
+            InputError: the point cannot be deployed, or is beyond the budget.
         """
         family = self._family(point, workload)
         knobs = {name: value for name, value in point.knobs.items() if value is not None}
@@ -83,7 +81,7 @@ class Evaluator:
         return Deployed(scenario, None if scenario.deployment.pools else resolve(scenario), takes)
 
     def check(self, index: int, workload: str | None) -> None:
-        """Raise InputError where the point cannot be."""
+        """Raise InputError where the point cannot be deployed."""
         self.deployed(point_at(self.space, index), workload)
 
     def num_requests(self, workload: str | None) -> int:
@@ -118,11 +116,11 @@ class Evaluator:
         """Evaluate one point; a refusal is an answer too.
 
         Args:
-            index: of the point.
-            workload: by name; None is the scenario's own.
+            index: position of the point.
+            workload: name of a workload; None is the scenario's own.
             question: the requests, the tolerance and the mark.
-            neighbours: of points that differ in knobs; this one is added to them.
-            near: a load to begin at, as what the point sustained of fewer requests.
+            neighbours: answers of points that differ in knobs only; this one is added to them.
+            near: a load to begin at, such as the one that the point sustained with fewer requests.
         """
         neighbours = neighbours or Neighbours()
         try:
@@ -164,15 +162,13 @@ class Evaluator:
             worth = load_worth(self.space.objective, question.worth, deployed.takes, mean_output)
         limits = limits_from(self.space.limits)
         sustained = capacity(server, stream, limits, question.tolerance, near, worth=worth)
-        served = sustained.passing.served if sustained.passing is not None else None
+        served = sustained.passing.served if sustained.passing else None
         evaluation = Evaluation(
             load=sustained.load,
-            limited_by=sustained.beyond.limited_by if sustained.beyond is not None else "",
+            limited_by=sustained.beyond.limited_by if sustained.beyond else "",
             figures={} if served is None else figures(deployed, server, served, sustained.load, limits),
             holds=sustained.load > 0,
-            beaten_by=sustained.beyond.excess
-            if sustained.beyond is not None and worth is not None and not sustained.load
-            else 0.0,
+            beaten_by=sustained.beyond.excess if sustained.beyond and worth is not None and not sustained.load else 0.0,
             num_runs=sustained.num_runs,
             num_requests=sustained.num_runs * stream.unit.num_requests,
         )
@@ -182,7 +178,7 @@ class Evaluator:
         """Digest all that decides a point's answer: equal for equal deployments under equal questions.
 
         Raises:
-            InputError: the point cannot be.
+            InputError: the point cannot be deployed.
         """
         point = point_at(self.space, index)
         deployed = self.deployed(point, workload)
@@ -216,9 +212,7 @@ def with_settings(engine: EngineSettings, settings: EngineSettings) -> EngineSet
 
 
 def names_digest(deployed: Deployed) -> bytes:
-    """Digest the catalog's entries for a point's models, devices, nodes and calibrations, and the files that its
-    deployment names.
-    """
+    """Digest the catalog's entries for a point's models, devices and so on, and the files that its deployment names."""
     pools = [resolve(pool_scenario(deployed.scenario, pool)) for pool in deployed.scenario.deployment.pools]
     setups = [deployed.setup] if deployed.setup is not None else pools
     resolved = [

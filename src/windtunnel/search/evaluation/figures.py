@@ -57,14 +57,13 @@ class Deployed:
 
 
 def load_worth(objective: str, score: float, takes: Takes, mean_output: float) -> float | None:
-    """Return the open-loop load at which a deployment reaches a score; None where the score does not follow from the
-    load.
+    """Return the open-loop load at which a deployment reaches a score; None where the load does not decide the score.
 
     Args:
         objective: a name in `FIGURES`.
-        score: its value, or of what is better when smaller its negative.
-        takes: of the deployment.
-        mean_output: tokens of a request.
+        score: its value, negated where smaller is better.
+        takes: resources of the deployment.
+        mean_output: mean output tokens of a request.
     """
     match objective:
         case "requests_per_s":

@@ -17,7 +17,7 @@ class Evaluation(Schema):
     """Whether the point stays within the limits at `load`."""
     beaten_by: float = 0.0
     """For a dropped point, whose load at the mark fails: the logarithm of the broken figure over its limit there.
-    Nothing else is known of it."""
+    Nothing else is known about the point."""
     num_runs: int = 0
     num_requests: int = 0
     """Requests simulated in all runs together."""

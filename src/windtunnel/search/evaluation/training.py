@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known
 from windtunnel.hardware import Device, Node
 from windtunnel.metrics.summary import SECONDS_PER_HOUR
 from windtunnel.model.shape import ModelSpec
@@ -26,26 +26,6 @@ from windtunnel.training.setup import TrainingSetup, look_up, resolve
 from windtunnel.training.step import TrainingResult, simulate_with, training_prices
 from windtunnel.units import parse_quantity
 
-FIGURES = {
-    "devices": "devices of the job",
-    "usd_per_hour": "of all devices, at list price",
-    "step_s": "seconds of one step; 80% of measured ones are expected from step_low_s to step_high_s",
-    "tokens_per_s": "trained on",
-    "tokens_per_s_per_device": "of one device",
-    "tokens_per_usd": "tokens for a dollar",
-    "token_j": "energy of all devices at their rated power over tokens",
-    "mfu": "model FLOPs over the devices' peak",
-    "hfu": "the same with what is recomputed",
-    "bubble_fraction": "of the pipeline's time, mean over devices",
-    "exposed_fraction": "of a step, in which the busiest device waits for communication",
-    "memory_bytes": "of the fullest device",
-    "memory_fraction": "the same over what the device has",
-    "run_s": "of the whole run, with failures and checkpoints; this and the next two only with total_tokens",
-    "run_usd": "dollars",
-    "run_j": "energy",
-}
-"""Name -> meaning. Figures that need an unknown price, power or number of tokens are absent."""
-
 LIMITS = {"step": "step_s", "run": "run_s"}
 """Name in a space's `limits` -> the figure that it bounds."""
 MEMORY = "memory"
@@ -55,7 +35,7 @@ MEMORY = "memory"
 class TrainingEvaluator:
     """Evaluates the points of a space of training jobs; keeps what they share: names looked up, prices.
 
-    Its methods take what `Evaluator`'s do; of workloads, questions and neighbours nothing depends here.
+    Its methods take the same arguments as those of `Evaluator`; workloads, questions and neighbours do not matter here.
     """
 
     space: Space
@@ -75,7 +55,7 @@ class TrainingEvaluator:
         return with_uneven_stages(job, self._names(job)[0])
 
     def check(self, index: int, *_: object) -> None:
-        """Raise InputError where the point cannot be."""
+        """Raise InputError where the point is no possible job."""
         self._setup(index)
 
     def num_requests(self, *_: object) -> int:
@@ -91,7 +71,7 @@ class TrainingEvaluator:
         the files that it names, the limits, and the code.
 
         Raises:
-            InputError: the point cannot be.
+            InputError: the point is no possible job.
         """
         setup = self._setup(index)
         plain = msgspec.json.encode((setup.job, job_limits(self.space.limits)))
@@ -145,9 +125,8 @@ def job_limits(limits: dict[str, float | str]) -> dict[str, float]:
     """
     seconds = {}
     for name, value in limits.items():
-        if name not in LIMITS:
-            hint = did_you_mean(name, LIMITS, f"of a training job there are {', '.join(LIMITS)}")
-            raise InputError(f"there is no limit {name!r} of a training job", hint)
+        hint = f"a training job has {', '.join(LIMITS)}"
+        check_known(name, LIMITS, f"there is no limit {name!r} of a training job", hint)
         seconds[name] = parse_quantity(f"{name}_s", str(value))
         if seconds[name] <= 0:
             raise InputError(f"limits.{name} is {value}; more than 0 is needed")
@@ -155,7 +134,7 @@ def job_limits(limits: dict[str, float | str]) -> dict[str, float]:
 
 
 def training_figures(result: TrainingResult) -> dict[str, float]:
-    """Return the known figures of `FIGURES`."""
+    """Return the known figures (docs/reference/metrics.md): those that need an unknown price or power are left out."""
     memory, interval, takes = result.worst_memory.total_bytes, step_interval(result), _takes(result.setup)
     exposed = sum(seconds for name, seconds in result.breakdown_s.items() if name.startswith("exposed"))
     figures = {

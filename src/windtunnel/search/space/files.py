@@ -8,9 +8,7 @@ from typing import Any
 
 
 def files_digest(raw: Any) -> bytes:
-    """Digest every file that `raw` (builtins of a schema) names as a text, every folder that it names as `folder`, and
-    the module of every `module:function`.
-    """
+    """Digest the files that `raw` (builtins of a schema) names, the `folder`s, and the modules of `module:function`."""
     digest = hashlib.sha256()
     for path in _files_of(raw, ""):
         digest.update(f"{path}\0".encode())

@@ -17,8 +17,7 @@ MOST_STAGES, MOST_CONTEXT, MOST_RANKS = 64, 8, 1024
 LONG_SEQUENCE_TOKENS = 8192
 """Shortest sequences that are split among devices too."""
 CHEAP_MODULES = ("core_attention", "norms", "activation")
-"""Modules that selective recomputation drops in a search: much memory for little time. Megatron-Core drops the
-activation of experts only."""
+"""Modules that selective recomputation drops: much memory, little time; Megatron-Core drops activations of experts."""
 FOLLOWING = ("dp", "experts_dp", "experts_tp", "layers_per_stage")
 """Fields of a job's parallelism that follow from the degrees that vary."""
 
@@ -29,7 +28,7 @@ def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> di
 
     Args:
         raw: the job as in a file; degrees that only one value suits are set there, those that follow are taken out.
-        varied: what varies besides, by short names; names in it are left to it.
+        varied: values of further settings by short name; a name in it is not varied here.
         source: named in errors.
 
     Raises:
@@ -44,10 +43,11 @@ def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> di
     raw.pop("num_microbatches", None)
     model, _, node = look_up(job)
     divisors = [n for n in range(1, min(max(counts), MOST_RANKS) + 1) if any(count % n == 0 for count in counts)]
+    num_heads = [getattr(group.attention, "num_heads", 0) for group in model.layers]
     long = job.sequence_tokens >= LONG_SEQUENCE_TOKENS
     chunked = job.schedule in (None, *CHUNKED_SCHEDULES)
     values: dict[str, Any] = {
-        "tp": [n for n in divisors if n <= min(node.num_devices, 16) and _divides_heads(model, n)],
+        "tp": [n for n in divisors if n <= min(node.num_devices, 16) and all(heads % n == 0 for heads in num_heads)],
         "cp": [n for n in divisors if n <= MOST_CONTEXT and n & (n - 1) == 0] if long else [1],
         "pp": [n for n in divisors if n <= min(MOST_STAGES, model.num_layers)],
         "vpp": [n for n in VIRTUAL_STAGES if 2 * n <= model.num_layers] if chunked else [1],
@@ -56,11 +56,11 @@ def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> di
         "recompute": _recompute(job, model),
     }
     axes = dict(varied)
-    for name, some in values.items():
-        if name not in varied and len(some) == 1:
-            set_path(raw, JOB_PATHS[name], some[0])
+    for name, choices in values.items():
+        if name not in varied and len(choices) == 1:
+            set_path(raw, JOB_PATHS[name], choices[0])
         elif name not in varied:
-            axes[name] = some
+            axes[name] = choices
     return axes
 
 
@@ -85,12 +85,8 @@ def _recompute(job: TrainingJob, model: ModelSpec) -> dict[str, dict[str, Any]]:
     }
 
 
-def _divides_heads(model: ModelSpec, tp: int) -> bool:
-    return all(getattr(group.attention, "num_heads", tp) % tp == 0 for group in model.layers)
-
-
 def _divides_experts(model: ModelSpec, ep: int) -> bool:
-    """Whether so many devices can hold different experts; of a model without any, only one."""
+    """Whether `ep` devices can hold different experts; without experts only one can."""
     counts = [
         group.feed_forward.num_experts for group in model.layers if isinstance(group.feed_forward, ExpertsFeedForward)
     ]

@@ -1,24 +1,6 @@
 """Search spaces of deployments or of training jobs: a scenario or a job, what varies in it, the limits and the budget.
 
-model: meta-llama/Llama-3.1-8B
-deployment: {device: h100_sxm}
-workload: {trace: {path: azure2023_conv}, arrivals: {type: poisson, rate_per_s: 1}, num_requests: 1000}
-vary:
-  device: [h100_sxm, a100_sxm]
-  tp: [1, 2, 4]
-  max_num_batched_tokens: [512, 2048, 8192]
-  split:
-    whole: {}
-    one prefills, one decodes: {deployment.pools: [{name: p, role: prefill}, {name: d, role: decode}]}
-limits: {ttft_p90: 2s, tpot_p99: 50ms}
-budget: {devices: 8}
-
-model: llama-3.1-70b
-device: h100_sxm
-num_devices: 64
-sequence_tokens: 8192
-global_batch: 128
-vary: {layouts: all}
+docs/guides/search.md shows a file of each kind.
 """
 
 import copy
@@ -31,8 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.metrics.slo import Slo
+from windtunnel.plugins import Registry
 from windtunnel.schema import Schema, check_at_least, check_seed, decode, read_table, set_path
 from windtunnel.search.capacity.limits import limits_from, limits_of
 from windtunnel.search.space.layouts import vary_layouts
@@ -40,7 +23,8 @@ from windtunnel.serving.scenario import Scenario, keep_published_formats, scenar
 from windtunnel.serving.shorthand import JOB_PATHS, PATHS
 from windtunnel.training.job import TrainingJob
 
-Strategy = Literal["exhaustive", "halving", "tpe"]
+STRATEGIES = Registry("windtunnel.strategies", "windtunnel.search.strategies", "search strategy")
+DEFAULT_STRATEGY = "exhaustive"
 
 SHORT_PATHS = {
     **PATHS,
@@ -90,7 +74,8 @@ class Space(Schema):
     budget: Budget = Budget()
     objective: str = "requests_per_usd"
     """Figure to optimise; a file of training jobs without one gets `tokens_per_s_per_device`."""
-    strategy: Strategy = "exhaustive"
+    strategy: str = DEFAULT_STRATEGY
+    """Name in `STRATEGIES`."""
     load: Literal["capacity", "given"] = "capacity"
     """Search each point's greatest sustained load, or run it at the workload's own."""
     finalists: int = 5
@@ -163,7 +148,9 @@ def space_from(
         else:
             set_path(own_keys if name in fields else shared, dotted, value)
     is_training = bool(ONLY_OF_JOBS & shared.keys())
-    _check_keys(shared, fields, is_training, source)
+    known = [*(TrainingJob if is_training else Scenario).__struct_fields__, *fields]
+    for name in shared:
+        check_known(name, known, f"{source}: unknown key $.{name}", f"known here: {', '.join(known)}")
     if is_training:
         own_keys = _of_jobs(own_keys, shared, source)
     else:
@@ -172,6 +159,8 @@ def space_from(
         if "limits" not in own_keys and shared.get("slo") is not None:
             kept = limits_of(decode(shared["slo"], Slo, f"{source}: slo"))
             own_keys["limits"] = {limit.name: limit.most_s for limit in kept}
+    if own_keys.get("strategy") == DEFAULT_STRATEGY:
+        del own_keys["strategy"]  # as in a file without it: the same search to resume
     if not own_keys.get("vary"):
         raise InputError(f"{source}: nothing varies", f"add what does: vary: {_EXAMPLES[is_training]}")
     if folder is not None:
@@ -186,16 +175,10 @@ def space_from(
 _EXAMPLES = {False: "{tp: [1, 2, 4]}", True: "{layouts: all}"}
 
 
-def _check_keys(shared: dict[str, Any], fields: list[str], is_training: bool, source: str) -> None:
-    known = [*(TrainingJob if is_training else Scenario).__struct_fields__, *fields]
-    for name in shared:
-        if name not in known:
-            raise InputError(
-                f"{source}: unknown key $.{name}", did_you_mean(name, known, f"known here: {', '.join(known)}")
-            )
-
-
 def _check_names(space: Space, source: str) -> None:
+    known = STRATEGIES.names()
+    message = f"{source}: $.strategy is {space.strategy!r}, which is not known"
+    check_known(space.strategy, known, message, f"known here: {', '.join(known)}")
     short = space.short_paths
     fields = TrainingJob.__struct_fields__ if space.is_training else ()
     for name, values in space.vary.items():

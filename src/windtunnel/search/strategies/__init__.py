@@ -1,16 +1,6 @@
-"""Search strategies by name: each decides which points of a space are evaluated, in which order."""
+"""Search strategies, a module each: which points of a space are evaluated, in which order.
 
-from collections.abc import Callable
-
-from windtunnel.search.asker import Asker
-from windtunnel.search.evaluation.schema import Evaluation
-from windtunnel.search.strategies.exhaustive import exhaustive
-from windtunnel.search.strategies.halving import halving
-from windtunnel.search.strategies.tpe import tpe
-
-STRATEGIES: dict[str, Callable[[Asker, str | None], dict[int, Evaluation]]] = {
-    "exhaustive": exhaustive,
-    "halving": halving,
-    "tpe": tpe,
-}
-"""Strategy name -> function of an asker and a workload's name, which returns the evaluations by point."""
+A strategy defines `evaluate(asker, workload)`, which returns the evaluations by point, and `IS_EXHAUSTIVE`: whether
+these are of all points, each with all requests. An installed package adds its own with an entry point in the group
+`windtunnel.strategies`.
+"""

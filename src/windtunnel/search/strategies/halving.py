@@ -6,8 +6,9 @@ from itertools import pairwise
 
 from windtunnel.search.asker import Asker
 from windtunnel.search.evaluation.schema import Evaluation, Question
-from windtunnel.search.strategies.race import LEAST_TRIALS, NUM_BEST, ROUGH_TOLERANCE, Race, spread_points
+from windtunnel.search.race import LEAST_TRIALS, NUM_BEST, ROUGH_TOLERANCE, Race, spread_points
 
+IS_EXHAUSTIVE = False
 FIRST_FRACTION, FIRST_TOLERANCE = 1 / 10, 0.1
 """First rung: share of the requests, and relative distance of neighbouring loads."""
 LEAST_REQUESTS = 100
@@ -22,12 +23,12 @@ BATCHES = 1 / 8, 3 / 8, 1.0
 """Shares of the other points that are evaluated before the mark is moved again."""
 
 
-def halving(asker: Asker, workload: str | None) -> dict[int, Evaluation]:
+def evaluate(asker: Asker, workload: str | None) -> dict[int, Evaluation]:
     """Evaluate every point roughly with the first requests, then the best of them with all requests.
 
     Source: Jamieson and Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization (AISTATS
-    2016), with the length of the stream as the resource, and points dropped as soon as enough others are better; that
-    makes rungs between the two dearer than they are worth.
+    2016), with the length of the stream as the resource, and points dropped as soon as enough others are better; then
+    further rungs between the two would cost more than they save.
     """
     num_points, num_requests = asker.space.num_points, asker.evaluator.num_requests(workload)
     short = min(max(math.ceil(num_requests * FIRST_FRACTION), LEAST_REQUESTS), num_requests)
@@ -44,7 +45,7 @@ def halving(asker: Asker, workload: str | None) -> dict[int, Evaluation]:
 
 
 def _batches(race: Race) -> Iterator[list[int]]:
-    """The points not yet evaluated, in batches; first those that differ only in knobs from one that did well."""
+    """Yield the points not yet evaluated, in batches; first those that differ only in knobs from one that did well."""
     family = race.asker.evaluator.family
     families: dict[bytes, float] = {}
     for index in race.answers:

@@ -4,23 +4,25 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from windtunnel.errors import MissingExtraError
+import numpy as np
+
+from windtunnel.errors import import_extra
 from windtunnel.search.asker import Asker
 from windtunnel.search.capacity.capacity import LEAP
 from windtunnel.search.evaluation.schema import Evaluation, Question
-from windtunnel.search.strategies.race import LEAST_TRIALS, ROUGH_TOLERANCE, Race, spread_points
+from windtunnel.search.race import LEAST_TRIALS, ROUGH_TOLERANCE, Race, spread_points
 
+IS_EXHAUSTIVE = False
 TRIAL_FRACTIONS, USUAL_TRIALS = (0.05, 0.1), 96
 """Smallest and largest share of the points that are evaluated, and the number evaluated between these."""
 SPREAD_FRACTION, MODEL_FRACTION = 1 / 3, 1 / 3
 """Shares of the trials that are spread over the space, and that the model suggests. The model soon finds a good region
 and seldom the best point there: the other trials are the best points' neighbours."""
 BATCH = 8
-"""Trials that are suggested before the answers of the first of them are known: a constant, so that the answers do not
-depend on the number of workers."""
+"""Trials suggested before the first one's answer is known: constant, so that answers do not depend on the workers."""
 
 
-def tpe(asker: Asker, workload: str | None) -> dict[int, Evaluation]:
+def evaluate(asker: Asker, workload: str | None) -> dict[int, Evaluation]:
     """Evaluate batches of points that Optuna's tree-structured Parzen estimator suggests, then neighbours of the best.
 
     Source: Bergstra et al., Algorithms for Hyper-Parameter Optimization (NIPS 2011), section 4.
@@ -46,19 +48,20 @@ def tpe(asker: Asker, workload: str | None) -> dict[int, Evaluation]:
 
 def _ask_suggested(race: Race, sizes: dict[str, int], spread: list[int], num_trials: int) -> None:
     """Evaluate the points in `spread`, then `num_trials` points that Optuna suggests from all answers so far."""
-    try:
-        import optuna
-    except ImportError:
-        raise MissingExtraError("optuna", "search") from None
+    optuna = import_extra("optuna", "search")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction="maximize", sampler=_sampler(optuna, race.asker.space.seed))
+    shape = tuple(sizes.values())
     for index in spread:
-        study.enqueue_trial(_positions(index, sizes))
+        study.enqueue_trial(dict(zip(sizes, map(int, np.unravel_index(index, shape)), strict=True)))
     marks: dict[int, float | None] = {}
     num_trials += len(spread)
     for first in range(0, num_trials, BATCH):
         trials = [study.ask() for _ in range(min(BATCH, num_trials - first))]
-        suggested = [_index(trial, sizes) for trial in trials]
+        suggested = [
+            int(np.ravel_multi_index([trial.suggest_categorical(name, range(sizes[name])) for name in sizes], shape))
+            for trial in trials
+        ]
         new = [index for index in dict.fromkeys(suggested) if index not in race.answers]
         marks |= dict.fromkeys(new, race.ask(new))
         known = [value for value in map(race.score, race.answers) if math.isfinite(value)]
@@ -68,7 +71,7 @@ def _ask_suggested(race: Race, sizes: dict[str, int], spread: list[int], num_tri
 
 
 def _one_setting_away(index: int, sizes: dict[str, int]) -> Iterator[int]:
-    """The points that differ from `index` in a single setting, the last name's first."""
+    """Yield the points that differ from `index` in a single setting, the last name's first."""
     stride = 1
     for size in reversed(sizes.values()):
         position = index // stride % size
@@ -94,19 +97,3 @@ def _sampler(optuna: Any, seed: int) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=1)
-
-
-def _positions(index: int, sizes: dict[str, int]) -> dict[str, int]:
-    """Position on each axis; the inverse of `_index`."""
-    positions = {}
-    for name, size in reversed(sizes.items()):
-        index, positions[name] = divmod(index, size)
-    return positions
-
-
-def _index(trial: Any, sizes: dict[str, int]) -> int:
-    """Index of the point that a trial suggests; the last name changes fastest."""
-    index = 0
-    for name, size in sizes.items():
-        index = index * size + int(trial.suggest_categorical(name, list(range(size))))
-    return index

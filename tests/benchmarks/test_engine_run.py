@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from readers.engine_run import EngineRun, read_engine_runs
 from windtunnel.errors import InputError
-from windtunnel.formats.engine_run import EngineRun, read_engine_runs
 
 
 def run() -> dict[str, Any]:

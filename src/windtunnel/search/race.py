@@ -55,7 +55,7 @@ class Race:
         return mark
 
     def refused(self) -> dict[int, Evaluation]:
-        """The answers of points that cannot be deployed."""
+        """Return the answers of points that cannot be deployed."""
         return {index: answer for index, answer in self.answers.items() if answer.refused}
 
     def exactly(self) -> dict[int, Evaluation]:
@@ -65,7 +65,7 @@ class Race:
 
 
 def spread_points(num_points: int, num_taken: int) -> list[int]:
-    """Positions that leave no long gap, whatever the sizes of the space's axes."""
+    """Return positions that leave no long gap, whatever the sizes of the space's axes."""
     if num_taken >= num_points:
         return list(range(num_points))
     stride = round(num_points * GOLDEN_RATIO)

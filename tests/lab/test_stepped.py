@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from windtunnel.lab.engines.drive import EngineStep, drive, host_samples
+from windtunnel.lab.stepped import EngineStep, host_samples
 
 
 @dataclass
@@ -21,10 +21,6 @@ class OneTokenAStep:
     def now(self) -> float:
         return self.clock_s
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self.waiting or self.left)
-
     def add(self, name: str, prompt: Sequence[int], output_tokens: int) -> None:
         self.waiting.append((name, len(prompt), output_tokens))
 
@@ -38,11 +34,10 @@ class OneTokenAStep:
         for name in scheduled:
             self.given[name] += 1
             self.left[name] -= 1
-        finished = tuple(name for name in scheduled if not self.left[name])
-        for name in finished:
-            del self.left[name]
+            if not self.left[name]:
+                del self.left[name]
         self.clock_s += step_s
-        return EngineStep(scheduled, step_s, 0.02, 0.04, 0.01, finished, {name: self.given[name] for name in scheduled})
+        return EngineStep(scheduled, step_s, 0.02, 0.04, 0.01, {name: self.given[name] for name in scheduled})
 
     def drop(self, names: Sequence[str]) -> None:
         self.num_dropped += len(names)
@@ -51,16 +46,6 @@ class OneTokenAStep:
 
     def close(self) -> None:
         """Nothing to end."""
-
-
-def test_idle_time_is_jumped_over_and_tokens_bear_the_end_of_their_step() -> None:
-    run = drive(OneTokenAStep(), np.array([1.0, 1.2, 9.0]), np.array([4, 5, 6]), np.array([3, 2, 1]), 100)
-    assert [step.scheduled for step in run.steps] == [((0, 4),), ((1, 5),), ((0, 1), (1, 1)), ((0, 1),), ((2, 6),)]
-    assert {name: np.round(at, 9).tolist() for name, at in run.token_times_s.items()} == {
-        "0": [1.5, 2.1, 2.2],
-        "1": [2.0, 2.1],
-        "2": [9.5],
-    }
 
 
 def test_the_hosts_share_is_what_is_not_the_forward_in_steps_that_all_decode() -> None:

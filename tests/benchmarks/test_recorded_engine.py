@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from readers.engine_run import EngineRun, read_engine_runs
 from recorded import entries
 from serving.pool_of_one import run_pool
 from step_model import fit_step_model, lower_step_model
-from windtunnel.formats.engine_run import EngineRun, read_engine_runs
 from windtunnel.metrics.records import Table
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.setup.step_prices import recorded_steps

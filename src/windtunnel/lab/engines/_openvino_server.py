@@ -2,9 +2,9 @@
 
 Run by the interpreter of the environment that OpenVINO GenAI is installed in, so it imports nothing of this package:
 
-    python openvino_server.py --model FOLDER --port 8000
+    python _openvino_server.py --model FOLDER --port 8000
 
-Prompts are token ids, or words, of which each becomes some token; a token of an answer is the word `w` and its number.
+Prompts are token ids, or words, each of which becomes a token; a token of an answer is the word `w` and its number.
 A model that is not exported yet is exported first, which needs optimum-intel.
 """
 
@@ -85,12 +85,19 @@ class OpenVinoHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         pages: dict[str, dict[str, Any]] = {"/health": {}, "/v1/models": {"data": [{"id": self.name}]}}
-        self._send(200 if self.path in pages else 404, pages.get(self.path, {"error": "no such page"}))
+        if self.path not in pages:
+            self.send_error(404)
+            return
+        content = json.dumps(pages[self.path]).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path != "/v1/completions" or not body.get("stream"):
-            self._send(404, {"error": "only streamed completions are answered"})
+            self.send_error(404, "only streamed completions are answered")
             return
         prompt = _token_ids(body["prompt"])
         self.send_response(200)
@@ -107,13 +114,6 @@ class OpenVinoHandler(BaseHTTPRequestHandler):
     def _event(self, document: dict[str, Any]) -> None:
         self.wfile.write(f"data: {json.dumps(document)}\n\n".encode())
         self.wfile.flush()
-
-    def _send(self, status: int, document: dict[str, Any]) -> None:
-        content = json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
 
 
 def _token_ids(prompt: str | list[int]) -> list[int]:

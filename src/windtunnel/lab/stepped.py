@@ -1,0 +1,102 @@
+"""Step an engine by hand in this process, and measure the host's share of its steps."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+FIRST_TOKEN_ID = 3
+"""First token id of random prompts: smaller ones often mean begin, end and padding."""
+
+WARM_UP_STEPS = 2
+OVERHEAD_TOKENS = 512
+"""Most tokens of a step where the host alone is measured."""
+
+
+@dataclass(frozen=True)
+class HostSample:
+    """Host time of one step, outside the forward."""
+
+    num_requests: int
+    schedule_s: float
+    prepare_s: float
+    """Time to prepare inputs and hand outputs on: the rest of the host's time."""
+    process_s: float
+    """Time in which the scheduler takes in the sampled tokens."""
+
+    @property
+    def total_s(self) -> float:
+        return self.schedule_s + self.prepare_s + self.process_s
+
+
+@dataclass(frozen=True)
+class EngineStep:
+    """The record of one engine step."""
+
+    scheduled: Mapping[str, int]
+    """Request -> tokens in the step."""
+    step_s: float
+    schedule_s: float
+    forward_s: float
+    """Time of the model, the head and sampling."""
+    process_s: float
+    """Time in which the scheduler takes in the sampled tokens."""
+    progressed: Mapping[str, int]
+    """Request -> its output tokens so far."""
+
+    @property
+    def host_sample(self) -> HostSample:
+        """The host's part of the step."""
+        rest_s = self.step_s - self.forward_s - self.schedule_s - self.process_s
+        return HostSample(len(self.scheduled), self.schedule_s, rest_s, self.process_s)
+
+
+class SteppedEngine(Protocol):
+    """An engine that is stepped by hand."""
+
+    now: Callable[[], float]
+
+    def add(self, name: str, prompt: Sequence[int], output_tokens: int) -> None:
+        """Queue a request that ends after exactly `output_tokens`."""
+
+    def step(self) -> EngineStep:
+        """Schedule, compute and process one batch."""
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Abort requests."""
+
+    def close(self) -> None:
+        """End the engine, so that another can start in this process."""
+
+
+def host_samples(
+    engine: SteppedEngine, batches: Sequence[int], prompt_tokens: int, vocabulary: int, num_steps: int = 32
+) -> list[HostSample]:
+    """Measure the host's work in decode steps.
+
+    Args:
+        engine: an idle engine that takes at least as many requests as the largest batch.
+        batches: numbers of decoding requests.
+        prompt_tokens: tokens of each prompt, at most what the engine computes in a step.
+        vocabulary: number of token ids to draw from.
+        num_steps: measured steps of each batch, after two that are not counted.
+
+    Returns:
+        One sample per step.
+    """
+    rng = np.random.default_rng(0)
+    samples: list[HostSample] = []
+    for batch in batches:
+        names = [f"batch{batch}x{number}" for number in range(batch)]
+        for name in names:
+            prompt = rng.integers(FIRST_TOKEN_ID, vocabulary, prompt_tokens).tolist()
+            # The first decode while the others' prompts are computed, a step each at the most.
+            engine.add(name, prompt, batch + WARM_UP_STEPS + num_steps + 1)
+        decoding: set[str] = set()
+        while len(decoding) < batch:
+            decoding.update(name for name, count in engine.step().progressed.items() if count)
+        steps = [engine.step() for _ in range(WARM_UP_STEPS + num_steps)]
+        samples += [step.host_sample for step in steps[WARM_UP_STEPS:]]
+        engine.drop(names)
+    return samples
