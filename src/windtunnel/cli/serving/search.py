@@ -11,7 +11,7 @@ from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.errors import InputError, WindtunnelError, did_you_mean
 
 if TYPE_CHECKING:
-    from windtunnel.report.search.study import SearchReport
+    from windtunnel.report.search.study import SearchEvidence
     from windtunnel.search.space.space import Space
     from windtunnel.search.store import Store
     from windtunnel.search.study import Means
@@ -77,24 +77,25 @@ def command(options: SearchOptions, space: Path | None, as_json: bool) -> None:
     if searched.is_training and options.load is not None:
         raise InputError("--load is a load of requests", "vary num_devices to see what more devices give")
 
-    from windtunnel.report.search.page import search_page, write_study
+    from windtunnel.report.search.files import write_study
+    from windtunnel.report.search.study import search_report
 
-    report = show_study(searched, store, means, options.top, as_json, options.load)
-    write_page(options.html, search_page, report)
+    evidence = show_study(searched, store, means, options.top, as_json, options.load)
+    write_page(options.html, search_report, evidence)
     if options.out is not None:
-        write_study(report, options.out)
+        write_study(evidence, options.out)
         remark(f"wrote {options.out}")
 
 
 def show_study(
     space: "Space", store: "Store", means: "Means", top: int, as_json: bool, load: float | None = None
-) -> "SearchReport":
+) -> "SearchEvidence":
     """Search, and print the best points."""
     from windtunnel.report.search.study import search_report, study_document
 
-    report = _searched(space, store, means, top, load)
-    answer(as_json, study_document, search_report, report)
-    return report
+    evidence = _searched(space, store, means, top, load)
+    answer(as_json, study_document, search_report, evidence)
+    return evidence
 
 
 class InterruptedSearchError(WindtunnelError):
@@ -108,10 +109,10 @@ class InterruptedSearchError(WindtunnelError):
         super().__init__(f"interrupted; {said}", "go on with windtunnel search --resume" if kept else None)
 
 
-def _searched(space: "Space", store: "Store", means: "Means", top: int, load: float | None) -> "SearchReport":
+def _searched(space: "Space", store: "Store", means: "Means", top: int, load: float | None) -> "SearchEvidence":
     """Search, and explain the winners; Ctrl-C leaves the answers so far in the store."""
     from windtunnel.cli.progress import counted
-    from windtunnel.report.search.study import SearchReport
+    from windtunnel.report.search.study import SearchEvidence
     from windtunnel.search.answers import fleets, misconfiguration, why
     from windtunnel.search.study import search
 
@@ -121,7 +122,7 @@ def _searched(space: "Space", store: "Store", means: "Means", top: int, load: fl
         except KeyboardInterrupt:
             raise InterruptedSearchError(store) from None
         are_several = len(study.outcomes) > 1 and all(outcome.ranking for outcome in study.outcomes)
-        return SearchReport(
+        return SearchEvidence(
             study=study,
             top=top,
             why=[why(study, outcome, min(3, top)) for outcome in study.outcomes],

@@ -57,7 +57,8 @@ def command(options: ValidationOptions, runs: tuple[Path, ...], calibration: str
         predictions = predict_runs(measurements, calibration, options.processes or 1, progress)
     if not limits and all(prediction.refused for prediction in predictions):
         raise _none_predicted(validation.refusals(predictions))
-    write_page(options.html, validation.validation_page, predictions, ", ".join(path.name for path in runs), left_out)
+    source = ", ".join(path.name for path in runs)
+    write_page(options.html, validation.validation_report, predictions, left_out, source)
     answer(options.as_json, validation.validation_document, validation.validation_report, predictions, left_out)
     failures = exceeded(predictions, limits)
     for line in failures:
