@@ -33,27 +33,29 @@ MOST_SWEPT_REQUESTS = 20_000
 SWEPT_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2)
 """Loads of a sweep, as fractions of the capacity."""
 
-LABELS = {
-    "model": "model",
-    "device": "device",
-    "tp": "TP",
-    "pp": "PP",
-    "ep": "EP",
+GROUPS = {
+    "Model and devices": ("model", "device", "tp", "pp", "ep", "attention_dp", "replicas", "quant", "kv_cache_dtype"),
+    "Engine": (
+        "engine",
+        "engine_version",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "gpu_memory_utilization",
+        "enable_prefix_caching",
+        "calibration",
+    ),
+    "Requests": ("input_tokens", "output_tokens", "num_requests", "seed"),
+}
+"""Fields of the form by heading: the short names of settings."""
+LABELS = {name: name for names in GROUPS.values() for name in names} | {
+    **{name: name.upper() for name in ("tp", "pp", "ep")},
+    **{name: name.replace("_", " ") for name in ("input_tokens", "output_tokens")},
     "attention_dp": "attention DP",
-    "replicas": "replicas",
     "quant": "weights",
     "kv_cache_dtype": "KV cache format",
-    "engine": "engine",
     "engine_version": "version",
-    "max_num_seqs": "max_num_seqs",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "gpu_memory_utilization": "gpu_memory_utilization",
     "enable_prefix_caching": "prefix caching",
-    "calibration": "calibration",
-    "input_tokens": "input tokens",
-    "output_tokens": "output tokens",
     "num_requests": "requests",
-    "seed": "seed",
 }
 """Short name of a setting -> its label in the form."""
 LIMITS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "end to end"}

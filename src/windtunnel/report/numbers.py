@@ -1,7 +1,7 @@
 """Numbers as people read them."""
 
 from windtunnel.model.precision import Precision
-from windtunnel.units import format_bytes, format_seconds
+from windtunnel.units import format_bytes, format_seconds, format_si
 
 
 def percent(share: float) -> str:
@@ -29,6 +29,10 @@ def quantity(name: str, value: float) -> str:
         return percent(value)
     if name.endswith("_bytes"):
         return format_bytes(value)
+    if name.endswith("bytes_per_s"):
+        return format_si(value, "B/s")
+    if name.startswith("mean_"):
+        return f"{value:,.1f}"
     return f"{value:,.2f}" if "usd" in name else f"{value:,.0f}" if name.startswith("num_") else number(value)
 
 

@@ -10,7 +10,7 @@ from windtunnel.dashboard.state import Dashboard
 from windtunnel.dashboard.view import Query, View, link
 from windtunnel.errors import InputError
 from windtunnel.report.numbers import quantity, span_text
-from windtunnel.report.report import Cell, Figures, Section, Table
+from windtunnel.report.report import Cell, Column, Figures, Section, Table, table_of
 from windtunnel.report.serving.curves import LATENCIES, cdf, measured
 
 Runs = Sequence[tuple[ResultEntry, Mapping[str, Any]]]
@@ -89,19 +89,15 @@ def _runs(dashboard: Dashboard, names: Sequence[str]) -> Runs:
 
 
 def _runs_table(runs: Runs) -> Table:
-    heads = ("run", "", "model", "deployment", "load", "calibration")
-    rows = [
-        [
-            Cell(entry.name or ".", href=link("run", entry.name)),
-            "measured" if entry.kind == "bench" else "simulated",
-            entry.model,
-            entry.deployment,
-            entry.load,
-            entry.calibration or ("none" if entry.kind == "simulate" else ""),
-        ]
-        for entry, _ in runs
-    ]
-    return Table(heads, rows, left=len(heads))
+    columns: Mapping[str, Column] = {
+        "run": lambda entry: Cell(entry.name or ".", href=link("run", entry.name)),
+        "origin": lambda entry: "measured" if entry.kind == "bench" else "simulated",
+        "model": "model",
+        "deployment": "deployment",
+        "load": "load",
+        "calibration": lambda entry: entry.calibration or ("none" if entry.kind == "simulate" else ""),
+    }
+    return table_of((entry for entry, _ in runs), columns, left=len(columns))
 
 
 def figures_table(runs: Runs) -> Table:

@@ -22,19 +22,6 @@ from windtunnel.units import format_seconds
 
 Answer = TypeVar("Answer")
 
-GROUPS = {
-    "Model and devices": ("model", "device", "tp", "pp", "ep", "attention_dp", "replicas", "quant", "kv_cache_dtype"),
-    "Engine": (
-        "engine",
-        "engine_version",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "gpu_memory_utilization",
-        "enable_prefix_caching",
-        "calibration",
-    ),
-    "Requests": ("input_tokens", "output_tokens", "num_requests", "seed"),
-}
 FIRST = {
     "model": "llama-3.1-8b",
     "device": "h100_sxm",
@@ -63,7 +50,7 @@ def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
         given = {"text": path.read_text(encoding="utf-8", errors="replace")}
     values = {
         "given": given or FIRST,
-        "groups": GROUPS,
+        "groups": trials.GROUPS,
         "labels": trials.LABELS,
         "limits": trials.LIMITS,
         "lists": LISTS,

@@ -170,19 +170,14 @@ def validation_sections(document: Mapping[str, Any], apart: Collection[int] = ()
     done = [run for place, run in enumerate(document["rows"]) if not run["refused"] and place not in apart]
     drafting = [run for place, run in enumerate(document["rows"]) if not run["refused"] and place in apart]
     metrics = [name for name in NAMES if name in document["scores"]]
-    coverage = {NAMES[name]: f"{share:.0%}" for name, share in document["interval_coverage"].items()}
+    coverage = [(NAMES[name], f"{share:.0%}") for name, share in document["interval_coverage"].items()]
     return [
         Section("", [OnTerminal(lambda: [_score_table(document, done, drafting)])]),
         Section("At a glance", [OnPage(lambda: [_cards(document), _WHAT])]),
         Section("Predicted against measured", [OnPage(lambda: [Figures(_scatters(done, metrics))])]),
         Section("Errors", [OnPage(lambda: [Figures([_distribution(done, name) for name in metrics])])]),
-        *(Section(f"By {group}", [OnPage(lambda group=group: _group_tables(document, group))]) for group in GROUPS),  # type: ignore[misc]
-        Section("Apart", [OnPage(lambda: _drafting_tables(document, drafting))]),
-        *(
-            [Section("Share of measured values within the 80% interval", [Facts(list(coverage.items()))])]
-            if coverage
-            else []
-        ),
+        Section("Errors by group", [OnPage(lambda: [_wide_scores(document, len(drafting))])]),
+        *([Section("Share of measured values within the 80% interval", [Facts(coverage)])] if coverage else []),
         *_run_sections([*done, *drafting], metrics),
         *_refused(document),
     ]
@@ -248,20 +243,24 @@ def _run_sections(done: Sequence[Run], metrics: Sequence[str]) -> list[Section]:
     return [
         Section("Largest errors", largest),
         Section("Measured and predicted", few),
-        Section("All runs", [OnPage(lambda: [_runs_table(done, metrics)])]),
+        Section("All runs", [OnPage(lambda: [_listed(done, is_on_page=True)])]),
     ]
 
 
-def _listed(done: Sequence[Run]) -> Table:
-    """Return a row for every metric of every run."""
-    rows: list[tuple[str, ...]] = []
+def _listed(done: Sequence[Run], is_on_page: bool = False) -> Table:
+    """Return a row for every metric of every run; on a page with the labels in which runs differ."""
+    labels = [group for group in GROUPS if is_on_page and len({run[group] for run in done if group in run}) > 1]
+    rows: list[list[str]] = []
     reasons: dict[str, list[str]] = {}
     for run in done:
         known = [name for name in NAMES if name in run["predicted"]]
-        rows += [("" if name != known[0] else run["id"], *_run_cells(run, name)) for name in known]
+        for name in known:
+            first = run["id"] if is_on_page or name == known[0] else ""
+            rows.append([first, *(run.get(group, "") for group in labels), *_run_cells(run, name)])
         reasons.setdefault(run["reason"] or "", []).append(run["id"])
-    why = [f"{', '.join(runs)}: {reason}" for reason, runs in reasons.items() if reason]
-    return Table(("run", "metric", "measured", "predicted", "error", "80% interval"), rows, left=2, notes=why)
+    why = [f"{', '.join(runs)}: {reason}" for reason, runs in reasons.items() if reason and not is_on_page]
+    heads = ("run", *labels, "metric", "measured", "predicted", "error", "80% interval")
+    return Table(heads, rows, left=2 + len(labels), notes=why)
 
 
 def _run_cells(run: Run, metric: str) -> tuple[str, str, str, str, str]:
@@ -344,26 +343,21 @@ def _distribution(done: Sequence[Run], metric: str) -> tuple[str, str]:
     return drawn, f"{NAMES[metric]}: runs by error; the last bar holds all beyond 95%"
 
 
-def _group_tables(document: Mapping[str, Any], group: str) -> list[Table]:
-    members = document["by"][group]
-    return [_wide_scores(document, members)] if len(members) > 1 else []
-
-
-def _drafting_tables(document: Mapping[str, Any], drafting: Sequence[Run]) -> list[Table]:
-    scores = document["scores_of_acceptance_fitted"]
-    return [_wide_scores(document, {DRAFTING: scores})] if drafting else []
-
-
-def _wide_scores(document: Mapping[str, Any], groups: Mapping[str, Any]) -> Table:
+def _wide_scores(document: Mapping[str, Any], num_drafting: int) -> Table:
+    """Return the scores of every group of runs that differ in a label, and of those with speculative decoding."""
     metrics = list(document["scores"])
+    groups = {
+        (name, label): scores for name, by in document["by"].items() if len(by) > 1 for label, scores in by.items()
+    }
+    if num_drafting:
+        groups["apart", DRAFTING] = document["scores_of_acceptance_fitted"]
     rows = []
-    for label, scores in groups.items():
+    for (group, label), scores in groups.items():
         known = [_scored(scores.get(name)) for name in metrics]
         count = max((errors.num_runs for errors in known if errors is not None), default=0)
-        rows.append([label, str(count), *(cell for errors in known for cell in score_cells(errors))])
-    return Table(
-        ("", "runs", *(f"{_SHORT[name]} {what}" for name in metrics for what in ("median", "p90", "bias"))), rows
-    )
+        rows.append([group, label, str(count), *(cell for errors in known for cell in score_cells(errors))])
+    heads = (f"{_SHORT[name]} {what}" for name in metrics for what in ("median", "p90", "bias"))
+    return Table(("by", "runs with", "runs", *heads), rows, left=2)
 
 
 def score_cells(errors: Score | None) -> list[str]:
@@ -371,16 +365,3 @@ def score_cells(errors: Score | None) -> list[str]:
     if errors is None:
         return ["", "", ""]
     return [f"{errors.median:.1%}", f"{errors.p90:.1%}", f"{_signed_percent(errors.bias, 1)}%"]
-
-
-def _runs_table(done: Sequence[Run], metrics: Sequence[str]) -> Table:
-    shown = [group for group in GROUPS if len({run[group] for run in done if group in run}) > 1]
-    headers = [f"{_SHORT[name]} {what}" for name in metrics for what in ("measured", "predicted", "error, %")]
-    rows = []
-    for run in done:
-        cells = [run["id"], *(run.get(group, "") for group in shown)]
-        for name in metrics:
-            cells += [_value(name, run["measured"].get(name)), _value(name, run["predicted"].get(name))]
-            cells.append(_signed_percent(run["error"][name], 1) if name in run["error"] else "")
-        rows.append(cells)
-    return Table(("run", *shown, *headers), rows, left=1 + len(shown))

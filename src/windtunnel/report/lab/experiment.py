@@ -17,7 +17,6 @@ from windtunnel.formats.captures.read import read_capture
 from windtunnel.formats.captures.step_names import MEASURED
 from windtunnel.hardware import Device
 from windtunnel.lab.experiments.schema import CONFIG, STEPS, SUMMARY, TRACE
-from windtunnel.metrics.records import Table as Records
 from windtunnel.pricing.table import read_parquet
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.plots import COLOURS, Axis, Series, bar_chart, figure, shortened
@@ -26,6 +25,7 @@ from windtunnel.report.report import (
     Block,
     Cards,
     Cell,
+    Column,
     Facts,
     Figures,
     OnPage,
@@ -34,6 +34,7 @@ from windtunnel.report.report import (
     Row,
     Section,
     Table,
+    table_of,
 )
 from windtunnel.schema import read_yaml
 from windtunnel.units import format_bytes, format_count, format_seconds, format_si
@@ -65,16 +66,13 @@ def experiment_report(summary: Mapping[str, Any]) -> Report:
 
 def top_kernel_table(summary: Mapping[str, Any]) -> Table:
     """Return name, runs, total time and share of the kernels that take longest."""
-    rows = [
-        [
-            short_name(kernel["name"]),
-            f"{kernel['count']:,}",
-            format_seconds(kernel["total_s"]),
-            f"{kernel['time_percentage']:.1f}%",
-        ]
-        for kernel in summary.get("top_kernels") or []
-    ]
-    return Table(("kernel", "runs", "total", "share"), rows)
+    columns: Mapping[str, Column] = {
+        "kernel": lambda kernel: short_name(kernel["name"]),
+        "runs": lambda kernel: f"{kernel['count']:,}",
+        "total": "total_s",
+        "share": lambda kernel: f"{kernel['time_percentage']:.1f}%",
+    }
+    return table_of(summary.get("top_kernels") or [], columns)
 
 
 def _latency_rows(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -108,7 +106,9 @@ def write_experiment_page(folder: Path, device: Device | None = None) -> Path:
     summary = finished_summary(folder)
     capture = capture_of(folder, str(summary["mode"]))
     drawn = capture_figures(capture) if capture else {}
-    sections = [*overview_sections(summary, folder), *(capture_sections(capture, drawn, device) if capture else [])]
+    sections = overview_sections(summary, folder)
+    if capture is not None:
+        sections += [Section("Devices", _devices(capture)), *capture_sections(capture, drawn, device)]
     config = [(key, json.dumps(value)) for key, value in read_yaml(folder / CONFIG).items()]
     sections.append(Section("Experiment", [Table(("field", "value"), config, left=2)]))
     name = folder.resolve().name
@@ -116,7 +116,8 @@ def write_experiment_page(folder: Path, device: Device | None = None) -> Path:
     for label, svg in drawn.items():
         write_text(folder / PAGES / f"{name}_{label}.svg", svg)
     target = folder / PAGES / f"{name}_report.html"
-    write_text(target, page(Report(name, [lead], sections)))
+    notes = capture.notes if capture is not None else ()
+    write_text(target, page(Report(name, [lead], sections, notes)))
     return target
 
 
@@ -187,14 +188,9 @@ def capture_report(capture: Capture, name: str = "", device: Device | None = Non
         device: whose roofline a page draws the kernels under; None: none.
     """
     title = f"{capture.tool}: {len(capture.kernels):,} kernels and copies"
-    lead = [Facts(list(_device_rows(capture)))] if capture.is_timeline and len(capture.kernels) else []
-    sections = capture_sections(capture, None, device)
-    return Report(
-        title,
-        [*([OnPage(lambda: [name])] if name else []), *lead],
-        sections,
-        [f"note: {note}" for note in capture.notes],
-    )
+    lead = [OnPage(lambda: [name]), *_devices(capture)]
+    notes = [f"note: {note}" for note in capture.notes]
+    return Report(title, lead, capture_sections(capture, None, device), notes)
 
 
 def capture_sections(capture: Capture, drawn: Mapping[str, str] | None, device: Device | None) -> list[Section]:
@@ -216,7 +212,7 @@ def capture_sections(capture: Capture, drawn: Mapping[str, str] | None, device: 
         return [Figures([(known[name], caption) for name, caption in captions.items() if name in known])]
 
     shares = _shares(kernel_time.class_time(capture))
-    times: list[Block] = [OnTerminal(lambda: [Bars(shares)]), OnPage(lambda: [*_device_tables(capture), *figures()])]
+    times: list[Block] = [OnTerminal(lambda: [Bars(shares)]), OnPage(figures)]
     statistics = {
         ("API call", "API calls"): kernel_time.call_time(capture),
         ("copy", "Copies"): kernel_time.copy_time(capture),
@@ -245,23 +241,22 @@ def _without_empty(headers: Sequence[str], rows: Sequence[Row]) -> tuple[list[st
     return [headers[place] for place in keep], [[row[place] for place in keep] for row in rows]
 
 
+def _devices(capture: Capture) -> list[Block]:
+    """Return how busy each device was, where the capture has times."""
+    return [Facts(list(_device_rows(capture)))] if capture.is_timeline and len(capture.kernels) else []
+
+
 def _device_rows(capture: Capture) -> Iterator[tuple[str, str]]:
     for device, use in kernel_time.device_time(capture).items():
         name = f"{capture.devices[device]}, " if device in capture.devices else ""
-        yield (
-            f"device {device}" if device >= 0 else "processor",
-            (
-                f"{name}busy {format_seconds(use.busy_s)} of {format_seconds(use.span_s)} "
-                f"({percent(use.busy_s / use.span_s) if use.span_s else '-'}), "
-                f"{format_count(len(use.gaps_s), 'gap')}, the longest "
-                f"{format_seconds(float(use.gaps_s.max(initial=0.0)))}"
-            ),
-        )
+        share = percent(use.busy_s / use.span_s) if use.span_s else "-"
+        busy = f"{name}busy {format_seconds(use.busy_s)} of {format_seconds(use.span_s)} ({share})"
+        longest = format_seconds(float(use.gaps_s.max(initial=0.0)))
+        gaps = f"{format_count(len(use.gaps_s), 'gap')}, the longest {longest}"
+        yield f"device {device}" if device >= 0 else "processor", f"{busy}, {gaps}"
         if use.communication_s:
-            yield (
-                "communication",
-                f"{format_seconds(use.communication_s)}, {percent(use.overlap_fraction)} beside computation",
-            )
+            hidden = percent(use.overlap_fraction)
+            yield "communication", f"{format_seconds(use.communication_s)}, {hidden} beside computation"
     launches = kernel_time.launch_times(capture)
     if len(launches.latency_s):
         yield "launch", f"{format_seconds(float(np.median(launches.latency_s)))} from call to kernel, median"
@@ -286,9 +281,9 @@ def _kernel_table(capture: Capture, limit: int) -> Table:
             *(_cell(row[key], shown) for key, shown in _KERNEL_FORMATS.items()),
         ]
         if is_on_page:
-            streams = "several" if row["num_streams"] > 1 else _index(row["stream"])
             shares = (_cell(row[f"{kind}_fraction"], percent) for kind in ("compute", "memory"))
-            cells += [*shares, streams, _grid(kernels, place), _index(row["block_threads"])]
+            stream, block = ("" if row[name] < 0 else str(row[name]) for name in ("stream", "block_threads"))
+            cells += [*shares, "several" if row["num_streams"] > 1 else stream, _grid(row), block]
         rows.append(cells)
     return Table(*_without_empty((*_KERNEL_HEADS, *(_PAGE_HEADS if is_on_page else ())), rows), left=2)
 
@@ -308,15 +303,10 @@ def _cell(value: float, shown: Callable[[Any], str]) -> Cell:
     return Cell(shown(value), float(value)) if np.isfinite(value) else Cell("")
 
 
-def _grid(kernels: Records, place: int) -> str:
-    """Return the commonest grid, and the number of others."""
-    sizes = [int(kernels[f"grid_{axis}"][place]) for axis in "xyz"]
-    others = int(kernels["num_grids"][place]) - 1
+def _grid(kernel: Mapping[str, Any]) -> str:
+    """Return the commonest grid of a kernel, and the number of others."""
+    sizes, others = [int(kernel[f"grid_{axis}"]) for axis in "xyz"], int(kernel["num_grids"]) - 1
     return "" if min(sizes) < 0 else " x ".join(map(str, sizes)) + (f", {others} more" if others else "")
-
-
-def _index(value: int) -> str:
-    return "" if value < 0 else str(value)
 
 
 _STATISTICS_FORMATS: Mapping[str, Callable[[Any], str]] = {
@@ -373,23 +363,6 @@ def _class_colour(code: int) -> str:
     """Return a colour for the classes that matter most, grey for the others."""
     named = ("gemm", "attention", "experts", "norm", "activation", "communication", "rope")
     return COLOURS[named.index(CLASSES[code])] if CLASSES[code] in named else COLOURS[-1]
-
-
-def _device_tables(capture: Capture) -> list[Table]:
-    rows = [
-        (
-            capture.devices.get(device, f"device {device}" if device >= 0 else "processor"),
-            format_seconds(use.span_s),
-            percent(use.busy_s / use.span_s) if use.span_s else "",
-            f"{len(use.gaps_s):,}",
-            format_seconds(float(use.gaps_s.max(initial=0.0))),
-            format_seconds(use.communication_s),
-            percent(use.overlap_fraction) if use.communication_s else "",
-        )
-        for device, use in kernel_time.device_time(capture).items()
-    ]
-    headers = ("device", "span", "busy", "gaps", "longest gap", "communication", "beside computation")
-    return [Table(headers, rows)] if rows else []
 
 
 def _ranges(capture: Capture) -> list[Section]:

@@ -12,9 +12,9 @@ from windtunnel.pricing.regress import MethodScore
 from windtunnel.pricing.table import MeasurementTable
 from windtunnel.report.numbers import percent
 from windtunnel.report.render.json import fields_of
-from windtunnel.report.report import Facts, Report, Table
+from windtunnel.report.report import Column, Facts, Report, Table, table_of
 from windtunnel.serving.deployment import HostOverheads
-from windtunnel.units import format_bytes, format_seconds, format_si
+from windtunnel.units import format_seconds, format_si
 
 if TYPE_CHECKING:
     from windtunnel.lab.profile.collectives import TimedCollective
@@ -34,6 +34,10 @@ class OverheadRow:
     prepare_s: float
     process_s: float
 
+    @property
+    def total_s(self) -> float:
+        return self.schedule_s + self.prepare_s + self.process_s
+
 
 def tables_report(tables: Sequence[MeasurementTable]) -> Report:
     """Return the report of measured tables, a line each."""
@@ -41,20 +45,12 @@ def tables_report(tables: Sequence[MeasurementTable]) -> Report:
 
 
 def _measured(tables: Sequence[MeasurementTable]) -> Table:
-    rows = []
-    for table in tables:
-        spread = spread_of(table)
-        rows.append(
-            (
-                " ".join([table.kind, *table.words.values()]),
-                f"{len(table.rows_by_site):,}",
-                f"{len(table):,}",
-                format_seconds(float(table.seconds.min())),
-                format_seconds(float(table.seconds.max())),
-                "" if spread is None else percent(spread),
-            )
-        )
-    return Table(("operator", "shapes", "points", "fastest", "slowest", "spread"), rows)
+    documents = tables_document(tables)["tables"]
+    names = (" ".join([table.kind, *table.words.values()]) for table in tables)
+    rows = [{"name": name, "spread_fraction": row["spread"], **row} for name, row in zip(names, documents, strict=True)]
+    columns = {"operator": "name", "shapes": "num_shapes", "points": "num_points"}
+    columns |= {"fastest": "fastest_s", "slowest": "slowest_s", "spread": "spread_fraction"}
+    return table_of(rows, columns)
 
 
 def spread_of(table: MeasurementTable) -> float | None:
@@ -114,18 +110,10 @@ def compute_document(profile: ComputeProfile) -> dict[str, Any]:
 
 def collectives_report(timed: Sequence[TimedCollective]) -> Report:
     """Return the report of times and bandwidths, as nccl-tests prints them."""
-    cells = [
-        (
-            row.op,
-            str(row.num_workers),
-            format_bytes(row.size_bytes),
-            format_seconds(row.statistics.median_s),
-            format_si(row.algorithm_bytes_per_s, "B/s"),
-            format_si(row.bus_bytes_per_s, "B/s") if row.num_workers > 1 else "",
-        )
-        for row in timed
-    ]
-    return Report("", [Table(("collective", "workers", "size", "time", "algorithm", "bus"), cells)])
+    columns: dict[str, Column] = {"collective": "op", "workers": "num_workers", "size": "size_bytes"}
+    columns |= {"time": "statistics.median_s", "algorithm": "algorithm_bytes_per_s"}
+    columns["bus"] = lambda row: format_si(row.bus_bytes_per_s, "B/s") if row.num_workers > 1 else ""
+    return Report("", [table_of(timed, columns)])
 
 
 def collectives_document(timed: Sequence[TimedCollective]) -> dict[str, Any]:
@@ -144,18 +132,10 @@ def collectives_document(timed: Sequence[TimedCollective]) -> dict[str, Any]:
 
 def overheads_report(host: HostOverheads, rows: Sequence[OverheadRow]) -> Report:
     """Return the report of the host's time beside the forward, by batch, and the line through it."""
-    cells = [
-        (
-            str(row.num_requests),
-            str(row.num_steps),
-            *(format_seconds(part) for part in (row.schedule_s, row.prepare_s, row.process_s)),
-            format_seconds(row.schedule_s + row.prepare_s + row.process_s),
-        )
-        for row in rows
-    ]
+    columns: dict[str, Column] = {"requests": "num_requests", "steps": "num_steps"}
+    columns |= {"schedule": "schedule_s", "prepare": "prepare_s", "process": "process_s", "in all": "total_s"}
     line = f"{format_seconds(host.step_s or 0.0)} a step and {format_seconds(host.request_s or 0.0)} a request"
-    table = Table(("requests", "steps", "schedule", "prepare", "process", "in all"), cells, left=0)
-    return Report("", [table, Facts([("host", line)])])
+    return Report("", [table_of(rows, columns, left=0), Facts([("host", line)])])
 
 
 def overheads_document(host: HostOverheads, rows: Sequence[OverheadRow]) -> dict[str, Any]:

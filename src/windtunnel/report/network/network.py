@@ -1,6 +1,6 @@
 """Fabrics, collectives and iterations for people and as documents."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.report.network.drawing import drawing
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.json import fields_of
-from windtunnel.report.report import Facts, Figures, OnPage, Report, Section, Table
+from windtunnel.report.report import Column, Facts, Figures, OnPage, Report, Section, Table, table_of
 from windtunnel.report.version import version
 from windtunnel.training.iteration.layers import RankGroup
 from windtunnel.training.iteration.shared_fabric import SharedJob
@@ -31,11 +31,13 @@ def topology_report(fabric: Fabric) -> Report:
     """Return the report of a fabric: its nodes by kind, its links by what they join, and a drawing."""
     counts = [("GPUs", f"{fabric.num_gpus} {fabric.gpu_type}, {fabric.gpus_per_server} a server")]
     counts += [(name, str(num)) for name, num in _switches(fabric)]
-    rows = [
-        (f"{row['from']} - {row['to']}", str(row["num"]), _gbps(row["bytes_per_s"]), format_seconds(row["latency_s"]))
-        for row in _links(fabric)
-    ]
-    links = Table(("links between", "number", "each way", "latency"), rows)
+    columns: Mapping[str, Column] = {
+        "links between": lambda row: f"{row['from']} - {row['to']}",
+        "number": lambda row: str(row["num"]),
+        "each way": lambda row: f"{number(row['bytes_per_s'] / 125e6)} Gbps",
+        "latency": "latency_s",
+    }
+    links = table_of(_links(fabric), columns)
     drawn = Section("Drawing", [OnPage(lambda: [Figures([drawing(fabric)])])])
     return Report(fabric.name, [Facts(counts, 18)], [Section("", [links], "Links"), drawn])
 
@@ -69,10 +71,6 @@ def _links(fabric: Fabric) -> list[dict[str, Any]]:
         {"from": words[int(low)], "to": words[int(high)], "num": int(num), "bytes_per_s": rate, "latency_s": latency}
         for (low, high, rate, latency), num in zip(kinds.tolist(), counts, strict=True)
     ]
-
-
-def _gbps(bytes_per_s: float) -> str:
-    return f"{number(bytes_per_s / 125e6)} Gbps"
 
 
 def collective_report(run: CollectiveRun, fabric: Fabric) -> Report:
@@ -157,20 +155,10 @@ def iteration_document(iteration: Iteration) -> dict[str, Any]:
 
 def shared_report(jobs: Sequence[SharedJob], fabric: Fabric, placement: str) -> Report:
     """Return the report of jobs that share a network: each one's iteration alone and beside the others."""
-    rows = [
-        (
-            job.workload.name,
-            str(job.workload.num_gpus),
-            format_seconds(job.alone_s),
-            format_seconds(job.shared_s),
-            format_seconds(job.slowest_s),
-            f"{job.slowdown:.2f}x",
-            str(job.num_iterations),
-        )
-        for job in jobs
-    ]
-    names = ("job", "GPUs", "alone", "shared", "slowest", "slowdown", "iterations")
-    return Report(f"{format_count(len(jobs), 'job')} on {fabric.name}, {placement}", [Table(names, rows)])
+    columns: dict[str, Column] = {"job": "workload.name", "GPUs": lambda job: str(job.workload.num_gpus)}
+    columns |= {"alone": "alone_s", "shared": "shared_s", "slowest": "slowest_s"}
+    columns |= {"slowdown": lambda job: f"{job.slowdown:.2f}x", "iterations": lambda job: str(job.num_iterations)}
+    return Report(f"{format_count(len(jobs), 'job')} on {fabric.name}, {placement}", [table_of(jobs, columns)])
 
 
 def shared_document(jobs: Sequence[SharedJob], fabric: Fabric, placement: str) -> dict[str, Any]:

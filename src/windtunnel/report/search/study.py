@@ -14,6 +14,7 @@ from windtunnel.report.report import (
     Cards,
     Cell,
     Code,
+    Column,
     Facts,
     OnPage,
     OnTerminal,
@@ -23,6 +24,7 @@ from windtunnel.report.report import (
     Section,
     Table,
     Text,
+    table_of,
 )
 from windtunnel.report.search.figures import (
     FIGURE_TITLES,
@@ -68,34 +70,6 @@ LEAST_MARGIN = 0.0005
 RANK_WIDTH = 3
 MAX_DRAWN = 20_000
 """Most points of the interactive figure; of more, the best are drawn."""
-DRAWN_FIGURES = (
-    "requests_per_usd",
-    "output_tokens_per_s_per_user",
-    "output_tokens_per_s_per_device",
-    "usd_per_million_output_tokens",
-    "usd_per_hour",
-    "devices",
-    "output_token_j",
-    "ttft_p50",
-    "ttft_p90",
-    "ttft_p99",
-    "tpot_p50",
-    "tpot_p99",
-    "itl_p99",
-    "e2e_p90",
-    "busy_fraction",
-    "kv_peak_fraction",
-    "step_s",
-    "tokens_per_s_per_device",
-    "tokens_per_usd",
-    "mfu",
-    "bubble_fraction",
-    "exposed_fraction",
-    "memory_fraction",
-    "run_s",
-    "run_usd",
-    "token_j",
-)
 PAGE_FIGURES = (
     "requests_per_usd",
     "devices",
@@ -435,10 +409,11 @@ def _sure_cell(outcome: SearchOutcome, index: int, name: str) -> Cell:
 def _plotted(study: Study, outcome: SearchOutcome) -> dict[str, Any]:
     """Return the data of a figure of all points; the reader chooses axes, colours and filters."""
     indices = outcome.ranking[:MAX_DRAWN]
-    figures = [name for name in DRAWN_FIGURES if any(name in outcome.evaluations[index].figures for index in indices)]
     names = list(study.space.vary) or ["scenario"]
     points = [study.point(index).choice for index in indices]
     means = [outcome.mean(index).figures for index in indices]
+    known = {name for mean in means for name in mean}
+    figures = sorted(known, key=lambda name: (name not in FIGURE_TITLES, name))
     x, y = reversed(names_of_frontier(study, outcome))
     return {
         "figures": [_axis_title(name) for name in figures],
@@ -464,17 +439,14 @@ def _rounded(value: float | None) -> float | None:
 
 def _fleet_sections(evidence: SearchEvidence, fleets: Sequence[FleetSize]) -> list[Section]:
     """Return the replicas that serve the requested load."""
-    rows = [
-        [
-            evidence.study.point(fleet.index).title,
-            *(f"{count:,}" for count in (fleet.copies, fleet.devices)),
-            "unknown" if fleet.usd_per_hour is None else f"{fleet.usd_per_hour:,.2f}",
-            percent(fleet.headroom_fraction),
-        ]
-        for fleet in fleets
-    ]
-    heads = [f"for {number(evidence.load or 0.0)} requests/s", "copies", "devices", "$/h", "left over"]
-    return [Section("", [Table(heads, rows)], "Replicas for the load")] if rows else []
+    columns: dict[str, Column] = {
+        f"for {number(evidence.load or 0.0)} requests/s": lambda fleet: evidence.study.point(fleet.index).title,
+        "copies": lambda fleet: f"{fleet.copies:,}",
+        "devices": lambda fleet: f"{fleet.devices:,}",
+        "$/h": lambda fleet: "unknown" if fleet.usd_per_hour is None else f"{fleet.usd_per_hour:,.2f}",
+        "left over": "headroom_fraction",
+    }
+    return [Section("", [table_of(fleets, columns)], "Replicas for the load")] if fleets else []
 
 
 def _refusals(outcome: SearchOutcome, heading: str, notes: Sequence[str] = ()) -> list[Section]:

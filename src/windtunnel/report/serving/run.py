@@ -12,7 +12,19 @@ from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import Summary, queue_growth, to_builtins
 from windtunnel.report.numbers import duration, number, percent, span_text
 from windtunnel.report.render.json import fields_of
-from windtunnel.report.report import Bars, Block, Cards, Facts, Figures, OnPage, Report, Section, Table
+from windtunnel.report.report import (
+    Bars,
+    Block,
+    Cards,
+    Column,
+    Facts,
+    Figures,
+    OnPage,
+    Report,
+    Section,
+    Table,
+    table_of,
+)
 from windtunnel.report.serving.curves import LATENCIES, cdf, curves_over_time, measured
 from windtunnel.report.serving.setup import deployment_line, load_line, model_line, network_lines, provenance_rows
 from windtunnel.report.version import version
@@ -80,25 +92,9 @@ def run_sections(
         calibration: what the calibration rests on; empty: as the document has it.
     """
     summary = decode(document["summary"], Summary)
-    memory = MemoryPlan(**{name: value for name, value in document["memory"].items() if name != "kv_tokens"})
     shares = dict(sorted(summary.time_fractions.items(), key=lambda item: -item[1]))
-    rows = throughput_rows(summary, scenario.slo)
-    rows += [] if requests is None else overload_rows(scenario, requests)
-    rows += resource_rows(scenario, summary, memory)
-    tenants, pools = tenant_rows(summary), pool_rows(summary)
     return [
-        Section(
-            "",
-            [
-                OnPage(lambda: [Cards(headline(summary, document))]),
-                Table(LATENCY_HEADS, latency_rows(summary)),
-                *([Table(TENANT_HEADS, tenants)] if tenants else []),
-                Facts(sureness_rows(document, calibration or _documented_calibration(document))),
-                Facts(rows),
-                *([Table(POOL_HEADS, pools)] if pools else []),
-            ],
-            heading="Summary",
-        ),
+        _summary_section(scenario, document, requests, calibration),
         *distribution_sections(scenario, requests, series),
         Section(
             f"Where the time goes: bound by {summary.bound_by.replace('_', ' ')}",
@@ -112,6 +108,25 @@ def run_sections(
         ),
         *_failed_checks(summary),
     ]
+
+
+def _summary_section(
+    scenario: Scenario, document: Mapping[str, Any], requests: Records | None, calibration: str
+) -> Section:
+    summary = decode(document["summary"], Summary)
+    memory = MemoryPlan(**{name: value for name, value in document["memory"].items() if name != "kv_tokens"})
+    rows = throughput_rows(summary, scenario.slo)
+    rows += [] if requests is None else overload_rows(scenario, requests)
+    rows += resource_rows(scenario, summary, memory)
+    blocks: list[Block] = [
+        OnPage(lambda: [Cards(headline(summary, document))]),
+        Table(LATENCY_HEADS, latency_rows(summary)),
+        *([Table(TENANT_HEADS, tenant_rows(summary))] if summary.tenants else []),
+        Facts(sureness_rows(document, calibration or _documented_calibration(document))),
+        Facts(rows),
+        *([table_of(summary.pools, POOL_COLUMNS)] if summary.pools else []),
+    ]
+    return Section("", blocks, "Summary")
 
 
 def distribution_sections(
@@ -216,25 +231,17 @@ def deployment_lines(result: Result) -> list[str]:
     return [*lines, *network_lines(deployment.network)]
 
 
-POOL_HEADS = ("pool", "role", "devices", "busy", "running", "waiting", "KV used", "at most", "$/h")
-
-
-def pool_rows(summary: Summary) -> list[list[str]]:
-    """Return a row per pool; none where all replicas are equal."""
-    return [
-        [
-            pool.name,
-            pool.role,
-            f"{pool.num_devices:,}",
-            percent(pool.utilisation.busy_fraction),
-            f"{pool.utilisation.mean_running:,.1f}",
-            f"{pool.utilisation.mean_waiting:,.1f}",
-            percent(pool.utilisation.kv_mean_fraction),
-            percent(pool.utilisation.kv_peak_fraction),
-            "unknown" if pool.usd_per_hour is None else f"{pool.usd_per_hour:,.2f}",
-        ]
-        for pool in summary.pools
-    ]
+POOL_COLUMNS: Mapping[str, Column] = {
+    "pool": "name",
+    "role": "role",
+    "devices": "num_devices",
+    "busy": "utilisation.busy_fraction",
+    "running": "utilisation.mean_running",
+    "waiting": "utilisation.mean_waiting",
+    "KV used": "utilisation.kv_mean_fraction",
+    "at most": "utilisation.kv_peak_fraction",
+    "$/h": lambda pool: "unknown" if pool.usd_per_hour is None else f"{pool.usd_per_hour:,.2f}",
+}
 
 
 def _fleet_rows(summary: Summary) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from windtunnel.model import operators as ops
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.json import fields_of
 from windtunnel.report.render.plots import Axis, bar_chart
-from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, Report, Section, Table
+from windtunnel.report.report import Bars, Block, Column, Facts, Figures, OnPage, Report, Section, Table, table_of
 from windtunnel.report.serving.run import memory_document
 from windtunnel.report.serving.setup import deployment_line, model_line, network_lines, provenance_rows
 from windtunnel.report.version import version
@@ -19,7 +19,6 @@ from windtunnel.serving.explain import ExplainedLaunch, Explanation
 from windtunnel.units import format_bytes, format_count, format_seconds, format_si
 
 MAX_DRAWN_OPERATORS = 20
-TIME_HEADS = ("operator", "runs", "each", "total", "share", "bound by", "found")
 WORK_HEADS = ("work of one run", "shape", "FLOP", "of peak", "bytes", "of peak")
 
 
@@ -92,19 +91,16 @@ def step_sections(step: Explanation) -> list[Section]:
 
 def time_table(document: Mapping[str, Any]) -> Table:
     """Return the table of the operators' times, from the document of a step."""
-    rows = [
-        (
-            operator["name"],
-            f"{operator['count']:g}",
-            format_seconds(operator["each_s"]),
-            format_seconds(operator["total_s"]),
-            percent(operator["total_s"] / document["device_s"]),
-            operator["bound_by"],
-            operator["coverage"],
-        )
-        for operator in document["operators"]
-    ]
-    return Table(TIME_HEADS, rows)
+    columns: Mapping[str, Column] = {
+        "operator": "name",
+        "runs": lambda operator: f"{operator['count']:g}",
+        "each": "each_s",
+        "total": "total_s",
+        "share": lambda operator: percent(operator["total_s"] / document["device_s"]),
+        "bound by": "bound_by",
+        "found": "coverage",
+    }
+    return table_of(document["operators"], columns)
 
 
 def _operator_figure(document: Mapping[str, Any]) -> Block:
