@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from dashboard.conftest import Ask
+from windtunnel.cli.dashboard import command
 from windtunnel.dashboard.app import RefusedError, check_host, check_origin
 from windtunnel.dashboard.server import DashboardServer
 from windtunnel.dashboard.state import dashboard_of
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, MissingExtraError
 
 
 def test_pages_load_nothing_from_elsewhere(ask: Ask) -> None:
@@ -129,6 +130,16 @@ def test_a_port_that_is_taken_is_said(folder: Path) -> None:
         DashboardServer(dashboard_of(folder), port=first.port)
     with pytest.raises(InputError, match="0 to 65535"):
         DashboardServer(dashboard_of(folder), port=70000)
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_a_missing_extra_is_named(package: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("windtunnel.dashboard", package))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=f"{package} is not installed") as raised:
+        command.callback(folder, 0, None, False, False)  # type: ignore[misc]
+    assert raised.value.hint == "pip install 'windtunnel[dashboard]'"
 
 
 def test_a_folder_that_is_none_is_said(tmp_path: Path) -> None:

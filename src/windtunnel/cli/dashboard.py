@@ -31,9 +31,10 @@ def command(folder: Path, port: int, host: str | None, opens: bool, as_json: boo
     try:
         from windtunnel.dashboard.server import HOST, DashboardServer
     except ModuleNotFoundError as error:
-        if error.name in EXTRA:
-            raise MissingExtraError(error.name, "dashboard") from None
-        raise
+        package = str(error.name).partition(".")[0]
+        if package not in EXTRA:
+            raise
+        raise MissingExtraError(package, "dashboard") from None
 
     from windtunnel.dashboard.state import dashboard_of
 
