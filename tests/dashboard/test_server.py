@@ -134,7 +134,8 @@ def test_a_port_that_is_taken_is_said(folder: Path) -> None:
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
 def test_a_missing_extra_is_named(package: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("windtunnel.dashboard", package))]:
+    modules = ("windtunnel.dashboard.server", "windtunnel.dashboard.app")
+    for name in [name for name in sys.modules if name in modules or name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=f"{package} is not installed") as raised:

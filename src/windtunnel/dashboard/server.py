@@ -1,5 +1,6 @@
 """The dashboard's server: it answers on one address of this machine."""
 
+import asyncio
 import ipaddress
 import socket
 from typing import Self
@@ -34,7 +35,6 @@ class DashboardServer:
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
         config = uvicorn.Config(
             dashboard_app(dashboard, host),
-            loop="asyncio",
             http="h11",
             ws="none",
             lifespan="off",
@@ -55,7 +55,10 @@ class DashboardServer:
 
     def serve(self) -> None:
         """Answer requests until `stop`, or until Ctrl-C, which raises KeyboardInterrupt."""
-        self._server.run(sockets=[self._socket])
+        with asyncio.Runner() as runner:
+            # An interrupt while the loop is made would leave a coroutine that nothing awaits.
+            runner.get_loop()
+            runner.run(self._server.serve(sockets=[self._socket]))
 
     def stop(self) -> None:
         """End `serve`, which runs in another thread."""

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 from starlette.datastructures import QueryParams
 
-from windtunnel.report.render.templates import template
+from windtunnel.report.render.html import template
 from windtunnel.report.report import Section
 
 PAGES = {"": "Runs", "compare": "Compare", "try": "Try", "search": "Search", "catalog": "Catalog"}

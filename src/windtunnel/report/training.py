@@ -16,7 +16,6 @@ from windtunnel.schema import encode
 from windtunnel.training.campaign import Campaign
 from windtunnel.training.costs import PHASES, ExplainedTask
 from windtunnel.training.intervals import step_interval
-from windtunnel.training.memory import StageMemory
 from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, PAIRED, WEIGHT
 from windtunnel.training.setup import TrainingSetup
 from windtunnel.training.step import Timeline, TrainingResult
@@ -65,8 +64,7 @@ def training_report(
     """
     document = training_document(result, run, tasks)
     network = network_lines(result.setup.job.network)
-    rates = Section("", [OnTerminal(lambda: [Facts(_rate_rows(document))])])
-    step, memory = training_sections(document, result.worst_memory)
+    rates, step, memory = training_sections(document)
     sections = [rates, step, Section("Pipeline", [OnPage(lambda: [_pipeline(result.timeline)])]), memory]
     sections += [] if result.fits else [_fitting_changes(result, changes)]
     if run is not None:
@@ -80,31 +78,22 @@ def training_report(
     return Report(model_line(result), lead, sections, verdict=_verdict(document))
 
 
-def training_sections(document: Mapping[str, Any], fullest: StageMemory | None = None) -> tuple[Section, Section]:
-    """Return the step and the memory of its stages, from the document of `training_document`.
-
-    Args:
-        document: of a job.
-        fullest: the stage that a terminal shows.
-    """
+def training_sections(document: Mapping[str, Any]) -> tuple[Section, Section, Section]:
+    """Return the rates of a step, its parts, and the memory of its stages, from the document of `training_document`."""
     shares = {name: seconds / document["step_s"] for name, seconds in document["breakdown_s"].items()}
     ordered = dict(sorted(shares.items(), key=lambda item: -item[1]))
     shown = {name: share for name, share in ordered.items() if share >= 0.0005}
-    step: list[Block] = [
-        OnPage(lambda: [Cards(_headline(document))]),
-        Bars(shown, "where the step goes", "time (s)", document["step_s"]),
-    ]
-    memory: list[Block] = [OnPage(lambda: [_stage_table(document)])]
-    if fullest is not None:
-        memory.append(OnTerminal(lambda: [_memory_table(document, fullest)]))
+    rates: list[Block] = [OnPage(lambda: [Cards(_headline(document))]), Facts(_rate_rows(document))]
+    memory: list[Block] = [OnTerminal(lambda: [_memory_table(document)]), OnPage(lambda: [_stage_table(document)])]
     return (
-        Section("Where the step goes", step),
-        Section("Memory of the fullest device", memory, heading="Memory of each stage's device"),
+        Section("", rates, "Step"),
+        Section("Where the step goes", [Bars(shown, "where the step goes", "time (s)", document["step_s"])]),
+        Section("Memory of the fullest device", memory, "Memory of each stage's device"),
     )
 
 
 def _verdict(document: Mapping[str, Any]) -> str:
-    fullest = max(stage["total_bytes"] for stage in document["memory"]) / document["device_memory_bytes"]
+    fullest = _fullest(document)["total_bytes"] / document["device_memory_bytes"]
     fits = "Fits" if document["fits"] else "Does not fit"
     return f"{fits} the devices' memory: the fullest uses {percent(fullest)}."
 
@@ -184,24 +173,26 @@ def _rate_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _memory_table(document: Mapping[str, Any], fullest: StageMemory) -> Table:
-    device_bytes = document["device_memory_bytes"]
-    verdict = "fits" if document["fits"] else "does not fit"
-    parts = {**memory_parts(fullest), f"stage {fullest.stage}: {verdict}": fullest.total_bytes}
-    rows = [(name, format_bytes(size), percent(size / device_bytes)) for name, size in parts.items()]
+def _memory_table(document: Mapping[str, Any]) -> Table:
+    """Return the memory of the fullest stage's device by part."""
+    fullest, device_bytes = _fullest(document), document["device_memory_bytes"]
+    parts = {
+        "parameters": "parameters",
+        "gradients": "gradients",
+        "optimizer": "optimizer",
+        f"activations ({number(fullest['num_in_flight'])} micro-batches)": "activations",
+        "temporaries": "transient",
+        "context, NCCL, fragmentation": "reserve",
+        f"stage {fullest['stage']}: {'fits' if document['fits'] else 'does not fit'}": "total",
+    }
+    sizes = {name: fullest[f"{part}_bytes"] for name, part in parts.items()}
+    rows = [(name, format_bytes(size), percent(size / device_bytes)) for name, size in sizes.items()]
     return Table(("", "bytes", "share of the device"), rows)
 
 
-def memory_parts(memory: StageMemory) -> dict[str, float]:
-    """Return the parts of a device's memory by name."""
-    return {
-        "parameters": memory.parameters_bytes,
-        "gradients": memory.gradients_bytes,
-        "optimizer": memory.optimizer_bytes,
-        f"activations ({number(memory.num_in_flight)} micro-batches)": memory.activations_bytes,
-        "temporaries": memory.transient_bytes,
-        "context, NCCL, fragmentation": memory.reserve_bytes,
-    }
+def _fullest(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the memory of the fullest stage."""
+    return max(document["memory"], key=lambda stage: float(stage["total_bytes"]))
 
 
 def _fitting_changes(result: TrainingResult, changes: Changes) -> Section:

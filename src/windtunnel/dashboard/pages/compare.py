@@ -3,15 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from windtunnel.dashboard.results import ResultEntry, records
 from windtunnel.dashboard.state import Dashboard
 from windtunnel.dashboard.view import Query, View, link
 from windtunnel.errors import InputError
 from windtunnel.report.numbers import quantity, span_text
 from windtunnel.report.report import Cell, Column, Figures, Section, Table, table_of
-from windtunnel.report.serving.curves import LATENCIES, cdf, measured
+from windtunnel.report.serving.curves import distributions
 
 Runs = Sequence[tuple[ResultEntry, Mapping[str, Any]]]
 MOST_RUNS = 8
@@ -55,13 +53,14 @@ def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
 
 
 def _sections(dashboard: Dashboard, runs: Runs) -> list[Section]:
-    differing = _differences(runs)
+    differing, paths = _differences(runs), {entry.name: dashboard.results.path(entry.name) for entry, _ in runs}
+    requests = {name or ".": records(path / "requests.parquet") for name, path in paths.items() if path.is_dir()}
     heads = ("", *(entry.name or "." for entry, _ in runs))
     rows = [[path, *map(_value_text, values)] for path, values in differing.items()]
     return [
         Section("Runs", [_runs_table(runs)]),
         Section("Figures", [figures_table(runs)]),
-        Section("Distributions", [Figures(_distributions(dashboard, runs))]),
+        Section("Distributions", [Figures(distributions(requests))]),
         Section("Differences of the scenarios", [Table(heads, rows) if rows else "There are none."]),
     ]
 
@@ -128,19 +127,6 @@ def _figure(name: str, entry: ResultEntry, base: ResultEntry, first: float | Non
         if base.kind == "bench" and first is not None:
             notes.append("measured within" if low <= first <= high else "measured outside")
     return Cell(quantity(name, value), value, note=", ".join(notes))
-
-
-def _distributions(dashboard: Dashboard, runs: Runs) -> list[tuple[str, str]]:
-    tables = {
-        entry.name or ".": measured(records(dashboard.results.path(entry.name) / "requests.parquet"))
-        for entry, _ in runs
-        if dashboard.results.path(entry.name).is_dir()
-    }
-    return [
-        cdf(name, {run: requests[f"{name}_s"] for run, requests in tables.items()})
-        for name in LATENCIES
-        if any(np.isfinite(requests[f"{name}_s"]).any() for requests in tables.values())
-    ]
 
 
 # ---------------------------------------------------------------------------------------------------------- scenarios

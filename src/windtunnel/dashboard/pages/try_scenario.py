@@ -12,7 +12,8 @@ from windtunnel.errors import InputError
 from windtunnel.model.precision import Format
 from windtunnel.report.numbers import number
 from windtunnel.report.render.plots import Axis, Series, figure
-from windtunnel.report.report import Cards, Figures, Section, Table
+from windtunnel.report.report import Figures, Section, Table
+from windtunnel.report.search.capacity import capacity_document, capacity_section
 from windtunnel.report.search.figures import limit_name
 from windtunnel.report.serving.curves import LATENCIES, SIZE
 from windtunnel.report.serving.run import run_document, run_sections
@@ -109,9 +110,6 @@ def _sweep_section(swept_load: trials.Sweep) -> Section:
     points = [trials.point_of(probe) for probe in swept_load.probes]
     capacities = swept_load.capacities
     unit = "concurrent requests" if capacities.is_closed else "requests/s"
-    sustained = capacities.streams[0]
-    limited = "all that is sent" if sustained.beyond is None else limit_name(sustained.beyond.limited_by)
-    cards = Cards([(number(capacities.load), f"{unit} sustained"), (limited, "limited by")])
     limits = {limit.metric: limit.most_s for limit in capacities.limits}
     drawn = [
         _over_load(points, f"load ({unit})", name, limits.get(name), capacities.load)
@@ -132,7 +130,9 @@ def _sweep_section(swept_load: trials.Sweep) -> Section:
         ]
         for point in points
     ]
-    return Section("Capacity", [cards, Figures([*drawn, (output, "Output over the load")]), Table(heads, rows, left=0)])
+    capacity = capacity_section(capacity_document(capacities))
+    figures = Figures([*drawn, (output, "Output over the load")])
+    return Section("Capacity", [*capacity.blocks, figures, Table(heads, rows, left=0)])
 
 
 def _over_load(

@@ -157,7 +157,9 @@ def validation_report(
     how = [*(lead if left_out else []), f"calibration: {', '.join(names)}", _DEFINITION]
     title = f"{document['predicted']:,} of {format_count(document['runs'], 'run')} predicted"
     about: list[Block] = [OnPage(lambda: [f"{source}: predicted against measured."])] if source else []
-    return Report(title, [*about, *how], validation_sections(document, apart))
+    medians = [f"{NAMES[name]} {errors['median']:.1%}" for name, errors in document["scores"].items() if errors]
+    verdict = f"Median error: {', '.join(medians)}." if medians else ""
+    return Report(title, [*about, *how], validation_sections(document, apart), verdict=verdict)
 
 
 def validation_sections(document: Mapping[str, Any], apart: Collection[int] = ()) -> list[Section]:
@@ -320,7 +322,13 @@ def _scatters(done: Sequence[Run], metrics: Sequence[str]) -> list[tuple[str, st
     engines = sorted({run.get("engine", "") for run in done})
     return [
         (
-            equality_figure([_dots(done, engine, name) for engine in engines], NAMES[name], 520, 420),
+            equality_figure(
+                [_dots(done, engine, name) for engine in engines],
+                f"measured {NAMES[name]} (ms)",
+                f"predicted {NAMES[name]} (ms)",
+                width=520,
+                height=420,
+            ),
             f"{NAMES[name]}: one point a run; dashed: errors of 20%",
         )
         for name in metrics

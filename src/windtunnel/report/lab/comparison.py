@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from windtunnel.pricing.table import numeric_column, read_parquet, require_colum
 from windtunnel.report.lab.experiment import capture_of, finished_summary
 from windtunnel.report.numbers import percent
 from windtunnel.report.render.json import fields_of
-from windtunnel.report.render.plots import Axis, Series, figure
+from windtunnel.report.render.plots import Series, equality_figure
 from windtunnel.report.report import Block, Cards, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.serving.explain import Explanation, explain_step
 from windtunnel.serving.scenario import Setup
@@ -331,19 +332,13 @@ def _operator_figure(step: StepComparison) -> Figures:
         [row.simulated_s or 0.0 for row in rows],
         tooltips=[f"{row.name}: {_signed(row.error)}" for row in rows],
     )
-    return Figures([(_diagonal(points), "Operators of one step; on the line both agree.")])
+    return Figures([(_equality([points]), "Operators of one step; on the line both agree.")])
 
 
 def _request_figures(comparison: Comparison) -> list[tuple[str, str]]:
     points = [Series("", metric.measured.tolist(), metric.simulated.tolist()) for metric in comparison.requests]
     names = [metric.name.removesuffix("_s").upper() for metric in comparison.requests]
-    return [(_diagonal(series), f"{name} of every request") for series, name in zip(points, names, strict=True)]
+    return [(_equality([series]), f"{name} of every request") for series, name in zip(points, names, strict=True)]
 
 
-def _diagonal(points: Series) -> str:
-    """Draw measured and simulated seconds around the line of equality, on logarithmic axes of the same range."""
-    values = [value for value in (*points.x, *points.y) if math.isfinite(value) and value > 0]
-    low, high = min(values, default=1.0) / 1.5, max(values, default=10.0) * 1.5
-    line = Series("", [low, high], [low, high], "dashes", colour="#888888")
-    axes = (Axis("measured (s)", True, low, high), Axis("simulated (s)", True, low, high))
-    return figure([line, points], *axes, width=420, height=400)
+_equality = partial(equality_figure, x="measured (s)", y="simulated (s)", width=420, height=400)

@@ -19,6 +19,7 @@ from windtunnel.hardware import Device
 from windtunnel.lab.experiments.schema import CONFIG, STEPS, SUMMARY, TRACE
 from windtunnel.pricing.table import read_parquet
 from windtunnel.report.numbers import number, percent
+from windtunnel.report.render.html import page
 from windtunnel.report.render.plots import COLOURS, Axis, Series, bar_chart, figure, shortened
 from windtunnel.report.report import (
     Bars,
@@ -101,8 +102,6 @@ def write_experiment_page(folder: Path, device: Device | None = None) -> Path:
     Raises:
         InputError: it is no folder of a finished run.
     """
-    from windtunnel.report.render.html import page
-
     summary = finished_summary(folder)
     capture = capture_of(folder, str(summary["mode"]))
     drawn = capture_figures(capture) if capture else {}

@@ -7,6 +7,7 @@ from typing import Any
 from windtunnel.files import write_text
 from windtunnel.lab.experiments.schema import Experiment
 from windtunnel.report.numbers import number
+from windtunnel.report.render.html import page
 from windtunnel.report.render.plots import Axis, figure, marked_lines
 from windtunnel.report.report import Cards, Figures, OnPage, OnTerminal, Report, Section, Table, Text
 from windtunnel.units import format_count, format_seconds
@@ -65,8 +66,6 @@ def write_sweep_page(results: Path, fields: Sequence[str], rows: Rows) -> Path:
     Returns:
         The page's path.
     """
-    from windtunnel.report.render.html import page
-
     write_text(results / PAGE, page(sweep_report(fields, rows)))
     return results / PAGE
 

@@ -3,12 +3,17 @@
 Tables sort by a click on a header, and curves show their values at the pointer.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.report.render import templates
 from windtunnel.report.render.plots import Axis, bar_chart
-from windtunnel.report.render.templates import environment, template
 from windtunnel.report.report import Bars, Block, Figures, OnPage, OnTerminal, Report, Text
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 MOST_BARS = 12
 
@@ -16,6 +21,12 @@ MOST_BARS = 12
 def page(report: Report) -> str:
     """Return a report as one HTML file."""
     return str(template("report.html").render(report=report))
+
+
+def template(name: str) -> Template:
+    """Return a template of a page, by its file's name."""
+    templates.environment().filters["blocks"] = lambda blocks: list(_shown(blocks))
+    return templates.template(name)
 
 
 def _shown(blocks: Sequence[Block]) -> Iterator[Any]:
@@ -35,6 +46,3 @@ def _drawn(bars: Bars) -> str:
     largest = dict(sorted(bars.shares.items(), key=lambda item: -item[1])[:MOST_BARS])
     labels = [name.replace("_", " ") for name in largest]
     return bar_chart(labels, [share * bars.total for share in largest.values()], Axis(bars.axis), width=440)
-
-
-environment().filters["blocks"] = lambda blocks: list(_shown(blocks))

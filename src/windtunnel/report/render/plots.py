@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count, cycle, pairwise
 from typing import Any
 
+from windtunnel.report.render.templates import template
+
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f")
 """Okabe and Ito's palette, which colour-blind readers tell apart, without its black and yellow."""
 
@@ -68,8 +70,6 @@ def figure(series: Sequence[Series], x: Axis, y: Axis, width: int = WIDTH, heigh
 
 def _drawn(kind: str, width: int, height: int, **values: Any) -> str:
     """Return a drawing of this size from its macro in `templates/plots.svg`."""
-    from windtunnel.report.render.templates import template
-
     edges = {"left": _LEFT, "right": width - _RIGHT, "bottom": height - _BOTTOM}
     return str(template("plots.svg").render(edges | values, kind=kind, width=width, height=height))
 
@@ -85,16 +85,15 @@ def marked_lines(lines: Mapping[str, Sequence[tuple[float, float]]], has_tooltip
     return series
 
 
-def equality_figure(points: Sequence[Series], metric: str, width: int, height: int) -> str:
+def equality_figure(points: Sequence[Series], x: str, y: str, **size: int) -> str:
     """Draw predicted over measured values, with lines at equality and at errors of 20%, on logarithmic axes."""
-    values = [value for series in points for value in (*series.x, *series.y) if value > 0]
+    values = [value for series in points for value in (*series.x, *series.y) if 0 < value < math.inf]
     ends = [min(values, default=1.0), max(values, default=10.0)]
     guides = [
         Series("", ends, [end * scale for end in ends], "line" if scale == 1 else "dashes", colour="currentColor")
         for scale in (1.0, 1.2, 1 / 1.2)
     ]
-    axes = (Axis(f"measured {metric} (ms)", is_log=True), Axis(f"predicted {metric} (ms)", is_log=True))
-    return figure([*guides, *points], *axes, width=width, height=height)
+    return figure([*guides, *points], Axis(x, is_log=True), Axis(y, is_log=True), **size)
 
 
 def histogram(

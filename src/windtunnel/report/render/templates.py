@@ -1,12 +1,16 @@
-"""The templates of pages and drawings."""
+"""The templates of pages and drawings; only who uses them imports jinja2."""
+
+from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
-from markupsafe import Markup
+from typing import TYPE_CHECKING
 
 from windtunnel.report.version import version
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+    from markupsafe import Markup
 
 PACKAGE = Path(__file__).parents[2]
 ASSETS = PACKAGE / "report" / "assets"
@@ -21,6 +25,8 @@ def template(name: str) -> Template:
 @lru_cache
 def environment() -> Environment:
     """Return the environment of all templates: what they show is escaped unless it is a drawing."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     folders = [PACKAGE / "report" / "templates", PACKAGE / "dashboard" / "templates"]
     made = Environment(
         loader=FileSystemLoader(folders),
@@ -37,4 +43,6 @@ def environment() -> Environment:
 @lru_cache
 def _asset(name: str) -> Markup:
     """Return the text of a style or script to put into a page."""
+    from markupsafe import Markup
+
     return Markup((ASSETS / name).read_text(encoding="utf-8"))

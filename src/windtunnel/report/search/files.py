@@ -8,6 +8,7 @@ import numpy as np
 from windtunnel.files import new_files
 from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, launch_script
 from windtunnel.formats.megatron.write import megatron_script
+from windtunnel.report.render.html import page
 from windtunnel.report.render.json import as_text
 from windtunnel.report.search.study import SearchEvidence, engine_versions, search_report, study_document
 from windtunnel.search.answers import job_of, scenario_of
@@ -25,8 +26,6 @@ def write_study(evidence: SearchEvidence, folder: Path) -> None:
     Raises:
         InputError: the folder cannot be written to.
     """
-    from windtunnel.report.render.html import page
-
     study = evidence.study
     with new_files(folder) as draft:
         _write_points(study, draft / "points.parquet")

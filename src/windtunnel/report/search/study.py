@@ -121,7 +121,21 @@ def search_report(evidence: SearchEvidence) -> Report:
     sections = search_sections(evidence)
     sections.append(Section("", [Facts([("took", _count_text(evidence.study.count, space.is_training))])]))
     title = f"{format_count(space.num_points, 'point')} of {space.model or 'the space'}"
-    return Report(title, [asked], sections, script="plot.js")
+    return Report(title, [asked], sections, verdict=_verdict(evidence), script="plot.js")
+
+
+def _verdict(evidence: SearchEvidence) -> str:
+    """Name the best point of each workload, with its objective."""
+    study, objective = evidence.study, evidence.study.space.objective
+    texts = []
+    for outcome in study.outcomes:
+        under = "" if outcome.workload is None else f" under {outcome.workload}"
+        best = _nothing_text(evidence)
+        if outcome.ranking:
+            figure = figure_text(outcome.mean(outcome.ranking[0]), objective)
+            best = f"{study.point(outcome.ranking[0]).title} ({figure} {figure_title(objective)})."
+        texts.append(f"Best{under}: {best}" if outcome.ranking else f"{best.removesuffix('.')}{under}.")
+    return " ".join(texts)
 
 
 def search_sections(evidence: SearchEvidence) -> list[Section]:

@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
 from windtunnel.metrics.client import ClientSummary
 from windtunnel.metrics.records import Table as Records
 from windtunnel.metrics.slo import Slo
@@ -25,7 +23,7 @@ from windtunnel.report.report import (
     Table,
     table_of,
 )
-from windtunnel.report.serving.curves import LATENCIES, cdf, curves_over_time, measured
+from windtunnel.report.serving.curves import LATENCIES, curves_over_time, distributions
 from windtunnel.report.serving.setup import deployment_line, load_line, model_line, network_lines, provenance_rows
 from windtunnel.report.version import version
 from windtunnel.schema import decode, encode
@@ -134,22 +132,14 @@ def distribution_sections(
 ) -> list[Section]:
     """Return the figures of a page: each latency's distribution over the requests, and curves over time."""
 
-    def distributions() -> list[Block]:
-        return [] if requests is None else [Figures(_distributions(measured(requests), scenario.slo))]
+    def shares() -> list[Block]:
+        return [] if requests is None else [Figures(distributions({"requests": requests}, scenario.slo))]
 
     def curves() -> list[Block]:
         known = series()
         return [] if known is None else [Figures(curves_over_time(known))]
 
-    return [Section("Distributions", [OnPage(distributions)]), Section("Over time", [OnPage(curves)])]
-
-
-def _distributions(requests: Records, slo: Slo | None) -> list[tuple[str, str]]:
-    return [
-        cdf(name, {"requests": requests[f"{name}_s"]}, getattr(slo, f"{name}_s", None))
-        for name in LATENCIES
-        if np.isfinite(requests[f"{name}_s"]).any()
-    ]
+    return [Section("Distributions", [OnPage(shares)]), Section("Over time", [OnPage(curves)])]
 
 
 def verdict(summary: Summary, slo: Slo | None) -> str:
