@@ -39,11 +39,14 @@ def command(folder: Path, port: int, host: str | None, opens: bool, as_json: boo
     from windtunnel.dashboard.state import dashboard_of
 
     with DashboardServer(dashboard_of(folder), host or HOST, port) as server:
-        try:
+
+        def announce() -> None:
             _announce(server.url, folder, host, as_json)
             if opens:
                 click.launch(server.url)
-            server.serve()
+
+        try:
+            server.serve(announce)
         except KeyboardInterrupt:
             remark("the dashboard has ended")
 

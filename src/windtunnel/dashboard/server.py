@@ -1,8 +1,8 @@
 """The dashboard's server: it answers on one address of this machine."""
 
-import asyncio
 import ipaddress
 import socket
+from collections.abc import Callable
 from typing import Self
 
 import uvicorn
@@ -36,6 +36,7 @@ class DashboardServer:
         config = uvicorn.Config(
             dashboard_app(dashboard, host),
             http="h11",
+            loop="asyncio",
             ws="none",
             lifespan="off",
             log_config=None,
@@ -45,7 +46,7 @@ class DashboardServer:
             timeout_keep_alive=IDLE_S,
             timeout_graceful_shutdown=1,
         )
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config)
 
     def __enter__(self) -> Self:
         return self
@@ -53,16 +54,29 @@ class DashboardServer:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    def serve(self) -> None:
-        """Answer requests until `stop`, or until Ctrl-C, which raises KeyboardInterrupt."""
-        with asyncio.Runner() as runner:
-            # An interrupt while the loop is made would leave a coroutine that nothing awaits.
-            runner.get_loop()
-            runner.run(self._server.serve(sockets=[self._socket]))
+    def serve(self, on_start: Callable[[], None] = lambda: None) -> None:
+        """Answer requests until `stop`, or until Ctrl-C, which raises KeyboardInterrupt.
+
+        Args:
+            on_start: called once Ctrl-C ends the server in an orderly way.
+        """
+        self._server.on_start = on_start
+        self._server.run(sockets=[self._socket])
 
     def stop(self) -> None:
         """End `serve`, which runs in another thread."""
         self._server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """A server that says when it has started."""
+
+    on_start: Callable[[], None]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and call `on_start`."""
+        await super().startup(sockets=sockets)
+        self.on_start()
 
 
 def _listening(host: str, port: int) -> socket.socket:
