@@ -365,7 +365,7 @@ def _wide_scores(document: Mapping[str, Any], num_drafting: int) -> Table:
         count = max((errors.num_runs for errors in known if errors is not None), default=0)
         rows.append([group, label, str(count), *(cell for errors in known for cell in score_cells(errors))])
     heads = (f"{_SHORT[name]} {what}" for name in metrics for what in ("median", "p90", "bias"))
-    return Table(("by", "runs with", "runs", *heads), rows, left=2)
+    return Table(("label", "value", "runs", *heads), rows, left=2)
 
 
 def score_cells(errors: Score | None) -> list[str]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 MOST_BARS = 12
+LONGEST_LABEL = 28
+"""Characters of a label for which a narrow drawing has room."""
 
 
 def page(report: Report) -> str:
@@ -45,4 +47,5 @@ def _shown(blocks: Sequence[Block]) -> Iterator[Any]:
 def _drawn(bars: Bars) -> str:
     largest = dict(sorted(bars.shares.items(), key=lambda item: -item[1])[:MOST_BARS])
     labels = [name.replace("_", " ") for name in largest]
-    return bar_chart(labels, [share * bars.total for share in largest.values()], Axis(bars.axis), width=440)
+    width = 440 if max(map(len, labels)) <= LONGEST_LABEL else 560
+    return bar_chart(labels, [share * bars.total for share in largest.values()], Axis(bars.axis), width=width)

@@ -225,7 +225,7 @@ def _winner(study: Study, outcome: SearchOutcome, result: Result | TrainingResul
     ]
     scenario = scenario_of(study, outcome, outcome.ranking[0])
     limit = limit_text(best.limited_by, limits_from(study.space.limits))
-    remark = f"Of the first: {limit}. Figures are means over the streams of requests that a point met."
+    remark = f"The best point: {limit}. Figures are means over the streams of requests that a point met."
     cards = Cards([fact for fact in facts if fact[0]])
     return [cards, Code(launch_script(scenario, engine_versions(scenario))), remark]
 
