@@ -17,8 +17,8 @@ MOST_LINES_TODAY = 71_700
 """Above the budget of `census.MOST_LINES`; it may only fall."""
 
 HEAVY = {
-    "flash_attn", "flashinfer", "google", "httpx", "numpy", "nvtx", "openvino", "openvino_genai", "optimum", "optuna",
-    "pandas", "pyarrow", "ray", "scipy", "torch", "transformers", "vllm",
+    "flash_attn", "flashinfer", "google", "httpx", "jinja2", "markupsafe", "numpy", "nvtx", "openvino",
+    "openvino_genai", "optimum", "optuna", "pandas", "pyarrow", "ray", "scipy", "torch", "transformers", "vllm",
 }  # fmt: skip
 """Libraries that a function may import because starting would take longer, or because they are extras."""
 

@@ -117,9 +117,10 @@ def serve() -> Iterator[Callable[[Path], Ask]]:
 
         def started(path: Path) -> Ask:
             server = stack.enter_context(DashboardServer(dashboard_of(path)))
-            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+            thread = threading.Thread(target=server.serve, daemon=True)
             thread.start()
-            stack.callback(server.shutdown)
+            stack.callback(thread.join)
+            stack.callback(server.stop)
             return asker(server)
 
         yield started
@@ -127,7 +128,7 @@ def serve() -> Iterator[Callable[[Path], Ask]]:
 
 def asker(server: DashboardServer) -> Ask:
     """Asks a server: `ask(path)`, or with `post` what a form of its own pages would send."""
-    port = server.server_address[1]
+    port = server.port
 
     def ask(path: str, post: Mapping[str, Any] | None = None, method: str = "", **headers: str) -> Got:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -137,7 +138,7 @@ def asker(server: DashboardServer) -> Ask:
         body = None if post is None else urlencode(post)
         connection.request(method or ("GET" if post is None else "POST"), path, body, sent)
         response = connection.getresponse()
-        found = Got(response.status, dict(response.headers), response.read().decode("utf-8", "replace"))
+        found = Got(response.status, response.headers, response.read().decode("utf-8", "replace"))
         connection.close()
         return found
 

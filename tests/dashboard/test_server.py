@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from dashboard.conftest import Ask
-from windtunnel.dashboard.server import DashboardServer, RefusedError, check_host, check_origin
+from windtunnel.cli.dashboard import command
+from windtunnel.dashboard.app import RefusedError, check_host, check_origin
+from windtunnel.dashboard.server import DashboardServer
 from windtunnel.dashboard.state import dashboard_of
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, MissingExtraError
 
 
 def test_pages_load_nothing_from_elsewhere(ask: Ask) -> None:
@@ -62,7 +64,6 @@ def test_what_is_not_there(ask: Ask, path: str) -> None:
         ("/timeline/real", "no steps.parquet"),
         ("/requests/grid.json", "no requests.parquet"),
         ("/api/timeline/served/slow?from=x", "a number of seconds"),
-        ("/trial", "takes what a form posts"),
     ],
 )
 def test_a_wrong_address_gets_one_sentence(ask: Ask, path: str, said: str) -> None:
@@ -102,8 +103,16 @@ def test_a_post_from_elsewhere_writes_nothing(ask: Ask, folder: Path) -> None:
 
 
 def test_a_body_without_a_length_or_too_long_is_refused(ask: Ask) -> None:
-    assert ask("/trial", method="POST", Content_Length="99999999").status == 400
-    assert ask("/trial", method="DELETE").status == 501
+    assert ask("/trial", post={}, Content_Length="99999999").status == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "method"), [("/trial", "GET"), ("/api/trial", "GET"), ("/", "POST"), ("/trial", "DELETE")]
+)
+def test_another_method_is_refused(ask: Ask, path: str, method: str) -> None:
+    answer = ask(path, post={} if method == "POST" else None, method=method)
+    assert answer.status == 405
+    assert f"does not answer {method}" in answer.text
 
 
 def test_many_ask_at_once(ask: Ask) -> None:
@@ -118,9 +127,20 @@ def test_many_ask_at_once(ask: Ask) -> None:
 
 def test_a_port_that_is_taken_is_said(folder: Path) -> None:
     with DashboardServer(dashboard_of(folder)) as first, pytest.raises(InputError, match="cannot be listened on"):
-        DashboardServer(dashboard_of(folder), port=first.server_address[1])
+        DashboardServer(dashboard_of(folder), port=first.port)
     with pytest.raises(InputError, match="0 to 65535"):
         DashboardServer(dashboard_of(folder), port=70000)
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_a_missing_extra_is_named(package: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = ("windtunnel.dashboard.server", "windtunnel.dashboard.app")
+    for name in [name for name in sys.modules if name in modules or name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=f"{package} is not installed") as raised:
+        command.callback(folder, 0, None, False, False)  # type: ignore[misc]
+    assert raised.value.hint == "pip install 'windtunnel[dashboard]'"
 
 
 def test_a_folder_that_is_none_is_said(tmp_path: Path) -> None:

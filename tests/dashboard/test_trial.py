@@ -10,7 +10,8 @@ import windtunnel as wt
 from dashboard.conftest import Ask
 from windtunnel.dashboard.trial import kept, sweep_document, swept, trial_of
 from windtunnel.errors import InputError
-from windtunnel.report.documents import as_text, run_document
+from windtunnel.report.render.json import as_text
+from windtunnel.report.serving.run import run_document
 from windtunnel.search.capacity.capacity import capacities
 from windtunnel.search.capacity.limits import limits_of
 
@@ -26,8 +27,8 @@ FORM = {
 }
 
 
-def query(**changed: str) -> dict[str, list[str]]:
-    return {name: [value] for name, value in {**FORM, **changed}.items()}
+def query(**changed: str) -> dict[str, str]:
+    return {**FORM, **changed}
 
 
 def wanted() -> wt.Scenario:
@@ -120,7 +121,7 @@ def test_no_program_is_named(tmp_path: Path, setting: str) -> None:
 @pytest.mark.full
 def test_the_answer_is_that_of_simulate(ask: Ask) -> None:
     assert ask("/api/trial", post=FORM).document == json.loads(as_text(run_document(wt.simulate(wanted()))))
-    assert "80% of means" in ask("/trial", post=FORM).text
+    assert "80% interval" in ask("/trial", post=FORM).text
 
 
 def test_a_run_that_takes_too_long_is_ended(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

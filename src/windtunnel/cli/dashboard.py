@@ -6,8 +6,11 @@ import click
 
 from windtunnel.cli.options import PATH, HelpSection, Verb, json_option
 from windtunnel.cli.output import remark
+from windtunnel.errors import MissingExtraError
 
 _WHERE = HelpSection("Where it is served")
+EXTRA = ("starlette", "uvicorn")
+"""Packages of the extra `dashboard`."""
 
 
 @click.command(cls=Verb, epilog="See docs/guides/dashboard.md.")
@@ -25,15 +28,25 @@ def command(folder: Path, port: int, host: str | None, opens: bool, as_json: boo
     windtunnel dashboard runs
     windtunnel dashboard runs --port 8080 --open
     """
-    from windtunnel.dashboard.server import HOST, DashboardServer
+    try:
+        from windtunnel.dashboard.server import HOST, DashboardServer
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package not in EXTRA:
+            raise
+        raise MissingExtraError(package, "dashboard") from None
+
     from windtunnel.dashboard.state import dashboard_of
 
     with DashboardServer(dashboard_of(folder), host or HOST, port) as server:
-        try:
+
+        def announce() -> None:
             _announce(server.url, folder, host, as_json)
             if opens:
                 click.launch(server.url)
-            server.serve_forever()
+
+        try:
+            server.serve(announce)
         except KeyboardInterrupt:
             remark("the dashboard has ended")
 
@@ -45,7 +58,7 @@ def _announce(url: str, folder: Path, host: str | None, as_json: bool) -> None:
     if host is not None and not is_loopback(host):
         remark(f"warning: anyone who reaches {host} can read the results and run simulations here")
     if as_json:
-        from windtunnel.report.documents import as_text
+        from windtunnel.report.render.json import as_text
 
         click.echo(as_text({"url": url, "folder": str(folder.resolve())}))
     else:

@@ -1,24 +1,27 @@
 """Results on stdout, as tables or JSON, and remarks on stderr."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from windtunnel.errors import InputError
 
+if TYPE_CHECKING:
+    from windtunnel.report.report import Report
 
-def answer(as_json: bool, document: Callable[..., Any], report: Callable[..., Iterable[Any]], *result: Any) -> None:
-    """Print a result to stdout: `document(*result)` as JSON, or the tables and texts of `report(*result)`."""
+
+def answer(as_json: bool, document: Callable[..., Any], report: Callable[..., "Report"], *result: Any) -> None:
+    """Print a result to stdout: `document(*result)` as JSON, or the report `report(*result)`."""
     if as_json:
-        from windtunnel.report.documents import as_text
+        from windtunnel.report.render.json import as_text
 
         click.echo(as_text(document(*result)))
     else:
-        from windtunnel.report.render.tables import show
+        from windtunnel.report.render.terminal import show
 
-        show(*report(*result))
+        show(report(*result))
 
 
 def remark(text: str) -> None:
@@ -26,12 +29,13 @@ def remark(text: str) -> None:
     click.echo(text, err=True)
 
 
-def write_page(file: Path | None, page: Callable[..., str], *result: Any) -> None:
-    """Write `page(*result)`, a text, to `file`, and say so; do nothing without a file."""
+def write_page(file: Path | None, report: Callable[..., "Report"], *result: Any) -> None:
+    """Write the page of `report(*result)` to `file`, and say so; do nothing without a file."""
     if file is not None:
         from windtunnel.files import write_text
+        from windtunnel.report.render.html import page
 
-        write_text(file, page(*result))
+        write_text(file, page(report(*result)))
         remark(f"wrote {file}")
 
 

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from windtunnel.dashboard.frame import Query, first
 from windtunnel.errors import InputError, did_you_mean, unwritable
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.report.search.capacity import capacity_document
@@ -33,27 +33,29 @@ MOST_SWEPT_REQUESTS = 20_000
 SWEPT_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2)
 """Loads of a sweep, as fractions of the capacity."""
 
-LABELS = {
-    "model": "model",
-    "device": "device",
-    "tp": "TP",
-    "pp": "PP",
-    "ep": "EP",
+GROUPS = {
+    "Model and devices": ("model", "device", "tp", "pp", "ep", "attention_dp", "replicas", "quant", "kv_cache_dtype"),
+    "Engine": (
+        "engine",
+        "engine_version",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "gpu_memory_utilization",
+        "enable_prefix_caching",
+        "calibration",
+    ),
+    "Requests": ("input_tokens", "output_tokens", "num_requests", "seed"),
+}
+"""Fields of the form by heading: the short names of settings."""
+LABELS = {name: name for names in GROUPS.values() for name in names} | {
+    **{name: name.upper() for name in ("tp", "pp", "ep")},
+    **{name: name.replace("_", " ") for name in ("input_tokens", "output_tokens")},
     "attention_dp": "attention DP",
-    "replicas": "replicas",
     "quant": "weights",
     "kv_cache_dtype": "KV cache format",
-    "engine": "engine",
     "engine_version": "version",
-    "max_num_seqs": "max_num_seqs",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "gpu_memory_utilization": "gpu_memory_utilization",
     "enable_prefix_caching": "prefix caching",
-    "calibration": "calibration",
-    "input_tokens": "input tokens",
-    "output_tokens": "output tokens",
     "num_requests": "requests",
-    "seed": "seed",
 }
 """Short name of a setting -> its label in the form."""
 LIMITS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "end to end"}
@@ -69,7 +71,7 @@ class Trial:
     """Options of a server's command line that are not in it."""
 
 
-def trial_of(query: Query, folder: Path) -> Trial:
+def trial_of(query: Mapping[str, str], folder: Path) -> Trial:
     """Return the scenario of a form: a pasted one or a server's command line, if given, with the other fields over it.
 
     Args:
@@ -79,13 +81,13 @@ def trial_of(query: Query, folder: Path) -> Trial:
     Raises:
         InputError: names the field, or the path in the scenario, that is wrong.
     """
-    raw, remarks = _base(first(query, "text"))
-    options = {name: _value(first(query, name)) for name in LABELS if first(query, name).strip()}
+    raw, remarks = _base(query.get("text", ""))
+    options = {name: _value(query[name]) for name in LABELS if query.get(name, "").strip()}
     for stream in ("input_tokens", "output_tokens"):
         if stream in options:
-            options[stream] = parse_lengths(LABELS[stream], first(query, stream))
-    load = _load(first(query, "arrivals"), first(query, "load"))
-    slo: dict[str, Any] = {name: first(query, name) for name in LIMITS if first(query, name).strip()}
+            options[stream] = parse_lengths(LABELS[stream], query[stream])
+    load = _load(query.get("arrivals", ""), query.get("load", ""))
+    slo: dict[str, Any] = {name: query[name] for name in LIMITS if query.get(name, "").strip()}
     _check_files([raw, options], folder)
     try:
         raw = raw_scenario(raw, options, load.get("rate"), load.get("concurrency"), None, slo)
@@ -276,7 +278,7 @@ def point_of(tried: Probe) -> dict[str, Any]:
     }
 
 
-def kept(query: Query, folder: Path) -> str:
+def kept(query: Mapping[str, str], folder: Path) -> str:
     """Write the scenario, or its run, below `folder`; returns the name that it has there.
 
     Args:
@@ -286,7 +288,7 @@ def kept(query: Query, folder: Path) -> str:
     Raises:
         InputError: the name is none, or something of that name is there.
     """
-    name, what = first(query, "name").strip(), first(query, "what")
+    name, what = query.get("name", "").strip(), query.get("what")
     if not _NAME.fullmatch(name) or ".." in name:
         raise InputError(f"{name!r} is no name", "letters, digits, dots, dashes, and slashes between folders")
     if what not in ("scenario", "run"):

@@ -1,16 +1,16 @@
 """The catalog on a terminal and as JSON: lists, and single entries with their sources."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
-from rich.console import Group, RenderableType
 
 from windtunnel import catalog
 from windtunnel.model.parameters import count_parameters
 from windtunnel.model.shape import Attention, GatedDeltaAttention, LatentAttention
-from windtunnel.report.render.tables import columns, duration, grid, number, title
+from windtunnel.report.numbers import duration, number
+from windtunnel.report.report import Cell, Facts, Report, Row, Section, Table
 from windtunnel.report.serving.setup import SCHEDULER_TITLES
 from windtunnel.schema import Schema, decode, read_yaml
 from windtunnel.serving.calibration import load_calibration
@@ -31,31 +31,12 @@ class Attribution(Schema):
     cite: str
 
 
-@dataclass(frozen=True)
-class Listed:
-    """Everything of a kind as a table."""
-
-    headers: tuple[str, ...]
-    rows: list[list[str]]
-    """The name comes first."""
-    left: int
-    """Number of leading text columns."""
-    note: str
-
-
-def list_report(kind: str) -> list[RenderableType]:
-    """Return everything of a kind in a table."""
-    contents = listed(kind)
-    headers = [header.replace(" ", "\n") for header in contents.headers] if kind in TALL else contents.headers
-    shown = columns(headers, contents.rows, contents.left)
-    return [Group(shown, "", contents.note) if contents.note else shown]
-
-
-def listed(kind: str) -> Listed:
-    """Return everything of a kind as a table's cells."""
+def list_report(kind: str, link: Callable[[str], str] = lambda _: "") -> Report:
+    """Return everything of a kind in a table; `link` gives the address of an entry, for a page."""
     row_of, headers, left = _LISTS[kind]
-    rows = [[name, *row_of(name)] for name in catalog.names(kind)]
-    return Listed(headers, rows, left, _NOTES.get(kind, ""))
+    rows: list[Row] = [[Cell(name, href=link(name)), *row_of(name)] for name in catalog.names(kind)]
+    heads = [header.replace(" ", "\n") for header in headers] if kind in TALL else headers
+    return Report("", [Table(heads, rows, left, notes=_NOTES.get(kind, ()))])
 
 
 TALL = ("models", "devices", "nodes")
@@ -87,20 +68,16 @@ def entry(kind: str, name: str) -> dict[str, Any]:
     return dict(_plain(catalog.device(name) if kind == "devices" else catalog.node(name)))
 
 
-def entry_rows(kind: str, name: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return every field of an entry as (indented name, text), and the sources of its values."""
+def entry_report(kind: str, name: str) -> Report:
+    """Return the report of one entry: every field, then the sources of its values."""
     document = entry(kind, name)
-    sources = document.pop("sources", {})
-    return _fields(document), list(sources.items())
-
-
-def entry_report(kind: str, name: str) -> list[RenderableType]:
-    """Return one entry in full: every field, then the sources of its values."""
-    rows, sources = entry_rows(kind, name)
+    sources = list(document.pop("sources", {}).items())
+    rows = _fields(document)
     names = dict(rows)
     width = max(len(label) for label, _ in [*rows, *sources])
-    parts: list[RenderableType] = [title(names.get("title") or names["name"]), "", grid(rows, width)]
-    return [*parts, "", title("sources"), grid(sources, width)] if sources else parts
+    sections = [Section("", [Facts(rows, width)], kind[:-1].capitalize())]
+    sections += [Section("sources", [Facts(sources, width)], "Sources")] if sources else []
+    return Report(names.get("title") or names["name"], [], sections)
 
 
 def _plain(value: Any) -> Any:
@@ -267,5 +244,7 @@ _LISTS: Mapping[str, tuple[Callable[[str], list[str]], tuple[str, ...], int]] = 
     "calibrations": (_calibration_row, ("calibration", "runs", "configs", "TPOT error", "TTFT error"), 1),
 }
 """Kind -> the cells of an entry behind its name, the headers, and how many columns are texts."""
-_NOTES = {"devices": "bf16, fp8, fp4: dense peaks in TFLOP/s. link: one way. measured: operators were timed on it."}
-"""Kind -> the note below its list."""
+_NOTES = {
+    "devices": ("", "bf16, fp8, fp4: dense peaks in TFLOP/s. link: one way. measured: operators were timed on it.")
+}
+"""Kind -> the lines below its list."""

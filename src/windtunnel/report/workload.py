@@ -2,44 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.report.render.tables import columns, grid, title
+from windtunnel.report.report import Facts, Report, Section, Table
 from windtunnel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
+    from windtunnel.formats.collective_calls import CollectiveCall
     from windtunnel.formats.workload_files import Contents
 
 
-def contents_report(contents: Contents) -> list[RenderableType]:
-    """Return the facts of a workload, then its communication, the most bytes first."""
+def contents_report(contents: Contents) -> Report:
+    """Return the report of a workload: its facts, then its communication, the most bytes first."""
     facts = list(contents.facts)
     if contents.compute_s is not None:
         facts.append(("computation", format_seconds(contents.compute_s)))
-    parts: list[RenderableType] = [title(contents.kind), grid(facts)]
+    tables = []
     if contents.modules_s:
         rows = [(name, format_seconds(seconds)) for name, seconds in contents.modules_s.items()]
-        parts += ["", columns(("module", "mean time"), rows)]
+        tables.append(Table(("module", "mean time"), rows))
     if contents.calls:
         ordered = sorted(contents.calls, key=lambda call: -(call.size_bytes or 0) * call.num_calls)
-        rows_of_calls = [
-            (
-                call.operation,
-                call.group or "-",
-                f"{call.group_size:,}" if call.group_size else "-",
-                format_bytes(call.size_bytes) if call.size_bytes is not None else "-",
-                f"{call.num_calls:,}",
-                format_bytes(call.size_bytes * call.num_calls) if call.size_bytes is not None else "-",
-                *([format_seconds(call.duration_s)] if call.duration_s is not None else []),
-            )
-            for call in ordered
-        ]
-        width = max(map(len, rows_of_calls))
-        headers = ("collective", "group", "ranks", "each", "calls", "together", "time")[:width]
-        parts += ["", columns(headers, [(*row, *["-"] * (width - len(row))) for row in rows_of_calls], left=2)]
-    return parts
+        is_timed = any(call.duration_s is not None for call in ordered)
+        heads = ("collective", "group", "ranks", "each", "calls", "together", *(["time"] if is_timed else []))
+        tables.append(Table(heads, [_call_cells(call)[: len(heads)] for call in ordered], left=2))
+    return Report(contents.kind, [Facts(facts)], [Section("", tables)])
+
+
+def _call_cells(call: CollectiveCall) -> tuple[str, ...]:
+    def shown(value: float | None, text: Callable[[float], str]) -> str:
+        return "-" if value is None else text(value)
+
+    return (
+        call.operation,
+        call.group or "-",
+        f"{call.group_size:,}" if call.group_size else "-",
+        shown(call.size_bytes, format_bytes),
+        f"{call.num_calls:,}",
+        shown(None if call.size_bytes is None else call.size_bytes * call.num_calls, format_bytes),
+        shown(call.duration_s, format_seconds),
+    )
 
 
 def contents_document(contents: Contents) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from windtunnel.report.calibration.calibration import calibration_report
+from windtunnel.report.render.terminal import parts_of
 from windtunnel.serving.calibration import Calibration, Provenance, Reserve
 
 
@@ -19,7 +20,7 @@ def told(before: float, after: float, num_runs: int = 4, reserve: Reserve | None
     )
     console = Console(file=StringIO(), width=120)
     made = {"vllm": Calibration(engine="vllm", provenance=record, reserve=reserve)}
-    for part in calibration_report(made, num_runs, num_runs, Path("out.yaml")):
+    for part in parts_of(calibration_report(made, num_runs, num_runs, Path("out.yaml"))):
         console.print(part)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 

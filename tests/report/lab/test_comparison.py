@@ -16,11 +16,11 @@ from windtunnel.report.lab.comparison import (
     compare_run,
     compare_steps,
     comparison_document,
-    comparison_page,
     comparison_report,
     request_columns,
 )
-from windtunnel.report.render.tables import show
+from windtunnel.report.render.html import page
+from windtunnel.report.render.terminal import show
 from windtunnel.report.serving.files import write_run
 from windtunnel.serving.scenario import Scenario, resolve, scenario_from
 from windtunnel.serving.simulate import simulate
@@ -93,12 +93,12 @@ def test_a_real_trace_stands_beside_the_simulated_steps(
     columns = request_columns(tmp_path / "run" / "requests.parquet")
     found = compare_run(tmp_path / "run", columns, resolve(wanted))
     found = type(found)(found.run, found.setup, found.requests, steps, found.notes)
-    text = comparison_page(found)
+    text = page(comparison_report(found))
     assert text.count("<svg") == 5
     assert "src=" not in text
     document = comparison_document(found)
     assert document["steps"][1]["operators"][-1]["name"] == SUM
-    show(*comparison_report(found))
+    show(comparison_report(found))
     assert "Decode steps: mean of 19" in capsys.readouterr().out
 
 

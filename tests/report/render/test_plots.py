@@ -4,7 +4,6 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from windtunnel.report.render.html import Section, cards, figures, page, paragraph, table
 from windtunnel.report.render.plots import Axis, Series, figure, histogram, tick
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -41,15 +40,6 @@ def test_ticks_are_short(value: float, shown: str) -> None:
 
 def test_an_empty_figure_still_has_axes() -> None:
     ET.fromstring(figure([], Axis("x", is_log=True), Axis("y")))
-
-
-def test_a_page_escapes_what_it_is_given_and_loads_nothing() -> None:
-    body = paragraph("a < b") + table(("<name>", "n"), [("x & y", "1")]) + cards([("3%", "error")]) + figures([])
-    text = page("<title>", "lead", [Section("One", body)])
-    assert "&lt;name&gt;" in text
-    assert "x &amp; y" in text
-    assert "src=" not in text
-    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
 
 
 def test_ticks_of_a_narrow_range_are_told_apart() -> None:

@@ -5,9 +5,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from windtunnel.report.render.html import page as page_of
 from windtunnel.report.render.plots import Axis, Bar, tracks
-from windtunnel.report.serving.page import run_page
-from windtunnel.report.training.page import MOST_PASSES, training_page
+from windtunnel.report.serving.run import run_report
+from windtunnel.report.training import MOST_PASSES, training_report
 from windtunnel.serving.scenario import scenario_from
 from windtunnel.serving.simulate import simulate
 from windtunnel.training.campaign import campaign
@@ -42,7 +43,7 @@ def test_a_run_s_page_is_one_file_and_says_what_the_run_came_to() -> None:
         "slo": {"ttft_s": 1.0},
     }
     result = simulate(scenario_from(raw))
-    page = run_page(result)
+    page = page_of(run_report(result))
     assert loads_nothing(page)
     assert format_seconds(result.summary.ttft_s.mean) in page
     assert "Poisson arrivals at 4/s" in page
@@ -61,7 +62,7 @@ def test_a_training_page_draws_every_pass_or_the_first_and_the_last(num_microbat
         "total_tokens": 1e12,
     }
     result = simulate_training(job_of(None, job))
-    page = training_page(result, campaign(result))
+    page = page_of(training_report(result, campaign(result), [], []))
     assert loads_nothing(page)
     assert format_seconds(result.step_s) in page
     assert "To 1,000 billion tokens" in page

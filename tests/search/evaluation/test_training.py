@@ -11,9 +11,9 @@ import pytest
 from windtunnel.catalog import model as model_of
 from windtunnel.errors import InputError
 from windtunnel.formats.megatron.read import read_megatron_arguments
-from windtunnel.report.render.tables import show
-from windtunnel.report.search.page import write_study
-from windtunnel.report.search.study import SearchReport, search_report, study_document
+from windtunnel.report.render.terminal import show
+from windtunnel.report.search.files import write_study
+from windtunnel.report.search.study import SearchEvidence, search_report, study_document
 from windtunnel.search.answers import frontier, job_of, sensitivity, why
 from windtunnel.search.evaluation.training import TrainingEvaluator
 from windtunnel.search.executors import Means
@@ -188,7 +188,7 @@ def test_the_content_of_a_topology_is_part_of_the_key(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_the_winner_is_written_as_something_to_run(study: Study, tmp_path: Path, capsys: Any) -> None:
     outcome = study.outcomes[0]
-    report = SearchReport(study, 3, [why(study, outcome, 2)], [], [])
+    report = SearchEvidence(study, 3, [why(study, outcome, 2)], [], [])
     write_study(report, tmp_path / "found")
     best = outcome.evaluations[outcome.ranking[0]].figures
     assert simulate_training(training.load(tmp_path / "found" / "job.yaml")).step_s == best["step_s"]
@@ -200,7 +200,7 @@ def test_the_winner_is_written_as_something_to_run(study: Study, tmp_path: Path,
     assert points["values"][0][points["figures"].index("step [s]")] == pytest.approx(best["step_s"], rel=1e-4)
     document = json.loads((tmp_path / "found" / "search.json").read_text())
     assert document["workloads"][0]["points"][0]["figures"]["step_s"] == best["step_s"]
-    show(*search_report(report))
+    show(search_report(report))
     shown = capsys.readouterr().out
     assert "do not fit the devices' memory" in shown
     assert "a step goes to" in shown

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from windtunnel.cli.options import PATH, WRITTEN_FILE, HelpSection, Verb, json_option, options_of, with_load
-from windtunnel.cli.output import answer, check_replaceable, remark, write_page
+from windtunnel.cli.output import answer, check_replaceable, remark
 from windtunnel.cli.progress import status
 from windtunnel.cli.serving.simulate import request_options, slo_option
 from windtunnel.errors import InputError
@@ -109,10 +109,11 @@ def command(server: ServerOptions, files: BenchFiles, workload: Path | None, as_
     windtunnel bench --endpoint http://localhost:8000/v1 --workload scenario.yaml --out runs/real
     windtunnel bench --start vllm --tiny --rate 4 --input-tokens 64 --output-tokens 16
     """
+    from windtunnel.files import write_text
     from windtunnel.lab.bench.client import bench
     from windtunnel.metrics.client import client_summary
-    from windtunnel.report.documents import as_text
     from windtunnel.report.lab.bench import bench_document, bench_report, vllm_document, write_bench
+    from windtunnel.report.render.json import as_text
     from windtunnel.report.serving.files import check_folder
     from windtunnel.workload.generate.requests import generate
 
@@ -133,8 +134,10 @@ def command(server: ServerOptions, files: BenchFiles, workload: Path | None, as_
     if files.out is not None:
         write_bench(files.out, run.requests, run.tokens, document, scenario)
         remark(f"wrote {files.out}")
-    arrivals = scenario.workload.arrivals
-    write_page(files.save_result, lambda: as_text(vllm_document(summary, run.requests, run.tokens, arrivals)) + "\n")
+    if files.save_result is not None:
+        document_of_vllm = vllm_document(summary, run.requests, run.tokens, scenario.workload.arrivals)
+        write_text(files.save_result, as_text(document_of_vllm) + "\n")
+        remark(f"wrote {files.save_result}")
     answer(as_json, lambda: document, lambda: bench_report(summary, about))
 
 

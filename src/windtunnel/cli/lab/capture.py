@@ -34,14 +34,14 @@ def kernels(
     from windtunnel.formats.captures.read import read_capture
     from windtunnel.formats.captures.write import as_csv, capture_document, kernel_rows, write_kernels
     from windtunnel.formats.captures.write import as_json as json_text
-    from windtunnel.report.lab.experiment import capture_page, capture_report
-    from windtunnel.report.render.tables import show
+    from windtunnel.report.lab.experiment import capture_report
+    from windtunnel.report.render.terminal import show
 
     roofline = catalog.device(device) if device else None
     if roofline is not None and html is None:
         raise InputError("--device is for the roofline of a page", "name the page: --html kernels.html")
     recorded = read_capture(capture)
-    write_page(html, capture_page, recorded, capture.name, roofline)
+    write_page(html, capture_report, recorded, capture.name, roofline)
     if parquet is not None:
         write_kernels(recorded, parquet)
         remark(f"wrote {parquet}")
@@ -49,7 +49,7 @@ def kernels(
     if as_json:
         click.echo(json_text(capture_document(recorded)), nl=False)
     else:
-        show(*capture_report(recorded))
+        show(capture_report(recorded))
 
 
 @click.command(cls=Verb, short_help="Remove private rows from an nsys capture.")

@@ -44,7 +44,7 @@ def compare(run: Path, simulation: Path, html: Path | None, as_json: bool) -> No
         scenario = load(simulation)
         simulated = _simulated(scenario)
     compared = comparison.compare_run(run, simulated, resolve(scenario))
-    write_page(html, comparison.comparison_page, compared)
+    write_page(html, comparison.comparison_report, compared)
     answer(as_json, comparison.comparison_document, comparison.comparison_report, compared)
 
 

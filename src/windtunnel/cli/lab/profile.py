@@ -281,7 +281,7 @@ def _sizes(text: str) -> tuple[int, int]:
 @contextmanager
 def _progress() -> Iterator[Any]:
     """Yield a callback that shows progress and the time left."""
-    from windtunnel.report.render.tables import duration
+    from windtunnel.report.numbers import duration
 
     with status() as say:
 

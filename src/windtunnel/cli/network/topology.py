@@ -62,7 +62,7 @@ def generate(
     from windtunnel.network.named_fabrics import fabric_from
     from windtunnel.network.topology_file import write_topology
     from windtunnel.report.network.network import topology_report
-    from windtunnel.report.render.tables import show as show_tables
+    from windtunnel.report.render.terminal import show as show_report
 
     given = {name: value for name, value in parameters.items() if value is not None and value is not False}
     fabric = fabric_from({"type": kind or "two_tier", **given, **assignments(settings)}, "")
@@ -73,7 +73,7 @@ def generate(
     path = out or Path(fabric.name)
     check_replaceable(path, overwrite)
     write_topology(fabric, path)
-    show_tables(*topology_report(fabric))
+    show_report(topology_report(fabric))
     remark(f"wrote {path}")
 
 
@@ -89,11 +89,10 @@ def show(failures: Failures, topology: str, html: Path | None, as_json: bool) ->
     windtunnel topology show spectrum_x:num_gpus=128,num_spines=8 --html fabric.html
     windtunnel topology show dgx_h100:num_servers=4
     """
-    from windtunnel.report.network.drawing import drawing
     from windtunnel.report.network.network import topology_document, topology_report
 
     fabric = failures.fabric(topology)
-    write_page(html, drawing, fabric)
+    write_page(html, topology_report, fabric)
     answer(as_json, topology_document, topology_report, fabric)
 
 

@@ -42,8 +42,7 @@ def command(
         --batch 64 --context 2048
     windtunnel explain scenario.yaml --prefill-tokens 8192 --json
     """
-    from windtunnel.report.documents import step_document
-    from windtunnel.report.serving.step import step_report
+    from windtunnel.report.serving.step import step_document, step_report
     from windtunnel.serving.explain import explain_step, step_batch
     from windtunnel.serving.scenario import resolve
 

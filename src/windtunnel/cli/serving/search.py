@@ -11,7 +11,7 @@ from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.errors import InputError, WindtunnelError, check_known
 
 if TYPE_CHECKING:
-    from windtunnel.report.search.study import SearchReport
+    from windtunnel.report.search.study import SearchEvidence
     from windtunnel.search.executors import Means
     from windtunnel.search.space.space import Space
     from windtunnel.search.store import Store
@@ -77,23 +77,24 @@ def command(options: SearchOptions, space: Path | None, as_json: bool) -> None:
     if searched.is_training and options.load is not None:
         raise InputError("--load is a load of requests", "vary num_devices to see what more devices give")
 
-    from windtunnel.report.search.page import search_page, write_study
+    from windtunnel.report.search.files import write_study
+    from windtunnel.report.search.study import search_report
 
-    report = show_study(searched, store, means, options.top, as_json, options.load)
-    write_page(options.html, search_page, report)
+    evidence = show_study(searched, store, means, options.top, as_json, options.load)
+    write_page(options.html, search_report, evidence)
     if options.out is not None:
-        write_study(report, options.out)
+        write_study(evidence, options.out)
         remark(f"wrote {options.out}")
 
 
 def show_study(
     space: "Space", store: "Store", means: "Means", top: int, as_json: bool, load: float | None = None
-) -> "SearchReport":
+) -> "SearchEvidence":
     """Search, print the best points and why they win; Ctrl-C leaves the answers so far in the store."""
     from dataclasses import replace
 
     from windtunnel.cli.progress import counted
-    from windtunnel.report.search.study import SearchReport, search_report, study_document
+    from windtunnel.report.search.study import SearchEvidence, search_report, study_document
     from windtunnel.search.answers import fleets, misconfiguration, why
     from windtunnel.search.study import search
 
@@ -103,7 +104,7 @@ def show_study(
         except KeyboardInterrupt:
             raise _interruption(store) from None
         are_several = len(study.outcomes) > 1 and all(outcome.ranking for outcome in study.outcomes)
-        report = SearchReport(
+        evidence = SearchEvidence(
             study=study,
             top=top,
             why=[why(study, outcome, min(3, top)) for outcome in study.outcomes],
@@ -111,8 +112,8 @@ def show_study(
             fleets=[fleets(outcome, load, 5) for outcome in study.outcomes] if load is not None else [],
             load=load,
         )
-    answer(as_json, study_document, search_report, report)
-    return report
+    answer(as_json, study_document, search_report, evidence)
+    return evidence
 
 
 def _interruption(store: "Store") -> WindtunnelError:

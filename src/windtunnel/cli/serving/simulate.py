@@ -91,14 +91,14 @@ class RunFiles(NamedTuple):
         """Write the requested files, and name them on stderr."""
         from windtunnel.formats.vidur.write import request_metrics, write_request_metrics
         from windtunnel.report.serving.files import write_run
-        from windtunnel.report.serving.page import run_page
+        from windtunnel.report.serving.run import run_report
 
         if self.timeline is not None:
             _write_timeline(result, self.timeline, self.timeline_events)
         if self.out is not None:
             write_run(result, self.out)
             remark(f"wrote {self.out}")
-        write_page(self.html, run_page, result)
+        write_page(self.html, run_report, result)
         if self.vidur_metrics is not None:
             num_replicas = result.scenario.deployment.most_replicas
             columns = request_metrics(result.requests, result.steps, result.setup, num_replicas)
@@ -137,8 +137,7 @@ def command(files: RunFiles, scenario: Path | None, from_command: str | None, as
 
     # Loading the engine takes most of a second; wrong input is answered before.
     from windtunnel.cli.progress import counted
-    from windtunnel.report.documents import run_document
-    from windtunnel.report.serving.run import run_report
+    from windtunnel.report.serving.run import run_document, run_report
     from windtunnel.serving.simulate import simulate
 
     with counted("simulating", "requests") as callback:

@@ -59,7 +59,8 @@ def command(options: ValidationOptions, runs: tuple[Path, ...], calibration: str
         reasons = "; ".join(f"{why} ({count:,})" for why, count in validation.refusals(predictions).items())
         hint = "docs/guides/validate-and-calibrate.md lists the columns of a table"
         raise InputError(f"no run could be predicted: {reasons}", hint)
-    write_page(options.html, validation.validation_page, predictions, ", ".join(path.name for path in runs), left_out)
+    source = ", ".join(path.name for path in runs)
+    write_page(options.html, validation.validation_report, predictions, left_out, source)
     answer(options.as_json, validation.validation_document, validation.validation_report, predictions, left_out)
     failures = exceeded(predictions, limits)
     for line in failures:

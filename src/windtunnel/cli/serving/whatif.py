@@ -60,7 +60,7 @@ def command(
     space = _space(scenario, vary, slo, options)
 
     from windtunnel.cli.progress import counted
-    from windtunnel.report.search.whatif import grid_document, grid_page, grid_report, shown_figures
+    from windtunnel.report.search.whatif import grid_document, grid_report, shown_figures
     from windtunnel.search.asker import Asker
     from windtunnel.search.evaluation.schema import Question
     from windtunnel.search.executors import start_workers
@@ -71,7 +71,7 @@ def command(
         asker = Asker(space, Store(None, lambda _: None), run_chunks, callback)
         answers = asker.ask(None, range(space.num_points), Question())
     asker.check_some(None, answers)
-    write_page(html, grid_page, space, answers, names)
+    write_page(html, grid_report, space, answers, names)
     answer(as_json, lambda: grid_document(space, answers), lambda: grid_report(space, answers, names))
 
 

@@ -21,6 +21,7 @@ from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.units import format_count
 
 if TYPE_CHECKING:
+    from windtunnel.report.report import Report
     from windtunnel.training.job import TrainingJob
     from windtunnel.training.setup import TrainingSetup
     from windtunnel.training.step import TrainingResult
@@ -106,9 +107,7 @@ def command(
 def _predict(setup: "TrainingSetup", output: StepOutput, as_json: bool) -> None:
     """Simulate a step, write its files and print it. Loads the engine, which takes most of a second."""
     from windtunnel.catalog import GENERIC_NODE
-    from windtunnel.report.training.document import training_document
-    from windtunnel.report.training.page import training_page
-    from windtunnel.report.training.step import tasks_report, training_report
+    from windtunnel.report.training import training_document, training_report
     from windtunnel.training.campaign import campaign
     from windtunnel.training.costs import explain_tasks
     from windtunnel.training.fitting_changes import fitting_changes
@@ -125,12 +124,11 @@ def _predict(setup: "TrainingSetup", output: StepOutput, as_json: bool) -> None:
     run = campaign(result)
     if output.timeline is not None:
         _write_timeline(result, output.timeline)
-    write_page(output.html, training_page, result, run)
 
-    def report() -> list[Any]:
-        changes = [] if result.fits else fitting_changes(result, prices)
-        return [*training_report(result, run, changes), *tasks_report(tasks)]
+    def report() -> "Report":
+        return training_report(result, run, [] if result.fits else fitting_changes(result, prices), tasks)
 
+    write_page(output.html, report)
     answer(as_json, lambda: training_document(result, run, tasks), report)
 
 

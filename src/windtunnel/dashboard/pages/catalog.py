@@ -2,50 +2,35 @@
 
 from typing import Any
 
-from windtunnel.catalog import KINDS
-from windtunnel.dashboard.frame import Query, View, link, tabs
+from windtunnel.catalog import KINDS, names
 from windtunnel.dashboard.results import NotThereError
 from windtunnel.dashboard.state import Dashboard
+from windtunnel.dashboard.view import Query, View, link
 from windtunnel.errors import did_you_mean
-from windtunnel.report import catalog as catalog_report
-from windtunnel.report.render.html import Cell, Section, facts, paragraph, table
-
-FILTER = (
-    '<p class="tools"><input type="search" id="filter" placeholder="filter" aria-label="filter the table" '
-    'autocomplete="off"> <span id="count"></span></p>'
-)
+from windtunnel.report import catalog
+from windtunnel.report.report import Section
 
 
 def page(_dashboard: Dashboard, rest: str, _query: Query) -> View:
     """Show the list of one kind, or one entry in full."""
-    kind, _, name = rest.partition("/")
-    kind = _known(kind or KINDS[0])
-    lead = tabs({name: link("catalog", name) for name in KINDS}, kind)
+    kind, name = _known(rest)
+    tabs = {name: link("catalog", name) for name in KINDS}
     if name:
-        return View(name, _entry(kind, name), lead=lead)
-    listed = catalog_report.listed(kind)
-    rows: list[list[str | Cell]] = [[Cell(row[0], href=link("catalog", kind, row[0])), *row[1:]] for row in listed.rows]
-    body = table(listed.headers, rows, listed.left) + (paragraph(listed.note) if listed.note else "")
-    return View("Catalog", [Section(f"{kind.capitalize()} ({len(rows)})", body)], lead=lead + FILTER)
+        return View(name, catalog.entry_report(kind, name).sections, tabs=tabs, here=kind)
+    listed = catalog.list_report(kind, lambda name: link("catalog", kind, name))
+    sections = [Section(f"{kind.capitalize()} ({len(names(kind))})", listed.lead)]
+    return View("Catalog", sections, tabs=tabs, here=kind, filters="filter")
 
 
 def document(_dashboard: Dashboard, rest: str, _query: Query) -> Any:
     """Return what `windtunnel catalog --json` prints."""
-    kind, _, name = rest.partition("/")
-    kind = _known(kind or KINDS[0])
-    return catalog_report.entry(kind, name) if name else catalog_report.entries(kind)
+    kind, name = _known(rest)
+    return catalog.entry(kind, name) if name else catalog.entries(kind)
 
 
-def _known(kind: str) -> str:
+def _known(rest: str) -> tuple[str, str]:
+    """Return the kind that an address names, by default the first, and the entry."""
+    kind, _, name = (rest or KINDS[0]).partition("/")
     if kind not in KINDS:
         raise NotThereError(f"the catalog has no {kind!r}", did_you_mean(kind, KINDS, f"one of: {', '.join(KINDS)}"))
-    return kind
-
-
-def _entry(kind: str, name: str) -> list[Section]:
-    rows, sources = catalog_report.entry_rows(kind, name)
-    indented = [(label.replace("  ", "\u2003"), text) for label, text in rows]
-    return [
-        Section(kind[:-1].capitalize(), facts(indented)),
-        *([Section("Sources", facts(sources))] if sources else []),
-    ]
+    return kind, name

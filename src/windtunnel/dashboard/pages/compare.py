@@ -1,20 +1,17 @@
 """Serving runs side by side: their figures, distributions, and the differences of their scenarios."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
-import numpy as np
-
-from windtunnel.dashboard.frame import Query, View, link
 from windtunnel.dashboard.results import ResultEntry, records
 from windtunnel.dashboard.state import Dashboard
+from windtunnel.dashboard.view import Query, View, link
 from windtunnel.errors import InputError
-from windtunnel.report.render.html import Cell, Section, figures, paragraph, table
-from windtunnel.report.render.tables import number, percent, span_text
-from windtunnel.report.serving.curves import LATENCIES, cdf, measured
-from windtunnel.units import format_seconds
+from windtunnel.report.numbers import quantity, span_text
+from windtunnel.report.report import Cell, Column, Figures, Section, Table, table_of
+from windtunnel.report.serving.curves import distributions
 
+Runs = Sequence[tuple[ResultEntry, Mapping[str, Any]]]
 MOST_RUNS = 8
 """One run per colour."""
 FIGURES: Mapping[str, str] = {
@@ -49,24 +46,28 @@ FIGURES: Mapping[str, str] = {
 
 def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
     """Compare the runs of the fields `run` with the first of them; with fewer than two, offer all to choose from."""
-    names = list(query.get("run", ()))
-    known = [entry for entry in dashboard.results.entries() if entry.kind in ("simulate", "bench")]
-    if len(names) < 2:
-        return View("Compare", [Section("Choose two runs or more", _choice(known, names))])
-    runs = _runs(dashboard, names)
-    sections = [
-        Section("Runs", _runs_table(runs)),
-        Section("Figures", figures_table(runs)),
-        Section("Distributions", figures(_distributions(dashboard, runs))),
-        Section("What differs in the scenarios", _differences_table(runs)),
-        Section("Others", _choice(known, names)),
+    names = query.getlist("run")
+    known = [entry.name for entry in dashboard.results.entries() if entry.kind in ("simulate", "bench")]
+    sections = _sections(dashboard, _runs(dashboard, names)) if len(names) >= 2 else []
+    return View("Compare", sections, template="compare.html", values={"known": known, "chosen": names})
+
+
+def _sections(dashboard: Dashboard, runs: Runs) -> list[Section]:
+    differing, paths = _differences(runs), {entry.name: dashboard.results.path(entry.name) for entry, _ in runs}
+    requests = {name or ".": records(path / "requests.parquet") for name, path in paths.items() if path.is_dir()}
+    heads = ("", *(entry.name or "." for entry, _ in runs))
+    rows = [[path, *map(_value_text, values)] for path, values in differing.items()]
+    return [
+        Section("Runs", [_runs_table(runs)]),
+        Section("Figures", [figures_table(runs)]),
+        Section("Distributions", [Figures(distributions(requests))]),
+        Section("Differences of the scenarios", [Table(heads, rows) if rows else "There are none."]),
     ]
-    return View("Compare", sections)
 
 
 def document(dashboard: Dashboard, _rest: str, query: Query) -> dict[str, Any]:
     """Document the comparison: each figure of every run, and every path in which scenarios differ."""
-    runs = _runs(dashboard, list(query.get("run", ())))
+    runs = _runs(dashboard, query.getlist("run"))
     return {
         "runs": [entry.name for entry, _ in runs],
         "kinds": [entry.kind for entry, _ in runs],
@@ -74,9 +75,6 @@ def document(dashboard: Dashboard, _rest: str, query: Query) -> dict[str, Any]:
         "intervals": {name: [entry.intervals.get(name) for entry, _ in runs] for name in FIGURES},
         "differences": _differences(runs),
     }
-
-
-Runs = Sequence[tuple[ResultEntry, Mapping[str, Any]]]
 
 
 def _runs(dashboard: Dashboard, names: Sequence[str]) -> Runs:
@@ -89,35 +87,19 @@ def _runs(dashboard: Dashboard, names: Sequence[str]) -> Runs:
     return runs
 
 
-def _choice(known: Sequence[ResultEntry], names: Sequence[str]) -> str:
-    if not known:
-        return paragraph("There are no serving runs yet.")
-    boxes = "".join(
-        f'<label><input type="checkbox" name="run" value="{escape(entry.name)}"'
-        f"{' checked' if entry.name in names else ''}> "
-        f"{escape(entry.name or '.')}</label>"
-        for entry in known
-    )
-    return f'<form action="/compare" class="choice">{boxes}<p><button>compare</button></p></form>'
+def _runs_table(runs: Runs) -> Table:
+    columns: Mapping[str, Column] = {
+        "run": lambda entry: Cell(entry.name or ".", href=link("run", entry.name)),
+        "origin": lambda entry: "measured" if entry.kind == "bench" else "simulated",
+        "model": "model",
+        "deployment": "deployment",
+        "load": "load",
+        "calibration": lambda entry: entry.calibration or ("none" if entry.kind == "simulate" else ""),
+    }
+    return table_of((entry for entry, _ in runs), columns, left=len(columns))
 
 
-def _runs_table(runs: Runs) -> str:
-    heads = ("run", "", "model", "deployment", "load", "calibration")
-    rows = [
-        [
-            Cell(entry.name or ".", href=link("run", entry.name)),
-            "measured" if entry.kind == "bench" else "simulated",
-            entry.model,
-            entry.deployment,
-            entry.load,
-            entry.calibration or ("none" if entry.kind == "simulate" else ""),
-        ]
-        for entry, _ in runs
-    ]
-    return table(heads, rows, left=len(heads))
-
-
-def figures_table(runs: Runs) -> str:
+def figures_table(runs: Runs) -> Table:
     """Return a table with a line per figure: the first run's, then each other's with its difference.
 
     Beside a measured run, a simulated figure says whether the measured one lies in its 80% interval.
@@ -130,10 +112,8 @@ def figures_table(runs: Runs) -> str:
             cells = [_figure(name, entry, base, None if entry is base else first) for entry, _ in runs]
             rows.append([title, *cells])
     heads = ("", *(entry.name or "." for entry, _ in runs))
-    said = paragraph(
-        f"Percentages are differences from {base.name or 'the first'}; intervals hold 80% of measurements."
-    )
-    return table(heads, rows) + said
+    note = f"Percentages are differences from {base.name or 'the first'}; intervals hold 80% of measurements."
+    return Table(heads, rows, notes=[note])
 
 
 def _figure(name: str, entry: ResultEntry, base: ResultEntry, first: float | None) -> Cell:
@@ -143,31 +123,10 @@ def _figure(name: str, entry: ResultEntry, base: ResultEntry, first: float | Non
     notes = [f"{value / first - 1:+.1%}"] if first and value != first else []
     if name in entry.intervals:
         low, high = entry.intervals[name]
-        notes.append(span_text(_text(name, low), _text(name, high)))
+        notes.append(span_text(quantity(name, low), quantity(name, high)))
         if base.kind == "bench" and first is not None:
             notes.append("measured within" if low <= first <= high else "measured outside")
-    return Cell(_text(name, value), value, note=", ".join(notes))
-
-
-def _text(name: str, value: float) -> str:
-    if name.endswith("_s") and not name.endswith("_per_s"):
-        return format_seconds(value)
-    if name.endswith("_fraction"):
-        return percent(value)
-    return f"{value:,.2f}" if "usd" in name else f"{value:,.0f}" if name.startswith("num_") else number(value)
-
-
-def _distributions(dashboard: Dashboard, runs: Runs) -> list[tuple[str, str]]:
-    tables = {
-        entry.name or ".": measured(records(dashboard.results.path(entry.name) / "requests.parquet"))
-        for entry, _ in runs
-        if dashboard.results.path(entry.name).is_dir()
-    }
-    return [
-        cdf(name, {run: requests[f"{name}_s"] for run, requests in tables.items()})
-        for name in LATENCIES
-        if any(np.isfinite(requests[f"{name}_s"]).any() for requests in tables.values())
-    ]
+    return Cell(quantity(name, value), value, note=", ".join(notes))
 
 
 # ---------------------------------------------------------------------------------------------------------- scenarios
@@ -205,12 +164,3 @@ def _value_text(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _differences_table(runs: Runs) -> str:
-    differing = _differences(runs)
-    if not differing:
-        return paragraph("Nothing.")
-    heads = ("", *(entry.name or "." for entry, _ in runs))
-    rows = [[path, *(_value_text(value) for value in values)] for path, values in differing.items()]
-    return table(heads, rows)

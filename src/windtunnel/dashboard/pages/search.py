@@ -1,24 +1,23 @@
 """Searches, running or finished, read from the stores of their answers."""
 
 import time
-from html import escape
 from pathlib import Path
 from typing import Any
 
-from windtunnel.dashboard.frame import Query, View, first, lines, link
+from windtunnel.dashboard.pages.document import TOP
 from windtunnel.dashboard.results import NotThereError
 from windtunnel.dashboard.state import Dashboard
+from windtunnel.dashboard.view import Query, View, link
 from windtunnel.errors import InputError
-from windtunnel.report.render.html import Cell, Section, paragraph, table
-from windtunnel.report.search.page import best_table, found_sections, space_line
-from windtunnel.report.search.study import objective_text, point_document
+from windtunnel.report.report import Block, Cell, Section, Table
+from windtunnel.report.search.figures import objective_text, space_line
+from windtunnel.report.search.study import SearchEvidence, point_document, search_sections
 from windtunnel.search.space.space import as_builtins
 from windtunnel.search.store import default_path
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.search.watch import Kept, Watched, kept_searches
 from windtunnel.units import format_count
 
-TOP = 20
 SHORT = 12
 """Digits of a search's digest in an address."""
 RUNNING_S = 30.0
@@ -28,18 +27,18 @@ RUNNING_S = 30.0
 def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
     """Show all searches of all stores, or the one that the fields `store` and `search` name."""
     if "search" in query:
-        return _one(dashboard, query)
+        return _search_view(dashboard, query)
     rows, problems = [], []
     for name, path in _stores(dashboard).items():
         try:
             rows += [_row(name, path, search) for search in kept_searches(path)]
         except InputError as error:
             problems.append((name or str(path), error.message))
-    heads = ("search", "store", "model", "varied", "sought", "points", "state", "last answer")
-    shown = table(heads, rows, left=5) if rows else paragraph("No store has a search: windtunnel search space.yaml.")
-    sections = [Section("Searches", shown)]
+    heads = ("search", "store", "model", "varied", "objective", "points", "state", "last answer")
+    table: Block = Table(heads, rows, left=5) if rows else "No store has a search: windtunnel search space.yaml."
+    sections = [Section("Searches", [table])]
     if problems:
-        sections.append(Section("Cannot be read", table(("file", "reason"), problems, left=2)))
+        sections.append(Section("Cannot be read", [Table(("file", "reason"), problems, left=2)]))
     return View("Search", sections, is_live=True)
 
 
@@ -100,7 +99,7 @@ def _state(search: Kept, changed_s: float) -> str:
 
 
 def _kept(dashboard: Dashboard, query: Query) -> tuple[Kept, Path]:
-    name, digest = first(query, "store"), first(query, "search")
+    name, digest = query.get("store", ""), query.get("search", "")
     stores = _stores(dashboard)
     if name not in stores:
         raise NotThereError(f"there is no store {name!r}")
@@ -117,35 +116,29 @@ def _watched(dashboard: Dashboard, kept: Kept) -> Watched:
         return dashboard.watched[kept.name]
 
 
-def _one(dashboard: Dashboard, query: Query) -> View:
+def _search_view(dashboard: Dashboard, query: Query) -> View:
     kept, path = _kept(dashboard, query)
     study = _watched(dashboard, kept).study(path)
     state = _state(kept, path.stat().st_mtime)
-    progress = "".join(_progress(study, outcome, state) for outcome in study.outcomes)
-    title = f"Search {kept.number}: {study.space.scenario.get('model', '')}"
-    lead = lines(space_line(study.space)) + progress
-    return View(title, study_sections(study), lead=lead, scripts=("plot.js",), is_live=True)
-
-
-def _progress(study: Study, outcome: SearchOutcome, state: str) -> str:
-    answered, points = len(outcome.evaluations), study.space.num_points
-    workload = f"{outcome.workload}: " if outcome.workload else ""
-    refused = sum(len(points) for points in outcome.refusals.values())
-    answered_text = f"{answered:,} of {format_count(points, 'point')}"
-    text = f"{answered_text}, {refused:,} of them cannot run, {len(outcome.ranking):,} meet the limits"
-    asks = "; the strategy need not ask all" if study.space.strategy != "exhaustive" else ""
-    if state == "done" and not asks and answered < points:
-        asks = "; the others were kept by another version of windtunnel, whose answers this one does not take over"
-    return (
-        f'<p class="progress">{escape(workload)}<progress max="{points}" value="{answered}"></progress> '
-        f"{escape(state)}: {escape(text + asks)}</p>"
+    return View(
+        f"Search {kept.number}: {study.space.scenario.get('model', '')}",
+        search_sections(SearchEvidence(study, TOP)),
+        [space_line(study.space)],
+        template="search.html",
+        values={"progress": [_progress(study, outcome, state) for outcome in study.outcomes]},
+        scripts=("plot.js",),
+        is_live=True,
     )
 
 
-def study_sections(study: Study) -> list[Section]:
-    """Return the answers under each workload."""
-    sections = []
-    for outcome in study.outcomes:
-        best = best_table(study, outcome, TOP) if outcome.ranking else paragraph("No point meets the limits so far.")
-        sections += found_sections(study, outcome, best)
-    return sections
+def _progress(study: Study, outcome: SearchOutcome, state: str) -> tuple[str | None, int, int, str]:
+    """Return the workload, its answered points of how many, and both in words."""
+    answered, num_points = len(outcome.evaluations), study.space.num_points
+    refused = sum(len(points) for points in outcome.refusals.values())
+    text = f"{state}: {answered:,} of {format_count(num_points, 'point')}, {refused:,} of them cannot run"
+    text += f", {len(outcome.ranking):,} meet the limits"
+    if study.space.strategy != "exhaustive":
+        text += "; the strategy need not evaluate all"
+    elif state == "done" and answered < num_points:
+        text += "; the others were kept by another version of windtunnel, whose answers this one does not take over"
+    return outcome.workload, answered, num_points, text

@@ -1,17 +1,14 @@
 """A step of a run, operator by operator."""
 
-from html import escape
 from typing import Any
 
-from windtunnel.dashboard.frame import Query, View, first
-from windtunnel.dashboard.pages.run import head
+from windtunnel.dashboard.pages.run import result_view
 from windtunnel.dashboard.results import records
 from windtunnel.dashboard.state import Dashboard
+from windtunnel.dashboard.view import Query, View
 from windtunnel.errors import InputError
-from windtunnel.report.documents import step_document
-from windtunnel.report.render.html import Section, facts, figures, table
-from windtunnel.report.render.plots import Axis, bar_chart
-from windtunnel.report.serving.step import TIME_HEADS, WORK_HEADS, batch_line, time_row, totals_rows, work_row
+from windtunnel.report.report import Section
+from windtunnel.report.serving.step import batch_line, step_document, step_sections
 from windtunnel.schema import decode
 from windtunnel.serving.explain import Explanation, explain_step, step_batch
 from windtunnel.serving.scenario import Scenario, pool_scenario, resolve
@@ -22,7 +19,6 @@ FIELDS = {
     "prefill_tokens": "prompt tokens",
     "prefill_context": "of the prompt, cached before",
 }
-MOST_BARS = 20
 
 
 def page(dashboard: Dashboard, name: str, query: Query) -> View:
@@ -30,20 +26,10 @@ def page(dashboard: Dashboard, name: str, query: Query) -> View:
     entry, document = dashboard.results.read(name)
     given = _given(dashboard, name, query)
     step = _explained(dashboard, name, given)
-    largest = sorted(step.launches, key=lambda launch: -launch.total_s)[:MOST_BARS]
-    chart = bar_chart(
-        [launch.name for launch in largest], [launch.total_s * 1e3 for launch in largest], Axis("time (ms)"), width=520
-    )
-    times = table(TIME_HEADS, [time_row(launch, step.device_s) for launch in step.launches])
-    work = table(WORK_HEADS, [work_row(launch) for launch in step.launches], left=2)
     pools = document["scenario"]["deployment"].get("pools")
     pool = f", in the pool {pools[0]['name']}" if pools else ""
-    sections = [
-        Section(batch_line(step) + pool, _form(given) + facts(totals_rows(step))),
-        Section("Where its time goes", figures([(chart, "device's time by operator")]) + times),
-        Section("Its work", work),
-    ]
-    return View(name or ".", sections, lead=head(entry, "step"))
+    sections = [Section("", [batch_line(step) + pool]), *step_sections(step)]
+    return result_view(entry, sections, "step", "step.html", {"given": given, "fields": FIELDS})
 
 
 def document(dashboard: Dashboard, name: str, query: Query) -> Any:
@@ -75,7 +61,7 @@ def _given(dashboard: Dashboard, name: str, query: Query) -> dict[str, int]:
         batch = max(round(tokens / total_s), 1) if total_s else 0
         mean = {"batch": batch, "context": max(round(context / tokens), 1) if tokens else 0}
         return {"prefill_tokens": 0 if batch else 1024, "prefill_context": 0, **mean}
-    return {field: _count(field, first(query, field, "0") or "0") for field in FIELDS}
+    return {field: _count(field, query.get(field) or "0") for field in FIELDS}
 
 
 def _count(field: str, text: str) -> int:
@@ -83,11 +69,3 @@ def _count(field: str, text: str) -> int:
     if not plain.isdecimal() or len(plain) > 9:
         raise InputError(f"{FIELDS[field]}: {text!r} is not a number of at least 0")
     return int(plain)
-
-
-def _form(given: dict[str, int]) -> str:
-    inputs = "".join(
-        f'<label>{escape(label)} <input name="{field}" value="{given[field]}" inputmode="numeric" size="7"></label> '
-        for field, label in FIELDS.items()
-    )
-    return f'<form class="tools">{inputs}<button>explain</button></form>'

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.dashboard.frame import Download, Query, View, first, link
-from windtunnel.dashboard.pages.run import head
+from windtunnel.dashboard.pages.run import result_view
 from windtunnel.dashboard.results import records
 from windtunnel.dashboard.state import Dashboard
+from windtunnel.dashboard.view import Download, Query, View, link
 from windtunnel.errors import InputError
 from windtunnel.formats.timeline.plan import TrackBatches, batches_by_track
 from windtunnel.formats.timeline.write import write_timeline
 from windtunnel.metrics.records import Table
-from windtunnel.report.render.html import Section
 
 MAX_TRACKS = 64
 MOST_SLICES = 1_000
@@ -37,27 +36,14 @@ SLICE_COLUMNS = {
 """Column of a slice -> its meaning, in this order."""
 _MEANS = ("decode_tokens", "prefill_tokens", "num_running", "num_waiting", "used_blocks")
 
-_CONTROLS = (
-    '<p class="tools"><button data-zoom="in">zoom in</button><button data-zoom="out">zoom out</button>'
-    '<button data-zoom="left">earlier</button><button data-zoom="right">later</button>'
-    '<button data-zoom="all">all</button><span class="legend"><i class="decode"></i> decode '
-    '<i class="prefill"></i> prefill</span><span id="stretch"></span></p>'
-)
-
 
 def page(dashboard: Dashboard, name: str, _query: Query) -> View:
     """Show the timeline, whose script loads the data."""
     entry, _ = dashboard.results.read(name)
     if not (dashboard.results.path(name) / "steps.parquet").is_file():
         raise InputError(f"{name} has no steps.parquet: its engine's steps are not known")
-    canvas = (
-        f'{_CONTROLS}<canvas id="timeline" tabindex="0" data-name="{link("api", "timeline", name)}" '
-        'aria-label="steps of every replica over time; plus and minus zoom, arrows move, 0 shows all"></canvas>'
-        '<p class="lead" id="slice">Each bar is a step; point at one. Wheel or + and - zoom, dragging or arrows move, '
-        "0 shows all. Where steps lie too close they are drawn together, as high as the replica was busy.</p>"
-        f'<p><a class="button" href="{link("trace", name)}">download for ui.perfetto.dev</a></p>'
-    )
-    return View(name or ".", [Section("Steps", canvas)], lead=head(entry, "timeline"), scripts=("timeline.js",))
+    values = {"data": link("api", "timeline", name), "trace": link("trace", name)}
+    return result_view(entry, [], "timeline", "timeline.html", values, ("timeline.js",))
 
 
 def document(dashboard: Dashboard, name: str, query: Query) -> dict[str, Any]:
@@ -70,7 +56,7 @@ def document(dashboard: Dashboard, name: str, query: Query) -> dict[str, Any]:
         first_s = last_s = 0.0
     from_s, to_s = _moment(query, "from", first_s), _moment(query, "to", last_s)
     if to_s < from_s:
-        raise InputError(f"a stretch from {from_s:g} s to {to_s:g} s is none")
+        raise InputError(f"{from_s:g} s to {to_s:g} s is no interval")
     edges = np.append(np.flatnonzero(batches.is_new_track), batches.rows.size)
     tracks = []
     for low, high in islice(pairwise(edges), MAX_TRACKS):
@@ -98,7 +84,7 @@ def document(dashboard: Dashboard, name: str, query: Query) -> dict[str, Any]:
 
 
 def _moment(query: Query, name: str, default: float) -> float:
-    text = first(query, name)
+    text = query.get(name, "")
     try:
         value = float(text) if text else default
     except ValueError:

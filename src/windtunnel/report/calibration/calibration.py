@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import yaml
-from rich.console import RenderableType
 
 from windtunnel.files import write_text
-from windtunnel.report.documents import fields_of
-from windtunnel.report.render.tables import columns, grid, title
+from windtunnel.report.render.json import fields_of
+from windtunnel.report.report import Facts, Report, Section, Table
 from windtunnel.schema import encode
 from windtunnel.serving.calibration import Calibration, Inferred, LearntTransfer, Provenance, Reserve
 from windtunnel.units import format_bytes, format_count, format_seconds
@@ -28,43 +27,50 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
     write_text(path, yaml.safe_dump(encode(calibration), sort_keys=False, width=120))
 
 
-def calibration_report(
-    made: Mapping[str, Calibration], num_runs: int, num_fitted: int, out: Path
-) -> list[RenderableType]:
-    """Return the errors on left-out runs before and after, then the fitted values."""
+def calibration_report(made: Mapping[str, Calibration], num_runs: int, num_fitted: int, out: Path) -> Report:
+    """Return the report of a fit: the errors on left-out runs before and after, then the fitted values."""
     headers = ["profile", "runs", "configs"]
     headers += [f"{name}\n{what}" for name in _METRICS.values() for what in ("before", "after")]
     rows = []
     for name, calibration in made.items():
         record = calibration.provenance
         rows.append([name, str(record.num_runs), str(record.num_configurations), *_error_cells(record, _METRICS)])
-    fitted = f"{num_fitted} of {format_count(num_runs, 'run')} fitted" if num_runs else "Only transfers fitted"
-    parts: list[RenderableType] = [
-        title(fitted),
-        "Median errors; before: nothing fitted; after: of runs in configurations that the fit did not see.",
-        "",
-        columns(headers, rows),
-    ]
-    if alone := [name for name, calibration in made.items() if calibration.provenance.num_configurations == 1]:
-        parts.append(f"{', '.join(alone)}: one configuration only, so that none was left out: after equals before.")
-    parts += [f"{name}: {worse}" for name, calibration in made.items() if (worse := _worse(calibration.provenance))]
+    alone = [name for name, calibration in made.items() if calibration.provenance.num_configurations == 1]
+    notes = [f"{', '.join(alone)}: one configuration only, so that none was left out: after equals before."]
+    notes = notes if alone else []
+    notes += [f"{name}: {worse}" for name, calibration in made.items() if (worse := _worse(calibration.provenance))]
     for name, calibration in made.items():
         if calibration.transfer is not None:
-            parts.append(f"{name}: {_transfer_line(calibration.transfer)}")
-    if len(made) == 1:
-        (calibration,) = made.values()
-        host = fields_of(calibration.host, *calibration.host.__struct_fields__)
-        rows_of_host = [(name, format_seconds(float(value))) for name, value in host.items() if value is not None]
-        parts += ["", title("Host"), grid(rows_of_host, 28)]
-        factors = [(name, f"x {value:.3f}") for name, value in calibration.factors.items()]
-        parts += ["", title("Operators: measured over priced time"), grid(factors, 28)]
-    if lines := list(dict.fromkeys(line for calibration in made.values() for line in _settings(calibration))):
-        headers = ["inferred", "of", "runs", "configs"]
-        headers += [f"{_METRICS[name]}\n{what}" for name in ("tpot", "ttft") for what in ("default", "inferred")]
-        parts += ["", title("Settings that nobody recorded"), columns(headers, lines)]
-        if any(entry.num_configurations == 1 for calibration in made.values() for entry in _learnt(calibration)):
-            parts.append("Where configs is 1, the errors are on the same runs that the value was inferred from.")
-    return [*parts, "", f"written to {out}"]
+            notes.append(f"{name}: {_transfer_line(calibration.transfer)}")
+    fitted = f"{num_fitted} of {format_count(num_runs, 'run')} fitted" if num_runs else "Only transfers fitted"
+    lead = "Median errors; before: nothing fitted; after: of runs in configurations that the fit did not see."
+    sections = [
+        Section("", [Table(headers, rows, notes=notes)]),
+        *(_fitted_values(*made.values()) if len(made) == 1 else []),
+        *_inferred_settings(made),
+        Section("", [f"written to {out}"]),
+    ]
+    return Report(fitted, [lead], sections)
+
+
+def _fitted_values(calibration: Calibration) -> list[Section]:
+    fields = fields_of(calibration.host, *calibration.host.__struct_fields__)
+    host = [(name, format_seconds(float(value))) for name, value in fields.items() if value is not None]
+    factors = [(name, f"x {value:.3f}") for name, value in calibration.factors.items()]
+    return [
+        Section("Host", [Facts(host, 28)]),
+        Section("Operators: measured over priced time", [Facts(factors, 28)]),
+    ]
+
+
+def _inferred_settings(made: Mapping[str, Calibration]) -> list[Section]:
+    lines = list(dict.fromkeys(line for calibration in made.values() for line in _settings(calibration)))
+    headers = ["inferred", "of", "runs", "configs"]
+    headers += [f"{_METRICS[name]}\n{what}" for name in ("tpot", "ttft") for what in ("default", "inferred")]
+    is_alone = any(entry.num_configurations == 1 for calibration in made.values() for entry in _learnt(calibration))
+    note = "Where configs is 1, the errors are on the same runs that the value was inferred from."
+    table = Table(headers, lines, notes=[note] if is_alone else [])
+    return [Section("Settings that nobody recorded", [table])] if lines else []
 
 
 def _learnt(calibration: Calibration) -> tuple[Inferred | Reserve, ...]:

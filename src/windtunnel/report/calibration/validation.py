@@ -1,18 +1,18 @@
-"""Predictions against measurements: tables for the terminal, a JSON document, a page."""
+"""Predictions against measurements: scores overall and by group, the largest errors, every run.
+
+All but the document is written from the document of `validation_document`, which a dashboard reads from a file.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from rich.console import RenderableType
-
 from windtunnel.calibration.validate import RunPrediction
-from windtunnel.metrics.accuracy import Score, kendall_tau, score
-from windtunnel.report.render.html import Section, cards, figures, page, paragraph, table
+from windtunnel.metrics.accuracy import Score, score
 from windtunnel.report.render.plots import Axis, Series, equality_figure, histogram
-from windtunnel.report.render.tables import columns, grid, title
+from windtunnel.report.report import Block, Cards, Facts, Figures, OnPage, OnTerminal, Report, Section, Table
 from windtunnel.report.version import version
 from windtunnel.units import format_count, format_seconds
 
@@ -21,115 +21,23 @@ NAMES = {**LATENCIES, "throughput": "throughput"}
 _SHORT = {**NAMES, "e2e": "E2E"}
 """Headings of wide tables."""
 GROUPS = ("mode", "engine", "device", "model", "format", "parallelism", "concurrency", "prompt", "source")
-NUM_WORST = 10
+NUM_WORST, NUM_WORST_ON_PAGE = 10, 40
 NUM_LISTED = 8
 """Up to this many runs are shown with every metric; of more, only the largest errors."""
 NUM_SHOWN = 3
 """Metrics that a terminal shows side by side; pages and documents have all."""
-
-_ERROR_EDGES = [step / 20 for step in range(-20, 21)]
-
-
-def validation_report(
-    predictions: Sequence[RunPrediction], left_out: Mapping[str, int] | None = None
-) -> list[RenderableType]:
-    """Return overall errors, errors by group, the worst runs with their explanations, and refused runs.
-
-    `left_out`: use -> number of runs that were not to be predicted.
-    """
-    done, drafting = predicted_runs(predictions)
-    num_done = len(done) + len(drafting)
-    parts: list[RenderableType] = [title(f"{num_done:,} of {format_count(len(predictions), 'run')} predicted")]
-    parts += [_left_out(left_out)] if left_out else []
-    parts += [_how(done + drafting), _DEFINITION, ""]
-    metrics = measured_metrics(done + drafting)
-    shown = metrics[:NUM_SHOWN]
-    headers = ("error, %", "runs", *(f"{NAMES[name]}\n{'median':>6}{'p90':>6}{'bias':>6}" for name in shown))
-    rows = [_short_row("all", done, shown)]
-    for group in GROUPS:
-        members_by_label = by_label(done, group)
-        if len(members_by_label) > 1:
-            rows += [("", "", *("" for _ in shown)), (group, "", *("" for _ in shown))]
-            rows += [_short_row(f"  {name}", members, shown) for name, members in members_by_label.items()]
-    if drafting:
-        rows += [("", "", *("" for _ in shown)), _short_row(DRAFTING, drafting, shown)]
-    parts.append(columns(headers, rows))
-    if shares := [(NAMES[name], f"{covered(done, name):.0%}") for name in metrics if _intervals(done, name)]:
-        parts += ["", title("Share of measured values within the 80% interval"), grid(shares)]
-    parts += ["", *_runs_parts(done + drafting, metrics)]
-    refused = refusals(predictions)
-    if refused:
-        parts += ["", title("Refused"), columns(("reason", "runs"), [(why, str(n)) for why, n in refused.items()])]
-    return parts
-
-
-def _short_row(name: str, members: Sequence[RunPrediction], metrics: Sequence[str]) -> tuple[str, ...]:
-    """Return a row with one cell per metric, in whole percents but for the median."""
-    scores = [score([run.error(metric) for run in members]) for metric in metrics]
-    return (name, str(len(members)), *("" if run is None else _short_score(run) for run in scores))
-
-
-def _short_score(errors: Score) -> str:
-    return f"{errors.median * 100:6.1f}{errors.p90 * 100:6.0f}{_signed_percent(errors.bias):>6}"
-
-
-def _signed_percent(error: float, decimals: int = 0) -> str:
-    """Return an error in percent with its sign: `+4`, `-12`; zero has none."""
-    shown = f"{error * 100:+.{decimals}f}"
-    return shown.lstrip("+-") if float(shown) == 0 else shown
-
-
-def _runs_parts(done: Sequence[RunPrediction], metrics: Sequence[str]) -> list[RenderableType]:
-    """Return every metric of a few runs, or the largest errors of many."""
-    if len(done) > NUM_LISTED:
-        worst = columns(("run", *_WORST_HEADERS), _worst_rows(done, metrics), left=2, right=1)
-        return [title("Largest errors"), worst]
-    rows: list[tuple[str, ...]] = []
-    reasons: dict[str, list[str]] = {}
-    for run in done:
-        known = [name for name in metrics if name in run.predicted]
-        rows += [("" if name != known[0] else run.measurement.id, *_run_cells(run, name)) for name in known]
-        reasons.setdefault(run.reason, []).append(run.measurement.id)
-    table = columns(("run", "metric", "measured", "predicted", "error", "80% interval"), rows, left=2)
-    why = [f"{', '.join(runs)}: {reason}" for reason, runs in reasons.items() if reason]
-    return [title("Measured and predicted"), table, *why]
-
-
-def _run_cells(run: RunPrediction, metric: str) -> tuple[str, str, str, str, str]:
-    is_rate, interval = metric == "throughput", run.intervals.get(metric)
-
-    def shown(value: float) -> str:
-        return f"{value:,.0f}" if is_rate else format_seconds(value)
-
-    return (
-        "tokens/s" if is_rate else NAMES[metric],
-        shown(run.measurement.measured[metric]),
-        shown(run.predicted[metric]),
-        f"{_signed_percent(run.error(metric))}%",
-        f"{shown(interval.low)} to {shown(interval.high)}" if interval else "",
-    )
-
-
-_WORST_HEADERS = ("metric", "measured", "predicted", "error", "what is known")
-
-
-def predicted_runs(predictions: Sequence[RunPrediction]) -> tuple[list[RunPrediction], list[RunPrediction]]:
-    """Return the predicted runs, and apart from them those whose accepted share of draft tokens was fitted."""
-    done = [run for run in predictions if not run.refused]
-    apart = [run for run in done if run.measurement.lacks_acceptance]
-    return [run for run in done if not run.measurement.lacks_acceptance], apart
-
-
 DRAFTING = "speculative decoding"
 
+_ERROR_EDGES = [step * 5.0 for step in range(-20, 21)]
+_DEFINITION = "An error is predicted over measured, less one; median and p90 are of its size, bias is its own median."
+_WHAT = (
+    "Every run was simulated from its recorded settings and compared with what its client reported. "
+    "Lines mark equality and errors of 20%."
+)
+_ODD_LAST = "The largest error of each run. Runs flagged as odd in the source are listed last."
 
-def _left_out(left_out: Mapping[str, int]) -> str:
-    return f"left out by their use: {', '.join(f'{count:,} {name}' for name, count in left_out.items())}"
-
-
-def _how(done: Sequence[RunPrediction]) -> str:
-    names = sorted({run.calibration or "none" for run in done})
-    return f"calibration: {', '.join(names)}"
+Run = Mapping[str, Any]
+"""A row of the document."""
 
 
 def validation_document(
@@ -137,7 +45,7 @@ def validation_document(
 ) -> dict[str, Any]:
     """Document the scores overall and by group, and every run."""
     done, drafting = predicted_runs(predictions)
-    metrics = measured_metrics(done + drafting)
+    metrics = _measured_metrics(done + drafting)
     return {
         "windtunnel": version(),
         "runs": len(predictions),
@@ -146,11 +54,11 @@ def validation_document(
         "left_out": dict(left_out or {}),
         "scores": {name: _score_document(done, name) for name in metrics},
         "scores_of_acceptance_fitted": {name: _score_document(drafting, name) for name in metrics if drafting},
-        "interval_coverage": {name: covered(done, name) for name in metrics if _intervals(done, name)},
+        "interval_coverage": {name: _covered(done, name) for name in metrics if _intervals(done, name)},
         "by": {
             group: {
                 label: {name: _score_document(members, name) for name in metrics}
-                for label, members in by_label(done, group).items()
+                for label, members in _by_label(done, group).items()
             }
             for group in GROUPS
         },
@@ -182,142 +90,19 @@ def _run_document(run: RunPrediction) -> dict[str, Any]:
     }
 
 
-def validation_page(
-    predictions: Sequence[RunPrediction], source: str, left_out: Mapping[str, int] | None = None
-) -> str:
-    """Return a self-contained HTML page."""
-    done, drafting = predicted_runs(predictions)
-    metrics = measured_metrics(done + drafting)
-    overall = [(name, score([run.error(name) for run in done])) for name in metrics]
-    facts = [(f"{len(done) + len(drafting):,} of {len(predictions):,}", "runs predicted")]
-    facts += [(f"{summary.median:.1%}", f"median error, {NAMES[name]}") for name, summary in overall if summary]
-    facts += [(f"{covered(done, n):.0%}", f"within 80% interval, {NAMES[n]}") for n in metrics if _intervals(done, n)]
-    sections = [
-        Section("Predicted against measured", figures(_scatter(done, name) for name in metrics if name in LATENCIES)),
-        Section("Errors", figures(_distribution(done, name) for name in metrics)),
-        *(
-            Section(f"By {group}", _group_table(members, metrics))
-            for group in GROUPS
-            if len(members := by_label(done, group)) > 1
-        ),
-        *([Section("Apart", _group_table({DRAFTING: drafting}, metrics))] if drafting else []),
-        Section(
-            "Largest errors",
-            paragraph(_ODD_LAST) + table(("run", *_WORST_HEADERS), _worst_rows(done, metrics, 40), left=2, right=1),
-        ),
-        Section("All runs", _runs_table(done + drafting, metrics)),
-    ]
-    refused = refusals(predictions)
-    if refused:
-        rows = [(why, str(count)) for why, count in refused.items()]
-        sections.append(Section("Refused", table(("reason", "runs"), rows)))
-    omitted = f"; {_left_out(left_out)}" if left_out else ""
-    how = _how(done + drafting) + omitted
-    lead = f"{source}; {how}. {_DEFINITION}"
-    first = Section("At a glance", cards(facts) + paragraph(_WHAT))
-    return page("Predicted against measured", lead, [first, *sections])
+def predicted_runs(predictions: Sequence[RunPrediction]) -> tuple[list[RunPrediction], list[RunPrediction]]:
+    """Return the predicted runs, and apart from them those whose accepted share of draft tokens was fitted."""
+    done = [run for run in predictions if not run.refused]
+    apart = [run for run in done if run.measurement.lacks_acceptance]
+    return [run for run in done if not run.measurement.lacks_acceptance], apart
 
 
-_DEFINITION = "An error is predicted over measured, less one; median and p90 are of its size, bias is its own median."
-_WHAT = (
-    "Every run was simulated from its recorded settings and compared with what its client reported. "
-    "Lines mark equality and errors of 20%."
-)
-_ODD_LAST = "One line a run, its largest error. Runs that their own record calls odd come behind all others."
-
-
-def _scatter(done: Sequence[RunPrediction], metric: str) -> tuple[str, str]:
-    series = [
-        Series(
-            engine,
-            [run.measurement.measured.get(metric, math.nan) * 1e3 for run in members],
-            [run.predicted.get(metric, math.nan) * 1e3 for run in members],
-            tooltips=[_tooltip(run, metric) for run in members],
-        )
-        for engine, members in by_label(done, "engine").items()
-    ]
-    return equality_figure(series, NAMES[metric], 520, 420), f"{NAMES[metric]}: one point a run"
-
-
-def _distribution(done: Sequence[RunPrediction], metric: str) -> tuple[str, str]:
-    errors = [run.error(metric) * 100 for run in done]
-    edges = [edge * 100 for edge in _ERROR_EDGES]
-    drawn = histogram("", errors, edges, Axis(f"error in {NAMES[metric]}, %"), "runs", width=520, height=240)
-    return drawn, f"{NAMES[metric]}: runs by error; the last bar holds all beyond 95%"
-
-
-def _group_table(groups: Mapping[str, Sequence[RunPrediction]], metrics: Sequence[str]) -> str:
-    headers = ("", "runs", *(f"{_SHORT[name]} {what}" for name in metrics for what in ("median", "p90", "bias")))
-    rows = [
-        [
-            name,
-            str(len(members)),
-            *(cell for metric in metrics for cell in score_cells(score([run.error(metric) for run in members]))),
-        ]
-        for name, members in groups.items()
-    ]
-    return table(headers, rows)
-
-
-def _runs_table(done: Sequence[RunPrediction], metrics: Sequence[str]) -> str:
-    shown = [group for group in GROUPS if len(by_label(done, group)) > 1]
-    kinds = ("measured", "predicted", "error, %")
-    headers = ("run", *shown, *(f"{_SHORT[name]} {what}" for name in metrics for what in kinds))
-    rows = []
-    for run in done:
-        cells = [run.measurement.id, *(run.measurement.labels.get(group, "") for group in shown)]
-        for name in metrics:
-            cells += [_value(name, run.measurement.measured.get(name)), _value(name, run.predicted.get(name))]
-            cells.append(_signed_percent(run.error(name), 1) if math.isfinite(run.error(name)) else "")
-        rows.append(cells)
-    return table(headers, rows, left=1 + len(shown))
-
-
-def score_cells(errors: Score | None) -> list[str]:
-    """Return median, 90th percentile and bias as percentages; empty where there is no run."""
-    if errors is None:
-        return ["", "", ""]
-    return [f"{errors.median:.1%}", f"{errors.p90:.1%}", f"{_signed_percent(errors.bias, 1)}%"]
-
-
-def _worst_rows(done: Sequence[RunPrediction], metrics: Sequence[str], count: int = NUM_WORST) -> list[tuple[str, ...]]:
-    """Return the largest errors by |log(predicted / measured)|, one row per run; runs flagged as odd come last."""
-    ranked = []
-    for run in done:
-        sizes = [(abs(math.log1p(run.error(name))), name) for name in metrics if math.isfinite(run.error(name))]
-        if sizes:
-            ranked.append((*max(sizes), run))
-    ranked.sort(key=lambda item: (bool(item[2].measurement.labels.get("odd")), -item[0]))
-    return [
-        (
-            run.measurement.id,
-            NAMES[name],
-            _value(name, run.measurement.measured[name]),
-            _value(name, run.predicted[name]),
-            f"{_signed_percent(run.error(name))}%",
-            run.reason,
-        )
-        for _, name, run in ranked[:count]
-    ]
-
-
-def _value(metric: str, value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:,.0f} tokens/s" if metric == "throughput" else format_seconds(value)
-
-
-def _tooltip(run: RunPrediction, metric: str) -> str:
-    labels = ", ".join(value for value in run.measurement.labels.values() if value)
-    return f"{run.measurement.id}: {run.error(metric):+.1%} ({labels})"
-
-
-def measured_metrics(done: Sequence[RunPrediction]) -> list[str]:
+def _measured_metrics(done: Sequence[RunPrediction]) -> list[str]:
     """Return the metrics that any run measured, in order."""
     return [name for name in NAMES if any(name in run.predicted for run in done)]
 
 
-def by_label(done: Sequence[RunPrediction], name: str) -> dict[str, list[RunPrediction]]:
+def _by_label(done: Sequence[RunPrediction], name: str) -> dict[str, list[RunPrediction]]:
     """Return label -> its runs, with numeric labels in ascending order."""
     runs: dict[str, list[RunPrediction]] = {}
     for run in done:
@@ -340,7 +125,7 @@ def _intervals(done: Sequence[RunPrediction], metric: str) -> list[bool]:
     ]
 
 
-def covered(done: Sequence[RunPrediction], metric: str) -> float:
+def _covered(done: Sequence[RunPrediction], metric: str) -> float:
     """Return the share of measured values inside their intervals."""
     inside = _intervals(done, metric)
     return sum(inside) / len(inside) if inside else math.nan
@@ -355,26 +140,236 @@ def refusals(predictions: Sequence[RunPrediction]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
-def ranking(done: Sequence[RunPrediction]) -> list[float]:
-    """Return Kendall's tau between predicted and measured throughput per device, one for each model, device and pair of
-    lengths with at least three deployments or loads; a closed loop's throughput is C / E2E requests a second.
+def validation_report(
+    predictions: Sequence[RunPrediction], left_out: Mapping[str, int] | None = None, source: str = ""
+) -> Report:
+    """Return the report of a validation.
+
+    Args:
+        predictions: one for each run.
+        left_out: use -> number of runs that were not to be predicted.
+        source: names of the files, for a page.
     """
-    groups: dict[tuple[str, ...], list[RunPrediction]] = {}
+    document = validation_document(predictions, left_out)
+    apart = [place for place, run in enumerate(predictions) if run.measurement.lacks_acceptance]
+    lead = [f"left out by their use: {', '.join(f'{count:,} {name}' for name, count in (left_out or {}).items())}"]
+    names = sorted({run.calibration or "none" for run in predictions if not run.refused})
+    how = [*(lead if left_out else []), f"calibration: {', '.join(names)}", _DEFINITION]
+    title = f"{document['predicted']:,} of {format_count(document['runs'], 'run')} predicted"
+    about: list[Block] = [OnPage(lambda: [f"{source}: predicted against measured."])] if source else []
+    medians = [f"{NAMES[name]} {errors['median']:.1%}" for name, errors in document["scores"].items() if errors]
+    verdict = f"Median error: {', '.join(medians)}." if medians else ""
+    return Report(title, [*about, *how], validation_sections(document, apart), verdict=verdict)
+
+
+def validation_sections(document: Mapping[str, Any], apart: Collection[int] = ()) -> list[Section]:
+    """Return the sections of a validation's report, from its document.
+
+    Args:
+        document: of `validation_document`.
+        apart: positions of runs whose accepted share of draft tokens was fitted.
+    """
+    done = [run for place, run in enumerate(document["rows"]) if not run["refused"] and place not in apart]
+    drafting = [run for place, run in enumerate(document["rows"]) if not run["refused"] and place in apart]
+    metrics = [name for name in NAMES if name in document["scores"]]
+    coverage = [(NAMES[name], f"{share:.0%}") for name, share in document["interval_coverage"].items()]
+    return [
+        Section("", [OnTerminal(lambda: [_score_table(document, done, drafting)])]),
+        Section("At a glance", [OnPage(lambda: [_cards(document), _WHAT])]),
+        Section("Predicted against measured", [OnPage(lambda: [Figures(_scatters(done, metrics))])]),
+        Section("Errors", [OnPage(lambda: [Figures([_distribution(done, name) for name in metrics])])]),
+        Section("Errors by group", [OnPage(lambda: [_wide_scores(document, len(drafting))])]),
+        *([Section("Share of measured values within the 80% interval", [Facts(coverage)])] if coverage else []),
+        *_run_sections([*done, *drafting], metrics),
+        *_refused(document),
+    ]
+
+
+def _scored(errors: Mapping[str, float] | None) -> Score | None:
+    return None if errors is None else Score(int(errors["runs"]), errors["median"], errors["p90"], errors["bias"])
+
+
+def _refused(document: Mapping[str, Any]) -> list[Section]:
+    rows = [(reason, str(count)) for reason, count in document["refused"].items()]
+    return [Section("Refused", [Table(("reason", "runs"), rows)])] if rows else []
+
+
+# ------------------------------------------------------------------------------------------------------ on a terminal
+
+
+def _score_table(document: Mapping[str, Any], done: Sequence[Run], drafting: Sequence[Run]) -> Table:
+    """Return the scores of all runs and by group; each cell holds median, p90 and bias."""
+    shown = [name for name in NAMES if name in document["scores"]][:NUM_SHOWN]
+    headers = ("error, %", "runs", *(f"{NAMES[name]}\n{'median':>6}{'p90':>6}{'bias':>6}" for name in shown))
+    empty = ["" for _ in shown]
+
+    def row(name: str, count: int, scores: Mapping[str, Any]) -> list[str]:
+        known = [_scored(scores.get(metric)) for metric in shown]
+        return [name, str(count), *("" if errors is None else _short_score(errors) for errors in known)]
+
+    rows = [row("all", len(done), document["scores"])]
+    for group, members in document["by"].items():
+        if len(members) > 1:
+            rows += [["", "", *empty], [group, "", *empty]]
+            rows += [
+                row(f"  {label}", sum(run.get(group) == label for run in done), scores)
+                for label, scores in members.items()
+            ]
+    if drafting:
+        rows += [["", "", *empty], row(DRAFTING, len(drafting), document["scores_of_acceptance_fitted"])]
+    return Table(headers, rows)
+
+
+def _short_score(errors: Score) -> str:
+    """Return a score in whole percents but for the median."""
+    return f"{errors.median * 100:6.1f}{errors.p90 * 100:6.0f}{_signed_percent(errors.bias):>6}"
+
+
+def _signed_percent(error: float, decimals: int = 0) -> str:
+    """Return an error in percent with its sign: `+4`, `-12`; zero has none."""
+    shown = f"{error * 100:+.{decimals}f}"
+    return shown.lstrip("+-") if float(shown) == 0 else shown
+
+
+def _run_sections(done: Sequence[Run], metrics: Sequence[str]) -> list[Section]:
+    """Return every metric of a few runs, or the largest errors of many; a page has both."""
+
+    def worst(count: int) -> Table:
+        heads = ("run", "metric", "measured", "predicted", "error", "what is known")
+        return Table(heads, _worst_rows(done, metrics, count), left=2, right=1)
+
+    largest: list[Block] = [OnPage(lambda: [_ODD_LAST, worst(NUM_WORST_ON_PAGE)])]
+    if len(done) > NUM_LISTED:
+        largest.append(OnTerminal(lambda: [worst(NUM_WORST)]))
+    few = [OnTerminal(lambda: [_listed(done)])] if len(done) <= NUM_LISTED else []
+    return [
+        Section("Largest errors", largest),
+        Section("Measured and predicted", few),
+        Section("All runs", [OnPage(lambda: [_listed(done, is_on_page=True)])]),
+    ]
+
+
+def _listed(done: Sequence[Run], is_on_page: bool = False) -> Table:
+    """Return a row for every metric of every run; on a page with the labels in which runs differ."""
+    labels = [group for group in GROUPS if is_on_page and len({run[group] for run in done if group in run}) > 1]
+    rows: list[list[str]] = []
+    reasons: dict[str, list[str]] = {}
     for run in done:
-        labels = run.measurement.labels
-        if labels.get("concurrency") and "e2e" in run.predicted:
-            key = tuple(labels.get(name, "") for name in ("model", "device", "prompt", "output"))
-            groups.setdefault(key, []).append(run)
-    taus = []
-    for members in groups.values():
-        if len(members) >= 3:
-            measured = [_rate(run, run.measurement.measured["e2e"]) for run in members]
-            predicted = [_rate(run, run.predicted["e2e"]) for run in members]
-            taus.append(kendall_tau(measured, predicted))
-    return [tau for tau in taus if math.isfinite(tau)]
+        known = [name for name in NAMES if name in run["predicted"]]
+        for name in known:
+            first = run["id"] if is_on_page or name == known[0] else ""
+            rows.append([first, *(run.get(group, "") for group in labels), *_run_cells(run, name)])
+        reasons.setdefault(run["reason"] or "", []).append(run["id"])
+    why = [f"{', '.join(runs)}: {reason}" for reason, runs in reasons.items() if reason and not is_on_page]
+    heads = ("run", *labels, "metric", "measured", "predicted", "error", "80% interval")
+    return Table(heads, rows, left=2 + len(labels), notes=why)
 
 
-def _rate(run: RunPrediction, e2e_s: float) -> float:
-    scenario = run.measurement.scenario
-    assert scenario is not None
-    return float(run.measurement.labels["concurrency"]) / e2e_s / scenario.deployment.num_devices
+def _run_cells(run: Run, metric: str) -> tuple[str, str, str, str, str]:
+    is_rate, interval = metric == "throughput", run["interval"].get(metric)
+
+    def shown(value: float) -> str:
+        return f"{value:,.0f}" if is_rate else format_seconds(value)
+
+    return (
+        "tokens/s" if is_rate else NAMES[metric],
+        shown(run["measured"][metric]),
+        shown(run["predicted"][metric]),
+        f"{_signed_percent(run['error'][metric])}%",
+        " to ".join(map(shown, interval)) if interval else "",
+    )
+
+
+def _worst_rows(done: Sequence[Run], metrics: Sequence[str], count: int) -> list[tuple[str, ...]]:
+    """Return the largest errors by |log(predicted / measured)|, one row per run; runs flagged as odd come last."""
+    ranked = []
+    for run in done:
+        sizes = [(abs(math.log1p(run["error"][name])), name) for name in metrics if name in run["error"]]
+        if sizes:
+            ranked.append((*max(sizes), run))
+    ranked.sort(key=lambda item: (bool(item[2].get("odd")), -item[0]))
+    return [
+        (
+            run["id"],
+            NAMES[name],
+            _value(name, run["measured"][name]),
+            _value(name, run["predicted"][name]),
+            f"{_signed_percent(run['error'][name])}%",
+            run["reason"] or "",
+        )
+        for _, name, run in ranked[:count]
+    ]
+
+
+def _value(metric: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f} tokens/s" if metric == "throughput" else format_seconds(value)
+
+
+# ---------------------------------------------------------------------------------------------------------- on a page
+
+
+def _cards(document: Mapping[str, Any]) -> Cards:
+    facts = [(f"{document['predicted']:,} of {document['runs']:,}", "runs predicted")]
+    medians = {name: errors["median"] for name, errors in document["scores"].items() if errors}
+    facts += [(f"{median:.1%}", f"median error, {NAMES[name]}") for name, median in medians.items()]
+    covered = document["interval_coverage"].items()
+    return Cards([*facts, *((f"{share:.0%}", f"within 80% interval, {NAMES[name]}") for name, share in covered)])
+
+
+def _scatters(done: Sequence[Run], metrics: Sequence[str]) -> list[tuple[str, str]]:
+    engines = sorted({run.get("engine", "") for run in done})
+    return [
+        (
+            equality_figure(
+                [_dots(done, engine, name) for engine in engines],
+                f"measured {NAMES[name]} (ms)",
+                f"predicted {NAMES[name]} (ms)",
+                width=520,
+                height=420,
+            ),
+            f"{NAMES[name]}: one point a run; dashed: errors of 20%",
+        )
+        for name in metrics
+        if name in LATENCIES
+    ]
+
+
+def _dots(done: Sequence[Run], engine: str, metric: str) -> Series:
+    runs = [run for run in done if run.get("engine", "") == engine and metric in run["error"]]
+    labels = [", ".join(run[group] for group in GROUPS if group in run) for run in runs]
+    tooltips = [f"{run['id']}: {run['error'][metric]:+.1%} ({text})" for run, text in zip(runs, labels, strict=True)]
+    measured, predicted = ([run[which][metric] * 1e3 for run in runs] for which in ("measured", "predicted"))
+    return Series(engine, measured, predicted, tooltips=tooltips)
+
+
+def _distribution(done: Sequence[Run], metric: str) -> tuple[str, str]:
+    errors = [run["error"][metric] * 100 for run in done if metric in run["error"]]
+    axis = Axis(f"error in {NAMES[metric]}, %")
+    drawn = histogram("", errors, _ERROR_EDGES, axis, "runs", width=520, height=240)
+    return drawn, f"{NAMES[metric]}: runs by error; the last bar holds all beyond 95%"
+
+
+def _wide_scores(document: Mapping[str, Any], num_drafting: int) -> Table:
+    """Return the scores of every group of runs that differ in a label, and of those with speculative decoding."""
+    metrics = list(document["scores"])
+    groups = {
+        (name, label): scores for name, by in document["by"].items() if len(by) > 1 for label, scores in by.items()
+    }
+    if num_drafting:
+        groups["apart", DRAFTING] = document["scores_of_acceptance_fitted"]
+    rows = []
+    for (group, label), scores in groups.items():
+        known = [_scored(scores.get(name)) for name in metrics]
+        count = max((errors.num_runs for errors in known if errors is not None), default=0)
+        rows.append([group, label, str(count), *(cell for errors in known for cell in score_cells(errors))])
+    heads = (f"{_SHORT[name]} {what}" for name in metrics for what in ("median", "p90", "bias"))
+    return Table(("label", "value", "runs", *heads), rows, left=2)
+
+
+def score_cells(errors: Score | None) -> list[str]:
+    """Return median, 90th percentile and bias as percentages; empty where there is no run."""
+    if errors is None:
+        return ["", "", ""]
+    return [f"{errors.median:.1%}", f"{errors.p90:.1%}", f"{_signed_percent(errors.bias, 1)}%"]

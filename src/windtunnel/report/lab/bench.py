@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import RenderableType
 
 from windtunnel.files import new_files
 from windtunnel.metrics.client import ClientSummary, gaps_of
-from windtunnel.metrics.records import Table
-from windtunnel.report.documents import as_text
-from windtunnel.report.render.tables import columns, duration, grid, number, percent, title
+from windtunnel.metrics.records import Table as Records
+from windtunnel.report.numbers import duration, number, percent
+from windtunnel.report.render.json import as_text
+from windtunnel.report.report import Cards, Facts, Report, Section, Table
 from windtunnel.report.serving.run import LATENCY_HEADS, latency_rows
 from windtunnel.report.version import version
 from windtunnel.schema import encode
 from windtunnel.serving.scenario import Scenario, save
+from windtunnel.units import format_seconds
 from windtunnel.workload.arrivals import Arrivals, Static
 
 
-def bench_report(summary: ClientSummary, about: Mapping[str, str]) -> list[RenderableType]:
-    """Return latencies and throughput, as `windtunnel simulate` shows them."""
+def bench_report(summary: ClientSummary, about: Mapping[str, str]) -> Report:
+    """Return the report of a client's measurements: latencies and throughput, as of a simulation."""
     remarks = [(name, text) for name, text in about.items() if text and name not in ("model", "endpoint")]
-    return [
-        title(f"{about['model']} at {about['endpoint']}"),
-        "",
-        columns(LATENCY_HEADS, latency_rows(summary)),
-        "",
-        grid([*client_rows(summary), *remarks]),
-    ]
+    return Report(f"{about['model']} at {about['endpoint']}", [], [client_section(summary, remarks)])
+
+
+def client_section(summary: ClientSummary, remarks: Sequence[tuple[str, str]]) -> Section:
+    """Return a client's latencies, throughput and remarks."""
+    cards = [(format_seconds(summary.ttft_s.mean), "TTFT mean")]
+    if summary.tpot_s is not None:
+        cards.append((format_seconds(summary.tpot_s.mean), "TPOT mean"))
+    cards.append((number(summary.output_tokens_per_s), "output tokens/s"))
+    table = Table(LATENCY_HEADS, latency_rows(summary))
+    return Section("", [Cards(cards), table, Facts([*client_rows(summary), *remarks])], "Measured by the client")
 
 
 def client_rows(summary: ClientSummary) -> list[tuple[str, str]]:
@@ -56,7 +61,9 @@ def bench_document(summary: ClientSummary, about: Mapping[str, str], scenario: S
     }
 
 
-def vllm_document(summary: ClientSummary, requests: Table, tokens: Table, arrivals: Arrivals | None) -> dict[str, Any]:
+def vllm_document(
+    summary: ClientSummary, requests: Records, tokens: Records, arrivals: Arrivals | None
+) -> dict[str, Any]:
     """Document a run as `vllm bench serve --save-result --save-detailed` (vLLM 0.10 to 0.32) does; milliseconds.
 
     Its percentiles are those of the requests' own times, its throughputs over the span from the first sending.
@@ -100,7 +107,9 @@ def vllm_document(summary: ClientSummary, requests: Table, tokens: Table, arriva
     return document
 
 
-def write_bench(folder: Path, requests: Table, tokens: Table, document: Mapping[str, Any], scenario: Scenario) -> None:
+def write_bench(
+    folder: Path, requests: Records, tokens: Records, document: Mapping[str, Any], scenario: Scenario
+) -> None:
     """Write the records, the summary and the scenario to `folder`: all files or none.
 
     Raises:

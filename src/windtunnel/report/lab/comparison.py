@@ -3,23 +3,23 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import RenderableType
 
 from windtunnel.errors import InputError
 from windtunnel.formats.captures.capture import Capture
 from windtunnel.formats.captures.step_operators import OTHER, ROWS, MatchedStep, measured_steps, row_of_launch
 from windtunnel.lab.experiments.schema import REQUESTS
 from windtunnel.pricing.table import numeric_column, read_parquet, require_columns
-from windtunnel.report.documents import fields_of
 from windtunnel.report.lab.experiment import capture_of, finished_summary
-from windtunnel.report.render.html import Section, cards, figures, page, paragraph, table
-from windtunnel.report.render.plots import Axis, Series, figure
-from windtunnel.report.render.tables import columns, grid, percent, title
+from windtunnel.report.numbers import percent
+from windtunnel.report.render.json import fields_of
+from windtunnel.report.render.plots import Series, equality_figure
+from windtunnel.report.report import Block, Cards, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.serving.explain import Explanation, explain_step
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
@@ -226,18 +226,24 @@ def _step_comparison(name: str, pairs: Sequence[tuple[MatchedStep, Explanation]]
 # ------------------------------------------------------------------------------------------------------------ output
 
 
-def comparison_report(comparison: Comparison) -> list[RenderableType]:
-    """Return the comparison's tables."""
-    parts: list[RenderableType] = [
-        title(f"{comparison.run}: measured beside simulated"),
-        grid([("simulated", f"{comparison.setup.model.name} on {comparison.setup.device.title}")]),
-        "",
-        columns(REQUEST_HEADS, _request_rows(comparison)),
+def comparison_report(comparison: Comparison) -> Report:
+    """Return the report of a comparison: latencies, then the operators of each kind of step."""
+    simulated = ("simulated", f"{comparison.setup.model.name} on {comparison.setup.device.title}")
+    rows = _request_rows(comparison)
+    requests: list[Block] = [
+        Cards([(row[3], f"{row[0]}, mean off") for row in rows]),
+        Table(REQUEST_HEADS, rows),
+        OnPage(lambda: [Figures(_request_figures(comparison))]),
     ]
-    for step in comparison.steps:
-        parts += ["", title(_step_title(step))]
-        parts.append(columns(OPERATOR_HEADS, _operator_rows(step)))
-    return [*parts, *(f"note: {note}" for note in comparison.notes)]
+    sections = [Section("", requests, "Requests"), *map(_step_section, comparison.steps)]
+    notes = [f"note: {note}" for note in comparison.notes]
+    return Report(f"{comparison.run}: measured beside simulated", [Facts([simulated])], sections, notes)
+
+
+def _step_section(step: StepComparison) -> Section:
+    unmatched = f"{step.unmatched_fraction:.1%} of the kernels' time belongs to no operator of the model."
+    table = Table(OPERATOR_HEADS, _operator_rows(step))
+    return Section(_step_title(step), [table, OnPage(lambda: [unmatched, _operator_figure(step)])])
 
 
 def _step_title(step: StepComparison) -> str:
@@ -318,44 +324,21 @@ def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def comparison_page(comparison: Comparison) -> str:
-    """Return the comparison as a page."""
-    sections = [_request_section(comparison)]
-    for step in comparison.steps:
-        rows = [row for row in step.operators if row.measured_s and row.simulated_s and row.name != SUM]
-        points = Series(
-            "operators",
-            [row.measured_s or 0.0 for row in rows],
-            [row.simulated_s or 0.0 for row in rows],
-            tooltips=[f"{row.name}: {_signed(row.error)}" for row in rows],
-        )
-        drawn = figures([(_diagonal(points), "Operators of one step; on the line both agree.")])
-        shown = table(OPERATOR_HEADS, _operator_rows(step))
-        unmatched = paragraph(
-            f"{step.unmatched_fraction:.1%} of the kernels' time belongs to no operator of the model."
-        )
-        sections.append(Section(_step_title(step), shown + unmatched + drawn))
-    sections.append(Section("Notes", "".join(paragraph(note) for note in comparison.notes)))
-    lead = f"simulated: {comparison.setup.model.name} on {comparison.setup.device.title}"
-    return page(f"{comparison.run}: measured beside simulated", lead, sections)
+def _operator_figure(step: StepComparison) -> Figures:
+    rows = [row for row in step.operators if row.measured_s and row.simulated_s and row.name != SUM]
+    points = Series(
+        "operators",
+        [row.measured_s or 0.0 for row in rows],
+        [row.simulated_s or 0.0 for row in rows],
+        tooltips=[f"{row.name}: {_signed(row.error)}" for row in rows],
+    )
+    return Figures([(_equality([points]), "Operators of one step; on the line both agree.")])
 
 
-def _request_section(comparison: Comparison) -> Section:
-    drawn = [
-        (
-            _diagonal(Series("", metric.measured.tolist(), metric.simulated.tolist())),
-            f"{metric.name.removesuffix('_s').upper()} of every request",
-        )
-        for metric in comparison.requests
-    ]
-    facts = [(row[3], f"{row[0]}, mean off") for row in _request_rows(comparison)]
-    return Section("Requests", cards(facts) + table(REQUEST_HEADS, _request_rows(comparison)) + figures(drawn))
+def _request_figures(comparison: Comparison) -> list[tuple[str, str]]:
+    points = [Series("", metric.measured.tolist(), metric.simulated.tolist()) for metric in comparison.requests]
+    names = [metric.name.removesuffix("_s").upper() for metric in comparison.requests]
+    return [(_equality([series]), f"{name} of every request") for series, name in zip(points, names, strict=True)]
 
 
-def _diagonal(points: Series) -> str:
-    """Draw measured and simulated seconds around the line of equality, on logarithmic axes of the same range."""
-    values = [value for value in (*points.x, *points.y) if math.isfinite(value) and value > 0]
-    low, high = min(values, default=1.0) / 1.5, max(values, default=10.0) * 1.5
-    line = Series("", [low, high], [low, high], "dashes", colour="#888888")
-    axes = (Axis("measured (s)", True, low, high), Axis("simulated (s)", True, low, high))
-    return figure([line, points], *axes, width=420, height=400)
+_equality = partial(equality_figure, x="measured (s)", y="simulated (s)", width=420, height=400)

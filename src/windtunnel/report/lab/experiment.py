@@ -1,12 +1,12 @@
-"""A real run: a summary on the terminal, and a page with its kernels, calls, steps and roofline."""
+"""A real run, or any profiler's file: its latency and throughput, kernels, calls, copies, steps and roofline."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import RenderableType
 
 from windtunnel.errors import InputError
 from windtunnel.files import write_text
@@ -17,11 +17,26 @@ from windtunnel.formats.captures.read import read_capture
 from windtunnel.formats.captures.step_names import MEASURED
 from windtunnel.hardware import Device
 from windtunnel.lab.experiments.schema import CONFIG, STEPS, SUMMARY, TRACE
-from windtunnel.metrics.records import Table
 from windtunnel.pricing.table import read_parquet
-from windtunnel.report.render.html import Section, cards, figures, page, paragraph, table
+from windtunnel.report.numbers import number, percent
+from windtunnel.report.render.html import page
 from windtunnel.report.render.plots import COLOURS, Axis, Series, bar_chart, figure, shortened
-from windtunnel.report.render.tables import bars, columns, grid, number, percent, title
+from windtunnel.report.report import (
+    Bars,
+    Block,
+    Cards,
+    Cell,
+    Column,
+    Facts,
+    Figures,
+    OnPage,
+    OnTerminal,
+    Report,
+    Row,
+    Section,
+    Table,
+    table_of,
+)
 from windtunnel.schema import read_yaml
 from windtunnel.units import format_bytes, format_count, format_seconds, format_si
 
@@ -29,43 +44,36 @@ MOST_BARS, MOST_ROWS, MOST_POINTS = 20, 200, 2000
 PAGES = "visualization"
 
 
-# ---------------------------------------------------------------------------------------------------------- terminal
+# --------------------------------------------------------------------------------------------------- a finished run
 
 
-def experiment_report(summary: Mapping[str, Any]) -> list[RenderableType]:
-    """Return the tables of a finished run: model, latency and throughput, and under a profiler its kernels."""
+def experiment_report(summary: Mapping[str, Any]) -> Report:
+    """Return the report of a finished run: model, latency and throughput, and under a profiler its kernels."""
     metrics = summary["metrics"]
     tokens = f"{metrics['input_tokens']:,} tokens in, {metrics['output_tokens']:,} out"
-    parts: list[RenderableType] = [
-        title(f"{summary['model']}, {summary['mode']}"),
-        grid(
-            [
-                ("engine", f"{metrics['engine']} on {metrics['device']}, {metrics['dtype']}"),
-                ("requests", f"{metrics['num_requests']:,} at once, {tokens}"),
-                *_latency_rows(metrics),
-                ("memory", f"{format_bytes(metrics['peak_memory_bytes'])} at most"),
-            ]
-        ),
+    facts = [
+        ("engine", f"{metrics['engine']} on {metrics['device']}, {metrics['dtype']}"),
+        ("requests", f"{metrics['num_requests']:,} at once, {tokens}"),
+        *_latency_rows(metrics),
+        ("memory", f"{format_bytes(metrics['peak_memory_bytes'])} at most"),
     ]
+    sections = []
     if summary.get("top_kernels"):
-        parts += ["", title(f"Where the time goes, by {summary['tool']}"), bars(_shares(summary["seconds_by_class"]))]
-        rows = [[short_name(name), *cells] for name, *cells in top_kernel_rows(summary)]
-        parts += ["", columns(("kernel", "runs", "total", "share"), rows)]
-    parts += [f"note: {note}" for note in summary.get("notes", ())]
-    return parts
+        bars = Bars(_shares(summary["seconds_by_class"]))
+        sections = [Section(f"Where the time goes, by {summary['tool']}", [bars, top_kernel_table(summary)])]
+    notes = [f"note: {note}" for note in summary.get("notes", ())]
+    return Report(f"{summary['model']}, {summary['mode']}", [Facts(facts)], sections, notes)
 
 
-def top_kernel_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+def top_kernel_table(summary: Mapping[str, Any]) -> Table:
     """Return name, runs, total time and share of the kernels that take longest."""
-    return [
-        [
-            kernel["name"],
-            f"{kernel['count']:,}",
-            format_seconds(kernel["total_s"]),
-            f"{kernel['time_percentage']:.1f}%",
-        ]
-        for kernel in summary.get("top_kernels") or []
-    ]
+    columns: Mapping[str, Column] = {
+        "kernel": lambda kernel: short_name(kernel["name"]),
+        "runs": lambda kernel: f"{kernel['count']:,}",
+        "total": "total_s",
+        "share": lambda kernel: f"{kernel['time_percentage']:.1f}%",
+    }
+    return table_of(summary.get("top_kernels") or [], columns)
 
 
 def _latency_rows(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -79,85 +87,6 @@ def _latency_rows(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
     total_s = sum(seconds.values()) or 1.0
     return {name.replace("_", " "): part / total_s for name, part in seconds.items()}
-
-
-def capture_report(capture: Capture) -> list[RenderableType]:
-    """Return the tables of any profiler's file: kernels, calls, copies, the device's time, and notes."""
-    parts: list[RenderableType] = [title(f"{capture.tool}: {len(capture.kernels):,} kernels and copies")]
-    parts += [grid(_device_rows(capture))] if capture.is_timeline and len(capture.kernels) else []
-    parts += ["", bars(_shares(kernel_time.class_time(capture))), ""]
-    kernels = kernel_time.kernel_table(capture)
-    rows = [_kernel_cells(capture, kernels, place) for place in range(min(len(kernels), MOST_BARS))]
-    parts.append(columns(*_without_empty(_KERNEL_HEADERS, rows), left=2))
-    for name, statistics in (("API call", kernel_time.call_time(capture)), ("copy", kernel_time.copy_time(capture))):
-        if len(statistics):
-            rows = _statistics_rows(capture, statistics, _FOR_PEOPLE)[:MOST_BARS]
-            parts += ["", columns((name, "number", "total", "share", "median", "most"), rows)]
-    return [*parts, *(f"note: {note}" for note in capture.notes)]
-
-
-_KERNEL_HEADERS = ("kernel", "class", "runs", "total", "share", "median", "FLOP/s", "B/s", "occupancy")
-
-
-def _without_empty(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
-    """Return headers and rows without empty columns."""
-    keep = [place for place in range(len(headers)) if place < 2 or any(row[place] for row in rows)]
-    return [headers[place] for place in keep], [[row[place] for place in keep] for row in rows]
-
-
-def _device_rows(capture: Capture) -> Iterator[tuple[str, str]]:
-    for device, use in kernel_time.device_time(capture).items():
-        name = f"{capture.devices[device]}, " if device in capture.devices else ""
-        yield (
-            f"device {device}" if device >= 0 else "processor",
-            (
-                f"{name}busy {format_seconds(use.busy_s)} of {format_seconds(use.span_s)} "
-                f"({percent(use.busy_s / use.span_s) if use.span_s else '-'}), "
-                f"{format_count(len(use.gaps_s), 'gap')}, the longest "
-                f"{format_seconds(float(use.gaps_s.max(initial=0.0)))}"
-            ),
-        )
-        if use.communication_s:
-            yield (
-                "communication",
-                f"{format_seconds(use.communication_s)}, {percent(use.overlap_fraction)} beside computation",
-            )
-    launches = kernel_time.launch_times(capture)
-    if len(launches.latency_s):
-        yield "launch", f"{format_seconds(float(np.median(launches.latency_s)))} from call to kernel, median"
-
-
-def _kernel_cells(capture: Capture, kernels: Table, place: int) -> list[str]:
-    return [
-        shortened(short_name(capture.names[kernels["name"][place]])),
-        CLASSES[kernels["kernel_class"][place]].replace("_", " "),
-        f"{kernels['count'][place]:,}",
-        format_seconds(float(kernels["total_s"][place])),
-        percent(float(kernels["share"][place])),
-        format_seconds(float(kernels["median_s"][place])),
-        _si(kernels["flops_per_s"][place], "FLOP/s"),
-        _si(kernels["bytes_per_s"][place], "B/s"),
-        percent(float(kernels["occupancy_fraction"][place]))
-        if np.isfinite(kernels["occupancy_fraction"][place])
-        else "",
-    ]
-
-
-def _si(value: float, unit: str) -> str:
-    return format_si(float(value), unit) if np.isfinite(value) else ""
-
-
-def _statistics_rows(
-    capture: Capture, statistics: kernel_time.NameStatistics, formats: Sequence[Callable[[Any], str]]
-) -> list[list[str]]:
-    """Return a row per name, the first `MOST_ROWS`: count, total, share, median and longest in these formats."""
-    columns_of = (statistics.count, statistics.total, statistics.share, statistics.median, statistics.most)
-    names = [capture.names[code] for code in statistics.names[:MOST_ROWS]]
-    cells = (map(shown, values[:MOST_ROWS].tolist()) for shown, values in zip(formats, columns_of, strict=True))
-    return [list(row) for row in zip(names, *cells, strict=True)]
-
-
-# -------------------------------------------------------------------------------------------------------------- page
 
 
 def write_experiment_page(folder: Path, device: Device | None = None) -> Path:
@@ -176,18 +105,18 @@ def write_experiment_page(folder: Path, device: Device | None = None) -> Path:
     summary = finished_summary(folder)
     capture = capture_of(folder, str(summary["mode"]))
     drawn = capture_figures(capture) if capture else {}
-    sections = [overview_section(summary), *steps_section(folder)]
+    sections = overview_sections(summary, folder)
     if capture is not None:
-        sections += capture_sections(capture, drawn, device)
-    config = read_yaml(folder / CONFIG)
-    rows = [(key, json.dumps(value)) for key, value in config.items()]
-    sections.append(Section("Experiment", table(("field", "value"), rows, left=2)))
+        sections += [Section("Devices", _devices(capture)), *capture_sections(capture, drawn, device)]
+    config = [(key, json.dumps(value)) for key, value in read_yaml(folder / CONFIG).items()]
+    sections.append(Section("Experiment", [Table(("field", "value"), config, left=2)]))
     name = folder.resolve().name
     lead = f"{summary['metrics']['engine']} on {summary['metrics']['device']}, mode {summary['mode']}"
     for label, svg in drawn.items():
         write_text(folder / PAGES / f"{name}_{label}.svg", svg)
     target = folder / PAGES / f"{name}_report.html"
-    write_text(target, page(name, lead, sections))
+    notes = capture.notes if capture is not None else ()
+    write_text(target, page(Report(name, [lead], sections, notes)))
     return target
 
 
@@ -215,13 +144,8 @@ def capture_of(folder: Path, mode: str) -> Capture | None:
     return within(read_capture(databases[0]), MEASURED) if mode in ("nsys", "nsys_ncu") and databases else None
 
 
-def capture_page(capture: Capture, name: str, device: Device | None = None) -> str:
-    """Return the page of any profiler's file."""
-    return page(name, capture.tool, capture_sections(capture, capture_figures(capture), device))
-
-
-def overview_section(summary: Mapping[str, Any]) -> Section:
-    """Return the figures of a finished run."""
+def overview_sections(summary: Mapping[str, Any], folder: Path) -> list[Section]:
+    """Return the figures of a finished run, and its steps where its folder has them."""
     metrics = summary["metrics"]
     facts = [
         (format_seconds(metrics["ttft_s"]), "TTFT"),
@@ -232,11 +156,12 @@ def overview_section(summary: Mapping[str, Any]) -> Section:
         (format_bytes(metrics["peak_memory_bytes"]), "most memory"),
         (format_seconds(metrics["load_s"]), "loading"),
     ]
-    note = paragraph("A profiler was at work: these times are longer than without.") if metrics["is_profiled"] else ""
-    return Section("Overview", cards(facts) + note)
+    slow = ["A profiler was at work: these times are longer than without."] if metrics["is_profiled"] else []
+    steps = [Section("Steps", [OnPage(lambda: [_step_figure(folder)])])] if (folder / STEPS).is_file() else []
+    return [Section("Overview", [Cards(facts), *slow]), *steps]
 
 
-def steps_section(folder: Path) -> list[Section]:
+def _step_figure(folder: Path) -> Figures:
     """Plot every step of a finished run."""
     steps = read_parquet(folder / STEPS)
     start_s = np.array(steps["start_s"].to_pylist())
@@ -246,8 +171,167 @@ def steps_section(folder: Path) -> list[Section]:
         Series(label, start_s[mask].tolist(), took_ms[mask].tolist(), tooltips=[f"{ms:.3g} ms" for ms in took_ms[mask]])
         for label, mask in (("prompts", is_prefill), ("decode", ~is_prefill))
     ]
-    svg = figure(series, Axis("start of the step (s)"), Axis("duration (ms)", low=0.0))
-    return [Section("Steps", figures([(svg, "Every step of the run; the first computes the prompts.")]))]
+    drawn = figure(series, Axis("start of the step (s)"), Axis("duration (ms)", low=0.0))
+    return Figures([(drawn, "Every step of the run; the first computes the prompts.")])
+
+
+# --------------------------------------------------------------------------------------------------------- a capture
+
+
+def capture_report(capture: Capture, name: str = "", device: Device | None = None) -> Report:
+    """Return the report of any profiler's file: kernels, calls, copies, the device's time, and notes.
+
+    Args:
+        capture: what was recorded.
+        name: of the file, on a page.
+        device: whose roofline a page draws the kernels under; None: none.
+    """
+    title = f"{capture.tool}: {len(capture.kernels):,} kernels and copies"
+    lead = [OnPage(lambda: [name]), *_devices(capture)]
+    notes = [f"note: {note}" for note in capture.notes]
+    return Report(title, lead, capture_sections(capture, None, device), notes)
+
+
+def capture_sections(capture: Capture, drawn: Mapping[str, str] | None, device: Device | None) -> list[Section]:
+    """Return a capture's sections: time, kernels, calls, copies, ranges and roofline, as far as it has them.
+
+    Args:
+        capture: what was recorded.
+        drawn: of `capture_figures`; None: drawn for a page.
+        device: of the roofline.
+    """
+    captions = {
+        "classes": "By what kernels are for.",
+        "kernel_time": "The kernels that take most of it.",
+        "cuda_api": "Calls of the API, on the host.",
+    }
+
+    def figures() -> list[Block]:
+        known = drawn if drawn is not None else capture_figures(capture)
+        return [Figures([(known[name], caption) for name, caption in captions.items() if name in known])]
+
+    shares = _shares(kernel_time.class_time(capture))
+    times: list[Block] = [OnTerminal(lambda: [Bars(shares)]), OnPage(figures)]
+    statistics = {
+        ("API call", "API calls"): kernel_time.call_time(capture),
+        ("copy", "Copies"): kernel_time.copy_time(capture),
+    }
+    return [
+        Section("", times, "Where the time goes"),
+        Section("Roofline", [OnPage(lambda: _roofline(capture, device))]),
+        _in_both(lambda limit: _kernel_table(capture, limit), "Kernels"),
+        *(
+            _in_both(partial(_statistics_table, capture, values, name), heading)
+            for (name, heading), values in statistics.items()
+            if len(values)
+        ),
+        *_ranges(capture),
+    ]
+
+
+def _in_both(table: Callable[[int], Table], heading: str) -> Section:
+    """Return a section of the first rows of a table on a terminal, and of many more on a page."""
+    return Section("", [OnTerminal(lambda: [table(MOST_BARS)]), OnPage(lambda: [table(MOST_ROWS)])], heading)
+
+
+def _without_empty(headers: Sequence[str], rows: Sequence[Row]) -> tuple[list[str], list[Row]]:
+    """Return headers and rows without empty columns."""
+    keep = [place for place in range(len(headers)) if place < 2 or any(str(row[place]) for row in rows)]
+    return [headers[place] for place in keep], [[row[place] for place in keep] for row in rows]
+
+
+def _devices(capture: Capture) -> list[Block]:
+    """Return how busy each device was, where the capture has times."""
+    return [Facts(list(_device_rows(capture)))] if capture.is_timeline and len(capture.kernels) else []
+
+
+def _device_rows(capture: Capture) -> Iterator[tuple[str, str]]:
+    for device, use in kernel_time.device_time(capture).items():
+        name = f"{capture.devices[device]}, " if device in capture.devices else ""
+        share = percent(use.busy_s / use.span_s) if use.span_s else "-"
+        busy = f"{name}busy {format_seconds(use.busy_s)} of {format_seconds(use.span_s)} ({share})"
+        longest = format_seconds(float(use.gaps_s.max(initial=0.0)))
+        gaps = f"{format_count(len(use.gaps_s), 'gap')}, the longest {longest}"
+        yield f"device {device}" if device >= 0 else "processor", f"{busy}, {gaps}"
+        if use.communication_s:
+            hidden = percent(use.overlap_fraction)
+            yield "communication", f"{format_seconds(use.communication_s)}, {hidden} beside computation"
+    launches = kernel_time.launch_times(capture)
+    if len(launches.latency_s):
+        yield "launch", f"{format_seconds(float(np.median(launches.latency_s)))} from call to kernel, median"
+
+
+_KERNEL_HEADS = ("kernel", "class", "runs", "total", "share", "median", "FLOP/s", "B/s", "occupancy")
+_PAGE_HEADS = ("compute of peak", "memory of peak", "stream", "grid", "block")
+"""Further columns of a page."""
+
+
+def _kernel_table(capture: Capture, limit: int) -> Table:
+    """Return the kernels that take longest; a page has more of them, with their whole names and more columns."""
+    kernels, is_on_page = kernel_time.kernel_table(capture), limit > MOST_BARS
+    rows = []
+    for place in range(min(len(kernels), limit)):
+        row = {name: kernels[name][place] for name in kernels.columns}
+        name = capture.names[row["name"]]
+        cells = [
+            name if is_on_page else shortened(short_name(name)),
+            CLASSES[row["kernel_class"]].replace("_", " "),
+            _cell(row["count"], "{:,}".format),
+            *(_cell(row[key], shown) for key, shown in _KERNEL_FORMATS.items()),
+        ]
+        if is_on_page:
+            shares = (_cell(row[f"{kind}_fraction"], percent) for kind in ("compute", "memory"))
+            stream, block = ("" if row[name] < 0 else str(row[name]) for name in ("stream", "block_threads"))
+            cells += [*shares, "several" if row["num_streams"] > 1 else stream, _grid(row), block]
+        rows.append(cells)
+    return Table(*_without_empty((*_KERNEL_HEADS, *(_PAGE_HEADS if is_on_page else ())), rows), left=2)
+
+
+_KERNEL_FORMATS: Mapping[str, Callable[[float], str]] = {
+    "total_s": format_seconds,
+    "share": percent,
+    "median_s": format_seconds,
+    "flops_per_s": lambda rate: format_si(rate, "FLOP/s"),
+    "bytes_per_s": lambda rate: format_si(rate, "B/s"),
+    "occupancy_fraction": percent,
+}
+
+
+def _cell(value: float, shown: Callable[[Any], str]) -> Cell:
+    """Return a figure that a page sorts by its value; empty where it is unknown."""
+    return Cell(shown(value), float(value)) if np.isfinite(value) else Cell("")
+
+
+def _grid(kernel: Mapping[str, Any]) -> str:
+    """Return the commonest grid of a kernel, and the number of others."""
+    sizes, others = [int(kernel[f"grid_{axis}"]) for axis in "xyz"], int(kernel["num_grids"]) - 1
+    return "" if min(sizes) < 0 else " x ".join(map(str, sizes)) + (f", {others} more" if others else "")
+
+
+_STATISTICS_FORMATS: Mapping[str, Callable[[Any], str]] = {
+    "count": "{:,}".format,
+    "total": format_seconds,
+    "share": percent,
+    "median": format_seconds,
+    "most": format_seconds,
+}
+
+
+def _statistics_table(capture: Capture, statistics: kernel_time.NameStatistics, name: str, limit: int) -> Table:
+    """Return a row per name, the first `limit`: count, total, share, median and longest."""
+    rows = [
+        [
+            capture.names[code],
+            *(_cell(getattr(statistics, key)[place], shown) for key, shown in _STATISTICS_FORMATS.items()),
+        ]
+        for place, code in enumerate(statistics.names[:limit])
+    ]
+    moved = []
+    if name == "copy" and limit > MOST_BARS:
+        copied = kernel_time.copy_bytes(capture)
+        pairs = zip(copied.names, copied.total.tolist(), strict=True)
+        moved = [f"Moved: {', '.join(f'{capture.names[code]} {format_bytes(total)}' for code, total in pairs)}."]
+    return Table((name, "number", "total", "share", "median", "most"), rows, notes=moved)
 
 
 def capture_figures(capture: Capture) -> dict[str, str]:
@@ -280,119 +364,29 @@ def _class_colour(code: int) -> str:
     return COLOURS[named.index(CLASSES[code])] if CLASSES[code] in named else COLOURS[-1]
 
 
-def capture_sections(capture: Capture, drawn: Mapping[str, str], device: Device | None) -> list[Section]:
-    """Return a capture's sections: time, kernels, calls, copies, ranges and roofline, as far as it has them."""
-    notes = "".join(paragraph(f"Note: {note}.") for note in capture.notes)
-    sections = [Section("Where the time goes", notes + _device_table(capture) + _drawn(drawn))]
-    sections += _roofline(capture, device)
-    sections.append(Section("Kernels", _kernel_page_table(capture)))
-    for name, statistics in (("API calls", kernel_time.call_time(capture)), ("Copies", kernel_time.copy_time(capture))):
-        if len(statistics):
-            moved = _moved(capture) if name == "Copies" else ""
-            rows = _statistics_rows(capture, statistics, _FOR_SORTING)
-            sections.append(Section(name, moved + table(("name", *_STATISTICS_HEADS), rows)))
-    return sections + _ranges(capture)
-
-
-def _kernel_page_table(capture: Capture) -> str:
-    """Return the kernel table in fixed units, so that its columns sort."""
-    kernels = kernel_time.kernel_table(capture)
-    headers = ("kernel", "class", "runs", "total (ms)", "share (%)", "median (us)", "stream", "grid", "block")
-    rates = ("TFLOP/s", "GB/s", "occupancy (%)", "compute (% of peak)", "memory (% of peak)")
-    scales = {"flops_per_s": 1e-12, "bytes_per_s": 1e-9}
-    scales |= dict.fromkeys(("occupancy_fraction", "compute_fraction", "memory_fraction"), 100.0)
-    rows = [
-        [
-            capture.names[kernels["name"][place]],
-            CLASSES[kernels["kernel_class"][place]].replace("_", " "),
-            str(kernels["count"][place]),
-            _scaled(kernels["total_s"][place], 1e3),
-            _scaled(kernels["share"][place], 100.0),
-            _scaled(kernels["median_s"][place], 1e6),
-            "several" if kernels["num_streams"][place] > 1 else _whole(kernels["stream"][place]),
-            _grid(kernels, place),
-            _whole(kernels["block_threads"][place]),
-            *(_scaled(kernels[name][place], scale) for name, scale in scales.items()),
-        ]
-        for place in range(min(len(kernels), MOST_ROWS))
-    ]
-    return table(*_without_empty((*headers, *rates), rows), left=2)
-
-
-def _grid(kernels: Table, place: int) -> str:
-    """Return the commonest grid, and the number of others."""
-    sizes = [int(kernels[f"grid_{axis}"][place]) for axis in "xyz"]
-    others = int(kernels["num_grids"][place]) - 1
-    return "" if min(sizes) < 0 else " x ".join(map(str, sizes)) + (f", {others} more" if others else "")
-
-
-def _scaled(value: float, scale: float) -> str:
-    return f"{value * scale:.4g}" if np.isfinite(value) else ""
-
-
-def _scaled_by(scale: float) -> Callable[[float], str]:
-    return lambda value: _scaled(value, scale)
-
-
-_STATISTICS_HEADS = ("number", "total (ms)", "share (%)", "median (us)", "most (us)")
-_FOR_SORTING = (str, _scaled_by(1e3), _scaled_by(100.0), _scaled_by(1e6), _scaled_by(1e6))
-_FOR_PEOPLE = ("{:,}".format, format_seconds, percent, format_seconds, format_seconds)
-"""Formats of count, total, share, median and longest."""
-
-
-def _whole(value: int) -> str:
-    return "" if value < 0 else str(value)
-
-
-def _drawn(drawn: Mapping[str, str]) -> str:
-    captions = {
-        "classes": "By what kernels are for.",
-        "kernel_time": "The kernels that take most of it.",
-        "cuda_api": "Calls of the API, on the host.",
-    }
-    return figures([(drawn[name], caption) for name, caption in captions.items() if name in drawn])
-
-
-def _device_table(capture: Capture) -> str:
-    rows = [
-        (
-            capture.devices.get(device, f"device {device}" if device >= 0 else "processor"),
-            format_seconds(use.span_s),
-            percent(use.busy_s / use.span_s) if use.span_s else "",
-            f"{len(use.gaps_s):,}",
-            format_seconds(float(use.gaps_s.max(initial=0.0))),
-            format_seconds(use.communication_s),
-            percent(use.overlap_fraction) if use.communication_s else "",
-        )
-        for device, use in kernel_time.device_time(capture).items()
-    ]
-    headers = ("device", "span", "busy", "gaps", "longest gap", "communication", "beside computation")
-    return table(headers, rows) if rows else ""
-
-
-def _moved(capture: Capture) -> str:
-    moved = kernel_time.copy_bytes(capture)
-    pairs = zip(moved.names, moved.total.tolist(), strict=True)
-    parts = (f"{capture.names[code]} {format_bytes(total)}" for code, total in pairs)
-    return paragraph(f"Moved: {', '.join(parts)}.")
-
-
 def _ranges(capture: Capture) -> list[Section]:
-    ranges = kernel_time.range_time(capture)
-    if not len(ranges.names):
-        hosts = kernel_time.host_range_time(capture)
-        shown = table(("range", *_STATISTICS_HEADS), _statistics_rows(capture, hosts, _FOR_SORTING))
-        return [Section("Ranges, on the host", shown)] if len(hosts) else []
-    spans = (ranges.host_s, ranges.device_s, ranges.busy_s)
-    rows = [
-        [capture.name_of(name), *(_scaled(span[place], 1e3) for span in spans), str(ranges.num_kernels[place])]
-        for place, name in enumerate(ranges.names[:MOST_ROWS])
-    ]
-    heads = ("range", "host (ms)", "device, first to last (ms)", "kernels' sum (ms)", "kernels")
-    return [Section("Ranges", table(heads, rows))]
+    """Return the ranges of a page: with the kernels that they launched, or as the host ran them."""
+
+    def blocks() -> list[Block]:
+        ranges = kernel_time.range_time(capture)
+        if not len(ranges.names):
+            hosts = kernel_time.host_range_time(capture)
+            return [_statistics_table(capture, hosts, "range on the host", MOST_ROWS)] if len(hosts) else []
+        spans = (ranges.host_s, ranges.device_s, ranges.busy_s)
+        rows: list[Row] = [
+            [
+                capture.name_of(name),
+                *(_cell(span[place], format_seconds) for span in spans),
+                str(ranges.num_kernels[place]),
+            ]
+            for place, name in enumerate(ranges.names[:MOST_ROWS])
+        ]
+        return [Table(("range", "host", "device, first to last", "kernels' sum", "kernels"), rows)]
+
+    return [Section("Ranges", [OnPage(blocks)])]
 
 
-def _roofline(capture: Capture, device: Device | None) -> list[Section]:
+def _roofline(capture: Capture, device: Device | None) -> list[Block]:
     """Plot achieved rate over arithmetic intensity for kernels whose work is known, below the device's peaks."""
     rows = capture.kernels
     known = np.flatnonzero(
@@ -415,7 +409,7 @@ def _roofline(capture: Capture, device: Device | None) -> list[Section]:
     caption = "Kernels whose work is known by their shapes or counters" + (
         f", below the peaks of {device.title}." if device else "."
     )
-    return [Section("Roofline", figures([(svg, caption)]))]
+    return [Figures([(svg, caption)])]
 
 
 def _roofs(device: Device, intensity: np.ndarray[Any, np.dtype[np.float64]]) -> list[Series]:

@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import RenderableType
 
 from windtunnel.pricing.regress import MethodScore
 from windtunnel.pricing.table import MeasurementTable
-from windtunnel.report.documents import fields_of
-from windtunnel.report.render.tables import columns, grid, percent, title
+from windtunnel.report.numbers import percent
+from windtunnel.report.render.json import fields_of
+from windtunnel.report.report import Column, Facts, Report, Table, table_of
 from windtunnel.serving.deployment import HostOverheads
-from windtunnel.units import format_bytes, format_seconds, format_si
+from windtunnel.units import format_seconds, format_si
 
 if TYPE_CHECKING:
     from windtunnel.lab.profile.collectives import TimedCollective
@@ -34,23 +34,23 @@ class OverheadRow:
     prepare_s: float
     process_s: float
 
+    @property
+    def total_s(self) -> float:
+        return self.schedule_s + self.prepare_s + self.process_s
 
-def tables_report(tables: Sequence[MeasurementTable]) -> list[RenderableType]:
-    """Return the measured tables, a line each."""
-    rows = []
-    for table in tables:
-        spread = spread_of(table)
-        rows.append(
-            (
-                " ".join([table.kind, *table.words.values()]),
-                f"{len(table.rows_by_site):,}",
-                f"{len(table):,}",
-                format_seconds(float(table.seconds.min())),
-                format_seconds(float(table.seconds.max())),
-                "" if spread is None else percent(spread),
-            )
-        )
-    return [columns(("operator", "shapes", "points", "fastest", "slowest", "spread"), rows)]
+
+def tables_report(tables: Sequence[MeasurementTable]) -> Report:
+    """Return the report of measured tables, a line each."""
+    return Report("", [_measured(tables)])
+
+
+def _measured(tables: Sequence[MeasurementTable]) -> Table:
+    documents = tables_document(tables)["tables"]
+    names = (" ".join([table.kind, *table.words.values()]) for table in tables)
+    rows = [{"name": name, "spread_fraction": row["spread"], **row} for name, row in zip(names, documents, strict=True)]
+    columns = {"operator": "name", "shapes": "num_shapes", "points": "num_points"}
+    columns |= {"fastest": "fastest_s", "slowest": "slowest_s", "spread": "spread_fraction"}
+    return table_of(rows, columns)
 
 
 def spread_of(table: MeasurementTable) -> float | None:
@@ -79,8 +79,8 @@ def tables_document(tables: Sequence[MeasurementTable]) -> dict[str, Any]:
     }
 
 
-def compute_report(profile: ComputeProfile) -> list[RenderableType]:
-    """Return the tables of a profile of operators, and how well they add up to whole forwards."""
+def compute_report(profile: ComputeProfile) -> Report:
+    """Return the report of a profile of operators: its tables, and how well they add up to whole forwards."""
     errors = profile.closure_errors
     closed = float(np.mean(np.abs(errors) <= CLOSED))
     sum_text = f"operators add up to {1 + np.median(errors):.1%} of the whole forward (median)"
@@ -90,7 +90,7 @@ def compute_report(profile: ComputeProfile) -> list[RenderableType]:
     ]
     if profile.pressure is not None:
         facts.append(("disturbance", f"another task waited for a CPU {percent(profile.pressure)} of the time"))
-    return [*tables_report(profile.tables), grid([]), grid(facts)]
+    return Report("", [_measured(profile.tables), Facts(facts)])
 
 
 def compute_document(profile: ComputeProfile) -> dict[str, Any]:
@@ -108,20 +108,12 @@ def compute_document(profile: ComputeProfile) -> dict[str, Any]:
     }
 
 
-def collectives_report(timed: Sequence[TimedCollective]) -> list[RenderableType]:
-    """Return the table of times and bandwidths, as nccl-tests prints them."""
-    cells = [
-        (
-            row.op,
-            str(row.num_workers),
-            format_bytes(row.size_bytes),
-            format_seconds(row.statistics.median_s),
-            format_si(row.algorithm_bytes_per_s, "B/s"),
-            format_si(row.bus_bytes_per_s, "B/s") if row.num_workers > 1 else "",
-        )
-        for row in timed
-    ]
-    return [columns(("collective", "workers", "size", "time", "algorithm", "bus"), cells)]
+def collectives_report(timed: Sequence[TimedCollective]) -> Report:
+    """Return the report of times and bandwidths, as nccl-tests prints them."""
+    columns: dict[str, Column] = {"collective": "op", "workers": "num_workers", "size": "size_bytes"}
+    columns |= {"time": "statistics.median_s", "algorithm": "algorithm_bytes_per_s"}
+    columns["bus"] = lambda row: format_si(row.bus_bytes_per_s, "B/s") if row.num_workers > 1 else ""
+    return Report("", [table_of(timed, columns)])
 
 
 def collectives_document(timed: Sequence[TimedCollective]) -> dict[str, Any]:
@@ -138,20 +130,12 @@ def collectives_document(timed: Sequence[TimedCollective]) -> dict[str, Any]:
     return {"collectives": rows}
 
 
-def overheads_report(host: HostOverheads, rows: Sequence[OverheadRow]) -> list[RenderableType]:
-    """Return the host's time beside the forward, by batch, and the line through it."""
-    cells = [
-        (
-            str(row.num_requests),
-            str(row.num_steps),
-            *(format_seconds(part) for part in (row.schedule_s, row.prepare_s, row.process_s)),
-            format_seconds(row.schedule_s + row.prepare_s + row.process_s),
-        )
-        for row in rows
-    ]
+def overheads_report(host: HostOverheads, rows: Sequence[OverheadRow]) -> Report:
+    """Return the report of the host's time beside the forward, by batch, and the line through it."""
+    columns: dict[str, Column] = {"requests": "num_requests", "steps": "num_steps"}
+    columns |= {"schedule": "schedule_s", "prepare": "prepare_s", "process": "process_s", "in all": "total_s"}
     line = f"{format_seconds(host.step_s or 0.0)} a step and {format_seconds(host.request_s or 0.0)} a request"
-    table = columns(("requests", "steps", "schedule", "prepare", "process", "in all"), cells, left=0)
-    return [table, grid([]), grid([("host", line)])]
+    return Report("", [table_of(rows, columns, left=0), Facts([("host", line)])])
 
 
 def overheads_document(host: HostOverheads, rows: Sequence[OverheadRow]) -> dict[str, Any]:
@@ -163,8 +147,8 @@ Checked = Mapping[tuple[str, ...], tuple[MeasurementTable, Sequence[MethodScore]
 """Kind and words of a table -> the table and its estimators' errors, the best first."""
 
 
-def check_report(about: Mapping[str, str], checked: Checked) -> list[RenderableType]:
-    """Return the table of every estimator's error on points left out."""
+def check_report(about: Mapping[str, str], checked: Checked) -> Report:
+    """Return the report of every estimator's error on points left out."""
     methods = sorted({score.method for _, scores in checked.values() for score in scores})
     rows = []
     for words, (table, scores) in checked.items():
@@ -173,7 +157,7 @@ def check_report(about: Mapping[str, str], checked: Checked) -> list[RenderableT
         rows.append((" ".join(words), f"{len(table):,}", *cells))
     headers = ("operator", "points", *(name.replace("_", " ") for name in methods))
     what = f"median |error| on points left out of {about.get('device', 'the profile')}; * is what `auto` takes"
-    return [title(what), columns(headers, rows)]
+    return Report(what, [Table(headers, rows)])
 
 
 def check_document(about: Mapping[str, str], checked: Checked) -> dict[str, Any]:

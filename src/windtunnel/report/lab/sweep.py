@@ -4,20 +4,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import RenderableType
-
 from windtunnel.files import write_text
 from windtunnel.lab.experiments.schema import Experiment
-from windtunnel.report.render.html import Section, cards, figures, page, table
+from windtunnel.report.numbers import number
+from windtunnel.report.render.html import page
 from windtunnel.report.render.plots import Axis, figure, marked_lines
-from windtunnel.report.render.tables import columns, number, title
+from windtunnel.report.report import Cards, Figures, OnPage, OnTerminal, Report, Section, Table, Text
 from windtunnel.units import format_count, format_seconds
 
 Rows = Sequence[tuple[Experiment, Mapping[str, Any]]]
 """Each point with its summary."""
 
 PAGE = "sweep_report.html"
-_COLUMNS = ("TTFT", "TPOT", "tokens/s", "status")
 _FIGURES = (
     ("output_tokens_per_s", "output tokens/s", 1.0),
     ("tpot_s", "TPOT (ms)", 1e3),
@@ -33,12 +31,23 @@ def sweep_document(fields: Sequence[str], rows: Rows) -> dict[str, Any]:
     }
 
 
-def sweep_report(fields: Sequence[str], rows: Rows) -> list[RenderableType]:
-    """Return the table of a sweep's points."""
-    return [
-        title(f"{format_count(len(rows), 'experiment')}"),
-        columns((*fields, *_COLUMNS), [_cells(fields, *row) for row in rows], left=0),
+def sweep_report(fields: Sequence[str], rows: Rows) -> Report:
+    """Return the report of a sweep: its points, and curves over the swept fields."""
+    done = [(point, summary) for point, summary in rows if summary["status"] == "done"]
+    failed = sorted({str(summary["error"]) for _, summary in rows if "error" in summary})
+    heads = (*fields, "TTFT", "TPOT", "tokens/s", "status")
+    points = [_cells(fields, *row) for row in rows]
+    folders = [[*cells, str(summary.get("folder", ""))] for cells, (_, summary) in zip(points, rows, strict=True)]
+    name = rows[0][0].label if rows else "sweep"
+    sections = [
+        Section("", [OnPage(lambda: [Cards([(str(len(rows)), "experiments"), (str(len(done)), "finished")])])]),
+        Section("Curves", [OnPage(lambda: [Figures(_curves(fields, done))])]),
+        Section("Experiments", [OnPage(lambda: [Table((*heads, "folder"), folders, left=0)])]),
+        Section("What did not run", [OnPage(lambda: [Text(failed)] if failed else [])]),
     ]
+    lead = [OnPage(lambda: [f"Sweep of {name} over {', '.join(fields)}."])]
+    table = OnTerminal(lambda: [Table(heads, points, left=0)])
+    return Report(f"{format_count(len(rows), 'experiment')}", [*lead, table], sections)
 
 
 def _cells(fields: Sequence[str], point: Experiment, summary: Mapping[str, Any]) -> list[str]:
@@ -57,25 +66,8 @@ def write_sweep_page(results: Path, fields: Sequence[str], rows: Rows) -> Path:
     Returns:
         The page's path.
     """
-    done = [(point, summary) for point, summary in rows if summary["status"] == "done"]
-    sections = [
-        Section("Overview", cards([(str(len(rows)), "experiments"), (str(len(done)), "finished")])),
-        Section("Curves", figures(_curves(fields, done))),
-        Section(
-            "Experiments", table((*fields, "TTFT", "TPOT", "tokens/s", "status", "folder"), _table(fields, rows), 0)
-        ),
-    ]
-    failed = {str(summary["error"]) for _, summary in rows if "error" in summary}
-    if failed:
-        sections.append(Section("What did not run", table(("reason",), [[reason] for reason in sorted(failed)])))
-    target = results / PAGE
-    name = rows[0][0].label if rows else "sweep"
-    write_text(target, page(f"Sweep of {name}", f"over {', '.join(fields)}", sections))
-    return target
-
-
-def _table(fields: Sequence[str], rows: Rows) -> list[list[str]]:
-    return [[*_cells(fields, point, summary), str(summary.get("folder", ""))] for point, summary in rows]
+    write_text(results / PAGE, page(sweep_report(fields, rows)))
+    return results / PAGE
 
 
 def _curves(fields: Sequence[str], rows: Rows) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
-"""A fabric as a picture: one self-contained HTML file, tiers above each other, servers as boxes."""
+"""A fabric as a drawing: tiers above each other, servers as boxes."""
 
-from html import escape
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -12,16 +12,12 @@ MOST_SERVERS, MOST_SWITCHES = 16, 64
 """Of more, the first are drawn, and a line names the number of the others."""
 _ROW = 110
 _MOST_BEND = 120
+_LINK = 'fill="none" stroke="#888" stroke-opacity=".4"'
 _COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756")
-_STYLE = (
-    "body{font:14px system-ui,sans-serif;margin:2em;color:#222;background:#fff}svg{max-width:100%;height:auto}"
-    "path{stroke:#999;stroke-opacity:.35;fill:none}text{font-size:11px;fill:#444}.box{fill:#f4f4f4;stroke:#ccc}"
-    "@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}text{fill:#bbb}.box{fill:#262626;stroke:#444}}"
-)
 
 
-def drawing(fabric: Fabric) -> str:
-    """Draw a fabric as an HTML page; hovering a node names it and its links."""
+def drawing(fabric: Fabric) -> tuple[str, str]:
+    """Draw a fabric as (SVG, caption); hovering a node names it and its links."""
     places, boxes, height = _layout(fabric)
     lines = [
         _line(places[a], places[b])
@@ -30,24 +26,20 @@ def drawing(fabric: Fabric) -> str:
     ]
     nodes = [_node(fabric, node, x, y) for node, (x, y) in places.items()]
     hidden = fabric.num_nodes - len(places)
-    note = f"<p>{hidden} more nodes are like those shown and are left out.</p>" if hidden else ""
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(fabric.name)}</title>'
-        f"<style>{_STYLE}</style><h1>{escape(fabric.name)}</h1>"
-        f"<p>{fabric.num_gpus} {escape(fabric.gpu_type)} GPUs in "
-        f"{fabric.num_servers} server{'s' * (fabric.num_servers != 1)}, {format_count(fabric.num_links, 'link')}</p>"
-        f"<p>{_legend(fabric)}</p>{note}"
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(fabric.name)}">'
-        f"{''.join(boxes)}{''.join(lines)}{''.join(nodes)}</svg></html>\n"
-    )
+    size = f"{fabric.num_gpus} {fabric.gpu_type} GPUs in {format_count(fabric.num_servers, 'server')}"
+    caption = f"{size}, {format_count(fabric.num_links, 'link')}. Point at a node to see its links."
+    caption += f" {hidden} more nodes are like those shown and are left out." if hidden else ""
+    parts = "\n".join([*boxes, *lines, *nodes, *_legend(fabric, height)])
+    return f'<svg viewBox="0 0 {WIDTH} {height + 24}" width="{WIDTH}" role="img" font-size="11">{parts}</svg>', caption
 
 
-def _legend(fabric: Fabric) -> str:
+def _legend(fabric: Fabric, y: int) -> Iterator[str]:
     """Name the colour of every kind of node that the fabric has."""
     kinds = [(0, 0), *([(1, 0)] if (fabric.kind == NodeKind.SCALE_UP_SWITCH).any() else [])]
     kinds += [(int(NodeKind.SWITCH), tier) for tier in range(1, int(fabric.tier.max()) + 1)]
-    shown = (f'<span style="color:{_colour(*kind)}">\u25a0</span> {_name(*kind)}' for kind in kinds)
-    return " &nbsp; ".join(shown)
+    for place, kind in enumerate(kinds):
+        yield f'<rect x="{8 + 150 * place}" y="{y}" width="9" height="9" rx="2" fill="{_colour(*kind)}"/>'
+        yield f'<text x="{22 + 150 * place}" y="{y + 9}" fill="currentColor">{_name(*kind)}</text>'
 
 
 def _layout(fabric: Fabric) -> tuple[dict[int, tuple[float, int]], list[str], int]:
@@ -65,13 +57,16 @@ def _layout(fabric: Fabric) -> tuple[dict[int, tuple[float, int]], list[str], in
     for server, middle in enumerate(_spread(servers, 0, WIDTH)):
         wide = WIDTH / servers - 8
         left = middle - wide / 2
-        boxes.append(f'<rect class="box" x="{left:.1f}" y="{top - 16}" width="{wide:.1f}" height="112" rx="6"/>')
+        boxes.append(
+            f'<rect x="{left:.1f}" y="{top - 16}" width="{wide:.1f}" height="112" rx="6" '
+            'fill="currentColor" fill-opacity=".06"/>'
+        )
         inside = np.flatnonzero(fabric.server == server)
         for kind, y in ((NodeKind.GPU, top), (NodeKind.SCALE_UP_SWITCH, top + 70)):
             nodes = inside[fabric.kind[inside] == kind][:MOST_SWITCHES]
             for x, node in zip(_spread(len(nodes), left, wide), nodes.tolist(), strict=True):
                 places[node] = (x, y)
-        boxes.append(f'<text x="{left + 4:.1f}" y="{top + 92}">server {server}</text>')
+        boxes.append(f'<text x="{left + 4:.1f}" y="{top + 92}" fill="currentColor">server {server}</text>')
     return places, boxes, top + 120
 
 
@@ -86,8 +81,8 @@ def _line(start: tuple[float, int], end: tuple[float, int]) -> str:
     (x, y), (to_x, to_y) = start, end
     bend = min(2.0 * _MOST_BEND, 16 + abs(to_x - x) / 5) if y == to_y else 0
     if not bend:
-        return f'<path d="M{x:.1f} {y}L{to_x:.1f} {to_y}"/>'
-    return f'<path d="M{x:.1f} {y}Q{(x + to_x) / 2:.1f} {y - bend:.1f} {to_x:.1f} {to_y}"/>'
+        return f'<path d="M{x:.1f} {y}L{to_x:.1f} {to_y}" {_LINK}/>'
+    return f'<path d="M{x:.1f} {y}Q{(x + to_x) / 2:.1f} {y - bend:.1f} {to_x:.1f} {to_y}" {_LINK}/>'
 
 
 def _spread(count: int, left: float, width: float) -> list[float]:

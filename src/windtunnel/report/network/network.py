@@ -1,15 +1,16 @@
 """Fabrics, collectives and iterations for people and as documents."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich.console import RenderableType
 
 from windtunnel.network.collectives.call import CollectiveRun
 from windtunnel.network.fabric import Fabric, NodeKind
-from windtunnel.report.documents import fields_of
-from windtunnel.report.render.tables import columns, grid, number, percent, title
+from windtunnel.report.network.drawing import drawing
+from windtunnel.report.numbers import number, percent
+from windtunnel.report.render.json import fields_of
+from windtunnel.report.report import Column, Facts, Figures, OnPage, Report, Section, Table, table_of
 from windtunnel.report.version import version
 from windtunnel.training.iteration.layers import RankGroup
 from windtunnel.training.iteration.shared_fabric import SharedJob
@@ -26,21 +27,19 @@ _GROUPS = {
 _MOST_ROWS = 12
 
 
-def topology_report(fabric: Fabric) -> list[RenderableType]:
-    """Return the tables of a fabric: its nodes by kind, its links by what they join."""
+def topology_report(fabric: Fabric) -> Report:
+    """Return the report of a fabric: its nodes by kind, its links by what they join, and a drawing."""
     counts = [("GPUs", f"{fabric.num_gpus} {fabric.gpu_type}, {fabric.gpus_per_server} a server")]
-    for name, num in _switches(fabric):
-        counts.append((name, str(num)))
-    rows = [
-        (f"{row['from']} - {row['to']}", str(row["num"]), _gbps(row["bytes_per_s"]), format_seconds(row["latency_s"]))
-        for row in _links(fabric)
-    ]
-    return [
-        title(fabric.name),
-        grid(counts, 18),
-        "",
-        columns(("links between", "number", "each way", "latency"), rows),
-    ]
+    counts += [(name, str(num)) for name, num in _switches(fabric)]
+    columns: Mapping[str, Column] = {
+        "links between": lambda row: f"{row['from']} - {row['to']}",
+        "number": lambda row: str(row["num"]),
+        "each way": lambda row: f"{number(row['bytes_per_s'] / 125e6)} Gbps",
+        "latency": "latency_s",
+    }
+    links = table_of(_links(fabric), columns)
+    drawn = Section("Drawing", [OnPage(lambda: [Figures([drawing(fabric)])])])
+    return Report(fabric.name, [Facts(counts, 18)], [Section("", [links], "Links"), drawn])
 
 
 def topology_document(fabric: Fabric) -> dict[str, Any]:
@@ -74,30 +73,19 @@ def _links(fabric: Fabric) -> list[dict[str, Any]]:
     ]
 
 
-def _gbps(bytes_per_s: float) -> str:
-    return f"{number(bytes_per_s / 125e6)} Gbps"
-
-
-def collective_report(run: CollectiveRun, fabric: Fabric) -> list[RenderableType]:
-    """Return the table of a collective: time, bandwidths as nccl-tests defines them, algorithm and source."""
-    where = f"{format_count(run.num_ranks, 'GPU')} of {fabric.name}" + (
-        f", {format_count(run.num_servers, 'server')}" if run.num_servers > 1 else ""
-    )
+def collective_report(run: CollectiveRun, fabric: Fabric) -> Report:
+    """Return the report of a collective: time, bandwidths as nccl-tests defines them, algorithm and source."""
+    servers = f", {format_count(run.num_servers, 'server')}" if run.num_servers > 1 else ""
     is_plain = run.backend != "analytic" and run.protocol == "simple"
-    how = run.algorithm if is_plain else f"{run.algorithm}, {run.protocol}"
-    return [
-        title(f"{run.op} of {format_bytes(run.size_bytes)}"),
-        grid(
-            [
-                ("ranks", where),
-                ("time", format_seconds(run.seconds)),
-                ("algbw", f"{number(run.algorithm_bytes_per_s / 1e9)} GB/s"),
-                ("busbw", f"{number(run.bus_bytes_per_s / 1e9)} GB/s"),
-                ("algorithm", how),
-                ("found", run.source),
-            ]
-        ),
+    facts = [
+        ("ranks", f"{format_count(run.num_ranks, 'GPU')} of {fabric.name}{servers}"),
+        ("time", format_seconds(run.seconds)),
+        ("algbw", f"{number(run.algorithm_bytes_per_s / 1e9)} GB/s"),
+        ("busbw", f"{number(run.bus_bytes_per_s / 1e9)} GB/s"),
+        ("algorithm", run.algorithm if is_plain else f"{run.algorithm}, {run.protocol}"),
+        ("found", run.source),
     ]
+    return Report(f"{run.op} of {format_bytes(run.size_bytes)}", [Facts(facts)])
 
 
 def collective_document(run: CollectiveRun) -> dict[str, Any]:
@@ -107,23 +95,18 @@ def collective_document(run: CollectiveRun) -> dict[str, Any]:
     return {"windtunnel": version(), **work, **answer, **fields_of(run, "algorithm", "protocol", "backend", "source")}
 
 
-def iteration_report(iteration: Iteration) -> list[RenderableType]:
-    """Return the tables of an iteration: where its time goes, and the layers that take longest."""
-    total = iteration.total_ns
-    parts = [("computation", float(iteration.compute_ns))]
-    parts += [(f"{_GROUPS[group]}", spent) for group, spent in iteration.exposed_ns.items()]
-    parts += [("between stages", iteration.pp_ns), ("pipeline idle", iteration.bubble_ns)]
-    rows = [(name, format_seconds(spent * 1e-9), percent(spent / total)) for name, spent in parts if spent > 0]
-    job = iteration.workload
+def iteration_report(iteration: Iteration) -> Report:
+    """Return the report of an iteration: where its time goes, and the layers that take longest."""
+    total, job = iteration.total_ns, iteration.workload
+    spent = {"computation": float(iteration.compute_ns)}
+    spent |= {_GROUPS[group]: exposed for group, exposed in iteration.exposed_ns.items()}
+    spent |= {"between stages": iteration.pp_ns, "pipeline idle": iteration.bubble_ns}
+    rows = [(name, format_seconds(ns * 1e-9), percent(ns / total)) for name, ns in spent.items() if ns > 0]
     shape = f"TP {job.tp}, EP {job.ep}, PP {job.pp}, DP {job.dp}, {job.num_micro_batches} micro-batches"
-    return [
-        title(f"{job.name}: {format_seconds(total * 1e-9)} an iteration"),
-        f"{format_count(job.num_gpus, 'GPU')}, {shape}, {format_count(len(job.layers), 'layer')}",
-        "",
-        columns(("exposed", "time", "share"), rows),
-        "",
-        columns(("layer", "lines", "computation", "communication", "exposed"), _layer_rows(iteration)),
-    ]
+    lead = f"{format_count(job.num_gpus, 'GPU')}, {shape}, {format_count(len(job.layers), 'layer')}"
+    layers = Table(("layer", "lines", "computation", "communication", "exposed"), _layer_rows(iteration))
+    tables = [Table(("exposed", "time", "share"), rows), layers]
+    return Report(f"{job.name}: {format_seconds(total * 1e-9)} an iteration", [lead], [Section("", tables)])
 
 
 def _layer_rows(iteration: Iteration) -> list[tuple[str, ...]]:
@@ -170,22 +153,12 @@ def iteration_document(iteration: Iteration) -> dict[str, Any]:
     }
 
 
-def shared_report(jobs: Sequence[SharedJob], fabric: Fabric, placement: str) -> list[RenderableType]:
-    """Return the table of jobs that share a network: each one's iteration alone and beside the others."""
-    rows = [
-        (
-            job.workload.name,
-            str(job.workload.num_gpus),
-            format_seconds(job.alone_s),
-            format_seconds(job.shared_s),
-            format_seconds(job.slowest_s),
-            f"{job.slowdown:.2f}x",
-            str(job.num_iterations),
-        )
-        for job in jobs
-    ]
-    names = ("job", "GPUs", "alone", "shared", "slowest", "slowdown", "iterations")
-    return [title(f"{format_count(len(jobs), 'job')} on {fabric.name}, {placement}"), columns(names, rows)]
+def shared_report(jobs: Sequence[SharedJob], fabric: Fabric, placement: str) -> Report:
+    """Return the report of jobs that share a network: each one's iteration alone and beside the others."""
+    columns: dict[str, Column] = {"job": "workload.name", "GPUs": lambda job: str(job.workload.num_gpus)}
+    columns |= {"alone": "alone_s", "shared": "shared_s", "slowest": "slowest_s"}
+    columns |= {"slowdown": lambda job: f"{job.slowdown:.2f}x", "iterations": lambda job: str(job.num_iterations)}
+    return Report(f"{format_count(len(jobs), 'job')} on {fabric.name}, {placement}", [table_of(jobs, columns)])
 
 
 def shared_document(jobs: Sequence[SharedJob], fabric: Fabric, placement: str) -> dict[str, Any]:

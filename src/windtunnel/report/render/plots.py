@@ -1,16 +1,19 @@
 """Figures as SVG text: points, lines and bars, with nothing to load, so that a page stays one file.
 
 Text and axes take the page's colour (`currentColor`), so a figure reads on light and dark pages. Points carry their
-label as a tooltip; the page's script tells the values of lines (`page.js`).
+label as a tooltip; the page's script shows the values of lines (`page.js`). What is computed here, in pixels, is
+written as SVG by `templates/plots.svg`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
 from itertools import count, cycle, pairwise
+from typing import Any
+
+from windtunnel.report.render.templates import template
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f")
 """Okabe and Ito's palette, which colour-blind readers tell apart, without its black and yellow."""
@@ -18,8 +21,6 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 WIDTH, HEIGHT = 560, 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 14, 46
 _LEGEND_LINE = 16
-_FONT = 'font-family="system-ui, sans-serif" font-size="11"'
-_MIDDLE = 'text-anchor="middle" fill="currentColor"'
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,20 @@ def figure(series: Sequence[Series], x: Axis, y: Axis, width: int = WIDTH, heigh
         width, height: in pixels of the page; the figure shrinks with its column.
     """
     kept = _coloured([_drawable(line, x, y) for line in series])
-    named = [line for line in kept if line.label]
-    rows = _legend_rows(named, width)
-    top = _TOP + _LEGEND_LINE * len(rows)
+    legend = _legend([(line.label, str(line.colour)) for line in kept if line.label], width)
+    top, bottom = _TOP + _LEGEND_LINE * len(legend), height - _BOTTOM
     across = _Scale.over(x, [value for line in kept for value in line.x], _LEFT, width - _RIGHT)
-    up = _Scale.over(y, [value for line in kept for value in line.y], height - _BOTTOM, top)
-    # What page.js tells values by.
-    scales = f' data-label="{escape(x.label)}" data-across="{across}" data-up="{up}"'
-    marks = (mark for line in kept for mark in _marks(line, str(line.colour), across, up))
-    return _svg(width, height, [*_legend(rows), *_grid(across, up, x, y, width, height, top), *marks], scales)
+    up = _Scale.over(y, [value for line in kept for value in line.y], bottom, top)
+    marks = [(line, [(across(a), up(b)) for a, b in zip(line.x, line.y, strict=True)]) for line in kept]
+    return _drawn(
+        "figure", width, height, across=across, up=up, x=x, y=y, legend=legend, top=top, marks=marks, pairwise=pairwise
+    )
+
+
+def _drawn(kind: str, width: int, height: int, **values: Any) -> str:
+    """Return a drawing of this size from its macro in `templates/plots.svg`."""
+    edges = {"left": _LEFT, "right": width - _RIGHT, "bottom": height - _BOTTOM}
+    return str(template("plots.svg").render(edges | values, kind=kind, width=width, height=height))
 
 
 def marked_lines(lines: Mapping[str, Sequence[tuple[float, float]]], has_tooltips: bool = False) -> list[Series]:
@@ -79,16 +85,15 @@ def marked_lines(lines: Mapping[str, Sequence[tuple[float, float]]], has_tooltip
     return series
 
 
-def equality_figure(points: Sequence[Series], metric: str, width: int, height: int) -> str:
+def equality_figure(points: Sequence[Series], x: str, y: str, **size: int) -> str:
     """Draw predicted over measured values, with lines at equality and at errors of 20%, on logarithmic axes."""
-    values = [value for series in points for value in (*series.x, *series.y) if value > 0]
+    values = [value for series in points for value in (*series.x, *series.y) if 0 < value < math.inf]
     ends = [min(values, default=1.0), max(values, default=10.0)]
     guides = [
         Series("", ends, [end * scale for end in ends], "line" if scale == 1 else "dashes", colour="currentColor")
         for scale in (1.0, 1.2, 1 / 1.2)
     ]
-    axes = (Axis(f"measured {metric} (ms)", is_log=True), Axis(f"predicted {metric} (ms)", is_log=True))
-    return figure([*guides, *points], *axes, width=width, height=height)
+    return figure([*guides, *points], Axis(x, is_log=True), Axis(y, is_log=True), **size)
 
 
 def histogram(
@@ -143,6 +148,13 @@ class _Scale:
         kind = "log" if self.is_log else "lin"
         return f"{self.low:.6g} {self.high:.6g} {self.start:.1f} {self.end:.1f} {kind}"
 
+    def labelled(self) -> list[tuple[float, str]]:
+        """Return (pixel, label) of about five round values, with as many digits as it takes to tell them apart."""
+        ticks = self.ticks()
+        labels = [[tick(value, digits) for value in ticks] for digits in range(4, 17)]
+        apart = next((texts for texts in labels if len(set(texts)) == len(texts)), labels[-1])
+        return [(self(value), text) for value, text in zip(ticks, apart, strict=True)]
+
     def ticks(self) -> list[float]:
         """Return about five round values within the range."""
         if self.is_log:
@@ -174,74 +186,18 @@ def _coloured(series: Sequence[Series]) -> list[Series]:
     return [line if line.colour else replace(line, colour=COLOURS[next(turns) % len(COLOURS)]) for line in series]
 
 
-def _legend_rows(named: list[Series], width: int) -> list[list[tuple[float, str, str]]]:
-    """Return (pixels from the left, colour, label) of every entry, wrapped at the figure's width."""
+def _legend(named: Iterable[tuple[str, str]], width: int) -> list[list[tuple[float, str, str]]]:
+    """Return rows of (pixels from the left, colour, label), wrapped at the width, of (label, colour) pairs."""
     rows: list[list[tuple[float, str, str]]] = []
     left = float(width)
-    for line in named:
-        needed = 26 + 6.2 * len(line.label)
+    for label, colour in named:
+        needed = 26 + 6.2 * len(label)
         if left + needed > width - _RIGHT:
             rows.append([])
             left = float(_LEFT)
-        rows[-1].append((left, str(line.colour), line.label))
+        rows[-1].append((left, colour, label))
         left += needed
     return rows
-
-
-def _legend(rows: list[list[tuple[float, str, str]]]) -> Iterator[str]:
-    for line, row in enumerate(rows):
-        y = _TOP + _LEGEND_LINE * line
-        for x, colour, label in row:
-            yield f'<rect x="{x:.0f}" y="{y - 7}" width="9" height="9" rx="2" fill="{colour}"/>'
-            yield f'<text x="{x + 14:.0f}" y="{y + 1}" fill="currentColor">{escape(label)}</text>'
-
-
-def _grid(across: _Scale, up: _Scale, x: Axis, y: Axis, width: int, height: int, top: int) -> Iterator[str]:
-    bottom, right = height - _BOTTOM, width - _RIGHT
-    yield from _ticks_across(across, top, bottom)
-    for value, text in _labelled(up.ticks()):
-        pixel = up(value)
-        yield f'<path d="M{_LEFT} {pixel:.1f}H{right}" stroke="currentColor" stroke-opacity=".12"/>'
-        yield f'<text x="{_LEFT - 6}" y="{pixel + 4:.1f}" text-anchor="end" fill="currentColor">{text}</text>'
-    yield f'<path d="M{_LEFT} {top}V{bottom}H{right}" fill="none" stroke="currentColor" stroke-opacity=".6"/>'
-    middle = (top + bottom) / 2
-    yield f'<text x="{(_LEFT + right) / 2}" y="{height - 10}" {_MIDDLE}>{escape(x.label)}</text>'
-    yield f'<text transform="translate(14 {middle:.0f}) rotate(-90)" {_MIDDLE}>{escape(y.label)}</text>'
-
-
-def _ticks_across(across: _Scale, top: int, bottom: int) -> Iterator[str]:
-    """Draw a vertical line with its label at every tick of the horizontal axis."""
-    for value, text in _labelled(across.ticks()):
-        pixel = across(value)
-        yield f'<path d="M{pixel:.1f} {top}V{bottom}" stroke="currentColor" stroke-opacity=".12"/>'
-        yield f'<text x="{pixel:.1f}" y="{bottom + 15}" {_MIDDLE}>{text}</text>'
-
-
-def _svg(width: int, height: int, parts: Iterable[str], data: str = "") -> str:
-    """Return a drawing of this size from its parts."""
-    size = f'viewBox="0 0 {width} {height}" width="{width}"'
-    head = f'<svg {size} role="img" xmlns="http://www.w3.org/2000/svg" {_FONT}{data}>'
-    return "\n".join([head, *parts, "</svg>"])
-
-
-def _marks(series: Series, colour: str, across: _Scale, up: _Scale) -> Iterator[str]:
-    pixels = [(across(a), up(b)) for a, b in zip(series.x, series.y, strict=True)]
-    if series.style == "points":
-        for index, (a, b) in enumerate(pixels):
-            tip = f"<title>{escape(series.tooltips[index])}</title>" if series.tooltips else ""
-            yield f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{colour}" fill-opacity=".6">{tip}</circle>'
-    elif series.style == "bars":
-        floor = up(max(up.low, 0.0))
-        for (a, b), (c, _) in pairwise(pixels):
-            yield (
-                f'<rect x="{a + 0.5:.1f}" y="{min(b, floor):.1f}" width="{max(c - a - 1, 0.5):.1f}" '
-                f'height="{abs(floor - b):.1f}" fill="{colour}" fill-opacity=".75"/>'
-            )
-    elif pixels:
-        path = "L".join(f"{a:.1f} {b:.1f}" for a, b in pixels)
-        dashes = ' stroke-dasharray="5 4"' if series.style == "dashes" else ""
-        label = f' data-label="{escape(series.label)}"' if series.label else ""
-        yield f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dashes}{label}/>'
 
 
 def tick(value: float, digits: int = 4) -> str:
@@ -252,34 +208,20 @@ def tick(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
-def _labelled(ticks: Sequence[float]) -> list[tuple[float, str]]:
-    """Return ticks with their labels, which have as many digits as it takes to tell them apart."""
-    labels = [[tick(value, digits) for value in ticks] for digits in range(4, 17)]
-    apart = next((texts for texts in labels if len(set(texts)) == len(texts)), labels[-1])
-    return list(zip(ticks, apart, strict=True))
-
-
 def bar_chart(
     labels: Sequence[str], values: Sequence[float], axis: Axis, colours: Sequence[str] = (), width: int = WIDTH
 ) -> str:
     """Draw horizontal bars from zero, the first on top, each with its label before it and its value behind."""
-    line, left, end = 20, round(0.42 * width), width - 60
-    height = line * len(labels) + _BOTTOM
-    across = _Scale.over(Axis(axis.label, low=0.0), list(values), left, end)
-    parts = list(_ticks_across(across, 4, height - _BOTTOM))
-    for place, (label, value) in enumerate(zip(labels, values, strict=True)):
-        y = 4 + line * place
-        colour = colours[place] if colours else COLOURS[0]
-        parts.append(f"<g><title>{escape(label)}: {value:.4g}</title>")
-        parts.append(
-            f'<text x="{left - 6}" y="{y + 13}" text-anchor="end" fill="currentColor">{escape(shortened(label))}</text>'
-        )
-        wide = max(across(value) - left, 0.5)
-        parts.append(f'<rect x="{left}" y="{y + 3}" width="{wide:.1f}" height="{line - 6}" fill="{colour}"/>')
-        shown = tick(float(f"{value:.3g}")) if value >= 1e-4 or value == 0 else f"{value:.7f}".rstrip("0").rstrip(".")
-        parts.append(f'<text x="{left + wide + 5:.1f}" y="{y + 13}" fill="currentColor">{shown}</text></g>')
-    parts.append(f'<text x="{(left + end) / 2}" y="{height - 10}" {_MIDDLE}>{escape(axis.label)}</text>')
-    return _svg(width, height, parts)
+    left, right, height = round(0.42 * width), width - 60, 20 * len(labels) + _BOTTOM
+    across = _Scale.over(Axis(axis.label, low=0.0), list(values), left, right)
+    shown = [
+        tick(float(f"{value:.3g}")) if value >= 1e-4 or value == 0 else f"{value:.7f}".rstrip("0").rstrip(".")
+        for value in values
+    ]
+    wide = [max(across(value) - left, 0.5) for value in values]
+    names = [(shortened(label), f"{label}: {value:.4g}") for label, value in zip(labels, values, strict=True)]
+    bars = list(zip(names, wide, shown, colours or COLOURS[:1] * len(labels), strict=True))
+    return _drawn("bars", width, height, across=across, x=axis, bars=bars, left=left, right=right, top=4)
 
 
 @dataclass(frozen=True)
@@ -307,29 +249,15 @@ def tracks(labels: Sequence[str], bars: Sequence[Bar], axis: Axis, width: int = 
         kinds: in the order of their colours, the same in several drawings; empty: as the bars come.
     """
     line = max(6, min(22, 640 // max(len(labels), 1)))
-    kinds = list(dict.fromkeys([*kinds, *(bar.kind for bar in bars)]))
-    legend = _legend_rows([Series(kind, (), (), colour=COLOURS[place]) for place, kind in enumerate(kinds)], width)
-    left, end, top = 90, width - 12, _TOP + _LEGEND_LINE * len(legend)
+    colours = dict(zip(dict.fromkeys([*kinds, *(bar.kind for bar in bars)]), COLOURS, strict=False))
+    legend = _legend(colours.items(), width)
+    left, top = 90, _TOP + _LEGEND_LINE * len(legend)
+    across = _Scale.over(axis, [moment for bar in bars for moment in (bar.begin, bar.end)], left, width - _RIGHT)
+    # Labels that would overlap are left out.
+    named = [(place, label) for place, label in enumerate(labels) if place % max(1, -(-12 // line)) == 0]
+    values: dict[str, Any] = {"labels": named, "bars": bars, "colours": colours, "line": line, "left": left, "top": top}
     height = top + line * len(labels) + _BOTTOM
-    across = _Scale.over(axis, [moment for bar in bars for moment in (bar.begin, bar.end)], left, end)
-    parts = list(_legend(legend))
-    every = max(1, -(-12 // line))
-    for place, label in enumerate(labels):
-        if place % every == 0:
-            y = top + line * place + line / 2 + 4
-            parts.append(
-                f'<text x="{left - 6}" y="{y:.1f}" text-anchor="end" fill="currentColor">{escape(label)}</text>'
-            )
-    parts += _ticks_across(across, top, height - _BOTTOM)
-    for bar in bars:
-        x, y = across(bar.begin), top + line * bar.track + 1
-        shape = f'x="{x:.1f}" y="{y}" width="{max(across(bar.end) - x, 0.3):.1f}" height="{line - 2}"'
-        colour = COLOURS[kinds.index(bar.kind)]
-        parts.append(
-            f'<rect {shape} fill="{colour}" stroke="Canvas" stroke-width=".4"><title>{escape(bar.title)}</title></rect>'
-        )
-    parts.append(f'<text x="{(left + end) / 2}" y="{height - 10}" {_MIDDLE}>{escape(axis.label)}</text>')
-    return _svg(width, height, parts)
+    return _drawn("tracks", width, height, **values, across=across, x=axis, legend=legend)
 
 
 def shortened(label: str) -> str:

@@ -1,12 +1,13 @@
 """A deployment's capacity: its report and its document."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from rich.console import RenderableType
 
-from windtunnel.report.render.tables import columns, grid, number, percent, title
-from windtunnel.report.search.study import burst_text, limit_text
+from windtunnel.report.numbers import number, percent
+from windtunnel.report.report import Block, Cards, Facts, Report, Section, Table
+from windtunnel.report.search.figures import burst_text, limit_name, limit_text
 from windtunnel.report.serving.setup import deployment_line, load_line, model_line
 from windtunnel.report.version import version
 from windtunnel.schema import encode
@@ -19,45 +20,60 @@ from windtunnel.units import format_count, format_seconds
 POINTS = (50, 90, 99)
 
 
-def capacity_report(capacities: Capacities) -> list[RenderableType]:
-    """Return the capacity, what limits it, and the latencies at that load."""
+def capacity_report(capacities: Capacities) -> Report:
+    """Return the report of a capacity: the load, what limits it, and the latencies at that load."""
     unit = "clients" if capacities.is_closed else "requests/s"
-    limits = "; ".join(limit.title for limit in capacities.limits) or "none"
-    stable = "" if capacities.is_closed else f"; the queue grows by less than {percent(MOST_GROWTH)} of the time"
-    deployment = capacities.scenario.deployment
-    served = [f"{pool.name}: {pool.replicas} x {pool.role}" for pool in deployment.pools]
-    parts: list[RenderableType] = [
-        title(model_line(capacities.setup)),
-        "; ".join(served) if served else deployment_line(capacities.setup, deployment.replicas),
-        load_line(capacities.scenario, says_rate=False),
-        "",
-    ]
+    deployment, setup = capacities.scenario.deployment, capacities.setup
+    served = "; ".join(f"{pool.name}: {pool.replicas} x {pool.role}" for pool in deployment.pools)
+    lead = [served or deployment_line(setup, deployment.replicas), load_line(capacities.scenario, says_rate=False)]
     first = capacities.streams[0]
+    blocks: list[Block] = [Facts(_capacity_rows(capacities, unit))]
+    if first.passing is not None and first.passing.served is not None:
+        at = f"at {_load(capacities, first.load)} {unit}"
+        times = first.passing.served.stream_over_e2e
+        is_short = not capacities.is_closed and times < LEAST_STREAM
+        blocks.append(_latency_table(at, _latencies(first.passing.served)))
+        blocks += [f"Too short to tell: {burst_text(times)}."] if is_short else []
+    return Report(model_line(setup), lead, [Section("", blocks)])
+
+
+def _capacity_rows(capacities: Capacities, unit: str) -> list[tuple[str, str]]:
+    first = capacities.streams[0]
+    stable = "" if capacities.is_closed else f"; the queue grows by less than {percent(MOST_GROWTH)} of the time"
+    limits = "; ".join(limit.title for limit in capacities.limits) or "none"
+    beyond = "" if first.beyond is None else limit_text(first.beyond.limited_by, capacities.limits)
     if first.passing is None or first.passing.served is None:
-        limited = limit_text(first.beyond.limited_by, capacities.limits) if first.beyond is not None else ""
-        text = f"no load is sustained: {limited.removeprefix('above this load ')}, even when hardly anything is sent"
-        return [*parts, grid([("capacity", text), ("limits", limits + stable)])]
+        text = f"no load is sustained: {beyond.removeprefix('above this load ')}, even when hardly anything is sent"
+        return [("capacity", text), ("limits", limits + stable)]
     bound = capacities.at_least
     sure = f", at least {_load(capacities, bound)} with {percent(CONFIDENCE)} confidence" if bound is not None else ""
     num_runs = sum(stream.num_runs for stream in capacities.streams)
     tried = f"{format_count(num_runs, 'run')} of {format_count(first.passing.served.arrival_s.size, 'request')}"
-    beyond = "all requests that the workload has"
-    if first.beyond is not None:
-        beyond = limit_text(first.beyond.limited_by, capacities.limits)
     streams = ", ".join(_load(capacities, stream.load) for stream in capacities.streams)
     apart = "" if capacities.is_closed else f", loads {percent(capacities.tolerance)} apart"
-    rows = [
+    return [
         ("capacity", f"{_load(capacities, capacities.load)} {unit}{sure}"),
         ("limits", limits + stable),
-        ("limited by", beyond),
+        ("limited by", "all requests that the workload has" if first.beyond is None else beyond),
         ("streams", f"{streams}; {tried}{apart}"),
     ]
-    latencies = _latencies(first.passing.served)
-    lines = [[METRICS[name], *map(format_seconds, values.values())] for name, values in latencies.items()]
-    table = columns((f"at {_load(capacities, first.load)} {unit}", *(f"p{point}" for point in POINTS)), lines)
-    times = first.passing.served.stream_over_e2e
-    short = [] if capacities.is_closed or times >= LEAST_STREAM else ["", f"Too short to tell: {burst_text(times)}."]
-    return [*parts, grid(rows), "", table, *short]
+
+
+def capacity_section(document: Mapping[str, Any]) -> Section:
+    """Return the capacity of a document of `capacity_document`, as far as that has it."""
+    unit = "concurrent requests" if document["load"] == "concurrency" else "requests/s"
+    facts = [(number(document["capacity"]), f"{unit} sustained")]
+    if document["capacity_at_least"] is not None:
+        facts.append((number(document["capacity_at_least"]), f"at least, {percent(document['confidence'])} confidence"))
+    limit = document["limited_by"]
+    facts.append((limit_name(limit) or limit.replace("_", " ") if limit else "all that is sent", "limited by"))
+    latencies = {name.removesuffix("_s"): percentiles for name, percentiles in document["latencies"].items()}
+    return Section("Capacity", [Cards(facts), _latency_table("at that load", latencies)])
+
+
+def _latency_table(title: str, latencies: Mapping[str, Mapping[str, float]]) -> Table:
+    rows = [[METRICS[name], *map(format_seconds, values.values())] for name, values in latencies.items()]
+    return Table((title, *(f"p{point}" for point in POINTS)), rows)
 
 
 def _latencies(served: Served) -> dict[str, dict[str, float]]:

@@ -1,157 +1,85 @@
-"""Answers of searches, on a terminal and as documents."""
+"""A search: its best points, how sure they are, what each setting is worth, and what cannot run."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from rich.console import RenderableType
 
-from windtunnel.report.render.tables import columns, duration, grid, number, percent, title
+from windtunnel.formats.launch.scripts import launch_script
+from windtunnel.report.numbers import number, percent
+from windtunnel.report.report import (
+    Block,
+    Cards,
+    Cell,
+    Code,
+    Column,
+    Facts,
+    OnPage,
+    OnTerminal,
+    Points,
+    Report,
+    Row,
+    Section,
+    Table,
+    Text,
+    table_of,
+)
+from windtunnel.report.search.figures import (
+    FIGURE_TITLES,
+    burst_text,
+    figure_cell,
+    figure_text,
+    figure_title,
+    limit_name,
+    limit_text,
+    limits_text,
+    objective_text,
+)
 from windtunnel.report.version import version
 from windtunnel.schema import encode
-from windtunnel.search.answers import FleetSize, Worth, best_by_objective, confidence, frontier, worths
+from windtunnel.search.answers import (
+    FleetSize,
+    Worth,
+    best_by_objective,
+    confidence,
+    frontier,
+    scenario_of,
+    worths,
+)
 from windtunnel.search.asker import Count
-from windtunnel.search.capacity.limits import METRICS, Limit, limits_from
-from windtunnel.search.capacity.probe import LEAST_STREAM, STABILITY
+from windtunnel.search.capacity.limits import METRICS, limits_from
+from windtunnel.search.capacity.probe import LEAST_STREAM
 from windtunnel.search.confidence import CONFIDENCE, lower_bound
-from windtunnel.search.evaluation.schema import Evaluation
-from windtunnel.search.evaluation.training import MEMORY, job_limits
+from windtunnel.search.evaluation.training import MEMORY
 from windtunnel.search.finalists import frontier_names
 from windtunnel.search.scores import is_more_better, objectives_of
-from windtunnel.search.space.space import Space, as_builtins
+from windtunnel.search.space.space import Space, as_builtins, value_text
 from windtunnel.search.study import SearchOutcome, Study
+from windtunnel.serving.engines.defaults import engine_defaults
 from windtunnel.serving.results import Result
+from windtunnel.serving.scenario import Scenario, pool_scenario
 from windtunnel.training.step import TrainingResult
-from windtunnel.units import format_bytes, format_count, format_seconds
+from windtunnel.units import format_count, format_seconds
 
 SHOWN_REFUSALS, SHOWN_FRONTIER = 6, 10
+MAX_REFUSALS_ON_PAGE = 200
 LEAST_MARGIN = 0.0005
 """Relative margins below this are not shown."""
 RANK_WIDTH = 3
-FIGURE_TITLES = {
-    "requests_per_usd": "requests/$",
-    "requests_per_s": "requests/s",
-    "output_tokens_per_s": "tokens/s",
-    "output_tokens_per_s_per_device": "tokens/s/device",
-    "output_tokens_per_s_per_user": "tokens/s/user",
-    "usd_per_million_output_tokens": "$/M tokens",
-    "usd_per_hour": "$/h",
-    "output_token_j": "J/token",
-    "mean_w": "W",
-    "devices": "devices",
-    "step_s": "step",
-    "tokens_per_s": "tokens/s",
-    "tokens_per_s_per_device": "tokens/s/device",
-    "tokens_per_usd": "tokens/$",
-    "token_j": "J/token",
-    "mfu": "MFU",
-    "memory_bytes": "memory",
-    "run_s": "run",
-    "run_usd": "run, $",
-    "run_j": "run, J",
-}
-
-
-@dataclass(frozen=True, eq=False)
-class SearchReport:
-    """A study with the explanations to show."""
-
-    study: Study
-    top: int
-    why: list[list[tuple[int, Result | TrainingResult]]]
-    """For each workload: points with their runs in full."""
-    misconfiguration: list[list[float]]
-    """Empty for a single workload."""
-    fleets: list[list[FleetSize]]
-    """For each workload; empty without `--load`."""
-    load: float | None = None
-
-
-def search_report(report: SearchReport) -> list[RenderableType]:
-    """Return the answer first, then its evidence."""
-    study = report.study
-    space = study.space
-    parts: list[RenderableType] = [title(f"{format_count(space.num_points, 'point')} of {space.model or 'the space'}")]
-    parts += [grid([("limits", limits_text(space)), ("objective", objective_text(space.objective))])]
-    for place, outcome in enumerate(study.outcomes):
-        parts += _workload_parts(report, place, outcome)
-    if report.misconfiguration:
-        parts += ["", title(MISCONFIGURATION), columns(*misconfiguration_rows(report))]
-    count = study.count
-    parts += ["", grid([("took", _count_text(count, space.is_training))])]
-    return parts
-
-
-def _workload_parts(report: SearchReport, place: int, outcome: SearchOutcome) -> list[RenderableType]:
-    space = report.study.space
-    parts: list[RenderableType] = [""]
-    if outcome.workload is not None:
-        parts += [title(f"Workload {outcome.workload}")]
-    refused = sum(len(points) for points in outcome.refusals.values())
-    evaluated = f"{format_count(len(outcome.evaluations), 'point')} evaluated"
-    parts += [f"{evaluated}: {refused:,} cannot run, {len(outcome.ranking):,} meet the limits"]
-    num_beyond = sum(evaluation.limited_by == MEMORY for evaluation in outcome.evaluations.values())
-    parts += [f"{num_beyond:,} do not fit the devices' memory"] if num_beyond else []
-    if not outcome.ranking:
-        return [*parts, *_refusal_parts(outcome), nothing_holds_text(space)]
-    best = enumerate(outcome.ranking[: report.top], start=1)
-    points = [(str(rank), report.study.point(index).title) for rank, index in best]
-    parts += [
-        "",
-        grid(points, RANK_WIDTH),
-        "",
-        (jobs_table if space.is_training else top_table)(report.study, outcome, report.top),
-        *_burst_parts(report, outcome),
-    ]
-    sureness = sureness_texts(report.study, outcome)
-    parts += [*([""] if sureness else []), *sureness, *_why_parts(report.why[place])]
-    effects = worths(space, outcome)
-    if effects:
-        worth = [
-            (name.rpartition(".")[2], ", ".join(f"{value} {worth_text(share)}" for value, share in shares.items()))
-            for name, shares in effects.items()
-        ]
-        width = max(len(name) for name, _ in worth)
-        parts += ["", title(worth_title(space, outcome)), grid(worth, width)]
-    parts += _frontier_parts(report.study, outcome)
-    if report.fleets and report.fleets[place]:
-        parts += ["", columns(*fleet_rows(report, report.fleets[place]))]
-    return [*parts, *_refusal_parts(outcome)]
-
-
-def top_table(study: Study, outcome: SearchOutcome, top: int) -> RenderableType:
-    """Return the table of the best points by rank; their settings are listed apart, to fit a terminal."""
-    figures, latencies = figure_names(study), latency_names(study)
-    titles = (*(FIGURE_TITLES[name] for name in figures), *map(limit_name, latencies))
-    rows = []
-    for rank, index in enumerate(outcome.ranking[:top], start=1):
-        bound, mean = lower_bound([run.load for run in outcome.runs(index)]), outcome.mean(index)
-        rows.append(
-            [
-                str(rank),
-                number(mean.load),
-                "" if bound is None else number(max(bound, 0.0)),
-                *(figure_text(mean, name) for name in (*figures, *latencies)),
-                limit_name(outcome.evaluations[index].limited_by),
-            ]
-        )
-    return columns(("", load_title(study), "at least", *titles, "limit"), rows)
-
-
-def jobs_table(study: Study, outcome: SearchOutcome, top: int) -> RenderableType:
-    """Return the table of the best training jobs by rank."""
-    names = [name for name in JOB_FIGURES if name in outcome.evaluations[outcome.ranking[0]].figures]
-    objective = study.space.objective
-    names += [objective] if objective not in names else []
-    rows = [
-        [str(rank), *(figure_text(outcome.evaluations[index], name) for name in names)]
-        for rank, index in enumerate(outcome.ranking[:top], start=1)
-    ]
-    return columns(["", *map(figure_title, names)], rows)
-
-
+MAX_DRAWN = 20_000
+"""Most points of the interactive figure; of more, the best are drawn."""
+PAGE_FIGURES = (
+    "requests_per_usd",
+    "devices",
+    "usd_per_hour",
+    "output_tokens_per_s_per_user",
+    "ttft_p90",
+    "tpot_p99",
+    "output_token_j",
+)
+"""Columns of a page's table of the best points, besides a terminal's."""
 JOB_FIGURES = (
     "devices",
     "step_s",
@@ -167,52 +95,182 @@ JOB_FIGURES = (
 """Columns of the table of training jobs."""
 
 
-def figure_title(name: str) -> str:
-    """Return a figure's heading in a table: `requests/$`, `TTFT p90`."""
-    metric, _, statistic = name.partition("_")
-    if metric in METRICS:
-        return f"{METRICS[metric]} {statistic}"
-    return FIGURE_TITLES.get(name, name.removesuffix("_fraction").replace("_", " "))
+Why = list[tuple[int, Result | TrainingResult]]
+"""Points with their runs in full."""
 
 
-def nothing_holds_text(space: Space) -> str:
+@dataclass(frozen=True, eq=False)
+class SearchEvidence:
+    """A study with the explanations to show."""
+
+    study: Study
+    top: int
+    why: list[Why] = field(default_factory=list)
+    """For each workload: points with their runs in full; empty while a search runs."""
+    misconfiguration: list[list[float]] = field(default_factory=list)
+    """Empty for a single workload."""
+    fleets: list[list[FleetSize]] = field(default_factory=list)
+    """For each workload; empty without `--load`."""
+    load: float | None = None
+
+
+def search_report(evidence: SearchEvidence) -> Report:
+    """Return the report of a finished search: the answer first, then its evidence."""
+    space = evidence.study.space
+    asked = Facts([("limits", limits_text(space)), ("objective", objective_text(space.objective))])
+    sections = search_sections(evidence)
+    sections.append(Section("", [Facts([("took", _count_text(evidence.study.count, space.is_training))])]))
+    title = f"{format_count(space.num_points, 'point')} of {space.model or 'the space'}"
+    return Report(title, [asked], sections, verdict=_verdict(evidence), script="plot.js")
+
+
+def _verdict(evidence: SearchEvidence) -> str:
+    """Name the best point of each workload, with its objective."""
+    study, objective = evidence.study, evidence.study.space.objective
+    texts = []
+    for outcome in study.outcomes:
+        under = "" if outcome.workload is None else f" under {outcome.workload}"
+        best = _nothing_text(evidence)
+        if outcome.ranking:
+            figure = figure_text(outcome.mean(outcome.ranking[0]), objective)
+            best = f"{study.point(outcome.ranking[0]).title} ({figure} {figure_title(objective)})."
+        texts.append(f"Best{under}: {best}" if outcome.ranking else f"{best.removesuffix('.')}{under}.")
+    return " ".join(texts)
+
+
+def search_sections(evidence: SearchEvidence) -> list[Section]:
+    """Return the sections of every workload, and how each winner does under the other workloads."""
+    sections = []
+    for place, outcome in enumerate(evidence.study.outcomes):
+        sections += _workload_sections(evidence, place, outcome)
+    if evidence.misconfiguration:
+        names = [str(outcome.workload) for outcome in evidence.study.outcomes]
+        rows = [[name, *map(percent, shares)] for name, shares in zip(names, evidence.misconfiguration, strict=True)]
+        table = Table(["best for", *(f"under {name}" for name in names)], rows)
+        sections.append(Section("What the best point of one workload is worth under another", [table]))
+    return sections
+
+
+def _workload_sections(evidence: SearchEvidence, place: int, outcome: SearchOutcome) -> list[Section]:
+    """Return what one workload's search came to: its answers, the best points, all points, settings, refusals."""
+    study, space = evidence.study, evidence.study.space
+
+    def heading(text: str) -> str:
+        return text if outcome.workload is None else f"{outcome.workload}: {text[:1].lower()}{text[1:]}"
+
+    counts = _count_lines(outcome)
+    if not outcome.ranking:
+        text = _nothing_text(evidence)
+        refused = _refusals(outcome, heading("What cannot run"), [text])
+        return [_title(outcome, counts if refused else [*counts, text]), *refused]
+    why = evidence.why[place] if evidence.why else []
+    effects = worths(space, outcome)
+    return [
+        _title(outcome, counts),
+        Section("", _best(evidence, outcome, why), heading("The best points")),
+        *([_why_section(why)] if why else []),
+        *([_worth_section(space, outcome, effects, heading("What each setting is worth"))] if effects else []),
+        Section("", _all_points(study, outcome), heading("Every point that meets the limits")),
+        *(_fleet_sections(evidence, evidence.fleets[place]) if evidence.fleets else []),
+        *_refusals(outcome, heading("What cannot run")),
+    ]
+
+
+def _title(outcome: SearchOutcome, lines: list[str]) -> Section:
+    title = "" if outcome.workload is None else f"Workload {outcome.workload}"
+    return Section(title, [Text(lines)], title or "Answers")
+
+
+def _count_lines(outcome: SearchOutcome) -> list[str]:
+    refused = sum(len(points) for points in outcome.refusals.values())
+    evaluated = f"{format_count(len(outcome.evaluations), 'point')} evaluated"
+    lines = [f"{evaluated}: {refused:,} cannot run, {len(outcome.ranking):,} meet the limits"]
+    num_beyond = sum(evaluation.limited_by == MEMORY for evaluation in outcome.evaluations.values())
+    return [*lines, f"{num_beyond:,} do not fit the devices' memory"] if num_beyond else lines
+
+
+def _nothing_text(evidence: SearchEvidence) -> str:
     """Return the sentence for an empty ranking."""
-    if space.is_training:
+    if not evidence.why:
+        return "No point meets the limits so far."
+    if evidence.study.space.is_training:
         return "No layout fits and meets the limits: use more devices, a smaller batch or shorter sequences."
     return "No point meets the limits at any load."
 
 
-def worth_title(space: Space, outcome: SearchOutcome) -> str:
-    """Return the title above the worth of each setting."""
-    text = "What each setting is worth: the best point with it, of the best of all"
-    return text if space.is_training else f"{text} ({streams_text(outcome)})"
+def _best(evidence: SearchEvidence, outcome: SearchOutcome, why: Why) -> list[Block]:
+    """Return the best points with their figures, and how sure their order is."""
+    study, top = evidence.study, evidence.top
+    points = [(str(rank), study.point(index).title) for rank, index in enumerate(outcome.ranking[:top], start=1)]
+    sureness = sureness_texts(study, outcome) if why else []
+    return [
+        *([OnPage(lambda: _winner(study, outcome, why[0][1]))] if why else []),
+        OnTerminal(lambda: [Facts(points, RANK_WIDTH), best_table(study, outcome, top)]),
+        OnPage(lambda: [best_table(study, outcome, top, is_on_page=True)]),
+        *_burst_texts(evidence, outcome),
+        *([Text(sureness)] if sureness else []),
+    ]
 
 
-def streams_text(outcome: SearchOutcome) -> str:
-    """Name the streams that figures are means over."""
-    return f"mean of {format_count(outcome.num_streams, 'stream')}" if outcome.num_streams > 1 else "one stream"
+def _winner(study: Study, outcome: SearchOutcome, result: Result | TrainingResult) -> list[Block]:
+    """Return the headline figures of the best point, and the command that launches it."""
+    best = outcome.mean(outcome.ranking[0])
+    if study.space.is_training:
+        shown = ("step_s", "tokens_per_s_per_device", "mfu", "memory_fraction")
+        return [Cards([(figure_text(best, name), figure_title(name)) for name in shown])]
+    facts = [
+        (number(best.load), "requests/s sustained"),
+        *((figure_text(best, name), FIGURE_TITLES[name]) for name in ("requests_per_usd", "usd_per_hour")),
+        (bound_text(result), "bounds the best point"),
+    ]
+    scenario = scenario_of(study, outcome, outcome.ranking[0])
+    limit = limit_text(best.limited_by, limits_from(study.space.limits))
+    remark = f"The best point: {limit}. Figures are means over the streams of requests that a point met."
+    cards = Cards([fact for fact in facts if fact[0]])
+    return [cards, Code(launch_script(scenario, engine_versions(scenario))), remark]
 
 
-def _burst_parts(report: SearchReport, outcome: SearchOutcome) -> list[RenderableType]:
-    """Warn where some of the best points' streams end too soon."""
-    lasting = [outcome.evaluations[index].figures.get("stream_over_e2e", LEAST_STREAM) for index in outcome.ranking]
-    short = sum(times < LEAST_STREAM for times in lasting[: report.top])
-    if not short or report.study.space.load == "given" or report.study.space.is_training:
-        return []
-    return ["", f"{short} of these loads: {burst_text(min(lasting[: report.top]))}"]
+def engine_versions(scenario: Scenario) -> dict[str, str]:
+    """Return engine -> simulated version."""
+    parts = [pool_scenario(scenario, pool).deployment for pool in scenario.deployment.pools] or [scenario.deployment]
+    engines = [part.engine for part in parts]
+    return {engine.name: engine.version or engine_defaults(engine.name).default_version for engine in engines}
 
 
-def burst_text(times: float) -> str:
-    """Explain why a stream that lasts only `times` mean end-to-end times is too short."""
-    return (
-        f"the requests arrive within {times:.1f} times the mean end-to-end time, and a deployment that takes in a "
-        "burst may not sustain it; give a larger num_requests"
-    )
+def best_table(study: Study, outcome: SearchOutcome, top: int, is_on_page: bool = False) -> Table:
+    """Return the table of the best points by rank.
+
+    A terminal lists their settings apart, to fit its width; a page has more columns.
+    """
+    names, is_training = _table_figures(study, outcome), study.space.is_training
+    names = list(dict.fromkeys([*names, *PAGE_FIGURES])) if is_on_page and not is_training else names
+    rows: list[Row] = []
+    for rank, index in enumerate(outcome.ranking[:top], start=1):
+        mean, bound = outcome.mean(index), lower_bound([run.load for run in outcome.runs(index)])
+        figures = [figure_cell(mean, name) for name in names]
+        point = Cell(study.point(index).title) if is_on_page else Cell(str(rank))
+        if is_training:
+            rows.append([point, *figures])
+            continue
+        limit = limit_name(outcome.evaluations[index].limited_by)
+        rows.append([point, number(mean.load), "" if bound is None else number(max(bound, 0.0)), *figures, limit])
+    titles = [limit_name(name) or figure_title(name) for name in names]
+    first = "point" if is_on_page else ""
+    if is_training:
+        return Table([first, *titles], rows)
+    return Table([first, load_title(study), "at least", *titles, "limit"], rows)
 
 
-def limit_name(name: str) -> str:
-    """Return the limit's name in a table: `TTFT p90`, or `queue`."""
-    return "queue" if name == STABILITY else figure_title(name) if name.partition("_")[0] in METRICS else ""
+def _table_figures(study: Study, outcome: SearchOutcome) -> list[str]:
+    """Return the figures of the best points that a terminal shows: devices, price, objective, limited latencies."""
+    objective = study.space.objective
+    if study.space.is_training:
+        known = outcome.evaluations[outcome.ranking[0]].figures
+        return list(dict.fromkeys([*(name for name in JOB_FIGURES if name in known), objective]))
+    is_latency = objective.partition("_")[0] in METRICS
+    shown = objective if objective in FIGURE_TITLES else "requests_per_usd"
+    limited = [limit.name for limit in limits_from(study.space.limits)]
+    return list(dict.fromkeys(["devices", "usd_per_hour", shown, *limited, *([objective] if is_latency else [])]))
 
 
 def load_title(study: Study) -> str:
@@ -222,59 +280,14 @@ def load_title(study: Study) -> str:
     return "clients" if closed else "requests/s"
 
 
-def figure_names(study: Study) -> list[str]:
-    """Return the figures that a table shows: devices, money and the objective."""
-    names = ["devices", "usd_per_hour"]
-    objective = study.space.objective
-    shown = objective if objective in FIGURE_TITLES else "requests_per_usd"
-    return names if shown in names else [*names, shown]
-
-
-def latency_names(study: Study) -> list[str]:
-    """Return the latencies that have limits or are the objective."""
-    limited = [limit.name for limit in limits_from(study.space.limits)]
-    objective = study.space.objective
-    return [*limited, *([objective] if objective.partition("_")[0] in METRICS and objective not in limited else [])]
-
-
-def figure_text(evaluation: Evaluation, name: str) -> str:
-    """Return a figure for a table; empty where it is unknown."""
-    value = evaluation.figures.get(name)
-    if value is None:
-        return ""
-    if name.partition("_")[0] in METRICS:
-        return format_seconds(value)
-    if name == "memory_bytes":
-        return format_bytes(value)
-    if name.endswith("_fraction") or name in ("mfu", "hfu"):
-        return percent(value)
-    if name in ("run_s", "step_s"):
-        return duration(value) if name == "run_s" else format_seconds(value)
-    if name in ("devices", "run_usd", "tokens_per_usd"):
-        return f"{value:,.0f}"
-    return f"{value:,.2f}" if "usd_per_" in name else number(value)
-
-
-def objective_text(objective: str) -> str:
-    """Return an objective in words: `most requests/$`."""
-    direction = "most" if is_more_better(objective) else "least"
-    return f"{direction} {FIGURE_TITLES.get(objective, objective.replace('_', ' '))}"
-
-
-def limits_text(space: Space) -> str:
-    """Return the limits of every point in words."""
-    if space.is_training:
-        limits = [f"{name} <= {duration(most_s)}" for name, most_s in job_limits(space.limits).items()]
-        return "; ".join([*limits, "the job fits its devices"])
-    return "; ".join([*(limit.title for limit in limits_from(space.limits)), "the queue does not grow"])
-
-
-def worth_text(worth: Worth) -> str:
-    """Return a share of the best, with its margin."""
-    if not worth.share:
-        return "none"
-    is_sure = worth.margin is None or worth.margin < LEAST_MARGIN
-    return percent(worth.share) if is_sure else f"{percent(worth.share)} ± {percent(worth.margin or 0.0)}"
+def _burst_texts(evidence: SearchEvidence, outcome: SearchOutcome) -> list[str]:
+    """Warn where some of the best points' streams end too soon."""
+    space = evidence.study.space
+    lasting = [outcome.evaluations[index].figures.get("stream_over_e2e", LEAST_STREAM) for index in outcome.ranking]
+    short = sum(times < LEAST_STREAM for times in lasting[: evidence.top])
+    if not short or space.load == "given" or space.is_training:
+        return []
+    return [f"{short} of these loads: {burst_text(min(lasting[: evidence.top]))}"]
 
 
 def sureness_texts(study: Study, outcome: SearchOutcome) -> list[str]:
@@ -300,37 +313,31 @@ def certainty(share: float) -> str:
     return percent(share) if share < 0.999 else "more than 99.9%"
 
 
-def _why_parts(results: Sequence[tuple[int, Result | TrainingResult]]) -> list[RenderableType]:
-    if not results:
-        return []
-    is_training = isinstance(results[0][1], TrainingResult)
-    name = "Why: where the best steps go" if is_training else "Why: the best points at their load"
-    return ["", title(name), columns(*why_rows(results), left=3)]
+def _why_section(why: Why) -> Section:
+    """Return what bounds the best points, and where their time goes."""
+    title, heads = (
+        "Why: the best points at their load",
+        ["", "bound by", "time goes to", "busy", "running", "KV at most"],
+    )
+    if isinstance(why[0][1], TrainingResult):
+        title, heads = "Why: where the best steps go", ["", "most", "a step goes to"]
+    rows = [[str(rank), *_why_row(result)] for rank, (_, result) in enumerate(why, start=1)]
+    return Section(title, [Table(heads, rows, left=3)])
 
 
-def why_rows(results: Sequence[tuple[int, Result | TrainingResult]]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and rows of a table of what bounds the best points and where their time goes."""
-    rows = []
-    for rank, (_, result) in enumerate(results, start=1):
-        if isinstance(result, TrainingResult):
-            rows.append([str(rank), bound_text(result), step_text(result)])
-            continue
-        summary = result.summary
-        shares = sorted(summary.time_fractions.items(), key=lambda item: -item[1])
-        use = summary.utilisation
-        rows.append(
-            [
-                str(rank),
-                bound_text(result),
-                ", ".join(f"{name} {percent(share)}" for name, share in shares if share >= 0.01),
-                percent(use.busy_fraction),
-                f"{use.mean_running:,.1f}",
-                percent(use.kv_peak_fraction),
-            ]
-        )
-    if results and isinstance(results[0][1], TrainingResult):
-        return ["", "most", "a step goes to"], rows
-    return ["", "bound by", "time goes to", "busy", "running", "KV at most"], rows
+def _why_row(result: Result | TrainingResult) -> list[str]:
+    if isinstance(result, TrainingResult):
+        shares = {name: seconds / result.step_s for name, seconds in result.breakdown_s.items()}
+        return [bound_text(result), _shares_text(shares)]
+    use = result.summary.utilisation
+    rates = [percent(use.busy_fraction), f"{use.mean_running:,.1f}", percent(use.kv_peak_fraction)]
+    return [bound_text(result), _shares_text(result.summary.time_fractions), *rates]
+
+
+def _shares_text(shares: Mapping[str, float]) -> str:
+    """Return the parts of a time that take 1% or more, the longest first."""
+    ordered = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {percent(share)}" for name, share in ordered if share >= 0.01)
 
 
 def bound_text(result: Result | TrainingResult) -> str:
@@ -340,28 +347,63 @@ def bound_text(result: Result | TrainingResult) -> str:
     return result.summary.bound_by.replace("_", " ")
 
 
-def step_text(result: TrainingResult) -> str:
-    """Return the parts of a training step that take 1% or more, the longest first."""
-    shares = sorted(result.breakdown_s.items(), key=lambda part: -part[1])
-    parts = [f"{name} {percent(seconds / result.step_s)}" for name, seconds in shares]
-    return ", ".join(part for part, (_, seconds) in zip(parts, shares, strict=True) if seconds >= 0.01 * result.step_s)
-
-
-def _frontier_parts(study: Study, outcome: SearchOutcome) -> list[RenderableType]:
-    heads, rows = frontier_rows(study, outcome)
-    more = [f"and {len(rows) - SHOWN_FRONTIER} more"] if len(rows) > SHOWN_FRONTIER else []
-    return ["", columns(heads, rows[:SHOWN_FRONTIER]), *more]
-
-
-def frontier_rows(study: Study, outcome: SearchOutcome) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and rows of the frontier's table."""
-    names = names_of_frontier(study, outcome)
-    heads = ["frontier" if study.space.is_training else f"frontier, {streams_text(outcome)}", *map(figure_title, names)]
-    rows = [
-        [study.point(index).title, *(sure_figure_text(outcome, index, name) for name in names)]
-        for index in frontier(outcome, names)
+def _worth_section(
+    space: Space, outcome: SearchOutcome, effects: Mapping[str, Mapping[str, Worth]], head: str
+) -> Section:
+    """Return the worth of each value of each setting."""
+    title = "What each setting is worth: the best point with it, of the best of all"
+    title = title if space.is_training else f"{title} ({streams_text(outcome)})"
+    short = {name.rpartition(".")[2]: shares for name, shares in effects.items()}
+    texts = [
+        (name, ", ".join(f"{value} {worth_text(worth)}" for value, worth in shares.items()))
+        for name, shares in short.items()
     ]
-    return heads, rows
+    rows = [
+        (name, value, Cell(_worth_on_page(worth), worth.share, bar=worth.share))
+        for name, shares in short.items()
+        for value, worth in shares.items()
+    ]
+    blocks: list[Block] = [OnTerminal(lambda: [Facts(texts, max(len(name) for name, _ in texts))])]
+    return Section(title, [*blocks, OnPage(lambda: [f"{title}.", Table(("setting", "value", "worth"), rows, 2)])], head)
+
+
+def worth_text(worth: Worth) -> str:
+    """Return a share of the best, with its margin."""
+    if not worth.share:
+        return "none"
+    is_sure = worth.margin is None or worth.margin < LEAST_MARGIN
+    return percent(worth.share) if is_sure else f"{percent(worth.share)} ± {percent(worth.margin or 0.0)}"
+
+
+def _worth_on_page(worth: Worth) -> str:
+    return worth_text(worth) if worth.share else "none meets the limits"
+
+
+def streams_text(outcome: SearchOutcome) -> str:
+    """Name the streams that figures are means over."""
+    return f"mean of {format_count(outcome.num_streams, 'stream')}" if outcome.num_streams > 1 else "one stream"
+
+
+def _all_points(study: Study, outcome: SearchOutcome) -> list[Block]:
+    """Return the figure of all points that meet the limits, and the frontier: the best of it on a terminal."""
+    names = names_of_frontier(study, outcome)
+    head = "frontier" if study.space.is_training else f"frontier, {streams_text(outcome)}"
+    indices = frontier(outcome, names)
+    rows: list[Row] = [
+        [study.point(index).title, *(_sure_cell(outcome, index, name) for name in names)] for index in indices
+    ]
+    heads = [head, *map(figure_title, names)]
+    more = [f"and {len(rows) - SHOWN_FRONTIER} more"] if len(rows) > SHOWN_FRONTIER else []
+    remark = "The large dot is the best point; the dashed line is the frontier of the two axes."
+    if outcome.num_streams > 1:
+        remark += (
+            f" Filled dots are the {streams_text(outcome)} of requests, with the 90% confidence interval of the mean; "
+            "rings met the first stream alone, and the line leaves them out."
+        )
+    return [
+        OnTerminal(lambda: [Table(heads, rows[:SHOWN_FRONTIER], notes=more)]),
+        OnPage(lambda: [Points(_plotted(study, outcome)), remark, Table(heads, rows)]),
+    ]
 
 
 def names_of_frontier(study: Study, outcome: SearchOutcome) -> tuple[str, str]:
@@ -369,54 +411,77 @@ def names_of_frontier(study: Study, outcome: SearchOutcome) -> tuple[str, str]:
     return frontier_names(study.space, [outcome.evaluations[index] for index in outcome.ranking])
 
 
-def sure_figure_text(outcome: SearchOutcome, index: int, name: str) -> str:
+def _sure_cell(outcome: SearchOutcome, index: int, name: str) -> Cell:
     """Return a figure with its margin, where that is known."""
     mean, off = outcome.mean(index), outcome.margin(index, name)
     text = figure_text(mean, name)
-    if off is None or name not in mean.figures or off < LEAST_MARGIN * abs(mean.figures[name]):
-        return text
-    return f"{text} ± {percent(off / abs(mean.figures[name]))}"
+    if off is not None and name in mean.figures and off >= LEAST_MARGIN * abs(mean.figures[name]):
+        text = f"{text} ± {percent(off / abs(mean.figures[name]))}"
+    return Cell(text, mean.figures.get(name))
 
 
-def fleet_rows(report: SearchReport, fleets: Sequence[FleetSize]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and rows of a table of the replicas that serve the requested load."""
-    rows = [
-        [
-            report.study.point(fleet.index).title,
-            *(f"{count:,}" for count in (fleet.copies, fleet.devices)),
-            "unknown" if fleet.usd_per_hour is None else f"{fleet.usd_per_hour:,.2f}",
-            percent(fleet.headroom_fraction),
-        ]
-        for fleet in fleets
-    ]
-    return [f"for {number(report.load or 0.0)} requests/s", "copies", "devices", "$/h", "left over"], rows
+def _plotted(study: Study, outcome: SearchOutcome) -> dict[str, Any]:
+    """Return the data of a figure of all points; the reader chooses axes, colours and filters."""
+    indices = outcome.ranking[:MAX_DRAWN]
+    names = list(study.space.vary) or ["scenario"]
+    points = [study.point(index).choice for index in indices]
+    means = [outcome.mean(index).figures for index in indices]
+    known = {name for mean in means for name in mean}
+    figures = sorted(known, key=lambda name: (name not in FIGURE_TITLES, name))
+    x, y = reversed(names_of_frontier(study, outcome))
+    return {
+        "figures": [_axis_title(name) for name in figures],
+        "more": [is_more_better(name) for name in figures],
+        "names": [name.rpartition(".")[2] for name in names],
+        "choices": [[value_text(choice.get(name, "")) for name in names] for choice in points],
+        "values": [[_rounded(mean.get(name)) for name in figures] for mean in means],
+        "margins": [[_rounded(outcome.margin(index, name)) for name in figures] for index in indices],
+        "x": _axis_title(x),
+        "y": _axis_title(y),
+    }
 
 
-def _refusal_parts(outcome: SearchOutcome) -> list[RenderableType]:
-    counts: dict[str, list[int]] = {}
+def _axis_title(name: str) -> str:
+    """Return a figure's name on an axis."""
+    is_time = name.partition("_")[0] in METRICS or (name.endswith("_s") and not name.endswith("_per_s"))
+    return f"{figure_title(name)} [s]" if is_time else figure_title(name)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
+
+
+def _fleet_sections(evidence: SearchEvidence, fleets: Sequence[FleetSize]) -> list[Section]:
+    """Return the replicas that serve the requested load."""
+    columns: dict[str, Column] = {
+        f"for {number(evidence.load or 0.0)} requests/s": lambda fleet: evidence.study.point(fleet.index).title,
+        "copies": lambda fleet: f"{fleet.copies:,}",
+        "devices": lambda fleet: f"{fleet.devices:,}",
+        "$/h": lambda fleet: "unknown" if fleet.usd_per_hour is None else f"{fleet.usd_per_hour:,.2f}",
+        "left over": "headroom_fraction",
+    }
+    return [Section("", [table_of(fleets, columns)], "Replicas for the load")] if fleets else []
+
+
+def _refusals(outcome: SearchOutcome, heading: str, notes: Sequence[str] = ()) -> list[Section]:
+    """Return how many points cannot run, by reason: on a terminal by kind of reason. `notes` follow."""
+    counts: dict[str, int] = {}
     for reason, points in outcome.refusals.items():
-        counts.setdefault(_kind_of(reason), []).extend(points)
+        counts[_kind_of(reason)] = counts.get(_kind_of(reason), 0) + len(points)
     if not counts:
         return []
-    ordered = sorted(counts.items(), key=lambda item: -len(item[1]))
-    rows = [[reason, f"{len(points):,}"] for reason, points in ordered[:SHOWN_REFUSALS]]
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    short = [(reason, f"{count:,}") for reason, count in ordered[:SHOWN_REFUSALS]]
     more = [f"and {len(ordered) - SHOWN_REFUSALS} more reasons"] if len(ordered) > SHOWN_REFUSALS else []
-    return ["", columns(("cannot run", "points"), rows), *more]
+    rows = [(reason, f"{len(points):,}") for reason, points in outcome.refusals.items()]
+    on_page = Table(("reason", "points"), rows[:MAX_REFUSALS_ON_PAGE], notes=notes)
+    on_terminal = Table(("cannot run", "points"), short, notes=[*more, *notes])
+    return [Section("", [OnTerminal(lambda: [on_terminal]), OnPage(lambda: [on_page])], heading)]
 
 
 def _kind_of(reason: str) -> str:
     """Return a reason without the numbers that differ from point to point."""
     return re.sub(r"(?<=[ $])\d[\d,.]*(?: [KMGT]iB)?", "…", reason.partition(": weights")[0])
-
-
-MISCONFIGURATION = "What the best point of one workload is worth under another"
-
-
-def misconfiguration_rows(report: SearchReport) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and rows of a table of each workload's best point under the others."""
-    names = [str(outcome.workload) for outcome in report.study.outcomes]
-    rows = [[name, *map(percent, shares)] for name, shares in zip(names, report.misconfiguration, strict=True)]
-    return ["best for", *(f"under {name}" for name in names)], rows
 
 
 def _count_text(count: Count, is_training: bool) -> str:
@@ -431,21 +496,21 @@ def _count_text(count: Count, is_training: bool) -> str:
     return f"{runs} of {requests} in all{skipped}{known}"
 
 
-def study_document(report: SearchReport) -> dict[str, Any]:
+def study_document(evidence: SearchEvidence) -> dict[str, Any]:
     """Document a study: the space, the ranking, and what follows from it."""
-    study = report.study
+    study = evidence.study
     return {
         "windtunnel": version(),
         "space": as_builtins(study.space),
         "workloads": [
             {
                 "workload": outcome.workload,
-                "ranking": outcome.ranking[: report.top],
+                "ranking": outcome.ranking[: evidence.top],
                 "confidence_beats_next": [
                     confidence(outcome, study.space.objective, rank)
-                    for rank in range(min(outcome.num_finalists, report.top))
+                    for rank in range(min(outcome.num_finalists, evidence.top))
                 ],
-                "points": [point_document(study, outcome, index) for index in outcome.ranking[: report.top]],
+                "points": [point_document(study, outcome, index) for index in outcome.ranking[: evidence.top]],
                 "best_by_objective": best_by_objective(outcome, objectives_of(study.space)),
                 "frontier": frontier(outcome, names_of_frontier(study, outcome)),
                 "sensitivity": {
@@ -454,11 +519,11 @@ def study_document(report: SearchReport) -> dict[str, Any]:
                 },
                 "bound_by": {str(index): bound_text(result) for index, result in why},
                 "refusals": {reason: len(points) for reason, points in outcome.refusals.items()},
-                "fleets": [msgspec.to_builtins(fleet) for fleet in (report.fleets[place] if report.fleets else [])],
+                "fleets": [msgspec.to_builtins(fleet) for fleet in (evidence.fleets[place] if evidence.fleets else [])],
             }
-            for place, (outcome, why) in enumerate(zip(study.outcomes, report.why, strict=True))
+            for place, (outcome, why) in enumerate(zip(study.outcomes, evidence.why, strict=True))
         ],
-        "misconfiguration": report.misconfiguration,
+        "misconfiguration": evidence.misconfiguration,
         "num_runs": study.count.num_runs,
         "num_requests": study.count.num_requests,
     }
@@ -474,10 +539,3 @@ def point_document(study: Study, outcome: SearchOutcome, index: int) -> dict[str
         "load_at_least": lower_bound(loads),
         **encode(outcome.evaluations[index]),
     }
-
-
-def limit_text(name: str, limits: Sequence[Limit]) -> str:
-    """Return what limits a load, for people."""
-    if name == STABILITY:
-        return "above this load requests wait longer and longer"
-    return next((f"above this load {limit.title} is not met" for limit in limits if limit.name == name), "")

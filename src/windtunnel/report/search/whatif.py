@@ -3,15 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from windtunnel.errors import InputError, did_you_mean
-from windtunnel.report.render.html import Cell, Section, figures, page, table
 from windtunnel.report.render.plots import Axis, figure, marked_lines
-from windtunnel.report.render.tables import columns, title
-from windtunnel.report.search.page import figure_cell
-from windtunnel.report.search.study import figure_text, figure_title, limit_name
+from windtunnel.report.report import Block, Cell, Figures, OnPage, Report, Row, Section, Table, Text
+from windtunnel.report.search.figures import figure_cell, figure_title, limit_name
 from windtunnel.report.version import version
 from windtunnel.schema import encode
 from windtunnel.search.capacity.limits import METRICS
@@ -48,26 +43,32 @@ def shown_figures(text: str | None) -> tuple[str, ...]:
     return names
 
 
-def grid_report(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> list[RenderableType]:
-    """Return a line per point, with the limit that it breaks."""
+def grid_report(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> Report:
+    """Return the report of a grid: a line per point, with the limit that it breaks."""
+    title = f"{format_count(space.num_points, 'point')} of {space.scenario.get('model')}"
+    refused = [
+        f"{point_at(space, index).title}: {answer.refused}" for index, answer in answers.items() if answer.refused
+    ]
+    sections = grid_sections(space, answers, names)
+    return Report(title, [], [*sections, *([Section("", [Text(refused)], "What cannot run")] if refused else [])])
+
+
+def grid_sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> list[Section]:
+    """Return a plot of every figure over the last numeric setting, a line per value of the others, and the table."""
     settings = list(space.vary)
     heads = [*(name.rpartition(".")[2] for name in settings), *(_two_lines(figure_title(name)) for name in names), ""]
-    rows: list[list[str | Text]] = []
-    refused = []
-    for index, evaluation in answers.items():
-        choice = [value_text(value) for value in point_at(space, index).choice.values()]
-        if evaluation.refused:
-            refused.append(f"{point_at(space, index).title}: {evaluation.refused}")
-            continue
-        remark = "" if evaluation.holds else f"breaks {limit_name(evaluation.limited_by)}"
-        rows.append([*choice, *(figure_text(evaluation, name) for name in names), Text(remark, style="red")])
-    parts: list[RenderableType] = [
-        title(f"{format_count(space.num_points, 'point')} of {space.scenario.get('model')}"),
-        "",
-    ]
-    if rows:
-        parts.append(columns(heads, rows, left=len(settings), right=1))
-    return [*parts, *([""] if refused else []), *refused]
+    rows: list[Row] = []
+    for index, answer in answers.items():
+        if not answer.refused:
+            remark = "" if answer.holds else f"breaks {limit_name(answer.limited_by)}"
+            choice = map(value_text, point_at(space, index).choice.values())
+            rows.append([*choice, *(figure_cell(answer, name) for name in names), Cell(remark, is_alert=True)])
+
+    def drawn() -> list[Block]:
+        return [Figures([(_plot(space, answers, name), figure_title(name)) for name in names])]
+
+    table = [Table(heads, rows, left=len(settings), right=1)] if rows else []
+    return [Section("Over the settings", [OnPage(drawn)]), Section("", table, "Every point")]
 
 
 def _two_lines(text: str) -> str:
@@ -76,28 +77,6 @@ def _two_lines(text: str) -> str:
         return text.replace("/device", "\n/device")
     first, space, last = text.rpartition(" ")
     return f"{first}\n{last}" if space else text
-
-
-def grid_page(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> str:
-    """Return a page with the table and plots."""
-    lead = f"{format_count(space.num_points, 'point')}."
-    return page(f"What if: {space.scenario.get('model')}", lead, grid_sections(space, answers, names))
-
-
-def grid_sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> list[Section]:
-    """Return a plot of every figure over the last numeric setting, a line per value of the others, and the table."""
-    settings = list(space.vary)
-    drawn = [(_plot(space, answers, name), figure_title(name)) for name in names]
-    heads = [*(name.rpartition(".")[2] for name in settings), *map(figure_title, names), ""]
-    rows: list[list[str | Cell]] = [
-        [
-            *map(value_text, point_at(space, index).choice.values()),
-            *(figure_cell(evaluation, name) for name in names),
-            evaluation.refused or ("" if evaluation.holds else f"breaks {limit_name(evaluation.limited_by)}"),
-        ]
-        for index, evaluation in answers.items()
-    ]
-    return [Section("Over the settings", figures(drawn)), Section("Every point", table(heads, rows, len(settings)))]
 
 
 def _plot(space: Space, answers: dict[int, Evaluation], figure_name: str) -> str:

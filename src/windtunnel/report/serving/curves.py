@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.metrics.records import Table
+from windtunnel.metrics.slo import Slo
 from windtunnel.report.render.plots import Axis, Series, figure
 from windtunnel.serving.over_time import NUM_STRETCHES, integral
 from windtunnel.units import format_seconds
@@ -46,6 +47,16 @@ def cdf(latency: str, runs: Mapping[str, Floats], limit_s: float | None = None) 
     elif limit_s is not None:
         drawn.append(Series("limit", [limit_s * scale] * 2, [0.0, 100.0], "dashes", colour="currentColor"))
     return figure(drawn, x, Axis("requests (%)", low=0.0, high=100.0), **SIZE), caption
+
+
+def distributions(runs: Mapping[str, Table], slo: Slo | None = None) -> list[tuple[str, str]]:
+    """Return (SVG, caption) of each latency's distribution over the requests of one run or several, by their label."""
+    tables = {name: measured(requests) for name, requests in runs.items()}
+    return [
+        cdf(name, {run: requests[f"{name}_s"] for run, requests in tables.items()}, getattr(slo, f"{name}_s", None))
+        for name in LATENCIES
+        if any(np.isfinite(requests[f"{name}_s"]).any() for requests in tables.values())
+    ]
 
 
 def measured(requests: Table) -> Table:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from windtunnel.errors import InputError
 from windtunnel.files import check_writable_folder, new_files
-from windtunnel.report.documents import as_text, run_document
+from windtunnel.report.render.json import as_text
+from windtunnel.report.serving.run import run_document
 from windtunnel.serving.over_time import over_time
 from windtunnel.serving.scenario import save
 

@@ -1,77 +1,205 @@
-"""The tables of a simulation's result."""
+"""A simulated serving run: latency, throughput, memory, cost, bounds, and how sure they are."""
 
-from collections.abc import Sequence
-
-from rich.console import RenderableType
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
 
 from windtunnel.metrics.client import ClientSummary
-from windtunnel.metrics.records import Table
+from windtunnel.metrics.records import Table as Records
 from windtunnel.metrics.slo import Slo
-from windtunnel.metrics.summary import Summary, queue_growth
-from windtunnel.report.render.tables import bars, columns, duration, grid, number, percent, title
+from windtunnel.metrics.summary import Summary, queue_growth, to_builtins
+from windtunnel.report.numbers import duration, number, percent, span_text
+from windtunnel.report.render.json import fields_of
+from windtunnel.report.report import (
+    Bars,
+    Block,
+    Cards,
+    Column,
+    Facts,
+    Figures,
+    OnPage,
+    Report,
+    Section,
+    Table,
+    table_of,
+)
+from windtunnel.report.serving.curves import LATENCIES, curves_over_time, distributions
 from windtunnel.report.serving.setup import deployment_line, load_line, model_line, network_lines, provenance_rows
+from windtunnel.report.version import version
+from windtunnel.schema import decode, encode
 from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import MOST_GROWTH
+from windtunnel.serving.over_time import over_time
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario
 from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.units import format_bytes, format_count, format_seconds
 
 
-def run_report(result: Result) -> list[RenderableType]:
-    """Return latency, throughput, memory, cost, bounds, and how sure they are."""
-    summary = result.summary
-    shares = sorted(summary.time_fractions.items(), key=lambda item: -item[1])
-    coverage = {how.value: share for how, share in result.coverage.items()}
+def run_document(result: Result) -> dict[str, Any]:
+    """Document a simulation: summary, scenario with every default filled in, memory, and where its times come from."""
+    by_pool = {pool.name: memory_document(pool.memory) for pool in result.pools}
+    return {
+        "windtunnel": version(),
+        "scenario": encode(result.scenario),
+        "summary": to_builtins(result.summary),
+        "memory": memory_document(result.memory),
+        **({"memory_by_pool": by_pool} if by_pool else {}),
+        "coverage": {coverage.value: share for coverage, share in result.coverage.items()},
+        "sources": result.sources,
+        "interval_80": {name: fields_of(interval, "low", "high") for name, interval in result.intervals.items()},
+        "calibration": {
+            "name": result.setup.calibration_name,
+            "not_calibrated": result.setup.not_calibrated or None,
+            "remarks": list(result.calibration_remarks),
+            "learnt": dict(result.setup.learnt),
+        },
+        "operators": result.operators,
+    }
+
+
+def memory_document(memory: MemoryPlan) -> dict[str, Any]:
+    """Document one device's memory."""
+    return asdict(memory) | {"kv_tokens": memory.kv_tokens}
+
+
+def run_report(result: Result) -> Report:
+    """Return the report of a simulation."""
+    lead = [*deployment_lines(result), load_line(result.scenario)]
+    document = run_document(result)
+    sections = run_sections(
+        result.scenario, document, result.requests, lambda: over_time(result), calibration=_calibration_text(result)
+    )
+    return Report(model_line(result.setup), lead, sections, verdict=verdict(result.summary, result.scenario.slo))
+
+
+def run_sections(
+    scenario: Scenario,
+    document: Mapping[str, Any],
+    requests: Records | None,
+    series: Callable[[], Records | None] = lambda: None,
+    calibration: str = "",
+) -> list[Section]:
+    """Return the sections of a simulation's report.
+
+    Args:
+        scenario: resolved.
+        document: of `run_document`.
+        requests: one row a request; None: not kept.
+        series: returns one row a stretch of time; None: not kept.
+        calibration: what the calibration rests on; empty: as the document has it.
+    """
+    summary = decode(document["summary"], Summary)
+    shares = dict(sorted(summary.time_fractions.items(), key=lambda item: -item[1]))
     return [
-        title(model_line(result.setup)),
-        *deployment_lines(result),
-        load_line(result.scenario),
-        "",
-        columns(LATENCY_HEADS, latency_rows(summary)),
-        *_table_of(TENANT_HEADS, tenant_rows(summary)),
-        "",
-        grid(sureness_rows(result)),
-        "",
-        grid(
+        _summary_section(scenario, document, requests, calibration),
+        *distribution_sections(scenario, requests, series),
+        Section(
+            f"Where the time goes: bound by {summary.bound_by.replace('_', ' ')}",
             [
-                *throughput_rows(summary, result.scenario.slo),
-                *overload_rows(result.scenario, result.requests),
-                *resource_rows(result.scenario, summary, result.memory),
-            ]
+                Bars(shares, "by what bounds it", "share of busy time (%)"),
+                OnPage(lambda: [Bars(document.get("operators", {}), "by operator", "share of the device's time (%)")]),
+            ],
         ),
-        *_table_of(POOL_HEADS, pool_rows(summary)),
-        "",
-        title(f"Where the time goes: bound by {summary.bound_by.replace('_', ' ')}"),
-        bars(dict(shares)),
-        "",
-        title("Where the operator times come from"),
-        grid(provenance_rows(coverage, result.sources)),
+        Section(
+            "Where the operator times come from", [Facts(provenance_rows(document["coverage"], document["sources"]))]
+        ),
         *_failed_checks(summary),
     ]
 
 
-def sureness_rows(result: Result) -> list[tuple[str, str]]:
+def _summary_section(
+    scenario: Scenario, document: Mapping[str, Any], requests: Records | None, calibration: str
+) -> Section:
+    summary = decode(document["summary"], Summary)
+    memory = MemoryPlan(**{name: value for name, value in document["memory"].items() if name != "kv_tokens"})
+    rows = throughput_rows(summary, scenario.slo)
+    rows += [] if requests is None else overload_rows(scenario, requests)
+    rows += resource_rows(scenario, summary, memory)
+    blocks: list[Block] = [
+        OnPage(lambda: [Cards(headline(summary, document))]),
+        Table(LATENCY_HEADS, latency_rows(summary)),
+        *([Table(TENANT_HEADS, tenant_rows(summary))] if summary.tenants else []),
+        Facts(sureness_rows(document, calibration or _documented_calibration(document))),
+        Facts(rows),
+        *([table_of(summary.pools, POOL_COLUMNS)] if summary.pools else []),
+    ]
+    return Section("", blocks, "Summary")
+
+
+def distribution_sections(
+    scenario: Scenario, requests: Records | None, series: Callable[[], Records | None]
+) -> list[Section]:
+    """Return the figures of a page: each latency's distribution over the requests, and curves over time."""
+
+    def shares() -> list[Block]:
+        return [] if requests is None else [Figures(distributions({"requests": requests}, scenario.slo))]
+
+    def curves() -> list[Block]:
+        known = series()
+        return [] if known is None else [Figures(curves_over_time(known))]
+
+    return [Section("Distributions", [OnPage(shares)]), Section("Over time", [OnPage(curves)])]
+
+
+def verdict(summary: Summary, slo: Slo | None) -> str:
+    """Say whether a run meets its SLO, and what bounds it."""
+    bound = f"Bound by {summary.bound_by.replace('_', ' ')}."
+    if summary.goodput is None or slo is None:
+        return bound
+    return f"{percent(summary.goodput.fraction)} of the requests meet the SLO ({_limits(slo)}). {bound}"
+
+
+def headline(summary: Summary, document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the headline figures as (value, label) pairs."""
+    intervals = document.get("interval_80", {})
+    shown = [(format_seconds(summary.ttft_s.mean), f"TTFT mean{_span(intervals.get('ttft'), format_seconds)}")]
+    if summary.tpot_s is not None:
+        shown.append((format_seconds(summary.tpot_s.mean), f"TPOT mean{_span(intervals.get('tpot'), format_seconds)}"))
+    rate = summary.throughput
+    shown.append((number(rate.output_tokens_per_s), f"output tokens/s{_span(intervals.get('throughput'), number)}"))
+    shown.append((number(rate.output_tokens_per_s_per_device), "output tokens/s per device"))
+    if summary.cost is not None:
+        shown.append((f"${summary.cost.usd_per_million_output_tokens:,.2f}", "per million output tokens"))
+    if summary.goodput is not None:
+        shown.append((percent(summary.goodput.fraction), "goodput"))
+    return [*shown, (summary.bound_by.replace("_", " "), "bound by")]
+
+
+def _span(interval: Mapping[str, float] | None, shown: Callable[[float], str]) -> str:
+    return "" if interval is None else f", 80% {span_text(shown(interval['low']), shown(interval['high']))}"
+
+
+def sureness_rows(document: Mapping[str, Any], calibration: str) -> list[tuple[str, str]]:
     """Return the 80% intervals of the means, and the calibration behind them."""
-    intervals, name = result.intervals, result.setup.calibration_name
+    intervals = document.get("interval_80", {})
     if not intervals:
         return [("80% interval", "not known for separate pools")]
-    shown = [
-        f"{label} {format_seconds(intervals[metric].low)} to {format_seconds(intervals[metric].high)}"
-        for metric, label in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "end to end"))
-        if metric in intervals
-    ]
-    rate = intervals["throughput"]
-    shown.append(f"output {number(rate.low)} to {number(rate.high)} tokens/s")
-    calibration = result.setup.calibration
-    if calibration is None:
-        basis = f"none: {result.setup.not_calibrated}"
-    else:
-        record = calibration.provenance
-        runs = format_count(record.num_runs, "run")
-        basis = f"{name}, {runs} in {format_count(record.num_configurations, 'configuration')}"
-        basis = "; ".join([basis, *_learnt(result.setup), *result.calibration_remarks])
-    return [("80% interval", ", ".join(shown)), ("calibration", basis)]
+
+    def text(metric: str, shown: Callable[[float], str]) -> str:
+        return f"{shown(intervals[metric]['low'])} to {shown(intervals[metric]['high'])}"
+
+    means = [f"{title} {text(name, format_seconds)}" for name, title in LATENCIES.items() if name in intervals]
+    means.append(f"output {text('throughput', number)} tokens/s")
+    return [("80% interval", ", ".join(means)), ("calibration", calibration)]
+
+
+def _calibration_text(result: Result) -> str:
+    """Name the calibration of a run, its extent and the settings that it decided; or why there is none."""
+    if result.setup.calibration is None:
+        return f"none: {result.setup.not_calibrated}"
+    record = result.setup.calibration.provenance
+    runs = format_count(record.num_runs, "run")
+    basis = f"{result.setup.calibration_name}, {runs} in {format_count(record.num_configurations, 'configuration')}"
+    return "; ".join([basis, *_learnt(result.setup), *result.calibration_remarks])
+
+
+def _documented_calibration(document: Mapping[str, Any]) -> str:
+    """Name the calibration of a document of `run_document`, or why there is none."""
+    calibration = document.get("calibration", {})
+    name, reason = calibration.get("name"), calibration.get("not_calibrated")
+    text = str(name) if name else f"none: {reason}" if reason else "none"
+    return "; ".join([text, *calibration.get("remarks", [])])
 
 
 def _learnt(setup: Setup) -> list[str]:
@@ -93,30 +221,17 @@ def deployment_lines(result: Result) -> list[str]:
     return [*lines, *network_lines(deployment.network)]
 
 
-def _table_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[RenderableType]:
-    """Return a table below an empty line; nothing where it has no rows."""
-    return ["", columns(heads, rows)] if rows else []
-
-
-POOL_HEADS = ("pool", "role", "devices", "busy", "running", "waiting", "KV used", "at most", "$/h")
-
-
-def pool_rows(summary: Summary) -> list[list[str]]:
-    """Return a row per pool; none where all replicas are equal."""
-    return [
-        [
-            pool.name,
-            pool.role,
-            f"{pool.num_devices:,}",
-            percent(pool.utilisation.busy_fraction),
-            f"{pool.utilisation.mean_running:,.1f}",
-            f"{pool.utilisation.mean_waiting:,.1f}",
-            percent(pool.utilisation.kv_mean_fraction),
-            percent(pool.utilisation.kv_peak_fraction),
-            "unknown" if pool.usd_per_hour is None else f"{pool.usd_per_hour:,.2f}",
-        ]
-        for pool in summary.pools
-    ]
+POOL_COLUMNS: Mapping[str, Column] = {
+    "pool": "name",
+    "role": "role",
+    "devices": "num_devices",
+    "busy": "utilisation.busy_fraction",
+    "running": "utilisation.mean_running",
+    "waiting": "utilisation.mean_waiting",
+    "KV used": "utilisation.kv_mean_fraction",
+    "at most": "utilisation.kv_peak_fraction",
+    "$/h": lambda pool: "unknown" if pool.usd_per_hour is None else f"{pool.usd_per_hour:,.2f}",
+}
 
 
 def _fleet_rows(summary: Summary) -> list[tuple[str, str]]:
@@ -180,7 +295,7 @@ def tenant_rows(summary: Summary) -> list[list[str]]:
     ]
 
 
-def _failed_checks(summary: Summary) -> list[RenderableType]:
+def _failed_checks(summary: Summary) -> list[Section]:
     """Warn where the run contradicts itself."""
     checks = summary.checks
     if checks is None or checks.passed:
@@ -190,7 +305,7 @@ def _failed_checks(summary: Summary) -> list[RenderableType]:
         f"Little's law off by {checks.littles_law_error_fraction:.2g}, "
         f"idle with work {checks.idle_with_work_fraction:.2g} of busy time"
     )
-    return ["", title("This run contradicts itself; please report it"), text]
+    return [Section("This run contradicts itself; please report it", [text])]
 
 
 LATENCY_HEADS = ("latency", "mean", "p50", "p90", "p95", "p99", "max")
@@ -233,7 +348,7 @@ def throughput_rows(summary: Summary, slo: Slo | None) -> list[tuple[str, str]]:
     return rows
 
 
-def overload_rows(scenario: Scenario, requests: Table) -> list[tuple[str, str]]:
+def overload_rows(scenario: Scenario, requests: Records) -> list[tuple[str, str]]:
     """Return a warning where requests of an open loop come faster than they are served."""
     if is_closed(scenario.workload):
         return []

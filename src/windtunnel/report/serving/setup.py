@@ -2,7 +2,7 @@
 
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.network.settings import ClusterNetwork
-from windtunnel.report.render.tables import formats, percent
+from windtunnel.report.numbers import formats, percent
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.scenario import Scenario, Setup
 from windtunnel.units import format_count

@@ -1,52 +1,118 @@
-"""The tables of one explained step."""
+"""One forward step, operator by operator."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
-from rich.console import RenderableType
 
 from windtunnel.model import operators as ops
-from windtunnel.report.render.tables import bars, columns, grid, number, percent, title
+from windtunnel.report.numbers import number, percent
+from windtunnel.report.render.json import fields_of
+from windtunnel.report.render.plots import Axis, bar_chart
+from windtunnel.report.report import Bars, Block, Column, Facts, Figures, OnPage, Report, Section, Table, table_of
+from windtunnel.report.serving.run import memory_document
 from windtunnel.report.serving.setup import deployment_line, model_line, network_lines, provenance_rows
+from windtunnel.report.version import version
+from windtunnel.schema import encode
 from windtunnel.serving.explain import ExplainedLaunch, Explanation
 from windtunnel.units import format_bytes, format_count, format_seconds, format_si
 
-TIME_HEADS = ("operator", "runs", "each", "total", "share", "bound by", "found")
+MAX_DRAWN_OPERATORS = 20
 WORK_HEADS = ("work of one run", "shape", "FLOP", "of peak", "bytes", "of peak")
 
 
-def step_report(step: Explanation) -> list[RenderableType]:
-    """Return the operators of a step in the order of a layer, their sums, memory, and the sources of their times."""
+def step_document(step: Explanation) -> dict[str, Any]:
+    """Document one explained step."""
+    setup = step.setup
+    return {
+        "windtunnel": version(),
+        "model": setup.model.name,
+        "device": setup.device.name,
+        "node": setup.node.name,
+        "parallelism": fields_of(setup.parallelism, *setup.parallelism.__struct_fields__),
+        "precision": fields_of(setup.precision, *setup.precision.__struct_fields__),
+        "engine": encode(setup.engine),
+        "batch": asdict(step.batch),
+        **fields_of(step, "num_computed_tokens", "device_s", "host_s", "host_overlaps"),
+        **fields_of(step, "launch_s", "unhidden_s", "step_s", "bound_by"),
+        "seconds_by_kind": step.seconds_by(lambda launch: launch.op.kind),
+        "seconds_by_bound": step.seconds_by(lambda launch: launch.bound_by),
+        "seconds_by_coverage": step.seconds_by(lambda launch: launch.coverage.value),
+        "seconds_by_source": step.seconds_by(lambda launch: launch.source),
+        "operators": [
+            {
+                "name": launch.name,
+                "kind": launch.op.kind,
+                "shape": asdict(launch.op),
+                **fields_of(launch, "count", "each_s", "total_s", "flops", "num_bytes"),
+                **fields_of(launch, "flops_fraction", "bandwidth_fraction", "bound_by"),
+                "coverage": launch.coverage.value,
+                "source": launch.source,
+            }
+            for launch in step.launches
+        ],
+        "memory": memory_document(step.memory),
+    }
+
+
+def step_report(step: Explanation) -> Report:
+    """Return the report of a step: its operators in the order of a layer, their sums, and where times come from."""
+    lead = [deployment_line(step.setup), *network_lines(step.setup.network), batch_line(step)]
+    return Report(model_line(step.setup), lead, step_sections(step))
+
+
+def step_sections(step: Explanation) -> list[Section]:
+    """Return the sections of a step's report."""
+    document = step_document(step)
+    by_kind = {name.replace("_", " "): share for name, share in _shares(document["seconds_by_kind"]).items()}
+    sources = [_shares(document[f"seconds_by_{name}"]) for name in ("coverage", "source")]
     return [
-        title(model_line(step.setup)),
-        deployment_line(step.setup),
-        *network_lines(step.setup.network),
-        batch_line(step),
-        "",
-        columns(TIME_HEADS, [time_row(launch, step.device_s) for launch in step.launches]),
-        "",
-        columns(WORK_HEADS, [work_row(launch) for launch in step.launches], left=2),
-        "",
-        grid(totals_rows(step)),
-        "",
-        title(f"Where the device's time goes: bound by {step.bound_by}"),
-        bars(_shares(step.seconds_by(lambda launch: launch.bound_by))),
-        "",
-        bars(
-            {name.replace("_", " "): share for name, share in _shares(step.seconds_by(lambda op: op.op.kind)).items()}
+        Section(
+            "",
+            [
+                OnPage(lambda: [_operator_figure(document)]),
+                time_table(document),
+                Table(WORK_HEADS, [_work_row(launch) for launch in step.launches], left=2),
+                Facts(totals_rows(step)),
+            ],
+            heading="Operators",
         ),
-        "",
-        title("Where the operator times come from"),
-        grid(
-            provenance_rows(
-                _shares(step.seconds_by(lambda launch: launch.coverage.value)),
-                _shares(step.seconds_by(lambda launch: launch.source)),
-            )
+        Section(
+            f"Where the device's time goes: bound by {step.bound_by}",
+            [
+                Bars(_shares(document["seconds_by_bound"]), "by what bounds it", "share of the device's time (%)"),
+                Bars(by_kind, "by kind of operator", "share of the device's time (%)"),
+            ],
         ),
+        Section("Where the operator times come from", [Facts(provenance_rows(*sources))]),
     ]
 
 
-def _shares(seconds: dict[str, float]) -> dict[str, float]:
-    whole_s = sum(seconds.values())
-    return {name: part / whole_s for name, part in seconds.items()}
+def time_table(document: Mapping[str, Any]) -> Table:
+    """Return the table of the operators' times, from the document of a step."""
+    columns: Mapping[str, Column] = {
+        "operator": "name",
+        "runs": lambda operator: f"{operator['count']:g}",
+        "each": "each_s",
+        "total": "total_s",
+        "share": lambda operator: percent(operator["total_s"] / document["device_s"]),
+        "bound by": "bound_by",
+        "found": "coverage",
+    }
+    return table_of(document["operators"], columns)
+
+
+def _operator_figure(document: Mapping[str, Any]) -> Block:
+    largest = sorted(document["operators"], key=lambda operator: -operator["total_s"])[:MAX_DRAWN_OPERATORS]
+    names = [operator["name"] for operator in largest]
+    milliseconds = [operator["total_s"] * 1e3 for operator in largest]
+    return Figures([(bar_chart(names, milliseconds, Axis("time (ms)"), width=520), "device's time by operator")])
+
+
+def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
+    total_s = sum(seconds.values())
+    return {name: part / total_s for name, part in seconds.items()}
 
 
 def batch_line(step: Explanation) -> str:
@@ -68,20 +134,7 @@ def batch_line(step: Explanation) -> str:
     return f"one step{where}: {' and '.join(parts)}{note}"
 
 
-def time_row(launch: ExplainedLaunch, device_s: float) -> list[str]:
-    """Return an operator's time, under `TIME_HEADS`."""
-    return [
-        launch.name,
-        f"{launch.count:g}",
-        format_seconds(launch.each_s),
-        format_seconds(launch.total_s),
-        percent(launch.total_s / device_s),
-        launch.bound_by,
-        launch.coverage.value,
-    ]
-
-
-def work_row(launch: ExplainedLaunch) -> list[str]:
+def _work_row(launch: ExplainedLaunch) -> list[str]:
     """Return an operator's work, under `WORK_HEADS`."""
     return [
         launch.name,

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import RenderableType
 
 from windtunnel.errors import InputError
 from windtunnel.formats.vidur.read import ClusterConfig, VidurConfig
 from windtunnel.formats.vidur.write import columns_of
-from windtunnel.metrics.records import Table, request_table
-from windtunnel.report.render.tables import columns, grid, title
+from windtunnel.metrics.records import Table as Records
+from windtunnel.metrics.records import request_table
+from windtunnel.report.report import Facts, Report, Section, Table
 from windtunnel.report.version import version
 from windtunnel.serving.run import LoopRun
 from windtunnel.units import format_seconds
@@ -44,7 +44,7 @@ def replay_metrics(
     assert run.sequences is not None
     names = ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "input_tokens", "output_tokens")
     arrays = {name: run.requests[name] for name in (*names, "priority", "num_preemptions")}
-    sent: Table = request_table(arrays, run.requests["rank"], 0.0, 0).replaced(execution_s=run.execution_s)
+    sent: Records = request_table(arrays, run.requests["rank"], 0.0, 0).replaced(execution_s=run.execution_s)
     prompts = run.sequences["prompt_tokens"]
     remaining = sent.replaced(input_tokens=prompts, output_tokens=run.sequences["total_tokens"] - prompts)
     table = remaining if replicates_bugs else sent
@@ -81,29 +81,23 @@ def replay_document(run: LoopRun, recorded: Path | None) -> dict[str, Any]:
     return document
 
 
-def replay_report(config: VidurConfig, run: LoopRun, recorded: Path | None) -> list[RenderableType]:
-    """Return the tables of a replayed run."""
+def replay_report(config: VidurConfig, run: LoopRun, recorded: Path | None) -> Report:
+    """Return the report of a replayed run."""
     cluster, metrics = config.cluster_config, replay_metrics(run)
     rows = [[name, *(format_seconds(q) for q in _quantiles(metrics[c]).values())] for name, c in COMPARED.items()]
     finished = int(np.isfinite(run.requests["finish_s"]).sum())
-    parts: list[RenderableType] = [
-        title(f"{cluster.replica_config.model_name}, as Vidur runs it"),
-        _deployment_line(cluster),
-        "",
-        columns(("", "mean", "p50", "p90", "p99", "max"), rows),
-        "",
-        grid(
-            [
-                ("requests", f"{finished:,} of {len(run.requests):,} finished"),
-                ("batches", f"{run.steps['num_steps'].sum():,}; {run.requests['num_preemptions'].sum():,} restarts"),
-            ]
-        ),
+    counts = [
+        ("requests", f"{finished:,} of {len(run.requests):,} finished"),
+        ("batches", f"{run.steps['num_steps'].sum():,}; {run.requests['num_preemptions'].sum():,} restarts"),
     ]
+    sections = [Section("", [Table(("", "mean", "p50", "p90", "p99", "max"), rows), Facts(counts)])]
     if recorded is not None:
         by_name = [(name, differences(metrics, recorded, column)) for name, column in COMPARED.items()]
         cells = [[name, format_seconds(d["most_s"]), f"{d['most_fraction']:.2g}"] for name, d in by_name]
-        parts += ["", title(f"Against {recorded.name}"), columns(("", "most seconds off", "most off, relative"), cells)]
-    return parts
+        table = Table(("", "most seconds off", "most off, relative"), cells)
+        sections.append(Section(f"Against {recorded.name}", [table]))
+    title = f"{cluster.replica_config.model_name}, as Vidur runs it"
+    return Report(title, [_deployment_line(cluster)], sections)
 
 
 def _deployment_line(cluster: ClusterConfig) -> str:

@@ -5,7 +5,7 @@ import pytest
 
 from windtunnel.model.operators import Collective, DecodeAttention, Elementwise, Experts, Gemm, Op
 from windtunnel.model.precision import Format, Precision
-from windtunnel.report.render.tables import duration, formats, number, percent
+from windtunnel.report.numbers import duration, formats, number, percent
 from windtunnel.report.serving.setup import arrivals_text, lengths_text
 from windtunnel.report.serving.step import shape_text
 from windtunnel.workload.arrivals import ClosedLoop, Gamma, Poisson

@@ -1,0 +1,52 @@
+"""Numbers as people read them."""
+
+from windtunnel.model.precision import Precision
+from windtunnel.units import format_bytes, format_seconds, format_si
+
+
+def percent(share: float) -> str:
+    """Return a ratio as a percentage with three significant digits at most."""
+    return f"{share:.0%}" if share >= 0.9995 else f"{share:.1%}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration for people: `188 s`, `27.2 min`, `8.08 h`."""
+    if seconds >= 3600:
+        return f"{number(seconds / 3600)} h"
+    return f"{number(seconds / 60)} min" if seconds >= 600 else format_seconds(seconds)
+
+
+def number(value: float) -> str:
+    """Return a count or a rate for people: `3,486`, `55.9`, `0.0312`."""
+    return f"{value:,.0f}" if value == 0 or abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
+
+
+def quantity(name: str, value: float) -> str:
+    """Return a figure for people, in the unit that its name says: `ttft_p99_s`, `busy_fraction`, `num_devices`."""
+    if name.endswith("_s") and not name.endswith("_per_s"):
+        return format_seconds(value)
+    if name.endswith(("_fraction", "_error")) or name in ("mfu", "hfu"):
+        return percent(value)
+    if name.endswith("_bytes"):
+        return format_bytes(value)
+    if name.endswith("bytes_per_s"):
+        return format_si(value, "B/s")
+    if name.startswith("mean_"):
+        return f"{value:,.1f}"
+    return f"{value:,.2f}" if "usd" in name else f"{value:,.0f}" if name.startswith("num_") else number(value)
+
+
+def formats(precision: Precision) -> str:
+    """Return the formats of a deployed model in a few words: `fp8 weights, bf16 KV cache`."""
+    words = [f"{precision.weights} weights"]
+    if precision.experts_format != precision.weights:
+        words.append(f"{precision.experts_format} experts")
+    if precision.attention_format != precision.weights:
+        words.append(f"{precision.attention_format} attention")
+    return ", ".join([*words, f"{precision.kv_cache} KV cache"])
+
+
+def span_text(low: str, high: str) -> str:
+    """Join `43.4 ms` and `101 ms` to `43.4-101 ms`; both units where they differ."""
+    number_of, _, unit = low.partition(" ")
+    return f"{number_of}\u2013{high}" if unit and unit == high.partition(" ")[2] else f"{low}\u2013{high}"

@@ -1,0 +1,15 @@
+"""Results as JSON documents: SI numbers, units in the names, independent of machine and time."""
+
+from typing import Any
+
+import msgspec
+
+
+def as_text(document: Any) -> str:
+    """Return a document as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+
+
+def fields_of(thing: Any, *names: str) -> dict[str, Any]:
+    """Return the attributes `names` of `thing` by name."""
+    return {name: getattr(thing, name) for name in names}

@@ -1,0 +1,121 @@
+"""Reports on a terminal: plain into a pipe, without colour where NO_COLOR is set, at any width."""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.table import Table as Grid
+from rich.text import Text as Styled
+
+from windtunnel.report.numbers import percent
+from windtunnel.report.report import LABEL_WIDTH, Bars, Block, Cell, Facts, OnTerminal, Report, Table, Text
+
+BAR_WIDTH = 24
+LEAST_TEXT_WIDTH = 12
+_WIDE = 10_000
+
+
+def show(report: Report) -> None:
+    """Print a report to stdout; a table whose numbers need more than the terminal's width takes it, because rich would
+    else leave columns out.
+
+    Into a pipe or a file nothing is wrapped, so that `grep` finds names whole, unless COLUMNS says how wide it is.
+    """
+    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    given = console.width if console.is_terminal or "COLUMNS" in os.environ else _WIDE
+    with console.capture() as printed:
+        for part in parts_of(report):
+            console.width = max(given, _least_width(part))
+            console.print(part)
+    text = printed.get()
+    if not console.is_terminal:
+        # rich fills cells up to the width of their column.
+        text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+    sys.stdout.write(text)
+
+
+def parts_of(report: Report) -> list[RenderableType]:
+    """Return what a terminal prints, one part below the other: blocks have an empty line between them."""
+    parts: list[RenderableType] = [Styled(report.title, style="bold")] if report.title else []
+    parts += _rendered(report.lead)
+    for section in report.sections:
+        heading = section.title
+        for part in _rendered(section.blocks):
+            parts += [""] if parts else []
+            parts += [Styled(heading, style="bold")] if heading else []
+            parts.append(part)
+            heading = ""
+    return [*parts, *report.notes]
+
+
+def _rendered(blocks: Sequence[Block]) -> Iterator[RenderableType]:
+    """Render blocks, without those that only pages show."""
+    for block in blocks:
+        if isinstance(block, OnTerminal):
+            yield from _rendered(block.make())
+        elif isinstance(block, str):
+            yield block
+        elif isinstance(block, Text):
+            yield Group(*block.lines)
+        elif isinstance(block, Facts):
+            yield _facts(block)
+        elif isinstance(block, Bars):
+            yield _bars(block)
+        elif isinstance(block, Table):
+            yield Group(_table(block), *block.notes) if block.notes else _table(block)
+
+
+def _least_width(part: RenderableType) -> int:
+    """Return the least width that loses nothing: for tables all numbers and the beginnings of texts."""
+    if isinstance(part, Group):
+        return max(map(_least_width, part.renderables), default=0)
+    if not isinstance(part, Grid) or not part.show_header:
+        return 0
+    console = Console(width=_WIDE)
+    total = 0
+    for column in part.columns:
+        cells = [Measurement.get(console, console.options, cell) for cell in (column.header, *column.cells)]
+        longest = max(cell.maximum for cell in cells)
+        total += longest if column.no_wrap else min(longest, LEAST_TEXT_WIDTH)
+    return total + 2 * len(part.columns) - 1
+
+
+def _facts(facts: Facts) -> Grid:
+    """Render pairs as a grid whose texts wrap beside the labels."""
+    grid = Grid.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", width=facts.width, no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, value in facts.rows:
+        grid.add_row(label, value)
+    return grid
+
+
+def _table(table: Table) -> Grid:
+    """Render a table with a line below its headers; where the terminal is too narrow, long texts wrap, nothing else."""
+    grid = Grid(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", show_edge=False)
+    for index, header in enumerate(table.headers):
+        is_text = table.is_text(index)
+        longest = max(len(str(cells[index])) for cells in (table.headers, *table.rows))
+        wraps = is_text and longest > LEAST_TEXT_WIDTH
+        grid.add_column(header, justify="left" if is_text else "right", no_wrap=not wraps, overflow="fold")
+    for row in table.rows:
+        grid.add_row(*(_cell(cell) for cell in row))
+    return grid
+
+
+def _cell(cell: str | Cell) -> str | Styled:
+    return cell if isinstance(cell, str) else Styled(cell.text, style="red" if cell.is_alert else "")
+
+
+def _bars(bars: Bars) -> Grid:
+    """Render shares as percentages with a bar each."""
+    grid = Grid.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, min_width=LABEL_WIDTH)
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(no_wrap=True)
+    for name, share in bars.shares.items():
+        grid.add_row(name, percent(share), Styled("█" * round(share * BAR_WIDTH), style="cyan"))
+    return grid

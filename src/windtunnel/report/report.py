@@ -1,0 +1,199 @@
+"""A report of one subject, which the terminal and a page render: its headline, sections, tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from windtunnel.report.numbers import quantity
+
+LABEL_WIDTH = 14
+"""Characters that the labels of facts take on a terminal."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The answer to one question."""
+
+    title: str
+    """What the report is about: a model, a deployment, a file."""
+    lead: Sequence[Block] = ()
+    """Lines, or short tables, right below the title."""
+    sections: Sequence[Section] = ()
+    notes: Sequence[str] = ()
+    """Remarks, below everything."""
+    verdict: str = ""
+    """The answer in one sentence; pages show it first."""
+    script: str = ""
+    """Name of a script in `assets/` that the report's page needs besides `page.js`."""
+
+    @property
+    def lines(self) -> list[str]:
+        """Return the lines of the lead."""
+        return [block for block in self.lead if isinstance(block, str)]
+
+    @property
+    def tables(self) -> list[Block]:
+        """Return what else the lead has."""
+        return [block for block in self.lead if not isinstance(block, str)]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what it stands for; without blocks in one medium, the section is left out there."""
+
+    title: str
+    """Empty: the blocks need no heading on a terminal."""
+    blocks: Sequence[Block]
+    heading: str = ""
+    """Heading on a page, where it is not the title."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table's cell with more than text."""
+
+    text: str
+    value: float | None = None
+    """Sort key; None: the text."""
+    href: str = ""
+    """Address of its link."""
+    note: str = ""
+    """Small text behind it, on a page."""
+    title: str = ""
+    """Tooltip."""
+    bar: float | None = None
+    """Bar behind the text, as a fraction of the cell's width."""
+    is_alert: bool = False
+    """Whether it names something wrong."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Row = Sequence["str | Cell"]
+Column = str | Callable[[Any], "str | Cell"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows below headers; the first `left` and the last `right` columns are texts, the others numbers."""
+
+    kind: ClassVar = "table"
+    headers: Sequence[str]
+    """A line break is one on a terminal, and a space on a page."""
+    rows: Sequence[Row]
+    left: int = 1
+    right: int = 0
+    notes: Sequence[str] = ()
+    """Lines right below the table."""
+
+    def is_text(self, index: int) -> bool:
+        """Whether a column holds texts."""
+        return index < self.left or index >= len(self.headers) - self.right
+
+
+def table_of(things: Iterable[Any], columns: Mapping[str, Column], **options: Any) -> Table:
+    """Return a table with a row for each thing, an object or a mapping.
+
+    Args:
+        things: in the order of the rows.
+        columns: header -> path of a field, shown in the unit of its name, or a function of the thing.
+        options: of `Table`.
+    """
+    return Table(
+        list(columns), [[_cell_of(thing, column) for column in columns.values()] for thing in things], **options
+    )
+
+
+def _cell_of(thing: Any, column: Column) -> str | Cell:
+    """Return a field as a cell that sorts by its value; empty where the field is None."""
+    if not isinstance(column, str):
+        return column(thing)
+    value, name = thing, ""
+    for name in column.split("."):
+        value = value[name] if isinstance(value, Mapping) else getattr(value, name)
+        if value is None:
+            return ""
+    return value if isinstance(value, str) else Cell(quantity(name, float(value)), float(value))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """(Label, text) pairs."""
+
+    kind: ClassVar = "facts"
+    rows: Sequence[tuple[str, str]]
+    width: int = LABEL_WIDTH
+    """Characters that labels take on a terminal."""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Shares of a whole, as bars: of characters on a terminal, drawn on a page."""
+
+    kind: ClassVar = "bars"
+    shares: Mapping[str, float]
+    caption: str = ""
+    axis: str = "share (%)"
+    total: float = 100.0
+    """The whole, in the axis' unit."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Lines of text; a plain string is one line."""
+
+    kind: ClassVar = "text"
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Cards:
+    """Headline figures of a page, as (value, label) pairs."""
+
+    kind: ClassVar = "cards"
+    facts: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Drawings of a page with their captions, as (SVG, caption) pairs, side by side as far as they fit."""
+
+    kind: ClassVar = "figures"
+    drawn: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text of a program or file on a page; with a summary, it is folded below it."""
+
+    kind: ClassVar = "code"
+    text: str
+    summary: str = ""
+
+
+@dataclass(frozen=True)
+class Points:
+    """A page's figure of many points, whose axes the reader chooses; `assets/plot.js` draws it."""
+
+    kind: ClassVar = "points"
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OnPage:
+    """Blocks of pages only, made when a page is rendered."""
+
+    make: Callable[[], Sequence[Block]]
+
+
+@dataclass(frozen=True)
+class OnTerminal:
+    """Blocks of terminals only, made when they are printed."""
+
+    make: Callable[[], Sequence[Block]]
+
+
+Block = str | Text | Table | Facts | Bars | Cards | Figures | Code | Points | OnPage | OnTerminal

@@ -1,0 +1,107 @@
+"""Names and texts of the figures, limits and objectives of searches."""
+
+from collections.abc import Sequence
+
+from windtunnel.report.numbers import duration, number, percent
+from windtunnel.report.report import Cell
+from windtunnel.search.capacity.limits import METRICS, Limit, limits_from
+from windtunnel.search.capacity.probe import STABILITY
+from windtunnel.search.evaluation.schema import Evaluation
+from windtunnel.search.evaluation.training import job_limits
+from windtunnel.search.scores import is_more_better
+from windtunnel.search.space.space import Space
+from windtunnel.units import format_bytes, format_count, format_seconds
+
+FIGURE_TITLES = {
+    "requests_per_usd": "requests/$",
+    "requests_per_s": "requests/s",
+    "output_tokens_per_s": "tokens/s",
+    "output_tokens_per_s_per_device": "tokens/s/device",
+    "output_tokens_per_s_per_user": "tokens/s/user",
+    "usd_per_million_output_tokens": "$/M tokens",
+    "usd_per_hour": "$/h",
+    "output_token_j": "J/token",
+    "mean_w": "W",
+    "devices": "devices",
+    "step_s": "step",
+    "tokens_per_s": "tokens/s",
+    "tokens_per_s_per_device": "tokens/s/device",
+    "tokens_per_usd": "tokens/$",
+    "token_j": "J/token",
+    "mfu": "MFU",
+    "memory_bytes": "memory",
+    "run_s": "run",
+    "run_usd": "run, $",
+    "run_j": "run, J",
+}
+
+
+def figure_title(name: str) -> str:
+    """Return a figure's heading in a table: `requests/$`, `TTFT p90`."""
+    metric, _, statistic = name.partition("_")
+    if metric in METRICS:
+        return f"{METRICS[metric]} {statistic}"
+    return FIGURE_TITLES.get(name, name.removesuffix("_fraction").replace("_", " "))
+
+
+def figure_text(evaluation: Evaluation, name: str) -> str:
+    """Return a figure for a table; empty where it is unknown."""
+    value = evaluation.figures.get(name)
+    if value is None:
+        return ""
+    if name.partition("_")[0] in METRICS:
+        return format_seconds(value)
+    if name == "memory_bytes":
+        return format_bytes(value)
+    if name.endswith("_fraction") or name in ("mfu", "hfu"):
+        return percent(value)
+    if name in ("run_s", "step_s"):
+        return duration(value) if name == "run_s" else format_seconds(value)
+    if name in ("devices", "run_usd", "tokens_per_usd"):
+        return f"{value:,.0f}"
+    return f"{value:,.2f}" if "usd_per_" in name else number(value)
+
+
+def figure_cell(evaluation: Evaluation, name: str) -> Cell:
+    """Return a figure with its unit, sorted by its value."""
+    return Cell(figure_text(evaluation, name), evaluation.figures.get(name))
+
+
+def limit_name(name: str) -> str:
+    """Return the limit's name in a table: `TTFT p90`, or `queue`."""
+    return "queue" if name == STABILITY else figure_title(name) if name.partition("_")[0] in METRICS else ""
+
+
+def limit_text(name: str, limits: Sequence[Limit]) -> str:
+    """Return what limits a load, for people."""
+    if name == STABILITY:
+        return "above this load requests wait longer and longer"
+    return next((f"above this load {limit.title} is not met" for limit in limits if limit.name == name), "")
+
+
+def burst_text(times: float) -> str:
+    """Explain why a stream that lasts only `times` mean end-to-end times is too short."""
+    return (
+        f"the requests arrive within {times:.1f} times the mean end-to-end time, and a deployment that takes in a "
+        "burst may not sustain it; give a larger num_requests"
+    )
+
+
+def objective_text(objective: str) -> str:
+    """Return an objective in words: `most requests/$`."""
+    direction = "most" if is_more_better(objective) else "least"
+    return f"{direction} {FIGURE_TITLES.get(objective, objective.replace('_', ' '))}"
+
+
+def limits_text(space: Space) -> str:
+    """Return the limits of every point in words."""
+    if space.is_training:
+        limits = [f"{name} <= {duration(most_s)}" for name, most_s in job_limits(space.limits).items()]
+        return "; ".join([*limits, "the job fits its devices"])
+    return "; ".join([*(limit.title for limit in limits_from(space.limits)), "the queue does not grow"])
+
+
+def space_line(space: Space) -> str:
+    """Return the number of points, the limits and the objective in a line."""
+    points = format_count(space.num_points, "point")
+    return f"{points}. Limits: {limits_text(space)}. Objective: {objective_text(space.objective)}."

@@ -1,0 +1,280 @@
+"""A training job's prediction: the step and its parts, memory, the whole run, and the pipeline drawn."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from windtunnel.report.numbers import duration, number, percent, span_text
+from windtunnel.report.render.json import fields_of
+from windtunnel.report.render.plots import Axis, Bar, tracks
+from windtunnel.report.report import Bars, Block, Cards, Facts, Figures, OnPage, OnTerminal, Report, Section, Table
+from windtunnel.report.serving.setup import network_lines
+from windtunnel.report.version import version
+from windtunnel.schema import encode
+from windtunnel.training.campaign import Campaign
+from windtunnel.training.costs import PHASES, ExplainedTask
+from windtunnel.training.intervals import step_interval
+from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, PAIRED, WEIGHT
+from windtunnel.training.setup import TrainingSetup
+from windtunnel.training.step import Timeline, TrainingResult
+from windtunnel.units import format_bytes, format_count, format_seconds, format_si
+
+Changes = list[tuple[str, TrainingResult]]
+"""Changes that make a job fit its devices, each with its step."""
+PASSES = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight gradients"}
+MOST_PASSES = 160
+"""Most passes of a device in one drawing, as bars of 6 pixels; of more, the first and last halves are drawn."""
+
+
+def training_document(result: TrainingResult, run: Campaign | None, tasks: list[ExplainedTask]) -> dict[str, Any]:
+    """Document a step, its breakdown, the memory of every stage, the whole run, and the job with its defaults."""
+    document: dict[str, Any] = {
+        "windtunnel": version(),
+        "job": encode(result.setup.job),
+        "degrees": asdict(result.setup.degrees),
+        "layers_per_chunk": list(result.setup.layers_per_chunk),
+        **fields_of(result, "num_parameters", "step_s"),
+        "interval_80": {"step_s": asdict(step_interval(result))},
+        **fields_of(result, "breakdown_s", "bubble_fraction", "tokens_per_s", "tokens_per_s_per_device"),
+        "model_flops_per_s_per_device": result.flops_per_s_per_device,
+        **fields_of(result, "mfu", "hfu", "relative_error", "fits"),
+        "device_memory_bytes": result.setup.device.memory_bytes,
+        "memory": [asdict(stage) | {"total_bytes": stage.total_bytes} for stage in result.memory],
+        "coverage_s": {how.value: seconds for how, seconds in result.by_coverage.items()},
+    }
+    if run is not None:
+        document["run"] = asdict(run)
+    if tasks:
+        document["tasks"] = [asdict(task) for task in tasks]
+    return document
+
+
+def training_report(
+    result: TrainingResult, run: Campaign | None, changes: Changes, tasks: list[ExplainedTask]
+) -> Report:
+    """Return the report of a job.
+
+    Args:
+        result: of one step.
+        run: the whole run; None: its tokens are not given.
+        changes: of a job that does not fit its devices.
+        tasks: of `--explain`.
+    """
+    document = training_document(result, run, tasks)
+    network = network_lines(result.setup.job.network)
+    rates, step, memory = training_sections(document)
+    sections = [rates, step, Section("Pipeline", [OnPage(lambda: [_pipeline(result.timeline)])]), memory]
+    sections += [] if result.fits else [_fitting_changes(result, changes)]
+    if run is not None:
+        sections.append(Section(f"To {number(run.total_tokens / 1e9)} billion tokens", [Facts(run_rows(run))]))
+    total_s = sum(result.by_coverage.values())
+    known = ", ".join(
+        f"{how.value} {percent(seconds / total_s)}" for how, seconds in sorted(result.by_coverage.items())
+    )
+    sections += [Section("Where the operator times come from", [known]), *_task_sections(tasks)]
+    lead = [devices_line(result.setup), batch_line(result.setup), *network]
+    return Report(model_line(result), lead, sections, verdict=_verdict(document))
+
+
+def training_sections(document: Mapping[str, Any]) -> tuple[Section, Section, Section]:
+    """Return the rates of a step, its parts, and the memory of its stages, from the document of `training_document`."""
+    shares = {name: seconds / document["step_s"] for name, seconds in document["breakdown_s"].items()}
+    ordered = dict(sorted(shares.items(), key=lambda item: -item[1]))
+    shown = {name: share for name, share in ordered.items() if share >= 0.0005}
+    rates: list[Block] = [OnPage(lambda: [Cards(_headline(document))]), Facts(_rate_rows(document))]
+    memory: list[Block] = [OnTerminal(lambda: [_memory_table(document)]), OnPage(lambda: [_stage_table(document)])]
+    return (
+        Section("", rates, "Step"),
+        Section("Where the step goes", [Bars(shown, "where the step goes", "time (s)", document["step_s"])]),
+        Section("Memory of the fullest device", memory, "Memory of each stage's device"),
+    )
+
+
+def _verdict(document: Mapping[str, Any]) -> str:
+    fullest = _fullest(document)["total_bytes"] / document["device_memory_bytes"]
+    fits = "Fits" if document["fits"] else "Does not fit"
+    return f"{fits} the devices' memory: the fullest uses {percent(fullest)}."
+
+
+def _headline(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    low, high = (format_seconds(document["interval_80"]["step_s"][end]) for end in ("low", "high"))
+    shown = [
+        (format_seconds(document["step_s"]), f"a step, 80% {span_text(low, high)}"),
+        (percent(document["mfu"]), "MFU"),
+        (percent(document["hfu"]), "HFU"),
+        (number(document["tokens_per_s"]), "tokens/s"),
+        (number(document["tokens_per_s_per_device"]), "tokens/s per device"),
+        (percent(document["bubble_fraction"]), "pipeline bubbles"),
+        ("yes" if document["fits"] else "no", "fits the devices' memory"),
+    ]
+    run = document.get("run")
+    if run is not None:
+        shown.append((duration(run["elapsed_s"]), f"to {number(run['total_tokens'] / 1e9)} billion tokens"))
+    return shown
+
+
+def _stage_table(document: Mapping[str, Any]) -> Table:
+    """Return the memory of every pipeline stage's device by part."""
+    parts = [name for name in document["memory"][0] if name.endswith("_bytes")]
+    heads = ("stage", *(name.removesuffix("_bytes").replace("_", " ") for name in parts), "of the device")
+    rows = [
+        [
+            str(stage["stage"]),
+            *(format_bytes(stage[name]) for name in parts),
+            percent(stage["total_bytes"] / document["device_memory_bytes"]),
+        ]
+        for stage in document["memory"]
+    ]
+    return Table(heads, rows)
+
+
+def model_line(result: TrainingResult) -> str:
+    """Return the model, and the formats that it is trained in."""
+    job = result.setup.job
+    kind = f"LoRA rank {job.lora.rank}" if job.lora else job.optimizer
+    parameters = format_si(result.num_parameters, "").replace("G", "B").strip()
+    return f"{result.setup.model.name}, {parameters} parameters, {job.precision.compute}, {kind}"
+
+
+def devices_line(setup: TrainingSetup) -> str:
+    """Return the devices, and how the job is split over them."""
+    known, job = setup.degrees, setup.job
+    degrees = {"TP": known.tp, "CP": known.cp, "PP": known.pp, "VPP": known.virtual_stages, "DP": known.dp}
+    if known.ep > 1:
+        degrees |= {"EP": known.ep, "expert TP": known.experts_tp, "expert DP": known.experts_dp}
+    shown = ", ".join(f"{name} {value}" for name, value in degrees.items() if value > 1 or name == "DP")
+    zero = f", ZeRO-{job.sharding.zero}" if job.sharding.zero else ""
+    return f"{known.num_devices:,} x {setup.device.title} ({shown}{zero}); {job.framework}, {job.schedule}"
+
+
+def batch_line(setup: TrainingSetup) -> str:
+    """Return the batch, and how it is split."""
+    job, known = setup.job, setup.degrees
+    packed = f", packed from documents of {job.document_tokens:,}," if job.document_tokens else ""
+    return (
+        f"{format_count(job.global_batch, 'sequence')} of {format_count(job.sequence_tokens, 'token')}{packed} a step; "
+        f"{format_count(known.num_microbatches, 'micro-batch', 'micro-batches')} of {job.micro_batch} on each rank; "
+        f"recompute {job.recompute.granularity}"
+    )
+
+
+def _rate_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    per_device = format_si(document["model_flops_per_s_per_device"], "FLOP/s")
+    low, high = (format_seconds(document["interval_80"]["step_s"][end]) for end in ("low", "high"))
+    rate = f"{number(document['tokens_per_s'])} tokens/s; {number(document['tokens_per_s_per_device'])} per device"
+    use = f"MFU {percent(document['mfu'])}, HFU {percent(document['hfu'])}"
+    return [
+        ("step", f"{format_seconds(document['step_s'])}; 80% interval {low} to {high}"),
+        ("throughput", rate),
+        ("rate", f"{per_device} per device; {use}"),
+        ("bubble", f"{percent(document['bubble_fraction'])} of the pipeline's time, mean over its devices"),
+    ]
+
+
+def _memory_table(document: Mapping[str, Any]) -> Table:
+    """Return the memory of the fullest stage's device by part."""
+    fullest, device_bytes = _fullest(document), document["device_memory_bytes"]
+    parts = {
+        "parameters": "parameters",
+        "gradients": "gradients",
+        "optimizer": "optimizer",
+        f"activations ({number(fullest['num_in_flight'])} micro-batches)": "activations",
+        "temporaries": "transient",
+        "context, NCCL, fragmentation": "reserve",
+        f"stage {fullest['stage']}: {'fits' if document['fits'] else 'does not fit'}": "total",
+    }
+    sizes = {name: fullest[f"{part}_bytes"] for name, part in parts.items()}
+    rows = [(name, format_bytes(size), percent(size / device_bytes)) for name, size in sizes.items()]
+    return Table(("", "bytes", "share of the device"), rows)
+
+
+def _fullest(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the memory of the fullest stage."""
+    return max(document["memory"], key=lambda stage: float(stage["total_bytes"]))
+
+
+def _fitting_changes(result: TrainingResult, changes: Changes) -> Section:
+    title = result.setup.device.title
+    if not changes:
+        text = f"It does not fit {title}, and no change or pair of changes tried makes it fit: use more devices."
+        return Section("", [text])
+    rows = [
+        (name, format_seconds(changed.step_s), format_bytes(changed.worst_memory.total_bytes))
+        for name, changed in changes
+    ]
+    return Section(f"It would fit {title} with one of", [Table(("change", "step", "memory"), rows)])
+
+
+def run_rows(run: Campaign) -> list[tuple[str, str]]:
+    """Return the totals of a whole run: time, checkpoints, energy, money."""
+    rows = [("steps", f"{run.num_steps:,}"), ("time", f"{duration(run.elapsed_s)}, of it {_goodput(run)}")]
+    if run.checkpoint_interval_s:
+        each = f"{format_bytes(run.checkpoint_bytes)} every {duration(run.checkpoint_interval_s)}"
+        rows.append(("checkpoints", f"{each}, holding up training {duration(run.checkpoint_s)} each"))
+    if run.energy_j is not None:
+        rows.append(("energy", f"{number(run.energy_j / 3.6e9)} MWh at the devices' rated power"))
+    if run.usd is not None:
+        rows.append(("cost", f"${run.usd:,.0f} at list price"))
+    return rows
+
+
+def _goodput(run: Campaign) -> str:
+    failures = f"; {number(run.num_failures)} failures expected" if run.num_failures else ""
+    return f"{percent(run.goodput_fraction)} in steps{failures}"
+
+
+def _task_sections(tasks: list[ExplainedTask]) -> list[Section]:
+    """Return one layer of a middle chunk and the ends of the model, task by task."""
+    sections = []
+    for phase in PHASES:
+        runs = dict.fromkeys((task.where, task.times) for task in tasks if task.phase == phase)
+        for where, times in runs:
+            rows = [_task_row(task) for task in tasks if (task.phase, task.where, task.times) == (phase, where, times)]
+            headers = ("task", "group", "found", "each", "TFLOP/s", "bytes")
+            often = f", {times:g} times" if times > 1 else ""
+            sections.append(Section(f"{phase}: {where}{often}", [Table(headers, rows, left=3)]))
+    return sections
+
+
+def _task_row(task: ExplainedTask) -> tuple[str, ...]:
+    return (
+        task.name,
+        task.group or "",
+        task.coverage,
+        format_seconds(task.seconds),
+        number(task.flops / task.seconds / 1e12) if task.flops else "",
+        format_bytes(task.num_bytes),
+    )
+
+
+def _pipeline(timeline: Timeline) -> Figures:
+    """Draw the passes of every pipeline device: all of them, or the step's beginning and end."""
+    schedule, step_s = timeline.schedule, float(timeline.ends.max())
+    max_passes = int(np.diff(schedule.offsets).max())
+    name = f"{schedule.name}, {schedule.num_microbatches:,} micro-batches"
+    if max_passes <= MOST_PASSES:
+        drawn = [(_drawn(timeline, 0.0, step_s), name)]
+    else:
+        stretch_s = step_s * (MOST_PASSES / 2) / max_passes
+        drawn = [
+            (_drawn(timeline, 0.0, stretch_s), f"{name}: how the step begins"),
+            (_drawn(timeline, step_s - stretch_s, step_s), "how it ends"),
+        ]
+    return Figures(drawn)
+
+
+def _drawn(timeline: Timeline, from_s: float, to_s: float) -> str:
+    """Draw the passes between `from_s` and `to_s`."""
+    of_device, actions = timeline.device_of_action, timeline.schedule.actions
+    bars = []
+    for index in np.flatnonzero((timeline.starts >= from_s) & (timeline.ends <= to_s)).tolist():
+        kind, chunk, microbatch = actions[index].tolist()
+        name = PASSES[kind % PAIRED]
+        begin_s, end_s = float(timeline.starts[index]), float(timeline.ends[index])
+        title = f"{name} of micro-batch {microbatch}, chunk {chunk}: {format_seconds(end_s - begin_s)}"
+        bars.append(Bar(int(of_device[index]), begin_s, end_s, name, title))
+    labels = [f"device {number_of}" for number_of in range(timeline.schedule.num_devices)]
+    kinds = [PASSES[kind] for kind in np.unique(actions[:, 0] % PAIRED).tolist()]
+    return tracks(labels, bars, Axis("time (s)", low=from_s, high=to_s), kinds=kinds)

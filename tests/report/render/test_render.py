@@ -1,0 +1,81 @@
+"""One report on a terminal and on a page: what each shows. A page is one file that escapes what it is given."""
+
+import subprocess
+import sys
+
+import pytest
+
+from windtunnel.report.render.html import page
+from windtunnel.report.render.terminal import show
+from windtunnel.report.report import (
+    Bars,
+    Cards,
+    Cell,
+    Code,
+    Facts,
+    Figures,
+    OnPage,
+    OnTerminal,
+    Points,
+    Report,
+    Section,
+    Table,
+    Text,
+)
+
+CELL = Cell("1", 1.5, href="/<x>", note="<i>")
+REPORT = Report(
+    "<title>",
+    ["a < b", Facts([("<fact>", "x & y")])],
+    [
+        Section(
+            "", [Table(("<name>", "n\nms"), [("x & y", Cell("1", 1.5, href="/<x>", note="<i>"))], notes=["<note>"])]
+        ),
+        Section("Only on pages", [OnPage(lambda: [Cards([("3%", "<error>")]), Code("<text>", "<folded>")])]),
+        Section("Only on terminals", [OnTerminal(lambda: [Text(["one", "two"])])]),
+        Section("Shares", [Bars({"<half>": 0.5}, "<caption>")], heading="Shares of <all>"),
+        Section("Drawn", [Figures([("<svg/>", "")]), Points({"names": ["</script>"]})]),
+        Section("Nothing drawn", [Figures([])]),
+    ],
+    notes=["note: <done>"],
+    verdict="<verdict>",
+)
+
+
+def test_a_page_escapes_what_it_is_given_and_loads_nothing() -> None:
+    text = page(REPORT)
+    for word in ("name", "fact", "note", "error", "text", "folded", "half", "caption", "done", "verdict"):
+        assert f"&lt;{word}&gt;" in text
+        assert f"<{word}>" not in text
+    assert "<title>&lt;title&gt;</title>" in text
+    assert "Shares of &lt;all&gt;" in text
+    assert "x &amp; y" in text
+    assert "\\u003c/script\\u003e" in text
+    assert "src=" not in text
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_a_section_without_blocks_in_a_medium_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    show(REPORT)
+    printed, text = capsys.readouterr().out, page(REPORT)
+    assert "Only on pages" not in printed
+    assert "Drawn" not in printed
+    assert "Only on terminals" not in text
+    assert "Nothing drawn" not in text
+    assert "Only on pages" in text
+
+
+def test_a_terminal_has_an_empty_line_between_blocks(capsys: pytest.CaptureFixture[str]) -> None:
+    show(REPORT)
+    assert capsys.readouterr().out == (
+        "<title>\na < b\n<fact>          x & y\n\n         n\n<name>  ms\n──────────\nx & y    1\n<note>\n\n"
+        "Only on terminals\none\ntwo\n\nShares\n<half>          50.0%  ████████████\nnote: <done>\n"
+    )
+
+
+def test_a_terminal_needs_no_templates() -> None:
+    code = (
+        "import sys; import windtunnel.report.serving.run, windtunnel.report.training, windtunnel.report.search.study, "
+        "windtunnel.report.render.terminal; sys.exit('jinja2' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
