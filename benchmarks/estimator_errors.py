@@ -15,8 +15,8 @@ import numpy as np
 
 from windtunnel import catalog
 from windtunnel.formats.vidur.profiles import operator_tables
-from windtunnel.model.forward import Shard
 from windtunnel.model.parallelism import Parallelism
+from windtunnel.model.shape import Shard
 from windtunnel.pricing.choices import ESTIMATORS
 from windtunnel.pricing.estimator import TableEstimator
 from windtunnel.pricing.profile import ProfileTables

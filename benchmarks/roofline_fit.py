@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
 from windtunnel.pricing.roofline import Coefficients, Roofline
-from windtunnel.pricing.table import KINDS, Floats, MeasurementTable
+from windtunnel.pricing.table import Floats, MeasurementTable, operator_type
 
 BOUNDS: Mapping[str, tuple[float, float, float]] = {
     "launch_us": (3.0, 0.3, 80.0),
@@ -122,8 +122,7 @@ def _family(table: MeasurementTable, rows: NDArray[np.bool_], numbers: Mapping[s
     dimensions = {name: column[rows] for name, column in {**table.sites, **table.axes}.items()}
     words = {name: Format(word) if name.endswith("format") else word for name, word in table.words.items()}
     fixed = {name: int(value) for name, value in numbers.items()}
-    operator: ops.Op = KINDS[table.kind](**{**dimensions, **words, **fixed})  # type: ignore[arg-type]
-    return operator
+    return operator_type(table.kind)(**{**dimensions, **words, **fixed})
 
 
 def fit_roofline(kind: str, samples: Sequence[Sample], start: Coefficients | None = None) -> dict[str, float]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.config import model_from_config
 from windtunnel.model.parameters import count_parameters
-from windtunnel.model.shape import GroupedQueryAttention
 
 OLD = {"activation_function": "gelu_new", "vocab_size": 50257}
 MOE = {"hidden_act": "silu", "max_position_embeddings": 131072, "tie_word_embeddings": False}

@@ -5,19 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.model.operators import (
-    Collective,
-    DecodeAttention,
-    Elementwise,
-    Experts,
-    GatedDelta,
-    Gemm,
-    LatentDecodeAttention,
-    LatentPrefillAttention,
-    PrefillAttention,
-    axis_values,
-    site,
-)
+from windtunnel.model.attention.gated_delta import GatedDelta
+from windtunnel.model.attention.grouped_query import DecodeAttention, PrefillAttention
+from windtunnel.model.attention.latent import LatentDecodeAttention, LatentPrefillAttention
+from windtunnel.model.feed_forward.experts import Experts
+from windtunnel.model.operators import Collective, Elementwise, Gemm, axis_values, site
 from windtunnel.model.precision import Format
 
 PREFILL: dict[str, Any] = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}

@@ -3,16 +3,13 @@
 import pytest
 
 from windtunnel import catalog
+from windtunnel.model.attention.gated_delta import GatedDeltaAttention
+from windtunnel.model.attention.grouped_query import GroupedQueryAttention
+from windtunnel.model.attention.latent import LatentAttention
+from windtunnel.model.feed_forward.dense import DenseFeedForward
+from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.parameters import count_parameters
-from windtunnel.model.shape import (
-    DenseFeedForward,
-    ExpertsFeedForward,
-    GatedDeltaAttention,
-    GroupedQueryAttention,
-    LatentAttention,
-    LayerGroup,
-    ModelSpec,
-)
+from windtunnel.model.shape import LayerGroup, ModelSpec
 
 SAFETENSORS = "parameters in the safetensors files, three digits, as the model's page on huggingface.co shows"
 CARD = "model card"

@@ -14,7 +14,7 @@ from windtunnel.hardware import ANY_DEVICE, Device, Node
 from windtunnel.metrics.slo import Slo
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import COMPUTE, Precision
-from windtunnel.model.shape import ExpertsFeedForward, GatedDeltaAttention, GroupedQueryAttention, ModelSpec
+from windtunnel.model.shape import ModelSpec
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.schema import Schema, check_seed, decode, encode, read_table, set_path
 from windtunnel.serving.calibration import NONE, Calibration, Choice, calibration_for, load_calibration
@@ -252,27 +252,24 @@ def check_node(node: Node, device: Device) -> None:
 def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node) -> None:
     """Raise InputError where `model` cannot be split that way, or `node` is too small for it."""
     tp, ep = parallelism.tp, parallelism.ep
-    for group in model.layers:
-        attention = group.attention
-        heads = attention.num_key_heads if isinstance(attention, GatedDeltaAttention) else attention.num_heads
+    for _, attention in model.attentions:
+        heads = attention.widest_tp
         if heads % tp:
             good = [n for n in range(1, heads + 1) if heads % n == 0 and n <= 2 * node.num_devices]
             raise InputError(
                 f"tp = {tp} does not divide the {heads} attention heads of {model.name}",
                 f"possible: {', '.join(map(str, good))}",
             )
-    for group in model.layers:
-        if isinstance(group.attention, GroupedQueryAttention):
-            kv_heads = group.attention.num_kv_heads
-            if kv_heads % tp and tp % kv_heads:
-                raise InputError(
-                    f"tp = {tp} neither divides the {kv_heads} key/value heads of {model.name} nor is a multiple",
-                    "the key/value heads must spread evenly over the ranks, or each be repeated as often",
-                )
-    experts = [group.feed_forward for group in model.layers if isinstance(group.feed_forward, ExpertsFeedForward)]
-    if ep > 1 and not experts:
+    for _, attention in model.attentions:
+        kv_heads = attention.shared_kv_heads
+        if kv_heads is not None and kv_heads % tp and tp % kv_heads:
+            raise InputError(
+                f"tp = {tp} neither divides the {kv_heads} key/value heads of {model.name} nor is a multiple",
+                "the key/value heads must spread evenly over the ranks, or each be repeated as often",
+            )
+    if ep > 1 and not model.has_experts:
         raise InputError(f"ep = {ep}, but {model.name} has no experts", "leave ep out")
-    for feed_forward in experts:
+    for _, feed_forward in model.feed_forwards:
         if feed_forward.num_experts % ep:
             raise InputError(f"ep = {ep} does not divide the {feed_forward.num_experts} experts of {model.name}")
     if parallelism.pp > model.num_layers:

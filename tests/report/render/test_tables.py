@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from windtunnel.model.operators import Collective, DecodeAttention, Elementwise, Experts, Gemm, Op
+from windtunnel.model.attention.grouped_query import DecodeAttention
+from windtunnel.model.feed_forward.experts import Experts
+from windtunnel.model.operators import Collective, Elementwise, Gemm, Op
 from windtunnel.model.precision import Format, Precision
 from windtunnel.report.render.tables import duration, formats, number, percent
 from windtunnel.report.serving.setup import arrivals_text, lengths_text

@@ -7,6 +7,7 @@ import click
 from windtunnel.cli.options import PATH, WRITTEN_FILE, HelpSection, Verb
 from windtunnel.cli.output import remark, write_page
 from windtunnel.errors import InputError
+from windtunnel.model.shape import Shard
 from windtunnel.units import format_count
 
 _WHAT, _OUTPUT = HelpSection("What ran"), HelpSection("Result")
@@ -88,7 +89,6 @@ def to_table(capture: Path, model: str, tp: int, device_name: str, out: Path) ->
     from windtunnel import catalog
     from windtunnel.formats.captures.read import read_capture
     from windtunnel.formats.captures.step_operators import measured_steps, measurement_tables, write_measurements
-    from windtunnel.model.forward import Shard
     from windtunnel.model.parallelism import Parallelism
 
     spec = catalog.model(model)

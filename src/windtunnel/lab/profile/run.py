@@ -42,12 +42,11 @@ from windtunnel.lab.profile.samples import MeasuredStep
 from windtunnel.lab.profile.torch_steps import require_torch, torch_steppers
 from windtunnel.lab.profile.vllm_steps import vllm_steppers
 from windtunnel.lab.timing import Pressure, clock_for
-from windtunnel.model.forward import Shard
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Precision
-from windtunnel.model.shape import ModelSpec
+from windtunnel.model.shape import ModelSpec, Shard, operator_types
 from windtunnel.pricing.profile import profile_provenance, write_profile
-from windtunnel.pricing.table import KINDS, MeasurementTable, read_tables
+from windtunnel.pricing.table import MeasurementTable, read_tables
 from windtunnel.serving.scenario import check_parallelism
 
 ENGINES = ("torch", "vllm")
@@ -269,7 +268,7 @@ def write_collectives(folder: Path, device_name: str, plan: CollectivesPlan, tim
     """
     import torch
 
-    if any((folder / f"{kind}.parquet").is_file() for kind in KINDS):
+    if any((folder / f"{kind}.parquet").is_file() for kind in operator_types()):
         other = profile_provenance(folder).get("device")
         if other != device_name:
             raise InputError(f"{folder} is a profile of {other}, not of {device_name}", "choose another folder")

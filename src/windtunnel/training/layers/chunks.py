@@ -2,14 +2,7 @@
 
 from dataclasses import dataclass
 
-from windtunnel.model.parameters import (
-    attention_parameters,
-    inner_norm_parameters,
-    matrix_parameters,
-    router_parameters,
-    shared_expert_parameters,
-)
-from windtunnel.model.shape import DenseFeedForward, GroupedQueryAttention, LatentAttention, LayerGroup
+from windtunnel.model.shape import LayerGroup
 from windtunnel.training.job import V_SCHEDULES
 from windtunnel.training.layers.rank import Rank
 from windtunnel.training.setup import TrainingSetup
@@ -107,23 +100,15 @@ def trained(rank: Rank, held: Parameters) -> Parameters:
 def layer_parameters(rank: Rank, group: LayerGroup) -> Parameters:
     """Parameters of one layer on one rank; norms, routers and latent down-projections are on every tensor rank."""
     tp, width = rank.tp, rank.width
-    attention = group.attention
-    total = float(attention_parameters(attention, width))
-    repeated, copies = 0.0, 1.0
-    if isinstance(attention, LatentAttention):
-        repeated = width * ((attention.q_lora_rank or 0) + attention.kv_lora_rank + attention.qk_rope_head_dim)
-        copies = tp
-    elif isinstance(attention, GroupedQueryAttention):
-        repeated, copies = 2.0 * width * attention.kv_size, max(tp / attention.num_kv_heads, 1.0)
-    dense = (total - repeated + repeated * copies) / tp
-    dense += group.num_norms * width * (2 if rank.setup.model.norm_bias else 1) + inner_norm_parameters(attention)
-    feed_forward = group.feed_forward
-    if isinstance(feed_forward, DenseFeedForward):
-        return Parameters(dense + matrix_parameters(feed_forward, width) / tp)
-    known = rank.setup.degrees
-    routed = feed_forward.num_experts * matrix_parameters(feed_forward, width) / (known.ep * known.experts_tp)
-    dense += shared_expert_parameters(feed_forward, width) / tp + router_parameters(feed_forward, width)
-    return Parameters(dense, routed)
+    held = Parameters(group.num_norms * width * (2.0 if rank.setup.model.norm_bias else 1.0))
+    if group.attention is not None:
+        of_rank = group.attention.rank_parameters(width, tp)
+        held = Parameters(of_rank) + held + Parameters(float(group.attention.norm_parameters()))
+    if group.feed_forward is not None:
+        count, known = group.feed_forward.parameters(width), rank.setup.degrees
+        held = held + Parameters(count.dense / tp + count.shared / tp + count.router)
+        held = held + Parameters(0.0, count.routed / (known.ep * known.experts_tp))
+    return held
 
 
 def chunk_parameters(rank: Rank, chunk: LayerChunk) -> Parameters:

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 
 from windtunnel.model import operators as ops
+from windtunnel.model.feed_forward.dense import DenseFeedForward
+from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.precision import Format
-from windtunnel.model.shape import DenseFeedForward, ExpertsFeedForward, LayerGroup
+from windtunnel.model.shape import LayerGroup
 from windtunnel.training.layers.part import (
     Part,
     Task,
@@ -26,10 +28,13 @@ fp8, on H100, B200 and GB200 in the tables of aiconfigurator-core 0.12 (0.53 to 
 def feed_forward_parts(rank: Rank, group: LayerGroup) -> Iterator[Part]:
     """Return a layer's feed-forward, dense or of experts, in the order of the forward pass."""
     feed_forward = group.feed_forward
-    if isinstance(feed_forward, DenseFeedForward):
-        yield from _dense_parts(rank, "", feed_forward.intermediate_size, feed_forward.gated, "feed_forward")
-    else:
-        yield from _experts_parts(rank, feed_forward)
+    match feed_forward:
+        case DenseFeedForward():
+            yield from _dense_parts(rank, "", feed_forward.intermediate_size, feed_forward.gated, "feed_forward")
+        case ExpertsFeedForward():
+            yield from _experts_parts(rank, feed_forward)
+        case _:
+            raise NotImplementedError(f"no training of {feed_forward}; `training.setup` refuses it")
 
 
 def _dense_parts(rank: Rank, prefix: str, intermediate_size: int, gated: bool, module: str) -> Iterator[Part]:

@@ -8,7 +8,10 @@ all-reduce what each rank owns (HSDP, arXiv:2304.11277).
 import math
 
 from windtunnel.model import operators as ops
-from windtunnel.model.shape import ExpertsFeedForward, GroupedQueryAttention, LayerGroup
+from windtunnel.model.attention.grouped_query import GroupedQueryAttention
+from windtunnel.model.feed_forward.dense import DenseFeedForward
+from windtunnel.model.feed_forward.experts import ExpertsFeedForward
+from windtunnel.model.shape import LayerGroup
 from windtunnel.training.layers.chunks import Parameters, layer_parameters
 from windtunnel.training.layers.part import Task
 from windtunnel.training.layers.rank import WIRE_BYTES, Group, Rank
@@ -90,14 +93,15 @@ def small_tensors(rank: Rank, group: LayerGroup) -> list[float]:
     attention, feed_forward = group.attention, group.feed_forward
     biases = []
     if isinstance(attention, GroupedQueryAttention):
-        kv_size = max(attention.num_kv_heads // tp, 1) * attention.head_dim
+        kv_size = attention.rank_kv_heads(tp) * attention.head_dim
         biases += [attention.query_size / tp, kv_size, kv_size] if attention.qkv_bias else []
         biases += [float(model.hidden_size)] if attention.output_bias else []
     if isinstance(feed_forward, ExpertsFeedForward):
         return [*norms, *biases, float(model.hidden_size * feed_forward.num_experts)]
-    up = 2 if feed_forward.gated else 1
-    inner = feed_forward.intermediate_size * up / tp
-    return [*norms, *biases, *([inner, float(model.hidden_size)] if feed_forward.bias else [])]
+    if isinstance(feed_forward, DenseFeedForward) and feed_forward.bias:
+        up = 2 if feed_forward.gated else 1
+        return [*norms, *biases, feed_forward.intermediate_size * up / tp, float(model.hidden_size)]
+    return [*norms, *biases]
 
 
 def optimizer_tasks(rank: Rank, held: Parameters) -> tuple[Task, ...]:
