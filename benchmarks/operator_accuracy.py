@@ -42,6 +42,7 @@ from windtunnel.model.attention.latent import (
     SparseLatentDecode,
     SparseLatentPrefill,
 )
+from windtunnel.model.attention.mamba2 import CausalConvolution
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import Collection
@@ -103,6 +104,7 @@ def probes() -> Iterator[tuple[Class, ops.Op]]:
         yield ("sparse_latent_decode", kv.value), SparseLatentDecode(*latent)
     for decode in (False, True):
         yield ("gated_delta", "decode" if decode else "prefill"), GatedDelta(1, 1, 1, 1, 1, 1, 1, decode)
+        yield ("causal_convolution", "decode" if decode else "prefill"), CausalConvolution(1, 1, 1, 1, decode)
     yield ("elementwise", "any"), ops.Elementwise("any", 1, 1)
     for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         yield ("collective", name), ops.Collective(name, 1, 2)

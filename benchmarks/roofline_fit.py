@@ -74,6 +74,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "sparse_latent_prefill": _SPARSE,
     "sparse_latent_decode": _SPARSE,
     "gated_delta": ("launch_us", *_MEMORY, "chunk_us", "wave_cost", "passes", "overlap"),
+    "causal_convolution": ("launch_us", *_MEMORY, "block_us", "overlap"),
     "elementwise": ("launch_us", *_MEMORY),
     "collective": ("launch_us", "step_us", "link_efficiency", "ramp_us"),
 }

@@ -81,7 +81,6 @@ def test_a_delta_state_is_read_and_written_whatever_the_tokens() -> None:
         "key_head_dim": 128,
         "value_head_dim": 128,
         "conv_kernel_size": 4,
-        "hidden_size": 0,
     }
     assert GatedDelta(1, 1, **shape).state_bytes == 32 * 128 * 128 * 4
     single, two = GatedDelta(1, 1, **shape), GatedDelta(1, 2, **shape)
@@ -137,7 +136,7 @@ def test_a_site_is_all_but_the_axes() -> None:
         DecodeAttention(np.array([1.0, 2, 3]), np.array([9.0, 300, 77]), **PREFILL, window_tokens=100),
         LatentPrefillAttention(np.array([1.0, 2, 3]), np.array([9.0, 300, 77]), 16, 192, 128),
         LatentDecodeAttention(np.array([1.0, 2, 3]), np.array([9.0, 300, 77]), 16, 512, 64),
-        GatedDelta(np.array([1.0, 2, 3]), np.array([9.0, 300, 77]), 16, 32, 128, 128, 4, 2048),
+        GatedDelta(np.array([1.0, 2, 3]), np.array([9.0, 300, 77]), 16, 32, 128, 128, 4),
         Experts(np.array([1.0, 7, 64]), 4096, 1536, 128, 8),
         Elementwise("x", np.array([1.0, 7, 64]), 12.0),
         Collective("all_reduce", np.array([1.0, 7, 64]), 4),

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.model.shape import ModelSpec
 
 
 def answer(as_json: bool, document: Callable[..., Any], report: Callable[..., Iterable[Any]], *result: Any) -> None:
@@ -24,6 +27,12 @@ def answer(as_json: bool, document: Callable[..., Any], report: Callable[..., It
 def remark(text: str) -> None:
     """Print a line to stderr, where it does not mix with the result."""
     click.echo(text, err=True)
+
+
+def remark_left_out(model: "ModelSpec") -> None:
+    """Say on stderr which parts of a published model the predictions leave out."""
+    if model.left_out:
+        remark(f"note: {model.name} is predicted without its {' and '.join(model.left_out)}: text only")
 
 
 def write_page(file: Path | None, page: Callable[..., str], *result: Any) -> None:

@@ -34,7 +34,8 @@ _QWEN3_NEXT_INTERVAL = 4
 """`full_attention_interval` where a Gated DeltaNet hybrid does not give it (transformers' Qwen3NextConfig)."""
 _BLOCK_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Letters of `hybrid_override_pattern` (`configuration_nemotron_h.py` of nvidia/Nemotron-H-56B-Base-8K)."""
-_GENERATIVE = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ForVision2Seq")
+_MULTIMODAL = ("ForConditionalGeneration", "ForVision2Seq")
+_GENERATIVE = ("ForCausalLM", "LMHeadModel", *_MULTIMODAL)
 
 Layer = tuple[Attention | None, FeedForward | None]
 
@@ -73,7 +74,7 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         learned_positions=max_context_tokens + (architecture.position_rows or 0) if has_positions else 0,
         architecture=reader.model_type if slides else "",
         precision=precision_from_config(reader.raw.get("quantization_config"), quant_config, layers, name),
-        left_out=tuple(part for part, keys in TOWERS.items() if any(_is_table(config.get(key)) for key in keys)),
+        left_out=_left_out(config, reader),
     )
 
 
@@ -89,8 +90,13 @@ def _architectures() -> dict[str, Architecture]:
     return known
 
 
-def _is_table(value: Any) -> bool:
-    return isinstance(value, Mapping) and bool(value)
+def _left_out(config: Mapping[str, Any], reader: ConfigReader) -> tuple[str, ...]:
+    """Return the towers of a multimodal model, by their keys or else by the name of its class."""
+    towers = tuple(part for part, keys in TOWERS.items() if any(isinstance(config.get(key), Mapping) for key in keys))
+    classes = list_of(str, "names", reader.raw, "architectures", reader.name)
+    # transformers calls text models ForCausalLM; ChatGLM, an older one, is read as text too.
+    is_multimodal = reader.model_type != "chatglm" and any(name.endswith(_MULTIMODAL) for name in classes)
+    return towers or (("vision or audio tower",) if is_multimodal else ())
 
 
 def _reader(config: Mapping[str, Any], name: str) -> ConfigReader:

@@ -31,8 +31,11 @@ class LayerKind:
     """Names of layers of this kind in a config's `layer_types` or `layers_block_type`."""
     model_types: ClassVar[Mapping[str, Architecture]] = {}
     """Further `model_type`s that a kind brings, with the facts that their configs leave out."""
-    modules: ClassVar[tuple[Names, ...]] = ()
-    """Names of the quantised modules of a layer in checkpoints; experts that are routed aside."""
+
+    @property
+    def modules(self) -> tuple[Names, ...]:
+        """Names of the quantised modules of a layer in checkpoints; routed experts aside."""
+        return ()
 
     @classmethod
     def from_builtins(cls, raw: Any) -> Any:
@@ -41,6 +44,8 @@ class LayerKind:
         Raises:
             InputError: there is no such kind, or one of its fields is wrong.
         """
+        if isinstance(raw, cls):
+            return raw
         if not isinstance(raw, Mapping) or not isinstance(raw.get("type"), str):
             known = ", ".join(cls.registry.names())
             raise InputError(f"a {cls.registry.what} is {raw!r}; a table with a type is needed", f"types: {known}")
@@ -149,8 +154,11 @@ class FeedForward(LayerKind):
 
     __slots__ = ()
     registry = Registry("windtunnel.feed_forward", "windtunnel.model.feed_forward", "kind of feed-forward")
-    routed_modules: ClassVar[tuple[Names, ...]] = ()
-    """Names of the quantised modules of routed experts in checkpoints."""
+
+    @property
+    def routed_modules(self) -> tuple[Names, ...]:
+        """Names of the quantised modules of routed experts in checkpoints."""
+        return ()
 
     @classmethod
     def layers(cls, reader: ConfigReader) -> Iterable[bool]:

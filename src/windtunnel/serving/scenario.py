@@ -33,7 +33,8 @@ from windtunnel.workload.schema import Workload
 class Scenario(Schema):
     """One run, as a user writes it. Names refer to the catalog or to files."""
 
-    model: str
+    model: str | ModelSpec
+    """A catalog name, the path of a config.json, or a model written out: a `ModelSpec` or the keys of a config.json."""
     deployment: Deployment
     workload: Workload
     precision: Precision | None = None
@@ -43,6 +44,12 @@ class Scenario(Schema):
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        if isinstance(self.model, Mapping):
+            msgspec.structs.force_setattr(self, "model", catalog.model(self.model))
+
+    @property
+    def model_name(self) -> str:
+        return self.model if isinstance(self.model, str) else self.model.name
 
 
 SCENARIO_HINT = "see examples/01_first_simulation.yaml"
@@ -99,6 +106,8 @@ def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = N
     """
     if folder is not None and "workload" in raw:
         raw["workload"] = _beside(folder, raw["workload"])
+    if isinstance(raw.get("model"), Mapping):
+        raw = raw | {"model": catalog.model(raw["model"])}
     return decode(raw, Scenario, source)
 
 
@@ -125,7 +134,7 @@ def keep_published_formats(raw: dict[str, Any], allow_download: bool = False) ->
     A format of the weights holds for attention and experts too; one of the KV cache for nothing else.
     """
     given = raw.get("precision")
-    if not isinstance(given, dict) or not isinstance(raw.get("model"), str):
+    if not isinstance(given, dict) or not isinstance(raw.get("model"), str | Mapping | ModelSpec):
         return
     published = encode(catalog.model(raw["model"], allow_download).precision)
     if "weights" in given:

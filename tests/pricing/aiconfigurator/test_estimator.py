@@ -556,7 +556,7 @@ def gated_delta_columns(phase: str, kernels: list[str], latency: list[float]) ->
 def test_the_kernels_of_gated_delta_add_up(tmp_path: Path) -> None:
     columns = gated_delta_columns("context", ["conv", "conv", "conv", "rule"], [0.002, 0.003, 0.9, 0.020])
     write(tmp_path, "linear_attention/vllm/0.24.0", "gdn_perf", columns)
-    priced = estimate(tmp_path, GatedDelta(2.0, 64.0, 4, 8, 128, 128, 4, 2048))
+    priced = estimate(tmp_path, GatedDelta(2.0, 64.0, 4, 8, 128, 128, 4))
     assert priced.seconds == pytest.approx(23e-6)
     assert priced.coverage is Coverage.MEASURED
 
@@ -694,7 +694,7 @@ REAL: list[ops.Op] = [
     Experts(M, 2048, 768, 128, 8, 1, 4, Format.BF16),
     Experts(M, 7168, 2048, 256, 8, 1, 8, Format.FP8_BLOCK),
     Experts(M, 3000, 1000, 64, 6, 2, 1, Format.BF16),
-    GatedDelta(M, 1.0, 4, 8, 128, 128, 4, 4096, decode=True),
+    GatedDelta(M, 1.0, 4, 8, 128, 128, 4, decode=True),
     ops.Elementwise("norm", M, 8192.0),
     ops.Collective("all_reduce", M * 8192, 4),
     ops.Collective("all_gather", M * 8192, 16),

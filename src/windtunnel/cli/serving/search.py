@@ -1,5 +1,6 @@
 """`windtunnel search`: the best deployment, or training job, of a declared space."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -7,7 +8,7 @@ import click
 
 from windtunnel.cli import INTERRUPTED
 from windtunnel.cli.options import GENERAL, PATH, WRITTEN_FILE, HelpSection, Verb, assignments, json_option, options_of
-from windtunnel.cli.output import answer, remark, write_page
+from windtunnel.cli.output import answer, remark, remark_left_out, write_page
 from windtunnel.errors import InputError, WindtunnelError, did_you_mean
 
 if TYPE_CHECKING:
@@ -90,8 +91,12 @@ def show_study(
     space: "Space", store: "Store", means: "Means", top: int, as_json: bool, load: float | None = None
 ) -> "SearchReport":
     """Search, and print the best points."""
+    from windtunnel import catalog
     from windtunnel.report.search.study import search_report, study_document
 
+    # A model that cannot be read is refused in the search; one of the points, in its own answer.
+    with suppress(InputError):
+        remark_left_out(catalog.model(space.model))
     report = _searched(space, store, means, top, load)
     answer(as_json, study_document, search_report, report)
     return report

@@ -94,10 +94,6 @@ class GatedDeltaAttention(Schema, Attention, tag="gated_delta", tag_field="type"
     is_recurrent: ClassVar[bool] = True
     operators: ClassVar[tuple[type[Op], ...]] = (GatedDelta,)
     layer_types: ClassVar[tuple[str, ...]] = ("linear_attention",)
-    modules: ClassVar[tuple[Names, ...]] = (
-        ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_qkv"),
-        ("linear_attn.out_proj",),
-    )
     num_key_heads: int
     num_value_heads: int
     key_head_dim: int
@@ -133,6 +129,13 @@ class GatedDeltaAttention(Schema, Attention, tag="gated_delta", tag_field="type"
     @property
     def value_size(self) -> int:
         return self.num_value_heads * self.value_head_dim
+
+    @property
+    def modules(self) -> tuple[Names, ...]:
+        return (
+            ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_qkv"),
+            ("linear_attn.out_proj",),
+        )
 
     def num_parameters(self, hidden_size: int) -> int:
         """Projections, the short convolution and decay rates."""

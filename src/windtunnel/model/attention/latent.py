@@ -256,11 +256,6 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         SparseLatentPrefill,
         SparseLatentDecode,
     )
-    modules: ClassVar[tuple[Names, ...]] = (
-        ("self_attn.q_a_proj", "self_attn.q_b_proj", "self_attn.q_proj"),
-        ("self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj"),
-        ("self_attn.o_proj",),
-    )
     num_heads: int
     q_lora_rank: int | None
     kv_lora_rank: int
@@ -299,6 +294,14 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
     def latent_size(self) -> int:
         """Numbers cached for a token: the compressed vector and the rotated key that all heads share."""
         return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def modules(self) -> tuple[Names, ...]:
+        return (
+            ("self_attn.q_a_proj", "self_attn.q_b_proj", "self_attn.q_proj"),
+            ("self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj"),
+            ("self_attn.o_proj",),
+        )
 
     def num_parameters(self, hidden_size: int) -> int:
         query = self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)

@@ -132,7 +132,6 @@ class Mamba2(Schema, Attention, tag="mamba2", tag_field="type"):
     is_recurrent: ClassVar[bool] = True
     operators: ClassVar[tuple[type[Op], ...]] = (CausalConvolution, StateSpaceScan)
     layer_types: ClassVar[tuple[str, ...]] = ("mamba",)
-    modules: ClassVar[tuple[Names, ...]] = (("mixer.in_proj",), ("mixer.out_proj",))
     num_heads: int
     head_dim: int
     num_groups: int
@@ -170,6 +169,10 @@ class Mamba2(Schema, Attention, tag="mamba2", tag_field="type"):
     @property
     def text(self) -> str:
         return "Mamba-2"
+
+    @property
+    def modules(self) -> tuple[Names, ...]:
+        return (("mixer.in_proj",), ("mixer.out_proj",))
 
     @property
     def inner_size(self) -> int:
