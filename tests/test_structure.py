@@ -18,7 +18,7 @@ MOST_LINES_TODAY = 71_700
 
 HEAVY = {
     "flash_attn", "flashinfer", "httpx", "numpy", "nvtx", "openvino", "openvino_genai", "optimum", "optuna", "pandas",
-    "pyarrow", "ray", "scipy", "torch", "transformers", "vllm",
+    "pyarrow", "ray", "scipy", "sklearn", "torch", "transformers", "vllm",
 }  # fmt: skip
 """Libraries that a function may import because starting would take longer, or because they are extras."""
 

@@ -18,7 +18,7 @@ from windtunnel.model.architectures import (
     Architecture,
 )
 from windtunnel.model.config_reader import ConfigReader
-from windtunnel.model.quantization import list_of, precision_from_config
+from windtunnel.model.quantization import Modules, list_of, precision_from_config
 from windtunnel.model.shape import (
     Attention,
     FeedForward,
@@ -56,6 +56,7 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
     architecture = reader.architecture
     num_norms = _num_norms(reader)
     layers = _layers(reader)
+    modules = [_modules(attention, feed_forward) for attention, feed_forward in layers]
     max_context_tokens = reader.count("max_position_embeddings")
     has_positions = architecture.position_rows is not None
     slides = any(attention is not None and attention.window_tokens is not None for attention, _ in layers)
@@ -73,9 +74,18 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         lm_head_bias=reader.rule(architecture.lm_head_bias),
         learned_positions=max_context_tokens + (architecture.position_rows or 0) if has_positions else 0,
         architecture=reader.model_type if slides else "",
-        precision=precision_from_config(reader.raw.get("quantization_config"), quant_config, layers, name),
+        precision=precision_from_config(reader.raw.get("quantization_config"), quant_config, modules, name),
         left_out=_left_out(config, reader),
     )
+
+
+def _modules(attention: Attention | None, feed_forward: FeedForward | None) -> Modules:
+    """Return the names of a layer's modules in checkpoints."""
+    if feed_forward is None:
+        return attention.modules if attention else (), (), ()
+    shares = getattr(feed_forward, "shared_intermediate_size", 0) > 0
+    linear = feed_forward.shared_modules if shares else feed_forward.modules
+    return attention.modules if attention else (), linear, feed_forward.routed_modules
 
 
 def known_model_types() -> tuple[str, ...]:
@@ -115,7 +125,7 @@ def _reader(config: Mapping[str, Any], name: str) -> ConfigReader:
     known = _architectures()
     if model_type not in known:
         missing = f"model_type {model_type!r} is not known" if model_type else "config.json has no model_type"
-        hint = "write the model_type of a model that is built alike into a copy of config.json"
+        hint = "write the model_type of a model with the same layers into a copy of config.json"
         raise InputError(
             f"{name}: {missing}, so that nothing says which biases, norms and windows its layers have; known: "
             f"{', '.join(known_model_types())}",

@@ -82,18 +82,16 @@ class Op(ABC):
 
     @property
     def compute_format(self) -> Format:
-        """Format whose peak rate computes it."""
-        return Format.BF16
+        """Format whose peak rate computes it: that of its weights."""
+        return getattr(self, "format", Format.BF16)
 
     @property
     def variant(self) -> str:
-        """Name of its coefficients and tables within its kind: its number format, phase or collective."""
-        return "any"
-
-    @property
-    def measured_words(self) -> Mapping[str, str]:
-        """Words of its rows in the table `measured`."""
-        return {}
+        """Name of its coefficients and tables within its kind: its number format, its collective, or its phase where it
+        has a flag `decode`."""
+        if hasattr(self, "decode"):
+            return "decode" if self.decode else "prefill"
+        return str(next((getattr(self, name) for name in ("format", "kv_format", "op") if hasattr(self, name)), "any"))
 
 
 def size_text(size: Size) -> str:
@@ -126,14 +124,6 @@ class Gemm(Op):
     def num_bytes(self) -> Size:
         weight_bytes = self.n * self.k * BITS[self.format] / 8
         return weight_bytes + self.m * self.k * ACTIVATION_BITS[self.format] / 8 + self.m * self.n * BF16_BYTES
-
-    @property
-    def compute_format(self) -> Format:
-        return self.format
-
-    @property
-    def variant(self) -> str:
-        return self.format.value
 
     @property
     def text(self) -> str:
@@ -242,10 +232,6 @@ class Collective(Op):
         share = (self.num_ranks - 1) / self.num_ranks
         factor = {"all_reduce": 2 * share, "send_recv": 1.0}.get(self.op, share)
         return self.message_bytes * factor
-
-    @property
-    def variant(self) -> str:
-        return self.op
 
     @property
     def text(self) -> str:

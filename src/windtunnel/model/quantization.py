@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import translate
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from windtunnel.errors import InputError
 from windtunnel.model.precision import BITS, Format, Precision
@@ -33,24 +33,14 @@ Names = tuple[str, ...]
 """Names that checkpoints give to one module, below `layers.N.`."""
 
 
-class _Attention(Protocol):
-    """What `model.shape.Attention` says of its modules."""
-
-    @property
-    def modules(self) -> tuple[Names, ...]: ...
-
-
-class _FeedForward(_Attention, Protocol):
-    """What `model.shape.FeedForward` says of its modules."""
-
-    @property
-    def routed_modules(self) -> tuple[Names, ...]: ...
+Modules = tuple[tuple[Names, ...], tuple[Names, ...], tuple[Names, ...]]
+"""Modules of one layer: of its attention, of its dense feed-forward or shared experts, of its routed experts."""
 
 
 def precision_from_config(
     quantization_config: Any,
     hf_quant_config: Mapping[str, Any] | None,
-    layers: Sequence[tuple[_Attention | None, _FeedForward | None]],
+    layers: Sequence[Modules],
     model: str,
 ) -> Precision:
     """Return the formats of a checkpoint.
@@ -58,7 +48,7 @@ def precision_from_config(
     Args:
         quantization_config: that key of config.json; None where it has none.
         hf_quant_config: the content of `hf_quant_config.json`, which wins.
-        layers: attention and feed-forward of every layer, in order; None where it has no such part.
+        layers: the modules of every layer, in order.
         model: the model's name, for errors.
 
     Raises:
@@ -67,9 +57,7 @@ def precision_from_config(
     scheme = _scheme(quantization_config, hf_quant_config, model)
     if scheme is None:
         return Precision()
-    attention = _of_most(scheme, ((i, layer.modules if layer else ()) for i, (layer, _) in enumerate(layers)))
-    linear = _of_most(scheme, ((i, layer.modules if layer else ()) for i, (_, layer) in enumerate(layers)))
-    experts = _of_most(scheme, ((i, layer.routed_modules if layer else ()) for i, (_, layer) in enumerate(layers)))
+    attention, linear, experts = (_of_most(scheme, enumerate(modules[part] for modules in layers)) for part in range(3))
     weights = linear or attention or Format.BF16
     return Precision(
         weights=weights,

@@ -31,11 +31,8 @@ class LayerKind:
     """Names of layers of this kind in a config's `layer_types` or `layers_block_type`."""
     model_types: ClassVar[Mapping[str, Architecture]] = {}
     """Further `model_type`s that a kind brings, with the facts that their configs leave out."""
-
-    @property
-    def modules(self) -> tuple[Names, ...]:
-        """Names of the quantised modules of a layer in checkpoints; routed experts aside."""
-        return ()
+    modules: ClassVar[tuple[Names, ...]] = ()
+    """Names of the quantised modules of a layer in checkpoints; shared and routed experts aside."""
 
     @classmethod
     def from_builtins(cls, raw: Any) -> Any:
@@ -154,11 +151,10 @@ class FeedForward(LayerKind):
 
     __slots__ = ()
     registry = Registry("windtunnel.feed_forward", "windtunnel.model.feed_forward", "kind of feed-forward")
-
-    @property
-    def routed_modules(self) -> tuple[Names, ...]:
-        """Names of the quantised modules of routed experts in checkpoints."""
-        return ()
+    shared_modules: ClassVar[tuple[Names, ...]] = ()
+    """Names of the quantised modules of shared experts in checkpoints, where a layer has some."""
+    routed_modules: ClassVar[tuple[Names, ...]] = ()
+    """Names of the quantised modules of routed experts in checkpoints."""
 
     @classmethod
     def layers(cls, reader: ConfigReader) -> Iterable[bool]:

@@ -3,7 +3,7 @@
 Sources: `transformers/models/qwen3_next`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import ClassVar
@@ -76,14 +76,6 @@ class GatedDelta(PrefillBatch):
         return 10
 
     @property
-    def variant(self) -> str:
-        return "decode" if self.decode else "prefill"
-
-    @property
-    def measured_words(self) -> Mapping[str, str]:
-        return {"phase": "generation" if self.decode else "context"}
-
-    @property
     def text(self) -> str:
         return f"{self.batch_text}, {self.num_value_heads} x {self.key_head_dim} x {self.value_head_dim}"
 
@@ -94,6 +86,10 @@ class GatedDeltaAttention(Schema, Attention, tag="gated_delta", tag_field="type"
     is_recurrent: ClassVar[bool] = True
     operators: ClassVar[tuple[type[Op], ...]] = (GatedDelta,)
     layer_types: ClassVar[tuple[str, ...]] = ("linear_attention",)
+    modules: ClassVar[tuple[Names, ...]] = (
+        ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_qkv"),
+        ("linear_attn.out_proj",),
+    )
     num_key_heads: int
     num_value_heads: int
     key_head_dim: int
@@ -129,13 +125,6 @@ class GatedDeltaAttention(Schema, Attention, tag="gated_delta", tag_field="type"
     @property
     def value_size(self) -> int:
         return self.num_value_heads * self.value_head_dim
-
-    @property
-    def modules(self) -> tuple[Names, ...]:
-        return (
-            ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_qkv"),
-            ("linear_attn.out_proj",),
-        )
 
     def num_parameters(self, hidden_size: int) -> int:
         """Projections, the short convolution and decay rates."""

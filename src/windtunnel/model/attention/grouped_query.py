@@ -29,10 +29,6 @@ class GroupedQueryHeads:
     kv_format: Format = Format.BF16
 
     @property
-    def variant(self) -> str:
-        return self.kv_format.value
-
-    @property
     def heads_text(self) -> str:
         window = f", window {self.window_tokens}" if self.window_tokens else ""
         return f"{self.num_heads}/{self.num_kv_heads} x {self.head_dim} {self.kv_format}{window}"
@@ -95,6 +91,10 @@ class GroupedQueryAttention(Schema, Attention, tag="grouped_query", tag_field="t
 
     operators: ClassVar[tuple[type[Op], ...]] = (PrefillAttention, DecodeAttention)
     layer_types: ClassVar[tuple[str, ...]] = ("full_attention", "sliding_attention", "chunked_attention", "attention")
+    modules: ClassVar[tuple[Names, ...]] = (
+        ("self_attn.q_proj", "self_attn.qkv_proj", "mixer.q_proj"),
+        ("self_attn.o_proj", "mixer.o_proj"),
+    )
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -155,13 +155,6 @@ class GroupedQueryAttention(Schema, Attention, tag="grouped_query", tag_field="t
     def text(self) -> str:
         kind = "MHA" if self.num_kv_heads == self.num_heads else "GQA"
         return f"{kind} {self.window_tokens}" if self.window_tokens else kind
-
-    @property
-    def modules(self) -> tuple[Names, ...]:
-        return (
-            ("self_attn.q_proj", "self_attn.qkv_proj", "mixer.q_proj"),
-            ("self_attn.o_proj", "mixer.o_proj"),
-        )
 
     def num_parameters(self, hidden_size: int) -> int:
         qkv = self.query_size * (2 if self.output_gate else 1) + 2 * self.kv_size

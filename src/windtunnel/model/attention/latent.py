@@ -53,10 +53,6 @@ class LatentPrefillAttention(PrefillBatch):
         return (self.batch * self.num_tokens + self.context_tokens) * width
 
     @property
-    def variant(self) -> str:
-        return self.kv_format.value
-
-    @property
     def text(self) -> str:
         return f"{self.batch_text}, {self.num_heads} x {self.qk_head_dim}/{self.v_head_dim} {self.kv_format}"
 
@@ -89,10 +85,6 @@ class LatentDecodeAttention(DecodeBatch):
         absorb = self.num_heads * self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim) * BF16_BYTES
         cached = self.context_tokens * width * BITS[self.kv_format] / 8
         return absorb + self.batch * (cached + self.num_heads * (width + self.kv_lora_rank) * BF16_BYTES)
-
-    @property
-    def variant(self) -> str:
-        return self.kv_format.value
 
     @property
     def text(self) -> str:
@@ -168,10 +160,6 @@ class SparseLatent(Op):
     def scored_bytes(self) -> float:
         """Bytes of one cached token as the indexer reads it: a key in fp8 and its scale."""
         return self.index_head_dim + 4.0
-
-    @property
-    def variant(self) -> str:
-        return self.kv_format.value
 
     @property
     def chosen_text(self) -> str:
@@ -256,6 +244,11 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         SparseLatentPrefill,
         SparseLatentDecode,
     )
+    modules: ClassVar[tuple[Names, ...]] = (
+        ("self_attn.q_a_proj", "self_attn.q_b_proj", "self_attn.q_proj"),
+        ("self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj"),
+        ("self_attn.o_proj",),
+    )
     num_heads: int
     q_lora_rank: int | None
     kv_lora_rank: int
@@ -294,14 +287,6 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
     def latent_size(self) -> int:
         """Numbers cached for a token: the compressed vector and the rotated key that all heads share."""
         return self.kv_lora_rank + self.qk_rope_head_dim
-
-    @property
-    def modules(self) -> tuple[Names, ...]:
-        return (
-            ("self_attn.q_a_proj", "self_attn.q_b_proj", "self_attn.q_proj"),
-            ("self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj"),
-            ("self_attn.o_proj",),
-        )
 
     def num_parameters(self, hidden_size: int) -> int:
         query = self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)

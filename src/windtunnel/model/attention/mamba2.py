@@ -62,14 +62,6 @@ class CausalConvolution(PrefillBatch):
         return self.batch * (2 * self.num_tokens + looked_back_on) * self.num_channels * BF16_BYTES
 
     @property
-    def variant(self) -> str:
-        return "decode" if self.decode else "prefill"
-
-    @property
-    def measured_words(self) -> Mapping[str, str]:
-        return {"phase": "generation" if self.decode else "context"}
-
-    @property
     def text(self) -> str:
         return f"{self.batch_text}, {self.num_channels} channels"
 
@@ -118,10 +110,6 @@ class StateSpaceScan(PrefillBatch):
         return 1 if self.decode else 5
 
     @property
-    def variant(self) -> str:
-        return "decode" if self.decode else "prefill"
-
-    @property
     def text(self) -> str:
         return f"{self.batch_text}, {self.num_heads} x {self.head_dim} x {self.state_size}"
 
@@ -132,6 +120,7 @@ class Mamba2(Schema, Attention, tag="mamba2", tag_field="type"):
     is_recurrent: ClassVar[bool] = True
     operators: ClassVar[tuple[type[Op], ...]] = (CausalConvolution, StateSpaceScan)
     layer_types: ClassVar[tuple[str, ...]] = ("mamba",)
+    modules: ClassVar[tuple[Names, ...]] = (("mixer.in_proj",), ("mixer.out_proj",))
     num_heads: int
     head_dim: int
     num_groups: int
@@ -169,10 +158,6 @@ class Mamba2(Schema, Attention, tag="mamba2", tag_field="type"):
     @property
     def text(self) -> str:
         return "Mamba-2"
-
-    @property
-    def modules(self) -> tuple[Names, ...]:
-        return (("mixer.in_proj",), ("mixer.out_proj",))
 
     @property
     def inner_size(self) -> int:

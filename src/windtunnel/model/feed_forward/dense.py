@@ -15,6 +15,7 @@ class DenseFeedForward(Schema, FeedForward, tag="dense", tag_field="type"):
     """A feed-forward of `intermediate_size`; gated ones (SwiGLU, GeGLU) have three matrices, plain ones two."""
 
     layer_types: ClassVar[tuple[str, ...]] = ("mlp",)
+    modules: ClassVar[tuple[Names, ...]] = (("mlp.down_proj", "mlp.fc2", "mlp.c_proj", "mixer.down_proj"),)
     intermediate_size: int
     gated: bool = True
     bias: bool = False
@@ -42,10 +43,6 @@ class DenseFeedForward(Schema, FeedForward, tag="dense", tag_field="type"):
         if reader.model_type == "qwen":
             width //= 2
         return cls(intermediate_size=width, gated=architecture.gated, bias=reader.rule(architecture.feed_forward_bias))
-
-    @property
-    def modules(self) -> tuple[Names, ...]:
-        return (("mlp.down_proj", "mlp.fc2", "mlp.c_proj", "mixer.down_proj"),)
 
     def parameters(self, hidden_size: int) -> FeedForwardParameters:
         return FeedForwardParameters(

@@ -66,14 +66,6 @@ class Experts(Op):
         return weights + self.pairs_per_rank * 2 * (self.hidden_size + width) * BF16_BYTES
 
     @property
-    def compute_format(self) -> Format:
-        return self.format
-
-    @property
-    def variant(self) -> str:
-        return self.format.value
-
-    @property
     def text(self) -> str:
         experts = f"{self.experts_per_token} of {self.num_experts}"
         width = size_text(self.intermediate_size / self.tp)
@@ -85,6 +77,18 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
 
     operators: ClassVar[tuple[type[Op], ...]] = (Experts,)
     layer_types: ClassVar[tuple[str, ...]] = ("moe",)
+    shared_modules: ClassVar[tuple[Names, ...]] = (
+        ("mlp.shared_experts.down_proj", "mlp.shared_expert.down_proj", "mixer.shared_experts.down_proj"),
+    )
+    routed_modules: ClassVar[tuple[Names, ...]] = (
+        (
+            "mlp.experts.0.down_proj",
+            "block_sparse_moe.experts.0.w2",
+            "mlp.experts.down_proj",
+            "mlp.experts",
+            "mixer.experts.0.down_proj",
+        ),
+    )
     num_experts: int
     experts_per_token: int
     intermediate_size: int
@@ -142,24 +146,6 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
             bias=reader.rule(architecture.feed_forward_bias),
             router_bias=reader.rule(architecture.router_bias),
             fp32_router=architecture.fp32_router,
-        )
-
-    @property
-    def modules(self) -> tuple[Names, ...]:
-        if not self.shared_intermediate_size:
-            return ()
-        return (("mlp.shared_experts.down_proj", "mlp.shared_expert.down_proj", "mixer.shared_experts.down_proj"),)
-
-    @property
-    def routed_modules(self) -> tuple[Names, ...]:
-        return (
-            (
-                "mlp.experts.0.down_proj",
-                "block_sparse_moe.experts.0.w2",
-                "mlp.experts.down_proj",
-                "mlp.experts",
-                "mixer.experts.0.down_proj",
-            ),
         )
 
     def parameters(self, hidden_size: int) -> FeedForwardParameters:

@@ -97,8 +97,10 @@ def _described(collection: Collection, op: ops.Op) -> MeasurementTable | None:
     table = op.measured
     if table is None:
         return None
+    phases = {"decode": "generation", "prefill": "context"}
+    words = {"phase": phases[op.variant]} if hasattr(op, "decode") else {}
     for place in collection.places(table.family, table.name):
-        rows = read_rows(place, table.name, table.columns, op.measured_words)
+        rows = read_rows(place, table.name, table.columns, words)
         if rows is not None:
             return _summed_kernels(collection, op, rows, table)
     return None
