@@ -9,7 +9,7 @@ from windtunnel.model.attention.gated_delta import GatedDelta
 from windtunnel.model.attention.grouped_query import DecodeAttention, PrefillAttention
 from windtunnel.model.attention.latent import LatentDecodeAttention, LatentPrefillAttention
 from windtunnel.model.feed_forward.experts import Experts
-from windtunnel.model.operators import Collective, Elementwise, Gemm, axis_values, site
+from windtunnel.model.operators import Collective, Elementwise, Gemm, axis_values
 from windtunnel.model.precision import Format
 
 PREFILL: dict[str, Any] = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
@@ -121,11 +121,8 @@ def test_bytes_on_the_link(name: str, sent: float) -> None:
     assert Collective(name, 1024, 8).num_bytes == 1024 * sent
 
 
-def test_a_site_is_all_but_the_axes() -> None:
-    op = Gemm(np.arange(3.0), 8, 16, Format.FP8)
-    assert dict(site(op)) == {"n": 8, "k": 16, "format": Format.FP8}
-    assert list(axis_values(op)) == ["m"]
-    assert site(Gemm(7, 8, 16)) != site(op)
+def test_an_operator_is_interpolated_along_its_axes() -> None:
+    assert list(axis_values(Gemm(np.arange(3.0), 8, 16, Format.FP8))) == ["m"]
 
 
 @pytest.mark.parametrize(

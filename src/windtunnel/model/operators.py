@@ -9,7 +9,7 @@ GEMM at every token count) and an estimator prices the family in one call. An `O
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -247,11 +247,6 @@ class Launch:
     count: float = 1.0
     adds: Size = 1.0
     """Share of the operator's time that lengthens the step: 0 where it runs beside something that takes longer."""
-
-
-def site(op: Op) -> tuple[tuple[str, Any], ...]:
-    """Return the dimensions of `op` that are not interpolated: with its kind, the identity of a measured curve."""
-    return tuple((name, value) for name, value in vars(op).items() if name not in op.axes)
 
 
 def axis_values(op: Op) -> Mapping[str, Size]:

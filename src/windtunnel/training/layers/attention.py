@@ -66,7 +66,7 @@ def _grouped_query_parts(rank: Rank, attention: GroupedQueryAttention) -> Iterat
 
 
 def _core_parts(rank: Rank, attention: GroupedQueryAttention) -> Iterator[Part]:
-    """Attention's core and what context parallelism sends around it."""
+    """Yield attention's core and what context parallelism sends around it."""
     heads = attention.num_heads // rank.tp
     kv_heads = max(attention.num_kv_heads // rank.tp, 1)
     kept = rank.tokens * (heads + 2 * kv_heads) * attention.head_dim * BF16_BYTES
@@ -102,7 +102,7 @@ def _flash_part(rank: Rank, core: PrefillAttention | LatentPrefillAttention, kep
 
 
 def _unfused_core(rank: Rank, heads: int, head_dim: int, qkv_bytes: float) -> Iterator[Part]:
-    """Scores, softmax, dropout and the weighted sum as kernels of their own, without skipping masked pairs.
+    """Yield scores, softmax, dropout and the weighted sum as kernels of their own, without skipping masked pairs.
 
     Each head's product is priced as one tall GEMM of the same FLOPs and output.
     """
@@ -142,7 +142,7 @@ def _unfused_core(rank: Rank, heads: int, head_dim: int, qkv_bytes: float) -> It
 
 
 def _context_parts(rank: Rank, kv_width: int, query_width: int) -> Iterator[Part]:
-    """What context-parallel ranks send each other around attention's core.
+    """Yield what context-parallel ranks send each other around attention's core.
 
     ring: keys and values pass round beside the core (arXiv:2310.01889), with their gradients on the way back; gather:
     all keys first (Llama 3, arXiv:2407.21783, section 3.3.2); ulysses: heads for sequence, four times
