@@ -98,7 +98,7 @@ def trained(rank: Rank, held: Parameters) -> Parameters:
 
 
 def layer_parameters(rank: Rank, group: LayerGroup) -> Parameters:
-    """Count the parameters of one layer on one rank; norms, routers and latent down-projections are on every tensor rank."""
+    """Count one layer's parameters on one rank; norms, routers and latent down-projections are on every tensor rank."""
     tp, width = rank.tp, rank.width
     held = Parameters(group.num_norms * width * (2.0 if rank.setup.model.norm_bias else 1.0))
     if group.attention is not None:

@@ -96,7 +96,7 @@ def head_parts(rank: Rank) -> tuple[Part, ...]:
 
 
 def layer_work(rank: Rank, group: LayerGroup, recompute: str | None = None) -> Work:
-    """Return one micro-batch through one layer, with what is recomputed; `recompute` overrides the job's granularity."""
+    """Return one micro-batch through a layer, with what is recomputed; `recompute` overrides the job's granularity."""
     job = rank.setup.job
     parts = layer_parts(rank, group)
     granularity = recompute or job.recompute.granularity

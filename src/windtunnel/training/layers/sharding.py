@@ -105,8 +105,8 @@ def small_tensors(rank: Rank, group: LayerGroup) -> list[float]:
 
 
 def optimizer_tasks(rank: Rank, held: Parameters) -> tuple[Task, ...]:
-    """Return the update: gradients are read for their norm and again for the step, state is read and written, parameters too;
-    gradients are cleared.
+    """Return the update: gradients are read for their norm and again for the step, state and parameters are read and
+    written, gradients are cleared.
     """
     job = rank.setup.job
     precision = job.precision
@@ -121,7 +121,7 @@ def optimizer_tasks(rank: Rank, held: Parameters) -> tuple[Task, ...]:
 
 
 def finish_tasks(rank: Rank) -> tuple[Task, ...]:
-    """Return the small collectives at the end of a step: gradients of what tensor ranks repeat, a tied embedding, the norm."""
+    """Return a step's last, small collectives: gradients of what tensor ranks repeat, a tied embedding, the norm."""
     setup, job = rank.setup, rank.setup.job
     known, model = setup.degrees, setup.model
     wire = WIRE_BYTES[job.precision.gradient_reduce or "fp32"]
