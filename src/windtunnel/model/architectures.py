@@ -70,6 +70,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "cohere": Architecture(num_norms=1, tied=True),
     "cohere2": Architecture(num_norms=1, tied=True, full_attention_every=4),
+    "dots1": Architecture(qk_norm=True, router_bias=True),
     "ernie4_5": _ERNIE,
     "ernie4_5_moe": replace(_ERNIE, router_bias=True),
     "falcon": Architecture(
@@ -89,6 +90,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt_neo": replace(_GPT, qkv_bias=False),
     "gpt_neox": Architecture(feed_forward_bias=True, gated=False, norm_bias=True),
     "gpt_oss": Architecture(feed_forward_bias=True, router_bias=True, sinks=True, full_attention_every=2),
+    "hunyuan_v1_dense": Architecture(qk_norm=True),
+    "hunyuan_v1_moe": Architecture(qk_norm=True, shared_experts=1),
     "hy_v3": Architecture(qk_norm=True, router_bias=True, fp32_router=True),
     "internlm3": Architecture(qkv_bias="qkv_bias", output_bias="bias", feed_forward_bias="bias"),
     "jais2": Architecture(gated=False, norm_bias=True),
@@ -101,6 +104,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     # One norm before each block; squared ReLU; attention without positions (`modeling_nemotron_h.py` of
     # nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16; vLLM 0.18 `nemotron_h.py`, `NemotronHAttention`).
     "nemotron_h": Architecture(router_bias=True, rotary=False, gated=False, num_norms=1),
+    "olmo": Architecture(num_norms=0),
     "opt": replace(_GPT, position_rows=2),
     "persimmon": Architecture(
         qkv_bias=True, output_bias=True, feed_forward_bias=True, qk_norm="qk_layernorm", gated=False, norm_bias=True
@@ -117,6 +121,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "phimoe": Architecture(norm_bias=True),
     "qwen2_moe": Architecture(qkv_bias=True, output_bias=False, shared_gate=True),
+    "stablelm": Architecture(qkv_bias="use_qkv_bias", output_bias=False, norm_bias=True),
     "starcoder2": Architecture(
         qkv_bias="use_bias",
         output_bias="use_bias",
@@ -144,7 +149,18 @@ ARCHITECTURES: dict[str, Architecture] = {
         (
             # DeepSeek-V2's router has no bias (`transformers/models/deepseek_v2/modeling_deepseek_v2.py`).
             "deepseek_v2",
-            *("exaone4", "glm", "granite", "granitemoe", "llama", "minicpm3", "ministral3", "mistral"),
+            *(
+                "cwm",
+                "exaone4",
+                "glm",
+                "granite",
+                "granitemoe",
+                "granitemoeshared",
+                "llama",
+                "minicpm3",
+                "ministral3",
+                "mistral",
+            ),
             *("mixtral", "phi3", "seed_oss", "smollm3", "solar_open", "youtu"),
         ),
         LLAMA,
