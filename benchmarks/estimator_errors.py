@@ -15,9 +15,9 @@ import numpy as np
 
 from windtunnel import catalog
 from windtunnel.formats.vidur.profiles import operator_tables
-from windtunnel.model.forward import Shard
 from windtunnel.model.parallelism import Parallelism
-from windtunnel.pricing.choices import ESTIMATORS
+from windtunnel.model.shape import Shard
+from windtunnel.pricing.choices import estimators
 from windtunnel.pricing.estimator import TableEstimator
 from windtunnel.pricing.profile import ProfileTables
 from windtunnel.pricing.regress import FOLDS, features, fitted, fold_numbers, scores
@@ -33,7 +33,7 @@ FILES = (
     "network/a100_dgx/all_reduce.csv",
     "network/a100_dgx/send_recv.csv",
 )
-METHODS = [name for name in ESTIMATORS if name != "auto"]
+METHODS = [name for name in estimators() if name != "auto"]
 
 
 def reference() -> Path:

@@ -34,6 +34,16 @@ from numpy.typing import NDArray
 from roofline_fit import Sample, fit_family, fit_roofline, sample, without
 from windtunnel import catalog
 from windtunnel.model import operators as ops
+from windtunnel.model.attention.gated_delta import GatedDelta
+from windtunnel.model.attention.grouped_query import DecodeAttention, PrefillAttention
+from windtunnel.model.attention.latent import (
+    LatentDecodeAttention,
+    LatentPrefillAttention,
+    SparseLatentDecode,
+    SparseLatentPrefill,
+)
+from windtunnel.model.attention.mamba2 import CausalConvolution
+from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import Collection
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, CollectionTables, systems_folder
@@ -83,17 +93,18 @@ def probes() -> Iterator[tuple[Class, ops.Op]]:
     for weights in (Format.BF16, Format.FP8, Format.FP8_BLOCK, Format.NVFP4):
         yield ("gemm", weights.value), ops.Gemm(1, 1, 1, weights)
     for weights in (Format.BF16, Format.FP8, Format.FP8_BLOCK, Format.NVFP4, Format.INT4, Format.MXFP4):
-        yield ("experts", weights.value), ops.Experts(1, 1, 1, 1, 1, format=weights)
+        yield ("experts", weights.value), Experts(1, 1, 1, 1, 1, format=weights)
     for kv in (Format.BF16, Format.FP8):
-        yield ("prefill_attention", kv.value), ops.PrefillAttention(1, 1, 1, 1, 1, kv_format=kv)
-        yield ("decode_attention", kv.value), ops.DecodeAttention(1, 1, 1, 1, 1, kv_format=kv)
-        yield ("latent_prefill_attention", kv.value), ops.LatentPrefillAttention(1, 1, 1, 1, 1, kv_format=kv)
-        yield ("latent_decode_attention", kv.value), ops.LatentDecodeAttention(1, 1, 1, 1, 1, kv_format=kv)
+        yield ("prefill_attention", kv.value), PrefillAttention(1, 1, 1, 1, 1, kv_format=kv)
+        yield ("decode_attention", kv.value), DecodeAttention(1, 1, 1, 1, 1, kv_format=kv)
+        yield ("latent_prefill_attention", kv.value), LatentPrefillAttention(1, 1, 1, 1, 1, kv_format=kv)
+        yield ("latent_decode_attention", kv.value), LatentDecodeAttention(1, 1, 1, 1, 1, kv_format=kv)
         latent = (1, 1, 1, 512, 64, 128, 128, 7168, 1536, 64, 128, 2048, kv)
-        yield ("sparse_latent_prefill", kv.value), ops.SparseLatentPrefill(*latent)
-        yield ("sparse_latent_decode", kv.value), ops.SparseLatentDecode(*latent)
+        yield ("sparse_latent_prefill", kv.value), SparseLatentPrefill(*latent)
+        yield ("sparse_latent_decode", kv.value), SparseLatentDecode(*latent)
     for decode in (False, True):
-        yield ("gated_delta", "decode" if decode else "prefill"), ops.GatedDelta(1, 1, 1, 1, 1, 1, 1, 0, decode)
+        yield ("gated_delta", "decode" if decode else "prefill"), GatedDelta(1, 1, 1, 1, 1, 1, 1, decode)
+        yield ("causal_convolution", "decode" if decode else "prefill"), CausalConvolution(1, 1, 1, 1, decode)
     yield ("elementwise", "any"), ops.Elementwise("any", 1, 1)
     for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         yield ("collective", name), ops.Collective(name, 1, 2)

@@ -26,10 +26,10 @@ from windtunnel.lab.profile.model import LayerStack, StepShape, layer_weight_byt
 from windtunnel.lab.profile.run import ComputePlan, ComputeProfile, profile_compute
 from windtunnel.lab.profile.torch_steps import require_torch, whole_forward
 from windtunnel.lab.timing import clock_for
-from windtunnel.model.forward import Shard
+from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Precision
-from windtunnel.model.shape import DenseFeedForward, ModelSpec
+from windtunnel.model.shape import ModelSpec, Shard
 from windtunnel.pricing.profile import profile_estimator
 from windtunnel.serving.setup.step_prices import price_step
 

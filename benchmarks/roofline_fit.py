@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
 from windtunnel.pricing.roofline import Coefficients, Roofline
-from windtunnel.pricing.table import KINDS, Floats, MeasurementTable
+from windtunnel.pricing.table import Floats, MeasurementTable, operator_type
 
 BOUNDS: Mapping[str, tuple[float, float, float]] = {
     "launch_us": (3.0, 0.3, 80.0),
@@ -74,6 +74,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "sparse_latent_prefill": _SPARSE,
     "sparse_latent_decode": _SPARSE,
     "gated_delta": ("launch_us", *_MEMORY, "chunk_us", "wave_cost", "passes", "overlap"),
+    "causal_convolution": ("launch_us", *_MEMORY, "block_us", "overlap"),
     "elementwise": ("launch_us", *_MEMORY),
     "collective": ("launch_us", "step_us", "link_efficiency", "ramp_us"),
 }
@@ -122,8 +123,7 @@ def _family(table: MeasurementTable, rows: NDArray[np.bool_], numbers: Mapping[s
     dimensions = {name: column[rows] for name, column in {**table.sites, **table.axes}.items()}
     words = {name: Format(word) if name.endswith("format") else word for name, word in table.words.items()}
     fixed = {name: int(value) for name, value in numbers.items()}
-    operator: ops.Op = KINDS[table.kind](**{**dimensions, **words, **fixed})  # type: ignore[arg-type]
-    return operator
+    return operator_type(table.kind)(**{**dimensions, **words, **fixed})
 
 
 def fit_roofline(kind: str, samples: Sequence[Sample], start: Coefficients | None = None) -> dict[str, float]:

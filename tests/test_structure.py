@@ -18,7 +18,8 @@ MOST_LINES_TODAY = 71_700
 
 HEAVY = {
     "flash_attn", "flashinfer", "google", "httpx", "jinja2", "markupsafe", "numpy", "nvtx", "openvino",
-    "openvino_genai", "optimum", "optuna", "pandas", "pyarrow", "ray", "scipy", "torch", "transformers", "vllm",
+    "openvino_genai", "optimum", "optuna", "pandas", "pyarrow", "ray", "scipy", "sklearn", "torch", "transformers",
+    "vllm",
 }  # fmt: skip
 """Libraries that a function may import because starting would take longer, or because they are extras."""
 

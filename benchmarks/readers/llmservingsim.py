@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.model.forward import Shard
-from windtunnel.model.shape import ExpertsFeedForward
+from windtunnel.model.feed_forward.experts import ExpertsFeedForward
+from windtunnel.model.shape import Shard
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.setup.step_prices import graph_sizes, num_launches, padded_sizes
 from windtunnel.serving.state.records import StepCost

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from windtunnel.catalog import device, model, node
     from windtunnel.errors import InputError, WindtunnelError
     from windtunnel.metrics.summary import Summary
-    from windtunnel.model.forward import Shard, StepBatch
+    from windtunnel.model.forward import StepBatch
+    from windtunnel.model.shape import Shard
     from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
     from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
     from windtunnel.serving.explain import explain_step, step_batch
@@ -39,7 +40,8 @@ _HOME = {
         "catalog": ("device", "model", "node"),
         "errors": ("InputError", "WindtunnelError"),
         "metrics.summary": ("Summary",),
-        "model.forward": ("Shard", "StepBatch"),
+        "model.forward": ("StepBatch",),
+        "model.shape": ("Shard",),
         "pricing.aiconfigurator.estimator": ("measured_estimator",),
         "pricing.estimator": ("Coverage", "Estimate", "Estimator"),
         "serving.explain": ("explain_step", "step_batch"),

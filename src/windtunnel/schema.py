@@ -52,9 +52,14 @@ def decode(raw: Any, schema: type[SchemaT], source: str = "") -> SchemaT:
     """
     where = f"{source}: " if source else ""
     try:
-        return msgspec.convert(_to_si(raw, where), type=schema)
+        return msgspec.convert(_to_si(raw, where), type=schema, dec_hook=_decode_custom)
     except msgspec.ValidationError as error:
         raise _input_error(str(error), where, schema, raw) from None
+
+
+def _decode_custom(kind: Any, raw: Any) -> Any:
+    """Decode a value whose type is no schema but a class that chooses one: its `from_builtins` does."""
+    return kind.from_builtins(raw)
 
 
 def encode(struct: Any) -> Any:

@@ -4,6 +4,7 @@ import pytest
 from roofline_fit import NAMES, Sample, fit_family, fit_roofline, sample
 from windtunnel import catalog
 from windtunnel.model import operators as ops
+from windtunnel.model.attention.grouped_query import DecodeAttention
 from windtunnel.pricing.roofline import Roofline, fits
 from windtunnel.pricing.table import MeasurementTable
 
@@ -61,6 +62,6 @@ def test_a_sample_keeps_what_forms_branch_on_as_numbers() -> None:
     axes = {"batch": np.ones(4), "context_tokens": np.array([10.0, 20, 30, 40])}
     table = MeasurementTable("decode_attention", sites, axes, np.arange(1, 5) * 1e-6, "a test", {"kv_format": "bf16"})
     found = sample(table, H100, 100, np.random.default_rng(0))
-    assert sorted(op.window_tokens for op in found.operators if isinstance(op, ops.DecodeAttention)) == [0, 128]
+    assert sorted(op.window_tokens for op in found.operators if isinstance(op, DecodeAttention)) == [0, 128]
     assert sorted(np.concatenate(found.seconds)) == pytest.approx([1e-6, 2e-6, 3e-6, 4e-6])
     assert len(found.log_errors(fits("decode_attention")["bf16"].coefficients)) == 4

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.config import model_from_config
 from windtunnel.model.parameters import count_parameters
-from windtunnel.model.shape import GroupedQueryAttention
 
 OLD = {"activation_function": "gelu_new", "vocab_size": 50257}
 MOE = {"hidden_act": "silu", "max_position_embeddings": 131072, "tie_word_embeddings": False}
@@ -114,6 +114,46 @@ def test_parameters_are_those_of_transformers(name: str) -> None:
     """To a millionth: BLOOM's norm after the embedding and Apertus' two numbers an activation are not counted."""
     published, config = MODELS[name]
     assert count_parameters(model_from_config(config, name)).total == pytest.approx(published, rel=1e-6)
+
+
+TINY = {
+    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "vocab_size": 1000, "max_position_embeddings": 4096,
+}  # fmt: skip
+TINY_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_routed_experts": 8}
+TINY_COUNTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "cwm": (4_708_608, {"head_dim": 128}),
+    "deepseek_v2": (
+        2_642_304,
+        TINY_EXPERTS
+        | {"n_shared_experts": 1, "first_k_dense_replace": 1, "kv_lora_rank": 32, "qk_nope_head_dim": 16}
+        | {"qk_rope_head_dim": 8, "v_head_dim": 16},
+    ),
+    "dots1": (2_896_408, TINY_EXPERTS | {"n_shared_experts": 1, "first_k_dense_replace": 1}),
+    "granitemoeshared": (
+        14_055_680,
+        {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 96},
+    ),
+    "hunyuan_v1_dense": (2_742_784, {"head_dim": 32}),
+    "hunyuan_v1_moe": (15_333_888, {"head_dim": 32, "num_experts": 8, "moe_topk": 2}),
+    "nemotron_h": (
+        1_686_456,
+        TINY_EXPERTS
+        | {"hybrid_override_pattern": "ME*-", "mamba_num_heads": 16, "mamba_head_dim": 32, "n_groups": 4}
+        | {"ssm_state_size": 16, "conv_kernel": 4, "chunk_size": 128, "head_dim": 32}
+        | {"moe_shared_expert_intermediate_size": 96},
+    ),
+    "olmo": (2_740_224 + 256, {}),  # its last norm has no weights
+    "stablelm": (2_744_832, {"use_qkv_bias": False}),
+}
+"""`model_type` -> parameters of a tiny model in transformers 5.24, and its keys beside `TINY`."""
+
+
+@pytest.mark.parametrize("model_type", TINY_COUNTS)
+def test_a_tiny_model_has_the_parameters_of_transformers(model_type: str) -> None:
+    published, keys = TINY_COUNTS[model_type]
+    model = model_from_config(TINY | keys | {"model_type": model_type}, model_type)
+    assert count_parameters(model).total == published
 
 
 def windows(name: str) -> dict[int | None, int]:

@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel import catalog
+from windtunnel.model.attention.gated_delta import GatedDeltaAttention
+from windtunnel.model.attention.grouped_query import DecodeAttention
+from windtunnel.model.attention.latent import SparseLatentDecode
+from windtunnel.model.feed_forward.experts import Experts, ExpertsFeedForward
 from windtunnel.model.forward import (
-    Shard,
     StepBatch,
     decode_launches,
     forward_launches,
@@ -17,11 +20,11 @@ from windtunnel.model.forward import (
     prefill_launches,
     token_launches,
 )
-from windtunnel.model.operators import Collective, DecodeAttention, Experts, Gemm, Launch, SparseLatentDecode
+from windtunnel.model.operators import Collective, Gemm, Launch
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.parameters import count_parameters
 from windtunnel.model.precision import Format, Precision
-from windtunnel.model.shape import ExpertsFeedForward, GatedDeltaAttention, ModelSpec
+from windtunnel.model.shape import ModelSpec, Shard
 
 LLAMA, LLAMA_70B = "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B"
 MIXTRAL, QWEN_MOE = "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen3-30B-A3B"

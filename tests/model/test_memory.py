@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.model.forward import Shard, prefill_launches, token_launches
+from windtunnel.model.attention.grouped_query import GroupedQueryAttention
+from windtunnel.model.feed_forward.experts import Experts
+from windtunnel.model.forward import prefill_launches, token_launches
 from windtunnel.model.memory import kv_bytes_per_token, state_bytes_per_request, weight_bytes
-from windtunnel.model.operators import Experts, Gemm
+from windtunnel.model.operators import Gemm
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.parameters import count_parameters
 from windtunnel.model.precision import BITS, Format, Precision
-from windtunnel.model.shape import GroupedQueryAttention
+from windtunnel.model.shape import Shard
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.defaults import with_defaults, with_windows
 from windtunnel.serving.setup.memory import MemoryPlan, activation_bytes, group_layers, plan_memory

@@ -5,19 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.model.operators import (
-    Collective,
-    DecodeAttention,
-    Elementwise,
-    Experts,
-    GatedDelta,
-    Gemm,
-    LatentDecodeAttention,
-    LatentPrefillAttention,
-    PrefillAttention,
-    axis_values,
-    site,
-)
+from windtunnel.model.attention.gated_delta import GatedDelta
+from windtunnel.model.attention.grouped_query import DecodeAttention, PrefillAttention
+from windtunnel.model.attention.latent import LatentDecodeAttention, LatentPrefillAttention
+from windtunnel.model.feed_forward.experts import Experts
+from windtunnel.model.operators import Collective, Elementwise, Gemm, axis_values
 from windtunnel.model.precision import Format
 
 PREFILL: dict[str, Any] = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
@@ -89,7 +81,6 @@ def test_a_delta_state_is_read_and_written_whatever_the_tokens() -> None:
         "key_head_dim": 128,
         "value_head_dim": 128,
         "conv_kernel_size": 4,
-        "hidden_size": 0,
     }
     assert GatedDelta(1, 1, **shape).state_bytes == 32 * 128 * 128 * 4
     single, two = GatedDelta(1, 1, **shape), GatedDelta(1, 2, **shape)
@@ -130,11 +121,8 @@ def test_bytes_on_the_link(name: str, sent: float) -> None:
     assert Collective(name, 1024, 8).num_bytes == 1024 * sent
 
 
-def test_a_site_is_all_but_the_axes() -> None:
-    op = Gemm(np.arange(3.0), 8, 16, Format.FP8)
-    assert dict(site(op)) == {"n": 8, "k": 16, "format": Format.FP8}
-    assert list(axis_values(op)) == ["m"]
-    assert site(Gemm(7, 8, 16)) != site(op)
+def test_an_operator_is_interpolated_along_its_axes() -> None:
+    assert list(axis_values(Gemm(np.arange(3.0), 8, 16, Format.FP8))) == ["m"]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +133,7 @@ def test_a_site_is_all_but_the_axes() -> None:
         DecodeAttention(np.array([1.0, 2, 3]), np.array([9.0, 300, 77]), **PREFILL, window_tokens=100),
         LatentPrefillAttention(np.array([1.0, 2, 3]), np.array([9.0, 300, 77]), 16, 192, 128),
         LatentDecodeAttention(np.array([1.0, 2, 3]), np.array([9.0, 300, 77]), 16, 512, 64),
-        GatedDelta(np.array([1.0, 2, 3]), np.array([9.0, 300, 77]), 16, 32, 128, 128, 4, 2048),
+        GatedDelta(np.array([1.0, 2, 3]), np.array([9.0, 300, 77]), 16, 32, 128, 128, 4),
         Experts(np.array([1.0, 7, 64]), 4096, 1536, 128, 8),
         Elementwise("x", np.array([1.0, 7, 64]), 12.0),
         Collective("all_reduce", np.array([1.0, 7, 64]), 4),

@@ -3,16 +3,13 @@
 import pytest
 
 from windtunnel import catalog
+from windtunnel.model.attention.gated_delta import GatedDeltaAttention
+from windtunnel.model.attention.grouped_query import GroupedQueryAttention
+from windtunnel.model.attention.latent import LatentAttention
+from windtunnel.model.feed_forward.dense import DenseFeedForward
+from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.parameters import count_parameters
-from windtunnel.model.shape import (
-    DenseFeedForward,
-    ExpertsFeedForward,
-    GatedDeltaAttention,
-    GroupedQueryAttention,
-    LatentAttention,
-    LayerGroup,
-    ModelSpec,
-)
+from windtunnel.model.shape import LayerGroup, ModelSpec
 
 SAFETENSORS = "parameters in the safetensors files, three digits, as the model's page on huggingface.co shows"
 CARD = "model card"
@@ -94,6 +91,8 @@ TOTALS = [
     ),
     ("zai-org/GLM-4.5-Air", 106.0, "GLM-4.5 report (arXiv:2508.06471), table 1"),
     ("zai-org/GLM-5", 744.0, CARD),
+    ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 31.6, SAFETENSORS),
+    ("nvidia/Nemotron-H-56B-Base-8K", 56.0, CARD),
     ("deepseek-ai/DeepSeek-V3.2", 671.878, "transformers 5.23, DeepseekV32ForCausalLM on the meta device"),
     ("meta-llama/Llama-4-Maverick-17B-128E-Instruct", 400.0, CARD),
     ("meta-llama/Llama-4-Scout-17B-16E-Instruct", 107.77, "transformers 5.23, Llama4ForCausalLM on the meta device"),
@@ -120,6 +119,7 @@ ACTIVE = [
     ("MiniMaxAI/MiniMax-M2.5", 10.0, 0.5, NO_VOCABULARY, CARD),
     ("meta-llama/Llama-4-Maverick-17B-128E-Instruct", 17.0, 0.5, ALL, CARD),
     ("meta-llama/Llama-4-Scout-17B-16E-Instruct", 17.0, 0.5, ALL, CARD),
+    ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 3.2, 0.05, NO_EMBEDDING, "Nemotron 3 Nano, technical report"),
     ("zai-org/GLM-5", 40.0, 0.5, NO_VOCABULARY, CARD),
     ("zai-org/GLM-4.5", 32.0, 0.5, NO_VOCABULARY, "GLM-4.5 report (arXiv:2508.06471), table 1"),
     ("zai-org/GLM-4.5-Air", 12.0, 0.5, NO_VOCABULARY, "GLM-4.5 report (arXiv:2508.06471), table 1"),

@@ -7,6 +7,8 @@ import pytest
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model import operators as ops
+from windtunnel.model.attention.grouped_query import PrefillAttention
+from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.precision import Format
 from windtunnel.pricing.estimator import COVERAGES, Coverage, TableEstimator, canonical, roofline_estimator
 from windtunnel.pricing.roofline import Roofline
@@ -46,7 +48,7 @@ def attention() -> MeasurementTable:
         "head_dim": np.full(len(heads), 128.0),
         "window_tokens": np.zeros(len(heads)),
     }
-    op: Any = ops.PrefillAttention(batch, tokens, heads, heads / 8, 128)  # type: ignore[arg-type]
+    op: Any = PrefillAttention(batch, tokens, heads, heads / 8, 128)  # type: ignore[arg-type]
     seconds = SLOWER * np.asarray(ROOFLINE.seconds(op))
     axes = {"batch": batch, "num_tokens": tokens}
     return MeasurementTable("prefill_attention", sites, axes, seconds, "attention", {"kv_format": "bf16"})
@@ -107,7 +109,7 @@ def test_arrays_give_what_numbers_give(n: int) -> None:
 
 
 def test_axes_broadcast() -> None:
-    op = ops.PrefillAttention(np.array([[1.0], [2.0]]), np.array([128.0, 500, 9000]), 8, 1, 128)
+    op = PrefillAttention(np.array([[1.0], [2.0]]), np.array([128.0, 500, 9000]), 8, 1, 128)
     estimated = estimator(attention()).estimate(op)
     assert np.shape(estimated.seconds) == (2, 3)
 
@@ -163,14 +165,14 @@ def test_heads_are_as_good_as_requests_when_shapes_speak_for_another() -> None:
     over = np.where(table.axes["batch"] * table.sites["num_heads"] > 100, 2.0, 1.0)
     jumps = MeasurementTable(table.kind, table.sites, table.axes, table.seconds * over, table.source, table.words)
     for batch, times in ((2.0, 1.0), (8.0, 2.0)):
-        op = ops.PrefillAttention(batch, 1024.0, 16, 2, 128)
+        op = PrefillAttention(batch, 1024.0, 16, 2, 128)
         assert estimator(jumps).estimate(op).seconds == pytest.approx(float(times * expected(op)), rel=1e-6)
 
 
 def test_a_fraction_of_a_prompt_costs_less_than_the_prompt_and_more_than_a_launch() -> None:
-    """A chunk with cached context is a batch below one (`ops.PrefillAttention`)."""
+    """A chunk with cached context is a batch below one (`PrefillAttention`)."""
     batch = np.array([0.01, 0.1, 0.5, 0.99, 1.0])
-    seconds = np.asarray(estimator(attention()).estimate(ops.PrefillAttention(batch, 4096.0, 32, 4, 128)).seconds)
+    seconds = np.asarray(estimator(attention()).estimate(PrefillAttention(batch, 4096.0, 32, 4, 128)).seconds)
     assert np.all(np.diff(seconds) >= 0)
     assert seconds[0] > 1e-6
     assert seconds[1] < 0.5 * seconds[-1]
@@ -178,14 +180,14 @@ def test_a_fraction_of_a_prompt_costs_less_than_the_prompt_and_more_than_a_launc
 
 
 def test_other_head_counts_take_the_nearest_shapes() -> None:
-    op = ops.PrefillAttention(4.0, 1024.0, 12, 2, 128)
+    op = PrefillAttention(4.0, 1024.0, 12, 2, 128)
     estimated = estimator(attention()).estimate(op)
     assert estimated.coverage is Coverage.SCALED
     assert estimated.seconds == pytest.approx(float(expected(op)), rel=1e-6)
 
 
 def test_without_a_table_the_roofline_answers_and_says_so() -> None:
-    op = ops.Experts(64.0, 4096, 14336, 8, 2, format=Format.FP8)
+    op = Experts(64.0, 4096, 14336, 8, 2, format=Format.FP8)
     estimated = estimator().estimate(op)
     assert estimated.coverage is Coverage.ROOFLINE
     assert estimated.source.startswith("roofline fitted on ")

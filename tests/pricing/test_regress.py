@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.pricing.choices import ESTIMATORS
-from windtunnel.pricing.regress import RISING, cache_folder, cached, fitted, monotone, pooled, predict, scores
+from windtunnel.pricing.choices import REGRESSIONS, estimators
+from windtunnel.pricing.regress import cache_folder, cached, fitted, monotone, pooled, predict, scores
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import MeasurementTable
 
 ROOFLINE = Roofline(catalog.device("h100_sxm"), catalog.node("dgx_h100"))
-FITS = [name for name in ESTIMATORS if name not in ("interpolation", "auto")]
+FITS = [name for name in estimators() if name not in ("interpolation", "auto")]
 PLAIN = ["interpolation", "monotone", "polynomial"]
 
 
@@ -57,7 +57,7 @@ def test_fits_are_positive_and_finite_and_rise_where_they_say_so(method: str) ->
         assert np.isfinite(regressed.seconds).all()
         assert (regressed.seconds > 0).all()
         assert regressed.is_fitted
-        for rows in regressed.rows_by_site.values() if method in RISING else ():
+        for rows in regressed.rows_by_site.values() if method == "monotone" or REGRESSIONS.get(method).RISES else ():
             for name, other in zip(regressed.axes, reversed(list(regressed.axes)), strict=True):
                 for level in np.unique(regressed.axes[other][rows]) if name != other else [None]:
                     line = rows if level is None else rows[regressed.axes[other][rows] == level]

@@ -6,7 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.model import operators as ops
+from windtunnel.model.attention.grouped_query import DecodeAttention
+from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.precision import Format
 from windtunnel.pricing.table import MeasurementTable, read_parquet, read_tables, site_names, site_of, write_tables
 
@@ -18,7 +19,7 @@ def gemm_table(seconds: list[float], m: list[float], n: list[float] | None = Non
 
 
 def test_a_site_is_every_number_that_is_not_an_axis() -> None:
-    op = ops.DecodeAttention(np.array([1.0, 2.0]), 100, 32, 8, 128, kv_format=Format.FP8)
+    op = DecodeAttention(np.array([1.0, 2.0]), 100, 32, 8, 128, kv_format=Format.FP8)
     assert site_names(op.kind) == ("num_heads", "num_kv_heads", "head_dim", "window_tokens")
     assert site_of(op) == (32.0, 8.0, 128.0, 0.0)
 
@@ -61,7 +62,7 @@ def test_operator_gives_back_the_shape() -> None:
         {"format": "fp8"},
     )
     (site,) = table.rows_by_site
-    assert table.operator(site, {"num_tokens": 8}) == ops.Experts(8, 4096, 1408, 64, 6, 2, 4, Format.FP8, gated=False)
+    assert table.operator(site, {"num_tokens": 8}) == Experts(8, 4096, 1408, 64, 6, 2, 4, Format.FP8, gated=False)
 
 
 def test_written_tables_read_back_equal(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from windtunnel.model.operators import Collective, DecodeAttention, Elementwise, Experts, Gemm, Op
+from windtunnel.model.attention.grouped_query import DecodeAttention
+from windtunnel.model.feed_forward.experts import Experts
+from windtunnel.model.operators import Collective, Elementwise, Gemm, Op
 from windtunnel.model.precision import Format, Precision
 from windtunnel.report.numbers import duration, formats, number, percent
 from windtunnel.report.serving.setup import arrivals_text, lengths_text
-from windtunnel.report.serving.step import shape_text
 from windtunnel.workload.arrivals import ClosedLoop, Gamma, Poisson
 from windtunnel.workload.lengths import Lognormal, Uniform
 
@@ -58,7 +59,7 @@ def test_formats_name_what_differs() -> None:
     ],
 )
 def test_shapes(op: Op, text: str) -> None:
-    assert shape_text(op) == text
+    assert op.text == text
 
 
 def test_loads_in_words() -> None:

@@ -304,3 +304,58 @@ def test_a_scheduler_of_no_engine_is_every_pools() -> None:
     shared = {"name": "vllm", "scheduler": "sarathi", "watermark_fraction": 0.02}
     engines = [setup.engine for setup in of_engines(shared, {}, {"name": "sglang"})]
     assert [(engine.scheduler, engine.watermark_fraction) for engine in engines] == [("sarathi", 0.02)] * 2
+
+
+# A model written out
+
+VARIANT: dict[str, Any] = {
+    "name": "variant",
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "quantization_config": {"quant_method": "fp8"},
+}
+
+
+def written(model: Any, **fields: Any) -> dict[str, Any]:
+    return {"model": model, "deployment": {"device": "h100_sxm"}, "workload": encode(WORKLOAD), **fields}
+
+
+def test_a_model_may_be_the_keys_of_a_config() -> None:
+    inline = scenario_from(written(VARIANT))
+    setup = resolve(inline)
+    assert (inline.model_name, setup.model.num_layers, setup.precision.weights) == ("variant", 16, Format.FP8)
+    assert inline == Scenario(model=VARIANT, deployment=Deployment(device="h100_sxm"), workload=WORKLOAD)  # type: ignore[arg-type]
+
+
+def test_a_model_may_be_a_spec(tmp_path: Path) -> None:
+    model = msgspec.structs.replace(catalog.model(LLAMA), name="shallow", layers=catalog.model(LLAMA).layers[:1])
+    inline = scenario(model)  # type: ignore[arg-type]
+    assert resolve(inline).model == model
+    save(inline, tmp_path / "inline.yaml")
+    assert load(tmp_path / "inline.yaml") == inline
+
+
+def test_formats_that_a_scenario_leaves_out_are_those_of_the_model_written_out(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(written(VARIANT, precision={"kv_cache": "fp8"})))
+    assert resolve(load(tmp_path / "s.yaml")).precision == Precision(weights=Format.FP8, kv_cache=Format.FP8)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"model_type": "llama"}, "the model written out: config.json .* has no hidden_size"),
+        (VARIANT | {"model_type": "variant_9"}, "variant: model_type 'variant_9' is not known"),
+        ({"name": "x", "layers": []}, r"model: \$\.hidden_size is missing"),
+        (7, r"\$\.model is 7; text or a table of keys and values is needed"),
+    ],
+)
+def test_a_model_that_cannot_be_read_is_refused(model: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        scenario_from(written(model))

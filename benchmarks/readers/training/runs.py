@@ -35,8 +35,10 @@ from readers.training.sources import (
 from windtunnel import catalog
 from windtunnel.errors import InputError, unreadable
 from windtunnel.hardware import Device, Link
+from windtunnel.model.attention.grouped_query import GroupedQueryAttention
+from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.parameters import count_parameters
-from windtunnel.model.shape import DenseFeedForward, GroupedQueryAttention, LayerGroup, ModelSpec
+from windtunnel.model.shape import LayerGroup, ModelSpec
 from windtunnel.schema import decode
 from windtunnel.training.job import TrainingJob
 

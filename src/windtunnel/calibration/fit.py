@@ -25,7 +25,7 @@ from windtunnel.calibration.measured_runs import Measurement, reason_of
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
 from windtunnel.model import operators as ops
-from windtunnel.model.forward import Shard
+from windtunnel.model.shape import Shard
 from windtunnel.pricing.calibrated import factor, shares
 from windtunnel.pricing.estimator import Estimate, Estimator
 from windtunnel.serving.calibration import NONE, release_of

@@ -397,7 +397,7 @@ def _labels(scenario: Scenario, values: Mapping[str, Any]) -> dict[str, str]:
         "engine": deployment.engine.name,
         "version": deployment.engine.version or "",
         "device": deployment.device,
-        "model": scenario.model.rpartition("/")[2],
+        "model": scenario.model_name.rpartition("/")[2],
         "format": "" if precision is None else f"{precision.weights}/{precision.experts_format}/{precision.kv_cache}",
         "parallelism": parallelism_label(deployment.parallelism, deployment.pools),
         "mode": "disagg" if deployment.pools else "agg",

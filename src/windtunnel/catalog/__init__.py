@@ -86,18 +86,23 @@ def find(kind: str, name: str) -> Path:
     return entries[by_slug[_slug(name)]]
 
 
-def model(name: str, allow_download: bool = False) -> ModelSpec:
-    """Return the model called `name`.
+def model(name: str | ModelSpec | Mapping[str, Any], allow_download: bool = False) -> ModelSpec:
+    """Return the model called `name`, or described by it.
 
     Args:
         name: an id of the catalog (`meta-llama/Llama-3.1-8B`, letter case does not matter, the organisation may be left
             out where the rest is unique), or the path of a config.json or of a folder that holds one, with its
-            `hf_quant_config.json` if there is one.
+            `hf_quant_config.json` if there is one; or the model itself: a `ModelSpec`, its keys, or the keys of a
+            config.json, which may have a `name`.
         allow_download: fetch the config from huggingface.co where the catalog does not have it.
 
     Raises:
         InputError: there is no such model, or its config cannot be read.
     """
+    if isinstance(name, ModelSpec):
+        return name
+    if isinstance(name, Mapping):
+        return _inline_model(name)
     if _looks_like_path(name):
         return _model_from_files(Path(name).expanduser())
     entries = _models()
@@ -112,6 +117,13 @@ def model(name: str, allow_download: bool = False) -> ModelSpec:
             name, entries, "give the path of its config.json, or list models with `windtunnel catalog models`"
         ),
     )
+
+
+def _inline_model(keys: Mapping[str, Any]) -> ModelSpec:
+    """Read the model that `keys` describe: those of a `ModelSpec`, which lists its layers, or of a config.json."""
+    if isinstance(keys.get("layers"), list | tuple):
+        return decode(dict(keys), ModelSpec, "model")
+    return model_from_config(keys, str(keys.get("name") or keys.get("_name_or_path") or "the model written out"))
 
 
 def model_config(name: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Options of the command line: their declaration, the ones that verbs share, and the scenario that they describe."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from types import NoneType
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 
 import click
 
+from windtunnel.cli.output import remark_left_out
 from windtunnel.errors import InputError, check_known
 
 if TYPE_CHECKING:
@@ -255,6 +257,7 @@ def scenario_of(file: Path | None, options: Mapping[str, Any], base: dict[str, A
     Raises:
         InputError: names the option or the path in the scenario that is wrong.
     """
+    from windtunnel import catalog
     from windtunnel.schema import read_table
     from windtunnel.serving.scenario import SCENARIO_HINT, scenario_from
     from windtunnel.serving.shorthand import lay_over
@@ -271,9 +274,13 @@ def scenario_of(file: Path | None, options: Mapping[str, Any], base: dict[str, A
             _require_enough(raw)
         # A trace named in the file lies beside it; one named on the command line, where the command runs.
         folder = file.parent if file is not None and "trace" not in given else None
-        return scenario_from(raw, "" if file is None else str(file), folder)
+        scenario = scenario_from(raw, "" if file is None else str(file), folder)
     except InputError as error:
         raise InputError(_as_typed(error.message, set(given), slo), error.hint) from None
+    # A model that cannot be read is refused where the scenario is resolved.
+    with suppress(InputError):
+        remark_left_out(catalog.model(scenario.model))
+    return scenario
 
 
 def with_load(raw: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

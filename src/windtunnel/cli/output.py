@@ -9,6 +9,7 @@ import click
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
+    from windtunnel.model.shape import ModelSpec
     from windtunnel.report.report import Report
 
 
@@ -27,6 +28,12 @@ def answer(as_json: bool, document: Callable[..., Any], report: Callable[..., "R
 def remark(text: str) -> None:
     """Print a line to stderr, where it does not mix with the result."""
     click.echo(text, err=True)
+
+
+def remark_left_out(model: "ModelSpec") -> None:
+    """Say on stderr which parts of a published model the predictions leave out."""
+    if model.left_out:
+        remark(f"note: {model.name} is predicted without its {' and '.join(model.left_out)}: text only")
 
 
 def write_page(file: Path | None, report: Callable[..., "Report"], *result: Any) -> None:

@@ -246,7 +246,7 @@ def _serving(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
     is_real = entry.kind == "bench"
     return replace(
         entry,
-        model=str(document["model"]) if is_real else scenario.model,
+        model=str(document["model"]) if is_real else scenario.model_name,
         deployment=str(document["endpoint"]) if is_real else deployment_text(scenario.deployment),
         load=workload_text(scenario.workload),
         bound_by=str(summary.get("bound_by", "")).replace("_", " "),
@@ -345,7 +345,7 @@ def _capacity(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
     scenario = decode(document["scenario"], Scenario, entry.name)
     return replace(
         entry,
-        model=scenario.model,
+        model=scenario.model_name,
         deployment=deployment_text(scenario.deployment),
         load=", ".join(limit.title for limit in limits_from(document["limits"])),
         bound_by=str(document["limited_by"] or "").replace("_", " "),

@@ -1,4 +1,4 @@
-"""Facts of each architecture that its code fixes and its `config.json` leaves out, and keys of unknown layers.
+"""Facts of each architecture that its code fixes and its `config.json` leaves out, and keys of unreadable layers.
 
 Biases, norms, layers with a sliding window, the width of a feed-forward that no key names: by `model_type`, taken
 from `transformers/models/*/modeling_*.py` and the modelling files published with the checkpoints.
@@ -24,6 +24,8 @@ class Architecture:
     fp32_router: bool = False
     """vLLM and SGLang load the router in fp32 (`minimax_m2.py`, `hunyuan_v3.py`; vllm-project/vllm 52668)."""
     sinks: bool = False
+    rotary: bool = True
+    """Whether queries and keys are rotated by their position."""
     shared_gate: bool = False
     gated: bool = True
     num_norms: int = 2
@@ -68,6 +70,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "cohere": Architecture(num_norms=1, tied=True),
     "cohere2": Architecture(num_norms=1, tied=True, full_attention_every=4),
+    "dots1": Architecture(qk_norm=True, router_bias=True),
     "ernie4_5": _ERNIE,
     "ernie4_5_moe": replace(_ERNIE, router_bias=True),
     "falcon": Architecture(
@@ -87,6 +90,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt_neo": replace(_GPT, qkv_bias=False),
     "gpt_neox": Architecture(feed_forward_bias=True, gated=False, norm_bias=True),
     "gpt_oss": Architecture(feed_forward_bias=True, router_bias=True, sinks=True, full_attention_every=2),
+    "hunyuan_v1_dense": Architecture(qk_norm=True),
+    "hunyuan_v1_moe": Architecture(qk_norm=True, shared_experts=1),
     "hy_v3": Architecture(qk_norm=True, router_bias=True, fp32_router=True),
     "internlm3": Architecture(qkv_bias="qkv_bias", output_bias="bias", feed_forward_bias="bias"),
     "jais2": Architecture(gated=False, norm_bias=True),
@@ -96,6 +101,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mpt": Architecture(gated=False, tied=True, width_multiple=4),
     "nanochat": Architecture(gated=False, num_norms=0),
     "nemotron": Architecture(gated=False, norm_bias=True),
+    # One norm before each block; squared ReLU; attention without positions (`modeling_nemotron_h.py` of
+    # nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16; vLLM 0.18 `nemotron_h.py`, `NemotronHAttention`).
+    "nemotron_h": Architecture(router_bias=True, rotary=False, gated=False, num_norms=1),
+    "olmo": Architecture(num_norms=0),
     "opt": replace(_GPT, position_rows=2),
     "persimmon": Architecture(
         qkv_bias=True, output_bias=True, feed_forward_bias=True, qk_norm="qk_layernorm", gated=False, norm_bias=True
@@ -112,6 +121,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "phimoe": Architecture(norm_bias=True),
     "qwen2_moe": Architecture(qkv_bias=True, output_bias=False, shared_gate=True),
+    "stablelm": Architecture(qkv_bias="use_qkv_bias", output_bias=False, norm_bias=True),
     "starcoder2": Architecture(
         qkv_bias="use_bias",
         output_bias="use_bias",
@@ -137,7 +147,20 @@ ARCHITECTURES: dict[str, Architecture] = {
     **dict.fromkeys(("internlm", "internlm2"), Architecture(qkv_bias="bias", output_bias="bias")),
     **dict.fromkeys(
         (
-            *("exaone4", "glm", "granite", "granitemoe", "llama", "minicpm3", "ministral3", "mistral"),
+            # DeepSeek-V2's router has no bias (`transformers/models/deepseek_v2/modeling_deepseek_v2.py`).
+            "deepseek_v2",
+            *(
+                "cwm",
+                "exaone4",
+                "glm",
+                "granite",
+                "granitemoe",
+                "granitemoeshared",
+                "llama",
+                "minicpm3",
+                "ministral3",
+                "mistral",
+            ),
             *("mixtral", "phi3", "seed_oss", "smollm3", "solar_open", "youtu"),
         ),
         LLAMA,
@@ -147,7 +170,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 ALIASES: dict[str, tuple[str, ...]] = {
     "hidden_act": ("hidden_activation", "activation_function", "activation"),
     "hidden_size": ("n_embd", "d_model"),
-    "head_dim": ("kv_channels",),
+    "head_dim": ("kv_channels", "attention_head_dim"),
     "max_position_embeddings": ("seq_length", "max_seq_len", "max_sequence_length", "n_positions"),
     "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads"),
@@ -155,7 +178,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "num_hidden_layers": ("num_layers", "n_layer", "n_layers"),
     "num_key_value_heads": ("multi_query_group_num", "num_kv_heads"),
     "num_local_experts": ("num_experts", "n_routed_experts", "moe_num_experts"),
-    "shared_expert_intermediate_size": ("shared_intermediate_size",),
+    "shared_expert_intermediate_size": ("shared_intermediate_size", "moe_shared_expert_intermediate_size"),
     "sliding_window": ("attention_chunk_size", "window_size"),
     "vocab_size": ("padded_vocab_size",),
 }
@@ -187,13 +210,11 @@ UNREADABLE: dict[str, str] = {
     "cross_attention_layers": "cross-attention to images, as in Llama 3.2 Vision,",
     "global_head_dim": "heads of two widths, as in Gemma 4,",
     "H_cycles": "layers that run several times, as in HRM,",
-    "hybrid_override_pattern": "Mamba layers, as in Nemotron-H,",
     "indexer_types": "layers that share an indexer, as in GLM-5.2,",
     "keep_window_size": "attention to a learned choice of keys, as in Doge,",
-    "layers_block_type": "layers of other kinds, as in Nemotron-H and Zamba,",
     "linear_attn_config": "Kimi delta attention",
     "mamba_d_state": "Mamba layers",
-    "mamba_num_heads": "Mamba layers",
+    "moe_latent_size": "experts behind a projection, as in Nemotron-3-Super,",
     "num_attention_heads_per_layer": "layers with different numbers of heads, as in Laguna,",
     "num_kv_shared_layers": "layers that share a KV cache, as in Gemma 3n,",
     "sparse_attention_config": "block-sparse attention, as in MiniMax-M3,",
@@ -209,26 +230,8 @@ UNREADABLE_TYPES: dict[str, str] = {
 }
 """Model types with layers that `ModelSpec` cannot express and that no key announces."""
 
-SHAPE_WORDS = (
-    *("block", "chunk", "conv", "cycle", "delta", "expert", "head", "index", "layers", "lora", "mamba", "moe"),
-    *("recur", "shar", "sparse", "ssm", "stack", "window"),
-)
-"""Words in the names of keys that describe layers."""
-
-HARMLESS_KEYS = frozenset(
-    {
-        "head_dim",
-        "max_window_layers",
-        "moe_layer_freq",
-        "n_group",
-        "no_rope_layer_interval",
-        "no_rope_layers",
-        "num_key_value_heads",
-        "num_nextn_predict_layers",
-        "prefix_dense_sliding_window_pattern",
-        "qk_head_dim",
-        "sliding_window_pattern",
-        "v_head_dim",
-    }
-)
-"""Keys about layers that change neither work nor memory, or only together with keys that are read."""
+TOWERS: dict[str, tuple[str, ...]] = {
+    "vision tower": ("vision_config", "visual_config", "vision_tower_config", "vit_config"),
+    "audio tower": ("audio_config", "speech_config"),
+}
+"""Part of a multimodal model that is not modelled -> the keys that announce it."""

@@ -1,49 +1,43 @@
 """Model shapes from the `config.json` that is published beside a model's weights on Hugging Face.
 
 A config leaves out what the model's code fixes (biases, norms, which layers slide); `model.architectures` has those
-facts. A `model_type` that is unknown there is read as Llama is, unless one of its keys announces a layer that
-`ModelSpec` cannot express.
+facts. A `model_type` that is unknown there is refused: nothing says how its layers differ from others.
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.model.architectures import (
-    ALIASES,
     ARCHITECTURES,
     CLASS_DEFAULTS,
-    HARMLESS_KEYS,
-    LLAMA,
-    SHAPE_WORDS,
+    TOWERS,
     UNREADABLE,
     UNREADABLE_TYPES,
     Architecture,
-    Rule,
 )
-from windtunnel.model.quantization import list_of, precision_from_config
+from windtunnel.model.config_reader import ConfigReader
+from windtunnel.model.quantization import Modules, list_of, precision_from_config
 from windtunnel.model.shape import (
     Attention,
-    DenseFeedForward,
-    ExpertsFeedForward,
     FeedForward,
-    GatedDeltaAttention,
-    GroupedQueryAttention,
-    Indexer,
-    LatentAttention,
     LayerGroup,
+    LayerKind,
     ModelSpec,
+    attention_kinds,
+    feed_forward_kinds,
 )
 
-_MOST_LAYERS = 10_000
-_GATED_ACTIVATIONS = ("silu", "swish", "swiglu", "swigluoai")
-_LINEAR = "linear_attention"
-_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention", _LINEAR)
+_FULL, _LINEAR = "full_attention", "linear_attention"
 _QWEN3_NEXT_INTERVAL = 4
 """`full_attention_interval` where a Gated DeltaNet hybrid does not give it (transformers' Qwen3NextConfig)."""
-_GENERATIVE = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ForVision2Seq")
+_BLOCK_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+"""Letters of `hybrid_override_pattern` (`configuration_nemotron_h.py` of nvidia/Nemotron-H-56B-Base-8K)."""
+_MULTIMODAL = ("ForConditionalGeneration", "ForVision2Seq")
+_GENERATIVE = ("ForCausalLM", "LMHeadModel", *_MULTIMODAL)
+
+Layer = tuple[Attention | None, FeedForward | None]
 
 
 def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mapping[str, Any] | None = None) -> ModelSpec:
@@ -55,17 +49,17 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         quant_config: the parsed `hf_quant_config.json` of a ModelOpt checkpoint; it wins over `quantization_config`.
 
     Raises:
-        InputError: a needed key is missing, or has the wrong type or an impossible value; or the model has layers that
-            `ModelSpec` cannot express.
+        InputError: a needed key is missing, or has the wrong type or an impossible value; or the `model_type` is not
+            known or has layers that `ModelSpec` cannot express.
     """
     reader = _reader(config, name)
-    architecture = ARCHITECTURES.get(reader.model_type, LLAMA)
-    _refuse_unreadable(reader)
-    num_norms = _num_norms(reader, architecture)
-    layers = tuple(zip(_attentions(reader, architecture), _feed_forwards(reader, architecture), strict=True))
-    _refuse_unknown_shapes(reader)
+    architecture = reader.architecture
+    num_norms = _num_norms(reader)
+    layers = _layers(reader)
+    modules = [_modules(attention, feed_forward) for attention, feed_forward in layers]
     max_context_tokens = reader.count("max_position_embeddings")
     has_positions = architecture.position_rows is not None
+    slides = any(attention is not None and attention.window_tokens is not None for attention, _ in layers)
     return ModelSpec(
         name=name,
         hidden_size=reader.count("hidden_size"),
@@ -79,80 +73,43 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         norm_bias=architecture.norm_bias,
         lm_head_bias=reader.rule(architecture.lm_head_bias),
         learned_positions=max_context_tokens + (architecture.position_rows or 0) if has_positions else 0,
-        architecture=reader.model_type if any(_has_window(attention) for attention, _ in layers) else "",
-        precision=precision_from_config(reader.raw.get("quantization_config"), quant_config, layers, name),
+        architecture=reader.model_type if slides else "",
+        precision=precision_from_config(reader.raw.get("quantization_config"), quant_config, modules, name),
+        left_out=_left_out(config, reader),
     )
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """Typed access to one config: a key that is absent or null counts as not given."""
-
-    raw: Mapping[str, Any]
-    name: str
-    model_type: str
-    looked_up: set[str] = field(default_factory=set)
-    """Names of keys that were looked up."""
-
-    def first(self, *keys: str) -> tuple[str, Any]:
-        """Return the first of `keys` or their aliases that is given, and its value; else (last key, None)."""
-        names = [name for key in keys for name in (key, *ALIASES.get(key, ()))]
-        self.looked_up.update(names)
-        return next(((name, self.raw[name]) for name in names if self.raw.get(name) is not None), (keys[-1], None))
-
-    def count(self, *keys: str, default: int | None = None, minimum: int = 1) -> int:
-        """Return a whole number of at least `minimum`, under the first of `keys` that is given."""
-        key, value = self.first(*keys)
-        if value is None and default is not None:
-            return default
-        if value is None:
-            published = "give a model's config.json as published on Hugging Face"
-            near = did_you_mean(keys[0], (str(known) for known in self.raw), published)
-            raise InputError(
-                f"{self.name}: config.json (model_type {self.model_type!r}) has no {' or '.join(keys)}", near
-            )
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise InputError(f"{self.name}: {key} is {value!r}; a whole number of at least {minimum} is needed")
-        return value
-
-    def flag(self, *keys: str, default: bool = False) -> bool:
-        """Return True or False, under the first of `keys` that is given."""
-        key, value = self.first(*keys)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise InputError(f"{self.name}: {key} is {value!r}; true or false is needed")
-        return value
-
-    def numbers(self, key: str) -> list[int]:
-        """Return a list of whole numbers; empty where it is not given."""
-        self.looked_up.add(key)
-        return list_of(int, "whole numbers", self.raw, key, self.name)
-
-    def per_layer(self, key: str, values: list[Any]) -> list[Any]:
-        """Return `values`, the value of `key`, after checking that there is one for each layer."""
-        if len(values) != self.num_layers:
-            raise InputError(f"{self.name}: {key} must have one entry for each of the {self.num_layers} layers")
-        return values
-
-    def check_multiple(self, multiple: str, number: int, of: str, divisor: int) -> None:
-        """Raise InputError unless `number`, the value of `multiple`, is a multiple of `divisor`."""
-        if number % divisor:
-            raise InputError(f"{self.name}: {multiple} {number} is not a multiple of {of} {divisor}")
-
-    def rule(self, rule: Rule) -> bool:
-        """Return what an architecture's rule says for this config."""
-        return rule if isinstance(rule, bool) else self.flag(rule)
-
-    @property
-    def num_layers(self) -> int:
-        num_layers = self.count("num_hidden_layers")
-        if num_layers > _MOST_LAYERS:
-            raise InputError(f"{self.name}: {num_layers} layers are not plausible; at most {_MOST_LAYERS} are read")
-        return num_layers
+def _modules(attention: Attention | None, feed_forward: FeedForward | None) -> Modules:
+    """Return the names of a layer's modules in checkpoints."""
+    if feed_forward is None:
+        return attention.modules if attention else (), (), ()
+    shares = getattr(feed_forward, "shared_intermediate_size", 0) > 0
+    linear = feed_forward.shared_modules if shares else feed_forward.modules
+    return attention.modules if attention else (), linear, feed_forward.routed_modules
 
 
-def _reader(config: Mapping[str, Any], name: str) -> _Reader:
+def known_model_types() -> tuple[str, ...]:
+    """Return every `model_type` that can be read, those of installed kinds of layers too."""
+    return tuple(sorted(_architectures()))
+
+
+def _architectures() -> dict[str, Architecture]:
+    known = dict(ARCHITECTURES)
+    for kind in (*attention_kinds(), *feed_forward_kinds()):
+        known |= kind.model_types
+    return known
+
+
+def _left_out(config: Mapping[str, Any], reader: ConfigReader) -> tuple[str, ...]:
+    """Return the towers of a multimodal model, by their keys or else by the name of its class."""
+    towers = tuple(part for part, keys in TOWERS.items() if any(isinstance(config.get(key), Mapping) for key in keys))
+    classes = list_of(str, "names", reader.raw, "architectures", reader.name)
+    # transformers calls text models ForCausalLM; ChatGLM, an older one, is read as text too.
+    is_multimodal = reader.model_type != "chatglm" and any(name.endswith(_MULTIMODAL) for name in classes)
+    return towers or (("vision or audio tower",) if is_multimodal else ())
+
+
+def _reader(config: Mapping[str, Any], name: str) -> ConfigReader:
     """Return the keys of the language model in `config`, then its outer keys, then the defaults of its class."""
     if not isinstance(config, Mapping):
         raise InputError(f"{name}: config.json holds {type(config).__name__}; an object is needed")
@@ -163,261 +120,113 @@ def _reader(config: Mapping[str, Any], name: str) -> _Reader:
         key: config[key] for key in ("tie_word_embeddings", "quantization_config", "architectures") if key in config
     }
     given = {key: value for key, value in text.items() if value is not None}
-    return _Reader(CLASS_DEFAULTS.get(model_type, {}) | outer | given, name, model_type)
-
-
-def _refuse_unreadable(reader: _Reader) -> None:
-    """Raise InputError for a config that would be read wrongly: other layers, an encoder, an unknown activation."""
-    layers = next((layers for key, layers in UNREADABLE.items() if reader.raw.get(key)), None)
-    layers = layers or UNREADABLE_TYPES.get(reader.model_type)
-    if layers:
-        raise InputError(f"{reader.name}: {layers} cannot be modelled (model_type {reader.model_type!r})")
-    if reader.count("word_embed_proj_dim", default=reader.count("hidden_size")) != reader.count("hidden_size"):
-        raise InputError(f"{reader.name}: an embedding narrower than the layers, as in OPT-350M, cannot be modelled")
+    raw = CLASS_DEFAULTS.get(model_type, {}) | outer | given
+    _refuse_other_models(raw, name, model_type)
+    known = _architectures()
+    if model_type not in known:
+        missing = f"model_type {model_type!r} is not known" if model_type else "config.json has no model_type"
+        hint = "write the model_type of a model with the same layers into a copy of config.json"
+        raise InputError(
+            f"{name}: {missing}, so that nothing says which biases, norms and windows its layers have; known: "
+            f"{', '.join(known_model_types())}",
+            did_you_mean(model_type, known, hint),
+        )
+    reader = ConfigReader(raw, name, model_type, known[model_type])
+    hidden_size = reader.count("hidden_size")
+    if reader.count("word_embed_proj_dim", default=hidden_size) != hidden_size:
+        raise InputError(f"{name}: an embedding narrower than the layers, as in OPT-350M, cannot be modelled")
     if 0 in reader.numbers("attn_type_list"):
-        raise InputError(f"{reader.name}: lightning attention cannot be modelled (model_type {reader.model_type!r})")
-    architectures = list_of(str, "names", reader.raw, "architectures", reader.name)
+        raise InputError(f"{name}: lightning attention cannot be modelled (model_type {model_type!r})")
+    return reader
+
+
+def _refuse_other_models(raw: Mapping[str, Any], name: str, model_type: str) -> None:
+    """Raise InputError for a config that would be read wrongly: layers that cannot be expressed, an encoder."""
+    layers = next((layers for key, layers in UNREADABLE.items() if raw.get(key)), None)
+    layers = layers or UNREADABLE_TYPES.get(model_type)
+    if layers:
+        raise InputError(f"{name}: {layers} cannot be modelled (model_type {model_type!r})")
+    architectures = list_of(str, "names", raw, "architectures", name)
     generative = not architectures or any(item.endswith(_GENERATIVE) for item in architectures)
-    if reader.raw.get("is_encoder_decoder") or not generative:
-        raise InputError(f"{reader.name} ({', '.join(architectures)}) is not a decoder-only language model")
-    _, activation = reader.first("hidden_act")
-    known = reader.model_type in ARCHITECTURES or activation is None or activation in _GATED_ACTIVATIONS
-    if not known:
-        raise InputError(
-            f"{reader.name}: model_type {reader.model_type!r} is not known, and {activation!r} does not say how many "
-            "matrices its feed-forward has",
-            f"unknown types are read as Llama is, with one of {', '.join(_GATED_ACTIVATIONS)}",
-        )
+    if raw.get("is_encoder_decoder") or not generative:
+        raise InputError(f"{name} ({', '.join(architectures)}) is not a decoder-only language model")
 
 
-def _refuse_unknown_shapes(reader: _Reader) -> None:
-    """Raise InputError where an unknown `model_type` has keys about its layers that nothing read."""
-    unread = [
-        key
-        for key, value in reader.raw.items()
-        if key not in reader.looked_up | HARMLESS_KEYS | UNREADABLE.keys()
-        and any(word in key for word in SHAPE_WORDS)
-        and (isinstance(value, list | dict) or type(value) is int)
-        and value not in (0, 1, [], {})
-    ]
-    if reader.model_type not in ARCHITECTURES and unread:
-        raise InputError(
-            f"{reader.name}: model_type {reader.model_type!r} is not known, and its {', '.join(sorted(unread))} "
-            "may announce layers that cannot be modelled",
-            "remove the keys from a copy of config.json to have it read as Llama is",
-        )
-
-
-def _num_norms(reader: _Reader, architecture: Architecture) -> int:
+def _num_norms(reader: ConfigReader) -> int:
     """Return the norms of a layer; Falcon's have one where attention and feed-forward run side by side."""
     if "parallel_attn" not in reader.raw:
-        return architecture.num_norms
+        return reader.architecture.num_norms
     side_by_side = reader.flag("parallel_attn") and not reader.flag("new_decoder_architecture")
     return reader.count("num_ln_in_parallel_attn", default=1 if side_by_side else 2)
 
 
-def _attentions(reader: _Reader, architecture: Architecture) -> list[Attention]:
-    """Return the attention of every layer, in order."""
-    if reader.raw.get("kv_lora_rank") is not None:
-        return [_latent(reader)] * reader.num_layers
-    types = _layer_types(reader)
-    shapes = list(zip(types, _windows(reader, architecture, types), strict=True))
-    by_shape: dict[tuple[str, int | None], Attention] = {
-        (layer, window): _gated_delta(reader) if layer == _LINEAR else _grouped_query(reader, architecture, window)
-        for layer, window in set(shapes)
-    }
-    return [by_shape[shape] for shape in shapes]
+def _layers(reader: ConfigReader) -> list[Layer]:
+    """Return attention and feed-forward of every layer, in order; blocks of a hybrid have one of the two."""
+    blocks = _blocks(reader)
+    if blocks:
+        return [_block(reader, index, name) for index, name in enumerate(blocks)]
+    return list(zip(_attentions(reader), _feed_forwards(reader), strict=True))
 
 
-def _layer_types(reader: _Reader) -> list[str]:
-    """Return `full_attention`, `sliding_attention` or `linear_attention` for every layer."""
-    types = _named_layers(reader, "layer_types", _LAYER_TYPES)
-    if types:
-        return ["sliding_attention" if layer == "chunked_attention" else layer for layer in types]
-    neo = _named_layers(reader, "attention_layers", ("global", "local"))
-    if neo:
-        return ["sliding_attention" if layer == "local" else "full_attention" for layer in neo]
-    is_hybrid = reader.raw.get("linear_num_value_heads") is not None
-    every = reader.count("full_attention_interval", default=_QWEN3_NEXT_INTERVAL if is_hybrid else 1)
-    return [_LINEAR if (index + 1) % every else "full_attention" for index in range(reader.num_layers)]
-
-
-def _named_layers(reader: _Reader, key: str, allowed: tuple[str, ...]) -> list[str]:
-    """Return the names that a config gives to its layers under `key`; empty where it gives none."""
-    reader.looked_up.add(key)
-    names = reader.raw.get(key)
-    if names is None:
-        return []
-    names = reader.per_layer(key, names if isinstance(names, list) else [])
-    unknown = next((name for name in names if name not in allowed), None)
+def _blocks(reader: ConfigReader) -> list[str]:
+    """Return the block of each layer in a model whose layers are one block each; empty for other models."""
+    pattern = reader.raw.get("hybrid_override_pattern")
+    if pattern is None:
+        return reader.named_layers("layers_block_type", tuple(_by_layer_type()))
+    letters = list(pattern) if isinstance(pattern, str) else []
+    unknown = next((letter for letter in letters if letter not in _BLOCK_LETTERS), None)
     if unknown is not None:
         raise InputError(
-            f"{reader.name}: {key} has {unknown!r}, which cannot be modelled; allowed: {', '.join(allowed)}"
+            f"{reader.name}: hybrid_override_pattern has {unknown!r}, which cannot be modelled; allowed: "
+            f"{' '.join(_BLOCK_LETTERS)}"
         )
-    return names
+    return [_BLOCK_LETTERS[letter] for letter in reader.per_layer("hybrid_override_pattern", letters)]
 
 
-def _windows(reader: _Reader, architecture: Architecture, types: list[str]) -> list[int | None]:
-    """Return the sliding window of every layer in tokens; None where it attends to everything."""
-    window = reader.count("sliding_window", default=0, minimum=0)
-    if (
-        not window
-        or window >= reader.count("max_position_embeddings")
-        or not reader.flag("use_sliding_window", default=True)
-    ):
-        return [None] * len(types)
-    if "layer_types" in reader.raw or "attention_layers" in reader.raw:
-        return [window if layer == "sliding_attention" else None for layer in types]
-    if reader.flag("use_sliding_window"):
-        first = reader.count("max_window_layers", default=0, minimum=0)
-        return [window if index >= first else None for index in range(len(types))]
-    every = reader.count(
-        "sliding_window_pattern", "global_attn_every_n_layers", default=architecture.full_attention_every or 0
-    )
-    return [None if every and (index + 1) % every == 0 else window for index in range(len(types))]
+def _by_layer_type() -> dict[str, type[LayerKind]]:
+    """Return the kind of each name that configs give to layers."""
+    return {name: kind for kind in (*attention_kinds(), *feed_forward_kinds()) for name in kind.layer_types}
 
 
-def _has_window(attention: Attention) -> bool:
-    return isinstance(attention, GroupedQueryAttention) and attention.window_tokens is not None
+def _block(reader: ConfigReader, index: int, name: str) -> Layer:
+    kind = _by_layer_type()[name]
+    if issubclass(kind, Attention):
+        return kind.read(reader, index, name), None
+    assert issubclass(kind, FeedForward)
+    return None, kind.read(reader)
 
 
-def _grouped_query(reader: _Reader, architecture: Architecture, window: int | None) -> GroupedQueryAttention:
-    num_heads = reader.count("num_attention_heads")
-    # Falcon's newer blocks group queries although they say multi_query.
-    shares_one = reader.flag("multi_query") and not reader.flag("new_decoder_architecture")
-    num_kv_heads = 1 if shares_one else reader.count("num_key_value_heads", default=num_heads)
-    reader.check_multiple("num_attention_heads", num_heads, "num_key_value_heads", num_kv_heads)
-    return GroupedQueryAttention(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=_head_dim(reader, num_heads),
-        window_tokens=window,
-        qkv_bias=reader.rule(architecture.qkv_bias),
-        output_bias=reader.rule(architecture.output_bias),
-        qk_norm=reader.rule(architecture.qk_norm),
-        qk_norm_over_heads=reader.raw.get("qk_norm_type") == "per_layer",
-        output_gate=reader.rule(architecture.output_gate),
-        sinks=architecture.sinks,
-    )
+def _attentions(reader: ConfigReader) -> Iterator[Attention]:
+    """Yield the attention of every layer, in order."""
+    kinds = attention_kinds()
+    only = next((kind for kind in kinds if kind.reads_all(reader)), None)
+    if only is not None:
+        attention = only.read(reader, 0, "")
+        yield from (attention for _ in range(reader.num_layers))
+        return
+    by_name = {name: kind for kind in kinds for name in kind.layer_types}
+    for index, name in enumerate(_layer_types(reader, tuple(by_name))):
+        yield by_name[name].read(reader, index, name)
 
 
-def _head_dim(reader: _Reader, num_heads: int) -> int:
-    head_dim = reader.count("head_dim", default=0)
-    hidden_size = reader.count("hidden_size")
-    if not head_dim:
-        reader.check_multiple("without head_dim, hidden_size", hidden_size, "num_attention_heads", num_heads)
-    return head_dim or hidden_size // num_heads
+def _layer_types(reader: ConfigReader, known: tuple[str, ...]) -> list[str]:
+    """Return the name of every layer's attention."""
+    types = reader.named_layers("layer_types", known)
+    if types:
+        return types
+    neo = reader.named_layers("attention_layers", ("global", "local"))
+    if neo:
+        return ["sliding_attention" if layer == "local" else _FULL for layer in neo]
+    is_hybrid = reader.raw.get("linear_num_value_heads") is not None
+    every = reader.count("full_attention_interval", default=_QWEN3_NEXT_INTERVAL if is_hybrid else 1)
+    return [_LINEAR if (index + 1) % every else _FULL for index in range(reader.num_layers)]
 
 
-def _latent(reader: _Reader) -> LatentAttention:
-    return LatentAttention(
-        num_heads=reader.count("num_attention_heads"),
-        q_lora_rank=reader.count("q_lora_rank", default=0) or None,
-        kv_lora_rank=reader.count("kv_lora_rank"),
-        qk_nope_head_dim=reader.count("qk_nope_head_dim"),
-        qk_rope_head_dim=reader.count("qk_rope_head_dim"),
-        v_head_dim=reader.count("v_head_dim"),
-        indexer=None if reader.raw.get("index_topk") is None else _indexer(reader),
-    )
-
-
-def _indexer(reader: _Reader) -> Indexer:
-    if reader.count("q_lora_rank", default=0, minimum=0) == 0:
-        raise InputError(f"{reader.name}: an indexer without compressed queries (q_lora_rank) cannot be modelled")
-    return Indexer(
-        num_heads=reader.count("index_n_heads"),
-        head_dim=reader.count("index_head_dim"),
-        top_k=reader.count("index_topk"),
-    )
-
-
-def _gated_delta(reader: _Reader) -> GatedDeltaAttention:
-    num_key_heads = reader.count("linear_num_key_heads")
-    num_value_heads = reader.count("linear_num_value_heads")
-    reader.check_multiple("linear_num_value_heads", num_value_heads, "linear_num_key_heads", num_key_heads)
-    return GatedDeltaAttention(
-        num_key_heads=num_key_heads,
-        num_value_heads=num_value_heads,
-        key_head_dim=reader.count("linear_key_head_dim"),
-        value_head_dim=reader.count("linear_value_head_dim"),
-        conv_kernel_size=reader.count("linear_conv_kernel_dim"),
-    )
-
-
-def _feed_forwards(reader: _Reader, architecture: Architecture) -> list[FeedForward]:
-    """Return the feed-forward of every layer, in order."""
-    sparse = _sparse_layers(reader)
-    experts = _experts(reader, architecture) if any(sparse) else None
-    dense = None if all(sparse) else _dense(reader, architecture)
-    return [part for is_sparse in sparse if (part := experts if is_sparse else dense)]
-
-
-def _sparse_layers(reader: _Reader) -> list[bool]:
-    """Return whether each layer is a mixture of experts."""
-    if not reader.count("num_local_experts", default=0, minimum=0):
-        return [False] * reader.num_layers
-    named = _named_layers(reader, "mlp_layer_types", ("dense", "sparse"))
-    if named:
-        return [layer == "sparse" for layer in named]
-    if reader.raw.get("moe_layers"):
-        listed = set(reader.numbers("moe_layers"))
-        return [index in listed for index in range(reader.num_layers)]
-    first = reader.count("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", default=0, minimum=0)
-    # ERNIE counts from the back with -1.
-    last = reader.count("moe_layer_end_index", default=-1, minimum=-1) % reader.num_layers
-    step = reader.count("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", default=1)
-    dense = set(reader.numbers("mlp_only_layers"))
-    frequency = _moe_layer_frequency(reader)
-    return [
-        first <= index <= last and frequency[index] and index not in dense and (index + 1) % step == 0
-        for index in range(reader.num_layers)
-    ]
-
-
-def _moe_layer_frequency(reader: _Reader) -> list[bool]:
-    """Return whether DeepSeek's `moe_layer_freq`, a period or a list, lets each layer have experts."""
-    if isinstance(reader.raw.get("moe_layer_freq"), list):
-        frequency = reader.per_layer("moe_layer_freq", reader.numbers("moe_layer_freq"))
-        return [bool(item) for item in frequency]
-    every = reader.count("moe_layer_freq", default=1)
-    return [index % every == 0 for index in range(reader.num_layers)]
-
-
-def _dense(reader: _Reader, architecture: Architecture) -> DenseFeedForward:
-    multiple = reader.count("expansion_ratio", default=architecture.width_multiple or 0, minimum=0)
-    width = reader.count(
-        "intermediate_size_mlp",
-        "dense_intermediate_size",
-        "intermediate_size",
-        "ffn_hidden_size",
-        "ffn_dim",
-        "n_inner",
-        default=multiple * reader.count("hidden_size") or None,
-    )
-    # Qwen 1 publishes the sum of its gate and up projections' widths.
-    if reader.model_type == "qwen":
-        width //= 2
-    return DenseFeedForward(
-        intermediate_size=width, gated=architecture.gated, bias=reader.rule(architecture.feed_forward_bias)
-    )
-
-
-def _experts(reader: _Reader, architecture: Architecture) -> ExpertsFeedForward:
-    num_experts = reader.count("num_local_experts")
-    chosen = reader.count("num_experts_per_tok")
-    if chosen > num_experts:
-        raise InputError(f"{reader.name}: each token uses {chosen} experts, and there are {num_experts}")
-    width = reader.count("moe_intermediate_size", "intermediate_size")
-    shared = reader.count("shared_expert_intermediate_size", default=0, minimum=0)
-    num_shared = reader.count("n_shared_experts", default=architecture.shared_experts, minimum=0)
-    return ExpertsFeedForward(
-        num_experts=num_experts,
-        experts_per_token=chosen,
-        intermediate_size=width,
-        shared_intermediate_size=shared or num_shared * width,
-        shared_gate=architecture.shared_gate and shared > 0,
-        gated=architecture.gated,
-        bias=reader.rule(architecture.feed_forward_bias),
-        router_bias=reader.rule(architecture.router_bias),
-        fp32_router=architecture.fp32_router,
-    )
+def _feed_forwards(reader: ConfigReader) -> list[FeedForward]:
+    """Return the feed-forward of every layer, in order: dense where no other kind has the layer."""
+    *others, dense = sorted(feed_forward_kinds(), key=lambda kind: "mlp" in kind.layer_types)
+    chosen = [dense] * reader.num_layers
+    for kind in others:
+        chosen = [kind if has else before for has, before in zip(kind.layers(reader), chosen, strict=True)]
+    read = {kind: kind.read(reader) for kind in dict.fromkeys(chosen)}
+    return [read[kind] for kind in chosen]

@@ -1,25 +1,8 @@
 """Bytes that one device holds of a model: weights, keys and values of tokens, states of requests."""
 
-from windtunnel.model.forward import Shard
-from windtunnel.model.parameters import (
-    attention_parameters,
-    indexer_parameters,
-    matrix_parameters,
-    router_parameters,
-    shared_expert_parameters,
-)
+from windtunnel.model.operators import BF16_BYTES
 from windtunnel.model.precision import BITS
-from windtunnel.model.shape import (
-    Attention,
-    DenseFeedForward,
-    ExpertsFeedForward,
-    GatedDeltaAttention,
-    GroupedQueryAttention,
-    LatentAttention,
-)
-
-FP32_BYTES = 4.0
-BF16_BYTES = 2.0
+from windtunnel.model.shape import Shard
 
 
 def weight_bytes(shard: Shard) -> float:
@@ -33,11 +16,12 @@ def weight_bytes(shard: Shard) -> float:
     model, precision, parallelism = shard.model, shard.precision, shard.parallelism
     layer_bits = 0.0
     for group in model.layers:
-        bits = _attention_values(shard, group.attention) * BITS[precision.attention_format]
-        if isinstance(group.feed_forward, DenseFeedForward):
-            bits += matrix_parameters(group.feed_forward, model.hidden_size) * BITS[precision.weights] / shard.tp
-        else:
-            bits += _experts_bits(shard, group.feed_forward)
+        bits = 0.0
+        if group.attention is not None:
+            parameters = group.attention.rank_parameters(model.hidden_size, shard.tp)
+            bits += parameters * BITS[precision.attention_format]
+        if group.feed_forward is not None:
+            bits += group.feed_forward.weight_bits(shard)
         layer_bits += bits * group.num_layers
     tables = model.vocab_size * model.hidden_size * BF16_BYTES
     head = 0.0 if model.tie_word_embeddings else tables * BITS[precision.lm_head] / 16
@@ -46,88 +30,26 @@ def weight_bytes(shard: Shard) -> float:
     return layer_bits / 8 * shard.stage_fraction + ends / shard.tp + positions
 
 
-def _attention_values(shard: Shard, attention: Attention) -> float:
-    """Return the parameters of one attention layer on one rank, repeated ones included (vLLM `ReplicatedLinear`)."""
-    width, total = shard.model.hidden_size, attention_parameters(attention, shard.model.hidden_size)
-    repeated, copies = 0, 1.0
-    if isinstance(attention, LatentAttention):
-        repeated = width * ((attention.q_lora_rank or 0) + attention.kv_lora_rank + attention.qk_rope_head_dim)
-        repeated += indexer_parameters(attention, width)
-        copies = shard.tp
-    elif isinstance(attention, GroupedQueryAttention):
-        repeated, copies = 2 * width * attention.kv_size, max(shard.tp / attention.num_kv_heads, 1.0)
-    return (total - repeated + repeated * copies) / shard.tp
-
-
-def _experts_bits(shard: Shard, feed_forward: ExpertsFeedForward) -> float:
-    width, precision = shard.model.hidden_size, shard.precision
-    routed = feed_forward.num_experts * matrix_parameters(feed_forward, width)
-    shared = shared_expert_parameters(feed_forward, width)
-    return (
-        routed * BITS[precision.experts_format] / shard.num_group_ranks
-        + shared * BITS[precision.weights] / shard.tp
-        + router_parameters(feed_forward, width) * 16
-    )
-
-
 def kv_bytes_per_token(shard: Shard, max_model_len: int) -> float:
     """Return the bytes of one token's keys and values on one device, in layers whose cache grows to `max_model_len`."""
-    growing = [group for group in shard.model.layers if not is_bounded(group.attention, max_model_len)]
-    values = sum(group.num_layers * _token_values(shard, group.attention) for group in growing)
-    index_bytes = sum(group.num_layers * _index_bytes(group.attention) for group in growing)
-    return (values * BITS[shard.precision.kv_cache] / 8 + index_bytes) * shard.stage_fraction
+    growing = ((num, kind) for num, kind in shard.model.attentions if not kind.is_bounded(max_model_len))
+    return sum(num * attention.bytes_per_token(shard) for num, attention in growing) * shard.stage_fraction
 
 
 def state_bytes_per_request(shard: Shard, max_model_len: int) -> float:
     """Return the bytes of a request on one device that do not depend on its length.
 
-    These are linear-attention state, and sliding windows shorter than `max_model_len`, which count as full.
+    These are the states of recurrences, and sliding windows shorter than `max_model_len`, which count as full.
     """
-    total = linear_state_bytes(shard)
-    for group in shard.model.layers:
-        attention = group.attention
-        if isinstance(attention, GroupedQueryAttention) and is_bounded(attention, max_model_len):
-            values = (attention.window_tokens or 0) * _token_values(shard, attention)
-            total += group.num_layers * values * BITS[shard.precision.kv_cache] / 8 * shard.stage_fraction
+    total = recurrent_state_bytes(shard)
+    for num_layers, attention in shard.model.attentions:
+        if attention.window_tokens is not None and attention.is_bounded(max_model_len):
+            window_bytes = attention.window_tokens * attention.bytes_per_token(shard)
+            total += num_layers * window_bytes * shard.stage_fraction
     return total
 
 
-def linear_state_bytes(shard: Shard) -> float:
-    """Return the bytes of a request's linear-attention states on one device."""
-    total = 0.0
-    for group in shard.model.layers:
-        attention = group.attention
-        if isinstance(attention, GatedDeltaAttention):
-            width = 2 * attention.num_key_heads * attention.key_head_dim
-            width += attention.num_value_heads * attention.value_head_dim
-            state = attention.num_value_heads * attention.key_head_dim * attention.value_head_dim * FP32_BYTES
-            convolution = width * (attention.conv_kernel_size - 1) * BF16_BYTES
-            total += group.num_layers * (state + convolution) / shard.tp
-    return total * shard.stage_fraction
-
-
-def layer_bytes(shard: Shard, attention: Attention) -> float:
-    """Return the bytes of one token in one layer on one device."""
-    return _token_values(shard, attention) * BITS[shard.precision.kv_cache] / 8 + _index_bytes(attention)
-
-
-def is_bounded(attention: Attention, max_model_len: int) -> bool:
-    """Whether a layer's cache stops growing before `max_model_len` tokens."""
-    if isinstance(attention, GroupedQueryAttention):
-        return attention.window_tokens is not None and attention.window_tokens < max_model_len
-    return isinstance(attention, GatedDeltaAttention)
-
-
-def _token_values(shard: Shard, attention: Attention) -> int:
-    """Return the numbers cached for one token in one layer on one device; the latent vector is not split over `tp`."""
-    if isinstance(attention, LatentAttention):
-        return attention.kv_lora_rank + attention.qk_rope_head_dim
-    if isinstance(attention, GroupedQueryAttention):
-        return 2 * max(attention.num_kv_heads // shard.tp, 1) * attention.head_dim
-    return 0
-
-
-def _index_bytes(attention: Attention) -> int:
-    """Return the bytes of a token's indexer key, fp8 with its fp32 scale (vLLM 0.24 `DeepseekV32IndexerCache`)."""
-    indexer = attention.indexer if isinstance(attention, LatentAttention) else None
-    return indexer.head_dim + 4 if indexer else 0
+def recurrent_state_bytes(shard: Shard) -> float:
+    """Return the bytes of a request's recurrent states on one device."""
+    states = sum(num_layers * attention.state_bytes(shard) for num_layers, attention in shard.model.attentions)
+    return states * shard.stage_fraction

@@ -14,14 +14,6 @@ from typing import Any, TypeVar
 
 from windtunnel.errors import InputError
 from windtunnel.model.precision import BITS, Format, Precision
-from windtunnel.model.shape import (
-    Attention,
-    DenseFeedForward,
-    ExpertsFeedForward,
-    FeedForward,
-    GatedDeltaAttention,
-    LatentAttention,
-)
 
 _HINT = "remove its quantization_config and choose the formats yourself"
 
@@ -40,27 +32,15 @@ _MODELOPT: dict[str, Format] = {
 Names = tuple[str, ...]
 """Names that checkpoints give to one module, below `layers.N.`."""
 
-_GROUPED_QUERY: tuple[Names, ...] = (("self_attn.q_proj", "self_attn.qkv_proj"), ("self_attn.o_proj",))
-_LATENT: tuple[Names, ...] = (
-    ("self_attn.q_a_proj", "self_attn.q_b_proj", "self_attn.q_proj"),
-    ("self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj"),
-    ("self_attn.o_proj",),
-)
-_GATED_DELTA: tuple[Names, ...] = (
-    ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_qkv"),
-    ("linear_attn.out_proj",),
-)
-_DENSE: tuple[Names, ...] = (("mlp.down_proj", "mlp.fc2", "mlp.c_proj"),)
-_SHARED: tuple[Names, ...] = (("mlp.shared_experts.down_proj", "mlp.shared_expert.down_proj"),)
-_ROUTED: tuple[Names, ...] = (
-    ("mlp.experts.0.down_proj", "block_sparse_moe.experts.0.w2", "mlp.experts.down_proj", "mlp.experts"),
-)
+
+Modules = tuple[tuple[Names, ...], tuple[Names, ...], tuple[Names, ...]]
+"""Modules of one layer: of its attention, of its dense feed-forward or shared experts, of its routed experts."""
 
 
 def precision_from_config(
     quantization_config: Any,
     hf_quant_config: Mapping[str, Any] | None,
-    layers: Sequence[tuple[Attention, FeedForward]],
+    layers: Sequence[Modules],
     model: str,
 ) -> Precision:
     """Return the formats of a checkpoint.
@@ -68,7 +48,7 @@ def precision_from_config(
     Args:
         quantization_config: that key of config.json; None where it has none.
         hf_quant_config: the content of `hf_quant_config.json`, which wins.
-        layers: attention and feed-forward of every layer, in order.
+        layers: the modules of every layer, in order.
         model: the model's name, for errors.
 
     Raises:
@@ -77,11 +57,7 @@ def precision_from_config(
     scheme = _scheme(quantization_config, hf_quant_config, model)
     if scheme is None:
         return Precision()
-    attention = _of_most(scheme, ((index, _attention_modules(layer)) for index, (layer, _) in enumerate(layers)))
-    linear = _of_most(scheme, ((index, _feed_forward_modules(layer)) for index, (_, layer) in enumerate(layers)))
-    experts = _of_most(
-        scheme, ((i, _ROUTED) for i, (_, layer) in enumerate(layers) if isinstance(layer, ExpertsFeedForward))
-    )
+    attention, linear, experts = (_of_most(scheme, enumerate(modules[part] for modules in layers)) for part in range(3))
     weights = linear or attention or Format.BF16
     return Precision(
         weights=weights,
@@ -90,18 +66,6 @@ def precision_from_config(
         lm_head=scheme.format_of(("lm_head",)) if scheme.lm_head or scheme.names_lm_head else Format.BF16,
         kv_cache=scheme.kv_cache,
     )
-
-
-def _attention_modules(attention: Attention) -> tuple[Names, ...]:
-    if isinstance(attention, LatentAttention):
-        return _LATENT
-    return _GATED_DELTA if isinstance(attention, GatedDeltaAttention) else _GROUPED_QUERY
-
-
-def _feed_forward_modules(feed_forward: FeedForward) -> tuple[Names, ...]:
-    if isinstance(feed_forward, DenseFeedForward):
-        return _DENSE
-    return _SHARED if feed_forward.shared_intermediate_size else ()
 
 
 def _of_most(scheme: "_Scheme", layers: Iterable[tuple[int, tuple[Names, ...]]]) -> Format | None:

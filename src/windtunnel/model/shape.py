@@ -1,108 +1,213 @@
-"""A transformer as a few counts: which layers it has and how wide they are. No arithmetic beyond counts."""
+"""A transformer as groups of layers, and the face of every kind of attention and feed-forward that a layer can have.
 
-from windtunnel.model.precision import Precision
-from windtunnel.schema import Schema
+A kind is one module of `model/attention/` or `model/feed_forward/`, or of an installed package with an entry point in
+`windtunnel.attention` or `windtunnel.feed_forward`. Its `KIND` is a schema that derives from `Attention` or
+`FeedForward` and says everything about the kind; its tag is the module's or entry point's name.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from windtunnel.errors import InputError
+from windtunnel.model.architectures import Architecture
+from windtunnel.model.config_reader import ConfigReader
+from windtunnel.model.operators import BF16_BYTES, Collective, Elementwise, Gemm, Launch, Op, Size
+from windtunnel.model.parallelism import Parallelism
+from windtunnel.model.precision import ACTIVATION_BITS, Format, Precision
+from windtunnel.model.quantization import Names
+from windtunnel.plugins import Registry
+from windtunnel.schema import Schema, decode
 
 
-class GroupedQueryAttention(Schema, tag="grouped_query", tag_field="type"):
-    """Softmax attention with `num_kv_heads` shared key/value heads (multi-head where they equal `num_heads`)."""
+class LayerKind:
+    """What attention and feed-forward have in common: how configs and checkpoints name them, and their operators."""
 
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    window_tokens: int | None = None
-    """Sliding window; None attends to everything."""
-    qkv_bias: bool = False
-    output_bias: bool = False
-    qk_norm: bool = False
-    qk_norm_over_heads: bool = False
-    """The norm is over all heads together, so that tensor-parallel ranks add up its squares (MiniMax-M2)."""
-    output_gate: bool = False
-    """A gate as wide as the query is computed beside it (Qwen3.5)."""
-    sinks: bool = False
-    """One learned sink logit per head (gpt-oss)."""
+    __slots__ = ()
+    registry: ClassVar[Registry]
+    operators: ClassVar[tuple[type[Op], ...]] = ()
+    """Operators of this kind alone, beside those of `model.operators`."""
+    layer_types: ClassVar[tuple[str, ...]] = ()
+    """Names of layers of this kind in a config's `layer_types` or `layers_block_type`."""
+    model_types: ClassVar[Mapping[str, Architecture]] = {}
+    """Further `model_type`s that a kind brings, with the facts that their configs leave out."""
+    modules: ClassVar[tuple[Names, ...]] = ()
+    """Names of the quantised modules of a layer in checkpoints; shared and routed experts aside."""
+
+    @classmethod
+    def from_builtins(cls, raw: Any) -> Any:
+        """Decode a kind from builtins; its `type` says which.
+
+        Raises:
+            InputError: there is no such kind, or one of its fields is wrong.
+        """
+        if isinstance(raw, cls):
+            return raw
+        if not isinstance(raw, Mapping) or not isinstance(raw.get("type"), str):
+            known = ", ".join(cls.registry.names())
+            raise InputError(f"a {cls.registry.what} is {raw!r}; a table with a type is needed", f"types: {known}")
+        return decode(dict(raw), cls.registry.get(raw["type"]).KIND, cls.registry.what)
+
+
+class Attention(LayerKind):
+    """How a layer mixes tokens: attention, or a recurrence in its place."""
+
+    __slots__ = ()
+    registry = Registry("windtunnel.attention", "windtunnel.model.attention", "kind of attention")
+    is_recurrent: ClassVar[bool] = False
+    """Whether it keeps a state of fixed size for a request, in place of keys and values of every token."""
+
+    @classmethod
+    def reads_all(cls, reader: ConfigReader) -> bool:
+        """Whether all layers of the config are of this kind although it gives them no names."""
+        return False
+
+    @classmethod
+    def read(cls, reader: ConfigReader, index: int, layer_type: str) -> Self:
+        """Return layer `index`, which the config calls `layer_type`; every `model_type` is known.
+
+        Raises:
+            InputError: a key is missing or impossible.
+        """
+        raise NotImplementedError
 
     @property
-    def query_size(self) -> int:
-        return self.num_heads * self.head_dim
+    def widest_tp(self) -> int:
+        """Heads that tensor-parallel ranks share: `tp` must divide their number."""
+        raise NotImplementedError
 
     @property
-    def kv_size(self) -> int:
-        return self.num_kv_heads * self.head_dim
+    def shared_kv_heads(self) -> int | None:
+        """Key/value heads that ranks share, or repeat where there are fewer; None where a rank needs all or none."""
+        return None
+
+    @property
+    def window_tokens(self) -> int | None:
+        """Sliding window; None keeps every token."""
+        return None
+
+    @property
+    def text(self) -> str:
+        """Name for people, in lists of models."""
+        raise NotImplementedError
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Count one layer's parameters, without its inner norms."""
+        raise NotImplementedError
+
+    def norm_parameters(self) -> int:
+        """Count one layer's inner norms: of queries and keys, of compressed vectors, of a recurrence's output."""
+        return 0
+
+    def repeated_parameters(self, hidden_size: int, tp: int) -> tuple[int, float]:
+        """Return the parameters that several of `tp` ranks hold, and the number of copies in all."""
+        return 0, 1.0
+
+    def rank_parameters(self, hidden_size: int, tp: int) -> float:
+        """Return the parameters of one layer on one rank, repeated ones included (vLLM `ReplicatedLinear`)."""
+        repeated, copies = self.repeated_parameters(hidden_size, tp)
+        return (self.num_parameters(hidden_size) - repeated + repeated * copies) / tp
+
+    def projections(self, shard: "Shard", num_tokens: Size) -> Iterator[Launch]:
+        """Yield what depends on the tokens of a step alone: all but the core."""
+        raise NotImplementedError
+
+    def decode_launches(self, shard: "Shard", batch: Size, context_tokens: Size) -> Iterator[Launch]:
+        """Yield the core for `batch` decoding requests with `context_tokens` keys each, the new one included."""
+        raise NotImplementedError
+
+    def prefill_launches(self, shard: "Shard", batch: Size, num_tokens: Size) -> Iterator[Launch]:
+        """Yield the core of prefill chunks, `batch` and `num_tokens` as in `operators.PrefillBatch`."""
+        raise NotImplementedError
+
+    def bytes_per_token(self, shard: "Shard") -> float:
+        """Return the bytes that one token keeps in one layer on one device."""
+        return 0.0
+
+    def state_bytes(self, shard: "Shard") -> float:
+        """Return the bytes that a request keeps in one layer on one device whatever its length, windows aside."""
+        return 0.0
+
+    def is_bounded(self, max_model_len: int) -> bool:
+        """Whether the layer's cache stops growing before `max_model_len` tokens."""
+        return self.is_recurrent or (self.window_tokens is not None and self.window_tokens < max_model_len)
 
 
-class Indexer(Schema):
-    """Choice of the keys that a query attends to: small heads score every earlier token and the best `top_k` are kept
-    (DeepSeek-V3.2, arXiv:2512.02556, section 2.1). Its keys are cached in fp8 beside the compressed vectors."""
+@dataclass(frozen=True)
+class FeedForwardParameters:
+    """Numbers of parameters of one layer's feed-forward."""
 
-    num_heads: int
-    head_dim: int
-    top_k: int
-
-
-class LatentAttention(Schema, tag="latent", tag_field="type"):
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): one compressed KV vector per token."""
-
-    num_heads: int
-    q_lora_rank: int | None
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
-    indexer: Indexer | None = None
-    """None: every query attends to all keys."""
+    dense: int = 0
+    routed: int = 0
+    shared: int = 0
+    router: int = 0
+    """The router, its bias and the gate of shared experts."""
+    inactive: int = 0
+    """Parameters of `routed` that a token does not use."""
 
 
-class GatedDeltaAttention(Schema, tag="gated_delta", tag_field="type"):
-    """Gated DeltaNet linear attention (arXiv:2412.06464) as in Qwen3-Next and Qwen3.5: a fixed state per request."""
+class FeedForward(LayerKind):
+    """What a layer computes for each token alone: a dense network, or a choice of experts."""
 
-    num_key_heads: int
-    num_value_heads: int
-    key_head_dim: int
-    value_head_dim: int
-    conv_kernel_size: int
+    __slots__ = ()
+    registry = Registry("windtunnel.feed_forward", "windtunnel.model.feed_forward", "kind of feed-forward")
+    shared_modules: ClassVar[tuple[Names, ...]] = ()
+    """Names of the quantised modules of shared experts in checkpoints, where a layer has some."""
+    routed_modules: ClassVar[tuple[Names, ...]] = ()
+    """Names of the quantised modules of routed experts in checkpoints."""
 
+    @classmethod
+    def layers(cls, reader: ConfigReader) -> Iterable[bool]:
+        """Return whether each layer of a config without names for its blocks has this kind."""
+        raise NotImplementedError
 
-Attention = GroupedQueryAttention | LatentAttention | GatedDeltaAttention
+    @classmethod
+    def read(cls, reader: ConfigReader) -> Self:
+        """Return the feed-forward that a config describes; its `model_type` is known.
 
+        Raises:
+            InputError: a key is missing or impossible.
+        """
+        raise NotImplementedError
 
-class DenseFeedForward(Schema, tag="dense", tag_field="type"):
-    """A feed-forward of `intermediate_size`; gated ones (SwiGLU, GeGLU) have three matrices, plain ones two."""
+    @property
+    def num_experts(self) -> int:
+        """Routed experts; 0 where there are none."""
+        return 0
 
-    intermediate_size: int
-    gated: bool = True
-    bias: bool = False
+    def parameters(self, hidden_size: int) -> FeedForwardParameters:
+        """Count one layer's parameters."""
+        raise NotImplementedError
 
+    def weight_bits(self, shard: "Shard") -> float:
+        """Return the bits of one layer's weights on one device."""
+        raise NotImplementedError
 
-class ExpertsFeedForward(Schema, tag="experts", tag_field="type"):
-    """A mixture of experts: a router, `num_experts` routed experts of which each token uses some, and shared ones."""
+    def input_format(self, shard: "Shard") -> Format:
+        """Return the format in which the norm before it writes its input."""
+        return Format.BF16
 
-    num_experts: int
-    experts_per_token: int
-    intermediate_size: int
-    """Width of one routed expert."""
-    shared_intermediate_size: int = 0
-    """Width of all shared experts together."""
-    shared_gate: bool = False
-    """A sigmoid gate of one output scales the shared expert (Qwen2-MoE, Qwen3.5)."""
-    gated: bool = True
-    bias: bool = False
-    router_bias: bool = False
-    fp32_router: bool = False
-    """Engines keep the router's weights in fp32 and multiply in fp32 (MiniMax-M2)."""
+    def launches(self, shard: "Shard", num_tokens: Size) -> Iterator[Launch]:
+        """Yield the launches of one layer, in their order."""
+        raise NotImplementedError
 
-
-FeedForward = DenseFeedForward | ExpertsFeedForward
+    def peak_values(self, shard: "Shard") -> float:
+        """Return the values that one token holds at the layer's widest point, on one device."""
+        raise NotImplementedError
 
 
 class LayerGroup(Schema):
-    """`num_layers` layers of one shape; they need not be neighbours."""
+    """`num_layers` layers of one shape; they need not be neighbours. A layer may lack one of its two parts."""
 
     num_layers: int
-    attention: Attention
-    feed_forward: FeedForward
+    attention: Attention | None = None
+    feed_forward: FeedForward | None = None
     num_norms: int = 2
-    """Norms over the hidden size in each layer (Gemma 2 and 3 have four; parallel blocks one)."""
+    """Norms over the hidden size in each layer (Gemma 2 and 3 have four; parallel blocks and single parts one)."""
+
+    def __post_init__(self) -> None:
+        if self.attention is None and self.feed_forward is None:
+            raise ValueError("a layer has neither attention nor a feed-forward; at least one of them is needed")
 
 
 class ModelSpec(Schema):
@@ -123,7 +228,96 @@ class ModelSpec(Schema):
     """`model_type` of its config.json where layers have a sliding window: engines keep windows of some types only."""
     precision: Precision = Precision()
     """Formats of the published checkpoint, read from its quantisation config."""
+    left_out: tuple[str, ...] = ()
+    """Parts of the published model that are not modelled: a vision tower, an audio tower."""
 
     @property
     def num_layers(self) -> int:
         return sum(group.num_layers for group in self.layers)
+
+    @property
+    def attentions(self) -> tuple[tuple[int, Attention], ...]:
+        """Number of layers and their attention, for each group that has one."""
+        return tuple((group.num_layers, group.attention) for group in self.layers if group.attention is not None)
+
+    @property
+    def feed_forwards(self) -> tuple[tuple[int, FeedForward], ...]:
+        """Number of layers and their feed-forward, for each group that has one."""
+        return tuple((g.num_layers, g.feed_forward) for g in self.layers if g.feed_forward is not None)
+
+    @property
+    def has_experts(self) -> bool:
+        return any(feed_forward.num_experts for _, feed_forward in self.feed_forwards)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A model as it is deployed: what the operators of a step are computed from."""
+
+    model: ModelSpec
+    precision: Precision
+    parallelism: Parallelism
+    devices_per_node: int = 8
+    tf32: bool = False
+    """Whether tensor cores multiply what is left in fp32."""
+    beside_tokens: int = 0
+    """Most tokens at which shared experts run on a stream of their own beside the routed experts."""
+
+    @property
+    def tp(self) -> int:
+        return self.parallelism.tp
+
+    @property
+    def num_group_ranks(self) -> int:
+        """Ranks that share the experts."""
+        return self.parallelism.tp * self.parallelism.attention_dp
+
+    @property
+    def stage_fraction(self) -> float:
+        """Share of the layers that the fullest pipeline stage holds."""
+        return -(-self.model.num_layers // self.parallelism.pp) / self.model.num_layers
+
+    def span_nodes(self, num_ranks: int) -> int:
+        """Return the number of nodes that hold `num_ranks` neighbouring ranks."""
+        return -(-num_ranks // self.devices_per_node)
+
+    def collective(self, op: str, message_bytes: Size, num_ranks: int) -> Collective:
+        """Return a collective over `num_ranks` neighbouring ranks."""
+        return Collective(op, message_bytes, num_ranks, self.span_nodes(num_ranks))
+
+    def all_reduce(self, name: str, num_tokens: Size) -> Iterator[Launch]:
+        """Yield the sum of hidden states over tensor-parallel ranks, where there are several."""
+        if self.tp > 1:
+            message = num_tokens * self.model.hidden_size * BF16_BYTES
+            yield Launch(name, self.collective("all_reduce", message, self.tp))
+
+    def norm(self, name: str, num_tokens: Size, output: Format, count: int = 1) -> Launch:
+        """Return residual add and norm in one kernel: it reads two streams, writes residual and normed activation."""
+        num_bytes = self.model.hidden_size * (3 * BF16_BYTES + ACTIVATION_BITS[output] / 8)
+        return Launch(name, Elementwise("norm", num_tokens, num_bytes), count)
+
+    def attention_gemm(self, name: str, num_tokens: Size, num_outputs: int, num_inputs: int) -> Launch:
+        """Return a projection of attention, in the format of attention's weights."""
+        return Launch(name, Gemm(num_tokens, num_outputs, num_inputs, self.precision.attention_format))
+
+
+def attention_kinds() -> tuple[type[Attention], ...]:
+    """Return every kind of attention, the shipped ones first."""
+    return _kinds(Attention)
+
+
+def feed_forward_kinds() -> tuple[type[FeedForward], ...]:
+    """Return every kind of feed-forward, the shipped ones first."""
+    return _kinds(FeedForward)
+
+
+def operator_types() -> dict[str, type[Op]]:
+    """Return the class of every kind of operator, by the kind's name."""
+    types: list[type[Op]] = [Gemm, Elementwise, Collective]
+    for kind in (*attention_kinds(), *feed_forward_kinds()):
+        types += kind.operators
+    return {operator.kind: operator for operator in types}
+
+
+def _kinds(face: type[Any]) -> tuple[Any, ...]:
+    return tuple(face.registry.get(name).KIND for name in face.registry.names())

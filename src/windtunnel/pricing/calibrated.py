@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from windtunnel.hardware import Device
 from windtunnel.model import operators as ops
 from windtunnel.pricing.estimator import Estimate, Estimator
-from windtunnel.pricing.roofline import compute_format, machine
+from windtunnel.pricing.roofline import machine
 
 CLASSES: Mapping[str, str] = {
     "gemm": "gemm",
@@ -29,10 +29,8 @@ CLASSES: Mapping[str, str] = {
     "sparse_latent_prefill": "prefill_attention",
     "sparse_latent_decode": "decode_attention",
     "collective": "collective",
-    "elementwise": "other",
-    "gated_delta": "other",
 }
-"""Kind of operator -> its class."""
+"""Kind of operator -> its class; kinds that are not named are `other`."""
 
 
 def shares(op: ops.Op, device: Device) -> dict[str, NDArray[np.float64]]:
@@ -41,13 +39,13 @@ def shares(op: ops.Op, device: Device) -> dict[str, NDArray[np.float64]]:
     The compute regime's share is t_c / (t_c + t_m) of the times that arithmetic and memory alone would take at the
     device's peak.
     """
-    name = CLASSES[op.kind]
+    name = CLASSES.get(op.kind, "other")
     if name not in ("gemm", "experts"):
         return {name: np.asarray(1.0)}
-    on = machine(device, compute_format(op))
+    on = machine(device, op.compute_format)
     compute_s, memory_s = np.asarray(op.flops) / on.flops_per_s, np.asarray(op.num_bytes) / on.bytes_per_s
     compute = np.asarray(compute_s / (compute_s + memory_s), np.float64)
-    label = f"{name}.{compute_format(op).value}"
+    label = f"{name}.{op.compute_format.value}"
     return {f"{label}.memory": 1.0 - compute, f"{label}.compute": compute}
 
 

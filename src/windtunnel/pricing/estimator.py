@@ -16,8 +16,8 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node
 from windtunnel.model import operators as ops
 from windtunnel.pricing.interpolate import Curve, Interpolated, Point, Surface, bend, corner_sites, gaps, nearest_sites
-from windtunnel.pricing.roofline import CPU, CPU_MEDIAN_ERROR, Roofline, fit_for
-from windtunnel.pricing.table import Floats, MeasurementTable, site_fields, site_names, site_of
+from windtunnel.pricing.roofline import CPU, CPU_MEDIAN_ERROR, UNFITTED_ERROR, Roofline, fit_for, has_closed_form
+from windtunnel.pricing.table import Floats, MeasurementTable, operator_type, site_fields, site_names, site_of
 from windtunnel.schema import read_yaml
 
 
@@ -102,10 +102,12 @@ class RooflineEstimator:
     def estimate(self, op: ops.Op) -> Estimate:
         """Return the seconds by the calibrated roofline."""
         _require_work(op)
-        fit = fit_for(op)
         seconds = _scalar_or_array(np.asarray(self.roofline.seconds(op), dtype=np.float64))
         if self.roofline.device.architecture == CPU:
             return Estimate(seconds, Coverage.ROOFLINE, "roofline of a processor, not calibrated", CPU_MEDIAN_ERROR)
+        if not has_closed_form(op):
+            return Estimate(seconds, Coverage.ROOFLINE, f"plain roofline, not fitted to {op.kind}", UNFITTED_ERROR)
+        fit = fit_for(op)
         return Estimate(seconds, Coverage.ROOFLINE, f"roofline fitted on {fit.fitted_on}", fit.median_error)
 
 
@@ -121,12 +123,10 @@ ANY = "any"
 def canonical(op: ops.Op, table: MeasurementTable) -> ops.Op:
     """Return `op` with the dimensions that do not change its cost made equal, so that it meets its measured rows.
 
-    A table of all elementwise kernels has bytes only; Gated DeltaNet's core does not depend on the hidden size.
+    A table of all elementwise kernels has bytes only.
     """
     if isinstance(op, ops.Elementwise) and table.words["name"] == ANY:
         return ops.Elementwise(ANY, op.num_bytes, 1.0)
-    if isinstance(op, ops.GatedDelta):
-        return replace(op, hidden_size=0)
     return op
 
 
@@ -276,7 +276,7 @@ class _Similar:
 
     def bends(self, low: Point, middle: Point, high: Point) -> list[float]:
         """Return the bends of similar sites between these points, or between points that give them the same work."""
-        name = _SHARES_BATCH.get(self.model.table.kind)
+        name = operator_type(self.model.table.kind).shares_batch
         index = site_names(self.model.table.kind).index(name) if name else None
         bends: list[float] = []
         for site in self.sites:
@@ -329,24 +329,15 @@ _LEAST_BENDS = 3
 """Fewer bends say nothing: each size of a collective switches protocols at its own message (2.4 %, else 3.5 %)."""
 _NUM_LOOKED_AT = 16
 
-_SHARES_BATCH: Mapping[str, str] = {
-    "prefill_attention": "num_heads",
-    "decode_attention": "num_kv_heads",
-    "latent_prefill_attention": "num_heads",
-    "gated_delta": "num_value_heads",
-}
-"""Kind -> dimension that acts like batch: kernels see only the product of both. With other shapes left out, the median
-error falls from 2.8 % to 2.4 % (decode), 4.7 % to 3.5 % (latent prefill), 2.7 % to 1.8 % (Gated DeltaNet); of
-latent decode, whose heads share the one cache, it rises from 3.2 % to 4.6 %."""
-
 
 def _same_work(
     kind: str, site: tuple[float, ...], other: tuple[float, ...], axes: Mapping[str, Floats]
 ) -> dict[str, Floats]:
     """Return points of another site that give its kernels the work of `axes` at `site`."""
-    if kind not in _SHARES_BATCH:
+    name = operator_type(kind).shares_batch
+    if name is None:
         return dict(axes)
-    index = site_names(kind).index(_SHARES_BATCH[kind])
+    index = site_names(kind).index(name)
     return {**axes, "batch": axes["batch"] * site[index] / other[index]}
 
 

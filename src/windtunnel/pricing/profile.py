@@ -9,9 +9,10 @@ from pathlib import Path
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node
 from windtunnel.model import operators as ops
+from windtunnel.model.shape import operator_types
 from windtunnel.pricing.estimator import Estimator, TableEstimator
 from windtunnel.pricing.roofline import Roofline
-from windtunnel.pricing.table import KINDS, MeasurementTable, read_provenance, read_tables, text_names, write_tables
+from windtunnel.pricing.table import MeasurementTable, read_provenance, read_tables, text_names, write_tables
 
 Fitted = Callable[[MeasurementTable, Roofline], MeasurementTable]
 """Function that replaces measured times by those of a regression (`pricing.regress.fitted`)."""
@@ -34,7 +35,7 @@ def profile_files(folder: Path) -> list[Path]:
     Raises:
         InputError: it is not a folder, or holds none.
     """
-    files = [folder / f"{kind}.parquet" for kind in KINDS if (folder / f"{kind}.parquet").is_file()]
+    files = [folder / f"{kind}.parquet" for kind in operator_types() if (folder / f"{kind}.parquet").is_file()]
     if not files:
         problem = "holds no measured operators" if folder.is_dir() else "is not a folder"
         raise InputError(
@@ -73,7 +74,7 @@ def write_profile(folder: Path, tables: list[MeasurementTable], provenance: Mapp
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for kind in KINDS:
+    for kind in operator_types():
         of_kind = [table for table in tables if table.kind == kind]
         if of_kind:
             written.append(folder / f"{kind}.parquet")

@@ -9,32 +9,24 @@ the simulator needs no scikit-learn, and the file on disk is a small Parquet fil
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations_with_replacement
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, MissingExtraError, did_you_mean
+from windtunnel.errors import InputError, did_you_mean
 from windtunnel.model import operators as ops
-from windtunnel.pricing.choices import ESTIMATORS
+from windtunnel.pricing.choices import REGRESSIONS, estimators
 from windtunnel.pricing.estimator import CHUNKED, TableModel
 from windtunnel.pricing.profile import Fitted
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import Floats, MeasurementTable, read_tables, write_tables
 
 Ints = NDArray[np.intp]
-FitMethod = Callable[[Floats, Floats, Floats], Callable[[Floats, Floats], Floats]]
-"""Function of features `[k, d]`, roofline seconds `[k]` and seconds `[k]` to one of features and roofline seconds."""
-
-RISING = ("monotone", "polynomial", "boosting")
-"""Fits that never fall along an axis. Real kernels fall where they switch: holding a forest of Vidur's decode attention
-to it raises its mean error on points left out from 1.2% to 2.3%."""
-
 FOLDS = 5
 MOST_CHOICE_SITES = 3
 """Shapes of a table that `auto` looks at, spread evenly over the sorted shapes: all shapes take five times as long
@@ -58,12 +50,12 @@ def fitted(table: MeasurementTable, roofline: Roofline, method: str) -> Measurem
     Args:
         table: measured table.
         roofline: roofline of the device; the residual regression fits the ratio to it.
-        method: one of `choices.ESTIMATORS`; `auto` chooses by cross-validation.
+        method: one of `choices.estimators()`; `auto` chooses by cross-validation.
 
     Raises:
         InputError: there is no such method, or scikit-learn is needed and missing.
     """
-    _check_method(method, ESTIMATORS)
+    _check_method(method, estimators())
     if method == "auto":
         method = scores(few_sites(table), roofline)[0].method
     if method == "interpolation":
@@ -74,7 +66,7 @@ def fitted(table: MeasurementTable, roofline: Roofline, method: str) -> Measurem
     nodes = lattice(table)
     seconds = _predicted(table, roofline, method, nodes)
     lowered = replace(nodes, seconds=seconds, source=note, is_fitted=True)
-    return monotone(lowered) if method in RISING else lowered
+    return monotone(lowered) if REGRESSIONS.get(method).RISES else lowered
 
 
 def _check_method(name: str, known: Sequence[str]) -> None:
@@ -88,7 +80,7 @@ def check_methods(names: Sequence[str] | None) -> list[str]:
     Raises:
         InputError: there is no such method.
     """
-    known = [name for name in ESTIMATORS if name != "auto"]
+    known = [name for name in estimators() if name != "auto"]
     for name in names or ():
         _check_method(name, known)
     return list(names or known)
@@ -162,7 +154,7 @@ def predict(shown: MeasurementTable, roofline: Roofline, points: MeasurementTabl
 def _predicted(table: MeasurementTable, roofline: Roofline, method: str, points: MeasurementTable) -> Floats:
     """Return the seconds of a regression of `table` at the rows of `points`; each site has its own fit, as in Vidur."""
     seconds = np.empty(len(points))
-    fit = _METHODS[method]
+    fit = REGRESSIONS.get(method).fit
     for site, rows in points.rows_by_site.items():
         shown = table.rows_by_site[site]
         if len(shown) < _LEAST_ROWS:
@@ -239,91 +231,6 @@ def features(table: MeasurementTable, rows: Ints) -> Floats:
 def _roofline_s(table: MeasurementTable, roofline: Roofline, site: tuple[float, ...], rows: Ints) -> Floats:
     op: ops.Op = table.operator(site, {name: column[rows] for name, column in table.axes.items()})
     return np.broadcast_to(np.asarray(roofline.seconds(op), np.float64), len(rows))
-
-
-def _fit_polynomial(features: Floats, roofline_s: Floats, seconds: Floats) -> Callable[[Floats, Floats], Floats]:  # noqa: ARG001
-    """Fit monomials of the axes by least squares of relative errors, of the degree with the least error on folds."""
-    degrees = range(1, 4)
-    order = np.random.default_rng(SEED).permutation(len(seconds))
-    parts = np.array_split(order, min(3, len(seconds)))
-
-    def error(degree: int) -> float:
-        errors = []
-        for part in parts:
-            shown = np.setdiff1d(order, part)
-            guess = _polynomial(features[shown], seconds[shown], degree)(features[part])
-            errors.append(np.abs(guess / seconds[part] - 1))
-        return float(np.concatenate(errors).mean())
-
-    best = _polynomial(features, seconds, min(degrees, key=error))
-    floor = float(seconds.min()) / 2
-
-    # A polynomial may dip below zero between its points; no operator takes less than half the least measured time.
-    return lambda points, _: np.maximum(best(points), floor)
-
-
-def _polynomial(features: Floats, seconds: Floats, degree: int) -> Callable[[Floats], Floats]:
-    scale = np.maximum(features.max(axis=0), 1.0)
-
-    def monomials(points: Floats) -> Floats:
-        x = points / scale
-        terms = [np.ones(len(x))]
-        for power in range(1, degree + 1):
-            terms += [np.prod(x[:, list(c)], axis=1) for c in combinations_with_replacement(range(x.shape[1]), power)]
-        return np.column_stack(terms)
-
-    weights, *_ = np.linalg.lstsq(monomials(features) / seconds[:, None], np.ones(len(seconds)), rcond=None)
-    return lambda points: np.asarray(monomials(points) @ weights)
-
-
-def _fit_forest(features: Floats, roofline_s: Floats, seconds: Floats) -> Callable[[Floats, Floats], Floats]:  # noqa: ARG001
-    """Fit a random forest of log seconds over the axes (Breiman 2001), with Vidur's usual depth."""
-    forest = _sklearn("ensemble").RandomForestRegressor(
-        n_estimators=30, max_depth=16, min_samples_split=2, random_state=SEED, n_jobs=1
-    )
-    forest.fit(np.log1p(features), np.log(seconds))
-    return lambda points, _: np.asarray(np.exp(forest.predict(np.log1p(points))))
-
-
-def _fit_boosting(features: Floats, roofline_s: Floats, seconds: Floats) -> Callable[[Floats, Floats], Floats]:  # noqa: ARG001
-    """Fit gradient boosting of log seconds that only rise along every axis (Friedman 2001)."""
-    model = _boosting(np.log1p(features), np.log(seconds), rising=True)
-    return lambda points, _: np.asarray(np.exp(model.predict(np.log1p(points))))
-
-
-def _fit_residual(features: Floats, roofline_s: Floats, seconds: Floats) -> Callable[[Floats, Floats], Floats]:
-    """Fit gradient boosting of log seconds over the roofline's."""
-    model = _boosting(np.log1p(features), np.log(seconds / roofline_s), rising=False)
-    return lambda points, floor_s: np.asarray(floor_s * np.exp(model.predict(np.log1p(points))))
-
-
-def _boosting(features: Floats, targets: Floats, rising: bool) -> Any:
-    model = _sklearn("ensemble").HistGradientBoostingRegressor(
-        max_iter=80,
-        learning_rate=0.2,
-        max_leaf_nodes=31,
-        min_samples_leaf=min(5, max(len(targets) // 4, 1)),
-        monotonic_cst=[int(rising)] * features.shape[1],
-        random_state=SEED,
-    )
-    return model.fit(features, targets)
-
-
-def _sklearn(module: str) -> Any:
-    try:
-        from importlib import import_module
-
-        return import_module(f"sklearn.{module}")
-    except ImportError:
-        raise MissingExtraError("scikit-learn", "estimators") from None
-
-
-_METHODS: Mapping[str, FitMethod] = {
-    "polynomial": _fit_polynomial,
-    "forest": _fit_forest,
-    "boosting": _fit_boosting,
-    "roofline_residual": _fit_residual,
-}
 
 
 def monotone(table: MeasurementTable) -> MeasurementTable:
@@ -409,6 +316,8 @@ def cache_folder() -> Path:
 
 def _digest(table: MeasurementTable, roofline: Roofline, method: str) -> str:
     digest = hashlib.sha256(repr((_VERSION, table.kind, sorted(table.words.items()), table.source, method)).encode())
+    if method in REGRESSIONS.names():
+        digest.update(inspect.getsource(REGRESSIONS.get(method)).encode())
     digest.update(repr((roofline.device, roofline.node, np.__version__)).encode())
     for name, column in sorted({**table.sites, **table.axes, "seconds": table.seconds}.items()):
         digest.update(name.encode())

@@ -7,9 +7,9 @@ GEMM's n and k, an attention's heads) at which a curve or surface was measured a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError, did_you_mean, missing_file
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
+from windtunnel.model.shape import operator_types
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,39 +28,32 @@ Floats = NDArray[np.float64]
 
 SCHEMA_VERSION = "1"
 
-KINDS: dict[str, type[ops.Op]] = {
-    kind.kind: kind
-    for kind in (
-        ops.Gemm,
-        ops.PrefillAttention,
-        ops.DecodeAttention,
-        ops.LatentPrefillAttention,
-        ops.LatentDecodeAttention,
-        ops.SparseLatentPrefill,
-        ops.SparseLatentDecode,
-        ops.GatedDelta,
-        ops.Experts,
-        ops.Elementwise,
-        ops.Collective,
-    )
-}
-"""Kind of operator, as files name it -> its class."""
-
 _TEXT_FIELDS = ("format", "kv_format", "name", "op")
 
 STATISTICS = ("mean_s", "min_s", "max_s", "std_s", "num_samples", "num_outliers")
 """Statistics that a profiler may keep beside `seconds`, the median of samples; all but the last exclude outliers."""
 
 
+def operator_type(kind: str) -> type[ops.Op]:
+    """Return the class of the operators that files call `kind`."""
+    return operator_types()[kind]
+
+
 def site_names(kind: str) -> tuple[str, ...]:
     """Return the numeric dimensions that tell one site of `kind` from another."""
-    operator = KINDS[kind]
+    return _site_names(operator_type(kind))
+
+
+@cache
+def _site_names(operator: Hashable) -> tuple[str, ...]:
+    assert isinstance(operator, type)
+    assert issubclass(operator, ops.Op)
     return tuple(f.name for f in fields(operator) if f.name not in operator.axes and f.name not in _TEXT_FIELDS)
 
 
 def text_names(kind: str) -> tuple[str, ...]:
     """Return the dimensions of `kind` that are words (formats, a collective's name); a table has one word each."""
-    return tuple(f.name for f in fields(KINDS[kind]) if f.name in _TEXT_FIELDS)
+    return tuple(f.name for f in fields(operator_type(kind)) if f.name in _TEXT_FIELDS)
 
 
 @dataclass(frozen=True)
@@ -133,12 +127,13 @@ class MeasurementTable:
     def operator(self, site: tuple[float, ...], axes: Mapping[str, Any]) -> ops.Op:
         """Return the operator at `site`, with arrays along its axes."""
         dimensions = {**site_fields(self.kind, site), **axes, **_word_fields(self.words)}
-        return KINDS[self.kind](**dimensions)
+        operator: ops.Op = operator_type(self.kind)(**dimensions)
+        return operator
 
 
 def site_fields(kind: str, site: tuple[float, ...]) -> dict[str, Any]:
     """Return the dimensions of a site as an operator has them: flags and whole numbers."""
-    flags = {f.name for f in fields(KINDS[kind]) if f.type in (bool, "bool")}
+    flags = {f.name for f in fields(operator_type(kind)) if f.type in (bool, "bool")}
     return {
         name: bool(value) if name in flags else int(value) if float(value).is_integer() else value
         for name, value in zip(site_names(kind), site, strict=True)
@@ -224,7 +219,7 @@ def _joined(parts: list[MeasurementTable]) -> MeasurementTable:
 
 def site_of(op: ops.Op) -> tuple[float, ...]:
     """Return the numeric site of `op`: its key in a table of its words."""
-    return tuple(float(getattr(op, name)) for name in site_names(op.kind))
+    return tuple(float(getattr(op, name)) for name in _site_names(type(op)))
 
 
 def write_tables(path: Path, tables: list[MeasurementTable], provenance: Mapping[str, str]) -> None:
@@ -265,9 +260,11 @@ def read_tables(path: Path) -> list[MeasurementTable]:
     rows = read_parquet(path)
     metadata = {key.decode(): value.decode() for key, value in (rows.schema.metadata or {}).items()}
     kind = metadata.get("windtunnel.kind", "")
-    if metadata.get("windtunnel.schema") != SCHEMA_VERSION or kind not in KINDS:
-        raise InputError(f"{path} is not a measurement table of schema {SCHEMA_VERSION}", did_you_mean(kind, KINDS))
-    words, sites, axes = text_names(kind), site_names(kind), KINDS[kind].axes
+    if metadata.get("windtunnel.schema") != SCHEMA_VERSION or kind not in operator_types():
+        raise InputError(
+            f"{path} is not a measurement table of schema {SCHEMA_VERSION}", did_you_mean(kind, operator_types())
+        )
+    words, sites, axes = text_names(kind), site_names(kind), operator_type(kind).axes
     require_columns(path, rows.column_names, (*words, *sites, *axes, "seconds", "source"))
     labels = (*words, "source")
     combinations, codes = np.unique(

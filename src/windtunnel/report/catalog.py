@@ -8,7 +8,6 @@ import msgspec
 
 from windtunnel import catalog
 from windtunnel.model.parameters import count_parameters
-from windtunnel.model.shape import Attention, GatedDeltaAttention, LatentAttention
 from windtunnel.report.numbers import duration, number
 from windtunnel.report.report import Cell, Facts, Report, Row, Section, Table
 from windtunnel.report.serving.setup import SCHEDULER_TITLES
@@ -141,24 +140,13 @@ def _model_row(name: str) -> list[str]:
     model = catalog.model(name)
     parameters = count_parameters(model)
     return [
-        " + ".join(dict.fromkeys(_attention_text(group.attention) for group in model.layers)),
+        " + ".join(dict.fromkeys(attention.text for _, attention in model.attentions)),
         number(parameters.total / 1e9),
         number(parameters.active / 1e9) if parameters.active != parameters.total else "",
         f"{model.num_layers}",
         f"{model.max_context_tokens / 1024:.0f}k",
         model.precision.experts_format.value,
     ]
-
-
-def _attention_text(attention: Attention) -> str:
-    if isinstance(attention, LatentAttention) and attention.indexer:
-        return f"latent, best {attention.indexer.top_k}"
-    if isinstance(attention, LatentAttention):
-        return "MLA"
-    if isinstance(attention, GatedDeltaAttention):
-        return "DeltaNet"
-    kind = "MHA" if attention.num_kv_heads == attention.num_heads else "GQA"
-    return f"{kind} {attention.window_tokens}" if attention.window_tokens else kind
 
 
 def _device_row(name: str) -> list[str]:

@@ -7,7 +7,7 @@ import msgspec
 
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
-from windtunnel.model.forward import Shard
+from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.prepared import PreparedDeployment, prepare

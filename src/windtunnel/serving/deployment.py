@@ -6,7 +6,7 @@ import msgspec
 
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.network.settings import ClusterNetwork
-from windtunnel.pricing.choices import ATTENTION_BACKENDS, ESTIMATORS, MOE_BACKENDS
+from windtunnel.pricing.choices import ATTENTION_BACKENDS, MOE_BACKENDS, estimators
 from windtunnel.schema import (
     Schema,
     check_at_least,
@@ -449,8 +449,9 @@ class Profile(Schema):
     takes for each table the one with the least error on points left out."""
 
     def __post_init__(self) -> None:
-        if self.estimator not in ESTIMATORS:
-            raise ValueError(f"estimator is {self.estimator!r}; known: {', '.join(ESTIMATORS)}")
+        known = estimators()
+        if self.estimator not in known:
+            raise ValueError(f"estimator is {self.estimator!r}; known: {', '.join(known)}")
 
 
 class Deployment(Schema):

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.model.forward import Shard, StepBatch, attention_launches, head_launches, token_launches
+from windtunnel.model.forward import StepBatch, attention_launches, head_launches, token_launches
 from windtunnel.model.operators import Collective, Elementwise, Launch, Op
+from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import Estimator
-from windtunnel.pricing.roofline import compute_format, machine
+from windtunnel.pricing.roofline import machine
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
@@ -221,7 +222,7 @@ def _explain(launch: Launch, estimator: Estimator, setup: Setup) -> ExplainedLau
     op = launch.op
     priced = PricedLaunch(launch, estimator.estimate(op))
     flops, num_bytes = float(np.asarray(op.flops)), float(np.asarray(op.num_bytes))
-    peak = machine(setup.device, compute_format(op))
+    peak = machine(setup.device, op.compute_format)
     bytes_per_s = _link_bytes_per_s(setup, op) if isinstance(op, Collective) else peak.bytes_per_s
     each_s = priced.each_s
     return ExplainedLaunch(

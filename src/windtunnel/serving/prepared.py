@@ -11,7 +11,7 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
-from windtunnel.model.forward import Shard
+from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL
 from windtunnel.serving.custom.policy import Policy, load_policy, policy_name

@@ -49,7 +49,7 @@ class Result:
         summary, rate = self.summary, self.summary.throughput
         tpot = "" if summary.tpot_s is None else f", TPOT {format_seconds(summary.tpot_s.mean)}"
         return (
-            f"Result({self.scenario.model} on {summary.num_devices:,} x {self.scenario.deployment.device}: "
+            f"Result({self.scenario.model_name} on {summary.num_devices:,} x {self.scenario.deployment.device}: "
             f"{format_count(summary.num_requests, 'request')}, mean TTFT {format_seconds(summary.ttft_s.mean)}{tpot}, "
             f"{rate.output_tokens_per_s:,.0f} output tokens/s; see .summary, .requests, .steps)"
         )

@@ -14,7 +14,7 @@ from windtunnel.hardware import ANY_DEVICE, Device, Node
 from windtunnel.metrics.slo import Slo
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import COMPUTE, Precision
-from windtunnel.model.shape import ExpertsFeedForward, GatedDeltaAttention, GroupedQueryAttention, ModelSpec
+from windtunnel.model.shape import ModelSpec
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.schema import Schema, check_seed, decode, encode, read_table, set_path
 from windtunnel.serving.calibration import NONE, Calibration, Choice, calibration_for, load_calibration
@@ -33,7 +33,8 @@ from windtunnel.workload.schema import Workload
 class Scenario(Schema):
     """One run, as a user writes it. Names refer to the catalog or to files."""
 
-    model: str
+    model: str | ModelSpec
+    """A catalog name, the path of a config.json, or a model written out: a `ModelSpec` or the keys of a config.json."""
     deployment: Deployment
     workload: Workload
     precision: Precision | None = None
@@ -43,6 +44,12 @@ class Scenario(Schema):
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        if isinstance(self.model, Mapping):
+            msgspec.structs.force_setattr(self, "model", catalog.model(self.model))
+
+    @property
+    def model_name(self) -> str:
+        return self.model if isinstance(self.model, str) else self.model.name
 
 
 SCENARIO_HINT = "see examples/01_first_simulation.yaml"
@@ -99,6 +106,8 @@ def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = N
     """
     if folder is not None and "workload" in raw:
         raw["workload"] = _beside(folder, raw["workload"])
+    if isinstance(raw.get("model"), Mapping):
+        raw = raw | {"model": catalog.model(raw["model"])}
     return decode(raw, Scenario, source)
 
 
@@ -125,7 +134,7 @@ def keep_published_formats(raw: dict[str, Any], allow_download: bool = False) ->
     A format of the weights holds for attention and experts too; one of the KV cache for nothing else.
     """
     given = raw.get("precision")
-    if not isinstance(given, dict) or not isinstance(raw.get("model"), str):
+    if not isinstance(given, dict) or not isinstance(raw.get("model"), str | Mapping | ModelSpec):
         return
     published = encode(catalog.model(raw["model"], allow_download).precision)
     if "weights" in given:
@@ -252,27 +261,24 @@ def check_node(node: Node, device: Device) -> None:
 def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node) -> None:
     """Raise InputError where `model` cannot be split that way, or `node` is too small for it."""
     tp, ep = parallelism.tp, parallelism.ep
-    for group in model.layers:
-        attention = group.attention
-        heads = attention.num_key_heads if isinstance(attention, GatedDeltaAttention) else attention.num_heads
+    for _, attention in model.attentions:
+        heads = attention.widest_tp
         if heads % tp:
             good = [n for n in range(1, heads + 1) if heads % n == 0 and n <= 2 * node.num_devices]
             raise InputError(
                 f"tp = {tp} does not divide the {heads} attention heads of {model.name}",
                 f"possible: {', '.join(map(str, good))}",
             )
-    for group in model.layers:
-        if isinstance(group.attention, GroupedQueryAttention):
-            kv_heads = group.attention.num_kv_heads
-            if kv_heads % tp and tp % kv_heads:
-                raise InputError(
-                    f"tp = {tp} neither divides the {kv_heads} key/value heads of {model.name} nor is a multiple",
-                    "the key/value heads must spread evenly over the ranks, or each be repeated as often",
-                )
-    experts = [group.feed_forward for group in model.layers if isinstance(group.feed_forward, ExpertsFeedForward)]
-    if ep > 1 and not experts:
+    for _, attention in model.attentions:
+        kv_heads = attention.shared_kv_heads
+        if kv_heads is not None and kv_heads % tp and tp % kv_heads:
+            raise InputError(
+                f"tp = {tp} neither divides the {kv_heads} key/value heads of {model.name} nor is a multiple",
+                "the key/value heads must spread evenly over the ranks, or each be repeated as often",
+            )
+    if ep > 1 and not model.has_experts:
         raise InputError(f"ep = {ep}, but {model.name} has no experts", "leave ep out")
-    for feed_forward in experts:
+    for _, feed_forward in model.feed_forwards:
         if feed_forward.num_experts % ep:
             raise InputError(f"ep = {ep} does not divide the {feed_forward.num_experts} experts of {model.name}")
     if parallelism.pp > model.num_layers:

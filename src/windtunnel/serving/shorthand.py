@@ -1,9 +1,11 @@
 """Turn the short names that people type, on the command line and in Python, into a scenario."""
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, TypedDict, Unpack, get_type_hints
 
 from windtunnel.errors import InputError, did_you_mean
+from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import set_path
 from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
 
@@ -11,7 +13,7 @@ from windtunnel.serving.scenario import Scenario, keep_published_formats, scenar
 class Options(TypedDict, total=False):
     """Short names, each with its type and its path in a scenario; None stands for a name left out."""
 
-    model: Annotated[str | None, "model"]
+    model: Annotated[str | ModelSpec | Mapping[str, Any] | None, "model"]
     device: Annotated[str | None, "deployment.device"]
     node: Annotated[str | None, "deployment.node"]
     replicas: Annotated[int | None, "deployment.replicas"]

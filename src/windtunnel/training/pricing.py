@@ -14,6 +14,7 @@ from typing import Protocol
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node
 from windtunnel.model import operators as ops
+from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimate, Estimator
 from windtunnel.training.layers.part import Task
 from windtunnel.training.layers.rank import Group
@@ -245,7 +246,7 @@ def class_of(task: Task) -> str:
         return "recomputation"
     if isinstance(task.op, ops.Gemm):
         return "matrix products"
-    if isinstance(task.op, ops.Experts):
+    if isinstance(task.op, Experts):
         return "experts"
     return "memory-bound kernels" if isinstance(task.op, ops.Elementwise) else "attention"
 

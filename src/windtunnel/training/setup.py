@@ -10,14 +10,12 @@ import msgspec
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import ANY_DEVICE, Device, Node
-from windtunnel.model.shape import (
-    DenseFeedForward,
-    ExpertsFeedForward,
-    GatedDeltaAttention,
-    GroupedQueryAttention,
-    LatentAttention,
-    ModelSpec,
-)
+from windtunnel.model.attention.gated_delta import GatedDeltaAttention
+from windtunnel.model.attention.grouped_query import GroupedQueryAttention
+from windtunnel.model.attention.latent import LatentAttention
+from windtunnel.model.feed_forward.dense import DenseFeedForward
+from windtunnel.model.feed_forward.experts import ExpertsFeedForward
+from windtunnel.model.shape import LayerGroup, ModelSpec
 from windtunnel.schema import read_yaml
 from windtunnel.training.degrees import Degrees, degrees
 from windtunnel.training.effects import without_idle_settings
@@ -153,29 +151,27 @@ def layers_per_chunk(job: TrainingJob, known: Degrees, model: ModelSpec) -> tupl
 
 def check_model(job: TrainingJob, known: Degrees, model: ModelSpec) -> None:
     """Raise InputError where `model` or its sequences cannot be split that way."""
-    if any(isinstance(group.attention, LatentAttention) and group.attention.indexer for group in model.layers):
-        raise InputError(f"training {model.name} cannot be modelled: its sparse attention has an indexer")
-    tp, cp = known.tp, known.cp
     for group in model.layers:
-        attention = group.attention
-        heads = attention.num_key_heads if isinstance(attention, GatedDeltaAttention) else attention.num_heads
+        _check_kinds(group, model)
+    tp, cp = known.tp, known.cp
+    for _, attention in model.attentions:
+        heads = attention.widest_tp
         if heads % tp:
             raise InputError(f"tp = {tp} does not divide the {heads} attention heads of {model.name}")
         if job.parallelism.cp_method == "ulysses" and (heads // tp) % cp:
             raise InputError(f"cp = {cp} by ulysses does not divide the {heads // tp} heads of a tensor-parallel rank")
-        if isinstance(attention, GroupedQueryAttention):
-            kv = attention.num_kv_heads
-            if kv % tp and tp % kv:
-                raise InputError(
-                    f"tp = {tp} neither divides the {kv} key/value heads of {model.name} nor is a multiple"
-                )
-        feed_forward = group.feed_forward
-        if isinstance(feed_forward, DenseFeedForward):
-            if feed_forward.intermediate_size % tp:
-                raise InputError(f"tp = {tp} does not divide the feed-forward width {feed_forward.intermediate_size}")
-        else:
-            _check_experts(feed_forward, known, model)
-    if known.ep > 1 and not any(isinstance(group.feed_forward, ExpertsFeedForward) for group in model.layers):
+        kv = attention.shared_kv_heads
+        if kv is not None and kv % tp and tp % kv:
+            raise InputError(f"tp = {tp} neither divides the {kv} key/value heads of {model.name} nor is a multiple")
+    for _, feed_forward in model.feed_forwards:
+        match feed_forward:
+            case DenseFeedForward():
+                if feed_forward.intermediate_size % tp:
+                    width = feed_forward.intermediate_size
+                    raise InputError(f"tp = {tp} does not divide the feed-forward width {width}")
+            case ExpertsFeedForward():
+                _check_experts(feed_forward, known, model)
+    if known.ep > 1 and not model.has_experts:
         raise InputError(f"ep = {known.ep}, but {model.name} has no experts", "leave ep out")
     # Causal attention is balanced by giving each context-parallel rank two chunks, one early and one late.
     pieces = (2 * cp if cp > 1 else 1) * (tp if job.parallelism.sequence_parallel else 1)
@@ -185,6 +181,19 @@ def check_model(job: TrainingJob, known: Degrees, model: ModelSpec) -> None:
             f"({'2 x cp' if cp > 1 else ''}{' x ' if cp > 1 and job.parallelism.sequence_parallel else ''}"
             f"{'tp' if job.parallelism.sequence_parallel else ''})"
         )
+
+
+def _check_kinds(group: LayerGroup, model: ModelSpec) -> None:
+    """Raise InputError for a layer whose training cannot be modelled."""
+    attention, feed_forward = group.attention, group.feed_forward
+    if attention is None or feed_forward is None:
+        raise InputError(f"training {model.name} cannot be modelled: it has layers of one part, as hybrids have")
+    if isinstance(attention, LatentAttention) and attention.indexer:
+        raise InputError(f"training {model.name} cannot be modelled: its sparse attention has an indexer")
+    if not isinstance(attention, GroupedQueryAttention | LatentAttention | GatedDeltaAttention):
+        raise InputError(f"training {model.name} cannot be modelled: it has layers of {attention.text}")
+    if not isinstance(feed_forward, DenseFeedForward | ExpertsFeedForward):
+        raise InputError(f"training {model.name} cannot be modelled: {type(feed_forward).__name__} is not known")
 
 
 def _check_experts(feed_forward: ExpertsFeedForward, known: Degrees, model: ModelSpec) -> None:

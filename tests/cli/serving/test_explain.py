@@ -61,3 +61,20 @@ def test_a_step_that_the_engine_never_forms_is_refused(windtunnel: Command, opti
     done = windtunnel("explain", *LLAMA, *options)
     assert (done.code, done.stdout) == (2, "")
     assert message in done.stderr
+
+
+def test_a_tower_that_is_left_out_is_said_once_beside_the_result(windtunnel: Command) -> None:
+    done = windtunnel("explain", "--model", "google/gemma-3-4b-it", "--device", "h100_sxm", "--json")
+    assert done.code == 0
+    assert done.stderr.count("note: google/gemma-3-4b-it is predicted without its vision tower: text only") == 1
+    assert "tower" not in done.stdout
+    text = windtunnel("explain", "--model", "google/gemma-2-9b", "--device", "h100_sxm", "--json")
+    assert "tower" not in text.stderr
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-Next-80B-A3B-Instruct", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"])
+def test_recurrences_are_shown_as_json(windtunnel: Command, model: str) -> None:
+    done = windtunnel("explain", "--model", model, "--device", "h100_sxm", "--tp", "4", "--json")
+    assert done.code == 0
+    shapes = {operator["kind"]: operator["shape"] for operator in json.loads(done.stdout)["operators"]}
+    assert {"gated_delta", "state_space_scan"} & set(shapes)

@@ -26,9 +26,9 @@ from windtunnel.formats.captures.step_operators import (
     write_measurements,
 )
 from windtunnel.model.config import model_from_config
-from windtunnel.model.forward import Shard, forward_launches
+from windtunnel.model.forward import forward_launches
 from windtunnel.model.parallelism import Parallelism
-from windtunnel.model.shape import ModelSpec
+from windtunnel.model.shape import ModelSpec, Shard
 from windtunnel.pricing.table import read_tables
 
 

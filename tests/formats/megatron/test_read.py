@@ -4,8 +4,11 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.formats.megatron.read import MegatronJob, read_megatron_arguments
+from windtunnel.model.attention.grouped_query import GroupedQueryAttention
+from windtunnel.model.attention.latent import LatentAttention
+from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.parameters import count_parameters
-from windtunnel.model.shape import ExpertsFeedForward, GroupedQueryAttention, LatentAttention, ModelSpec
+from windtunnel.model.shape import ModelSpec
 from windtunnel.training.setup import resolve
 
 GPT3 = (

@@ -16,7 +16,8 @@ from windtunnel.formats.vidur.profiles import (
     vidur_files,
     write_vidur_file,
 )
-from windtunnel.model.operators import Collective, DecodeAttention, Gemm, PrefillAttention
+from windtunnel.model.attention.grouped_query import DecodeAttention, PrefillAttention
+from windtunnel.model.operators import Collective, Gemm
 from windtunnel.pricing.profile import profile_estimator, write_profile
 from windtunnel.pricing.table import merged, read_tables
 

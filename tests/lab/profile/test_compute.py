@@ -16,16 +16,13 @@ from windtunnel.lab.profile.journal import Journal
 from windtunnel.lab.profile.model import StepShape, check_profilable, operators_of
 from windtunnel.lab.profile.run import ComputePlan, parse_degrees, profile_compute, write_vidur
 from windtunnel.lab.profile.samples import MeasuredOperator, MeasuredStep, TimeStatistics
-from windtunnel.model.forward import Shard, StepBatch, forward_launches
+from windtunnel.model.attention.grouped_query import GroupedQueryAttention
+from windtunnel.model.attention.latent import LatentAttention
+from windtunnel.model.feed_forward.dense import DenseFeedForward
+from windtunnel.model.feed_forward.experts import ExpertsFeedForward
+from windtunnel.model.forward import StepBatch, forward_launches
 from windtunnel.model.parallelism import Parallelism
-from windtunnel.model.shape import (
-    DenseFeedForward,
-    ExpertsFeedForward,
-    GroupedQueryAttention,
-    LatentAttention,
-    LayerGroup,
-    ModelSpec,
-)
+from windtunnel.model.shape import LayerGroup, ModelSpec, Shard
 from windtunnel.pricing.estimator import Coverage
 from windtunnel.pricing.profile import profile_estimator, profile_provenance, read_profile
 from windtunnel.pricing.table import STATISTICS

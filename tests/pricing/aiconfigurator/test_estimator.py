@@ -10,6 +10,10 @@ import pytest
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model import operators as ops
+from windtunnel.model.attention.gated_delta import GatedDelta
+from windtunnel.model.attention.grouped_query import DecodeAttention, PrefillAttention
+from windtunnel.model.attention.latent import LatentDecodeAttention, LatentPrefillAttention
+from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import KernelChoices
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, measured_estimator, measured_systems
@@ -288,7 +292,7 @@ def test_decode_attention_sees_the_step_and_the_new_token(tmp_path: Path) -> Non
         "latency": [0.010, 0.020],
     }
     write(tmp_path, "attention/vllm/0.24.0", "generation_attention_perf", columns)
-    priced = estimate(tmp_path, ops.DecodeAttention(4.0, np.array([128.0, 1024.0]), 8, 1, 128))
+    priced = estimate(tmp_path, DecodeAttention(4.0, np.array([128.0, 1024.0]), 8, 1, 128))
     np.testing.assert_allclose(priced.seconds, [10e-6, 20e-6])
     assert priced.coverage is Coverage.MEASURED
 
@@ -310,7 +314,7 @@ def test_before_tiles_for_it_decoding_over_an_fp8_cache_was_no_faster(
         "generation_attention_perf",
         {**columns, "latency": [0.010, 0.050, 0.020, 0.030]},
     )
-    op = ops.DecodeAttention(4.0, np.array([128.0, 1024.0]), 8, 1, 128, kv_format=Format.FP8)
+    op = DecodeAttention(4.0, np.array([128.0, 1024.0]), 8, 1, 128, kv_format=Format.FP8)
     np.testing.assert_allclose(estimate(tmp_path, op, version=version).seconds, seconds)
 
 
@@ -329,7 +333,7 @@ def test_trtllm_decodes_with_the_kernel_for_its_longest_sequences(
     table = {**rows, "batch_size": [8] * 4 + [1] * 4, "step": keys * 2, "latency": latency}
     write(tmp_path, f"attention/{engine}/1.0.0", "generation_attention_perf", table)
     for batch, expected in ((8.0, seconds), (1.0, [4e-6, 5e-6, 5e-6, 6e-6])):
-        op = ops.DecodeAttention(batch, np.array([128.0, 512.0, 1024.0, 4096.0]), 16, 1, 128)
+        op = DecodeAttention(batch, np.array([128.0, 512.0, 1024.0, 4096.0]), 16, 1, 128)
         np.testing.assert_allclose(estimate(tmp_path, op, engine, "1.0.0").seconds, expected)
 
 
@@ -340,7 +344,7 @@ def test_a_hiccup_of_decode_attention_is_not_believed_of_any_engine(tmp_path: Pa
     rows = {name: [value] * 2 for name, value in shape.items()}
     table = {**rows, "step": [511, 1023], "latency": [0.022, 0.012]}
     write(tmp_path, "attention/vllm/0.24.0", "generation_attention_perf", table)
-    op = ops.DecodeAttention(8.0, np.array([512.0, 1024.0]), 16, 1, 128)
+    op = DecodeAttention(8.0, np.array([512.0, 1024.0]), 16, 1, 128)
     np.testing.assert_allclose(estimate(tmp_path, op).seconds, [12e-6, 12e-6])
 
 
@@ -355,7 +359,7 @@ def test_attention_runs_on_the_backend_asked_for_whoever_measured_it(tmp_path: P
     mine, others = measured("vllm_flashinfer_trtllmdecode", [0.010, 0.020]), measured("flashinfer", [0.030, 0.060])
     write(tmp_path, "attention/vllm/0.24.0", "generation_attention_perf", mine)
     write(tmp_path, "attention/sglang/0.5.14", "generation_attention_perf", others)
-    op = ops.DecodeAttention(4.0, np.array([128.0, 1024.0]), 8, 1, 128)
+    op = DecodeAttention(4.0, np.array([128.0, 1024.0]), 8, 1, 128)
     for backend, seconds in ((None, [10e-6, 20e-6]), ("trtllm", [10e-6, 20e-6]), ("flashinfer", [30e-6, 60e-6])):
         np.testing.assert_allclose(estimate(tmp_path, op, attention_backend=backend).seconds, seconds)
     source = estimate(tmp_path, op, attention_backend="flashinfer").source
@@ -387,14 +391,14 @@ def test_fp8_experts_that_are_slower_than_bf16_are_taken_from_elsewhere(tmp_path
     bf16, untuned = moe_columns("bfloat16", [0.04, 0.07]), moe_columns("fp8", [0.10, 0.20])
     write(tmp_path, "moe/vllm/0.24.0", "moe_perf", both(bf16, untuned))
     write(tmp_path, "moe/vllm/0.19.0", "moe_perf", both(bf16, moe_columns("fp8", [0.03, 0.05])))
-    op = ops.Experts(2.0, 2048, 768, 128, 8, format=Format.FP8)
+    op = Experts(2.0, 2048, 768, 128, 8, format=Format.FP8)
     priced = estimate(tmp_path, op)
     assert priced.seconds == pytest.approx(50e-6)
     assert "vllm/0.19.0" in priced.source
-    assert estimate(tmp_path, ops.Experts(2.0, 2048, 768, 128, 8)).seconds == pytest.approx(70e-6)
+    assert estimate(tmp_path, Experts(2.0, 2048, 768, 128, 8)).seconds == pytest.approx(70e-6)
 
 
-EXPERTS = ops.Experts(2.0, 2048, 768, 128, 8)
+EXPERTS = Experts(2.0, 2048, 768, 128, 8)
 
 
 def named(columns: dict[str, Any], kernel: str) -> dict[str, Any]:
@@ -414,7 +418,7 @@ def test_experts_run_on_the_backend_asked_for_or_the_fastest(
     priced = estimate(tmp_path, EXPERTS, "trtllm", "1.3.0", moe_backend=backend)
     assert priced.seconds == pytest.approx(seconds)
     assert kernel in priced.source
-    first = estimate(tmp_path, ops.Experts(1.0, 2048, 768, 128, 8), "trtllm", "1.3.0", moe_backend=backend)
+    first = estimate(tmp_path, Experts(1.0, 2048, 768, 128, 8), "trtllm", "1.3.0", moe_backend=backend)
     assert first.seconds == pytest.approx(40e-6 if backend == "trtllm" else 30e-6)
 
 
@@ -422,8 +426,8 @@ def test_kernels_of_a_library_that_the_engine_was_not_timed_with_are_taken_from_
     write(tmp_path, "moe/trtllm/1.3.0", "moe_perf", named(moe_columns("bfloat16", [0.1, 0.2, 0.3]), "deepgemm"))
     shared = named(moe_columns("bfloat16", [0.04, 0.25]), "sglang_flashinfer_trtllm_moe")
     write(tmp_path, "moe/sglang/0.5.14", "moe_perf", shared)
-    two, four = (ops.Experts(float(tokens), 2048, 768, 128, 8) for tokens in (2, 4))
-    priced = estimate(tmp_path, ops.Experts(np.array([1.0, 2.0]), 2048, 768, 128, 8), "trtllm", "1.3.0")
+    two, four = (Experts(float(tokens), 2048, 768, 128, 8) for tokens in (2, 4))
+    priced = estimate(tmp_path, Experts(np.array([1.0, 2.0]), 2048, 768, 128, 8), "trtllm", "1.3.0")
     assert priced.seconds == pytest.approx([100e-6, 200e-6])
     chosen = [estimate(tmp_path, op, "trtllm", "1.3.0", moe_backend="trtllm") for op in (two, four)]
     assert chosen[0].seconds == pytest.approx(250e-6)
@@ -440,7 +444,7 @@ def test_shapes_that_a_backend_was_not_measured_with_come_from_the_others(tmp_pa
     other = named(moe_columns("bfloat16", [0.02, 0.05], hidden=4096), "vllm_fused_moe")
     write(tmp_path, "moe/vllm/0.24.0", "moe_perf", both(each_op, other))
     for hidden, seconds in ((2048, 90e-6), (4096, 50e-6)):
-        op = ops.Experts(2.0, hidden, 768, 128, 8)
+        op = Experts(2.0, hidden, 768, 128, 8)
         assert estimate(tmp_path, op, moe_backend="triton").seconds == pytest.approx(seconds)
 
 
@@ -450,7 +454,7 @@ def test_a_backend_measured_at_other_shapes_limits_the_rate_of_those_that_stand_
     slow = {**named(moe_columns("bfloat16", [0.1, 0.4, 1.6]), "vllm_marlin_experts"), "num_tokens": tokens[:3]}
     fast = {**named(moe_columns("bfloat16", [0.1, 0.2, 0.8, 3.2], hidden=4096), "vllm_triton"), "num_tokens": tokens}
     write(tmp_path, "moe/vllm/0.24.0", "moe_perf", both(slow, fast))
-    op = ops.Experts(np.array([64.0, 256.0, 1024.0]), 4096, 768, 128, 8)
+    op = Experts(np.array([64.0, 256.0, 1024.0]), 4096, 768, 128, 8)
     np.testing.assert_allclose(estimate(tmp_path, op).seconds, [0.1e-3, 0.2e-3, 0.8e-3])
     priced = estimate(tmp_path, op, moe_backend="marlin")
     np.testing.assert_allclose(priced.seconds, [0.1e-3, 0.8e-3, 3.2e-3])
@@ -495,7 +499,7 @@ def test_a_kernel_that_jumps_at_many_tokens_is_no_slower_than_the_newest_unless_
     write(
         tmp_path, "moe/vllm/0.24.0", "moe_perf", named(moe_columns("bfloat16", [0.05] * 7 + [0.08, 0.1, 0.15]), "new")
     )
-    few, many = (ops.Experts(tokens, 2048, 768, 128, 8) for tokens in (64.0, 128.0))
+    few, many = (Experts(tokens, 2048, 768, 128, 8) for tokens in (64.0, 128.0))
     assert estimate(tmp_path, few, version="0.19.0").seconds == pytest.approx(50e-6)
     priced = estimate(tmp_path, many, version="0.19.0")
     assert priced.seconds == pytest.approx(80e-6)
@@ -517,7 +521,7 @@ def test_block_scaled_experts_spread_over_ranks_are_flashinfers_on_hopper(
         rows = named(moe_columns("fp8_block", latency), kernel)
         rows = {**rows, "moe_ep_size": [1, 8], "num_tokens": [64, 64]}
         write(tmp_path, f"moe/vllm/{place}", "moe_perf", rows)
-    ops_of = [ops.Experts(64.0, 2048, 768, 128, 8, 1, ep, Format.FP8_BLOCK) for ep in (1, 8)]
+    ops_of = [Experts(64.0, 2048, 768, 128, 8, 1, ep, Format.FP8_BLOCK) for ep in (1, 8)]
     assert [estimate(tmp_path, op, version=version).seconds for op in ops_of] == pytest.approx(seconds)
     chosen = estimate(tmp_path, ops_of[1], version="0.18.0", moe_backend="triton")
     assert chosen.seconds == pytest.approx(40e-6)
@@ -527,7 +531,7 @@ def test_mxfp4_takes_8_bit_activations_only_where_the_device_computes_in_4_bits(
     files = both(moe_columns("w4a16_mxfp4", [0.03, 0.09]), moe_columns("w4a8_mxfp4_mxfp8", [0.02, 0.05]))
     write(tmp_path, "moe/trtllm/1.3.0", "moe_perf", files)
     (tmp_path / "data" / "b200_sxm").symlink_to(tmp_path / "data" / "h100_sxm")
-    op = ops.Experts(2.0, 2048, 768, 128, 8, format=Format.MXFP4)
+    op = Experts(2.0, 2048, 768, 128, 8, format=Format.MXFP4)
     for device, seconds in ((H100, 90e-6), (catalog.device("b200_sxm"), 50e-6)):
         priced = measured_estimator(device, None, "trtllm", "1.3.0", tmp_path).estimate(op)
         assert priced.seconds == pytest.approx(seconds)
@@ -537,7 +541,7 @@ def test_a_partial_collection_is_completed_from_the_version_before(tmp_path: Pat
     write(tmp_path, "moe/vllm/0.24.0", "moe_perf", moe_columns("bfloat16", [0.01], hidden=4096))
     many = moe_columns("bfloat16", list(np.linspace(0.02, 0.9, 4000)))
     write(tmp_path, "moe/vllm/0.22.0", "moe_perf", {**many, "num_tokens": list(range(1, 4001))})
-    new, old = (estimate(tmp_path, ops.Experts(1.0, hidden, 768, 128, 8)) for hidden in (4096, 2048))
+    new, old = (estimate(tmp_path, Experts(1.0, hidden, 768, 128, 8)) for hidden in (4096, 2048))
     assert (new.coverage, new.seconds) == (Coverage.MEASURED, pytest.approx(10e-6))
     assert (old.coverage, old.seconds) == (Coverage.MEASURED, pytest.approx(20e-6))
 
@@ -552,7 +556,7 @@ def gated_delta_columns(phase: str, kernels: list[str], latency: list[float]) ->
 def test_the_kernels_of_gated_delta_add_up(tmp_path: Path) -> None:
     columns = gated_delta_columns("context", ["conv", "conv", "conv", "rule"], [0.002, 0.003, 0.9, 0.020])
     write(tmp_path, "linear_attention/vllm/0.24.0", "gdn_perf", columns)
-    priced = estimate(tmp_path, ops.GatedDelta(2.0, 64.0, 4, 8, 128, 128, 4, 2048))
+    priced = estimate(tmp_path, GatedDelta(2.0, 64.0, 4, 8, 128, 128, 4))
     assert priced.seconds == pytest.approx(23e-6)
     assert priced.coverage is Coverage.MEASURED
 
@@ -570,7 +574,7 @@ def test_latent_decode_grows_as_the_engines_own_module(tmp_path: Path) -> None:
     module = {**core, "gemm_type": ["bfloat16"] * 3, "step": [2, 1024, 4096], "latency": [0.110, 0.130, 0.190]}
     write(tmp_path, "mla/sglang/0.5.14", "generation_mla_perf", core)
     write(tmp_path, "mla/vllm/0.24.0", "mla_generation_module_perf", module)
-    op = ops.LatentDecodeAttention(8.0, np.array([2.0, 1024, 4096]), 16, 512, 64)
+    op = LatentDecodeAttention(8.0, np.array([2.0, 1024, 4096]), 16, 512, 64)
     np.testing.assert_allclose(estimate(tmp_path, op).seconds, [10e-6, 30e-6, 90e-6])
     np.testing.assert_allclose(estimate(tmp_path, op, "sglang", "0.5.14").seconds, [10e-6, 20e-6, 50e-6])
 
@@ -606,7 +610,7 @@ def test_latent_prefill_is_taken_from_a_core_of_the_modules_form(tmp_path: Path)
     write_projections(tmp_path, 0.1)
     module = latent_columns([0.4, 0.8192 + 0.8, 3.2768 + 8.0], "FLASH_ATTN", gemm_type=["bfloat16"] * 3)
     write(tmp_path, "mla/vllm/0.24.0", "mla_context_module_perf", module)
-    op = ops.LatentPrefillAttention(1.0, np.array([1024.0, 8192, 32768]), 16, 192, 128)
+    op = LatentPrefillAttention(1.0, np.array([1024.0, 8192, 32768]), 16, 192, 128)
     priced = estimate(tmp_path, op)
     seconds = np.asarray(priced.seconds)
     np.testing.assert_allclose(seconds[:2], [50e-6, 700e-6])
@@ -621,7 +625,7 @@ def test_little_that_is_left_of_a_latent_module_says_little_of_its_core(tmp_path
     write_projections(tmp_path, 0.1)
     module = latent_columns([0.4, 0.80, 3.2768 + 0.1], "FLASH_ATTN", gemm_type=["bfloat16"] * 3)
     write(tmp_path, "mla/vllm/0.24.0", "mla_context_module_perf", module)
-    op = ops.LatentPrefillAttention(1.0, np.array([1024.0, 8192, 32768]), 16, 192, 128)
+    op = LatentPrefillAttention(1.0, np.array([1024.0, 8192, 32768]), 16, 192, 128)
     seconds = np.asarray(estimate(tmp_path, op).seconds)
     np.testing.assert_allclose(seconds[:2], [50e-6, 700e-6])
     assert 0.95e-3 < seconds[2] < 1.0e-3
@@ -633,7 +637,7 @@ def test_short_prompts_that_go_through_decodes_kernel_say_nothing_of_prefill(tmp
     columns = latent_columns([0.1024 + 0.2, 0.8192 + 0.35, 3.2768 + 9.0], gemm_type=["bfloat16"] * 3)
     kernels = ["FLASH_ATTN_MLA", "FLASH_ATTN", "FLASH_ATTN"]
     write(tmp_path, "mla/vllm/0.24.0", "mla_context_module_perf", {**columns, "kernel_source": kernels})
-    op = ops.LatentPrefillAttention(1.0, np.array([1024.0, 8192]), 16, 192, 128)
+    op = LatentPrefillAttention(1.0, np.array([1024.0, 8192]), 16, 192, 128)
     short, long = np.asarray(estimate(tmp_path, op).seconds)
     assert short == pytest.approx(0.5e-3)
     assert long < 0.6e-3
@@ -681,16 +685,16 @@ REAL: list[ops.Op] = [
     ops.Gemm(M, 4096, 7168),
     ops.Gemm(M, 4608, 3000, Format.FP8),
     ops.Gemm(M, 2112, 7168, Format.FP8_BLOCK),
-    ops.PrefillAttention(M / 200, 1024.0, 8, 1, 128),
-    ops.PrefillAttention(2.0, M, 5, 1, 128, 4096, Format.FP8),
-    ops.DecodeAttention(M, 2000.0, 7, 1, 128),
-    ops.DecodeAttention(64.0, M * 8, 8, 1, 64, 128, Format.FP8),
-    ops.LatentPrefillAttention(M / 200, 1024.0, 16, 192, 128),
-    ops.LatentDecodeAttention(M, 2000.0, 128, 512, 64, kv_format=Format.FP8),
-    ops.Experts(M, 2048, 768, 128, 8, 1, 4, Format.BF16),
-    ops.Experts(M, 7168, 2048, 256, 8, 1, 8, Format.FP8_BLOCK),
-    ops.Experts(M, 3000, 1000, 64, 6, 2, 1, Format.BF16),
-    ops.GatedDelta(M, 1.0, 4, 8, 128, 128, 4, 4096, decode=True),
+    PrefillAttention(M / 200, 1024.0, 8, 1, 128),
+    PrefillAttention(2.0, M, 5, 1, 128, 4096, Format.FP8),
+    DecodeAttention(M, 2000.0, 7, 1, 128),
+    DecodeAttention(64.0, M * 8, 8, 1, 64, 128, Format.FP8),
+    LatentPrefillAttention(M / 200, 1024.0, 16, 192, 128),
+    LatentDecodeAttention(M, 2000.0, 128, 512, 64, kv_format=Format.FP8),
+    Experts(M, 2048, 768, 128, 8, 1, 4, Format.BF16),
+    Experts(M, 7168, 2048, 256, 8, 1, 8, Format.FP8_BLOCK),
+    Experts(M, 3000, 1000, 64, 6, 2, 1, Format.BF16),
+    GatedDelta(M, 1.0, 4, 8, 128, 128, 4, decode=True),
     ops.Elementwise("norm", M, 8192.0),
     ops.Collective("all_reduce", M * 8192, 4),
     ops.Collective("all_gather", M * 8192, 16),
@@ -718,7 +722,7 @@ def test_the_shipped_tables_of_h100_are_read_right() -> None:
     gemm = estimator.estimate(ops.Gemm(16.0, 4096, 4096))
     assert gemm.coverage is Coverage.MEASURED
     assert gemm.seconds == pytest.approx(15.5e-6, abs=0.1e-6)
-    latent = estimator.estimate(ops.LatentDecodeAttention(64.0, 131072.0, 16, 512, 64))
+    latent = estimator.estimate(LatentDecodeAttention(64.0, 131072.0, 16, 512, 64))
     assert latent.seconds == pytest.approx(3.18e-3, rel=0.02)
     large = estimator.estimate(ops.Gemm(8192.0, 8192, 8192))
     assert 600e12 < 2 * 8192**3 / float(large.seconds) < 900e12

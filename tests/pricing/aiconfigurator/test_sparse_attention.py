@@ -10,6 +10,7 @@ import pytest
 
 from windtunnel import catalog
 from windtunnel.model import operators as ops
+from windtunnel.model.attention.latent import SparseLatentDecode, SparseLatentPrefill
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, measured_estimator, systems_folder
 from windtunnel.pricing.estimator import Coverage, Estimator
@@ -64,7 +65,7 @@ def test_a_step_of_decodes_takes_what_its_module_took(
     few = rows["batch_size"] <= 64
     batch, context = rows["batch_size"][few].astype(float), rows["step"][few] + 1.0
     pricer = estimator(system, engine, version)
-    core = pricer.estimate(ops.SparseLatentDecode(num_heads=8, **WIDTHS, batch=batch, context_tokens=context))
+    core = pricer.estimate(SparseLatentDecode(num_heads=8, **WIDTHS, batch=batch, context_tokens=context))
     module = np.asarray(core.seconds) + projections(pricer, batch, 8, FORMATS[gemm])
     assert core.coverage is Coverage.MEASURED
     assert "less its projections" in core.source
@@ -78,7 +79,7 @@ def test_short_prompts_of_sglang_attend_to_everything_and_do_not_wait_for_launch
     pricer = estimator("b200_sxm", "sglang", "0.5.14")
 
     def seconds(batch: float, num_tokens: float) -> float:
-        core = ops.SparseLatentPrefill(num_heads=8, **WIDTHS, batch=batch, num_tokens=num_tokens)
+        core = SparseLatentPrefill(num_heads=8, **WIDTHS, batch=batch, num_tokens=num_tokens)
         return float(pricer.estimate(core).seconds)
 
     assert seconds(1, 512) < 0.1e-3 < seconds(1, 8192)
@@ -88,7 +89,7 @@ def test_short_prompts_of_sglang_attend_to_everything_and_do_not_wait_for_launch
 def test_rows_beyond_the_captured_graphs_are_left_out() -> None:
     """SGLang on H200 took 1.3 ms for 512 requests of 128 tokens and 0.12 ms for 256: its graphs ended in between."""
     pricer = estimator("h200_sxm", "sglang", "0.5.14")
-    core = ops.SparseLatentDecode(num_heads=8, **WIDTHS, batch=512.0, context_tokens=129.0)
+    core = SparseLatentDecode(num_heads=8, **WIDTHS, batch=512.0, context_tokens=129.0)
     estimate = pricer.estimate(core)
     assert float(estimate.seconds) < 0.3e-3
     assert estimate.coverage is not Coverage.MEASURED
@@ -97,7 +98,7 @@ def test_rows_beyond_the_captured_graphs_are_left_out() -> None:
 def test_scores_cost_every_key_and_attention_only_the_best() -> None:
     """Beyond `top_k` keys, a token more costs its score alone: 2 x 32 heads x 128 FLOPs in fp8, counted at half."""
     contexts = np.array([2048.0, 2049.0, 4096.0])
-    decode = ops.SparseLatentDecode(num_heads=8, **WIDTHS, batch=1.0, context_tokens=contexts)
+    decode = SparseLatentDecode(num_heads=8, **WIDTHS, batch=1.0, context_tokens=contexts)
     flops = np.asarray(decode.flops)
     assert flops[1] - flops[0] == pytest.approx(32 * 128)
     assert flops[2] - flops[0] == pytest.approx(2048 * 32 * 128)
@@ -107,7 +108,7 @@ def test_scores_cost_every_key_and_attention_only_the_best() -> None:
 
 def test_prefill_is_the_sum_of_its_tokens() -> None:
     """Pairs of a prompt of n tokens: n^2 / 2 scored, and kept as in a window of `top_k`."""
-    prefill = ops.SparseLatentPrefill(num_heads=8, **WIDTHS, batch=2.0, num_tokens=8192.0)
+    prefill = SparseLatentPrefill(num_heads=8, **WIDTHS, batch=2.0, num_tokens=8192.0)
     positions = np.arange(8192) + 0.5
     assert float(prefill.scored_pairs) == pytest.approx(2 * positions.sum())
     assert float(prefill.kept_pairs) == pytest.approx(2 * np.minimum(positions, 2048).sum(), rel=1e-6)
@@ -117,7 +118,7 @@ def test_prompts_just_longer_than_the_kept_keys_are_no_longer_dense() -> None:
     """SGLang's dense attention ends with 2,048 tokens: 0.12 ms there, and 2.3 ms at 4,096 in bf16."""
     pricer = estimator("h200_sxm", "sglang", "0.5.14")
     lengths = np.array([2048.0, 2049, 3000, 4096])
-    op = ops.SparseLatentPrefill(num_heads=8, **WIDTHS, batch=1.0, num_tokens=lengths)
+    op = SparseLatentPrefill(num_heads=8, **WIDTHS, batch=1.0, num_tokens=lengths)
     dense, *sparse = np.asarray(pricer.estimate(op).seconds)
     assert dense < 0.2e-3
     assert sparse == sorted(sparse)

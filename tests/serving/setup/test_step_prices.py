@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from oracles.serving.cost import Prices
 from windtunnel.catalog import model
-from windtunnel.model.forward import Shard, StepBatch, decode_launches, head_launches, prefill_launches, token_launches
+from windtunnel.model.forward import StepBatch, decode_launches, head_launches, prefill_launches, token_launches
 from windtunnel.model.operators import Launch, Op, Size
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Format, Precision
+from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimate
 from windtunnel.serving.deployment import EngineSettings, Speculative
 from windtunnel.serving.scenario import resolve

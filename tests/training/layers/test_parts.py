@@ -6,8 +6,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from windtunnel.model.attention.grouped_query import GroupedQueryAttention
+from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.parameters import count_parameters
-from windtunnel.model.shape import DenseFeedForward, GroupedQueryAttention, LayerGroup, ModelSpec
+from windtunnel.model.shape import LayerGroup, ModelSpec
 from windtunnel.schema import decode, encode
 from windtunnel.training.job import TrainingJob
 from windtunnel.training.layers.chunks import Parameters, chunk_parameters, chunks

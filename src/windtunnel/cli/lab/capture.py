@@ -7,6 +7,7 @@ import click
 from windtunnel.cli.options import PATH, WRITTEN_FILE, HelpSection, Verb
 from windtunnel.cli.output import remark, write_page
 from windtunnel.errors import InputError
+from windtunnel.model.shape import Shard
 from windtunnel.units import format_count
 
 _WHAT, _OUTPUT = HelpSection("What ran"), HelpSection("Result")
@@ -31,6 +32,7 @@ def kernels(
     windtunnel lab kernels trace.json.gz --json
     """
     from windtunnel import catalog
+    from windtunnel.files import write_text
     from windtunnel.formats.captures.read import read_capture
     from windtunnel.formats.captures.write import as_csv, capture_document, kernel_rows, write_kernels
     from windtunnel.formats.captures.write import as_json as json_text
@@ -45,7 +47,9 @@ def kernels(
     if parquet is not None:
         write_kernels(recorded, parquet)
         remark(f"wrote {parquet}")
-    write_page(csv_file, lambda: as_csv(*kernel_rows(recorded)))
+    if csv_file is not None:
+        write_text(csv_file, as_csv(*kernel_rows(recorded)))
+        remark(f"wrote {csv_file}")
     if as_json:
         click.echo(json_text(capture_document(recorded)), nl=False)
     else:
@@ -85,7 +89,6 @@ def to_table(capture: Path, model: str, tp: int, device_name: str, out: Path) ->
     from windtunnel import catalog
     from windtunnel.formats.captures.read import read_capture
     from windtunnel.formats.captures.step_operators import measured_steps, measurement_tables, write_measurements
-    from windtunnel.model.forward import Shard
     from windtunnel.model.parallelism import Parallelism
 
     spec = catalog.model(model)

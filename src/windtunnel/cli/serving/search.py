@@ -1,5 +1,6 @@
 """`windtunnel search`: the best deployment, or training job, of a declared space."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -7,7 +8,7 @@ import click
 
 from windtunnel.cli import INTERRUPTED
 from windtunnel.cli.options import GENERAL, PATH, WRITTEN_FILE, HelpSection, Verb, assignments, json_option, options_of
-from windtunnel.cli.output import answer, remark, write_page
+from windtunnel.cli.output import answer, remark, remark_left_out, write_page
 from windtunnel.errors import InputError, WindtunnelError, check_known
 
 if TYPE_CHECKING:
@@ -93,11 +94,15 @@ def show_study(
     """Search, print the best points and why they win; Ctrl-C leaves the answers so far in the store."""
     from dataclasses import replace
 
+    from windtunnel import catalog
     from windtunnel.cli.progress import counted
     from windtunnel.report.search.study import SearchEvidence, search_report, study_document
     from windtunnel.search.answers import fleets, misconfiguration, why
     from windtunnel.search.study import search
 
+    # A model that cannot be read is refused in the search; one of the points, in its own answer.
+    with suppress(InputError):
+        remark_left_out(catalog.model(space.model))
     with counted("searching", "points") as callback:
         try:
             study = search(space, store, replace(means, progress=callback))

@@ -17,7 +17,7 @@ from windtunnel.cli.options import (
     json_option,
     options_of,
 )
-from windtunnel.cli.output import answer, remark, write_page
+from windtunnel.cli.output import answer, remark, remark_left_out, write_page
 from windtunnel.units import format_count
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ def command(
         _search(described, as_json)
         return
     setup = resolve(described, allow_download=hub)
+    remark_left_out(setup.model)
     if output.timeline is not None:
         check_file(output.timeline, output.overwrite)
     _predict(setup, output, as_json)

@@ -9,16 +9,11 @@ from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.formats.aicb.arguments import TrainingArguments
-from windtunnel.model.shape import (
-    Attention,
-    DenseFeedForward,
-    ExpertsFeedForward,
-    FeedForward,
-    GroupedQueryAttention,
-    LatentAttention,
-    LayerGroup,
-    ModelSpec,
-)
+from windtunnel.model.attention.grouped_query import GroupedQueryAttention
+from windtunnel.model.attention.latent import LatentAttention
+from windtunnel.model.feed_forward.dense import DenseFeedForward
+from windtunnel.model.feed_forward.experts import ExpertsFeedForward
+from windtunnel.model.shape import Attention, FeedForward, LayerGroup, ModelSpec
 from windtunnel.schema import decode, encode
 from windtunnel.training.job import TrainingJob
 from windtunnel.training.setup import TrainingSetup
@@ -133,6 +128,7 @@ def arguments_of(setup: TrainingSetup) -> TrainingArguments:
     _check(setup)
     attention, feed_forward = model.layers[-1].attention, model.layers[-1].feed_forward
     assert isinstance(attention, GroupedQueryAttention | LatentAttention)
+    assert isinstance(feed_forward, DenseFeedForward | ExpertsFeedForward)
     is_deepspeed = job.framework in ("deepspeed", "fsdp2")
     fields: dict[str, Any] = {
         "frame": "DeepSpeed" if is_deepspeed else "Megatron",

@@ -12,6 +12,7 @@ from windtunnel.errors import InputError
 from windtunnel.formats.aicb.csv_records import Record, RecordList, Stretch
 from windtunnel.formats.aicb.megatron import EPOCH_END
 from windtunnel.model import operators as ops
+from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.training.layers.part import Task
 from windtunnel.training.layers.rank import Group, Rank
 from windtunnel.training.program import Action, Exchange, device_program
@@ -81,7 +82,7 @@ def _products(rank: Rank, op: ops.Op) -> Iterator[tuple[tuple[int, ...], tuple[i
     """Yield shapes of two factors; experts are products of all tokens that this rank computes."""
     if isinstance(op, ops.Gemm):
         yield (round(float(op.m)), round(op.k)), (round(op.k), round(op.n))
-    elif isinstance(op, ops.Experts):
+    elif isinstance(op, Experts):
         rows = round(float(op.num_tokens) * op.experts_per_token / rank.setup.degrees.ep)
         width = op.intermediate_size // op.tp
         yield (rows, op.hidden_size), (op.hidden_size, width * (2 if op.gated else 1))

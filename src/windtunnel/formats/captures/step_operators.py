@@ -17,8 +17,9 @@ import numpy as np
 from windtunnel.errors import InputError, unwritable
 from windtunnel.formats.captures.capture import CLASSES, COPY, MEMSET, Capture
 from windtunnel.formats.captures.step_names import CapturedStep, captured_steps
-from windtunnel.model.forward import Shard, forward_launches
+from windtunnel.model.forward import forward_launches
 from windtunnel.model.operators import Gemm, Launch, Op
+from windtunnel.model.shape import Shard
 from windtunnel.pricing.table import MeasurementTable, Points, tables_from, write_tables
 
 OTHER = "other"

@@ -17,7 +17,6 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.files import read_text
 from windtunnel.formats.launch.flags import CONFIG_FILES, ENGINE, FLAGS, OTHER_NAMES, SPECULATIVE, SPLIT, sizes
-from windtunnel.model.shape import ExpertsFeedForward
 from windtunnel.schema import Schema, decode, read_yaml, set_path
 from windtunnel.serving.deployment import BALANCE_BATCHING_ITERS, BALANCE_TIMEOUT_ITERS
 
@@ -266,8 +265,7 @@ class _LaunchReading:
             set_path(self.raw, SPLIT + "ep", tp * (dp if together else 1))
 
     def _has_experts(self) -> bool:
-        model = catalog.model(str(self.raw["model"]))
-        return any(isinstance(group.feed_forward, ExpertsFeedForward) for group in model.layers)
+        return catalog.model(self.raw["model"]).has_experts
 
     def _keep_windows(self, listed: Sequence[int]) -> None:
         """Set TensorRT-LLM's windows, listed layer by layer and repeated; a window as long as a request is none.
@@ -277,9 +275,9 @@ class _LaunchReading:
         model = catalog.model(str(self.raw["model"]))
         longest = self.raw["deployment"]["engine"].get("max_model_len") or model.max_context_tokens
         of_model = Counter[int]()
-        for group in model.layers:
-            of_model[min(getattr(group.attention, "window_tokens", None) or longest, longest)] += group.num_layers
-        given = Counter(min(listed[i % len(listed)], longest) for i in range(model.num_layers))
+        for num_layers, attention in model.attentions:
+            of_model[min(attention.window_tokens or longest, longest)] += num_layers
+        given = Counter(min(listed[i % len(listed)], longest) for i in range(of_model.total()))
         if set(given) == {longest}:
             set_path(self.raw, ENGINE + "window_kv", "full")
         elif given == of_model:

@@ -36,7 +36,7 @@ def launch_script(scenario: Scenario, version: dict[str, str]) -> str:
         scenario: the scenario as requested: missing settings are the engine's defaults.
         version: engine -> simulated version.
     """
-    lines = ["#!/bin/sh", f"# {scenario.model}: each command starts one replica."]
+    lines = ["#!/bin/sh", f"# {scenario.model_name}: each command starts one replica."]
     for name, role, deployment in _parts(scenario):
         engine = deployment.engine
         copies = f"{deployment.replicas} replica{'s' if deployment.replicas > 1 else ''}"
@@ -68,12 +68,12 @@ def helm_chart(scenario: Scenario, version: dict[str, str]) -> dict[str, str]:
         return f"{{{{ .Values.{key}.{name} | toJson }}}}"
 
     template = _text(_documents(scenario, version, placeholder))
-    model = scenario.model.rsplit("/", 1)[-1]
+    model = scenario.model_name.rsplit("/", 1)[-1]
     chart = {
         "apiVersion": "v2",
         "name": _label(model, ""),
         "version": "0.1.0",
-        "description": f"{scenario.model}, as windtunnel search found it",
+        "description": f"{scenario.model_name}, as windtunnel search found it",
     }
     return {
         "Chart.yaml": _text([chart]),
@@ -90,7 +90,7 @@ def _text(documents: list[dict[str, Any]]) -> str:
 def _documents(scenario: Scenario, version: dict[str, str], value: Value) -> list[dict[str, Any]]:
     documents: list[dict[str, Any]] = []
     for name, role, deployment in _parts(scenario):
-        app, port = _label(scenario.model, name), PORTS[deployment.engine.name]
+        app, port = _label(scenario.model_name, name), PORTS[deployment.engine.name]
         remarks = [*([REMARKS[role]] if role in REMARKS else []), *_unsaid(scenario, deployment)]
         notes = {"annotations": {"windtunnel/to-do": "; ".join(remarks)}} if remarks else {}
         pod, config = _pod(scenario, version, deployment, partial(value, name))
@@ -179,7 +179,7 @@ def _unsaid(scenario: Scenario, deployment: Deployment) -> list[str]:
     weights = _formats(scenario)[0]
     work = []
     if weights is not None and "--quantization" not in _words(scenario, deployment):
-        work.append(f"name a checkpoint with {weights} weights: the engine does not make one of {scenario.model}")
+        work.append(f"name a checkpoint with {weights} weights: the engine does not make one of {scenario.model_name}")
     if drafts is not None and not says_drafts(engine.name, drafts):
         work.append(f"add speculative decoding: {drafts.method}, {drafts.num_draft_tokens} draft tokens a step")
     if engine.name == "trtllm" and split.attention_dp > 1 and split.tp > 1:

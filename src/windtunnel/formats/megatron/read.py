@@ -10,16 +10,11 @@ from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.formats.parsing import parse_whole
-from windtunnel.model.shape import (
-    Attention,
-    DenseFeedForward,
-    ExpertsFeedForward,
-    FeedForward,
-    GroupedQueryAttention,
-    LatentAttention,
-    LayerGroup,
-    ModelSpec,
-)
+from windtunnel.model.attention.grouped_query import GroupedQueryAttention
+from windtunnel.model.attention.latent import LatentAttention
+from windtunnel.model.feed_forward.dense import DenseFeedForward
+from windtunnel.model.feed_forward.experts import ExpertsFeedForward
+from windtunnel.model.shape import Attention, FeedForward, LayerGroup, ModelSpec
 from windtunnel.schema import decode, encode
 from windtunnel.training.job import TrainingJob
 

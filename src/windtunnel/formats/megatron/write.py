@@ -12,14 +12,11 @@ from windtunnel.formats.megatron.read import (
     OVERLAPS,
     RECOMPUTED,
 )
-from windtunnel.model.shape import (
-    DenseFeedForward,
-    ExpertsFeedForward,
-    GatedDeltaAttention,
-    GroupedQueryAttention,
-    LatentAttention,
-    ModelSpec,
-)
+from windtunnel.model.attention.grouped_query import GroupedQueryAttention
+from windtunnel.model.attention.latent import LatentAttention
+from windtunnel.model.feed_forward.dense import DenseFeedForward
+from windtunnel.model.feed_forward.experts import ExpertsFeedForward
+from windtunnel.model.shape import ModelSpec
 from windtunnel.training.setup import TrainingSetup
 
 PADDED_TO = 128
@@ -95,43 +92,41 @@ def _model(setup: TrainingSetup) -> Iterator[Option]:
 
 
 def _has_bias(model: ModelSpec) -> bool:
-    return any(group.feed_forward.bias for group in model.layers)
+    return any(getattr(feed_forward, "bias", False) for _, feed_forward in model.feed_forwards)
 
 
 def _attention(model: ModelSpec) -> Iterator[Option]:
     attention = model.layers[0].attention
-    if isinstance(attention, GatedDeltaAttention):
-        return
-    yield "--num-attention-heads", str(attention.num_heads)
     if isinstance(attention, LatentAttention):
+        yield "--num-attention-heads", str(attention.num_heads)
         yield ("--multi-latent-attention",)
         if attention.q_lora_rank is not None:
             yield "--q-lora-rank", str(attention.q_lora_rank)
         for field, (name, _) in LATENT_SIZES.items():
             yield f"--{name}", str(getattr(attention, field))
-        return
-    yield "--kv-channels", str(attention.head_dim)
-    if attention.num_kv_heads != attention.num_heads:
-        yield ("--group-query-attention",)
-        yield "--num-query-groups", str(attention.num_kv_heads)
-    if attention.qk_norm:
-        yield ("--qk-layernorm",)
+    elif isinstance(attention, GroupedQueryAttention):
+        yield "--num-attention-heads", str(attention.num_heads)
+        yield "--kv-channels", str(attention.head_dim)
+        if attention.num_kv_heads != attention.num_heads:
+            yield ("--group-query-attention",)
+            yield "--num-query-groups", str(attention.num_kv_heads)
+        if attention.qk_norm:
+            yield ("--qk-layernorm",)
 
 
 def _feed_forward(model: ModelSpec) -> Iterator[Option]:
-    dense = next((group for group in model.layers if isinstance(group.feed_forward, DenseFeedForward)), None)
-    routed = next((group for group in model.layers if isinstance(group.feed_forward, ExpertsFeedForward)), None)
-    if dense is not None:
-        yield "--ffn-hidden-size", str(dense.feed_forward.intermediate_size)
-    if model.layers[0].feed_forward.gated:
+    dense = [(num, part) for num, part in model.feed_forwards if isinstance(part, DenseFeedForward)]
+    experts = next((part for _, part in model.feed_forwards if isinstance(part, ExpertsFeedForward)), None)
+    if dense:
+        yield "--ffn-hidden-size", str(dense[0][1].intermediate_size)
+    if getattr(model.layers[0].feed_forward, "gated", False):
         yield ("--swiglu",)
-    if routed is None or not isinstance(routed.feed_forward, ExpertsFeedForward):
+    if experts is None:
         return
-    experts = routed.feed_forward
-    if dense is None:
+    if not dense:
         yield "--ffn-hidden-size", str(experts.intermediate_size)
     else:
-        count = sum(group.num_layers for group in model.layers if isinstance(group.feed_forward, DenseFeedForward))
+        count = sum(num for num, _ in dense)
         yield "--moe-layer-freq", f"([0]*{count}+[1]*{model.num_layers - count})"
     yield "--num-experts", str(experts.num_experts)
     yield "--moe-router-topk", str(experts.experts_per_token)
@@ -158,7 +153,7 @@ def _parallelism(setup: TrainingSetup) -> Iterator[Option]:
         yield "--cp-comm-type", _name_of(CONTEXT_METHODS, parallelism.cp_method)
     if parallelism.sequence_parallel:
         yield ("--sequence-parallel",)
-    if any(isinstance(group.feed_forward, ExpertsFeedForward) for group in setup.model.layers):
+    if setup.model.has_experts:
         yield "--expert-model-parallel-size", str(degrees.ep)
         yield "--expert-tensor-parallel-size", str(degrees.experts_tp)
     if setup.job.sharding.zero:
@@ -241,14 +236,13 @@ def _unsaid(setup: TrainingSetup) -> Iterator[str]:
     if job.precision.moments != "fp32":
         yield f"moments in {job.precision.moments}"
     if job.recompute.granularity == "selective":
-        has_experts = any(isinstance(group.feed_forward, ExpertsFeedForward) for group in model.layers)
         for module in job.recompute.modules or ():
-            if module not in RECOMPUTED.values() or (module == "activation" and not has_experts):
+            if module not in RECOMPUTED.values() or (module == "activation" and not model.has_experts):
                 yield f"recomputation of {module.replace('_', ' ')}"
     kinds = {type(group.attention) for group in model.layers}
-    if len(kinds) > 1 or GatedDeltaAttention in kinds:
+    if len(kinds) > 1 or not kinds <= {GroupedQueryAttention, LatentAttention}:
         yield "linear attention, as some of the model's layers have it"
-    if any(getattr(group.attention, "window_tokens", None) for group in model.layers):
+    if any(attention.window_tokens for _, attention in model.attentions):
         yield "the sliding window of some of the model's layers"
 
 

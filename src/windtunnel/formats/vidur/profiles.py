@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.files import read_text, write_text
-from windtunnel.model.forward import Shard, decode_launches, prefill_launches, token_launches
+from windtunnel.model.attention.grouped_query import GroupedQueryAttention
+from windtunnel.model.feed_forward.dense import DenseFeedForward
+from windtunnel.model.forward import decode_launches, prefill_launches, token_launches
 from windtunnel.model.operators import Collective
 from windtunnel.model.parallelism import Parallelism
-from windtunnel.model.shape import DenseFeedForward, GroupedQueryAttention, LayerGroup, ModelSpec
+from windtunnel.model.shape import LayerGroup, ModelSpec, Shard
 from windtunnel.pricing.table import Floats, MeasurementTable, Points, require_columns, tables_from
 
 MS = 1e-3

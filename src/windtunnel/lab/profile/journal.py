@@ -9,7 +9,7 @@ from typing import Any
 from windtunnel.errors import InputError
 from windtunnel.lab.profile.model import StepShape
 from windtunnel.lab.profile.samples import MeasuredOperator, MeasuredStep, TimeStatistics
-from windtunnel.pricing.table import KINDS
+from windtunnel.model.shape import operator_types
 
 
 class Journal:
@@ -84,7 +84,10 @@ def _step_from(line: Mapping[str, Any]) -> MeasuredStep:
     try:
         operators = tuple(
             MeasuredOperator(
-                row["name"], KINDS[row["kind"]](**row["op"]), int(row["count"]), TimeStatistics(**row["statistics"])
+                row["name"],
+                operator_types()[row["kind"]](**row["op"]),
+                int(row["count"]),
+                TimeStatistics(**row["statistics"]),
             )
             for row in line["operators"]
         )

@@ -14,16 +14,14 @@ import msgspec
 
 from windtunnel.errors import InputError
 from windtunnel.lab.profile.attention import Attend, flashinfer_prefill, plan_flash_attention, plan_flashinfer, sdpa
-from windtunnel.model.forward import Shard, StepBatch, decode_launches, head_launches, prefill_launches, token_launches
-from windtunnel.model.operators import Experts, Gemm, Op
+from windtunnel.model.attention.grouped_query import GroupedQueryAttention
+from windtunnel.model.attention.latent import LatentAttention
+from windtunnel.model.feed_forward.dense import DenseFeedForward
+from windtunnel.model.feed_forward.experts import Experts, ExpertsFeedForward
+from windtunnel.model.forward import StepBatch, decode_launches, head_launches, prefill_launches, token_launches
+from windtunnel.model.operators import Gemm, Op
 from windtunnel.model.precision import BITS, Format
-from windtunnel.model.shape import (
-    DenseFeedForward,
-    ExpertsFeedForward,
-    GroupedQueryAttention,
-    LatentAttention,
-    LayerGroup,
-)
+from windtunnel.model.shape import LayerGroup, Shard
 
 TORCH_FORMATS = {Format.BF16: "bfloat16", Format.FP32: "float32"}
 
@@ -81,7 +79,10 @@ def check_profilable(shard: Shard) -> None:
         raise InputError(f"{shard.model.name} mixes {', '.join(sorted(formats))}; one format is measured at a time")
     for group in shard.model.layers:
         if not isinstance(group.attention, GroupedQueryAttention | LatentAttention):
-            raise InputError(f"{shard.model.name} has Gated DeltaNet layers, which cannot be measured yet")
+            layers = "layers of one part" if group.attention is None else f"{group.attention.text} layers"
+            raise InputError(f"{shard.model.name} has {layers}, which cannot be measured yet")
+        if not isinstance(group.feed_forward, DenseFeedForward | ExpertsFeedForward):
+            raise InputError(f"{shard.model.name} has layers of one part, which cannot be measured yet")
         if isinstance(group.attention, LatentAttention) and group.attention.indexer:
             raise InputError(f"{shard.model.name} has sparse attention with an indexer, which cannot be measured yet")
 
@@ -178,7 +179,7 @@ class LayerStack:
             mark("post_attention_norm")
         if isinstance(self.group.feed_forward, DenseFeedForward):
             _feed_forward(flow, weights, "", self.group.feed_forward.gated, mark)
-        else:
+        elif isinstance(self.group.feed_forward, ExpertsFeedForward):
             self._experts(flow, weights, self.group.feed_forward, mark)
 
     def _grouped_query(self, flow: LayerFlow, weights: dict[str, Tensor], cache: Tensor, mark: Mark) -> None:

@@ -41,12 +41,11 @@ from windtunnel.lab.profile.vllm_steps import vllm_steppers
 from windtunnel.lab.servers import engines_with
 from windtunnel.lab.stepped import HostSample, SteppedEngine, host_samples
 from windtunnel.lab.timing import clock_for, measure_pressure
-from windtunnel.model.forward import Shard
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Precision
-from windtunnel.model.shape import ModelSpec
+from windtunnel.model.shape import ModelSpec, Shard, operator_types
 from windtunnel.pricing.profile import profile_provenance, write_profile
-from windtunnel.pricing.table import KINDS, MeasurementTable, read_tables
+from windtunnel.pricing.table import MeasurementTable, read_tables
 from windtunnel.serving.scenario import check_parallelism
 
 ENGINES = ("torch", "vllm")
@@ -244,7 +243,7 @@ def write_collectives(folder: Path, device_name: str, plan: CollectivesPlan, tim
     """
     import torch
 
-    if any((folder / f"{kind}.parquet").is_file() for kind in KINDS):
+    if any((folder / f"{kind}.parquet").is_file() for kind in operator_types()):
         other = profile_provenance(folder).get("device")
         if other != device_name:
             raise InputError(f"{folder} is a profile of {other}, not of {device_name}", "choose another folder")

@@ -17,9 +17,9 @@ from windtunnel.lab.profile.model import (
 )
 from windtunnel.lab.profile.samples import MeasuredStep, Repeats
 from windtunnel.lab.timing import CLOCKS_OF_HOST, CudaStopwatch, captured, event_cost_s, stopwatch
-from windtunnel.model.forward import Shard
+from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.precision import BITS
-from windtunnel.model.shape import GroupedQueryAttention, LayerGroup
+from windtunnel.model.shape import LayerGroup, Shard
 from windtunnel.units import format_bytes
 
 WARM_UPS = 2

@@ -14,8 +14,8 @@ from windtunnel.lab.profile.model import StepShape, check_profilable, operators_
 from windtunnel.lab.profile.samples import MeasuredStep, Repeats
 from windtunnel.lab.stepped import EngineStep, HostSample
 from windtunnel.lab.timing import CLOCKS_OF_HOST, HostStopwatch
-from windtunnel.model.forward import Shard
 from windtunnel.model.precision import Format
+from windtunnel.model.shape import Shard
 
 DECODE_REPEATS = 16
 """Pairs of decode steps; most of the time goes into the prompts, not into the steps."""

@@ -22,7 +22,6 @@ from windtunnel.pricing.aiconfigurator.gemms import gemm_table
 from windtunnel.pricing.aiconfigurator.latent_attention import latent_decode_table, latent_prefill_table
 from windtunnel.pricing.aiconfigurator.sparse_attention import sparse_table
 from windtunnel.pricing.estimator import TableModel
-from windtunnel.pricing.roofline import variant
 from windtunnel.pricing.table import Floats, MeasurementTable
 
 Reader = Callable[[Collection, Any], "MeasurementTable | None"]
@@ -30,9 +29,9 @@ Reader = Callable[[Collection, Any], "MeasurementTable | None"]
 
 def table_for(collection: Collection, op: ops.Op) -> MeasurementTable | None:
     """Return the table that prices `op`, or None where nobody measured its kind in its format on this system."""
-    key = (op.kind, variant(op), str(getattr(op, "span_nodes", 1) > 1))
+    key = (op.kind, op.variant, str(getattr(op, "span_nodes", 1) > 1))
     if key not in collection.read:
-        collection.read[key] = _READERS[op.kind](collection, op)
+        collection.read[key] = _READERS.get(op.kind, _described)(collection, op)
     return collection.read[key]
 
 
@@ -93,19 +92,23 @@ def _sparse_latent(collection: Collection, op: Any) -> MeasurementTable | None:
     return None if kv is None else sparse_table(collection, op.kind, kv, op.kv_format, prices)
 
 
-def _gated_delta(collection: Collection, op: Any) -> MeasurementTable | None:
-    phase = "generation" if op.decode else "context"
-    numbers = ("batch_size", "seq_len", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "d_conv")
-    for place in collection.places("linear_attention", "gdn_perf"):
-        rows = read_rows(place, "gdn_perf", numbers, {"phase": phase})
+def _described(collection: Collection, op: ops.Op) -> MeasurementTable | None:
+    """Return the table that an operator's class names; None where it names none."""
+    table = op.measured
+    if table is None:
+        return None
+    phases = {"decode": "generation", "prefill": "context"}
+    words = {"phase": phases[op.variant]} if hasattr(op, "decode") else {}
+    for place in collection.places(table.family, table.name):
+        rows = read_rows(place, table.name, table.columns, words)
         if rows is not None:
-            return _summed_kernels(collection, op, rows, numbers)
+            return _summed_kernels(collection, op, rows, table)
     return None
 
 
-def _summed_kernels(collection: Collection, op: ops.Op, rows: Rows, point: tuple[str, ...]) -> MeasurementTable:
+def _summed_kernels(collection: Collection, op: ops.Op, rows: Rows, table: ops.MeasuredTable) -> MeasurementTable:
     """Return one row per point: the sum over kernels (convolution and delta rule), each the median of its repeats."""
-    points = np.column_stack([rows.columns[name] for name in point])
+    points = np.column_stack([rows.columns[name] for name in table.columns])
     unique, codes = np.unique(points, axis=0, return_inverse=True)
     total = np.zeros(len(unique))
     complete = np.ones(len(unique), dtype=bool)
@@ -116,18 +119,12 @@ def _summed_kernels(collection: Collection, op: ops.Op, rows: Rows, point: tuple
         present, starts, counts = np.unique(code, return_index=True, return_counts=True)
         total[present] += took[starts + counts // 2]
         complete &= np.isin(np.arange(len(unique)), present)
-    column = dict(zip(point, unique[complete].T, strict=True))
-    sites = {
-        "num_key_heads": column["num_k_heads"],
-        "num_value_heads": column["num_v_heads"],
-        "key_head_dim": column["head_k_dim"],
-        "value_head_dim": column["head_v_dim"],
-        "conv_kernel_size": column["d_conv"],
-        "hidden_size": np.zeros(int(complete.sum())),
-        "decode": np.full(int(complete.sum()), float(getattr(op, "decode", False))),
-    }
-    axes = {"batch": column["batch_size"], "num_tokens": column["seq_len"]}
-    label = collection.label("linear_attention", rows)
+    column = dict(zip(table.columns, unique[complete].T, strict=True))
+    sites = {name: value(column) for name, value in table.sites.items()}
+    if hasattr(op, "decode"):
+        sites["decode"] = np.full(int(complete.sum()), float(op.decode))
+    axes = {axis: column[name] for axis, name in table.axes.items()}
+    label = collection.label(table.family, rows)
     return MeasurementTable(op.kind, sites, axes, total[complete], label, {})
 
 
@@ -139,7 +136,6 @@ _READERS: Mapping[str, Reader] = {
     "latent_decode_attention": latent_decode_table,
     "sparse_latent_prefill": _sparse_latent,
     "sparse_latent_decode": _sparse_latent,
-    "gated_delta": _gated_delta,
     "experts": experts_table,
     "elementwise": elementwise_table,
     "collective": collective_table,

@@ -1,8 +1,8 @@
 """Sparse latent attention (DeepSeek-V3.2, GLM-5) from the tables of `aiconfigurator-core`'s layout.
 
 Engines were measured with the whole attention module: projections, indexer, choice of keys, attention. What the module
-takes above its projections, priced from the GEMM table of the same format, is `ops.SparseLatentPrefill` and
-`ops.SparseLatentDecode`; so a step of decodes alone costs what was measured.
+takes above its projections, priced from the GEMM table of the same format, is `SparseLatentPrefill` and
+`SparseLatentDecode`; so a step of decodes alone costs what was measured.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.model import operators as ops
+from windtunnel.model.attention.latent import LatentPrefillAttention, SparseLatentDecode
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import (
     Collection,
@@ -55,7 +56,7 @@ def sparse_table(
     collection: Collection, kind: str, kv_dtype: str, kv_format: Format, prices: Callable[[Place], GemmPrices]
 ) -> MeasurementTable | None:
     """Return the table of `kind` with a cache of `kv_format`, of the nearest version that has one; None without one."""
-    decode = kind == ops.SparseLatentDecode.kind
+    decode = kind == SparseLatentDecode.kind
     file = "dsa_generation_module_perf" if decode else "dsa_context_module_perf"
     for place in collection.places("sparse_attention", file):
         parts = list(_parts(place, file, kv_dtype, decode, prices(place), collection.roofline))
@@ -103,7 +104,7 @@ def _dense_seconds(rows: Rows, widths: tuple[int, ...], roofline: Roofline) -> F
     total = np.zeros(len(rows))
     for heads in np.unique(num_heads).astype(int).tolist():
         here = num_heads == heads
-        core = ops.LatentPrefillAttention(batch[here], length[here], heads, nope + rope, v_head_dim)
+        core = LatentPrefillAttention(batch[here], length[here], heads, nope + rope, v_head_dim)
         expand = ops.Gemm(batch[here] * length[here], heads * (nope + v_head_dim), kv_lora_rank)
         total[here] = np.asarray(roofline.seconds(core)) + np.asarray(roofline.seconds(expand))
     return total

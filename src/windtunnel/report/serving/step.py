@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
 from windtunnel.model import operators as ops
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.json import fields_of
@@ -138,53 +136,12 @@ def _work_row(launch: ExplainedLaunch) -> list[str]:
     """Return an operator's work, under `WORK_HEADS`."""
     return [
         launch.name,
-        shape_text(launch.op),
+        launch.op.text,
         format_si(launch.flops / launch.count, "").rstrip() if launch.flops else "",
         percent(launch.flops_fraction) if launch.flops else "",
         format_bytes(launch.num_bytes / launch.count),
         percent(launch.bandwidth_fraction),
     ]
-
-
-def shape_text(op: ops.Op) -> str:
-    """Return an operator's dimensions: m x n x k of a GEMM, batch x context and heads of attention, ..."""
-    if isinstance(op, ops.Gemm):
-        return f"{_n(op.m)} x {_n(op.n)} x {_n(op.k)} {op.format}"
-    if isinstance(op, ops.PrefillAttention):
-        return f"{_n(op.batch)} x {_n(op.num_tokens)}, {_heads(op)}"
-    if isinstance(op, ops.DecodeAttention):
-        return f"{_n(op.batch)} x {_n(op.context_tokens)}, {_heads(op)}"
-    if isinstance(op, ops.LatentPrefillAttention):
-        return f"{_n(op.batch)} x {_n(op.num_tokens)}, {op.num_heads} x {op.qk_head_dim}/{op.v_head_dim} {op.kv_format}"
-    if isinstance(op, ops.LatentDecodeAttention):
-        width = op.kv_lora_rank + op.rope_head_dim
-        return f"{_n(op.batch)} x {_n(op.context_tokens)}, {op.num_heads} x {width} {op.kv_format}"
-    if isinstance(op, ops.SparseLatentPrefill | ops.SparseLatentDecode):
-        size = op.num_tokens if isinstance(op, ops.SparseLatentPrefill) else op.context_tokens
-        return f"{_n(op.batch)} x {_n(size)}, {op.num_heads} of the best {op.top_k} {op.kv_format}"
-    if isinstance(op, ops.GatedDelta):
-        return f"{_n(op.batch)} x {_n(op.num_tokens)}, {op.num_value_heads} x {op.key_head_dim} x {op.value_head_dim}"
-    if isinstance(op, ops.Experts):
-        experts = f"{op.experts_per_token} of {op.num_experts}"
-        return f"{_n(op.num_tokens)} x {experts}, {op.hidden_size} x {_n(op.intermediate_size / op.tp)} {op.format}"
-    if isinstance(op, ops.Collective):
-        return f"{_size(op.message_bytes)} over {op.num_ranks}"
-    assert isinstance(op, ops.Elementwise)
-    return f"{_n(op.rows)} x {_size(op.bytes_per_row)}"
-
-
-def _heads(op: ops.PrefillAttention | ops.DecodeAttention) -> str:
-    window = f", window {op.window_tokens}" if op.window_tokens else ""
-    return f"{op.num_heads}/{op.num_kv_heads} x {op.head_dim} {op.kv_format}{window}"
-
-
-def _n(size: ops.Size) -> str:
-    value = float(np.asarray(size))
-    return f"{value:.0f}" if value >= 100 or value.is_integer() else f"{value:.3g}"
-
-
-def _size(num_bytes: ops.Size) -> str:
-    return format_bytes(float(np.asarray(num_bytes)))
 
 
 def _host(step: Explanation) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from windtunnel.errors import InputError
-from windtunnel.model.shape import ExpertsFeedForward, ModelSpec
+from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import decode, set_path
 from windtunnel.serving.shorthand import JOB_PATHS
 from windtunnel.training.job import CHUNKED_SCHEDULES, V_SCHEDULES, TrainingJob
@@ -74,7 +74,7 @@ def _with_first_values(raw: dict[str, Any], varied: dict[str, Any], source: str)
 
 
 def _recompute(job: TrainingJob, model: ModelSpec) -> dict[str, dict[str, Any]]:
-    has_experts = any(isinstance(group.feed_forward, ExpertsFeedForward) for group in model.layers)
+    has_experts = model.has_experts
     can_drop_activation = has_experts or job.framework != "megatron"
     modules = [name for name in CHEAP_MODULES if name != "activation" or can_drop_activation]
     only_full = {"recompute.num_layers": None, "recompute.distribute": False}
@@ -85,11 +85,13 @@ def _recompute(job: TrainingJob, model: ModelSpec) -> dict[str, dict[str, Any]]:
     }
 
 
+def _divides_heads(model: ModelSpec, tp: int) -> bool:
+    return all(attention.widest_tp % tp == 0 for _, attention in model.attentions)
+
+
 def _divides_experts(model: ModelSpec, ep: int) -> bool:
-    """Whether `ep` devices can hold different experts; without experts only one can."""
-    counts = [
-        group.feed_forward.num_experts for group in model.layers if isinstance(group.feed_forward, ExpertsFeedForward)
-    ]
+    """Whether so many devices can hold different experts; of a model without any, only one."""
+    counts = [part.num_experts for _, part in model.feed_forwards if part.num_experts]
     return ep == 1 or (bool(counts) and all(count % ep == 0 for count in counts))
 
 

@@ -4,7 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.metrics.records import Table
-from windtunnel.model.forward import Shard, StepBatch
+from windtunnel.model.forward import StepBatch
+from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimator
 from windtunnel.serving.setup.step_prices import LoweredSteps, price_step
 from windtunnel.serving.state import records as state

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from windtunnel.hardware import Device
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import StageUse
-from windtunnel.model.forward import Shard, decode_launches, head_launches, prefill_launches, token_launches
+from windtunnel.model.forward import decode_launches, head_launches, prefill_launches, token_launches
 from windtunnel.model.operators import Launch
-from windtunnel.pricing.roofline import compute_format, machine
+from windtunnel.model.shape import Shard
+from windtunnel.pricing.roofline import machine
 
 Floats = NDArray[np.float64]
 
@@ -87,7 +88,7 @@ def _ideal_s(device: Device, launches: Iterable[Launch]) -> tuple[Floats, Floats
     for launch in launches:
         if launch.op.kind == "collective":
             continue
-        peak = machine(device, compute_format(launch.op))
+        peak = machine(device, launch.op.compute_format)
         compute_s = compute_s + np.asarray(launch.op.flops) / peak.flops_per_s * launch.count
         memory_s = memory_s + np.asarray(launch.op.num_bytes) / peak.bytes_per_s * launch.count
     return compute_s, memory_s

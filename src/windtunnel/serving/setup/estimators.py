@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
 
-from windtunnel.model.forward import Shard
+from windtunnel.model.shape import Shard
 from windtunnel.pricing.aiconfigurator.collection import KernelChoices
 from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
 from windtunnel.pricing.aiconfigurator.repeated_kernels import counted_once

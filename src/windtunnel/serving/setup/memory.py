@@ -4,16 +4,9 @@ from dataclasses import dataclass
 
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
-from windtunnel.model.forward import Shard
-from windtunnel.model.memory import (
-    BF16_BYTES,
-    FP32_BYTES,
-    is_bounded,
-    layer_bytes,
-    linear_state_bytes,
-    weight_bytes,
-)
-from windtunnel.model.shape import ExpertsFeedForward, GroupedQueryAttention
+from windtunnel.model.memory import recurrent_state_bytes, weight_bytes
+from windtunnel.model.operators import BF16_BYTES, FP32_BYTES
+from windtunnel.model.shape import Shard
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.units import format_bytes
 
@@ -96,18 +89,16 @@ def group_layers(shard: Shard, engine: EngineSettings, max_model_len: int) -> La
     0.5.14), or shares memory in proportion to window and bytes (TensorRT-LLM
     `BlockManager::calculateWindowSizeToShare`, 1.0 to 1.3). Windows of several lengths count as the longest of them.
     """
-    sizes = [(group, layer_bytes(shard, group.attention)) for group in shard.model.layers]
-    sizes = [(group, size) for group, size in sizes if size]
-    every = [(group.num_layers, size) for group, size in sizes]
-    windows = [(group, size) for group, size in sizes if is_bounded(group.attention, max_model_len)]
+    sizes = [(num, attention, attention.bytes_per_token(shard)) for num, attention in shard.model.attentions]
+    sizes = [(num, attention, size) for num, attention, size in sizes if size]
+    every = [(num, size) for num, _, size in sizes]
+    windows = [attention for _, attention, _ in sizes if attention.is_bounded(max_model_len)]
     if engine.window_kv in (None, "full") or not windows:
         total = _sum_bytes(shard, every)
         return LayerGroups(total, total)
-    window_tokens = max(
-        group.attention.window_tokens or 0 for group, _ in windows if isinstance(group.attention, GroupedQueryAttention)
-    )
-    sliding = [(group.num_layers, size) for group, size in windows]
-    growing = [(group.num_layers, size) for group, size in sizes if (group, size) not in windows]
+    window_tokens = max(attention.window_tokens or 0 for attention in windows)
+    sliding = [(num, size) for num, attention, size in sizes if attention in windows]
+    growing = [(num, size) for num, attention, size in sizes if attention not in windows]
     if not growing:
         total = _sum_bytes(shard, sliding)
         return LayerGroups(total, total, window_tokens, 1, 1)
@@ -148,14 +139,8 @@ def activation_bytes(
     """
     width = shard.model.hidden_size
     widest = 0.0
-    for group in shard.model.layers:
-        feed_forward = group.feed_forward
-        inner = feed_forward.intermediate_size / shard.tp
-        rows = 1.0
-        if isinstance(feed_forward, ExpertsFeedForward):
-            inner = feed_forward.intermediate_size / shard.parallelism.experts_tp
-            rows = feed_forward.experts_per_token * shard.parallelism.attention_dp / shard.parallelism.ep
-        widest = max(widest, rows * (3 * inner + width) + 2 * width)
+    for _, feed_forward in shard.model.feed_forwards:
+        widest = max(widest, feed_forward.peak_values(shard))
     each = (BF16_BYTES + 2 * FP32_BYTES) / shard.tp if sampler_bytes is None else sampler_bytes
     logits = max_num_seqs * shard.model.vocab_size * each
     return max(max_num_batched_tokens * widest * BF16_BYTES, logits + max_num_batched_tokens * width * BF16_BYTES)
@@ -182,8 +167,8 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
     reserve = float(engine.reserved_bytes or 0)
     pool_bytes = _pool_bytes(device, engine, weights, activations, reserve)
     groups = group_layers(shard, engine, max_model_len)
-    state_bytes = linear_state_bytes(shard)
-    # A model of linear attention only has no per-token cost; a block then is one request with its state.
+    state_bytes = recurrent_state_bytes(shard)
+    # A model of recurrences only has no per-token cost; a block then is one request with its state.
     block_size = engine.block_size if groups.block_bytes_per_token else max_model_len
     block_bytes = groups.block_bytes_per_token * block_size or state_bytes
     whole_bytes = block_bytes + groups.pool_ratio * groups.window_bytes_per_token * block_size

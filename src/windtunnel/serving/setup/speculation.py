@@ -6,8 +6,8 @@ import msgspec
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.model.forward import Shard
 from windtunnel.model.memory import weight_bytes
+from windtunnel.model.shape import Shard
 from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.state.records import Speculation

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.hardware import Device
+from windtunnel.model.attention.latent import LatentAttention
+from windtunnel.model.feed_forward.experts import GROUP_LAUNCHES, Experts, ExpertsFeedForward
 from windtunnel.model.forward import (
-    GROUP_LAUNCHES,
-    Shard,
     StepBatch,
     decode_launches,
     forward_launches,
@@ -20,11 +20,11 @@ from windtunnel.model.forward import (
     prefill_launches,
     token_launches,
 )
-from windtunnel.model.operators import Collective, Experts, GatedDelta, Gemm, Launch, Op, Size
+from windtunnel.model.operators import Collective, Gemm, Launch, Op, Size
 from windtunnel.model.precision import ACTIVATION_BITS, Format
-from windtunnel.model.shape import ExpertsFeedForward, GatedDeltaAttention, LatentAttention
+from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
-from windtunnel.pricing.roofline import compute_format, machine
+from windtunnel.pricing.roofline import machine
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.state.records import StepCost
 
@@ -318,10 +318,6 @@ and `fp4_block_scale_moe_runner`, FlashInfer 0.5 `cutlass_fused_moe` and `trtllm
 FUSED_EXPERTS = ("trtllm", "cutlass", "flashinfer")
 """Backends that launch experts in one call. TensorRT-LLM takes them by default, others for experts of four bits."""
 
-LAUNCHES_OF_GATED_DELTA = 10
-"""Kernels of Gated DeltaNet: the convolution, two norms, gating, and the six of `chunk_gated_delta_rule_fwd`
-(flash-linear-attention 0.3, which vLLM and SGLang carry)."""
-
 LAUNCHES_AN_ATTENTION = 3
 """Launches for each attention of a step in pieces: the graph before it, the write of keys and values, and the kernel
 (vLLM 0.18 `vllm/compilation/piecewise_backend.py`, `vllm/attention/layer.py`)."""
@@ -340,7 +336,7 @@ LAUNCHES_AS_WRITTEN = {
 
 Queries and keys are normed apart; an output gate is two copies, a sigmoid and a product; Gated DeltaNet has four
 projections, and its core compares prefix lengths and copies the convolution's input, queries, keys and values beside
-`LAUNCHES_OF_GATED_DELTA` (SGLang 0.5.9 `models/qwen3_5.py`; in `layers/attention`, `linear/gdn_backend.py` and
+its other kernels (SGLang 0.5.9 `models/qwen3_5.py`; in `layers/attention`, `linear/gdn_backend.py` and
 `fla/utils.py`, `input_guard`); latent attention norms twice, copies rotated queries and puts keys together
 (`models/deepseek_common/attention_forward_methods/forward_mha.py`).
 """
@@ -389,9 +385,9 @@ def _most_tokens_in_pieces(shard: Shard, engine: EngineSettings) -> float:
         return 0.0
     if engine.name != "sglang":
         return float(sizes[-1])
-    attentions = [group.attention for group in shard.model.layers]
+    attentions = [attention for _, attention in shard.model.attentions]
     is_sparse = any(isinstance(kind, LatentAttention) and kind.indexer is not None for kind in attentions)
-    is_hybrid = any(isinstance(kind, GatedDeltaAttention) for kind in attentions)
+    is_hybrid = any(kind.is_recurrent for kind in attentions)
     is_split = shard.parallelism.attention_dp > 1 or shard.parallelism.pp > 1
     if is_sparse or is_hybrid or is_split or engine.speculative is not None:
         return 0.0
@@ -404,7 +400,7 @@ def _kernels_of(launch: Launch, shard: Shard, engine: EngineSettings) -> int:
     if isinstance(launch.op, Experts):
         return LAUNCHES_OF_FUSED_EXPERTS if _has_fused_experts(shard, engine) else LAUNCHES_OF_EXPERTS
     if not _runs_as_written(engine):
-        return LAUNCHES_OF_GATED_DELTA if isinstance(launch.op, GatedDelta) else 1
+        return launch.op.num_kernels
     times = LAUNCHES_AS_WRITTEN.get(launch.name, 1)
     if isinstance(launch.op, Gemm) and ACTIVATION_BITS[launch.op.format] < ACTIVATION_BITS[Format.BF16]:
         # Its input is quantised by a kernel of its own (SGLang 0.5.9 `layers/quantization/fp8_utils.py`).
@@ -417,11 +413,10 @@ def _unlisted_kernels(shard: Shard, engine: EngineSettings) -> int:
     if not _runs_as_written(engine):
         return 0
     count = 0
-    for group in shard.model.layers:
-        experts = group.feed_forward
+    for num_layers, experts in shard.model.feed_forwards:
         if isinstance(experts, ExpertsFeedForward) and experts.shared_intermediate_size:
             gate = LAUNCHES_OF_SHARED_GATE if experts.shared_gate else 0
-            count += group.num_layers * (LAUNCHES_OF_SHARED_EXPERTS + gate)
+            count += num_layers * (LAUNCHES_OF_SHARED_EXPERTS + gate)
     return count
 
 
@@ -488,7 +483,7 @@ def geometric_nodes(limit: int) -> Floats:
 
 def is_compute_bound(op: Op, device: Device) -> NDArray[np.bool_]:
     """Whether `op` takes longer at the device's peak rate than at its memory bandwidth, at each point of its axes."""
-    peak = machine(device, compute_format(op))
+    peak = machine(device, op.compute_format)
     return np.asarray(op.flops / peak.flops_per_s > op.num_bytes / peak.bytes_per_s)
 
 
@@ -529,5 +524,5 @@ def _ideal_compute_s(shard: Shard, device: Device, batches: Floats, context: Flo
     a, b = np.meshgrid(batches, context, indexing="ij")
     total: Size = 0.0
     for launch in decode_launches(shard, a.ravel(), b.ravel()):
-        total = total + launch.count * launch.op.flops / machine(device, compute_format(launch.op)).flops_per_s
+        total = total + launch.count * launch.op.flops / machine(device, launch.op.compute_format).flops_per_s
     return np.broadcast_to(np.asarray(total), a.size).reshape(a.shape)

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.model.forward import Shard
 from windtunnel.model.memory import kv_bytes_per_token, state_bytes_per_request
 from windtunnel.model.parallelism import Parallelism
+from windtunnel.model.shape import Shard
 from windtunnel.network.cluster import handoff_bytes_per_s, network_of
 from windtunnel.serving import codes
 from windtunnel.serving.deployment import (

@@ -6,8 +6,11 @@ Sources: arXiv:2310.01889 for ring attention, arXiv:2407.21783 for gathered keys
 from collections.abc import Iterator
 
 from windtunnel.model import operators as ops
+from windtunnel.model.attention.gated_delta import GatedDeltaAttention
+from windtunnel.model.attention.grouped_query import GroupedQueryAttention, PrefillAttention
+from windtunnel.model.attention.latent import LatentAttention, LatentPrefillAttention
 from windtunnel.model.precision import Format
-from windtunnel.model.shape import GatedDeltaAttention, GroupedQueryAttention, LatentAttention, LayerGroup
+from windtunnel.model.shape import LayerGroup
 from windtunnel.training.layers.part import Part, Task, enter_tensor_parallel, leave_tensor_parallel, linear, pointwise
 from windtunnel.training.layers.rank import BF16_BYTES, Group, Rank
 
@@ -30,12 +33,15 @@ of the CUDA cores, 312 and 78 TFLOP/s on an A100."""
 def attention_parts(rank: Rank, group: LayerGroup) -> Iterator[Part]:
     """Return a layer's attention, whichever it is, in the order of the forward pass."""
     attention = group.attention
-    if isinstance(attention, GroupedQueryAttention):
-        yield from _grouped_query_parts(rank, attention)
-    elif isinstance(attention, LatentAttention):
-        yield from _latent_parts(rank, attention)
-    else:
-        yield from _gated_delta_parts(rank, attention)
+    match attention:
+        case GroupedQueryAttention():
+            yield from _grouped_query_parts(rank, attention)
+        case LatentAttention():
+            yield from _latent_parts(rank, attention)
+        case GatedDeltaAttention():
+            yield from _gated_delta_parts(rank, attention)
+        case _:
+            raise NotImplementedError(f"no training of {attention}; `training.setup` refuses it")
 
 
 def _grouped_query_parts(rank: Rank, attention: GroupedQueryAttention) -> Iterator[Part]:
@@ -60,7 +66,7 @@ def _grouped_query_parts(rank: Rank, attention: GroupedQueryAttention) -> Iterat
 
 
 def _core_parts(rank: Rank, attention: GroupedQueryAttention) -> Iterator[Part]:
-    """Attention's core and what context parallelism sends around it."""
+    """Yield attention's core and what context parallelism sends around it."""
     heads = attention.num_heads // rank.tp
     kv_heads = max(attention.num_kv_heads // rank.tp, 1)
     kept = rank.tokens * (heads + 2 * kv_heads) * attention.head_dim * BF16_BYTES
@@ -68,7 +74,7 @@ def _core_parts(rank: Rank, attention: GroupedQueryAttention) -> Iterator[Part]:
     if rank.setup.job.kernels.attention == "unfused":
         yield from _unfused_core(rank, heads, attention.head_dim, kept)
         return
-    core = ops.PrefillAttention(
+    core = PrefillAttention(
         *rank.documents,
         heads,
         kv_heads,
@@ -82,7 +88,7 @@ def _is_narrower(attention: GroupedQueryAttention, rank: Rank) -> bool:
     return attention.window_tokens is not None and attention.window_tokens < rank.documents[1]
 
 
-def _flash_part(rank: Rank, core: ops.PrefillAttention | ops.LatentPrefillAttention, kept_bytes: float) -> Part:
+def _flash_part(rank: Rank, core: PrefillAttention | LatentPrefillAttention, kept_bytes: float) -> Part:
     is_older = rank.setup.job.kernels.attention == "flash2"
     slower = FLASH2_SLOWDOWN.get(rank.setup.device.architecture, 1.0) if is_older else 1.0
     backward = Task(
@@ -96,7 +102,7 @@ def _flash_part(rank: Rank, core: ops.PrefillAttention | ops.LatentPrefillAttent
 
 
 def _unfused_core(rank: Rank, heads: int, head_dim: int, qkv_bytes: float) -> Iterator[Part]:
-    """Scores, softmax, dropout and the weighted sum as kernels of their own, without skipping masked pairs.
+    """Yield scores, softmax, dropout and the weighted sum as kernels of their own, without skipping masked pairs.
 
     Each head's product is priced as one tall GEMM of the same FLOPs and output.
     """
@@ -136,7 +142,7 @@ def _unfused_core(rank: Rank, heads: int, head_dim: int, qkv_bytes: float) -> It
 
 
 def _context_parts(rank: Rank, kv_width: int, query_width: int) -> Iterator[Part]:
-    """What context-parallel ranks send each other around attention's core.
+    """Yield what context-parallel ranks send each other around attention's core.
 
     ring: keys and values pass round beside the core (arXiv:2310.01889), with their gradients on the way back; gather:
     all keys first (Llama 3, arXiv:2407.21783, section 3.3.2); ulysses: heads for sequence, four times
@@ -202,7 +208,7 @@ def _latent_parts(rank: Rank, attention: LatentAttention) -> Iterator[Part]:
     yield pointwise("rope", tokens, rotated, rotated)
     kept = tokens * heads * (2 * query_head + attention.v_head_dim) * BF16_BYTES
     yield from _context_parts(rank, heads * (query_head + attention.v_head_dim), heads * query_head)
-    core = ops.LatentPrefillAttention(
+    core = LatentPrefillAttention(
         *rank.documents,
         heads,
         query_head,
@@ -223,16 +229,7 @@ def _gated_delta_parts(rank: Rank, attention: GatedDeltaAttention) -> Iterator[P
     input_bytes = rank.rows * width * rank.kept_input_bytes
     yield linear(rank, "qkvz_proj", tokens, projected, width, kept_bytes=input_bytes)
     yield linear(rank, "ba_proj", tokens, 2 * heads, width, Format.BF16, kept_bytes=0.0)
-    core = ops.GatedDelta(
-        batch=rank.setup.job.micro_batch / rank.setup.degrees.cp,
-        num_tokens=rank.setup.job.sequence_tokens,
-        num_key_heads=max(attention.num_key_heads // tp, 1),
-        num_value_heads=heads,
-        key_head_dim=attention.key_head_dim,
-        value_head_dim=attention.value_head_dim,
-        conv_kernel_size=attention.conv_kernel_size,
-        hidden_size=width,
-    )
+    core = attention.core(tp, rank.setup.job.micro_batch / rank.setup.degrees.cp, rank.setup.job.sequence_tokens)
     yield Part(
         "gated_delta",
         (Task("gated_delta", core),),

@@ -1,15 +1,8 @@
-"""Which layers a pipeline device runs together, and how many parameters each of its ranks holds of them."""
+"""Chunks: the layers that a pipeline device runs together, and the parameters that each of its ranks holds of them."""
 
 from dataclasses import dataclass
 
-from windtunnel.model.parameters import (
-    attention_parameters,
-    inner_norm_parameters,
-    matrix_parameters,
-    router_parameters,
-    shared_expert_parameters,
-)
-from windtunnel.model.shape import DenseFeedForward, GroupedQueryAttention, LatentAttention, LayerGroup
+from windtunnel.model.shape import LayerGroup
 from windtunnel.training.job import V_SCHEDULES
 from windtunnel.training.layers.rank import Rank
 from windtunnel.training.setup import TrainingSetup
@@ -51,7 +44,7 @@ class LayerChunk:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """What decides a chunk's work: equal chunks of a pipeline are priced once."""
+        """Key of a chunk's work: equal chunks of a pipeline are priced once."""
         return (self.layers, self.has_embedding, self.has_head)
 
 
@@ -68,23 +61,23 @@ def chunks(setup: TrainingSetup) -> tuple[LayerChunk, ...]:
             runs[-1] = (runs[-1][0] + group.num_layers, [*runs[-1][1], group])
         else:
             runs.append((float(group.num_layers), [group]))
-    found = []
-    for index, wanted in enumerate(setup.layers_per_chunk):
-        held: list[tuple[LayerGroup, float]] = []
-        left = float(wanted)
+    split: list[LayerChunk] = []
+    for index, num_held in enumerate(setup.layers_per_chunk):
+        layers: list[tuple[LayerGroup, float]] = []
+        left = float(num_held)
         while left > 0:
             num_layers, groups = runs[0]
             taken = min(left, num_layers)
             total = sum(group.num_layers for group in groups)
-            held += [(group, taken * group.num_layers / total) for group in groups]
+            layers += [(group, taken * group.num_layers / total) for group in groups]
             left -= taken
             if taken == num_layers:
                 runs.pop(0)
             else:
                 runs[0] = (num_layers - taken, groups)
-        last = index == known.num_chunks - 1
-        found.append(LayerChunk(index, stage_of(setup, index), tuple(held), index == 0, last))
-    return tuple(found)
+        is_last = index == known.num_chunks - 1
+        split.append(LayerChunk(index, stage_of(setup, index), tuple(layers), index == 0, is_last))
+    return tuple(split)
 
 
 def stage_of(setup: TrainingSetup, chunk: int) -> int:
@@ -96,7 +89,7 @@ def stage_of(setup: TrainingSetup, chunk: int) -> int:
 
 
 def trained(rank: Rank, held: Parameters) -> Parameters:
-    """Of the parameters that a rank holds, those that are trained.
+    """Count the parameters of `held` that are trained.
 
     Adapters of rank r beside an `[h, n]` matrix have r (h + n); counted as 2 r / h of every dense matrix.
     """
@@ -105,43 +98,35 @@ def trained(rank: Rank, held: Parameters) -> Parameters:
 
 
 def layer_parameters(rank: Rank, group: LayerGroup) -> Parameters:
-    """Parameters of one layer on one rank; norms, routers and latent down-projections are on every tensor rank."""
+    """Count one layer's parameters on one rank; norms, routers and latent down-projections are on every tensor rank."""
     tp, width = rank.tp, rank.width
-    attention = group.attention
-    total = float(attention_parameters(attention, width))
-    repeated, copies = 0.0, 1.0
-    if isinstance(attention, LatentAttention):
-        repeated = width * ((attention.q_lora_rank or 0) + attention.kv_lora_rank + attention.qk_rope_head_dim)
-        copies = tp
-    elif isinstance(attention, GroupedQueryAttention):
-        repeated, copies = 2.0 * width * attention.kv_size, max(tp / attention.num_kv_heads, 1.0)
-    dense = (total - repeated + repeated * copies) / tp
-    dense += group.num_norms * width * (2 if rank.setup.model.norm_bias else 1) + inner_norm_parameters(attention)
-    feed_forward = group.feed_forward
-    if isinstance(feed_forward, DenseFeedForward):
-        return Parameters(dense + matrix_parameters(feed_forward, width) / tp)
-    known = rank.setup.degrees
-    routed = feed_forward.num_experts * matrix_parameters(feed_forward, width) / (known.ep * known.experts_tp)
-    dense += shared_expert_parameters(feed_forward, width) / tp + router_parameters(feed_forward, width)
-    return Parameters(dense, routed)
+    held = Parameters(group.num_norms * width * (2.0 if rank.setup.model.norm_bias else 1.0))
+    if group.attention is not None:
+        of_rank = group.attention.rank_parameters(width, tp)
+        held = Parameters(of_rank) + held + Parameters(float(group.attention.norm_parameters()))
+    if group.feed_forward is not None:
+        count, known = group.feed_forward.parameters(width), rank.setup.degrees
+        held = held + Parameters(count.dense / tp + count.shared / tp + count.router)
+        held = held + Parameters(0.0, count.routed / (known.ep * known.experts_tp))
+    return held
 
 
 def chunk_parameters(rank: Rank, chunk: LayerChunk) -> Parameters:
-    """Parameters of a chunk on one rank: its layers, the embedding and the head where it has them.
+    """Count the parameters of a chunk on one rank: its layers, the embedding and the head where it has them.
 
     A tied head on another device than the embedding is a copy of it.
     """
     model = rank.setup.model
     table = -(-model.vocab_size // rank.tp) * model.hidden_size
-    found = Parameters()
+    held = Parameters()
     for group, count in chunk.layers:
-        found = found + layer_parameters(rank, group) * count
+        held = held + layer_parameters(rank, group) * count
     if chunk.has_embedding:
         job = rank.setup.job
         positions = model.learned_positions or (job.sequence_tokens if job.learned_positions else 0)
-        found = found + Parameters(float(table + positions * model.hidden_size))
+        held = held + Parameters(float(table + positions * model.hidden_size))
     if chunk.has_head:
         norm = model.hidden_size * (2 if model.norm_bias else 1)
-        own = not model.tie_word_embeddings or rank.setup.degrees.pp > 1
-        found = found + Parameters(float(norm + (table if own else 0)))
-    return found
+        has_table = not model.tie_word_embeddings or rank.setup.degrees.pp > 1
+        held = held + Parameters(float(norm + (table if has_table else 0)))
+    return held

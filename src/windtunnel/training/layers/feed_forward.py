@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 
 from windtunnel.model import operators as ops
+from windtunnel.model.feed_forward.dense import DenseFeedForward
+from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.precision import Format
-from windtunnel.model.shape import DenseFeedForward, ExpertsFeedForward, LayerGroup
+from windtunnel.model.shape import LayerGroup
 from windtunnel.training.layers.part import (
     Part,
     Task,
@@ -26,10 +28,13 @@ fp8, on H100, B200 and GB200 in the tables of aiconfigurator-core 0.12 (0.53 to 
 def feed_forward_parts(rank: Rank, group: LayerGroup) -> Iterator[Part]:
     """Return a layer's feed-forward, dense or of experts, in the order of the forward pass."""
     feed_forward = group.feed_forward
-    if isinstance(feed_forward, DenseFeedForward):
-        yield from _dense_parts(rank, "", feed_forward.intermediate_size, feed_forward.gated, "feed_forward")
-    else:
-        yield from _experts_parts(rank, feed_forward)
+    match feed_forward:
+        case DenseFeedForward():
+            yield from _dense_parts(rank, "", feed_forward.intermediate_size, feed_forward.gated, "feed_forward")
+        case ExpertsFeedForward():
+            yield from _experts_parts(rank, feed_forward)
+        case _:
+            raise NotImplementedError(f"no training of {feed_forward}; `training.setup` refuses it")
 
 
 def _dense_parts(rank: Rank, prefix: str, intermediate_size: int, gated: bool, module: str) -> Iterator[Part]:
@@ -45,7 +50,7 @@ def _dense_parts(rank: Rank, prefix: str, intermediate_size: int, gated: bool, m
 
 
 def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Part]:
-    """Router, exchange, experts and exchange back; the load of ranks is balanced."""
+    """Yield router, exchange, experts and exchange back; the load of ranks is balanced."""
     known, rows, width = rank.setup.degrees, rank.rows, rank.width
     per_token = feed_forward.experts_per_token
     yield linear(rank, "router", rows, feed_forward.num_experts, width, Format.BF16, kept_bytes=0.0)
@@ -84,7 +89,6 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
 def _grouped_linear(rank: Rank, name: str, pairs: float, num_groups: int, num_outputs: int, num_inputs: int) -> Part:
     """Return the same linear layer for each of a rank's experts, tokens evenly spread: as many GEMMs of fewer rows."""
     rows = max(pairs / num_groups, 1.0)
-    wanted = rank.format
     frozen = rank.setup.job.lora is not None
 
     def each(suffix: str, gemm: ops.Gemm) -> Task:
@@ -93,17 +97,17 @@ def _grouped_linear(rank: Rank, name: str, pairs: float, num_groups: int, num_ou
     return Part(
         name,
         (
-            *quantised(rank, f"{name}_input", pairs, num_inputs, wanted),
-            each("", ops.Gemm(rows, num_outputs, num_inputs, wanted)),
+            *quantised(rank, f"{name}_input", pairs, num_inputs, rank.format),
+            each("", ops.Gemm(rows, num_outputs, num_inputs, rank.format)),
         ),
         (
-            *quantised(rank, f"{name}_gradient", pairs, num_outputs, wanted),
-            each("_dgrad", ops.Gemm(rows, num_inputs, num_outputs, wanted)),
+            *quantised(rank, f"{name}_gradient", pairs, num_outputs, rank.format),
+            each("_dgrad", ops.Gemm(rows, num_inputs, num_outputs, rank.format)),
         ),
         ()
         if frozen
         else (
-            each("_wgrad", ops.Gemm(num_outputs, num_inputs, int(rows), wanted)),
+            each("_wgrad", ops.Gemm(num_outputs, num_inputs, int(rows), rank.format)),
             *accumulated(rank, name, num_groups * num_outputs * num_inputs),
         ),
         0.0 if frozen else pairs * num_inputs * rank.kept_input_bytes,
@@ -112,7 +116,7 @@ def _grouped_linear(rank: Rank, name: str, pairs: float, num_groups: int, num_ou
 
 
 def _exchange_op(rank: Rank, message_bytes: float, per_token: int) -> ops.Collective:
-    """All-to-all of tokens with their experts' ranks.
+    """Return the all-to-all of tokens with their experts' ranks.
 
     By node (DeepEP, DeepSeek-V3 section 3.2.2): a token crosses to each node once, and inside a node goes to each rank
     once, however many of its experts are there; k experts on n nodes or ranks meet n (1 - (1 - 1/n)^k) of them. What
@@ -127,7 +131,7 @@ def _exchange_op(rank: Rank, message_bytes: float, per_token: int) -> ops.Collec
 
 
 def _exchange(rank: Rank, name: str, num_values: float, is_dispatch: bool, per_token: int) -> Iterator[Part]:
-    """All-to-all between expert-parallel ranks, and the gather or sum between ranks that share an expert."""
+    """Yield the all-to-all between expert-parallel ranks, and the gather or sum between ranks that share an expert."""
     known, job = rank.setup.degrees, rank.setup.job
     beside = "experts_beside" if job.overlap.experts else None
     if known.ep > 1:

@@ -11,7 +11,7 @@ from windtunnel.model.precision import ACTIVATION_BITS, Format
 from windtunnel.training.layers.rank import BF16_BYTES, WIRE_BYTES, Group, Rank
 
 SCALING_BYTES = {"fp8_current": 2.0, "fp8_rowwise": 17.0}
-"""Bytes that finding its scale moves for each value of a tensor. Of a whole tensor: one read. Of rows and, for the
+"""Bytes that finding its scale moves for each value of a tensor. For a whole tensor: one read. Of rows and, for the
 transposed copy, of columns: what made a layer of Llama 3 8B 4.3 ms slower than that on an H100 of 2.4 TB/s with torchao
 (6,412 and 7,186 tokens/s, pytorch/torchtitan commit 7a04053; 570 million values a layer)."""
 
@@ -118,18 +118,18 @@ def linear(
     module: str | None = None,
 ) -> Part:
     """Return a linear layer: `[rows, in] x [in, out]`, the gradient of its input and that of its weights."""
-    wanted = rank.format if number_format is None else number_format
+    gemm_format = rank.format if number_format is None else number_format
     kept = rows * num_inputs * rank.kept_input_bytes if kept_bytes is None else kept_bytes
     forward = (
-        *quantised(rank, f"{name}_input", rows, num_inputs, wanted),
-        Task(name, ops.Gemm(rows, num_outputs, num_inputs, wanted)),
+        *quantised(rank, f"{name}_input", rows, num_inputs, gemm_format),
+        Task(name, ops.Gemm(rows, num_outputs, num_inputs, gemm_format)),
     )
     backward = (
-        *quantised(rank, f"{name}_gradient", rows, num_outputs, wanted),
-        Task(f"{name}_dgrad", ops.Gemm(rows, num_inputs, num_outputs, wanted)),
+        *quantised(rank, f"{name}_gradient", rows, num_outputs, gemm_format),
+        Task(f"{name}_dgrad", ops.Gemm(rows, num_inputs, num_outputs, gemm_format)),
     )
     weight = (
-        Task(f"{name}_wgrad", ops.Gemm(num_outputs, num_inputs, int(rows), wanted)),
+        Task(f"{name}_wgrad", ops.Gemm(num_outputs, num_inputs, int(rows), gemm_format)),
         *accumulated(rank, name, num_outputs * num_inputs),
     )
     lora = rank.setup.job.lora
@@ -160,16 +160,16 @@ def accumulated(rank: Rank, name: str, num_values: float) -> tuple[Task, ...]:
     return (Task(f"{name}_accumulate", ops.Elementwise("accumulate", num_values, num_bytes)),)
 
 
-def quantised(rank: Rank, name: str, rows: float, width: float, wanted: Format) -> tuple[Task, ...]:
+def quantised(rank: Rank, name: str, rows: float, width: float, gemm_format: Format) -> tuple[Task, ...]:
     """Casts a tensor for two products, once as it is and once transposed: read in 16 bit, written twice.
 
     Transformer Engine does so for inputs and for gradients; GEMMs read both along their inner dimension. The transposed
     copy is for the weights' gradient, which frozen weights do not have.
     """
-    if ACTIVATION_BITS[wanted] >= 16:
+    if ACTIVATION_BITS[gemm_format] >= 16:
         return ()
     copies = 1 if rank.setup.job.lora else 2
-    num_bytes = width * (BF16_BYTES + copies * ACTIVATION_BITS[wanted] / 8 + _scaling_bytes(rank, name))
+    num_bytes = width * (BF16_BYTES + copies * ACTIVATION_BITS[gemm_format] / 8 + _scaling_bytes(rank, name))
     return (Task(f"quantise_{name}", ops.Elementwise("quantise", rows, num_bytes * rank.passes)),)
 
 

@@ -1,6 +1,6 @@
 """A training step as operators: what one rank of every pipeline chunk computes and sends, forward and backward.
 
-A layer is a list of parts in the order of the forward pass (`training_part.Part`). Everything else follows from them:
+A layer is a list of parts in the order of the forward pass (`part.Part`). Everything else follows from them:
 step time, recomputation, bytes on each link, activation memory. A chunk is described once, whatever the number of
 micro-batches or ranks.
 """
@@ -42,7 +42,7 @@ class Work:
 
 
 def layer_parts(rank: Rank, group: LayerGroup) -> tuple[Part, ...]:
-    """One layer, part by part, in the order of the forward pass."""
+    """Return one layer, part by part, in the order of the forward pass."""
     return tuple(
         part
         for part in (
@@ -68,7 +68,7 @@ def embedding_parts(rank: Rank) -> tuple[Part, ...]:
 
 
 def head_parts(rank: Rank) -> tuple[Part, ...]:
-    """Final norm, head in 16 bit and cross entropy over a split vocabulary."""
+    """Return final norm, head in 16 bit and cross entropy over a split vocabulary."""
     model = rank.setup.model
     vocabulary = -(-model.vocab_size // rank.tp)
     fused = bool(rank.setup.job.kernels.fused)
@@ -96,7 +96,7 @@ def head_parts(rank: Rank) -> tuple[Part, ...]:
 
 
 def layer_work(rank: Rank, group: LayerGroup, recompute: str | None = None) -> Work:
-    """One micro-batch through one layer, with what is recomputed; `recompute` overrides the job's granularity."""
+    """Return one micro-batch through a layer, with what is recomputed; `recompute` overrides the job's granularity."""
     job = rank.setup.job
     parts = layer_parts(rank, group)
     granularity = recompute or job.recompute.granularity
@@ -143,7 +143,7 @@ def _half(task: Task) -> Task:
 
 
 def _renamed(tasks: Iterable[Task]) -> Iterator[Task]:
-    """Forward tasks as they run again in the backward pass."""
+    """Yield forward tasks as they run again in the backward pass."""
     for task in tasks:
         beside = f"recompute_{task.beside}" if task.beside else None
         yield replace(task, name=f"recompute_{task.name}", beside=beside)

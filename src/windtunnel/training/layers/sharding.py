@@ -1,4 +1,4 @@
-"""What data-parallel ranks do once a step, or once a layer where they share parameters: reduce, gather, update.
+"""Tasks of data-parallel ranks once a step, or once a layer where they share parameters: reduce, gather, update.
 
 ZeRO's stages (arXiv:1910.02054): 0 all-reduces gradients; 1 and 2 scatter their sums and gather updated parameters; 3
 also gathers parameters before each use. A shard group smaller than the data-parallel group leaves replicas, which
@@ -8,7 +8,10 @@ all-reduce what each rank owns (HSDP, arXiv:2304.11277).
 import math
 
 from windtunnel.model import operators as ops
-from windtunnel.model.shape import ExpertsFeedForward, GroupedQueryAttention, LayerGroup
+from windtunnel.model.attention.grouped_query import GroupedQueryAttention
+from windtunnel.model.feed_forward.dense import DenseFeedForward
+from windtunnel.model.feed_forward.experts import ExpertsFeedForward
+from windtunnel.model.shape import LayerGroup
 from windtunnel.training.layers.chunks import Parameters, layer_parameters
 from windtunnel.training.layers.part import Task
 from windtunnel.training.layers.rank import WIRE_BYTES, Group, Rank
@@ -20,7 +23,7 @@ NUM_MOMENTS = {"adam": 2.0, "sgd_momentum": 1.0, "sgd": 0.0, "adafactor": 0.1, "
 
 
 def owned(rank: Rank, held: Parameters) -> float:
-    """Of the parameters that a rank holds, those whose optimizer state is its own."""
+    """Count the parameters of `held` whose optimizer state the rank keeps."""
     known = rank.setup.degrees
     if not rank.setup.job.sharding.zero:
         return held.total
@@ -28,60 +31,60 @@ def owned(rank: Rank, held: Parameters) -> float:
 
 
 def reduce_tasks(rank: Rank, held: Parameters, beside: str | None = None) -> tuple[Task, ...]:
-    """Collectives that sum the gradients of `held` over the ranks that hold the same parameters."""
+    """Return the collectives that sum the gradients of `held` over the ranks that hold the same parameters."""
     job, known = rank.setup.job, rank.setup.degrees
     wire = WIRE_BYTES[job.precision.gradient_reduce or "fp32"]
     op = "reduce_scatter" if job.sharding.zero else "all_reduce"
-    found = []
+    tasks = []
     if held.dense and known.shard_group > 1:
         reduce = rank.collective(Group.DATA, op, held.dense * wire)
-        found.append(Task(f"gradient_{op}", reduce, 1.0, Group.DATA, beside))
+        tasks.append(Task(f"gradient_{op}", reduce, 1.0, Group.DATA, beside))
     if held.dense and known.replicas > 1:
         share = known.shard_group if job.sharding.zero else 1
         reduce = rank.collective(Group.REPLICAS, "all_reduce", held.dense * wire / share)
-        found.append(Task("gradient_replicas_all_reduce", reduce, 1.0, Group.REPLICAS, beside))
+        tasks.append(Task("gradient_replicas_all_reduce", reduce, 1.0, Group.REPLICAS, beside))
     if held.experts and known.experts_dp > 1:
         reduce = rank.collective(Group.EXPERTS_DATA, op, held.experts * wire)
-        found.append(Task(f"experts_gradient_{op}", reduce, 1.0, Group.EXPERTS_DATA, beside))
-    return tuple(found)
+        tasks.append(Task(f"experts_gradient_{op}", reduce, 1.0, Group.EXPERTS_DATA, beside))
+    return tuple(tasks)
 
 
 def gather_tasks(rank: Rank, held: Parameters, beside: str | None = None) -> tuple[Task, ...]:
-    """Collectives that give every rank the parameters that others own."""
+    """Return the collectives that give every rank the parameters that others own."""
     job, known = rank.setup.job, rank.setup.degrees
     if not job.sharding.zero:
         return ()
     wire = WIRE_BYTES[job.precision.parameter_gather or "bf16"]
     bucket = job.sharding.prefetch_bucket_elements if job.sharding.zero == 3 else job.sharding.gather_bucket_elements
-    found = []
+    tasks = []
     if held.dense and known.shard_group > 1:
         pieces = _pieces(held.dense, bucket)
         gather = rank.collective(Group.DATA, "all_gather", held.dense * wire / pieces)
-        found.append(Task("parameter_all_gather", gather, pieces, Group.DATA, beside))
+        tasks.append(Task("parameter_all_gather", gather, pieces, Group.DATA, beside))
     if held.experts and known.experts_dp > 1:
         pieces = _pieces(held.experts, bucket)
         gather = rank.collective(Group.EXPERTS_DATA, "all_gather", held.experts * wire / pieces)
-        found.append(Task("experts_parameter_all_gather", gather, pieces, Group.EXPERTS_DATA, beside))
-    return tuple(found)
+        tasks.append(Task("experts_parameter_all_gather", gather, pieces, Group.EXPERTS_DATA, beside))
+    return tuple(tasks)
 
 
 def _pieces(num_elements: float, bucket_elements: int | None) -> float:
-    """Collectives that gather so many elements, in buckets where there are any."""
+    """Return the number of collectives that gather `num_elements`, in buckets where there are any."""
     return max(math.ceil(num_elements / bucket_elements), 1.0) if bucket_elements else 1.0
 
 
 def gathered_layer(rank: Rank, group: LayerGroup) -> Parameters:
-    """Of one layer's parameters, those that ZeRO-3 shards and gathers: DeepSpeed keeps small ones whole on every rank
+    """Count the parameters of one layer that ZeRO-3 shards and gathers: DeepSpeed keeps small ones whole on every rank
     (`stage3_param_persistence_threshold`).
     """
     held = layer_parameters(rank, group)
     threshold = rank.setup.job.sharding.persistence_threshold_elements or 0
-    whole = sum(size for size in small_tensors(rank, group) if size <= threshold)
-    return Parameters(max(held.dense - whole, 0.0), held.experts)
+    unsharded = sum(size for size in small_tensors(rank, group) if size <= threshold)
+    return Parameters(max(held.dense - unsharded, 0.0), held.experts)
 
 
 def small_tensors(rank: Rank, group: LayerGroup) -> list[float]:
-    """Elements of the tensors of a layer that a threshold may keep whole: norms, biases and the router.
+    """List the elements of a layer's tensors that a threshold may keep whole: norms, biases and the router.
 
     Matrices of a width that anybody trains are far above any threshold.
     """
@@ -90,19 +93,20 @@ def small_tensors(rank: Rank, group: LayerGroup) -> list[float]:
     attention, feed_forward = group.attention, group.feed_forward
     biases = []
     if isinstance(attention, GroupedQueryAttention):
-        kv_size = max(attention.num_kv_heads // tp, 1) * attention.head_dim
+        kv_size = attention.rank_kv_heads(tp) * attention.head_dim
         biases += [attention.query_size / tp, kv_size, kv_size] if attention.qkv_bias else []
         biases += [float(model.hidden_size)] if attention.output_bias else []
     if isinstance(feed_forward, ExpertsFeedForward):
         return [*norms, *biases, float(model.hidden_size * feed_forward.num_experts)]
-    up = 2 if feed_forward.gated else 1
-    inner = feed_forward.intermediate_size * up / tp
-    return [*norms, *biases, *([inner, float(model.hidden_size)] if feed_forward.bias else [])]
+    if isinstance(feed_forward, DenseFeedForward) and feed_forward.bias:
+        up = 2 if feed_forward.gated else 1
+        return [*norms, *biases, feed_forward.intermediate_size * up / tp, float(model.hidden_size)]
+    return [*norms, *biases]
 
 
 def optimizer_tasks(rank: Rank, held: Parameters) -> tuple[Task, ...]:
-    """The update: gradients are read for their norm and again for the step, state is read and written, parameters too;
-    gradients are cleared.
+    """Return the update: gradients are read for their norm and again for the step, state and parameters are read and
+    written, gradients are cleared.
     """
     job = rank.setup.job
     precision = job.precision
@@ -117,22 +121,22 @@ def optimizer_tasks(rank: Rank, held: Parameters) -> tuple[Task, ...]:
 
 
 def finish_tasks(rank: Rank) -> tuple[Task, ...]:
-    """Small collectives at the end of a step: gradients of what tensor ranks repeat, a tied embedding, the norm."""
+    """Return a step's last, small collectives: gradients of what tensor ranks repeat, a tied embedding, the norm."""
     setup, job = rank.setup, rank.setup.job
     known, model = setup.degrees, setup.model
     wire = WIRE_BYTES[job.precision.gradient_reduce or "fp32"]
-    found = []
+    tasks = []
     if rank.split:
         norms = (
             2 * model.hidden_size * (2 if model.norm_bias else 1) * max(setup.layers_per_chunk) * known.virtual_stages
         )
         reduce = rank.collective(Group.TENSOR, "all_reduce", norms * wire)
-        found.append(Task("norm_gradient_all_reduce", reduce, 1.0, Group.TENSOR))
+        tasks.append(Task("norm_gradient_all_reduce", reduce, 1.0, Group.TENSOR))
     if model.tie_word_embeddings and known.pp > 1:
         table = model.vocab_size * model.hidden_size / known.tp
         reduce = rank.collective(Group.EMBEDDING, "all_reduce", table * wire)
-        found.append(Task("embedding_gradient_all_reduce", reduce, 1.0, Group.EMBEDDING))
+        tasks.append(Task("embedding_gradient_all_reduce", reduce, 1.0, Group.EMBEDDING))
     if known.num_devices > 1:
         every = ops.Collective("all_reduce", 8.0, known.num_devices, rank.spread(known.num_devices, 1))
-        found.append(Task("gradient_norm_all_reduce", every, 1.0, Group.DATA))
-    return tuple(found)
+        tasks.append(Task("gradient_norm_all_reduce", every, 1.0, Group.DATA))
+    return tuple(tasks)

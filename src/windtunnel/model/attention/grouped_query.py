@@ -1,0 +1,252 @@
+"""Softmax attention with key/value heads that query heads share, over everything or a sliding window."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from windtunnel.model.config_reader import ConfigReader
+from windtunnel.model.operators import BF16_BYTES, DecodeBatch, Elementwise, Launch, Op, PrefillBatch, Size
+from windtunnel.model.precision import BITS, Format
+from windtunnel.model.quantization import Names
+from windtunnel.model.shape import Attention, Shard
+from windtunnel.schema import Schema
+
+SQUARES_BYTES = 8.0
+"""Bytes of one token's sums of squares on a rank, of the query and of the key, in fp32."""
+
+
+@dataclass(frozen=True)
+class GroupedQueryHeads:
+    """Heads of softmax attention, of which `num_heads / num_kv_heads` share a key and a value."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window_tokens: int = 0
+    """Sliding window; 0: none."""
+    kv_format: Format = Format.BF16
+
+    @property
+    def heads_text(self) -> str:
+        window = f", window {self.window_tokens}" if self.window_tokens else ""
+        return f"{self.num_heads}/{self.num_kv_heads} x {self.head_dim} {self.kv_format}{window}"
+
+
+@dataclass(frozen=True)
+class PrefillAttention(GroupedQueryHeads, PrefillBatch):
+    """Causal attention in prefill."""
+
+    kind: ClassVar[str] = "prefill_attention"
+    shares_batch: ClassVar[str | None] = "num_heads"
+
+    @property
+    def num_pairs(self) -> Size:
+        """Query-key pairs."""
+        return self.pairs_within(self.window_tokens)
+
+    @property
+    def flops(self) -> Size:
+        return 4.0 * self.num_pairs * self.num_heads * self.head_dim
+
+    @property
+    def num_bytes(self) -> Size:
+        query_and_output = 2 * self.num_heads * self.head_dim * BF16_BYTES
+        key_and_value = 2 * self.num_kv_heads * self.head_dim * BITS[self.kv_format] / 8
+        return self.batch * self.num_tokens * query_and_output + self.context_tokens * key_and_value
+
+    @property
+    def text(self) -> str:
+        return f"{self.batch_text}, {self.heads_text}"
+
+
+@dataclass(frozen=True)
+class DecodeAttention(GroupedQueryHeads, DecodeBatch):
+    """Attention in decode."""
+
+    kind: ClassVar[str] = "decode_attention"
+    shares_batch: ClassVar[str | None] = "num_kv_heads"
+
+    @property
+    def seen_tokens(self) -> Size:
+        return np.minimum(self.context_tokens, self.window_tokens) if self.window_tokens else self.context_tokens
+
+    @property
+    def flops(self) -> Size:
+        return 4.0 * self.batch * self.seen_tokens * self.num_heads * self.head_dim
+
+    @property
+    def num_bytes(self) -> Size:
+        cached = 2 * self.seen_tokens * self.num_kv_heads * self.head_dim * BITS[self.kv_format] / 8
+        return self.batch * (cached + 2 * self.num_heads * self.head_dim * BF16_BYTES)
+
+    @property
+    def text(self) -> str:
+        return f"{self.batch_text}, {self.heads_text}"
+
+
+class GroupedQueryAttention(Schema, Attention, tag="grouped_query", tag_field="type"):
+    """Softmax attention with `num_kv_heads` shared key/value heads (multi-head where they equal `num_heads`)."""
+
+    operators: ClassVar[tuple[type[Op], ...]] = (PrefillAttention, DecodeAttention)
+    layer_types: ClassVar[tuple[str, ...]] = ("full_attention", "sliding_attention", "chunked_attention", "attention")
+    modules: ClassVar[tuple[Names, ...]] = (
+        ("self_attn.q_proj", "self_attn.qkv_proj", "mixer.q_proj"),
+        ("self_attn.o_proj", "mixer.o_proj"),
+    )
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window_tokens: int | None = None
+    """Sliding window; None attends to everything."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
+    qk_norm_over_heads: bool = False
+    """The norm is over all heads together, so that tensor-parallel ranks add up its squares (MiniMax-M2)."""
+    output_gate: bool = False
+    """A gate as wide as the query is computed beside it (Qwen3.5)."""
+    sinks: bool = False
+    """One learned sink logit per head (gpt-oss)."""
+    rotary: bool = True
+    """Queries and keys are rotated by their position (Nemotron-H's are not)."""
+
+    @property
+    def query_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @classmethod
+    def read(cls, reader: ConfigReader, index: int, layer_type: str) -> "GroupedQueryAttention":
+        """Return the attention of a layer."""
+        architecture = reader.architecture
+        num_heads = reader.count("num_attention_heads")
+        # Falcon's newer blocks group queries although they say multi_query.
+        shares_one = reader.flag("multi_query") and not reader.flag("new_decoder_architecture")
+        num_kv_heads = 1 if shares_one else reader.count("num_key_value_heads", default=num_heads)
+        reader.check_multiple("num_attention_heads", num_heads, "num_key_value_heads", num_kv_heads)
+        return cls(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=_head_dim(reader, num_heads),
+            window_tokens=_window(reader, index, layer_type),
+            qkv_bias=reader.rule(architecture.qkv_bias),
+            output_bias=reader.rule(architecture.output_bias),
+            qk_norm=reader.rule(architecture.qk_norm),
+            qk_norm_over_heads=reader.raw.get("qk_norm_type") == "per_layer",
+            output_gate=reader.rule(architecture.output_gate),
+            sinks=architecture.sinks,
+            rotary=architecture.rotary,
+        )
+
+    @property
+    def widest_tp(self) -> int:
+        return self.num_heads
+
+    @property
+    def shared_kv_heads(self) -> int | None:
+        return self.num_kv_heads
+
+    @property
+    def text(self) -> str:
+        kind = "MHA" if self.num_kv_heads == self.num_heads else "GQA"
+        return f"{kind} {self.window_tokens}" if self.window_tokens else kind
+
+    def num_parameters(self, hidden_size: int) -> int:
+        qkv = self.query_size * (2 if self.output_gate else 1) + 2 * self.kv_size
+        biases = (qkv if self.qkv_bias else 0) + (hidden_size if self.output_bias else 0)
+        return hidden_size * (qkv + self.query_size) + biases + (self.num_heads if self.sinks else 0)
+
+    def norm_parameters(self) -> int:
+        if self.qk_norm_over_heads:
+            return self.query_size + self.kv_size
+        return 2 * self.head_dim if self.qk_norm else 0
+
+    def repeated_parameters(self, hidden_size: int, tp: int) -> tuple[int, float]:
+        """Every rank keeps at least one key/value head."""
+        return 2 * hidden_size * self.kv_size, max(tp / self.num_kv_heads, 1.0)
+
+    def projections(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
+        width = shard.model.hidden_size
+        query = self.query_size // shard.tp
+        kv = self.rank_kv_heads(shard.tp) * self.head_dim
+        gate = query if self.output_gate else 0
+        yield shard.attention_gemm("qkv_proj", num_tokens, query + gate + 2 * kv, width)
+        if self.qk_norm_over_heads and shard.tp > 1:
+            # One kernel before the sum over ranks and one after it (vLLM 0.16 `MiniMaxText01RMSNormTP.forward_qk`).
+            yield Launch("qk_squares", Elementwise("qk_squares", num_tokens, (query + kv) * BF16_BYTES))
+            yield Launch("qk_norm_all_reduce", shard.collective("all_reduce", num_tokens * SQUARES_BYTES, shard.tp))
+        if self.qk_norm:
+            yield Launch("qk_norm", Elementwise("qk_norm", num_tokens, 2 * (query + kv) * BF16_BYTES))
+        if self.rotary:
+            yield Launch("rope", Elementwise("rope", num_tokens, 2 * (query + kv) * BF16_BYTES))
+        cached = 2 * kv * (BF16_BYTES + BITS[shard.precision.kv_cache] / 8)
+        yield Launch("kv_cache_write", Elementwise("kv_cache_write", num_tokens, cached))
+        if gate:
+            yield Launch("attention_gate", Elementwise("attention_gate", num_tokens, 3 * query * BF16_BYTES))
+        yield shard.attention_gemm("o_proj", num_tokens, width, query)
+
+    def rank_kv_heads(self, tp: int) -> int:
+        """Return the key/value heads of one of `tp` ranks."""
+        return max(self.num_kv_heads // tp, 1)
+
+    def decode_launches(self, shard: Shard, batch: Size, context_tokens: Size) -> Iterator[Launch]:
+        core = DecodeAttention(batch=batch, context_tokens=context_tokens, **self._heads(shard))
+        yield Launch(f"{self._core_name}_decode", core)
+
+    def prefill_launches(self, shard: Shard, batch: Size, num_tokens: Size) -> Iterator[Launch]:
+        core = PrefillAttention(batch=batch, num_tokens=num_tokens, **self._heads(shard))
+        yield Launch(f"{self._core_name}_prefill", core)
+
+    @property
+    def _core_name(self) -> str:
+        return "window_attention" if self.window_tokens else "attention"
+
+    def _heads(self, shard: Shard) -> dict[str, Any]:
+        """Return the heads of one rank, the same in prefill and decode."""
+        return {
+            "num_heads": self.num_heads // shard.tp,
+            "num_kv_heads": self.rank_kv_heads(shard.tp),
+            "head_dim": self.head_dim,
+            "window_tokens": self.window_tokens or 0,
+            "kv_format": shard.precision.kv_cache,
+        }
+
+    def bytes_per_token(self, shard: Shard) -> float:
+        return 2 * self.rank_kv_heads(shard.tp) * self.head_dim * BITS[shard.precision.kv_cache] / 8
+
+
+def _head_dim(reader: ConfigReader, num_heads: int) -> int:
+    head_dim = reader.count("head_dim", default=0)
+    hidden_size = reader.count("hidden_size")
+    if not head_dim:
+        reader.check_multiple("without head_dim, hidden_size", hidden_size, "num_attention_heads", num_heads)
+    return head_dim or hidden_size // num_heads
+
+
+def _window(reader: ConfigReader, index: int, layer_type: str) -> int | None:
+    """Return the sliding window of layer `index` in tokens; None where it attends to everything."""
+    window = reader.count("sliding_window", default=0, minimum=0)
+    if (
+        not window
+        or window >= reader.count("max_position_embeddings")
+        or not reader.flag("use_sliding_window", default=True)
+    ):
+        return None
+    if "layer_types" in reader.raw or "attention_layers" in reader.raw:
+        return window if layer_type in ("sliding_attention", "chunked_attention") else None
+    if reader.flag("use_sliding_window"):
+        return window if index >= reader.count("max_window_layers", default=0, minimum=0) else None
+    every = reader.count(
+        "sliding_window_pattern",
+        "global_attn_every_n_layers",
+        default=reader.architecture.full_attention_every or 0,
+    )
+    return None if every and (index + 1) % every == 0 else window
+
+
+KIND = GroupedQueryAttention

@@ -1,0 +1,407 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): one compressed KV vector per token; a choice of keys.
+
+Prefill expands the compressed keys and values, cached ones too (`kv_b_proj`); decode and sparse attention
+absorb that product.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from windtunnel.errors import InputError
+from windtunnel.model.config_reader import ConfigReader
+from windtunnel.model.operators import (
+    BF16_BYTES,
+    DecodeBatch,
+    Elementwise,
+    Launch,
+    Op,
+    PrefillBatch,
+    Size,
+    prefill_context_tokens,
+)
+from windtunnel.model.precision import BITS, Format
+from windtunnel.model.quantization import Names
+from windtunnel.model.shape import Attention, Shard
+from windtunnel.schema import Schema
+
+
+@dataclass(frozen=True)
+class LatentPrefillAttention(PrefillBatch):
+    """The core of multi-head latent attention in prefill, keys and values expanded; without its projections.
+
+    Heads compute with `qk_head_dim` (nope + rope) and `v_head_dim`.
+    """
+
+    kind: ClassVar[str] = "latent_prefill_attention"
+    shares_batch: ClassVar[str | None] = "num_heads"
+    num_heads: int
+    qk_head_dim: int
+    v_head_dim: int
+    kv_format: Format = Format.BF16
+
+    @property
+    def flops(self) -> Size:
+        return self.batch * self.num_tokens**2 * self.num_heads * (self.qk_head_dim + self.v_head_dim)
+
+    @property
+    def num_bytes(self) -> Size:
+        width = (self.qk_head_dim + self.v_head_dim) * self.num_heads * BF16_BYTES
+        return (self.batch * self.num_tokens + self.context_tokens) * width
+
+    @property
+    def text(self) -> str:
+        return f"{self.batch_text}, {self.num_heads} x {self.qk_head_dim}/{self.v_head_dim} {self.kv_format}"
+
+
+@dataclass(frozen=True)
+class LatentDecodeAttention(DecodeBatch):
+    """The core of multi-head latent attention in decode, absorbed: queries meet the compressed cache. Without its
+    projections.
+
+    The two per-head products that absorb the up-projections (`[nope x lora]` and `[lora x v]`) belong to it.
+    """
+
+    kind: ClassVar[str] = "latent_decode_attention"
+    num_heads: int
+    kv_lora_rank: int
+    rope_head_dim: int
+    qk_nope_head_dim: int = 128
+    v_head_dim: int = 128
+    kv_format: Format = Format.BF16
+
+    @property
+    def flops(self) -> Size:
+        core = 2.0 * self.context_tokens * (2 * self.kv_lora_rank + self.rope_head_dim)
+        absorb = 2.0 * self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
+        return self.batch * self.num_heads * (core + absorb)
+
+    @property
+    def num_bytes(self) -> Size:
+        width = self.kv_lora_rank + self.rope_head_dim
+        absorb = self.num_heads * self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim) * BF16_BYTES
+        cached = self.context_tokens * width * BITS[self.kv_format] / 8
+        return absorb + self.batch * (cached + self.num_heads * (width + self.kv_lora_rank) * BF16_BYTES)
+
+    @property
+    def text(self) -> str:
+        return f"{self.batch_text}, {self.num_heads} x {self.kv_lora_rank + self.rope_head_dim} {self.kv_format}"
+
+
+@dataclass(frozen=True)
+class SparseLatent(Op):
+    """Sparse latent attention: an indexer with its projections, which scores every earlier token in fp8, and absorbed
+    attention to the `top_k` best tokens (DeepSeek-V3.2, arXiv:2512.02556).
+    """
+
+    num_heads: int
+    kv_lora_rank: int
+    rope_head_dim: int
+    qk_nope_head_dim: int
+    v_head_dim: int
+    hidden_size: int
+    q_lora_rank: int
+    index_num_heads: int
+    index_head_dim: int
+    top_k: int
+    kv_format: Format = Format.BF16
+
+    @property
+    @abstractmethod
+    def num_queries(self) -> Size:
+        """Tokens that are computed."""
+
+    @property
+    @abstractmethod
+    def kept_pairs(self) -> Size:
+        """Query-key pairs that attention computes."""
+
+    @property
+    @abstractmethod
+    def scored_pairs(self) -> Size:
+        """Query-key pairs that the indexer scores."""
+
+    @property
+    def flops(self) -> Size:
+        """FLOPs of attention to the kept pairs, of absorbing products and projections, and half the FLOPs of the scores
+        (fp8 runs at twice the rate)."""
+        scores = self.scored_pairs * (2.0 * self.index_num_heads * self.index_head_dim) / 2
+        return self.kept_pairs * self.flops_per_kept_pair + scores + self.num_queries * (2.0 * self.num_weights)
+
+    @property
+    def num_weights(self) -> float:
+        """Parameters of the up-projections that queries and outputs absorb, and of the indexer's projections."""
+        absorb = self.num_heads * self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
+        queries = self.q_lora_rank * self.index_num_heads * self.index_head_dim
+        return absorb + queries + self.hidden_size * (self.index_head_dim + self.index_num_heads)
+
+    @property
+    def flops_per_kept_pair(self) -> float:
+        return 2.0 * self.num_heads * (2 * self.kv_lora_rank + self.rope_head_dim)
+
+    @property
+    def weight_bytes(self) -> float:
+        return self.num_weights * BF16_BYTES
+
+    @property
+    def bytes_per_query(self) -> float:
+        """Bytes of one token's compressed queries and outputs."""
+        return self.num_heads * (2 * self.kv_lora_rank + self.rope_head_dim) * BF16_BYTES
+
+    @property
+    def kept_bytes(self) -> float:
+        """Bytes of one cached token as attention reads it."""
+        return (self.kv_lora_rank + self.rope_head_dim) * BITS[self.kv_format] / 8
+
+    @property
+    def scored_bytes(self) -> float:
+        """Bytes of one cached token as the indexer reads it: a key in fp8 and its scale."""
+        return self.index_head_dim + 4.0
+
+    @property
+    def chosen_text(self) -> str:
+        return f"{self.num_heads} of the best {self.top_k} {self.kv_format}"
+
+
+@dataclass(frozen=True)
+class SparseLatentPrefill(SparseLatent, PrefillBatch):
+    """Prefill of sparse latent attention.
+
+    Every query reads its own `top_k` keys; neighbouring queries mostly read the same keys, which stay in the cache.
+    """
+
+    kind: ClassVar[str] = "sparse_latent_prefill"
+
+    @property
+    def num_queries(self) -> Size:
+        return self.batch * self.num_tokens
+
+    @property
+    def kept_pairs(self) -> Size:
+        return self.pairs_within(self.top_k)
+
+    @property
+    def scored_pairs(self) -> Size:
+        return self.batch * self.num_tokens**2 / 2
+
+    @property
+    def num_bytes(self) -> Size:
+        moved = self.batch * self.num_tokens * self.bytes_per_query
+        return self.weight_bytes + moved + self.context_tokens * (self.kept_bytes + self.scored_bytes)
+
+    @property
+    def text(self) -> str:
+        return f"{self.batch_text}, {self.chosen_text}"
+
+
+@dataclass(frozen=True)
+class SparseLatentDecode(SparseLatent, DecodeBatch):
+    """Decode of sparse latent attention."""
+
+    kind: ClassVar[str] = "sparse_latent_decode"
+
+    @property
+    def num_queries(self) -> Size:
+        return self.batch
+
+    @property
+    def kept_pairs(self) -> Size:
+        return self.batch * np.minimum(self.context_tokens, self.top_k)
+
+    @property
+    def scored_pairs(self) -> Size:
+        return self.batch * self.context_tokens
+
+    @property
+    def num_bytes(self) -> Size:
+        kept = np.minimum(self.context_tokens, self.top_k) * self.kept_bytes
+        cached = kept + self.context_tokens * self.scored_bytes
+        return self.weight_bytes + self.batch * (cached + self.bytes_per_query)
+
+    @property
+    def text(self) -> str:
+        return f"{self.batch_text}, {self.chosen_text}"
+
+
+class Indexer(Schema):
+    """Choice of the keys that a query attends to: small heads score every earlier token and the best `top_k` are kept
+    (DeepSeek-V3.2, arXiv:2512.02556, section 2.1). Its keys are cached in fp8 beside the compressed vectors."""
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+
+
+class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): one compressed KV vector per token."""
+
+    operators: ClassVar[tuple[type[Op], ...]] = (
+        LatentPrefillAttention,
+        LatentDecodeAttention,
+        SparseLatentPrefill,
+        SparseLatentDecode,
+    )
+    modules: ClassVar[tuple[Names, ...]] = (
+        ("self_attn.q_a_proj", "self_attn.q_b_proj", "self_attn.q_proj"),
+        ("self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj"),
+        ("self_attn.o_proj",),
+    )
+    num_heads: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    indexer: Indexer | None = None
+    """None: every query attends to all keys."""
+
+    @classmethod
+    def reads_all(cls, reader: ConfigReader) -> bool:
+        return reader.raw.get("kv_lora_rank") is not None
+
+    @classmethod
+    def read(cls, reader: ConfigReader, index: int, layer_type: str) -> "LatentAttention":
+        """Return the attention of a layer; all layers have the same."""
+        return cls(
+            num_heads=reader.count("num_attention_heads"),
+            q_lora_rank=reader.count("q_lora_rank", default=0) or None,
+            kv_lora_rank=reader.count("kv_lora_rank"),
+            qk_nope_head_dim=reader.count("qk_nope_head_dim"),
+            qk_rope_head_dim=reader.count("qk_rope_head_dim"),
+            v_head_dim=reader.count("v_head_dim"),
+            indexer=None if reader.raw.get("index_topk") is None else _indexer(reader),
+        )
+
+    @property
+    def widest_tp(self) -> int:
+        return self.num_heads
+
+    @property
+    def text(self) -> str:
+        return f"latent, best {self.indexer.top_k}" if self.indexer else "MLA"
+
+    @property
+    def latent_size(self) -> int:
+        """Numbers cached for a token: the compressed vector and the rotated key that all heads share."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    def num_parameters(self, hidden_size: int) -> int:
+        query = self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
+        query_rank = self.q_lora_rank
+        query_projection = hidden_size * query if query_rank is None else query_rank * (hidden_size + query)
+        down = hidden_size * self.latent_size
+        up = self.kv_lora_rank * self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
+        core = query_projection + down + up + self.num_heads * self.v_head_dim * hidden_size
+        return core + self._indexer_parameters(hidden_size)
+
+    def _indexer_parameters(self, hidden_size: int) -> int:
+        """Count the parameters of one layer's indexer, without its norm; every rank holds the whole indexer."""
+        if self.indexer is None:
+            return 0
+        queries = (self.q_lora_rank or 0) * self.indexer.num_heads * self.indexer.head_dim
+        return queries + hidden_size * (self.indexer.head_dim + self.indexer.num_heads)
+
+    def norm_parameters(self) -> int:
+        index_norm = 2 * self.indexer.head_dim if self.indexer else 0
+        return (self.q_lora_rank or 0) + self.kv_lora_rank + index_norm
+
+    def repeated_parameters(self, hidden_size: int, tp: int) -> tuple[int, float]:
+        """Every rank keeps the down-projections and the indexer."""
+        down = hidden_size * ((self.q_lora_rank or 0) + self.latent_size)
+        return down + self._indexer_parameters(hidden_size), tp
+
+    def projections(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
+        width = shard.model.hidden_size
+        heads = self.num_heads // shard.tp
+        query = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
+        output = shard.attention_gemm("o_proj", num_tokens, width, heads * self.v_head_dim)
+        if self.q_lora_rank is None:
+            yield shard.attention_gemm("q_kv_a_proj", num_tokens, query + self.latent_size, width)
+        else:
+            yield shard.attention_gemm("q_kv_a_proj", num_tokens, self.q_lora_rank + self.latent_size, width)
+            yield shard.attention_gemm("q_b_proj", num_tokens, query, self.q_lora_rank)
+        if self.indexer:
+            # Norms, rotation and the cache's write were measured as one with the indexer.
+            yield output
+            return
+        normed = (self.q_lora_rank or 0) + self.kv_lora_rank
+        yield Launch("latent_norm", Elementwise("latent_norm", num_tokens, 2 * normed * BF16_BYTES))
+        rotated = 2 * (heads + 1) * self.qk_rope_head_dim * BF16_BYTES
+        yield Launch("rope", Elementwise("rope", num_tokens, rotated))
+        cached = self.latent_size * (BF16_BYTES + BITS[shard.precision.kv_cache] / 8)
+        yield Launch("kv_cache_write", Elementwise("kv_cache_write", num_tokens, cached))
+        yield output
+
+    def decode_launches(self, shard: Shard, batch: Size, context_tokens: Size) -> Iterator[Launch]:
+        if self.indexer:
+            sparse = SparseLatentDecode(**self._sparse(shard, self.indexer), batch=batch, context_tokens=context_tokens)
+            yield Launch("sparse_latent_attention_decode", sparse)
+            return
+        core = LatentDecodeAttention(
+            batch=batch,
+            context_tokens=context_tokens,
+            num_heads=self.num_heads // shard.tp,
+            kv_lora_rank=self.kv_lora_rank,
+            rope_head_dim=self.qk_rope_head_dim,
+            qk_nope_head_dim=self.qk_nope_head_dim,
+            v_head_dim=self.v_head_dim,
+            kv_format=shard.precision.kv_cache,
+        )
+        yield Launch("latent_attention_decode", core)
+
+    def prefill_launches(self, shard: Shard, batch: Size, num_tokens: Size) -> Iterator[Launch]:
+        if self.indexer:
+            sparse = SparseLatentPrefill(**self._sparse(shard, self.indexer), batch=batch, num_tokens=num_tokens)
+            yield Launch("sparse_latent_attention_prefill", sparse)
+            return
+        heads = self.num_heads // shard.tp
+        keys = prefill_context_tokens(batch, num_tokens)
+        up = heads * (self.qk_nope_head_dim + self.v_head_dim)
+        yield shard.attention_gemm("kv_b_proj", keys, up, self.kv_lora_rank)
+        core = LatentPrefillAttention(
+            batch=batch,
+            num_tokens=num_tokens,
+            num_heads=heads,
+            qk_head_dim=self.qk_nope_head_dim + self.qk_rope_head_dim,
+            v_head_dim=self.v_head_dim,
+            kv_format=shard.precision.kv_cache,
+        )
+        yield Launch("latent_attention_prefill", core)
+
+    def _sparse(self, shard: Shard, indexer: Indexer) -> dict[str, Any]:
+        """Return the dimensions that prefill and decode share; the indexer is not split over `tp`."""
+        return {
+            "num_heads": self.num_heads // shard.tp,
+            "kv_lora_rank": self.kv_lora_rank,
+            "rope_head_dim": self.qk_rope_head_dim,
+            "qk_nope_head_dim": self.qk_nope_head_dim,
+            "v_head_dim": self.v_head_dim,
+            "hidden_size": shard.model.hidden_size,
+            "q_lora_rank": self.q_lora_rank or 0,
+            "index_num_heads": indexer.num_heads,
+            "index_head_dim": indexer.head_dim,
+            "top_k": indexer.top_k,
+            "kv_format": shard.precision.kv_cache,
+        }
+
+    def bytes_per_token(self, shard: Shard) -> float:
+        """The latent vector, not split over `tp`, and the indexer's key, fp8 with its fp32 scale (vLLM 0.24
+        `DeepseekV32IndexerCache`)."""
+        index_bytes = self.indexer.head_dim + 4 if self.indexer else 0
+        return self.latent_size * BITS[shard.precision.kv_cache] / 8 + index_bytes
+
+
+def _indexer(reader: ConfigReader) -> Indexer:
+    if reader.count("q_lora_rank", default=0, minimum=0) == 0:
+        raise InputError(f"{reader.name}: an indexer without compressed queries (q_lora_rank) cannot be modelled")
+    return Indexer(
+        num_heads=reader.count("index_n_heads"),
+        head_dim=reader.count("index_head_dim"),
+        top_k=reader.count("index_topk"),
+    )
+
+
+KIND = LatentAttention

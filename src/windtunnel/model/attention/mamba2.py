@@ -1,0 +1,230 @@
+"""Mamba-2 (arXiv:2405.21060, state space duality) as in Nemotron-H: a recurrence with a fixed state per request.
+
+A layer projects its input to a gate, x, B, C and the step sizes of its heads; x, B and C pass a short causal
+convolution; the scan follows, a gated norm and the output's projection (`modeling_nemotron_h.py` of
+nvidia/Nemotron-H-56B-Base-8K, `NemotronHMamba2Mixer`; vLLM 0.18 `mamba_mixer2.py`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import ClassVar
+
+from windtunnel.model.config_reader import ConfigReader
+from windtunnel.model.operators import (
+    BF16_BYTES,
+    FP32_BYTES,
+    Elementwise,
+    Floats,
+    Launch,
+    MeasuredTable,
+    Op,
+    PrefillBatch,
+    Size,
+)
+from windtunnel.model.quantization import Names
+from windtunnel.model.shape import Attention, Shard
+from windtunnel.schema import Schema
+
+
+def _num_channels(columns: Mapping[str, Floats]) -> Floats:
+    """Return the channels of a measured convolution: x of every head, B and C of every group."""
+    return columns["nheads"] * columns["head_dim"] + 2 * columns["n_groups"] * columns["d_state"]
+
+
+@dataclass(frozen=True)
+class CausalConvolution(PrefillBatch):
+    """The short convolution over each channel's last tokens, with its activation; in decode `num_tokens` is 1.
+
+    The measured kernels are `causal_conv1d_fn` and `causal_conv1d_update`; their time depends on the channels alone.
+    """
+
+    kind: ClassVar[str] = "causal_convolution"
+    shares_batch: ClassVar[str | None] = "num_channels"
+    measured: ClassVar[MeasuredTable | None] = MeasuredTable(
+        "linear_attention",
+        "mamba2_perf",
+        ("batch_size", "seq_len", "nheads", "head_dim", "n_groups", "d_state", "d_conv"),
+        {"num_channels": _num_channels, "kernel_size": itemgetter("d_conv")},
+        {"batch": "batch_size", "num_tokens": "seq_len"},
+    )
+    num_channels: int
+    kernel_size: int
+    decode: bool = False
+
+    @property
+    def flops(self) -> Size:
+        return 2.0 * self.batch * self.num_tokens * self.num_channels * self.kernel_size
+
+    @property
+    def num_bytes(self) -> Size:
+        looked_back_on = 2 * (self.kernel_size - 1)
+        return self.batch * (2 * self.num_tokens + looked_back_on) * self.num_channels * BF16_BYTES
+
+    @property
+    def text(self) -> str:
+        return f"{self.batch_text}, {self.num_channels} channels"
+
+
+@dataclass(frozen=True)
+class StateSpaceScan(PrefillBatch):
+    """The scan: h = a h + dt B x, y = C h + D x, for each head; in decode `num_tokens` is 1.
+
+    Prefill computes chunks of `chunk_size` tokens as matrix products (arXiv:2405.21060, section 6) in five kernels
+    (`ssd_combined.py` of state-spaces/mamba 2.2, `_mamba_chunk_scan_combined_fwd`).
+    """
+
+    kind: ClassVar[str] = "state_space_scan"
+    shares_batch: ClassVar[str | None] = "num_heads"
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_size: int
+    chunk_size: int
+    state_bytes: float
+    """Bytes of one request's state."""
+    decode: bool = False
+
+    @property
+    def flops(self) -> Size:
+        """Of a decoding token, the decay, the outer product and the product with C. In a chunk of Q tokens each meets
+        the Q / 2 before it, and the state at the chunk's ends."""
+        state = self.num_heads * self.head_dim * self.state_size
+        if self.decode:
+            return 5.0 * self.batch * self.num_tokens * state
+        within = self.chunk_size * (self.num_groups * self.state_size + self.num_heads * self.head_dim)
+        return self.batch * self.num_tokens * (within + 4.0 * state)
+
+    @property
+    def num_bytes(self) -> Size:
+        """x, y, B, C and the steps; every request's state, read and written; in prefill the states of chunks, which
+        one kernel writes and the next reads, in fp32 and again in 16 bits."""
+        inner = self.num_heads * self.head_dim
+        per_token = (2 * inner + 2 * self.num_groups * self.state_size + self.num_heads) * BF16_BYTES
+        if not self.decode:
+            per_token += 2 * (FP32_BYTES + BF16_BYTES) * inner * self.state_size / self.chunk_size
+        return self.batch * (2 * self.state_bytes + self.num_tokens * per_token)
+
+    @property
+    def num_kernels(self) -> int:
+        return 1 if self.decode else 5
+
+    @property
+    def text(self) -> str:
+        return f"{self.batch_text}, {self.num_heads} x {self.head_dim} x {self.state_size}"
+
+
+class Mamba2(Schema, Attention, tag="mamba2", tag_field="type"):
+    """A Mamba-2 layer: `num_heads` heads of `head_dim`, each with a state of `head_dim` x `state_size`."""
+
+    is_recurrent: ClassVar[bool] = True
+    operators: ClassVar[tuple[type[Op], ...]] = (CausalConvolution, StateSpaceScan)
+    layer_types: ClassVar[tuple[str, ...]] = ("mamba",)
+    modules: ClassVar[tuple[Names, ...]] = (("mixer.in_proj",), ("mixer.out_proj",))
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    """Groups of heads that share B and C."""
+    state_size: int
+    conv_kernel_size: int
+    chunk_size: int
+    conv_bias: bool = False
+    bias: bool = False
+    """Whether both projections have one."""
+    fp32_state: bool = False
+    """Engines keep the state in fp32 (`mamba_ssm_cache_dtype`), not as the model's activations."""
+
+    @classmethod
+    def read(cls, reader: ConfigReader, index: int, layer_type: str) -> "Mamba2":
+        """Return the recurrence of a layer."""
+        num_heads, num_groups = reader.count("mamba_num_heads"), reader.count("n_groups")
+        reader.check_multiple("mamba_num_heads", num_heads, "n_groups", num_groups)
+        return cls(
+            num_heads=num_heads,
+            head_dim=reader.count("mamba_head_dim"),
+            num_groups=num_groups,
+            state_size=reader.count("ssm_state_size"),
+            conv_kernel_size=reader.count("conv_kernel"),
+            chunk_size=reader.count("chunk_size"),
+            conv_bias=reader.flag("use_conv_bias", default=True),
+            bias=reader.flag("mamba_proj_bias"),
+            fp32_state=reader.raw.get("mamba_ssm_cache_dtype") == "float32",
+        )
+
+    @property
+    def widest_tp(self) -> int:
+        return self.num_heads
+
+    @property
+    def text(self) -> str:
+        return "Mamba-2"
+
+    @property
+    def inner_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Both projections, the convolution; decay, skip and step bias of every head."""
+        channels = self.inner_size + 2 * self.num_groups * self.state_size
+        projected = self.inner_size + channels + self.num_heads
+        biases = (projected + hidden_size if self.bias else 0) + (channels if self.conv_bias else 0)
+        matrices = hidden_size * (projected + self.inner_size)
+        return matrices + channels * self.conv_kernel_size + biases + 3 * self.num_heads
+
+    def norm_parameters(self) -> int:
+        return self.inner_size
+
+    def repeated_parameters(self, hidden_size: int, tp: int) -> tuple[int, float]:
+        """Every rank keeps B and C of at least one group (vLLM 0.18 `extra_groups_for_head_shards`)."""
+        shared = 2 * self.num_groups * self.state_size * hidden_size
+        return shared, max(tp / self.num_groups, 1.0)
+
+    def _rank_groups(self, tp: int) -> int:
+        return max(self.num_groups // tp, 1)
+
+    def _rank_channels(self, tp: int) -> int:
+        return self.inner_size // tp + 2 * self._rank_groups(tp) * self.state_size
+
+    def projections(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
+        width, inner = shard.model.hidden_size, self.inner_size // shard.tp
+        projected = inner + self._rank_channels(shard.tp) + self.num_heads // shard.tp
+        yield shard.attention_gemm("mamba_in_proj", num_tokens, projected, width)
+        yield Launch("gated_norm", Elementwise("gated_norm", num_tokens, 3 * inner * BF16_BYTES))
+        yield shard.attention_gemm("mamba_out_proj", num_tokens, width, inner)
+
+    def decode_launches(self, shard: Shard, batch: Size, context_tokens: Size) -> Iterator[Launch]:
+        # One token for each request, at every context.
+        yield from self._core(shard, batch, 1.0 + 0.0 * context_tokens, "decode")
+
+    def prefill_launches(self, shard: Shard, batch: Size, num_tokens: Size) -> Iterator[Launch]:
+        yield from self._core(shard, batch, num_tokens, "prefill")
+
+    def _core(self, shard: Shard, batch: Size, num_tokens: Size, phase: str) -> Iterator[Launch]:
+        is_decode, channels = phase == "decode", self._rank_channels(shard.tp)
+        convolution = CausalConvolution(batch, num_tokens, channels, self.conv_kernel_size, is_decode)
+        yield Launch(f"mamba_convolution_{phase}", convolution)
+        scan = StateSpaceScan(
+            batch=batch,
+            num_tokens=num_tokens,
+            num_heads=self.num_heads // shard.tp,
+            head_dim=self.head_dim,
+            num_groups=self._rank_groups(shard.tp),
+            state_size=self.state_size,
+            chunk_size=self.chunk_size,
+            state_bytes=self._recurrent_bytes / shard.tp,
+            decode=is_decode,
+        )
+        yield Launch(f"mamba_scan_{phase}", scan)
+
+    @property
+    def _recurrent_bytes(self) -> float:
+        return self.inner_size * self.state_size * (FP32_BYTES if self.fp32_state else BF16_BYTES)
+
+    def state_bytes(self, shard: Shard) -> float:
+        """The recurrent state, and the inputs that the convolution looks back on (vLLM 0.18 `mamba_utils.py`,
+        `MambaStateShapeCalculator.mamba2_state_shape`)."""
+        looked_back_on = self._rank_channels(shard.tp) * (self.conv_kernel_size - 1) * BF16_BYTES
+        return self._recurrent_bytes / shard.tp + looked_back_on
+
+
+KIND = Mamba2

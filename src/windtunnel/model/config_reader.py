@@ -1,0 +1,89 @@
+"""Typed access to one `config.json`: keys by any of their names, checked, with the facts that its architecture adds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.model.architectures import ALIASES, Architecture, Rule
+from windtunnel.model.quantization import list_of
+
+_MOST_LAYERS = 10_000
+
+
+@dataclass(frozen=True)
+class ConfigReader:
+    """The keys of a language model; one that is absent or null counts as not given."""
+
+    raw: Mapping[str, Any]
+    name: str
+    model_type: str
+    architecture: Architecture
+
+    def first(self, *keys: str) -> tuple[str, Any]:
+        """Return the first of `keys` or their aliases that is given, and its value; else (last key, None)."""
+        names = (name for key in keys for name in (key, *ALIASES.get(key, ())))
+        return next(((name, self.raw[name]) for name in names if self.raw.get(name) is not None), (keys[-1], None))
+
+    def count(self, *keys: str, default: int | None = None, minimum: int = 1) -> int:
+        """Return a whole number of at least `minimum`, under the first of `keys` that is given."""
+        key, value = self.first(*keys)
+        if value is None and default is not None:
+            return default
+        if value is None:
+            published = "give a model's config.json as published on Hugging Face"
+            near = did_you_mean(keys[0], (str(known) for known in self.raw), published)
+            raise InputError(
+                f"{self.name}: config.json (model_type {self.model_type!r}) has no {' or '.join(keys)}", near
+            )
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise InputError(f"{self.name}: {key} is {value!r}; a whole number of at least {minimum} is needed")
+        return value
+
+    def flag(self, *keys: str, default: bool = False) -> bool:
+        """Return True or False, under the first of `keys` that is given."""
+        key, value = self.first(*keys)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise InputError(f"{self.name}: {key} is {value!r}; true or false is needed")
+        return value
+
+    def numbers(self, key: str) -> list[int]:
+        """Return a list of whole numbers; empty where it is not given."""
+        return list_of(int, "whole numbers", self.raw, key, self.name)
+
+    def per_layer(self, key: str, values: list[Any]) -> list[Any]:
+        """Return `values`, the value of `key`, after checking that there is one for each layer."""
+        if len(values) != self.num_layers:
+            raise InputError(f"{self.name}: {key} must have one entry for each of the {self.num_layers} layers")
+        return values
+
+    def named_layers(self, key: str, allowed: tuple[str, ...]) -> list[str]:
+        """Return the names that a config gives to its layers under `key`; empty where it gives none."""
+        names = self.raw.get(key)
+        if names is None:
+            return []
+        names = self.per_layer(key, names if isinstance(names, list) else [])
+        unknown = next((name for name in names if name not in allowed), None)
+        if unknown is not None:
+            raise InputError(
+                f"{self.name}: {key} has {unknown!r}, which cannot be modelled; allowed: {', '.join(allowed)}"
+            )
+        return names
+
+    def check_multiple(self, multiple: str, number: int, of: str, divisor: int) -> None:
+        """Raise InputError unless `number`, the value of `multiple`, is a multiple of `divisor`."""
+        if number % divisor:
+            raise InputError(f"{self.name}: {multiple} {number} is not a multiple of {of} {divisor}")
+
+    def rule(self, rule: Rule) -> bool:
+        """Return what an architecture's rule says for this config."""
+        return rule if isinstance(rule, bool) else self.flag(rule)
+
+    @property
+    def num_layers(self) -> int:
+        num_layers = self.count("num_hidden_layers")
+        if num_layers > _MOST_LAYERS:
+            raise InputError(f"{self.name}: {num_layers} layers are not plausible; at most {_MOST_LAYERS} are read")
+        return num_layers

@@ -1,0 +1,232 @@
+"""A mixture of experts: a router, routed experts of which each token uses some, and experts that all tokens share."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from windtunnel.errors import InputError
+from windtunnel.model.config_reader import ConfigReader
+from windtunnel.model.feed_forward.dense import matrix_launches, matrix_parameters
+from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Elementwise, Gemm, Launch, Op, Size, size_text
+from windtunnel.model.precision import BITS, Format
+from windtunnel.model.quantization import Names
+from windtunnel.model.shape import FeedForward, FeedForwardParameters, Shard
+from windtunnel.schema import Schema
+
+GROUP_LAUNCHES = frozenset({"dispatch_all_gather", "experts", "combine_reduce_scatter"})
+"""Launches whose cost follows the tokens of all ranks of an attention data-parallel group."""
+
+ROUTER_BITS = 16
+
+
+@dataclass(frozen=True)
+class Experts(Op):
+    """The grouped GEMMs of a mixture of experts on one rank, gate/up and down, for `num_tokens` tokens of the whole
+    expert-parallel group; `tp` shards every expert's width, `ep` spreads the experts.
+    """
+
+    kind: ClassVar[str] = "experts"
+    axes: ClassVar[tuple[str, ...]] = ("num_tokens",)
+    num_tokens: Size
+    hidden_size: int
+    intermediate_size: int
+    """Width of one expert, before sharding."""
+    num_experts: int
+    experts_per_token: int
+    tp: int = 1
+    ep: int = 1
+    format: Format = Format.BF16
+    gated: bool = True
+
+    @property
+    def num_matrices(self) -> int:
+        return 3 if self.gated else 2
+
+    @property
+    def pairs_per_rank(self) -> Size:
+        """Token-expert pairs that this rank computes when the load is balanced."""
+        return self.num_tokens * self.experts_per_token / self.ep
+
+    @property
+    def active_experts(self) -> Size:
+        """Expected number of this rank's experts that a token chose, with random routing."""
+        miss = 1.0 - self.experts_per_token / self.num_experts
+        return self.num_experts / self.ep * (1.0 - miss**self.num_tokens)
+
+    @property
+    def flops(self) -> Size:
+        return 2.0 * self.pairs_per_rank * self.num_matrices * self.hidden_size * self.intermediate_size / self.tp
+
+    @property
+    def num_bytes(self) -> Size:
+        width = self.intermediate_size / self.tp
+        weights = self.active_experts * self.num_matrices * self.hidden_size * width * BITS[self.format] / 8
+        return weights + self.pairs_per_rank * 2 * (self.hidden_size + width) * BF16_BYTES
+
+    @property
+    def text(self) -> str:
+        experts = f"{self.experts_per_token} of {self.num_experts}"
+        width = size_text(self.intermediate_size / self.tp)
+        return f"{size_text(self.num_tokens)} x {experts}, {self.hidden_size} x {width} {self.format}"
+
+
+class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
+    """A mixture of experts: a router, `num_experts` routed experts of which each token uses some, and shared ones."""
+
+    operators: ClassVar[tuple[type[Op], ...]] = (Experts,)
+    layer_types: ClassVar[tuple[str, ...]] = ("moe",)
+    shared_modules: ClassVar[tuple[Names, ...]] = (
+        ("mlp.shared_experts.down_proj", "mlp.shared_expert.down_proj", "mixer.shared_experts.down_proj"),
+    )
+    routed_modules: ClassVar[tuple[Names, ...]] = (
+        (
+            "mlp.experts.0.down_proj",
+            "block_sparse_moe.experts.0.w2",
+            "mlp.experts.down_proj",
+            "mlp.experts",
+            "mixer.experts.0.down_proj",
+        ),
+    )
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    """Width of one routed expert."""
+    shared_intermediate_size: int = 0
+    """Width of all shared experts together."""
+    shared_gate: bool = False
+    """A sigmoid gate of one output scales the shared expert (Qwen2-MoE, Qwen3.5)."""
+    gated: bool = True
+    bias: bool = False
+    router_bias: bool = False
+    fp32_router: bool = False
+    """Engines keep the router's weights in fp32 and multiply in fp32 (MiniMax-M2)."""
+
+    @classmethod
+    def layers(cls, reader: ConfigReader) -> Iterable[bool]:
+        """Return whether each layer is a mixture of experts."""
+        if not reader.count("num_local_experts", default=0, minimum=0):
+            return [False] * reader.num_layers
+        named = reader.named_layers("mlp_layer_types", ("dense", "sparse"))
+        if named:
+            return [layer == "sparse" for layer in named]
+        if reader.raw.get("moe_layers"):
+            listed = set(reader.numbers("moe_layers"))
+            return [index in listed for index in range(reader.num_layers)]
+        first = reader.count("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", default=0, minimum=0)
+        # ERNIE counts from the back with -1.
+        last = reader.count("moe_layer_end_index", default=-1, minimum=-1) % reader.num_layers
+        step = reader.count("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", default=1)
+        dense = set(reader.numbers("mlp_only_layers"))
+        frequency = _moe_layer_frequency(reader)
+        return [
+            first <= index <= last and frequency[index] and index not in dense and (index + 1) % step == 0
+            for index in range(reader.num_layers)
+        ]
+
+    @classmethod
+    def read(cls, reader: ConfigReader) -> "ExpertsFeedForward":
+        """Return the experts of a config."""
+        architecture = reader.architecture
+        num_experts = reader.count("num_local_experts")
+        chosen = reader.count("num_experts_per_tok")
+        if chosen > num_experts:
+            raise InputError(f"{reader.name}: each token uses {chosen} experts, and there are {num_experts}")
+        width = reader.count("moe_intermediate_size", "intermediate_size")
+        shared = reader.count("shared_expert_intermediate_size", default=0, minimum=0)
+        num_shared = reader.count("n_shared_experts", default=architecture.shared_experts, minimum=0)
+        return cls(
+            num_experts=num_experts,
+            experts_per_token=chosen,
+            intermediate_size=width,
+            shared_intermediate_size=shared or num_shared * width,
+            shared_gate=architecture.shared_gate and shared > 0,
+            gated=architecture.gated,
+            bias=reader.rule(architecture.feed_forward_bias),
+            router_bias=reader.rule(architecture.router_bias),
+            fp32_router=architecture.fp32_router,
+        )
+
+    def parameters(self, hidden_size: int) -> FeedForwardParameters:
+        expert = self.expert_parameters(hidden_size)
+        shared = self.shared_intermediate_size
+        return FeedForwardParameters(
+            routed=self.num_experts * expert,
+            shared=matrix_parameters(hidden_size, shared, self.gated, self.bias) if shared else 0,
+            router=hidden_size * self.num_experts
+            + (self.num_experts if self.router_bias else 0)
+            + (hidden_size if self.shared_gate else 0),
+            inactive=(self.num_experts - self.experts_per_token) * expert,
+        )
+
+    def expert_parameters(self, hidden_size: int) -> int:
+        """Count the parameters of one routed expert."""
+        return matrix_parameters(hidden_size, self.intermediate_size, self.gated, self.bias)
+
+    def weight_bits(self, shard: Shard) -> float:
+        """Routed experts are split over all ranks of the group; every rank keeps the whole router."""
+        count, precision = self.parameters(shard.model.hidden_size), shard.precision
+        return (
+            count.routed * BITS[precision.experts_format] / shard.num_group_ranks
+            + count.shared * BITS[precision.weights] / shard.tp
+            + count.router * ROUTER_BITS
+        )
+
+    def launches(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
+        width, ranks, parallelism = shard.model.hidden_size, shard.num_group_ranks, shard.parallelism
+        all_tokens = num_tokens * parallelism.attention_dp
+        message = all_tokens * width * BF16_BYTES
+        yield from self._router(shard, num_tokens)
+        yield Launch("top_k", Elementwise("top_k", num_tokens, 3 * FP32_BYTES * self.num_experts))
+        if parallelism.attention_dp > 1:
+            yield Launch("dispatch_all_gather", shard.collective("all_gather", message, ranks))
+        yield Launch(
+            "experts",
+            Experts(
+                num_tokens=all_tokens,
+                hidden_size=width,
+                intermediate_size=self.intermediate_size,
+                num_experts=self.num_experts,
+                experts_per_token=self.experts_per_token,
+                tp=parallelism.experts_tp,
+                ep=parallelism.ep,
+                format=shard.precision.experts_format,
+                gated=self.gated,
+            ),
+        )
+        if self.shared_intermediate_size:
+            adds = np.where(np.asarray(num_tokens) <= shard.beside_tokens, 0.0, 1.0)
+            for launch in matrix_launches(shard, num_tokens, self.shared_intermediate_size, self.gated, "shared_"):
+                yield replace(launch, adds=adds)
+        if parallelism.attention_dp > 1:
+            yield Launch("combine_reduce_scatter", shard.collective("reduce_scatter", message, ranks))
+        elif ranks > 1:
+            yield Launch("experts_all_reduce", shard.collective("all_reduce", message, ranks))
+
+    def _router(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
+        """Yield the router; one in fp32 converts its input first (vLLM 0.18 `MiniMaxM2MoE.forward`)."""
+        width, computed = shard.model.hidden_size, Format.BF16
+        if self.fp32_router:
+            converted = width * (BF16_BYTES + FP32_BYTES)
+            yield Launch("router_input", Elementwise("router_input", num_tokens, converted))
+            computed = Format.TF32 if shard.tf32 else Format.FP32
+        yield Launch("router", Gemm(num_tokens, self.num_experts, width, computed))
+
+    def peak_values(self, shard: Shard) -> float:
+        """The permuted inputs and outputs of every token's experts, beside hidden states and residual."""
+        inner, width = self.intermediate_size / shard.parallelism.experts_tp, shard.model.hidden_size
+        rows = self.experts_per_token * shard.parallelism.attention_dp / shard.parallelism.ep
+        return rows * (3 * inner + width) + 2 * width
+
+
+def _moe_layer_frequency(reader: ConfigReader) -> list[bool]:
+    """Return whether DeepSeek's `moe_layer_freq`, a period or a list, lets each layer have experts."""
+    if isinstance(reader.raw.get("moe_layer_freq"), list):
+        frequency = reader.per_layer("moe_layer_freq", reader.numbers("moe_layer_freq"))
+        return [bool(item) for item in frequency]
+    every = reader.count("moe_layer_freq", default=1)
+    return [index % every == 0 for index in range(reader.num_layers)]
+
+
+KIND = ExpertsFeedForward
