@@ -49,18 +49,15 @@ def column_of(path: Path, name: str, column: Any, first_row: int) -> Column:
 
 def dates_s(column: Column, origin: Any) -> tuple[NDArray[np.float64], Any]:
     """Return seconds since `origin` (None: the first date), and the origin; dates are datetime64 or ISO 8601 (UTC)."""
-    if column.values.dtype.kind == "M":
-        origin = column.values[0] if origin is None else origin
-        return np.asarray((column.values - origin) / np.timedelta64(1, "s"), np.float64), origin
-    dates = [_date(value) for value in column.values]
-    wrong = [date is None for date in dates]
-    column.refuse(
-        [bad and not _is_number(value) for bad, value in zip(wrong, column.values, strict=True)], "is not a time"
-    )
-    column.refuse(wrong, "is not a date, but others are")
-    stamps = [date.replace(tzinfo=date.tzinfo or UTC).timestamp() for date in dates if date]
-    origin = stamps[0] if origin is None else origin
-    return np.array(stamps, np.float64) - origin, origin
+    dates = column.values
+    if dates.dtype.kind != "M":
+        parsed = [_date(value) for value in dates]
+        wrong = [date is None for date in parsed]
+        column.refuse([bad and not _is_number(value) for bad, value in zip(wrong, dates, strict=True)], "is not a time")
+        column.refuse(wrong, "is not a date, but others are")
+        dates = np.array(parsed, "datetime64[us]")
+    origin = dates[0] if origin is None else origin
+    return np.asarray((dates - origin) / np.timedelta64(1, "s"), np.float64), origin
 
 
 def tokens_of(column: Column) -> NDArray[np.int64]:
@@ -102,10 +99,12 @@ def _is_number(value: Any) -> bool:
 
 
 def _date(text: Any) -> datetime | None:
+    """Return the time in UTC, to which a date without a zone belongs, or None for other values."""
     try:
-        return datetime.fromisoformat(text)
+        date = datetime.fromisoformat(text)
     except (TypeError, ValueError):
         return None
+    return date.astimezone(UTC).replace(tzinfo=None) if date.tzinfo else date
 
 
 def shown(value: Any) -> str:
