@@ -10,7 +10,7 @@ from windtunnel.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from windtunnel.formats.workload_files import Contents
+    from windtunnel.formats.collective_calls import Contents
 
 
 def contents_report(contents: Contents) -> list[RenderableType]:

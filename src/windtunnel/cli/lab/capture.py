@@ -63,7 +63,7 @@ def scrub(capture: Path) -> None:
     \b
     windtunnel lab scrub profile.sqlite
     """
-    from windtunnel.formats.captures.read import scrub_nsys
+    from windtunnel.formats.captures.scrub import scrub_nsys
 
     number = scrub_nsys(capture)
     remark(f"took {format_count(number, 'row')} out of {capture}; the .nsys-rep beside it still has them")

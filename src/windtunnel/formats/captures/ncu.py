@@ -27,6 +27,7 @@ from windtunnel.formats.captures.capture import (
     capture_table,
 )
 from windtunnel.formats.captures.kernel_names import kernel_class
+from windtunnel.formats.recognise import FileContent
 
 NO_TIMELINE = "Nsight Compute repeats kernels to count: durations are known, starts, gaps and copies are not"
 REPORT_HINT = "export it first: ncu --import FILE --csv --page raw --print-units base > counters.csv"
@@ -57,7 +58,8 @@ def read_ncu(path: Path) -> Capture:
         InputError: no such file, a report that was not exported, no such CSV, or a kernel without a duration.
     """
     if path.suffix == ".ncu-rep":
-        raise InputError(f"{path} is a report of Nsight Compute, not its CSV", REPORT_HINT)
+        hint = REPORT_HINT.replace("FILE", path.name)
+        raise InputError(f"{path} is a report that only its own tool opens", hint)
     launches = _launches(read_text(path), path)
     names = Names()
     fixed, metrics = zip(*launches, strict=True)
@@ -87,9 +89,9 @@ def read_ncu(path: Path) -> Capture:
     return Capture("ncu", names.texts(), kernels, *none, {}, (NO_TIMELINE,))
 
 
-def is_ncu(text: str) -> bool:
-    """Whether a text has the header of such a CSV."""
-    return _header_start(text) is not None
+def is_ncu(file: FileContent) -> bool:
+    """Whether a file begins as such a CSV, or is a report that was not exported."""
+    return _header_start(file.start.decode("utf-8", "replace")) is not None or file.path.suffix == ".ncu-rep"
 
 
 def _header_start(text: str) -> int | None:

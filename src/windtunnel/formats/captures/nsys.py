@@ -33,11 +33,14 @@ from windtunnel.formats.captures.capture import (
     theoretical_occupancy,
 )
 from windtunnel.formats.captures.kernel_names import call_name, kernel_class
+from windtunnel.formats.recognise import FileContent
 from windtunnel.metrics.records import Table
 
 Ints = NDArray[np.int64]
 
 MAGIC = b"SQLite format 3\x00"
+REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
+"""Endings of reports that were not exported."""
 REPORT_HINT = "export it first: nsys export --type sqlite --output capture.sqlite FILE"
 
 _KERNELS, _COPIES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -79,6 +82,11 @@ GRAPHS_ONLY = (
 )
 
 
+def is_nsys(file: FileContent) -> bool:
+    """Whether a file is an SQLite file, or a report that was not exported."""
+    return MAGIC.startswith(file.start[: len(MAGIC)]) or file.path.suffix in REPORTS
+
+
 def read_nsys(path: Path) -> Capture:
     """Read an exported SQLite file.
 
@@ -97,9 +105,11 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
             start = file.read(len(MAGIC))
     except OSError as error:
         raise unreadable(path, error) from None
+    if path.suffix in REPORTS:
+        hint = REPORT_HINT.replace("FILE", path.name)
+        raise InputError(f"{path} is a report that only its own tool opens", hint)
     if start != MAGIC:
-        hint = REPORT_HINT if path.suffix in (".nsys-rep", ".qdrep", ".qdstrm") else None
-        raise InputError(f"{path} is not an SQLite file", hint)
+        raise InputError(f"{path} is not an SQLite file")
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
             yield database

@@ -13,9 +13,12 @@ from typing import Any
 import msgspec
 
 from windtunnel.errors import InputError
-from windtunnel.formats.collective_calls import CollectiveCall, torch_call
+from windtunnel.formats.captures.kineto import is_kineto
+from windtunnel.formats.collective_calls import CollectiveCall, Contents, torch_call, totals
 from windtunnel.formats.parsing import decode_json
+from windtunnel.formats.recognise import FileContent
 
+TRACE = "PyTorch execution trace"
 SCHEMAS = ("1.0.2-chakra.0.0.4", "1.0.3-chakra.0.0.4", "1.1.0-chakra.0.0.4", "1.1.1-chakra.0.0.4")
 
 _CALL_KEYS = ("in_msg_nelems", "out_msg_nelems", "dtype", "pg_desc", "pg_size")
@@ -66,6 +69,22 @@ class ExecutionTrace:
 
     schema: str
     operators: tuple[Operator, ...]
+
+
+def is_execution_trace(file: FileContent) -> bool:
+    """Whether a JSON file holds the nodes of a schema."""
+    return file.is_json and b'"schema"' in file.start and '"nodes"' in file.text and not is_kineto(file)
+
+
+def read_contents(path: Path) -> Contents:
+    """Read a trace and sum up its communication.
+
+    Raises:
+        InputError: as `read_execution_trace`.
+    """
+    trace = read_execution_trace(path)
+    facts = (("schema", trace.schema), ("operators", f"{len(trace.operators):,}"))
+    return Contents(TRACE, facts, tuple(totals(collective_calls(trace))))
 
 
 def read_execution_trace(path: Path) -> ExecutionTrace:

@@ -7,3 +7,8 @@ and a sample of ASTRA-sim, to the byte. `training` writes a job for ASTRA-sim 2.
 
 Refused: files that are cut off or are no protobuf messages of a trace. Fields of newer schemas are skipped.
 """
+
+from windtunnel.formats.chakra.contents import TRACE, is_trace, read_contents
+from windtunnel.formats.recognise import FileFormat
+
+FORMATS = (FileFormat(TRACE, "workload or trace", is_trace, read_contents),)

@@ -7,3 +7,7 @@ first token, the time per output token after it, and throughput, with the same d
 Versions: vLLM 0.6 to 0.24, SGLang 0.4 and 0.5, AIPerf 0.1 to 0.13, guidellm 0.2 to 0.5. Refused: files of other
 clients, negative times, and loads of AIPerf that are neither a constant concurrency nor a constant rate.
 """
+
+from windtunnel.formats.clients.read import FORMATS
+
+__all__ = ["FORMATS"]

@@ -23,7 +23,8 @@ from windtunnel.files import write_text
 from windtunnel.formats.captures.capture import KERNEL, Capture, within
 from windtunnel.formats.captures.kernel_names import short_name
 from windtunnel.formats.captures.kernel_time import kernel_time
-from windtunnel.formats.captures.read import read_capture, scrub_nsys
+from windtunnel.formats.captures.read import read_capture
+from windtunnel.formats.captures.scrub import scrub_nsys
 from windtunnel.formats.captures.step_names import MEASURED
 from windtunnel.formats.captures.write import (
     as_csv,
