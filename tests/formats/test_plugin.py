@@ -24,7 +24,7 @@ def runs(name, document):
 
 
 FORMATS = (
-    FileFormat("result of storm", "client result", has(lambda document: "first_ms" in document), of_documents(runs)),
+    FileFormat("storm", "client result", has(lambda document: "first_ms" in document), of_documents(runs)),
 )
 """
 RESULT = {"first_ms": 50.0, "next_ms": 8.0, "users": 10}
@@ -54,7 +54,7 @@ def test_validate_predicts_the_run_of_an_installed_client(tmp_path: Path, capsys
     assert run(arguments) == 2
     refusal = capsys.readouterr().err
     assert "is no client result that is known" in refusal
-    assert "known: result of vLLM's `bench serve`" in refusal
+    assert "known: vLLM's `bench serve`" in refusal
     with installed_plugin(tmp_path, GROUP, "storm", CLIENT) as files:
         assert run(arguments) == 0
         assert len(files) == 1
@@ -86,7 +86,7 @@ def test_a_file_that_two_tools_claim_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, json.dumps(RESULT | {"mean_ttft_ms": 50.0}))
     with (
         installed_plugin(tmp_path, GROUP, "storm", CLIENT),
-        pytest.raises(InputError, match=r"may be of several formats: .*`bench_serving` and result of storm"),
+        pytest.raises(InputError, match=r"may be of several formats: .*`bench_serving` and storm"),
     ):
         find_format(path, "client result")
 

@@ -238,18 +238,16 @@ def _num_successful(run: dict[str, Any]) -> float:
 
 FORMATS = (
     FileFormat(
-        "result of vLLM's `bench serve` or SGLang's `bench_serving`",
+        "vLLM's `bench serve` or SGLang's `bench_serving`",
         "client result",
         has(lambda document: "mean_ttft_ms" in document),
         of_documents(_bench_serving),
     ),
     FileFormat(
-        "result of AIPerf or GenAI-Perf",
+        "AIPerf or GenAI-Perf",
         "client result",
         has(lambda document: isinstance(document.get("time_to_first_token"), dict)),
         of_documents(_aiperf),
     ),
-    FileFormat(
-        "result of guidellm", "client result", has(lambda document: "benchmarks" in document), of_documents(_guidellm)
-    ),
+    FileFormat("guidellm", "client result", has(lambda document: "benchmarks" in document), of_documents(_guidellm)),
 )
