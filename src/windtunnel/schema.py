@@ -21,9 +21,8 @@ SchemaT = TypeVar("SchemaT")
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
-_BAD_ENUM = re.compile(r"Invalid enum value '(?P<value>[^']*)' - at `(?P<path>[^`]*)`")
-_BAD_LITERAL = re.compile(r"Invalid enum value (?P<value>-?\d+) - at `(?P<path>[^`]*)`")
-"""Message about a choice between whole numbers."""
+_BAD_WORD = re.compile(r"Invalid (?:enum )?value '(?P<value>[^']*)' - at `(?P<path>[^`]*)`")
+_BAD_NUMBER = re.compile(r"Invalid enum value (?P<value>-?\d+) - at `(?P<path>[^`]*)`")
 _WRONG_TYPE = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<given>[^`]*)`(?: - at `(?P<path>[^`]*)`)?$")
 _TYPE_WORDS = {
     "array": "a list",
@@ -36,7 +35,6 @@ _TYPE_WORDS = {
 }
 _MAX_SHOWN = 60
 """Most characters of a wrong value that a message repeats."""
-_BAD_TAG = re.compile(r"Invalid value '(?P<value>[^']*)' - at `(?P<path>[^`]*)`")
 
 
 def decode(raw: Any, schema: type[SchemaT], source: str = "") -> SchemaT:
@@ -158,11 +156,11 @@ def _input_error(message: str, where: str, schema: type, raw: Any) -> InputError
         path = f"{match['path'] or '$'}.{match['field']}"
         known = _tags_at(schema, path)
         return InputError(f"{where}{path} is missing", f"one of: {', '.join(known)}" if known else None)
-    if match := _BAD_ENUM.match(message) or _BAD_TAG.match(message):
+    if match := _BAD_WORD.match(message):
         known = _tags_at(schema, match["path"])
         hint = did_you_mean(match["value"], known, f"known here: {', '.join(known)}" if known else None)
         return InputError(f"{where}{match['path']} is {match['value']!r}, which is not known", hint)
-    if match := _BAD_LITERAL.match(message):
+    if match := _BAD_NUMBER.match(message):
         known = _tags_at(schema, match["path"])
         return InputError(f"{where}{match['path']} is {match['value']}; one of {', '.join(known)} is needed")
     if match := _WRONG_TYPE.match(message):

@@ -99,8 +99,8 @@ class Table:
         """Return the table with other values in some of its columns."""
         return Table({**self.columns, **columns}, self.meanings)
 
-    def where(self, rows: NDArray[np.bool_]) -> "Table":
-        """Return the rows that a mask selects."""
+    def where(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> "Table":
+        """Return the rows that a mask or positions select."""
         return Table({name: column[rows] for name, column in self.columns.items()}, self.meanings)
 
     def to_arrow(self) -> "pa.Table":

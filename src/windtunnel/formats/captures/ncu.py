@@ -18,13 +18,11 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.files import read_text
 from windtunnel.formats.captures.capture import (
-    CALL_COLUMNS,
     KERNEL,
-    KERNEL_COLUMNS,
-    RANGE_COLUMNS,
     Capture,
     Names,
     capture_table,
+    shape_columns,
 )
 from windtunnel.formats.captures.kernel_names import kernel_class
 from windtunnel.formats.recognise import FileContent
@@ -82,11 +80,9 @@ def read_ncu(path: Path) -> Capture:
         "num_bytes": [_bytes(counters) for counters in metrics],
     }
     for field, shape in (("Grid Size", "grid"), ("Block Size", "block")):
-        sizes = [_three(launch[field]) for launch in fixed]
-        columns |= {f"{shape}_{axis}": [size[i] for size in sizes] for i, axis in enumerate("xyz")}
-    kernels = capture_table(KERNEL_COLUMNS, len(fixed), columns)
-    none = capture_table(CALL_COLUMNS, 0, {}), capture_table(RANGE_COLUMNS, 0, {})
-    return Capture("ncu", names.texts(), kernels, *none, {}, (NO_TIMELINE,))
+        columns |= shape_columns(shape, ([int(part) for part in re.findall(r"\d+", launch[field])] for launch in fixed))
+    kernels = capture_table("kernels", len(fixed), columns)
+    return Capture("ncu", names.texts(), kernels, capture_table("calls"), capture_table("ranges"), {}, (NO_TIMELINE,))
 
 
 def is_ncu(file: FileContent) -> bool:
@@ -203,9 +199,3 @@ def _whole(text: str) -> int:
         return int(float(text))
     except ValueError:
         return -1
-
-
-def _three(text: str) -> tuple[int, int, int]:
-    """Return `(16, 16, 1)` as numbers."""
-    numbers = [int(part) for part in re.findall(r"\d+", text)]
-    return (numbers[0], numbers[1], numbers[2]) if len(numbers) == 3 else (-1, -1, -1)

@@ -17,14 +17,11 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, unreadable
 from windtunnel.formats.captures.capture import (
-    CALL_COLUMNS,
     CLASSES,
     COPY,
     GRAPH,
     KERNEL,
-    KERNEL_COLUMNS,
     MEMSET,
-    RANGE_COLUMNS,
     Capture,
     Names,
     capture_table,
@@ -149,7 +146,7 @@ class _Export:
             inner = innermost_ranges(calls, ranges)
             kernels = kernels.replaced(range=np.where(kernels["call"] >= 0, inner[kernels["call"]], -1))
         order = np.argsort(kernels["start_s"], kind="stable")
-        kernels = Table({name: column[order] for name, column in kernels.columns.items()}, KERNEL_COLUMNS)
+        kernels = kernels.where(order)
         notes = tuple(_notes(kernels))
         return Capture(self.tool(), self.names.texts(), kernels, calls, ranges, self.devices(), notes)
 
@@ -246,7 +243,7 @@ class _Export:
             "thread": _whole_numbers([-1 if row[5] is None else row[5] for row in rows], _RANGES),
             "is_nested": [int(row[0] == _PUSH_POP) for row in rows],
         }
-        return capture_table(RANGE_COLUMNS, len(rows), values)
+        return capture_table("ranges", len(rows), values)
 
     def calls(self) -> tuple[Table, dict[tuple[int, int], int]]:
         """Return the API calls, and (process, correlation) -> row of the call that launched."""
@@ -259,7 +256,7 @@ class _Export:
             "thread": calls["globalTid"],
         }
         keys = zip((calls["globalTid"] & _PROCESS).tolist(), calls["correlationId"].tolist(), strict=True)
-        return capture_table(CALL_COLUMNS, len(ids), values), {key: row for row, key in enumerate(keys)}
+        return capture_table("calls", len(ids), values), {key: row for row, key in enumerate(keys)}
 
     def kernels(self, call_rows: Mapping[tuple[int, int], int]) -> Table:
         """Return kernels, copies, memsets and whole graphs, one kind after another."""
@@ -296,7 +293,7 @@ class _Export:
                 "stream": columns["streamId"],
                 "call": [call_rows.get(key, -1) for key in launches],
             }
-            tables.append(capture_table(KERNEL_COLUMNS, len(names), {**common, **values}))
+            tables.append(capture_table("kernels", len(names), {**common, **values}))
         return joined(tables)
 
     def occupancy(self, kernels: Mapping[str, Ints], shared_bytes: Ints) -> NDArray[np.float64]:

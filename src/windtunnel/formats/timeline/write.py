@@ -20,29 +20,6 @@ MAX_EVENTS = 200_000
 """About 30 MB, which Perfetto opens in a few seconds."""
 
 
-def timeline(requests: Table, steps: Table, max_events: int = MAX_EVENTS) -> Iterator[Event]:
-    """Yield the events of a run in order of time, after the metadata that names processes and threads.
-
-    There is one process for each replica, one thread for each batch that a replica has in flight at once, and a slice
-    (`X`) for each row of the step table. Requests are async slices (`b`, `e`) with their phases inside, and flows (`s`,
-    `t`, `f`) from the batch that schedules a request to the batches of its first and last token. Counters (`C`) show KV
-    blocks, requests and tokens/s. Times are whole microseconds.
-
-    A longer run is reduced. Successive batches of a thread are drawn as one slice, as many as it takes to bring slices
-    and counters under half of `max_events`, or under the part that requests leave; busy time is conserved. Then as many
-    whole requests as fit are shown, evenly spaced in the order of sending.
-
-    Args:
-        requests: a request table (`REQUEST_COLUMNS`). Requests that have not finished are not shown.
-        steps: a step table (`STEP_COLUMNS`).
-        max_events: upper limit of the number of events.
-
-    Raises:
-        InputError: `max_events` is less than the threads of the run need.
-    """
-    return _events(plan_timeline(requests, steps, max_events))
-
-
 def write_timeline(
     path: Path,
     requests: Table,
@@ -55,24 +32,35 @@ def write_timeline(
 
     The file appears whole or not at all. The same run gives the same bytes.
 
+    A longer run is reduced. Successive batches of a thread are drawn as one slice, as many as it takes to bring slices
+    and counters under half of `max_events`, or under the part that requests leave; busy time is conserved. Then as many
+    whole requests as fit are shown, evenly spaced in the order of sending.
+
     Args:
         path: `*.json` or `*.json.gz`; folders are made, and a file of that name is replaced.
-        requests: a request table.
-        steps: a step table.
-        max_events: see `timeline`.
+        requests: a request table (`REQUEST_COLUMNS`). Requests that have not finished are not shown.
+        steps: a step table (`STEP_COLUMNS`).
+        max_events: upper limit of the number of events.
         about: notes for the file's `otherData`, beside those on what was left out.
         replica_phases: starts of the phases of replicas that come and go (`metrics.fleet.PHASE_COLUMNS`).
 
     Raises:
-        InputError: the file cannot be written, or `max_events` is too small.
+        InputError: the file cannot be written, or `max_events` is less than the threads of the run need.
     """
     plan = plan_timeline(requests, steps, max_events, replica_phases)
     notes = {**(about or {}), **asdict(plan.detail), "sampling": plan.detail.sampling}
-    write_events(path, trace_head(notes), _events(plan), b"\n]}\n")
+    write_events(path, trace_head(notes), timeline_events(plan), b"\n]}\n")
     return plan.detail
 
 
-def _events(plan: TimelinePlan) -> Iterator[Event]:
+def timeline_events(plan: TimelinePlan) -> Iterator[Event]:
+    """Yield the events of a run in order of time, after the metadata that names processes and threads.
+
+    There is one process for each replica, one thread for each batch that a replica has in flight at once, and a slice
+    (`X`) for each row of the step table. Requests are async slices (`b`, `e`) with their phases inside, and flows (`s`,
+    `t`, `f`) from the batch that schedules a request to the batches of its first and last token. Counters (`C`) show KV
+    blocks, requests and tokens/s. Times are whole microseconds.
+    """
     yield from _names(plan)
     # The merge orders events at one time by kind: a flow must find the slice that it enters.
     lives = (event for event in plan.lives if event["ph"] == "X")

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.workload.arrivals import ClosedLoop
 from windtunnel.workload.generate.arrival_times import draw_times
-from windtunnel.workload.generate.client_lengths import drawn_lengths
 from windtunnel.workload.generate.clients import draw_clients
-from windtunnel.workload.generate.draws import Counts, Seconds, child, draw_indices, draw_lengths, spawn
+from windtunnel.workload.generate.draws import Counts, Seconds, child, client_lengths, draw_indices, draw_lengths, spawn
 from windtunnel.workload.generate.turns import Turns, begins, draw_prompts, draw_turns, within
 from windtunnel.workload.lengths import Lengths
 from windtunnel.workload.schema import RequestSource, Trace, Workload
@@ -22,6 +21,12 @@ from windtunnel.workload.traces.requests import BlockIds, RecordedRequests, read
 
 REQUEST_NODES = ("request_node", "request_output_node")
 """Columns of `PrefixArrays` with a row per request."""
+_WARMUP = {
+    **dict.fromkeys(("arrival_s", "think_s"), 0.0),
+    **dict.fromkeys(("previous", "session", *REQUEST_NODES), -1),
+    "ttft_limit_s": math.inf,
+}
+"""Column -> its value in warm-up requests; others are those of the first request."""
 TENANT_KEY = 1000
 """The j-th tenant's streams are spawned from the seed's child of this number and j."""
 
@@ -45,11 +50,6 @@ class PrefixArrays:
     request_output_node: Counts
     """`[num_requests]` Child of `request_node` (or root) with the unshared end of the prompt and the output, so that
     a later turn can find them; no two requests have the same. -1: no later turn."""
-
-    def with_requests(self, change: Callable[[Counts], Counts]) -> "PrefixArrays":
-        """Return the forest with both columns of requests changed."""
-        columns = {name: change(getattr(self, name)) for name in REQUEST_NODES}
-        return replace(self, **columns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +96,16 @@ class RequestArrays:
         """Whether no request waits for the completion of another."""
         return not self.concurrency and self.previous is None
 
+    def mapped(self, change: Callable[[str, NDArray[Any]], NDArray[Any]]) -> "RequestArrays":
+        """Return the requests with all their columns changed, also those in `prefixes`.
+
+        `change` takes the name of a column and the column.
+        """
+        known = {field.name: getattr(self, field.name) for field in fields(self)}
+        columns = {name: change(name, column) for name, column in known.items() if isinstance(column, np.ndarray)}
+        nodes = {name: change(name, getattr(self.prefixes, name)) for name in REQUEST_NODES} if self.prefixes else {}
+        return replace(self, **columns, prefixes=replace(self.prefixes, **nodes) if self.prefixes else None)
+
 
 def generate(workload: Workload, seed: np.random.SeedSequence | int) -> RequestArrays:
     """Generate the requests of `workload`, the same bytes for the same seed.
@@ -120,7 +130,7 @@ def generate(workload: Workload, seed: np.random.SeedSequence | int) -> RequestA
         requests = stream_requests(workload, root, workload.num_requests, workload.duration_s)
     if workload.lengths_seed is not None:
         lengths = (workload.input_tokens, workload.output_tokens)
-        inputs, outputs = drawn_lengths(*lengths, requests.num_requests, workload.lengths_seed)
+        inputs, outputs = client_lengths(*lengths, requests.num_requests, workload.lengths_seed)
         requests = replace(requests, input_tokens=inputs, output_tokens=outputs)
     requests = _with_limits(requests, workload)
     return _behind_client(requests, workload.arrivals) if isinstance(workload.arrivals, ClosedLoop) else requests
@@ -288,7 +298,7 @@ def _tenant_requests(workload: Workload, seed: np.random.SeedSequence) -> Reques
         parts.append(replace(part, tenant=np.full(part.num_requests, index, np.int64)))
     merged = _merged(parts)
     names = tuple(tenant.name for tenant in workload.tenants)
-    return replace(merged if limit is None else _first_of(merged, limit), tenant_names=names)
+    return replace(merged.mapped(lambda _, column: column[:limit]), tenant_names=names)
 
 
 def _merged(parts: Sequence[RequestArrays]) -> RequestArrays:
@@ -302,20 +312,21 @@ def _merged(parts: Sequence[RequestArrays]) -> RequestArrays:
         filled = [
             np.full(size, absent) if column is None else column for size, column in zip(sizes, columns, strict=True)
         ]
-        return np.asarray(np.concatenate(filled)[order])
+        return np.concatenate(filled)
 
     columns = {name: joined(name, 0) for name in ("arrival_s", "input_tokens", "output_tokens", "priority", "tenant")}
     rows = np.concatenate([[0], np.cumsum(sizes)])
     if any(part.previous is not None for part in parts):
         moved = [_moved(part.previous, size, row) for part, size, row in zip(parts, sizes, rows, strict=False)]
-        previous = np.concatenate(moved)[order]
+        previous = np.concatenate(moved)
         columns["previous"] = np.where(previous < 0, -1, place[previous])
         columns["think_s"] = joined("think_s", 0.0)
     if any(part.session is not None for part in parts):
         ends = np.cumsum([0, *(0 if part.session is None else int(part.session.max()) + 1 for part in parts)])
         moved = [_moved(part.session, size, end) for part, size, end in zip(parts, sizes, ends, strict=False)]
-        columns["session"] = np.concatenate(moved)[order]
-    return RequestArrays(**columns, prefixes=_merged_forests(parts, order))  # type: ignore[arg-type]
+        columns["session"] = np.concatenate(moved)
+    merged = RequestArrays(**columns, prefixes=_merged_forests(parts))  # type: ignore[arg-type]
+    return merged.mapped(lambda _, column: column[order])
 
 
 def _moved(column: Counts | None, size: int, by: int) -> Counts:
@@ -323,7 +334,7 @@ def _moved(column: Counts | None, size: int, by: int) -> Counts:
     return np.full(size, -1, np.int64) if column is None else np.where(column < 0, -1, column + by)
 
 
-def _merged_forests(parts: Sequence[RequestArrays], order: Counts) -> PrefixArrays | None:
+def _merged_forests(parts: Sequence[RequestArrays]) -> PrefixArrays | None:
     if all(part.prefixes is None for part in parts):
         return None
     nothing = np.zeros(0, np.int64)
@@ -337,22 +348,7 @@ def _merged_forests(parts: Sequence[RequestArrays], order: Counts) -> PrefixArra
         for name in REQUEST_NODES:
             moved[name].append(_moved(None if forest is None else getattr(forest, name), size, nodes))
         nodes += 0 if forest is None else forest.node_parent.size
-    merged = PrefixArrays(**{name: np.concatenate(columns) for name, columns in moved.items()})
-    return merged.with_requests(lambda column: column[order])
-
-
-def _first_of(requests: RequestArrays, count: int) -> RequestArrays:
-    """Return the first `count` requests; their predecessors are among them."""
-    if requests.num_requests <= count:
-        return requests
-    cut: dict[str, Any] = {
-        field.name: value[:count]
-        for field in fields(requests)
-        if isinstance(value := getattr(requests, field.name), np.ndarray)
-    }
-    if requests.prefixes is not None:
-        cut["prefixes"] = requests.prefixes.with_requests(lambda column: column[:count])
-    return replace(requests, **cut)
+    return PrefixArrays(**{name: np.concatenate(columns) for name, columns in moved.items()})
 
 
 def _with_limits(requests: RequestArrays, workload: Workload) -> RequestArrays:
@@ -383,28 +379,11 @@ def _behind_client(requests: RequestArrays, client: ClosedLoop) -> RequestArrays
     """Return the requests of a client with `concurrency` slots, with its warm-up in front."""
     count = client.num_warmup_requests
 
-    def warmed(column: NDArray[Any], warmup: Any) -> NDArray[Any]:
-        return np.concatenate([np.full(count, warmup, column.dtype), column])
+    def warmed(name: str, column: NDArray[Any]) -> NDArray[Any]:
+        moved = np.where(column < 0, -1, column + count) if name == "previous" else column
+        return np.concatenate([np.full(count, _WARMUP.get(name, column[0]), column.dtype), moved])
 
-    def optional(column: NDArray[Any] | None, warmup: Any) -> NDArray[Any] | None:
-        return None if column is None else warmed(column, warmup)
-
-    prefixes, previous = requests.prefixes, requests.previous
-    return replace(
-        requests,
-        arrival_s=warmed(requests.arrival_s, 0.0),
-        input_tokens=warmed(requests.input_tokens, requests.input_tokens[0]),
-        output_tokens=warmed(requests.output_tokens, requests.output_tokens[0]),
-        priority=warmed(requests.priority, requests.priority[0]),
-        concurrency=client.concurrency,
-        num_warmup=count,
-        previous=None if previous is None else warmed(np.where(previous < 0, -1, previous + count), -1),
-        think_s=optional(requests.think_s, 0.0),
-        session=optional(requests.session, -1),
-        prefixes=None if prefixes is None else prefixes.with_requests(lambda column: warmed(column, -1)),
-        tenant=None if requests.tenant is None else warmed(requests.tenant, requests.tenant[0]),
-        ttft_limit_s=optional(requests.ttft_limit_s, math.inf),
-    )
+    return replace(requests.mapped(warmed), concurrency=client.concurrency, num_warmup=count)
 
 
 def _read_trace(
