@@ -11,7 +11,7 @@ from typing import Self
 
 
 class WindtunnelError(Exception):
-    """Something failed that is not the caller's mistake: a broken file, an engine that died.
+    """A failure that is not the caller's mistake: a broken file, an engine that died.
 
     Args:
         message: one sentence, without a trailing full stop.
@@ -32,7 +32,7 @@ class WindtunnelError(Exception):
 
 
 class InputError(WindtunnelError):
-    """The caller word for something that cannot be: a wrong key, an impossible value, a missing file."""
+    """The caller asked for something impossible: a wrong key, an impossible value, a missing file."""
 
     exit_code = 2
 
@@ -64,8 +64,8 @@ def unreadable(path: Path, error: OSError | UnicodeDecodeError) -> InputError:
     if isinstance(error, IsADirectoryError):
         return InputError(f"{path} is a folder; a file is needed", "name a file in it")
     if isinstance(error, UnicodeDecodeError):
-        return InputError(f"{path} is not a text file", "is it packed, or another file than was meant?")
-    return InputError(f"{path} cannot be read: {error.strerror or error}", "may you read it, and is it whole?")
+        return InputError(f"{path} is not a text file", "is it compressed, or a different file from the one you meant?")
+    return InputError(f"{path} cannot be read: {error.strerror or error}", "check that it is readable and complete")
 
 
 def unwritable(path: Path, error: OSError) -> InputError:

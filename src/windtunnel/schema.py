@@ -41,9 +41,9 @@ def decode(raw: Any, schema: type[SchemaT], source: str = "") -> SchemaT:
     """Decode `raw` (dicts, lists and scalars as YAML or JSON gives them) as a `schema`; quantities may have units.
 
     Args:
-        raw: the value.
-        schema: the type to decode into.
-        source: file or option of `raw`, named in errors.
+        raw: value to decode.
+        schema: type to decode into.
+        source: file or option that `raw` comes from, named in errors.
 
     Raises:
         InputError: an unknown or missing key, a value of the wrong type, unit or range; names the path.
@@ -56,7 +56,7 @@ def decode(raw: Any, schema: type[SchemaT], source: str = "") -> SchemaT:
 
 
 def encode(struct: Any) -> Any:
-    """Return the inverse of `decode`: builtins only, SI numbers, defaults left out."""
+    """Encode a struct as builtins, the inverse of `decode`: SI numbers, defaults left out."""
     return msgspec.to_builtins(struct)
 
 
@@ -107,7 +107,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         repeated = next((key for position, key in enumerate(keys) if key in keys[:position]), None)
         if repeated is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {repeated!r} stands twice", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"the key {repeated!r} is repeated", node.start_mark)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
 
@@ -254,7 +254,7 @@ def fields_of(struct: Schema, *names: str) -> dict[str, Any]:
 
 
 def _shown(value: float) -> str:
-    """Write a number as people do: 0 for 0.0."""
+    """Return a number as people write it: 0 for 0.0."""
     return str(value).removesuffix(".0")
 
 

@@ -106,7 +106,7 @@ def client_summary(requests: Table, tokens: Table, slo: Slo | None = None) -> Cl
     """Summarise a run.
 
     Args:
-        requests, tokens: of `client_tables`; at least one measured request was answered.
+        requests, tokens: tables of `client_tables`; at least one measured request was answered.
         slo: limits that decide goodput.
     """
     measured = requests.where(~requests["is_warmup"])

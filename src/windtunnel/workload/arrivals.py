@@ -57,9 +57,9 @@ class Burst(Schema, tag="burst", tag_field="type"):
 
 
 class ClosedLoop(Schema, tag="closed_loop", tag_field="type"):
-    """A benchmark client with `concurrency` requests under way: it sends the next one when one completes.
+    """A benchmark client that keeps `concurrency` requests under way: when one completes, it sends the next.
 
-    As `vllm bench serve --max-concurrency` does: a request is sent once it is released and one of the slots is free.
+    As in `vllm bench serve --max-concurrency`, a request is sent once it is released and a slot is free.
     Warm-up requests are not among `num_requests`; they are copies of the first one, pass through as many slots, and the
     measured requests are released when the last of them has finished.
     Source: https://github.com/vllm-project/vllm, `vllm/benchmarks/serve.py`, `benchmark`, at commit 009e6d4a.
@@ -68,8 +68,8 @@ class ClosedLoop(Schema, tag="closed_loop", tag_field="type"):
     concurrency: int
     num_warmup_requests: int = 0
     rate_per_s: float | None = None
-    """Release rate: an open loop, but for the requests under way, which `concurrency` caps; None releases every request
-    at 0 s."""
+    """Release rate: an open loop in which `concurrency` caps the requests under way; None releases every request at
+    0 s."""
     cv: float = 1
     """Coefficient of variation of the gaps between releases, as in `Gamma`: 1 is Poisson, 0 equal gaps."""
 
@@ -95,18 +95,18 @@ class RatePoint(Schema):
 
 
 class RateCurve(Schema, tag="curve", tag_field="type"):
-    """Open loop whose rate runs in straight lines through `points`, again and again with a `period_s`.
+    """Open loop whose rate is linear between `points` and repeats after `period_s`, where one is given.
 
     A process of unit rate is warped in time, so that scaling or reshaping the curve moves the same requests: the k-th
     arrives when the integral of the rate reaches the k-th unit time. Without a period the first and the last rate hold
-    before and after the points; with one the line goes on from the last point to the first one of the next period.
+    before and after the points; with one the line continues from the last point to the first of the next period.
     Source: time rescaling of a point process, Cinlar, Introduction to Stochastic Processes (1975), section 4.7.
     """
 
     points: tuple[RatePoint, ...]
     period_s: float | None = None
     cv: float = 1.0
-    """Standard deviation over mean of the gaps of the unit process, which are gamma; 1 is Poisson."""
+    """Coefficient of variation of the unit process's gamma gaps; 1 is Poisson."""
     scale: float = 1.0
     """Factor on every rate."""
 
@@ -131,7 +131,7 @@ class Recorded(Schema, tag="recorded", tag_field="type"):
     path: str
     """A requests file (see `Trace.path`)."""
     column: str | None = None
-    """Column of times; None takes that of a known layout."""
+    """Column of times; None takes that of the file's layout."""
     unit: Literal["s", "ms", "us", "ns"] = "s"
     start_s: float = 0.0
     """Skip the arrivals before this time; it becomes 0 s."""

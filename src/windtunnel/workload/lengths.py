@@ -30,7 +30,7 @@ class Uniform(Schema, tag="uniform", tag_field="type"):
     def of_range_ratio(cls, tokens: int, range_ratio: float) -> "Uniform":
         """Return lengths from int(range_ratio * tokens) to `tokens`, as in InferenceX's random data set.
 
-        Newer versions of `vllm bench serve` use the same word for tokens * (1 - ratio) to tokens * (1 + ratio).
+        Newer versions of `vllm bench serve` mean tokens * (1 - ratio) to tokens * (1 + ratio) by the same name.
         Source: https://github.com/kimbochen/bench_serving, `sample_random_requests`.
         """
         check_fraction(range_ratio=range_ratio)
@@ -38,7 +38,7 @@ class Uniform(Schema, tag="uniform", tag_field="type"):
 
 
 class Normal(Schema, tag="normal", tag_field="type"):
-    """Normal, rounded, then clipped: what falls outside the bounds lies on them."""
+    """Normal, rounded, then clipped: lengths beyond a bound are set to it."""
 
     mean_tokens: float
     std_tokens: float
@@ -52,7 +52,7 @@ class Normal(Schema, tag="normal", tag_field="type"):
 
 
 class Lognormal(Schema, tag="lognormal", tag_field="type"):
-    """exp(Normal(log(median_tokens), sigma)), rounded, then clipped: what falls outside the bounds lies on them.
+    """exp(Normal(log(median_tokens), sigma)), rounded, then clipped: lengths beyond a bound are set to it.
 
     Before clipping the mean is median * exp(sigma^2 / 2). A mean m and standard deviation s need
     sigma = sqrt(log(1 + (s / m)^2)) and median = m / sqrt(1 + (s / m)^2).
@@ -88,7 +88,7 @@ class Zipf(Schema, tag="zipf", tag_field="type"):
 
 
 class Empirical(Schema, tag="empirical", tag_field="type"):
-    """Drawn with replacement from given `values` or from a column of the file at `path`.
+    """Lengths drawn with replacement from given `values` or from a column of the file at `path`.
 
     Input and output lengths are drawn independently; `Workload.trace` keeps the pairs of a file together.
     """
@@ -99,7 +99,7 @@ class Empirical(Schema, tag="empirical", tag_field="type"):
     path: str | None = None
     """A requests file (see `Trace.path`)."""
     column: str | None = None
-    """Column of the file; None takes its column of input or output lengths, whichever is drawn."""
+    """Column of the file; None takes its column of input or output lengths, depending on which are drawn."""
 
     def __post_init__(self) -> None:
         if (self.values is None) == (self.path is None):

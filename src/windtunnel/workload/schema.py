@@ -39,9 +39,9 @@ class ClientModel(Schema):
     start_s: float = 0.0
     """Time in the model that becomes 0 s."""
     num_clients: int | None = None
-    """Number of clients, the busiest ones; None takes all."""
+    """Keep only so many clients, the busiest; None keeps all."""
     without_lengths: Literal["refuse", "leave_out"] = "refuse"
-    """Clients whose file of lengths is missing."""
+    """Treatment of clients whose file of lengths is missing."""
 
     def __post_init__(self) -> None:
         check_rate(self.rate_per_s)
@@ -58,17 +58,17 @@ class TraceColumns(Schema):
     input_tokens: str | None = None
     output_tokens: str | None = None
     priority: str | None = None
-    """Integers; the smaller is served first."""
+    """Integers; smaller values are served first."""
     tenant: str | None = None
-    """Names; priority and limits of a tenant are those of the entry of `workload.tenants` with that name."""
+    """Names; the entry of `workload.tenants` with that name gives a tenant's priority and limits."""
     session: str | None = None
     """Conversation of a request, for routers that keep it on one replica; times stay as recorded."""
     hash_ids: str | None = None
-    """Lists of the ids of a prompt's blocks, each id standing for the block and all before it."""
+    """List of block ids of a prompt; each id stands for its block and all blocks before it."""
 
 
 class Trace(Schema):
-    """Recorded requests. Their times count from the file's zero, or from the first request where they are dates."""
+    """Recorded requests. Times count from the file's zero; dates count from the first request."""
 
     path: str
     """CSV, JSON Lines, JSON or Parquet with named columns (`.csv`, `.jsonl`, `.json`, `.parquet`, also `.gz`)."""
@@ -81,18 +81,18 @@ class Trace(Schema):
     """Factor on every prompt length, rounded down to at least 1; with hash ids the prompts stay as they are."""
     output_scale: float = 1.0
     max_tokens: int | None = None
-    """Longer requests are shortened to this many tokens in all."""
+    """Requests with more tokens than this, prompt and output together, are shortened to it."""
     shorten: Literal["both", "input"] = "both"
     """Lengths that `max_tokens` cuts: both in proportion, or the prompt first."""
     order: Literal["file", "shuffled", "resampled"] = "file"
-    """Order of the pairs of lengths: as in the file, shuffled, or rows drawn with replacement (as many as are needed).
-    Other orders than `file` need `arrivals`."""
+    """Order of the pairs of lengths: as in the file, shuffled, or drawn with replacement (as many as are needed).
+    Orders other than `file` need `arrivals`."""
     hash_block_tokens: int = 512
-    """Tokens of a block of `hash_ids`; Mooncake's."""
+    """Tokens in a block of `hash_ids`; 512 as in Mooncake."""
     failed: Literal["refuse", "leave_out"] | None = None
     """Requests without output. None leaves them out where the trace's publisher says that they failed (BurstGPT)."""
     characters_per_token: float | None = None
-    """Characters taken for one token, in files that hold conversations as text, such as ShareGPT."""
+    """Characters counted as one token, in files that hold conversations as text, such as ShareGPT."""
 
     def __post_init__(self) -> None:
         check_non_negative(start_s=self.start_s)
@@ -106,11 +106,12 @@ class RequestSource(Schema):
 
     arrivals: Arrivals | None = None
     input_tokens: Lengths | None = None
-    """Prompt tokens of each request; with `sessions` or `shared_prompts` those of its new text."""
+    """Prompt tokens of each request; with `sessions` or `shared_prompts`, only those of its new text."""
     output_tokens: Lengths | None = None
     """Tokens that each request generates."""
     total_tokens: Lengths | None = None
-    """Both together, in place of them: outputs are ceil(total / (1 + input_to_output_ratio)), prompts the rest."""
+    """Prompt and output tokens together, in place of both: outputs are ceil(total / (1 + input_to_output_ratio)),
+    prompts the rest."""
     input_to_output_ratio: float | None = None
     trace: Trace | None = None
     sessions: Sessions | None = None
@@ -153,17 +154,17 @@ class RequestSource(Schema):
 
 
 class Tenant(RequestSource, kw_only=True):
-    """A customer of the service: part of the requests, with lengths, priority and limits of its own.
+    """A customer of the service, whose requests have their own lengths, priority and limits.
 
     It takes a `share` of the workload's arrivals, or has `arrivals` of its own. In a workload whose trace names tenants
-    it has neither, and no lengths: the requests of that name are its.
+    it has neither, and no lengths: it owns the requests of that name.
     """
 
     name: str
     share: float | None = None
     """Relative to the other tenants' shares."""
     priority: int = 0
-    """The smaller is served first."""
+    """Smaller values are served first."""
     slo: Slo | None = None
     """Limits of the tenant; None takes the scenario's."""
 
@@ -198,8 +199,8 @@ class Workload(RequestSource):
     tenants: tuple[Tenant, ...] = ()
     clients: ClientModel | None = None
     lengths_seed: int | None = None
-    """Draws lengths as a benchmark client does: NumPy's `RandomState` of this seed, all prompts before all outputs, so
-    that they are the very lengths of its run (and depend on `num_requests`). None: from the scenario's seed.
+    """Seed of NumPy's `RandomState`, which draws all prompts before all outputs, as a benchmark client does: lengths
+    are exactly those of its run, and depend on `num_requests`. None draws them from the scenario's seed.
     Source: https://github.com/kimbochen/bench_serving, `benchmark_serving.py`, whose own default is 0."""
 
     def __post_init__(self) -> None:

@@ -43,7 +43,7 @@ Durations = float | Exponential | UniformSeconds | LognormalSeconds
 
 
 class Geometric(Schema, tag="geometric", tag_field="type"):
-    """`least` plus the number of successes before the first failure; on average `mean` in all."""
+    """`least` plus a geometric number of successes before the first failure; the mean of the sum is `mean`."""
 
     mean: float
     least: int = 1
@@ -65,7 +65,7 @@ class UniformCount(Schema, tag="uniform", tag_field="type"):
 
 
 class EmpiricalCount(Schema, tag="empirical", tag_field="type"):
-    """Drawn with replacement from given `values`."""
+    """Counts drawn with replacement from given `values`."""
 
     values: tuple[int, ...]
     weights: tuple[float, ...] | None = None
@@ -99,7 +99,7 @@ class ToolCalls(Schema):
 
 
 class Sessions(Schema):
-    """Conversations: each arrival begins one, whose next request is sent `think_s` after the answer to the one before.
+    """Conversations: each arrival begins one, and each later turn is sent `think_s` after the previous answer.
 
     The concurrency of a closed loop is the number of sessions, not requests, under way.
 
@@ -112,7 +112,7 @@ class Sessions(Schema):
     think_s: Durations = 0.0
     """Time from the end of an answer to the sending of the next turn."""
     followup_tokens: Lengths | None = None
-    """New text of the second and later turns; None means as in the first."""
+    """Length of the new text of the second and later turns; None means as in the first."""
     tool_calls: ToolCalls | None = None
     max_context_tokens: int | None = None
     """A session ends before the request whose prompt and output would be longer than this."""

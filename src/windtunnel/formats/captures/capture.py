@@ -1,7 +1,7 @@
-"""One profile in memory, whatever the profiler: kernels and copies of the device, calls of its API, named ranges.
+"""One profile in memory, whatever the profiler: the device's kernels and copies, API calls, and named ranges.
 
-Texts stand once, in `Capture.names`; the tables' `name` columns are positions in it. Times are seconds from the start
-of the capture. Unknown values are -1 in a column of whole numbers and NaN in one of floats.
+Texts are stored once, in `Capture.names`; the tables' `name` columns are positions in it. Times are seconds from the
+start of the capture. Unknown values are -1 in a column of whole numbers and NaN in one of floats.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Capture:
     devices: Mapping[int, str]
     """Number -> name."""
     notes: tuple[str, ...] = ()
-    """Facts that the capture does not show, in words."""
+    """Remarks for people on facts that the capture does not show."""
 
     def name_of(self, code: int) -> str:
         """Return the text at `code`; empty for -1."""

@@ -207,15 +207,15 @@ class DeviceTime:
 
     span_s: float
     busy_s: float
-    """While at least one kernel or copy ran."""
+    """Time in which at least one kernel or copy ran."""
     communication_s: float
-    """While at least one kernel of communication ran."""
+    """Time in which at least one kernel of communication ran."""
     overlapped_s: float
-    """While communication ran beside computation."""
+    """Time in which communication ran beside computation."""
     gaps_s: Floats
-    """The times in which nothing ran, in order."""
+    """Lengths of the intervals in which nothing ran, in order."""
     copy_s: float
-    """While at least one copy or memset ran."""
+    """Time in which at least one copy or memset ran."""
 
     @property
     def idle_s(self) -> float:

@@ -1,4 +1,5 @@
 """Read a Kineto trace as a capture: kernels with the operators that launched them, or without a device the operators.
+
 The work of matrix products and attention is known where the trace was recorded with shapes (`record_shapes=True`).
 """
 

@@ -1,6 +1,7 @@
 """Read Nsight Compute's counters, as `ncu --import report.ncu-rep --csv` writes them: `--page raw` or `--page details`.
 
-The raw page has a row of names, a row of units and a row a launch; the details page has a row a launch and metric.
+The raw page has a row of names, a row of units and a row for each launch; the details page has a row for each launch
+and metric.
 Units are scaled by column (`usecond`, `Mbyte`), and a counter that was not collected is empty or `n/a`. Tested with
 the sample reports of Nsight Compute 2024.1 and its own export of them.
 """

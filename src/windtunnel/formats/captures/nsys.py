@@ -96,7 +96,7 @@ def read_nsys(path: Path) -> Capture:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open the database read only; SQLite's errors become one sentence."""
+    """Open the database read-only; an error of SQLite becomes one sentence."""
     try:
         with path.open("rb") as file:
             start = file.read(len(MAGIC))
@@ -220,7 +220,7 @@ class _Export:
         }
 
     def text(self, code: Any) -> str:
-        """Return the text of that number, which a file that was cut or merged may lack."""
+        """Return the text with the number `code`, which a file that was cut or merged may lack."""
         return str(self.texts[code]) if code in self.texts else f"(name {code} is missing)"
 
     def ranges(self) -> Table:

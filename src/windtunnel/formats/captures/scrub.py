@@ -1,4 +1,4 @@
-"""Remove what identifies a machine or its user from a capture of Nsight Systems."""
+"""Remove rows that identify the machine or its user from a capture of Nsight Systems."""
 
 import shutil
 import sqlite3
@@ -24,7 +24,7 @@ def scrub_nsys(path: Path) -> int:
     """Remove environment variables, users, hosts, folders and the list of processes from an exported capture.
 
     Returns:
-        The number of removed rows. The file changes whole or not at all.
+        The number of removed rows. The file changes completely or not at all.
 
     Raises:
         InputError: it is no capture of Nsight Systems.

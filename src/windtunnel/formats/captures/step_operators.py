@@ -1,4 +1,4 @@
-"""Match the kernels of a captured step to operators of the model, so that measured stands beside simulated.
+"""Match the kernels of a captured step to operators of the model, to compare measured with simulated times.
 
 Kernels are matched by the module whose range they were launched in (`module:model.layers.0.mlp.up_proj`), where there
 are such ranges. Elsewhere by their class, matrix products by their shapes or by their order in a layer, and kernels
@@ -253,7 +253,7 @@ def measurement_tables(steps: Sequence[MatchedStep], source: str) -> list[Measur
 
 
 def _single_operators(measured: MatchedStep) -> Iterator[tuple[Op, float]]:
-    """Yield the operators that have a row for themselves, with the seconds of one execution."""
+    """Yield the operators that do not share a row, with the seconds of one execution."""
     by_row: dict[str, list[Launch]] = {}
     for launch in measured.launches:
         by_row.setdefault(row_of_launch(launch.name), []).append(launch)

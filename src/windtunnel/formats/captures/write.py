@@ -106,7 +106,7 @@ def _statistics_document(capture: Capture, values: NameStatistics, unit: str) ->
 
 
 def write_kernels(capture: Capture, path: Path) -> None:
-    """Write the kernel table with its texts as Parquet; it appears whole or not at all.
+    """Write the kernel table with its texts as Parquet; it appears completely or not at all.
 
     Raises:
         InputError: it cannot be written.

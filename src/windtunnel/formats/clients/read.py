@@ -111,7 +111,7 @@ def _bench_serving(name: str, document: dict[str, Any]) -> list[ClientResult]:
 
 
 def _known(**measured: float) -> dict[str, float]:
-    """Return the measured metrics; clients write 0 for the time per token of answers of one token, and NaN for none.
+    """Return the known metrics; clients write 0 where every answer has one token, and NaN where nothing was measured.
 
     Raises:
         ValueError: a negative time, or nothing at all.
@@ -158,8 +158,9 @@ def _aiperf(name: str, document: dict[str, Any]) -> list[ClientResult]:
 
 
 def _aiperf_load(name: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the load under the names of AIPerf's `loadgen`: of its first versions, of the measured phase in versions
-    that configure phases, or of GenAI-Perf's perf_analyzer.
+    """Return the load under the names of AIPerf's `loadgen`.
+
+    Newer versions configure phases, of which the measured one counts; GenAI-Perf configures perf_analyzer.
 
     Source: https://github.com/ai-dynamo/aiperf, `src/aiperf/config/phases.py`, at commit 0205ea1.
     """

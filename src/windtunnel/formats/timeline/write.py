@@ -30,7 +30,7 @@ def write_timeline(
 ) -> Detail:
     """Write the timeline of a run as JSON, compressed where `path` ends in `.gz`; return how much it shows.
 
-    The file appears whole or not at all. The same run gives the same bytes.
+    The file appears completely or not at all. The same run gives the same bytes.
 
     A longer run is reduced. Successive batches of a thread are drawn as one slice, as many as it takes to bring slices
     and counters under half of `max_events`, or under the part that requests leave; busy time is conserved. Then as many
@@ -164,7 +164,7 @@ def _counter_events(plan: TimelinePlan) -> tuple[Iterator[Event], ...]:
 
 
 def _rate(plan: TimelinePlan, tokens: Ints) -> Ints:
-    """Return tokens a second, at the start of each slice, of all slices of its replica that are then under way."""
+    """Return, at the start of each slice, the tokens a second of all slices of its replica that are then under way."""
     slices = plan.slices
     rate = np.rint(tokens * 1e6 / np.maximum(slices.end_us - slices.start_us, 1)).astype(np.int64)
     replica = plan.batches.replica[slices.first]

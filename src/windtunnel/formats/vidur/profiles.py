@@ -99,7 +99,7 @@ def _cell(text: str) -> Cell:
 
 
 def write_vidur_file(file: VidurFile, path: Path) -> None:
-    """Write the CSV, making its folder; it appears whole or not at all."""
+    """Write the CSV, making its folder; it appears completely or not at all."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(file.columns)
@@ -233,7 +233,7 @@ class ProfiledStep:
 
 
 def vidur_files(model: ModelSpec, steps: Sequence[ProfiledStep], block_size: int) -> dict[str, VidurFile]:
-    """Return a profile of ours as `mlp.csv` and `attention.csv`.
+    """Return steps that Windtunnel measured as `mlp.csv` and `attention.csv`.
 
     Args:
         model: dense, with equal layers.

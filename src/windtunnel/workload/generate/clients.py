@@ -28,12 +28,12 @@ def draw_clients(
     """Draw the requests of all clients.
 
     Args:
-        model: whose clients, at what rate.
-        limit, duration_s: where it ends; at the end of the model at the latest.
+        model: the clients, and the rate of all together.
+        limit, duration_s: end of the workload; it ends with the model at the latest.
         rngs: generators by stream.
 
     Raises:
-        InputError: the model cannot be read, or nobody sends a request before the end.
+        InputError: the model cannot be read, or no client sends a request before the end.
     """
     clients = _busiest(_with_lengths(read_clients(Path(model.path)), model), model.num_clients)
     starts = clients[0].start_s
@@ -61,7 +61,7 @@ def draw_clients(
 
 
 def _with_lengths(clients: list[Client], model: ClientModel) -> list[Client]:
-    """Return the clients with known lengths; raise InputError where the model does not allow to leave out others."""
+    """Return the clients with known lengths; raise InputError where the model refuses clients without them."""
     known = [client for client in clients if client.lengths or not client.rate_per_s.any()]
     unknown = [client for client in clients if client.rate_per_s.any() and not client.lengths]
     if (unknown and model.without_lengths == "refuse") or not known:

@@ -45,8 +45,8 @@ def draw_lengths(
 
     Args:
         lengths: the distribution.
-        num_requests: how many to draw.
-        rng: where the randomness comes from.
+        num_requests: number of lengths to draw.
+        rng: source of randomness.
         stream: `input_tokens` or `output_tokens`: the column that an `Empirical` file is read for by default.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Generation of a workload's requests: arrival times, token counts and what prompts share."""
+"""Generation of a workload's requests: arrival times, token counts and the common beginnings of prompts."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ class PrefixArrays:
 class RequestArrays:
     """One row per request, in order of arrival; every array has shape [num_warmup + num_requests].
 
-    A turn with a predecessor arrives when that is done, wherever its row is.
+    A turn with a predecessor arrives when the predecessor is done, wherever its row is.
 
     The first `num_warmup` rows are warm-up: copies of the first measured request, released at 0 s and all finished
     before the measured requests start, whose `arrival_s` count from that moment.
@@ -108,13 +108,13 @@ class RequestArrays:
 
 
 def generate(workload: Workload, seed: np.random.SeedSequence | int) -> RequestArrays:
-    """Generate the requests of `workload`, the same bytes for the same seed.
+    """Generate the requests of `workload`: the same bytes for the same seed.
 
     A rate only stretches the times that a seed gives, and few requests are the first of many (common random numbers).
 
     Args:
         workload: distributions, traces, tenants, or a client model.
-        seed: of the scenario; a `SeedSequence` is left as it was.
+        seed: seed of the scenario; a `SeedSequence` is not changed.
 
     Raises:
         InputError: a file that cannot be read or is too short, or no request before `duration_s`.
@@ -148,8 +148,8 @@ def stream_requests(
     Args:
         source: distributions, a trace or both.
         seed: seed of all its draws.
-        limit, duration_s: where the stream ends.
-        arrival_s: arrival times of requests (or sessions), where another stream decided them.
+        limit, duration_s: end of the stream.
+        arrival_s: arrival times of requests (or sessions) that were drawn elsewhere.
     """
     rngs = spawn(seed)
     if arrival_s is None and source.arrivals is not None and source.trace and source.trace.order == "resampled":
@@ -222,7 +222,7 @@ def _chained(ids: Counts, is_first: NDArray[np.bool_]) -> tuple[Counts, Counts]:
 
 
 def _session_requests(turns: Turns, start_s: Seconds) -> RequestArrays:
-    """Return the turns of sessions by the earliest time at which each can be sent, as if answers took no time."""
+    """Return the turns of sessions in order of the earliest time at which each can be sent, if answers took no time."""
     is_first = begins(turns.session)
     num_requests, num_prompts = is_first.size, turns.prompt_tokens.size
     earliest_s = start_s[turns.session] + within(turns.wait_s, is_first)
@@ -259,10 +259,10 @@ def _inverse(order: Counts) -> Counts:
 def _with_prompts(
     requests: RequestArrays, prompts: SharedPrompts, rngs: dict[str, np.random.Generator]
 ) -> RequestArrays:
-    """Return `requests`, which are not in sessions, each behind one of the shared prompts.
+    """Put one of the shared prompts before each of `requests`, which are not in sessions.
 
     Raises:
-        InputError: the trace already says what its prompts share.
+        InputError: the trace already states what its prompts share.
     """
     if requests.prefixes is not None:
         raise InputError("the trace's hash_ids say what its prompts share; shared_prompts cannot be put before them")
@@ -302,7 +302,7 @@ def _tenant_requests(workload: Workload, seed: np.random.SeedSequence) -> Reques
 
 
 def _merged(parts: Sequence[RequestArrays]) -> RequestArrays:
-    """Merge requests in order of arrival; rows, sessions and nodes that they name are renumbered."""
+    """Merge requests in order of arrival, renumbering the rows, sessions and nodes that they refer to."""
     sizes = [part.num_requests for part in parts]
     order = np.argsort(np.concatenate([part.arrival_s for part in parts]), kind="stable")
     place = _inverse(order)
@@ -330,7 +330,7 @@ def _merged(parts: Sequence[RequestArrays]) -> RequestArrays:
 
 
 def _moved(column: Counts | None, size: int, by: int) -> Counts:
-    """Return a column of row numbers moved on by `by`; -1 stays, and a column that is absent is all -1."""
+    """Return a column of row numbers increased by `by`; -1 stays, and an absent column is all -1."""
     return np.full(size, -1, np.int64) if column is None else np.where(column < 0, -1, column + by)
 
 
@@ -376,7 +376,7 @@ def _with_limits(requests: RequestArrays, workload: Workload) -> RequestArrays:
 
 
 def _behind_client(requests: RequestArrays, client: ClosedLoop) -> RequestArrays:
-    """Return the requests of a client with `concurrency` slots, with its warm-up in front."""
+    """Return the requests of a closed loop, with its warm-up requests in front."""
     count = client.num_warmup_requests
 
     def warmed(name: str, column: NDArray[Any]) -> NDArray[Any]:

@@ -14,7 +14,7 @@ from windtunnel.workload.lengths import MAX_TOKENS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """A column without gaps: numbers, dates or objects, and where it comes from."""
+    """A column without missing values: numbers, dates or objects, with its file and its name."""
 
     path: Path
     name: str
@@ -26,7 +26,7 @@ class Column:
         return self.values.dtype.kind in "iuf"
 
     def refuse(self, wrong: Any, reason: str, hint: str | None = None) -> None:
-        """Raise an InputError for the first row where `wrong`."""
+        """Raise InputError for the first row where `wrong` is true."""
         if np.any(wrong):
             row = int(np.argmax(wrong))
             message = f"{self.path} row {self.first_row + row + 1}: {self.name} {reason}: {shown(self.values[row])}"
@@ -37,7 +37,7 @@ def column_of(path: Path, name: str, column: Any, first_row: int) -> Column:
     """Return one block of a column as it was read.
 
     Raises:
-        InputError: a value that is missing, or a list.
+        InputError: a value is missing, or a list.
     """
     if isinstance(column, list):
         raise InputError(f"{path} row {first_row + 1}: {name} is not a number: {shown(column[0])}")
@@ -64,7 +64,7 @@ def tokens_of(column: Column) -> NDArray[np.int64]:
     """Return positive token counts.
 
     Raises:
-        InputError: names the first row that has none.
+        InputError: a value is none; names its row.
     """
     tokens = integers(column)
     column.refuse(tokens < 1, "is not positive", "leave out requests that failed or generated nothing")
@@ -76,7 +76,7 @@ def integers(column: Column) -> NDArray[np.int64]:
     """Return whole numbers; in a CSV file they may be read as text.
 
     Raises:
-        InputError: names the first row that has none.
+        InputError: a value is none; names its row.
     """
     if not column.is_numeric:
         column.refuse([not _is_number(value) for value in column.values], "is not a number")

@@ -24,7 +24,7 @@ from windtunnel.workload.traces.table_file import Batch, batches_of, header_of
 
 UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 UNIX_TIME_AFTER_S = 365 * 86400.0
-"""A first arrival later than this is a date in Unix time: no trace starts a year after its zero."""
+"""A first arrival later than this is taken as Unix time: no trace starts a year after its zero."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,9 +80,9 @@ def read_requests(trace: Trace, needed: Sequence[str] = STREAMS, limit: int | No
     `start_s`, `time_scale` and `order` are left to the caller.
 
     Args:
-        trace: where the file is and what its columns are called.
+        trace: place of the file and names of its columns.
         needed: which of `STREAMS` to read; priorities, tenants, sessions and blocks are read where the file has them.
-        limit: stop after so many requests; None reads all.
+        limit: maximum number of requests; None reads all.
 
     Raises:
         InputError: a missing, empty or broken file, an unknown layout, a missing column, or an impossible value; names
@@ -134,7 +134,7 @@ def _rows(path: Path, names: dict[str, str], layout: Layout, trace: Trace, limit
 
 @dataclass(slots=True)
 class _Reading:
-    """Columns of a file so far, block by block."""
+    """The columns of a file, as far as they have been read."""
 
     path: Path
     names: dict[str, str]
@@ -236,7 +236,7 @@ def _name(value: Any) -> str:
 
 
 def _block_ids(path: Path, name: str, column: Any, first_row: int) -> BlockIds:
-    """Return the blocks of one part of a file; its last offset is the number of its ids."""
+    """Return the block ids of one part of a file; the last offset is their number."""
     lists = _values(column)
     for row, ids in enumerate(lists, start=first_row + 1):
         if ids is not None and not (isinstance(ids, list) and all(isinstance(block, int) for block in ids)):

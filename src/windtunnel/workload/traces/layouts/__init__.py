@@ -15,8 +15,8 @@ from windtunnel.workload.schema import TraceColumns
 from windtunnel.workload.traces.columns import shown
 
 LAYOUTS = Registry("windtunnel.traces", "windtunnel.workload.traces.layouts", "trace layout")
-OWN = "windtunnel"
-"""Name of the layout that columns named by a user complete."""
+DEFAULT = "windtunnel"
+"""Layout whose names stand beside those that a user gives."""
 
 LENGTHS = ("input_tokens", "output_tokens")
 STREAMS = ("arrival", *LENGTHS)
@@ -55,8 +55,8 @@ class Layout:
 def recognise(path: Path, header: Sequence[str], given: TraceColumns, needed: Sequence[str]) -> Layout:
     """Return the layout of a file: the one whose columns of lengths it has, under given names where there are any.
 
-    Of several such layouts, one whose column of times the file has too is chosen. The own layout is also recognised by
-    the needed columns alone, such as `arrival_s`, and completes lengths that both have given names.
+    Of several such layouts, one whose column of times the file has too is chosen. The default layout is also recognised
+    by the needed columns alone, such as `arrival_s`, and stands beside lengths that both have given names.
 
     Raises:
         InputError: a given name is no column, or no layout matches, or several; says what each lacks.
@@ -68,14 +68,14 @@ def recognise(path: Path, header: Sequence[str], given: TraceColumns, needed: Se
         )
     layouts: dict[str, Layout] = {name: LAYOUTS.get(name).LAYOUT for name in LAYOUTS.names()}
     if given.input_tokens and given.output_tokens:
-        return layouts[OWN]
+        return layouts[DEFAULT]
     matching = [name for name, layout in layouts.items() if not layout.missing(header, given, LENGTHS)]
     complete = [name for name in matching if not layouts[name].missing(header, given, STREAMS)]
     match complete or matching:
         case [name]:
             return layouts[name]
-        case [] if not layouts[OWN].missing(header, given, needed):
-            return layouts[OWN]
+        case [] if not layouts[DEFAULT].missing(header, given, needed):
+            return layouts[DEFAULT]
         case []:
             raise _unknown(path, header, layouts)
         case several:
