@@ -89,7 +89,7 @@ def find_format(path: Path, *uses: Use) -> FileFormat:
         InputError: the file is missing or empty, or of no known format, or of several.
     """
     tools = (TOOLS.get(name) for name in TOOLS.names())
-    formats = [known for tool in tools for known in getattr(tool, "FORMATS", ()) if known.use in uses]
+    formats: list[FileFormat] = [kind for tool in tools for kind in getattr(tool, "FORMATS", ()) if kind.use in uses]
     content, hint = FileContent(path), f"known: {', '.join(known.name for known in formats)}"
     if not content.start.strip():
         raise InputError(f"{path} is empty", hint)

@@ -139,8 +139,8 @@ def capture_table(kind: TableKind, num_rows: int = 0, columns: Mapping[str, Any]
     """
     columns, meanings, filled = columns or {}, _COLUMNS[kind], {}
     for name in meanings:
-        kind, unknown = (np.float64, np.nan) if name.endswith(_FLOAT_ENDINGS) else (np.int64, -1)
-        filled[name] = np.full(num_rows, columns.get(name, unknown), kind)
+        dtype, unknown = (np.float64, np.nan) if name.endswith(_FLOAT_ENDINGS) else (np.int64, -1)
+        filled[name] = np.full(num_rows, columns.get(name, unknown), dtype)
     return Table(filled, meanings)
 
 

@@ -102,9 +102,13 @@ class RequestArrays:
         `change` takes the name of a column and the column.
         """
         known = {field.name: getattr(self, field.name) for field in fields(self)}
-        columns = {name: change(name, column) for name, column in known.items() if isinstance(column, np.ndarray)}
-        nodes = {name: change(name, getattr(self.prefixes, name)) for name in REQUEST_NODES} if self.prefixes else {}
-        return replace(self, **columns, prefixes=replace(self.prefixes, **nodes) if self.prefixes else None)
+        changed: dict[str, Any] = {
+            name: change(name, column) for name, column in known.items() if isinstance(column, np.ndarray)
+        }
+        if self.prefixes is not None:
+            nodes = {name: change(name, getattr(self.prefixes, name)) for name in REQUEST_NODES}
+            changed["prefixes"] = replace(self.prefixes, **nodes)
+        return replace(self, **changed)
 
 
 def generate(workload: Workload, seed: np.random.SeedSequence | int) -> RequestArrays:
