@@ -1,32 +1,44 @@
 """Files of other programs: read completely, plain or gzipped, and written completely or not at all."""
 
+import csv
 import gzip
+import io
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from windtunnel.errors import InputError, unreadable, unwritable
 
 
-def read_bytes(path: Path, limit: int = -1) -> bytes:
-    """Read at most `limit` bytes of a file, or all; a gzipped file is unpacked, whatever its name.
+@contextmanager
+def opened(path: Path, buffer_bytes: int = 1 << 16) -> Iterator[BinaryIO]:
+    """Open a file for reading; a gzipped file is unpacked while it is read, whatever its name.
 
     Raises:
         InputError: the file is missing, unreadable or a broken gzip file.
     """
     try:
         with path.open("rb") as file:
-            content = file.read(limit)
-        if not content.startswith(b"\x1f\x8b"):
-            return content
-        with gzip.open(path) as packed:
-            return packed.read(limit)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            is_packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            if is_packed:
+                with gzip.open(file) as unpacked:
+                    yield io.BufferedReader(unpacked, buffer_bytes)
+            else:
+                yield file
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path} is a broken gzip file: {error}", "fetch or compress it again") from None
     except OSError as error:
         raise unreadable(path, error) from None
+
+
+def read_bytes(path: Path, limit: int = -1) -> bytes:
+    """Read at most `limit` bytes of a file, or all, as `opened`."""
+    with opened(path) as file:
+        return file.read(limit)
 
 
 def read_text(path: Path) -> str:
@@ -98,6 +110,15 @@ def draft_of(path: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     """Write text as UTF-8, otherwise like `write_bytes`."""
     write_bytes(path, text.encode("utf-8"))
+
+
+def csv_text(headers: Iterable[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return rows as CSV text; None is an empty cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(headers)
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 @contextmanager

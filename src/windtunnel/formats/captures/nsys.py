@@ -55,21 +55,16 @@ _PUSH_POP, _START_END, _DOMAIN = 59, 60, 75
 _PROCESS = ~0xFFFFFF
 """The part of a thread's global number that is its process."""
 
-COPY_NAMES = {
-    1: "Host-to-Device",
-    2: "Device-to-Host",
-    3: "Host-to-Array",
-    4: "Array-to-Host",
-    5: "Array-to-Array",
-    6: "Array-to-Device",
-    7: "Device-to-Array",
-    8: "Device-to-Device",
-    9: "Host-to-Host",
-    10: "Peer-to-Peer",
-    11: "Unified Host-to-Device",
-    12: "Unified Device-to-Host",
-    13: "Unified Device-to-Device",
-}
+COPY_NAMES = dict(
+    enumerate(
+        (
+            *("Host-to-Device", "Device-to-Host", "Host-to-Array", "Array-to-Host", "Array-to-Array"),
+            *("Array-to-Device", "Device-to-Array", "Device-to-Device", "Host-to-Host", "Peer-to-Peer"),
+            *(f"Unified {direction}" for direction in ("Host-to-Device", "Device-to-Host", "Device-to-Device")),
+        ),
+        start=1,
+    )
+)
 """CUPTI's kinds of copies under the labels that `nsys stats` prints."""
 
 NO_KERNELS = "the capture holds no kernels: record with `--trace cuda`, and look for a process that was forked"

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.files import read_text, write_text
+from windtunnel.files import csv_text, read_text, write_text
 from windtunnel.model.forward import Shard, decode_launches, prefill_launches, token_launches
 from windtunnel.model.operators import Collective
 from windtunnel.model.parallelism import Parallelism
@@ -100,13 +100,7 @@ def _cell(text: str) -> Cell:
 
 def write_vidur_file(file: VidurFile, path: Path) -> None:
     """Write the CSV, making its folder; it appears completely or not at all."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(file.columns)
-    writer.writerows(
-        [["" if cell is None else cell for cell in row] for row in zip(*file.columns.values(), strict=True)]
-    )
-    write_text(path, text.getvalue())
+    write_text(path, csv_text(file.columns, zip(*file.columns.values(), strict=True)))
 
 
 # --------------------------------------------------------------------------------------------------- to our vocabulary

@@ -1,9 +1,7 @@
 """Files of rows with named columns, as CSV, JSON Lines, JSON or Parquet, also gzipped, read block by block."""
 
 import csv
-import gzip
 import io
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +9,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from windtunnel.errors import InputError, unreadable
+from windtunnel.errors import InputError
+from windtunnel.files import opened
 from windtunnel.units import format_count
 
 BLOCK_BYTES = 1 << 24
@@ -48,24 +47,6 @@ def _suffix(path: Path) -> str:
     return suffix
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Yield the file's content, unpacked while it is read."""
-    try:
-        with path.open("rb") as file:
-            is_packed = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            if is_packed:
-                with gzip.open(file) as unpacked:
-                    yield io.BufferedReader(unpacked, BLOCK_BYTES)
-            else:
-                yield file
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path} is a broken gzip file: {error}", "fetch or compress it again") from None
-    except OSError as error:
-        raise unreadable(path, error) from None
-
-
 def _first_line(path: Path, file: BinaryIO) -> bytes:
     """Return the first line that is not blank; `file` then stands behind it."""
     for line in file:
@@ -82,7 +63,7 @@ def _is_empty(path: Path) -> InputError:
 
 
 def _csv_header(path: Path) -> list[str]:
-    with _opened(path) as file:
+    with opened(path, BLOCK_BYTES) as file:
         return _csv_names(path, _first_line(path, file))
 
 
@@ -125,7 +106,7 @@ def _csv_blocks(path: Path, names: list[str], types: dict[str, Any]) -> Iterator
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
 
-    with _opened(path) as file:
+    with opened(path, BLOCK_BYTES) as file:
         yield from arrow_csv.open_csv(
             pa.PythonFile(_NotEmpty(file), mode="r"),
             arrow_csv.ReadOptions(column_names=_csv_names(path, _first_line(path, file)), block_size=BLOCK_BYTES),
@@ -170,7 +151,7 @@ class _NotEmpty:
 
 def _broken_csv_row(path: Path, error: Exception) -> InputError:
     """Return the error of a file that pyarrow refused, which names the row only sometimes; rows are counted again."""
-    with _opened(path) as file:
+    with opened(path, BLOCK_BYTES) as file:
         lines = io.TextIOWrapper(file, errors="replace")
         try:
             rows = (row for row in csv.reader(lines) if row)
@@ -193,7 +174,7 @@ _LINES = msgspec.json.Decoder(dict[str, Any])
 
 
 def _json_lines_header(path: Path) -> list[str]:
-    with _opened(path) as file:
+    with opened(path, BLOCK_BYTES) as file:
         line = _first_line(path, file)
     try:
         return list(_LINES.decode(line))
@@ -203,7 +184,7 @@ def _json_lines_header(path: Path) -> list[str]:
 
 def _json_lines_batches(path: Path, names: list[str]) -> Iterator[Batch]:
     row = 0
-    with _opened(path) as file:
+    with opened(path, BLOCK_BYTES) as file:
         while lines := file.readlines(BLOCK_BYTES):
             try:
                 rows = _LINES.decode_lines(b"".join(lines))
@@ -244,7 +225,7 @@ def _broken_json_row(path: Path, lines: list[bytes], first_row: int, is_end: boo
 
 
 def _json_objects(path: Path) -> list[dict[str, Any]]:
-    with _opened(path) as file:
+    with opened(path, BLOCK_BYTES) as file:
         content = file.read()
     if not content.strip():
         raise _is_empty(path)
@@ -282,7 +263,7 @@ def _parquet(path: Path) -> Iterator[Any]:
     import pyarrow as pa
     from pyarrow import parquet
 
-    with _opened(path) as file:
+    with opened(path, BLOCK_BYTES) as file:
         if not file.peek(1) if isinstance(file, io.BufferedReader) else False:
             raise _is_empty(path)
         source = pa.BufferReader(file.read()) if path.name.lower().endswith(".gz") else file
