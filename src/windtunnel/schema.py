@@ -2,8 +2,10 @@
 
 import math
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, dataclass_transform
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import msgspec
 import yaml
@@ -14,7 +16,25 @@ from windtunnel.units import parse_quantity, units_for
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A frozen, strictly decoded struct. Equality and hash are by value."""
+    """A frozen, strictly decoded struct. Equality and hash are by value.
+
+    The range of a field of numbers is part of its type, as one of the checks below: `Annotated[float, check_positive]`.
+    A `__post_init__` of a subclass calls this one first.
+    """
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless every number is in the range of its field."""
+        for name, check in _ranges(type(self)):
+            if isinstance(value := getattr(self, name), int | float):
+                check(**{name: value})
+
+
+@cache
+def _ranges(schema: type[Schema]) -> tuple[tuple[str, Callable[..., None]], ...]:
+    """Return (field, check) for every field whose type has a range."""
+    hints = get_type_hints(schema, include_extras=True)
+    parts = ((name, part) for name, hint in hints.items() for part in (hint, *get_args(hint)))
+    return tuple((name, check) for name, part in parts for check in getattr(part, "__metadata__", ()))
 
 
 SchemaT = TypeVar("SchemaT")
@@ -284,6 +304,10 @@ def check_positive(**values: float | None) -> None:
         if value is not None and not value > 0:
             raise ValueError(f"{name} is {_shown(value)}; more than 0 is needed")
     check_finite(**values)
+
+
+Positive = Annotated[float, check_positive]
+NonNegative = Annotated[float, check_non_negative]
 
 
 def check_between(least: float, largest: float, /, **values: float | None) -> None:

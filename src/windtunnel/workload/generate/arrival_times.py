@@ -116,11 +116,11 @@ def _times_at(curve: RateCurve, unit: Seconds) -> Seconds:
         piece = np.minimum(piece, units.size - 2)
     slope = np.append(np.diff(rates) / np.diff(times), 0.0)[piece]
     over = np.maximum(rest - units[piece], 0.0)
-    root = np.sqrt(np.maximum(rates[piece] ** 2 + 2 * slope * over, 0.0))
+    rate_sum = rates[piece] + np.sqrt(np.maximum(rates[piece] ** 2 + 2 * slope * over, 0.0))
     return np.asarray(
         periods * (curve.period_s or 0.0)
         + times[piece]
-        + np.divide(2 * over, rates[piece] + root, out=np.zeros_like(over), where=over > 0)
+        + np.divide(2 * over, rate_sum, out=np.zeros_like(over), where=rate_sum > 0)
     )
 
 
