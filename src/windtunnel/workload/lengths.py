@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Annotated
 
-from windtunnel.schema import NonNegative, Positive, Schema, check_between, check_fraction, check_weights
+from windtunnel.schema import NonNegative, Positive, Schema, check_between, check_weights
 
 MAX_TOKENS = 2**31 - 1
 """Longest prompt or answer; distributions without a bound are clipped here."""
@@ -30,16 +30,6 @@ class Uniform(Schema, tag="uniform", tag_field="type"):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_bounds(self.min_tokens, self.max_tokens)
-
-    @classmethod
-    def of_range_ratio(cls, tokens: int, range_ratio: float) -> "Uniform":
-        """Return lengths from int(range_ratio * tokens) to `tokens`, as in InferenceX's random data set.
-
-        Newer versions of `vllm bench serve` mean tokens * (1 - ratio) to tokens * (1 + ratio) by the same name.
-        Source: https://github.com/kimbochen/bench_serving, `sample_random_requests`.
-        """
-        check_fraction(range_ratio=range_ratio)
-        return cls(min_tokens=max(1, int(range_ratio * tokens)), max_tokens=tokens)
 
 
 class Normal(Schema, tag="normal", tag_field="type"):

@@ -65,7 +65,10 @@ def command(file: Path, target: str | None, compat: str | None, out: str | None,
     windtunnel workload job.yaml --write simai --out workload.txt
     windtunnel workload aicb_command.txt --compat aicb --out results/
     """
-    from windtunnel.formats.aicb.contents import COMMAND, file_of_command, file_of_job
+    from windtunnel.files import read_text
+    from windtunnel.formats.aicb.contents import COMMAND, file_of_job
+    from windtunnel.formats.aicb.read import read_command
+    from windtunnel.formats.aicb.write import generate
     from windtunnel.formats.job_files import JobLaunch, job_contents
     from windtunnel.formats.recognise import find_format
     from windtunnel.training.setup import resolve
@@ -78,7 +81,7 @@ def command(file: Path, target: str | None, compat: str | None, out: str | None,
         return
     launch = JobLaunch(options["device"], options["num_devices"], assignments(options["settings"]))
     if compat is not None and kind.name == COMMAND:
-        _deliver(file_of_command(file, options["times"]), out, options["overwrite"])
+        _deliver(generate(read_command(read_text(file)), options["times"]), out, options["overwrite"])
         return
     job, unread = kind.read(file, launch)
     if compat is not None:

@@ -84,15 +84,6 @@ def read_job(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...
     return job_of(arguments, device), ()
 
 
-def file_of_command(path: Path, times: Path | None) -> GeneratedFile:
-    """Return the file that AICB itself writes for its command; `times` is an AIOB file.
-
-    Raises:
-        InputError: AICB would fail.
-    """
-    return generate(read_command(read_text(path)), times)
-
-
 def file_of_job(job: TrainingJob, target: str | None, times: Path | None) -> GeneratedFile:
     """Return the file that AICB itself would write for a job.
 
