@@ -64,24 +64,16 @@ _COMPILED_MODULES = tuple((re.compile(pattern), row) for pattern, row in _MODULE
 _COMPILED_ROWS = tuple((re.compile(f"(?:{pattern})$"), row) for row, pattern in _ROWS.items())
 
 _BY_CLASS = {
-    "attention": "attention",
+    **{name: name for name in ("attention", "embedding", "activation", "communication", "experts")},
     "rope": ROPE,
     "kv_cache": ROPE,
-    "embedding": "embedding",
     "norm": NORMS,
-    "activation": "activation",
-    "communication": "communication",
     "sampling": "sample",
-    "experts": "experts",
 }
-_BETWEEN = {
-    ("embedding", "qkv_proj"): NORMS,
-    ("o_proj", "gate_up_proj"): NORMS,
-    ("o_proj", "experts"): NORMS,
-    ("down_proj", "qkv_proj"): NORMS,
-    ("experts", "qkv_proj"): NORMS,
-    ("down_proj", "lm_head"): NORMS,
-    ("experts", "lm_head"): NORMS,
+_BETWEEN: Mapping[tuple[str, str | None], str] = {
+    **{("o_proj", after): NORMS for after in ("gate_up_proj", "experts")},
+    **{(before, "qkv_proj"): NORMS for before in ("embedding", "down_proj", "experts")},
+    **{(before, "lm_head"): NORMS for before in ("down_proj", "experts")},
     ("gate_up_proj", "down_proj"): "activation",
     ("qkv_proj", "attention"): ROPE,
     ("lm_head", None): "sample",
