@@ -6,10 +6,10 @@ from tempfile import TemporaryDirectory
 
 from windtunnel.formats.chakra.read import read_trace
 from windtunnel.formats.chakra.training import write_training_traces
+from windtunnel.formats.job_files import job_contents
 from windtunnel.formats.megatron.read import read_megatron_arguments
 from windtunnel.formats.simai.training import training_workload
 from windtunnel.formats.simai.write import workload_text
-from windtunnel.formats.workload_files import job_contents
 from windtunnel.training.layers.part import Task
 from windtunnel.training.setup import resolve
 

@@ -1,11 +1,12 @@
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Link
-from windtunnel.schema import Schema, decode, encode, read_yaml
+from windtunnel.schema import Positive, Schema, check_between, decode, encode, read_yaml
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.scenario import Scenario
 
@@ -123,6 +124,44 @@ def test_a_word_for_a_table_names_what_the_table_may_hold() -> None:
     found, hint = message(raw, Scenario)
     assert found == "$.workload.arrivals is 'poisson'; a table of keys and values is needed"
     assert hint == "its types: poisson, gamma, static, burst, closed_loop, curve, recorded"
+
+
+class Tank(Schema):
+    depth_m: Positive
+    lid: Annotated[float, partial(check_between, 0, 1)] | Link | None = None
+
+
+class Basin(Tank):
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name == "sea":
+            raise ValueError("name is 'sea', which is no basin")
+
+
+@pytest.mark.parametrize("schema", [Tank, Basin])
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"depth_m": 0}, "depth_m is 0; more than 0 is needed"),
+        ({"depth_m": 1, "lid": 2.5}, "lid is 2.5; from 0 to 1 is needed"),
+    ],
+)
+def test_a_number_outside_the_range_of_its_field_is_refused(
+    schema: type[Tank], raw: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        decode(raw, schema)
+    with pytest.raises(ValueError, match=message):
+        schema(**raw)
+
+
+def test_a_range_is_only_of_numbers() -> None:
+    """A field that may also hold something else, or nothing, takes that as it is."""
+    link = Link(name="rope", bytes_per_s=1.0, latency_s=0.0)
+    assert decode({"depth_m": 1, "lid": encode(link)}, Tank).lid == link
+    assert Tank(depth_m=1).lid is None
 
 
 def test_nouns_cannot_be_changed() -> None:

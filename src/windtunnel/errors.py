@@ -77,8 +77,8 @@ def unreadable(path: Path, error: OSError | UnicodeDecodeError) -> InputError:
     if isinstance(error, IsADirectoryError):
         return InputError(f"{path} is a folder; a file is needed", "name a file in it")
     if isinstance(error, UnicodeDecodeError):
-        return InputError(f"{path} is not a text file", "is it packed, or another file than was meant?")
-    return InputError(f"{path} cannot be read: {error.strerror or error}", "may you read it, and is it whole?")
+        return InputError(f"{path} is not a text file", "is it compressed, or a different file from the one you meant?")
+    return InputError(f"{path} cannot be read: {error.strerror or error}", "check that it is readable and complete")
 
 
 def unwritable(path: Path, error: OSError) -> InputError:

@@ -1,32 +1,44 @@
-"""Text files of other programs: read whole, plain or gzipped, and written whole or not at all."""
+"""Files of other programs: read completely, plain or gzipped, and written completely or not at all."""
 
+import csv
 import gzip
+import io
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from windtunnel.errors import InputError, unreadable, unwritable
 
 
-def read_bytes(path: Path, limit: int = -1) -> bytes:
-    """Read a file, unpacked where it is gzipped, whatever its name; at most `limit` bytes, or all.
+@contextmanager
+def opened(path: Path, buffer_bytes: int = 1 << 16) -> Iterator[BinaryIO]:
+    """Open a file for reading; a gzipped file is unpacked while it is read, whatever its name.
 
     Raises:
         InputError: the file is missing, unreadable or a broken gzip file.
     """
     try:
         with path.open("rb") as file:
-            content = file.read(limit)
-        if not content.startswith(b"\x1f\x8b"):
-            return content
-        with gzip.open(path) as packed:
-            return packed.read(limit)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            is_packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            if is_packed:
+                with gzip.open(file) as unpacked:
+                    yield io.BufferedReader(unpacked, buffer_bytes)
+            else:
+                yield file
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path} is a broken gzip file: {error}", "fetch or compress it again") from None
     except OSError as error:
         raise unreadable(path, error) from None
+
+
+def read_bytes(path: Path, limit: int = -1) -> bytes:
+    """Read at most `limit` bytes of a file, or all, as `opened`."""
+    with opened(path) as file:
+        return file.read(limit)
 
 
 def read_text(path: Path) -> str:
@@ -43,7 +55,7 @@ def read_text(path: Path) -> str:
 
 
 def check_writable(path: Path) -> None:
-    """Raise InputError where no file can be written to `path`, before hours of work are lost for it."""
+    """Raise InputError where no file can be written to `path`, before hours of work are lost."""
     if path.is_dir():
         raise InputError(f"{path} is a folder; a file is written", f"for instance {path / 'NAME'}")
     if not _is_special(path):
@@ -51,7 +63,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_writable_folder(path: Path, folder: Path) -> None:
-    """Raise InputError where nothing can be written to `folder`, which may be missing: rights alone do not tell."""
+    """Raise InputError unless a file can be made in `folder`, or in its nearest parent where `folder` is missing."""
     nearest = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     try:
         with tempfile.TemporaryFile(dir=nearest):
@@ -63,12 +75,12 @@ def check_writable_folder(path: Path, folder: Path) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Whether a path is a device, a pipe or a link, which is written to and not replaced."""
+    """Whether a path is a device, a pipe or a link, which must be written to and not replaced."""
     return path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` to `path`, gzipped where its name ends in `.gz`; it appears whole or not at all.
+    """Write `content` to `path`, gzipped where its name ends in `.gz`; it appears completely or not at all.
 
     Raises:
         InputError: it cannot be written.
@@ -87,7 +99,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
-    """Give a place beside `path` to write to; what is written there takes its place when the block ends well."""
+    """Yield a path beside `path` to write to; that file replaces `path` when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name[:100]}-", dir=path.parent) as folder:
         draft = Path(folder) / "draft"
@@ -96,13 +108,24 @@ def draft_of(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text as UTF-8; else as `write_bytes`."""
+    """Write text as UTF-8, otherwise like `write_bytes`."""
     write_bytes(path, text.encode("utf-8"))
+
+
+def csv_text(headers: Iterable[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return rows as CSV text; None is an empty cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(headers)
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 @contextmanager
 def new_files(folder: Path) -> Iterator[Path]:
-    """Yield a draft folder, whose files are moved to `folder` when the block has ended well; others there stay.
+    """Yield a draft folder, whose files are moved to `folder` when the block ends without an error.
+
+    Other files in `folder` stay.
 
     Raises:
         InputError: the folder cannot be written to.

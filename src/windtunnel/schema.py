@@ -2,8 +2,10 @@
 
 import math
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, dataclass_transform
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import msgspec
 import yaml
@@ -14,16 +16,33 @@ from windtunnel.units import parse_quantity, units_for
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A frozen, strictly decoded struct. Equality and hash are by value."""
+    """A frozen, strictly decoded struct. Equality and hash are by value.
+
+    The range of a field of numbers is part of its type, as one of the checks below: `Annotated[float, check_positive]`.
+    A `__post_init__` of a subclass calls this one first.
+    """
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless every number is in the range of its field."""
+        for name, check in _ranges(type(self)):
+            if isinstance(value := getattr(self, name), int | float):
+                check(**{name: value})
+
+
+@cache
+def _ranges(schema: type[Schema]) -> tuple[tuple[str, Callable[..., None]], ...]:
+    """Return (field, check) for every field whose type has a range."""
+    hints = get_type_hints(schema, include_extras=True)
+    parts = ((name, part) for name, hint in hints.items() for part in (hint, *get_args(hint)))
+    return tuple((name, check) for name, part in parts for check in getattr(part, "__metadata__", ()))
 
 
 SchemaT = TypeVar("SchemaT")
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
-_BAD_ENUM = re.compile(r"Invalid enum value '(?P<value>[^']*)' - at `(?P<path>[^`]*)`")
-_BAD_LITERAL = re.compile(r"Invalid enum value (?P<value>-?\d+) - at `(?P<path>[^`]*)`")
-"""Message about a choice between whole numbers."""
+_BAD_WORD = re.compile(r"Invalid (?:enum )?value '(?P<value>[^']*)' - at `(?P<path>[^`]*)`")
+_BAD_NUMBER = re.compile(r"Invalid enum value (?P<value>-?\d+) - at `(?P<path>[^`]*)`")
 _WRONG_TYPE = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<given>[^`]*)`(?: - at `(?P<path>[^`]*)`)?$")
 _TYPE_WORDS = {
     "array": "a list",
@@ -36,16 +55,15 @@ _TYPE_WORDS = {
 }
 _MAX_SHOWN = 60
 """Most characters of a wrong value that a message repeats."""
-_BAD_TAG = re.compile(r"Invalid value '(?P<value>[^']*)' - at `(?P<path>[^`]*)`")
 
 
 def decode(raw: Any, schema: type[SchemaT], source: str = "") -> SchemaT:
     """Decode `raw` (dicts, lists and scalars as YAML or JSON gives them) as a `schema`; quantities may have units.
 
     Args:
-        raw: the value.
-        schema: the type to decode into.
-        source: file or option of `raw`, named in errors.
+        raw: value to decode.
+        schema: type to decode into.
+        source: file or option that `raw` comes from, named in errors.
 
     Raises:
         InputError: an unknown or missing key, a value of the wrong type, unit or range; names the path.
@@ -63,7 +81,7 @@ def _decode_custom(kind: Any, raw: Any) -> Any:
 
 
 def encode(struct: Any) -> Any:
-    """Return the inverse of `decode`: builtins only, SI numbers, defaults left out."""
+    """Encode a struct as builtins, the inverse of `decode`: SI numbers, defaults left out."""
     return msgspec.to_builtins(struct)
 
 
@@ -114,7 +132,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         repeated = next((key for position, key in enumerate(keys) if key in keys[:position]), None)
         if repeated is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {repeated!r} stands twice", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"the key {repeated!r} is repeated", node.start_mark)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
 
@@ -163,11 +181,11 @@ def _input_error(message: str, where: str, schema: type, raw: Any) -> InputError
         path = f"{match['path'] or '$'}.{match['field']}"
         known = _tags_at(schema, path)
         return InputError(f"{where}{path} is missing", f"one of: {', '.join(known)}" if known else None)
-    if match := _BAD_ENUM.match(message) or _BAD_TAG.match(message):
+    if match := _BAD_WORD.match(message):
         known = _tags_at(schema, match["path"])
         hint = did_you_mean(match["value"], known, f"known here: {', '.join(known)}" if known else None)
         return InputError(f"{where}{match['path']} is {match['value']!r}, which is not known", hint)
-    if match := _BAD_LITERAL.match(message):
+    if match := _BAD_NUMBER.match(message):
         known = _tags_at(schema, match["path"])
         return InputError(f"{where}{match['path']} is {match['value']}; one of {', '.join(known)} is needed")
     if match := _WRONG_TYPE.match(message):
@@ -261,7 +279,7 @@ def fields_of(struct: Schema, *names: str) -> dict[str, Any]:
 
 
 def _shown(value: float) -> str:
-    """Write a number as people do: 0 for 0.0."""
+    """Return a number as people write it: 0 for 0.0."""
     return str(value).removesuffix(".0")
 
 
@@ -291,6 +309,10 @@ def check_positive(**values: float | None) -> None:
         if value is not None and not value > 0:
             raise ValueError(f"{name} is {_shown(value)}; more than 0 is needed")
     check_finite(**values)
+
+
+Positive = Annotated[float, check_positive]
+NonNegative = Annotated[float, check_non_negative]
 
 
 def check_between(least: float, largest: float, /, **values: float | None) -> None:

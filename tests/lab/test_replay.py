@@ -8,7 +8,7 @@ import pytest
 
 from windtunnel.errors import InputError, MissingExtraError
 from windtunnel.formats.collective_calls import CollectiveCall
-from windtunnel.formats.workload_files import job_contents
+from windtunnel.formats.job_files import job_contents
 from windtunnel.lab import replay as lab
 from windtunnel.schema import decode
 from windtunnel.training.job import TrainingJob

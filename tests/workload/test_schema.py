@@ -8,7 +8,7 @@ import yaml
 from windtunnel.errors import InputError
 from windtunnel.schema import decode, encode
 from windtunnel.workload.arrivals import Burst, ClosedLoop, Gamma, Poisson
-from windtunnel.workload.lengths import Empirical, Fixed, Uniform, Zipf
+from windtunnel.workload.lengths import Empirical, Fixed, Zipf
 from windtunnel.workload.schema import Trace, Workload
 
 SHAPES = {
@@ -105,13 +105,6 @@ def test_what_is_read_is_what_was_written() -> None:
         "output_tokens": 8,
         "num_requests": 9,
     }
-
-
-def test_range_ratio_is_that_of_the_benchmark_client() -> None:
-    assert Uniform.of_range_ratio(1024, 0.8) == Uniform(min_tokens=819, max_tokens=1024)
-    assert Uniform.of_range_ratio(1, 0.5) == Uniform(min_tokens=1, max_tokens=1)
-    with pytest.raises(ValueError, match="range_ratio"):
-        Uniform.of_range_ratio(1024, 1.5)
 
 
 POISSON = {"type": "poisson", "rate_per_s": 1}

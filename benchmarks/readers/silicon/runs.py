@@ -370,7 +370,8 @@ def _lengths(longest: int, range_ratio: float | None) -> Lengths:
     if range_ratio is None:
         low, high = round(longest * (1 - UNRECORDED_SPREAD)), round(longest * (1 + UNRECORDED_SPREAD))
         return Uniform(min_tokens=max(low, 1), max_tokens=high)
-    return longest if range_ratio == 1.0 else Uniform.of_range_ratio(longest, range_ratio)
+    # As `sample_random_requests` of https://github.com/kimbochen/bench_serving draws them.
+    return longest if range_ratio == 1.0 else Uniform(min_tokens=max(1, int(range_ratio * longest)), max_tokens=longest)
 
 
 def _recovered(measured: Row, recovered: Mapping[str, Row]) -> Row:

@@ -1,6 +1,7 @@
-"""Collectives in one vocabulary for every format: operation, group, bytes and, where measured, time."""
+"""Contents of workloads and traces in one vocabulary: collectives by operation, group, bytes and measured time."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 _FORMATS = {
@@ -48,6 +49,21 @@ class CollectiveCall(NamedTuple):
     num_calls: int = 1
     duration_s: float | None = None
     """Measured time of all calls together."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Summary of a workload or trace."""
+
+    kind: str
+    facts: tuple[tuple[str, str], ...]
+    """Label and value, for people."""
+    calls: tuple[CollectiveCall, ...]
+    """Collectives, equal ones added up."""
+    compute_s: float | None = None
+    """Time of all computation, where the file has times."""
+    modules_s: Mapping[str, float] | None = None
+    """Mean time of each module, for AIOB files."""
 
 
 def totals(calls: Iterable[CollectiveCall]) -> list[CollectiveCall]:

@@ -1,23 +1,19 @@
-"""Training jobs from our YAML, Megatron-LM's or AICB's arguments; and AICB's own files for a job."""
+"""Our own training jobs as files, beside other tools' descriptions of jobs; the messages of a job."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.files import read_text
-from windtunnel.formats.aicb.arguments import DEVICES, Command, TrainingArguments
-from windtunnel.formats.aicb.job import arguments_of, job_of
-from windtunnel.formats.aicb.read import read_command
-from windtunnel.formats.aicb.write import GeneratedFile, generate
-from windtunnel.formats.megatron.read import read_megatron_arguments
-from windtunnel.formats.workload_files import AICB_COMMAND, JOB, MEGATRON
+from windtunnel.formats.collective_calls import CollectiveCall, Contents, totals
+from windtunnel.formats.recognise import FileContent, FileFormat
+from windtunnel.model import operators as ops
 from windtunnel.training.job import TrainingJob, load
-from windtunnel.training.setup import resolve
-
-DESCRIPTIONS = (JOB, MEGATRON, AICB_COMMAND)
-"""Kinds of files that describe a job."""
+from windtunnel.training.layers.rank import Rank
+from windtunnel.training.program import device_program
+from windtunnel.training.setup import TrainingSetup
+from windtunnel.units import format_count
 
 
 @dataclass(frozen=True)
@@ -27,64 +23,62 @@ class JobLaunch:
     device: str | None = None
     num_devices: int | None = None
     overrides: Mapping[str, Any] | None = None
-    """Overrides of a job's file: dotted path -> value."""
+    """Overrides of our own file: dotted path -> value."""
+
+    def device_or(self, device: str | None, missing: str) -> str:
+        """Return the device, or else the file's own; `missing` says why there is none.
+
+        Raises:
+            InputError: there is none, or there are overrides, which are for our own file.
+        """
+        if self.overrides:
+            raise InputError("--set changes a job's file; these are arguments", "write them with --write job first")
+        if (self.device or device) is None:
+            raise InputError(f"--device is missing: {missing}", "windtunnel catalog devices")
+        return str(self.device or device)
 
 
-def read_job(path: Path, kind: str, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...]]:
-    """Read the job that a file of one of `DESCRIPTIONS` describes, and the arguments in it that were ignored.
-
-    Raises:
-        InputError: the file is wrong, or leaves a value open that `launch` does not give.
-    """
-    if kind == JOB:
-        return load(path, dict(launch.overrides or {})), ()
-    if launch.overrides:
-        raise InputError("--set changes a job's file; these are arguments", "write them with --write job first")
-    if kind == MEGATRON:
-        if launch.device is None:
-            raise InputError("--device is missing: Megatron's arguments do not name one", "windtunnel catalog devices")
-        read = read_megatron_arguments(read_text(path), launch.device, launch.num_devices)
-        return read.job, read.unread
-    arguments = read_command(read_text(path)).arguments
-    if not isinstance(arguments, TrainingArguments):
-        raise InputError("an inference workload is no training job", "write AICB's own file with --compat aicb")
-    device = launch.device or DEVICES.get(arguments.gpu_type or "")
-    if device is None:
-        raise InputError("--device is missing: the command names none", "windtunnel catalog devices")
-    return job_of(arguments, device), ()
-
-
-def aicb_file(path: Path, kind: str, launch: JobLaunch, target: str | None, times: Path | None) -> GeneratedFile:
-    """Return the file that AICB itself writes: for its own command, or for another job in AICB's arguments.
-
-    Args:
-        path: a file of one of `DESCRIPTIONS`.
-        kind: its kind.
-        launch: values that its arguments leave open.
-        target: `simai` or `aicb`, where the file is not a command of AICB.
-        times: an AIOB file.
+def read_job(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...]]:
+    """Read our own YAML or JSON of a job; none of it is ignored.
 
     Raises:
-        InputError: AICB would fail, or has no argument for a part of the job.
+        InputError: the file is wrong.
     """
-    if kind == AICB_COMMAND:
-        return generate(read_command(read_text(path)), times)
-    job, _ = read_job(path, kind, launch)
-    arguments = arguments_of(resolve(job))
-    if target not in ("simai", "aicb"):
-        raise InputError("--compat aicb needs to know which of AICB's files", "--write simai or --write aicb")
-    if times is not None:
-        arguments = replace(arguments, aiob_enable=True)
-    return generate(Command(_generator(arguments, target), arguments), times)
+    return load(path, dict(launch.overrides or {})), ()
 
 
-def _generator(arguments: TrainingArguments, target: str) -> str:
-    is_deepspeed = arguments.frame == "DeepSpeed"
-    if target == "simai":
-        if is_deepspeed:
-            raise InputError("AICB has no SimAI workload for DeepSpeed or FSDP", "--write aicb, or leave --compat out")
-        return "SimAI_training_workload_generator"
-    if not is_deepspeed:
-        return "generate_megatron_workload"
-    stages = "stage3" if arguments.stage == 3 else "stage1_2"
-    return f"generate_deepspeed_{stages}_workload"
+def _is_job(file: FileContent) -> bool:
+    text = file.text.lstrip()
+    return text.startswith("{") or "sequence_tokens" in text or (bool(text) and file.path.suffix in (".yaml", ".yml"))
+
+
+FORMATS = (FileFormat("training job", "training job", _is_job, read_job, is_certain=False),)
+
+
+def job_contents(setup: TrainingSetup, device: int) -> Contents:
+    """Return the messages of one rank of a pipeline device in a step of a job."""
+    degrees, names = setup.degrees, ("tp", "cp", "pp", "dp", "ep")
+    ranks = ", ".join(f"{name} {getattr(degrees, name)}" for name in names)
+    microbatches = f"{degrees.num_microbatches} of {degrees.micro_batch} x {setup.job.sequence_tokens:,} tokens"
+    facts = (
+        ("model", f"{setup.model.name}, {format_count(setup.model.num_layers, 'layer')}"),
+        ("ranks", f"{degrees.num_devices:,}: {ranks}"),
+        ("micro-batches", microbatches),
+        ("shown", f"one rank of pipeline device {device}, one step"),
+    )
+    return Contents("training job", facts, tuple(totals(_job_calls(setup, device))))
+
+
+def _job_calls(setup: TrainingSetup, device: int) -> Iterator[CollectiveCall]:
+    rank = Rank(setup)
+    for action in device_program(setup, device):
+        for message in (action.receives, action.sends):
+            if message:
+                kind = "send" if message.is_send else "receive"
+                yield CollectiveCall(kind, "pp", 2, round(message.size_bytes))
+        for task in action.tasks:
+            if isinstance(task.op, ops.Collective) and task.group:
+                size, num_ranks = round(float(task.op.message_bytes)), task.op.num_ranks
+                is_world = num_ranks == setup.degrees.num_devices != rank.layout(task.group)[0]
+                group = "all" if is_world else str(task.group)
+                yield CollectiveCall(task.op.op, group, num_ranks, size, round(task.count))

@@ -15,7 +15,7 @@ def parse_number(text: str, what: str) -> float:
     """Return a finite number of at least 0; `what` names it and its place.
 
     Raises:
-        InputError: it is no number, below 0 or not finite.
+        InputError: it is not a number, is below 0, or is not finite.
     """
     try:
         number = float(text)
@@ -30,7 +30,7 @@ def parse_whole(text: str, what: str, least: int | None = 0) -> int:
     """Return a whole number of at least `least`; `what` names it and its place.
 
     Raises:
-        InputError: it is no whole number, or is below `least`.
+        InputError: it is not a whole number, or is below `least`.
     """
     try:
         number = int(text)
@@ -45,7 +45,7 @@ def decode_json(path: Path, kind: type[T], what: str, hint: str | None = None) -
     """Decode a JSON file, plain or gzipped; keys that `kind` does not have are ignored.
 
     Raises:
-        InputError: the file is missing or no JSON, or it is not `what`.
+        InputError: the file is missing, is not JSON, or is not `what`.
     """
     content = read_bytes(path)
     try:

@@ -12,23 +12,12 @@ from windtunnel.schema import Schema
 
 Floats = NDArray[np.float64]
 
+_SHARED_COLUMNS = (
+    *("request", "arrival_s", "first_token_s", "finish_s", "input_tokens", "output_tokens"),
+    *("ttft_s", "tpot_s", "e2e_s", "is_warmup", "itl_max_s"),
+)
 CLIENT_COLUMNS: Mapping[str, str] = {
-    **{
-        name: REQUEST_COLUMNS[name]
-        for name in (
-            "request",
-            "arrival_s",
-            "first_token_s",
-            "finish_s",
-            "input_tokens",
-            "output_tokens",
-            "ttft_s",
-            "tpot_s",
-            "e2e_s",
-            "is_warmup",
-            "itl_max_s",
-        )
-    },
+    **{name: REQUEST_COLUMNS[name] for name in _SHARED_COLUMNS},
     "sent_late_s": "how much later than planned the client sent it",
     "failed": "it got no complete answer; its times are NaN",
 }
@@ -106,7 +95,7 @@ def client_summary(requests: Table, tokens: Table, slo: Slo | None = None) -> Cl
     """Summarise a run.
 
     Args:
-        requests, tokens: of `client_tables`; at least one measured request was answered.
+        requests, tokens: tables of `client_tables`; at least one measured request was answered.
         slo: limits that decide goodput.
     """
     measured = requests.where(~requests["is_warmup"])

@@ -1,4 +1,4 @@
-"""Summary of replicas that come and go: how long each was there, which failed, and what that cost."""
+"""Summary of a fleet whose replicas start, drain and fail: their hours, failures and retries."""
 
 from collections.abc import Mapping
 
@@ -111,7 +111,7 @@ def lost_steps(steps: Table) -> NDArray[np.bool_]:
 
 
 def count_over_time(phases: Table, begin_s: float, end_s: float, kinds: tuple[int, ...]) -> tuple[Floats, Floats]:
-    """Count the replicas in one of the phases `kinds`; returns (start of each stretch in seconds, replicas)."""
+    """Count the replicas in one of the phases `kinds`: (start of each stretch in seconds, replicas)."""
     changes = _changes(phases, int(phases["replica"].max()) + 1)
     lengths_s, counts = _count_over_time(changes, begin_s, end_s, kinds)
     return begin_s + np.concatenate([[0.0], np.cumsum(lengths_s)[:-1]]), counts

@@ -99,8 +99,8 @@ class Table:
         """Return the table with other values in some of its columns."""
         return Table({**self.columns, **columns}, self.meanings)
 
-    def where(self, rows: NDArray[np.bool_]) -> "Table":
-        """Return the rows that a mask selects."""
+    def where(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> "Table":
+        """Return the rows that a mask or positions select."""
         return Table({name: column[rows] for name, column in self.columns.items()}, self.meanings)
 
     def to_arrow(self) -> "pa.Table":
@@ -154,8 +154,8 @@ def request_table(
     Args:
         engine: the seven columns from `arrival_s` to `priority`, and `num_preemptions`, in order of sending.
         replica: replica of each request.
-        frontend_s: what the client sees on top of the engine's times, for each request or for all.
-        num_warmup: the first so many requests are warm-up.
+        frontend_s: latency that the client sees on top of the engine's, for each request or for all.
+        num_warmup: number of warm-up requests, which come first.
         tenant: position of each request's tenant; None: nobody has a name.
         cached_tokens, loaded_tokens: of each prompt; None without prefix caching, or lower tiers.
     """

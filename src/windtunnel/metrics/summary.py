@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 PERCENTILES = (50, 90, 95, 99)
 SECONDS_PER_HOUR = 3600.0
 KV_BOUND_FRACTION = 0.95
-"""Fill of the KV blocks above which requests are taken to wait for blocks."""
+"""Share of KV blocks in use above which waiting requests are taken to wait for blocks."""
 
 
 class Distribution(Schema):
@@ -36,7 +36,7 @@ class Distribution(Schema):
 
 
 class Throughput(Schema):
-    """Rates over the measured span, from the first request's sending to the last one's end."""
+    """Rates over the measured span, from the sending of the first request to the end of the last."""
 
     requests_per_s: float
     output_tokens_per_s: float
@@ -197,8 +197,8 @@ class Summary(Schema):
     checks: Checks | None = None
     """None where no steps were recorded."""
     fleet: FleetSummary | None = None
-    """None where all replicas are there all the time; else cost, power and shares are of the mean number of replicas
-    that hold their devices."""
+    """None where all replicas run all the time; else cost, power and shares refer to the mean number of replicas that
+    hold their devices."""
 
 
 @dataclass(frozen=True)
@@ -252,12 +252,12 @@ def summarise(
 
     Args:
         requests, steps: the records.
-        size: of the whole deployment.
+        size: size of the whole deployment.
         time_fractions: share of busy time by what bounds it.
-        limits: what decides goodput.
-        device: what one device costs and draws.
+        limits: limits that decide goodput.
+        device: price and power of one device.
         tier_tokens: KV tier -> tokens of each prompt that were loaded from it; None where nothing is cached.
-        fleet: None where all replicas are there all the time.
+        fleet: None where all replicas run all the time.
     """
     warmup = requests["is_warmup"]
     measured = requests.where(~warmup) if warmup.any() else requests
@@ -496,7 +496,7 @@ def utilisation_of(
 ) -> Utilisation:
     """Return the use of replicas, from the steps that they ran.
 
-    `mean_replicas` is how many were there on average; None means all, all the time.
+    `mean_replicas` is the mean number of replicas that ran; None means all, all the time.
     """
     span_s = span_of(requests)
     capacity_s = span_s * (mean_replicas or size.num_replicas) * size.num_stages

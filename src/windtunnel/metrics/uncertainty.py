@@ -2,8 +2,8 @@
 
 An interval is central / spread to central x spread. On a logarithmic scale its halves add up in quadrature from
 independent parts: the errors of predictions of runs that were left out of the calibration (an asymmetric pair of
-quantiles), the errors of operator times by how they were found, and the run's own sampling error. What lies outside the
-calibration's runs, a model or a device that was not among them, widens the first part.
+quantiles), the errors of operator times by how they were found, and the run's own sampling error. A model or
+a device that was not among the calibration's runs widens the first part.
 """
 
 from __future__ import annotations

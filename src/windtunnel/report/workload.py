@@ -9,8 +9,7 @@ from windtunnel.report.report import Facts, Report, Section, Table
 from windtunnel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from windtunnel.formats.collective_calls import CollectiveCall
-    from windtunnel.formats.workload_files import Contents
+    from windtunnel.formats.collective_calls import CollectiveCall, Contents
 
 
 def contents_report(contents: Contents) -> Report:

@@ -1,13 +1,19 @@
 """Arrivals of requests: an open loop of a rate, bursts, a curve or a file, or a closed loop of clients."""
 
+from functools import partial
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
-from windtunnel.schema import Schema, check_between, check_non_negative, check_positive
+from windtunnel.schema import NonNegative, Positive, Schema, check_between, check_positive
 
 MAX_REQUESTS = 100_000_000
 MIN_CV, MAX_CV = 0.001, 1000
 MIN_RATE_PER_S, MAX_RATE_PER_S = 1e-9, 10**9
+
+Rate = Annotated[float, check_positive, partial(check_between, MIN_RATE_PER_S, MAX_RATE_PER_S)]
+Cv = Annotated[float, partial(check_between, MIN_CV, MAX_CV)]
+Count = Annotated[int, partial(check_between, 1, MAX_REQUESTS)]
+"""A number of requests or clients."""
 
 
 class Poisson(Schema, tag="poisson", tag_field="type"):
@@ -16,103 +22,85 @@ class Poisson(Schema, tag="poisson", tag_field="type"):
     `vllm bench serve --request-rate` draws the same, then stretches all times so that the last is num_requests / rate.
     """
 
-    rate_per_s: float
-
-    def __post_init__(self) -> None:
-        check_rate(self.rate_per_s)
+    rate_per_s: Rate
 
 
 class Gamma(Schema, tag="gamma", tag_field="type"):
     """Open loop with independent gamma gaps: burstier than Poisson where cv > 1, smoother where cv < 1."""
 
-    rate_per_s: float
-    cv: float
+    rate_per_s: Rate
+    cv: Cv
     """Standard deviation of the gaps over their mean, 0.001 to 1000. vLLM's `--burstiness` is 1 / cv^2."""
-
-    def __post_init__(self) -> None:
-        check_rate(self.rate_per_s)
-        check_between(MIN_CV, MAX_CV, cv=self.cv)
 
 
 class Static(Schema, tag="static", tag_field="type"):
     """Open loop with equal gaps, the first request at 0 s."""
 
-    rate_per_s: float
-
-    def __post_init__(self) -> None:
-        check_rate(self.rate_per_s)
+    rate_per_s: Rate
 
 
 class Burst(Schema, tag="burst", tag_field="type"):
     """Open loop with groups of requests at one time, the first at 0 s. By default all requests come at once."""
 
-    num_per_burst: int | None = None
-    interval_s: float | None = None
+    num_per_burst: Count | None = None
+    interval_s: Positive | None = None
 
     def __post_init__(self) -> None:
         if (self.num_per_burst is None) != (self.interval_s is None):
             raise ValueError("num_per_burst and interval_s must be given together")
-        check_count(num_per_burst=self.num_per_burst)
-        check_positive(interval_s=self.interval_s)
+        super().__post_init__()
 
 
 class ClosedLoop(Schema, tag="closed_loop", tag_field="type"):
-    """A benchmark client with `concurrency` requests under way: it sends the next one when one completes.
+    """A benchmark client that keeps `concurrency` requests under way: when one completes, it sends the next.
 
-    As `vllm bench serve --max-concurrency` does: a request is sent once it is released and one of the slots is free.
+    As in `vllm bench serve --max-concurrency`, a request is sent once it is released and a slot is free.
     Warm-up requests are not among `num_requests`; they are copies of the first one, pass through as many slots, and the
     measured requests are released when the last of them has finished.
     Source: https://github.com/vllm-project/vllm, `vllm/benchmarks/serve.py`, `benchmark`, at commit 009e6d4a.
     """
 
-    concurrency: int
-    num_warmup_requests: int = 0
-    rate_per_s: float | None = None
-    """Release rate: an open loop, but for the requests under way, which `concurrency` caps; None releases every request
-    at 0 s."""
+    concurrency: Count
+    num_warmup_requests: Annotated[int, partial(check_between, 0, MAX_REQUESTS)] = 0
+    rate_per_s: Rate | None = None
+    """Release rate: an open loop in which `concurrency` caps the requests under way; None releases every request at
+    0 s."""
     cv: float = 1
     """Coefficient of variation of the gaps between releases, as in `Gamma`: 1 is Poisson, 0 equal gaps."""
 
     def __post_init__(self) -> None:
-        check_count(concurrency=self.concurrency)
-        check_rate(self.rate_per_s)
+        super().__post_init__()
         if self.rate_per_s is None and self.cv != 1:
             raise ValueError(f"cv is {self.cv}, but without rate_per_s all requests are released at 0 s")
         if self.cv != 0:
             check_between(MIN_CV, MAX_CV, cv=self.cv)
-        check_between(0, MAX_REQUESTS, num_warmup_requests=self.num_warmup_requests)
 
 
 class RatePoint(Schema):
     """The arrival rate at one time of a `RateCurve`."""
 
-    at_s: float
-    rate_per_s: float
-
-    def __post_init__(self) -> None:
-        check_non_negative(at_s=self.at_s)
-        check_between(0, MAX_RATE_PER_S, rate_per_s=self.rate_per_s)
+    at_s: NonNegative
+    rate_per_s: Annotated[float, partial(check_between, 0, MAX_RATE_PER_S)]
 
 
 class RateCurve(Schema, tag="curve", tag_field="type"):
-    """Open loop whose rate runs in straight lines through `points`, again and again with a `period_s`.
+    """Open loop whose rate is linear between `points` and repeats after `period_s`, where one is given.
 
     A process of unit rate is warped in time, so that scaling or reshaping the curve moves the same requests: the k-th
     arrives when the integral of the rate reaches the k-th unit time. Without a period the first and the last rate hold
-    before and after the points; with one the line goes on from the last point to the first one of the next period.
+    before and after the points; with one the line continues from the last point to the first of the next period.
     Source: time rescaling of a point process, Cinlar, Introduction to Stochastic Processes (1975), section 4.7.
     """
 
     points: tuple[RatePoint, ...]
-    period_s: float | None = None
-    cv: float = 1.0
-    """Standard deviation over mean of the gaps of the unit process, which are gamma; 1 is Poisson."""
-    scale: float = 1.0
+    period_s: Positive | None = None
+    cv: Cv = 1.0
+    """Coefficient of variation of the unit process's gamma gaps; 1 is Poisson."""
+    scale: Positive = 1.0
     """Factor on every rate."""
 
     def __post_init__(self) -> None:
-        check_positive(period_s=self.period_s, scale=self.scale)
-        check_between(MIN_CV, MAX_CV, cv=self.cv)
+        super().__post_init__()
         if not self.points:
             raise ValueError("points is empty")
         times_s = [point.at_s for point in self.points]
@@ -131,26 +119,11 @@ class Recorded(Schema, tag="recorded", tag_field="type"):
     path: str
     """A requests file (see `Trace.path`)."""
     column: str | None = None
-    """Column of times; None takes that of a known layout."""
+    """Column of times; None takes that of the file's layout."""
     unit: Literal["s", "ms", "us", "ns"] = "s"
-    start_s: float = 0.0
+    start_s: NonNegative = 0.0
     """Skip the arrivals before this time; it becomes 0 s."""
-    time_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_non_negative(start_s=self.start_s)
-        check_positive(time_scale=self.time_scale)
+    time_scale: Positive = 1.0
 
 
 Arrivals = Poisson | Gamma | Static | Burst | ClosedLoop | RateCurve | Recorded
-
-
-def check_rate(rate_per_s: float | None) -> None:
-    """Raise ValueError unless an arrival rate is from `MIN_RATE_PER_S` to `MAX_RATE_PER_S`."""
-    check_positive(rate_per_s=rate_per_s)
-    check_between(MIN_RATE_PER_S, MAX_RATE_PER_S, rate_per_s=rate_per_s)
-
-
-def check_count(**values: int | None) -> None:
-    """Raise ValueError unless each number of requests or clients is from 1 to `MAX_REQUESTS`."""
-    check_between(1, MAX_REQUESTS, **values)

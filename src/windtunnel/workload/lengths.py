@@ -1,72 +1,65 @@
 """Lengths of prompts and answers in tokens: a number, a distribution or a column of a file."""
 
-from windtunnel.schema import Schema, check_between, check_fraction, check_non_negative, check_positive, check_weights
+from functools import partial
+from typing import Annotated
+
+from windtunnel.schema import NonNegative, Positive, Schema, check_between, check_weights
 
 MAX_TOKENS = 2**31 - 1
 """Longest prompt or answer; distributions without a bound are clipped here."""
 MAX_DISTINCT_TOKENS = 2**24
 """The widest range of a `Zipf`, which keeps one number for every length."""
 
+check_tokens = partial(check_between, 1, MAX_TOKENS)
+"""Raise ValueError unless each length that is given is from 1 to `MAX_TOKENS`."""
+Tokens = Annotated[int, check_tokens]
+
 
 class Fixed(Schema, tag="fixed", tag_field="type"):
     """One length for every request, the same as a bare integer."""
 
-    tokens: int
-
-    def __post_init__(self) -> None:
-        check_tokens(tokens=self.tokens)
+    tokens: Tokens
 
 
 class Uniform(Schema, tag="uniform", tag_field="type"):
     """Uniform over the integers from `min_tokens` to `max_tokens`, both included."""
 
-    min_tokens: int
-    max_tokens: int
+    min_tokens: Tokens
+    max_tokens: Tokens
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_bounds(self.min_tokens, self.max_tokens)
-
-    @classmethod
-    def of_range_ratio(cls, tokens: int, range_ratio: float) -> "Uniform":
-        """Return lengths from int(range_ratio * tokens) to `tokens`, as in InferenceX's random data set.
-
-        Newer versions of `vllm bench serve` use the same word for tokens * (1 - ratio) to tokens * (1 + ratio).
-        Source: https://github.com/kimbochen/bench_serving, `sample_random_requests`.
-        """
-        check_fraction(range_ratio=range_ratio)
-        return cls(min_tokens=max(1, int(range_ratio * tokens)), max_tokens=tokens)
 
 
 class Normal(Schema, tag="normal", tag_field="type"):
-    """Normal, rounded, then clipped: what falls outside the bounds lies on them."""
+    """Normal, rounded, then clipped: lengths beyond a bound are set to it."""
 
-    mean_tokens: float
-    std_tokens: float
-    min_tokens: int = 1
-    max_tokens: int | None = None
+    mean_tokens: Positive
+    std_tokens: NonNegative
+    min_tokens: Tokens = 1
+    max_tokens: Tokens | None = None
 
     def __post_init__(self) -> None:
-        check_positive(mean_tokens=self.mean_tokens)
-        check_non_negative(std_tokens=self.std_tokens)
+        super().__post_init__()
         _check_bounds(self.min_tokens, self.max_tokens)
 
 
 class Lognormal(Schema, tag="lognormal", tag_field="type"):
-    """exp(Normal(log(median_tokens), sigma)), rounded, then clipped: what falls outside the bounds lies on them.
+    """exp(Normal(log(median_tokens), sigma)), rounded, then clipped: lengths beyond a bound are set to it.
 
     Before clipping the mean is median * exp(sigma^2 / 2). A mean m and standard deviation s need
     sigma = sqrt(log(1 + (s / m)^2)) and median = m / sqrt(1 + (s / m)^2).
     """
 
-    median_tokens: float
-    sigma: float
+    median_tokens: Positive
+    sigma: NonNegative
     """Standard deviation of the natural logarithm."""
-    min_tokens: int = 1
-    max_tokens: int | None = None
+    min_tokens: Tokens = 1
+    max_tokens: Tokens | None = None
 
     def __post_init__(self) -> None:
-        check_positive(median_tokens=self.median_tokens)
-        check_non_negative(sigma=self.sigma)
+        super().__post_init__()
         _check_bounds(self.min_tokens, self.max_tokens)
 
 
@@ -76,19 +69,19 @@ class Zipf(Schema, tag="zipf", tag_field="type"):
     Bounded, so that any alpha >= 0 is allowed; 0 is uniform.
     """
 
-    alpha: float
-    min_tokens: int
-    max_tokens: int
+    alpha: NonNegative
+    min_tokens: Tokens
+    max_tokens: Tokens
 
     def __post_init__(self) -> None:
-        check_non_negative(alpha=self.alpha)
+        super().__post_init__()
         _check_bounds(self.min_tokens, self.max_tokens)
         if self.max_tokens - self.min_tokens >= MAX_DISTINCT_TOKENS:
             raise ValueError(f"max_tokens - min_tokens must be below {MAX_DISTINCT_TOKENS}")
 
 
 class Empirical(Schema, tag="empirical", tag_field="type"):
-    """Drawn with replacement from given `values` or from a column of the file at `path`.
+    """Lengths drawn with replacement from given `values` or from a column of the file at `path`.
 
     Input and output lengths are drawn independently; `Workload.trace` keeps the pairs of a file together.
     """
@@ -99,7 +92,7 @@ class Empirical(Schema, tag="empirical", tag_field="type"):
     path: str | None = None
     """A requests file (see `Trace.path`)."""
     column: str | None = None
-    """Column of the file; None takes its column of input or output lengths, whichever is drawn."""
+    """Column of the file; None takes its column of input or output lengths, depending on which are drawn."""
 
     def __post_init__(self) -> None:
         if (self.values is None) == (self.path is None):
@@ -119,20 +112,9 @@ class Empirical(Schema, tag="empirical", tag_field="type"):
         check_weights(self.weights, len(values))
 
 
-Lengths = int | Fixed | Uniform | Normal | Lognormal | Zipf | Empirical
-
-
-def check_tokens(**values: int | None) -> None:
-    """Raise ValueError unless each length that is given is from 1 to `MAX_TOKENS`."""
-    check_between(1, MAX_TOKENS, **values)
+Lengths = Tokens | Fixed | Uniform | Normal | Lognormal | Zipf | Empirical
 
 
 def _check_bounds(min_tokens: int, max_tokens: int | None) -> None:
-    check_tokens(min_tokens=min_tokens, max_tokens=max_tokens)
     if max_tokens is not None and min_tokens > max_tokens:
         raise ValueError(f"min_tokens is {min_tokens}, above max_tokens, which is {max_tokens}")
-
-
-def check_lengths(**lengths: Lengths | None) -> None:
-    """Raise ValueError unless lengths that are bare integers are in range; distributions check themselves."""
-    check_tokens(**{name: tokens for name, tokens in lengths.items() if isinstance(tokens, int)})

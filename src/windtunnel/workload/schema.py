@@ -14,12 +14,13 @@ left out. So a trace's lengths are replayed under another load by giving both `t
 everything from a published model of a service's clients.
 """
 
-from typing import Literal
+from functools import partial
+from typing import Annotated, Literal
 
 from windtunnel.metrics.slo import Slo
-from windtunnel.schema import Schema, check_between, check_non_negative, check_positive, fields_of
-from windtunnel.workload.arrivals import Arrivals, Burst, ClosedLoop, Recorded, check_count, check_rate
-from windtunnel.workload.lengths import MAX_TOKENS, Lengths, Uniform, check_lengths, check_tokens
+from windtunnel.schema import NonNegative, Positive, Schema, check_between
+from windtunnel.workload.arrivals import Arrivals, Burst, ClosedLoop, Count, Rate, Recorded
+from windtunnel.workload.lengths import MAX_TOKENS, Lengths, Tokens, Uniform
 from windtunnel.workload.sessions import Sessions, SharedPrompts
 
 
@@ -34,19 +35,14 @@ class ClientModel(Schema):
 
     path: str
     """A folder of `chunk-N-trace.csv` and `chunk-N-dataset.json`, or a tar archive of one."""
-    rate_per_s: float | None = None
+    rate_per_s: Rate | None = None
     """Mean rate of all clients together from `start_s` on; None keeps the recorded one."""
-    start_s: float = 0.0
+    start_s: NonNegative = 0.0
     """Time in the model that becomes 0 s."""
-    num_clients: int | None = None
-    """Number of clients, the busiest ones; None takes all."""
+    num_clients: Count | None = None
+    """Keep only so many clients, the busiest; None keeps all."""
     without_lengths: Literal["refuse", "leave_out"] = "refuse"
-    """Clients whose file of lengths is missing."""
-
-    def __post_init__(self) -> None:
-        check_rate(self.rate_per_s)
-        check_non_negative(start_s=self.start_s)
-        check_count(num_clients=self.num_clients)
+    """Treatment of clients whose file of lengths is missing."""
 
 
 class TraceColumns(Schema):
@@ -58,47 +54,41 @@ class TraceColumns(Schema):
     input_tokens: str | None = None
     output_tokens: str | None = None
     priority: str | None = None
-    """Integers; the smaller is served first."""
+    """Integers; smaller values are served first."""
     tenant: str | None = None
-    """Names; priority and limits of a tenant are those of the entry of `workload.tenants` with that name."""
+    """Names; the entry of `workload.tenants` with that name gives a tenant's priority and limits."""
     session: str | None = None
     """Conversation of a request, for routers that keep it on one replica; times stay as recorded."""
     hash_ids: str | None = None
-    """Lists of the ids of a prompt's blocks, each id standing for the block and all before it."""
+    """List of block ids of a prompt; each id stands for its block and all blocks before it."""
 
 
 class Trace(Schema):
-    """Recorded requests. Their times count from the file's zero, or from the first request where they are dates."""
+    """Recorded requests. Times count from the file's zero; dates count from the first request."""
 
     path: str
     """CSV, JSON Lines, JSON or Parquet with named columns (`.csv`, `.jsonl`, `.json`, `.parquet`, also `.gz`)."""
     columns: TraceColumns = TraceColumns()
-    start_s: float = 0.0
+    start_s: NonNegative = 0.0
     """Skip the requests before this time; it becomes 0 s."""
-    time_scale: float = 1.0
+    time_scale: Positive = 1.0
     """Factor on every arrival time after `start_s`: 0.5 doubles the load."""
-    input_scale: float = 1.0
+    input_scale: Positive = 1.0
     """Factor on every prompt length, rounded down to at least 1; with hash ids the prompts stay as they are."""
-    output_scale: float = 1.0
-    max_tokens: int | None = None
-    """Longer requests are shortened to this many tokens in all."""
+    output_scale: Positive = 1.0
+    max_tokens: Annotated[int, partial(check_between, 2, MAX_TOKENS)] | None = None
+    """Requests with more tokens than this, prompt and output together, are shortened to it."""
     shorten: Literal["both", "input"] = "both"
     """Lengths that `max_tokens` cuts: both in proportion, or the prompt first."""
     order: Literal["file", "shuffled", "resampled"] = "file"
-    """Order of the pairs of lengths: as in the file, shuffled, or rows drawn with replacement (as many as are needed).
-    Other orders than `file` need `arrivals`."""
-    hash_block_tokens: int = 512
-    """Tokens of a block of `hash_ids`; Mooncake's."""
+    """Order of the pairs of lengths: as in the file, shuffled, or drawn with replacement (as many as are needed).
+    Orders other than `file` need `arrivals`."""
+    hash_block_tokens: Tokens = 512
+    """Tokens in a block of `hash_ids`; 512 as in Mooncake."""
     failed: Literal["refuse", "leave_out"] | None = None
     """Requests without output. None leaves them out where the trace's publisher says that they failed (BurstGPT)."""
-    characters_per_token: float | None = None
-    """Characters taken for one token, in files that hold conversations as text, such as ShareGPT."""
-
-    def __post_init__(self) -> None:
-        check_non_negative(start_s=self.start_s)
-        check_positive(**fields_of(self, "time_scale", "input_scale", "output_scale", "characters_per_token"))
-        check_tokens(hash_block_tokens=self.hash_block_tokens)
-        check_between(2, MAX_TOKENS, max_tokens=self.max_tokens)
+    characters_per_token: Positive | None = None
+    """Characters counted as one token, in files that hold conversations as text, such as ShareGPT."""
 
 
 class RequestSource(Schema):
@@ -106,20 +96,19 @@ class RequestSource(Schema):
 
     arrivals: Arrivals | None = None
     input_tokens: Lengths | None = None
-    """Prompt tokens of each request; with `sessions` or `shared_prompts` those of its new text."""
+    """Prompt tokens of each request; with `sessions` or `shared_prompts`, only those of its new text."""
     output_tokens: Lengths | None = None
     """Tokens that each request generates."""
     total_tokens: Lengths | None = None
-    """Both together, in place of them: outputs are ceil(total / (1 + input_to_output_ratio)), prompts the rest."""
-    input_to_output_ratio: float | None = None
+    """Prompt and output tokens together, in place of both: outputs are ceil(total / (1 + input_to_output_ratio)),
+    prompts the rest."""
+    input_to_output_ratio: Positive | None = None
     trace: Trace | None = None
     sessions: Sessions | None = None
     shared_prompts: SharedPrompts | None = None
 
     def _check_streams(self) -> None:
-        lengths = {name: getattr(self, name) for name in ("input_tokens", "output_tokens", "total_tokens")}
-        check_lengths(**lengths)
-        check_positive(input_to_output_ratio=self.input_to_output_ratio)
+        super().__post_init__()
         if (self.total_tokens is None) != (self.input_to_output_ratio is None):
             raise ValueError("total_tokens and input_to_output_ratio must be given together")
         if self.total_tokens is not None and (self.input_tokens is not None or self.output_tokens is not None):
@@ -153,23 +142,22 @@ class RequestSource(Schema):
 
 
 class Tenant(RequestSource, kw_only=True):
-    """A customer of the service: part of the requests, with lengths, priority and limits of its own.
+    """A customer of the service, whose requests have their own lengths, priority and limits.
 
     It takes a `share` of the workload's arrivals, or has `arrivals` of its own. In a workload whose trace names tenants
-    it has neither, and no lengths: the requests of that name are its.
+    it has neither, and no lengths: it owns the requests of that name.
     """
 
     name: str
-    share: float | None = None
+    share: Positive | None = None
     """Relative to the other tenants' shares."""
     priority: int = 0
-    """The smaller is served first."""
+    """Smaller values are served first."""
     slo: Slo | None = None
     """Limits of the tenant; None takes the scenario's."""
 
     def __post_init__(self) -> None:
         self._check_streams()
-        check_positive(share=self.share)
         if self.share is not None and self.arrivals is not None:
             raise ValueError(f"tenant {self.name!r} has both a share and arrivals; give one or the other")
         if isinstance(self.arrivals, ClosedLoop):
@@ -193,20 +181,18 @@ class Workload(RequestSource):
     trace, whichever is first.
     """
 
-    num_requests: int | None = None
-    duration_s: float | None = None
+    num_requests: Count | None = None
+    duration_s: Positive | None = None
     tenants: tuple[Tenant, ...] = ()
     clients: ClientModel | None = None
-    lengths_seed: int | None = None
-    """Draws lengths as a benchmark client does: NumPy's `RandomState` of this seed, all prompts before all outputs, so
-    that they are the very lengths of its run (and depend on `num_requests`). None: from the scenario's seed.
+    lengths_seed: Annotated[int, partial(check_between, 0, MAX_LEGACY_SEED - 1)] | None = None
+    """Seed of NumPy's `RandomState`, which draws all prompts before all outputs, as a benchmark client does: lengths
+    are exactly those of its run, and depend on `num_requests`. None draws them from the scenario's seed.
     Source: https://github.com/kimbochen/bench_serving, `benchmark_serving.py`, whose own default is 0."""
 
     def __post_init__(self) -> None:
         self._check_streams()
         self._check_lengths_seed()
-        check_count(num_requests=self.num_requests)
-        check_positive(duration_s=self.duration_s)
         if self.clients is not None:
             self._check_clients()
         elif self.tenants and not all(tenant.is_label for tenant in self.tenants):
@@ -223,7 +209,6 @@ class Workload(RequestSource):
     def _check_lengths_seed(self) -> None:
         if self.lengths_seed is None:
             return
-        check_between(0, MAX_LEGACY_SEED - 1, lengths_seed=self.lengths_seed)
         drawn = isinstance(self.input_tokens, int | Uniform) and isinstance(self.output_tokens, int | Uniform)
         if not drawn or self.tenants or self.sessions is not None or self.shared_prompts is not None:
             raise ValueError("lengths_seed needs input_tokens and output_tokens, numbers or uniform, and nothing else")

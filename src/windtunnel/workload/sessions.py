@@ -1,7 +1,10 @@
 """Requests that belong together: turns of a conversation, tool calls of an agent, shared system prompts."""
 
-from windtunnel.schema import Schema, check_between, check_non_negative, check_positive, check_weights
-from windtunnel.workload.lengths import MAX_DISTINCT_TOKENS, Lengths, check_lengths, check_tokens
+from functools import partial
+from typing import Annotated
+
+from windtunnel.schema import NonNegative, Positive, Schema, check_between, check_non_negative, check_weights
+from windtunnel.workload.lengths import MAX_DISTINCT_TOKENS, Lengths, Tokens
 
 MAX_TURNS = 10_000
 """Most turns of a session; unbounded distributions are clipped here."""
@@ -10,20 +13,17 @@ MAX_TURNS = 10_000
 class Exponential(Schema, tag="exponential", tag_field="type"):
     """Exponential distribution of times."""
 
-    mean_s: float
-
-    def __post_init__(self) -> None:
-        check_positive(mean_s=self.mean_s)
+    mean_s: Positive
 
 
 class UniformSeconds(Schema, tag="uniform", tag_field="type"):
     """Uniform over the times from `min_s` to `max_s`."""
 
-    min_s: float
-    max_s: float
+    min_s: NonNegative
+    max_s: NonNegative
 
     def __post_init__(self) -> None:
-        check_non_negative(min_s=self.min_s, max_s=self.max_s)
+        super().__post_init__()
         if self.min_s > self.max_s:
             raise ValueError(f"min_s is {self.min_s:g}, above max_s, which is {self.max_s:g}")
 
@@ -31,25 +31,21 @@ class UniformSeconds(Schema, tag="uniform", tag_field="type"):
 class LognormalSeconds(Schema, tag="lognormal", tag_field="type"):
     """exp(Normal(log(median_s), sigma))."""
 
-    median_s: float
-    sigma: float
-
-    def __post_init__(self) -> None:
-        check_positive(median_s=self.median_s)
-        check_non_negative(sigma=self.sigma)
+    median_s: Positive
+    sigma: NonNegative
 
 
-Durations = float | Exponential | UniformSeconds | LognormalSeconds
+Durations = NonNegative | Exponential | UniformSeconds | LognormalSeconds
 
 
 class Geometric(Schema, tag="geometric", tag_field="type"):
-    """`least` plus the number of successes before the first failure; on average `mean` in all."""
+    """`least` plus a geometric number of successes before the first failure; the mean of the sum is `mean`."""
 
     mean: float
-    least: int = 1
+    least: Annotated[int, check_non_negative] = 1
 
     def __post_init__(self) -> None:
-        check_non_negative(least=self.least)
+        super().__post_init__()
         check_between(self.least, MAX_TURNS, mean=self.mean)
 
 
@@ -65,7 +61,7 @@ class UniformCount(Schema, tag="uniform", tag_field="type"):
 
 
 class EmpiricalCount(Schema, tag="empirical", tag_field="type"):
-    """Drawn with replacement from given `values`."""
+    """Counts drawn with replacement from given `values`."""
 
     values: tuple[int, ...]
     weights: tuple[float, ...] | None = None
@@ -94,12 +90,11 @@ class ToolCalls(Schema):
 
     def __post_init__(self) -> None:
         _check_counts(0, per_turn=self.per_turn)
-        _check_durations(run_s=self.run_s)
-        check_lengths(output_tokens=self.output_tokens)
+        super().__post_init__()
 
 
 class Sessions(Schema):
-    """Conversations: each arrival begins one, whose next request is sent `think_s` after the answer to the one before.
+    """Conversations: each arrival begins one, and each later turn is sent `think_s` after the previous answer.
 
     The concurrency of a closed loop is the number of sessions, not requests, under way.
 
@@ -112,31 +107,24 @@ class Sessions(Schema):
     think_s: Durations = 0.0
     """Time from the end of an answer to the sending of the next turn."""
     followup_tokens: Lengths | None = None
-    """New text of the second and later turns; None means as in the first."""
+    """Length of the new text of the second and later turns; None means as in the first."""
     tool_calls: ToolCalls | None = None
-    max_context_tokens: int | None = None
+    max_context_tokens: Tokens | None = None
     """A session ends before the request whose prompt and output would be longer than this."""
 
     def __post_init__(self) -> None:
         _check_counts(1, turns=self.turns)
-        _check_durations(think_s=self.think_s)
-        check_lengths(followup_tokens=self.followup_tokens)
-        check_tokens(max_context_tokens=self.max_context_tokens)
+        super().__post_init__()
 
 
 class SharedPrompts(Schema):
     """System prompts that many requests begin with; their tokens are added to `input_tokens`."""
 
     tokens: Lengths
-    count: int = 1
+    count: Annotated[int, partial(check_between, 1, MAX_DISTINCT_TOKENS)] = 1
     """Distinct prompts."""
-    alpha: float = 0.0
+    alpha: NonNegative = 0.0
     """The r-th prompt has a probability proportional to r^-alpha; 0: all are equally likely."""
-
-    def __post_init__(self) -> None:
-        check_lengths(tokens=self.tokens)
-        check_non_negative(alpha=self.alpha)
-        check_between(1, MAX_DISTINCT_TOKENS, count=self.count)
 
 
 def _check_counts(least: int, **counts: Counts) -> None:
@@ -146,9 +134,3 @@ def _check_counts(least: int, **counts: Counts) -> None:
         else:
             lowest = min(count.values) if isinstance(count, EmpiricalCount) else count.least
         check_between(least, MAX_TURNS, **{name: lowest})
-
-
-def _check_durations(**durations: Durations) -> None:
-    for name, seconds in durations.items():
-        if isinstance(seconds, int | float):
-            check_non_negative(**{name: seconds})

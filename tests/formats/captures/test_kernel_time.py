@@ -6,10 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.formats.captures.capture import (
-    CALL_COLUMNS,
     CLASSES,
-    KERNEL_COLUMNS,
-    RANGE_COLUMNS,
     Capture,
     capture_table,
     innermost_ranges,
@@ -29,8 +26,8 @@ def capture_of(spans: list[tuple[int, int, bool]]) -> Capture:
         "duration_s": np.array([took for _, took, _ in spans]) * 1e-6,
         "device": np.zeros(len(spans)),
     }
-    kernels = capture_table(KERNEL_COLUMNS, len(spans), columns)
-    empty = capture_table(CALL_COLUMNS, 0, {}), capture_table(RANGE_COLUMNS, 0, {})
+    kernels = capture_table("kernels", len(spans), columns)
+    empty = capture_table("calls", 0, {}), capture_table("ranges", 0, {})
     return Capture("test", ("compute", "talk"), kernels, *empty, {})
 
 
@@ -77,8 +74,8 @@ def test_rates_count_only_kernels_whose_work_is_known() -> None:
 def test_the_innermost_range_is_found_on_the_same_thread_only() -> None:
     starts = [(0.0, 10.0, 1), (2.0, 3.0, 1), (2.0, 1.0, 1), (0.0, 10.0, 2)]
     columns = {name: [row[place] for row in starts] for place, name in enumerate(("start_s", "duration_s", "thread"))}
-    ranges = capture_table(RANGE_COLUMNS, len(starts), columns)
-    calls = capture_table(CALL_COLUMNS, 5, {"start_s": [1.0, 2.5, 4.0, 6.0, 6.0], "thread": [1, 1, 1, 1, 3]})
+    ranges = capture_table("ranges", len(starts), columns)
+    calls = capture_table("calls", 5, {"start_s": [1.0, 2.5, 4.0, 6.0, 6.0], "thread": [1, 1, 1, 1, 3]})
     assert innermost_ranges(calls, ranges).tolist() == [0, 2, 1, 0, -1]
 
 

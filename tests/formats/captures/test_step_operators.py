@@ -8,9 +8,6 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.formats.captures.capture import (
-    CALL_COLUMNS,
-    KERNEL_COLUMNS,
-    RANGE_COLUMNS,
     Capture,
     Names,
     capture_table,
@@ -60,12 +57,12 @@ def capture_of(kernels: list[tuple[str, str]], flops: list[float] | None = None)
     name = step_name([1, 1], [101, 103], 0)
     modules = list(dict.fromkeys(module for _, module in kernels))
     ranges = capture_table(
-        RANGE_COLUMNS,
+        "ranges",
         len(modules),
         {"name": names.codes(modules), "start_s": np.zeros(len(modules)), "duration_s": np.ones(len(modules))},
     )
     table = capture_table(
-        KERNEL_COLUMNS,
+        "kernels",
         len(kernels),
         {
             "name": names.codes([kernel for kernel, _ in kernels]),
@@ -80,7 +77,7 @@ def capture_of(kernels: list[tuple[str, str]], flops: list[float] | None = None)
     batch = step_batch_of(name)
     assert batch is not None
     step = CapturedStep(name, batch, float(len(kernels)), np.arange(len(kernels)))
-    return Capture("test", names.texts(), table, capture_table(CALL_COLUMNS, 0, {}), ranges, {}), step
+    return Capture("test", names.texts(), table, capture_table("calls", 0, {}), ranges, {}), step
 
 
 GPU_LAYER = [

@@ -10,15 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from readers.vidur_runs import VidurBatches, read_case
 from recorded import entries
 from windtunnel.errors import InputError
 from windtunnel.formats.vidur.read import (
     OperatorTables,
-    VidurBatches,
     VidurConfig,
     find_tables,
     random_replicas,
-    read_case,
     read_config,
     read_tables,
 )

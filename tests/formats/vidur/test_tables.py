@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from windtunnel.errors import InputError
-from windtunnel.formats.vidur.read import OPTIONAL_OPERATORS, TOKEN_OPERATORS, read_batches, read_tables
+from windtunnel.formats.vidur.read import OPTIONAL_OPERATORS, TOKEN_OPERATORS, read_tables
 
 
 def arrays() -> dict[str, np.ndarray]:
@@ -46,21 +44,3 @@ def test_a_missing_array_is_named(tmp_path: Path, name: str) -> None:
 
 def test_layers_with_one_norm_have_no_times_of_the_second(tmp_path: Path) -> None:
     assert not {*OPTIONAL_OPERATORS} & {*read_tables(written(tmp_path, without=OPTIONAL_OPERATORS[0])).token_s}
-
-
-def test_batches_keep_their_numbers_where_a_time_limit_caught_one_in_flight(tmp_path: Path) -> None:
-    """Batch 1, of another replica, had not ended; the second stage of a batch is not a batch of its own."""
-    columns = {
-        "stage": [0, 1, 0],
-        "batch_id": [0, 0, 2],
-        "start_us": [0.0, 10.0, 20.0],
-        "duration_us": [10.0, 10.0, 5.0],
-        "request_ids": [[7, 8], [7, 8], [9]],
-        "num_tokens": [[3, 4], [3, 4], [1]],
-    }
-    path = tmp_path / "iterations.parquet"
-    parquet.write_table(pa.table(columns), path)
-    batches = read_batches(path)
-    assert (batches.number.tolist(), batches.batch.tolist()) == ([0, 2], [0, 0, 2])
-    assert (batches.request.tolist(), batches.tokens.tolist()) == ([7, 8, 9], [3, 4, 1])
-    np.testing.assert_allclose(batches.start_s, [0, 20e-6])

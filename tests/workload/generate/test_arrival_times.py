@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
@@ -61,6 +61,7 @@ def test_a_rate_of_zero_lets_nothing_through() -> None:
     periodic=st.booleans(),
     units=st.lists(st.floats(0, 1e4), min_size=1, max_size=20),
 )
+@example(rates=[0.0, 1.0], gaps=[5.0] * 5, first_s=0.0, periodic=False, units=[5e-324])
 def test_times_and_units_are_inverse(
     rates: list[float], gaps: list[float], first_s: float, periodic: bool, units: list[float]
 ) -> None:

@@ -370,8 +370,8 @@ def test_a_benchmark_client_draws_its_own_lengths() -> None:
     """As the client does it: NumPy's global generator, seeded, all prompts and then all outputs."""
     made = Workload(
         arrivals=ClosedLoop(concurrency=4, num_warmup_requests=2),
-        input_tokens=Uniform.of_range_ratio(1024, 0.8),
-        output_tokens=Uniform.of_range_ratio(8192, 0.8),
+        input_tokens=Uniform(min_tokens=819, max_tokens=1024),
+        output_tokens=Uniform(min_tokens=6553, max_tokens=8192),
         num_requests=40,
         lengths_seed=0,
     )

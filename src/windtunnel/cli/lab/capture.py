@@ -32,10 +32,10 @@ def kernels(
     windtunnel lab kernels trace.json.gz --json
     """
     from windtunnel import catalog
-    from windtunnel.files import write_text
+    from windtunnel.files import csv_text, write_text
     from windtunnel.formats.captures.read import read_capture
-    from windtunnel.formats.captures.write import as_csv, capture_document, kernel_rows, write_kernels
     from windtunnel.formats.captures.write import as_json as json_text
+    from windtunnel.formats.captures.write import capture_document, kernel_rows, write_kernels
     from windtunnel.report.lab.experiment import capture_report
     from windtunnel.report.render.terminal import show
 
@@ -48,7 +48,7 @@ def kernels(
         write_kernels(recorded, parquet)
         remark(f"wrote {parquet}")
     if csv_file is not None:
-        write_text(csv_file, as_csv(*kernel_rows(recorded)))
+        write_text(csv_file, csv_text(*kernel_rows(recorded)))
         remark(f"wrote {csv_file}")
     if as_json:
         click.echo(json_text(capture_document(recorded)), nl=False)
@@ -64,7 +64,7 @@ def scrub(capture: Path) -> None:
     \b
     windtunnel lab scrub profile.sqlite
     """
-    from windtunnel.formats.captures.read import scrub_nsys
+    from windtunnel.formats.captures.scrub import scrub_nsys
 
     number = scrub_nsys(capture)
     remark(f"removed {format_count(number, 'row')} from {capture}; the .nsys-rep beside it still has them")

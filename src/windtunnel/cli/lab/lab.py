@@ -36,7 +36,7 @@ def replay(job: Path, largest_message: str, settings: tuple[str, ...], as_json: 
     \b
     windtunnel lab replay job.yaml --set parallelism.tp=2 --set parallelism.dp=2
     """
-    from windtunnel.formats.workload_files import Contents
+    from windtunnel.formats.collective_calls import Contents
     from windtunnel.lab.replay import replay as run
     from windtunnel.report.workload import contents_document, contents_report
     from windtunnel.training.job import load

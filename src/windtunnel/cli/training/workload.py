@@ -65,21 +65,28 @@ def command(file: Path, target: str | None, compat: str | None, out: str | None,
     windtunnel workload job.yaml --write simai --out workload.txt
     windtunnel workload aicb_command.txt --compat aicb --out results/
     """
-    from windtunnel.formats.job_files import DESCRIPTIONS, JobLaunch, aicb_file, read_job
-    from windtunnel.formats.workload_files import job_contents, read_contents, recognise
+    from windtunnel.files import read_text
+    from windtunnel.formats.aicb.contents import COMMAND, file_of_job
+    from windtunnel.formats.aicb.read import read_command
+    from windtunnel.formats.aicb.write import generate
+    from windtunnel.formats.job_files import JobLaunch, job_contents
+    from windtunnel.formats.recognise import find_format
     from windtunnel.training.setup import resolve
 
-    kind = recognise(file)
-    if kind not in DESCRIPTIONS:
+    kind = find_format(file, "workload or trace", "training job")
+    if kind.use != "training job":
         if target or compat:
-            raise InputError(f"{file} is a {kind}; only jobs and their arguments are written in other formats")
-        _show(read_contents(file, kind), options["as_json"])
+            raise InputError(f"{file} is a {kind.name}; only jobs and their arguments are written in other formats")
+        _show(kind.read(file), options["as_json"])
         return
     launch = JobLaunch(options["device"], options["num_devices"], assignments(options["settings"]))
-    if compat is not None:
-        _deliver(aicb_file(file, kind, launch, target, options["times"]), out, options["overwrite"])
+    if compat is not None and kind.name == COMMAND:
+        _deliver(generate(read_command(read_text(file)), options["times"]), out, options["overwrite"])
         return
-    job, unread = read_job(file, kind, launch)
+    job, unread = kind.read(file, launch)
+    if compat is not None:
+        _deliver(file_of_job(job, target, options["times"]), out, options["overwrite"])
+        return
     if unread:
         more = f" and {len(unread) - 8} more" if len(unread) > 8 else ""
         remark(f"without effect on a prediction, or not read: {', '.join(unread[:8])}{more}")

@@ -1,14 +1,14 @@
-"""One profile in memory, whatever the profiler: kernels and copies of the device, calls of its API, named ranges.
+"""One profile in memory, whatever the profiler: the device's kernels and copies, API calls, and named ranges.
 
-Texts stand once, in `Capture.names`; the tables' `name` columns are positions in it. Times are seconds from the start
-of the capture. Unknown values are -1 in a column of whole numbers and NaN in one of floats.
+Texts are stored once, in `Capture.names`; the tables' `name` columns are positions in it. Times are seconds from the
+start of the capture. Unknown values are -1 in a column of whole numbers and NaN in one of floats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ CLASSES = (
 )
 """Purposes of kernels."""
 
-KERNEL_COLUMNS: Mapping[str, str] = {
+_KERNEL_COLUMNS: Mapping[str, str] = {
     "name": "of the kernel, operator or copy",
     "activity": "position in ACTIVITIES",
     "kernel_class": "position in CLASSES",
@@ -52,18 +52,24 @@ KERNEL_COLUMNS: Mapping[str, str] = {
     "compute_fraction": "of the multiprocessors' peak, counted",
     "memory_fraction": "of the memory system's peak, counted",
 }
-CALL_COLUMNS: Mapping[str, str] = {
+_CALL_COLUMNS: Mapping[str, str] = {
     "name": "of the function, without its version",
     "start_s": "on the host",
     "duration_s": "on the host",
     "thread": "that called",
 }
-RANGE_COLUMNS: Mapping[str, str] = {
+_RANGE_COLUMNS: Mapping[str, str] = {
     "name": "as the program gave it, after its domain",
     "start_s": "on the host",
     "duration_s": "on the host",
     "thread": "that it began on",
     "is_nested": "a push/pop range, which nests; else one with a start and an end of its own",
+}
+TableKind = Literal["kernels", "calls", "ranges"]
+_COLUMNS: Mapping[TableKind, Mapping[str, str]] = {
+    "kernels": _KERNEL_COLUMNS,
+    "calls": _CALL_COLUMNS,
+    "ranges": _RANGE_COLUMNS,
 }
 _FLOAT_ENDINGS = ("_s", "_fraction", "flops", "num_bytes")
 """Columns with these endings hold floats, all others whole numbers."""
@@ -83,7 +89,7 @@ class Capture:
     devices: Mapping[int, str]
     """Number -> name."""
     notes: tuple[str, ...] = ()
-    """Facts that the capture does not show, in words."""
+    """Remarks for people on facts that the capture does not show."""
 
     def name_of(self, code: int) -> str:
         """Return the text at `code`; empty for -1."""
@@ -123,19 +129,25 @@ class Capture:
         return table
 
 
-def capture_table(meanings: Mapping[str, str], num_rows: int, columns: Mapping[str, Any]) -> Table:
-    """Make a table with every column of `meanings`.
+def capture_table(kind: TableKind, num_rows: int = 0, columns: Mapping[str, Any] | None = None) -> Table:
+    """Make a table of a capture with all its columns.
 
     Args:
-        meanings: name -> meaning of each column.
+        kind: which table.
         num_rows: of the table.
         columns: name -> one value for each row, or one for all; columns that are left out are unknown in all rows.
     """
-    filled = {}
+    columns, meanings, filled = columns or {}, _COLUMNS[kind], {}
     for name in meanings:
-        kind, unknown = (np.float64, np.nan) if name.endswith(_FLOAT_ENDINGS) else (np.int64, -1)
-        filled[name] = np.full(num_rows, columns.get(name, unknown), kind)
+        dtype, unknown = (np.float64, np.nan) if name.endswith(_FLOAT_ENDINGS) else (np.int64, -1)
+        filled[name] = np.full(num_rows, columns.get(name, unknown), dtype)
     return Table(filled, meanings)
+
+
+def shape_columns(shape: str, sizes: Iterable[Sequence[int] | None]) -> dict[str, list[int]]:
+    """Return the columns `SHAPE_x`, `SHAPE_y` and `SHAPE_z` of sizes, each three numbers or None."""
+    known = [(-1, -1, -1) if size is None or len(size) != 3 else size for size in sizes]
+    return {f"{shape}_{axis}": [size[i] for size in known] for i, axis in enumerate("xyz")}
 
 
 def joined(tables: Sequence[Table]) -> Table:

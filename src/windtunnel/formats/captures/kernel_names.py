@@ -1,6 +1,6 @@
 """Classify kernels and operators by name, and shorten their names for people.
 
-The patterns are of the names that PyTorch, its inductor, cuBLAS, CUTLASS, FlashAttention, FlashInfer, NCCL, vLLM and
+The patterns match the names that PyTorch, its inductor, cuBLAS, CUTLASS, FlashAttention, FlashInfer, NCCL, vLLM and
 SGLang give their kernels and operators.
 """
 

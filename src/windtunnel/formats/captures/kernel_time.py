@@ -207,15 +207,15 @@ class DeviceTime:
 
     span_s: float
     busy_s: float
-    """While at least one kernel or copy ran."""
+    """Time in which at least one kernel or copy ran."""
     communication_s: float
-    """While at least one kernel of communication ran."""
+    """Time in which at least one kernel of communication ran."""
     overlapped_s: float
-    """While communication ran beside computation."""
+    """Time in which communication ran beside computation."""
     gaps_s: Floats
-    """The times in which nothing ran, in order."""
+    """Lengths of the intervals in which nothing ran, in order."""
     copy_s: float
-    """While at least one copy or memset ran."""
+    """Time in which at least one copy or memset ran."""
 
     @property
     def idle_s(self) -> float:
@@ -288,11 +288,7 @@ def kernel_table(capture: Capture) -> Table:
             "count": by_name.count,
             "total_s": by_name.total,
             "share": by_name.share,
-            "mean_s": by_name.mean,
-            "median_s": by_name.median,
-            "least_s": by_name.least,
-            "most_s": by_name.most,
-            "deviation_s": by_name.deviation,
+            **{f"{name}_s": getattr(by_name, name) for name in ("mean", "median", "least", "most", "deviation")},
             "stream": streams[:, 0],
             "num_streams": streams[:, 1],
             **_grids(kernels, groups),

@@ -11,9 +11,11 @@ from typing import Any
 
 import msgspec
 
-from windtunnel.formats.collective_calls import CollectiveCall, torch_call
+from windtunnel.formats.collective_calls import CollectiveCall, Contents, torch_call, totals
 from windtunnel.formats.parsing import decode_json
+from windtunnel.formats.recognise import FileContent
 
+TRACE = "Kineto trace"
 _CALL_KEYS = ("In msg nelems", "Out msg nelems", "dtype", "Process Group Description", "Group size")
 
 
@@ -72,6 +74,11 @@ class KinetoTrace(msgspec.Struct, frozen=True, rename="camel"):
         return [event for event in self.events if event.ph == "X" and event.cat in categories]
 
 
+def is_kineto(file: FileContent) -> bool:
+    """Whether a JSON file holds trace events."""
+    return file.is_json and '"traceEvents"' in file.text
+
+
 def read_kineto(path: Path) -> KinetoTrace:
     """Read a trace.
 
@@ -79,6 +86,24 @@ def read_kineto(path: Path) -> KinetoTrace:
         InputError: the file is missing, cut off, not JSON, or no trace.
     """
     return decode_json(path, KinetoTrace, "a Kineto trace", "torch.profiler writes one")
+
+
+def read_contents(path: Path) -> Contents:
+    """Read a trace and sum up its computation and communication.
+
+    Raises:
+        InputError: as `read_kineto`.
+    """
+    trace = read_kineto(path)
+    facts = [("events", f"{len(trace.events):,}"), ("operators", f"{len(trace.of_category('cpu_op')):,}")]
+    kernels = trace.of_category("kernel")
+    if kernels:
+        facts.append(("kernels", f"{len(kernels):,}"))
+    if (job := trace.distributed_info) is not None:
+        facts.append(("rank", f"{job.rank} of {job.world_size}, {job.backend}"))
+    compute_us = sum(kernel.duration_us for kernel in kernels if "ChakraCollective name" not in kernel.args)
+    calls = tuple(totals(collective_calls(trace)))
+    return Contents(TRACE, tuple(facts), calls, compute_us * 1e-6 if kernels else None)
 
 
 def collective_calls(trace: KinetoTrace) -> list[CollectiveCall]:

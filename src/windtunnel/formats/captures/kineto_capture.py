@@ -1,4 +1,5 @@
 """Read a Kineto trace as a capture: kernels with the operators that launched them, or without a device the operators.
+
 The work of matrix products and attention is known where the trace was recorded with shapes (`record_shapes=True`).
 """
 
@@ -11,18 +12,17 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.formats.captures.capture import (
-    CALL_COLUMNS,
     CLASSES,
     COPY,
     KERNEL,
-    KERNEL_COLUMNS,
     MEMSET,
     OPERATOR,
-    RANGE_COLUMNS,
     Capture,
     Names,
+    TableKind,
     capture_table,
     innermost_ranges,
+    shape_columns,
 )
 from windtunnel.formats.captures.kernel_names import call_name, kernel_class
 from windtunnel.formats.captures.kineto import KinetoEvent, KinetoTrace, read_kineto
@@ -58,7 +58,7 @@ def read_kineto_capture(path: Path) -> Capture:
         num_graphed = _num_graphed(of_device)
         notes += [GRAPHS.format(number=num_graphed)] if num_graphed else []
     else:
-        calls = capture_table(CALL_COLUMNS, 0, {})
+        calls = capture_table("calls")
         kernels = reading.host_operators(ranges)
         notes.append(NO_DEVICE)
     devices = {
@@ -81,27 +81,27 @@ class _KinetoReading:
         # Threads keep their numbers where they have one.
         self.threads = {tid: tid if isinstance(tid, int) else position for position, tid in enumerate(threads)}
 
-    def table(self, columns: Mapping[str, str], events: Sequence[KinetoEvent], values: Mapping[str, Any]) -> Table:
+    def table(self, kind: TableKind, events: Sequence[KinetoEvent], values: Mapping[str, Any]) -> Table:
         """Make a table of events, with their times and further values."""
         common = {
             "start_s": np.array([event.start_us - self.start_us for event in events]) * 1e-6,
             "duration_s": np.array([event.duration_us for event in events]) * 1e-6,
             "thread": [self.threads[event.tid] for event in events],
         }
-        return capture_table(columns, len(events), {**common, **values})
+        return capture_table(kind, len(events), {**common, **values})
 
     def ranges(self) -> Table:
         events = self.trace.of_category("user_annotation")
         events.sort(key=lambda event: (event.start_us, -event.duration_us))
         names = self.names.codes([event.name for event in events])
-        return self.table(RANGE_COLUMNS, events, {"name": names, "is_nested": 1})
+        return self.table("ranges", events, {"name": names, "is_nested": 1})
 
     def calls(self) -> tuple[Table, dict[int, int]]:
         """Return the API calls, and correlation -> row of the call that launched."""
         events = sorted(self.trace.of_category(*_CALL_CATEGORIES), key=lambda event: event.start_us)
         names = self.names.codes([call_name(event.name) for event in events])
         rows = {number: row for row, event in enumerate(events) if (number := _int(event, "correlation")) > 0}
-        return self.table(CALL_COLUMNS, events, {"name": names}), rows
+        return self.table("calls", events, {"name": names}), rows
 
     def kernels(self, events: Sequence[KinetoEvent], calls: Mapping[int, int]) -> Table:
         """Return the kernel table of a device's events; `calls` maps a correlation to a row of the call table."""
@@ -127,16 +127,16 @@ class _KinetoReading:
             ],
         }
         for shape in ("grid", "block"):
-            sizes = [_three(event.args.get(shape)) for event in events]
-            columns |= {f"{shape}_{axis}": [size[i] for size in sizes] for i, axis in enumerate("xyz")}
-        return self.table(KERNEL_COLUMNS, events, columns)
+            sizes = (event.args.get(shape) for event in events)
+            columns |= shape_columns(shape, (size if isinstance(size, list) else None for size in sizes))
+        return self.table("kernels", events, columns)
 
     def host_operators(self, ranges: Table) -> Table:
         """Return a kernel table of the outermost operators of the CPU."""
         events = outermost(self.operators)
         work = [operator_work(event) for event in events]
         codes = self.names.codes([event.name for event in events])
-        calls = self.table(CALL_COLUMNS, events, {"name": codes})
+        calls = self.table("calls", events, {"name": codes})
         columns = {
             "name": codes,
             "activity": OPERATOR,
@@ -147,7 +147,7 @@ class _KinetoReading:
             "flops": [flops for flops, _ in work],
             "num_bytes": [moved for _, moved in work],
         }
-        return self.table(KERNEL_COLUMNS, events, columns)
+        return self.table("kernels", events, columns)
 
 
 def _int(event: KinetoEvent, key: str) -> int:
@@ -159,10 +159,6 @@ def _int(event: KinetoEvent, key: str) -> int:
 def _float(event: KinetoEvent, key: str) -> float:
     value = event.args.get(key)
     return float(value) if isinstance(value, int | float) else nan
-
-
-def _three(value: Any) -> tuple[int, int, int]:
-    return (value[0], value[1], value[2]) if isinstance(value, list) and len(value) == 3 else (-1, -1, -1)
 
 
 def _work_of_kernels(

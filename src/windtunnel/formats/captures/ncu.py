@@ -1,6 +1,7 @@
 """Read Nsight Compute's counters, as `ncu --import report.ncu-rep --csv` writes them: `--page raw` or `--page details`.
 
-The raw page has a row of names, a row of units and a row a launch; the details page has a row a launch and metric.
+The raw page has a row of names, a row of units and a row for each launch; the details page has a row for each launch
+and metric.
 Units are scaled by column (`usecond`, `Mbyte`), and a counter that was not collected is empty or `n/a`. Tested with
 the sample reports of Nsight Compute 2024.1 and its own export of them.
 """
@@ -18,15 +19,14 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.files import read_text
 from windtunnel.formats.captures.capture import (
-    CALL_COLUMNS,
     KERNEL,
-    KERNEL_COLUMNS,
-    RANGE_COLUMNS,
     Capture,
     Names,
     capture_table,
+    shape_columns,
 )
 from windtunnel.formats.captures.kernel_names import kernel_class
+from windtunnel.formats.recognise import FileContent
 
 NO_TIMELINE = "Nsight Compute repeats kernels to count: durations are known, starts, gaps and copies are not"
 REPORT_HINT = "export it first: ncu --import FILE --csv --page raw --print-units base > counters.csv"
@@ -57,7 +57,8 @@ def read_ncu(path: Path) -> Capture:
         InputError: no such file, a report that was not exported, no such CSV, or a kernel without a duration.
     """
     if path.suffix == ".ncu-rep":
-        raise InputError(f"{path} is a report of Nsight Compute, not its CSV", REPORT_HINT)
+        hint = REPORT_HINT.replace("FILE", path.name)
+        raise InputError(f"{path} is a report that only its own tool opens", hint)
     launches = _launches(read_text(path), path)
     names = Names()
     fixed, metrics = zip(*launches, strict=True)
@@ -80,16 +81,14 @@ def read_ncu(path: Path) -> Capture:
         "num_bytes": [_bytes(counters) for counters in metrics],
     }
     for field, shape in (("Grid Size", "grid"), ("Block Size", "block")):
-        sizes = [_three(launch[field]) for launch in fixed]
-        columns |= {f"{shape}_{axis}": [size[i] for size in sizes] for i, axis in enumerate("xyz")}
-    kernels = capture_table(KERNEL_COLUMNS, len(fixed), columns)
-    none = capture_table(CALL_COLUMNS, 0, {}), capture_table(RANGE_COLUMNS, 0, {})
-    return Capture("ncu", names.texts(), kernels, *none, {}, (NO_TIMELINE,))
+        columns |= shape_columns(shape, ([int(part) for part in re.findall(r"\d+", launch[field])] for launch in fixed))
+    kernels = capture_table("kernels", len(fixed), columns)
+    return Capture("ncu", names.texts(), kernels, capture_table("calls"), capture_table("ranges"), {}, (NO_TIMELINE,))
 
 
-def is_ncu(text: str) -> bool:
-    """Whether a text has the header of such a CSV."""
-    return _header_start(text) is not None
+def is_ncu(file: FileContent) -> bool:
+    """Whether a file begins as such a CSV, or is a report that was not exported."""
+    return _header_start(file.start.decode("utf-8", "replace")) is not None or file.path.suffix == ".ncu-rep"
 
 
 def _header_start(text: str) -> int | None:
@@ -201,9 +200,3 @@ def _whole(text: str) -> int:
         return int(float(text))
     except ValueError:
         return -1
-
-
-def _three(text: str) -> tuple[int, int, int]:
-    """Return `(16, 16, 1)` as numbers."""
-    numbers = [int(part) for part in re.findall(r"\d+", text)]
-    return (numbers[0], numbers[1], numbers[2]) if len(numbers) == 3 else (-1, -1, -1)

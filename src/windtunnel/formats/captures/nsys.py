@@ -17,14 +17,11 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, unreadable
 from windtunnel.formats.captures.capture import (
-    CALL_COLUMNS,
     CLASSES,
     COPY,
     GRAPH,
     KERNEL,
-    KERNEL_COLUMNS,
     MEMSET,
-    RANGE_COLUMNS,
     Capture,
     Names,
     capture_table,
@@ -33,11 +30,14 @@ from windtunnel.formats.captures.capture import (
     theoretical_occupancy,
 )
 from windtunnel.formats.captures.kernel_names import call_name, kernel_class
+from windtunnel.formats.recognise import FileContent
 from windtunnel.metrics.records import Table
 
 Ints = NDArray[np.int64]
 
 MAGIC = b"SQLite format 3\x00"
+REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
+"""Endings of reports that were not exported."""
 REPORT_HINT = "export it first: nsys export --type sqlite --output capture.sqlite FILE"
 
 _KERNELS, _COPIES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -55,21 +55,16 @@ _PUSH_POP, _START_END, _DOMAIN = 59, 60, 75
 _PROCESS = ~0xFFFFFF
 """The part of a thread's global number that is its process."""
 
-COPY_NAMES = {
-    1: "Host-to-Device",
-    2: "Device-to-Host",
-    3: "Host-to-Array",
-    4: "Array-to-Host",
-    5: "Array-to-Array",
-    6: "Array-to-Device",
-    7: "Device-to-Array",
-    8: "Device-to-Device",
-    9: "Host-to-Host",
-    10: "Peer-to-Peer",
-    11: "Unified Host-to-Device",
-    12: "Unified Device-to-Host",
-    13: "Unified Device-to-Device",
-}
+COPY_NAMES = dict(
+    enumerate(
+        (
+            *("Host-to-Device", "Device-to-Host", "Host-to-Array", "Array-to-Host", "Array-to-Array"),
+            *("Array-to-Device", "Device-to-Array", "Device-to-Device", "Host-to-Host", "Peer-to-Peer"),
+            *(f"Unified {direction}" for direction in ("Host-to-Device", "Device-to-Host", "Device-to-Device")),
+        ),
+        start=1,
+    )
+)
 """CUPTI's kinds of copies under the labels that `nsys stats` prints."""
 
 NO_KERNELS = "the capture holds no kernels: record with `--trace cuda`, and look for a process that was forked"
@@ -77,6 +72,11 @@ GRAPHS_ONLY = (
     "{share:.0%} of the device's time is in CUDA graphs that were recorded whole, without their kernels: "
     "record with `--cuda-graph-trace=node`"
 )
+
+
+def is_nsys(file: FileContent) -> bool:
+    """Whether a file is an SQLite file, or a report that was not exported."""
+    return MAGIC.startswith(file.start[: len(MAGIC)]) or file.path.suffix in REPORTS
 
 
 def read_nsys(path: Path) -> Capture:
@@ -91,15 +91,17 @@ def read_nsys(path: Path) -> Capture:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open the database read only; SQLite's errors become one sentence."""
+    """Open the database read-only; an error of SQLite becomes one sentence."""
     try:
         with path.open("rb") as file:
             start = file.read(len(MAGIC))
     except OSError as error:
         raise unreadable(path, error) from None
+    if path.suffix in REPORTS:
+        hint = REPORT_HINT.replace("FILE", path.name)
+        raise InputError(f"{path} is a report that only its own tool opens", hint)
     if start != MAGIC:
-        hint = REPORT_HINT if path.suffix in (".nsys-rep", ".qdrep", ".qdstrm") else None
-        raise InputError(f"{path} is not an SQLite file", hint)
+        raise InputError(f"{path} is not an SQLite file")
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
             yield database
@@ -139,7 +141,7 @@ class _Export:
             inner = innermost_ranges(calls, ranges)
             kernels = kernels.replaced(range=np.where(kernels["call"] >= 0, inner[kernels["call"]], -1))
         order = np.argsort(kernels["start_s"], kind="stable")
-        kernels = Table({name: column[order] for name, column in kernels.columns.items()}, KERNEL_COLUMNS)
+        kernels = kernels.where(order)
         notes = tuple(_notes(kernels))
         return Capture(self.tool(), self.names.texts(), kernels, calls, ranges, self.devices(), notes)
 
@@ -213,7 +215,7 @@ class _Export:
         }
 
     def text(self, code: Any) -> str:
-        """Return the text of that number, which a file that was cut or merged may lack."""
+        """Return the text with the number `code`, which a file that was cut or merged may lack."""
         return str(self.texts[code]) if code in self.texts else f"(name {code} is missing)"
 
     def ranges(self) -> Table:
@@ -236,7 +238,7 @@ class _Export:
             "thread": _whole_numbers([-1 if row[5] is None else row[5] for row in rows], _RANGES),
             "is_nested": [int(row[0] == _PUSH_POP) for row in rows],
         }
-        return capture_table(RANGE_COLUMNS, len(rows), values)
+        return capture_table("ranges", len(rows), values)
 
     def calls(self) -> tuple[Table, dict[tuple[int, int], int]]:
         """Return the API calls, and (process, correlation) -> row of the call that launched."""
@@ -249,7 +251,7 @@ class _Export:
             "thread": calls["globalTid"],
         }
         keys = zip((calls["globalTid"] & _PROCESS).tolist(), calls["correlationId"].tolist(), strict=True)
-        return capture_table(CALL_COLUMNS, len(ids), values), {key: row for row, key in enumerate(keys)}
+        return capture_table("calls", len(ids), values), {key: row for row, key in enumerate(keys)}
 
     def kernels(self, call_rows: Mapping[tuple[int, int], int]) -> Table:
         """Return kernels, copies, memsets and whole graphs, one kind after another."""
@@ -286,7 +288,7 @@ class _Export:
                 "stream": columns["streamId"],
                 "call": [call_rows.get(key, -1) for key in launches],
             }
-            tables.append(capture_table(KERNEL_COLUMNS, len(names), {**common, **values}))
+            tables.append(capture_table("kernels", len(names), {**common, **values}))
         return joined(tables)
 
     def occupancy(self, kernels: Mapping[str, Ints], shared_bytes: Ints) -> NDArray[np.float64]:

@@ -5,7 +5,6 @@ Written as JSON, schemas 1.0.2 to 1.1.1 with Chakra 0.0.4 attributes
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,12 @@ from typing import Any
 import msgspec
 
 from windtunnel.errors import InputError
-from windtunnel.formats.collective_calls import CollectiveCall, torch_call
+from windtunnel.formats.captures.kineto import is_kineto
+from windtunnel.formats.collective_calls import CollectiveCall, Contents, torch_call, totals
 from windtunnel.formats.parsing import decode_json
+from windtunnel.formats.recognise import FileContent
 
+TRACE = "PyTorch execution trace"
 SCHEMAS = ("1.0.2-chakra.0.0.4", "1.0.3-chakra.0.0.4", "1.1.0-chakra.0.0.4", "1.1.1-chakra.0.0.4")
 
 _CALL_KEYS = ("in_msg_nelems", "out_msg_nelems", "dtype", "pg_desc", "pg_size")
@@ -55,17 +57,27 @@ class Operator(msgspec.Struct, frozen=True, dict=True):
         return {attribute.name: attribute.value for attribute in self.attrs}
 
 
-class _File(msgspec.Struct, frozen=True):
-    schema: str
-    nodes: list[Operator]
-
-
-@dataclass(frozen=True)
-class ExecutionTrace:
+class ExecutionTrace(msgspec.Struct, frozen=True):
     """A whole file, operators in order of their ids: the order in which they began."""
 
     schema: str
-    operators: tuple[Operator, ...]
+    operators: list[Operator] = msgspec.field(name="nodes")
+
+
+def is_execution_trace(file: FileContent) -> bool:
+    """Whether a JSON file holds the nodes of a schema."""
+    return file.is_json and b'"schema"' in file.start and '"nodes"' in file.text and not is_kineto(file)
+
+
+def read_contents(path: Path) -> Contents:
+    """Read a trace and sum up its communication.
+
+    Raises:
+        InputError: as `read_execution_trace`.
+    """
+    trace = read_execution_trace(path)
+    facts = (("schema", trace.schema), ("operators", f"{len(trace.operators):,}"))
+    return Contents(TRACE, facts, tuple(totals(collective_calls(trace))))
 
 
 def read_execution_trace(path: Path) -> ExecutionTrace:
@@ -74,12 +86,14 @@ def read_execution_trace(path: Path) -> ExecutionTrace:
     Raises:
         InputError: the file is missing, cut off, not JSON, no execution trace, or of an unknown schema.
     """
-    file = decode_json(path, _File, "a PyTorch execution trace", "it has schema and nodes")
-    if file.schema not in SCHEMAS:
-        raise InputError(f"{path} has the schema {file.schema!r}, which is not read", f"known are {', '.join(SCHEMAS)}")
-    operators = sorted(file.nodes, key=lambda node: node.id)
-    _check_tree(operators, path)
-    return ExecutionTrace(file.schema, tuple(operators))
+    trace = decode_json(path, ExecutionTrace, "a PyTorch execution trace", "it has schema and nodes")
+    if trace.schema not in SCHEMAS:
+        raise InputError(
+            f"{path} has the schema {trace.schema!r}, which is not read", f"known are {', '.join(SCHEMAS)}"
+        )
+    trace.operators.sort(key=lambda operator: operator.id)
+    _check_tree(trace.operators, path)
+    return trace
 
 
 def _check_tree(operators: list[Operator], path: Path) -> None:

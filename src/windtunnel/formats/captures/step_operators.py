@@ -1,4 +1,4 @@
-"""Match the kernels of a captured step to operators of the model, so that measured stands beside simulated.
+"""Match the kernels of a captured step to operators of the model, to compare measured with simulated times.
 
 Kernels are matched by the module whose range they were launched in (`module:model.layers.0.mlp.up_proj`), where there
 are such ranges. Elsewhere by their class, matrix products by their shapes or by their order in a layer, and kernels
@@ -65,24 +65,16 @@ _COMPILED_MODULES = tuple((re.compile(pattern), row) for pattern, row in _MODULE
 _COMPILED_ROWS = tuple((re.compile(f"(?:{pattern})$"), row) for row, pattern in _ROWS.items())
 
 _BY_CLASS = {
-    "attention": "attention",
+    **{name: name for name in ("attention", "embedding", "activation", "communication", "experts")},
     "rope": ROPE,
     "kv_cache": ROPE,
-    "embedding": "embedding",
     "norm": NORMS,
-    "activation": "activation",
-    "communication": "communication",
     "sampling": "sample",
-    "experts": "experts",
 }
-_BETWEEN = {
-    ("embedding", "qkv_proj"): NORMS,
-    ("o_proj", "gate_up_proj"): NORMS,
-    ("o_proj", "experts"): NORMS,
-    ("down_proj", "qkv_proj"): NORMS,
-    ("experts", "qkv_proj"): NORMS,
-    ("down_proj", "lm_head"): NORMS,
-    ("experts", "lm_head"): NORMS,
+_BETWEEN: Mapping[tuple[str, str | None], str] = {
+    **{("o_proj", after): NORMS for after in ("gate_up_proj", "experts")},
+    **{(before, "qkv_proj"): NORMS for before in ("embedding", "down_proj", "experts")},
+    **{(before, "lm_head"): NORMS for before in ("down_proj", "experts")},
     ("gate_up_proj", "down_proj"): "activation",
     ("qkv_proj", "attention"): ROPE,
     ("lm_head", None): "sample",
@@ -254,7 +246,7 @@ def measurement_tables(steps: Sequence[MatchedStep], source: str) -> list[Measur
 
 
 def _single_operators(measured: MatchedStep) -> Iterator[tuple[Op, float]]:
-    """Yield the operators that have a row for themselves, with the seconds of one execution."""
+    """Yield the operators that do not share a row, with the seconds of one execution."""
     by_row: dict[str, list[Launch]] = {}
     for launch in measured.launches:
         by_row.setdefault(row_of_launch(launch.name), []).append(launch)

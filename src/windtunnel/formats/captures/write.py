@@ -1,9 +1,7 @@
 """Write a capture: summaries as JSON, kernels and the comparison of two profilers as CSV, kernels as Parquet."""
 
-import csv
 import json
-from collections.abc import Iterable, Sequence
-from io import StringIO
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +104,7 @@ def _statistics_document(capture: Capture, values: NameStatistics, unit: str) ->
 
 
 def write_kernels(capture: Capture, path: Path) -> None:
-    """Write the kernel table with its texts as Parquet; it appears whole or not at all.
+    """Write the kernel table with its texts as Parquet; it appears completely or not at all.
 
     Raises:
         InputError: it cannot be written.
@@ -153,15 +151,6 @@ def kernel_comparison(timed: Capture, counted: Capture) -> tuple[list[str], list
             cells = [*_cells(times, of_nsys, row), *_cells(counters, of_ncu, counted_row)]
             rows.append([*_titles(timed, times, row), *cells])
     return headers, rows
-
-
-def as_csv(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return rows as CSV text."""
-    text = StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(headers)
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def as_json(document: Any) -> str:

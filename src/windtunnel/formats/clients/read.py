@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.files import read_text
+from windtunnel.formats.recognise import FileContent, FileFormat, find_format
 
 MS = 1e-3
 
@@ -38,43 +37,45 @@ class ClientResult:
 
 
 def read_client_results(path: Path) -> list[ClientResult]:
-    """Read the runs in a client's result file: one JSON document, or one a line.
+    """Read the runs in a client's result file.
 
     Raises:
-        InputError: not JSON, or of an unknown client.
+        InputError: a file of an unknown client, or without a finished run.
     """
-    results = []
-    for number, document in enumerate(_documents(path, read_text(path))):
-        name = path.stem if number == 0 else f"{path.stem}:{number + 1}"
-        results += _results(path, name, document)
+    results: list[ClientResult] = find_format(path, "client result").read(path)
     if not results:
         raise InputError(f"{path} holds no finished run")
     return results
 
 
-def _documents(path: Path, text: str) -> list[Any]:
-    try:
-        return [json.loads(text)]
-    except ValueError:
-        pass
-    try:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-    except ValueError as error:
-        raise InputError(f"{path} is neither JSON nor JSON lines: {error}") from None
+def of_documents(read: Callable[[str, dict[str, Any]], list[ClientResult]]) -> Callable[[Path], list[ClientResult]]:
+    """Return a reader of files that hold one JSON document, or one a line.
+
+    Args:
+        read: takes a name for a document's runs, and the document.
+    """
+
+    def read_file(path: Path) -> list[ClientResult]:
+        results = []
+        for number, document in enumerate(FileContent(path).documents):
+            name = path.stem if number == 0 else f"{path.stem}:{number + 1}"
+            try:
+                results += read(name, document)
+            except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+                raise InputError(f"{path}: {name} lacks or misstates {error}") from None
+        return results
+
+    return read_file
 
 
-def _results(path: Path, name: str, document: Any) -> list[ClientResult]:
-    if isinstance(document, dict):
-        for fits, read in _READERS:
-            if fits(document):
-                try:
-                    return read(name, document)
-                except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
-                    raise InputError(f"{path}: {name} lacks or misstates {error}") from None
-    raise InputError(
-        f"{path} is of no benchmark client that is known",
-        "vLLM's `bench serve --save-result`, SGLang's bench_serving, AIPerf, GenAI-Perf and guidellm are",
-    )
+def has(test: Callable[[dict[str, Any]], bool]) -> Callable[[FileContent], bool]:
+    """Return a test of files: whether they hold JSON objects that all pass `test`."""
+
+    def passes(file: FileContent) -> bool:
+        documents = file.documents if file.is_json else []
+        return bool(documents) and all(isinstance(document, dict) and test(document) for document in documents)
+
+    return passes
 
 
 def _bench_serving(name: str, document: dict[str, Any]) -> list[ClientResult]:
@@ -110,7 +111,7 @@ def _bench_serving(name: str, document: dict[str, Any]) -> list[ClientResult]:
 
 
 def _known(**measured: float) -> dict[str, float]:
-    """Return the measured metrics; clients write 0 for the time per token of answers of one token, and NaN for none.
+    """Return the known metrics; clients write 0 where every answer has one token, and NaN where nothing was measured.
 
     Raises:
         ValueError: a negative time, or nothing at all.
@@ -157,8 +158,9 @@ def _aiperf(name: str, document: dict[str, Any]) -> list[ClientResult]:
 
 
 def _aiperf_load(name: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the load under the names of AIPerf's `loadgen`: of its first versions, of the measured phase in versions
-    that configure phases, or of GenAI-Perf's perf_analyzer.
+    """Return the load under the names of AIPerf's `loadgen`.
+
+    Newer versions configure phases, of which the measured one counts; GenAI-Perf configures perf_analyzer.
 
     Source: https://github.com/ai-dynamo/aiperf, `src/aiperf/config/phases.py`, at commit 0205ea1.
     """
@@ -235,8 +237,18 @@ def _num_successful(run: dict[str, Any]) -> float:
     return float(totals["successful"])
 
 
-_READERS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[str, dict[str, Any]], list[ClientResult]]], ...] = (
-    (lambda document: "benchmarks" in document, _guidellm),
-    (lambda document: isinstance(document.get("time_to_first_token"), dict), _aiperf),
-    (lambda document: "mean_ttft_ms" in document, _bench_serving),
+FORMATS = (
+    FileFormat(
+        "vLLM's `bench serve` or SGLang's `bench_serving`",
+        "client result",
+        has(lambda document: "mean_ttft_ms" in document),
+        of_documents(_bench_serving),
+    ),
+    FileFormat(
+        "AIPerf or GenAI-Perf",
+        "client result",
+        has(lambda document: isinstance(document.get("time_to_first_token"), dict)),
+        of_documents(_aiperf),
+    ),
+    FileFormat("guidellm", "client result", has(lambda document: "benchmarks" in document), of_documents(_guidellm)),
 )

@@ -4,3 +4,8 @@
 reverse. Refused: missing arguments, wrong values, variables that are not assigned. Arguments that change nothing that
 is predicted (data, learning rates, logging) are ignored and listed.
 """
+
+from windtunnel.formats.megatron.job import is_arguments, read_job
+from windtunnel.formats.recognise import FileFormat
+
+FORMATS = (FileFormat("Megatron arguments", "training job", is_arguments, read_job, is_certain=False),)

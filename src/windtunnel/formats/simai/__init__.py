@@ -12,3 +12,8 @@ in an all-to-all (astra-sim/workload/Workload.cc at 1.7).
 
 Refused: unknown settings, collectives and policies; lines of another length; a wrong number of layers.
 """
+
+from windtunnel.formats.recognise import FileFormat
+from windtunnel.formats.simai.contents import WORKLOAD, is_workload, read_contents
+
+FORMATS = (FileFormat(WORKLOAD, "workload or trace", is_workload, read_contents),)

@@ -1,4 +1,4 @@
-"""Write a timeline's file: checked before the run, and whole or not at all."""
+"""Write a timeline's file: its path is checked before the run, and it appears completely or not at all."""
 
 import gzip
 import itertools
@@ -30,7 +30,7 @@ def check_file(path: Path, overwrite: bool) -> None:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
-    """Open a file that is at `path` when the block has ended well, and nowhere otherwise."""
+    """Open a file that appears at `path` only when the block ends without an error."""
     try:
         with draft_of(path) as draft, draft.open("wb") as raw:
             if path.suffix == ".gz":

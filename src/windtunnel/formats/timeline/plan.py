@@ -285,7 +285,7 @@ def _finished(requests: Table) -> ShownRequests:
 def _requests_within(
     room: int, everyone: ShownRequests, flows_of: Callable[[ShownRequests], RequestFlows]
 ) -> tuple[ShownRequests, RequestFlows]:
-    """Return as many requests, evenly spaced, as with their flows fit into `room` events."""
+    """Return as many requests, evenly spaced, as fit into `room` events with their flows."""
     num_all = everyone.request.size
     num_shown = num_all
     while True:

@@ -62,7 +62,7 @@ def write_step_timeline(
     communicated: NDArray[np.float64],
     about: Mapping[str, str | float],
 ) -> int:
-    """Write the timeline of a step as JSON, compressed where `path` ends in `.gz`; returns the number of events.
+    """Write the timeline of a step as JSON, compressed where `path` ends in `.gz`; return the number of events.
 
     Raises:
         InputError: it cannot be written, or has more events than a browser shows.

@@ -26,19 +26,7 @@ def timeline(requests: Table, steps: Table, max_events: int = MAX_EVENTS) -> Ite
     There is one process for each replica, one thread for each batch that a replica has in flight at once, and a slice
     (`X`) for each row of the step table. Requests are async slices (`b`, `e`) with their phases inside, and flows (`s`,
     `t`, `f`) from the batch that schedules a request to the batches of its first and last token. Counters (`C`) show KV
-    blocks, requests and tokens/s. Times are whole microseconds.
-
-    A longer run is reduced. Successive batches of a thread are drawn as one slice, as many as it takes to bring slices
-    and counters under half of `max_events`, or under the part that requests leave; busy time is conserved. Then as many
-    whole requests as fit are shown, evenly spaced in the order of sending.
-
-    Args:
-        requests: a request table (`REQUEST_COLUMNS`). Requests that have not finished are not shown.
-        steps: a step table (`STEP_COLUMNS`).
-        max_events: upper limit of the number of events.
-
-    Raises:
-        InputError: `max_events` is less than the threads of the run need.
+    blocks, requests and tokens/s. Times are whole microseconds. `write_timeline` documents arguments and errors.
     """
     return _events(plan_timeline(requests, steps, max_events))
 
@@ -53,18 +41,22 @@ def write_timeline(
 ) -> Detail:
     """Write the timeline of a run as JSON, compressed where `path` ends in `.gz`; return how much it shows.
 
-    The file appears whole or not at all. The same run gives the same bytes.
+    The file appears completely or not at all. The same run gives the same bytes.
+
+    A longer run is reduced. Successive batches of a thread are drawn as one slice, as many as it takes to bring slices
+    and counters under half of `max_events`, or under the part that requests leave; busy time is conserved. Then as many
+    whole requests as fit are shown, evenly spaced in the order of sending.
 
     Args:
         path: `*.json` or `*.json.gz`; folders are made, and a file of that name is replaced.
-        requests: a request table.
-        steps: a step table.
-        max_events: see `timeline`.
+        requests: a request table (`REQUEST_COLUMNS`). Requests that have not finished are not shown.
+        steps: a step table (`STEP_COLUMNS`).
+        max_events: upper limit of the number of events.
         about: notes for the file's `otherData`, beside those on what was left out.
         replica_phases: starts of the phases of replicas that come and go (`metrics.fleet.PHASE_COLUMNS`).
 
     Raises:
-        InputError: the file cannot be written, or `max_events` is too small.
+        InputError: the file cannot be written, or `max_events` is less than the threads of the run need.
     """
     plan = plan_timeline(requests, steps, max_events, replica_phases)
     notes = {**(about or {}), **asdict(plan.detail), "sampling": plan.detail.sampling}
@@ -176,7 +168,7 @@ def _counter_events(plan: TimelinePlan) -> tuple[Iterator[Event], ...]:
 
 
 def _rate(plan: TimelinePlan, tokens: Ints) -> Ints:
-    """Return tokens a second, at the start of each slice, of all slices of its replica that are then under way."""
+    """Return, at the start of each slice, the tokens a second of all slices of its replica that are then under way."""
     slices = plan.slices
     rate = np.rint(tokens * 1e6 / np.maximum(slices.end_us - slices.start_us, 1)).astype(np.int64)
     replica = plan.batches.replica[slices.first]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.files import read_text, write_text
+from windtunnel.files import csv_text, read_text, write_text
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.forward import decode_launches, prefill_launches, token_launches
@@ -101,14 +101,8 @@ def _cell(text: str) -> Cell:
 
 
 def write_vidur_file(file: VidurFile, path: Path) -> None:
-    """Write the CSV, making its folder; it appears whole or not at all."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(file.columns)
-    writer.writerows(
-        [["" if cell is None else cell for cell in row] for row in zip(*file.columns.values(), strict=True)]
-    )
-    write_text(path, text.getvalue())
+    """Write the CSV, making its folder; it appears completely or not at all."""
+    write_text(path, csv_text(file.columns, zip(*file.columns.values(), strict=True)))
 
 
 # --------------------------------------------------------------------------------------------------- to our vocabulary
@@ -235,7 +229,7 @@ class ProfiledStep:
 
 
 def vidur_files(model: ModelSpec, steps: Sequence[ProfiledStep], block_size: int) -> dict[str, VidurFile]:
-    """Return a profile of ours as `mlp.csv` and `attention.csv`.
+    """Return steps that Windtunnel measured as `mlp.csv` and `attention.csv`.
 
     Args:
         model: dense, with equal layers.

@@ -1,4 +1,4 @@
-"""Run what a Vidur `config.json` describes, on Vidur's look-up tables, as Vidur would have run it."""
+"""Run the configuration in a Vidur `config.json` on Vidur's look-up tables, with Vidur's results."""
 
 import numpy as np
 from numpy.typing import NDArray

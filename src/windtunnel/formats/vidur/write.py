@@ -75,7 +75,7 @@ def check_metrics_file(path: Path, overwrite: bool) -> None:
 
 
 def write_request_metrics(path: Path, columns: dict[str, NDArray[Any]]) -> None:
-    """Write the columns as CSV, the file whole or not at all; unknown values are left empty, as Vidur does."""
+    """Write the columns as CSV, completely or not at all; unknown values are empty cells, as in Vidur's file."""
     import pyarrow as pa
     from pyarrow import csv
 

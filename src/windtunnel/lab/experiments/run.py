@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError, unwritable
-from windtunnel.files import write_text
+from windtunnel.files import csv_text, write_text
 from windtunnel.formats.captures.capture import KERNEL, Capture, within
 from windtunnel.formats.captures.kernel_names import short_name
 from windtunnel.formats.captures.kernel_time import kernel_time
-from windtunnel.formats.captures.read import read_capture, scrub_nsys
+from windtunnel.formats.captures.read import read_capture
+from windtunnel.formats.captures.scrub import scrub_nsys
 from windtunnel.formats.captures.step_names import MEASURED
 from windtunnel.formats.captures.write import (
-    as_csv,
     as_json,
     capture_document,
     capture_summary,
@@ -249,7 +249,7 @@ def _analyse(experiment: Experiment, folder: Path) -> dict[str, Any]:
     if experiment.mode == "nsys_ncu":
         counted = _count(experiment.ncu_options, folder, capture)
         write_text(folder / "ncu_metrics.json", as_json(capture_document(counted)))
-        write_text(folder / "kernel_comparison.csv", as_csv(*kernel_comparison(capture, counted)))
+        write_text(folder / "kernel_comparison.csv", csv_text(*kernel_comparison(capture, counted)))
     return results
 
 
@@ -281,7 +281,7 @@ def top_kernel_pattern(capture: Capture, num_kernels: int) -> str:
 def _write_capture(capture: Capture, folder: Path, tool: str) -> None:
     write_kernels(capture, folder / KERNELS)
     write_text(folder / f"{tool}_metrics.json", as_json(capture_document(capture)))
-    write_text(folder / f"{tool}_summary.csv", as_csv(*kernel_rows(capture)))
+    write_text(folder / f"{tool}_summary.csv", csv_text(*kernel_rows(capture)))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -22,11 +22,11 @@ from windtunnel.workload.schema import Trace, TraceColumns
 from windtunnel.workload.traces.requests import read_requests
 
 BLOCK = 1 << 20
-"""Times that are warped at once, so that tens of millions need no temporary arrays of their length."""
+"""Number of times warped at once, so that tens of millions of them need no temporary arrays of that length."""
 
 
 def draw_times(arrivals: Arrivals, limit: int | None, duration_s: float | None, rng: np.random.Generator) -> Seconds:
-    """Draw the arrival times of `limit` requests, or of fewer but all that are before `duration_s`.
+    """Draw the arrival times of `limit` requests, or at least of all those before `duration_s`.
 
     One of the two limits is given; a closed loop and a single burst have `limit` (`Workload` checks both).
     """
@@ -116,18 +116,18 @@ def _times_at(curve: RateCurve, unit: Seconds) -> Seconds:
         piece = np.minimum(piece, units.size - 2)
     slope = np.append(np.diff(rates) / np.diff(times), 0.0)[piece]
     over = np.maximum(rest - units[piece], 0.0)
-    root = np.sqrt(np.maximum(rates[piece] ** 2 + 2 * slope * over, 0.0))
+    rate_sum = rates[piece] + np.sqrt(np.maximum(rates[piece] ** 2 + 2 * slope * over, 0.0))
     return np.asarray(
         periods * (curve.period_s or 0.0)
         + times[piece]
-        + np.divide(2 * over, rates[piece] + root, out=np.zeros_like(over), where=over > 0)
+        + np.divide(2 * over, rate_sum, out=np.zeros_like(over), where=rate_sum > 0)
     )
 
 
 def _renewals(
     draw_gaps: Callable[[int], Seconds], rate_per_s: float, limit: int | None, duration_s: float | None
 ) -> Seconds:
-    """Return running sums of independent gaps; `draw_gaps` gives gaps of mean 1, which the rate only scales.
+    """Return running sums of independent gaps; `draw_gaps` gives gaps of mean 1, which the rate scales.
 
     Gaps are drawn until they pass the end: the count before a fixed time is then unbiased, whatever the first guess.
     """

@@ -1,7 +1,7 @@
 """Draws of requests from a model of a service's clients."""
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,7 @@ from windtunnel.workload.schema import ClientModel
 from windtunnel.workload.traces.servegen import LENGTHS, Client, read_clients
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ClientRequests:
+class ClientRequests(NamedTuple):
     """Requests of clients: arrays of shape `[num_requests]`, in order of arrival."""
 
     arrival_s: Seconds
@@ -28,12 +27,12 @@ def draw_clients(
     """Draw the requests of all clients.
 
     Args:
-        model: whose clients, at what rate.
-        limit, duration_s: where it ends; at the end of the model at the latest.
+        model: the clients, and the rate of all together.
+        limit, duration_s: end of the workload; it ends with the model at the latest.
         rngs: generators by stream.
 
     Raises:
-        InputError: the model cannot be read, or nobody sends a request before the end.
+        InputError: the model cannot be read, or no client sends a request before the end.
     """
     clients = _busiest(_with_lengths(read_clients(Path(model.path)), model), model.num_clients)
     starts = clients[0].start_s
@@ -49,19 +48,15 @@ def draw_clients(
     if expected > MAX_REQUESTS:
         raise InputError(f"the workload has about {expected:.3g} requests, but at most {MAX_REQUESTS} can be simulated")
     parts = [_requests_of(client, model.start_s, last_s, window_s, factor, rngs) for client in clients]
-    arrival_s = np.concatenate([part.arrival_s for part in parts])
+    arrival_s, inputs, outputs = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     order = np.argsort(arrival_s, kind="stable")[:limit]
     if not order.size:
         raise InputError(f"no client of {model.path} sends a request from {model.start_s:g} s to {last_s:g} s")
-    return ClientRequests(
-        arrival_s[order],
-        np.concatenate([part.input_tokens for part in parts])[order],
-        np.concatenate([part.output_tokens for part in parts])[order],
-    )
+    return ClientRequests(arrival_s[order], inputs[order], outputs[order])
 
 
 def _with_lengths(clients: list[Client], model: ClientModel) -> list[Client]:
-    """Return the clients with known lengths; raise InputError where the model does not allow to leave out others."""
+    """Return the clients with known lengths; raise InputError where the model refuses clients without them."""
     known = [client for client in clients if client.lengths or not client.rate_per_s.any()]
     unknown = [client for client in clients if client.rate_per_s.any() and not client.lengths]
     if (unknown and model.without_lengths == "refuse") or not known:

@@ -19,19 +19,8 @@ from windtunnel.workload.sessions import (
 from windtunnel.workload.traces.requests import read_lengths
 
 STREAMS = (
-    "arrivals",
-    "input_tokens",
-    "output_tokens",
-    "turns",
-    "think_times",
-    "followup_tokens",
-    "tool_calls",
-    "tool_times",
-    "tool_tokens",
-    "prompts",
-    "prompt_tokens",
-    "tenants",
-    "order",
+    *("arrivals", "input_tokens", "output_tokens", "turns", "think_times", "followup_tokens", "tool_calls"),
+    *("tool_times", "tool_tokens", "prompts", "prompt_tokens", "tenants", "order"),
 )
 """Streams of random numbers, each with its own generator, spawned from the seed in this order."""
 
@@ -56,8 +45,8 @@ def draw_lengths(
 
     Args:
         lengths: the distribution.
-        num_requests: how many to draw.
-        rng: where the randomness comes from.
+        num_requests: number of lengths to draw.
+        rng: source of randomness.
         stream: `input_tokens` or `output_tokens`: the column that an `Empirical` file is read for by default.
 
     Raises:
@@ -108,6 +97,31 @@ def draw_indices(weights: NDArray[np.float64], num_requests: int, rng: np.random
     """
     cumulative = np.cumsum(weights)
     return np.searchsorted(cumulative / cumulative[-1], rng.random(num_requests), side="right")
+
+
+def client_lengths(
+    input_tokens: Lengths | None, output_tokens: Lengths | None, num_requests: int, seed: int
+) -> tuple[Counts, Counts]:
+    """Draw the prompt and output tokens of a benchmark client's random data set, number for number.
+
+    All prompts are drawn before all outputs, so that another number of requests has other outputs.
+
+    Args:
+        input_tokens, output_tokens: numbers, or uniform.
+        num_requests: number of requests in the run.
+        seed: seed of NumPy's legacy generator, whose numbers no later NumPy changes.
+
+    Source: https://github.com/kimbochen/bench_serving, `sample_random_requests` of `benchmark_serving.py`.
+    """
+    rng = np.random.RandomState(seed)
+
+    def draw(lengths: Lengths | None) -> Counts:
+        if isinstance(lengths, int):
+            return rng.randint(lengths, lengths + 1, num_requests, np.int64)
+        assert isinstance(lengths, Uniform), "Workload checks that lengths are numbers or uniform"
+        return rng.randint(lengths.min_tokens, lengths.max_tokens + 1, num_requests, np.int64)
+
+    return draw(input_tokens), draw(output_tokens)
 
 
 def draw_counts(counts: spec.Counts, size: int, rng: np.random.Generator) -> Counts:

@@ -1,4 +1,4 @@
-"""Generation of a workload's requests: arrival times, token counts and what prompts share."""
+"""Generation of a workload's requests: arrival times, token counts and the common beginnings of prompts."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.workload.arrivals import ClosedLoop
 from windtunnel.workload.generate.arrival_times import draw_times
-from windtunnel.workload.generate.client_lengths import drawn_lengths
 from windtunnel.workload.generate.clients import draw_clients
-from windtunnel.workload.generate.draws import Counts, Seconds, child, draw_indices, draw_lengths, spawn
+from windtunnel.workload.generate.draws import Counts, Seconds, child, client_lengths, draw_indices, draw_lengths, spawn
 from windtunnel.workload.generate.turns import Turns, begins, draw_prompts, draw_turns, within
 from windtunnel.workload.lengths import Lengths
 from windtunnel.workload.schema import RequestSource, Trace, Workload
@@ -22,6 +21,12 @@ from windtunnel.workload.traces.requests import BlockIds, RecordedRequests, read
 
 REQUEST_NODES = ("request_node", "request_output_node")
 """Columns of `PrefixArrays` with a row per request."""
+_WARMUP = {
+    **dict.fromkeys(("arrival_s", "think_s"), 0.0),
+    **dict.fromkeys(("previous", "session", *REQUEST_NODES), -1),
+    "ttft_limit_s": math.inf,
+}
+"""Column -> its value in warm-up requests; others are those of the first request."""
 TENANT_KEY = 1000
 """The j-th tenant's streams are spawned from the seed's child of this number and j."""
 
@@ -46,17 +51,12 @@ class PrefixArrays:
     """`[num_requests]` Child of `request_node` (or root) with the unshared end of the prompt and the output, so that
     a later turn can find them; no two requests have the same. -1: no later turn."""
 
-    def with_requests(self, change: Callable[[Counts], Counts]) -> "PrefixArrays":
-        """Return the forest with both columns of requests changed."""
-        columns = {name: change(getattr(self, name)) for name in REQUEST_NODES}
-        return replace(self, **columns)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestArrays:
     """One row per request, in order of arrival; every array has shape [num_warmup + num_requests].
 
-    A turn with a predecessor arrives when that is done, wherever its row is.
+    A turn with a predecessor arrives when the predecessor is done, wherever its row is.
 
     The first `num_warmup` rows are warm-up: copies of the first measured request, released at 0 s and all finished
     before the measured requests start, whose `arrival_s` count from that moment.
@@ -96,15 +96,29 @@ class RequestArrays:
         """Whether no request waits for the completion of another."""
         return not self.concurrency and self.previous is None
 
+    def mapped(self, change: Callable[[str, NDArray[Any]], NDArray[Any]]) -> "RequestArrays":
+        """Return the requests with all their columns changed, also those in `prefixes`.
+
+        `change` takes the name of a column and the column.
+        """
+        known = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed: dict[str, Any] = {
+            name: change(name, column) for name, column in known.items() if isinstance(column, np.ndarray)
+        }
+        if self.prefixes is not None:
+            nodes = {name: change(name, getattr(self.prefixes, name)) for name in REQUEST_NODES}
+            changed["prefixes"] = replace(self.prefixes, **nodes)
+        return replace(self, **changed)
+
 
 def generate(workload: Workload, seed: np.random.SeedSequence | int) -> RequestArrays:
-    """Generate the requests of `workload`, the same bytes for the same seed.
+    """Generate the requests of `workload`: the same bytes for the same seed.
 
     A rate only stretches the times that a seed gives, and few requests are the first of many (common random numbers).
 
     Args:
         workload: distributions, traces, tenants, or a client model.
-        seed: of the scenario; a `SeedSequence` is left as it was.
+        seed: seed of the scenario; a `SeedSequence` is not changed.
 
     Raises:
         InputError: a file that cannot be read or is too short, or no request before `duration_s`.
@@ -120,7 +134,7 @@ def generate(workload: Workload, seed: np.random.SeedSequence | int) -> RequestA
         requests = stream_requests(workload, root, workload.num_requests, workload.duration_s)
     if workload.lengths_seed is not None:
         lengths = (workload.input_tokens, workload.output_tokens)
-        inputs, outputs = drawn_lengths(*lengths, requests.num_requests, workload.lengths_seed)
+        inputs, outputs = client_lengths(*lengths, requests.num_requests, workload.lengths_seed)
         requests = replace(requests, input_tokens=inputs, output_tokens=outputs)
     requests = _with_limits(requests, workload)
     return _behind_client(requests, workload.arrivals) if isinstance(workload.arrivals, ClosedLoop) else requests
@@ -138,8 +152,8 @@ def stream_requests(
     Args:
         source: distributions, a trace or both.
         seed: seed of all its draws.
-        limit, duration_s: where the stream ends.
-        arrival_s: arrival times of requests (or sessions), where another stream decided them.
+        limit, duration_s: end of the stream.
+        arrival_s: arrival times of requests (or sessions) that were drawn elsewhere.
     """
     rngs = spawn(seed)
     if arrival_s is None and source.arrivals is not None and source.trace and source.trace.order == "resampled":
@@ -212,7 +226,7 @@ def _chained(ids: Counts, is_first: NDArray[np.bool_]) -> tuple[Counts, Counts]:
 
 
 def _session_requests(turns: Turns, start_s: Seconds) -> RequestArrays:
-    """Return the turns of sessions by the earliest time at which each can be sent, as if answers took no time."""
+    """Return the turns of sessions in order of the earliest time at which each can be sent, if answers took no time."""
     is_first = begins(turns.session)
     num_requests, num_prompts = is_first.size, turns.prompt_tokens.size
     earliest_s = start_s[turns.session] + within(turns.wait_s, is_first)
@@ -249,10 +263,10 @@ def _inverse(order: Counts) -> Counts:
 def _with_prompts(
     requests: RequestArrays, prompts: SharedPrompts, rngs: dict[str, np.random.Generator]
 ) -> RequestArrays:
-    """Return `requests`, which are not in sessions, each behind one of the shared prompts.
+    """Put one of the shared prompts before each of `requests`, which are not in sessions.
 
     Raises:
-        InputError: the trace already says what its prompts share.
+        InputError: the trace already states what its prompts share.
     """
     if requests.prefixes is not None:
         raise InputError("the trace's hash_ids say what its prompts share; shared_prompts cannot be put before them")
@@ -288,11 +302,11 @@ def _tenant_requests(workload: Workload, seed: np.random.SeedSequence) -> Reques
         parts.append(replace(part, tenant=np.full(part.num_requests, index, np.int64)))
     merged = _merged(parts)
     names = tuple(tenant.name for tenant in workload.tenants)
-    return replace(merged if limit is None else _first_of(merged, limit), tenant_names=names)
+    return replace(merged.mapped(lambda _, column: column[:limit]), tenant_names=names)
 
 
 def _merged(parts: Sequence[RequestArrays]) -> RequestArrays:
-    """Merge requests in order of arrival; rows, sessions and nodes that they name are renumbered."""
+    """Merge requests in order of arrival, renumbering the rows, sessions and nodes that they refer to."""
     sizes = [part.num_requests for part in parts]
     order = np.argsort(np.concatenate([part.arrival_s for part in parts]), kind="stable")
     place = _inverse(order)
@@ -302,28 +316,29 @@ def _merged(parts: Sequence[RequestArrays]) -> RequestArrays:
         filled = [
             np.full(size, absent) if column is None else column for size, column in zip(sizes, columns, strict=True)
         ]
-        return np.asarray(np.concatenate(filled)[order])
+        return np.concatenate(filled)
 
     columns = {name: joined(name, 0) for name in ("arrival_s", "input_tokens", "output_tokens", "priority", "tenant")}
     rows = np.concatenate([[0], np.cumsum(sizes)])
     if any(part.previous is not None for part in parts):
         moved = [_moved(part.previous, size, row) for part, size, row in zip(parts, sizes, rows, strict=False)]
-        previous = np.concatenate(moved)[order]
+        previous = np.concatenate(moved)
         columns["previous"] = np.where(previous < 0, -1, place[previous])
         columns["think_s"] = joined("think_s", 0.0)
     if any(part.session is not None for part in parts):
         ends = np.cumsum([0, *(0 if part.session is None else int(part.session.max()) + 1 for part in parts)])
         moved = [_moved(part.session, size, end) for part, size, end in zip(parts, sizes, ends, strict=False)]
-        columns["session"] = np.concatenate(moved)[order]
-    return RequestArrays(**columns, prefixes=_merged_forests(parts, order))  # type: ignore[arg-type]
+        columns["session"] = np.concatenate(moved)
+    merged = RequestArrays(**columns, prefixes=_merged_forests(parts))  # type: ignore[arg-type]
+    return merged.mapped(lambda _, column: column[order])
 
 
 def _moved(column: Counts | None, size: int, by: int) -> Counts:
-    """Return a column of row numbers moved on by `by`; -1 stays, and a column that is absent is all -1."""
+    """Return a column of row numbers increased by `by`; -1 stays, and an absent column is all -1."""
     return np.full(size, -1, np.int64) if column is None else np.where(column < 0, -1, column + by)
 
 
-def _merged_forests(parts: Sequence[RequestArrays], order: Counts) -> PrefixArrays | None:
+def _merged_forests(parts: Sequence[RequestArrays]) -> PrefixArrays | None:
     if all(part.prefixes is None for part in parts):
         return None
     nothing = np.zeros(0, np.int64)
@@ -337,22 +352,7 @@ def _merged_forests(parts: Sequence[RequestArrays], order: Counts) -> PrefixArra
         for name in REQUEST_NODES:
             moved[name].append(_moved(None if forest is None else getattr(forest, name), size, nodes))
         nodes += 0 if forest is None else forest.node_parent.size
-    merged = PrefixArrays(**{name: np.concatenate(columns) for name, columns in moved.items()})
-    return merged.with_requests(lambda column: column[order])
-
-
-def _first_of(requests: RequestArrays, count: int) -> RequestArrays:
-    """Return the first `count` requests; their predecessors are among them."""
-    if requests.num_requests <= count:
-        return requests
-    cut: dict[str, Any] = {
-        field.name: value[:count]
-        for field in fields(requests)
-        if isinstance(value := getattr(requests, field.name), np.ndarray)
-    }
-    if requests.prefixes is not None:
-        cut["prefixes"] = requests.prefixes.with_requests(lambda column: column[:count])
-    return replace(requests, **cut)
+    return PrefixArrays(**{name: np.concatenate(columns) for name, columns in moved.items()})
 
 
 def _with_limits(requests: RequestArrays, workload: Workload) -> RequestArrays:
@@ -380,31 +380,14 @@ def _with_limits(requests: RequestArrays, workload: Workload) -> RequestArrays:
 
 
 def _behind_client(requests: RequestArrays, client: ClosedLoop) -> RequestArrays:
-    """Return the requests of a client with `concurrency` slots, with its warm-up in front."""
+    """Return the requests of a closed loop, with its warm-up requests in front."""
     count = client.num_warmup_requests
 
-    def warmed(column: NDArray[Any], warmup: Any) -> NDArray[Any]:
-        return np.concatenate([np.full(count, warmup, column.dtype), column])
+    def warmed(name: str, column: NDArray[Any]) -> NDArray[Any]:
+        moved = np.where(column < 0, -1, column + count) if name == "previous" else column
+        return np.concatenate([np.full(count, _WARMUP.get(name, column[0]), column.dtype), moved])
 
-    def optional(column: NDArray[Any] | None, warmup: Any) -> NDArray[Any] | None:
-        return None if column is None else warmed(column, warmup)
-
-    prefixes, previous = requests.prefixes, requests.previous
-    return replace(
-        requests,
-        arrival_s=warmed(requests.arrival_s, 0.0),
-        input_tokens=warmed(requests.input_tokens, requests.input_tokens[0]),
-        output_tokens=warmed(requests.output_tokens, requests.output_tokens[0]),
-        priority=warmed(requests.priority, requests.priority[0]),
-        concurrency=client.concurrency,
-        num_warmup=count,
-        previous=None if previous is None else warmed(np.where(previous < 0, -1, previous + count), -1),
-        think_s=optional(requests.think_s, 0.0),
-        session=optional(requests.session, -1),
-        prefixes=None if prefixes is None else prefixes.with_requests(lambda column: warmed(column, -1)),
-        tenant=None if requests.tenant is None else warmed(requests.tenant, requests.tenant[0]),
-        ttft_limit_s=optional(requests.ttft_limit_s, math.inf),
-    )
+    return replace(requests.mapped(warmed), concurrency=client.concurrency, num_warmup=count)
 
 
 def _read_trace(

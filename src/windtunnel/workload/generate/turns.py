@@ -46,9 +46,9 @@ def draw_turns(source: RequestSource, num_starts: int, limit: int | None, seed: 
 
     Args:
         source: with `sessions`.
-        num_starts: sessions that may begin.
-        limit: most requests; the last sessions are cut.
-        seed: what the streams are spawned from. A session's draws do not depend on how many follow.
+        num_starts: maximum number of sessions.
+        limit: maximum number of requests; the last sessions are cut.
+        seed: seed from which the streams are spawned. A session's draws do not depend on how many follow.
 
     Raises:
         InputError: no first turn is within `max_context_tokens`.

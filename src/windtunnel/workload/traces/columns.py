@@ -14,7 +14,7 @@ from windtunnel.workload.lengths import MAX_TOKENS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """A column without gaps: numbers, dates or objects, and where it comes from."""
+    """A column without missing values: numbers, dates or objects, with its file and its name."""
 
     path: Path
     name: str
@@ -26,7 +26,7 @@ class Column:
         return self.values.dtype.kind in "iuf"
 
     def refuse(self, wrong: Any, reason: str, hint: str | None = None) -> None:
-        """Raise an InputError for the first row where `wrong`."""
+        """Raise InputError for the first row where `wrong` is true."""
         if np.any(wrong):
             row = int(np.argmax(wrong))
             message = f"{self.path} row {self.first_row + row + 1}: {self.name} {reason}: {shown(self.values[row])}"
@@ -37,7 +37,7 @@ def column_of(path: Path, name: str, column: Any, first_row: int) -> Column:
     """Return one block of a column as it was read.
 
     Raises:
-        InputError: a value that is missing, or a list.
+        InputError: a value is missing, or a list.
     """
     if isinstance(column, list):
         raise InputError(f"{path} row {first_row + 1}: {name} is not a number: {shown(column[0])}")
@@ -49,25 +49,22 @@ def column_of(path: Path, name: str, column: Any, first_row: int) -> Column:
 
 def dates_s(column: Column, origin: Any) -> tuple[NDArray[np.float64], Any]:
     """Return seconds since `origin` (None: the first date), and the origin; dates are datetime64 or ISO 8601 (UTC)."""
-    if column.values.dtype.kind == "M":
-        origin = column.values[0] if origin is None else origin
-        return np.asarray((column.values - origin) / np.timedelta64(1, "s"), np.float64), origin
-    dates = [_date(value) for value in column.values]
-    wrong = [date is None for date in dates]
-    column.refuse(
-        [bad and not _is_number(value) for bad, value in zip(wrong, column.values, strict=True)], "is not a time"
-    )
-    column.refuse(wrong, "is not a date, but others are")
-    stamps = [date.replace(tzinfo=date.tzinfo or UTC).timestamp() for date in dates if date]
-    origin = stamps[0] if origin is None else origin
-    return np.array(stamps, np.float64) - origin, origin
+    dates = column.values
+    if dates.dtype.kind != "M":
+        parsed = [_date(value) for value in dates]
+        wrong = [date is None for date in parsed]
+        column.refuse([bad and not _is_number(value) for bad, value in zip(wrong, dates, strict=True)], "is not a time")
+        column.refuse(wrong, "is not a date, but others are")
+        dates = np.array(parsed, "datetime64[us]")
+    origin = dates[0] if origin is None else origin
+    return np.asarray((dates - origin) / np.timedelta64(1, "s"), np.float64), origin
 
 
 def tokens_of(column: Column) -> NDArray[np.int64]:
     """Return positive token counts.
 
     Raises:
-        InputError: names the first row that has none.
+        InputError: a value is none; names its row.
     """
     tokens = integers(column)
     column.refuse(tokens < 1, "is not positive", "leave out requests that failed or generated nothing")
@@ -79,7 +76,7 @@ def integers(column: Column) -> NDArray[np.int64]:
     """Return whole numbers; in a CSV file they may be read as text.
 
     Raises:
-        InputError: names the first row that has none.
+        InputError: a value is none; names its row.
     """
     if not column.is_numeric:
         column.refuse([not _is_number(value) for value in column.values], "is not a number")
@@ -102,10 +99,12 @@ def _is_number(value: Any) -> bool:
 
 
 def _date(text: Any) -> datetime | None:
+    """Return the time in UTC, to which a date without a zone belongs, or None for other values."""
     try:
-        return datetime.fromisoformat(text)
+        date = datetime.fromisoformat(text)
     except (TypeError, ValueError):
         return None
+    return date.astimezone(UTC).replace(tzinfo=None) if date.tzinfo else date
 
 
 def shown(value: Any) -> str:

@@ -1,11 +1,11 @@
 """Request traces: CSV, JSON Lines, JSON or Parquet with named columns, read into arrays block by block.
 
-The column names of common traces are known (`layouts.KNOWN_LAYOUTS`); others are named by `TraceColumns`. Memory
-is what the arrays take, 24 bytes a request, and a block of the file.
+`layouts` knows the column names of common traces; `TraceColumns` names others. Memory holds the arrays, 24 bytes a
+request, and a block of the file.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ from windtunnel.errors import InputError
 from windtunnel.workload.lengths import MAX_TOKENS
 from windtunnel.workload.schema import Trace, TraceColumns
 from windtunnel.workload.traces.columns import Column, column_of, dates_s, integers, shown, tokens_of
-from windtunnel.workload.traces.layouts import CONVERSATIONS, LENGTHS, STREAMS, find_columns, recognise
+from windtunnel.workload.traces.layouts import LENGTHS, STREAMS, Layout, find_columns, recognise
 from windtunnel.workload.traces.table_file import Batch, batches_of, header_of
 
 UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 UNIX_TIME_AFTER_S = 365 * 86400.0
-"""A first arrival later than this is a date in Unix time: no trace starts a year after its zero."""
+"""A first arrival later than this is taken as Unix time: no trace starts a year after its zero."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,22 +77,25 @@ class RecordedRequests:
 def read_requests(trace: Trace, needed: Sequence[str] = STREAMS, limit: int | None = None) -> RecordedRequests:
     """Read the requests in `trace.path`, every row checked, lengths scaled and shortened as `trace` says.
 
-    `start_s`, `time_scale` and `order` are the caller's to apply.
+    `start_s`, `time_scale` and `order` are left to the caller.
 
     Args:
-        trace: where the file is and what its columns are called.
+        trace: place of the file and names of its columns.
         needed: which of `STREAMS` to read; priorities, tenants, sessions and blocks are read where the file has them.
-        limit: stop after so many requests; None reads all.
+        limit: maximum number of requests; None reads all.
 
     Raises:
-        InputError: a missing, empty or broken file, a missing column, a value that cannot be; names file and row.
+        InputError: a missing, empty or broken file, an unknown layout, a missing column, or an impossible value; names
+            the file and the row.
     """
     path = _find(trace.path)
     header = header_of(path)
-    if CONVERSATIONS in header and set(needed) <= set(LENGTHS):
-        recorded = _conversations(path, trace)
+    layout = recognise(path, header, trace.columns, needed)
+    names = find_columns(path, header, layout, trace.columns, needed)
+    if layout.texts_of is None:
+        recorded = _rows(path, names, layout, trace, limit)
     else:
-        recorded = _rows(path, header, trace, needed, limit)
+        recorded = _texts(path, layout.input_tokens, layout.texts_of, trace)
     return _fitted(recorded, trace)
 
 
@@ -108,37 +111,30 @@ def read_lengths(path: str, column: str | None, stream: str) -> NDArray[np.int64
 
 
 def _find(name: str) -> Path:
-    """Return the file at the path `name`; a bare word that is no file names a trace of the catalog."""
+    """Return the file at the path `name`, or the trace of the catalog where `name` is a bare word that is no file."""
     path = Path(name)
     is_word = path.suffix == "" and path.name == name
     return catalog.find("traces", name) if is_word and not path.exists() else path
 
 
-def _rows(path: Path, header: list[str], trace: Trace, needed: Sequence[str], limit: int | None) -> RecordedRequests:
-    """Read the rows of a file with a column for each stream."""
-    layout = recognise(header, trace.columns, needed)
-    names = find_columns(path, header, layout, trace.columns, needed)
-    if "hash_ids" in names and ("input_tokens" not in needed or trace.input_scale != 1 or trace.max_tokens is not None):
+def _rows(path: Path, names: dict[str, str], layout: Layout, trace: Trace, limit: int | None) -> RecordedRequests:
+    """Read the rows of a file whose columns are `names`."""
+    if "hash_ids" in names and ("input_tokens" not in names or trace.input_scale != 1 or trace.max_tokens is not None):
         del names["hash_ids"]
-    unit_s = UNITS_S[layout.arrival_unit if layout and not trace.columns.arrival else trace.columns.arrival_unit]
-    drops = trace.failed == "leave_out" or (trace.failed is None and layout is not None and layout.zero_output_failed)
-    reading = _Reading(path, names, unit_s, drops, trace.hash_block_tokens)
-
-    def use(row: int, batch: Batch) -> bool:
-        nonlocal reading
-        if row == 0:
-            reading = _Reading(path, names, unit_s, drops, trace.hash_block_tokens)
-        reading.add(row, batch)
-        return limit is None or reading.num_requests < limit
-
-    batches_of(path, list(names.values()), use)
+    unit_s = UNITS_S[trace.columns.arrival_unit if trace.columns.arrival else layout.arrival_unit]
+    drops_failed = layout.zero_output_failed if trace.failed is None else trace.failed == "leave_out"
+    reading = _Reading(path, names, unit_s, drops_failed, trace.hash_block_tokens)
+    for batch in batches_of(path, list(names.values())):
+        reading.add(batch)
+        if limit is not None and reading.num_requests >= limit:
+            break
     recorded = reading.finish()
     return recorded if limit is None else recorded.take(slice(0, limit))
 
 
 @dataclass(slots=True)
 class _Reading:
-    """Columns of a file so far, block by block."""
+    """The columns of a file, as far as they have been read."""
 
     path: Path
     names: dict[str, str]
@@ -152,8 +148,9 @@ class _Reading:
     parts: dict[str, list[Any]] = field(default_factory=dict)
     codes: dict[str, dict[str, int]] = field(default_factory=lambda: {"tenant": {}, "session": {}})
 
-    def add(self, row: int, batch: Batch) -> None:
+    def add(self, batch: Batch) -> None:
         """Check a block of rows and keep it."""
+        row = self.num_rows
         columns = {
             stream: column_of(self.path, name, batch[name], row)
             for stream, name in self.names.items()
@@ -219,7 +216,7 @@ class _Reading:
     def _codes(self, stream: str, column: Any) -> NDArray[np.int64]:
         """Return the number of each value, by order of first appearance; -1 for none."""
         known = self.codes[stream]
-        values, of_row = np.unique(np.array([_name(value) for value in column.to_pylist()]), return_inverse=True)
+        values, of_row = np.unique(np.array([_name(value) for value in _values(column)]), return_inverse=True)
         first = np.full(values.size, len(of_row))
         np.minimum.at(first, of_row, np.arange(len(of_row)))
         numbers = np.empty(values.size, np.int64)
@@ -229,13 +226,18 @@ class _Reading:
         return numbers[of_row]
 
 
+def _values(column: Any) -> list[Any]:
+    """Return a block of a column as Python values."""
+    return column if isinstance(column, list) else column.to_pylist()
+
+
 def _name(value: Any) -> str:
     return "" if value is None or (isinstance(value, float) and math.isnan(value)) else str(value)
 
 
 def _block_ids(path: Path, name: str, column: Any, first_row: int) -> BlockIds:
-    """Return the blocks of one part of a file; its last offset is the number of its ids."""
-    lists = column.to_pylist() if hasattr(column, "to_pylist") else column
+    """Return the block ids of one part of a file; the last offset is their number."""
+    lists = _values(column)
     for row, ids in enumerate(lists, start=first_row + 1):
         if ids is not None and not (isinstance(ids, list) and all(isinstance(block, int) for block in ids)):
             raise InputError(f"{path} row {row}: {name} is not a list of whole numbers: {shown(ids)}")
@@ -262,35 +264,28 @@ def _check_blocks(path: Path, name: str, blocks: BlockIds, input_tokens: NDArray
         )
 
 
-def _conversations(path: Path, trace: Trace) -> RecordedRequests:
-    """Read the first text and its answer of each conversation, with lengths estimated from their characters."""
+def _texts(
+    path: Path, column: str, texts_of: Callable[[Any], tuple[str, str] | None], trace: Trace
+) -> RecordedRequests:
+    """Read prompts and answers as texts; their lengths are estimated from their characters."""
     if trace.characters_per_token is None:
         raise InputError(
             f"{path} holds texts, not lengths",
             "say how long a token is: workload.trace.characters_per_token (about 4 for English), or count the tokens",
         )
     lengths: list[tuple[int, int]] = []
-
-    def use(_: int, batch: Batch) -> bool:
-        for row, conversation in enumerate(batch[CONVERSATIONS], start=1):
-            texts = [_text(path, row, said) for said in conversation or []]
-            if len(texts) >= 2:
-                lengths.append((len(texts[0]), len(texts[1])))
-        return True
-
-    batches_of(path, [CONVERSATIONS], use)
+    values = (value for batch in batches_of(path, [column]) for value in _values(batch[column]))
+    for row, value in enumerate(values, start=1):
+        try:
+            texts = texts_of(value)
+        except ValueError as error:
+            raise InputError(f"{path} row {row}: {error}") from None
+        if texts is not None:
+            lengths.append((len(texts[0]), len(texts[1])))
     if not lengths:
         raise InputError(f"{path} has no requests: no conversation of two texts")
-    tokens = np.ceil(np.array(lengths) / trace.characters_per_token).astype(np.int64)
-    tokens = np.maximum(tokens, 1)
+    tokens = np.maximum(np.ceil(np.array(lengths) / trace.characters_per_token).astype(np.int64), 1)
     return RecordedRequests(input_tokens=tokens[:, 0], output_tokens=tokens[:, 1])
-
-
-def _text(path: Path, row: int, said: Any) -> str:
-    text = said.get("value", said.get("content")) if isinstance(said, dict) else None
-    if not isinstance(text, str):
-        raise InputError(f"{path} row {row}: a part of {CONVERSATIONS} has no text: {shown(said)}")
-    return text
 
 
 def _fitted(recorded: RecordedRequests, trace: Trace) -> RecordedRequests:

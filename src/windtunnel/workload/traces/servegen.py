@@ -1,8 +1,8 @@
 """Client models of ServeGen: rate and burstiness of each client of a service in windows, and its lengths.
 
-`chunk-N-trace.csv` has a row a window: time in seconds, requests per second, coefficient of variation of the gaps, the
-family of their distribution (Gamma, Weibull or none) and its two parameters, shape and scale. `chunk-N-dataset.json`
-has frequencies of input and output lengths by the time from which they hold. Source:
+`chunk-N-trace.csv` has a row for each window: time in seconds, requests per second, coefficient of variation of the
+gaps, the family of their distribution (Gamma, Weibull or none) and its two parameters, shape and scale.
+`chunk-N-dataset.json` has frequencies of input and output lengths by the time from which they hold. Source:
 https://github.com/alibaba/ServeGen, README and `servegen/clientpool.py`.
 """
 
@@ -43,7 +43,7 @@ class Client:
     """Shape of the distribution of the gaps; 1 is exponential in both families."""
     is_weibull: NDArray[np.bool_]
     lengths_start_s: NDArray[np.float64]
-    """`[num_periods]` Begin of each period of lengths; periods without lengths are left out."""
+    """`[num_periods]` Start of each period of lengths; periods without lengths are left out."""
     lengths: tuple[tuple[LengthTable, LengthTable], ...]
     """`[num_periods]` Lengths of inputs and outputs; empty where the file is missing."""
 
@@ -52,7 +52,7 @@ def read_clients(path: Path) -> list[Client]:
     """Read the clients of a model, by number.
 
     Raises:
-        InputError: a missing or broken file; names what is wrong in it.
+        InputError: a missing or broken file; says what is wrong in it.
     """
     texts = _texts(path)
     numbers = sorted({number for number, _ in texts})

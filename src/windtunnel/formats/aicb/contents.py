@@ -1,0 +1,115 @@
+"""Read AICB's lists and AIOB times as contents, its commands as jobs, and write its own file of any job."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from windtunnel.errors import InputError
+from windtunnel.files import read_text
+from windtunnel.formats.aicb.aiob_times import read_aiob_times
+from windtunnel.formats.aicb.arguments import DEVICES, Command, TrainingArguments
+from windtunnel.formats.aicb.csv_records import read_records
+from windtunnel.formats.aicb.job import arguments_of, job_of
+from windtunnel.formats.aicb.read import read_command
+from windtunnel.formats.aicb.write import GeneratedFile, generate
+from windtunnel.formats.collective_calls import CollectiveCall, Contents, totals
+from windtunnel.formats.job_files import JobLaunch
+from windtunnel.formats.recognise import FileContent
+from windtunnel.training.job import TrainingJob
+from windtunnel.training.setup import resolve
+
+LIST, AIOB, COMMAND = "AICB list", "AIOB times", "AICB command"
+
+_GROUPS = {"ep_dp_group": "dp_ep", "all": "all"}
+_KINDS = {"isend": "send", "irecv": "receive"}
+_SCRIPT = re.compile(r"^[^#\n]*\b(?:ba)?sh\s+\S*?(?:_workload_with_aiob|megatron_gpt|deepspeed_llama)\.sh\b", re.M)
+"""A line that runs one of AICB's scripts."""
+
+
+def is_command(file: FileContent) -> bool:
+    """Whether a text runs one of AICB's generators or scripts."""
+    return not file.is_json and ("workload_generator." in file.text or _SCRIPT.search(file.text) is not None)
+
+
+def read_list(path: Path) -> Contents:
+    """Read a list and sum up its computation and communication.
+
+    Raises:
+        InputError: as `read_records`.
+    """
+    lists = read_records(path)
+    facts = [("lists", str(len(lists))), ("lines", f"{sum(part.num_records for part in lists):,}")]
+    facts += [("ranks", part.title) for part in lists if part.title]
+    records = [record for part in lists for record in part.records()]
+    products = [record for record in records if record.kind == "computation"]
+    if products:
+        facts.append(("products", f"{len(products):,} of matrices"))
+    timed = [record.elapsed_ms for record in products if record.elapsed_ms is not None]
+    calls = (
+        CollectiveCall(
+            _KINDS.get(record.kind, record.kind),
+            _GROUPS.get(record.group or "", (record.group or "").removesuffix("_group")),
+            record.group_size,
+            round(record.size) if not isinstance(record.size, tuple) else None,
+            record.num_calls,
+            record.elapsed_ms * 1e-3 if record.elapsed_ms is not None else None,
+        )
+        for record in records
+        if record.kind not in ("computation", "epoch_end")
+    )
+    return Contents(LIST, tuple(facts), tuple(totals(calls)), sum(timed) * 1e-3 if timed else None)
+
+
+def read_times(path: Path) -> Contents:
+    """Read AIOB times as the time of each module.
+
+    Raises:
+        InputError: as `read_aiob_times`.
+    """
+    times = read_aiob_times(path)
+    modules = {name: module.mean_us * 1e-6 for name, module in times.modules.items()}
+    return Contents(AIOB, (("run", times.title),), (), sum(modules.values()), modules)
+
+
+def read_job(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...]]:
+    """Read a command as a training job.
+
+    Raises:
+        InputError: the command is wrong, of inference, or leaves a value open that `launch` does not give.
+    """
+    arguments = read_command(read_text(path)).arguments
+    if not isinstance(arguments, TrainingArguments):
+        raise InputError("an inference workload is no training job", "write AICB's own file with --compat aicb")
+    device = launch.device_or(DEVICES.get(arguments.gpu_type or ""), "the command names none")
+    return job_of(arguments, device), ()
+
+
+def file_of_job(job: TrainingJob, target: str | None, times: Path | None) -> GeneratedFile:
+    """Return the file that AICB itself would write for a job.
+
+    Args:
+        job: any job.
+        target: `simai` or `aicb`.
+        times: an AIOB file.
+
+    Raises:
+        InputError: AICB would fail, or has no argument for a part of the job.
+    """
+    arguments = arguments_of(resolve(job))
+    if target not in ("simai", "aicb"):
+        raise InputError("--compat aicb needs to know which of AICB's files", "--write simai or --write aicb")
+    if times is not None:
+        arguments = replace(arguments, aiob_enable=True)
+    return generate(Command(_generator(arguments, target), arguments), times)
+
+
+def _generator(arguments: TrainingArguments, target: str) -> str:
+    is_deepspeed = arguments.frame == "DeepSpeed"
+    if target == "simai":
+        if is_deepspeed:
+            raise InputError("AICB has no SimAI workload for DeepSpeed or FSDP", "--write aicb, or leave --compat out")
+        return "SimAI_training_workload_generator"
+    if not is_deepspeed:
+        return "generate_megatron_workload"
+    stages = "stage3" if arguments.stage == 3 else "stage1_2"
+    return f"generate_deepspeed_{stages}_workload"

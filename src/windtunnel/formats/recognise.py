@@ -1,0 +1,105 @@
+"""Recognise files of other tools by their content.
+
+A package of `formats` that reads files defines `FORMATS`, a `FileFormat` for each kind of file. An installed package
+adds kinds with an entry point in the group `windtunnel.formats` that names a module with `FORMATS`.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from windtunnel.errors import InputError
+from windtunnel.files import read_bytes
+from windtunnel.plugins import Registry
+
+TOOLS = Registry("windtunnel.formats", "windtunnel.formats", "file format")
+
+Use = Literal["workload or trace", "training job", "capture", "client result"]
+"""What a file is read as, which decides what `FileFormat.read` takes and returns:
+
+- workload or trace: `read(path) -> collective_calls.Contents`
+- training job: `read(path, job_files.JobLaunch) -> (TrainingJob, arguments that were ignored)`
+- capture: `read(path) -> captures.capture.Capture`
+- client result: `read(path) -> list of clients.read.ClientResult`
+"""
+
+
+class FileContent:
+    """The content of a file, unpacked where it is gzipped, read as far as it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def start(self) -> bytes:
+        """The first 4 KiB: captures may be larger than the memory."""
+        return read_bytes(self.path, limit=4096)
+
+    @cached_property
+    def text(self) -> str:
+        """The whole text; empty where the file is not text."""
+        try:
+            return read_bytes(self.path).decode("utf-8")
+        except UnicodeDecodeError:
+            return ""
+
+    @property
+    def first_word(self) -> str:
+        """The text up to the first blank."""
+        return next(iter(self.text.split(maxsplit=1)), "")
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the file begins as a JSON object or list."""
+        return self.start.lstrip()[:1] in (b"{", b"[")
+
+    @cached_property
+    def documents(self) -> list[Any]:
+        """The JSON document, or the documents of JSON Lines; empty where the file is neither."""
+        for texts in ([self.text], filter(str.strip, self.text.splitlines())):
+            try:
+                return [json.loads(text) for text in texts]
+            except ValueError:
+                continue
+        return []
+
+
+@dataclass(frozen=True)
+class FileFormat:
+    """One kind of file of a tool."""
+
+    name: str
+    """For messages: `SimAI workload`."""
+    use: Use
+    matches: Callable[[FileContent], bool]
+    """Whether a file is of this kind."""
+    read: Callable[..., Any]
+    """Read a file; see `Use`."""
+    is_certain: bool = True
+    """False where others may look the same: such a kind is taken where no certain one matches."""
+
+
+def find_format(path: Path, *uses: Use) -> FileFormat:
+    """Return the format of a file that is to be read as one of `uses`.
+
+    Raises:
+        InputError: the file is missing or empty, or of no known format, or of several.
+    """
+    tools = (TOOLS.get(name) for name in TOOLS.names())
+    formats: list[FileFormat] = [kind for tool in tools for kind in getattr(tool, "FORMATS", ()) if kind.use in uses]
+    content, hint = FileContent(path), f"known: {', '.join(known.name for known in formats)}"
+    if not content.start.strip():
+        raise InputError(f"{path} is empty", hint)
+    matching = [known for known in formats if known.matches(content)]
+    match [known for known in matching if known.is_certain] or matching:
+        case [known]:
+            return known
+        case []:
+            what = f"it begins with {content.first_word[:40]!r}" if content.text else "it is not text"
+            raise InputError(f"{path} is no {uses[0]} that is known: {what}", hint)
+        case several:
+            names = " and ".join(known.name for known in several)
+            raise InputError(f"{path} may be of several formats: {names}", hint)

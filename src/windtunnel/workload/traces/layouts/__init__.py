@@ -1,0 +1,141 @@
+"""Layouts of request traces, one module each: the columns in which a publisher gives times and lengths.
+
+A module defines `LAYOUT`, a `Layout`; its name is the layout's. An installed package adds a layout with an entry point
+in the group `windtunnel.traces` that names such a module.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.plugins import Registry
+from windtunnel.workload.schema import TraceColumns
+from windtunnel.workload.traces.columns import shown
+
+LAYOUTS = Registry("windtunnel.traces", "windtunnel.workload.traces.layouts", "trace layout")
+DEFAULT = "windtunnel"
+"""Layout whose names stand beside those that a user gives."""
+
+LENGTHS = ("input_tokens", "output_tokens")
+STREAMS = ("arrival", *LENGTHS)
+_FURTHER = ("priority", "tenant", "session", "hash_ids")
+"""Columns that are read where a file has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The column names of one kind of trace; its other columns are ignored."""
+
+    source: str
+    """Where the traces are published."""
+    input_tokens: str
+    output_tokens: str
+    arrival: str | None = None
+    """None where the traces have no times."""
+    arrival_unit: Literal["s", "ms", "us", "ns"] = "s"
+    """Unit of times that are numbers; dates need none."""
+    priority: str | None = None
+    tenant: str | None = None
+    session: str | None = None
+    hash_ids: str | None = None
+    zero_output_failed: bool = False
+    """Whether the publisher says that requests without output failed; they are left out."""
+    texts_of: Callable[[Any], tuple[str, str] | None] | None = None
+    """Where the column of lengths holds texts: returns the prompt and the answer in a value of it, None for a value to
+    leave out. It raises ValueError for a value without texts."""
+
+    def missing(self, header: Sequence[str], given: TraceColumns, streams: Sequence[str]) -> list[str]:
+        """Return the columns of `streams`, under the given names where there are any, that a file lacks."""
+        names = [getattr(given, stream) or getattr(self, stream) or stream for stream in streams]
+        return [name for name in dict.fromkeys(names) if name not in header]
+
+
+def recognise(path: Path, header: Sequence[str], given: TraceColumns, needed: Sequence[str]) -> Layout:
+    """Return the layout of a file: the one whose columns of lengths it has, under given names where there are any.
+
+    Of several such layouts, one whose column of times the file has too is chosen. The default layout is also recognised
+    by the needed columns alone, such as `arrival_s`, and stands beside lengths that both have given names.
+
+    Raises:
+        InputError: a given name is no column, or no layout matches, or several; says what each lacks.
+    """
+    named = [getattr(given, stream) for stream in (*needed, *_FURTHER)]
+    if unknown := [name for name in named if name and name not in header]:
+        raise InputError(
+            f"{path} has no column {unknown[0]!r}; it has {_listed(header)}", did_you_mean(unknown[0], header)
+        )
+    layouts: dict[str, Layout] = {name: LAYOUTS.get(name).LAYOUT for name in LAYOUTS.names()}
+    if given.input_tokens and given.output_tokens:
+        return layouts[DEFAULT]
+    matching = [name for name, layout in layouts.items() if not layout.missing(header, given, LENGTHS)]
+    complete = [name for name in matching if not layouts[name].missing(header, given, STREAMS)]
+    match complete or matching:
+        case [name]:
+            return layouts[name]
+        case [] if not layouts[DEFAULT].missing(header, given, needed):
+            return layouts[DEFAULT]
+        case []:
+            raise _unknown(path, header, layouts)
+        case several:
+            raise InputError(
+                f"{path} may be a trace of the layouts {' and '.join(several)}: it has the columns of both",
+                "name the columns: workload.trace.columns: {input_tokens: NAME, output_tokens: NAME}",
+            )
+
+
+def find_columns(
+    path: Path, header: list[str], layout: Layout, given: TraceColumns, needed: Sequence[str]
+) -> dict[str, str]:
+    """Return stream -> its column, for every stream in `needed` and for what else of a request the file has.
+
+    Raises:
+        InputError: the file has no column for a needed stream, or two of the same name.
+    """
+    names = {stream: getattr(given, stream) or getattr(layout, stream) for stream in (*needed, *_FURTHER)}
+    columns = {stream: name for stream, name in names.items() if name in header}
+    if missing := [stream for stream in (*LENGTHS, "arrival") if stream in needed and stream not in columns]:
+        raise _no_stream(path, header, missing[0], layout)
+    if repeated := [name for name in columns.values() if header.count(name) > 1]:
+        raise InputError(f"{path} has more than one column {repeated[0]!r}")
+    return columns
+
+
+def _no_stream(path: Path, header: Sequence[str], stream: str, layout: Layout) -> InputError:
+    """Return the error for a file of a known layout without the column of one stream."""
+    name = getattr(layout, stream)
+    if name is None:
+        return InputError(
+            f"{path} has no arrival times: its publisher ({layout.source}) gives none",
+            "say how they arrive: a rate or a concurrency",
+        )
+    near = did_you_mean(name, [column for column in header if column not in _lengths_and_times(layout)])
+    if stream == "arrival":
+        hint = "give workload.arrivals, or name the column of times: workload.trace.columns: {arrival: NAME}"
+        return InputError(f"{path} has no arrival times: no column {name!r} beside {_listed(header)}", near or hint)
+    hint = f"name it: workload.trace.columns: {{{stream}: NAME}}"
+    return InputError(f"{path} has no column {name!r}; it has {_listed(header)}", near or hint)
+
+
+def _unknown(path: Path, header: Sequence[str], layouts: dict[str, Layout]) -> InputError:
+    """Return the error for a file of no known layout, with what the nearest ones lack."""
+    lacking = {name: layout.missing(header, TraceColumns(), LENGTHS) for name, layout in layouts.items()}
+    near = [name for name, layout in layouts.items() if set(_lengths_and_times(layout)) & set(header)]
+    considered = "; ".join(f"{name} lacks {' and '.join(lacking[name])}" for name in near or layouts)
+    words = [word for name in near for word in lacking[name]]
+    others = [column for column in header if not any(column in _lengths_and_times(layouts[name]) for name in near)]
+    hint = next((meant for word in words if (meant := did_you_mean(word, others))), None)
+    return InputError(
+        f"{path} has the columns of no known trace: {considered}; it has {_listed(header)}",
+        hint or "name them: workload.trace.columns: {arrival: NAME, input_tokens: NAME, output_tokens: NAME}",
+    )
+
+
+def _lengths_and_times(layout: Layout) -> tuple[str | None, ...]:
+    return layout.arrival, layout.input_tokens, layout.output_tokens
+
+
+def _listed(header: Sequence[str]) -> str:
+    first = ", ".join(shown(name) for name in header[:8])
+    return f"{first} and {len(header) - 8} more" if len(header) > 8 else first
