@@ -15,11 +15,13 @@ from typing import Any
 
 import msgspec
 
+from windtunnel import catalog
 from windtunnel.errors import InputError, did_you_mean, unreadable
 from windtunnel.formats.clients.read import MS, ClientResult, read_client_results
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import set_path
-from windtunnel.serving.deployment import Pool
+from windtunnel.serving.deployment import EngineSettings, Pool
+from windtunnel.serving.engines.contract import engine_of
 from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
 
 METRICS = ("tpot", "ttft", "e2e", "throughput")
@@ -35,10 +37,6 @@ UNRECORDED_SPREAD = 0.1
 closed loop's requests in step for ever, all prompts of a wave arriving at once; the mean TTFT of runs whose clients are
 unknown grows smoothly with the concurrency and hardly depends on the lengths, as only desynchronised loops do
 (TensorRT-LLM, Qwen3-235B, H100: 90th percentile of |error| around its median 67% in step, 33% with the spread)."""
-
-DECODE_SAMPLES_FIRST = ("vllm",)
-"""Engines whose decode side computes the last prompt token again: behind Dynamo vLLM's prefill side is asked for a
-single token, and its `NixlConnector` hands off the KV of what lies before (0.10 to 0.24)."""
 
 ROLES = ("prefill", "decode")
 """Prefixes of the columns of separate pools."""
@@ -292,7 +290,11 @@ def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measureme
         keep_published_formats(raw)
         scenario = scenario_from(raw, where)
     except InputError as error:
-        known = {"model": given["model"], "device": given["device"], "engine": given.get("engine", "vllm")}
+        known = {
+            "model": given["model"],
+            "device": given["device"],
+            "engine": given.get("engine", EngineSettings().name),
+        }
         return Measurement(identity, None, reason_of(error), measured, known, given.get("use", "primary"), statistic)
     labels = _labels(scenario, values)
     return Measurement(
@@ -330,7 +332,8 @@ def _set_pools(where: str, raw: dict[str, Any], given: Mapping[str, str]) -> Non
                 value = _typed(where, f"{role}_{name}", given[f"{role}_{name}"])
                 (pool if part is None else pool[part])[name] = value
         pools.append(pool)
-    if given.get("engine", "vllm") in DECODE_SAMPLES_FIRST:
+    engine = given.get("engine", EngineSettings().name)
+    if engine in catalog.names("engines") and engine_of(engine).decode_samples_first:
         raw["deployment"]["transfer"] = {"first_token": "decode"}
 
 

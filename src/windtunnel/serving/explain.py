@@ -10,10 +10,11 @@ from windtunnel.model.forward import Shard, StepBatch, attention_launches, head_
 from windtunnel.model.operators import Collective, Elementwise, Launch, Op
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.pricing.roofline import compute_format, machine
+from windtunnel.serving.engines.launches import graph_sizes, num_launches, padded_sizes
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
-from windtunnel.serving.setup.step_prices import PricedLaunch, graph_sizes, is_compute_bound, num_launches, padded_sizes
+from windtunnel.serving.setup.step_prices import PricedLaunch, is_compute_bound
 from windtunnel.units import format_count
 
 

@@ -6,13 +6,13 @@ import pytest
 import yaml
 
 from windtunnel.errors import InputError
-from windtunnel.formats.launch.flags import FLAGS
-from windtunnel.formats.launch.read import other_options, read_launch_command
+from windtunnel.formats.launch.read import command_lines, other_options, read_launch_command
 from windtunnel.formats.launch.scripts import kubernetes_manifests, launch_script
-from windtunnel.formats.launch.write import trtllm_file, write_launch_command
+from windtunnel.formats.launch.write import write_launch_command
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import decode
 from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.engines.trtllm.command_line import write_file
 from windtunnel.serving.scenario import scenario_from
 
 COMMANDS = [
@@ -131,7 +131,7 @@ def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
         "moe_backend": "cutlass",
         "async_scheduling": False,
     }
-    written = trtllm_file(decode(engine, EngineSettings), decode({"attention_dp": 8}, Parallelism), "fp8")
+    written = write_file(decode(engine, EngineSettings), decode({"attention_dp": 8}, Parallelism), "fp8")
     assert written["kv_cache_config"] == {"enable_block_reuse": False, "dtype": "fp8"}
     assert written["enable_attention_dp"] is True
     assert written["cuda_graph_config"] == {"batch_sizes": [1, 8, 16]}
@@ -165,8 +165,8 @@ def test_every_option_is_one_of_four() -> None:
     """No option is both taken and named as left out."""
     other = other_options()
     assert not other.without_effect & other.not_modelled
-    for flags in FLAGS.values():
-        assert not flags.keys() & other.without_effect
+    for line in command_lines().values():
+        assert not line.options.flags.keys() & other.without_effect
     command = read_launch_command("vllm serve llama-3.1-8b --port 1 --cpu-offload-gb 4 --what --seed 3")
     assert command.without_effect == ("--port", "--seed")
     assert command.not_modelled == ("--cpu-offload-gb",)

@@ -17,6 +17,7 @@ from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Format, Precision
 from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimate
 from windtunnel.serving.deployment import EngineSettings, Speculative
+from windtunnel.serving.engines.launches import num_launches
 from windtunnel.serving.scenario import resolve
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.step_prices import (
@@ -24,7 +25,6 @@ from windtunnel.serving.setup.step_prices import (
     geometric_nodes,
     graph_sizes,
     lower_steps,
-    num_launches,
     padded_sizes,
     price_step,
     recorded_steps,

@@ -15,6 +15,7 @@ from windtunnel.model.memory import (
 )
 from windtunnel.model.shape import ExpertsFeedForward, GroupedQueryAttention
 from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.units import format_bytes
 
 
@@ -126,12 +127,6 @@ def group_layers(shard: Shard, engine: EngineSettings, max_model_len: int) -> La
     )
 
 
-VLLM_SAMPLER_BYTES = 30.0
-"""Bytes of one logit while vLLM's profiling run samples with a top-p (0.8 to 0.24 `_dummy_sampler_run`,
-`apply_top_k_top_p`): 2 of the model and 4 in fp32, then sorted, 4 and an index of 8, both with a second buffer. Every
-rank has gathered all of the vocabulary (`LogitsProcessor._gather_logits`)."""
-
-
 def _sum_bytes(shard: Shard, layers: list[tuple[int, float]]) -> float:
     """Return the bytes of one token on one device, in layers given as (number, bytes of each)."""
     return sum(count * size for count, size in layers) * shard.stage_fraction
@@ -177,7 +172,7 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
     assert engine.max_num_seqs is not None
     assert engine.block_size is not None
     weights = weight_bytes(shard)
-    sampler_bytes = VLLM_SAMPLER_BYTES if engine.scheduler == "vllm_v1" else None
+    sampler_bytes = scheduler_of(engine).sampler_bytes
     activations = activation_bytes(shard, engine.max_num_batched_tokens, engine.max_num_seqs, sampler_bytes)
     reserve = float(engine.reserved_bytes or 0)
     pool_bytes = _pool_bytes(device, engine, weights, activations, reserve)
@@ -224,6 +219,5 @@ def _pool_bytes(device: Device, engine: EngineSettings, weights: float, activati
     assert engine.gpu_memory_utilization is not None
     if engine.memory_fraction_of_free:
         return (device.memory_bytes - weights - activations - reserve) * engine.gpu_memory_utilization
-    if engine.scheduler == "sglang":
-        return device.memory_bytes * engine.gpu_memory_utilization - weights - reserve
-    return device.memory_bytes * engine.gpu_memory_utilization - weights - activations - reserve
+    counted = activations if scheduler_of(engine).share_has_activations else 0.0
+    return device.memory_bytes * engine.gpu_memory_utilization - weights - counted - reserve
