@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def as_text(document: Any) -> str:
-    """Return a document as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+    """Return a document as indented JSON; numbers of numpy are plain ones."""
+    return msgspec.json.format(msgspec.json.encode(document, enc_hook=methodcaller("item")), indent=2).decode()
 
 
 def fields_of(thing: Any, *names: str) -> dict[str, Any]:

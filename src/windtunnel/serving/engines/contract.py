@@ -58,6 +58,10 @@ class Scheduler:
     """Whether `gpu_memory_utilization` counts activations too, beside weights and KV blocks."""
     never_preempts: bool = False
     """Admits a request only with blocks for its whole output."""
+    reserves_longest: bool = False
+    """Reserves blocks for the longest possible request, whatever the request's own length."""
+    counts_free_blocks: bool = False
+    """Admits by the free and the expected blocks, so that limits beyond a load's reach still decide."""
     decode_computes_first_token: bool = True
     """Whether its decode side can compute the first output, from the last prompt token."""
 

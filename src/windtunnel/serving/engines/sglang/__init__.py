@@ -24,6 +24,7 @@ ENGINE = Engine(
             split_over_ranks=split_over_ranks,
             memory_share=static_memory_fraction,
             share_has_activations=False,
+            counts_free_blocks=True,
             decode_computes_first_token=False,
         )
     },
