@@ -126,6 +126,10 @@ class Scope(NamedTuple):
     release: str = ""
     """Release of the engine, such as 0.10; empty for an image of no release, or for what its releases share."""
 
+    def covers(self, scope: Scope) -> bool:
+        """Whether a run of that scope has this engine, on this device if one is named."""
+        return self.engine == scope.engine and self.device in ("", scope.device)
+
 
 @dataclass(frozen=True)
 class PricedServer:
@@ -439,16 +443,18 @@ def refit(runs: Sequence[PricedServer], around: LocalFit, kept: NDArray[np.bool_
     return _fitted([runs[index] for index in chosen], LocalFit(around.fit, base, slopes), priors)
 
 
-def _weights(runs: Sequence[PricedServer]) -> Floats:
-    sizes = Counter(by_configuration(priced) for priced in runs)
-    return np.array([priced.measurement.weight * sizes[by_configuration(priced)] ** -CROWDING for priced in runs])
+def crowding_weights(configurations: Sequence[str], power: float = CROWDING) -> Floats:
+    """Return the weight of every run, by the number of runs of its configuration."""
+    sizes = Counter(configurations)
+    return np.array([sizes[name] ** -power for name in configurations])
 
 
 def _fitted(runs: Sequence[PricedServer], around: LocalFit, priors: Priors = PRIORS) -> Fit:
     """Solve the ridge regression by Gauss-Newton, on predictions linear around a fit; no runs give no effects."""
     if not runs:
         return Fit({})
-    weights = np.repeat(_weights(runs), len(FITTED))
+    crowding = crowding_weights([by_configuration(priced) for priced in runs])
+    weights = np.repeat(np.array([priced.measurement.weight for priced in runs]) * crowding, len(FITTED))
     names: dict[Effect, int] = {}
     spreads: list[float] = []
     for priced in runs:

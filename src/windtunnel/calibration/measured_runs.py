@@ -23,6 +23,7 @@ from windtunnel.schema import set_path
 from windtunnel.serving.deployment import EngineSettings, Pool
 from windtunnel.serving.engines.contract import engine_of
 from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
+from windtunnel.serving.shorthand import PATHS
 
 METRICS = ("tpot", "ttft", "e2e", "throughput")
 """Metrics: seconds per output token after the first, seconds to the first token and in all; output tokens a second."""
@@ -86,21 +87,10 @@ COLUMNS: Mapping[str, str] = {
 value are needed; columns whose name starts with `_` are ignored."""
 
 _MEASURED = {"ttft_ms": "ttft", "tpot_ms": "tpot", "e2e_ms": "e2e", "output_tokens_per_s": "throughput"}
-_PATHS = {
-    "node": "deployment.node",
-    "engine": "deployment.engine.name",
-    "engine_version": "deployment.engine.version",
-    "tp": "deployment.parallelism.tp",
-    "pp": "deployment.parallelism.pp",
-    "ep": "deployment.parallelism.ep",
-    "attention_dp": "deployment.parallelism.attention_dp",
-    "replicas": "deployment.replicas",
-    "max_num_seqs": "deployment.engine.max_num_seqs",
-    "max_num_batched_tokens": "deployment.engine.max_num_batched_tokens",
-    "gpu_memory_utilization": "deployment.engine.gpu_memory_utilization",
-    "quant": "precision.weights",
-    "kv_cache_dtype": "precision.kv_cache",
+_SETTINGS = {
+    name: path for name, path in PATHS.items() if name in COLUMNS and path.startswith(("deployment.", "precision."))
 }
+"""Column -> path of the setting in a scenario."""
 _PUBLISHED = "silicon_ttft_ms"
 """A column of the published table that `benchmarks/measured_runs.py` converts."""
 UNKNOWN = "?"
@@ -112,7 +102,7 @@ _COUNTS = ("input_tokens", "output_tokens", "concurrency", "num_requests", "num_
 _NUMBERS = (*_COUNTS, "range_ratio", "rate_per_s")
 _OTHER_SEPARATOR = re.compile(r"[;\t|]")
 _ZERO_TOO = ("range_ratio", "num_warmup_requests")
-_TEXTS = ("node", "engine", "engine_version", "quant", "kv_cache_dtype")
+_TEXTS = ("device", "node", "engine", "engine_version", "quant", "kv_cache_dtype")
 
 
 @dataclass(frozen=True)
@@ -269,16 +259,9 @@ def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measureme
     statistic = {"median": "p50"}.get(given.get("statistic", "mean"), given.get("statistic", "mean"))
     if statistic not in STATISTICS:
         raise InputError(f"{where}: statistic is {statistic!r}; known: {', '.join(STATISTICS)}", _meaning("statistic"))
-    values: dict[str, Any] = {name: _number(where, name, given[name]) for name in _NUMBERS if name in given}
-    for name in _COUNTS:
-        if name in values and values[name] != int(values[name]):
-            raise InputError(f"{where}: {name} is {given[name]!r}; a whole number is needed", _meaning(name))
-    if values.get("range_ratio", 1.0) > 1:
-        raise InputError(
-            f"{where}: range_ratio is {given['range_ratio']!r}; from 0 to 1 is needed", _meaning("range_ratio")
-        )
-    raw: dict[str, Any] = {"model": given["model"], "deployment": {"device": given["device"]}}
-    for name, dotted in _PATHS.items():
+    values = _client_values(where, given)
+    raw: dict[str, Any] = {"model": given["model"]}
+    for name, dotted in _SETTINGS.items():
         if name in given:
             set_path(raw, dotted, given[name] if name in _TEXTS else _typed(where, name, given[name]))
     if unknown:
@@ -300,6 +283,19 @@ def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measureme
     return Measurement(
         identity, scenario, "", measured, labels, given.get("use", "primary"), statistic, unknown=unknown
     )
+
+
+def _client_values(where: str, given: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a row says of its client, checked."""
+    values: dict[str, Any] = {name: _number(where, name, given[name]) for name in _NUMBERS if name in given}
+    for name in _COUNTS:
+        if name in values and values[name] != int(values[name]):
+            raise InputError(f"{where}: {name} is {given[name]!r}; a whole number is needed", _meaning(name))
+    if values.get("range_ratio", 1.0) > 1:
+        raise InputError(
+            f"{where}: range_ratio is {given['range_ratio']!r}; from 0 to 1 is needed", _meaning("range_ratio")
+        )
+    return values
 
 
 def _set_pools(where: str, raw: dict[str, Any], given: Mapping[str, str]) -> None:

@@ -10,7 +10,6 @@ around the defaults.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from windtunnel import catalog
-from windtunnel.calibration.fit import CROWDING, NOISE, PRIORS
+from windtunnel.calibration.fit import NOISE, PRIORS, crowding_weights
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.errors import InputError
 from windtunnel.pricing.estimator import Estimator
@@ -210,13 +209,7 @@ def fit_transfers(priced_servers: Sequence[PricedPools]) -> LearntTransfer | Non
     if len(configurations) < 2:
         return None
     measured = np.array([priced.measurement.measured["ttft"] for priced in priced_servers])
-    sizes = Counter(names.tolist())
-    weights = np.array(
-        [
-            priced.measurement.weight * sizes[name] ** -CROWDING
-            for priced, name in zip(priced_servers, names, strict=True)
-        ]
-    )
+    weights = np.array([priced.measurement.weight for priced in priced_servers]) * crowding_weights(names.tolist())
     local = _local(priced_servers, DEFAULT)
     before_s, values = local.base_s, DEFAULT
     for number in range(NUM_ROUNDS):

@@ -168,9 +168,9 @@ def test_every_option_is_one_of_four() -> None:
     for line in command_lines().values():
         assert not line.options.flags.keys() & other.without_effect
     command = read_launch_command("vllm serve llama-3.1-8b --port 1 --cpu-offload-gb 4 --what --seed 3")
-    assert command.without_effect == ("--port", "--seed")
-    assert command.not_modelled == ("--cpu-offload-gb",)
-    assert command.unknown == ("--what",)
+    assert command.without_effect == ["--port", "--seed"]
+    assert command.not_modelled == ["--cpu-offload-gb"]
+    assert command.unknown == ["--what"]
 
 
 def test_drafts_need_to_be_told_how_often_they_are_right() -> None:
@@ -280,7 +280,7 @@ PUBLISHED = [
 @pytest.mark.parametrize("text", PUBLISHED, ids=lambda text: " ".join(text.split()[:6]))
 def test_every_option_of_published_commands_is_known(text: str) -> None:
     command = read_launch_command(text)
-    assert command.unknown == ()
+    assert command.unknown == []
     num_options = sum(word.startswith("-") for word in text.split()) - text.startswith("python")
     fields = [name for name in command.not_modelled if "acceptance_fraction" in name]
     named = len(command.taken) - 1 + len(command.without_effect) + len(command.not_modelled)
@@ -294,7 +294,7 @@ def test_drafts_are_read_field_by_field() -> None:
     command = read_launch_command(f"{text} --speculative-config.acceptance_fraction 0.6")
     drafts = {"method": "ngram", "num_draft_tokens": 4, "acceptance_fraction": 0.6}
     assert command.raw["deployment"]["engine"]["speculative"] == drafts
-    assert command.not_modelled == ()
+    assert command.not_modelled == []
 
 
 def test_names_of_options_are_whole() -> None:

@@ -73,8 +73,8 @@ def started(scenario: Scenario, folder: Path, monkeypatch: pytest.MonkeyPatch) -
         Path(content[1]).write_text(content[2])
     command = next(line for line in script.splitlines() if re.match(r"vllm|python|trtllm-serve", line))
     found = read_launch_command(command)
-    assert found.unknown == ()
-    assert found.not_modelled == ()
+    assert found.unknown == []
+    assert found.not_modelled == []
     raw = found.raw
     raw["deployment"]["device"] = "h100_sxm"
     raw["workload"] = {"arrivals": {"type": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1}

@@ -113,7 +113,7 @@ def test_its_command_is_read_and_written() -> None:
         "parallelism": {"tp": 2},
         "engine": {"name": "toy", "max_num_seqs": 7, "gpu_memory_utilization": 0.7},
     }
-    assert (command.without_effect, command.unknown) == (("--port",), ())
+    assert (command.without_effect, command.unknown) == (["--port"], [])
     raw = {**command.raw, "deployment": {**command.raw["deployment"], "device": "a40"}}
     scenario = scenario_from({**raw, "workload": msgspec.to_builtins(served("toy").workload)})
     assert "toy-serve Qwen/Qwen2.5-0.5B --gpus 2 --seqs 7 --memory 0.7\n" in launch_script(scenario, {"toy": "2.0"})

@@ -307,7 +307,7 @@ def test_prices_say_where_they_come_from() -> None:
     one = priced("experts")
     steps = price_step(one.estimator, one.shard, StepBatch(8, 500, 0, 0, 8))
     assert all(x.total_s > 0 and x.estimate.source and x.estimate.coverage in COVERAGES for x in steps)
-    (experts,) = [x for x in steps if x.launch.name == "experts"]
+    (experts,) = [x for x in steps if x.name == "experts"]
     assert experts.total_s == pytest.approx(float(experts.estimate.seconds) * 48)
 
 

@@ -6,7 +6,6 @@ has one that is not modelled; or it is unknown. All four are reported.
 
 import re
 import shlex
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -16,34 +15,8 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.files import read_text
 from windtunnel.schema import Schema, decode, read_yaml, set_path
-from windtunnel.serving.engines.command_line import CommandLine, Flag, Options, Reading
+from windtunnel.serving.engines.command_line import CommandLine, Options, Reading
 from windtunnel.serving.engines.contract import engine_of
-
-
-@dataclass(frozen=True)
-class LaunchCommand:
-    """A server's command line as a deployment."""
-
-    engine: str
-    raw: dict[str, Any]
-    """Model, precision and deployment of a scenario, as builtins; without a device."""
-    taken: dict[str, str]
-    """Option -> its value."""
-    without_effect: tuple[str, ...]
-    """Options that do not change any time."""
-    not_modelled: tuple[str, ...]
-    """Options that change times in a way that is not modelled."""
-    unknown: tuple[str, ...]
-
-    @property
-    def remarks(self) -> list[str]:
-        """Sentences that name the options which are not in the prediction."""
-        reasons = {
-            "without effect on time": self.without_effect,
-            "not modelled": self.not_modelled,
-            "unknown, ignored": self.unknown,
-        }
-        return [f"{reason}: {', '.join(names)}" for reason, names in reasons.items() if names]
 
 
 class OtherOptions(Schema):
@@ -62,7 +35,7 @@ def other_options() -> OtherOptions:
     return decode(read_yaml(path), OtherOptions, path.name)
 
 
-def read_launch_command(text: str) -> LaunchCommand:
+def read_launch_command(text: str) -> Reading:
     """Read a server's command line as a deployment.
 
     Args:
@@ -74,10 +47,14 @@ def read_launch_command(text: str) -> LaunchCommand:
         InputError: no such command, no model, or a value that its option does not take.
     """
     engine, command_line, words = _engine_of(_words(text))
-    reading = _LaunchReading(engine=engine, command_line=command_line)
+    reading = Reading()
     for name, value in _options_of(command_line.options, words):
-        reading.take(name, value)
-    return reading.finished()
+        _take(reading, command_line.options, name, value)
+    if "model" not in reading.raw:
+        raise InputError("--from-command: the command names no model")
+    reading.set_engine(name=engine)
+    command_line.read(reading)
+    return reading
 
 
 def command_lines() -> dict[str, CommandLine]:
@@ -179,36 +156,22 @@ def _flattened(server: Options, content: dict[str, Any], prefix: str) -> list[tu
     return options
 
 
-@dataclass(eq=False, kw_only=True)
-class _LaunchReading(Reading):
-    """Options of a command taken so far, and those that decide no setting."""
+def _take(reading: Reading, server: Options, name: str, value: Any) -> None:
+    """Take an option, or note why it is not; the value of a switch is True.
 
-    engine: str
-    command_line: CommandLine
-    without_effect: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
-
-    def take(self, name: str, value: Any) -> None:
-        """Take an option, or note why it is not."""
-        option, _, key = name.partition(".")
-        flag = self.command_line.options.flag(name)
-        of_json = self.command_line.options.flag(option)
-        if key and of_json is not None and of_json.type == "json":
-            self.later.setdefault(of_json.word, {})[key.replace("-", "_")] = value
-            self.taken[f"--{name}"] = str(value)
-        elif flag is None:
-            known = other_options()
-            lists = ((known.without_effect, self.without_effect), (known.not_modelled, self.not_modelled))
-            next((into for names, into in lists if {name, option} & names), self.unknown).append(f"--{name}")
-        else:
-            self._set(name, flag, value)
-
-    def _set(self, name: str, flag: Flag, value: Any) -> None:
-        """Set what an option decides; the value of a switch is True.
-
-        Raises:
-            InputError: it has no value, or none that it takes.
-        """
+    Raises:
+        InputError: it has no value, or none that it takes.
+    """
+    option, _, key = name.partition(".")
+    flag, of_json = server.flag(name), server.flag(option)
+    if key and of_json is not None and of_json.type == "json":
+        reading.later.setdefault(of_json.word, {})[key.replace("-", "_")] = value
+    elif flag is None:
+        known = other_options()
+        lists = ((known.without_effect, reading.without_effect), (known.not_modelled, reading.not_modelled))
+        next((into for names, into in lists if {name, option} & names), reading.unknown).append(f"--{name}")
+        return
+    else:
         converted: Any = flag.value
         if converted is None:
             if value is True:
@@ -217,22 +180,13 @@ class _LaunchReading(Reading):
                 converted = flag.read(str(value))
             except ValueError as error:
                 if flag.is_lenient:
-                    self.not_modelled.append(f"--{name} {value}")
+                    reading.not_modelled.append(f"--{name} {value}")
                     return
                 raise InputError(
                     f"--from-command: --{name} is {value}; {error}", "mend it in the command line"
                 ) from None
         if not flag.path:
-            self.later[flag.word] = converted
+            reading.later[flag.word] = converted
         elif converted is not None:
-            set_path(self.raw, flag.path, converted)
-        self.taken[f"--{name}"] = "" if value is True else str(value)
-
-    def finished(self) -> LaunchCommand:
-        """Return the command, with the settings that several options decide together."""
-        if "model" not in self.raw:
-            raise InputError("--from-command: the command names no model")
-        self.set_engine(name=self.engine)
-        self.command_line.read(self)
-        lists = tuple(self.without_effect), tuple(self.not_modelled), tuple(self.unknown)
-        return LaunchCommand(self.engine, self.raw, self.taken, *lists)
+            set_path(reading.raw, flag.path, converted)
+    reading.taken[f"--{name}"] = "" if value is True and flag is not None else str(value)

@@ -21,37 +21,6 @@ from windtunnel.serving.deployment import Deployment, EngineSettings, Speculativ
 Words = Mapping[str, str | None]
 """Words that an option takes, and our name of each; None: as if the option were left out."""
 
-SHARED_WORDS: Mapping[str, Words] = {
-    "kv_cache": {
-        "auto": None,
-        "bfloat16": "bf16",
-        "bf16": "bf16",
-        "fp8": "fp8",
-        "fp8_e4m3": "fp8",
-        "fp8_e5m2": "fp8",
-        "fp8_ds_mla": "fp8",
-    },
-    "weights": {
-        # The checkpoint itself says which format compressed-tensors holds.
-        "compressed-tensors": None,
-        "fp8": "fp8",
-        "modelopt": "fp8",
-        "modelopt_fp8": "fp8",
-        "fbgemm_fp8": "fp8",
-        "w8a8_fp8": "fp8",
-        "awq": "int4",
-        "awq_marlin": "int4",
-        "gptq": "int4",
-        "gptq_marlin": "int4",
-        "w8a8_int8": "int8",
-        "modelopt_fp4": "nvfp4",
-        "mxfp4": "mxfp4",
-    },
-    # Both 16-bit formats have the same rates and bytes; `float` is not modelled.
-    "sixteen_bit": {word: word for word in ("auto", "bfloat16", "float16", "half")},
-}
-"""Words that mean the same in every engine, by the name that `Flag.words` gives them."""
-
 DEPLOYMENT = "deployment."
 ENGINE = f"{DEPLOYMENT}engine."
 SPLIT = f"{DEPLOYMENT}parallelism."
@@ -89,7 +58,7 @@ class Flag(Schema):
     once all options are known."""
     type: Literal["whole", "signed", "number", "text", "sizes", "json"] = "whole"
     words: dict[str, str | None] | str | None = None
-    """Words that it takes, or the name of a list in `SHARED_WORDS`; None: any text of the type."""
+    """Words that it takes, or the name of a list in `words.yaml`; None: any text of the type."""
     value: bool | int | str | None = None
     """Value of an option without an argument; None: it has one."""
     is_lenient: bool = False
@@ -109,7 +78,9 @@ class Flag(Schema):
 
     @property
     def known_words(self) -> Words | None:
-        return SHARED_WORDS[self.words] if isinstance(self.words, str) else self.words
+        if not isinstance(self.words, str):
+            return self.words
+        return catalog.entry(Path(__file__).with_name("words.yaml"), dict[str, dict[str, str | None]])[self.words]
 
     def read(self, text: str) -> Any:
         """Return the value that the option's argument means.
@@ -161,14 +132,29 @@ class Options(Schema):
 
 @dataclass(eq=False)
 class Reading:
-    """Options of a command taken so far, and the scenario that they make."""
+    """A server's command line as a deployment, option by option."""
 
     raw: dict[str, Any] = field(default_factory=dict)
+    """Model, precision and deployment of a scenario, as builtins; without a device."""
     later: dict[str, Any] = field(default_factory=dict)
     """Values of options that are resolved once all are known, by their words in brackets."""
     taken: dict[str, str] = field(default_factory=dict)
     """Option -> its value."""
+    without_effect: list[str] = field(default_factory=list)
+    """Options that do not change any time."""
     not_modelled: list[str] = field(default_factory=list)
+    """Options that change times in a way that is not modelled."""
+    unknown: list[str] = field(default_factory=list)
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences that name the options which are not in the prediction."""
+        reasons = {
+            "without effect on time": self.without_effect,
+            "not modelled": self.not_modelled,
+            "unknown, ignored": self.unknown,
+        }
+        return [f"{reason}: {', '.join(names)}" for reason, names in reasons.items() if names]
 
     @cached_property
     def model(self) -> ModelSpec:

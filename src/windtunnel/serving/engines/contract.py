@@ -12,7 +12,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import Device
 from windtunnel.model.forward import Shard
 from windtunnel.model.parallelism import Parallelism
-from windtunnel.serving.codes import LONGEST_PREFIX_MATCH, QUEUE_ORDERS
+from windtunnel.serving.codes import QUEUE_ORDERS
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.command_line import CommandLine
 
@@ -64,11 +64,6 @@ class Scheduler:
     """Admits by the free and the expected blocks, so that limits beyond a load's reach still decide."""
     decode_computes_first_token: bool = True
     """Whether its decode side can compute the first output, from the last prompt token."""
-
-    @property
-    def orders_by_prefix(self) -> bool:
-        """Whether it can take the request with the longest cached prefix first."""
-        return LONGEST_PREFIX_MATCH in self.orders
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,11 @@ class MemoryPlan:
         """Tokens that the blocks hold, none behind a window (vLLM logs it as "GPU KV cache size")."""
         return self.num_blocks // self.num_groups * self.block_size
 
+    @property
+    def num_full_groups(self) -> int:
+        """Groups that keep every token; the prefix caches can count one."""
+        return self.num_groups - self.num_window_groups
+
     def most_blocks(self, num_tokens: int, step_tokens: int) -> tuple[int, int]:
         """Return the most blocks that a request of `num_tokens` takes, of all layers and of the windows' own pool.
 
@@ -62,7 +67,7 @@ class MemoryPlan:
         blocks = windows = -(-num_tokens // self.block_size)
         if self.window_tokens:
             windows = min(blocks, -(-(self.window_tokens - 1 + step_tokens) // self.block_size) + 1)
-        shared = (self.num_groups - self.num_window_groups) * blocks + self.num_window_groups * windows
+        shared = self.num_full_groups * blocks + self.num_window_groups * windows
         return shared + self.blocks_per_request, windows if self.num_window_blocks else 0
 
 

@@ -33,25 +33,11 @@ NODES_PER_OCTAVE = 4
 """Nodes of the attention grids: linear interpolation between them exceeds a quadratic by 0.75% at most."""
 
 
-@dataclass(frozen=True)
-class PricedLaunch:
+@dataclass(frozen=True, kw_only=True)
+class PricedLaunch(Launch):
     """A launch of one step with its price."""
 
-    launch: Launch
     estimate: Estimate
-
-    @property
-    def name(self) -> str:
-        return self.launch.name
-
-    @property
-    def op(self) -> Op:
-        return self.launch.op
-
-    @property
-    def count(self) -> float:
-        """Executions in the step."""
-        return self.launch.count
 
     @property
     def coverage(self) -> Coverage:
@@ -70,7 +56,7 @@ class PricedLaunch:
     @property
     def total_s(self) -> float:
         """Seconds that all its executions add to the step: none beside launches that take longer."""
-        return float(self.each_s * self.launch.count * self.launch.adds)
+        return float(self.each_s * self.count * self.adds)
 
 
 @dataclass(frozen=True)
@@ -297,7 +283,12 @@ def recorded_steps(duration_s: Floats, engine: EngineSettings) -> StepCost:
 
 def price_step(estimator: Estimator, shard: Shard, batch: StepBatch) -> list[PricedLaunch]:
     """Price every launch of one step."""
-    return [PricedLaunch(launch, estimator.estimate(launch.op)) for launch in forward_launches(shard, batch)]
+    return [price_launch(estimator, launch) for launch in forward_launches(shard, batch)]
+
+
+def price_launch(estimator: Estimator, launch: Launch) -> PricedLaunch:
+    """Price one launch."""
+    return PricedLaunch(**vars(launch), estimate=estimator.estimate(launch.op))
 
 
 def token_nodes(limit: int) -> Floats:
