@@ -5,15 +5,19 @@ entry point, for example `[project.entry-points."windtunnel.routers"]` with `sti
 the same contract, which the docstring of the folder states.
 """
 
+from __future__ import annotations
+
 import importlib
 import pkgutil
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 class Registry:
@@ -92,6 +96,9 @@ def _modules(package: str | None, folders: bool) -> tuple[str, ...]:
 @cache
 def _installed(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name."""
+    # Imported late: it loads the parser of mails, which takes longer than the catalog.
+    from importlib.metadata import entry_points
+
     return {point.name: point for point in entry_points(group=group)}
 
 

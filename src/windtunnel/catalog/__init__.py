@@ -208,9 +208,14 @@ def _listed_once(kind: str) -> dict[str, Path]:
 @cache
 def _engine_files(names: tuple[str, ...]) -> dict[str, Path]:
     """Return the defaults of the shipped and installed engines by name."""
-    folders = {name: ENGINES.folder(name) for name in names}
-    files = {name: folder / "defaults.yaml" for name, folder in folders.items() if folder is not None}
-    return {name: file for name, file in files.items() if file.is_file()}
+    files = {name: engine_file(name, "defaults.yaml") for name in names}
+    return {name: file for name, file in files.items() if file is not None}
+
+
+def engine_file(name: str, file: str) -> Path | None:
+    """Return a file of an engine's folder; None without one, or for an engine that a user's catalog adds."""
+    folder = ENGINES.folder(name) if name in ENGINES.names() else None
+    return folder / file if folder is not None and (folder / file).is_file() else None
 
 
 def _named_files(folder: Path, kind: str) -> Iterator[tuple[str, Path]]:

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from windtunnel.errors import InputError
-from windtunnel.formats.launch.read import command_lines, other_options, read_launch_command
+from windtunnel.formats.launch.read import other_options, read_launch_command, servers
 from windtunnel.formats.launch.scripts import kubernetes_manifests, launch_script
 from windtunnel.formats.launch.write import write_launch_command
 from windtunnel.model.parallelism import Parallelism
@@ -165,8 +165,8 @@ def test_every_option_is_one_of_four() -> None:
     """No option is both taken and named as left out."""
     other = other_options()
     assert not other.without_effect & other.not_modelled
-    for line in command_lines().values():
-        assert not line.options.flags.keys() & other.without_effect
+    for server in servers().values():
+        assert not server.flags.keys() & other.without_effect
     command = read_launch_command("vllm serve llama-3.1-8b --port 1 --cpu-offload-gb 4 --what --seed 3")
     assert command.without_effect == ["--port", "--seed"]
     assert command.not_modelled == ["--cpu-offload-gb"]

@@ -9,11 +9,11 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import Device
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.deployment import EngineSettings, HostOverheads
+from windtunnel.serving.engines.contract import schedulers
 from windtunnel.serving.engines.defaults import (
     OTHER_SCHEDULERS,
     SCHEDULERS,
     engine_defaults,
-    scheduler_defaults,
     with_defaults,
 )
 from windtunnel.versions import version_key
@@ -145,7 +145,7 @@ def test_versions_in_order() -> None:
 def test_another_scheduler_brings_its_own_settings(name: str) -> None:
     """They replace the engine's; what the user says replaces both."""
     settings = with_defaults(EngineSettings(scheduler=name), H100)
-    own = scheduler_defaults(name)
+    own = schedulers()[name].settings
     for field in own.__struct_fields__:
         if (value := getattr(own, field)) is not None and field not in ("name", "host"):
             assert getattr(settings, field) == value

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from plugin_package import installed_plugin
@@ -14,7 +15,7 @@ from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.formats.launch.scripts import kubernetes_manifests, launch_script
 from windtunnel.model.precision import Format, Precision
 from windtunnel.serving.deployment import EngineSettings
-from windtunnel.serving.engines.contract import Engine, engine_of
+from windtunnel.serving.engines.contract import Behaviour, Engine, behaviour_of, engine_of
 from windtunnel.serving.engines.defaults import with_defaults
 from windtunnel.serving.engines.launches import num_launches
 from windtunnel.serving.scenario import Scenario, resolve, scenario_from
@@ -22,18 +23,13 @@ from windtunnel.serving.setup.estimators import shard_of
 from windtunnel.serving.simulate import simulate
 
 MODULE = '''
-"""A toy engine that runs a model's Python as written and forms batches as vLLM does."""
+"""A toy engine that quantises apart and forms batches as vLLM does; its graphs hold half of what they capture."""
 
-from pathlib import Path
+from windtunnel.serving.engines.contract import Engine
 
-from windtunnel.serving.engines.command_line import CommandLine
-from windtunnel.serving.engines.contract import Engine, Launches
-
-ENGINE = Engine(
-    launches=Launches(quantises_apart=True),
-    command_line=CommandLine(Path(__file__).with_name("command_line.yaml")),
-)
+ENGINE = Engine(most_tokens_in_pieces=lambda _shard, _engine, largest: largest / 2)
 '''
+BEHAVIOUR = "launches: {quantises_apart: true}"
 DEFAULTS = """
 title: Toy
 default_version: "2.0"
@@ -76,6 +72,7 @@ def toy(tmp_path: Path) -> Iterator[list[Path]]:
         package.mkdir()
         (tmp_path / "plugin_toy.py").rename(package / "__init__.py")
         (package / "defaults.yaml").write_text(DEFAULTS)
+        (package / "behaviour.yaml").write_text(BEHAVIOUR)
         (package / "command_line.yaml").write_text(COMMAND_LINE)
         yield sorted(package.iterdir())
     assert "toy" not in catalog.names("engines")
@@ -102,8 +99,8 @@ def test_it_is_found_and_simulated() -> None:
     assert tpot.low < result.summary.tpot_s.mean < tpot.high
 
 
-def test_it_takes_three_files(toy: list[Path]) -> None:
-    assert [path.name for path in toy] == ["__init__.py", "command_line.yaml", "defaults.yaml"]
+def test_it_takes_four_files(toy: list[Path]) -> None:
+    assert [path.name for path in toy] == ["__init__.py", "behaviour.yaml", "command_line.yaml", "defaults.yaml"]
 
 
 @pytest.mark.usefixtures("toy")
@@ -127,6 +124,9 @@ def test_its_launches_are_its_own() -> None:
     shard = replace(shard_of(setup), precision=Precision(weights=Format.FP8))
     toy, vllm = (float(num_launches(shard, EngineSettings(name=name), 1.0)) for name in ("toy", "vllm"))
     assert toy >= vllm + 4 * setup.model.num_layers
+    graphs = EngineSettings(name="toy", piecewise_cudagraphs=True, max_cudagraph_capture_size=64)
+    inside, beyond = num_launches(shard, graphs, np.array([32, 33]))
+    assert inside < beyond == toy
 
 
 @pytest.mark.usefixtures("toy")
@@ -139,14 +139,14 @@ def test_a_catalog_entry_alone_has_neutral_behaviour(tmp_path: Path, monkeypatch
     (tmp_path / "engines").mkdir()
     (tmp_path / "engines" / "mine.yaml").write_text(DEFAULTS)
     monkeypatch.setenv(catalog.SEARCH_PATH_VARIABLE, str(tmp_path))
-    assert engine_of("mine") == Engine()
+    assert (engine_of("mine"), behaviour_of("mine")) == (Engine(), Behaviour())
     assert simulate(served("mine")).steps["num_running"].max() == 12
     with pytest.raises(InputError, match="no command of mine is known"):
         launch_script(served("mine"), {"mine": "2.0"})
 
 
-def test_a_package_that_says_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_package_with_something_else_is_refused(tmp_path: Path) -> None:
     with installed_plugin(tmp_path, "windtunnel.engines", "mute", "ENGINE = 42\n"):
         (tmp_path / "defaults.yaml").write_text(DEFAULTS)
-        with pytest.raises(InputError, match="the package of the engine 'mute' has no ENGINE"):
+        with pytest.raises(InputError, match="ENGINE of the package of the engine 'mute' is no"):
             engine_of("mute")

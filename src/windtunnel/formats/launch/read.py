@@ -15,7 +15,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.files import read_text
 from windtunnel.schema import Schema, decode, read_yaml, set_path
-from windtunnel.serving.engines.command_line import CommandLine, Options, Reading
+from windtunnel.serving.engines.command_line import Options, Reading
 from windtunnel.serving.engines.contract import engine_of
 
 
@@ -46,21 +46,21 @@ def read_launch_command(text: str) -> Reading:
     Raises:
         InputError: no such command, no model, or a value that its option does not take.
     """
-    engine, command_line, words = _engine_of(_words(text))
+    engine, server, words = _engine_of(_words(text))
     reading = Reading()
-    for name, value in _options_of(command_line.options, words):
-        _take(reading, command_line.options, name, value)
+    for name, value in _options_of(server, words):
+        _take(reading, server, name, value)
     if "model" not in reading.raw:
         raise InputError("--from-command: the command names no model")
     reading.set_engine(name=engine)
-    command_line.read(reading)
+    engine_of(engine).command_line.read(reading)
     return reading
 
 
-def command_lines() -> dict[str, CommandLine]:
-    """Return the engines whose commands are read and written, by name."""
-    lines = {name: engine_of(name).command_line for name in catalog.names("engines")}
-    return {name: line for name, line in lines.items() if line is not None}
+def servers() -> dict[str, Options]:
+    """Return the options of the engines whose commands are read and written, by name."""
+    files = {name: catalog.engine_file(name, "command_line.yaml") for name in catalog.names("engines")}
+    return {name: catalog.entry(file, Options) for name, file in files.items() if file is not None}
 
 
 def _words(text: str) -> list[str]:
@@ -80,20 +80,20 @@ def _is_file(text: str) -> bool:
         return False
 
 
-def _engine_of(words: list[str]) -> tuple[str, CommandLine, list[str]]:
+def _engine_of(words: list[str]) -> tuple[str, Options, list[str]]:
     """Return the engine that the command starts, and the words behind its program."""
-    lines = command_lines()
+    known = servers()
     for i, word in enumerate(words):
-        for engine, line in lines.items():
-            for start in line.options.starts:
+        for engine, server in known.items():
+            for start in server.starts:
                 program, *subcommand = start.split()
                 rest = words[i + 1 :]
                 if fnmatchcase(word.rsplit("/", 1)[-1], program) and rest[: len(subcommand)] == subcommand:
-                    return engine, line, rest[len(subcommand) :]
+                    return engine, server, rest[len(subcommand) :]
     shown = " ".join(words[:4])
-    known = [f"{' '.join(line.options.command)} MODEL ..." for line in lines.values()]
+    commands = [f"{' '.join(server.command)} MODEL ..." for server in known.values()]
     raise InputError(
-        f"--from-command: {shown!r} starts no server that is known", f"{', '.join(known[:-1])}, or {known[-1]}"
+        f"--from-command: {shown!r} starts no server that is known", f"{', '.join(commands[:-1])}, or {commands[-1]}"
     )
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 
 from windtunnel import catalog
-from windtunnel.formats.launch.write import command_line_of, write_launch_command
+from windtunnel.formats.launch.write import server_of, write_launch_command
 from windtunnel.serving.deployment import Deployment, EngineSettings
+from windtunnel.serving.engines.contract import engine_of
 from windtunnel.serving.scenario import Scenario, pool_scenario
 
 RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "habana.ai/gaudi", "google": "google.com/tpu"}
@@ -81,7 +82,7 @@ def _text(documents: list[dict[str, Any]]) -> str:
 def _documents(scenario: Scenario, version: dict[str, str], value: Value) -> list[dict[str, Any]]:
     documents: list[dict[str, Any]] = []
     for name, role, deployment in _parts(scenario):
-        app, port = _label(scenario.model, name), command_line_of(deployment.engine).options.port
+        app, port = _label(scenario.model, name), server_of(deployment.engine).port
         remarks = [*([REMARKS[role]] if role in REMARKS else []), *_unsaid(scenario, deployment)]
         notes = {"annotations": {"windtunnel/to-do": "; ".join(remarks)}} if remarks else {}
         pod, config = _pod(scenario, version, deployment, partial(value, name))
@@ -109,7 +110,7 @@ def _pod(
     scenario: Scenario, version: dict[str, str], deployment: Deployment, value: Callable[[str, Any], Any]
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Return the pod of one replica, and the data of the configuration map that it mounts, if it needs one."""
-    engine, server = deployment.engine, command_line_of(deployment.engine).options
+    engine, server = deployment.engine, server_of(deployment.engine)
     vendor = catalog.device(deployment.device).vendor.lower()
     devices = {RESOURCES.get(vendor, "nvidia.com/gpu"): deployment.parallelism.num_devices}
     container: dict[str, Any] = {
@@ -160,7 +161,7 @@ def _words(scenario: Scenario, deployment: Deployment) -> tuple[str, ...]:
 
 def _file(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
     """Return the content of the YAML file beside the command; empty where it needs none."""
-    line = command_line_of(deployment.engine)
+    line = engine_of(deployment.engine.name).command_line
     return line.write_file(deployment.engine, deployment.parallelism, _formats(scenario)[1])
 
 
@@ -171,7 +172,7 @@ def _file_name(engine: EngineSettings) -> str:
 def _unsaid(scenario: Scenario, deployment: Deployment) -> list[str]:
     """Return the remaining work: parts of the deployment that no option of the command says."""
     engine, split, weights = deployment.engine, deployment.parallelism, _formats(scenario)[0]
-    line, drafts = command_line_of(engine), engine.speculative
+    line, drafts = engine_of(engine.name).command_line, engine.speculative
     work = []
     if weights is not None and "--quantization" not in _words(scenario, deployment):
         work.append(f"name a checkpoint with {weights} weights: the engine does not make one of {scenario.model}")

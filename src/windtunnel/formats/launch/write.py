@@ -4,22 +4,23 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.formats.launch.read import command_lines
+from windtunnel.formats.launch.read import servers
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.deployment import EngineSettings
-from windtunnel.serving.engines.command_line import ENGINE, CommandLine, Options
+from windtunnel.serving.engines.command_line import ENGINE, Options
+from windtunnel.serving.engines.contract import engine_of
 
 
-def command_line_of(engine: EngineSettings) -> CommandLine:
-    """Return how the engine's server is started.
+def server_of(engine: EngineSettings) -> Options:
+    """Return the options of an engine's server.
 
     Raises:
         InputError: nothing is known of its command.
     """
-    lines = command_lines()
-    if engine.name not in lines:
-        raise InputError(f"no command of {engine.name} is known", f"known: those of {', '.join(lines)}")
-    return lines[engine.name]
+    known = servers()
+    if engine.name not in known:
+        raise InputError(f"no command of {engine.name} is known", f"known: those of {', '.join(known)}")
+    return known[engine.name]
 
 
 def write_launch_command(
@@ -37,11 +38,11 @@ def write_launch_command(
         engine: settings as requested, not resolved.
         weights, kv_cache: formats that differ from the published checkpoint's.
     """
-    line = command_line_of(engine)
-    words, separator = [*line.options.command, model], "_" if line.options.spelt_with_underscores else "-"
+    server, line = server_of(engine), engine_of(engine.name).command_line
+    words, separator = [*server.command, model], "_" if server.spelt_with_underscores else "-"
     for name, value in (
-        *_split_options(line.options, line.write_split(parallelism)),
-        *_engine_options(line.options, engine),
+        *_split_options(server, line.write_split(parallelism)),
+        *_engine_options(server, engine),
         *line.write_rest(engine, weights, kv_cache),
     ):
         option, dot, key = name.partition(".")

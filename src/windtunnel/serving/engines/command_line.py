@@ -193,10 +193,8 @@ def plain_split(split: Parallelism) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """How an engine's server is started."""
+    """Functions of an engine's command line."""
 
-    file: Path
-    """Its `command_line.yaml`."""
     read: Callable[[Reading], None] = read_copies
     """Sets what several options decide together: how the replica is split, and the words in brackets.
 
@@ -213,6 +211,6 @@ class CommandLine:
     remaining_work: Callable[[Deployment], Iterable[str]] = lambda _: ()
     """Sentences on settings that the command cannot say."""
 
-    @property
-    def options(self) -> Options:
-        return catalog.entry(self.file, Options)
+
+PLAIN = CommandLine()
+"""A command whose every option decides one setting."""

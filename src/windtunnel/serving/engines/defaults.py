@@ -12,7 +12,7 @@ from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import Schema
 from windtunnel.serving import codes
 from windtunnel.serving.deployment import EngineSettings, HostOverheads
-from windtunnel.serving.engines.contract import Scheduler, scheduler_of, schedulers
+from windtunnel.serving.engines.contract import owner_of, scheduler_of, schedulers
 from windtunnel.serving.engines.effects import check_effects, read_by_one_only
 from windtunnel.versions import version_key
 
@@ -44,7 +44,7 @@ class VersionDefaults(Schema):
     by_memory: tuple[MemoryDefaults, ...] = ()
     """Ascending."""
     static_memory: bool = False
-    """True: `gpu_memory_utilization` is what the engine's reserves leave, its scheduler's `memory_share`."""
+    """True: `gpu_memory_utilization` is what the engine's reserves leave, `Engine.memory_share`."""
 
 
 class EngineDefaults(Schema):
@@ -58,19 +58,6 @@ class EngineDefaults(Schema):
     """Vendors of the devices it runs on; None: any."""
     window_architectures: tuple[str, ...] | None = None
     """Model types to which `window_kv` applies, the KV of others is kept in full; None: all."""
-
-
-class SchedulerDefaults(Schema):
-    """Settings of a scheduler that is chosen instead of the engine's own."""
-
-    source: str
-    settings: EngineSettings
-
-
-def scheduler_defaults(name: str) -> EngineSettings:
-    """Return the settings that the scheduler `name` brings where it is chosen in place of an engine's own."""
-    path = schedulers()[name].settings
-    return EngineSettings() if path is None else catalog.entry(path, dict[str, SchedulerDefaults])[name].settings
 
 
 def is_users_own(scheduler: str) -> bool:
@@ -114,16 +101,16 @@ def with_defaults(
     merged = _catalog_settings(entries, device, shape)
     overlay(merged, msgspec.structs.replace(calibrated, name=settings.name))
     if settings.scheduler in OTHER_SCHEDULERS:
-        overlay(merged, scheduler_defaults(settings.scheduler))
+        overlay(merged, schedulers()[settings.scheduler].settings)
     default = EngineSettings(**merged)
     overlay(merged, settings)
     merged["version"] = version
     resolved = EngineSettings(**merged)
-    scheduler = scheduler_of(resolved)
-    resolved = scheduler.limited(settings, resolved)
+    owner = owner_of(resolved.scheduler)
+    resolved = owner.limited(settings, resolved)
     is_open = (settings.gpu_memory_utilization, calibrated.gpu_memory_utilization) == (None, None)
-    if is_open and scheduler.memory_share is not None and any(entry.static_memory for entry in entries):
-        share = scheduler.memory_share(resolved, device, shape)
+    if is_open and owner.memory_share is not None and any(entry.static_memory for entry in entries):
+        share = owner.memory_share(resolved, device, shape)
         resolved = msgspec.structs.replace(resolved, gpu_memory_utilization=share)
     _check_scheduler(settings, resolved, default)
     return resolved
@@ -154,7 +141,7 @@ def _catalog_settings(entries: Sequence[VersionDefaults], device: Device, shape:
             if device.memory_bytes >= tier.from_bytes:
                 overlay(merged, tier.settings)
                 overlay(merged, tier.wide_settings if shape.tp * shape.attention_dp >= WIDE_TP else EngineSettings())
-    schedulers().get(merged["scheduler"], Scheduler()).split_over_ranks(merged, shape.attention_dp)
+    owner_of(merged["scheduler"]).split_over_ranks(merged, shape.attention_dp)
     return merged
 
 

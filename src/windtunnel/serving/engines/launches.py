@@ -10,7 +10,7 @@ from windtunnel.model.operators import Collective, Experts, Gemm, Launch
 from windtunnel.model.precision import ACTIVATION_BITS, Format
 from windtunnel.model.shape import ExpertsFeedForward
 from windtunnel.serving.deployment import EngineSettings
-from windtunnel.serving.engines.contract import Launches, engine_of
+from windtunnel.serving.engines.contract import Launches, behaviour_of, engine_of
 
 LAUNCHES_OF_EXPERTS = 8
 """Kernels of experts, launched one by one: tokens sorted by expert, quantised, the first product, activation,
@@ -19,6 +19,10 @@ quantised again, the second product, and the sum over experts (vLLM 0.19 `fused_
 LAUNCHES_OF_FUSED_EXPERTS = 2
 """Kernels of experts where one call launches all but the quantisation (TensorRT-LLM 1.2 `torch.ops.trtllm.fused_moe`
 and `fp4_block_scale_moe_runner`, FlashInfer 0.5 `cutlass_fused_moe` and `trtllm_fp4_block_scale_moe`)."""
+
+KERNELS = {"gated_delta_prefill": 10}
+"""Launch -> its kernels in a compiled model, where they are not one: of Gated DeltaNet the convolution, two norms,
+gating, and the six of `chunk_gated_delta_rule_fwd` (flash-linear-attention 0.3, which vLLM and SGLang carry)."""
 
 FUSED_EXPERTS = ("trtllm", "cutlass", "flashinfer")
 """Backends that launch experts in one call. TensorRT-LLM takes them by default, others for experts of four bits."""
@@ -55,7 +59,7 @@ def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any) -> NDArr
 
     That is every kernel; with piecewise graphs, up to the largest captured size, attention and the graphs between.
     """
-    behaviour = engine_of(engine.name).launches
+    behaviour = behaviour_of(engine.name).launches
     attention, head = prefill_launches(shard, 1.0, 1.0), head_launches(shard, 1.0)
     launches = (*token_launches(shard, 1.0), *attention, *head)
     kernels = sum(launch.count * _kernels_of(launch, shard, engine, behaviour) for launch in launches)
@@ -65,7 +69,7 @@ def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any) -> NDArr
     pieces += behaviour.of_collective_in_pieces * collectives
     sizes = graph_sizes(engine)
     in_pieces = engine.piecewise_cudagraphs and sizes.size
-    largest = behaviour.most_tokens_in_pieces(shard, engine, float(sizes[-1])) if in_pieces else 0.0
+    largest = engine_of(engine.name).most_tokens_in_pieces(shard, engine, float(sizes[-1])) if in_pieces else 0.0
     return np.where(np.asarray(num_tokens) <= largest, float(min(pieces, kernels)), float(kernels))
 
 
@@ -73,7 +77,7 @@ def _kernels_of(launch: Launch, shard: Shard, engine: EngineSettings, behaviour:
     """Count the kernels of one execution of `launch` in a step with prefill, where the host launches all of them."""
     if isinstance(launch.op, Experts):
         return LAUNCHES_OF_FUSED_EXPERTS if _has_fused_experts(shard, engine, behaviour) else LAUNCHES_OF_EXPERTS
-    kernels = behaviour.kernels.get(launch.name, 1)
+    kernels = behaviour.kernels.get(launch.name) or KERNELS.get(launch.name, 1)
     is_narrow = isinstance(launch.op, Gemm) and ACTIVATION_BITS[launch.op.format] < ACTIVATION_BITS[Format.BF16]
     return 2 * kernels if is_narrow and behaviour.quantises_apart else kernels
 

@@ -1,7 +1,6 @@
 """SGLang's command line: attention data parallelism, chunks, drafts and formats."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from windtunnel import catalog
@@ -62,7 +61,6 @@ def writes_drafts(drafts: Speculative) -> bool:
 
 
 COMMAND_LINE = CommandLine(
-    Path(__file__).with_name("command_line.yaml"),
     read=read,
     write_split=write_split,
     write_rest=write_rest,

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from windtunnel import catalog
@@ -120,7 +119,6 @@ def remaining_work(deployment: Deployment) -> Iterator[str]:
 
 
 COMMAND_LINE = CommandLine(
-    Path(__file__).with_name("command_line.yaml"),
     read=read,
     write_file=write_file,
     writes_drafts=lambda _: True,

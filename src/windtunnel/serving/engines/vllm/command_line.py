@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from windtunnel import catalog
@@ -76,7 +75,6 @@ def remaining_work(deployment: Deployment) -> Iterator[str]:
 
 
 COMMAND_LINE = CommandLine(
-    Path(__file__).with_name("command_line.yaml"),
     read=read,
     write_split=write_split,
     write_rest=write_rest,
