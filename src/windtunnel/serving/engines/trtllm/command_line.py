@@ -6,6 +6,7 @@ from typing import Any
 
 from windtunnel import catalog
 from windtunnel.model.parallelism import Parallelism
+from windtunnel.schema import set_path
 from windtunnel.serving.deployment import (
     BALANCE_BATCHING_ITERS,
     BALANCE_TIMEOUT_ITERS,
@@ -56,42 +57,31 @@ def _keep_windows(reading: Reading, listed: Sequence[int]) -> None:
 
 def write_file(engine: EngineSettings, parallelism: Parallelism, kv_cache: str | None) -> dict[str, Any]:
     """Return the content of the YAML file for `trtllm-serve --config`: settings without a command-line option."""
-    balance = engine.attention_dp_timeout_iters
-    largest = engine.max_cudagraph_capture_size
-    cache = {
-        "enable_block_reuse": engine.enable_prefix_caching,
-        "tokens_per_block": engine.block_size,
-        "dtype": "fp8" if kv_cache == "fp8" else None,
-    }
-    content: dict[str, Any] = {
-        "kv_cache_config": _given(cache) or None,
-        "enable_attention_dp": True if parallelism.attention_dp > 1 else None,
-        "disable_overlap_scheduler": True if engine.async_scheduling is False else None,
-        "enable_chunked_prefill": engine.enable_chunked_prefill,
-        "batch_wait_timeout_iters": engine.batch_wait_timeout_iters,
-        "batch_wait_max_tokens_ratio": engine.batch_wait_max_tokens_ratio,
-        "attention_dp_config": {
-            "enable_balance": True,
-            "timeout_iters": balance,
-            "batching_wait_iters": engine.attention_dp_batching_wait_iters or 0,
-        }
-        if balance
-        else None,
-        "torch_compile_config": {"enable_piecewise_cuda_graph": True} if engine.piecewise_cudagraphs else None,
-        "moe_config": {"backend": engine.moe_backend.upper()} if engine.moe_backend is not None else None,
-    }
-    content = _given(content)
-    if engine.cudagraph_sizes is not None:
-        content["cuda_graph_config"] = {"batch_sizes": list(engine.cudagraph_sizes)}
-    elif largest is not None:
+    balance, largest = engine.attention_dp_timeout_iters, engine.max_cudagraph_capture_size
+    balances = {"enable_balance": True, "timeout_iters": balance}
+    balances["batching_wait_iters"] = engine.attention_dp_batching_wait_iters or 0
+    content: dict[str, Any] = {}
+    for path, value in (
+        ("kv_cache_config.enable_block_reuse", engine.enable_prefix_caching),
+        ("kv_cache_config.tokens_per_block", engine.block_size),
+        ("kv_cache_config.dtype", "fp8" if kv_cache == "fp8" else None),
+        ("enable_attention_dp", True if parallelism.attention_dp > 1 else None),
+        ("disable_overlap_scheduler", True if engine.async_scheduling is False else None),
+        ("enable_chunked_prefill", engine.enable_chunked_prefill),
+        ("batch_wait_timeout_iters", engine.batch_wait_timeout_iters),
+        ("batch_wait_max_tokens_ratio", engine.batch_wait_max_tokens_ratio),
+        ("attention_dp_config", balances if balance else None),
+        ("torch_compile_config.enable_piecewise_cuda_graph", engine.piecewise_cudagraphs or None),
+        ("moe_config.backend", engine.moe_backend.upper() if engine.moe_backend else None),
+        ("cuda_graph_config.batch_sizes", engine.cudagraph_sizes and list(engine.cudagraph_sizes)),
+    ):
+        if value is not None:
+            set_path(content, path, value)
+    if engine.cudagraph_sizes is None and largest is not None:
         content["cuda_graph_config"] = {"max_batch_size": largest} if largest else None
     if engine.speculative is not None:
         content["speculative_config"] = _drafts(engine.speculative)
     return content
-
-
-def _given(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _drafts(drafts: Speculative) -> dict[str, Any]:
