@@ -133,6 +133,11 @@ def test_an_engine_of_one_vendor_is_refused_on_devices_of_others() -> None:
     assert with_defaults(EngineSettings(name="sglang"), of_amd).scheduler == "sglang"
 
 
+def test_an_engine_is_resolved_by_the_name_that_its_behaviour_goes_by() -> None:
+    """Letter case does not matter in the catalog, so it may not in memory, launches or tables either."""
+    assert with_defaults(EngineSettings(name="SGLang"), H100) == with_defaults(EngineSettings(name="sglang"), H100)
+
+
 def test_versions_in_order() -> None:
     before = ["0.9", "0.19.0", "0.24", "1.0.0.dev3", "1.0.0a1", "1.0.0rc5", "1.0.0rc12"]
     keys = [version_key(version) for version in [*before, "1.0.0", "1.0.0.post1", "1.0.1"]]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import servers
 from windtunnel.model.parallelism import Parallelism
@@ -17,10 +18,10 @@ def server_of(engine: EngineSettings) -> Options:
     Raises:
         InputError: nothing is known of its command.
     """
-    known = servers()
-    if engine.name not in known:
-        raise InputError(f"no command of {engine.name} is known", f"known: those of {', '.join(known)}")
-    return known[engine.name]
+    known, name = servers(), catalog.spelling("engines", engine.name)
+    if name not in known:
+        raise InputError(f"no command of {name} is known", f"known: those of {', '.join(known)}")
+    return known[name]
 
 
 def write_launch_command(

@@ -104,7 +104,7 @@ def with_defaults(
         overlay(merged, schedulers()[settings.scheduler].settings)
     default = EngineSettings(**merged)
     overlay(merged, settings)
-    merged["version"] = version
+    merged |= {"name": catalog.spelling("engines", settings.name), "version": version}
     resolved = EngineSettings(**merged)
     owner = owner_of(resolved.scheduler)
     resolved = owner.limited(settings, resolved)
