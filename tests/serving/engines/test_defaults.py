@@ -8,6 +8,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
 from windtunnel.model.parallelism import Parallelism
+from windtunnel.schema import encode
 from windtunnel.serving.deployment import EngineSettings, HostOverheads
 from windtunnel.serving.engines.contract import schedulers
 from windtunnel.serving.engines.defaults import (
@@ -136,6 +137,7 @@ def test_an_engine_of_one_vendor_is_refused_on_devices_of_others() -> None:
 def test_an_engine_is_resolved_by_the_name_that_its_behaviour_goes_by() -> None:
     """Letter case does not matter in the catalog, so it may not in memory, launches or tables either."""
     assert with_defaults(EngineSettings(name="SGLang"), H100) == with_defaults(EngineSettings(name="sglang"), H100)
+    assert "name" not in encode(with_defaults(EngineSettings(), H100))
 
 
 def test_versions_in_order() -> None:

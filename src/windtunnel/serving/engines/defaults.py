@@ -104,7 +104,9 @@ def with_defaults(
         overlay(merged, schedulers()[settings.scheduler].settings)
     default = EngineSettings(**merged)
     overlay(merged, settings)
-    merged |= {"name": catalog.spelling("engines", settings.name), "version": version}
+    merged["version"] = version
+    if (spelled := catalog.spelling("engines", settings.name)) != settings.name:
+        merged["name"] = spelled
     resolved = EngineSettings(**merged)
     owner = owner_of(resolved.scheduler)
     resolved = owner.limited(settings, resolved)
