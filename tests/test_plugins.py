@@ -50,3 +50,14 @@ def test_a_broken_package_is_named(tmp_path: Path) -> None:
         pytest.raises(InputError, match=r"'broken' \(plugin_broken\) cannot be imported: ModuleNotFoundError"),
     ):
         ROUTERS.get("broken")
+
+
+def test_folders_alone_may_be_alternatives(tmp_path: Path) -> None:
+    """The modules beside the folders of engines are what they share."""
+    engines = Registry("windtunnel.test_kind", "windtunnel.serving.engines", "engine", folders=True)
+    assert engines.shipped == ("sglang", "trtllm", "vidur", "vllm")
+    folder = engines.folder("vllm")
+    assert folder is not None
+    assert (folder / "defaults.yaml").is_file()
+    with installed_plugin(tmp_path, "windtunnel.test_kind", "sticky", "raise ImportError\n"):
+        assert engines.folder("sticky") == tmp_path

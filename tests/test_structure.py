@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import census
+from windtunnel import catalog
+from windtunnel.serving import codes
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = census.PACKAGE
@@ -80,6 +82,71 @@ def test_functions_import_only_heavy_libraries(package: str) -> None:
             top = module.partition(".")[0]
             is_known = top in HEAVY or top in sys.stdlib_module_names or (place, module) in LATE
             assert is_known, f"{place} imports {module} inside a function"
+
+
+MAY_COMPARE_ENGINES = ("serving/engines/", "formats/vidur/")
+"""Folders that may: the engines themselves, and the reader of a program whose own words some of the names are."""
+
+
+def names_in(node: ast.expr, constants: dict[str, ast.expr], names: set[str]) -> set[str]:
+    """The names of engines and schedulers that an operand is or holds, by way of a constant of the module too."""
+    if isinstance(node, ast.Name) and node.id in constants:
+        node = constants[node.id]
+    parts = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
+    return {str(part.value) for part in parts if isinstance(part, ast.Constant)} & names
+
+
+def compared_names(path: Path, names: set[str]) -> Iterator[str]:
+    """Every comparison of a file with one of the names; kernels of an operator may be called like an engine."""
+    tree = ast.parse(path.read_text())
+    constants: dict[str, ast.expr] = {}
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets:
+            if isinstance(target, ast.Name) and (value := getattr(node, "value", None)) is not None:
+                constants[target.id] = value
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            operands = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue):
+            operands = [node.value]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".startswith", ".endswith")):
+            operands = node.args
+        else:
+            continue
+        is_of_kernels = any("backend" in ast.unparse(operand) for operand in operands)
+        if not is_of_kernels and any(names_in(operand, constants, names) for operand in operands):
+            yield f"{path.name}:{operands[0].lineno}: {ast.unparse(node)}"
+
+
+def test_no_engine_is_compared_by_name() -> None:
+    """What differs by engine is a field or function of its folder, so that a new engine is one folder."""
+    names = {*catalog.ENGINES.shipped, *codes.SCHEDULERS, *codes.PER_REQUEST_SCHEDULERS} - {"user"}
+    assert {"vllm", "vllm_v1", "sarathi"} < names
+    compared = [
+        f"{path.parent.relative_to(PACKAGE)}/{comparison}"
+        for path in census.sources()
+        if not str(path.relative_to(PACKAGE)).startswith(MAY_COMPARE_ENGINES)
+        for comparison in compared_names(path, names)
+    ]
+    assert compared == []
+
+
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [
+        ("is_old = engine.name == 'vllm'", 1),
+        ("is_old = scheduler in ('trtllm', 'sglang')", 1),
+        ("FIRST = 'sglang'\nis_first = name != FIRST", 1),
+        ("waits = scheduler.startswith('trtllm')", 1),
+        ("match name:\n    case 'vllm':\n        pass", 1),
+        ("is_fast = moe_backend == 'trtllm'", 0),
+        ("since = {'vllm': '0.11'}.get(name)", 0),
+    ],
+)
+def test_comparisons_with_engines_are_seen(line: str, number: int, tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(line)
+    assert len(list(compared_names(tmp_path / "module.py", {"vllm", "sglang", "trtllm"}))) == number
 
 
 def pages() -> list[Path]:

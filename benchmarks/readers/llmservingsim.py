@@ -27,7 +27,7 @@ from windtunnel.errors import InputError
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.shape import Shard
 from windtunnel.serving.deployment import EngineSettings
-from windtunnel.serving.setup.step_prices import graph_sizes, num_launches, padded_sizes
+from windtunnel.serving.engines.launches import graph_sizes, num_launches, padded_sizes
 from windtunnel.serving.state.records import StepCost
 
 Floats = NDArray[np.float64]

@@ -5,14 +5,19 @@ entry point, for example `[project.entry-points."windtunnel.routers"]` with `sti
 the same contract, which the docstring of the folder states.
 """
 
+from __future__ import annotations
+
 import importlib
 import pkgutil
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 class Registry:
@@ -22,15 +27,29 @@ class Registry:
         group: entry point group of installed alternatives, such as `windtunnel.routers`.
         package: folder of the shipped ones, as a dotted name; None where none ships as a module.
         what: the field's word for one alternative, for messages.
+        folders: whether each shipped one is a folder; the modules beside them are none.
     """
 
-    def __init__(self, group: str, package: str | None, what: str) -> None:
-        self.group, self.package, self.what = group, package, what
+    def __init__(self, group: str, package: str | None, what: str, folders: bool = False) -> None:
+        self.group, self.package, self.what, self.folders = group, package, what, folders
+
+    @property
+    def shipped(self) -> tuple[str, ...]:
+        """Names of the shipped ones, in alphabetical order."""
+        return _modules(self.package, self.folders)
 
     def names(self) -> tuple[str, ...]:
         """Return all names: the shipped ones in alphabetical order, then the installed ones."""
-        shipped = _modules(self.package)
-        return (*shipped, *sorted(name for name in _installed(self.group) if name not in shipped))
+        return (*self.shipped, *sorted(name for name in _installed(self.group) if name not in self.shipped))
+
+    def folder(self, name: str) -> Path | None:
+        """Return the folder of an alternative's module, which is not imported; None where there is no such module."""
+        module = f"{self.package}.{name}" if name in self.shipped else _installed(self.group)[name].module
+        try:
+            spec = find_spec(module)
+        except ImportError:
+            spec = None
+        return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
     def __contains__(self, name: str) -> bool:
         """Whether there is an alternative of that name, without importing it."""
@@ -42,7 +61,7 @@ class Registry:
         Raises:
             InputError: there is none, an installed one has the name of a shipped one, or it cannot be imported.
         """
-        shipped, installed = _modules(self.package), _installed(self.group)
+        shipped, installed = self.shipped, _installed(self.group)
         if name in shipped and name in installed:
             raise InputError(
                 f"the {self.what} {name!r} of {installed[name].value!r} has the name of a shipped one",
@@ -66,19 +85,24 @@ class Registry:
 
 
 @cache
-def _modules(package: str | None) -> tuple[str, ...]:
-    """Return the names of the modules in a package's folder, without importing them."""
+def _modules(package: str | None, folders: bool) -> tuple[str, ...]:
+    """Return the names of the modules in a package's folder, or of its folders alone, without importing them."""
     if package is None:
         return ()
     spec = find_spec(package)
     assert spec is not None
-    folders = spec.submodule_search_locations
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(folders) if not module.name.startswith("_")))
+    modules = pkgutil.iter_modules(spec.submodule_search_locations)
+    return tuple(
+        sorted(module.name for module in modules if not module.name.startswith("_") and module.ispkg >= folders)
+    )
 
 
 @cache
 def _installed(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name."""
+    # Imported late: it loads the parser of mails, which takes longer than the catalog.
+    from importlib.metadata import entry_points
+
     return {point.name: point for point in entry_points(group=group)}
 
 

@@ -384,9 +384,12 @@ def test_windows_let_more_long_requests_run_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"given": {"name": "sglang", "window_kv": "shared_pool"}}, "window_kv shared_pool is vLLM's"),
-        ({"given": {"name": "vllm", "window_kv": "own_pool"}}, "window_kv own_pool is not vLLM's"),
-        ({"given": {"scheduler": "sarathi", "window_kv": "shared_pool"}}, "keeps every token of every layer"),
+        (
+            {"given": {"name": "sglang", "window_kv": "shared_pool"}},
+            "sglang has no window_kv shared_pool",
+        ),
+        ({"given": {"name": "vllm", "window_kv": "own_pool"}}, "vllm_v1 has no window_kv own_pool"),
+        ({"given": {"scheduler": "sarathi", "window_kv": "shared_pool"}}, "sarathi has no window_kv shared_pool"),
         (
             {
                 "model": "openai/gpt-oss-20b",

@@ -11,11 +11,11 @@ from typing import Literal
 
 from readers.silicon.rows import Row, image_version, is_default
 from windtunnel import catalog
-from windtunnel.calibration.measured_runs import DECODE_SAMPLES_FIRST
 from windtunnel.errors import InputError
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.pricing.choices import MOE_BACKENDS
 from windtunnel.serving.deployment import EngineSettings, Pool, Transfer
+from windtunnel.serving.engines.contract import behaviour_of
 
 PREFILL_POOL, DECODE_POOL = "prefill_pool", "decode_pool"
 
@@ -182,7 +182,7 @@ def transfer_of(engine: str, system: str, pools: Sequence[Pool]) -> Transfer:
     node = catalog.default_node(catalog.device(system))
     num_devices = sum(pool.replicas * pool.parallelism.num_devices for pool in pools if pool.parallelism)
     return Transfer(
-        first_token="decode" if engine in DECODE_SAMPLES_FIRST else "prefill",
+        first_token="decode" if behaviour_of(engine).decode_samples_first else "prefill",
         link="scale_up" if num_devices <= node.num_devices else "scale_out",
     )
 

@@ -18,7 +18,7 @@ from windtunnel.pricing.calibrated import CalibratedEstimator
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.calibration import Calibration
 from windtunnel.serving.scenario import Setup
-from windtunnel.serving.setup.estimators import estimator_for
+from windtunnel.serving.setup.estimators import shared_estimators
 
 SHARES = tuple(round(0.2 + 0.05 * step, 2) for step in range(16))
 """Shares of accepted draft tokens to choose from."""
@@ -52,11 +52,13 @@ def drafting(
         calibrations: by engine and device (`vllm-h100_sxm`) or engine; what is fitted here corrects what they leave.
     """
 
+    plain_estimator = shared_estimators()
+
     def fitted(setup: Setup) -> Calibration | None:
         return fitted_calibration(calibrations, setup.engine.name, setup.device.name)
 
     def calibrated_estimator(setup: Setup) -> Estimator:
-        calibration, plain = fitted(setup), estimator_for(setup)
+        calibration, plain = fitted(setup), plain_estimator(setup)
         return plain if calibration is None else CalibratedEstimator(plain, setup.device, calibration.factors)
 
     runs = (run.accepting(0.0) for run in measurements if run.scenario and "tpot" in run.measured)

@@ -21,7 +21,7 @@ def folds(
     count: int | None = NUM_FOLDS,
     seed: int = 0,
 ) -> NDArray[np.int64]:
-    """The fold of every run; runs of equal `key` share one; with `count` None every key is a fold of its own."""
+    """Return the fold of every run; runs of equal `key` share one, and with `count` None every key has its own."""
     keys = sorted({key(priced) for priced in runs})
     order = np.random.default_rng(seed).permutation(len(keys))
     fold = {name: int(order[index]) % (count or len(keys)) for index, name in enumerate(keys)}
@@ -29,7 +29,7 @@ def folds(
 
 
 def averaged_fit(runs: Sequence[PricedServer], around: LocalFit, kept: NDArray[np.bool_]) -> Fit:
-    """The mean of the fits to the runs that are `kept` under all candidate priors, effect by effect.
+    """Return the mean of the fits to the runs that are `kept` under all candidate priors, effect by effect.
 
     No prior is chosen: which one predicts runs left out best changes with the drawing of the folds.
     """
@@ -40,11 +40,11 @@ def averaged_fit(runs: Sequence[PricedServer], around: LocalFit, kept: NDArray[n
 def held_out(
     runs: Sequence[PricedServer], around: LocalFit, fold: NDArray[np.int64], trials: Trials | None = None
 ) -> list[dict[str, float]]:
-    """Every run's prediction by a fit, and with settings, that were learnt from runs of other folds alone.
+    """Predict every run by a fit, and with settings, that were learnt from runs of other folds alone.
 
     Args:
         runs: all of them.
-        whole: their predictions as linear around a fit to all.
+        around: their predictions, as linear around a fit to all.
         fold: of every run.
         trials: of `runs`; given again, nothing is simulated twice.
     """

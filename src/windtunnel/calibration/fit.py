@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ from windtunnel.serving.engines.defaults import whole_prompt_tokens, with_defaul
 from windtunnel.serving.prepared import check_requests, with_model_len
 from windtunnel.serving.run import run_loop
 from windtunnel.serving.scenario import Setup, resolve
-from windtunnel.serving.setup.estimators import estimator_for, estimator_key, shard_of
+from windtunnel.serving.setup.estimators import shard_of, shared_estimators
 from windtunnel.serving.setup.frontend import client_delay_s, usual_streams
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
@@ -126,6 +126,10 @@ class Scope(NamedTuple):
     release: str = ""
     """Release of the engine, such as 0.10; empty for an image of no release, or for what its releases share."""
 
+    def covers(self, scope: Scope) -> bool:
+        """Whether a run of that scope has this engine, on this device if one is named."""
+        return self.engine == scope.engine and self.device in ("", scope.device)
+
 
 @dataclass(frozen=True)
 class PricedServer:
@@ -205,27 +209,23 @@ class PricedServer:
 
 
 def priced_servers(
-    measurements: Iterable[Measurement], estimator_of: Callable[[Setup], Estimator] = estimator_for
+    measurements: Iterable[Measurement], estimator_of: Callable[[Setup], Estimator] | None = None
 ) -> Iterator[tuple[Measurement, PricedServer | str]]:
     """Yield every measurement with its priced server, or with the reason why it cannot be simulated.
 
     Args:
         measurements: what was run and measured.
-        estimator_of: prices a setup's operators; called once per device, engine version and backend of experts.
+        estimator_of: prices a setup's operators; None reads the tables of each device and engine version once.
     """
-    estimators: dict[tuple[Hashable, ...], Estimator] = {}
+    estimator_of = estimator_of or shared_estimators()
     for measurement in measurements:
         try:
-            yield measurement, _priced(measurement, estimators, estimator_of)
+            yield measurement, _priced(measurement, estimator_of)
         except InputError as error:
             yield measurement, reason_of(error)
 
 
-def _priced(
-    measurement: Measurement,
-    estimators: dict[tuple[Hashable, ...], Estimator],
-    estimator_of: Callable[[Setup], Estimator],
-) -> PricedServer:
+def _priced(measurement: Measurement, estimator_of: Callable[[Setup], Estimator]) -> PricedServer:
     if measurement.scenario is None:
         raise InputError(measurement.refused)
     if measurement.lacks_acceptance:
@@ -242,14 +242,10 @@ def _priced(
     speculation, drafter = speculation_of(setup), drafter_of(setup, shard)
     memory = _memory(setup, requests)
     widest = _widest(setup.engine, measurement.unknown)
-    key = estimator_key(setup)
-    if key not in estimators:
-        estimators[key] = estimator_of(setup)
     if speculation is None:
-        parts = _parts(estimators[key], replace(setup, engine=widest), shard)
+        parts = _parts(estimator_of(setup), replace(setup, engine=widest), shard)
     else:
-        prices = price_steps(estimators[key], setup.device, shard, widest, setup.max_model_len, drafter)
-        parts = {"all": prices}
+        parts = {"all": price_steps(estimator_of(setup), setup.device, shard, widest, setup.max_model_len, drafter)}
     settings = kernel_settings(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
     return PricedServer(measurement, setup, settings, requests, parts, speculation)
 
@@ -439,16 +435,18 @@ def refit(runs: Sequence[PricedServer], around: LocalFit, kept: NDArray[np.bool_
     return _fitted([runs[index] for index in chosen], LocalFit(around.fit, base, slopes), priors)
 
 
-def _weights(runs: Sequence[PricedServer]) -> Floats:
-    sizes = Counter(by_configuration(priced) for priced in runs)
-    return np.array([priced.measurement.weight * sizes[by_configuration(priced)] ** -CROWDING for priced in runs])
+def crowding_weights(configurations: Sequence[str], power: float = CROWDING) -> Floats:
+    """Return the weight of every run, by the number of runs of its configuration."""
+    sizes = Counter(configurations)
+    return np.array([sizes[name] ** -power for name in configurations])
 
 
 def _fitted(runs: Sequence[PricedServer], around: LocalFit, priors: Priors = PRIORS) -> Fit:
     """Solve the ridge regression by Gauss-Newton, on predictions linear around a fit; no runs give no effects."""
     if not runs:
         return Fit({})
-    weights = np.repeat(_weights(runs), len(FITTED))
+    crowding = crowding_weights([by_configuration(priced) for priced in runs])
+    weights = np.repeat(np.array([priced.measurement.weight for priced in runs]) * crowding, len(FITTED))
     names: dict[Effect, int] = {}
     spreads: list[float] = []
     for priced in runs:

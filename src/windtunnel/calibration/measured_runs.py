@@ -15,11 +15,13 @@ from typing import Any
 
 import msgspec
 
+from windtunnel import catalog
 from windtunnel.errors import InputError, did_you_mean, unreadable
 from windtunnel.formats.clients.read import MS, ClientResult, read_client_results
 from windtunnel.model.parallelism import Parallelism
-from windtunnel.schema import set_path
-from windtunnel.serving.deployment import Pool
+from windtunnel.schema import Schema, decode, read_yaml, set_path
+from windtunnel.serving.deployment import EngineSettings, Pool
+from windtunnel.serving.engines.contract import behaviour_of
 from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
 
 METRICS = ("tpot", "ttft", "e2e", "throughput")
@@ -36,85 +38,44 @@ closed loop's requests in step for ever, all prompts of a wave arriving at once;
 unknown grows smoothly with the concurrency and hardly depends on the lengths, as only desynchronised loops do
 (TensorRT-LLM, Qwen3-235B, H100: 90th percentile of |error| around its median 67% in step, 33% with the spread)."""
 
-DECODE_SAMPLES_FIRST = ("vllm",)
-"""Engines whose decode side computes the last prompt token again: behind Dynamo vLLM's prefill side is asked for a
-single token, and its `NixlConnector` hands off the KV of what lies before (0.10 to 0.24)."""
-
 ROLES = ("prefill", "decode")
-"""Prefixes of the columns of separate pools."""
+"""Roles of separate pools."""
 
-_OF_A_POOL = {
-    "replicas": "servers that {role}",
-    "tp": "their tensor parallelism",
-    "ep": "their expert parallelism",
-    "attention_dp": "their attention data parallelism",
-    "max_num_seqs": "their most running requests, of a rank",
-    "max_num_batched_tokens": "their token budget of a step, of a rank",
-}
 
-COLUMNS: Mapping[str, str] = {
-    "id": "a name for the run; the line's number where it is left out",
-    "model": "a model of the catalog, or a config.json",
-    "device": "a device of the catalog, or a YAML file",
-    "node": "a node of the catalog",
-    "engine": "vllm, sglang or trtllm",
-    "engine_version": "0.19.0",
-    "quant": "format of the weights; empty: as published",
-    "kv_cache_dtype": "format of the KV cache",
-    "tp": "tensor parallelism",
-    "pp": "pipeline parallelism",
-    "ep": "expert parallelism",
-    "attention_dp": "attention data parallelism",
-    "replicas": "equal copies behind a router",
-    "max_num_seqs": "most running requests; `?`: nobody knows",
-    "max_num_batched_tokens": "token budget of a step; `?`: nobody knows",
-    "gpu_memory_utilization": "share of memory to use; `?`: nobody knows",
-    **{f"{role}_{name}": text.format(role=role) for role in ROLES for name, text in _OF_A_POOL.items()},
-    "input_tokens": "the longest prompt",
-    "output_tokens": "the longest output",
-    "range_ratio": "lengths are uniform from this share of the longest; 1: all equal; empty: not known",
-    "concurrency": "requests that the client keeps under way",
-    "rate_per_s": "Poisson arrivals a second; beside a concurrency, which caps those under way",
-    "num_requests": "sent in all; empty: 10 for each of the concurrency",
-    "num_warmup_requests": "sent before them and left out",
-    "ttft_ms": "measured time to the first token",
-    "tpot_ms": "measured time per output token after the first",
-    "e2e_ms": "measured latency of a request",
-    "output_tokens_per_s": "measured throughput of the deployment",
-    "statistic": "mean or p50: what the three latencies are",
-    "use": "primary (or empty), secondary, or anything else to leave the row out",
-}
-"""The schema of a table of runs: column -> meaning. Model, device, lengths, a concurrency or rate, and one measured
-value are needed; columns whose name starts with `_` are ignored."""
+class Column(Schema):
+    """A column of a table of runs (`columns.yaml`)."""
 
-_MEASURED = {"ttft_ms": "ttft", "tpot_ms": "tpot", "e2e_ms": "e2e", "output_tokens_per_s": "throughput"}
-_PATHS = {
-    "node": "deployment.node",
-    "engine": "deployment.engine.name",
-    "engine_version": "deployment.engine.version",
-    "tp": "deployment.parallelism.tp",
-    "pp": "deployment.parallelism.pp",
-    "ep": "deployment.parallelism.ep",
-    "attention_dp": "deployment.parallelism.attention_dp",
-    "replicas": "deployment.replicas",
-    "max_num_seqs": "deployment.engine.max_num_seqs",
-    "max_num_batched_tokens": "deployment.engine.max_num_batched_tokens",
-    "gpu_memory_utilization": "deployment.engine.gpu_memory_utilization",
-    "quant": "precision.weights",
-    "kv_cache_dtype": "precision.kv_cache",
-}
+    name: str
+    meaning: str
+    needed: bool = False
+    sets: str = ""
+    """Path of the setting in a scenario, or in a pool."""
+    pool: str = ""
+    """Role of the pool that it describes."""
+    is_text: bool = False
+    may_be_unknown: bool = False
+    """Whether `UNKNOWN` may stand for a value that nobody recorded."""
+    of_client: bool = False
+    """Whether it describes the client."""
+    is_whole: bool = True
+    may_be_zero: bool = False
+    metric: str = ""
+    """One of `METRICS`, which it measured."""
+
+
+def _columns() -> dict[str, Column]:
+    path = Path(__file__).with_name("columns.yaml")
+    return {column.name: column for column in decode(read_yaml(path), list[Column], path.name)}
+
+
+COLUMNS = _columns()
+"""Columns of a table of runs by name; beside the needed ones a measured value is needed, and a concurrency or rate."""
 _PUBLISHED = "silicon_ttft_ms"
 """A column of the published table that `benchmarks/measured_runs.py` converts."""
 UNKNOWN = "?"
 """Value in a table of runs for a setting that was not recorded and need not have been the engine's default."""
 
-_MAY_BE_UNKNOWN = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
-
-_COUNTS = ("input_tokens", "output_tokens", "concurrency", "num_requests", "num_warmup_requests")
-_NUMBERS = (*_COUNTS, "range_ratio", "rate_per_s")
 _OTHER_SEPARATOR = re.compile(r"[;\t|]")
-_ZERO_TOO = ("range_ratio", "num_warmup_requests")
-_TEXTS = ("node", "engine", "engine_version", "quant", "kv_cache_dtype")
 
 
 @dataclass(frozen=True)
@@ -186,8 +147,8 @@ def read_table(path: Path) -> list[Measurement]:
         known = "separate columns by commas" if _OTHER_SEPARATOR.search(unknown[0]) else f"known: {', '.join(COLUMNS)}"
         hint = did_you_mean(unknown[0], COLUMNS, known)
         raise InputError(f"{path.name} has a column {unknown[0]!r}, which is not known", hint)
-    for name in ("model", "device", "input_tokens", "output_tokens"):
-        if name not in rows[0]:
+    for name, column in COLUMNS.items():
+        if column.needed and name not in rows[0]:
             raise InputError(f"{path.name} has no column {name!r}", f"known: {', '.join(COLUMNS)}")
     runs = [_measurement(f"{path.name} row {number}", str(number), row) for number, row in enumerate(rows, 1)]
     check_ids(runs, path, "give each its own, or leave the column out")
@@ -255,34 +216,27 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 
 
 def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measurement:
-    given = {name: value for name, value in row.items() if value != "" and name in COLUMNS}
-    unknown = tuple(name for name in _MAY_BE_UNKNOWN if given.get(name) == UNKNOWN)
+    given = {name: row[name] for name in COLUMNS if row.get(name)}
+    unknown = tuple(name for name, value in given.items() if COLUMNS[name].may_be_unknown and value == UNKNOWN)
     given = {name: value for name, value in given.items() if name not in unknown}
-    for name in ("model", "device", "input_tokens", "output_tokens"):
-        if name not in given:
+    for name, column in COLUMNS.items():
+        if column.needed and name not in given:
             raise InputError(f"{where}: {name} is empty", _meaning(name))
     measured = {}
-    for name, metric in _MEASURED.items():
-        if name in given:
-            value = _number(where, name, given[name])
-            measured[metric] = value * (1.0 if metric == "throughput" else MS)
+    for name, text in given.items():
+        if metric := COLUMNS[name].metric:
+            measured[metric] = _number(where, name, text) * (MS if name.endswith("_ms") else 1.0)
     if not measured:
-        raise InputError(f"{where}: nothing was measured", f"one of: {', '.join(_MEASURED)}")
+        metrics = [name for name, column in COLUMNS.items() if column.metric]
+        raise InputError(f"{where}: nothing was measured", f"one of: {', '.join(metrics)}")
     statistic = {"median": "p50"}.get(given.get("statistic", "mean"), given.get("statistic", "mean"))
     if statistic not in STATISTICS:
         raise InputError(f"{where}: statistic is {statistic!r}; known: {', '.join(STATISTICS)}", _meaning("statistic"))
-    values: dict[str, Any] = {name: _number(where, name, given[name]) for name in _NUMBERS if name in given}
-    for name in _COUNTS:
-        if name in values and values[name] != int(values[name]):
-            raise InputError(f"{where}: {name} is {given[name]!r}; a whole number is needed", _meaning(name))
-    if values.get("range_ratio", 1.0) > 1:
-        raise InputError(
-            f"{where}: range_ratio is {given['range_ratio']!r}; from 0 to 1 is needed", _meaning("range_ratio")
-        )
-    raw: dict[str, Any] = {"model": given["model"], "deployment": {"device": given["device"]}}
-    for name, dotted in _PATHS.items():
-        if name in given:
-            set_path(raw, dotted, given[name] if name in _TEXTS else _typed(where, name, given[name]))
+    values = _client_values(where, given)
+    raw: dict[str, Any] = {"model": given["model"]}
+    for name, text in given.items():
+        if COLUMNS[name].sets and not COLUMNS[name].pool:
+            set_path(raw, COLUMNS[name].sets, text if COLUMNS[name].is_text else _typed(where, name, text))
     if unknown:
         set_path(raw, "deployment.settings_assumed", True)
     _set_pools(where, raw, given)
@@ -292,12 +246,31 @@ def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measureme
         keep_published_formats(raw)
         scenario = scenario_from(raw, where)
     except InputError as error:
-        known = {"model": given["model"], "device": given["device"], "engine": given.get("engine", "vllm")}
+        known = {
+            "model": given["model"],
+            "device": given["device"],
+            "engine": given.get("engine", EngineSettings().name),
+        }
         return Measurement(identity, None, reason_of(error), measured, known, given.get("use", "primary"), statistic)
     labels = _labels(scenario, values)
     return Measurement(
         identity, scenario, "", measured, labels, given.get("use", "primary"), statistic, unknown=unknown
     )
+
+
+def _client_values(where: str, given: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a row says of its client, checked."""
+    values: dict[str, Any] = {
+        name: _number(where, name, text) for name, text in given.items() if COLUMNS[name].of_client
+    }
+    for name, value in values.items():
+        if COLUMNS[name].is_whole and value != int(value):
+            raise InputError(f"{where}: {name} is {given[name]!r}; a whole number is needed", _meaning(name))
+    if values.get("range_ratio", 1.0) > 1:
+        raise InputError(
+            f"{where}: range_ratio is {given['range_ratio']!r}; from 0 to 1 is needed", _meaning("range_ratio")
+        )
+    return values
 
 
 def _set_pools(where: str, raw: dict[str, Any], given: Mapping[str, str]) -> None:
@@ -306,11 +279,11 @@ def _set_pools(where: str, raw: dict[str, Any], given: Mapping[str, str]) -> Non
     Raises:
         InputError: only one of them is described, or a replica as well.
     """
-    of_pools = [name for name in given if name.startswith(tuple(f"{role}_" for role in ROLES))]
+    of_pools = [name for name in given if COLUMNS[name].pool]
     if not of_pools:
         return
     for role in ROLES:
-        if not any(name.startswith(f"{role}_") for name in of_pools):
+        if not any(COLUMNS[name].pool == role for name in of_pools):
             raise InputError(
                 f"{where}: {of_pools[0]} is given and nothing of the servers that {role}",
                 f"{role}_tp and {role}_replicas say how wide they are and how many",
@@ -321,16 +294,12 @@ def _set_pools(where: str, raw: dict[str, Any], given: Mapping[str, str]) -> Non
                 f"{where}: {name} and {of_pools[0]} exclude each other",
                 f"prefill_{name} and decode_{name} are of pools",
             )
-    raw["deployment"]["pools"] = pools = []
-    for role in ROLES:
-        pool: dict[str, Any] = {"name": role, "role": role, "parallelism": {}, "engine": {}}
-        for name in _OF_A_POOL:
-            if f"{role}_{name}" in given:
-                part = "parallelism" if name in ("tp", "ep", "attention_dp") else "engine" if "max" in name else None
-                value = _typed(where, f"{role}_{name}", given[f"{role}_{name}"])
-                (pool if part is None else pool[part])[name] = value
-        pools.append(pool)
-    if given.get("engine", "vllm") in DECODE_SAMPLES_FIRST:
+    pools: dict[str, dict[str, Any]] = {role: {"name": role, "role": role} for role in ROLES}
+    for name in of_pools:
+        set_path(pools[COLUMNS[name].pool], COLUMNS[name].sets, _typed(where, name, given[name]))
+    raw["deployment"]["pools"] = list(pools.values())
+    engine = given.get("engine", EngineSettings().name)
+    if engine in catalog.names("engines") and behaviour_of(engine).decode_samples_first:
         raw["deployment"]["transfer"] = {"first_token": "decode"}
 
 
@@ -339,13 +308,13 @@ def _number(where: str, name: str, text: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not (0 < value < float("inf") or (value == 0 and name in _ZERO_TOO)):
+    if not (0 < value < float("inf") or (value == 0 and COLUMNS[name].may_be_zero)):
         raise InputError(f"{where}: {name} is {text!r}; a number above zero is needed", _meaning(name))
     return value
 
 
 def _meaning(column: str) -> str:
-    return f"{column}: {COLUMNS[column]}"
+    return f"{column}: {COLUMNS[column].meaning}"
 
 
 def _typed(where: str, name: str, text: str) -> float | int:

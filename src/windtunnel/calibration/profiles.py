@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,6 +20,7 @@ from windtunnel.calibration.fit import (
     Scope,
     around_again,
     by_configuration,
+    crowding_weights,
     fit_runs,
     predict,
 )
@@ -54,22 +53,11 @@ Of configurations held out again, such intervals covered 81% of the measurements
 equal weights of configurations 82 to 83%."""
 
 
-class ProfileOf(NamedTuple):
-    """The engine of a calibration, and its device, or None for any."""
-
-    engine: str
-    device: str | None
-
-    def covers(self, priced: PricedServer) -> bool:
-        """Whether a run was served by this engine on this device."""
-        return priced.scope.engine == self.engine and self.device in (None, priced.scope.device)
-
-
 def profile(
     runs: Sequence[PricedServer],
     fit: Fit,
     learnt: Learnt,
-    owner: ProfileOf,
+    place: Scope,
     left_out: Sequence[Mapping[str, float]],
     source: str,
 ) -> Calibration:
@@ -79,17 +67,18 @@ def profile(
         runs: all that were fitted.
         fit: to all of them.
         learnt: settings inferred from the runs.
-        owner: the engine and device; device None: the effects that devices share.
+        place: the engine and device; an empty device stands for any, and for the effects that devices share.
         left_out: predictions of the runs by fits that did not see them.
         source: what the runs are, for the record.
     """
-    engine, device = owner
-    place = Scope(engine, device or "")
+    engine, device = place.engine, place.device or None
     of_release = {priced.scope.release: priced.setup.engine.host for priced in runs if priced.scope.engine == engine}
     numbered = sorted(filter(None, of_release), key=version_key)
     latest = of_release[numbered[-1] if numbered else ""]
     recorded = kin(runs, engine, device, assumed=False) or list(range(len(runs)))
-    covered = [(priced, predicted) for priced, predicted in zip(runs, left_out, strict=True) if owner.covers(priced)]
+    covered = [
+        (priced, predicted) for priced, predicted in zip(runs, left_out, strict=True) if place.covers(priced.scope)
+    ]
     return Calibration(
         engine=engine,
         device=device,
@@ -156,8 +145,8 @@ def kin(
     """
     candidates = range(len(runs)) if among is None else among
     every = [i for i in candidates if runs[i].setup.settings_assumed == assumed]
-    of_engine = [i for i in every if ProfileOf(engine, None).covers(runs[i])]
-    of_device = [i for i in of_engine if ProfileOf(engine, device).covers(runs[i])]
+    of_engine = [i for i in every if runs[i].scope.engine == engine]
+    of_device = [i for i in of_engine if device in (None, runs[i].scope.device)]
     for chosen in (of_device, of_engine):
         if len({by_configuration(runs[i]) for i in chosen}) >= LEAST_CONFIGURATIONS:
             return chosen
@@ -196,15 +185,14 @@ def _rounded(host: HostOverheads) -> HostOverheads:
 
 def spreads(runs: Sequence[PricedServer], predictions: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
     """Metric -> quantiles of measured over predicted that hold 80% of a further value, not of those seen."""
-    sizes = Counter(by_configuration(priced) for priced in runs)
+    shares = crowding_weights([by_configuration(priced) for priced in runs], SHARED_ERROR)
     by_metric = {}
     for metric in (*METRICS, "throughput"):
         values, weights = [], []
-        for priced, predicted in zip(runs, predictions, strict=True):
-            run_ratios = ratios([priced], [predicted]).get(metric)
-            if run_ratios:
+        for priced, predicted, share in zip(runs, predictions, shares, strict=True):
+            if run_ratios := ratios([priced], [predicted]).get(metric):
                 values += run_ratios
-                weights.append(sizes[by_configuration(priced)] ** -SHARED_ERROR)
+                weights.append(share)
         if values:
             by_metric[metric] = spread_of(np.array(values), np.array(weights))
     return by_metric
@@ -243,10 +231,9 @@ def profiles(runs: Sequence[PricedServer], source: str) -> dict[str, Calibration
     for engine, device in sorted({priced.scope[:2] for priced in runs}):
         indices = [index for index, priced in enumerate(runs) if priced.scope[:2] == (engine, device)]
         if not several or _misfit(runs, left_out, indices) <= _misfit(runs, apart, indices):
-            owner = ProfileOf(engine, device)
-            calibrations[f"{engine}-{device}"] = profile(runs, fit, learnt, owner, left_out, source)
+            calibrations[f"{engine}-{device}"] = profile(runs, fit, learnt, Scope(engine, device), left_out, source)
     for engine in sorted({priced.scope.engine for priced in runs}):
-        calibrations[engine] = profile(runs, fit, learnt, ProfileOf(engine, None), apart, source)
+        calibrations[engine] = profile(runs, fit, learnt, Scope(engine, ""), apart, source)
     return calibrations
 
 

@@ -11,7 +11,6 @@ taken one after the other.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -20,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.calibration.fit import (
-    CROWDING,
     FITTED,
     NOISE,
     TRIED,
@@ -28,6 +26,7 @@ from windtunnel.calibration.fit import (
     LocalFit,
     PricedServer,
     by_configuration,
+    crowding_weights,
     predict,
 )
 from windtunnel.errors import InputError
@@ -236,13 +235,12 @@ class _SettingsQuestion(NamedTuple):
 
     def costs(self, left: Sequence[Mapping[str, float]]) -> Floats:
         """Negative log-likelihood of every run."""
-        sizes = Counter(by_configuration(self.trials.runs[index]) for index in self.members)
         costs = []
-        for index, residual in zip(self.members, left, strict=True):
+        for residual in left:
             squares = [(value / NOISE[name]) ** 2 for name, value in residual.items()]
-            weight = sizes[by_configuration(self.trials.runs[index])] ** -CROWDING
-            costs.append(weight * sum(0.5 * OUTLIER**2 * math.log1p(square / OUTLIER**2) for square in squares))
-        return np.array(costs)
+            costs.append(sum(0.5 * OUTLIER**2 * math.log1p(square / OUTLIER**2) for square in squares))
+        crowding = crowding_weights([by_configuration(self.trials.runs[index]) for index in self.members])
+        return np.asarray(crowding * np.array(costs), np.float64)
 
 
 def _taken(question: _SettingsQuestion) -> Taken:
@@ -253,12 +251,12 @@ def _taken(question: _SettingsQuestion) -> Taken:
     configurations = np.array([by_configuration(question.trials.runs[index]) for index in question.members])
     while True:
         ways = [(values, left), *_further(question, values)]
-        costs = np.array([question.costs(one) for _, one in ways])
-        prices = np.array([_price(question, one) for one, _ in ways])
+        costs = np.array([question.costs(residuals) for _, residuals in ways])
+        prices = np.array([_price(question, tried) for tried, _ in ways])
         best = int((costs.sum(axis=1) + prices).argmin())
         chosen = np.full(len(question.members), best)
-        for one in set(configurations.tolist()):
-            others = configurations != one
+        for configuration in set(configurations.tolist()):
+            others = configurations != configuration
             if others.any():
                 chosen[~others] = (costs[:, others].sum(axis=1) + prices).argmin()
         foreseen = [ways[way][1][run] for run, way in enumerate(chosen.tolist())]

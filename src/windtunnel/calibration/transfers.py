@@ -10,7 +10,6 @@ around the defaults.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from windtunnel import catalog
-from windtunnel.calibration.fit import CROWDING, NOISE, PRIORS
+from windtunnel.calibration.fit import NOISE, PRIORS, Scope, crowding_weights
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.errors import InputError
 from windtunnel.pricing.estimator import Estimator
@@ -92,8 +91,8 @@ def with_transfers(
 ) -> dict[str, Calibration]:
     """Return the calibrations, each with the transfer fitted to runs of its engine and device, if there are any.
 
-    Where nothing was fitted to aggregated runs of an engine on a device, all else keeps the shipped calibration,
-    or at none.
+    Where nothing was fitted to aggregated runs of an engine on a device, all else is as in the shipped calibration, or
+    as without one.
 
     Args:
         made: by name, as `calibration.profiles.profiles` names them.
@@ -104,11 +103,8 @@ def with_transfers(
     priced_servers = list(_priced_pools(runs, made))
     calibrations = {}
     for name, calibration in made.items():
-        members = [
-            priced
-            for priced in priced_servers
-            if _kin(priced) == (calibration.engine, calibration.device or _kin(priced)[1])
-        ]
+        place = Scope(calibration.engine, calibration.device or "")
+        members = [priced for priced in priced_servers if place.covers(Scope(*_kin(priced)))]
         calibrations[name] = msgspec.structs.replace(calibration, transfer=fit_transfers(members))
     for engine, device in dict.fromkeys(map(_kin, priced_servers)):
         if engine in made or f"{engine}-{device}" in made:
@@ -210,13 +206,7 @@ def fit_transfers(priced_servers: Sequence[PricedPools]) -> LearntTransfer | Non
     if len(configurations) < 2:
         return None
     measured = np.array([priced.measurement.measured["ttft"] for priced in priced_servers])
-    sizes = Counter(names.tolist())
-    weights = np.array(
-        [
-            priced.measurement.weight * sizes[name] ** -CROWDING
-            for priced, name in zip(priced_servers, names, strict=True)
-        ]
-    )
+    weights = np.array([priced.measurement.weight for priced in priced_servers]) * crowding_weights(names.tolist())
     local = _local(priced_servers, DEFAULT)
     before_s, values = local.base_s, DEFAULT
     for number in range(NUM_ROUNDS):

@@ -20,6 +20,14 @@ from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
 from windtunnel.serving.setup.estimators import shared_estimators
 from windtunnel.serving.simulate import simulate
 
+TELLING_FACTS = {
+    "roofline": (0.2, "device time priced by a roofline"),
+    "scaled": (0.3, "device time beyond measured shapes"),
+    "host": (0.3, "the time is the host's"),
+    "communication": (0.3, "the time is communication"),
+}
+"""Fact of a run -> the share above which it may explain an error, and its words; the first one counts."""
+
 
 @dataclass(frozen=True)
 class RunPrediction:
@@ -55,14 +63,9 @@ class RunPrediction:
             return "settings of server and client were not recorded"
         if facts.get("preemptions") or facts.get("kv_peak", 0.0) > 0.98:
             return "KV cache full: queueing decides, and a small error of its size counts much"
-        if facts.get("roofline", 0.0) > 0.2:
-            return f"{facts['roofline']:.0%} of device time priced by a roofline"
-        if facts.get("scaled", 0.0) > 0.3:
-            return f"{facts['scaled']:.0%} of device time beyond measured shapes"
-        if facts.get("host", 0.0) > 0.3:
-            return f"{facts['host']:.0%} of the time is the host's"
-        if facts.get("communication", 0.0) > 0.3:
-            return f"{facts['communication']:.0%} of the time is communication"
+        for name, (limit, text) in TELLING_FACTS.items():
+            if facts.get(name, 0.0) > limit:
+                return f"{facts[name]:.0%} of {text}"
         reasons = [f"not recorded: {labels['assumed']}"] if labels.get("assumed") else []
         if labels.get("unmodelled"):
             reasons.append(f"recorded, not simulated: {labels['unmodelled']}")

@@ -3,7 +3,8 @@
 A catalog is a folder with `models/`, `devices/`, `nodes/`, `engines/`, `traces/` and `calibrations/`. The folders in
 the environment variable `WINDTUNNEL_CATALOG` (separated as in `PATH`) come first and the shipped one last. A model is
 its Hugging Face `config.json` under the name `organisation--model.json`; `models/aliases.yaml` gives further names, and
-checkpoints that differ from a base model in their formats only.
+checkpoints that differ from a base model in their formats only. A shipped or installed engine is a folder of its own,
+with its `defaults.yaml` beside its code (`ENGINES`).
 """
 
 import json
@@ -21,14 +22,19 @@ from windtunnel.hardware import Device, Node
 from windtunnel.model.config import model_from_config
 from windtunnel.model.precision import Precision
 from windtunnel.model.shape import ModelSpec
+from windtunnel.plugins import Registry
 from windtunnel.schema import Schema, decode, read_yaml
 
 KINDS = ("models", "devices", "nodes", "engines", "traces", "calibrations")
 """Kinds of entries: the names of a catalog's folders."""
 
+ENGINES = Registry("windtunnel.engines", "windtunnel.serving.engines", "engine", folders=True)
+"""Folders of engines. One without `defaults.yaml` has schedulers alone and is no engine of the catalog."""
+
 SEARCH_PATH_VARIABLE = "WINDTUNNEL_CATALOG"
 
 _SHIPPED = Path(__file__).resolve().parent
+_PACKAGE = _SHIPPED.parent
 _INDEX_FILES = ("aliases", "defaults")
 GENERIC_NODE = "pcie"
 """Node of a device whose usual node is not known: eight devices on PCIe."""
@@ -75,6 +81,15 @@ def find(kind: str, name: str) -> Path:
     Raises:
         InputError: there is no such entry; the hint names near ones.
     """
+    return _files(kind)[spelling(kind, name)]
+
+
+def spelling(kind: str, name: str) -> str:
+    """Return the name of an entry as the catalog spells it.
+
+    Raises:
+        InputError: there is no such entry; the hint names near ones.
+    """
     entries = _files(kind)
     by_slug = {_slug(entry): entry for entry in entries}
     if _slug(name) not in by_slug:
@@ -83,7 +98,7 @@ def find(kind: str, name: str) -> Path:
             f"there is no {kind_of_thing} {name!r} in the catalog",
             did_you_mean(name, entries, f"list them with `windtunnel catalog {kind}`"),
         )
-    return entries[by_slug[_slug(name)]]
+    return by_slug[_slug(name)]
 
 
 def model(name: str | ModelSpec | Mapping[str, Any], allow_download: bool = False) -> ModelSpec:
@@ -193,12 +208,27 @@ def _files(kind: str) -> dict[str, Path]:
 
 def _listed(folder: Path, kind: str) -> dict[str, Path]:
     """Return the files of a folder by name; the shipped folder is listed once in a process."""
+    if folder == _SHIPPED and kind == "engines":
+        return _engine_files(ENGINES.names())
     return _listed_once(kind) if folder == _SHIPPED else dict(_named_files(folder / kind, kind))
 
 
 @cache
 def _listed_once(kind: str) -> dict[str, Path]:
     return dict(_named_files(_SHIPPED / kind, kind))
+
+
+@cache
+def _engine_files(names: tuple[str, ...]) -> dict[str, Path]:
+    """Return the defaults of the shipped and installed engines by name."""
+    files = {name: engine_file(name, "defaults.yaml") for name in names}
+    return {name: file for name, file in files.items() if file is not None}
+
+
+def engine_file(name: str, file: str) -> Path | None:
+    """Return a file of an engine's folder; None without one, or for an engine that a user's catalog adds."""
+    folder = ENGINES.folder(name) if name in ENGINES.names() else None
+    return folder / file if folder is not None and (folder / file).is_file() else None
 
 
 def _named_files(folder: Path, kind: str) -> Iterator[tuple[str, Path]]:
@@ -235,7 +265,7 @@ def entry(path: Path, kind: type[EntryT]) -> EntryT:
     Raises:
         InputError: the file is missing or wrong.
     """
-    if path.is_relative_to(_SHIPPED):
+    if path.is_relative_to(_PACKAGE):
         shipped_entry: EntryT = _shipped_entry(path, kind)  # type: ignore[arg-type]
         return shipped_entry
     return decode(read_yaml(path), kind, path.name)

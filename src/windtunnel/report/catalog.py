@@ -10,9 +10,9 @@ from windtunnel import catalog
 from windtunnel.model.parameters import count_parameters
 from windtunnel.report.numbers import duration, number
 from windtunnel.report.report import Cell, Facts, Report, Row, Section, Table
-from windtunnel.report.serving.setup import SCHEDULER_TITLES
 from windtunnel.schema import Schema, decode, read_yaml
 from windtunnel.serving.calibration import load_calibration
+from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.engines.defaults import engine_defaults
 from windtunnel.units import GIB, format_bytes, format_seconds, format_si, units_for
 from windtunnel.workload.schema import Trace
@@ -61,9 +61,9 @@ def entry(kind: str, name: str) -> dict[str, Any]:
     if kind == "traces":
         return _trace(name)
     if kind == "engines":
-        return {"name": catalog.find(kind, name).stem, **_plain(engine_defaults(name))}
+        return {"name": catalog.spelling(kind, name), **_plain(engine_defaults(name))}
     if kind == "calibrations":
-        return {"name": catalog.find(kind, name).stem, **_plain(load_calibration(name))}
+        return {"name": catalog.spelling(kind, name), **_plain(load_calibration(name))}
     return dict(_plain(catalog.device(name) if kind == "devices" else catalog.node(name)))
 
 
@@ -179,8 +179,8 @@ def _node_row(name: str) -> list[str]:
 
 def _engine_row(name: str) -> list[str]:
     defaults = engine_defaults(name)
-    schedulers = [str(entry.settings.scheduler) for entry in defaults.versions if entry.settings.scheduler]
-    forms = SCHEDULER_TITLES.get(schedulers[-1], schedulers[-1])
+    newest = [entry.settings for entry in defaults.versions if entry.settings.scheduler][-1]
+    forms = scheduler_of(newest).title or str(newest.scheduler)
     return [defaults.title, forms, defaults.default_version, ", ".join(entry.since for entry in defaults.versions)]
 
 

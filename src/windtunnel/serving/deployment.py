@@ -389,14 +389,6 @@ H800 nodes with eight 200 Gb/s interfaces (docs of the vLLM v1 connector, commit
 TRANSFER_LATENCY_S = 4e-4
 """Latency of an empty transfer, extrapolated from the same measurements."""
 
-DECODE_STREAMS_FIRST = ("sglang", "trtllm")
-"""Engines whose decode side streams the prefill side's first output, when the request enters a batch there.
-
-Source: TensorRT-LLM `_torch/pyexecutor/py_executor.py`, `_handle_first_token_response` of the scheduled generation
-requests whose transfer is complete (1.1 to 1.3); SGLang `disaggregation/decode.py`, `stream_output` of a prebuilt batch
-(0.5)."""
-
-
 TransferLink = Literal["scale_out", "scale_up"]
 
 
@@ -420,7 +412,7 @@ class Transfer(Schema):
     decodes, which computes the last prompt token again (vLLM behind its proxies)."""
     streamed_by: Literal["prefill", "decode"] | None = None
     """Side that sends that output to the client: `prefill`, as soon as the prompt is computed; `decode`, when the
-    request enters a batch there, after the transfer and any wait. None: `decode` for `DECODE_STREAMS_FIRST`."""
+    request enters a batch there, after the transfer and any wait. None: as the engine does."""
     router: Router = "round_robin"
     """Chooses the decode replica of a prefilled request."""
     local_prefill_tokens: int = 0

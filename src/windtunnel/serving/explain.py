@@ -11,14 +11,15 @@ from windtunnel.model.operators import Collective, Elementwise, Launch, Op
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.pricing.roofline import machine
+from windtunnel.serving.engines.launches import graph_sizes, num_launches, padded_sizes
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
-from windtunnel.serving.setup.step_prices import PricedLaunch, graph_sizes, is_compute_bound, num_launches, padded_sizes
+from windtunnel.serving.setup.step_prices import PricedLaunch, is_compute_bound, price_launch
 from windtunnel.units import format_count
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExplainedLaunch(PricedLaunch):
     """One operator of a step on one rank; FLOPs and bytes are those of all its executions."""
 
@@ -220,14 +221,13 @@ def _step_launches(shard: Shard, batch: StepBatch, num_tokens: int) -> list[Laun
 def _explain(launch: Launch, estimator: Estimator, setup: Setup) -> ExplainedLaunch:
     """Price one launch and relate its rates to the device's."""
     op = launch.op
-    priced = PricedLaunch(launch, estimator.estimate(op))
+    priced = price_launch(estimator, launch)
     flops, num_bytes = float(np.asarray(op.flops)), float(np.asarray(op.num_bytes))
     peak = machine(setup.device, op.compute_format)
     bytes_per_s = _link_bytes_per_s(setup, op) if isinstance(op, Collective) else peak.bytes_per_s
     each_s = priced.each_s
     return ExplainedLaunch(
-        launch,
-        priced.estimate,
+        **vars(priced),
         flops=flops * launch.count,
         num_bytes=num_bytes * launch.count,
         flops_fraction=flops / (each_s * peak.flops_per_s) if each_s else 0.0,

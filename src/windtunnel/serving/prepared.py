@@ -17,6 +17,7 @@ from windtunnel.serving.codes import BOTH, DECODE, PREFILL
 from windtunnel.serving.custom.policy import Policy, load_policy, policy_name
 from windtunnel.serving.custom.router import Router
 from windtunnel.serving.deployment import Deployment, EngineSettings, KvTier, Pool
+from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, is_users_own
 from windtunnel.serving.run import BUILT_IN, UNWATCHED, Custom, LoopRun, Watch, run_loop
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
@@ -268,7 +269,7 @@ def _check_served(scenario: Scenario, pool: Pool, setup: Setup, memory: MemoryPl
         served = replace(requests, output_tokens=np.ones_like(requests.output_tokens))
     elif pool.role == "decode" and scenario.deployment.transfer.local_prefill_tokens == 0:
         # Preempted ones are computed again; TensorRT-LLM's policy never preempts.
-        computes_prompts = setup.engine.scheduler != "trtllm"
+        computes_prompts = not scheduler_of(setup.engine).never_preempts
     check_requests(served, setup, memory, computes_prompts)
 
 
@@ -315,7 +316,7 @@ def _check_first_tokens(scenario: Scenario, pools: Sequence[PreparedPool]) -> No
     """Raise InputError where the decode side would compute the first output, and its engine does not."""
     if scenario.deployment.transfer.first_token == "decode":
         for pool in pools:
-            if pool.setup.engine.scheduler == "sglang":
+            if not scheduler_of(pool.setup.engine).decode_computes_first_token:
                 raise InputError(
                     f"pool {pool.pool.name}: SGLang's decode side takes the first output from the prefill side",
                     "leave transfer.first_token out, or set it to prefill",
@@ -367,7 +368,7 @@ def _check_prompts(requests: RequestArrays, setup: Setup) -> None:
     """Raise InputError for the longest prompt if a step without chunked prefill cannot compute it."""
     budget = setup.engine.max_num_batched_tokens or 0
     # A preempted request computes its outputs again too, all but the last; TensorRT-LLM's policy never preempts.
-    never_preempts = setup.engine.scheduler == "trtllm"
+    never_preempts = scheduler_of(setup.engine).never_preempts
     prefilled = requests.input_tokens if never_preempts else requests.input_tokens + requests.output_tokens - 1
     widest = int(np.argmax(prefilled))
     if not setup.engine.enable_chunked_prefill and prefilled[widest] > budget:

@@ -6,13 +6,13 @@ import pytest
 import yaml
 
 from windtunnel.errors import InputError
-from windtunnel.formats.launch.flags import FLAGS
-from windtunnel.formats.launch.read import other_options, read_launch_command
+from windtunnel.formats.launch.read import other_options, read_launch_command, servers
 from windtunnel.formats.launch.scripts import kubernetes_manifests, launch_script
-from windtunnel.formats.launch.write import trtllm_file, write_launch_command
+from windtunnel.formats.launch.write import write_launch_command
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import decode
 from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.engines.trtllm.command_line import write_file
 from windtunnel.serving.scenario import scenario_from
 
 COMMANDS = [
@@ -131,7 +131,7 @@ def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
         "moe_backend": "cutlass",
         "async_scheduling": False,
     }
-    written = trtllm_file(decode(engine, EngineSettings), decode({"attention_dp": 8}, Parallelism), "fp8")
+    written = write_file(decode(engine, EngineSettings), decode({"attention_dp": 8}, Parallelism), "fp8")
     assert written["kv_cache_config"] == {"enable_block_reuse": False, "dtype": "fp8"}
     assert written["enable_attention_dp"] is True
     assert written["cuda_graph_config"] == {"batch_sizes": [1, 8, 16]}
@@ -165,12 +165,12 @@ def test_every_option_is_one_of_four() -> None:
     """No option is both taken and named as left out."""
     other = other_options()
     assert not other.without_effect & other.not_modelled
-    for flags in FLAGS.values():
-        assert not flags.keys() & other.without_effect
+    for server in servers().values():
+        assert not server.flags.keys() & other.without_effect
     command = read_launch_command("vllm serve llama-3.1-8b --port 1 --cpu-offload-gb 4 --what --seed 3")
-    assert command.without_effect == ("--port", "--seed")
-    assert command.not_modelled == ("--cpu-offload-gb",)
-    assert command.unknown == ("--what",)
+    assert command.without_effect == ["--port", "--seed"]
+    assert command.not_modelled == ["--cpu-offload-gb"]
+    assert command.unknown == ["--what"]
 
 
 def test_drafts_need_to_be_told_how_often_they_are_right() -> None:
@@ -280,7 +280,7 @@ PUBLISHED = [
 @pytest.mark.parametrize("text", PUBLISHED, ids=lambda text: " ".join(text.split()[:6]))
 def test_every_option_of_published_commands_is_known(text: str) -> None:
     command = read_launch_command(text)
-    assert command.unknown == ()
+    assert command.unknown == []
     num_options = sum(word.startswith("-") for word in text.split()) - text.startswith("python")
     fields = [name for name in command.not_modelled if "acceptance_fraction" in name]
     named = len(command.taken) - 1 + len(command.without_effect) + len(command.not_modelled)
@@ -294,7 +294,7 @@ def test_drafts_are_read_field_by_field() -> None:
     command = read_launch_command(f"{text} --speculative-config.acceptance_fraction 0.6")
     drafts = {"method": "ngram", "num_draft_tokens": 4, "acceptance_fraction": 0.6}
     assert command.raw["deployment"]["engine"]["speculative"] == drafts
-    assert command.not_modelled == ()
+    assert command.not_modelled == []
 
 
 def test_names_of_options_are_whole() -> None:

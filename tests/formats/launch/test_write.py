@@ -13,7 +13,8 @@ import yaml
 
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, launch_script
-from windtunnel.formats.launch.write import trtllm_file, write_launch_command
+from windtunnel.formats.launch.write import write_launch_command
+from windtunnel.serving.engines.trtllm.command_line import write_file
 from windtunnel.serving.scenario import Scenario, Setup, resolve, scenario_from
 
 VERSIONS = {"vllm": "0.24.0", "sglang": "0.5.14", "trtllm": "1.3.0"}
@@ -72,8 +73,8 @@ def started(scenario: Scenario, folder: Path, monkeypatch: pytest.MonkeyPatch) -
         Path(content[1]).write_text(content[2])
     command = next(line for line in script.splitlines() if re.match(r"vllm|python|trtllm-serve", line))
     found = read_launch_command(command)
-    assert found.unknown == ()
-    assert found.not_modelled == ()
+    assert found.unknown == []
+    assert found.not_modelled == []
     raw = found.raw
     raw["deployment"]["device"] = "h100_sxm"
     raw["workload"] = {"arrivals": {"type": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1}
@@ -222,6 +223,6 @@ def test_the_manifests_are_kubernetes(deployed: Scenario) -> None:
 
 def test_trtllms_file_without_graphs_says_so() -> None:
     engine = scenario_with({"name": "trtllm", "max_cudagraph_capture_size": 0}).deployment
-    assert trtllm_file(engine.engine, engine.parallelism, None) == {"cuda_graph_config": None}
+    assert write_file(engine.engine, engine.parallelism, None) == {"cuda_graph_config": None}
     words = write_launch_command("m", engine.parallelism, engine.engine)
     assert shlex.join(words) == "trtllm-serve m --tp_size 1"

@@ -8,12 +8,13 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
 from windtunnel.model.parallelism import Parallelism
+from windtunnel.schema import encode
 from windtunnel.serving.deployment import EngineSettings, HostOverheads
+from windtunnel.serving.engines.contract import schedulers
 from windtunnel.serving.engines.defaults import (
     OTHER_SCHEDULERS,
     SCHEDULERS,
     engine_defaults,
-    scheduler_defaults,
     with_defaults,
 )
 from windtunnel.versions import version_key
@@ -133,6 +134,12 @@ def test_an_engine_of_one_vendor_is_refused_on_devices_of_others() -> None:
     assert with_defaults(EngineSettings(name="sglang"), of_amd).scheduler == "sglang"
 
 
+def test_an_engine_is_resolved_by_the_name_that_its_behaviour_goes_by() -> None:
+    """Letter case does not matter in the catalog, so it may not in memory, launches or tables either."""
+    assert with_defaults(EngineSettings(name="SGLang"), H100) == with_defaults(EngineSettings(name="sglang"), H100)
+    assert "name" not in encode(with_defaults(EngineSettings(), H100))
+
+
 def test_versions_in_order() -> None:
     before = ["0.9", "0.19.0", "0.24", "1.0.0.dev3", "1.0.0a1", "1.0.0rc5", "1.0.0rc12"]
     keys = [version_key(version) for version in [*before, "1.0.0", "1.0.0.post1", "1.0.1"]]
@@ -145,7 +152,7 @@ def test_versions_in_order() -> None:
 def test_another_scheduler_brings_its_own_settings(name: str) -> None:
     """They replace the engine's; what the user says replaces both."""
     settings = with_defaults(EngineSettings(scheduler=name), H100)
-    own = scheduler_defaults(name)
+    own = schedulers()[name].settings
     for field in own.__struct_fields__:
         if (value := getattr(own, field)) is not None and field not in ("name", "host"):
             assert getattr(settings, field) == value

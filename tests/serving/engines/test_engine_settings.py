@@ -11,7 +11,7 @@ from windtunnel.errors import InputError
 from windtunnel.schema import Schema, decode, set_path
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, OTHER_SCHEDULERS
-from windtunnel.serving.engines.effects import READ_BY
+from windtunnel.serving.engines.effects import read_by
 from windtunnel.serving.scenario import Scenario, resolve
 from windtunnel.serving.simulate import simulate
 
@@ -156,7 +156,7 @@ def test_a_setting_changes_what_is_predicted_or_is_refused(scheduler: str, name:
     others = {
         path: other
         for path, other in others.items()
-        if scheduler in READ_BY.get(path.removeprefix(ENGINE), (scheduler,))
+        if scheduler in read_by().get(path.removeprefix(ENGINE), (scheduler,))
     }
     if name == "window_pool_ratio" and scheduler == "vllm_v1":
         others = PLANNED
@@ -164,16 +164,16 @@ def test_a_setting_changes_what_is_predicted_or_is_refused(scheduler: str, name:
     after = outcome(scheduler, others | {ENGINE + name: another(scheduler, name, value, others)})
     assert not isinstance(before, str), before
     assert after != before
-    is_idle = scheduler not in READ_BY.get(name, (scheduler,))
+    is_idle = scheduler not in read_by().get(name, (scheduler,))
     assert (isinstance(after, str) and f"engine.{name} = " in after and "changes nothing" in after) or not is_idle
 
 
 @pytest.mark.parametrize("scheduler", OTHER_SCHEDULERS)
-@pytest.mark.parametrize("name", READ_BY)
+@pytest.mark.parametrize("name", read_by())
 def test_other_schedulers_refuse_what_they_do_not_read(scheduler: str, name: str) -> None:
     value = {"enable_chunked_prefill": scheduler != "sarathi", "fused_all_reduce": False}.get(name, CHANGES[name][0])
     settings = {ENGINE + "max_num_batched_tokens": None, ENGINE + name: value}
-    if scheduler in READ_BY[name]:
+    if scheduler in read_by()[name]:
         assert getattr(resolve(scenario(scheduler, settings)).engine, name) == value
         return
     with pytest.raises(InputError, match=f"engine.{name} = .* changes nothing: the scheduler {scheduler}"):

@@ -18,6 +18,7 @@ from windtunnel.model.precision import Format, Precision
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimate
 from windtunnel.serving.deployment import EngineSettings, Speculative
+from windtunnel.serving.engines.launches import num_launches
 from windtunnel.serving.scenario import resolve
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.step_prices import (
@@ -25,7 +26,6 @@ from windtunnel.serving.setup.step_prices import (
     geometric_nodes,
     graph_sizes,
     lower_steps,
-    num_launches,
     padded_sizes,
     price_step,
     recorded_steps,
@@ -308,7 +308,7 @@ def test_prices_say_where_they_come_from() -> None:
     one = priced("experts")
     steps = price_step(one.estimator, one.shard, StepBatch(8, 500, 0, 0, 8))
     assert all(x.total_s > 0 and x.estimate.source and x.estimate.coverage in COVERAGES for x in steps)
-    (experts,) = [x for x in steps if x.launch.name == "experts"]
+    (experts,) = [x for x in steps if x.name == "experts"]
     assert experts.total_s == pytest.approx(float(experts.estimate.seconds) * 48)
 
 

@@ -85,7 +85,7 @@ def compute(options: ComputeOptions, model: str, device_name: str, out: Path, as
     """
     from windtunnel import catalog
     from windtunnel.lab.profile.compute import TimeBudget
-    from windtunnel.lab.profile.run import ComputePlan, parse_degrees, profile_compute
+    from windtunnel.lab.profile.run import ENGINES, ComputePlan, parse_degrees, profile_compute
     from windtunnel.model.precision import Precision
     from windtunnel.report.lab.profile import compute_document, compute_report
 
@@ -93,10 +93,11 @@ def compute(options: ComputeOptions, model: str, device_name: str, out: Path, as
     precision = spec.precision
     if options.quant:
         precision = Precision(weights=_format(options.quant), lm_head=_format(options.quant))
+    kernels = ENGINES.get(options.engine)
     plan = ComputePlan(
         tp=parse_degrees(options.tp),
         engine=options.engine,
-        config=catalog.model_config(model) if options.engine == "vllm" else None,
+        config=catalog.model_config(model) if kernels is not None and kernels.needs_config else None,
         torch_device=options.torch_device,
         clock=options.clock,
         attention=options.attention,

@@ -9,20 +9,12 @@ from typing import Any
 import yaml
 
 from windtunnel import catalog
-from windtunnel.formats.launch.write import says_drafts, trtllm_file, write_launch_command
-from windtunnel.serving.deployment import Deployment
+from windtunnel.formats.launch.write import server_of, write_launch_command
+from windtunnel.serving.deployment import Deployment, EngineSettings
+from windtunnel.serving.engines.contract import engine_of
 from windtunnel.serving.scenario import Scenario, pool_scenario
 
-IMAGES = {
-    "vllm": "vllm/vllm-openai:v{version}",
-    "sglang": "lmsysorg/sglang:v{version}",
-    "trtllm": "nvcr.io/nvidia/tensorrt-llm/release:{version}",
-}
-PORTS = {"vllm": 8000, "sglang": 30000, "trtllm": 8000}
-LISTENING = {"sglang": ("--host", "0.0.0.0"), "trtllm": ("--host", "0.0.0.0")}
-"""Options of engines that otherwise answer their own machine only."""
 RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "habana.ai/gaudi", "google": "google.com/tpu"}
-TRTLLM_FILE = "trtllm.yaml"
 REMARKS = {
     "prefill": "requests reach it first; its KV cache goes to the decode pool: add your engine's KV connector",
     "decode": "takes requests that were prefilled elsewhere: add your engine's KV connector",
@@ -43,8 +35,8 @@ def launch_script(scenario: Scenario, version: dict[str, str]) -> str:
         what = f"{copies} of {deployment.parallelism.num_devices} x {deployment.device}"
         lines += ["", f"# {name}: {what}; simulated as {engine.name} {version[engine.name]}"]
         lines += [f"# {REMARKS[role]}"] if role in REMARKS else []
-        if engine.name == "trtllm" and (content := _trtllm(scenario, deployment)):
-            lines += [f"cat > {TRTLLM_FILE} <<'END'", yaml.safe_dump(content, sort_keys=False).rstrip(), "END"]
+        if content := _file(scenario, deployment):
+            lines += [f"cat > {_file_name(engine)} <<'END'", yaml.safe_dump(content, sort_keys=False).rstrip(), "END"]
         lines += [shlex.join(_words(scenario, deployment)), *(f"# {text}" for text in _unsaid(scenario, deployment))]
     return "\n".join(lines) + "\n"
 
@@ -90,7 +82,7 @@ def _text(documents: list[dict[str, Any]]) -> str:
 def _documents(scenario: Scenario, version: dict[str, str], value: Value) -> list[dict[str, Any]]:
     documents: list[dict[str, Any]] = []
     for name, role, deployment in _parts(scenario):
-        app, port = _label(scenario.model_name, name), PORTS[deployment.engine.name]
+        app, port = _label(scenario.model_name, name), server_of(deployment.engine).port
         remarks = [*([REMARKS[role]] if role in REMARKS else []), *_unsaid(scenario, deployment)]
         notes = {"annotations": {"windtunnel/to-do": "; ".join(remarks)}} if remarks else {}
         pod, config = _pod(scenario, version, deployment, partial(value, name))
@@ -118,17 +110,17 @@ def _pod(
     scenario: Scenario, version: dict[str, str], deployment: Deployment, value: Callable[[str, Any], Any]
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Return the pod of one replica, and the data of the configuration map that it mounts, if it needs one."""
-    engine, port = deployment.engine, PORTS[deployment.engine.name]
+    engine, server = deployment.engine, server_of(deployment.engine)
     vendor = catalog.device(deployment.device).vendor.lower()
     devices = {RESOURCES.get(vendor, "nvidia.com/gpu"): deployment.parallelism.num_devices}
     container: dict[str, Any] = {
         "name": "server",
-        "image": value("image", IMAGES[engine.name].format(version=version[engine.name])),
-        "command": value("command", [*_words(scenario, deployment), *LISTENING.get(engine.name, ())]),
+        "image": value("image", server.image.format(version=version[engine.name])),
+        "command": value("command", [*_words(scenario, deployment), *server.listening]),
         "env": value("env", []),
-        "ports": [{"containerPort": port}],
+        "ports": [{"containerPort": server.port}],
         "resources": {"limits": value("devices", devices)},
-        "readinessProbe": {"httpGet": {"path": "/health", "port": port}, "periodSeconds": 10},
+        "readinessProbe": {"httpGet": {"path": "/health", "port": server.port}, "periodSeconds": 10},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
     pod = {
@@ -136,12 +128,12 @@ def _pod(
         "containers": [container],
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
     }
-    content = _trtllm(scenario, deployment) if engine.name == "trtllm" else None
+    content = _file(scenario, deployment)
     if not content:
         return pod, None
     container["workingDir"] = "/config"
     container["volumeMounts"].append({"name": "config", "mountPath": "/config"})
-    return pod, {"data": {TRTLLM_FILE: value("config", yaml.safe_dump(content, sort_keys=False))}}
+    return pod, {"data": {_file_name(engine): value("config", yaml.safe_dump(content, sort_keys=False))}}
 
 
 def _parts(scenario: Scenario) -> list[tuple[str, str, Deployment]]:
@@ -164,36 +156,32 @@ def _formats(scenario: Scenario) -> tuple[str | None, str | None]:
 def _words(scenario: Scenario, deployment: Deployment) -> tuple[str, ...]:
     model = catalog.model(scenario.model).name
     words = write_launch_command(model, deployment.parallelism, deployment.engine, *_formats(scenario))
-    has_file = deployment.engine.name == "trtllm" and _trtllm(scenario, deployment)
-    return (*words, "--config", TRTLLM_FILE) if has_file else words
+    return (*words, "--config", _file_name(deployment.engine)) if _file(scenario, deployment) else words
 
 
-def _trtllm(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
-    return trtllm_file(deployment.engine, deployment.parallelism, _formats(scenario)[1])
+def _file(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
+    """Return the content of the YAML file beside the command; empty where it needs none."""
+    line = engine_of(deployment.engine.name).command_line
+    return line.write_file(deployment.engine, deployment.parallelism, _formats(scenario)[1])
+
+
+def _file_name(engine: EngineSettings) -> str:
+    return f"{engine.name}.yaml"
 
 
 def _unsaid(scenario: Scenario, deployment: Deployment) -> list[str]:
     """Return the remaining work: parts of the deployment that no option of the command says."""
-    engine, split = deployment.engine, deployment.parallelism
-    drafts, ranks = engine.speculative, split.tp * split.attention_dp
-    weights = _formats(scenario)[0]
+    engine, split, weights = deployment.engine, deployment.parallelism, _formats(scenario)[0]
+    line, drafts = engine_of(engine.name).command_line, engine.speculative
     work = []
     if weights is not None and "--quantization" not in _words(scenario, deployment):
         work.append(f"name a checkpoint with {weights} weights: the engine does not make one of {scenario.model_name}")
-    if drafts is not None and not says_drafts(engine.name, drafts):
+    if drafts is not None and not line.writes_drafts(drafts):
         work.append(f"add speculative decoding: {drafts.method}, {drafts.num_draft_tokens} draft tokens a step")
-    if engine.name == "trtllm" and split.attention_dp > 1 and split.tp > 1:
-        work.append(
-            f"TensorRT-LLM cannot split attention over tp = {split.tp} within attention_dp = {split.attention_dp}: the "
-            f"command has attention_dp = {ranks}"
-        )
-    if engine.name == "vllm" and split.ep not in (1, ranks):
-        work.append(f"vLLM spreads experts over all {ranks} ranks or none: the command does not have ep = {split.ep}")
+    work += line.remaining_work(deployment)
     if engine.kv_tiers:
         names = ", ".join(tier.name for tier in engine.kv_tiers)
         work.append(f"let the engine keep KV blocks below its devices ({names}): the command does not say so")
-    if engine.name == "trtllm" and (engine.attention_backend or engine.window_kv == "own_pool"):
-        work.append("set attn_backend and kv_cache_config.max_attention_window as the scenario has them")
     node = catalog.node(deployment.node) if deployment.node else catalog.default_node(catalog.device(deployment.device))
     if split.num_devices > node.num_devices:
         work.append(f"a replica takes more than one node of {node.num_devices} devices: start it on each of them")

@@ -48,9 +48,6 @@ from windtunnel.pricing.profile import profile_provenance, write_profile
 from windtunnel.pricing.table import MeasurementTable, read_tables
 from windtunnel.serving.scenario import check_parallelism
 
-ENGINES = ("torch", "vllm")
-"""Engines whose kernels can be measured: torch's own, or those that vLLM's model calls."""
-
 OVERHEAD_CONTEXT = 128
 """Tokens of each request where the host alone is measured; its work does not depend on the context."""
 
@@ -140,12 +137,13 @@ def profile_compute(
     for degree in plan.tp:
         check_parallelism(model, Parallelism(tp=degree), any_node)
     device = device_of(device_name, torch_device, clock)
-    about = provenance_of(device, torch_device, clock) | _engine_versions(plan)
+    kernels = ENGINES[plan.engine]
+    about = provenance_of(device, torch_device, clock) | {"engine": plan.engine} | kernels.versions(plan)
     pressure = measure_pressure()
     host: list[HostSample] = []
     for degree in plan.tp:
         shard = Shard(model, precision, Parallelism(tp=degree))
-        _measure_shard(shard, folder, plan, about, _steppers(shard, torch_device, clock, plan, host), notify)
+        _measure_shard(shard, folder, plan, about, kernels.steppers(shard, plan, host), notify)
     paths = sorted((folder / JOURNALS).glob("*.jsonl"))
     steps = [step for path in paths for step in read_journal(path)]
     tables = write_steps(folder, device, about, steps)
@@ -154,21 +152,33 @@ def profile_compute(
     return ComputeProfile(folder, device, tuple(steps), tuple(tables), pressure())
 
 
-def _engine_versions(plan: ComputePlan) -> dict[str, str]:
-    """Return the provenance of the measured kernels."""
-    version = {"engine_version": vllm_version()} if plan.engine == "vllm" else {}
-    attention = {} if plan.engine == "vllm" else {"attention": attention_version(plan.attention)}
-    return {"engine": plan.engine, **version, **attention}
+@dataclass(frozen=True)
+class ProfiledKernels:
+    """Kernels that can be measured, by their owner."""
+
+    versions: Callable[[ComputePlan], dict[str, str]]
+    """Provenance of the measured kernels."""
+    steppers: Callable[[Shard, ComputePlan, list[HostSample]], Iterator[Stepper]]
+    """Steppers of a shard's kinds of layer, one at a time; samples of the host are added to the list."""
+    needs_config: bool = False
+    """Whether the model's config.json is needed."""
 
 
-def _steppers(
-    shard: Shard, torch_device: str, clock: str, plan: ComputePlan, host: list[HostSample]
-) -> Iterator[Stepper]:
-    """Return the steppers of a shard's kinds of layer, one at a time; vLLM's add the host's samples to `host`."""
-    if plan.engine == "vllm":
-        return vllm_steppers(shard, plan.config, clock, plan.extent, host)
-    cache_bytes, memory_bytes = last_level_cache_bytes(torch_device), free_memory_bytes(torch_device)
-    return torch_steppers(shard, torch_device, clock, plan.extent, cache_bytes, memory_bytes, plan.attention)
+def _vllm_steppers(shard: Shard, plan: ComputePlan, host: list[HostSample]) -> Iterator[Stepper]:
+    return vllm_steppers(shard, plan.config, str(plan.clock), plan.extent, host)
+
+
+def _torch_steppers(shard: Shard, plan: ComputePlan, _host: list[HostSample]) -> Iterator[Stepper]:
+    device = str(plan.torch_device)
+    cache_bytes, memory_bytes = last_level_cache_bytes(device), free_memory_bytes(device)
+    return torch_steppers(shard, device, str(plan.clock), plan.extent, cache_bytes, memory_bytes, plan.attention)
+
+
+ENGINES: Mapping[str, ProfiledKernels] = {
+    "torch": ProfiledKernels(lambda plan: {"attention": attention_version(plan.attention)}, _torch_steppers),
+    "vllm": ProfiledKernels(lambda _: {"engine_version": vllm_version()}, _vllm_steppers, needs_config=True),
+}
+"""Owners of kernels that can be measured: torch's own, or those that vLLM's model calls."""
 
 
 def _measure_shard(

@@ -114,15 +114,16 @@ def attention_rows(
     )
 
 
-FP8_TILES_SINCE = "0.11.1"
-"""vLLM's version with tiles of FlashAttention 3 that suit decoding in fp8 (vllm-project/flash-attention, pull requests
-91 and 96, the latter opened on 2025-09-29): "with the current mainline config, FP8 decoding is not faster at all than
-BF16". Attention was measured in 0.24 only."""
+FP8_TILES_SINCE: Mapping[str, str] = {"vllm": "0.11.1"}
+"""Engine -> its version with tiles of FlashAttention 3 that suit decoding in fp8 (vllm-project/flash-attention, pull
+requests 91 and 96, the latter opened on 2025-09-29): "with the current mainline config, FP8 decoding is not faster at
+all than BF16". Attention was measured in 0.24 only."""
 
 
 def before_fp8_tiles(collection: Collection, rows: Rows, numbers: tuple[str, ...]) -> Rows:
     """Return decode attention over an fp8 cache; on Hopper, before `FP8_TILES_SINCE`, no faster than over bf16."""
-    is_old = collection.engine == "vllm" and version_key(collection.version) < version_key(FP8_TILES_SINCE)
+    since = FP8_TILES_SINCE.get(collection.engine)
+    is_old = since is not None and version_key(collection.version) < version_key(since)
     if not is_old or not rows.named(lambda kernel: "fa3" in kernel).all():
         return rows
     words = {"kv_cache_dtype": "bfloat16", "attn_dtype": "bfloat16"}
@@ -134,8 +135,10 @@ def before_fp8_tiles(collection: Collection, rows: Rows, numbers: tuple[str, ...
     return rows.with_latency(latency)
 
 
-CAPTURED_AT_LONGEST = "trtllm"
-"""Engine that captures the graph of a decode step with one sequence of the greatest length (1.0 `model_engine.py`,
+BELIEVED: Mapping[str, float] = {"trtllm": 1.0}
+"""Engine -> the largest ratio to a longer context's time that is believed, where it is not `HICCUP`.
+
+TensorRT-LLM captures the graph of a decode step with one sequence of the greatest length (1.0 `model_engine.py`,
 `_get_cuda_graph_warmup_request`: "one dummy request with the maximum possible sequence length"), so that attention's
 kernel is the one for long contexts whatever is decoded then. Timed alone it is chosen by the length at hand: eight
 sequences with 16 query heads and one of keys take 11.6, 25.6 and 12.8 us at 255, 511 and 1,023 keys on H100."""
@@ -144,7 +147,7 @@ sequences with 16 query heads and one of keys take 11.6, 25.6 and 12.8 us at 255
 def no_slower_than_longer(collection: Collection, rows: Rows, numbers: tuple[str, ...]) -> Rows:
     """Return decode attention that takes no longer than the same batch over more keys, times `HICCUP`.
 
-    Without `HICCUP` where the engine runs the kernel for more keys (`CAPTURED_AT_LONGEST`).
+    Without `HICCUP` where the engine runs the kernel for more keys (`BELIEVED`).
     """
     keys = [rows.columns[name.removesuffix("?")] for name in numbers if name != "step"]
     order = np.lexsort((rows.columns["step"], *keys))
@@ -154,5 +157,5 @@ def no_slower_than_longer(collection: Collection, rows: Rows, numbers: tuple[str
     least = np.empty_like(latency)
     for curve in np.split(order, starts):
         least[curve] = np.minimum.accumulate(latency[curve][::-1])[::-1]
-    believed = 1.0 if collection.engine == CAPTURED_AT_LONGEST else HICCUP
+    believed = BELIEVED.get(collection.engine, HICCUP)
     return rows.with_latency(np.where(latency > believed * least, least, latency))

@@ -35,8 +35,11 @@ def collective_table(collection: Collection, op: Any) -> MeasurementTable | None
     return replace(functools.reduce(_faster_of, parts), source=label, steps=_steps(collection, op))
 
 
-_ONE_SHOT_BELOW_BYTES: Mapping[int, float] = {4: 512 * 1024.0, 8: 256 * 1024.0}
-"""Most ranks -> the message below which every rank reads all of it in `custom_all_reduce.cuh` of vLLM and SGLang
+_ONE_SHOT_BELOW_BYTES: Mapping[str, Mapping[int, float]] = {
+    "vllm": {4: 512 * 1024.0, 8: 256 * 1024.0},
+    "sglang": {4: 512 * 1024.0, 8: 256 * 1024.0},
+}
+"""Engine -> most ranks -> the message below which every rank reads all of it in `custom_all_reduce.cuh` of both
 (`REDUCE_CASE`; two ranks always do), between devices that are all linked. On eight B200 the time goes from 9.4 to 26 us
 between 128 and 256 KiB, on four from 8.6 to 18 us between 256 and 512 KiB."""
 
@@ -44,16 +47,10 @@ between 128 and 256 KiB, on four from 8.6 to 18 us between 256 and 512 KiB."""
 def _steps(collection: Collection, op: Any) -> dict[tuple[float, ...], tuple[float, ...]]:
     """Return site -> message from which on the engine's all-reduce is another kernel."""
     linked = collection.roofline.device.scale_up_bytes_per_s is not None
-    if (
-        op.op != "all_reduce"
-        or collection.engine not in ("vllm", "sglang")
-        or collection.fused_all_reduce
-        or not linked
-    ):
+    limits = _ONE_SHOT_BELOW_BYTES.get(collection.engine)
+    if op.op != "all_reduce" or limits is None or collection.fused_all_reduce or not linked:
         return {}
-    below = {
-        ranks: next(size for limit, size in _ONE_SHOT_BELOW_BYTES.items() if ranks <= limit) for ranks in range(3, 9)
-    }
+    below = {ranks: next(size for limit, size in limits.items() if ranks <= limit) for ranks in range(3, 9)}
     return {(float(ranks), 1.0): (size,) for ranks, size in below.items()}
 
 

@@ -227,18 +227,21 @@ def _is_slow_at_many_tokens(rows: Rows, newest: Rows | None) -> bool:
     return _median_ratio(many, newest) > _SLOWER_THAN_NEWEST
 
 
-_FLASHINFER_ACROSS_RANKS_SINCE = "0.17"
-"""vLLM's version that takes FlashInfer's CUTLASS kernels for block-scaled experts spread over ranks on Hopper, and
-Triton's for others (`_get_priority_backends` of `fused_moe/oracle/fp8.py`; vllm-project/vllm, pull request 34260)."""
+_FLASHINFER_ACROSS_RANKS_SINCE: Mapping[str, str] = {"vllm": "0.17"}
+"""Engine -> its version that takes FlashInfer's CUTLASS kernels for block-scaled experts spread over ranks on Hopper,
+and Triton's for others (`_get_priority_backends` of `fused_moe/oracle/fp8.py`; vllm-project/vllm, pull request
+34260)."""
 
 
 def _takes_flashinfer_across_ranks(collection: Collection, place: Place, dtypes: tuple[str, ...]) -> bool:
+    since = _FLASHINFER_ACROSS_RANKS_SINCE.get(collection.engine)
     return (
-        collection.engine == place.engine == "vllm"
+        since is not None
+        and collection.engine == place.engine
         and collection.moe_backend is None
         and collection.roofline.device.architecture == "hopper"
         and "fp8_block" in dtypes
-        and version_key(collection.version) >= version_key(_FLASHINFER_ACROSS_RANKS_SINCE)
+        and version_key(collection.version) >= version_key(since)
     )
 
 

@@ -72,19 +72,21 @@ def _all_gemm_rows(collection: Collection, choices: list[dict[str, str]]) -> Ite
                 yield _without_hiccups(main_kernel_only(rows, _GEMM_POINT))
 
 
-_TIMED_WITH_QUANTISATION = "trtllm"
-"""Engine whose nvfp4 rows time the linear layer: on B200 they exceed SGLang's bare kernel by 3 us at 8,192 x 1,024 and
+_BARE_GEMMS_OF: Mapping[str, str] = {"trtllm": "sglang"}
+"""Engine that timed GEMMs with quantisation -> the one that timed them alone.
+
+TensorRT-LLM's nvfp4 rows time the linear layer: on B200 they exceed SGLang's bare kernel by 3 us at 8,192 x 1,024 and
 7 to 9 us at 8,192 x 8,192, up to 256 rows, and are level with it or faster at 1,024. The engine fuses the quantisation
 into the norm, activation or all-reduce before, and tunes over more kernels than the one that was timed."""
-_BARE_ENGINE = "sglang"
 
 
 def _bare_rows(collection: Collection, rows: Rows, choices: list[dict[str, str]]) -> Rows | None:
     """Read the GEMMs alone, for rows that time them with quantisation of their input; None where nobody has them."""
-    if rows.place.engine != _TIMED_WITH_QUANTISATION:
+    engine = _BARE_GEMMS_OF.get(rows.place.engine)
+    if engine is None:
         return None
-    bare = next(_all_gemm_rows(replace(collection, engine=_BARE_ENGINE), choices), None)
-    return bare if bare is not None and bare.place.engine == _BARE_ENGINE else None
+    bare = next(_all_gemm_rows(replace(collection, engine=engine), choices), None)
+    return bare if bare is not None and bare.place.engine == engine else None
 
 
 _QUANTISES = 0.75

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,10 +20,10 @@ HELD_BY_ALL_REDUCE = "norm"
 """Kernel that a fused all-reduce does too (`AllReduceFusionOp.RESIDUAL_RMS_NORM`): its bytes still move, its launch is
 gone."""
 
-OVERLAPPED_SINCE = ("trtllm", "1.2.0rc1")
-"""Engine and version since which a kernel's launch and prologue overlap the end of the kernel before it (programmatic
-dependent launch; `TRTLLM_ENABLE_PDL`, NVIDIA/TensorRT-LLM pull request 7977 of 2025-10-11 "add PDL support for more
-kernels"; on without asking since 9695 of 2025-12-25).
+OVERLAPPED_SINCE: Mapping[str, str] = {"trtllm": "1.2.0rc1"}
+"""Engine -> its version since which a kernel's launch and prologue overlap the end of the kernel before it
+(programmatic dependent launch; `TRTLLM_ENABLE_PDL`, NVIDIA/TensorRT-LLM pull request 7977 of 2025-10-11 "add PDL
+support for more kernels"; on without asking since 9695 of 2025-12-25).
 
 Before, every kernel waits for the last block of the one before it, which no table of a kernel timed alone holds. What
 is counted twice happens to be as long: TPOT of Llama-3.3-70B with 1.1.0rc2 is 2% short with it and 9% without it
@@ -62,8 +63,8 @@ def counted_once(estimator: Estimator, engine: str, version: str, norms_in_all_r
         version: of the engine.
         norms_in_all_reduce: whether tensor parallelism reduces, with the norm in the same kernel.
     """
-    name, since = OVERLAPPED_SINCE
-    overlaps = engine == name and version_key(version) >= version_key(since)
+    since = OVERLAPPED_SINCE.get(engine)
+    overlaps = since is not None and version_key(version) >= version_key(since)
     if not overlaps or not isinstance(estimator, TableEstimator):
         return estimator
     return CountedOnce(estimator, norms_in_all_reduce)

@@ -4,19 +4,13 @@ from windtunnel.model.parallelism import Parallelism
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.report.numbers import formats, percent
 from windtunnel.serving.deployment import Deployment
+from windtunnel.serving.engines.contract import scheduler_of
+from windtunnel.serving.engines.defaults import engine_defaults
 from windtunnel.serving.scenario import Scenario, Setup
 from windtunnel.units import format_count
 from windtunnel.workload.arrivals import Arrivals, Burst, ClosedLoop, Gamma, Poisson, RateCurve, Recorded, Static
 from windtunnel.workload.lengths import Empirical, Fixed, Lengths, Lognormal, Normal, Uniform, Zipf
 from windtunnel.workload.schema import RequestSource, Workload
-
-ENGINE_TITLES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
-SCHEDULER_TITLES = {
-    "vllm_v1": "vLLM V1 scheduler",
-    "sglang": "SGLang scheduler",
-    "trtllm": "TensorRT-LLM scheduler",
-    "trtllm_max_utilization": "TensorRT-LLM scheduler, max utilization",
-}
 
 
 def model_line(setup: Setup) -> str:
@@ -29,8 +23,7 @@ def deployment_line(setup: Setup, replicas: int = 1, max_replicas: int | None = 
     parallelism, engine = setup.parallelism, setup.engine
     copies = _replicas_text(replicas, max_replicas or replicas)
     how = split_text(parallelism)
-    scheduler = SCHEDULER_TITLES.get(str(engine.scheduler), str(engine.scheduler))
-    title = ENGINE_TITLES.get(engine.name, engine.name)
+    scheduler, title = scheduler_of(engine).title or engine.scheduler, engine_defaults(engine.name).title
     return f"{copies}{parallelism.num_devices} x {setup.device.title}{how}; {title} {engine.version}, {scheduler}"
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from windtunnel.serving import codes
+from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.prepared import PreparedDeployment
 from windtunnel.serving.state import records as state
 
@@ -85,14 +85,14 @@ def _is_plain(server: PreparedDeployment) -> bool:
 
 
 def _unbounded(server: PreparedDeployment) -> Unbounded:
-    """Return the settings that duplicate deployments must share. SGLang admits by free and expected blocks, so there
-    all must be equal but the bound on requests.
+    """Return the settings that duplicate deployments must share; where the scheduler counts free blocks, all but the
+    bound on requests.
     """
-    settings = server.pools[0].settings
-    engine = msgspec.structs.replace(server.pools[0].setup.engine, **dict.fromkeys(BOUNDS))
-    if settings.scheduler == codes.SGLANG:
-        return settings._replace(max_num_seqs=0), engine
-    return settings._replace(max_num_seqs=0, max_num_batched_tokens=0, max_prefill_tokens=0, num_blocks=0), engine
+    settings, engine = server.pools[0].settings, server.pools[0].setup.engine
+    unbounded = msgspec.structs.replace(engine, **dict.fromkeys(BOUNDS))
+    if scheduler_of(engine).counts_free_blocks:
+        return settings._replace(max_num_seqs=0), unbounded
+    return settings._replace(max_num_seqs=0, max_num_batched_tokens=0, max_prefill_tokens=0, num_blocks=0), unbounded
 
 
 def _same(done: Done, server: PreparedDeployment, stream: Stream) -> bool:

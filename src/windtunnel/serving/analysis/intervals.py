@@ -54,7 +54,9 @@ def intervals(
     given, so throughput follows from the time of the last answer, with end-to-end times at either end of their
     interval.
     """
-    spreads = dict(uncalibrated_spreads()[setup.engine.name]["assumed" if setup.settings_assumed else "recorded"])
+    kind = "assumed" if setup.settings_assumed else "recorded"
+    of_engines = {engine: by_kind[kind] for engine, by_kind in uncalibrated_spreads().items()}
+    spreads = _spreads_of(setup.engine.name, of_engines)
     if setup.calibration is not None:
         spreads |= (setup.settings_assumed and setup.calibration.spread_assumed) or setup.calibration.spread
     num_outside = len([remark for remark in remarks(setup) if "version" not in remark])
@@ -69,7 +71,26 @@ def disaggregated_intervals(
     Their spreads are the errors on measured runs of such pools with the shipped calibrations, none of which was fitted
     to such a run.
     """
-    return _around(summary, requests, disaggregated_spreads()[engine], 0, coverage, is_open_loop)
+    return _around(summary, requests, _spreads_of(engine, disaggregated_spreads()), 0, coverage, is_open_loop)
+
+
+def _spreads_of(engine: str, of_engines: Mapping[str, Mapping[str, Spread]]) -> dict[str, Spread]:
+    """Return metric -> spread of an engine; of one that nobody measured, the widest of all engines."""
+    if engine in of_engines:
+        return dict(of_engines[engine])
+    by_metric: dict[str, list[Spread]] = {}
+    for spreads in of_engines.values():
+        for metric, spread in spreads.items():
+            by_metric.setdefault(metric, []).append(spread)
+    return {
+        metric: Spread(
+            p10=min(spread.p10 for spread in spreads),
+            p50=float(np.median([spread.p50 for spread in spreads])),
+            p90=max(spread.p90 for spread in spreads),
+            num_runs=sum(spread.num_runs for spread in spreads),
+        )
+        for metric, spreads in by_metric.items()
+    }
 
 
 def _around(

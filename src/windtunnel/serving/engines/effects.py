@@ -5,32 +5,24 @@ only for the model, the workload or a degree of 1 is accepted: a search passes t
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from windtunnel.errors import InputError
+from windtunnel.serving import codes
 from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.engines.contract import Scheduler, schedulers
 
-_TRTLLM = ("trtllm", "trtllm_max_utilization")
-_ENGINES = ("vllm_v1", "sglang", *_TRTLLM)
-_PER_REQUEST = ("vllm_v0", "sarathi", "orca", "faster_transformer", "lightllm")
 
-READ_BY: Mapping[str, tuple[str, ...]] = {
-    "max_num_batched_tokens": (*_ENGINES, "vllm_v0", "sarathi", "lightllm"),
-    "max_prefill_tokens": ("sglang",),
-    "long_prefill_token_threshold": ("vllm_v1", *_TRTLLM),
-    "enable_chunked_prefill": _ENGINES,
-    "schedule_conservativeness": ("sglang",),
-    "receive_interval_steps": ("sglang",),
-    "batch_wait_timeout_iters": _TRTLLM,
-    "batch_wait_max_tokens_ratio": _TRTLLM,
-    "attention_dp_timeout_iters": _TRTLLM,
-    "attention_dp_batching_wait_iters": _TRTLLM,
-    "watermark_fraction": ("vllm_v0", "sarathi"),
-    "max_waiting_steps": ("lightllm",),
-    # TensorRT-LLM's own all-reduce is the kernel that the others may call.
-    "fused_all_reduce": ("vllm_v1", "sglang", *_PER_REQUEST),
-}
-"""Setting -> the schedulers that read it; all read any other setting, or refuse it for a reason of their own."""
+@cache
+def read_by() -> Mapping[str, tuple[str, ...]]:
+    """Return setting -> the schedulers that read it; all read any other setting, or refuse it for another reason."""
+    readers: dict[str, tuple[str, ...]] = {}
+    for name in (*codes.SCHEDULERS, *codes.PER_REQUEST_SCHEDULERS[:-1]):
+        for setting in schedulers()[name].reads:
+            readers[setting] = (*readers.get(setting, ()), name)
+    return readers
+
 
 OFF: Mapping[str, Any] = {
     "long_prefill_token_threshold": 0,
@@ -50,7 +42,7 @@ def check_effects(given: EngineSettings, resolved: EngineSettings, default: Engi
 
     `default`: the settings without `given`; to repeat them is no error, since a resolved scenario does.
     """
-    for name, readers in READ_BY.items():
+    for name, readers in read_by().items():
         if _is_said(given, default, name) and resolved.scheduler not in readers:
             raise InputError(
                 f"engine.{name} = {_shown(given, name)} changes nothing: the scheduler {resolved.scheduler} does not "
@@ -73,10 +65,11 @@ def check_effects(given: EngineSettings, resolved: EngineSettings, default: Engi
 
 def read_by_one_only(given: EngineSettings, scheduler: str, other: str) -> list[str]:
     """List the settings in `given` that `scheduler` reads and the scheduler `other` does not."""
-    only = [name for name, readers in READ_BY.items() if scheduler in readers and other not in readers]
-    if given.scheduling_policy == "lpm" and scheduler == "sglang":
+    only = [name for name, readers in read_by().items() if scheduler in readers and other not in readers]
+    has, lacks = (schedulers().get(name, Scheduler()) for name in (scheduler, other))
+    if given.scheduling_policy in has.orders and given.scheduling_policy not in lacks.orders:
         only.append("scheduling_policy")
-    if given.window_kv not in (None, "full") and (scheduler == "vllm_v1") != (other == "vllm_v1"):
+    if given.window_kv in has.window_kv and given.window_kv not in lacks.window_kv:
         only += ["window_kv", "window_pool_ratio"]
     return [name for name in only if getattr(given, name) is not None]
 

@@ -21,13 +21,12 @@ def kernel_settings(
     engine = setup.engine
     assert engine.max_num_seqs is not None
     assert engine.max_num_batched_tokens is not None
-    num_requests = max(requests.arrival_s.size, 1)
     is_lpm = engine.scheduling_policy == codes.LONGEST_PREFIX_MATCH
     return state.KernelSettings(
         scheduler=scheduler_code(str(engine.scheduler)),
         num_replicas=num_replicas,
         ranks_per_replica=setup.parallelism.attention_dp,
-        max_num_seqs=max(min(engine.max_num_seqs, num_requests), 1),
+        max_num_seqs=max(min(engine.max_num_seqs, requests.arrival_s.size), 1),
         max_num_batched_tokens=engine.max_num_batched_tokens,
         long_prefill_token_threshold=engine.long_prefill_token_threshold or 0,
         chunked_prefill=int(bool(engine.enable_chunked_prefill)),

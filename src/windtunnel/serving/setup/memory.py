@@ -8,6 +8,7 @@ from windtunnel.model.memory import recurrent_state_bytes, weight_bytes
 from windtunnel.model.operators import BF16_BYTES, FP32_BYTES
 from windtunnel.model.shape import Shard
 from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.units import format_bytes
 
 
@@ -45,6 +46,11 @@ class MemoryPlan:
         """Tokens that the blocks hold, none behind a window (vLLM logs it as "GPU KV cache size")."""
         return self.num_blocks // self.num_groups * self.block_size
 
+    @property
+    def num_full_groups(self) -> int:
+        """Groups that keep every token; the prefix caches can count one."""
+        return self.num_groups - self.num_window_groups
+
     def most_blocks(self, num_tokens: int, step_tokens: int) -> tuple[int, int]:
         """Return the most blocks that a request of `num_tokens` takes, of all layers and of the windows' own pool.
 
@@ -54,7 +60,7 @@ class MemoryPlan:
         blocks = windows = -(-num_tokens // self.block_size)
         if self.window_tokens:
             windows = min(blocks, -(-(self.window_tokens - 1 + step_tokens) // self.block_size) + 1)
-        shared = (self.num_groups - self.num_window_groups) * blocks + self.num_window_groups * windows
+        shared = self.num_full_groups * blocks + self.num_window_groups * windows
         return shared + self.blocks_per_request, windows if self.num_window_blocks else 0
 
 
@@ -117,12 +123,6 @@ def group_layers(shard: Shard, engine: EngineSettings, max_model_len: int) -> La
     )
 
 
-VLLM_SAMPLER_BYTES = 30.0
-"""Bytes of one logit while vLLM's profiling run samples with a top-p (0.8 to 0.24 `_dummy_sampler_run`,
-`apply_top_k_top_p`): 2 of the model and 4 in fp32, then sorted, 4 and an index of 8, both with a second buffer. Every
-rank has gathered all of the vocabulary (`LogitsProcessor._gather_logits`)."""
-
-
 def _sum_bytes(shard: Shard, layers: list[tuple[int, float]]) -> float:
     """Return the bytes of one token on one device, in layers given as (number, bytes of each)."""
     return sum(count * size for count, size in layers) * shard.stage_fraction
@@ -162,7 +162,7 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
     assert engine.max_num_seqs is not None
     assert engine.block_size is not None
     weights = weight_bytes(shard)
-    sampler_bytes = VLLM_SAMPLER_BYTES if engine.scheduler == "vllm_v1" else None
+    sampler_bytes = scheduler_of(engine).sampler_bytes
     activations = activation_bytes(shard, engine.max_num_batched_tokens, engine.max_num_seqs, sampler_bytes)
     reserve = float(engine.reserved_bytes or 0)
     pool_bytes = _pool_bytes(device, engine, weights, activations, reserve)
@@ -209,6 +209,5 @@ def _pool_bytes(device: Device, engine: EngineSettings, weights: float, activati
     assert engine.gpu_memory_utilization is not None
     if engine.memory_fraction_of_free:
         return (device.memory_bytes - weights - activations - reserve) * engine.gpu_memory_utilization
-    if engine.scheduler == "sglang":
-        return device.memory_bytes * engine.gpu_memory_utilization - weights - reserve
-    return device.memory_bytes * engine.gpu_memory_utilization - weights - activations - reserve
+    counted = activations if scheduler_of(engine).share_has_activations else 0.0
+    return device.memory_bytes * engine.gpu_memory_utilization - weights - counted - reserve

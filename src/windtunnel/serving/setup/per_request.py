@@ -5,15 +5,13 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.serving import codes
 from windtunnel.serving.deployment import Pool
+from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.serving.state.per_request import PerRequestRules
 from windtunnel.serving.state.records import KernelSettings
 from windtunnel.workload.generate.requests import RequestArrays
-
-RESERVING = (codes.ORCA, codes.FASTER_TRANSFORMER)
-"""Schedulers that give a request blocks for the longest sequence when they admit it."""
 
 
 def schedules_per_request(setup: Setup) -> bool:
@@ -27,7 +25,7 @@ def per_request_rules(
     """Return how such a scheduler forms batches, as the loop takes it."""
     engine = setup.engine
     longest = int((requests.input_tokens + requests.output_tokens).max())
-    reserves = settings.scheduler in RESERVING
+    reserves = scheduler_of(engine).reserves_longest
     shares_stages = not reserves and settings.scheduler != codes.USER
     batch_seqs = settings.max_num_seqs // settings.num_stages if shares_stages else settings.max_num_seqs
     return PerRequestRules(

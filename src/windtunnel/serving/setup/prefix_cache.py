@@ -16,10 +16,10 @@ MAX_ENTRIES = 2**31 - 1
 
 def check_windows(setup: Setup, memory: MemoryPlan) -> None:
     """Raise InputError where layers form groups whose kept blocks the cache cannot count."""
-    if memory.num_groups - memory.num_window_groups != 1:
+    if memory.num_full_groups != 1:
         raise InputError(
             f"the prefix cache needs one group of layers that keep every token; {setup.model.name} has "
-            f"{memory.num_groups - memory.num_window_groups} and {memory.num_window_groups} with a window",
+            f"{memory.num_full_groups} and {memory.num_window_groups} with a window",
             "set engine.window_kv to full, which counts windows like other layers, or engine.enable_prefix_caching to "
             "false",
         )

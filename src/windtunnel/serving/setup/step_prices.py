@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.hardware import Device
-from windtunnel.model.attention.latent import LatentAttention
-from windtunnel.model.feed_forward.experts import GROUP_LAUNCHES, Experts, ExpertsFeedForward
+from windtunnel.model.feed_forward.experts import GROUP_LAUNCHES
 from windtunnel.model.forward import (
     StepBatch,
     decode_launches,
@@ -20,12 +19,12 @@ from windtunnel.model.forward import (
     prefill_launches,
     token_launches,
 )
-from windtunnel.model.operators import Collective, Gemm, Launch, Op, Size
-from windtunnel.model.precision import ACTIVATION_BITS, Format
+from windtunnel.model.operators import Launch, Op, Size
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 from windtunnel.pricing.roofline import machine
 from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.engines.launches import graph_sizes, num_launches, padded_sizes
 from windtunnel.serving.state.records import StepCost
 
 Floats = NDArray[np.float64]
@@ -34,25 +33,11 @@ NODES_PER_OCTAVE = 4
 """Nodes of the attention grids: linear interpolation between them exceeds a quadratic by 0.75% at most."""
 
 
-@dataclass(frozen=True)
-class PricedLaunch:
+@dataclass(frozen=True, kw_only=True)
+class PricedLaunch(Launch):
     """A launch of one step with its price."""
 
-    launch: Launch
     estimate: Estimate
-
-    @property
-    def name(self) -> str:
-        return self.launch.name
-
-    @property
-    def op(self) -> Op:
-        return self.launch.op
-
-    @property
-    def count(self) -> float:
-        """Executions in the step."""
-        return self.launch.count
 
     @property
     def coverage(self) -> Coverage:
@@ -71,7 +56,7 @@ class PricedLaunch:
     @property
     def total_s(self) -> float:
         """Seconds that all its executions add to the step: none beside launches that take longer."""
-        return float(self.each_s * self.launch.count * self.launch.adds)
+        return float(self.each_s * self.count * self.adds)
 
 
 @dataclass(frozen=True)
@@ -90,28 +75,6 @@ class LoweredSteps:
     decode_compute_s: Floats
     """[max_num_seqs + 1] time of decode operators at which arithmetic, not memory, is the tighter bound."""
     mixed_compute_s: Floats
-
-
-def graph_sizes(engine: EngineSettings) -> NDArray[np.int64]:
-    """Return the decode batch sizes that have a CUDA graph, ascending; empty where graphs are off.
-
-    vLLM captures 1, 2, 4, then multiples of 8 to 256 and of 16 beyond (`vllm/config/vllm.py`, 0.10 to 0.24); SGLang and
-    TensorRT-LLM pad in much the same steps.
-    """
-    if engine.cudagraph_sizes is not None:
-        return np.array(sorted(engine.cudagraph_sizes), np.int64)
-    largest = engine.max_cudagraph_capture_size or 0
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
-    return np.array([size for size in sizes if size <= largest], np.int64)
-
-
-def padded_sizes(sizes: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
-    """Return `[limit + 1]` the tokens that a decode step of n requests computes: n padded to the next captured size."""
-    n = np.arange(limit + 1)
-    if not sizes.size:
-        return n
-    index = np.searchsorted(sizes, n)
-    return np.where(index < sizes.size, sizes[np.minimum(index, sizes.size - 1)], n)
 
 
 Split = tuple[Floats, Floats, Floats]
@@ -307,135 +270,6 @@ def lower_steps(
     return price_steps(estimator, device, shard, engine, max_model_len, drafter).lowered()
 
 
-LAUNCHES_OF_EXPERTS = 8
-"""Kernels of experts, launched one by one: tokens sorted by expert, quantised, the first product, activation,
-quantised again, the second product, and the sum over experts (vLLM 0.19 `fused_experts_impl`)."""
-
-LAUNCHES_OF_FUSED_EXPERTS = 2
-"""Kernels of experts where one call launches all but the quantisation (TensorRT-LLM 1.2 `torch.ops.trtllm.fused_moe`
-and `fp4_block_scale_moe_runner`, FlashInfer 0.5 `cutlass_fused_moe` and `trtllm_fp4_block_scale_moe`)."""
-
-FUSED_EXPERTS = ("trtllm", "cutlass", "flashinfer")
-"""Backends that launch experts in one call. TensorRT-LLM takes them by default, others for experts of four bits."""
-
-LAUNCHES_AN_ATTENTION = 3
-"""Launches for each attention of a step in pieces: the graph before it, the write of keys and values, and the kernel
-(vLLM 0.18 `vllm/compilation/piecewise_backend.py`, `vllm/attention/layer.py`)."""
-
-
-LAUNCHES_AS_WRITTEN = {
-    "qk_norm": 2,
-    "attention_gate": 4,
-    "qkvz_proj": 2,
-    "ba_proj": 2,
-    "gated_delta_prefill": 15,
-    "latent_norm": 2,
-    "latent_attention_prefill": 3,
-}
-"""Launch -> its kernels, where they are not one, in an engine that runs a model as its Python is written.
-
-Queries and keys are normed apart; an output gate is two copies, a sigmoid and a product; Gated DeltaNet has four
-projections, and its core compares prefix lengths and copies the convolution's input, queries, keys and values beside
-its other kernels (SGLang 0.5.9 `models/qwen3_5.py`; in `layers/attention`, `linear/gdn_backend.py` and
-`fla/utils.py`, `input_guard`); latent attention norms twice, copies rotated queries and puts keys together
-(`models/deepseek_common/attention_forward_methods/forward_mha.py`).
-"""
-
-LAUNCHES_OF_SHARED_EXPERTS = 1
-"""Further kernels of shared experts in such an engine: their sum with the routed ones'."""
-
-LAUNCHES_OF_SHARED_GATE = 3
-"""Further kernels of their gate: a projection to one output, its sigmoid and the product (SGLang 0.5.9
-`models/qwen2_moe.py`)."""
-
-
-LAUNCHES_A_COLLECTIVE = 2
-"""Launches for each collective of a step in SGLang's pieces: itself and the graph behind it (SGLang 0.5.10
-`compilation/compilation_config.py`, `split_ops`)."""
-
-SGLANG_LATENT_PIECES_TOKENS = 2048
-"""Tokens up to which SGLang captures latent attention (0.5.10 `server_args.py`, `piecewise_cuda_graph_max_tokens`)."""
-
-
-def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Floats | float) -> Floats:
-    """Count the host's launches in a step with prefill of `num_tokens` tokens (a number or an array).
-
-    That is every kernel; with piecewise graphs, up to the largest captured size, attention and the graphs between.
-    """
-    attention, head = prefill_launches(shard, 1.0, 1.0), head_launches(shard, 1.0)
-    launches = (*token_launches(shard, 1.0), *attention, *head)
-    kernels = sum(launch.count * _kernels_of(launch, shard, engine) for launch in launches)
-    kernels += _unlisted_kernels(shard, engine)
-    pieces = LAUNCHES_AN_ATTENTION * sum(launch.count for launch in attention) + sum(launch.count for launch in head)
-    if _runs_as_written(engine):
-        pieces += LAUNCHES_A_COLLECTIVE * sum(launch.count for launch in launches if isinstance(launch.op, Collective))
-    largest = _most_tokens_in_pieces(shard, engine)
-    return np.where(np.asarray(num_tokens) <= largest, float(min(pieces, kernels)), float(kernels))
-
-
-def _most_tokens_in_pieces(shard: Shard, engine: EngineSettings) -> float:
-    """Return the tokens up to which a step with prefill runs in piecewise graphs; 0 without them.
-
-    SGLang captures up to a whole chunk, of latent attention 2,048 tokens, and nothing where it cannot: Gated DeltaNet
-    (Qwen3-Next by its list, Qwen3.5 as a multimodal model), sparse attention, attention data parallelism, pipelines,
-    drafts (SGLang 0.5.10 `server_args.py` and `docs/advanced_features/piecewise_cuda_graph.md`).
-    """
-    sizes = graph_sizes(engine)
-    if not engine.piecewise_cudagraphs or not sizes.size:
-        return 0.0
-    if engine.name != "sglang":
-        return float(sizes[-1])
-    attentions = [attention for _, attention in shard.model.attentions]
-    is_sparse = any(isinstance(kind, LatentAttention) and kind.indexer is not None for kind in attentions)
-    is_hybrid = any(kind.is_recurrent for kind in attentions)
-    is_split = shard.parallelism.attention_dp > 1 or shard.parallelism.pp > 1
-    if is_sparse or is_hybrid or is_split or engine.speculative is not None:
-        return 0.0
-    is_latent = any(isinstance(kind, LatentAttention) for kind in attentions)
-    return float(SGLANG_LATENT_PIECES_TOKENS) if is_latent else np.inf
-
-
-def _kernels_of(launch: Launch, shard: Shard, engine: EngineSettings) -> int:
-    """Count the kernels of one execution of `launch` in a step with prefill, where the host launches all of them."""
-    if isinstance(launch.op, Experts):
-        return LAUNCHES_OF_FUSED_EXPERTS if _has_fused_experts(shard, engine) else LAUNCHES_OF_EXPERTS
-    if not _runs_as_written(engine):
-        return launch.op.num_kernels
-    times = LAUNCHES_AS_WRITTEN.get(launch.name, 1)
-    if isinstance(launch.op, Gemm) and ACTIVATION_BITS[launch.op.format] < ACTIVATION_BITS[Format.BF16]:
-        # Its input is quantised by a kernel of its own (SGLang 0.5.9 `layers/quantization/fp8_utils.py`).
-        times *= 2
-    return times
-
-
-def _unlisted_kernels(shard: Shard, engine: EngineSettings) -> int:
-    """Count the kernels that no operator stands for, since they take hardly any device time."""
-    if not _runs_as_written(engine):
-        return 0
-    count = 0
-    for num_layers, experts in shard.model.feed_forwards:
-        if isinstance(experts, ExpertsFeedForward) and experts.shared_intermediate_size:
-            gate = LAUNCHES_OF_SHARED_GATE if experts.shared_gate else 0
-            count += num_layers * (LAUNCHES_OF_SHARED_EXPERTS + gate)
-    return count
-
-
-def _runs_as_written(engine: EngineSettings) -> bool:
-    """Whether the engine runs a model's Python as written.
-
-    SGLang neither compiles models nor fuses their operators by default; vLLM compiles them, and TensorRT-LLM's are
-    written with fused operators.
-    """
-    return engine.name == "sglang"
-
-
-def _has_fused_experts(shard: Shard, engine: EngineSettings) -> bool:
-    """Whether one call launches almost all kernels of experts."""
-    if engine.moe_backend is not None:
-        return engine.moe_backend in FUSED_EXPERTS
-    return engine.name == "trtllm" or shard.precision.experts_format in (Format.NVFP4, Format.MXFP4)
-
-
 def recorded_steps(duration_s: Floats, engine: EngineSettings) -> StepCost:
     """Return a cost that plays back measured step durations, one for each step, whatever the step holds."""
     assert engine.max_num_seqs is not None
@@ -449,7 +283,12 @@ def recorded_steps(duration_s: Floats, engine: EngineSettings) -> StepCost:
 
 def price_step(estimator: Estimator, shard: Shard, batch: StepBatch) -> list[PricedLaunch]:
     """Price every launch of one step."""
-    return [PricedLaunch(launch, estimator.estimate(launch.op)) for launch in forward_launches(shard, batch)]
+    return [price_launch(estimator, launch) for launch in forward_launches(shard, batch)]
+
+
+def price_launch(estimator: Estimator, launch: Launch) -> PricedLaunch:
+    """Price one launch."""
+    return PricedLaunch(**vars(launch), estimate=estimator.estimate(launch.op))
 
 
 def token_nodes(limit: int) -> Floats:

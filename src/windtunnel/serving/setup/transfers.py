@@ -14,12 +14,12 @@ from windtunnel.model.shape import Shard
 from windtunnel.network.cluster import handoff_bytes_per_s, network_of
 from windtunnel.serving import codes
 from windtunnel.serving.deployment import (
-    DECODE_STREAMS_FIRST,
     LINK_EFFICIENCY,
     TRANSFER_LATENCY_S,
     Transfer,
     TransferLink,
 )
+from windtunnel.serving.engines.contract import behaviour_of
 from windtunnel.serving.scenario import Scenario, Setup
 from windtunnel.serving.state.pools import HandoffRules, PoolPlan
 
@@ -51,7 +51,8 @@ def transfer_of(scenario: Scenario, setups: Sequence[Setup]) -> Transfer:
     """Fill in the deployment's transfer: defaults of the engine that decodes, and of the calibration in force there."""
     pools = zip(scenario.deployment.pools, setups, strict=True)
     decodes = next((setup for pool, setup in pools if pool.role != "prefill"), setups[-1])
-    streams_first = decodes.engine.name in DECODE_STREAMS_FIRST or scenario.deployment.transfer.first_token == "decode"
+    samples_first = scenario.deployment.transfer.first_token == "decode"
+    streams_first = samples_first or behaviour_of(decodes.engine.name).decode_streams_first
     default = Transfer(
         link_efficiency=LINK_EFFICIENCY,
         latency_s=TRANSFER_LATENCY_S,

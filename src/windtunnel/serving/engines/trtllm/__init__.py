@@ -1,0 +1,6 @@
+"""TensorRT-LLM, from 0.20 on: the PyTorch backend."""
+
+from windtunnel.serving.engines.contract import Engine
+from windtunnel.serving.engines.trtllm.command_line import COMMAND_LINE
+
+ENGINE = Engine(command_line=COMMAND_LINE)

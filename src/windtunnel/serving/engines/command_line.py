@@ -1,0 +1,216 @@
+"""Command line of an engine's server: its options as data, and what several of them decide together.
+
+Sources, beside those in each `command_line.yaml`: for drafts, docs.vllm.ai (features, 0.26), docs.sglang.io (advanced
+features) and nvidia.github.io/TensorRT-LLM (features, 1.4).
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from windtunnel import catalog
+from windtunnel.model.parallelism import Parallelism
+from windtunnel.model.shape import ModelSpec
+from windtunnel.schema import Schema, set_path
+from windtunnel.serving.deployment import Deployment, EngineSettings, Speculative
+
+Words = Mapping[str, str | None]
+"""Words that an option takes, and our name of each; None: as if the option were left out."""
+
+DEPLOYMENT = "deployment."
+ENGINE = f"{DEPLOYMENT}engine."
+SPLIT = f"{DEPLOYMENT}parallelism."
+
+
+def whole(text: str) -> int:
+    """Read `8192`, `8k` (8,000) or `8K` (8,192), as vLLM does."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", text.replace(",", "").replace("_", ""))
+    if match is None:
+        raise ValueError("a whole number is needed")
+    scale = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20}[match[2]]
+    return int(float(match[1]) * scale)
+
+
+def sizes(text: str) -> list[int]:
+    """Read `1 2 4`, `1,2,4` or `[1, 2, 4]`."""
+    return [whole(part) for part in re.split(r"[\s,]+", text.strip("[] ")) if part]
+
+
+READERS: Mapping[str, Callable[[str], Any]] = {
+    "whole": whole,
+    "signed": int,
+    "number": float,
+    "text": str,
+    "sizes": sizes,
+    "json": json.loads,
+}
+
+
+class Flag(Schema):
+    """The setting that one option decides."""
+
+    sets: str
+    """Path in a scenario below `deployment`, or `model`, or `precision.FORMAT`; or a word in brackets that is resolved
+    once all options are known."""
+    type: Literal["whole", "signed", "number", "text", "sizes", "json"] = "whole"
+    words: dict[str, str | None] | str | None = None
+    """Words that it takes, or the name of a list in `words.yaml`; None: any text of the type."""
+    value: bool | int | str | None = None
+    """Value of an option without an argument; None: it has one."""
+    is_lenient: bool = False
+    """Whether an unknown value is reported as not modelled instead of refused."""
+
+    @property
+    def word(self) -> str:
+        """The word in brackets; empty for a path."""
+        return self.sets.strip("[]") if self.sets.startswith("[") else ""
+
+    @property
+    def path(self) -> str:
+        """Path of the setting in a scenario; empty for a word in brackets."""
+        if self.word:
+            return ""
+        return self.sets if self.sets == "model" or self.sets.startswith("precision.") else DEPLOYMENT + self.sets
+
+    @property
+    def known_words(self) -> Words | None:
+        if not isinstance(self.words, str):
+            return self.words
+        return catalog.entry(Path(__file__).with_name("words.yaml"), dict[str, dict[str, str | None]])[self.words]
+
+    def read(self, text: str) -> Any:
+        """Return the value that the option's argument means.
+
+        Raises:
+            ValueError: it means none.
+        """
+        if self.known_words is None:
+            return READERS[self.type](text)
+        if text not in self.known_words:
+            raise ValueError(f"known: {', '.join(self.known_words)}")
+        return self.known_words[text]
+
+    def word_for(self, value: Any) -> Any:
+        """Return the first word that means `value`, None where there is none; without a list of words, the value."""
+        if self.known_words is None:
+            return " ".join(map(str, value)) if isinstance(value, tuple) else value
+        return next((word for word, meaning in self.known_words.items() if meaning == value), None)
+
+
+class Options(Schema):
+    """An engine's `command_line.yaml`."""
+
+    command: tuple[str, ...]
+    """Words that start a server, the model's name behind them."""
+    starts: tuple[str, ...]
+    """Programs, modules or images that start one, as patterns, with the subcommand behind some."""
+    image: str
+    """Container image, with `{version}`."""
+    port: int
+    flags: dict[str, Flag | str]
+    """Option -> the setting that it decides; a text alone is `sets` of a whole number."""
+    other_names: dict[str, str] = {}
+    """Other name of an option, or its path in the engine's YAML file -> its name in `flags`."""
+    model_option: str = "model"
+    config_options: tuple[str, ...] = ("config",)
+    """Options that name a YAML file of further options."""
+    in_file_only: frozenset[str] = frozenset()
+    """Options that the server takes from its YAML file and not from its command line."""
+    listening: tuple[str, ...] = ()
+    """Options without which the server answers its own machine only."""
+    spelt_with_underscores: bool = False
+
+    def flag(self, name: str) -> Flag | None:
+        """Return the option of that name, or None."""
+        flag = self.flags.get(name)
+        return Flag(sets=flag) if isinstance(flag, str) else flag
+
+
+@dataclass(eq=False)
+class Reading:
+    """A server's command line as a deployment, option by option."""
+
+    raw: dict[str, Any] = field(default_factory=dict)
+    """Model, precision and deployment of a scenario, as builtins; without a device."""
+    later: dict[str, Any] = field(default_factory=dict)
+    """Values of options that are resolved once all are known, by their words in brackets."""
+    taken: dict[str, str] = field(default_factory=dict)
+    """Option -> its value."""
+    without_effect: list[str] = field(default_factory=list)
+    """Options that do not change any time."""
+    not_modelled: list[str] = field(default_factory=list)
+    """Options that change times in a way that is not modelled."""
+    unknown: list[str] = field(default_factory=list)
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences that name the options which are not in the prediction."""
+        reasons = {
+            "without effect on time": self.without_effect,
+            "not modelled": self.not_modelled,
+            "unknown, ignored": self.unknown,
+        }
+        return [f"{reason}: {', '.join(names)}" for reason, names in reasons.items() if names]
+
+    @cached_property
+    def model(self) -> ModelSpec:
+        return catalog.model(str(self.raw["model"]))
+
+    @property
+    def has_experts(self) -> bool:
+        return self.model.has_experts
+
+    def set_engine(self, **settings: Any) -> None:
+        """Set fields of the engine's settings."""
+        for name, value in settings.items():
+            set_path(self.raw, ENGINE + name, value)
+
+    def split(self, tp: int, dp: int = 1, is_attention: bool = False) -> None:
+        """Set tensor and data parallelism: ranks of one replica where `dp` `is_attention`'s, else copies of it."""
+        set_path(self.raw, f"{SPLIT}tp", tp)
+        if is_attention:
+            set_path(self.raw, f"{SPLIT}attention_dp", dp)
+        elif dp > 1:
+            set_path(self.raw, "deployment.replicas", dp)
+        if self.later.get("expert_parallel") and self.has_experts:
+            set_path(self.raw, f"{SPLIT}ep", tp * (dp if is_attention else 1))
+
+
+def read_copies(reading: Reading) -> None:
+    """Take data parallelism as copies of the server."""
+    reading.split(reading.later.get("tp", 1), reading.later.get("data_parallel", 1))
+
+
+def plain_split(split: Parallelism) -> dict[str, Any]:
+    """Return the parallelism of one server, by what its options set; degrees of 1 are left out."""
+    degrees = {"parallelism.pp": split.pp, "parallelism.ep": split.ep}
+    return {"[tp]": split.tp * split.attention_dp} | {name: degree for name, degree in degrees.items() if degree > 1}
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """Functions of an engine's command line."""
+
+    read: Callable[[Reading], None] = read_copies
+    """Sets what several options decide together: how the replica is split, and the words in brackets.
+
+    Raises InputError for options that do not go together.
+    """
+    write_split: Callable[[Parallelism], Mapping[str, Any]] = plain_split
+    """`Flag.sets` -> value of the options of the parallelism, in order; True for a switch."""
+    write_rest: Callable[[EngineSettings, str | None, str | None], Iterable[tuple[str, Any]]] = lambda *_: ()
+    """(settings, format of the weights, format of the KV cache) -> options that several settings decide."""
+    write_file: Callable[[EngineSettings, Parallelism, str | None], dict[str, Any]] = lambda *_: {}
+    """(settings, parallelism, format of the KV cache) -> content of the YAML file that the server needs beside it."""
+    writes_drafts: Callable[[Speculative], bool] = lambda _: False
+    """Whether a command can say these drafts."""
+    remaining_work: Callable[[Deployment], Iterable[str]] = lambda _: ()
+    """Sentences on settings that the command cannot say."""
+
+
+PLAIN = CommandLine()
+"""A command whose every option decides one setting."""

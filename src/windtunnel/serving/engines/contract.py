@@ -1,0 +1,160 @@
+"""Behaviour of an engine: data in the `behaviour.yaml` of its folder, functions in the `ENGINE` of its module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from windtunnel import catalog
+from windtunnel.catalog import ENGINES
+from windtunnel.errors import InputError
+from windtunnel.hardware import Device
+from windtunnel.model.parallelism import Parallelism
+from windtunnel.schema import Schema
+from windtunnel.serving.codes import QUEUE_ORDERS
+from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.engines.command_line import PLAIN, CommandLine
+
+if TYPE_CHECKING:
+    from windtunnel.model.shape import Shard
+
+
+class Scheduler(Schema):
+    """Behaviour that goes with a scheduler, whatever engine runs it."""
+
+    reads: tuple[str, ...] = ()
+    """Settings that this scheduler reads, of those that some schedulers do not."""
+    title: str | None = None
+    """None: its name says enough."""
+    settings: EngineSettings = EngineSettings()
+    """Settings that it brings where it is chosen in place of an engine's own."""
+    source: str = ""
+    """Source of these settings."""
+    further_orders: tuple[str, ...] = ()
+    """Values of `scheduling_policy` beside the queue orders."""
+    window_kv: tuple[str, ...] = ("full",)
+    """Possible values of `window_kv`."""
+    least_whole_prompt_tokens: int | None = None
+    """Prompts run whole, and the default token budget fits the longest request and at least so many tokens."""
+    sampler_bytes: float | None = None
+    """Bytes of one logit while the engine profiles its memory; None: a rank's share in bf16 and twice in fp32."""
+    share_has_activations: bool = True
+    """Whether `gpu_memory_utilization` counts activations too, beside weights and KV blocks."""
+    never_preempts: bool = False
+    """Admits a request only with blocks for its whole output."""
+    reserves_longest: bool = False
+    """Reserves blocks for the longest possible request, whatever the request's own length."""
+    counts_free_blocks: bool = False
+    """Admits by the free and the expected blocks, so that limits beyond a load's reach still decide."""
+    decode_computes_first_token: bool = True
+    """Whether its decode side can compute the first output, from the last prompt token."""
+
+    @property
+    def orders(self) -> tuple[str, ...]:
+        """Possible values of `scheduling_policy`."""
+        return (*QUEUE_ORDERS, *self.further_orders)
+
+
+class Launches(Schema):
+    """Kernels that the host launches in a step with prefill, and the part of them that CUDA graphs cover."""
+
+    fuses_experts: bool = False
+    """One call launches all kernels of experts, whatever their format."""
+    kernels: dict[str, int] = {}
+    """Launch -> its kernels, where they are not those of a compiled model."""
+    quantises_apart: bool = False
+    """A kernel of its own quantises the input of a GEMM of less than 16 bits."""
+    of_shared_experts: int = 0
+    """Further kernels of shared experts."""
+    of_shared_gate: int = 0
+    """Further kernels of their gate."""
+    of_collective_in_pieces: int = 0
+    """Launches for each collective of a step in piecewise graphs."""
+
+
+class Behaviour(Schema):
+    """An engine's `behaviour.yaml`."""
+
+    schedulers: dict[str, Scheduler] = {}
+    """Its own, by the names of `serving.codes`; an installed engine has none and names a shipped one."""
+    launches: Launches = Launches()
+    decode_streams_first: bool = False
+    """The decode side streams the prefill side's first output, when the request enters a batch there."""
+    decode_samples_first: bool = False
+    """Behind its proxies the decode side computes the last prompt token again, and so the first output."""
+
+
+def _as_resolved(_given: EngineSettings, resolved: EngineSettings) -> EngineSettings:
+    """Return the resolved settings: nothing limits them further."""
+    return resolved
+
+
+def _undivided(_settings: dict[str, Any], _attention_dp: int) -> None:
+    """Leave the limits as they are: they are those of one rank."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Functions of an engine; the first three go with its schedulers, whatever engine runs them."""
+
+    limited: Callable[[EngineSettings, EngineSettings], EngineSettings] = _as_resolved
+    """(given, resolved) -> settings within the limits that the engine sets itself."""
+    split_over_ranks: Callable[[dict[str, Any], int], None] = _undivided
+    """Divides the defaults, in place, over the attention data-parallel ranks."""
+    memory_share: Callable[[EngineSettings, Device, Parallelism], float] | None = None
+    """Default of `gpu_memory_utilization`, for versions whose entry says `static_memory`."""
+    most_tokens_in_pieces: Callable[[Shard, EngineSettings, float], float] = lambda _shard, _engine, largest: largest
+    """(shard, engine, largest captured size) -> tokens up to which a step with prefill runs in piecewise graphs."""
+    command_line: CommandLine = PLAIN
+
+
+def engine_of(name: str) -> Engine:
+    """Return the functions of an engine; neutral ones where it is only data.
+
+    Raises:
+        InputError: there is no such engine, or its package's `ENGINE` is something else.
+    """
+    spelled = catalog.spelling("engines", name)
+    engine = getattr(ENGINES.get(spelled), "ENGINE", Engine()) if spelled in ENGINES.names() else Engine()
+    if not isinstance(engine, Engine):
+        raise InputError(
+            f"ENGINE of the package of the engine {spelled!r} is no {Engine.__module__}.Engine",
+            "see the recipe in CONTRIBUTING.md",
+        )
+    return engine
+
+
+def behaviour_of(name: str) -> Behaviour:
+    """Return the behaviour of an engine; a neutral one for an engine that a user's catalog adds.
+
+    Raises:
+        InputError: there is no such engine.
+    """
+    path = catalog.engine_file(catalog.spelling("engines", name), "behaviour.yaml")
+    return Behaviour() if path is None else catalog.entry(path, Behaviour)
+
+
+def scheduler_of(settings: EngineSettings) -> Scheduler:
+    """Return the behaviour of the scheduler in force; the neutral one for a user's own."""
+    return schedulers().get(str(settings.scheduler), Scheduler())
+
+
+def owner_of(scheduler: str | None) -> Engine:
+    """Return the functions that go with a scheduler: those of the engine whose own it is."""
+    owner = next((name for name in ENGINES.shipped if scheduler in _shipped_behaviour(name).schedulers), None)
+    return Engine() if owner is None else getattr(ENGINES.get(owner), "ENGINE", Engine())
+
+
+@cache
+def schedulers() -> dict[str, Scheduler]:
+    """Return the schedulers of all shipped engines by name."""
+    owners = map(_shipped_behaviour, ENGINES.shipped)
+    return {name: scheduler for owner in owners for name, scheduler in owner.schedulers.items()}
+
+
+def _shipped_behaviour(engine: str) -> Behaviour:
+    path = catalog.engine_file(engine, "behaviour.yaml")
+    assert path is not None
+    return catalog.entry(path, Behaviour)

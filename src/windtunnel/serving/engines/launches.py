@@ -1,0 +1,96 @@
+"""Count the host's launches in a step with prefill, and the CUDA graphs of a decode step."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.model.feed_forward.experts import Experts, ExpertsFeedForward
+from windtunnel.model.forward import head_launches, prefill_launches, token_launches
+from windtunnel.model.operators import Collective, Gemm, Launch
+from windtunnel.model.precision import ACTIVATION_BITS, Format
+from windtunnel.model.shape import Shard
+from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.engines.contract import Launches, behaviour_of, engine_of
+
+LAUNCHES_OF_EXPERTS = 8
+"""Kernels of experts, launched one by one: tokens sorted by expert, quantised, the first product, activation,
+quantised again, the second product, and the sum over experts (vLLM 0.19 `fused_experts_impl`)."""
+
+LAUNCHES_OF_FUSED_EXPERTS = 2
+"""Kernels of experts where one call launches all but the quantisation (TensorRT-LLM 1.2 `torch.ops.trtllm.fused_moe`
+and `fp4_block_scale_moe_runner`, FlashInfer 0.5 `cutlass_fused_moe` and `trtllm_fp4_block_scale_moe`)."""
+
+FUSED_EXPERTS = ("trtllm", "cutlass", "flashinfer")
+"""Backends that launch experts in one call. TensorRT-LLM takes them by default, others for experts of four bits."""
+
+LAUNCHES_AN_ATTENTION = 3
+"""Launches for each attention of a step in pieces: the graph before it, the write of keys and values, and the kernel
+(vLLM 0.18 `vllm/compilation/piecewise_backend.py`, `vllm/attention/layer.py`)."""
+
+
+def graph_sizes(engine: EngineSettings) -> NDArray[np.int64]:
+    """Return the decode batch sizes that have a CUDA graph, ascending; empty where graphs are off.
+
+    vLLM captures 1, 2, 4, then multiples of 8 to 256 and of 16 beyond (`vllm/config/vllm.py`, 0.10 to 0.24); SGLang and
+    TensorRT-LLM pad in much the same steps.
+    """
+    if engine.cudagraph_sizes is not None:
+        return np.array(sorted(engine.cudagraph_sizes), np.int64)
+    largest = engine.max_cudagraph_capture_size or 0
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
+    return np.array([size for size in sizes if size <= largest], np.int64)
+
+
+def padded_sizes(sizes: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
+    """Return `[limit + 1]` the tokens that a decode step of n requests computes: n padded to the next captured size."""
+    n = np.arange(limit + 1)
+    if not sizes.size:
+        return n
+    index = np.searchsorted(sizes, n)
+    return np.where(index < sizes.size, sizes[np.minimum(index, sizes.size - 1)], n)
+
+
+def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any) -> NDArray[np.float64]:
+    """Count the host's launches in a step with prefill of `num_tokens` tokens (a number or an array).
+
+    That is every kernel; with piecewise graphs, up to the largest captured size, attention and the graphs between.
+    """
+    behaviour = behaviour_of(engine.name).launches
+    attention, head = prefill_launches(shard, 1.0, 1.0), head_launches(shard, 1.0)
+    launches = (*token_launches(shard, 1.0), *attention, *head)
+    kernels = sum(launch.count * _kernels_of(launch, shard, engine, behaviour) for launch in launches)
+    kernels += _unlisted_kernels(shard, behaviour)
+    pieces = LAUNCHES_AN_ATTENTION * sum(launch.count for launch in attention) + sum(launch.count for launch in head)
+    collectives = sum(launch.count for launch in launches if isinstance(launch.op, Collective))
+    pieces += behaviour.of_collective_in_pieces * collectives
+    sizes = graph_sizes(engine)
+    in_pieces = engine.piecewise_cudagraphs and sizes.size
+    largest = engine_of(engine.name).most_tokens_in_pieces(shard, engine, float(sizes[-1])) if in_pieces else 0.0
+    return np.where(np.asarray(num_tokens) <= largest, float(min(pieces, kernels)), float(kernels))
+
+
+def _kernels_of(launch: Launch, shard: Shard, engine: EngineSettings, behaviour: Launches) -> int:
+    """Count the kernels of one execution of `launch` in a step with prefill, where the host launches all of them."""
+    if isinstance(launch.op, Experts):
+        return LAUNCHES_OF_FUSED_EXPERTS if _has_fused_experts(shard, engine, behaviour) else LAUNCHES_OF_EXPERTS
+    kernels = behaviour.kernels.get(launch.name) or launch.op.num_kernels
+    is_narrow = isinstance(launch.op, Gemm) and ACTIVATION_BITS[launch.op.format] < ACTIVATION_BITS[Format.BF16]
+    return 2 * kernels if is_narrow and behaviour.quantises_apart else kernels
+
+
+def _has_fused_experts(shard: Shard, engine: EngineSettings, behaviour: Launches) -> bool:
+    """Whether one call launches almost all kernels of experts."""
+    if engine.moe_backend is not None:
+        return engine.moe_backend in FUSED_EXPERTS
+    return behaviour.fuses_experts or shard.precision.experts_format in (Format.NVFP4, Format.MXFP4)
+
+
+def _unlisted_kernels(shard: Shard, behaviour: Launches) -> int:
+    """Count the kernels that no operator stands for, since they take hardly any device time."""
+    count = 0
+    for num_layers, experts in shard.model.feed_forwards:
+        if isinstance(experts, ExpertsFeedForward) and experts.shared_intermediate_size:
+            of_gate = behaviour.of_shared_gate if experts.shared_gate else 0
+            count += num_layers * (behaviour.of_shared_experts + of_gate)
+    return count

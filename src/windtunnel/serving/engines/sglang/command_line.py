@@ -1,0 +1,68 @@
+"""SGLang's command line: attention data parallelism, chunks, drafts and formats."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from windtunnel import catalog
+from windtunnel.errors import InputError
+from windtunnel.model.parallelism import Parallelism
+from windtunnel.serving.deployment import EngineSettings, Speculative
+from windtunnel.serving.engines.command_line import CommandLine, Reading, plain_split
+
+ALGORITHMS = {"mtp": "EAGLE", "draft_model": "STANDALONE"}
+"""Our name of a method of drafting -> SGLang's algorithm."""
+
+
+def read(reading: Reading) -> None:
+    """Set the split, whose `tp` counts all ranks where attention is data-parallel, and the chunk of a prefill."""
+    tp, dp = reading.later.get("tp", 1), reading.later.get("data_parallel", 1)
+    is_attention = bool(reading.later.get("attention_dp"))
+    if is_attention:
+        if tp % dp:
+            raise InputError(f"--from-command: --dp-size {dp} does not divide --tp-size {tp}")
+        tp //= dp
+    reading.split(tp, dp, is_attention)
+    if (chunk := reading.later.get("chunked_prefill")) is not None:
+        reading.set_engine(enable_chunked_prefill=chunk > 0)
+        if chunk > 0:
+            reading.set_engine(max_num_batched_tokens=chunk)
+
+
+def write_split(split: Parallelism) -> dict[str, Any]:
+    """Return the parallelism, with attention data parallelism as a part of `tp`."""
+    attention = {"[data_parallel]": split.attention_dp, "[attention_dp]": True} if split.attention_dp > 1 else {}
+    return plain_split(split) | attention
+
+
+def write_rest(engine: EngineSettings, weights: str | None, kv_cache: str | None) -> Iterator[tuple[str, Any]]:
+    """Yield the chunk of a prefill, the formats, and the drafts without their acceptance."""
+    chunk = -1 if engine.enable_chunked_prefill is False else engine.max_num_batched_tokens
+    if chunk is not None:
+        yield "chunked-prefill-size", chunk
+    if weights == "fp8":
+        yield "quantization", "fp8"
+    if kv_cache == "fp8":
+        yield "kv-cache-dtype", "fp8_e4m3"
+    drafts = engine.speculative
+    if drafts is None or not writes_drafts(drafts):
+        return
+    yield "speculative-algorithm", ALGORITHMS[drafts.method]
+    if drafts.draft_model:
+        yield "speculative-draft-model-path", catalog.model(drafts.draft_model).name
+    # A chain of drafts; SGLang counts the preceding token among the verified ones.
+    yield "speculative-num-steps", drafts.num_draft_tokens
+    yield "speculative-eagle-topk", 1
+    yield "speculative-num-draft-tokens", drafts.num_draft_tokens + 1
+
+
+def writes_drafts(drafts: Speculative) -> bool:
+    """Whether a command can say these drafts: SGLang's NGRAM drafts a tree, which is not simulated."""
+    return drafts.method in ALGORITHMS
+
+
+COMMAND_LINE = CommandLine(
+    read=read,
+    write_split=write_split,
+    write_rest=write_rest,
+    writes_drafts=writes_drafts,
+)

@@ -1,0 +1,83 @@
+"""vLLM's command line: data parallelism, drafts and formats."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from windtunnel import catalog
+from windtunnel.model.parallelism import Parallelism
+from windtunnel.serving.deployment import Deployment, EngineSettings
+from windtunnel.serving.engines.command_line import CommandLine, Reading
+
+DRAFTS = "speculative-config"
+"""The option that holds JSON, or a field of it in each of `speculative-config.method`, ..."""
+METHODS = {"ngram": "ngram", "mtp": "mtp", "deepseek_mtp": "mtp"}
+"""Word for a method of drafting -> ours; any other is a draft model."""
+
+
+def read(reading: Reading) -> None:
+    """Set the split, whose data parallelism shares the experts of a model that has some, and the drafts."""
+    dp = reading.later.get("data_parallel", 1)
+    reading.split(reading.later.get("tp", 1), dp, is_attention=dp > 1 and reading.has_experts)
+    if "speculative" in reading.later:
+        _speculate(reading, reading.later["speculative"])
+
+
+def _speculate(reading: Reading, config: dict[str, Any]) -> None:
+    """Set speculative decoding from vLLM's JSON; the acceptance of drafts is not a setting, so it must be given."""
+    method = METHODS.get(str(config.get("method")), "draft_model")
+    acceptance = config.get("acceptance_fraction")
+    if acceptance is None or (method == "draft_model" and "model" not in config):
+        reading.taken = {name: value for name, value in reading.taken.items() if DRAFTS not in name}
+        reading.not_modelled.append(f'--{DRAFTS} (say how often drafts are right: "acceptance_fraction": 0.7)')
+        return
+    speculative = {
+        "method": method,
+        "num_draft_tokens": int(config.get("num_speculative_tokens", 1)),
+        "acceptance_fraction": float(acceptance),
+    }
+    if method == "draft_model":
+        speculative["draft_model"] = config["model"]
+    reading.set_engine(speculative=speculative)
+
+
+def write_split(split: Parallelism) -> dict[str, Any]:
+    """Return the parallelism; experts are spread over all ranks or none."""
+    degrees = {"[tp]": split.tp}
+    if split.attention_dp > 1:
+        degrees["[data_parallel]"] = split.attention_dp
+    if split.ep > 1:
+        degrees["[expert_parallel]"] = True
+    if split.pp > 1:
+        degrees["parallelism.pp"] = split.pp
+    return degrees
+
+
+def write_rest(engine: EngineSettings, weights: str | None, kv_cache: str | None) -> Iterator[tuple[str, Any]]:
+    """Yield the formats, and the drafts without their acceptance, for which there is no option."""
+    if weights == "fp8":
+        yield "quantization", "fp8"
+    if kv_cache == "fp8":
+        yield "kv-cache-dtype", "fp8"
+    if (drafts := engine.speculative) is not None:
+        config: dict[str, Any] = {"method": drafts.method, "num_speculative_tokens": drafts.num_draft_tokens}
+        if drafts.draft_model:
+            config["model"] = catalog.model(drafts.draft_model).name
+        yield DRAFTS, json.dumps(config)
+
+
+def remaining_work(deployment: Deployment) -> Iterator[str]:
+    """Yield what the command cannot say: experts spread over some of the ranks."""
+    split = deployment.parallelism
+    ranks = split.tp * split.attention_dp
+    if split.ep not in (1, ranks):
+        yield f"vLLM spreads experts over all {ranks} ranks or none: the command does not have ep = {split.ep}"
+
+
+COMMAND_LINE = CommandLine(
+    read=read,
+    write_split=write_split,
+    write_rest=write_rest,
+    writes_drafts=lambda _: True,
+    remaining_work=remaining_work,
+)
