@@ -18,7 +18,7 @@ DEPLOYMENT := --model meta-llama/Llama-3.1-70B --device h100_sxm --tp 4 --quant 
 
 # The tests that run kernels.
 KERNEL_TESTS := tests/compiled tests/network tests/serving/cluster tests/serving/custom tests/serving/kv tests/serving/loop \
-	tests/serving/per_request tests/serving/setup tests/serving/test_pools.py tests/training/pipeline
+	tests/serving/per_request tests/serving/setup tests/serving/test_combinations.py tests/serving/test_pools.py tests/training/pipeline
 
 # Real engines, which bring a torch of their own.
 ENGINES := .venv-engines
@@ -51,7 +51,7 @@ format: $(TOOLS) ## let ruff format and mend what it can
 	$(BIN)/ruff check --fix
 
 test-all: $(TOOLS) ## the tests alone; choose some with ARGS="tests/spec -k catalog"
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'not engine' $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'not engine and not interpreted' $(ARGS)
 
 test-fast: $(TOOLS) ## a minute: one case of every quick test, in every package
 	$(PYTEST) -n $(WORKERS) --dist worksteal -q --fast $(ARGS)
