@@ -38,9 +38,8 @@ demo: $(RUNTIME) ## predict one real deployment from measured operators, then ex
 		--input-tokens 1024 --output-tokens 1024 --concurrency 64 --num-requests 640
 	$(BIN)/windtunnel explain $(DEPLOYMENT) --batch 64 --context 2048
 
-test: ## lint, types, import contracts, then every test, document and example
-	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory test-nojit
+test: $(TOOLS) ## lint, types, import contracts, then every test, document and example
+	@$(MAKE) --no-print-directory --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) lint test-nojit
 	@$(MAKE) --no-print-directory test-all
 
 lint: $(TOOLS) ## ruff, mypy and the import contracts
