@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 from numba import config
 
-from windtunnel.serving import pools
-from windtunnel.serving.runners import batched
+from windtunnel.serving import run
 from windtunnel.serving.state.tables import PoolTables
 
 
 @pytest.fixture(scope="module")
 def all_features_compiled() -> Iterator[None]:
-    """Compile the loop with every scheduler, with windows and with balance, whether a case uses them or not.
+    """Compile the loop with every engine's scheduler, with windows and with balance, whether a case uses them or not.
 
     Random cases would otherwise compile up to twelve forms of the loop, 5 s each, for the features that one of their
     pools uses. What a form leaves out is tested where nothing is compiled (`make test-nojit` runs the same cases with
@@ -22,12 +21,14 @@ def all_features_compiled() -> Iterator[None]:
     if config.DISABLE_JIT:
         yield
         return
-    pool_tables = batched.pool_tables
+    pool_tables = run._pool_tables
 
     def with_all_features(*arguments: Any) -> PoolTables:
-        return pool_tables(*arguments)._replace(windows=1, vllm_v1=1, sglang=1, balance=1)
+        tables = pool_tables(*arguments)
+        if tables.batched is None:
+            return tables
+        return tables._replace(windows=1, vllm_v1=1, sglang=1, balance=1)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (batched, pools):
-            patch.setattr(module, "pool_tables", with_all_features)
+        patch.setattr(run, "_pool_tables", with_all_features)
         yield

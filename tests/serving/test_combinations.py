@@ -5,6 +5,7 @@ simulated in as few runs as a greedy covering array needs.
 """
 
 import random
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
@@ -33,7 +34,7 @@ def scheduler(name: str) -> dict[str, Any]:
 
 
 def pools(*roles: str) -> dict[str, Any]:
-    return {"deployment.pools": [{"name": f"{role} pool", "role": role} for role in roles]}
+    return {"deployment.pools": [{"name": f"pool {number}", "role": role} for number, role in enumerate(roles)]}
 
 
 def caching(**more: Any) -> dict[str, Any]:
@@ -62,7 +63,8 @@ AXES: dict[str, dict[str, dict[str, Any]]] = {
         "one replica": {},
         "equal replicas": {"deployment.replicas": 2},
         "prefill and decode pools": pools("prefill", "decode"),
-        "mixed pools": pools("prefill", "decode", "both"),
+        "pools of every role": pools("prefill", "decode", "both"),
+        "unequal pools": {"deployment.pools": [{"name": "first"}, {"name": "second", "device": "h200_sxm"}]},
     },
     "fleet": {
         "fixed fleet": {},
@@ -112,6 +114,9 @@ def simulate(row: Row) -> wt.Result:
     settings: dict[str, Any] = {f"deployment.engine.{name}": value for name, value in SMALL.items()}
     for axis, value in row.items():
         settings |= AXES[axis][value]
+    if "deployment.pools" in settings and "deployment.autoscaling" in settings:
+        scaling = {"autoscaling": settings.pop("deployment.autoscaling")}
+        settings["deployment.pools"] = [pool | scaling for pool in settings["deployment.pools"]]
     scenario = wt.scenario(
         model="meta-llama/Llama-3.1-8B",
         device="h100_sxm",
@@ -130,11 +135,9 @@ def refusal(pair: Sequence[Choice]) -> str | None:
     try:
         simulate(BASE | dict(pair))
     except InputError as error:
-        row, reason = dict(pair), error.message.removesuffix(" at $.deployment").partition("pool: ")
-        own = f"{__name__}:own_policy"
-        name = row.get("scheduler", "").replace("own policy", own)
-        sentence = (reason[2] or reason[0]).replace(f"{__name__}:own_router", "NAME")
-        return sentence.replace(f"the scheduler {name}", "the scheduler NAME") if name else sentence
+        scheduler_name = dict(pair).get("scheduler", "").replace("own policy", f"{__name__}:own_policy")
+        reason = re.sub(r"^pool pool \d: ", "", error.message)
+        return reason.replace(f"the scheduler {scheduler_name} ", "the scheduler NAME ")
     return None
 
 
@@ -197,7 +200,8 @@ def listed() -> Refusals:
     for line in PAGE.read_text(encoding="utf-8").partition("## Refused pairs")[2].splitlines()[6:]:
         firsts, seconds, reason = line.strip("| ").split(" | ")
         for first, second in product(firsts.split(", "), seconds.split(", ")):
-            refusals[(axis_of[first], first), (axis_of[second], second)] = reason
+            if first in axis_of and second in axis_of:
+                refusals[(axis_of[first], first), (axis_of[second], second)] = reason
     return {pair: refusals[pair] for pair in pairs() if pair in refusals}
 
 
