@@ -18,7 +18,10 @@ DEPLOYMENT := --model meta-llama/Llama-3.1-70B --device h100_sxm --tp 4 --quant 
 
 # The tests that run kernels.
 KERNEL_TESTS := tests/compiled tests/network tests/serving/cluster tests/serving/custom tests/serving/kv tests/serving/loop \
-	tests/serving/per_request tests/serving/setup tests/serving/test_pools.py tests/training/pipeline
+	tests/serving/per_request tests/serving/setup tests/serving/test_combinations.py tests/serving/test_pools.py tests/training/pipeline
+
+# Commands that tests start would compile Python's byte code anew, 0.2 s each.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Real engines, which bring a torch of their own.
 ENGINES := .venv-engines
@@ -35,9 +38,8 @@ demo: $(RUNTIME) ## predict one real deployment from measured operators, then ex
 		--input-tokens 1024 --output-tokens 1024 --concurrency 64 --num-requests 640
 	$(BIN)/windtunnel explain $(DEPLOYMENT) --batch 64 --context 2048
 
-test: ## lint, types, import contracts, then every test, document and example
-	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory test-nojit
+test: $(TOOLS) ## lint, types, import contracts, then every test, document and example
+	@$(MAKE) --no-print-directory --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) lint test-nojit
 	@$(MAKE) --no-print-directory test-all
 
 lint: $(TOOLS) ## ruff, mypy and the import contracts
@@ -51,10 +53,11 @@ format: $(TOOLS) ## let ruff format and mend what it can
 	$(BIN)/ruff check --fix
 
 test-all: $(TOOLS) ## the tests alone; choose some with ARGS="tests/spec -k catalog"
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'not engine' $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'not engine and not interpreted' $(ARGS)
 
 test-fast: $(TOOLS) ## a minute: one case of every quick test, in every package
-	$(PYTEST) -n $(WORKERS) --dist worksteal -q --fast $(ARGS)
+	NUMBA_DISABLE_JIT=1 $(PYTEST) -n $(WORKERS) --dist worksteal -q --fast -m loops $(or $(ARGS),tests/serving) || [ $$? -eq 5 ]
+	$(PYTEST) -n $(WORKERS) --dist worksteal -q --fast -m 'not loops' $(ARGS) || [ $$? -eq 5 ]
 
 test-nojit: $(TOOLS) ## the small scenarios again, interpreted: the compiled and the plain loop must agree to the bit
 	NUMBA_DISABLE_JIT=1 $(PYTEST) -n $(WORKERS) --dist worksteal -m 'not compiled and not slow' $(KERNEL_TESTS)

@@ -30,8 +30,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--fast`, keep the first case of each quick function."""
+    """Mark the tests that draw loops. With `--fast`, keep the first case of each quick function; else reorder."""
+    for item in items:
+        if "all_features_compiled" in getattr(item, "fixturenames", ()):
+            item.add_marker("loops")
     if not config.getoption("--fast"):
+        items[:] = longest_first(items)
         return
     first: dict[str, pytest.Item] = {}
     for item in items:
@@ -40,6 +44,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = {item.nodeid for item in first.values()}
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = first.values()
+
+
+def longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Order tests so that each half of them, with which one of two workers begins, starts with tests that compile long.
+
+    The tests of pools compile other forms of the loop than the rest, so that no form is compiled twice.
+    """
+    long = [item for item in items if item.get_closest_marker("loops")]
+    if not long:
+        return items
+    rest = [item for item in items if not item.get_closest_marker("loops")]
+    left = [item for item in long if item.path == long[-1].path]
+    right = [item for item in long if item.path != long[-1].path]
+    middle = max(len(items) // 2 - len(left), 0)
+    return [*left, *rest[:middle], *right, *rest[middle:]]
 
 
 @pytest.fixture(scope="session")

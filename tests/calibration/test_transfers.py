@@ -28,6 +28,7 @@ def run_of(prompt: int, tp: int, transfer: Transfer, **changes: object) -> Measu
             "deployment.node": "pcie",
             "deployment.calibration": "none",
             "deployment.parallelism.tp": tp,
+            "deployment.engine.window_kv": "full",  # the loop without windows compiles sooner
             "deployment.pools": [{"name": "prefill", "role": "prefill"}, {"name": "decode", "role": "decode"}],
             "deployment.transfer.first_token": "decode",
             **changes,

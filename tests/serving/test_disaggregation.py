@@ -118,6 +118,7 @@ def two_turns(**deployment: object) -> wt.Result:
     return wt.simulate(made)
 
 
+@pytest.mark.full
 def test_what_the_decode_side_has_cached_is_not_sent_again() -> None:
     result = two_turns()
     token_s = 32 * 8 * 128 * 2 * 2 / 1e9  # of KV over the link

@@ -32,6 +32,8 @@ from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 
 ROLES = ((PREFILL, DECODE), (PREFILL, DECODE, BOTH), (PREFILL, BOTH), (BOTH, BOTH), (PREFILL, PREFILL, DECODE, DECODE))
 
+pytestmark = pytest.mark.usefixtures("all_features_compiled")
+
 
 @dataclass
 class Case:

@@ -363,6 +363,7 @@ def test_a_fleet_begins_again_for_the_run_in_which_preempted_requests_find_their
     assert prepared.serve(requests, fleet, lambda *_: 0).engine_time_s == 0.5  # which would be asked twice
 
 
+@pytest.mark.full
 def test_windows_let_more_long_requests_run_at_a_time() -> None:
     """gpt-oss-20b, 4,000 tokens a request and windows of 128 in half of its layers."""
     running = {}

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import cases_to_try
 from oracles.packet import PacketReference
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import Reduction, flows_of, with_columns
@@ -75,7 +76,7 @@ def cases(draw: st.DrawFn) -> PacketTables:
 
 @pytest.mark.full
 @given(cases())
-@settings(max_examples=40)
+@settings(max_examples=cases_to_try(40))
 def test_the_compiled_loop_is_the_plain_one(tables: PacketTables) -> None:
     """Invariant 21."""
     fast, slow = run_tables(tables), PacketReference(tables)

@@ -128,6 +128,7 @@ def run_both(found: FleetCase) -> tuple[np.ndarray, Table, FleetRun, ReferenceFl
     return records, steps, fleet, reference, requests
 
 
+@pytest.mark.usefixtures("all_features_compiled")
 @settings(max_examples=cases_to_try(200))
 @given(fleet_cases())
 def test_loop_equals_the_oracle(found: FleetCase) -> None:
@@ -172,6 +173,7 @@ def assert_consistent(result: wt.Result) -> None:
     assert not np.isnan(result.requests["finish_s"]).any()
 
 
+@pytest.mark.compiled
 def test_nothing_is_lost_when_everything_fails_at_once() -> None:
     """Both replicas are away from 20 s to 20 s + 5 s of repair + 10 s of start."""
     scheduled = [{"at_s": 20, "replica": replica, "repair_s": 5} for replica in (0, 1)]
@@ -192,6 +194,7 @@ def test_nothing_is_lost_when_everything_fails_at_once() -> None:
     assert (result.requests["scheduled_s"][during] >= 35).all()
 
 
+@pytest.mark.compiled
 def test_what_a_lost_request_had_produced_stays_produced() -> None:
     """Its first token is the one that it had; all tokens are sampled once."""
     calm = simulated(replicas=2)
@@ -206,6 +209,7 @@ def test_what_a_lost_request_had_produced_stays_produced() -> None:
     assert (result.requests["finish_s"][had_token] > 21).all()
 
 
+@pytest.mark.compiled
 def test_a_request_that_starts_over_streams_its_tokens_again() -> None:
     faults = {"scheduled": [{"at_s": 20, "replica": 0, "repair_s": 5}], "retry": "start_over"}
     result = simulated(replicas=2, start_s=10, faults=faults)
@@ -256,6 +260,7 @@ def test_replicas_follow_the_load() -> None:
     assert result.summary.cost.usd_per_hour == pytest.approx(per_replica * fleet.mean_replicas)
 
 
+@pytest.mark.compiled
 def test_replicas_follow_the_clock() -> None:
     changes = [{"at_s": 10, "replicas": 3}, {"at_s": 50, "replicas": 1}]
     result = simulated(replicas=1, start_s=4, autoscaling={"type": "schedule", "changes": changes})
@@ -273,6 +278,7 @@ def test_replicas_follow_the_clock() -> None:
     assert len(set(result.requests["replica"][after])) == 1
 
 
+@pytest.mark.compiled
 def test_a_deferring_router_keeps_the_queue_at_the_router() -> None:
     """No replica ever has more than its limit, and the queue is served in order."""
     result = simulated(num_requests=600, replicas=2, router="deferred", router_limit=4)

@@ -67,6 +67,7 @@ def test_round_robin_goes_in_turn() -> None:
     np.testing.assert_array_equal(served("round_robin", 100)["rank"], np.arange(100) % NUM_REPLICAS)
 
 
+@pytest.mark.compiled
 def test_random_is_uniform_and_follows_its_seed() -> None:
     counts = np.bincount(served("random")["rank"], minlength=NUM_REPLICAS)
     expected = counts.sum() / NUM_REPLICAS
@@ -76,6 +77,7 @@ def test_random_is_uniform_and_follows_its_seed() -> None:
     assert (first != other).any()
 
 
+@pytest.mark.compiled
 def test_looking_at_the_load_shortens_the_queue() -> None:
     """Mitzenmacher (2001): two choices are far better than one, and all of them better still."""
     blind, two, every = (mean_wait_s(router) for router in ("random", "power_of_two", "least_outstanding"))

@@ -39,6 +39,7 @@ def at_most_three(_request: Arrival, replicas: Replicas) -> int | None:
     return replica if present[replica] < 3 else None
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("router", [fewest, compiled_fewest])
 def test_own_router_is_the_built_in_of_the_same_rule(router: object) -> None:
     own = wt.simulate(scenario(), router=router)  # type: ignore[arg-type]
@@ -49,6 +50,7 @@ def test_own_router_is_the_built_in_of_the_same_rule(router: object) -> None:
     assert own.summary.checks.passed
 
 
+@pytest.mark.compiled
 def test_holding_back_is_the_deferred_router() -> None:
     own = wt.simulate(scenario(), router=at_most_three)
     built_in = wt.simulate(scenario(router="deferred", router_limit=3))

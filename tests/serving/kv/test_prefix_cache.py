@@ -97,6 +97,7 @@ def mooncake(path: Path, num_requests: int) -> tuple[RequestArrays, list[list[in
     return requests, chains
 
 
+@pytest.mark.compiled
 def test_an_endless_cache_finds_every_block_that_the_trace_has_shown_before(reference: Path) -> None:
     requests, chains = mooncake(reference / "traces" / "mooncake_fast25_conversation.jsonl.gz", 3000)
     seen: set[int] = set()
@@ -109,6 +110,7 @@ def test_an_endless_cache_finds_every_block_that_the_trace_has_shown_before(refe
     assert 0.3 < sum(expected) / requests.input_tokens.sum() < 0.5
 
 
+@pytest.mark.compiled
 def test_page_sizes_of_other_engines_find_no_less(reference: Path) -> None:
     requests, _ = mooncake(reference / "traces" / "mooncake_fast25_conversation.jsonl.gz", 300)
     by_block = {
@@ -210,6 +212,7 @@ def recorded_requests(rows: pd.DataFrame, clients: int) -> RequestArrays:
     )
 
 
+@pytest.mark.compiled
 def test_recorded_chats_hit_as_often_as_the_engine_counted(reference: Path) -> None:
     """Eight clean runs of vLLM with Llama-3.3-70B, 16 to 512 clients with conversations of up to eight turns: within
     3 points, the error budget, and their peak KV use within 1.

@@ -113,6 +113,7 @@ def interleaved_chats(num_requests: int, num_sessions: int) -> tuple[RequestArra
     return requests, keys
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 @pytest.mark.parametrize(
     ("num_groups", "window_tokens", "num_blocks"),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,8 @@ from windtunnel.serving import codes
 from windtunnel.serving.setup.prefix_cache import NO_TIERS, prefix_cache
 from windtunnel.serving.state import records as state
 from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
+
+pytestmark = pytest.mark.usefixtures("all_features_compiled")
 
 
 @dataclass

@@ -17,6 +17,8 @@ from windtunnel.serving.codes import SCHEDULERS
 from windtunnel.serving.state.records import KernelSettings, StepCost
 from windtunnel.workload.generate.requests import RequestArrays
 
+pytestmark = pytest.mark.compiled  # thousands of requests
+
 STEP_S = 0.01
 ONE_AT_A_TIME = KernelSettings(
     scheduler=0,
@@ -83,7 +85,6 @@ def poisson(rate_per_s: float, n: int, seed: int = 0) -> NDArray[np.float64]:
     return np.cumsum(np.random.default_rng(seed).exponential(1 / rate_per_s, n))
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 @pytest.mark.parametrize("scheduler", range(len(SCHEDULERS)), ids=SCHEDULERS)
 def test_deterministic_service_waits_as_m_d_1(load: float, scheduler: int) -> None:
@@ -93,7 +94,6 @@ def test_deterministic_service_waits_as_m_d_1(load: float, scheduler: int) -> No
     assert wait_s == pytest.approx(load * STEP_S / (2 * (1 - load)), rel=0.03)
 
 
-@pytest.mark.compiled
 def test_random_service_waits_by_pollaczek_and_khinchine() -> None:
     """M/G/1 with geometric service: lambda E[S^2] / 2 (1 - rho), twice the wait of constant service and more."""
     tokens = np.random.default_rng(1).geometric(1 / 8, 400_000)
@@ -105,7 +105,6 @@ def test_random_service_waits_by_pollaczek_and_khinchine() -> None:
     assert wait_s == pytest.approx(rate_per_s * second_moment / (2 * (1 - load)), rel=0.04)
 
 
-@pytest.mark.compiled
 def test_priorities_wait_as_cobham_says() -> None:
     """Two classes without preemption: W0 / (1 - rho1) and W0 / (1 - rho1) (1 - rho), W0 = rho D / 2."""
     low = np.random.default_rng(2).random(400_000) < 0.5
