@@ -53,7 +53,7 @@ class Registry:
 
     def __contains__(self, name: str) -> bool:
         """Whether there is an alternative of that name, without importing it."""
-        return name in _modules(self.package) or name in _installed(self.group)
+        return name in self.shipped or name in _installed(self.group)
 
     def get(self, name: str) -> Any:
         """Import the alternative of that name.
