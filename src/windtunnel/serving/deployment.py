@@ -6,6 +6,7 @@ import msgspec
 
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.network.settings import ClusterNetwork
+from windtunnel.plugins import Registry
 from windtunnel.pricing.choices import ATTENTION_BACKENDS, MOE_BACKENDS, estimators
 from windtunnel.schema import (
     Schema,
@@ -156,7 +157,8 @@ class EngineSettings(Schema):
     version: str | None = None
     scheduler: str | None = None
     """`vllm_v1`, `sglang`, `trtllm` or `trtllm_max_utilization`; `vllm_v0`, `sarathi`, `orca`, `faster_transformer` or
-    `lightllm`; or a policy of one's own, `module:function`."""
+    `lightllm`; or a policy of one's own: `module:function`, or the name of one that an installed package offers (entry
+    points in `windtunnel.schedulers`)."""
     max_num_seqs: int | None = None
     """[max_running_requests, max_batch_size]"""
     max_num_batched_tokens: int | None = None
@@ -446,6 +448,16 @@ class Profile(Schema):
             raise ValueError(f"estimator is {self.estimator!r}; known: {', '.join(known)}")
 
 
+BUILT_IN_ROUTERS = (*ROUTERS, "deferred")
+OWN_ROUTERS = Registry("windtunnel.routers", None, "router")
+"""Routers in Python that installed packages offer by name."""
+
+
+def is_own_router(name: str) -> bool:
+    """Whether `name` is a router in Python: `module:function`, or one that an installed package offers."""
+    return name not in BUILT_IN_ROUTERS and (":" in name or name in OWN_ROUTERS)
+
+
 class Deployment(Schema):
     """Equal copies of an engine, `replicas` of them over `parallelism.num_devices` devices each; or several `pools`."""
 
@@ -460,7 +472,8 @@ class Deployment(Schema):
     of two drawn, the one with the fewest requests, with the fewest KV blocks in use, of the session's former turns,
     with most of the prompt in its cache (these two fall back on the fewest requests), or with the fewest waiting
     requests (Vidur's lor). `deferred` keeps requests at the router, in order, until some replica has fewer than
-    `router_limit`, and takes the one with the fewest. `module:function` is the user's router."""
+    `router_limit`, and takes the one with the fewest. `module:function` is the user's router, and so is one that an
+    installed package offers by name (entry points in `windtunnel.routers`)."""
     router_limit: int | None = None
     """`deferred`: limit of requests at a replica; None takes as many as it runs at once."""
     autoscaling: TargetScaling | ScheduledScaling | None = None
@@ -494,8 +507,9 @@ class Deployment(Schema):
         check_at_least(1, replicas=self.replicas, router_limit=self.router_limit)
         check_non_negative(price_usd_per_hour=self.price_usd_per_hour, busy_w=self.busy_w, start_s=self.start_s)
         check_fraction(idle_fraction=self.idle_fraction)
-        if self.router not in (*ROUTERS, "deferred") and ":" not in self.router:
-            raise ValueError(f"router is {self.router!r}; known: {', '.join(ROUTERS)}, deferred, module:function")
+        if self.router not in BUILT_IN_ROUTERS and not is_own_router(self.router):
+            known = (*BUILT_IN_ROUTERS, *OWN_ROUTERS.names(), "module:function")
+            raise ValueError(f"router is {self.router!r}; known: {', '.join(known)}")
         if self.router_limit is not None and self.router != "deferred":
             raise ValueError("router_limit goes with the router deferred, and only with it")
         if self.pools:

@@ -14,11 +14,11 @@ from windtunnel.hardware import Device
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL
-from windtunnel.serving.custom.policy import Policy, load_policy, policy_name
+from windtunnel.serving.custom.policy import Policy, load_function, policy_name
 from windtunnel.serving.custom.router import Router
-from windtunnel.serving.deployment import Deployment, EngineSettings, KvTier, Pool
+from windtunnel.serving.deployment import OWN_ROUTERS, Deployment, EngineSettings, KvTier, Pool, is_own_router
 from windtunnel.serving.engines.contract import scheduler_of
-from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, is_users_own
+from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, OWN_SCHEDULERS, is_own_scheduler
 from windtunnel.serving.run import BUILT_IN, UNWATCHED, Custom, LoopRun, Watch, run_loop
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
@@ -324,13 +324,14 @@ def _check_first_tokens(scenario: Scenario, pools: Sequence[PreparedPool]) -> No
 
 
 def users_router(deployment: Deployment) -> Router | None:
-    """Import the router that `deployment.router` names as `module:function`; None for a built-in one."""
-    return load_policy(deployment.router, "router") if is_users_own(deployment.router) else None
+    """Import the router in Python that `deployment.router` names; None for a built-in one."""
+    return load_function(deployment.router, OWN_ROUTERS) if is_own_router(deployment.router) else None
 
 
 def users_policy(engine: EngineSettings) -> Policy | None:
-    """Import the policy that `engine.scheduler` names as `module:function`; None for a built-in one."""
-    return load_policy(str(engine.scheduler)) if is_users_own(str(engine.scheduler)) else None
+    """Import the policy in Python that `engine.scheduler` names; None for a built-in one."""
+    scheduler = str(engine.scheduler)
+    return load_function(scheduler, OWN_SCHEDULERS) if is_own_scheduler(scheduler) else None
 
 
 def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan, computes_prompts: bool = True) -> None:

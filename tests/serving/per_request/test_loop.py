@@ -14,7 +14,8 @@ from serving.loop.test_oracle import random_cost
 from windtunnel.errors import InputError
 from windtunnel.metrics.records import STEP_COLUMNS
 from windtunnel.serving import codes
-from windtunnel.serving.custom.policy import Policy, PolicyEngine, PolicyRequests, load_policy
+from windtunnel.serving.custom.policy import Policy, PolicyEngine, PolicyRequests, load_function
+from windtunnel.serving.engines.defaults import OWN_SCHEDULERS
 from windtunnel.serving.run import Custom, LoopRun, prepare_loop
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.per_request import PerRequestRules
@@ -372,8 +373,8 @@ def test_a_policy_that_raises_is_named_with_its_line() -> None:
 
 
 def test_a_policy_is_loaded_by_name() -> None:
-    assert load_policy("operator:add")(1, 2) == 3  # type: ignore[call-arg, arg-type]
+    assert load_function("operator:add", OWN_SCHEDULERS)(1, 2) == 3  # type: ignore[call-arg, arg-type]
     with pytest.raises(InputError, match="has no function 'ad'"):
-        load_policy("operator:ad")
+        load_function("operator:ad", OWN_SCHEDULERS)
     with pytest.raises(InputError, match="cannot be imported"):
-        load_policy("no_such_module_here:f")
+        load_function("no_such_module_here:f", OWN_SCHEDULERS)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from windtunnel.compiled.jit import passed
 from windtunnel.errors import InputError, did_you_mean, place
+from windtunnel.plugins import Registry
 from windtunnel.serving.per_request import custom_batch
 from windtunnel.serving.state.per_request import PerRequestPool
 from windtunnel.serving.state.tables import RunTables
@@ -58,12 +59,18 @@ until something arrives or ends. The pairs are a list of tuples or an int64 arra
 compiled with `numba.njit`."""
 
 
-def load_policy(name: str, what: str = "scheduler") -> Any:
-    """Import the function that `module:function` names, from the working directory too.
+def load_function(name: str, registry: Registry) -> Any:
+    """Import a function: `module:function`, from the working directory too, or the name of one that is installed.
+
+    Args:
+        name: of the function.
+        registry: names of those that installed packages offer.
 
     Raises:
         InputError: there is no such module or function, or the module cannot be imported.
     """
+    if ":" not in name:
+        return registry.get(name)
     module_name, _, function_name = name.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -71,7 +78,7 @@ def load_policy(name: str, what: str = "scheduler") -> Any:
         module = importlib.import_module(module_name)
     except Exception as error:
         raise InputError(
-            f"the {what} {name!r} cannot be imported: {type(error).__name__}: {error}",
+            f"the {registry.what} {name!r} cannot be imported: {type(error).__name__}: {error}",
             "write it as module:function, the module being installed or in the working directory",
         ) from error
     policy = getattr(module, function_name, None)
@@ -85,7 +92,7 @@ def load_policy(name: str, what: str = "scheduler") -> Any:
 
 
 def policy_name(policy: Callable[..., Any]) -> str:
-    """Return `module:function`, as `load_policy` takes it."""
+    """Return `module:function`, as `load_function` takes it."""
     return f"{policy.__module__}:{getattr(policy, '__name__', type(policy).__name__)}"
 
 

@@ -9,6 +9,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.hardware import Device
 from windtunnel.model.parallelism import Parallelism
+from windtunnel.plugins import Registry
 from windtunnel.schema import Schema
 from windtunnel.serving import codes
 from windtunnel.serving.deployment import EngineSettings, HostOverheads
@@ -60,9 +61,13 @@ class EngineDefaults(Schema):
     """Model types to which `window_kv` applies, the KV of others is kept in full; None: all."""
 
 
-def is_users_own(scheduler: str) -> bool:
-    """Whether `scheduler` names a policy in Python, as `module:function`."""
-    return ":" in scheduler
+OWN_SCHEDULERS = Registry("windtunnel.schedulers", None, "scheduler")
+"""Policies in Python that installed packages offer by name."""
+
+
+def is_own_scheduler(scheduler: str) -> bool:
+    """Whether `scheduler` is a policy in Python: `module:function`, or one that an installed package offers."""
+    return scheduler not in SCHEDULERS and (":" in scheduler or scheduler in OWN_SCHEDULERS)
 
 
 def engine_defaults(name: str) -> EngineDefaults:
@@ -150,7 +155,7 @@ def _catalog_settings(entries: Sequence[VersionDefaults], device: Device, shape:
 def _check_scheduler(given: EngineSettings, resolved: EngineSettings, default: EngineSettings) -> None:
     """Raise InputError for a scheduler that does not exist, or a setting that it does not read."""
     scheduler = str(resolved.scheduler)
-    if not is_users_own(scheduler):
+    if not is_own_scheduler(scheduler):
         if scheduler not in SCHEDULERS:
             raise InputError(
                 f"there is no scheduler {scheduler!r}",

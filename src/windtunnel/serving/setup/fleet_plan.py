@@ -11,8 +11,7 @@ from windtunnel.errors import InputError
 from windtunnel.metrics.fleet import FLEET_COLUMNS, PHASE_COLUMNS, STAY_COLUMNS
 from windtunnel.metrics.records import Table
 from windtunnel.serving import codes
-from windtunnel.serving.deployment import Deployment, Faults, ScheduledScaling, TargetScaling
-from windtunnel.serving.engines.defaults import is_users_own
+from windtunnel.serving.deployment import Deployment, Faults, ScheduledScaling, TargetScaling, is_own_router
 from windtunnel.serving.state import fleet as kernel
 from windtunnel.workload.generate.draws import child
 
@@ -97,7 +96,7 @@ def _fill(fault_s: NDArray[np.float64], repair_s: NDArray[np.float64], first: in
 
 def has_fleet(deployment: Deployment) -> bool:
     """Whether replicas come and go, or requests may wait at the router."""
-    return comes_and_goes(deployment) or deployment.router == "deferred" or is_users_own(deployment.router)
+    return comes_and_goes(deployment) or deployment.router == "deferred" or is_own_router(deployment.router)
 
 
 def comes_and_goes(deployment: Deployment) -> bool:

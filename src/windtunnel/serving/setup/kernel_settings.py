@@ -1,7 +1,8 @@
 """Turn a setup, its memory and its requests into the settings of the compiled loop."""
 
 from windtunnel.serving import codes
-from windtunnel.serving.engines.defaults import is_users_own
+from windtunnel.serving.deployment import is_own_router
+from windtunnel.serving.engines.defaults import is_own_scheduler
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.frontend import usual_frontend_s
 from windtunnel.serving.setup.memory import MemoryPlan
@@ -64,11 +65,11 @@ def _balance(setup: Setup, num_steps: int | None) -> int:
 
 def scheduler_code(scheduler: str) -> int:
     """Return the loop's code of a scheduler."""
-    name = "user" if is_users_own(scheduler) else scheduler
+    name = "user" if is_own_scheduler(scheduler) else scheduler
     return (*codes.SCHEDULERS, *codes.PER_REQUEST_SCHEDULERS).index(name)
 
 
 def router_code(router: str) -> int:
     """Return the loop's code of a router."""
-    name = "user" if is_users_own(router) else router
+    name = "user" if is_own_router(router) else router
     return (*codes.ROUTERS, *codes.HOLDING_ROUTERS).index(name)

@@ -1,0 +1,62 @@
+"""A router and a scheduler of an installed package are chosen by name, in the same words as the shipped ones."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import windtunnel as wt
+from plugin_package import installed_plugin
+from windtunnel.errors import InputError
+
+STICKY = '''
+def route(request, replicas):
+    """Even requests go to the first replica, odd ones to the last that is up."""
+    up = [i for i, is_up in enumerate(replicas.is_up) if is_up]
+    return up[-1] if request.number % 2 else up[0]
+'''
+
+WHOLE = '''
+def form(requests, waiting, ready, engine):
+    """Decode everything, and one whole prompt."""
+    batch = [(i, 1) for i in ready]
+    if len(waiting) and engine.num_running < engine.max_num_seqs:
+        batch.append((waiting[0], requests.prompt_tokens[waiting[0]]))
+    return batch
+'''
+
+
+def served(**settings: object) -> wt.Result:
+    return wt.simulate(
+        wt.scenario(
+            model="llama-3.1-8b", device="h100_sxm", rate_per_s=10, num_requests=40, input_tokens=100, output_tokens=20,
+            settings={f"deployment.{name}": value for name, value in settings.items()},
+        )
+    )  # fmt: skip
+
+
+def test_a_router_is_one_file(tmp_path: Path) -> None:
+    with installed_plugin(tmp_path, "windtunnel.routers", "even_odd", STICKY, "route") as files:
+        result = served(router="even_odd", replicas=3)
+    assert len(files) == 1
+    np.testing.assert_array_equal(result.requests["replica"], np.arange(40) % 2 * 2)
+    assert result.scenario.deployment.router == "even_odd"
+
+
+def test_a_scheduler_is_one_file(tmp_path: Path) -> None:
+    with installed_plugin(tmp_path, "windtunnel.schedulers", "whole_prompts", WHOLE, "form") as files:
+        result = served(**{"engine.scheduler": "whole_prompts"})
+    assert len(files) == 1
+    assert set(result.steps["prefill_tokens"].tolist()) == {0, 100}
+    assert result.summary.checks is not None
+    assert result.summary.checks.passed
+
+
+def test_an_unknown_router_is_refused_with_the_installed_ones(tmp_path: Path) -> None:
+    with (
+        installed_plugin(tmp_path, "windtunnel.routers", "even_odd", STICKY, "route"),
+        pytest.raises(
+            InputError, match=r"router is 'even_old'; known: round_robin.*, deferred, even_odd, module:function"
+        ),
+    ):
+        served(router="even_old")
