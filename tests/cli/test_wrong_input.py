@@ -143,7 +143,12 @@ def test_a_file_that_is_no_scenario_is_refused(
         ("deployment.device", 100, "$.deployment.device is 100; text is needed", "put it in quotes"),
         ("deployment.engine", {"host": {"step_s": "2 miles"}}, "$.deployment.engine.host.step_s: '2 miles'", ""),
         ("workload", {"trace": {"path": "empty.csv"}}, "empty.csv is empty", ""),
-        ("workload", {"trace": {"path": "short.csv"}}, "short.csv has no column", "columns"),
+        (
+            "workload",
+            {"trace": {"path": "short.csv"}},
+            "short.csv has the columns of no known trace: windtunnel lacks output_tokens",
+            "columns",
+        ),
     ],
 )
 def test_a_wrong_value_in_a_file_is_named_by_its_path(

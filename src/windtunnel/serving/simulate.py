@@ -184,7 +184,7 @@ def _records_of(
         stays = stay_table(fleet, records, ended)
         records["arrival_s"] = fleet.fleet.sent_s
     loaded = _tier_tokens(prepared.pools, run, first_pool(run))
-    cached_tokens = _cached_tokens(run)
+    is_cached = run.cache is not None or bool(deployment.pools)
     table = client_table(
         first.setup,
         requests,
@@ -192,16 +192,15 @@ def _records_of(
         ended,
         num_replicas,
         tenant=requests.tenant,
-        cached_tokens=cached_tokens,
-        loaded_tokens=None if run.cache is None else sum(loaded.values(), np.zeros(len(records), np.int64)),
+        cached_tokens=_cached_tokens(run) if is_cached else None,
+        loaded_tokens=sum(loaded.values(), np.zeros(len(records), np.int64)) if is_cached else None,
     )
     rows = rows_by_replica(table, run.steps, num_replicas)
     record = None
-    if run.pools is None:
-        table = with_token_times(table, run.steps, rows, first.setup.parallelism.pp)
+    if deployment.pools:
+        table = table.with_columns({"prefill_replica": began, **_transfer_times(run)}, POOL_COLUMNS)
     else:
-        pool_columns = {name: np.array(run.pools.transfers[name]) for name in list(POOL_COLUMNS)[1:]}
-        table = table.with_columns({"prefill_replica": began, **pool_columns}, POOL_COLUMNS)
+        table = with_token_times(table, run.steps, rows, first.setup.parallelism.pp)
     if fleet is not None and stays is not None:
         rows = rows_by_replica(stays, run.steps, num_replicas)
         if comes_and_goes(deployment):
@@ -210,15 +209,20 @@ def _records_of(
     return _Records(table, run.steps, rows, stays, None if run.cache is None else loaded, record)
 
 
-def _cached_tokens(run: LoopRun) -> NDArray[np.int64] | None:
-    """Return the tokens of each prompt that were found cached where it was first admitted; None without a cache."""
+def _transfer_times(run: LoopRun) -> dict[str, NDArray[np.float64]]:
+    """Return the columns of KV transfers; NaN where nothing is handed off."""
+    names = list(POOL_COLUMNS)[1:]
     if run.pools is None:
-        return None if run.cache is None else run.cache.requests["cached_tokens"]
-    cached_tokens: NDArray[np.int64] = run.pools.transfers["cached_tokens"]
-    if run.cache is not None:
-        by_pool = run.cache.requests["cached_tokens"].reshape(run.pools.pools.size, -1)
-        cached_tokens[:] = by_pool[first_pool(run), np.arange(run.requests.size)]
-    return cached_tokens
+        return {name: np.full(run.requests.size, np.nan) for name in names}
+    return {name: np.array(run.pools.transfers[name]) for name in names}
+
+
+def _cached_tokens(run: LoopRun) -> NDArray[np.int64]:
+    """Return the tokens of each prompt that were found cached where it was first admitted."""
+    if run.cache is None:
+        return np.zeros(run.requests.size, np.int64)
+    by_pool = run.cache.requests["cached_tokens"].reshape(len(run.plans), -1)
+    return np.asarray(by_pool[first_pool(run), np.arange(run.requests.size)])
 
 
 def _tier_tokens(pools: Sequence[PreparedPool], run: LoopRun, began: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:

@@ -1,5 +1,6 @@
 """Pools whose replicas come and go, with engines' and per-request schedulers: what must hold whatever fails."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from windtunnel.metrics.fleet import lost_steps
 from windtunnel.serving import codes
 from windtunnel.serving.codes import BOTH, PREFILL
 from windtunnel.serving.run import Custom, LoopRun, run_loop
-from windtunnel.serving.setup.fleet_plan import FleetPlan, FleetRun, start_fleet
+from windtunnel.serving.setup.fleet_plan import Fault, FleetPlan, FleetRun, start_fleet
 from windtunnel.serving.setup.kv_retention import caches_of
 from windtunnel.serving.state.per_request import PerRequestRules
 
@@ -108,7 +109,11 @@ def test_pools_that_do_everything_are_one_fleet(failing: Failing) -> None:
     plan = failing.case.plans[0]._replace(role=BOTH)
     count = plan.settings.num_replicas
     scaling = failing.plan.scalings[0]._replace(initial_replicas=count, target=0.0)
-    rules, faults_of = failing.plan.rules, failing.plan.faults_of
+    rules, num_drawn = failing.plan.rules, sum(each.settings.num_replicas for each in failing.case.plans)
+
+    def faults_of(replica: int) -> Iterator[Fault]:
+        return failing.plan.faults_of(replica % num_drawn)
+
     requests = failing.case.requests
     apart = FleetPlan([scaling, scaling], rules, [[], []], faults_of)
     whole = FleetPlan([scaling._replace(initial_replicas=2 * count)], rules, [[]], faults_of)

@@ -8,14 +8,18 @@ from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records
 from windtunnel.serving.codes import (
     DEFERRED,
+    KV_USE,
     LEAST_KV,
     LEAST_WAITING,
+    OUTSTANDING,
     POWER_OF_TWO,
     PREFIX_AFFINITY,
     RANDOM,
     ROUND_ROBIN,
+    RUNNING,
     SESSION_AFFINITY,
     UP,
+    WAITING,
 )
 from windtunnel.serving.kv.cache import entry_of, evict
 from windtunnel.serving.state.fleet import ReplicaFleet
@@ -78,29 +82,37 @@ def nth_up(pools: Pools | None, fleet: ReplicaFleet | None, decodes: bool, n: in
 
 
 @inner
-def load_of_ranks(settings: KernelSettings, ranks: Records[Rank], replica: int, router: int) -> int:
-    """Return the load of a pool's replica that a router compares: blocks in use under `least_kv`, requests that wait
-    under `least_waiting`, else those that wait or run.
-    """
+def load_of_ranks(settings: KernelSettings, ranks: Records[Rank], replica: int, metric: int) -> int:
+    """Return the load of a pool's replica in the units of a metric: requests, or KV blocks in use."""
     first = replica * settings.ranks_per_replica
     load = 0
     for rank in range(first, first + settings.ranks_per_replica):
-        if router == LEAST_KV:
-            load += settings.num_blocks - ranks[rank].free_blocks
-        elif router == LEAST_WAITING:
-            load += ranks[rank].num_waiting
-        else:
+        if metric == OUTSTANDING:
             load += ranks[rank].num_outstanding
+        elif metric == WAITING:
+            load += ranks[rank].num_waiting
+        elif metric == RUNNING:
+            load += ranks[rank].num_running
+        else:
+            load += settings.num_blocks - ranks[rank].free_blocks
     return load
 
 
 @inner
-def load_of(pool: PoolTables, pools: Pools | None, replica: int, router: int) -> int:
+def load_of(pool: PoolTables, pools: Pools | None, replica: int, metric: int) -> int:
     """Return the load of a replica of any pool."""
     if pools is None:
-        return load_of_ranks(pool.settings, pool.ranks, replica, router)
+        return load_of_ranks(pool.settings, pool.ranks, replica, metric)
     settings = pools.pools[pools.pool_of_replica[replica]]
-    return load_of_ranks(settings, ranks_of(pools, settings), replica - settings.first_replica, router)
+    return load_of_ranks(settings, ranks_of(pools, settings), replica - settings.first_replica, metric)
+
+
+@inner
+def compared_metric(router: int) -> int:
+    """Return the metric by which a router that looks at the load compares replicas."""
+    if router == LEAST_KV:
+        return KV_USE
+    return WAITING if router == LEAST_WAITING else OUTSTANDING
 
 
 @inner
@@ -145,7 +157,7 @@ def replica_with_prefix(
         replica = candidate(pools, decodes, position)
         if not is_up(fleet, replica):
             continue
-        load = load_of(pool, pools, replica, PREFIX_AFFINITY)
+        load = load_of(pool, pools, replica, OUTSTANDING)
         lightest = load if lightest == NONE else min(lightest, load)
         heaviest = max(heaviest, load)
         num_tokens = cached_tokens(pool, cache, pools, replica, i)
@@ -194,7 +206,7 @@ def choose(
         return NONE
     if router == ROUND_ROBIN:
         return next_in_turn(pool, clock, pools, fleet, decodes)
-    draws = router in (RANDOM, POWER_OF_TWO)
+    draws, metric = router in (RANDOM, POWER_OF_TWO), compared_metric(router)
     best, least = NONE, 0
     for position in range(1 + (router == POWER_OF_TWO) if draws else num_candidates(pool, pools, decodes)):
         if draws:
@@ -204,7 +216,7 @@ def choose(
             replica = candidate(pools, decodes, position)
         if not is_up(fleet, replica):
             continue
-        load = load_of(pool, pools, replica, router)
+        load = load_of(pool, pools, replica, metric)
         if best == NONE or load < least or (load == least and replica < best):
             best, least = replica, load
     if fleet is not None:

@@ -3,13 +3,14 @@
 import numpy as np
 
 from windtunnel.compiled.jit import inner
-from windtunnel.compiled.records import Records, int64
+from windtunnel.compiled.records import int64
 from windtunnel.serving.cluster.losses import clear
 from windtunnel.serving.cluster.router_queue import ask_again
-from windtunnel.serving.codes import DRAINING, FAILED, KV_USE, OFF, OUTSTANDING, RUNNING, STARTING, UP, WAITING
+from windtunnel.serving.cluster.routers import load_of
+from windtunnel.serving.codes import DRAINING, FAILED, KV_USE, OFF, OUTSTANDING, STARTING, UP, WAITING
 from windtunnel.serving.state.fleet import ReplicaFleet
-from windtunnel.serving.state.pools import Pools, cache_of, ranks_of
-from windtunnel.serving.state.records import NONE, KernelSettings, Rank
+from windtunnel.serving.state.pools import Pools, cache_of
+from windtunnel.serving.state.records import NONE
 from windtunnel.serving.state.tables import PoolTables, RunTables, pool_tables_of
 
 
@@ -25,32 +26,6 @@ def set_phase(fleet: ReplicaFleet, replica: int, phase: int, now_s: float) -> No
 
 
 @inner
-def load_of_metric(settings: KernelSettings, ranks: Records[Rank], replica: int, metric: int) -> int:
-    """Return a replica's load in the units of an autoscaler's metric: requests, or KV blocks."""
-    first = replica * settings.ranks_per_replica
-    load = 0
-    for rank in range(first, first + settings.ranks_per_replica):
-        if metric == OUTSTANDING:
-            load += ranks[rank].num_outstanding
-        elif metric == WAITING:
-            load += ranks[rank].num_waiting
-        elif metric == RUNNING:
-            load += ranks[rank].num_running
-        else:
-            load += settings.num_blocks - ranks[rank].free_blocks
-    return load
-
-
-@inner
-def metric_of(pool: PoolTables, pools: Pools | None, replica: int, metric: int) -> int:
-    """Return the load of a replica of any pool."""
-    if pools is None:
-        return load_of_metric(pool.settings, pool.ranks, replica, metric)
-    settings = pools.pools[pools.pool_of_replica[replica]]
-    return load_of_metric(settings, ranks_of(pools, settings), replica - settings.first_replica, metric)
-
-
-@inner
 def blocks_of_replica(pool: PoolTables, pools: Pools | None, replica: int) -> int:
     """Return the KV blocks of a replica of any pool."""
     if pools is None:
@@ -62,7 +37,7 @@ def blocks_of_replica(pool: PoolTables, pools: Pools | None, replica: int) -> in
 @inner
 def is_empty(pool: PoolTables, pools: Pools | None, replica: int) -> bool:
     """Whether no request waits or runs at a replica, and no KV of a request that was handed off is left there."""
-    if metric_of(pool, pools, replica, OUTSTANDING) > 0:
+    if load_of(pool, pools, replica, OUTSTANDING) > 0:
         return False
     if pools is not None:
         settings = pools.pools[pools.pool_of_replica[replica]]
@@ -112,7 +87,7 @@ def look(pool: PoolTables, pools: Pools | None, fleet: ReplicaFleet, number: int
     total = 0
     for replica in range(scaler.first_replica, scaler.end_replica):
         if fleet.replicas[replica].phase == UP:
-            total += metric_of(pool, pools, replica, scaler.metric)
+            total += load_of(pool, pools, replica, scaler.metric)
     if scaler.metric == OUTSTANDING or scaler.metric == WAITING:
         if starts_requests(pools, scaler.first_replica):
             total += fleet.control[0].num_at_router
@@ -175,7 +150,7 @@ def resize(pool: PoolTables, pools: Pools | None, fleet: ReplicaFleet, number: i
         idlest, least = NONE, 0
         for replica in range(scaler.end_replica - 1, scaler.first_replica - 1, -1):
             if fleet.replicas[replica].phase == UP:
-                load = metric_of(pool, pools, replica, OUTSTANDING)
+                load = load_of(pool, pools, replica, OUTSTANDING)
                 if idlest == NONE or load < least:
                     idlest, least = replica, load
         set_phase(fleet, idlest, DRAINING, now_s)

@@ -21,7 +21,7 @@ from windtunnel.serving.cluster.router_queue import ask_again
 from windtunnel.serving.cluster.routers import load_of_ranks
 from windtunnel.serving.cluster.scaling import change, has_room_to_log, turn_off_if_drained
 from windtunnel.serving.cluster.slots import first_wake_event, replica_of, wake_another
-from windtunnel.serving.codes import LEAST_OUTSTANDING, SGLANG, VLLM_V0
+from windtunnel.serving.codes import OUTSTANDING, SGLANG, VLLM_V0
 from windtunnel.serving.engines.sglang.scheduler import form_batch_sglang
 from windtunnel.serving.engines.trtllm.balance import balance_ranks
 from windtunnel.serving.engines.vllm.scheduler import form_batch_vllm_v1
@@ -223,7 +223,7 @@ def end_step(
 @inner
 def outstanding_at(pool: PoolTables, replica: int) -> int:
     """Return how many requests wait or run at a replica of the pool."""
-    return load_of_ranks(pool.settings, pool.ranks, replica, LEAST_OUTSTANDING)
+    return load_of_ranks(pool.settings, pool.ranks, replica, OUTSTANDING)
 
 
 @inner
