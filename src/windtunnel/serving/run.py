@@ -151,22 +151,25 @@ class Loop:
         """
         requests, num_requests = self.run_tables.requests, self.run_tables.requests.size
         callers = self._callers(custom)
+        replicas = None if self.fleet is None else self.fleet.fleet
+        tables = [_plain(each) for each in (self.pool, self.cost, self.run_tables, self.pools, replicas)]
+        registers = self.run_tables.clock.view(np.ndarray)
         buffers, members, stage_s = [], [], []
         started_s = time.perf_counter()
         for num_rows in _buffer_rows(num_requests, watch.give_up is not None, keeps_trail):
-            buffer = state.new_steps(num_rows)
+            buffer = _plain(state.new_steps(num_rows))
             trail = per_request.new_trail(self.plans[0].settings, num_rows, TRAIL_MEMBERS) if keeps_trail else None
-            reason = self._fill(buffer, trail, callers)
-            clock = self.run_tables.clock[0]
-            buffers.append(buffer[: clock.rows])
+            reason = _fill(tables, buffer, trail, callers)
+            num_written = int(registers["rows"][0])
+            buffers.append(buffer[:num_written])
             if trail is not None:
-                members.append(trail.members[: clock.members])
-                stage_s.append(trail.stage_s[: clock.rows])
+                members.append(trail.members[: registers["members"][0]])
+                stage_s.append(trail.stage_s[:num_written])
             if self.fleet is not None:
                 self.fleet.collect()
             if watch.progress is not None:
-                watch.progress(int(clock.finished), num_requests)
-            if reason != status.MORE or (watch.give_up and watch.give_up(requests, float(buffer[-1].start_s))):
+                watch.progress(int(registers["finished"][0]), num_requests)
+            if reason != status.MORE or (watch.give_up and watch.give_up(requests, float(buffer["start_s"][-1]))):
                 break
         engine_time_s = time.perf_counter() - started_s
         self._check_end(reason)
@@ -224,17 +227,6 @@ class Loop:
         caller = policies[number]
         assert caller is not None
         caller.form_batch()
-
-    def _fill(self, buffer: Any, trail: Any, callers: dict[int, Callable[[], None]]) -> int:
-        """Run the loop until it ends or its buffer is full; answer its questions."""
-        replicas = None if self.fleet is None else self.fleet.fleet
-        run = self.run_tables._replace(steps=buffer, trail=trail)
-        if not callers:
-            return int(serve(self.pool, self.cost, run, self.pools, replicas))
-        arguments = [_plain(tables) for tables in (self.pool, self.cost, run, self.pools, replicas)]
-        while (reason := serve(*arguments)) in callers:
-            callers[reason]()
-        return int(reason)
 
     def _check_end(self, reason: int) -> None:
         """Raise an error where the loop ended before all requests did."""
@@ -374,6 +366,15 @@ def _buffer_rows(num_requests: int, is_impatient: bool, keeps_trail: bool) -> It
         yield num_rows
         if keeps_trail:
             num_rows = min(2 * num_rows, STEP_BUFFER_ROWS)
+
+
+def _fill(tables: Sequence[Any], buffer: Any, trail: Any, callers: dict[int, Callable[[], None]]) -> int:
+    """Run the loop until it ends or its buffer is full; answer its questions."""
+    pool, cost, run, pools, replicas = tables
+    run = run._replace(steps=buffer, trail=trail)
+    while (reason := serve(pool, cost, run, pools, replicas)) in callers:
+        callers[reason]()
+    return int(reason)
 
 
 def _plain(tables: Any) -> Any:
