@@ -49,6 +49,10 @@ GiveUp = Callable[[state.Table, float], bool]
 """Called with (`REQUEST` records so far, simulated time); True stops the run."""
 
 
+Callers = dict[int, Callable[[], NDArray[np.int64] | None]]
+"""Status of the loop -> the function that answers its question; a policy's answer is the batch."""
+
+
 class Watch(NamedTuple):
     """Who follows a run: called between two buffers of steps."""
 
@@ -185,9 +189,9 @@ class Loop:
             Trail(np.concatenate(members), np.concatenate(stage_s)) if keeps_trail else None,
         )
 
-    def _callers(self, custom: Custom) -> dict[int, Callable[[], None]]:
+    def _callers(self, custom: Custom) -> Callers:
         """Return status -> the function that answers the question behind it."""
-        callers: dict[int, Callable[[], None]] = {}
+        callers: Callers = {}
         if custom.router is not None:
             assert self.fleet is not None
             ranks = self.pool.ranks if self.pools is None else self.pools.ranks
@@ -198,7 +202,8 @@ class Loop:
                 None if policy is None else PolicyCaller(policy, pool, self.run_tables)
                 for policy, pool in zip(custom.policies, self._per_request_pools(), strict=True)
             ]
-            callers[status.ASK_POLICY] = lambda: self._ask_policy(policies)
+            callers[status.ASK_POLICY] = lambda: self._policy_that_asks(policies).form_batch()
+            callers[status.REFUSED] = lambda: self._refuse(policies)
         return callers
 
     def _per_request_pools(self) -> list[per_request.PerRequestPool]:
@@ -220,13 +225,16 @@ class Loop:
             )
         return views
 
-    def _ask_policy(self, policies: Sequence[PolicyCaller | None]) -> None:
-        """Let the policy of the pool that the loop stopped at form its batch."""
+    def _policy_that_asks(self, policies: Sequence[PolicyCaller | None]) -> PolicyCaller:
+        """Return the caller of the pool that the loop stopped at."""
         event = int(self.run_tables.clock[0].event)
-        number = 0 if self.pools is None else int(self.pools.pool_of_event[event])
-        caller = policies[number]
+        caller = policies[0 if self.pools is None else int(self.pools.pool_of_event[event])]
         assert caller is not None
-        caller.form_batch()
+        return caller
+
+    def _refuse(self, policies: Sequence[PolicyCaller | None]) -> None:
+        """Raise InputError for a batch that no engine can run."""
+        raise self._policy_that_asks(policies).refuse()
 
     def _check_end(self, reason: int) -> None:
         """Raise an error where the loop ended before all requests did."""
@@ -368,12 +376,15 @@ def _buffer_rows(num_requests: int, is_impatient: bool, keeps_trail: bool) -> It
             num_rows = min(2 * num_rows, STEP_BUFFER_ROWS)
 
 
-def _fill(tables: Sequence[Any], buffer: Any, trail: Any, callers: dict[int, Callable[[], None]]) -> int:
+def _fill(tables: Sequence[Any], buffer: Any, trail: Any, callers: Callers) -> int:
     """Run the loop until it ends or its buffer is full; answer its questions."""
     pool, cost, run, pools, replicas = tables
-    run = run._replace(steps=buffer, trail=trail)
+    pairs = np.zeros((0, 2), np.int64) if status.ASK_POLICY in callers else None
+    run = run._replace(steps=buffer, trail=trail, pairs=pairs)
     while (reason := serve(pool, cost, run, pools, replicas)) in callers:
-        callers[reason]()
+        answer = callers[reason]()
+        if answer is not None:
+            run = run._replace(pairs=answer)
     return int(reason)
 
 

@@ -111,11 +111,8 @@ class PolicyCaller:
     """Calls the policy of a pool; holds the arrays of one run, which the loop changes between two calls."""
 
     def __init__(self, policy: Policy, pool: PerRequestPool, run: RunTables) -> None:
-        self.policy, self.settings = policy, pool.settings
-        sequences, ranks, slots, self.records, self.clock = passed(
-            pool.sequences, pool.ranks, pool.slots, run.requests, run.clock
-        )
-        self.pool = pool._replace(sequences=sequences, ranks=ranks, slots=slots)
+        self.policy, self.settings, self.batches = policy, pool.settings, pool.batches
+        self.sequences, self.ranks = passed(pool.sequences, pool.ranks)
         self.waiting = np.zeros(run.requests.size, np.int64)
         requests, progress = run.requests.view(np.ndarray), pool.sequences.view(np.ndarray)
         self.view = PolicyRequests(
@@ -125,19 +122,20 @@ class PolicyCaller:
         self.name = getattr(policy, "__name__", type(policy).__name__)
         # A field of a record array costs 4 us a look; of its columns, seen as plain arrays, 0.1 us.
         registers, columns = run.clock.view(np.ndarray), pool.ranks.view(np.ndarray)
-        self.slot, self.now_s, self.culprit = registers["slot"], registers["event_s"], registers["culprit"]
+        self.slot, self.now_s, self.answered = registers["slot"], registers["event_s"], registers["answered"]
+        self.culprit, self.problem = registers["culprit"], registers["problem"]
         self.free_blocks, self.num_running = columns["free_blocks"], columns["num_running"]
         self.num_ready = columns["num_ready"]
 
-    def form_batch(self) -> None:
-        """Let the policy form the batch that the loop needs.
+    def form_batch(self) -> Ints:
+        """Return the batch that the policy chooses for the loop, `[n, 2]` request and tokens.
 
         Raises:
-            InputError: the policy raised, or what it returned is no batch that the engine can run.
+            InputError: the policy raised, or what it returned is no batch.
         """
         settings = self.settings
         replica = int(self.slot[0]) // settings.num_stages
-        num_waiting = custom_batch.list_waiting(self.pool, replica, self.waiting)
+        num_waiting = custom_batch.list_waiting(self.sequences, self.ranks, replica, self.waiting)
         row = settings.num_replicas * settings.num_stages + replica
         engine = PolicyEngine(
             float(self.now_s[0]),
@@ -148,17 +146,19 @@ class PolicyCaller:
             settings.max_num_seqs,
             settings.max_num_batched_tokens,
         )
-        ready = self.pool.batches[row, 0, : self.num_ready[replica]]
+        ready = self.batches[row, 0, : self.num_ready[replica]]
         try:
             answer = self.policy(self.view, self.waiting[:num_waiting], ready, engine)
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise InputError(f"the scheduler {self.name} failed at {engine.now_s:g} s: {what}", place(error)) from error
-        pairs = self._as_pairs(answer)
-        size = custom_batch.form_custom_batch(self.pool, self.records, self.clock, replica, pairs)
-        if size < 0:
-            problem = PROBLEMS[size].format(i=int(self.culprit[0]))
-            raise InputError(f"the scheduler {self.name} {problem}, at {engine.now_s:g} s")
+        self.answered[0] = 1
+        return self._as_pairs(answer)
+
+    def refuse(self) -> InputError:
+        """Return the error for the latest batch, which no engine can run."""
+        problem = PROBLEMS[int(self.problem[0])].format(i=int(self.culprit[0]))
+        return InputError(f"the scheduler {self.name} {problem}, at {float(self.now_s[0]):g} s")
 
     def _as_pairs(self, answer: Sequence[tuple[int, int]] | Ints | None) -> Ints:
         """Return the policy's answer as an int64 array [n, 2]."""

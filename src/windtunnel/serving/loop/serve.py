@@ -33,7 +33,7 @@ from windtunnel.serving.schedulers.batch import begin_batch, end_batch
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import Pools, cache_of, cost_of
 from windtunnel.serving.state.records import NONE, KernelSettings, Requests, StepCost
-from windtunnel.serving.state.status import ASK_POLICY, ASK_ROUTER, DONE, MORE, STUCK
+from windtunnel.serving.state.status import ASK_POLICY, ASK_ROUTER, DONE, MORE, REFUSED, STUCK
 from windtunnel.serving.state.tables import PoolTables, RunTables, per_request_pool, pool_tables_of
 
 
@@ -49,7 +49,7 @@ def serve(pool: PoolTables, cost: StepCost, run: RunTables, pools: Pools | None,
         fleet: None, or replicas that come and go, or a router that may hold requests back.
 
     Returns:
-        DONE, MORE, STUCK, OUT_OF_STEPS, OUT_OF_TABLES, ASK_ROUTER or ASK_POLICY.
+        DONE, MORE, STUCK, OUT_OF_STEPS, OUT_OF_TABLES, REFUSED, ASK_ROUTER or ASK_POLICY.
     """
     clock = run.clock
     goes_on = resume(pool, run, pools, fleet)
@@ -110,7 +110,7 @@ def serve(pool: PoolTables, cost: StepCost, run: RunTables, pools: Pools | None,
             clock[0].event, clock[0].event_s, clock[0].ended_step = event, event_s, ended_step
             return ASK_ROUTER
         status = start_steps(here, prices, run, pools, fleet, replica, stage, event_s, ended_step)
-        if status == ASK_POLICY:
+        if status in (ASK_POLICY, REFUSED):
             clock[0].event, clock[0].event_s = event, event_s
         if status != DONE:
             return status

@@ -16,6 +16,7 @@ from windtunnel.compiled.records import int64, is_unset
 from windtunnel.serving.clients import conclude, horizon_of_steps
 from windtunnel.serving.codes import FASTER_TRANSFORMER, LIGHTLLM, ORCA, SARATHI, USER, VLLM_V0
 from windtunnel.serving.per_request.cost import ceil_to, model_step_s, table_stage_s
+from windtunnel.serving.per_request.custom_batch import form_custom_batch
 from windtunnel.serving.per_request.decode_groups import (
     MEMBERS,
     PHASES,
@@ -40,7 +41,7 @@ from windtunnel.serving.schedulers.step_cost import SAME_DURATION, with_host
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.per_request import PerRequestPool
 from windtunnel.serving.state.records import NONE, Requests, StepCost
-from windtunnel.serving.state.status import ASK_POLICY, DONE, OUT_OF_STEPS, OUT_OF_TABLES
+from windtunnel.serving.state.status import ASK_POLICY, DONE, OUT_OF_STEPS, OUT_OF_TABLES, REFUSED
 from windtunnel.serving.state.tables import RunTables
 
 
@@ -169,21 +170,25 @@ def start_batches(
 ) -> int:
     """Form and start batches while the replica has an idle slot and something to run.
 
-    Returns DONE, OUT_OF_STEPS, OUT_OF_TABLES or ASK_POLICY: call `form_custom_batch`, then this again.
+    Returns DONE, OUT_OF_STEPS, OUT_OF_TABLES, REFUSED or ASK_POLICY: call again with the answer in `run.pairs`.
     """
-    clock = run.clock
+    clock, size = run.clock, 0
     while pool.ranks[replica].num_in_flight < pool.settings.num_stages:
         slot = replica * pool.settings.num_stages
         while pool.slots[slot].num_requests > 0:
             slot += 1
         if pool.settings.scheduler != USER:
             size = form_batch(pool, run.requests, replica, slot, now_s)
-        elif clock[0].answered:
-            size = clock[0].custom_size
-            clock[0].answered = 0
-        else:
+        elif not clock[0].answered:
             clock[0].slot = slot
             return ASK_POLICY
+        if run.pairs is not None:
+            if pool.settings.scheduler == USER:
+                clock[0].answered = 0
+                size = form_custom_batch(pool, run.requests, clock, replica, slot, run.pairs, now_s)
+                if size < 0:
+                    clock[0].problem = size
+                    return REFUSED
         if size == 0 and not pool.slots[slot].has_group:
             return DONE
         status = start_batch(pool, cost, run, fleet, replica, slot, size, now_s)

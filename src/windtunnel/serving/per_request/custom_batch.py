@@ -1,31 +1,37 @@
 """A batch that a user's policy chose, formed or refused."""
 
-from windtunnel.compiled.jit import entry
+from windtunnel.compiled.jit import entry, inner
 from windtunnel.compiled.records import Records
 from windtunnel.serving.per_request.decode_groups import MEMBERS, ready_row
 from windtunnel.serving.per_request.policies import add, admit, put_first, restart
-from windtunnel.serving.state.per_request import PerRequestPool
-from windtunnel.serving.state.records import NONE, Clock, Ints, Requests
+from windtunnel.serving.state.per_request import PerRequestPool, SequenceState
+from windtunnel.serving.state.records import NONE, Clock, Ints, Rank, Requests
 
 TWICE, NOT_HERE, TOO_MANY_TOKENS, TOO_FEW_TOKENS, TOO_MANY_BLOCKS, TOO_MANY_SEQS, TOO_LONG = range(-7, 0)
 """What `form_custom_batch` returns for a batch that the engine cannot run; the request is in `clock[0].culprit`."""
 
 
 @entry
-def list_waiting(pool: PerRequestPool, replica: int, out: Ints) -> int:
+def list_waiting(sequences: Records[SequenceState], ranks: Records[Rank], replica: int, out: Ints) -> int:
     """Write the waiting requests of a replica to `out`, in order; returns how many there are."""
     count = 0
-    i = pool.ranks[replica].first_waiting
+    i = ranks[replica].first_waiting
     while i != NONE and count < out.size:
         out[count] = i
         count += 1
-        i = pool.sequences[i].next
+        i = sequences[i].next
     return count
 
 
-@entry
+@inner
 def form_custom_batch(
-    pool: PerRequestPool, requests: Requests, clock: Records[Clock], replica: int, pairs: Ints
+    pool: PerRequestPool,
+    requests: Requests,
+    clock: Records[Clock],
+    replica: int,
+    slot: int,
+    pairs: Ints,
+    now_s: float,
 ) -> int:
     """Form the batch that a user's policy chose, `pairs` [n, 2] of request and tokens; 0 tokens restart a request.
 
@@ -34,7 +40,6 @@ def form_custom_batch(
 
     Returns the size of the batch, or an error code.
     """
-    slot, now_s = clock[0].slot, clock[0].event_s
     row = ready_row(pool, replica)
     size, num_tokens = 0, 0
     for k in range(pairs.shape[0]):
@@ -95,6 +100,4 @@ def form_custom_batch(
             return TOO_LONG
         if size > pool.rules.max_batch_seqs:
             return TOO_MANY_SEQS
-    clock[0].custom_size = size
-    clock[0].answered = 1
     return size

@@ -280,9 +280,9 @@ class Clock(Protocol):
     event_s: F8
     ended_step: I8  # 1 if that event ended a step
     asks_policy: I8  # 1 while a user's policy must form the batch of `slot`
-    answered: I8  # 1 when it has
+    answered: I8  # 1 when it has, in the run's `pairs`
     slot: I8
-    custom_size: I8  # of the batch that it formed
+    problem: I8  # with that batch: an error code of `serving.per_request.custom_batch`
     culprit: I8  # request or batch size behind an error
     members: I8  # rows of the trail's members written
 

@@ -76,6 +76,8 @@ class RunTables(NamedTuple):
     """Buffer for the rows of one call."""
     trail: Trail | None = None
     """None where the contents of batches are not recorded."""
+    pairs: Ints | None = None
+    """[n, 2] Request and tokens of the batch that a user's policy chose; None where no pool has one."""
 
 
 @inlined
