@@ -1,6 +1,7 @@
 """Requests on their way in: to which replica and rank each is sent."""
 
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.records import is_unset
 from windtunnel.serving.clients import send_next
 from windtunnel.serving.cluster.router_queue import drop_first_at_router, hold, take_lost
 from windtunnel.serving.cluster.routers import fewest_outstanding, route
@@ -10,7 +11,7 @@ from windtunnel.serving.per_request.policies import put_last
 from windtunnel.serving.schedulers.queue_orders import enqueue, set_queue_key
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import PoolRecord, Pools, ranks_of, slots_of
-from windtunnel.serving.state.records import NONE
+from windtunnel.serving.state.records import NONE, KernelSettings
 from windtunnel.serving.state.tables import PoolTables, RunTables
 
 
@@ -42,22 +43,31 @@ def deliver(pool: PoolTables, run: RunTables, pools: Pools | None, fleet: Replic
         ranks, slots = ranks_of(pools, settings), slots_of(pools, settings)
         replica -= settings.first_replica
         limit_to_prefill(run, pools, settings, k)
-    rank = fewest_outstanding(settings, ranks, replica)
+    rank, former_rank = fewest_outstanding(settings, ranks, replica), requests[k].rank
     requests[k].rank = settings.first_rank + rank
     ranks[rank].num_outstanding += 1
-    is_new = True
+    keeps_key = False
     if fleet is not None:
-        is_new = fleet.num_retries[k] == 0
+        keeps_key = fleet.num_retries[k] > 0
         requests[k].arrival_s = now_s
+        if pools is not None:
+            keeps_key = keeps_key and has_key_of(pools, settings, former_rank, k)
     if pool.rules is not None:
         if settings.scheduler >= VLLM_V0:
             put_last(pool.sequences, ranks, rank, k)  # type: ignore[arg-type]  # there with the rules
     if pool.batched is not None:
         if settings.scheduler < VLLM_V0:
-            if is_new or pools is not None:
+            if not keeps_key:
                 set_queue_key(settings, requests, ranks, rank, k, requests[k].input_tokens)
             enqueue(settings, requests, ranks, rank, k)
     wake_for_request(settings, ranks, slots, run, pools, replica, now_s)
+
+
+@inner
+def has_key_of(pools: Pools, settings: KernelSettings, former_rank: int, k: int) -> bool:
+    """Whether lost request `k`, which was at `former_rank`, has a queue key of a pool's own order already."""
+    former = pools.pools[pools.pool_of_rank[former_rank]]
+    return former.queue_order == settings.queue_order and is_unset(pools.transfers[k].handed_s)
 
 
 @inner
