@@ -177,11 +177,14 @@ def prepare(
     if setups is None:
         setups = [resolve(alone_scenario(scenario, pool), allow_download) for pool in groups]
     pools = []
+
+    def find(setup: Setup) -> Estimator:
+        return estimator or estimator_of(setup)
+
     for pool, setup in zip(groups, setups, strict=True):
         if policy is not None:
             setup = replace(setup, engine=msgspec.structs.replace(setup.engine, scheduler=policy_name(policy)))
         setup = with_model_len(setup, requests)
-        find = estimator_of if estimator is None else _always(estimator)
         pools.append(_prepared(scenario, pool, setup, requests, find, lower, policy))
     _check_retention(pools, requests)
     if not scenario.deployment.pools:
@@ -198,11 +201,6 @@ def prepare(
     pools = [replace(pool, plan=plan) for pool, plan in zip(pools, plans, strict=True)]
     rules = handoff_rules_of(scenario, setups, pools[0].shard)
     return PreparedDeployment(pools, rules)
-
-
-def _always(estimator: Estimator) -> Callable[[Setup], Estimator]:
-    """Return a function that finds `estimator` for every setup."""
-    return lambda _: estimator
 
 
 def alone_scenario(scenario: Scenario, pool: Pool) -> Scenario:
