@@ -97,16 +97,30 @@ def own_router(_request: Arrival, replicas: Replicas) -> int | None:
 
 
 def own_policy(requests: PolicyRequests, waiting: Ints, ready: Ints, engine: PolicyEngine) -> list[tuple[int, int]]:
-    """Run decodes, then prompts in order of arrival; as many requests as fit to their end."""
-    batch = [(i, 1) for i in ready if requests.is_prefilled[i]]
-    longest = int((requests.input_tokens + requests.output_tokens).max())
-    room = engine.num_blocks // -(-longest // engine.block_size) - engine.num_running
-    budget = engine.max_num_batched_tokens - len(batch)
-    for i in [i for i in ready if not requests.is_prefilled[i]] + list(waiting[: max(room, 0)]):
-        tokens = min(int(requests.prompt_tokens[i] - requests.processed_tokens[i]), budget)
-        if tokens > 0:
+    """Run decodes, then prompts in order of arrival that fit to their end; restart the latest where blocks run out."""
+
+    def blocks(tokens: int) -> int:
+        return -(-int(tokens) // engine.block_size)
+
+    running, free_blocks, batch = sorted(ready), engine.free_blocks, []
+    while len(running) > 1 and free_blocks < 2 * len(running):
+        batch.append((running[-1], 0))
+        free_blocks += int(requests.num_blocks[running.pop()])
+    budget = engine.max_num_batched_tokens - engine.decode_tokens * len(running)
+    for i in running:
+        left = int(requests.prompt_tokens[i] - requests.processed_tokens[i])
+        tokens = 1 if requests.is_prefilled[i] else min(left, budget, engine.block_size)
+        if tokens > 0 and free_blocks > engine.decode_tokens:
             batch.append((i, tokens))
-            budget -= tokens
+            budget -= 0 if requests.is_prefilled[i] else tokens
+        free_blocks -= blocks(requests.input_tokens[i] + requests.output_tokens[i]) - int(requests.num_blocks[i])
+    for i in [] if batch[:1] and batch[0][1] == 0 else waiting[: engine.max_num_seqs - engine.num_running]:
+        tokens = min(int(requests.prompt_tokens[i] - requests.processed_tokens[i]), budget)
+        free_blocks -= blocks(requests.input_tokens[i] + requests.output_tokens[i]) + 2
+        if tokens <= 0 or free_blocks < 0:
+            break
+        batch.append((i, tokens))
+        budget -= tokens
     return batch
 
 

@@ -234,14 +234,15 @@ def _prepared(
         )
         rules, reach = None, setup.engine
         if schedules_per_request(setup):
-            engine = alone_scenario(scenario, pool).deployment.engine
-            refuse_features(msgspec.structs.replace(pool, engine=engine), setup, memory, requests)
+            given = alone_scenario(scenario, pool).deployment.engine
+            refuse_features(given, setup, memory, requests, _transfers_kv(scenario.deployment, pool))
             rules = per_request_rules(setup, memory, settings, requests)
             check_per_request(settings, rules, requests)
             policy = policy or users_policy(setup.engine)
             most_tokens = most_batch_tokens(settings, rules, requests)
             reach = msgspec.structs.replace(setup.engine, max_num_batched_tokens=most_tokens)
-            retention = KvRetention(False)
+            if policy is None:
+                retention = KvRetention(False)
     except InputError as error:
         if not pool.name:
             raise
@@ -258,6 +259,12 @@ def _prepared(
         kv_copies=kv_copies(setup, shard),
     )
     return PreparedPool(pool, setup, shard, memory, estimator, lowered, plan, retention, policy)
+
+
+def _transfers_kv(deployment: Deployment, pool: Pool) -> bool:
+    """Whether a pool sends KV caches to others or receives them: pools of both roles do where none only decodes."""
+    roles = {other.role for other in deployment.groups}
+    return pool.role != "both" or ("prefill" in roles and "decode" not in roles)
 
 
 def _check_served(scenario: Scenario, pool: Pool, setup: Setup, memory: MemoryPlan, requests: RequestArrays) -> None:

@@ -221,7 +221,9 @@ class Loop:
                 stages = pools.stages[record.first_replica : record.end_replica]
             rules, sequences, lists = (cast(Any, table) for table in (plan.rules, pool.sequences, batches))
             views.append(
-                per_request.PerRequestPool(settings, rules, sequences, ranks, slots, lists, stages, pool.stage_tables)
+                per_request.PerRequestPool(
+                    settings, rules, sequences, ranks, slots, lists, stages, pool.stage_tables, None, plan.speculation
+                )
             )
         return views
 

@@ -6,16 +6,17 @@ from windtunnel.compiled.heap import push
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import is_unset
 from windtunnel.serving.cluster.routers import choose, fewest_outstanding
-from windtunnel.serving.codes import FCFS
+from windtunnel.serving.codes import FCFS, VLLM_V0
 from windtunnel.serving.kv.cache import acquire, look_up, release, share
 from windtunnel.serving.kv.tiers import leave_below
 from windtunnel.serving.kv.windows import passed_blocks
+from windtunnel.serving.per_request.custom_batch import join_with_cache
 from windtunnel.serving.schedulers.batch import begin_decoding, blocks_to_start, held_blocks, held_window_blocks, link
 from windtunnel.serving.schedulers.queue_orders import set_queue_key
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import IS_READ, IS_READY, NOT_HANDED, WAITS, Pools, cache_of, ranks_of
 from windtunnel.serving.state.records import MOST_REQUESTS, NONE, PREFILLING, Cache, KernelSettings, Requests
-from windtunnel.serving.state.tables import PoolTables, RunTables
+from windtunnel.serving.state.tables import PoolTables, RunTables, per_request_pool
 
 
 @inner
@@ -29,7 +30,13 @@ def hand_off(
     settings, requests, slots = pool.settings, run.requests, pool.slots
     routing = pools.routing[0]
     transfer = pools.transfers[i]
-    transfer.held_blocks = held_blocks(settings, pool.windows, requests, slots, i)
+    if pool.sequences is not None:
+        if settings.scheduler >= VLLM_V0:
+            transfer.held_blocks = pool.sequences[i].num_blocks
+            pool.sequences[i].num_blocks = 0
+    if pool.batched is not None:
+        if settings.scheduler < VLLM_V0:
+            transfer.held_blocks = held_blocks(settings, pool.windows, requests, slots, i)
     if pool.windows is not None:
         transfer.held_window_blocks = held_window_blocks(settings, requests, slots, i)
         requests[i].passed_blocks = 0
@@ -90,7 +97,8 @@ def pull(pool: PoolTables, run: RunTables, pools: Pools, rank: int, slot: int, n
             break
         if ranks[rank].num_running + here.num_pulled >= settings.max_num_seqs:
             break
-        if waits_behind(settings, requests, ranks[rank].waiting, i):
+        waiting = ranks[rank].first_waiting if settings.scheduler >= VLLM_V0 else ranks[rank].waiting
+        if waits_behind(settings, requests, waiting, i):
             break
         unused, cached = 0, 0
         requests[i].computed_tokens = 0
@@ -192,7 +200,7 @@ def join_ready(pool: PoolTables, requests: Requests, pools: Pools, rank: int, sl
     Where the decode side samples the first output, the last prompt token is computed again, as a prefill of one token.
     Where it streams the prefill side's, the client has it when the batch is formed.
     """
-    settings, ranks, slots, lists = pool.settings, pool.ranks, pool.slots, pool.lists
+    settings, ranks, slots = pool.settings, pool.ranks, pool.slots
     samples_first = pools.routing[0].decode_samples_first
     streams_first = pools.routing[0].decode_streams_first
     here = pools.handoffs[settings.first_rank + rank]
@@ -206,17 +214,29 @@ def join_ready(pool: PoolTables, requests: Requests, pools: Pools, rank: int, sl
             here.ready_last = NONE
         here.num_pulled -= 1
         pools.transfers[i].stage = NOT_HANDED
-        link(requests, ranks, rank, i)
         requests[i].computed_tokens = requests[i].target_tokens - samples_first
         if pool.cache is not None:
             share(settings, pool.cache, ranks, rank, i, requests[i].computed_tokens)
-        end = requests[i].input_tokens + requests[i].output_tokens - 1
-        ranks[rank].remaining_tokens += end - requests[i].computed_tokens
-        if samples_first:
-            lists[rank * settings.num_stages, PREFILLING, ranks[rank].num_prefilling] = i
-            ranks[rank].num_prefilling += 1
-        else:
-            if streams_first and is_unset(requests[i].first_token_s):
-                requests[i].first_token_s = slots[slot].cutoff_s
-                requests[i].last_token_s = slots[slot].cutoff_s
-            begin_decoding(settings, pool.windows, requests, ranks, slots, lists, rank, slot, i)
+        if streams_first and not samples_first and is_unset(requests[i].first_token_s):
+            requests[i].first_token_s = slots[slot].cutoff_s
+            requests[i].last_token_s = slots[slot].cutoff_s
+        if pool.rules is not None:
+            if settings.scheduler >= VLLM_V0:
+                join_with_cache(per_request_pool(pool, pools), requests, rank, i)
+        if pool.batched is not None:
+            if settings.scheduler < VLLM_V0:
+                join_batch(pool, requests, rank, slot, i)
+
+
+@inner
+def join_batch(pool: PoolTables, requests: Requests, rank: int, slot: int, i: int) -> None:
+    """Let request `i`, whose KV has come, decode in the slot's next step, or compute its last prompt token again."""
+    settings, ranks = pool.settings, pool.ranks
+    link(requests, ranks, rank, i)
+    end = requests[i].input_tokens + requests[i].output_tokens - 1
+    ranks[rank].remaining_tokens += end - requests[i].computed_tokens
+    if requests[i].computed_tokens < requests[i].target_tokens:
+        pool.lists[rank * settings.num_stages, PREFILLING, ranks[rank].num_prefilling] = i
+        ranks[rank].num_prefilling += 1
+    else:
+        begin_decoding(settings, pool.windows, requests, ranks, pool.slots, pool.lists, rank, slot, i)

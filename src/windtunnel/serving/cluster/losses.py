@@ -5,7 +5,7 @@ import numpy as np
 from windtunnel.compiled.heap import meld, push
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, is_unset
-from windtunnel.serving.cluster.handoff import append_to_pull, free_prefill_blocks
+from windtunnel.serving.cluster.handoff import append_to_pull, free_prefill_blocks, hand_off
 from windtunnel.serving.cluster.slots import wake_replica
 from windtunnel.serving.codes import DRAINING, UP, VLLM_V0
 from windtunnel.serving.kv.cache import entry_of, forget, release
@@ -63,22 +63,45 @@ def lose(fleet: ReplicaFleet, run: RunTables, pools: Pools | None, replica: int,
 
 
 @inner
-def lose_sequence(pool: PoolTables, fleet: ReplicaFleet, requests: Requests, i: int) -> None:
-    """Reset what per-request scheduling knows of request `i`: it is computed again with its outputs so far, as after a
-    restart, unless it starts over.
-    """
+def leave_for_decode(
+    pool: PoolTables, run: RunTables, pools: Pools, fleet: ReplicaFleet | None, rank: int, i: int, now_s: float
+) -> None:
+    """Hand request `i` off, which no longer runs on `rank`, and wake the replica that it goes to."""
+    pool.ranks[rank].num_outstanding -= 1
+    replica = hand_off(pool, run, pools, fleet, rank, i, now_s)
+    if replica != NONE:
+        wake_replica(run, pools, replica, now_s)
+    if fleet is not None:
+        if replica == NONE:
+            give_up_handoff(pool, run, pools, fleet, rank, i, now_s)
+
+
+@inner
+def give_up_handoff(
+    pool: PoolTables, run: RunTables, pools: Pools, fleet: ReplicaFleet, rank: int, i: int, now_s: float
+) -> None:
+    """Free what request `i` holds on `rank`, where it was prefilled: no replica decodes, and it is sent again."""
+    settings, requests, transfer = pool.settings, run.requests, pools.transfers[i]
+    pool.ranks[rank].free_window_blocks += transfer.held_window_blocks
+    if pool.cache is None:
+        pool.ranks[rank].free_blocks += transfer.held_blocks
+    else:
+        release(settings, pool.cache, pool.ranks, rank, i, transfer.held_blocks, requests[i].computed_tokens)
+    replica = settings.first_replica + rank // settings.ranks_per_replica
+    keep_streamed_output(requests, pools, i)
+    lose(fleet, run, pools, replica, i, now_s)
+
+
+@inner
+def lose_sequence(pool: PoolTables, requests: Requests, i: int) -> None:
+    """Note what request `i` has produced under per-request scheduling: all of it is computed again."""
     if pool.sequences is not None:
         sequence = pool.sequences[i]
+        requests[i].target_tokens = sequence.prompt_tokens
         if sequence.is_prefilled:
             sequence.last_token_s = sequence.left_stage_s
-            sequence.prompt_tokens = sequence.processed_tokens
-        if fleet.rules.starts_over:
-            sequence.prompt_tokens = requests[i].input_tokens
-        sequence.processed_tokens = 0
-        sequence.is_prefilled = 0
-        sequence.num_blocks = 0
+            requests[i].target_tokens = sequence.processed_tokens
         sequence.next = NONE
-        sequence.group = 0
 
 
 @inner
@@ -197,12 +220,14 @@ def lose_sequences(
         count = insert(own, row, count, own.batches[row, MEMBERS, position])
     for position in range(count):
         i = own.batches[row, SCRATCH, position]
-        lose_sequence(pool, fleet, run.requests, i)
+        if own.cache is not None:
+            lose_shared(own.cache, replica, i)
+        lose_sequence(pool, run.requests, i)
         lose(fleet, run, pools, number, i, now_s)
     i = own.ranks[replica].first_waiting
     while i != NONE:
         after = own.sequences[i].next
-        lose_sequence(pool, fleet, run.requests, i)
+        lose_sequence(pool, run.requests, i)
         lose(fleet, run, pools, number, i, now_s)
         i = after
 

@@ -30,7 +30,7 @@ class PolicyRequests(NamedTuple):
     prompt_tokens: Ints
     """Tokens to compute before the next output: the prompt, after a restart its outputs too."""
     processed_tokens: Ints
-    """Tokens computed: of the prompt, then of the outputs too."""
+    """Tokens computed: of the prompt, then of the outputs too. Of a waiting request: found in the prefix cache."""
     num_blocks: Ints
     """KV blocks held."""
     is_prefilled: Ints
@@ -48,6 +48,8 @@ class PolicyEngine(NamedTuple):
     """Requests that hold blocks, in batches under way or between two."""
     max_num_seqs: int
     max_num_batched_tokens: int
+    decode_tokens: int
+    """Tokens that a decoding request computes in a step: more than one with speculative decoding."""
 
 
 Policy = Callable[[PolicyRequests, Ints, Ints, PolicyEngine], Any]
@@ -113,6 +115,7 @@ class PolicyCaller:
     def __init__(self, policy: Policy, pool: PerRequestPool, run: RunTables) -> None:
         self.policy, self.settings, self.batches = policy, pool.settings, pool.batches
         self.sequences, self.ranks = passed(pool.sequences, pool.ranks)
+        self.decode_tokens = 1 if pool.speculation is None else pool.speculation.num_queries
         self.waiting = np.zeros(run.requests.size, np.int64)
         requests, progress = run.requests.view(np.ndarray), pool.sequences.view(np.ndarray)
         self.view = PolicyRequests(
@@ -145,6 +148,7 @@ class PolicyCaller:
             int(self.num_running[replica]),
             settings.max_num_seqs,
             settings.max_num_batched_tokens,
+            self.decode_tokens,
         )
         ready = self.batches[row, 0, : self.num_ready[replica]]
         try:

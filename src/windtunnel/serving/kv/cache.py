@@ -15,7 +15,7 @@ copy up once it is complete, as in SGLang; vLLM keeps and caches both.
 
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records
-from windtunnel.serving.codes import VLLM_V1
+from windtunnel.serving.codes import USER, VLLM_V1
 from windtunnel.serving.kv.tiers import find_below, leave_below, write_through
 from windtunnel.serving.kv.windows import most_window_blocks, num_blocks_for, pool_blocks
 from windtunnel.serving.state.records import NONE, Cache, KernelSettings, Rank, Requests
@@ -146,8 +146,8 @@ def acquire(cache: Cache, requests: Requests, ranks: Records[Rank], rank: int, s
 
 @inner
 def caches_when_scheduled(settings: KernelSettings) -> bool:
-    """Whether others find a block once it is scheduled (vLLM), or once it is computed (SGLang, TensorRT-LLM)."""
-    return settings.scheduler == VLLM_V1
+    """Whether others find a block once it is scheduled (vLLM, users' policies) or computed (SGLang, TensorRT-LLM)."""
+    return settings.scheduler == VLLM_V1 or settings.scheduler == USER
 
 
 @inner

@@ -7,7 +7,7 @@ from windtunnel.serving.cluster.router_queue import drop_first_at_router, hold, 
 from windtunnel.serving.cluster.routers import fewest_outstanding, route
 from windtunnel.serving.cluster.slots import wake_for_request
 from windtunnel.serving.codes import ASSIGNED, USERS_ROUTER, VLLM_V0
-from windtunnel.serving.per_request.policies import put_last
+from windtunnel.serving.per_request.policies import begin_sequence, put_last
 from windtunnel.serving.schedulers.queue_orders import enqueue, set_queue_key
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import PoolRecord, Pools, ranks_of, slots_of
@@ -54,7 +54,8 @@ def deliver(pool: PoolTables, run: RunTables, pools: Pools | None, fleet: Replic
             keeps_key = keeps_key and has_key_of(pools, settings, former_rank, k)
     if pool.rules is not None:
         if settings.scheduler >= VLLM_V0:
-            put_last(pool.sequences, ranks, rank, k)  # type: ignore[arg-type]  # there with the rules
+            begin_sequence(pool.sequences, requests, k)  # type: ignore[arg-type]  # there with the rules
+            put_last(pool.sequences, ranks, rank, k)  # type: ignore[arg-type]
     if pool.batched is not None:
         if settings.scheduler < VLLM_V0:
             if not keeps_key:

@@ -4,8 +4,8 @@ from windtunnel.compiled.heap import pop
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import is_unset
 from windtunnel.serving.clients import conclude
-from windtunnel.serving.cluster.handoff import end_transfer, hand_off
-from windtunnel.serving.cluster.losses import keep_streamed_output, lose
+from windtunnel.serving.cluster.handoff import end_transfer
+from windtunnel.serving.cluster.losses import leave_for_decode
 from windtunnel.serving.cluster.slots import replica_of, wake_replica
 from windtunnel.serving.codes import FAIR_SHARE
 from windtunnel.serving.kv.cache import caches_when_scheduled, release, share
@@ -19,7 +19,6 @@ from windtunnel.serving.state.records import (
     FAIR_TOKENS,
     FINISH_KEY,
     FINISH_VALUE,
-    NONE,
     Cache,
 )
 from windtunnel.serving.state.tables import PoolTables, RunTables
@@ -34,13 +33,7 @@ def finish(
     if pools is not None:
         if pools.transfers[i].later_output_tokens > 0:
             unlink(requests, ranks, rank, i)
-            ranks[rank].num_outstanding -= 1
-            replica = hand_off(pool, run, pools, fleet, rank, i, now_s)
-            if replica != NONE:
-                wake_replica(run, pools, replica, now_s)
-            if fleet is not None:
-                if replica == NONE:
-                    give_up_handoff(pool, run, pools, fleet, rank, i, now_s)
+            leave_for_decode(pool, run, pools, fleet, rank, i, now_s)
             return
     requests[i].finish_s = now_s
     held = held_blocks(settings, pool.windows, requests, slots, i)
@@ -55,22 +48,6 @@ def finish(
     if settings.queue_order == FAIR_SHARE:
         requests[requests[i].tenant].tenant_tag += 2 * requests[i].output_tokens // FAIR_TOKENS
     conclude(settings, run, i, now_s)
-
-
-@inner
-def give_up_handoff(
-    pool: PoolTables, run: RunTables, pools: Pools, fleet: ReplicaFleet, rank: int, i: int, now_s: float
-) -> None:
-    """Free what request `i` holds on `rank`, where it was prefilled: no replica decodes, and it is sent again."""
-    settings, requests, transfer = pool.settings, run.requests, pools.transfers[i]
-    pool.ranks[rank].free_window_blocks += transfer.held_window_blocks
-    if pool.cache is None:
-        pool.ranks[rank].free_blocks += transfer.held_blocks
-    else:
-        release(settings, pool.cache, pool.ranks, rank, i, transfer.held_blocks, requests[i].computed_tokens)
-    replica = settings.first_replica + rank // settings.ranks_per_replica
-    keep_streamed_output(requests, pools, i)
-    lose(fleet, run, pools, replica, i, now_s)
 
 
 @inner

@@ -17,6 +17,7 @@ from windtunnel.compiled.heap import pop
 from windtunnel.compiled.jit import entry, inner
 from windtunnel.serving.clients import next_send_s
 from windtunnel.serving.cluster.handoff import join_ready, pull
+from windtunnel.serving.cluster.losses import leave_for_decode
 from windtunnel.serving.cluster.router_queue import ask_again
 from windtunnel.serving.cluster.routers import load_of_ranks
 from windtunnel.serving.cluster.scaling import change, has_room_to_log, turn_off_if_drained
@@ -29,6 +30,7 @@ from windtunnel.serving.loop.arrivals import deliver
 from windtunnel.serving.loop.completions import arrive, complete
 from windtunnel.serving.loop.steps import start_step
 from windtunnel.serving.per_request.batches import complete_batch, start_batches
+from windtunnel.serving.per_request.decode_groups import SCRATCH, ready_row
 from windtunnel.serving.schedulers.batch import begin_batch, end_batch
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import Pools, cache_of, cost_of
@@ -206,7 +208,12 @@ def end_step(
             else:
                 slot = replica * settings.num_stages + stage
                 if slots[slot].num_requests > 0:
-                    complete_batch(per_request_pool(pool, pools), run, replica, slot, now_s)
+                    own = per_request_pool(pool, pools)
+                    num_leaving = complete_batch(own, run, pools, replica, slot, now_s)
+                    if pools is not None:
+                        for position in range(num_leaving):
+                            i = own.batches[ready_row(own, replica), SCRATCH, position]
+                            leave_for_decode(pool, run, pools, fleet, replica, i, now_s)
     if pool.batched is not None:
         if settings.scheduler < VLLM_V0:
             first = replica * settings.ranks_per_replica
@@ -242,7 +249,15 @@ def start_steps(
     settings = pool.settings
     if pool.rules is not None:
         if settings.scheduler >= VLLM_V0:
-            return start_batches(per_request_pool(pool, pools), cost, run, fleet, replica, now_s)
+            slot = replica * settings.num_stages
+            if pools is not None:
+                begin_batch(pool.slots, slot, now_s)
+                join_ready(pool, run.requests, pools, replica, slot)
+            status = start_batches(per_request_pool(pool, pools), cost, run, fleet, replica, now_s)
+            if pools is not None:
+                if status == DONE:
+                    pull(pool, run, pools, replica, slot, now_s)
+            return status
     if pool.batched is not None:
         form_batches(pool, run, pools, replica, stage, now_s, ended_step, cost.host_overlaps)
         rows = run.clock[0].rows

@@ -16,7 +16,7 @@ from windtunnel.compiled.records import int64, is_unset
 from windtunnel.serving.clients import conclude, horizon_of_steps
 from windtunnel.serving.codes import FASTER_TRANSFORMER, LIGHTLLM, ORCA, SARATHI, USER, VLLM_V0
 from windtunnel.serving.per_request.cost import ceil_to, model_step_s, table_stage_s
-from windtunnel.serving.per_request.custom_batch import form_custom_batch
+from windtunnel.serving.per_request.custom_batch import find_all_cached, form_custom_batch
 from windtunnel.serving.per_request.decode_groups import (
     MEMBERS,
     PHASES,
@@ -30,6 +30,7 @@ from windtunnel.serving.per_request.decode_groups import (
     reserves_blocks,
 )
 from windtunnel.serving.per_request.policies import (
+    computed_tokens,
     form_batch_faster_transformer,
     form_batch_lightllm,
     form_batch_orca,
@@ -37,9 +38,10 @@ from windtunnel.serving.per_request.policies import (
     form_batch_vllm_v0,
     release,
 )
-from windtunnel.serving.schedulers.step_cost import SAME_DURATION, with_host
+from windtunnel.serving.schedulers.step_cost import SAME_DURATION, with_host, with_loading
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.per_request import PerRequestPool
+from windtunnel.serving.state.pools import Pools
 from windtunnel.serving.state.records import NONE, Requests, StepCost
 from windtunnel.serving.state.status import ASK_POLICY, DONE, OUT_OF_STEPS, OUT_OF_TABLES, REFUSED
 from windtunnel.serving.state.tables import RunTables
@@ -81,9 +83,13 @@ class Passage(NamedTuple):
 
 
 @inner
-def complete_batch(pool: PerRequestPool, run: RunTables, replica: int, slot: int, now_s: float) -> None:
+def complete_batch(
+    pool: PerRequestPool, run: RunTables, pools: Pools | None, replica: int, slot: int, now_s: float
+) -> int:
     """Apply the end of a batch: finished requests leave, those that it decoded are its decode group, others are ready
     again.
+
+    Returns how many requests leave for a replica that decodes: the scratch list of the replica's row has them.
     """
     row = ready_row(pool, replica)
     size, num_steps = pool.slots[slot].num_listed, pool.slots[slot].num_steps
@@ -96,13 +102,20 @@ def complete_batch(pool: PerRequestPool, run: RunTables, replica: int, slot: int
     if run.trail is None:
         joins = may_join(pool, replica, slot)
     num_ready = pool.ranks[replica].num_ready
-    num_ready_before, has_joined = num_ready, False
+    num_ready_before, num_leaving, has_joined = num_ready, 0, False
     members, tokens, ready = pool.batches[slot, MEMBERS], pool.batches[slot, TOKENS], pool.batches[row, MEMBERS]
     for position in range(size):
         i = members[position]
         has_decoded = pool.sequences[i].is_prefilled
         count_tokens(pool, run.requests, i, tokens[position] * num_steps, now_s)
         if pool.sequences[i].processed_tokens >= pool.sequences[i].total_tokens:
+            if pools is not None:
+                if pools.transfers[i].later_output_tokens > 0:
+                    pool.batches[row, SCRATCH, num_leaving] = i
+                    num_leaving += 1
+                    run.requests[i].computed_tokens = computed_tokens(pool.sequences, i)
+                    pool.ranks[replica].num_running -= 1
+                    continue
             end_request(pool, run, replica, i, now_s)
         elif has_decoded and joins:
             join(pool, run.requests, slot, i, now_s)
@@ -120,6 +133,7 @@ def complete_batch(pool: PerRequestPool, run: RunTables, replica: int, slot: int
         release_together(pool, replica, slot, unfinished)
     pool.slots[slot].num_requests = 0
     pool.ranks[replica].num_in_flight -= 1
+    return num_leaving
 
 
 @inner
@@ -180,6 +194,7 @@ def start_batches(
         if pool.settings.scheduler != USER:
             size = form_batch(pool, run.requests, replica, slot, now_s)
         elif not clock[0].answered:
+            find_all_cached(pool, run.requests, replica)
             clock[0].slot = slot
             return ASK_POLICY
         if run.pairs is not None:
@@ -236,7 +251,7 @@ def start_batch(
         has_recorded_steps = cost.recorded_step_s.size > 0
         if has_recorded_steps and cost.recorded_step_s.size <= clock[0].recorded:
             return OUT_OF_STEPS
-    passage = passage_of(pool, cost, run, batch, replica, now_s)
+    passage = passage_of(pool, cost, run, batch, replica, slot, now_s)
     if passage.end_s < now_s:
         clock[0].culprit = batch.num_requests
         return OUT_OF_TABLES
@@ -250,6 +265,7 @@ def start_batch(
     is_doomed = end_s >= fails_s
     if is_doomed:
         end_s, late_gap_s = fails_s, 0.0
+        run.steps[clock[0].rows].load_s = 0.0
         batch = Batch(size, batch.num_requests, 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0.0, batch.num_running)
     is_alone = batch.num_prompts == 0 and pool.settings.num_stages == 1 and pool.ranks[replica].num_ready == 0
     # Blocks of a restarted request may let it in again at the next step.
@@ -313,6 +329,9 @@ def batch_of(pool: PerRequestPool, requests: Requests, replica: int, slot: int, 
             if pool.settings.num_stages == 1:
                 pool.slots[slot].group_paused_s += now_s - left_s
     num_decodes = num_requests - num_prompts
+    num_queries = 1
+    if pool.speculation is not None:
+        num_queries = pool.speculation.num_queries
     return Batch(
         size,
         num_requests,
@@ -322,7 +341,7 @@ def batch_of(pool: PerRequestPool, requests: Requests, replica: int, slot: int, 
         squares,
         cached,
         context_tokens,
-        sampled + num_decodes,
+        sampled + num_decodes * num_queries,
         pairs,
         paused,
         resumed,
@@ -333,13 +352,13 @@ def batch_of(pool: PerRequestPool, requests: Requests, replica: int, slot: int, 
 
 @inner
 def passage_of(
-    pool: PerRequestPool, cost: StepCost, run: RunTables, batch: Batch, replica: int, now_s: float
+    pool: PerRequestPool, cost: StepCost, run: RunTables, batch: Batch, replica: int, slot: int, now_s: float
 ) -> Passage:
     """Price a batch and take it through the pipeline; returns its `Passage`, which ends before it starts where the
     batch lies outside the look-up tables.
     """
     if pool.stage_tables is None:
-        device_s = batch_device_s(cost, run, batch)
+        device_s = batch_device_s(pool, cost, run, batch, slot)
         if pool.settings.num_stages == 1:
             return Passage(now_s, now_s + with_host(cost, device_s, batch.num_running), 0.0)
         host_s = cost.host_step_s + cost.host_request_s * batch.num_running
@@ -368,12 +387,23 @@ def passage_of(
 
 
 @inner
-def batch_device_s(cost: StepCost, run: RunTables, batch: Batch) -> float:
-    """Price a batch on the device, by the recorded durations where there are any."""
+def batch_device_s(pool: PerRequestPool, cost: StepCost, run: RunTables, batch: Batch, slot: int) -> float:
+    """Price a batch on the device, by the recorded durations where there are any.
+
+    Writes how long the step waits for KV blocks to its row.
+    """
     if cost.recorded_step_s.size > 0:
         run.clock[0].recorded += 1
         return cost.recorded_step_s[run.clock[0].recorded - 1]
-    return model_step_s(cost, batch.num_decodes, batch.context_tokens, batch.prompt_tokens, batch.pairs, batch.sampled)
+    device_s = model_step_s(
+        cost, pool.speculation, batch.num_decodes, batch.context_tokens, batch.prompt_tokens, batch.pairs, batch.sampled
+    )
+    if pool.cache is not None:
+        replica, stage = slot // pool.settings.num_stages, slot % pool.settings.num_stages
+        loaded_s = with_loading(pool.settings, pool.cache, replica, replica + 1, stage, device_s)
+        run.steps[run.clock[0].rows].load_s = loaded_s - device_s
+        return loaded_s
+    return device_s
 
 
 @inner
@@ -424,7 +454,7 @@ def take_equal_steps(
         context = batch.context_tokens + num_steps * batch.num_decodes
         needed = 0 if reserves else pool.batches[row, SCRATCH, num_steps % pool.settings.block_size]
         if pool.stage_tables is None:
-            device_s = model_step_s(cost, batch.num_decodes, context, 0, 0.0, 0)
+            device_s = model_step_s(cost, pool.speculation, batch.num_decodes, context, 0, 0.0, 0)
             step_s = with_host(cost, device_s, batch.num_running)
         else:
             step_s = table_stage_s(pool.stage_tables, batch.num_decodes, context, 0, 0, 0, 0, batch.num_decodes)

@@ -5,7 +5,7 @@ import math
 from windtunnel.compiled.jit import inner
 from windtunnel.serving.schedulers.step_cost import decode_attention_s, prefill_attention_s
 from windtunnel.serving.state.per_request import StageTables
-from windtunnel.serving.state.records import StepCost
+from windtunnel.serving.state.records import Speculation, StepCost
 
 
 @inner
@@ -58,13 +58,22 @@ def table_stage_s(
 
 @inner
 def model_step_s(
-    cost: StepCost, num_decodes: int, context_tokens: int, prompt_tokens: int, pairs: float, sampled: int
+    cost: StepCost,
+    speculation: Speculation | None,
+    num_decodes: int,
+    context_tokens: int,
+    prompt_tokens: int,
+    pairs: float,
+    sampled: int,
 ) -> float:
     """Price a step on the device by a `StepCost`; `context_tokens` counts the new tokens too."""
     attention_s = decode_attention_s(cost, num_decodes, context_tokens, prompt_tokens)
     if prompt_tokens == 0:
         return cost.decode_token_s[num_decodes] + attention_s
     attention_s += prefill_attention_s(cost, prompt_tokens, pairs)
-    num_tokens = num_decodes + prompt_tokens
-    device_s = cost.mixed_token_s[num_tokens] + cost.sample_s[sampled] + attention_s
+    num_tokens, draft_s = num_decodes + prompt_tokens, 0.0
+    if speculation is not None:
+        num_tokens = num_decodes * speculation.num_queries + prompt_tokens
+        draft_s = cost.draft_s[num_decodes]
+    device_s = cost.mixed_token_s[num_tokens] + cost.sample_s[sampled] + attention_s + draft_s
     return max(device_s, cost.launch_s[min(num_tokens, cost.launch_s.size - 1)])

@@ -2,10 +2,14 @@
 
 from windtunnel.compiled.jit import entry, inner
 from windtunnel.compiled.records import Records
+from windtunnel.serving.kv.cache import acquire, look_up, share
+from windtunnel.serving.kv.tiers import leave_below
+from windtunnel.serving.kv.windows import num_blocks_for
 from windtunnel.serving.per_request.decode_groups import MEMBERS, ready_row
-from windtunnel.serving.per_request.policies import add, admit, put_first, restart
+from windtunnel.serving.per_request.policies import add, admit, begin_sequence, computed_tokens, put_first, restart
+from windtunnel.serving.schedulers.batch import gained_tokens
 from windtunnel.serving.state.per_request import PerRequestPool, SequenceState
-from windtunnel.serving.state.records import NONE, Clock, Ints, Rank, Requests
+from windtunnel.serving.state.records import NONE, Clock, Ints, Rank, Requests, Speculation
 
 TWICE, NOT_HERE, TOO_MANY_TOKENS, TOO_FEW_TOKENS, TOO_MANY_BLOCKS, TOO_MANY_SEQS, TOO_LONG = range(-7, 0)
 """What `form_custom_batch` returns for a batch that the engine cannot run; the request is in `clock[0].culprit`."""
@@ -21,6 +25,30 @@ def list_waiting(sequences: Records[SequenceState], ranks: Records[Rank], replic
         count += 1
         i = sequences[i].next
     return count
+
+
+@inner
+def find_cached(pool: PerRequestPool, requests: Requests, replica: int, i: int) -> int:
+    """Find how much of waiting request `i` is cached; it starts from there.
+
+    Returns how many blocks count as free now and would not if the request took what was found.
+    """
+    unused = 0
+    if pool.cache is not None:
+        requests[i].target_tokens = pool.sequences[i].prompt_tokens
+        unused = look_up(pool.settings, pool.cache, requests, pool.ranks, replica, i)
+        pool.sequences[i].processed_tokens = requests[i].computed_tokens
+    return unused
+
+
+@inner
+def find_all_cached(pool: PerRequestPool, requests: Requests, replica: int) -> None:
+    """Find how much of every waiting request is cached: their `processed_tokens`, which a policy sees."""
+    if pool.cache is not None:
+        i = pool.ranks[replica].first_waiting
+        while i != NONE:
+            find_cached(pool, requests, replica, i)
+            i = pool.sequences[i].next
 
 
 @inner
@@ -40,45 +68,24 @@ def form_custom_batch(
 
     Returns the size of the batch, or an error code.
     """
-    row = ready_row(pool, replica)
-    size, num_tokens = 0, 0
+    size, num_tokens, has_decodes = 0, 0, False
     for k in range(pairs.shape[0]):
         i, tokens = pairs[k, 0], pairs[k, 1]
         clock[0].culprit = i
         if i < 0 or i >= requests.size:
             return NOT_HERE
-        position = 0
-        while position < pool.ranks[replica].num_ready and pool.batches[row, MEMBERS, position] != i:
-            position += 1
-        is_ready = position < pool.ranks[replica].num_ready
-        if is_ready:
-            for later in range(position, pool.ranks[replica].num_ready - 1):
-                pool.batches[row, MEMBERS, later] = pool.batches[row, MEMBERS, later + 1]
-            pool.ranks[replica].num_ready -= 1
-            if tokens == 0:
-                restart(pool, requests, replica, i)
-                continue
-        else:
+        is_ready = take_ready(pool, replica, i)
+        if is_ready and tokens == 0:
+            restart(pool, requests, replica, i)
+            continue
+        if not is_ready:
             for earlier in range(size):
                 if pool.batches[slot, MEMBERS, earlier] == i:
                     return TWICE
-            before, waiting = NONE, pool.ranks[replica].first_waiting
-            while waiting != NONE and waiting != i:
-                before, waiting = waiting, pool.sequences[waiting].next
-            if waiting == NONE:
+            if not move_to_front(pool, replica, i):
                 return NOT_HERE
-            if before != NONE:
-                pool.sequences[before].next = pool.sequences[i].next
-                if pool.sequences[i].next == NONE:
-                    pool.ranks[replica].last_waiting = before
-                pool.ranks[replica].num_waiting -= 1
-                pool.ranks[replica].waiting_tokens -= pool.sequences[i].prompt_tokens
-                put_first(pool, replica, i)
-        left = (
-            1
-            if pool.sequences[i].is_prefilled
-            else pool.sequences[i].prompt_tokens - pool.sequences[i].processed_tokens
-        )
+        decodes = pool.sequences[i].is_prefilled
+        left = 1 if decodes else pool.sequences[i].prompt_tokens - pool.sequences[i].processed_tokens
         if tokens < 1:
             return TOO_FEW_TOKENS
         if tokens > left:
@@ -87,17 +94,121 @@ def form_custom_batch(
             if pool.ranks[replica].num_running >= pool.settings.max_num_seqs:
                 return TOO_MANY_SEQS
             admit(pool, requests, replica, 0, now_s)
-        held = pool.sequences[i].processed_tokens + (0 if pool.sequences[i].is_prefilled else tokens)
-        num_needed = (held + pool.settings.block_size - 1) // pool.settings.block_size - pool.sequences[i].num_blocks
-        if num_needed > pool.ranks[replica].free_blocks:
+            if pool.cache is not None:
+                tokens = take_cached(pool, requests, replica, slot, i, tokens)
+        num_computed = tokens
+        if pool.speculation is not None:
+            if decodes:
+                tokens = gained_by(pool, pool.speculation, slot, i)
+                num_computed = pool.speculation.num_queries
+        if not take_blocks(pool, replica, i, tokens):
             return TOO_MANY_BLOCKS
-        if num_needed > 0:
-            pool.sequences[i].num_blocks += num_needed
-            pool.ranks[replica].free_blocks -= num_needed
+        if pool.cache is not None:
+            if not decodes:
+                num_cached = pool.sequences[i].processed_tokens + tokens
+                share(pool.settings, pool.cache, pool.ranks, replica, i, num_cached)
         size = add(pool, slot, size, i, tokens)
-        num_tokens += tokens
+        num_tokens += num_computed
+        has_decodes = has_decodes or decodes == 1
         if num_tokens > pool.settings.max_num_batched_tokens:
             return TOO_LONG
         if size > pool.rules.max_batch_seqs:
             return TOO_MANY_SEQS
+    pool.slots[slot].num_verified += has_decodes
     return size
+
+
+@inner
+def take_ready(pool: PerRequestPool, replica: int, i: int) -> bool:
+    """Take request `i` off the ready requests; returns whether it was among them."""
+    row, position = ready_row(pool, replica), 0
+    while position < pool.ranks[replica].num_ready and pool.batches[row, MEMBERS, position] != i:
+        position += 1
+    if position == pool.ranks[replica].num_ready:
+        return False
+    for later in range(position, pool.ranks[replica].num_ready - 1):
+        pool.batches[row, MEMBERS, later] = pool.batches[row, MEMBERS, later + 1]
+    pool.ranks[replica].num_ready -= 1
+    return True
+
+
+@inner
+def move_to_front(pool: PerRequestPool, replica: int, i: int) -> bool:
+    """Move request `i` to the front of the waiting ones; returns whether it waits here."""
+    before, waiting = NONE, pool.ranks[replica].first_waiting
+    while waiting != NONE and waiting != i:
+        before, waiting = waiting, pool.sequences[waiting].next
+    if waiting == NONE:
+        return False
+    if before != NONE:
+        pool.sequences[before].next = pool.sequences[i].next
+        if pool.sequences[i].next == NONE:
+            pool.ranks[replica].last_waiting = before
+        pool.ranks[replica].num_waiting -= 1
+        pool.ranks[replica].waiting_tokens -= pool.sequences[i].prompt_tokens
+        put_first(pool, replica, i)
+    return True
+
+
+@inner
+def take_cached(pool: PerRequestPool, requests: Requests, replica: int, slot: int, i: int, tokens: int) -> int:
+    """Let request `i`, which is admitted with a chunk of `tokens`, share the blocks of its prompt that are cached now.
+
+    What was scheduled since the policy was asked may be among them: it is not computed again. Where they leave too few
+    free blocks for the chunk, nothing is shared: the chunk is the first of the whole prompt.
+
+    Returns the tokens of the chunk.
+    """
+    if pool.cache is not None:
+        unused = find_cached(pool, requests, replica, i)
+        found = pool.sequences[i].processed_tokens
+        chunk = min(tokens, pool.sequences[i].prompt_tokens - found)
+        num_blocks = num_blocks_for(found + chunk, pool.settings.block_size) - found // pool.settings.block_size
+        if num_blocks + unused > pool.ranks[replica].free_blocks:
+            leave_below(pool.settings, pool.cache, requests, i)
+            pool.cache.requests[i].deepest = NONE
+            pool.cache.requests[i].shared_blocks = 0
+            requests[i].computed_tokens, chunk = 0, tokens
+        acquire(pool.cache, requests, pool.ranks, replica, slot, i)
+        pool.sequences[i].processed_tokens = requests[i].computed_tokens
+        pool.sequences[i].num_blocks = requests[i].computed_tokens // pool.settings.block_size
+        return chunk
+    return tokens
+
+
+@inner
+def gained_by(pool: PerRequestPool, speculation: Speculation, slot: int, i: int) -> int:
+    """Return the tokens that decoding request `i` gains in the slot's next step, with speculative decoding."""
+    left = pool.sequences[i].total_tokens - pool.sequences[i].processed_tokens
+    return min(gained_tokens(speculation, pool.slots, slot), left)
+
+
+@inner
+def take_blocks(pool: PerRequestPool, replica: int, i: int, tokens: int) -> bool:
+    """Take the blocks that request `i` needs to process `tokens`; returns whether there were enough."""
+    held = computed_tokens(pool.sequences, i) + tokens
+    num_blocks = num_blocks_for(held, pool.settings.block_size) - pool.sequences[i].num_blocks
+    if num_blocks > pool.ranks[replica].free_blocks:
+        return False
+    if num_blocks > 0:
+        pool.sequences[i].num_blocks += num_blocks
+        pool.ranks[replica].free_blocks -= num_blocks
+    return True
+
+
+@inner
+def join_with_cache(pool: PerRequestPool, requests: Requests, replica: int, i: int) -> None:
+    """Make request `i`, whose KV has come from another replica, ready here.
+
+    It decodes, or computes the last token of its prompt again.
+    """
+    begin_sequence(pool.sequences, requests, i)
+    sequence, computed = pool.sequences[i], requests[i].computed_tokens
+    sequence.is_prefilled = 1 if computed == requests[i].target_tokens else 0
+    sequence.processed_tokens = computed + sequence.is_prefilled
+    sequence.num_blocks = num_blocks_for(computed, pool.settings.block_size)
+    sequence.left_stage_s = requests[i].last_token_s
+    sequence.last_token_s = requests[i].last_token_s
+    pool.batches[ready_row(pool, replica), MEMBERS, pool.ranks[replica].num_ready] = i
+    pool.ranks[replica].num_ready += 1
+    pool.ranks[replica].num_running += 1

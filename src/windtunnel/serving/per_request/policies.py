@@ -7,6 +7,7 @@ the batches of Vidur 7d47513 (`vidur/scheduler/replica_scheduler`), restarts and
 
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, is_unset
+from windtunnel.serving.kv.cache import release as leave_in_cache
 from windtunnel.serving.per_request.decode_groups import MEMBERS, SCRATCH, TOKENS, dissolve, ready_row, take_group
 from windtunnel.serving.state.per_request import PerRequestPool, SequenceState
 from windtunnel.serving.state.records import NONE, Rank, Requests
@@ -16,6 +17,23 @@ from windtunnel.serving.state.records import NONE, Rank, Requests
 def next_prompt_blocks(pool: PerRequestPool, i: int) -> int:
     """Return the blocks for all that request `i` must compute before its next token."""
     return (pool.sequences[i].prompt_tokens + pool.settings.block_size - 1) // pool.settings.block_size
+
+
+@inner
+def begin_sequence(sequences: Records[SequenceState], requests: Requests, i: int) -> None:
+    """Let request `i` begin at a replica: nothing of it is computed there."""
+    sequences[i].prompt_tokens = requests[i].target_tokens
+    sequences[i].total_tokens = requests[i].input_tokens + requests[i].output_tokens
+    sequences[i].processed_tokens = 0
+    sequences[i].is_prefilled = 0
+    sequences[i].num_blocks = 0
+    sequences[i].group = 0
+
+
+@inner
+def computed_tokens(sequences: Records[SequenceState], i: int) -> int:
+    """Return the tokens of request `i` whose KV is in the cache."""
+    return sequences[i].processed_tokens - sequences[i].is_prefilled
 
 
 @inner
@@ -62,8 +80,12 @@ def admit(pool: PerRequestPool, requests: Requests, replica: int, num_blocks: in
 
 @inner
 def release(pool: PerRequestPool, replica: int, i: int) -> None:
-    """Free the blocks of request `i`."""
-    pool.ranks[replica].free_blocks += pool.sequences[i].num_blocks
+    """Free the blocks of request `i`; what it computed stays in the prefix cache as long as there is room."""
+    if pool.cache is None:
+        pool.ranks[replica].free_blocks += pool.sequences[i].num_blocks
+    else:
+        held, computed = pool.sequences[i].num_blocks, computed_tokens(pool.sequences, i)
+        leave_in_cache(pool.settings, pool.cache, pool.ranks, replica, i, held, computed)
     pool.ranks[replica].num_running -= 1
     pool.sequences[i].num_blocks = 0
 
@@ -78,6 +100,7 @@ def restart(pool: PerRequestPool, requests: Requests, replica: int, i: int) -> N
         pool.sequences[i].prompt_tokens = pool.sequences[i].processed_tokens
     pool.sequences[i].processed_tokens = 0
     pool.sequences[i].is_prefilled = 0
+    requests[i].target_tokens = pool.sequences[i].prompt_tokens
     requests[i].num_preemptions += 1
     pool.ranks[replica].has_restarted = 1
     put_first(pool, replica, i)

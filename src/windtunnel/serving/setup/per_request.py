@@ -4,9 +4,9 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.serving import codes
-from windtunnel.serving.deployment import Pool
+from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.contract import scheduler_of
-from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS
+from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, is_own_scheduler
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.serving.state.per_request import PerRequestRules
@@ -45,13 +45,15 @@ def most_batch_tokens(settings: KernelSettings, rules: PerRequestRules, requests
     return batch_seqs * int(requests.input_tokens.max())
 
 
-def refuse_features(pool: Pool, setup: Setup, memory: MemoryPlan, requests: RequestArrays) -> None:
-    """Raise InputError where a deployment has features that the engines of these schedulers do not have."""
-    scheduler, given = setup.engine.scheduler, pool.engine
+def refuse_features(
+    given: EngineSettings, setup: Setup, memory: MemoryPlan, requests: RequestArrays, transfers_kv: bool
+) -> None:
+    """Raise InputError where a pool with the settings `given` has features that its scheduler does not have."""
+    scheduler, is_own = setup.engine.scheduler, is_own_scheduler(str(setup.engine.scheduler))
     refused = [
-        (bool(setup.engine.kv_tiers), "keeps no KV blocks in lower tiers", "engine.kv_tiers"),
+        (bool(setup.engine.kv_tiers) and not is_own, "keeps no KV blocks in lower tiers", "engine.kv_tiers"),
         (
-            bool(given.enable_prefix_caching) and requests.prefixes is not None,
+            bool(given.enable_prefix_caching) and requests.prefixes is not None and not is_own,
             "has no prefix cache, and these prompts share beginnings",
             "engine.enable_prefix_caching",
         ),
@@ -61,7 +63,7 @@ def refuse_features(pool: Pool, setup: Setup, memory: MemoryPlan, requests: Requ
             "engine.scheduling_policy",
         ),
         (setup.parallelism.attention_dp > 1, "has no attention data parallelism", "parallelism.attention_dp"),
-        (pool.role != "both", "has no connector that sends or reads KV caches", "pools' role"),
+        (transfers_kv and not is_own, "has no connector that sends or reads KV caches", "pools' role"),
     ]
     for is_given, reason, name in refused:
         if is_given:

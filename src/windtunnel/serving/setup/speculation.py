@@ -8,7 +8,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model.memory import weight_bytes
 from windtunnel.model.shape import Shard
-from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS
+from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, OTHER_SCHEDULERS
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.state.records import Speculation
 
@@ -25,7 +25,7 @@ def speculation_of(setup: Setup) -> Speculation | None:
     queries = speculative.num_draft_tokens + 1
     if setup.parallelism.pp > 1:
         raise InputError(f"speculative decoding does not run in a pipeline; pp = {setup.parallelism.pp}", "set pp to 1")
-    if setup.engine.scheduler not in ENGINE_SCHEDULERS:
+    if setup.engine.scheduler in OTHER_SCHEDULERS:
         raise InputError(
             f"the scheduler {setup.engine.scheduler} has no speculative decoding",
             f"those that have: {', '.join(ENGINE_SCHEDULERS)}",

@@ -5,7 +5,17 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from windtunnel.compiled.records import F8, I8, Records, layout
-from windtunnel.serving.state.records import NONE, Floats, Ints, KernelSettings, Rank, Slot, Table
+from windtunnel.serving.state.records import (
+    NONE,
+    Cache,
+    Floats,
+    Ints,
+    KernelSettings,
+    Rank,
+    Slot,
+    Speculation,
+    Table,
+)
 
 
 class PerRequestRules(NamedTuple):
@@ -36,7 +46,7 @@ class SequenceState(Protocol):
 
     prompt_tokens: I8  # to compute before the next token: the prompt, after a restart its outputs too
     total_tokens: I8
-    processed_tokens: I8  # computed, and one more as soon as the prompt is: the token that it gave
+    processed_tokens: I8  # computed, or found in the cache while it waits; one more when the prompt gave its token
     num_blocks: I8
     is_prefilled: I8
     next: I8  # in the waiting list
@@ -89,6 +99,10 @@ class PerRequestPool(NamedTuple):
     """[replica, stage] Time at which each pipeline stage is free."""
     stage_tables: StageTables | None
     """None where a `StepCost` prices steps."""
+    cache: Cache | None = None
+    """None where prompts share nothing."""
+    speculation: Speculation | None = None
+    """None where a decode step gives one token."""
 
 
 class Trail(NamedTuple):
@@ -104,7 +118,6 @@ def new_sequences(requests: Table) -> Table:
     """Make fresh `SEQUENCE` records for `requests`."""
     sequences = np.zeros(requests.size, SEQUENCE).view(np.recarray)
     sequences.prompt_tokens = requests.input_tokens
-    sequences.total_tokens = requests.input_tokens + requests.output_tokens
     sequences.next = NONE
     for unknown in ("last_token_s", "left_stage_s", "started_s"):
         sequences[unknown] = np.nan

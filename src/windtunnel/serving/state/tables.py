@@ -125,4 +125,6 @@ def per_request_pool(pool: PoolTables, pools: Pools | None) -> PerRequestPool:
         batches,  # type: ignore[arg-type]
         pool.stages,
         pool.stage_tables,
+        pool.cache,
+        pool.speculation,
     )
