@@ -24,9 +24,11 @@ from serving.pool_of_one import run_pool
 from windtunnel.metrics.summary import itl_distribution
 from windtunnel.serving import codes
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL
-from windtunnel.serving.run import LoopRun, first_pool, run_loop
+from windtunnel.serving.custom.policy import PolicyEngine, PolicyRequests
+from windtunnel.serving.run import Custom, LoopRun, first_pool, run_loop
 from windtunnel.serving.setup.kv_retention import KvRetention, caches_of
 from windtunnel.serving.state import records as state
+from windtunnel.serving.state.per_request import PerRequestRules
 from windtunnel.serving.state.pools import HandoffRules, PoolPlan, Pools
 from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 
@@ -304,6 +306,66 @@ def assert_equal_to_the_oracle(case: Case, shares: bool = True) -> None:
         tokens = by_step["decode_tokens"][mine] + by_step["prefill_tokens"][mine]
         np.testing.assert_array_equal(tokens, [sum(step.scheduled.values()) for step in theirs])
     assert steps["used_blocks"].max() == max(step.used_blocks for step in reference_steps)
+
+
+def first_come(
+    requests: PolicyRequests, waiting: np.ndarray, ready: np.ndarray, engine: PolicyEngine
+) -> list[tuple[int, int]]:
+    """Schedule as vLLM V1 does while blocks and tokens suffice."""
+    left = np.where(requests.is_prefilled, 1, requests.prompt_tokens - requests.processed_tokens)
+    return [(int(i), int(left[i])) for i in (*ready, *waiting[: engine.max_num_seqs - engine.num_running])]
+
+
+@settings(max_examples=cases_to_try(150))
+@given(st.one_of(cases(), caching_cases(), speculative_cases()), st.integers(0, 2**32))
+def test_users_policies_run_in_pools_as_the_scheduler_that_they_copy(case: Case, seed: int) -> None:
+    rng, budget = np.random.default_rng(seed), 4000
+    case.handoff_rules = case.handoff_rules._replace(local_tokens=0)
+    engines = []
+    for plan in case.plans:
+        limits = plan.settings._replace(
+            scheduler=codes.VLLM_V1,
+            ranks_per_replica=1,
+            num_stages=1,
+            queue_order=codes.FCFS,
+            chunked_prefill=1,
+            long_prefill_token_threshold=0,
+            max_num_batched_tokens=budget,
+            num_blocks=100_000,
+            window_tokens=0,
+            num_groups=1,
+            num_window_groups=0,
+            window_pool=0,
+            num_window_blocks=0,
+            blocks_per_request=0,
+            batch_wait_steps=0,
+            balance_steps=0,
+        )
+        cost = random_cost(rng, limits.max_num_seqs, budget, False)
+        samples = 1e-4 + 1e-6 * np.arange(3 * limits.max_num_seqs + 1.0)
+        cost = cost._replace(sample_s=samples, draft_s=1e-4 * np.arange(limits.max_num_seqs + 1.0))
+        engines.append(plan._replace(settings=limits, cost=cost))
+    users = [
+        plan._replace(settings=plan.settings._replace(scheduler=codes.USER), rules=rules)
+        for plan in engines
+        for rules in [PerRequestRules(plan.settings.max_num_seqs, fuses_steps=0)]
+    ]
+    runs = []
+    for plans, policies in ((engines, [None for _ in engines]), (users, [first_come for _ in users])):
+        plans = [plan if plan.role == PREFILL else plan._replace(speculation=case.speculation) for plan in plans]
+        caches = [
+            caches_of(plan.settings, kept, case.requests) for plan, kept in zip(plans, case.retention, strict=False)
+        ]
+        runs.append(run_loop(plans, case.requests, caches, case.handoff_rules, custom=Custom(None, policies)))
+    expected, run = runs
+    for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s"):
+        np.testing.assert_allclose(run.requests[name], expected.requests[name], rtol=1e-9, err_msg=name)
+    for name in ("handed_s", "transfer_start_s", "transfer_end_s", "decode_rank"):
+        np.testing.assert_allclose(
+            pools_of(run).transfers[name], pools_of(expected).transfers[name], rtol=1e-9, err_msg=name
+        )
+    if run.cache is not None and expected.cache is not None:
+        np.testing.assert_array_equal(run.cache.requests["cached_tokens"], expected.cache.requests["cached_tokens"])
 
 
 @settings(max_examples=cases_to_try(150))

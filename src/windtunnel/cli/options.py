@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 
 import click
 
-from windtunnel.cli.output import remark_left_out
+from windtunnel.cli.output import remark_left_out, remark_node
 from windtunnel.errors import InputError, check_known
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def scenario_of(file: Path | None, options: Mapping[str, Any], base: dict[str, A
     """
     from windtunnel import catalog
     from windtunnel.schema import read_table
-    from windtunnel.serving.scenario import SCENARIO_HINT, scenario_from
+    from windtunnel.serving.scenario import SCENARIO_HINT, pool_scenario, scenario_from
     from windtunnel.serving.shorthand import lay_over
 
     raw = read_table(file, "a scenario", SCENARIO_HINT) if file is not None else {}
@@ -280,6 +280,10 @@ def scenario_of(file: Path | None, options: Mapping[str, Any], base: dict[str, A
     # A model that cannot be read is refused where the scenario is resolved.
     with suppress(InputError):
         remark_left_out(catalog.model(scenario.model))
+        for pool in scenario.deployment.groups:
+            deployment = (pool_scenario(scenario, pool) if scenario.deployment.pools else scenario).deployment
+            if deployment.parallelism.num_devices > 1:
+                remark_node(deployment.device, deployment.node)
     return scenario
 
 

@@ -9,6 +9,7 @@ import click
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
+    from windtunnel.hardware import Node
     from windtunnel.model.shape import ModelSpec
     from windtunnel.report.report import Report
 
@@ -34,6 +35,14 @@ def remark_left_out(model: "ModelSpec") -> None:
     """Say on stderr which parts of a published model the predictions leave out."""
     if model.left_out:
         remark(f"note: {model.name} is predicted without its {' and '.join(model.left_out)}: text only")
+
+
+def remark_node(device: str, node: "str | Node | None") -> None:
+    """Say on stderr that the links of a device, for which no node is named or known, are assumed to be PCIe."""
+    from windtunnel import catalog
+
+    if node is None and catalog.default_node(catalog.device(device)).name == catalog.GENERIC_NODE:
+        remark(f"note: no node of {device} is known, so eight devices on PCIe are assumed; --node names another")
 
 
 def write_page(file: Path | None, report: Callable[..., "Report"], *result: Any) -> None:

@@ -65,6 +65,14 @@ def test_a_step_that_the_engine_never_forms_is_refused(windtunnel: Command, opti
     assert message in done.stderr
 
 
+@pytest.mark.parametrize(("device", "tp", "is_noted"), [("l4", 2, True), ("l4", 1, False), ("h100_sxm", 2, False)])
+def test_an_assumed_node_is_announced(windtunnel: Command, device: str, tp: int, is_noted: bool) -> None:
+    words = ("explain", "--model", "llama-3.1-8b", "--device", device, "--tp", str(tp), "--batch", "4")
+    done = windtunnel(*words, "--context", "100")
+    assert done.code == 0
+    assert ("no node of l4 is known, so eight devices on PCIe are assumed" in done.stderr) == is_noted
+
+
 def test_a_tower_that_is_left_out_is_said_once_beside_the_result(windtunnel: Command) -> None:
     done = windtunnel("explain", "--model", "google/gemma-3-4b-it", "--device", "h100_sxm", "--json")
     assert done.code == 0

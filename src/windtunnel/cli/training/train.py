@@ -17,7 +17,7 @@ from windtunnel.cli.options import (
     json_option,
     options_of,
 )
-from windtunnel.cli.output import answer, remark, remark_left_out, write_page
+from windtunnel.cli.output import answer, remark, remark_left_out, remark_node, write_page
 from windtunnel.units import format_count
 
 if TYPE_CHECKING:
@@ -107,7 +107,6 @@ def command(
 
 def _predict(setup: "TrainingSetup", output: StepOutput, as_json: bool) -> None:
     """Simulate a step, write its files and print it. Loads the engine, which takes most of a second."""
-    from windtunnel.catalog import GENERIC_NODE
     from windtunnel.report.training import training_document, training_report
     from windtunnel.training.campaign import campaign
     from windtunnel.training.costs import explain_tasks
@@ -115,10 +114,7 @@ def _predict(setup: "TrainingSetup", output: StepOutput, as_json: bool) -> None:
     from windtunnel.training.layers.rank import Rank
     from windtunnel.training.step import simulate_with, training_prices
 
-    if setup.job.node is None and setup.node.name == GENERIC_NODE:
-        remark(
-            f"note: no node of {setup.device.name} is known, so eight devices on PCIe are assumed; --node names another"
-        )
+    remark_node(setup.device.name, setup.job.node)
     prices = training_prices(setup)
     result = simulate_with(setup, prices)
     tasks = explain_tasks(Rank(setup), prices) if output.explain else []
