@@ -48,6 +48,8 @@ class Estimate:
     """Name of the table or fit, for people."""
     relative_error: float
     """Median |error| of this kind of estimate when measured points are left out (`benchmarks/operator_accuracy.py`)."""
+    longest_share: float = 0.0
+    """As `MeasurementTable.longest_share`."""
 
 
 class Estimator(Protocol):
@@ -436,4 +438,4 @@ class TableEstimator:
             self._models[id(table)] = TableModel(table, self.roofline)
         seconds, coverage, lacking = self._models[id(table)].estimate(op)
         shaped = _scalar_or_array(seconds.reshape(_shape_of(op)))
-        return Estimate(shaped, coverage, table.source, expected_error(op.kind, lacking))
+        return Estimate(shaped, coverage, table.source, expected_error(op.kind, lacking), table.longest_share)

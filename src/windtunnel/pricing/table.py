@@ -70,6 +70,9 @@ class MeasurementTable:
         statistics: statistics of each row's samples: all of `STATISTICS`, or none.
         is_fitted: the seconds are a regression's, so that no row is a measurement; not kept in files.
         steps: site -> where along the last axis its engine begins to call another kernel; not kept in files.
+        longest_share: of a kernel of decode attention that gives every request as many blocks, so that it ends with the
+            longest one: the share of the device on which one of many equal requests keeps the memory busy. 0.0 of one
+            that balances unequal requests; not kept in files.
 
     Raises:
         InputError: a column of another length, or a time that is not a positive finite number.
@@ -84,6 +87,7 @@ class MeasurementTable:
     statistics: Mapping[str, Floats] = field(default_factory=dict)
     is_fitted: bool = False
     steps: Mapping[tuple[float, ...], tuple[float, ...]] = field(default_factory=dict)
+    longest_share: float = 0.0
 
     def __post_init__(self) -> None:
         for name, column in (*self.sites.items(), *self.axes.items(), *self.statistics.items()):

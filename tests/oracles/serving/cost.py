@@ -1,6 +1,8 @@
 """What a step costs, in plain Python: look-ups in the arrays of a `StepCost`, batch by batch."""
 
 import bisect
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +30,8 @@ class Prices:
             context = sum(chunk.computed_before for chunk in decodes) + len(decodes)
             tokens = sum(chunk.tokens for chunk in prefills)
             pairs = sum(chunk.tokens * (chunk.computed_before + 0.5 * chunk.tokens) for chunk in prefills)
-            decode_s = self.decode_attention_s(len(decodes), context, is_mixed=bool(prefills))
+            contexts = [chunk.computed_before for chunk in decodes]
+            decode_s = self.decode_attention_s(len(decodes), context, bool(prefills), deviation(contexts))
             attention_s = max(attention_s, decode_s + self.prefill_attention_s(tokens, pairs))
         if any(not chunk.decodes for batch in batches for chunk in batch.values()):
             q = self.num_queries
@@ -44,13 +47,23 @@ class Prices:
             return max(device_s + group_s, float(c.launch_s[min(most_tokens, len(c.launch_s) - 1)]))
         return float(c.decode_token_s[max(len(batch) for batch in batches)] + attention_s)
 
-    def decode_attention_s(self, num_decodes: int, context_tokens: int, is_mixed: bool = False) -> float:
+    def decode_attention_s(
+        self, num_decodes: int, context_tokens: int, is_mixed: bool = False, deviation_tokens: float = 0.0
+    ) -> float:
         if num_decodes == 0:
             return 0.0
+        mean = context_tokens / num_decodes
         grid = self.cost.decode_attention_s
         if is_mixed and len(self.cost.mixed_decode_attention_s):
             grid = self.cost.mixed_decode_attention_s
-        return _interpolate(self.cost.context_nodes, grid[num_decodes], context_tokens / num_decodes)
+        attention_s = _interpolate(self.cost.context_nodes, grid[num_decodes], mean)
+        longest = mean + deviation_tokens * math.sqrt(2 * math.log(num_decodes))
+        extra = self.cost.longest_share * longest / mean - 1
+        if extra > 0:
+            attention_s += extra * _interpolate(
+                self.cost.context_nodes, self.cost.waiting_attention_s[num_decodes], mean
+            )
+        return attention_s
 
     def prefill_attention_s(self, num_tokens: int, num_pairs: float) -> float:
         if num_tokens == 0:
@@ -61,6 +74,11 @@ class Prices:
         low = _interpolate(self.cost.length_nodes, grid[j], length)
         high = _interpolate(self.cost.length_nodes, grid[j + 1], length)
         return low + (high - low) * ((num_tokens - float(nodes[j])) / (float(nodes[j + 1]) - float(nodes[j])))
+
+
+def deviation(contexts: Sequence[float]) -> float:
+    """Standard deviation of the contexts of decoding requests."""
+    return statistics.pstdev(contexts) if len(contexts) > 1 else 0.0
 
 
 def _cell(nodes: Sequence[float], value: float) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from oracles.serving.cost import Prices
+from oracles.serving.cost import Prices, deviation
 from windtunnel.serving.codes import FASTER_TRANSFORMER, VLLM_V0
 
 MULTIPLIER, MODULUS = 48271, 2**31 - 1
@@ -404,7 +404,8 @@ class PerRequestReference:
         decodes = [request for request, _ in parts if request.is_prefilled]
         prompts = [(request, tokens) for request, tokens in parts if not request.is_prefilled]
         context = sum(request.known for request in decodes)
-        attention_s = self.prices.decode_attention_s(len(decodes), context, is_mixed=bool(prompts))
+        spread = deviation([request.known for request in decodes])
+        attention_s = self.prices.decode_attention_s(len(decodes), context, bool(prompts), spread)
         if not prompts:
             return float(c.decode_token_s[len(decodes)] + attention_s)
         tokens = sum(tokens for _, tokens in prompts)

@@ -231,6 +231,8 @@ def random_cost(
         group_token_s=2e-5 * np.arange(3.0 * tokens.size),
         launch_s=np.where(tokens <= 8, 7e-3, 9.5e-3),
         mixed_decode_attention_s=np.cumsum(rng.random((requests.size, lengths.size)), axis=1) * 2e-3,
+        longest_share=float(rng.choice([0.0, 0.5])),
+        waiting_attention_s=np.cumsum(rng.random((requests.size, lengths.size)), axis=1) * 1e-3,
     )
 
 

@@ -386,11 +386,13 @@ def empty_slot(slots: Records[Slot], lists: Ints, slot: int) -> None:
     slots[slot].steps = 0
     slots[slot].num_decoding = 0
     slots[slot].context_tokens = 0
+    slots[slot].joined_squares = 0
     slots[slot].finish_size = 0
     slots[slot].batch_size = 0
     slots[slot].batch_decodes = 0
     slots[slot].num_skipped = 0
     slots[slot].skipped_context_tokens = 0
+    slots[slot].skipped_squares = 0
     slots[slot].skipped_since_s = 0.0
     slots[slot].holds_back = 0
     slots[slot].looks_again = 0

@@ -174,9 +174,12 @@ def batch_of(pool: PoolTables, cost: StepCost, requests: Requests, replica: int,
                     resumed += 1
                     resumed_since_s += requests[i].last_token_s
         rank_context = slots[slot].context_tokens - slots[slot].skipped_context_tokens if rank_decodes > 0 else 0
+        deviation_tokens = 0.0
+        if cost.longest_share > 0.0:
+            deviation_tokens = context_deviation(slots, slot, rank_decodes, rank_context)
         attention_s = max(
             attention_s,
-            decode_attention_s(cost, rank_decodes, rank_context + rank_decodes, rank_tokens)
+            decode_attention_s(cost, rank_decodes, rank_context + rank_decodes, rank_tokens, deviation_tokens)
             + prefill_attention_s(cost, rank_tokens, rank_pairs),
         )
         most_decodes = max(most_decodes, rank_decodes)
@@ -210,6 +213,19 @@ def batch_of(pool: PoolTables, cost: StepCost, requests: Requests, replica: int,
         waiting,
         attention_s,
     )
+
+
+@inner
+def context_deviation(slots: Records[Slot], slot: int, num_decodes: int, context_tokens: int) -> float:
+    """Return the standard deviation of the contexts that a slot's `num_decodes` requests decode over, in tokens.
+
+    A context is the slot's `steps` less the request's `joined`.
+    """
+    if num_decodes < 2:
+        return 0.0
+    mean_joined = slots[slot].steps - context_tokens / num_decodes
+    mean_square = (slots[slot].joined_squares - slots[slot].skipped_squares) / num_decodes
+    return np.sqrt(max(mean_square - mean_joined * mean_joined, 0.0))
 
 
 @inner
@@ -323,8 +339,11 @@ def take_equal_steps(
             if settings.scheduler != TRTLLM:
                 needed = decode_step_blocks(settings, pool.speculation, slots, lists, rank)
                 fits = fits and has_blocks(settings, windows, ranks, rank, needed)
-            context_tokens = slots[rank].context_tokens + count
-            attention_s = max(attention_s, decode_attention_s(cost, count, context_tokens, batch.prefill_tokens))
+            context_tokens, deviation_tokens = slots[rank].context_tokens + count, 0.0
+            if cost.longest_share > 0.0:
+                deviation_tokens = context_deviation(slots, rank, count, slots[rank].context_tokens)
+            rank_s = decode_attention_s(cost, count, context_tokens, batch.prefill_tokens, deviation_tokens)
+            attention_s = max(attention_s, rank_s)
         step_s = with_host(cost, cost.decode_token_s[batch.most_decodes] + attention_s, batch.most_running)
         if not fits or step_s > SAME_DURATION * first_step_s or time_s + step_s >= fails_s:
             break
@@ -365,6 +384,7 @@ def settle_slots(pool: PoolTables, replica: int, stage: int, steps: Steps, is_do
                     decay_new_token_ratio(settings, ranks, rank, steps.num_steps)
         slots[slot].num_skipped = 0
         slots[slot].skipped_context_tokens = 0
+        slots[slot].skipped_squares = 0
         slots[slot].skipped_since_s = 0.0
 
 

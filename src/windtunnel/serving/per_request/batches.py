@@ -24,6 +24,7 @@ from windtunnel.serving.per_request.decode_groups import (
     TOKENS,
     advance,
     dissolve,
+    group_context_squares,
     join,
     may_join,
     ready_row,
@@ -61,6 +62,8 @@ class Batch(NamedTuple):
     cached: int
     """Tokens processed before the chunks, each request's rounded up to the look-up tables' granularity."""
     context_tokens: int
+    deviation_tokens: float
+    """Standard deviation of the contexts of the decoding requests."""
     sampled: int
     pairs: float
     """Query-key pairs of the prompt chunks."""
@@ -266,7 +269,7 @@ def start_batch(
     if is_doomed:
         end_s, late_gap_s = fails_s, 0.0
         run.steps[clock[0].rows].load_s = 0.0
-        batch = Batch(size, batch.num_requests, 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0.0, batch.num_running)
+        batch = Batch(size, batch.num_requests, 0, 0, 0, 0, 0, 0, 0.0, 0, 0.0, 0, 0, 0.0, batch.num_running)
     is_alone = batch.num_prompts == 0 and pool.settings.num_stages == 1 and pool.ranks[replica].num_ready == 0
     # Blocks of a restarted request may let it in again at the next step.
     goes_on = pool.rules.fuses_steps == 1 and pool.settings.scheduler != USER and not pool.ranks[replica].has_restarted
@@ -293,7 +296,7 @@ def batch_of(pool: PerRequestPool, requests: Requests, replica: int, slot: int, 
     if pool.stage_tables is not None:
         granularity = pool.stage_tables.granularity
     num_prompts, prompt_tokens, squares, cached, context_tokens, sampled = 0, 0, 0, 0, 0, 0
-    pairs = 0.0
+    pairs, context_squares = 0.0, 0.0
     paused, resumed, late_since_s = 0, 0, 0.0
     members, tokens = pool.batches[slot, MEMBERS], pool.batches[slot, TOKENS]
     for position in range(size):
@@ -301,6 +304,7 @@ def batch_of(pool: PerRequestPool, requests: Requests, replica: int, slot: int, 
         processed, left_s = pool.sequences[i].processed_tokens, pool.sequences[i].left_stage_s
         if pool.sequences[i].is_prefilled:
             context_tokens += processed
+            context_squares += processed * processed
             if left_s < now_s:
                 paused += 1
                 late_since_s += left_s
@@ -322,6 +326,7 @@ def batch_of(pool: PerRequestPool, requests: Requests, replica: int, slot: int, 
     if pool.slots[slot].has_group:
         num_requests += pool.slots[slot].group_size
         context_tokens += pool.slots[slot].group_tokens
+        context_squares += group_context_squares(pool, slot)
         left_s = pool.slots[slot].group_left_s
         if left_s < now_s:
             paused += pool.slots[slot].group_size
@@ -329,6 +334,10 @@ def batch_of(pool: PerRequestPool, requests: Requests, replica: int, slot: int, 
             if pool.settings.num_stages == 1:
                 pool.slots[slot].group_paused_s += now_s - left_s
     num_decodes = num_requests - num_prompts
+    deviation_tokens = 0.0
+    if num_decodes > 1:
+        mean_tokens = context_tokens / num_decodes
+        deviation_tokens = np.sqrt(max(context_squares / num_decodes - mean_tokens * mean_tokens, 0.0))
     num_queries = 1
     if pool.speculation is not None:
         num_queries = pool.speculation.num_queries
@@ -341,6 +350,7 @@ def batch_of(pool: PerRequestPool, requests: Requests, replica: int, slot: int, 
         squares,
         cached,
         context_tokens,
+        deviation_tokens,
         sampled + num_decodes * num_queries,
         pairs,
         paused,
@@ -396,7 +406,14 @@ def batch_device_s(pool: PerRequestPool, cost: StepCost, run: RunTables, batch: 
         run.clock[0].recorded += 1
         return cost.recorded_step_s[run.clock[0].recorded - 1]
     device_s = model_step_s(
-        cost, pool.speculation, batch.num_decodes, batch.context_tokens, batch.prompt_tokens, batch.pairs, batch.sampled
+        cost,
+        pool.speculation,
+        batch.num_decodes,
+        batch.context_tokens,
+        batch.prompt_tokens,
+        batch.deviation_tokens if cost.longest_share > 0.0 else 0.0,
+        batch.pairs,
+        batch.sampled,
     )
     if pool.cache is not None:
         replica, stage = slot // pool.settings.num_stages, slot % pool.settings.num_stages
@@ -454,7 +471,8 @@ def take_equal_steps(
         context = batch.context_tokens + num_steps * batch.num_decodes
         needed = 0 if reserves else pool.batches[row, SCRATCH, num_steps % pool.settings.block_size]
         if pool.stage_tables is None:
-            device_s = model_step_s(cost, pool.speculation, batch.num_decodes, context, 0, 0.0, 0)
+            deviation_tokens = batch.deviation_tokens if cost.longest_share > 0.0 else 0.0
+            device_s = model_step_s(cost, pool.speculation, batch.num_decodes, context, 0, deviation_tokens, 0.0, 0)
             step_s = with_host(cost, device_s, batch.num_running)
         else:
             step_s = table_stage_s(pool.stage_tables, batch.num_decodes, context, 0, 0, 0, 0, batch.num_decodes)

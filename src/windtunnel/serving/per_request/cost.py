@@ -63,11 +63,13 @@ def model_step_s(
     num_decodes: int,
     context_tokens: int,
     prompt_tokens: int,
+    deviation_tokens: float,
     pairs: float,
     sampled: int,
 ) -> float:
-    """Price a step on the device by a `StepCost`; `context_tokens` counts the new tokens too."""
-    attention_s = decode_attention_s(cost, num_decodes, context_tokens, prompt_tokens)
+    """Price a step on the device by a `StepCost`; `context_tokens` counts the new tokens too, and `deviation_tokens` is
+    the standard deviation of the contexts."""
+    attention_s = decode_attention_s(cost, num_decodes, context_tokens, prompt_tokens, deviation_tokens)
     if prompt_tokens == 0:
         return cost.decode_token_s[num_decodes] + attention_s
     attention_s += prefill_attention_s(cost, prompt_tokens, pairs)

@@ -61,6 +61,7 @@ def join(pool: PerRequestPool, requests: Requests, slot: int, i: int, now_s: flo
     if position == 0:
         pool.slots[slot].group_steps = 0
         pool.slots[slot].group_tokens = 0
+        pool.slots[slot].group_squares = 0
         pool.slots[slot].group_paused_s = 0.0
         pool.slots[slot].group_left_s = now_s
         pool.slots[slot].first_end = int64(1) << 40
@@ -81,7 +82,16 @@ def join(pool: PerRequestPool, requests: Requests, slot: int, i: int, now_s: flo
     pool.sequences[i].paused_s -= pool.slots[slot].group_paused_s
     pool.slots[slot].first_end = min(pool.slots[slot].first_end, end)
     pool.slots[slot].group_tokens += processed
+    pool.slots[slot].group_squares += (processed - steps) * (processed - steps)
     pool.slots[slot].group_size += 1
+
+
+@inner
+def group_context_squares(pool: PerRequestPool, slot: int) -> float:
+    """Return the sum of the squares of what the members of the slot's decode group have processed."""
+    steps, size = float(pool.slots[slot].group_steps), pool.slots[slot].group_size
+    started_tokens = pool.slots[slot].group_tokens - size * steps
+    return pool.slots[slot].group_squares + 2.0 * steps * started_tokens + size * steps * steps
 
 
 @inner
@@ -117,6 +127,8 @@ def advance(pool: PerRequestPool, run: RunTables, replica: int, slot: int, now_s
             continue
         write_back(pool, slot, i, end)
         pool.slots[slot].group_tokens -= pool.sequences[i].total_tokens
+        started_tokens = pool.sequences[i].total_tokens - end
+        pool.slots[slot].group_squares -= started_tokens * started_tokens
         pool.batches[slot, PHASES, (steps + 1 - pool.sequences[i].total_tokens) % pool.settings.block_size] -= 1
         run.requests[i].finish_s = now_s
         conclude(pool.settings, run, i, now_s)

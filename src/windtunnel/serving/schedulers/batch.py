@@ -221,6 +221,7 @@ def begin_decoding(
     slots[slot].num_joined += 1
     slots[slot].joined_since_s += requests[i].last_token_s
     slots[slot].context_tokens += requests[i].computed_tokens
+    slots[slot].joined_squares += joined * joined
     lists[slot, PHASES, joined % settings.block_size] += 1
     change = joined + requests[i].input_tokens + requests[i].output_tokens - 1
     if windows is not None:
@@ -241,6 +242,7 @@ def stop_decoding(
     requests[i].is_decoding = 0
     slots[slot].num_decoding -= 1
     slots[slot].context_tokens -= requests[i].computed_tokens
+    slots[slot].joined_squares -= requests[i].joined * requests[i].joined
     lists[slot, PHASES, requests[i].joined % settings.block_size] -= 1
     if windows is not None:
         stop_sliding(settings, requests, lists, i)

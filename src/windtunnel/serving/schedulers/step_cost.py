@@ -1,5 +1,7 @@
 """What a step costs: look-ups in the arrays of a `StepCost`, the host, the pipeline's stages, blocks from below."""
 
+import numpy as np
+
 from windtunnel.compiled.jit import inner
 from windtunnel.serving.state.records import Cache, Floats, KernelSettings, StepCost
 
@@ -28,15 +30,29 @@ def interpolate_row(nodes: Floats, row: Floats, value: float) -> float:
 
 
 @inner
-def decode_attention_s(cost: StepCost, num_decodes: int, context_tokens: int, prompt_tokens: int) -> float:
+def decode_attention_s(
+    cost: StepCost, num_decodes: int, context_tokens: int, prompt_tokens: int, deviation_tokens: float
+) -> float:
     """Price the attention of `num_decodes` single-token queries over `context_tokens` keys in all, beside
-    `prompt_tokens`."""
+    `prompt_tokens`; the contexts have a standard deviation of `deviation_tokens`.
+
+    A kernel that gives every request as many blocks ends with its longest one, whose blocks read alone at last. The
+    longest of n contexts exceeds the mean by sqrt(2 ln n) deviations (the Gumbel limit of normal maxima; David and
+    Nagaraja, Order Statistics, 10.5); a share `longest_share` of the device would read at the memory's full rate.
+    """
     if num_decodes == 0:
         return 0.0
-    grid = cost.decode_attention_s
+    grid, mean_tokens = cost.decode_attention_s, context_tokens / num_decodes
     if prompt_tokens > 0 and cost.mixed_decode_attention_s.size > 0:
         grid = cost.mixed_decode_attention_s
-    return interpolate_row(cost.context_nodes, grid[num_decodes], context_tokens / num_decodes)
+    attention_s = interpolate_row(cost.context_nodes, grid[num_decodes], mean_tokens)
+    if deviation_tokens > 0.0:
+        longest_tokens = mean_tokens + deviation_tokens * np.sqrt(2.0 * np.log(num_decodes))
+        factor = cost.longest_share * longest_tokens / mean_tokens
+        if factor > 1.0:
+            row = cost.waiting_attention_s[num_decodes]
+            attention_s += (factor - 1.0) * interpolate_row(cost.context_nodes, row, mean_tokens)
+    return attention_s
 
 
 @inner

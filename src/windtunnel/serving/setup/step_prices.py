@@ -111,6 +111,10 @@ class StepPrices:
     """Tokens that a decode step computes for each request: more than one with speculative decoding."""
     draft: Floats | None = None
     """[max_num_seqs + 1] drafting for so many requests; None without speculative decoding."""
+    longest_share: float = 0.0
+    """As `StepCost.longest_share`."""
+    waiting: Floats | None = None
+    """The part of `decode` of kernels that wait for their longest request; None where none does."""
 
     def lowered(self) -> LoweredSteps:
         """Return the arrays in which the loop looks up durations, the host's overheads included."""
@@ -136,14 +140,16 @@ class StepPrices:
         def at_padded(by_token: Floats, by_sample: Floats) -> Floats:
             return by_token[np.minimum(verified, most_tokens)] + np.interp(verified, self.sampled_nodes, by_sample)
 
-        columns = range(self.context_nodes.size)
-        attention_s = [np.interp(upto, self.batch_nodes, self.decode[:, column]) for column in columns]
+        def at_every_batch(grid: Floats) -> Floats:
+            columns = [np.interp(upto, self.batch_nodes, column) for column in grid.T]
+            return np.ascontiguousarray(np.stack(columns, axis=1))
+
         cost = StepCost(
             decode_token_s=at_padded(token_s, head_s) + draft_s + unhidden_s,
             mixed_token_s=rank_token_s,
             sample_s=np.interp(positions, self.sampled_nodes, head_s) + unhidden_s[positions // self.queries],
             context_nodes=self.context_nodes,
-            decode_attention_s=np.ascontiguousarray(np.stack(attention_s, axis=1)),
+            decode_attention_s=at_every_batch(self.decode),
             chunk_nodes=self.chunk_nodes,
             length_nodes=self.length_nodes,
             prefill_attention_s=np.array(self.prefill, order="C"),
@@ -154,6 +160,8 @@ class StepPrices:
             group_token_s=group_token_s,
             launch_s=float(host.launch_s or 0.0) * num_launches(self.shard, engine, every),
             draft_s=draft_s,
+            longest_share=self.longest_share,
+            waiting_attention_s=np.zeros((0, 0)) if self.waiting is None else at_every_batch(self.waiting),
         )
         return LoweredSteps(
             cost=cost,
@@ -203,6 +211,7 @@ def price_steps(
     contexts, batches = geometric_nodes(max_model_len), batch_nodes(engine.max_num_seqs)
     chunks, lengths = geometric_nodes(most_tokens), geometric_nodes(2 * max_model_len)
     decode = pricer.decode_s(shard, batches, contexts)
+    longest_share, waiting = pricer.longest_share, pricer.waiting_s
     if queries > 1:
         decode = np.maximum(decode, queries * _ideal_compute_s(shard, device, batches, contexts))
     if drafter is not None:
@@ -225,6 +234,8 @@ def price_steps(
         ),
         queries=queries,
         draft=_draft_s(pricer, drafter, queries, engine.max_num_seqs),
+        longest_share=longest_share,
+        waiting=waiting,
     )
 
 
@@ -255,6 +266,7 @@ def combined(parts: Mapping[str, StepPrices], weights: Mapping[str, float]) -> S
         head=split(lambda part: part.head),
         decode=total(lambda part: part.decode),
         prefill=total(lambda part: part.prefill),
+        waiting=None if first.waiting is None else total(lambda part: np.asarray(part.waiting)),
     )
 
 
@@ -332,6 +344,8 @@ class _Pricer:
     def __init__(self, estimator: Estimator, device: Device) -> None:
         self.estimator = estimator
         self.device = device
+        self.longest_share = 0.0
+        self.waiting_s: Floats | None = None
 
     def total(self, launches: Iterable[Launch]) -> Split:
         """Return seconds of all, of collectives and of compute-bound operators at every point of the axes."""
@@ -354,8 +368,22 @@ class _Pricer:
         return np.broadcast_to(seconds, a.size).reshape(a.shape)
 
     def decode_s(self, shard: Shard, batches: Floats, contexts: Floats) -> Floats:
-        """Return seconds of decode attention over the grid batches x contexts."""
-        return self.over_grid(batches, contexts, lambda batch, context: decode_launches(shard, batch, context))
+        """Return seconds of decode attention over the grid batches x contexts.
+
+        Notes the part of kernels that wait for the longest request of a batch.
+        """
+        a, b = np.meshgrid(batches, contexts, indexing="ij")
+        total = np.zeros(a.size)
+        self.longest_share, self.waiting_s = 0.0, None
+        for launch in decode_launches(shard, a.ravel(), b.ravel()):
+            estimate = self.estimator.estimate(launch.op)
+            seconds = np.asarray(estimate.seconds, np.float64) * launch.count * launch.adds
+            total = total + seconds
+            if estimate.longest_share and not getattr(launch.op, "window_tokens", 0):
+                self.longest_share = estimate.longest_share
+                waiting_s = np.broadcast_to(seconds, a.size).reshape(a.shape)
+                self.waiting_s = waiting_s if self.waiting_s is None else self.waiting_s + waiting_s
+        return total.reshape(a.shape)
 
 
 def _ideal_compute_s(shard: Shard, device: Device, batches: Floats, context: Floats) -> Floats:

@@ -335,11 +335,18 @@ def _extended(cost: StepCost, sizes: dict[str, int]) -> StepCost:
     prefill = _grown(prefill.T, cost.chunk_nodes, sizes["chunk_nodes"]).T
     mixed = cost.mixed_decode_attention_s if cost.mixed_decode_attention_s.size else cost.decode_attention_s
     mixed = _grown(mixed, cost.context_nodes, sizes["context_nodes"])
+    waiting = cost.waiting_attention_s
+    if waiting.size:
+        waiting = _grown(waiting, cost.context_nodes, sizes["context_nodes"])
     nodes: dict[str, Any] = {
         name: _grown(getattr(cost, name), getattr(cost, name), size) for name, size in sizes.items()
     }
     return cost._replace(
-        decode_attention_s=decode, mixed_decode_attention_s=mixed, prefill_attention_s=prefill, **nodes
+        decode_attention_s=decode,
+        mixed_decode_attention_s=mixed,
+        waiting_attention_s=waiting,
+        prefill_attention_s=prefill,
+        **nodes,
     )
 
 
@@ -371,6 +378,8 @@ def cost_of(pools: Pools, pool: int) -> StepCost:
         cost.draft_s[pool],
         cost.launch_s[pool],
         cost.mixed_decode_attention_s[pool],
+        cost.longest_share[pool],
+        cost.waiting_attention_s[pool],
     )
 
 

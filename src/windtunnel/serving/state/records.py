@@ -203,11 +203,13 @@ class Slot(Protocol):
     steps: I8  # decode steps so far: the clock of the slot's decoding requests
     num_decoding: I8
     context_tokens: I8  # in the cache of decoding requests
+    joined_squares: I8  # sum of their squared `joined`: contexts differ as those do
     finish_size: I8
     batch_size: I8
     batch_decodes: I8  # 1 if the step under way decodes
     num_skipped: I8  # decoding requests that the step under way leaves out for want of token budget
     skipped_context_tokens: I8  # in their cache
+    skipped_squares: I8  # sum of their squared `joined`
     skipped_since_s: F8  # sum of the times of their latest tokens
     started_s: F8  # start of the latest step
     cutoff_s: F8  # requests that arrived later cannot be in the batch that is being formed
@@ -227,6 +229,7 @@ class Slot(Protocol):
     group_size: I8
     group_steps: I8  # that its members have taken together
     group_tokens: I8  # processed by all its members
+    group_squares: I8  # sum of the squares of what each had processed when the group had taken no step
     first_end: I8  # the decode group's step after which the first member ends
     group_left_s: F8  # end of its latest pipeline stage
     group_paused_s: F8  # between stages, all its steps
@@ -367,6 +370,12 @@ class StepCost(NamedTuple):
     beyond the end as at the end."""
     mixed_decode_attention_s: Floats = np.zeros((0, 0))
     """[max_num_seqs + 1, c] decode attention in a step whose rank prefills too; `[0, 0]` where it is the same."""
+    longest_share: float = 0.0
+    """Share of the device on which one of many equal requests keeps the memory busy; see `decode_attention_s`. 0.0: no
+    kernel waits for its longest request."""
+    waiting_attention_s: Floats = np.zeros((0, 0))
+    """[max_num_seqs + 1, c] the part of `decode_attention_s` of kernels that wait for their longest request; `[0, 0]`
+    where none does."""
 
 
 NO_COST = StepCost(

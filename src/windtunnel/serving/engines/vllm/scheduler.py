@@ -260,7 +260,10 @@ def skip_decode(
     leave_latest(requests, slots, i, slots[slot].steps - requests[i].joined)
     slots[slot].skipped_since_s += requests[i].last_token_s
     slots[slot].skipped_context_tokens += slots[slot].steps - requests[i].joined
+    slots[slot].joined_squares -= requests[i].joined * requests[i].joined
     requests[i].joined += num_gained
+    slots[slot].joined_squares += requests[i].joined * requests[i].joined
+    slots[slot].skipped_squares += requests[i].joined * requests[i].joined
     requests[i].skipped_at = slots[slot].num_verified
     lists[slot, PHASES, requests[i].joined % block_size] += 1
     lists[slot, SLIDING, requests[i].joined % block_size] += requests[i].slides
