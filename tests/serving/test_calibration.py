@@ -83,13 +83,20 @@ def test_none_turns_it_off_and_an_unknown_name_is_refused() -> None:
 def test_a_shipped_one_is_taken_for_versions_between_those_of_its_runs() -> None:
     versions = load_calibration("vllm").provenance.versions
     assert "" not in versions
-    inside = calibration_for("vllm", "a100_sxm", "0.17.1")
-    assert inside.name == "vllm"
-    for version in ("0.9.0", "0.24.0", "nightly"):
-        outside_of_them = calibration_for("vllm", "a100_sxm", version)
-        assert outside_of_them.calibration is None
-        assert f"version {version} lies outside those measured" in outside_of_them.reason
-        assert "--calibration vllm" in outside_of_them.reason
+    assert calibration_for("vllm", "a100_sxm", "0.17.1").name == "vllm"
+    assert calibration_for("vllm", "h100_sxm", "0.17.1").name == "vllm-h100_sxm"
+    newest_on_h100 = load_calibration("vllm-h100_sxm").provenance.versions[-1]
+    assert newest_on_h100 != versions[-1]
+    assert calibration_for("vllm", "h100_sxm", versions[-1]).name == "vllm"
+
+
+@pytest.mark.parametrize("version", ["0.9.0", "0.24.0", "nightly"])
+def test_versions_outside_all_runs_take_the_nearest_and_say_so(version: str) -> None:
+    choice = calibration_for("vllm", "h100_sxm", version)
+    assert choice.name == "vllm-h100_sxm"
+    assert choice.calibration is not None
+    assert f"version {version} lies outside 0.10.2 to" in str(outside(choice.calibration, "h100_sxm", "", (), version))
+    assert choice.calibration.host_of(version) == choice.calibration.host
 
 
 def test_what_lies_outside_is_said(tmp_path: Path) -> None:

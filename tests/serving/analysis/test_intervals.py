@@ -12,7 +12,7 @@ from windtunnel.serving.simulate import simulate
 
 def served(**load: float) -> Result:
     whole = {"model": "meta-llama/Llama-3.1-8B", "device": "h100_sxm", "input_tokens": 200, "output_tokens": 40}
-    return simulate(scenario(**whole, **load))  # type: ignore[arg-type]
+    return simulate(scenario(**whole, **load, settings={"deployment.calibration": "none"}))  # type: ignore[arg-type]
 
 
 def spread_of(metric: str) -> float:

@@ -14,7 +14,7 @@ from windtunnel.metrics.summary import Summary
 from windtunnel.metrics.uncertainty import Interval, Spread, interval
 from windtunnel.pricing.estimator import Coverage
 from windtunnel.schema import decode, read_yaml
-from windtunnel.serving.calibration import outside
+from windtunnel.serving.calibration import NOT_AMONG, outside
 from windtunnel.serving.scenario import Setup
 
 SPREADS_FILE = catalog.shipped("uncalibrated_spreads.yaml")
@@ -59,7 +59,9 @@ def intervals(
     spreads = _spreads_of(setup.engine.name, of_engines)
     if setup.calibration is not None:
         spreads |= (setup.settings_assumed and setup.calibration.spread_assumed) or setup.calibration.spread
-    num_outside = len([remark for remark in remarks(setup) if "version" not in remark])
+    # A version between those of the runs is as sure as theirs.
+    between = f"version {setup.engine.version} {NOT_AMONG}"
+    num_outside = len([remark for remark in remarks(setup) if remark != between])
     return _around(summary, requests, spreads, num_outside, coverage, is_open_loop)
 
 
