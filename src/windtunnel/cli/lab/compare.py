@@ -45,7 +45,7 @@ def compare(run: Path, simulation: Path, html: Path | None, as_json: bool) -> No
         simulated = _simulated(scenario)
     compared = comparison.compare_run(run, simulated, resolve(scenario))
     write_page(html, comparison.comparison_report, compared)
-    answer(as_json, comparison.comparison_document, comparison.comparison_report, compared)
+    answer(as_json, lambda shown: shown.document, comparison.comparison_report, compared)
 
 
 def _simulated(scenario: "Scenario") -> dict[str, Any]:

@@ -178,14 +178,13 @@ def overheads(model: str, device_name: str, engine: str, batches: str, out: Path
     from windtunnel import catalog
     from windtunnel.lab.profile.overheads import fit_overheads, medians_by_batch
     from windtunnel.lab.profile.run import parse_degrees, profile_overheads
-    from windtunnel.report.lab.profile import OverheadRow, overheads_document, overheads_report
+    from windtunnel.report.lab.profile import overheads_document, overheads_report
 
     samples = profile_overheads(
         catalog.model(model), catalog.model_config(model), engine, device_name, out, parse_degrees(batches)
     )
     remark(f"wrote {out}")
-    host, rows = fit_overheads(samples), [OverheadRow(*row) for row in medians_by_batch(samples)]
-    answer(as_json, overheads_document, overheads_report, host, rows)
+    answer(as_json, overheads_document, overheads_report, fit_overheads(samples), medians_by_batch(samples))
 
 
 @command.command(cls=Verb, short_help="Show each estimator's error on points left out.")
