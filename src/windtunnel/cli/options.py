@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -48,6 +48,8 @@ class WrittenFile(click.Path):
 PATH, WRITTEN_FILE = click.Path(path_type=Path), WrittenFile(path_type=Path)
 METAVARS = {int: "N", float: "X", PATH: "FILE", WRITTEN_FILE: "FILE"}
 """Type of an option -> how `--help` shows its value; others are a NAME."""
+TYPES = {"int": int, "float": float, "path": PATH}
+"""Types as `options.yaml` names them."""
 
 
 class SectionedOption(click.Option):
@@ -198,54 +200,39 @@ def all_of(*options: Callable[[Decorated], Decorated]) -> Callable[[Decorated], 
     return decorate
 
 
+def options_in(group: str) -> Callable[[Decorated], Decorated]:
+    """Return the options of a group of `options.yaml` as one decorator; a verb gets their values by name."""
+    return all_of(*_declared_in(group))
+
+
+def _declared_in(group: str) -> Iterator[Option]:
+    """Yield the options of a group; where only the help is given, the value is a text."""
+    for heading, declarations in _declarations()[group].items():
+        for names, declared in declarations.items():
+            settings = {"help": declared} if isinstance(declared, str) else dict(declared)
+            choices, kind = settings.pop("choices", None), settings.pop("type", None)
+            if choices or kind:
+                settings["type"] = click.Choice(choices) if choices else TYPES[kind]
+            yield Option(*names.split(), section=heading, **settings)
+
+
+@cache
+def _declarations() -> Any:
+    from windtunnel.schema import read_yaml
+
+    return read_yaml(Path(__file__).with_suffix(".yaml"))
+
+
 scenario_file = click.argument("scenario", required=False, type=PATH, metavar="[SCENARIO.yaml]")
 
-SERVED, ENGINE, GENERAL = HelpSection("What is served, on what"), HelpSection("Engine"), HelpSection("General")
+GENERAL = HelpSection("General")
 
 json_option = GENERAL.option("--json", "as_json", is_flag=True, help="Print JSON.")
 hub_option = GENERAL.option("--hub", is_flag=True, help="Look unknown models up on huggingface.co.")
 
-deployment_options = all_of(
-    SERVED("--model", help="A model of the catalog, or a config.json."),
-    SERVED("--device", help="A device of the catalog, or a YAML file."),
-    SERVED("--node", help="A node of the catalog, or a YAML file.  [the device's usual one]"),
-    SERVED("--tp", "-tp", type=int, help="Tensor parallelism.  [1]"),
-    SERVED("--pp", "-pp", type=int, help="Pipeline parallelism.  [1]"),
-    SERVED("--ep", type=int, help="Expert parallelism.  [1]"),
-    SERVED("--attention-dp", type=int, help="Replicas of attention that share experts.  [1]"),
-    SERVED("--quant", metavar="FORMAT", help="Format of the weights: bf16, fp8, int4, ...  [as published]"),
-    SERVED("--kv-cache-dtype", metavar="FORMAT", help="Format of the KV cache: bf16, fp8.  [as published]"),
-    SERVED("--profile", metavar="FOLDER", help="Operators that `windtunnel profile` measured on the device."),
-    SERVED(
-        "--estimator",
-        help="How a profile is read: interpolation, auto, forest, ... (`windtunnel profile check`).  [interpolation]",
-    ),
-    ENGINE("--engine", help="vllm, sglang or trtllm.  [vllm]"),
-    ENGINE("--engine-version", metavar="VERSION", help="Version of the engine.  [the newest that was measured]"),
-    ENGINE(
-        "--scheduler",
-        help="vllm_v0, sarathi, orca, faster_transformer, lightllm, or your own: module:function.  [the engine's]",
-    ),
-    ENGINE("--max-num-seqs", type=int, help="Most running requests.  [the engine's]"),
-    ENGINE("--max-num-batched-tokens", type=int, help="Token budget of a step.  [the engine's]"),
-    ENGINE("--gpu-memory-utilization", type=float, help="Share of memory to use.  [the engine's]"),
-    ENGINE(
-        "--calibration",
-        help="A calibration of the catalog, its file, or none.  [the shipped one, for measured versions]",
-    ),
-)
+deployment_options = options_in("deployment")
 
-general_options = all_of(
-    GENERAL(
-        "--set",
-        "settings",
-        multiple=True,
-        metavar="PATH=VALUE",
-        help="Set any field of the scenario, as workload.arrivals.rate_per_s=6.5. May be repeated.",
-    ),
-    hub_option,
-    json_option,
-)
+general_options = all_of(options_in("general"), hub_option, json_option)
 
 
 def scenario_of(file: Path | None, options: Mapping[str, Any], base: dict[str, Any] | None = None) -> "Scenario":

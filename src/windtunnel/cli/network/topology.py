@@ -6,31 +6,13 @@ from typing import Any
 import click
 
 from windtunnel.cli.network.options import Failures
-from windtunnel.cli.options import WRITTEN_FILE, HelpSection, Verb, all_of, assignments, options_of
+from windtunnel.cli.options import WRITTEN_FILE, HelpSection, Verb, assignments, options_in, options_of
 from windtunnel.cli.output import answer, check_replaceable, remark, write_page
 from windtunnel.units import format_count
 
-_SIZE, _LINKS, _OUT = HelpSection("Size"), HelpSection("Links"), HelpSection("Output")
+_SIZE, _OUT = HelpSection("Size"), HelpSection("Output")
 
-parameter_options = all_of(
-    _SIZE("--num-gpus", "-g", "num_gpus", type=int, help="GPUs in all."),
-    _SIZE("--gpus-per-server", "-gps", "gpus_per_server", type=int, help="GPUs per server."),
-    _SIZE("--gpu-type", "-gt", "gpu_type", help="H100, A100, ..."),
-    _SIZE("--scale-up-switches", "-nsps", "scale_up_switches_per_server", type=int, help="NVSwitches per server."),
-    _SIZE("--gpus-per-leaf", "-npa", "gpus_per_leaf", type=int, help="NIC ports per leaf."),
-    _SIZE("--num-leaves", "-asn", "num_leaves", type=int, help="Leaves; must fit the GPUs."),
-    _SIZE("--num-spines", "-psn", "num_spines", type=int, help="Spine switches."),
-    _SIZE("--leaf-ports-up", "-app", "leaf_ports_up", type=int, help="Leaf ports to spines."),
-    _SIZE("--ro", "rail_optimised", is_flag=True, help="two_tier: rail-optimised."),
-    _SIZE("--dt", "dual_tor", is_flag=True, help="two_tier, dcn_plus: two leaves per GPU."),
-    _SIZE("--dp", "dual_plane", is_flag=True, help="two_tier, alibaba_hpn: two spine planes."),
-    _LINKS("--nvlink", "-nvbw", "scale_up_bytes_per_s", metavar="RATE", help="NVLink, as 2880Gbps."),
-    _LINKS("--nvlink-latency", "-nl", "scale_up_latency_s", metavar="TIME", help="Latency of NVLink, as 25ns."),
-    _LINKS("--nic", "-bw", "nic_bytes_per_s", metavar="RATE", help="One NIC port, as 400Gbps."),
-    _LINKS("--latency", "-l", "latency_s", metavar="TIME", help="Latency of scale-out links, as 500ns."),
-    _LINKS("--leaf-spine", "-apbw", "leaf_spine_bytes_per_s", metavar="RATE", help="Link from leaf to spine."),
-    _LINKS("--error-rate", "-er", "error_fraction", type=float, help="Fraction of packets lost."),
-)
+parameter_options = options_in("topology")
 
 
 @click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from windtunnel.cli.options import (
-    ENGINE,
-    SERVED,
     WRITTEN_FILE,
     HelpSection,
     Verb,
     all_of,
     deployment_options,
     general_options,
+    options_in,
     options_of,
     scenario_file,
     scenario_of,
@@ -25,30 +24,12 @@ from windtunnel.units import format_count
 if TYPE_CHECKING:
     from windtunnel.serving.results import Result
 
-_LOAD, _OUTPUT = HelpSection("Load"), HelpSection("Result")
+_SERVED, _OUTPUT = HelpSection("What is served, on what"), HelpSection("Result")
 
-request_options = all_of(
-    _LOAD("--input-tokens", metavar="N|MIN-MAX", help="Prompt tokens of a request."),
-    _LOAD("--output-tokens", metavar="N|MIN-MAX", help="Generated tokens of a request."),
-    _LOAD("--concurrency", type=int, help="Most requests in flight; alone: a closed loop."),
-    _LOAD("--rate", type=float, help="Poisson arrivals a second: an open loop."),
-    _LOAD("--num-requests", type=int, help="Requests in all.  [10 a client, or 1000]"),
-    _LOAD("--trace", metavar="FILE", help="Recorded requests: CSV, JSONL, Parquet, or a catalog trace."),
-    _LOAD("--seed", type=int, help="Seed of the random draws.  [the scenario's, or 0]"),
-)
+request_options = options_in("requests")
 """Options of the requests that are sent."""
 
-load_options = all_of(
-    SERVED("--replicas", type=int, help="Equal replicas.  [1]"),
-    SERVED("--router", help="round_robin, ..., or your own: module:function."),
-    ENGINE(
-        "--enable-prefix-caching/--no-enable-prefix-caching",
-        is_flag=True,
-        default=None,
-        help="Compute the common beginning of prompts once.  [the engine's]",
-    ),
-    request_options,
-)
+load_options = all_of(options_in("load"), request_options)
 """Options of a load, and of the replicas that share it."""
 
 slo_option = _OUTPUT.option("--slo", metavar="LIMITS", help="Limits for goodput: ttft=2s,tpot=50ms,e2e=30s.")
@@ -112,7 +93,7 @@ class RunFiles(NamedTuple):
     "--request-rate, --num-prompts, --random-input-len, --random-output-len.",
 )
 @scenario_file
-@SERVED.option(
+@_SERVED.option(
     "--from-command",
     metavar="COMMAND",
     help="A server's command line, or a file with one: vllm serve ..., sglang.launch_server ..., trtllm-serve ...",

@@ -11,10 +11,10 @@ from windtunnel.cli.options import (
     WRITTEN_FILE,
     HelpSection,
     Verb,
-    all_of,
     assignments,
     hub_option,
     json_option,
+    options_in,
     options_of,
 )
 from windtunnel.cli.output import answer, remark, remark_left_out, write_page
@@ -26,30 +26,9 @@ if TYPE_CHECKING:
     from windtunnel.training.setup import TrainingSetup
     from windtunnel.training.step import TrainingResult
 
-_WHAT, _SPLIT, _OUTPUT = HelpSection("What is trained, on what"), HelpSection("How it is split"), HelpSection("Result")
+_OUTPUT = HelpSection("Result")
 
-job_options = all_of(
-    _WHAT("--model", help="A model of the catalog, or a config.json."),
-    _WHAT("--device", help="A device of the catalog, or a YAML file."),
-    _WHAT("--node", help="A node of the catalog.  [the device's usual one]"),
-    _WHAT("--num-devices", type=int, help="Devices in all.  [tp x cp x pp]"),
-    _WHAT("--sequence-tokens", type=int, help="Tokens of a sequence.  [needed]"),
-    _WHAT("--global-batch", type=int, help="Sequences of one step.  [needed]"),
-    _WHAT("--micro-batch", type=int, help="Sequences that a rank computes at once.  [1]"),
-    _WHAT("--precision", metavar="FORMAT", help="bf16, fp8, fp8_current, mxfp8, nvfp4, ...  [bf16]"),
-    _WHAT("--topology", help="Network between nodes: a file, a type, or a node's rails."),
-    _WHAT("--backend", help="Collectives between nodes: analytic, flow or packet."),
-    _WHAT("--total-tokens", type=float, help="Tokens of the whole run, as 15e12."),
-    _SPLIT("--framework", help="megatron, deepspeed, fsdp2 or deepseek.  [megatron]"),
-    _SPLIT("--tp", "-tp", type=int, help="Tensor parallelism.  [1]"),
-    _SPLIT("--cp", "-cp", type=int, help="Context parallelism.  [1]"),
-    _SPLIT("--pp", "-pp", type=int, help="Pipeline stages.  [1]"),
-    _SPLIT("--vpp", "-vpp", type=int, help="Chunks of layers on each device.  [1]"),
-    _SPLIT("--ep", "-ep", type=int, help="Expert parallelism.  [1]"),
-    _SPLIT("--zero", type=int, metavar="0-3", help="ZeRO stage; 3 is FSDP.  [the framework's]"),
-    _SPLIT("--schedule", help="1f1b, interleaved, zb_h1, dualpipe, ...  [1f1b; interleaved with --vpp]"),
-    _SPLIT("--recompute", metavar="HOW", help="none, selective or full.  [none]"),
-)
+job_options = options_in("job")
 
 
 class StepOutput(NamedTuple):

@@ -37,9 +37,7 @@ def _measured(tables: Sequence[MeasurementTable]) -> Table:
     documents = tables_document(tables)["tables"]
     titles = (" ".join([table.kind, *table.words.values()]) for table in tables)
     rows = zip(titles, documents, strict=True)
-    return table_of(
-        ({"name": title, "spread_fraction": row["spread"], **row} for title, row in rows), LAYOUT["tables"]
-    )
+    return table_of(({"name": title, "spread_fraction": row["spread"], **row} for title, row in rows), LAYOUT["tables"])
 
 
 def spread_of(table: MeasurementTable) -> float | None:
