@@ -8,7 +8,7 @@ from windtunnel.report.layout import layouts_beside, rows_of, table_of
 from windtunnel.report.report import Facts, Report, Section
 
 if TYPE_CHECKING:
-    from windtunnel.formats.collective_calls import Contents
+    from windtunnel.formats.collective_calls import CollectiveCall, Contents
 
 LAYOUT = layouts_beside(__file__)
 

@@ -5,16 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import PATH, HelpSection, Verb, assignments, options_in
+from windtunnel.cli.options import PATH, Verb, assignments, options_in
 from windtunnel.cli.output import answer, remark
 from windtunnel.errors import InputError, check_known
 
 if TYPE_CHECKING:
     from windtunnel.lab.experiments.schema import Experiment
 
-_SWEEP, _OUTPUT = HelpSection("Sweep"), HelpSection("Result")
 
-experiment_options = options_in("experiment")
 experiment_file = click.argument("experiment", required=False, type=PATH, metavar="[EXPERIMENT.yaml]")
 
 
@@ -28,8 +26,7 @@ class VerbOfVllm(Verb):
 
 @click.command(cls=VerbOfVllm, short_help="Run a real model, alone or profiled.")
 @experiment_file
-@experiment_options
-@_OUTPUT.option("--resume", is_flag=True, help="Reuse a finished run of the same experiment.")
+@options_in("experiment", "lab_run")
 def run(
     experiment: Path | None, out: Path, settings: tuple[str, ...], as_json: bool, resume: bool, **options: Any
 ) -> None:
@@ -55,9 +52,7 @@ def run(
 
 @click.command(cls=VerbOfVllm, short_help="Run a model at many settings; continue where it stopped.")
 @experiment_file
-@experiment_options
-@_SWEEP.option("--parameter-sweep", metavar="TEXT", help='Fields and values: "batch_size:1,2;max_tokens:50,100".')
-@_SWEEP.option("--preset", help="quick, comprehensive or scaling.")
+@options_in("experiment", "lab_sweep")
 def sweep(
     experiment: Path | None,
     out: Path,

@@ -6,13 +6,9 @@ from typing import Any
 import click
 
 from windtunnel.cli.network.options import Failures
-from windtunnel.cli.options import WRITTEN_FILE, HelpSection, Verb, assignments, options_in, options_of
+from windtunnel.cli.options import Verb, assignments, options_in, options_of
 from windtunnel.cli.output import answer, check_replaceable, remark, write_page
 from windtunnel.units import format_count
-
-_SIZE, _OUT = HelpSection("Size"), HelpSection("Output")
-
-parameter_options = options_in("topology")
 
 
 @click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -21,11 +17,7 @@ def command() -> None:
 
 
 @command.command(cls=Verb)
-@_SIZE.option("--type", "-topo", "kind", help="spectrum_x, alibaba_hpn, dcn_plus, nvl, ...")
-@parameter_options
-@_SIZE.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set any other field of the type.")
-@_OUT.option("--out", "-o", "out", type=WRITTEN_FILE, help="[its name, here]")
-@_OUT.option("--overwrite", is_flag=True, help="Replace the file.")
+@options_in("topology_generate")
 def generate(
     kind: str | None,
     settings: tuple[str, ...],
@@ -62,8 +54,7 @@ def generate(
 @command.command(cls=Verb, short_help="Show what a topology consists of.")
 @click.argument("topology")
 @options_of(Failures)
-@_OUT.option("--html", type=WRITTEN_FILE, help="Write a drawing.")
-@_OUT.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options_in("topology_show")
 def show(failures: Failures, topology: str, html: Path | None, as_json: bool) -> None:
     """Show what a topology consists of; TOPOLOGY is a file, a type with parameters, or a node of the catalog.
 

@@ -5,18 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from windtunnel.cli.options import (
-    WRITTEN_FILE,
-    HelpSection,
-    Verb,
-    all_of,
-    deployment_options,
-    general_options,
-    options_in,
-    options_of,
-    scenario_file,
-    scenario_of,
-)
+from windtunnel.cli.options import Verb, options_in, options_of, scenario_file, scenario_of
 from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.errors import InputError
 from windtunnel.units import format_count
@@ -24,34 +13,16 @@ from windtunnel.units import format_count
 if TYPE_CHECKING:
     from windtunnel.serving.results import Result
 
-_SERVED, _OUTPUT = HelpSection("What is served, on what"), HelpSection("Result")
-
-request_options = options_in("requests")
-"""Options of the requests that are sent."""
-
-load_options = all_of(options_in("load"), request_options)
-"""Options of a load, and of the replicas that share it."""
-
-slo_option = _OUTPUT.option("--slo", metavar="LIMITS", help="Limits for goodput: ttft=2s,tpot=50ms,e2e=30s.")
-
 
 class RunFiles(NamedTuple):
     """Files that a run is written to."""
 
-    out: Path | None = _OUTPUT(
-        "--out",
-        metavar="FOLDER",
-        help="Write requests.parquet, steps.parquet, series.parquet, summary.json and the resolved scenario.yaml.",
-    )
-    html: Path | None = _OUTPUT("--html", type=WRITTEN_FILE, help="Write a page.")
-    timeline: Path | None = _OUTPUT(
-        "--timeline", help="Write a timeline that opens in ui.perfetto.dev: .json or .json.gz."
-    )
-    timeline_events: int | None = _OUTPUT("--timeline-events", help="Most events of the timeline.  [200000]")
-    vidur_metrics: Path | None = _OUTPUT(
-        "--vidur-metrics", help="Write the requests under Vidur's column names, as its request_metrics.csv."
-    )
-    overwrite: bool = _OUTPUT("--overwrite", help="Replace the files of a former run.")
+    out: Path | None
+    html: Path | None
+    timeline: Path | None
+    timeline_events: int | None
+    vidur_metrics: Path | None
+    overwrite: bool
 
     def check(self) -> None:
         """Raise InputError where one of the files cannot be written, before the run."""
@@ -93,16 +64,9 @@ class RunFiles(NamedTuple):
     "--request-rate, --num-prompts, --random-input-len, --random-output-len.",
 )
 @scenario_file
-@_SERVED.option(
-    "--from-command",
-    metavar="COMMAND",
-    help="A server's command line, or a file with one: vllm serve ..., sglang.launch_server ..., trtllm-serve ...",
-)
-@deployment_options
-@load_options
-@slo_option
+@options_in("simulate", "deployment", "load", "requests", "slo")
 @options_of(RunFiles)
-@general_options
+@options_in("general", "hub", "json")
 def command(files: RunFiles, scenario: Path | None, from_command: str | None, as_json: bool, **options: Any) -> None:
     """Predict latency, throughput and cost of a served model.
 

@@ -5,18 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from windtunnel.cli.options import (
-    GENERAL,
-    PATH,
-    WRITTEN_FILE,
-    HelpSection,
-    Verb,
-    assignments,
-    hub_option,
-    json_option,
-    options_in,
-    options_of,
-)
+from windtunnel.cli.options import PATH, Verb, assignments, options_in, options_of
 from windtunnel.cli.output import answer, remark, remark_left_out, write_page
 from windtunnel.units import format_count
 
@@ -26,36 +15,22 @@ if TYPE_CHECKING:
     from windtunnel.training.setup import TrainingSetup
     from windtunnel.training.step import TrainingResult
 
-_OUTPUT = HelpSection("Result")
-
-job_options = options_in("job")
-
 
 class StepOutput(NamedTuple):
     """Options that say what `windtunnel train` shows and writes."""
 
-    search: bool = _OUTPUT("--search", help="Try every layout of the devices; show the fastest.")
-    explain: bool = _OUTPUT("--explain", help="Show one micro-batch task by task too.")
-    html: Path | None = _OUTPUT("--html", type=WRITTEN_FILE, help="Write a page.")
-    timeline: Path | None = _OUTPUT(
-        "--timeline", help="Write the step's pipeline for ui.perfetto.dev: .json or .json.gz."
-    )
-    overwrite: bool = _OUTPUT("--overwrite", help="Replace that file.")
+    search: bool
+    explain: bool
+    html: Path | None
+    timeline: Path | None
+    overwrite: bool
 
 
 @click.command(cls=Verb, epilog="Options override the file.")
 @click.argument("job", required=False, type=PATH, metavar="[JOB.yaml]")
-@job_options
+@options_in("job")
 @options_of(StepOutput)
-@GENERAL.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="PATH=VALUE",
-    help="Set any field of the job, as overlap.tensor_parallel=true. May be repeated.",
-)
-@hub_option
-@json_option
+@options_in("train", "hub", "json")
 def command(
     output: StepOutput, job: Path | None, settings: tuple[str, ...], hub: bool, as_json: bool, **options: Any
 ) -> None:

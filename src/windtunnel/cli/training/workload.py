@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import PATH, Verb, all_of, assignments, json_option, options_in
+from windtunnel.cli.options import PATH, Verb, assignments, options_in
 from windtunnel.cli.output import answer, check_replaceable, remark
 from windtunnel.errors import InputError
 
@@ -17,12 +17,10 @@ if TYPE_CHECKING:
 MAX_TRACES = 1024
 """Most trace files that are written without `--ranks`."""
 
-workload_options = all_of(options_in("workload"), json_option)
-
 
 @click.command(cls=Verb)
 @click.argument("file", type=PATH)
-@workload_options
+@options_in("workload", "json")
 def command(file: Path, target: str | None, compat: str | None, out: str | None, **options: Any) -> None:
     """Read a training job, workload or trace, and write jobs for other simulators.
 
