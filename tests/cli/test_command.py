@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from windtunnel import cli
 from windtunnel.cli import verbs
@@ -30,6 +31,13 @@ def test_every_verb_has_help(windtunnel: Command, verb: str) -> None:
     assert done.code == 0
     assert done.stdout.startswith(f"Usage: windtunnel {verb}")
     assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_every_group_of_options_has_a_verb() -> None:
+    folder = Path(cli.__file__).parent
+    code = "".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
+    for group in yaml.safe_load((folder / "options.yaml").read_text(encoding="utf-8")):
+        assert f'"{group}"' in code or f"class {group}(NamedTuple)" in code
 
 
 def test_it_has_a_version(windtunnel: Command) -> None:

@@ -4,21 +4,17 @@ from pathlib import Path
 
 import click
 
-from windtunnel.cli.options import PATH, HelpSection, Verb, json_option
+from windtunnel.cli.options import PATH, Verb, options_in
 from windtunnel.cli.output import remark
 from windtunnel.errors import MissingExtraError
 
-_WHERE = HelpSection("Where it is served")
 EXTRA = ("starlette", "uvicorn")
 """Packages of the extra `dashboard`."""
 
 
 @click.command(cls=Verb, epilog="See docs/guides/dashboard.md.")
 @click.argument("folder", default=".", type=PATH, metavar="[FOLDER]")
-@_WHERE.option("--port", type=int, default=0, help="Port of the address.  [a free one]")
-@_WHERE.option("--host", metavar="ADDRESS", help="Interface to listen on; others may reach it too.  [127.0.0.1]")
-@_WHERE.option("--open", "opens", is_flag=True, help="Open it in the browser.")
-@json_option
+@options_in("dashboard", "json")
 def command(folder: Path, port: int, host: str | None, opens: bool, as_json: bool) -> None:
     """Show the results in FOLDER in the browser, compare them and try scenarios.
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
@@ -48,6 +48,8 @@ class WrittenFile(click.Path):
 PATH, WRITTEN_FILE = click.Path(path_type=Path), WrittenFile(path_type=Path)
 METAVARS = {int: "N", float: "X", PATH: "FILE", WRITTEN_FILE: "FILE"}
 """Type of an option -> how `--help` shows its value; others are a NAME."""
+TYPES = {"int": int, "float": float, "path": PATH, "written_file": WRITTEN_FILE, "positive": click.IntRange(min=1)}
+"""Types as `options.yaml` names them."""
 
 
 class SectionedOption(click.Option):
@@ -104,46 +106,61 @@ def _our_name(name: str) -> str:
     return OTHER_NAMES.get(name, name)
 
 
-class Option:
-    """An option of the command line, under a heading of `--help`: a decorator of commands, or the default of a field.
+class Option(NamedTuple):
+    """An option as `options.yaml` declares it."""
 
-    Args:
-        names: names and flags for click.
-        section: the heading.
-        settings: further settings for click; without a metavar, values are shown by their type (`METAVARS`).
-    """
+    field: str
+    """Name of its value."""
+    flags: tuple[str, ...]
+    settings: dict[str, Any]
+    """Further settings for click; without a metavar, values are shown by their type (`METAVARS`)."""
 
-    def __init__(self, *names: str, section: str, **settings: Any) -> None:
-        self.names, self.settings = names, {"cls": SectionedOption, "section": section, **settings}
-
-    def __call__(self, function: Decorated, *names: str, **implied: Any) -> Decorated:
-        """Add the option to a command, under further `names`; `implied` settings fill those that are not given."""
+    def added_to(self, function: Decorated, **implied: Any) -> Decorated:
+        """Return a command with the option; `implied` settings fill those that are not given."""
         settings = {**implied, **self.settings}
         if not settings.get("is_flag"):
             settings.setdefault("metavar", METAVARS.get(settings.get("type"), "NAME"))
-        return click.option(*names, *self.names, **settings)(function)
+        return click.option(self.field, *self.flags, cls=SectionedOption, **settings)(function)
 
 
-class HelpSection:
-    """A heading of `--help`, with the options below it."""
+@cache
+def _declarations() -> Any:
+    from windtunnel.schema import read_yaml
 
-    def __init__(self, heading: str) -> None:
-        self.heading = heading
+    return read_yaml(Path(__file__).with_suffix(".yaml"))
 
-    def __call__(self, *names: str, **settings: Any) -> Any:
-        """Return an option as the default of a NamedTuple's field, whatever the field's type."""
-        return self.option(*names, **settings)
 
-    def option(self, *names: str, **settings: Any) -> Option:
-        """Return an option as a decorator of commands."""
-        return Option(*names, section=self.heading, **settings)
+def _declared(group: str) -> Iterator[Option]:
+    """Yield the options of a group; where only the help is given, the value is a text."""
+    for section, declarations in _declarations()[group].items():
+        for text, declared in declarations.items():
+            settings = {"help": declared} if isinstance(declared, str) else dict(declared)
+            choices, kind = settings.pop("choices", None), settings.pop("type", None)
+            if choices or kind:
+                settings["type"] = click.Choice(choices) if choices else TYPES[kind]
+            flags = [name for name in text.split() if name.startswith("-")]
+            field = next((name for name in text.split() if not name.startswith("-")), None)
+            # As click does: of an option and its opposite, the first names the field.
+            field = field or flags[0].partition("/")[0].strip("-").replace("-", "_")
+            yield Option(field, tuple(flags), {"section": section, **settings})
+
+
+def options_in(*groups: str) -> Callable[[Decorated], Decorated]:
+    """Return the options of groups of `options.yaml` as one decorator; a command gets their values by name."""
+
+    def decorate(function: Decorated) -> Decorated:
+        for option in reversed([option for group in groups for option in _declared(group)]):
+            function = option.added_to(function)
+        return function
+
+    return decorate
 
 
 def options_of(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options that a NamedTuple's fields declare; it gets their values as one first argument.
+    """Give a command the options of a NamedTuple's fields; it gets their values as one first argument.
 
-    A field's default is its `Option`, and its type says whether the option is a flag, may be repeated, or is a number;
-    or the default is another such NamedTuple.
+    The group of the NamedTuple's name in `options.yaml` declares them. A field's type says whether its option is a
+    flag, may be repeated, or is a number; or the type is another such NamedTuple.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -151,32 +168,27 @@ def options_of(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[...,
         def command(*bundles: Any, **values: Any) -> None:
             function(*bundles, _gathered(kind, values), **values)
 
-        for name, hint, option in reversed(list(_declared(kind))):
-            option(command, name, **_settings_of_type(hint))
+        for hint, option in reversed(list(_declared_of(kind))):
+            option.added_to(command, **_settings_of_type(hint))
         return command
 
     return decorate
 
 
-def _declared(kind: type[Any]) -> Iterator[tuple[str, Any, Option]]:
-    """Yield the name, type and option of each field of a NamedTuple, those of nested ones included."""
+def _declared_of(kind: type[Any]) -> Iterator[tuple[Any, Option]]:
+    """Yield the type and option of each field of a NamedTuple, those of nested ones included."""
+    options = {option.field: option for option in _declared(kind.__name__)}
     for name, hint in get_type_hints(kind).items():
-        default = kind._field_defaults[name]
-        if isinstance(default, Option):
-            yield name, hint, default
+        if hasattr(hint, "_fields"):
+            yield from _declared_of(hint)
         else:
-            yield from _declared(hint)
+            yield hint, options[name]
 
 
 def _gathered(kind: type[Any], values: dict[str, Any]) -> Any:
     """Take the options of `kind` out of `values`, as one object."""
-    fields = kind._field_defaults.items()
-    return kind(
-        *(
-            values.pop(name) if isinstance(default, Option) else _gathered(type(default), values)
-            for name, default in fields
-        )
-    )
+    hints = get_type_hints(kind).items()
+    return kind(*(_gathered(hint, values) if hasattr(hint, "_fields") else values.pop(name) for name, hint in hints))
 
 
 def _settings_of_type(hint: Any) -> dict[str, Any]:
@@ -187,65 +199,7 @@ def _settings_of_type(hint: Any) -> dict[str, Any]:
     return {"is_flag": True} if scalar is bool else {"type": PATH if scalar is Path else scalar}
 
 
-def all_of(*options: Callable[[Decorated], Decorated]) -> Callable[[Decorated], Decorated]:
-    """Join several options as one decorator, in the order in which `--help` shows them."""
-
-    def decorate(function: Decorated) -> Decorated:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
-
-
 scenario_file = click.argument("scenario", required=False, type=PATH, metavar="[SCENARIO.yaml]")
-
-SERVED, ENGINE, GENERAL = HelpSection("What is served, on what"), HelpSection("Engine"), HelpSection("General")
-
-json_option = GENERAL.option("--json", "as_json", is_flag=True, help="Print JSON.")
-hub_option = GENERAL.option("--hub", is_flag=True, help="Look unknown models up on huggingface.co.")
-
-deployment_options = all_of(
-    SERVED("--model", help="A model of the catalog, or a config.json."),
-    SERVED("--device", help="A device of the catalog, or a YAML file."),
-    SERVED("--node", help="A node of the catalog, or a YAML file.  [the device's usual one]"),
-    SERVED("--tp", "-tp", type=int, help="Tensor parallelism.  [1]"),
-    SERVED("--pp", "-pp", type=int, help="Pipeline parallelism.  [1]"),
-    SERVED("--ep", type=int, help="Expert parallelism.  [1]"),
-    SERVED("--attention-dp", type=int, help="Replicas of attention that share experts.  [1]"),
-    SERVED("--quant", metavar="FORMAT", help="Format of the weights: bf16, fp8, int4, ...  [as published]"),
-    SERVED("--kv-cache-dtype", metavar="FORMAT", help="Format of the KV cache: bf16, fp8.  [as published]"),
-    SERVED("--profile", metavar="FOLDER", help="Operators that `windtunnel profile` measured on the device."),
-    SERVED(
-        "--estimator",
-        help="How a profile is read: interpolation, auto, forest, ... (`windtunnel profile check`).  [interpolation]",
-    ),
-    ENGINE("--engine", help="vllm, sglang or trtllm.  [vllm]"),
-    ENGINE("--engine-version", metavar="VERSION", help="Version of the engine.  [the newest that was measured]"),
-    ENGINE(
-        "--scheduler",
-        help="vllm_v0, sarathi, orca, faster_transformer, lightllm, or your own: module:function.  [the engine's]",
-    ),
-    ENGINE("--max-num-seqs", type=int, help="Most running requests.  [the engine's]"),
-    ENGINE("--max-num-batched-tokens", type=int, help="Token budget of a step.  [the engine's]"),
-    ENGINE("--gpu-memory-utilization", type=float, help="Share of memory to use.  [the engine's]"),
-    ENGINE(
-        "--calibration",
-        help="A calibration of the catalog, its file, or none.  [the shipped one, for measured versions]",
-    ),
-)
-
-general_options = all_of(
-    GENERAL(
-        "--set",
-        "settings",
-        multiple=True,
-        metavar="PATH=VALUE",
-        help="Set any field of the scenario, as workload.arrivals.rate_per_s=6.5. May be repeated.",
-    ),
-    hub_option,
-    json_option,
-)
 
 
 def scenario_of(file: Path | None, options: Mapping[str, Any], base: dict[str, Any] | None = None) -> "Scenario":

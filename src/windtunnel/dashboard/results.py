@@ -4,7 +4,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import prod
@@ -16,6 +16,7 @@ import msgspec
 from windtunnel.errors import InputError
 from windtunnel.metrics.records import Table
 from windtunnel.pricing.table import read_parquet
+from windtunnel.report.layout import filled, layouts_beside, value_at
 from windtunnel.report.serving.setup import deployment_text, workload_text
 from windtunnel.schema import decode
 from windtunnel.search.capacity.limits import limits_from
@@ -227,7 +228,7 @@ def _read(file: Path, name: str) -> ResultEntry | None:
         kind = kind_of(document)
         if kind is None:
             raise InputError(f"{file.name} is none that a verb of windtunnel writes")
-        return _KINDS[kind][1](ResultEntry(name, kind, changed_s), document)
+        return _filled(ResultEntry(name, kind, changed_s), document)
     except InputError as error:
         return ResultEntry(name, "broken", changed_s, problem=error.message)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -236,137 +237,66 @@ def _read(file: Path, name: str) -> ResultEntry | None:
 
 def kind_of(document: Mapping[str, Any]) -> str | None:
     """Return the kind of a document; None where no verb writes such a one."""
-    return next((kind for kind, (keys, _) in _KINDS.items() if all(key in document for key in keys)), None)
+    return next((kind for kind, known in KINDS.items() if all(key in document for key in known["keys"])), None)
 
 
-def _serving(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
-    """Fill in a simulation or a bench."""
-    scenario = decode(document["scenario"], Scenario, entry.name)
-    summary, calibration = document["summary"], document.get("calibration", {})
-    is_real = entry.kind == "bench"
+def _filled(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
+    """Fill an entry in with what its document says."""
+    known, layout = document | _derived(entry, document), KINDS[entry.kind]
+    figures = {name: _first(known, paths) for name, paths in layout.get("figures", {}).items()}
+    intervals = {name: value_at(known, path) for name, path in layout.get("intervals", {}).items()}
+    texts: dict[str, Any] = {name: filled(template, known) for name, template in layout.get("texts", {}).items()}
     return replace(
         entry,
-        model=str(document["model"]) if is_real else scenario.model_name,
-        deployment=str(document["endpoint"]) if is_real else deployment_text(scenario.deployment),
-        load=workload_text(scenario.workload),
-        bound_by=str(summary.get("bound_by", "")).replace("_", " "),
-        calibration=str(calibration.get("name") or ""),
-        figures=serving_figures(summary),
-        intervals={
-            "output_tokens_per_s" if name == "throughput" else f"{name}_s": (interval["low"], interval["high"])
-            for name, interval in document.get("interval_80", {}).items()
-        },
-        coverage=document.get("coverage", {}),
+        **texts,
+        figures={name: float(value) for name, value in figures.items() if value is not None},
+        intervals={name: (span["low"], span["high"]) for name, span in intervals.items() if span is not None},
+        coverage=known.get("coverage", {}),
     )
 
 
-def serving_figures(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of a serving run's summary by flat names, without unknown ones."""
-    figures = {"num_requests": summary["num_requests"], "num_devices": summary.get("num_devices")}
-    for name in LATENCIES:
-        latency = summary.get(f"{name}_s") or {}
-        figures |= {f"{name}_s": latency.get("mean")} | {f"{name}_{p}_s": latency.get(p) for p in ("p50", "p90", "p99")}
-    for part, names in _PARTS.items():
-        # A client's summary has its rates beside the latencies.
-        inside = summary if part == "throughput" and part not in summary else summary.get(part) or {}
-        figures |= {name: inside.get(name) for name in names}
-    figures["goodput_fraction"] = (summary.get("goodput") or {}).get("fraction")
-    return {name: float(value) for name, value in figures.items() if value is not None}
+def _first(document: Mapping[str, Any], paths: str | list[str]) -> Any:
+    """Return the value at the first of some paths that the document has."""
+    values = (value_at(document, path) for path in ([paths] if isinstance(paths, str) else paths))
+    return next((value for value in values if value is not None), None)
 
 
-LATENCIES = ("ttft", "tpot", "itl", "e2e")
-_PARTS: Mapping[str, tuple[str, ...]] = {
-    "throughput": (
-        "requests_per_s",
-        "output_tokens_per_s",
-        "output_tokens_per_s_per_device",
-        "output_tokens_per_s_per_user",
-    ),
-    "cost": ("usd_per_million_output_tokens", "usd_per_hour"),
-    "power": ("mean_w", "output_token_j"),
-    "utilisation": ("busy_fraction", "mean_running", "mean_waiting", "kv_mean_fraction", "kv_peak_fraction"),
-}
-"""Part of a summary -> figures of it."""
+def _derived(entry: ResultEntry, document: dict[str, Any]) -> dict[str, Any]:
+    """Return what the texts of an entry need and its document only implies."""
+    match entry.kind:
+        case "simulate" | "bench" | "capacity":
+            scenario = decode(document["scenario"], Scenario, entry.name)
+            return {
+                "endpoint_model": document["model"] if entry.kind == "bench" else None,
+                "scenario_model": scenario.model_name,
+                "scenario_deployment": deployment_text(scenario.deployment),
+                "scenario_load": workload_text(scenario.workload),
+                "limits_text": _limits_text(document.get("limits", {})),
+            }
+        case "lab":
+            reason = f"{document['status']}: {document.get('error', 'see its experiment.log')}"
+            return {"problem": "" if document["status"] == "done" else reason}
+        case "train":
+            degrees, seconds = document["degrees"], document["coverage_s"]
+            names = (name for name in ("tp", "cp", "pp", "ep", "dp") if degrees[name] > 1)
+            whole_s = sum(seconds.values()) or 1.0
+            return {
+                "split": ", ".join(f"{name.upper()} {degrees[name]}" for name in names),
+                "coverage": {how: part_s / whole_s for how, part_s in seconds.items()},
+                "problem": "" if document["fits"] else "does not fit the devices' memory",
+            }
+        case "search" | "whatif":
+            vary = document["space"].get("vary", {})
+            return {
+                "varied": ", ".join(name.rpartition(".")[2] for name in vary),
+                "limits_text": _limits_text(document["space"].get("limits", {})),
+                "num_points": prod(len(values) for values in vary.values()),
+            }
+    return {}
 
 
-def _lab(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
-    metrics = document.get("metrics") or {}
-    names = ("ttft_s", "tpot_s", "output_tokens_per_s", "peak_memory_bytes", "num_requests")
-    status = str(document["status"])
-    return replace(
-        entry,
-        model=str(document.get("model", "")),
-        deployment=", ".join(str(metrics[name]) for name in ("engine", "device", "dtype") if name in metrics),
-        load=str(document["mode"]),
-        figures={name: float(metrics[name]) for name in names if metrics.get(name) is not None},
-        problem="" if status == "done" else f"{status}: {document.get('error', 'see its experiment.log')}",
-    )
+def _limits_text(limits: Mapping[str, Any]) -> str:
+    return ", ".join(limit.title for limit in limits_from(limits))
 
 
-def _training(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
-    job, degrees = document["job"], document["degrees"]
-    split = ", ".join(f"{name.upper()} {degrees[name]}" for name in ("tp", "cp", "pp", "ep", "dp") if degrees[name] > 1)
-    interval = document["interval_80"]["step_s"]
-    whole_s = sum(document["coverage_s"].values()) or 1.0
-    names = ("step_s", "mfu", "hfu", "tokens_per_s", "tokens_per_s_per_device", "bubble_fraction")
-    return replace(
-        entry,
-        model=str(job["model"]),
-        deployment=f"{degrees['num_devices']} x {job['device']} ({split})",
-        load=f"{job['global_batch']:,} sequences of {job['sequence_tokens']:,} tokens",
-        figures={name: float(document[name]) for name in names} | {"num_devices": float(degrees["num_devices"])},
-        intervals={"step_s": (interval["low"], interval["high"])},
-        coverage={how: seconds / whole_s for how, seconds in document["coverage_s"].items()},
-        problem="" if document["fits"] else "does not fit the devices' memory",
-    )
-
-
-def _space(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
-    space = document["space"]
-    varied = ", ".join(name.rpartition(".")[2] for name in space.get("vary", {}))
-    return replace(
-        entry,
-        model=str(space.get("model", "")),
-        deployment=f"varied: {varied}",
-        load=", ".join(limit.title for limit in limits_from(space.get("limits", {}))),
-        figures={"num_points": float(prod(len(values) for values in space.get("vary", {}).values()))},
-    )
-
-
-def _validation(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
-    scores = {name: score for name, score in document["scores"].items() if score}
-    counts = {"num_runs": float(document["runs"]), "num_predicted": float(document["predicted"])}
-    return replace(
-        entry, figures=counts | {f"{name}_median_error": float(score["median"]) for name, score in scores.items()}
-    )
-
-
-def _capacity(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
-    scenario = decode(document["scenario"], Scenario, entry.name)
-    return replace(
-        entry,
-        model=scenario.model_name,
-        deployment=deployment_text(scenario.deployment),
-        load=", ".join(limit.title for limit in limits_from(document["limits"])),
-        bound_by=str(document["limited_by"] or "").replace("_", " "),
-        figures={"capacity": float(document["capacity"])},
-    )
-
-
-def _other(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
-    return replace(entry, model=str(document.get("model", "")), deployment=str(document.get("device", "")))
-
-
-_KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[ResultEntry, dict[str, Any]], ResultEntry]]] = {
-    "bench": (("endpoint", "summary", "scenario"), _serving),
-    "simulate": (("summary", "scenario"), _serving),
-    "lab": (("status", "mode"), _lab),
-    "train": (("job", "step_s"), _training),
-    "search": (("space", "workloads"), _space),
-    "whatif": (("space", "points"), _space),
-    "validate": (("scores", "rows"), _validation),
-    "capacity": (("capacity", "scenario"), _capacity),
-    "explain": (("operators", "batch"), _other),
-    "document": (("windtunnel",), _other),
-}
-"""Kind of result -> keys that its document has, and the reader of its figures; the first match counts."""
+KINDS: Mapping[str, Any] = layouts_beside(__file__)

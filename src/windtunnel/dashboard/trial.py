@@ -12,6 +12,7 @@ import yaml
 
 from windtunnel.errors import InputError, did_you_mean, unwritable
 from windtunnel.formats.launch.read import read_launch_command
+from windtunnel.report.layout import layouts_beside
 from windtunnel.report.search.capacity import capacity_document
 from windtunnel.report.serving.files import check_folder, write_run
 from windtunnel.schema import parse_yaml
@@ -30,35 +31,14 @@ MOST_S = 60.0
 """A longer simulation is ended: it belongs in a terminal."""
 MOST_REQUESTS = 1_000_000
 MOST_SWEPT_REQUESTS = 20_000
+STATISTICS = ("mean", "p50", "p99")
 SWEPT_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2)
 """Loads of a sweep, as fractions of the capacity."""
 
-GROUPS = {
-    "Model and devices": ("model", "device", "tp", "pp", "ep", "attention_dp", "replicas", "quant", "kv_cache_dtype"),
-    "Engine": (
-        "engine",
-        "engine_version",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "gpu_memory_utilization",
-        "enable_prefix_caching",
-        "calibration",
-    ),
-    "Requests": ("input_tokens", "output_tokens", "num_requests", "seed"),
-}
-"""Fields of the form by heading: the short names of settings."""
-LABELS = {name: name for names in GROUPS.values() for name in names} | {
-    **{name: name.upper() for name in ("tp", "pp", "ep")},
-    **{name: name.replace("_", " ") for name in ("input_tokens", "output_tokens")},
-    "attention_dp": "attention DP",
-    "quant": "weights",
-    "kv_cache_dtype": "KV cache format",
-    "engine_version": "version",
-    "enable_prefix_caching": "prefix caching",
-    "num_requests": "requests",
-}
+FORM = layouts_beside(__file__)
+LABELS = {name: field["label"] for fields in FORM["groups"].values() for name, field in fields.items()}
 """Short name of a setting -> its label in the form."""
-LIMITS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "end to end"}
+LIMITS = FORM["limits"]
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
 
 
@@ -261,20 +241,15 @@ def point_of(tried: Probe) -> dict[str, Any]:
     for name in ("ttft", "tpot", "e2e"):
         values = served.values(name)
         if values.size:
-            p50, p99 = np.percentile(values, (50, 99))
-            latencies |= {
-                f"{name}_mean_s": float(values.mean()),
-                f"{name}_p50_s": float(p50),
-                f"{name}_p99_s": float(p99),
-            }
+            figures = (values.mean(), *np.percentile(values, (50, 99)))
+            latencies |= {f"{name}_{key}_s": float(value) for key, value in zip(STATISTICS, figures, strict=True)}
     span_s = float((served.arrival_s + served.e2e_s).max() - served.arrival_s.min())
-    rate = float(served.output_tokens.sum()) / span_s
     return {
         "load": tried.load,
         "holds": tried.passes,
         "limited_by": tried.limited_by,
         **latencies,
-        "output_tokens_per_s": rate,
+        "output_tokens_per_s": float(served.output_tokens.sum()) / span_s,
     }
 
 

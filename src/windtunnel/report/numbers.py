@@ -31,6 +31,8 @@ def quantity(name: str, value: float) -> str:
         return format_bytes(value)
     if name.endswith("bytes_per_s"):
         return format_si(value, "B/s")
+    if name.endswith(("_flops", "flops_per_s")):
+        return format_si(value, "FLOP" if name.endswith("_flops") else "FLOP/s")
     if name.startswith("mean_"):
         return f"{value:,.1f}"
     return f"{value:,.2f}" if "usd" in name else f"{value:,.0f}" if name.startswith("num_") else number(value)

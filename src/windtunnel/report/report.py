@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
-
-from windtunnel.report.numbers import quantity
 
 LABEL_WIDTH = 14
 """Characters that the labels of facts take on a terminal."""
@@ -73,7 +71,6 @@ class Cell:
 
 
 Row = Sequence["str | Cell"]
-Column = str | Callable[[Any], "str | Cell"]
 
 
 @dataclass(frozen=True)
@@ -92,31 +89,6 @@ class Table:
     def is_text(self, index: int) -> bool:
         """Whether a column holds texts."""
         return index < self.left or index >= len(self.headers) - self.right
-
-
-def table_of(things: Iterable[Any], columns: Mapping[str, Column], **options: Any) -> Table:
-    """Return a table with a row for each thing, an object or a mapping.
-
-    Args:
-        things: in the order of the rows.
-        columns: header -> path of a field, shown in the unit of its name, or a function of the thing.
-        options: of `Table`.
-    """
-    return Table(
-        list(columns), [[_cell_of(thing, column) for column in columns.values()] for thing in things], **options
-    )
-
-
-def _cell_of(thing: Any, column: Column) -> str | Cell:
-    """Return a field as a cell that sorts by its value; empty where the field is None."""
-    if not isinstance(column, str):
-        return column(thing)
-    value, name = thing, ""
-    for name in column.split("."):
-        value = value[name] if isinstance(value, Mapping) else getattr(value, name)
-        if value is None:
-            return ""
-    return value if isinstance(value, str) else Cell(quantity(name, float(value)), float(value))
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.report.numbers import duration, number, percent, span_text
+from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
+from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.json import fields_of
 from windtunnel.report.render.plots import Axis, Bar, tracks
-from windtunnel.report.report import Bars, Block, Cards, Facts, Figures, OnPage, OnTerminal, Report, Section, Table
+from windtunnel.report.report import Bars, Block, Figures, OnPage, OnTerminal, Report, Section, Table
 from windtunnel.report.serving.setup import network_lines
 from windtunnel.report.version import version
 from windtunnel.schema import encode
@@ -19,7 +20,9 @@ from windtunnel.training.intervals import step_interval
 from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, PAIRED, WEIGHT
 from windtunnel.training.setup import TrainingSetup
 from windtunnel.training.step import Timeline, TrainingResult
-from windtunnel.units import format_bytes, format_count, format_seconds, format_si
+from windtunnel.units import format_bytes, format_seconds, format_si
+
+LAYOUT = layouts_beside(__file__)
 
 Changes = list[tuple[str, TrainingResult]]
 """Changes that make a job fit its devices, each with its step."""
@@ -68,13 +71,13 @@ def training_report(
     sections = [rates, step, Section("Pipeline", [OnPage(lambda: [_pipeline(result.timeline)])]), memory]
     sections += [] if result.fits else [_fitting_changes(result, changes)]
     if run is not None:
-        sections.append(Section(f"To {number(run.total_tokens / 1e9)} billion tokens", [Facts(run_rows(run))]))
+        sections.append(Section(f"To {number(run.total_tokens / 1e9)} billion tokens", [facts_of(run, LAYOUT["run"])]))
     total_s = sum(result.by_coverage.values())
     known = ", ".join(
         f"{how.value} {percent(seconds / total_s)}" for how, seconds in sorted(result.by_coverage.items())
     )
     sections += [Section("Where the operator times come from", [known]), *_task_sections(tasks)]
-    lead = [devices_line(result.setup), batch_line(result.setup), *network]
+    lead = [devices_line(result.setup), filled(LAYOUT["batch"], result.setup), *network]
     return Report(model_line(result), lead, sections, verdict=_verdict(document))
 
 
@@ -83,7 +86,7 @@ def training_sections(document: Mapping[str, Any]) -> tuple[Section, Section, Se
     shares = {name: seconds / document["step_s"] for name, seconds in document["breakdown_s"].items()}
     ordered = dict(sorted(shares.items(), key=lambda item: -item[1]))
     shown = {name: share for name, share in ordered.items() if share >= 0.0005}
-    rates: list[Block] = [OnPage(lambda: [Cards(_headline(document))]), Facts(_rate_rows(document))]
+    rates: list[Block] = [OnPage(lambda: [cards_of(document, LAYOUT["cards"])]), facts_of(document, LAYOUT["rates"])]
     memory: list[Block] = [OnTerminal(lambda: [_memory_table(document)]), OnPage(lambda: [_stage_table(document)])]
     return (
         Section("", rates, "Step"),
@@ -96,23 +99,6 @@ def _verdict(document: Mapping[str, Any]) -> str:
     fullest = _fullest(document)["total_bytes"] / document["device_memory_bytes"]
     fits = "Fits" if document["fits"] else "Does not fit"
     return f"{fits} the devices' memory: the fullest uses {percent(fullest)}."
-
-
-def _headline(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    low, high = (format_seconds(document["interval_80"]["step_s"][end]) for end in ("low", "high"))
-    shown = [
-        (format_seconds(document["step_s"]), f"a step, 80% {span_text(low, high)}"),
-        (percent(document["mfu"]), "MFU"),
-        (percent(document["hfu"]), "HFU"),
-        (number(document["tokens_per_s"]), "tokens/s"),
-        (number(document["tokens_per_s_per_device"]), "tokens/s per device"),
-        (percent(document["bubble_fraction"]), "pipeline bubbles"),
-        ("yes" if document["fits"] else "no", "fits the devices' memory"),
-    ]
-    run = document.get("run")
-    if run is not None:
-        shown.append((duration(run["elapsed_s"]), f"to {number(run['total_tokens'] / 1e9)} billion tokens"))
-    return shown
 
 
 def _stage_table(document: Mapping[str, Any]) -> Table:
@@ -149,44 +135,14 @@ def devices_line(setup: TrainingSetup) -> str:
     return f"{known.num_devices:,} x {setup.device.title} ({shown}{zero}); {job.framework}, {job.schedule}"
 
 
-def batch_line(setup: TrainingSetup) -> str:
-    """Return the batch, and how it is split."""
-    job, known = setup.job, setup.degrees
-    packed = f", packed from documents of {job.document_tokens:,}," if job.document_tokens else ""
-    return (
-        f"{format_count(job.global_batch, 'sequence')} of {format_count(job.sequence_tokens, 'token')}{packed} a step; "
-        f"{format_count(known.num_microbatches, 'micro-batch', 'micro-batches')} of {job.micro_batch} on each rank; "
-        f"recompute {job.recompute.granularity}"
-    )
-
-
-def _rate_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    per_device = format_si(document["model_flops_per_s_per_device"], "FLOP/s")
-    low, high = (format_seconds(document["interval_80"]["step_s"][end]) for end in ("low", "high"))
-    rate = f"{number(document['tokens_per_s'])} tokens/s; {number(document['tokens_per_s_per_device'])} per device"
-    use = f"MFU {percent(document['mfu'])}, HFU {percent(document['hfu'])}"
-    return [
-        ("step", f"{format_seconds(document['step_s'])}; 80% interval {low} to {high}"),
-        ("throughput", rate),
-        ("rate", f"{per_device} per device; {use}"),
-        ("bubble", f"{percent(document['bubble_fraction'])} of the pipeline's time, mean over its devices"),
-    ]
-
-
 def _memory_table(document: Mapping[str, Any]) -> Table:
     """Return the memory of the fullest stage's device by part."""
     fullest, device_bytes = _fullest(document), document["device_memory_bytes"]
-    parts = {
-        "parameters": "parameters",
-        "gradients": "gradients",
-        "optimizer": "optimizer",
-        f"activations ({number(fullest['num_in_flight'])} micro-batches)": "activations",
-        "temporaries": "transient",
-        "context, NCCL, fragmentation": "reserve",
-        f"stage {fullest['stage']}: {'fits' if document['fits'] else 'does not fit'}": "total",
-    }
-    sizes = {name: fullest[f"{part}_bytes"] for name, part in parts.items()}
-    rows = [(name, format_bytes(size), percent(size / device_bytes)) for name, size in sizes.items()]
+    known = {**fullest, "verdict": "fits" if document["fits"] else "does not fit"}
+    rows = [
+        (filled(label, known), format_bytes(fullest[part]), percent(fullest[part] / device_bytes))
+        for label, part in LAYOUT["fullest"].items()
+    ]
     return Table(("", "bytes", "share of the device"), rows)
 
 
@@ -207,46 +163,21 @@ def _fitting_changes(result: TrainingResult, changes: Changes) -> Section:
     return Section(f"It would fit {title} with one of", [Table(("change", "step", "memory"), rows)])
 
 
-def run_rows(run: Campaign) -> list[tuple[str, str]]:
-    """Return the totals of a whole run: time, checkpoints, energy, money."""
-    rows = [("steps", f"{run.num_steps:,}"), ("time", f"{duration(run.elapsed_s)}, of it {_goodput(run)}")]
-    if run.checkpoint_interval_s:
-        each = f"{format_bytes(run.checkpoint_bytes)} every {duration(run.checkpoint_interval_s)}"
-        rows.append(("checkpoints", f"{each}, holding up training {duration(run.checkpoint_s)} each"))
-    if run.energy_j is not None:
-        rows.append(("energy", f"{number(run.energy_j / 3.6e9)} MWh at the devices' rated power"))
-    if run.usd is not None:
-        rows.append(("cost", f"${run.usd:,.0f} at list price"))
-    return rows
-
-
-def _goodput(run: Campaign) -> str:
-    failures = f"; {number(run.num_failures)} failures expected" if run.num_failures else ""
-    return f"{percent(run.goodput_fraction)} in steps{failures}"
-
-
 def _task_sections(tasks: list[ExplainedTask]) -> list[Section]:
     """Return one layer of a middle chunk and the ends of the model, task by task."""
     sections = []
     for phase in PHASES:
         runs = dict.fromkeys((task.where, task.times) for task in tasks if task.phase == phase)
         for where, times in runs:
-            rows = [_task_row(task) for task in tasks if (task.phase, task.where, task.times) == (phase, where, times)]
-            headers = ("task", "group", "found", "each", "TFLOP/s", "bytes")
+            these = [
+                fields_of(task, "name", "group", "coverage", "seconds", "num_bytes")
+                | {"flops_per_s": task.flops / task.seconds if task.flops else None}
+                for task in tasks
+                if (task.phase, task.where, task.times) == (phase, where, times)
+            ]
             often = f", {times:g} times" if times > 1 else ""
-            sections.append(Section(f"{phase}: {where}{often}", [Table(headers, rows, left=3)]))
+            sections.append(Section(f"{phase}: {where}{often}", [table_of(these, LAYOUT["tasks"], left=3)]))
     return sections
-
-
-def _task_row(task: ExplainedTask) -> tuple[str, ...]:
-    return (
-        task.name,
-        task.group or "",
-        task.coverage,
-        format_seconds(task.seconds),
-        number(task.flops / task.seconds / 1e12) if task.flops else "",
-        format_bytes(task.num_bytes),
-    )
 
 
 def _pipeline(timeline: Timeline) -> Figures:

@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.report.report import Facts, Report, Section, Table
-from windtunnel.units import format_bytes, format_seconds
+from windtunnel.report.layout import layouts_beside, rows_of, table_of
+from windtunnel.report.report import Facts, Report, Section
 
 if TYPE_CHECKING:
     from windtunnel.formats.collective_calls import CollectiveCall, Contents
 
+LAYOUT = layouts_beside(__file__)
+
 
 def contents_report(contents: Contents) -> Report:
     """Return the report of a workload: its facts, then its communication, the most bytes first."""
-    facts = list(contents.facts)
-    if contents.compute_s is not None:
-        facts.append(("computation", format_seconds(contents.compute_s)))
+    facts = [*contents.facts, *rows_of(contents, LAYOUT["facts"])]
     tables = []
     if contents.modules_s:
-        rows = [(name, format_seconds(seconds)) for name, seconds in contents.modules_s.items()]
-        tables.append(Table(("module", "mean time"), rows))
+        tables.append(
+            table_of(
+                ({"name": name, "mean_s": mean_s} for name, mean_s in contents.modules_s.items()), LAYOUT["modules"]
+            )
+        )
     if contents.calls:
         ordered = sorted(contents.calls, key=lambda call: -(call.size_bytes or 0) * call.num_calls)
         is_timed = any(call.duration_s is not None for call in ordered)
-        heads = ("collective", "group", "ranks", "each", "calls", "together", *(["time"] if is_timed else []))
-        tables.append(Table(heads, [_call_cells(call)[: len(heads)] for call in ordered], left=2))
+        columns = LAYOUT["calls"] | (LAYOUT["timed"] if is_timed else {})
+        tables.append(table_of(map(_call, ordered), columns, left=2))
     return Report(contents.kind, [Facts(facts)], [Section("", tables)])
 
 
-def _call_cells(call: CollectiveCall) -> tuple[str, ...]:
-    def shown(value: float | None, text: Callable[[float], str]) -> str:
-        return "-" if value is None else text(value)
-
-    return (
-        call.operation,
-        call.group or "-",
-        f"{call.group_size:,}" if call.group_size else "-",
-        shown(call.size_bytes, format_bytes),
-        f"{call.num_calls:,}",
-        shown(None if call.size_bytes is None else call.size_bytes * call.num_calls, format_bytes),
-        shown(call.duration_s, format_seconds),
-    )
+def _call(call: CollectiveCall) -> dict[str, Any]:
+    """Return a collective with the bytes of all its calls."""
+    return call._asdict() | {"together_bytes": call.size_bytes and call.size_bytes * call.num_calls}
 
 
 def contents_document(contents: Contents) -> dict[str, Any]:

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from windtunnel.cli.options import PATH, WRITTEN_FILE, HelpSection, Verb, json_option, options_of, with_load
+from windtunnel.cli.options import Verb, options_in, options_of, with_load
 from windtunnel.cli.output import answer, check_replaceable, remark
 from windtunnel.cli.progress import status
-from windtunnel.cli.serving.simulate import request_options, slo_option
 from windtunnel.errors import InputError
 from windtunnel.units import format_count
 
@@ -17,29 +16,21 @@ if TYPE_CHECKING:
     from windtunnel.lab.bench.client import Endpoint
     from windtunnel.serving.scenario import Scenario
 
-_SERVER, _LOAD, _OUT = HelpSection("Server"), HelpSection("Load"), HelpSection("Result")
-
 
 class ServerOptions(NamedTuple):
     """Options that say which server is measured, and how requests are put to it."""
 
-    endpoint: str | None = _SERVER("--endpoint", metavar="URL", help="A running server, as http://localhost:8000/v1.")
-    start: str | None = _SERVER(
-        "--start", metavar="ENGINE", help="Start one: vllm, sglang, transformers, llama.cpp, openvino."
-    )
-    served_model: str | None = _SERVER(
-        "--served-model", help="Model that it serves; a folder with --start.  [the first listed]"
-    )
-    tiny: bool = _SERVER("--tiny", help="With --start: serve a tiny model with random weights.")
-    engine_args: str = _SERVER(
-        "--engine-args", default="", metavar="ARGS", help="With --start: further arguments of the engine's command."
-    )
-    python: str | None = _SERVER("--python", metavar="PATH", help="With --start: the engine's interpreter.  [this one]")
-    api: str = _SERVER("--api", default="completions", help="completions or chat.  [completions]")
-    words: bool = _SERVER("--words", help="Prompts of words, for servers that take no token ids.")
-    vocabulary: int = _SERVER("--vocabulary", default=1000, help="Token ids are below it.  [1000]")
-    no_ignore_eos: bool = _SERVER("--no-ignore-eos", help="Do not ask for answers of exactly the planned length.")
-    api_key: str | None = _SERVER("--api-key", envvar="OPENAI_API_KEY", metavar="KEY", help="Sent as bearer token.")
+    endpoint: str | None
+    start: str | None
+    served_model: str | None
+    tiny: bool
+    engine_args: str
+    python: str | None
+    api: str
+    words: bool
+    vocabulary: int
+    no_ignore_eos: bool
+    api_key: str | None
 
     def running(self, stack: ExitStack) -> "Endpoint":
         """Return the server to measure; one that is started ends with `stack`."""
@@ -85,23 +76,16 @@ class ServerOptions(NamedTuple):
 class BenchFiles(NamedTuple):
     """Files that the measurements are written to."""
 
-    out: Path | None = _OUT(
-        "--out", metavar="FOLDER", help="Write requests.parquet, tokens.parquet, summary.json and scenario.yaml."
-    )
-    overwrite: bool = _OUT("--overwrite", help="Replace the files of a former run.")
-    save_result: Path | None = _OUT(
-        "--save-result", type=WRITTEN_FILE, help="Write the JSON of `vllm bench serve --save-result --save-detailed`."
-    )
+    out: Path | None
+    overwrite: bool
+    save_result: Path | None
 
 
 @click.command(cls=Verb, epilog="vLLM's names work too: --max-concurrency, --request-rate, --num-prompts, ...")
 @options_of(ServerOptions)
-@_LOAD.option("--workload", type=PATH, help="A scenario, or its workload alone, as `windtunnel simulate` takes it.")
-@request_options
-@_LOAD.option("--set", "settings", multiple=True, metavar="PATH=VALUE", help="Set a field of the scenario.")
-@slo_option
+@options_in("bench", "requests", "bench_settings", "slo")
 @options_of(BenchFiles)
-@json_option
+@options_in("json")
 def command(server: ServerOptions, files: BenchFiles, workload: Path | None, as_json: bool, **given: Any) -> None:
     """Measure a real server under a workload, with the records of a simulation.
 

@@ -4,22 +4,16 @@ from pathlib import Path
 
 import click
 
-from windtunnel.cli.options import PATH, WRITTEN_FILE, HelpSection, Verb
+from windtunnel.cli.options import PATH, Verb, options_in
 from windtunnel.cli.output import remark, write_page
 from windtunnel.errors import InputError
 from windtunnel.model.shape import Shard
 from windtunnel.units import format_count
 
-_WHAT, _OUTPUT = HelpSection("What ran"), HelpSection("Result")
-
 
 @click.command(cls=Verb, short_help="Show where the time of a profile goes.")
 @click.argument("capture", type=PATH, metavar="CAPTURE")
-@_OUTPUT.option("--html", type=WRITTEN_FILE, help="Write a page.")
-@_OUTPUT.option("--parquet", type=WRITTEN_FILE, help="Write every kernel, copy and operator.")
-@_OUTPUT.option("--csv", "csv_file", type=WRITTEN_FILE, help="Write the kernel table.")
-@_OUTPUT.option("--device", help="Device of the catalog; the page shows its roofline.")
-@_OUTPUT.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options_in("lab_kernels")
 def kernels(
     capture: Path, html: Path | None, parquet: Path | None, csv_file: Path | None, device: str | None, as_json: bool
 ) -> None:
@@ -72,12 +66,7 @@ def scrub(capture: Path) -> None:
 
 @click.command("to-table", cls=Verb, short_help="Turn a profile into measured operators.")
 @click.argument("capture", type=PATH, metavar="CAPTURE")
-@_WHAT.option("--model", required=True, help="A model of the catalog, or a config.json.")
-@_WHAT.option("--tp", type=int, default=1, help="Tensor parallelism.  [1]")
-@_WHAT.option("--device-name", required=True, help="Device that it ran on: h200_sxm, my_cpu.")
-@_OUTPUT.option(
-    "--out", type=PATH, required=True, metavar="FOLDER", help="Folder for one Parquet file per kind of operator."
-)
+@options_in("lab_to_table")
 def to_table(capture: Path, model: str, tp: int, device_name: str, out: Path) -> None:
     """Turn the steps of a profile into measured operators that estimators read.
 

@@ -5,21 +5,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import PATH, WRITTEN_FILE, HelpSection, Verb
+from windtunnel.cli.options import PATH, Verb, options_in
 from windtunnel.cli.output import answer, write_page
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.serving.scenario import Scenario
 
-_OUTPUT = HelpSection("Result")
-
 
 @click.command(cls=Verb, short_help="Compare a real run with its simulation.")
 @click.argument("run", type=PATH, metavar="RUN")
 @click.argument("simulation", type=PATH, metavar="SIMULATION")
-@_OUTPUT.option("--html", type=WRITTEN_FILE, help="Write a page.")
-@_OUTPUT.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options_in("lab_compare")
 def compare(run: Path, simulation: Path, html: Path | None, as_json: bool) -> None:
     """Compare a real run with its simulation: request by request, and operator by operator where it was profiled.
 
@@ -45,7 +42,7 @@ def compare(run: Path, simulation: Path, html: Path | None, as_json: bool) -> No
         simulated = _simulated(scenario)
     compared = comparison.compare_run(run, simulated, resolve(scenario))
     write_page(html, comparison.comparison_report, compared)
-    answer(as_json, comparison.comparison_document, comparison.comparison_report, compared)
+    answer(as_json, lambda shown: shown.document, comparison.comparison_report, compared)
 
 
 def _simulated(scenario: "Scenario") -> dict[str, Any]:

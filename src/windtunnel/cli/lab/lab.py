@@ -7,11 +7,9 @@ import click
 from windtunnel.cli.lab.capture import kernels, scrub, to_table
 from windtunnel.cli.lab.compare import compare
 from windtunnel.cli.lab.run import run, sweep
-from windtunnel.cli.options import PATH, HelpSection, Verb, VerbGroup, assignments, json_option, quantity
+from windtunnel.cli.options import PATH, Verb, VerbGroup, assignments, options_in, quantity
 from windtunnel.cli.output import answer
 from windtunnel.units import format_count
-
-_REPLAY = HelpSection("Replay")
 
 
 @click.group(cls=VerbGroup, no_args_is_help=False, invoke_without_command=True)
@@ -24,9 +22,7 @@ def command(ctx: click.Context) -> None:
 
 @command.command(cls=Verb, short_help="Carry out a training job's communication here.")
 @click.argument("job", type=PATH, metavar="JOB.yaml")
-@_REPLAY.option("--largest-message", default="1MiB", metavar="SIZE", help="Longer messages are cut to this.  [1MiB]")
-@_REPLAY.option("--set", "settings", multiple=True, metavar="PATH=VALUE", help="Set a field of the job.")
-@json_option
+@options_in("lab_replay", "json")
 def replay(job: Path, largest_message: str, settings: tuple[str, ...], as_json: bool) -> None:
     """Carry out the communication of a training job's step between processes of this machine, without a GPU.
 

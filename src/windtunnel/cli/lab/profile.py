@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from windtunnel.cli.lab.capture import to_table
-from windtunnel.cli.options import PATH, HelpSection, Verb, VerbGroup, json_option, options_of, quantity
+from windtunnel.cli.options import PATH, Verb, VerbGroup, options_in, options_of, quantity
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import status
 from windtunnel.errors import InputError, check_known
@@ -17,8 +17,6 @@ from windtunnel.units import format_count
 if TYPE_CHECKING:
     from windtunnel.lab.profile.compute import Extent, Progress
     from windtunnel.pricing.table import MeasurementTable
-
-_WHAT, _HOW, _OUT = HelpSection("What is measured"), HelpSection("How"), HelpSection("Result")
 
 
 @click.group(cls=VerbGroup, no_args_is_help=False, invoke_without_command=True)
@@ -29,33 +27,21 @@ def command(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-_folder = _OUT.option("--out", required=True, type=PATH, metavar="FOLDER", help="Folder of the profile.")
-_device_name = _WHAT.option(
-    "--device-name", required=True, help="A device of the catalog, or a new name for this machine."
-)
-
-
 class ComputeOptions(NamedTuple):
     """Options of `windtunnel profile compute`: which kernels are measured, over which batches, and how exactly."""
 
-    tp: str = _WHAT("--tp", "-tp", default="1", metavar="N,N", help="Tensor-parallel splits, on one device.  [1]")
-    quant: str | None = _WHAT("--quant", metavar="FORMAT", help="Format of the weights: bf16, fp32.  [as published]")
-    engine: str = _WHAT("--engine", default="torch", help="Kernels of torch or of vllm.  [torch]")
-    torch_device: str | None = _WHAT("--torch-device", help="cpu or cuda.  [cuda where there is one]")
-    max_batch: int = _HOW("--max-batch", default=64, help="Most decoding requests.  [64]")
-    max_context: int = _HOW("--max-context", default=4096, help="Longest request.  [4096]")
-    max_tokens: int = _HOW("--max-tokens", default=2048, help="Most tokens of a step.  [2048]")
-    budget: str | None = _HOW("--budget", metavar="TIME", help="Time to refine in: 10min.  [until within --tolerance]")
-    tolerance: float = _HOW(
-        "--tolerance", default=0.05, help="Largest deviation from a straight line between measured points.  [0.05]"
-    )
-    clock: str | None = _HOW(
-        "--clock", help="cpu_time, wall, cuda_event, cuda_graph or kineto.  [cpu_time of one thread, cuda_event]"
-    )
-    attention: str = _HOW(
-        "--attention", default="sdpa", help="Kernels of torch: sdpa, flash_attn or flashinfer.  [sdpa]"
-    )
-    overwrite: bool = _OUT("--overwrite", help="Discard what the folder holds of this measurement.")
+    tp: str
+    quant: str | None
+    engine: str
+    torch_device: str | None
+    max_batch: int
+    max_context: int
+    max_tokens: int
+    budget: str | None
+    tolerance: float
+    clock: str | None
+    attention: str
+    overwrite: bool
 
     def extent(self) -> "Extent":
         """Return the largest steps to measure."""
@@ -69,11 +55,9 @@ class ComputeOptions(NamedTuple):
 
 
 @command.command(cls=Verb, short_help="Measure a model's operators in a real forward.")
-@_WHAT.option("--model", required=True, help="A model of the catalog, or a config.json.")
-@_device_name
+@options_in("profile_compute", "device_name")
 @options_of(ComputeOptions)
-@_folder
-@json_option
+@options_in("profile_folder", "json")
 def compute(options: ComputeOptions, model: str, device_name: str, out: Path, as_json: bool) -> None:
     """Measure a model's operators inside a real forward: GEMMs, attention, norms, experts and the rest.
 
@@ -116,26 +100,18 @@ def compute(options: ComputeOptions, model: str, device_name: str, out: Path, as
 class TimedCollectives(NamedTuple):
     """Options of `windtunnel profile collectives`: which collectives are timed, and between which processes."""
 
-    ops: str = _WHAT(
-        "--ops",
-        default="all_reduce,all_gather,reduce_scatter,all_to_all,send_recv",
-        metavar="OP,OP",
-        help="Collectives.  [all five]",
-    )
-    num_workers: str = _WHAT("--num-workers", default="2", metavar="N,N", help="Processes that take part.  [2]")
-    sizes: str = _WHAT(
-        "--sizes", default="1KiB-8MiB", metavar="FROM-TO", help="Sizes of the whole buffer.  [1KiB-8MiB]"
-    )
-    backend: str | None = _HOW("--backend", help="gloo or nccl.  [nccl where there are GPUs]")
-    on_ray: bool = _HOW("--ray", help="Use the hosts of a running Ray cluster.")
-    workers_per_node: int = _HOW("--workers-per-node", default=8, help="Processes on each node of a Ray cluster.  [8]")
+    ops: str
+    num_workers: str
+    sizes: str
+    backend: str | None
+    on_ray: bool
+    workers_per_node: int
 
 
 @command.command(cls=Verb, short_help="Time collectives between real processes.")
-@_device_name
+@options_in("device_name")
 @options_of(TimedCollectives)
-@_folder
-@json_option
+@options_in("profile_folder", "json")
 def collectives(options: TimedCollectives, device_name: str, out: Path, as_json: bool) -> None:
     """Time collectives between real processes, with the sizes and bus bandwidths of nccl-tests.
 
@@ -161,12 +137,7 @@ def collectives(options: TimedCollectives, device_name: str, out: Path, as_json:
 
 
 @command.command(cls=Verb, short_help="Measure the host's share of an engine's steps.")
-@_WHAT.option("--model", required=True, help="A model of the catalog, or a config.json.")
-@_device_name
-@_WHAT.option("--engine", default="vllm", help="vllm or transformers.  [vllm]")
-@_HOW.option("--batches", default="1,2,4,8,16,32", metavar="N,N", help="Decoding requests.  [1,2,...,32]")
-@_folder
-@json_option
+@options_in("profile_overheads", "profile_folder", "json")
 def overheads(model: str, device_name: str, engine: str, batches: str, out: Path, as_json: bool) -> None:
     """Measure the host's work in a real engine's steps, outside the forward, by batch size.
 
@@ -178,21 +149,18 @@ def overheads(model: str, device_name: str, engine: str, batches: str, out: Path
     from windtunnel import catalog
     from windtunnel.lab.profile.overheads import fit_overheads, medians_by_batch
     from windtunnel.lab.profile.run import parse_degrees, profile_overheads
-    from windtunnel.report.lab.profile import OverheadRow, overheads_document, overheads_report
+    from windtunnel.report.lab.profile import overheads_document, overheads_report
 
     samples = profile_overheads(
         catalog.model(model), catalog.model_config(model), engine, device_name, out, parse_degrees(batches)
     )
     remark(f"wrote {out}")
-    host, rows = fit_overheads(samples), [OverheadRow(*row) for row in medians_by_batch(samples)]
-    answer(as_json, overheads_document, overheads_report, host, rows)
+    answer(as_json, overheads_document, overheads_report, fit_overheads(samples), medians_by_batch(samples))
 
 
 @command.command(cls=Verb, short_help="Show each estimator's error on points left out.")
 @click.argument("folder", type=PATH, metavar="FOLDER")
-@_WHAT.option("--device", help="Device whose roofline is used.  [the profile's]")
-@_WHAT.option("--estimators", metavar="NAME,NAME", help="Estimators to try.  [all]")
-@json_option
+@options_in("profile_check", "json")
 def check(folder: Path, device: str | None, estimators: str | None, as_json: bool) -> None:
     """Show how far each estimator is off on points of a profile that it was not shown.
 
@@ -219,9 +187,7 @@ command.add_command(to_table, "from-trace")
 
 @command.command("from-vidur", cls=Verb, short_help="Take Vidur's CSV files as a profile.")
 @click.argument("files", type=PATH, metavar="FILE.csv...", nargs=-1, required=True)
-@_device_name
-@_folder
-@json_option
+@options_in("device_name", "profile_folder", "json")
 def from_vidur(files: tuple[Path, ...], device_name: str, out: Path, as_json: bool) -> None:
     """Take Vidur's mlp.csv, attention.csv, all_reduce.csv and send_recv.csv as a profile.
 
@@ -238,9 +204,7 @@ def from_vidur(files: tuple[Path, ...], device_name: str, out: Path, as_json: bo
 
 @command.command("to-vidur", cls=Verb, short_help="Write a profile in Vidur's layout.")
 @click.argument("folder", type=PATH, metavar="FOLDER")
-@_WHAT.option("--model", required=True, help="One of the profile's models.")
-@_HOW.option("--block-size", type=int, default=16, help="Block size that attention.csv names.  [16]")
-@_OUT.option("--out", required=True, type=PATH, metavar="FOLDER", help="Folder of the layout.")
+@options_in("profile_to_vidur")
 def to_vidur(folder: Path, model: str, block_size: int, out: Path) -> None:
     """Write a profile in Vidur's layout: compute/DEVICE/ORGANISATION/MODEL/{mlp,attention}.csv and network/.
 

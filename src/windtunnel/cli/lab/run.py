@@ -5,32 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import PATH, HelpSection, Verb, all_of, assignments
+from windtunnel.cli.options import PATH, Verb, assignments, options_in
 from windtunnel.cli.output import answer, remark
 from windtunnel.errors import InputError, check_known
 
 if TYPE_CHECKING:
     from windtunnel.lab.experiments.schema import Experiment
 
-_WHAT, _SWEEP, _OUTPUT = HelpSection("Experiment"), HelpSection("Sweep"), HelpSection("Result")
 
-experiment_options = all_of(
-    _WHAT("--model", help="A folder with config.json, or a name on huggingface.co."),
-    _WHAT("--mode", help="inference_only, nsys, nsys_ncu or torch.  [inference_only]"),
-    _WHAT("--engine", help="transformers or vllm.  [transformers]"),
-    _WHAT("--prompt", metavar="TEXT", help="Prompt of every request."),
-    _WHAT("--prompt-tokens", type=int, help="Random tokens in place of a prompt."),
-    _WHAT("--max-tokens", type=int, help="Tokens that every request generates.  [100]"),
-    _WHAT("--temperature", type=float, help="Sampling temperature; 0 takes the likeliest token.  [0.7]"),
-    _WHAT("--batch-size", type=int, help="Requests at once.  [1]"),
-    _WHAT("--tensor-parallel-size", type=int, help="Devices (vllm).  [1]"),
-    _WHAT("--device", help="cpu or cuda.  [cuda where there is one]"),
-    _WHAT("--name", metavar="TEXT", help="Name of its results.  [the model's]"),
-    _WHAT("--seed", type=int, help="Seed of weights, prompts and sampling.  [0]"),
-    _OUTPUT("--out", type=PATH, default="results", metavar="FOLDER", help="Folder of all results.  [results]"),
-    _OUTPUT("--set", "settings", multiple=True, metavar="PATH=VALUE", help="Set any other field of the file."),
-    _OUTPUT("--json", "as_json", is_flag=True, help="Print JSON."),
-)
 experiment_file = click.argument("experiment", required=False, type=PATH, metavar="[EXPERIMENT.yaml]")
 
 
@@ -44,8 +26,7 @@ class VerbOfVllm(Verb):
 
 @click.command(cls=VerbOfVllm, short_help="Run a real model, alone or profiled.")
 @experiment_file
-@experiment_options
-@_OUTPUT.option("--resume", is_flag=True, help="Reuse a finished run of the same experiment.")
+@options_in("experiment", "lab_run")
 def run(
     experiment: Path | None, out: Path, settings: tuple[str, ...], as_json: bool, resume: bool, **options: Any
 ) -> None:
@@ -71,9 +52,7 @@ def run(
 
 @click.command(cls=VerbOfVllm, short_help="Run a model at many settings; continue where it stopped.")
 @experiment_file
-@experiment_options
-@_SWEEP.option("--parameter-sweep", metavar="TEXT", help='Fields and values: "batch_size:1,2;max_tokens:50,100".')
-@_SWEEP.option("--preset", help="quick, comprehensive or scaling.")
+@options_in("experiment", "lab_sweep")
 def sweep(
     experiment: Path | None,
     out: Path,

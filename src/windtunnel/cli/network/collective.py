@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from windtunnel.cli.network.options import Failures, NetworkOptions
-from windtunnel.cli.options import WRITTEN_FILE, HelpSection, Verb, json_option, options_of
+from windtunnel.cli.options import Verb, options_in, options_of
 from windtunnel.cli.output import answer, remark
 from windtunnel.errors import InputError
 from windtunnel.units import format_count
@@ -17,18 +17,14 @@ if TYPE_CHECKING:
     from windtunnel.network.flows import Flows
     from windtunnel.network.settings import NetworkSettings
 
-_WHAT, _HOW, _OUT = HelpSection("What is sent, where"), HelpSection("How"), HelpSection("Output")
-
 
 class FlowFiles(NamedTuple):
     """Files that describe a collective flow by flow."""
 
-    flows: Path | None = _OUT("--flows", type=WRITTEN_FILE, help="Write the flows as CSV (SimCCL's).")
-    times: Path | None = _OUT("--times", type=WRITTEN_FILE, help="Write when each flow ran, as CSV.")
-    links: Path | None = _OUT("--links", type=WRITTEN_FILE, help="Write the use of every link as CSV.")
-    queues: Path | None = _OUT(
-        "--queues", type=WRITTEN_FILE, help="With --backend packet: write the 16 fullest queues."
-    )
+    flows: Path | None
+    times: Path | None
+    links: Path | None
+    queues: Path | None
 
     def check(self, settings: "NetworkSettings") -> None:
         """Refuse files that the backend has nothing for.
@@ -50,27 +46,23 @@ class FlowFiles(NamedTuple):
 class CollectiveOptions(NamedTuple):
     """Options of `windtunnel collective`."""
 
-    op: str | None = _WHAT("--op", help="all_reduce, all_gather, reduce_scatter, all_to_all, ...")
-    size: str | None = _WHAT("--size", metavar="BYTES", help="Bytes as nccl-tests counts them: 1GiB, 16MiB, 4194304.")
-    traffic: Path | None = _WHAT(
-        "--traffic", help="CSV of an all-to-all's bytes, a row for each sender; instead of --size."
-    )
-    topology: str | None = _WHAT("--topology", help="A file, a type with parameters, or a node of the catalog.")
-    ranks: str | None = _WHAT("--ranks", metavar="N|A,B,...", help="How many GPUs, or their ids.  [all]")
-    network: NetworkOptions = NetworkOptions()
-    algorithm: str | None = _HOW("--algorithm", help="ring, tree, nvls, pat, hierarchical, ...  [NCCL's choice]")
-    protocol: str | None = _HOW(
-        "--protocol", help="simple, ll or ll128.  [NCCL's choice; simple for flows and packets]"
-    )
-    pxn: bool = _HOW("--pxn", help="With --compat simai: NCCL's PXN.")
-    cuda_graph: bool = _HOW("--cuda-graph", help="With --backend analytic: leave out the host's launch.")
-    failures: Failures = Failures()
-    files: FlowFiles = FlowFiles()
+    op: str | None
+    size: str | None
+    traffic: Path | None
+    topology: str | None
+    ranks: str | None
+    network: NetworkOptions
+    algorithm: str | None
+    protocol: str | None
+    pxn: bool
+    cuda_graph: bool
+    failures: Failures
+    files: FlowFiles
 
 
 @click.command(cls=Verb)
 @options_of(CollectiveOptions)
-@json_option
+@options_in("json")
 def command(options: CollectiveOptions, as_json: bool) -> None:
     """Predict the time and bandwidth of one collective.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from windtunnel.cli.network.options import Failures, NetworkOptions
-from windtunnel.cli.options import WRITTEN_FILE, HelpSection, Verb, json_option, options_of
+from windtunnel.cli.options import Verb, options_in, options_of
 from windtunnel.cli.output import answer, check_replaceable, remark
 from windtunnel.errors import InputError
 
@@ -15,25 +15,20 @@ if TYPE_CHECKING:
     from windtunnel.training.iteration.layers import LayerWorkload
     from windtunnel.training.iteration.times import Iteration
 
-_WHAT, _HOW, _OUT = HelpSection("What runs, where"), HelpSection("How"), HelpSection("Output")
-_SIMAI = HelpSection("With --compat simai --backend analytic")
-
 
 class SimaiAnalytical(NamedTuple):
     """Options of SimAI-Analytical."""
 
-    nvlink_busbw: float | None = _SIMAI(
-        "--nvlink-busbw", "-nv", metavar="GIB/S", help="Bus bandwidth inside a server.  [360]"
-    )
-    nic_busbw: float | None = _SIMAI("--nic-busbw", "-nic", metavar="GIB/S", help="Bus bandwidth of one NIC.  [48.5]")
-    nics_per_server: int | None = _SIMAI("--nics-per-server", "-n_p_s", help="[8]")
-    gpus_per_server: int | None = _SIMAI("--gpus-per-server", "-g_p_s", help="[8]")
-    nic_type: str | None = _SIMAI("--nic-type", "-nic_t", help="cx6, cx7 or bf3, for --nic-busbw.")
-    gpu_type: str | None = _SIMAI("--gpu-type", "-g_type", help="A100, H100, ..., for --nvlink-busbw.")
-    dp_overlap: float | None = _SIMAI("--dp-overlap", "-dp_o", help="[0]")
-    ep_overlap: float | None = _SIMAI("--ep-overlap", "-ep_o", help="[0]")
-    tp_overlap: float | None = _SIMAI("--tp-overlap", "-tp_o", help="[0]")
-    pp_overlap: float | None = _SIMAI("--pp-overlap", "-pp_o", help="[1]")
+    nvlink_busbw: float | None
+    nic_busbw: float | None
+    nics_per_server: int | None
+    gpus_per_server: int | None
+    nic_type: str | None
+    gpu_type: str | None
+    dp_overlap: float | None
+    ep_overlap: float | None
+    tp_overlap: float | None
+    pp_overlap: float | None
 
     def iteration(self, job: "LayerWorkload") -> "Iteration":
         """Predict an iteration as SimAI-Analytical does."""
@@ -45,19 +40,15 @@ class SimaiAnalytical(NamedTuple):
 class NetworkRun(NamedTuple):
     """Options of `windtunnel network run`."""
 
-    workloads: tuple[Path, ...] = _WHAT(
-        "--workload", "-w", help="SimAI's workload. Several share the network, each over and over."
-    )
-    topology: str | None = _WHAT("--topology", "-n", help="A file, a type with parameters, or a node.")
-    placement: str | None = _WHAT("--placement", help="Several jobs: packed, or striped server by server.  [packed]")
-    iterations: int | None = _HOW(
-        "--iterations", type=click.IntRange(min=1), metavar="N", help="Iterations of each of several jobs.  [10]"
-    )
-    network: NetworkOptions = NetworkOptions()
-    simai: SimaiAnalytical = SimaiAnalytical()
-    failures: Failures = Failures()
-    out: Path | None = _OUT("--out", "-o", type=WRITTEN_FILE, help="Write EndToEnd.csv.")
-    overwrite: bool = _OUT("--overwrite", help="Replace the file.")
+    workloads: tuple[Path, ...]
+    topology: str | None
+    placement: str | None
+    iterations: int | None
+    network: NetworkOptions
+    simai: SimaiAnalytical
+    failures: Failures
+    out: Path | None
+    overwrite: bool
 
 
 @click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -67,7 +58,7 @@ def command() -> None:
 
 @command.command(cls=Verb)
 @options_of(NetworkRun)
-@json_option
+@options_in("json")
 def run(options: NetworkRun, as_json: bool) -> None:
     """Predict a training iteration from a SimAI workload file.
 

@@ -3,25 +3,22 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from windtunnel.cli.options import HelpSection
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.network.fabric import Fabric
     from windtunnel.network.settings import NetworkSettings
 
-_HOW, _FAILURES = HelpSection("How"), HelpSection("Failures")
-
 
 class NetworkOptions(NamedTuple):
     """Options that become `NetworkSettings`."""
 
-    backend: str | None = _HOW("--backend", help="analytic, flow or packet.  [analytic]")
-    routing: str | None = _HOW("--routing", help="ecmp or spray.  [ecmp]")
-    compat: str | None = _HOW("--compat", help="simai: compute as SimAI does, with its rings and packets.")
-    conf: Path | None = _HOW("--conf", help="SimAI.conf; means --compat simai.")
-    send_latency: str | None = _HOW("--send-latency", metavar="TIME", help="Time before each flow.  [3us]")
-    seed: int | None = _HOW("--seed", help="Seed of the switches' hashes.  [0]")
+    backend: str | None
+    routing: str | None
+    compat: str | None
+    conf: Path | None
+    send_latency: str | None
+    seed: int | None
 
     def settings(self) -> "NetworkSettings":
         """Return these options, over the fields of a SimAI.conf, over the defaults of `compat`."""
@@ -46,8 +43,8 @@ class NetworkOptions(NamedTuple):
 class Failures(NamedTuple):
     """Links and switches that have failed."""
 
-    fail_links: tuple[str, ...] = _FAILURES("--fail-link", metavar="A-B", help="Leave out the link of these two nodes.")
-    fail_nodes: tuple[int, ...] = _FAILURES("--fail-node", help="Leave out this switch.")
+    fail_links: tuple[str, ...]
+    fail_nodes: tuple[int, ...]
 
     def fabric(self, topology: str) -> "Fabric":
         """Return the fabric of a file, a type with parameters or a node, without what has failed."""

@@ -6,31 +6,9 @@ from typing import Any
 import click
 
 from windtunnel.cli.network.options import Failures
-from windtunnel.cli.options import WRITTEN_FILE, HelpSection, Verb, all_of, assignments, options_of
+from windtunnel.cli.options import Verb, assignments, options_in, options_of
 from windtunnel.cli.output import answer, check_replaceable, remark, write_page
 from windtunnel.units import format_count
-
-_SIZE, _LINKS, _OUT = HelpSection("Size"), HelpSection("Links"), HelpSection("Output")
-
-parameter_options = all_of(
-    _SIZE("--num-gpus", "-g", "num_gpus", type=int, help="GPUs in all."),
-    _SIZE("--gpus-per-server", "-gps", "gpus_per_server", type=int, help="GPUs per server."),
-    _SIZE("--gpu-type", "-gt", "gpu_type", help="H100, A100, ..."),
-    _SIZE("--scale-up-switches", "-nsps", "scale_up_switches_per_server", type=int, help="NVSwitches per server."),
-    _SIZE("--gpus-per-leaf", "-npa", "gpus_per_leaf", type=int, help="NIC ports per leaf."),
-    _SIZE("--num-leaves", "-asn", "num_leaves", type=int, help="Leaves; must fit the GPUs."),
-    _SIZE("--num-spines", "-psn", "num_spines", type=int, help="Spine switches."),
-    _SIZE("--leaf-ports-up", "-app", "leaf_ports_up", type=int, help="Leaf ports to spines."),
-    _SIZE("--ro", "rail_optimised", is_flag=True, help="two_tier: rail-optimised."),
-    _SIZE("--dt", "dual_tor", is_flag=True, help="two_tier, dcn_plus: two leaves per GPU."),
-    _SIZE("--dp", "dual_plane", is_flag=True, help="two_tier, alibaba_hpn: two spine planes."),
-    _LINKS("--nvlink", "-nvbw", "scale_up_bytes_per_s", metavar="RATE", help="NVLink, as 2880Gbps."),
-    _LINKS("--nvlink-latency", "-nl", "scale_up_latency_s", metavar="TIME", help="Latency of NVLink, as 25ns."),
-    _LINKS("--nic", "-bw", "nic_bytes_per_s", metavar="RATE", help="One NIC port, as 400Gbps."),
-    _LINKS("--latency", "-l", "latency_s", metavar="TIME", help="Latency of scale-out links, as 500ns."),
-    _LINKS("--leaf-spine", "-apbw", "leaf_spine_bytes_per_s", metavar="RATE", help="Link from leaf to spine."),
-    _LINKS("--error-rate", "-er", "error_fraction", type=float, help="Fraction of packets lost."),
-)
 
 
 @click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -39,11 +17,7 @@ def command() -> None:
 
 
 @command.command(cls=Verb)
-@_SIZE.option("--type", "-topo", "kind", help="spectrum_x, alibaba_hpn, dcn_plus, nvl, ...")
-@parameter_options
-@_SIZE.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set any other field of the type.")
-@_OUT.option("--out", "-o", "out", type=WRITTEN_FILE, help="[its name, here]")
-@_OUT.option("--overwrite", is_flag=True, help="Replace the file.")
+@options_in("topology_generate")
 def generate(
     kind: str | None,
     settings: tuple[str, ...],
@@ -80,8 +54,7 @@ def generate(
 @command.command(cls=Verb, short_help="Show what a topology consists of.")
 @click.argument("topology")
 @options_of(Failures)
-@_OUT.option("--html", type=WRITTEN_FILE, help="Write a drawing.")
-@_OUT.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options_in("topology_show")
 def show(failures: Failures, topology: str, html: Path | None, as_json: bool) -> None:
     """Show what a topology consists of; TOPOLOGY is a file, a type with parameters, or a node of the catalog.
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from windtunnel.cli.options import PATH, HelpSection, Verb, deployment_options, options_of
+from windtunnel.cli.options import PATH, Verb, options_in, options_of
 from windtunnel.cli.output import answer
 from windtunnel.cli.progress import status
 from windtunnel.cli.serving.measured_runs import RunChoice
@@ -17,26 +17,20 @@ if TYPE_CHECKING:
     from windtunnel.calibration.measured_runs import Measurement
     from windtunnel.serving.calibration import Calibration
 
-_OUTPUT = HelpSection("Output")
-
 
 class CalibrateOptions(NamedTuple):
     """Options of `windtunnel calibrate`."""
 
-    runs: RunChoice = RunChoice()
-    out: Path | None = _OUTPUT(
-        "--out", metavar="PATH", help="A YAML file, or a folder for one file per engine and device."
-    )
-    source: str | None = _OUTPUT(
-        "--source", metavar="TEXT", help="Description of the runs, for the record.  [the files' names]"
-    )
-    as_json: bool = _OUTPUT("--json", help="Print JSON.")
+    runs: RunChoice
+    out: Path | None
+    source: str | None
+    as_json: bool
 
 
 @click.command(cls=Verb)
 @click.argument("runs", nargs=-1, type=PATH, metavar="RUNS...")
 @options_of(CalibrateOptions)
-@deployment_options
+@options_in("deployment")
 def command(options: CalibrateOptions, runs: tuple[Path, ...], **deployment: Any) -> None:
     """Fit host overheads and operator factors to measured runs, and write them as a profile.
 

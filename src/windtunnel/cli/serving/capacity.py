@@ -5,23 +5,15 @@ from typing import Any
 
 import click
 
-from windtunnel.cli.options import HelpSection, Verb, deployment_options, general_options, scenario_file, scenario_of
+from windtunnel.cli.options import Verb, options_in, scenario_file, scenario_of
 from windtunnel.cli.output import answer
 from windtunnel.cli.progress import status
-from windtunnel.cli.serving.simulate import load_options
 from windtunnel.errors import InputError
-
-_SOUGHT = HelpSection("Goal")
 
 
 @click.command(cls=Verb, epilog="The scenario's own rate does not matter; a trace keeps its lengths and pattern.")
 @scenario_file
-@_SOUGHT.option("--slo", metavar="LIMITS", help="ttft_p90=2s,tpot_p99=50ms.  [the scenario's, for 99%]")
-@_SOUGHT.option("--seeds", type=int, default=3, help="Streams of requests to find the load for.  [3]")
-@_SOUGHT.option("--tolerance", type=float, default=0.005, help="Relative distance between tried loads.  [0.005]")
-@deployment_options
-@load_options
-@general_options
+@options_in("capacity", "deployment", "load", "requests", "general", "hub", "json")
 def command(
     scenario: Path | None, slo: str | None, seeds: int, tolerance: float, as_json: bool, **options: Any
 ) -> None:

@@ -5,27 +5,13 @@ from typing import Any
 
 import click
 
-from windtunnel.cli.options import (
-    HelpSection,
-    Verb,
-    deployment_options,
-    general_options,
-    scenario_file,
-    scenario_of,
-)
+from windtunnel.cli.options import Verb, options_in, scenario_file, scenario_of
 from windtunnel.cli.output import answer
-
-_STEP = HelpSection("Step")
 
 
 @click.command(cls=Verb)
 @scenario_file
-@deployment_options
-@_STEP.option("--batch", type=int, help="Requests that decode one token.  [64, or 0 with a prefill]")
-@_STEP.option("--context", type=int, help="Tokens that each of them attends to.  [2048]")
-@_STEP.option("--prefill-tokens", type=int, help="Prompt tokens computed in the step.  [0]")
-@_STEP.option("--prefill-context", type=int, help="Tokens of that prompt that are cached already.  [0]")
-@general_options
+@options_in("deployment", "explain", "general", "hub", "json")
 def command(
     scenario: Path | None,
     batch: int | None,

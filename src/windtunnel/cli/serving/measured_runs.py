@@ -5,14 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from windtunnel.cli.options import HelpSection
 from windtunnel.errors import InputError, check_known, did_you_mean, missing_file
 
 if TYPE_CHECKING:
     from windtunnel.calibration.measured_runs import Measurement
 
 
-RUNS = HelpSection("Runs")
 _SHOWN_IDS = 5
 _KINDS = "a .csv or .parquet table, a .jsonl file of runs, or a benchmark client's .json file"
 
@@ -20,8 +18,8 @@ _KINDS = "a .csv or .parquet table, a .jsonl file of runs, or a benchmark client
 class RunChoice(NamedTuple):
     """Options that choose among measured runs."""
 
-    use: str | None = RUNS("--use", metavar="NAMES", help="Only runs of these uses.  [primary,secondary]")
-    only: str | None = RUNS("--only", metavar="TEXT", help="Only runs whose id contains it.")
+    use: str | None
+    only: str | None
 
     def measurements(
         self, paths: Sequence[Path], deployment: dict[str, Any]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from windtunnel.cli import INTERRUPTED
-from windtunnel.cli.options import GENERAL, PATH, WRITTEN_FILE, HelpSection, Verb, assignments, json_option, options_of
+from windtunnel.cli.options import PATH, Verb, assignments, options_in, options_of
 from windtunnel.cli.output import answer, remark, remark_left_out, write_page
 from windtunnel.errors import InputError, WindtunnelError, check_known
 
@@ -17,46 +17,32 @@ if TYPE_CHECKING:
     from windtunnel.search.space.space import Space
     from windtunnel.search.store import Store
 
-_WHAT, _WHERE, _RESULT = HelpSection("Goal"), HelpSection("Where it runs"), HelpSection("Result")
-
 
 class SearchOptions(NamedTuple):
     """Options of `windtunnel search`."""
 
-    slo: str | None = _WHAT(
-        "--slo", metavar="LIMITS", help="ttft_p90=2s,tpot_p99=50ms; for a job run=30d.  [the file's]"
-    )
-    objective: str | None = _WHAT("--objective", help="requests_per_usd, output_tokens_per_s_per_device, ...")
-    strategy: str | None = _WHAT("--strategy", help="exhaustive, halving or tpe.  [the file's]")
-    load: float | None = _WHAT("--load", help="Show how many replicas serve X requests a second.")
-    seeds: int | None = _WHAT("--seeds", help="Most streams of requests for the finalists.  [5]")
-    executor: str | None = _WHERE("--executor", help="here, threads, processes or ray.  [here]")
-    workers: int | None = _WHERE("--workers", help="Threads or processes.  [one per processor]")
-    address: str | None = _WHERE(
-        "--address", metavar="ADDRESS", help="Address of a Ray cluster: auto, or host:port.  [starts one]"
-    )
-    store: Path | None = _WHERE(
-        "--store", help="File that keeps the answers for later searches.  [in the user's cache folder]"
-    )
-    no_store: bool = _WHERE("--no-store", help="Keep no answers, and use none.")
-    resume: bool = _WHERE("--resume", help="Go on with the search that was interrupted last.")
-    top: int = _RESULT("--top", default=10, help="Points to show.  [10]")
-    out: Path | None = _RESULT(
-        "--out",
-        metavar="FOLDER",
-        help="Write every point, the page, and the winner: scenario.yaml or job.yaml, launch.sh, a Helm chart.",
-    )
-    html: Path | None = _RESULT("--html", type=WRITTEN_FILE, help="Write the page alone.")
-    overwrite: bool = _RESULT("--overwrite", help="Replace the files of a former search.")
-    settings: tuple[str, ...] = GENERAL(
-        "--set", metavar="PATH=VALUE", help="Set any field of the file, as budget.devices=8. May be repeated."
-    )
+    slo: str | None
+    objective: str | None
+    strategy: str | None
+    load: float | None
+    seeds: int | None
+    executor: str | None
+    workers: int | None
+    address: str | None
+    store: Path | None
+    no_store: bool
+    resume: bool
+    top: int
+    out: Path | None
+    html: Path | None
+    overwrite: bool
+    settings: tuple[str, ...]
 
 
 @click.command(cls=Verb, epilog="A space is a scenario or job file with a `vary` section: see docs/guides/search.md.")
 @click.argument("space", required=False, type=PATH, metavar="[SPACE.yaml]")
 @options_of(SearchOptions)
-@json_option
+@options_in("json")
 def command(options: SearchOptions, space: Path | None, as_json: bool) -> None:
     """Find the cheapest deployment that meets the objective, or the best layout of a training job.
 

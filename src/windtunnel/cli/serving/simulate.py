@@ -5,19 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from windtunnel.cli.options import (
-    ENGINE,
-    SERVED,
-    WRITTEN_FILE,
-    HelpSection,
-    Verb,
-    all_of,
-    deployment_options,
-    general_options,
-    options_of,
-    scenario_file,
-    scenario_of,
-)
+from windtunnel.cli.options import Verb, options_in, options_of, scenario_file, scenario_of
 from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.errors import InputError
 from windtunnel.units import format_count
@@ -25,52 +13,16 @@ from windtunnel.units import format_count
 if TYPE_CHECKING:
     from windtunnel.serving.results import Result
 
-_LOAD, _OUTPUT = HelpSection("Load"), HelpSection("Result")
-
-request_options = all_of(
-    _LOAD("--input-tokens", metavar="N|MIN-MAX", help="Prompt tokens of a request."),
-    _LOAD("--output-tokens", metavar="N|MIN-MAX", help="Generated tokens of a request."),
-    _LOAD("--concurrency", type=int, help="Most requests in flight; alone: a closed loop."),
-    _LOAD("--rate", type=float, help="Poisson arrivals a second: an open loop."),
-    _LOAD("--num-requests", type=int, help="Requests in all.  [10 a client, or 1000]"),
-    _LOAD("--trace", metavar="FILE", help="Recorded requests: CSV, JSONL, Parquet, or a catalog trace."),
-    _LOAD("--seed", type=int, help="Seed of the random draws.  [the scenario's, or 0]"),
-)
-"""Options of the requests that are sent."""
-
-load_options = all_of(
-    SERVED("--replicas", type=int, help="Equal replicas.  [1]"),
-    SERVED("--router", help="round_robin, ..., or your own: module:function."),
-    ENGINE(
-        "--enable-prefix-caching/--no-enable-prefix-caching",
-        is_flag=True,
-        default=None,
-        help="Compute the common beginning of prompts once.  [the engine's]",
-    ),
-    request_options,
-)
-"""Options of a load, and of the replicas that share it."""
-
-slo_option = _OUTPUT.option("--slo", metavar="LIMITS", help="Limits for goodput: ttft=2s,tpot=50ms,e2e=30s.")
-
 
 class RunFiles(NamedTuple):
     """Files that a run is written to."""
 
-    out: Path | None = _OUTPUT(
-        "--out",
-        metavar="FOLDER",
-        help="Write requests.parquet, steps.parquet, series.parquet, summary.json and the resolved scenario.yaml.",
-    )
-    html: Path | None = _OUTPUT("--html", type=WRITTEN_FILE, help="Write a page.")
-    timeline: Path | None = _OUTPUT(
-        "--timeline", help="Write a timeline that opens in ui.perfetto.dev: .json or .json.gz."
-    )
-    timeline_events: int | None = _OUTPUT("--timeline-events", help="Most events of the timeline.  [200000]")
-    vidur_metrics: Path | None = _OUTPUT(
-        "--vidur-metrics", help="Write the requests under Vidur's column names, as its request_metrics.csv."
-    )
-    overwrite: bool = _OUTPUT("--overwrite", help="Replace the files of a former run.")
+    out: Path | None
+    html: Path | None
+    timeline: Path | None
+    timeline_events: int | None
+    vidur_metrics: Path | None
+    overwrite: bool
 
     def check(self) -> None:
         """Raise InputError where one of the files cannot be written, before the run."""
@@ -112,16 +64,9 @@ class RunFiles(NamedTuple):
     "--request-rate, --num-prompts, --random-input-len, --random-output-len.",
 )
 @scenario_file
-@SERVED.option(
-    "--from-command",
-    metavar="COMMAND",
-    help="A server's command line, or a file with one: vllm serve ..., sglang.launch_server ..., trtllm-serve ...",
-)
-@deployment_options
-@load_options
-@slo_option
+@options_in("simulate", "deployment", "load", "requests", "slo")
 @options_of(RunFiles)
-@general_options
+@options_in("general", "hub", "json")
 def command(files: RunFiles, scenario: Path | None, from_command: str | None, as_json: bool, **options: Any) -> None:
     """Predict latency, throughput and cost of a served model.
 

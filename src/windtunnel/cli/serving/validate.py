@@ -5,34 +5,28 @@ from typing import Any, NamedTuple
 
 import click
 
-from windtunnel.cli.options import PATH, WRITTEN_FILE, HelpSection, Verb, deployment_options, options_of
+from windtunnel.cli.options import PATH, Verb, options_in, options_of
 from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.cli.progress import counted
-from windtunnel.cli.serving.measured_runs import RUNS, RunChoice
+from windtunnel.cli.serving.measured_runs import RunChoice
 from windtunnel.errors import InputError, check_known
 from windtunnel.units import format_count
-
-_OUTPUT = HelpSection("Output")
 
 
 class ValidationOptions(NamedTuple):
     """Options of `windtunnel validate`."""
 
-    runs: RunChoice = RunChoice()
-    processes: int | None = RUNS("--processes", help="Processes to simulate in.  [1]")
-    html: Path | None = _OUTPUT("--html", type=WRITTEN_FILE, help="Write a page.")
-    as_json: bool = _OUTPUT("--json", help="Print JSON.")
-    max_error: str | None = _OUTPUT(
-        "--max-error",
-        metavar="LIMITS",
-        help="Exit with 1 where a median error is above: tpot=10%,ttft=25%, or one limit for all.",
-    )
+    runs: RunChoice
+    processes: int | None
+    html: Path | None
+    as_json: bool
+    max_error: str | None
 
 
 @click.command(cls=Verb)
 @click.argument("runs", nargs=-1, type=PATH, metavar="RUNS...")
 @options_of(ValidationOptions)
-@deployment_options
+@options_in("deployment")
 def command(options: ValidationOptions, runs: tuple[Path, ...], calibration: str | None, **deployment: Any) -> None:
     """Predict measured runs and show how far off the predictions are.
 

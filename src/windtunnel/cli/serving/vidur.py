@@ -5,44 +5,32 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from windtunnel.cli.options import PATH, HelpSection, Verb, json_option, options_of
+from windtunnel.cli.options import PATH, Verb, options_in, options_of
 from windtunnel.cli.output import answer
 
 if TYPE_CHECKING:
     from windtunnel.formats.vidur.read import OperatorTables, VidurConfig
     from windtunnel.serving.run import LoopRun
 
-_FILES, _OUTPUT = HelpSection("Vidur's files"), HelpSection("Result")
-
 
 class ReplayOptions(NamedTuple):
     """Options of `windtunnel vidur`."""
 
-    tables: Path = _FILES(
-        "--tables", required=True, metavar="FILE.npz", help="Prediction tables in milliseconds, or a folder of them."
-    )
-    requests: Path = _FILES(
-        "--requests", required=True, help="Requests: request_metrics.csv, or the same columns as Parquet."
-    )
-    first_arrival: float = _FILES(
-        "--first-arrival", default=0.0, metavar="S", help="Arrival of the first request, which the file lacks.  [0]"
-    )
-    against: bool = _OUTPUT("--against", help="Compare with the times in that file, request by request.")
-    right: bool = _OUTPUT("--right", help="Do not replicate the bugs of Vidur that change times.")
-    metrics: Path | None = _OUTPUT("--metrics", metavar="FILE.csv", help="Write request_metrics.csv.")
-    chrome_trace: Path | None = _OUTPUT(
-        "--chrome-trace", metavar="FILE.json", help="Write chrome_trace.json: a bar for each batch and stage."
-    )
-    event_trace: Path | None = _OUTPUT(
-        "--event-trace", metavar="FILE.json", help="Write event_trace.json: every event."
-    )
-    overwrite: bool = _OUTPUT("--overwrite", help="Replace the files of a former run.")
+    tables: Path
+    requests: Path
+    first_arrival: float
+    against: bool
+    right: bool
+    metrics: Path | None
+    chrome_trace: Path | None
+    event_trace: Path | None
+    overwrite: bool
 
 
 @click.command(cls=Verb, epilog="Guide: docs/guides/from-vidur.md")
 @click.argument("config", type=PATH, metavar="CONFIG.json")
 @options_of(ReplayOptions)
-@json_option
+@options_in("json")
 def command(options: ReplayOptions, config: Path, as_json: bool) -> None:
     """Run what a Vidur config.json describes, event for event, on Vidur's own look-up tables."""
     from windtunnel.formats.timeline.file import check_file

@@ -5,41 +5,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import (
-    WRITTEN_FILE,
-    HelpSection,
-    Verb,
-    deployment_options,
-    general_options,
-    scenario_file,
-    scenario_of,
-)
+from windtunnel.cli.options import Verb, options_in, scenario_file, scenario_of
 from windtunnel.cli.output import answer, write_page
-from windtunnel.cli.serving.simulate import load_options
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.search.space.space import Space
 
-_GRID, _OUTPUT = HelpSection("What varies"), HelpSection("Result")
 NEEDED = ("model", "device", "rate", "concurrency", "input_tokens", "output_tokens")
 """Options that a scenario needs; one that varies need not be given too."""
 
 
 @click.command(cls=Verb, epilog="Options override the file. Short names are those of the options: tp, rate, ...")
 @scenario_file
-@_GRID.option(
-    "--vary",
-    multiple=True,
-    metavar="PATH=VALUES",
-    help="tp=1,2,4, rate=1:20:2 (first:last:step), or a path in the scenario. May be repeated.",
-)
-@_GRID.option("--slo", metavar="LIMITS", help="Limits; points that break one are marked: ttft_p90=2s,tpot_p99=50ms.")
-@_GRID.option("--show", metavar="FIGURES", help="ttft_p90,tpot_p50,requests_per_usd, ...  [the usual ones]")
-@_OUTPUT.option("--html", type=WRITTEN_FILE, help="Write a page with a plot.")
-@deployment_options
-@load_options
-@general_options
+@options_in("whatif", "deployment", "load", "requests", "general", "hub", "json")
 def command(
     scenario: Path | None,
     vary: tuple[str, ...],

@@ -5,18 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from windtunnel.cli.options import (
-    GENERAL,
-    PATH,
-    WRITTEN_FILE,
-    HelpSection,
-    Verb,
-    all_of,
-    assignments,
-    hub_option,
-    json_option,
-    options_of,
-)
+from windtunnel.cli.options import PATH, Verb, assignments, options_in, options_of
 from windtunnel.cli.output import answer, remark, remark_left_out, remark_node, write_page
 from windtunnel.units import format_count
 
@@ -26,57 +15,22 @@ if TYPE_CHECKING:
     from windtunnel.training.setup import TrainingSetup
     from windtunnel.training.step import TrainingResult
 
-_WHAT, _SPLIT, _OUTPUT = HelpSection("What is trained, on what"), HelpSection("How it is split"), HelpSection("Result")
-
-job_options = all_of(
-    _WHAT("--model", help="A model of the catalog, or a config.json."),
-    _WHAT("--device", help="A device of the catalog, or a YAML file."),
-    _WHAT("--node", help="A node of the catalog.  [the device's usual one]"),
-    _WHAT("--num-devices", type=int, help="Devices in all.  [tp x cp x pp]"),
-    _WHAT("--sequence-tokens", type=int, help="Tokens of a sequence.  [needed]"),
-    _WHAT("--global-batch", type=int, help="Sequences of one step.  [needed]"),
-    _WHAT("--micro-batch", type=int, help="Sequences that a rank computes at once.  [1]"),
-    _WHAT("--precision", metavar="FORMAT", help="bf16, fp8, fp8_current, mxfp8, nvfp4, ...  [bf16]"),
-    _WHAT("--topology", help="Network between nodes: a file, a type, or a node's rails."),
-    _WHAT("--backend", help="Collectives between nodes: analytic, flow or packet."),
-    _WHAT("--total-tokens", type=float, help="Tokens of the whole run, as 15e12."),
-    _SPLIT("--framework", help="megatron, deepspeed, fsdp2 or deepseek.  [megatron]"),
-    _SPLIT("--tp", "-tp", type=int, help="Tensor parallelism.  [1]"),
-    _SPLIT("--cp", "-cp", type=int, help="Context parallelism.  [1]"),
-    _SPLIT("--pp", "-pp", type=int, help="Pipeline stages.  [1]"),
-    _SPLIT("--vpp", "-vpp", type=int, help="Chunks of layers on each device.  [1]"),
-    _SPLIT("--ep", "-ep", type=int, help="Expert parallelism.  [1]"),
-    _SPLIT("--zero", type=int, metavar="0-3", help="ZeRO stage; 3 is FSDP.  [the framework's]"),
-    _SPLIT("--schedule", help="1f1b, interleaved, zb_h1, dualpipe, ...  [1f1b; interleaved with --vpp]"),
-    _SPLIT("--recompute", metavar="HOW", help="none, selective or full.  [none]"),
-)
-
 
 class StepOutput(NamedTuple):
     """Options that say what `windtunnel train` shows and writes."""
 
-    search: bool = _OUTPUT("--search", help="Try every layout of the devices; show the fastest.")
-    explain: bool = _OUTPUT("--explain", help="Show one micro-batch task by task too.")
-    html: Path | None = _OUTPUT("--html", type=WRITTEN_FILE, help="Write a page.")
-    timeline: Path | None = _OUTPUT(
-        "--timeline", help="Write the step's pipeline for ui.perfetto.dev: .json or .json.gz."
-    )
-    overwrite: bool = _OUTPUT("--overwrite", help="Replace that file.")
+    search: bool
+    explain: bool
+    html: Path | None
+    timeline: Path | None
+    overwrite: bool
 
 
 @click.command(cls=Verb, epilog="Options override the file.")
 @click.argument("job", required=False, type=PATH, metavar="[JOB.yaml]")
-@job_options
+@options_in("job")
 @options_of(StepOutput)
-@GENERAL.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="PATH=VALUE",
-    help="Set any field of the job, as overlap.tensor_parallel=true. May be repeated.",
-)
-@hub_option
-@json_option
+@options_in("train", "hub", "json")
 def command(
     output: StepOutput, job: Path | None, settings: tuple[str, ...], hub: bool, as_json: bool, **options: Any
 ) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import PATH, HelpSection, Verb, all_of, assignments, json_option
+from windtunnel.cli.options import PATH, Verb, assignments, options_in
 from windtunnel.cli.output import answer, check_replaceable, remark
 from windtunnel.errors import InputError
 
@@ -17,42 +17,10 @@ if TYPE_CHECKING:
 MAX_TRACES = 1024
 """Most trace files that are written without `--ranks`."""
 
-_READ, _WRITE = HelpSection("What is read"), HelpSection("What is written")
-
-workload_options = all_of(
-    _READ("--device", help="Device that Megatron's or AICB's arguments run on."),
-    _READ("--num-devices", type=int, help="Devices, where the arguments do not tell."),
-    _READ("--stage", type=int, default=0, help="Pipeline device whose rank is shown.  [0]"),
-    _READ("--set", "settings", multiple=True, metavar="PATH=VALUE", help="Set a field of a job's file."),
-    _WRITE(
-        "--write",
-        "target",
-        type=click.Choice(["simai", "aicb", "chakra", "job"]),
-        metavar="FORMAT",
-        help="simai (a workload), aicb (a list), chakra (traces) or job (our own YAML).",
-    ),
-    _WRITE(
-        "--compat",
-        type=click.Choice(["aicb"]),
-        metavar="aicb",
-        help="Write AICB's own file, byte for byte, with its mistakes.",
-    ),
-    _WRITE("--times", type=PATH, help="AIOB times for --compat."),
-    _WRITE(
-        "--out",
-        type=click.Path(),
-        metavar="PATH",
-        help="A file, a folder for AICB's own name, or the PREFIX of Chakra traces PREFIX.RANK.et.  [stdout]",
-    ),
-    _WRITE("--ranks", metavar="A-B", help="Write the Chakra traces of these ranks only.  [all]"),
-    _WRITE("--overwrite", is_flag=True, help="Replace a file that is there."),
-    json_option,
-)
-
 
 @click.command(cls=Verb)
 @click.argument("file", type=PATH)
-@workload_options
+@options_in("workload", "json")
 def command(file: Path, target: str | None, compat: str | None, out: str | None, **options: Any) -> None:
     """Read a training job, workload or trace, and write jobs for other simulators.
 

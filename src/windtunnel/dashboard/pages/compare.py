@@ -7,41 +7,15 @@ from windtunnel.dashboard.results import ResultEntry, records
 from windtunnel.dashboard.state import Dashboard
 from windtunnel.dashboard.view import Query, View, link
 from windtunnel.errors import InputError
+from windtunnel.report.layout import Column, layouts_beside, table_of
 from windtunnel.report.numbers import quantity, span_text
-from windtunnel.report.report import Cell, Column, Figures, Section, Table, table_of
+from windtunnel.report.report import Cell, Figures, Section, Table
 from windtunnel.report.serving.curves import distributions
 
 Runs = Sequence[tuple[ResultEntry, Mapping[str, Any]]]
 MOST_RUNS = 8
 """One run per colour."""
-FIGURES: Mapping[str, str] = {
-    "ttft_s": "TTFT mean",
-    "ttft_p50_s": "TTFT p50",
-    "ttft_p90_s": "TTFT p90",
-    "ttft_p99_s": "TTFT p99",
-    "tpot_s": "TPOT mean",
-    "tpot_p50_s": "TPOT p50",
-    "tpot_p90_s": "TPOT p90",
-    "tpot_p99_s": "TPOT p99",
-    "itl_p99_s": "ITL p99",
-    "e2e_s": "end to end mean",
-    "e2e_p99_s": "end to end p99",
-    "requests_per_s": "requests/s",
-    "output_tokens_per_s": "output tokens/s",
-    "output_tokens_per_s_per_device": "output tokens/s per device",
-    "output_tokens_per_s_per_user": "output tokens/s per user",
-    "usd_per_million_output_tokens": "$/M output tokens",
-    "goodput_fraction": "goodput",
-    "mean_w": "power (W)",
-    "output_token_j": "J per output token",
-    "busy_fraction": "busy",
-    "mean_running": "running",
-    "mean_waiting": "waiting",
-    "kv_peak_fraction": "KV cache at most",
-    "num_devices": "devices",
-    "num_requests": "requests",
-}
-"""Figure -> its name in the table, in the table's order."""
+FIGURES: Mapping[str, str] = layouts_beside(__file__)
 
 
 def page(dashboard: Dashboard, _rest: str, query: Query) -> View:

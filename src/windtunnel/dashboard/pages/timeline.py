@@ -1,6 +1,7 @@
 """A run's steps as tracks: the page's timeline, one interval at a time, and the file for Perfetto."""
 
 import tempfile
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import islice, pairwise
 from pathlib import Path
@@ -17,22 +18,12 @@ from windtunnel.errors import InputError
 from windtunnel.formats.timeline.plan import TrackBatches, batches_by_track
 from windtunnel.formats.timeline.write import write_timeline
 from windtunnel.metrics.records import Table
+from windtunnel.report.layout import layouts_beside
 
 MAX_TRACKS = 64
 MOST_SLICES = 1_000
 """Most slices of a track; an interval with more steps is cut into this many equal parts."""
-SLICE_COLUMNS = {
-    "start_s": "",
-    "end_s": "",
-    "busy_fraction": "share of the slice with a step under way",
-    "prefill_fraction": "share of the steps' time in those that compute prompts",
-    "num_steps": "steps under way in the slice",
-    "decode_tokens": "of a step, mean over time, and so the others",
-    "prefill_tokens": "",
-    "num_running": "requests admitted",
-    "num_waiting": "requests in the queue",
-    "used_blocks": "KV blocks in use",
-}
+SLICE_COLUMNS: Mapping[str, str] = layouts_beside(__file__)
 """Column of a slice -> its meaning, in this order."""
 _MEANS = ("decode_tokens", "prefill_tokens", "num_running", "num_waiting", "used_blocks")
 

@@ -10,35 +10,17 @@ from windtunnel.dashboard.state import Dashboard
 from windtunnel.dashboard.view import Query, View, link
 from windtunnel.errors import InputError
 from windtunnel.model.precision import Format
-from windtunnel.report.numbers import number
+from windtunnel.report.layout import table_of
 from windtunnel.report.render.plots import Axis, Series, figure
-from windtunnel.report.report import Figures, Section, Table
+from windtunnel.report.report import Figures, Section
 from windtunnel.report.search.capacity import capacity_document, capacity_section
 from windtunnel.report.search.figures import limit_name
 from windtunnel.report.serving.curves import LATENCIES, SIZE
 from windtunnel.report.serving.run import run_document, run_sections
 from windtunnel.report.serving.setup import deployment_line, load_line, model_line
 from windtunnel.serving.scenario import Scenario
-from windtunnel.units import format_seconds
 
 Answer = TypeVar("Answer")
-
-FIRST = {
-    "model": "llama-3.1-8b",
-    "device": "h100_sxm",
-    "input_tokens": "1024",
-    "output_tokens": "256",
-    "arrivals": "rate",
-    "load": "8",
-    "num_requests": "1000",
-    "ttft_s": "500ms",
-    "tpot_s": "50ms",
-}
-"""Values of an empty form."""
-CHOICES = {"model": "models", "device": "devices", "engine": "engines", "calibration": "calibrations"}
-LISTS = {**CHOICES, "quant": "formats", "kv_cache_dtype": "formats"}
-"""Setting -> the list that its field offers."""
-SIZES = {"model": 24, "device": 24, "calibration": 24}
 
 
 def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
@@ -49,14 +31,11 @@ def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
         if not path.is_file():
             raise InputError(f"{given['run']} has no scenario.yaml")
         given = {"text": path.read_text(encoding="utf-8", errors="replace")}
+    lists = {kind: catalog.names(kind) for kind in ("models", "devices", "engines", "calibrations")}
     values = {
-        "given": given or FIRST,
-        "groups": trials.GROUPS,
-        "labels": trials.LABELS,
-        "limits": trials.LIMITS,
-        "lists": LISTS,
-        "sizes": SIZES,
-        "choices": {kind: catalog.names(kind) for kind in CHOICES.values()} | {"formats": [str(f) for f in Format]},
+        "given": given or trials.FORM["first"],
+        "form": trials.FORM,
+        "choices": {**lists, "formats": [str(each) for each in Format]},
     }
     return View("Try a deployment", template="try.html", values=values, scripts=("try.js",))
 
@@ -119,20 +98,14 @@ def _sweep_section(swept_load: trials.Sweep) -> Section:
     loads, outputs = ([point[name] for point in points] for name in ("load", "output_tokens_per_s"))
     rates = Series("output", loads, outputs, "line")
     output = figure([rates], Axis(f"load ({unit})"), Axis("output tokens/s", low=0.0), **SIZE)
-    heads = (unit, "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "E2E p99", "output tokens/s", "limits")
-    keys = ("ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s", "e2e_p99_s")
     rows = [
-        [
-            number(point["load"]),
-            *(format_seconds(point[key]) if key in point else "" for key in keys),
-            number(point["output_tokens_per_s"]),
-            "met" if point["holds"] else f"{limit_name(point['limited_by'])} not met",
-        ]
+        {**point, "limits": "met" if point["holds"] else f"{limit_name(point['limited_by'])} not met"}
         for point in points
     ]
+    columns = {unit: "{load:number}", **trials.FORM["loads"], "limits": "limits"}
     capacity = capacity_section(capacity_document(capacities))
     figures = Figures([*drawn, (output, "Output over the load")])
-    return Section("Capacity", [*capacity.blocks, figures, Table(heads, rows, left=0)])
+    return Section("Capacity", [*capacity.blocks, figures, table_of(rows, columns, left=0)])
 
 
 def _over_load(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from windtunnel.files import write_text
+from windtunnel.report.layout import filled, layouts_beside, table_of
 from windtunnel.report.render.json import fields_of
-from windtunnel.report.report import Facts, Report, Section, Table
+from windtunnel.report.report import Facts, Report, Section
 from windtunnel.schema import encode
-from windtunnel.serving.calibration import Calibration, Inferred, LearntTransfer, Provenance, Reserve
+from windtunnel.serving.calibration import Calibration, Inferred, Provenance, Reserve
 from windtunnel.units import format_bytes, format_count, format_seconds
 
+LAYOUT = layouts_beside(__file__)
 _METRICS = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "E2E"}
 
 
@@ -29,23 +32,17 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
 
 def calibration_report(made: Mapping[str, Calibration], num_runs: int, num_fitted: int, out: Path) -> Report:
     """Return the report of a fit: the errors on left-out runs before and after, then the fitted values."""
-    headers = ["profile", "runs", "configs"]
-    headers += [f"{name}\n{what}" for name in _METRICS.values() for what in ("before", "after")]
-    rows = []
-    for name, calibration in made.items():
-        record = calibration.provenance
-        rows.append([name, str(record.num_runs), str(record.num_configurations), *_error_cells(record, _METRICS)])
+    rows = [{"name": name, **encode(calibration.provenance)} for name, calibration in made.items()]
     alone = [name for name, calibration in made.items() if calibration.provenance.num_configurations == 1]
     notes = [f"{', '.join(alone)}: one configuration only, so that none was left out: after equals before."]
     notes = notes if alone else []
     notes += [f"{name}: {worse}" for name, calibration in made.items() if (worse := _worse(calibration.provenance))]
-    for name, calibration in made.items():
-        if calibration.transfer is not None:
-            notes.append(f"{name}: {_transfer_line(calibration.transfer)}")
+    transfers = [{"name": name, **encode(each.transfer)} for name, each in made.items() if each.transfer is not None]
+    notes += [filled(LAYOUT["transfer"], transfer) for transfer in transfers]
     fitted = f"{num_fitted} of {format_count(num_runs, 'run')} fitted" if num_runs else "Only transfers fitted"
     lead = "Median errors; before: nothing fitted; after: of runs in configurations that the fit did not see."
     sections = [
-        Section("", [Table(headers, rows, notes=notes)]),
+        Section("", [table_of(rows, LAYOUT["profiles"], notes=notes)]),
         *(_fitted_values(*made.values()) if len(made) == 1 else []),
         *_inferred_settings(made),
         Section("", [f"written to {out}"]),
@@ -64,20 +61,19 @@ def _fitted_values(calibration: Calibration) -> list[Section]:
 
 
 def _inferred_settings(made: Mapping[str, Calibration]) -> list[Section]:
-    lines = list(dict.fromkeys(line for calibration in made.values() for line in _settings(calibration)))
-    headers = ["inferred", "of", "runs", "configs"]
-    headers += [f"{_METRICS[name]}\n{what}" for name in ("tpot", "ttft") for what in ("default", "inferred")]
+    settings = [row for calibration in made.values() for row in _settings(calibration)]
     is_alone = any(entry.num_configurations == 1 for calibration in made.values() for entry in _learnt(calibration))
     note = "Where configs is 1, the errors are on the same runs that the value was inferred from."
-    table = Table(headers, lines, notes=[note] if is_alone else [])
-    return [Section("Settings that nobody recorded", [table])] if lines else []
+    rows = [row for place, row in enumerate(settings) if row not in settings[:place]]
+    table = table_of(rows, LAYOUT["inferred"], notes=[note] if is_alone else [])
+    return [Section("Settings that nobody recorded", [table])] if rows else []
 
 
 def _learnt(calibration: Calibration) -> tuple[Inferred | Reserve, ...]:
     return calibration.inferred if calibration.reserve is None else (*calibration.inferred, calibration.reserve)
 
 
-def _settings(calibration: Calibration) -> list[tuple[str, ...]]:
+def _settings(calibration: Calibration) -> list[dict[str, Any]]:
     """Return each inferred setting, its runs, and the median errors on left-out runs with the default and with it."""
     learnt: list[tuple[str, Inferred | Reserve, str]] = [
         (f"{name} {value:,}", entry, f"{entry.model}, {calibration.engine} {entry.version}, {entry.device}")
@@ -88,22 +84,7 @@ def _settings(calibration: Calibration) -> list[tuple[str, ...]]:
         where = f"{calibration.engine}, {calibration.device or 'any device'}"
         reserved = format_bytes(calibration.reserve.reserved_bytes)
         learnt.append((f"reserved_bytes {reserved}", calibration.reserve, where))
-    return [
-        (
-            what,
-            where,
-            str(entry.num_runs),
-            str(entry.num_configurations),
-            *_error_cells(entry, ("tpot", "ttft")),
-        )
-        for what, entry, where in learnt
-    ]
-
-
-def _error_cells(record: Provenance | Inferred | Reserve, metrics: Iterable[str]) -> list[str]:
-    """Return the median errors of each metric, before and after; empty where unknown."""
-    both = (record.median_error_before, record.median_error)
-    return [f"{errors[metric]:.1%}" if metric in errors else "" for metric in metrics for errors in both]
+    return [{"what": what, "where": where, **encode(entry)} for what, entry, where in learnt]
 
 
 def _worse(record: Provenance) -> str:
@@ -111,12 +92,3 @@ def _worse(record: Provenance) -> str:
     before, after = record.median_error_before, record.median_error
     names = [name for metric, name in _METRICS.items() if after.get(metric, 0.0) > before.get(metric, math.inf)]
     return f"{' and '.join(names)} no better for it on configurations left out; more of them may help" if names else ""
-
-
-def _transfer_line(learnt: LearntTransfer) -> str:
-    record = learnt.record
-    return (
-        f"KV transfers take {format_seconds(learnt.latency_s)} and reach {learnt.link_efficiency:.0%} of the links "
-        f"({record.num_runs} runs of separate pools in {record.num_configurations} configurations; TTFT of those left "
-        f"out {record.median_error_before:.1%} off before, {record.median_error:.1%} after)"
-    )

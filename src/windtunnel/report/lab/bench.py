@@ -11,15 +11,16 @@ import numpy as np
 from windtunnel.files import new_files
 from windtunnel.metrics.client import ClientSummary, gaps_of
 from windtunnel.metrics.records import Table as Records
-from windtunnel.report.numbers import duration, number, percent
+from windtunnel.report.layout import cards_of, layouts_beside, rows_of
 from windtunnel.report.render.json import as_text
-from windtunnel.report.report import Cards, Facts, Report, Section, Table
-from windtunnel.report.serving.run import LATENCY_HEADS, latency_rows
+from windtunnel.report.report import Facts, Report, Section
+from windtunnel.report.serving.run import latency_table
 from windtunnel.report.version import version
 from windtunnel.schema import encode
 from windtunnel.serving.scenario import Scenario, save
-from windtunnel.units import format_seconds
 from windtunnel.workload.arrivals import Arrivals, Static
+
+LAYOUT = layouts_beside(__file__)
 
 
 def bench_report(summary: ClientSummary, about: Mapping[str, str]) -> Report:
@@ -30,25 +31,8 @@ def bench_report(summary: ClientSummary, about: Mapping[str, str]) -> Report:
 
 def client_section(summary: ClientSummary, remarks: Sequence[tuple[str, str]]) -> Section:
     """Return a client's latencies, throughput and remarks."""
-    cards = [(format_seconds(summary.ttft_s.mean), "TTFT mean")]
-    if summary.tpot_s is not None:
-        cards.append((format_seconds(summary.tpot_s.mean), "TPOT mean"))
-    cards.append((number(summary.output_tokens_per_s), "output tokens/s"))
-    table = Table(LATENCY_HEADS, latency_rows(summary))
-    return Section("", [Cards(cards), table, Facts([*client_rows(summary), *remarks])], "Measured by the client")
-
-
-def client_rows(summary: ClientSummary) -> list[tuple[str, str]]:
-    """Return throughput rows, and goodput where the run has an SLO."""
-    facts = [
-        ("requests", f"{number(summary.requests_per_s)}/s; {summary.num_requests:,} in {duration(summary.span_s)}"),
-        ("output", f"{number(summary.output_tokens_per_s)} tokens/s"),
-        ("in and out", f"{number(summary.total_tokens_per_s)} tokens/s"),
-        ("under way", f"{number(summary.mean_present)} requests on average"),
-    ]
-    if summary.goodput is not None:
-        facts.append(("goodput", f"{percent(summary.goodput.fraction)} of the requests kept every limit"))
-    return facts
+    facts = Facts([*rows_of(summary, LAYOUT["facts"]), *remarks])
+    return Section("", [cards_of(summary, LAYOUT["cards"]), latency_table(summary), facts], "Measured by the client")
 
 
 def bench_document(summary: ClientSummary, about: Mapping[str, str], scenario: Scenario) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """A real run, or any profiler's file: its latency and throughput, kernels, calls, copies, steps and roofline."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,28 +19,15 @@ from windtunnel.formats.captures.step_names import MEASURED
 from windtunnel.hardware import Device
 from windtunnel.lab.experiments.schema import CONFIG, STEPS, SUMMARY, TRACE
 from windtunnel.pricing.table import read_parquet
-from windtunnel.report.numbers import number, percent
+from windtunnel.report.layout import cards_of, facts_of, layouts_beside, table_of
+from windtunnel.report.numbers import percent
 from windtunnel.report.render.html import page
 from windtunnel.report.render.plots import COLOURS, Axis, Series, bar_chart, figure, shortened
-from windtunnel.report.report import (
-    Bars,
-    Block,
-    Cards,
-    Cell,
-    Column,
-    Facts,
-    Figures,
-    OnPage,
-    OnTerminal,
-    Report,
-    Row,
-    Section,
-    Table,
-    table_of,
-)
+from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, OnTerminal, Report, Section, Table
 from windtunnel.schema import read_yaml
 from windtunnel.units import format_bytes, format_count, format_seconds, format_si
 
+LAYOUT = layouts_beside(__file__)
 MOST_BARS, MOST_ROWS, MOST_POINTS = 20, 200, 2000
 PAGES = "visualization"
 
@@ -50,38 +38,20 @@ PAGES = "visualization"
 def experiment_report(summary: Mapping[str, Any]) -> Report:
     """Return the report of a finished run: model, latency and throughput, and under a profiler its kernels."""
     metrics = summary["metrics"]
-    tokens = f"{metrics['input_tokens']:,} tokens in, {metrics['output_tokens']:,} out"
-    facts = [
-        ("engine", f"{metrics['engine']} on {metrics['device']}, {metrics['dtype']}"),
-        ("requests", f"{metrics['num_requests']:,} at once, {tokens}"),
-        *_latency_rows(metrics),
-        ("memory", f"{format_bytes(metrics['peak_memory_bytes'])} at most"),
-    ]
+    slowed = ", slowed by the profiler" if metrics["is_profiled"] else ""
+    facts = facts_of({**metrics, "slowed": slowed}, LAYOUT["facts"])
     sections = []
     if summary.get("top_kernels"):
         bars = Bars(_shares(summary["seconds_by_class"]))
         sections = [Section(f"Where the time goes, by {summary['tool']}", [bars, top_kernel_table(summary)])]
     notes = [f"note: {note}" for note in summary.get("notes", ())]
-    return Report(f"{summary['model']}, {summary['mode']}", [Facts(facts)], sections, notes)
+    return Report(f"{summary['model']}, {summary['mode']}", [facts], sections, notes)
 
 
 def top_kernel_table(summary: Mapping[str, Any]) -> Table:
     """Return name, runs, total time and share of the kernels that take longest."""
-    columns: Mapping[str, Column] = {
-        "kernel": lambda kernel: short_name(kernel["name"]),
-        "runs": lambda kernel: f"{kernel['count']:,}",
-        "total": "total_s",
-        "share": lambda kernel: f"{kernel['time_percentage']:.1f}%",
-    }
-    return table_of(summary.get("top_kernels") or [], columns)
-
-
-def _latency_rows(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    profiled = ", slowed by the profiler" if metrics["is_profiled"] else ""
-    yield "TTFT", f"{format_seconds(metrics['ttft_s'])}{profiled}"
-    if metrics["tpot_s"] is not None:
-        yield "TPOT", format_seconds(metrics["tpot_s"])
-    yield "throughput", f"{number(metrics['output_tokens_per_s'])} output tokens/s"
+    kernels = [{**kernel, "short_name": short_name(kernel["name"])} for kernel in summary.get("top_kernels") or []]
+    return table_of(kernels, LAYOUT["top_kernels"])
 
 
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
@@ -147,18 +117,9 @@ def capture_of(folder: Path, mode: str) -> Capture | None:
 def overview_sections(summary: Mapping[str, Any], folder: Path) -> list[Section]:
     """Return the figures of a finished run, and its steps where its folder has them."""
     metrics = summary["metrics"]
-    facts = [
-        (format_seconds(metrics["ttft_s"]), "TTFT"),
-        *([(format_seconds(metrics["tpot_s"]), "TPOT")] if metrics["tpot_s"] is not None else []),
-        (number(metrics["output_tokens_per_s"]), "output tokens/s"),
-        (f"{metrics['num_requests']:,}", "requests at once"),
-        (f"{metrics['input_tokens']:,} / {metrics['output_tokens']:,}", "tokens in / out"),
-        (format_bytes(metrics["peak_memory_bytes"]), "most memory"),
-        (format_seconds(metrics["load_s"]), "loading"),
-    ]
     slow = ["A profiler was at work: these times are longer than without."] if metrics["is_profiled"] else []
     steps = [Section("Steps", [OnPage(lambda: [_step_figure(folder)])])] if (folder / STEPS).is_file() else []
-    return [Section("Overview", [Cards(facts), *slow]), *steps]
+    return [Section("Overview", [cards_of(metrics, LAYOUT["cards"]), *slow]), *steps]
 
 
 def _step_figure(folder: Path) -> Figures:
@@ -234,10 +195,11 @@ def _in_both(table: Callable[[int], Table], heading: str) -> Section:
     return Section("", [OnTerminal(lambda: [table(MOST_BARS)]), OnPage(lambda: [table(MOST_ROWS)])], heading)
 
 
-def _without_empty(headers: Sequence[str], rows: Sequence[Row]) -> tuple[list[str], list[Row]]:
-    """Return headers and rows without empty columns."""
-    keep = [place for place in range(len(headers)) if place < 2 or any(str(row[place]) for row in rows)]
-    return [headers[place] for place in keep], [[row[place] for place in keep] for row in rows]
+def _without_empty(table: Table) -> Table:
+    """Return a table without its empty columns."""
+    kept = [place for place in range(len(table.headers)) if place < 2 or any(str(row[place]) for row in table.rows)]
+    rows = [[row[place] for place in kept] for row in table.rows]
+    return replace(table, headers=[table.headers[place] for place in kept], rows=rows)
 
 
 def _devices(capture: Capture) -> list[Block]:
@@ -261,11 +223,6 @@ def _device_rows(capture: Capture) -> Iterator[tuple[str, str]]:
         yield "launch", f"{format_seconds(float(np.median(launches.latency_s)))} from call to kernel, median"
 
 
-_KERNEL_HEADS = ("kernel", "class", "runs", "total", "share", "median", "FLOP/s", "B/s", "occupancy")
-_PAGE_HEADS = ("compute of peak", "memory of peak", "stream", "grid", "block")
-"""Further columns of a page."""
-
-
 def _kernel_table(capture: Capture, limit: int) -> Table:
     """Return the kernels that take longest; a page has more of them, with their whole names and more columns."""
     kernels, is_on_page = kernel_time.kernel_table(capture), limit > MOST_BARS
@@ -273,33 +230,15 @@ def _kernel_table(capture: Capture, limit: int) -> Table:
     for place in range(min(len(kernels), limit)):
         row = {name: kernels[name][place] for name in kernels.columns}
         name = capture.names[row["name"]]
-        cells = [
-            name if is_on_page else shortened(short_name(name)),
-            CLASSES[row["kernel_class"]].replace("_", " "),
-            _cell(row["count"], "{:,}".format),
-            *(_cell(row[key], shown) for key, shown in _KERNEL_FORMATS.items()),
-        ]
-        if is_on_page:
-            shares = (_cell(row[f"{kind}_fraction"], percent) for kind in ("compute", "memory"))
-            stream, block = ("" if row[name] < 0 else str(row[name]) for name in ("stream", "block_threads"))
-            cells += [*shares, "several" if row["num_streams"] > 1 else stream, _grid(row), block]
-        rows.append(cells)
-    return Table(*_without_empty((*_KERNEL_HEADS, *(_PAGE_HEADS if is_on_page else ())), rows), left=2)
-
-
-_KERNEL_FORMATS: Mapping[str, Callable[[float], str]] = {
-    "total_s": format_seconds,
-    "share": percent,
-    "median_s": format_seconds,
-    "flops_per_s": lambda rate: format_si(rate, "FLOP/s"),
-    "bytes_per_s": lambda rate: format_si(rate, "B/s"),
-    "occupancy_fraction": percent,
-}
-
-
-def _cell(value: float, shown: Callable[[Any], str]) -> Cell:
-    """Return a figure that a page sorts by its value; empty where it is unknown."""
-    return Cell(shown(value), float(value)) if np.isfinite(value) else Cell("")
+        stream, block = (None if row[column] < 0 else str(row[column]) for column in ("stream", "block_threads"))
+        rows.append(
+            row
+            | {"title": name if is_on_page else shortened(short_name(name)), "share_fraction": row["share"]}
+            | {"class": CLASSES[row["kernel_class"]].replace("_", " "), "grid": _grid(row), "block": block}
+            | {"stream": "several" if row["num_streams"] > 1 else stream}
+        )
+    columns = LAYOUT["kernels"] | (LAYOUT["kernels_on_page"] if is_on_page else {})
+    return _without_empty(table_of(rows, columns, left=2))
 
 
 def _grid(kernel: Mapping[str, Any]) -> str:
@@ -308,22 +247,17 @@ def _grid(kernel: Mapping[str, Any]) -> str:
     return "" if min(sizes) < 0 else " x ".join(map(str, sizes)) + (f", {others} more" if others else "")
 
 
-_STATISTICS_FORMATS: Mapping[str, Callable[[Any], str]] = {
-    "count": "{:,}".format,
-    "total": format_seconds,
-    "share": percent,
-    "median": format_seconds,
-    "most": format_seconds,
-}
-
-
 def _statistics_table(capture: Capture, statistics: kernel_time.NameStatistics, name: str, limit: int) -> Table:
     """Return a row per name, the first `limit`: count, total, share, median and longest."""
+    values = {
+        "count": statistics.count,
+        "total_s": statistics.total,
+        "share_fraction": statistics.share,
+        "median_s": statistics.median,
+        "most_s": statistics.most,
+    }
     rows = [
-        [
-            capture.names[code],
-            *(_cell(getattr(statistics, key)[place], shown) for key, shown in _STATISTICS_FORMATS.items()),
-        ]
+        {name: capture.names[code], **{key: column[place] for key, column in values.items()}}
         for place, code in enumerate(statistics.names[:limit])
     ]
     moved = []
@@ -331,7 +265,7 @@ def _statistics_table(capture: Capture, statistics: kernel_time.NameStatistics, 
         copied = kernel_time.copy_bytes(capture)
         pairs = zip(copied.names, copied.total.tolist(), strict=True)
         moved = [f"Moved: {', '.join(f'{capture.names[code]} {format_bytes(total)}' for code, total in pairs)}."]
-    return Table((name, "number", "total", "share", "median", "most"), rows, notes=moved)
+    return table_of(rows, {name: name, **LAYOUT["statistics"]}, notes=moved)
 
 
 def capture_figures(capture: Capture) -> dict[str, str]:
@@ -372,16 +306,12 @@ def _ranges(capture: Capture) -> list[Section]:
         if not len(ranges.names):
             hosts = kernel_time.host_range_time(capture)
             return [_statistics_table(capture, hosts, "range on the host", MOST_ROWS)] if len(hosts) else []
-        spans = (ranges.host_s, ranges.device_s, ranges.busy_s)
-        rows: list[Row] = [
-            [
-                capture.name_of(name),
-                *(_cell(span[place], format_seconds) for span in spans),
-                str(ranges.num_kernels[place]),
-            ]
+        spans = ("host_s", "device_s", "busy_s", "num_kernels")
+        rows = [
+            {"title": capture.name_of(name), **{span: getattr(ranges, span)[place] for span in spans}}
             for place, name in enumerate(ranges.names[:MOST_ROWS])
         ]
-        return [Table(("range", "host", "device, first to last", "kernels' sum", "kernels"), rows)]
+        return [table_of(rows, LAYOUT["ranges"])]
 
     return [Section("Ranges", [OnPage(blocks)])]
 

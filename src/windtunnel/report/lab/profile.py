@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from windtunnel.pricing.regress import MethodScore
 from windtunnel.pricing.table import MeasurementTable
-from windtunnel.report.numbers import percent
+from windtunnel.report.layout import facts_of, filled, layouts_beside, table_of
 from windtunnel.report.render.json import fields_of
-from windtunnel.report.report import Column, Facts, Report, Table, table_of
+from windtunnel.report.report import Facts, Report, Table
 from windtunnel.serving.deployment import HostOverheads
-from windtunnel.units import format_seconds, format_si
 
 if TYPE_CHECKING:
     from windtunnel.lab.profile.collectives import TimedCollective
@@ -24,19 +23,9 @@ CLOSED = 0.05
 """A step is closed where its operators add up to the whole forward within this fraction."""
 
 
-@dataclass(frozen=True)
-class OverheadRow:
-    """Medians of the host's work in steps of one batch size."""
-
-    num_requests: int
-    num_steps: int
-    schedule_s: float
-    prepare_s: float
-    process_s: float
-
-    @property
-    def total_s(self) -> float:
-        return self.schedule_s + self.prepare_s + self.process_s
+LAYOUT = layouts_beside(__file__)
+OVERHEADS = ("num_requests", "num_steps", "schedule_s", "prepare_s", "process_s")
+"""Columns of the medians of the host's work in the steps of one batch size."""
 
 
 def tables_report(tables: Sequence[MeasurementTable]) -> Report:
@@ -46,11 +35,9 @@ def tables_report(tables: Sequence[MeasurementTable]) -> Report:
 
 def _measured(tables: Sequence[MeasurementTable]) -> Table:
     documents = tables_document(tables)["tables"]
-    names = (" ".join([table.kind, *table.words.values()]) for table in tables)
-    rows = [{"name": name, "spread_fraction": row["spread"], **row} for name, row in zip(names, documents, strict=True)]
-    columns = {"operator": "name", "shapes": "num_shapes", "points": "num_points"}
-    columns |= {"fastest": "fastest_s", "slowest": "slowest_s", "spread": "spread_fraction"}
-    return table_of(rows, columns)
+    titles = (" ".join([table.kind, *table.words.values()]) for table in tables)
+    rows = zip(titles, documents, strict=True)
+    return table_of(({"name": title, "spread_fraction": row["spread"], **row} for title, row in rows), LAYOUT["tables"])
 
 
 def spread_of(table: MeasurementTable) -> float | None:
@@ -82,15 +69,14 @@ def tables_document(tables: Sequence[MeasurementTable]) -> dict[str, Any]:
 def compute_report(profile: ComputeProfile) -> Report:
     """Return the report of a profile of operators: its tables, and how well they add up to whole forwards."""
     errors = profile.closure_errors
-    closed = float(np.mean(np.abs(errors) <= CLOSED))
-    sum_text = f"operators add up to {1 + np.median(errors):.1%} of the whole forward (median)"
-    facts = [
-        ("steps", f"{errors.size:,}"),
-        ("closure", f"{sum_text}, {percent(closed)} of the steps within {percent(CLOSED)}"),
-    ]
-    if profile.pressure is not None:
-        facts.append(("disturbance", f"another task waited for a CPU {percent(profile.pressure)} of the time"))
-    return Report("", [_measured(profile.tables), Facts(facts)])
+    known = {
+        "num_steps": errors.size,
+        "sum": 1 + np.median(errors),
+        "within": float(np.mean(np.abs(errors) <= CLOSED)),
+        "limit": CLOSED,
+        "pressure": profile.pressure,
+    }
+    return Report("", [_measured(profile.tables), facts_of(known, LAYOUT["compute"])])
 
 
 def compute_document(profile: ComputeProfile) -> dict[str, Any]:
@@ -110,10 +96,9 @@ def compute_document(profile: ComputeProfile) -> dict[str, Any]:
 
 def collectives_report(timed: Sequence[TimedCollective]) -> Report:
     """Return the report of times and bandwidths, as nccl-tests prints them."""
-    columns: dict[str, Column] = {"collective": "op", "workers": "num_workers", "size": "size_bytes"}
-    columns |= {"time": "statistics.median_s", "algorithm": "algorithm_bytes_per_s"}
-    columns["bus"] = lambda row: format_si(row.bus_bytes_per_s, "B/s") if row.num_workers > 1 else ""
-    return Report("", [table_of(timed, columns)])
+    names = ("op", "num_workers", "size_bytes", "statistics", "algorithm_bytes_per_s")
+    rows = ({**fields_of(row, *names), "bus": row.bus_bytes_per_s if row.num_workers > 1 else None} for row in timed)
+    return Report("", [table_of(rows, LAYOUT["collectives"])])
 
 
 def collectives_document(timed: Sequence[TimedCollective]) -> dict[str, Any]:
@@ -130,17 +115,17 @@ def collectives_document(timed: Sequence[TimedCollective]) -> dict[str, Any]:
     return {"collectives": rows}
 
 
-def overheads_report(host: HostOverheads, rows: Sequence[OverheadRow]) -> Report:
+def overheads_report(host: HostOverheads, medians: Sequence[Sequence[float]]) -> Report:
     """Return the report of the host's time beside the forward, by batch, and the line through it."""
-    columns: dict[str, Column] = {"requests": "num_requests", "steps": "num_steps"}
-    columns |= {"schedule": "schedule_s", "prepare": "prepare_s", "process": "process_s", "in all": "total_s"}
-    line = f"{format_seconds(host.step_s or 0.0)} a step and {format_seconds(host.request_s or 0.0)} a request"
-    return Report("", [table_of(rows, columns, left=0), Facts([("host", line)])])
+    rows = ({**dict(zip(OVERHEADS, row, strict=True)), "total_s": sum(row[2:])} for row in medians)
+    line = filled(LAYOUT["host"], {"step_s": host.step_s or 0.0, "request_s": host.request_s or 0.0})
+    return Report("", [table_of(rows, LAYOUT["overheads"], left=0), Facts([("host", line)])])
 
 
-def overheads_document(host: HostOverheads, rows: Sequence[OverheadRow]) -> dict[str, Any]:
+def overheads_document(host: HostOverheads, medians: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Document the host's overheads."""
-    return {"host": {"step_s": host.step_s, "request_s": host.request_s}, "batches": [asdict(row) for row in rows]}
+    batches = [dict(zip(OVERHEADS, row, strict=True)) for row in medians]
+    return {"host": fields_of(host, "step_s", "request_s"), "batches": batches}
 
 
 Checked = Mapping[tuple[str, ...], tuple[MeasurementTable, Sequence[MethodScore]]]

@@ -6,11 +6,11 @@ from typing import Any
 
 from windtunnel.files import write_text
 from windtunnel.lab.experiments.schema import Experiment
-from windtunnel.report.numbers import number
+from windtunnel.report.layout import filled
 from windtunnel.report.render.html import page
 from windtunnel.report.render.plots import Axis, figure, marked_lines
 from windtunnel.report.report import Cards, Figures, OnPage, OnTerminal, Report, Section, Table, Text
-from windtunnel.units import format_count, format_seconds
+from windtunnel.units import format_count
 
 Rows = Sequence[tuple[Experiment, Mapping[str, Any]]]
 """Each point with its summary."""
@@ -21,6 +21,13 @@ _FIGURES = (
     ("tpot_s", "TPOT (ms)", 1e3),
     ("ttft_s", "TTFT (ms)", 1e3),
 )
+_COLUMNS = {
+    "TTFT": "{metrics.ttft_s}",
+    "TPOT": "{metrics.tpot_s}",
+    "tokens/s": "{metrics.output_tokens_per_s}",
+    "status": "{status}",
+}
+"""Columns of a point's summary, behind the swept fields."""
 
 
 def sweep_document(fields: Sequence[str], rows: Rows) -> dict[str, Any]:
@@ -35,7 +42,7 @@ def sweep_report(fields: Sequence[str], rows: Rows) -> Report:
     """Return the report of a sweep: its points, and curves over the swept fields."""
     done = [(point, summary) for point, summary in rows if summary["status"] == "done"]
     failed = sorted({str(summary["error"]) for _, summary in rows if "error" in summary})
-    heads = (*fields, "TTFT", "TPOT", "tokens/s", "status")
+    heads = (*fields, *_COLUMNS)
     points = [_cells(fields, *row) for row in rows]
     folders = [[*cells, str(summary.get("folder", ""))] for cells, (_, summary) in zip(points, rows, strict=True)]
     name = rows[0][0].label if rows else "sweep"
@@ -52,12 +59,7 @@ def sweep_report(fields: Sequence[str], rows: Rows) -> Report:
 
 def _cells(fields: Sequence[str], point: Experiment, summary: Mapping[str, Any]) -> list[str]:
     values = [str(getattr(point, name)) for name in fields]
-    metrics = summary.get("metrics")
-    if metrics is None:
-        return [*values, "", "", "", str(summary["status"])]
-    tpot = "" if metrics["tpot_s"] is None else format_seconds(metrics["tpot_s"])
-    rate = number(metrics["output_tokens_per_s"])
-    return [*values, format_seconds(metrics["ttft_s"]), tpot, rate, str(summary["status"])]
+    return [*values, *(filled(template, summary) for template in _COLUMNS.values())]
 
 
 def write_sweep_page(results: Path, fields: Sequence[str], rows: Rows) -> Path:

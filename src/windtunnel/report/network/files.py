@@ -1,14 +1,12 @@
 """CSV files of a simulated network: every flow's times, every link's use, and queues over time."""
 
-import csv
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import unwritable
+from windtunnel.files import csv_text, write_text
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import Flows
 from windtunnel.network.packet.simulate import PacketTimes, QueueTrace
@@ -24,7 +22,7 @@ def write_flow_times(flows: Flows, times: FlowTimes, path: Path) -> None:
     head = ("group", "channel", "step", "source", "destination", "size_bytes", "begin_us", "sent_us", "finish_us")
     rows: list[list[Any]] = [getattr(flows, name).tolist() for name in head[:6]]
     rows += [np.round(each * 1e6, 6).tolist() for each in (times.begin_s, times.sent_s, times.finish_s)]
-    _write(path, head, zip(*rows, strict=True))
+    write_text(path, csv_text(head, zip(*rows, strict=True)))
 
 
 def write_link_use(fabric: Fabric, times: FlowTimes, path: Path) -> None:
@@ -53,7 +51,7 @@ def write_link_use(fabric: Fabric, times: FlowTimes, path: Path) -> None:
         head += ["most_queued_bytes", "paused_us", "pauses", "marks", "drops"]
         columns += [links.most_queued_bytes, links.paused_s * 1e6, links.num_pauses, links.num_marks, links.num_drops]
     rounded = (np.round(each[used], 6).tolist() for each in columns)
-    _write(path, head, zip(*rounded, strict=True))
+    write_text(path, csv_text(head, zip(*rounded, strict=True)))
 
 
 def write_queues(fabric: Fabric, trace: QueueTrace, path: Path) -> None:
@@ -66,15 +64,4 @@ def write_queues(fabric: Fabric, trace: QueueTrace, path: Path) -> None:
     names = [f"{source}-{target}" for source, target in zip(ends.ravel(), ends[:, ::-1].ravel(), strict=True)]
     head = ["time_us", *(names[link] for link in trace.links.tolist())]
     rows = zip(np.round(trace.time_s * 1e6, 6).tolist(), trace.queued_bytes.tolist(), strict=True)
-    _write(path, head, ((moment, *queued) for moment, queued in rows))
-
-
-def _write(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(head)
-            writer.writerows(rows)
-    except OSError as error:
-        raise unwritable(path, error) from None
+    write_text(path, csv_text(head, ((moment, *queued) for moment, queued in rows)))

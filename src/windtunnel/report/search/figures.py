@@ -1,8 +1,9 @@
 """Names and texts of the figures, limits and objectives of searches."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from windtunnel.report.numbers import duration, number, percent
+from windtunnel.report.layout import layouts_beside, shown
+from windtunnel.report.numbers import duration
 from windtunnel.report.report import Cell
 from windtunnel.search.capacity.limits import METRICS, Limit, limits_from
 from windtunnel.search.capacity.probe import STABILITY
@@ -10,30 +11,10 @@ from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.evaluation.training import job_limits
 from windtunnel.search.scores import is_more_better
 from windtunnel.search.space.space import Space
-from windtunnel.units import format_bytes, format_count, format_seconds
+from windtunnel.units import format_count
 
-FIGURE_TITLES = {
-    "requests_per_usd": "requests/$",
-    "requests_per_s": "requests/s",
-    "output_tokens_per_s": "tokens/s",
-    "output_tokens_per_s_per_device": "tokens/s/device",
-    "output_tokens_per_s_per_user": "tokens/s/user",
-    "usd_per_million_output_tokens": "$/M tokens",
-    "usd_per_hour": "$/h",
-    "output_token_j": "J/token",
-    "mean_w": "W",
-    "devices": "devices",
-    "step_s": "step",
-    "tokens_per_s": "tokens/s",
-    "tokens_per_s_per_device": "tokens/s/device",
-    "tokens_per_usd": "tokens/$",
-    "token_j": "J/token",
-    "mfu": "MFU",
-    "memory_bytes": "memory",
-    "run_s": "run",
-    "run_usd": "run, $",
-    "run_j": "run, J",
-}
+LAYOUT = layouts_beside(__file__)
+FIGURE_TITLES: Mapping[str, str] = LAYOUT["titles"]
 
 
 def figure_title(name: str) -> str:
@@ -49,17 +30,7 @@ def figure_text(evaluation: Evaluation, name: str) -> str:
     value = evaluation.figures.get(name)
     if value is None:
         return ""
-    if name.partition("_")[0] in METRICS:
-        return format_seconds(value)
-    if name == "memory_bytes":
-        return format_bytes(value)
-    if name.endswith("_fraction") or name in ("mfu", "hfu"):
-        return percent(value)
-    if name in ("run_s", "step_s"):
-        return duration(value) if name == "run_s" else format_seconds(value)
-    if name in ("devices", "run_usd", "tokens_per_usd"):
-        return f"{value:,.0f}"
-    return f"{value:,.2f}" if "usd_per_" in name else number(value)
+    return shown(name, value, "time" if name.partition("_")[0] in METRICS else LAYOUT["formats"].get(name, ""))
 
 
 def figure_cell(evaluation: Evaluation, name: str) -> Cell:

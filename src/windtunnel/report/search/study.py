@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 
 from windtunnel.formats.launch.scripts import launch_script
+from windtunnel.report.layout import cards_of, filled, layouts_beside, table_of
 from windtunnel.report.numbers import number, percent
+from windtunnel.report.render.json import fields_of
 from windtunnel.report.report import (
     Block,
     Cards,
     Cell,
     Code,
-    Column,
     Facts,
     OnPage,
     OnTerminal,
@@ -24,7 +25,6 @@ from windtunnel.report.report import (
     Section,
     Table,
     Text,
-    table_of,
 )
 from windtunnel.report.search.figures import (
     FIGURE_TITLES,
@@ -63,6 +63,7 @@ from windtunnel.serving.scenario import Scenario, pool_scenario
 from windtunnel.training.step import TrainingResult
 from windtunnel.units import format_count, format_seconds
 
+LAYOUT = layouts_beside(__file__)
 SHOWN_REFUSALS, SHOWN_FRONTIER = 6, 10
 MAX_REFUSALS_ON_PAGE = 200
 LEAST_MARGIN = 0.0005
@@ -70,30 +71,6 @@ LEAST_MARGIN = 0.0005
 RANK_WIDTH = 3
 MAX_DRAWN = 20_000
 """Most points of the interactive figure; of more, the best are drawn."""
-PAGE_FIGURES = (
-    "requests_per_usd",
-    "devices",
-    "usd_per_hour",
-    "output_tokens_per_s_per_user",
-    "ttft_p90",
-    "tpot_p99",
-    "output_token_j",
-)
-"""Columns of a page's table of the best points, besides a terminal's."""
-JOB_FIGURES = (
-    "devices",
-    "step_s",
-    "tokens_per_s_per_device",
-    "mfu",
-    "bubble_fraction",
-    "exposed_fraction",
-    "memory_bytes",
-    "tokens_per_usd",
-    "run_s",
-    "run_usd",
-)
-"""Columns of the table of training jobs."""
-
 
 Why = list[tuple[int, Result | TrainingResult]]
 """Points with their runs in full."""
@@ -216,18 +193,12 @@ def _winner(study: Study, outcome: SearchOutcome, result: Result | TrainingResul
     """Return the headline figures of the best point, and the command that launches it."""
     best = outcome.mean(outcome.ranking[0])
     if study.space.is_training:
-        shown = ("step_s", "tokens_per_s_per_device", "mfu", "memory_fraction")
-        return [Cards([(figure_text(best, name), figure_title(name)) for name in shown])]
-    facts = [
-        (number(best.load), "requests/s sustained"),
-        *((figure_text(best, name), FIGURE_TITLES[name]) for name in ("requests_per_usd", "usd_per_hour")),
-        (bound_text(result), "bounds the best point"),
-    ]
+        return [Cards([(figure_text(best, name), figure_title(name)) for name in LAYOUT["job_cards"]])]
+    known = {**best.figures, "load": best.load, "bound_by": bound_text(result)}
     scenario = scenario_of(study, outcome, outcome.ranking[0])
     limit = limit_text(best.limited_by, limits_from(study.space.limits))
     remark = f"The best point: {limit}. Figures are means over the streams of requests that a point met."
-    cards = Cards([fact for fact in facts if fact[0]])
-    return [cards, Code(launch_script(scenario, engine_versions(scenario))), remark]
+    return [cards_of(known, LAYOUT["cards"]), Code(launch_script(scenario, engine_versions(scenario))), remark]
 
 
 def engine_versions(scenario: Scenario) -> dict[str, str]:
@@ -243,7 +214,7 @@ def best_table(study: Study, outcome: SearchOutcome, top: int, is_on_page: bool 
     A terminal lists their settings apart, to fit its width; a page has more columns.
     """
     names, is_training = _table_figures(study, outcome), study.space.is_training
-    names = list(dict.fromkeys([*names, *PAGE_FIGURES])) if is_on_page and not is_training else names
+    names = list(dict.fromkeys([*names, *LAYOUT["page_figures"]])) if is_on_page and not is_training else names
     rows: list[Row] = []
     for rank, index in enumerate(outcome.ranking[:top], start=1):
         mean, bound = outcome.mean(index), lower_bound([run.load for run in outcome.runs(index)])
@@ -266,7 +237,7 @@ def _table_figures(study: Study, outcome: SearchOutcome) -> list[str]:
     objective = study.space.objective
     if study.space.is_training:
         known = outcome.evaluations[outcome.ranking[0]].figures
-        return list(dict.fromkeys([*(name for name in JOB_FIGURES if name in known), objective]))
+        return list(dict.fromkeys([*(name for name in LAYOUT["job_figures"] if name in known), objective]))
     is_latency = objective.partition("_")[0] in METRICS
     shown = objective if objective in FIGURE_TITLES else "requests_per_usd"
     limited = [limit.name for limit in limits_from(study.space.limits)]
@@ -315,23 +286,18 @@ def certainty(share: float) -> str:
 
 def _why_section(why: Why) -> Section:
     """Return what bounds the best points, and where their time goes."""
-    title, heads = (
-        "Why: the best points at their load",
-        ["", "bound by", "time goes to", "busy", "running", "KV at most"],
-    )
-    if isinstance(why[0][1], TrainingResult):
-        title, heads = "Why: where the best steps go", ["", "most", "a step goes to"]
-    rows = [[str(rank), *_why_row(result)] for rank, (_, result) in enumerate(why, start=1)]
-    return Section(title, [Table(heads, rows, left=3)])
+    are_jobs = isinstance(why[0][1], TrainingResult)
+    title = "Why: where the best steps go" if are_jobs else "Why: the best points at their load"
+    rows = [{"rank": str(rank), **_why_row(result)} for rank, (_, result) in enumerate(why, start=1)]
+    return Section(title, [table_of(rows, LAYOUT["why_of_jobs" if are_jobs else "why"], left=3)])
 
 
-def _why_row(result: Result | TrainingResult) -> list[str]:
+def _why_row(result: Result | TrainingResult) -> dict[str, Any]:
     if isinstance(result, TrainingResult):
         shares = {name: seconds / result.step_s for name, seconds in result.breakdown_s.items()}
-        return [bound_text(result), _shares_text(shares)]
-    use = result.summary.utilisation
-    rates = [percent(use.busy_fraction), f"{use.mean_running:,.1f}", percent(use.kv_peak_fraction)]
-    return [bound_text(result), _shares_text(result.summary.time_fractions), *rates]
+        return {"bound_by": bound_text(result), "shares": _shares_text(shares)}
+    use = fields_of(result.summary.utilisation, "busy_fraction", "mean_running", "kv_peak_fraction")
+    return {"bound_by": bound_text(result), "shares": _shares_text(result.summary.time_fractions), **use}
 
 
 def _shares_text(shares: Mapping[str, float]) -> str:
@@ -453,14 +419,9 @@ def _rounded(value: float | None) -> float | None:
 
 def _fleet_sections(evidence: SearchEvidence, fleets: Sequence[FleetSize]) -> list[Section]:
     """Return the replicas that serve the requested load."""
-    columns: dict[str, Column] = {
-        f"for {number(evidence.load or 0.0)} requests/s": lambda fleet: evidence.study.point(fleet.index).title,
-        "copies": lambda fleet: f"{fleet.copies:,}",
-        "devices": lambda fleet: f"{fleet.devices:,}",
-        "$/h": lambda fleet: "unknown" if fleet.usd_per_hour is None else f"{fleet.usd_per_hour:,.2f}",
-        "left over": "headroom_fraction",
-    }
-    return [Section("", [table_of(fleets, columns)], "Replicas for the load")] if fleets else []
+    columns = {filled(header, {"load": evidence.load}): column for header, column in LAYOUT["fleets"].items()}
+    rows = [{"title": evidence.study.point(fleet.index).title, **msgspec.to_builtins(fleet)} for fleet in fleets]
+    return [Section("", [table_of(rows, columns)], "Replicas for the load")] if rows else []
 
 
 def _refusals(outcome: SearchOutcome, heading: str, notes: Sequence[str] = ()) -> list[Section]:

@@ -15,16 +15,8 @@ from windtunnel.search.scores import OBJECTIVES
 from windtunnel.search.space.space import Space, as_builtins, point_at, value_text
 from windtunnel.units import format_count
 
-SHOWN = (
-    "ttft_p90",
-    "tpot_p50",
-    "tpot_p99",
-    "e2e_p90",
-    "requests_per_s",
-    "output_tokens_per_s_per_device",
-    "usd_per_hour",
-)
-MORE = ("busy_fraction", "kv_peak_fraction", "num_preemptions", "queueing_mean", "queueing_p90", "queueing_p99")
+_USUAL = "ttft_p90 tpot_p50 tpot_p99 e2e_p90 requests_per_s output_tokens_per_s_per_device usd_per_hour"
+_MORE = "busy_fraction kv_peak_fraction num_preemptions queueing_mean queueing_p90 queueing_p99"
 
 
 def shown_figures(text: str | None) -> tuple[str, ...]:
@@ -33,8 +25,8 @@ def shown_figures(text: str | None) -> tuple[str, ...]:
     Raises:
         InputError: one that there is not.
     """
-    names = tuple(text.replace(",", " ").split()) if text else SHOWN
-    known = [*OBJECTIVES, *MORE]
+    names = tuple((text or _USUAL).replace(",", " ").split())
+    known = [*OBJECTIVES, *_MORE.split()]
     for name in names:
         if name not in known:
             raise InputError(

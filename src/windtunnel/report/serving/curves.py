@@ -1,18 +1,20 @@
 """Figures of runs: latency distributions, and curves over time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.slo import Slo
+from windtunnel.report.layout import layouts_beside
 from windtunnel.report.render.plots import Axis, Series, figure
 from windtunnel.serving.over_time import NUM_STRETCHES, integral
 from windtunnel.units import format_seconds
 
 Floats = NDArray[np.float64]
 
+CURVES = layouts_beside(__file__)
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
 SIZE = {"width": 440, "height": 260}
 _SHARES = np.linspace(0.0, 1.0, 201)
@@ -64,28 +66,12 @@ def measured(requests: Table) -> Table:
     return requests.where(~requests["is_warmup"]) if "is_warmup" in requests.columns else requests
 
 
-OVER_TIME: Sequence[tuple[str, str, float, Mapping[str, str]]] = (
-    ("Requests in the system", "requests", 1.0, {"num_present": "present", "num_waiting": "queue"}),
-    ("Requests sent and answered", "requests/s", 1.0, {"sent_per_s": "sent", "finished_per_s": "answered"}),
-    (
-        "Tokens computed and sampled",
-        "tokens/s",
-        1.0,
-        {"prompt_tokens_per_s": "prompt", "output_tokens_per_s": "output"},
-    ),
-    ("Devices busy, KV cache in use", "%", 100.0, {"busy_fraction": "busy", "kv_fraction": "KV cache"}),
-    ("Of the published peaks", "%", 100.0, {"mfu_fraction": "MFU", "mbu_fraction": "MBU"}),
-    ("Power of all devices", "kW", 1e-3, {"power_w": "power"}),
-    ("Replicas that hold their devices", "replicas", 1.0, {"num_replicas": "replicas"}),
-)
-"""Caption, unit, scale, and column of the series -> label."""
-
-
 def curves_over_time(series: Table) -> list[tuple[str, str]]:
     """Return (SVG, caption) of everything in a run's series, without a constant number of replicas."""
     time_s = series["time_s"] + series["duration_s"] / 2
     drawn = []
-    for caption, unit, scale, names in OVER_TIME:
+    for curve in CURVES:
+        names, scale = curve["columns"], curve.get("scale", 1.0)
         known = {name: series[name] for name in names if name in series.columns}
         if "num_replicas" in known and np.ptp(known["num_replicas"]) == 0:
             continue
@@ -95,7 +81,8 @@ def curves_over_time(series: Table) -> list[tuple[str, str]]:
             if np.isfinite(values).any()
         ]
         if lines:
-            drawn.append((figure(lines, Axis("time (s)"), Axis(unit, low=0.0), **SIZE), caption))
+            drawing = figure(lines, Axis("time (s)"), Axis(curve["unit"], low=0.0), **SIZE)
+            drawn.append((drawing, curve["caption"]))
     return drawn
 
 

@@ -1,16 +1,23 @@
 """Model, deployment and load in a line each; and the sources of operator times."""
 
+import msgspec
+
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.network.settings import ClusterNetwork
+from windtunnel.report.layout import filled, layouts_beside
 from windtunnel.report.numbers import formats, percent
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.engines.defaults import engine_defaults
 from windtunnel.serving.scenario import Scenario, Setup
 from windtunnel.units import format_count
-from windtunnel.workload.arrivals import Arrivals, Burst, ClosedLoop, Gamma, Poisson, RateCurve, Recorded, Static
-from windtunnel.workload.lengths import Empirical, Fixed, Lengths, Lognormal, Normal, Uniform, Zipf
+from windtunnel.workload.arrivals import Arrivals, ClosedLoop, RateCurve
+from windtunnel.workload.lengths import Fixed, Lengths
 from windtunnel.workload.schema import RequestSource, Workload
+
+LAYOUT = layouts_beside(__file__)
+SMALL_SHARE = 0.0005
+"""Sources below this share of the device's time get no row."""
 
 
 def model_line(setup: Setup) -> str:
@@ -108,43 +115,21 @@ def _groups_text(requests: RequestSource) -> list[str]:
 
 def arrivals_text(arrivals: Arrivals, says_rate: bool = True) -> str:
     """Describe arrivals in a few words."""
-    if isinstance(arrivals, ClosedLoop):
-        if not says_rate:
-            return "a closed loop"
-        if arrivals.rate_per_s is None:
-            return f"{format_count(arrivals.concurrency, 'concurrent request')}"
-        burstiness = f" (cv {arrivals.cv:g})" if arrivals.cv != 1 else ""
-        requests = format_count(arrivals.concurrency, "concurrent request")
-        return f"at most {requests}, released at {arrivals.rate_per_s:g}/s{burstiness}"
-    if isinstance(arrivals, Burst):
-        return f"bursts of {arrivals.num_per_burst:,}" if arrivals.num_per_burst else "all requests at once"
-    if isinstance(arrivals, Recorded):
-        return f"arrivals of {arrivals.path}"
+    known = msgspec.structs.asdict(arrivals)
     if isinstance(arrivals, RateCurve):
-        if not says_rate:
-            return "arrivals at a changing rate"
         rates = [point.rate_per_s * arrivals.scale for point in arrivals.points]
-        return f"arrivals at {min(rates):g} to {max(rates):g}/s"
-    name = {Poisson: "Poisson", Gamma: "gamma", Static: "evenly spaced"}[type(arrivals)]
-    burstiness = f" (cv {arrivals.cv:g})" if isinstance(arrivals, Gamma) else ""
-    rate = f" at {arrivals.rate_per_s:g}/s" if says_rate else ""
-    return f"{name} arrivals{burstiness}{rate}"
+        known |= {"lowest_per_s": min(rates), "highest_per_s": max(rates)}
+    if isinstance(arrivals, ClosedLoop):
+        known["uneven_cv"] = arrivals.cv if arrivals.cv != 1 else None
+    if not says_rate:
+        known |= dict.fromkeys(("rate_per_s", "concurrency", "lowest_per_s"))
+    return filled(LAYOUT["arrivals"][arrivals.__struct_config__.tag], known)
 
 
 def lengths_text(tokens: Lengths) -> str:
     """Describe a distribution of lengths in a few words."""
-    if isinstance(tokens, int | Fixed):
-        return f"{tokens if isinstance(tokens, int) else tokens.tokens:,} tokens"
-    if isinstance(tokens, Uniform):
-        return f"{tokens.min_tokens:,} to {tokens.max_tokens:,} tokens"
-    if isinstance(tokens, Normal):
-        return f"normal ({tokens.mean_tokens:g} ± {tokens.std_tokens:g}) tokens"
-    if isinstance(tokens, Lognormal):
-        return f"lognormal (median {tokens.median_tokens:g}) tokens"
-    if isinstance(tokens, Zipf):
-        return f"Zipf ({tokens.min_tokens:,} to {tokens.max_tokens:,}) tokens"
-    assert isinstance(tokens, Empirical)
-    return f"tokens as in {tokens.path}" if tokens.path else "tokens from a list"
+    distribution = Fixed(tokens=tokens) if isinstance(tokens, int) else tokens
+    return filled(LAYOUT["lengths"][distribution.__struct_config__.tag], distribution)
 
 
 def provenance_rows(coverage: dict[str, float], sources: dict[str, float]) -> list[tuple[str, str]]:
@@ -156,7 +141,3 @@ def provenance_rows(coverage: dict[str, float], sources: dict[str, float]) -> li
     methods = ", ".join(f"{percent(share)} {how}" for how, share in coverage.items())
     rows = [(percent(share), source) for source, share in sources.items() if share >= SMALL_SHARE]
     return [("found", methods), *rows]
-
-
-SMALL_SHARE = 0.0005
-"""Sources below this share of the device's time get no row."""

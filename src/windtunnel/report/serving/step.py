@@ -4,20 +4,22 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
+
 from windtunnel.model import operators as ops
-from windtunnel.report.numbers import number, percent
+from windtunnel.report.layout import facts_of, layouts_beside, table_of
 from windtunnel.report.render.json import fields_of
 from windtunnel.report.render.plots import Axis, bar_chart
-from windtunnel.report.report import Bars, Block, Column, Facts, Figures, OnPage, Report, Section, Table, table_of
+from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.serving.run import memory_document
 from windtunnel.report.serving.setup import deployment_line, model_line, network_lines, provenance_rows
 from windtunnel.report.version import version
 from windtunnel.schema import encode
 from windtunnel.serving.explain import ExplainedLaunch, Explanation
-from windtunnel.units import format_bytes, format_count, format_seconds, format_si
+from windtunnel.units import format_count
 
 MAX_DRAWN_OPERATORS = 20
-WORK_HEADS = ("work of one run", "shape", "FLOP", "of peak", "bytes", "of peak")
+LAYOUT = layouts_beside(__file__)
 
 
 def step_document(step: Explanation) -> dict[str, Any]:
@@ -28,8 +30,8 @@ def step_document(step: Explanation) -> dict[str, Any]:
         "model": setup.model.name,
         "device": setup.device.name,
         "node": setup.node.name,
-        "parallelism": fields_of(setup.parallelism, *setup.parallelism.__struct_fields__),
-        "precision": fields_of(setup.precision, *setup.precision.__struct_fields__),
+        "parallelism": msgspec.structs.asdict(setup.parallelism),
+        "precision": msgspec.structs.asdict(setup.precision),
         "engine": encode(setup.engine),
         "batch": asdict(step.batch),
         **fields_of(step, "num_computed_tokens", "device_s", "host_s", "host_overlaps"),
@@ -71,8 +73,8 @@ def step_sections(step: Explanation) -> list[Section]:
             [
                 OnPage(lambda: [_operator_figure(document)]),
                 time_table(document),
-                Table(WORK_HEADS, [_work_row(launch) for launch in step.launches], left=2),
-                Facts(totals_rows(step)),
+                table_of(map(_work, step.launches), LAYOUT["work"], left=2),
+                facts_of(_totals(step), LAYOUT["totals"]),
             ],
             heading="Operators",
         ),
@@ -89,16 +91,10 @@ def step_sections(step: Explanation) -> list[Section]:
 
 def time_table(document: Mapping[str, Any]) -> Table:
     """Return the table of the operators' times, from the document of a step."""
-    columns: Mapping[str, Column] = {
-        "operator": "name",
-        "runs": lambda operator: f"{operator['count']:g}",
-        "each": "each_s",
-        "total": "total_s",
-        "share": lambda operator: percent(operator["total_s"] / document["device_s"]),
-        "bound by": "bound_by",
-        "found": "coverage",
-    }
-    return table_of(document["operators"], columns)
+    operators = [
+        {**operator, "share_fraction": operator["total_s"] / document["device_s"]} for operator in document["operators"]
+    ]
+    return table_of(operators, LAYOUT["times"])
 
 
 def _operator_figure(document: Mapping[str, Any]) -> Block:
@@ -132,56 +128,29 @@ def batch_line(step: Explanation) -> str:
     return f"one step{where}: {' and '.join(parts)}{note}"
 
 
-def _work_row(launch: ExplainedLaunch) -> list[str]:
-    """Return an operator's work, under `WORK_HEADS`."""
-    return [
-        launch.name,
-        launch.op.text,
-        format_si(launch.flops / launch.count, "").rstrip() if launch.flops else "",
-        percent(launch.flops_fraction) if launch.flops else "",
-        format_bytes(launch.num_bytes / launch.count),
-        percent(launch.bandwidth_fraction),
-    ]
-
-
-def _host(step: Explanation) -> str:
-    beside = "beside the device's" if step.host_overlaps else "before the device's"
-    parts = [f"{format_seconds(step.host_s)}, {beside}", f"{format_seconds(step.unhidden_s)} after it"]
-    if step.launch_s:
-        parts.append(f"{format_seconds(step.launch_s)} to launch what no graph covers")
-    return "; ".join(parts)
-
-
-def totals_rows(step: Explanation) -> list[tuple[str, str]]:
-    """Return the totals of a step: time, host, work, memory, KV cache."""
-    memory, setup = step.memory, step.setup
-    flops, num_bytes = sum(launch.flops for launch in step.launches), _memory_bytes(step)
-    num_operators = sum(launch.count for launch in step.launches)
-    rows = {
-        "step": f"{format_seconds(step.step_s)}, as the simulator takes it; {_rate(step)}",
-        "device": f"{format_seconds(step.device_s)} in {num_operators:,.0f} operators",
-        "host": _host(step),
-        "work": (
-            f"{format_si(flops, 'FLOP')} ({format_si(flops / step.device_s, 'FLOP/s')}), "
-            f"{format_bytes(num_bytes)} of memory ({format_si(num_bytes / step.device_s, 'B/s')}) on each device"
-        ),
-        "memory": (
-            f"{format_bytes(memory.weight_bytes)} weights, {format_bytes(memory.activation_bytes)} activations, "
-            f"{format_bytes(memory.reserved_bytes)} reserve, {format_bytes(memory.kv_cache_bytes)} KV cache "
-            f"of {format_bytes(memory.device_bytes)} on each device"
-        ),
-        "KV cache": (
-            f"{memory.kv_tokens:,} tokens of {format_bytes(memory.kv_bytes_per_token)}; "
-            f"blocks of {memory.block_size}; max_num_seqs {setup.engine.max_num_seqs:,}"
-        ),
+def _work(launch: ExplainedLaunch) -> dict[str, Any]:
+    """Return the work of one run of an operator; without FLOPs their share is unknown."""
+    return {
+        **fields_of(launch, "name", "op", "bandwidth_fraction"),
+        "flops": launch.flops / launch.count if launch.flops else None,
+        "flops_fraction": launch.flops_fraction if launch.flops else None,
+        "num_bytes": launch.num_bytes / launch.count,
     }
-    return list(rows.items())
 
 
-def _memory_bytes(step: Explanation) -> float:
-    return sum(launch.num_bytes for launch in step.launches if not isinstance(launch.op, ops.Collective))
-
-
-def _rate(step: Explanation) -> str:
+def _totals(step: Explanation) -> dict[str, Any]:
+    """Return the totals of a step: time, host, work, memory, KV cache."""
     tokens = step.batch.num_tokens * step.setup.parallelism.attention_dp
-    return f"{number(tokens / step.step_s)} tokens/s"
+    flops = sum(launch.flops for launch in step.launches)
+    num_bytes = sum(launch.num_bytes for launch in step.launches if not isinstance(launch.op, ops.Collective))
+    return {
+        **fields_of(step, "step_s", "device_s", "host_s", "unhidden_s", "launch_s", "memory"),
+        "tokens_per_s": tokens / step.step_s,
+        "num_operators": sum(launch.count for launch in step.launches),
+        "order": "beside" if step.host_overlaps else "before",
+        "flops": flops,
+        "flops_per_s": flops / step.device_s,
+        "num_bytes": num_bytes,
+        "bytes_per_s": num_bytes / step.device_s,
+        "max_num_seqs": step.setup.engine.max_num_seqs,
+    }

@@ -7,15 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.formats.vidur.read import ClusterConfig, VidurConfig
+from windtunnel.formats.vidur.read import VidurConfig
 from windtunnel.formats.vidur.write import columns_of
 from windtunnel.metrics.records import Table as Records
 from windtunnel.metrics.records import request_table
-from windtunnel.report.report import Facts, Report, Section, Table
+from windtunnel.report.layout import facts_of, filled, layouts_beside, table_of
+from windtunnel.report.report import Report, Section, Table
 from windtunnel.report.version import version
 from windtunnel.serving.run import LoopRun
-from windtunnel.units import format_seconds
 
+LAYOUT = layouts_beside(__file__)
 COMPARED = {
     "end to end": "request_e2e_time",
     "TTFT": "prefill_e2e_time",
@@ -83,27 +84,15 @@ def replay_document(run: LoopRun, recorded: Path | None) -> dict[str, Any]:
 
 def replay_report(config: VidurConfig, run: LoopRun, recorded: Path | None) -> Report:
     """Return the report of a replayed run."""
-    cluster, metrics = config.cluster_config, replay_metrics(run)
-    rows = [[name, *(format_seconds(q) for q in _quantiles(metrics[c]).values())] for name, c in COMPARED.items()]
-    finished = int(np.isfinite(run.requests["finish_s"]).sum())
-    counts = [
-        ("requests", f"{finished:,} of {len(run.requests):,} finished"),
-        ("batches", f"{run.steps['num_steps'].sum():,}; {run.requests['num_preemptions'].sum():,} restarts"),
-    ]
-    sections = [Section("", [Table(("", "mean", "p50", "p90", "p99", "max"), rows), Facts(counts)])]
-    if recorded is not None:
-        by_name = [(name, differences(metrics, recorded, column)) for name, column in COMPARED.items()]
-        cells = [[name, format_seconds(d["most_s"]), f"{d['most_fraction']:.2g}"] for name, d in by_name]
-        table = Table(("", "most seconds off", "most off, relative"), cells)
-        sections.append(Section(f"Against {recorded.name}", [table]))
+    cluster, document = config.cluster_config, replay_document(run, recorded)
+
+    def table(name: str) -> Table:
+        return table_of(({"name": title, **document[name][column]} for title, column in COMPARED.items()), LAYOUT[name])
+
+    sections = [Section("", [table("seconds"), facts_of(document, LAYOUT["facts"])])]
+    sections += [Section(f"Against {recorded.name}", [table("against")])] if recorded is not None else []
     title = f"{cluster.replica_config.model_name}, as Vidur runs it"
-    return Report(title, [_deployment_line(cluster)], sections)
-
-
-def _deployment_line(cluster: ClusterConfig) -> str:
-    replica = cluster.replica_config
-    shape = f"{cluster.num_replicas} x tp {replica.tensor_parallel_size}, pp {replica.num_pipeline_stages}"
-    return f"{shape}; {cluster.replica_scheduler_config.name}, {cluster.global_scheduler_config.name}"
+    return Report(title, [filled(LAYOUT["deployment"], cluster)], sections)
 
 
 def _quantiles(seconds: NDArray[np.float64]) -> dict[str, float]:
