@@ -197,8 +197,7 @@ def price_steps(
         drafter: the model that drafts, with speculative decoding; None where drafting costs nothing.
     """
     queries = 1 if engine.speculative is None else engine.speculative.num_draft_tokens + 1
-    assert engine.max_num_seqs is not None
-    assert engine.max_num_batched_tokens is not None
+    assert engine.max_num_seqs is not None and engine.max_num_batched_tokens is not None
     pricer = _Pricer(estimator, device)
     most_tokens = max(engine.max_num_batched_tokens, engine.max_prefill_tokens or 0) + queries * engine.max_num_seqs
     tokens = token_nodes(most_tokens)
@@ -206,16 +205,14 @@ def price_steps(
     group = np.zeros(tokens.size)
     if shard.parallelism.attention_dp > 1:
         group, _, _ = pricer.total(launch for launch in launches if launch.name in GROUP_LAUNCHES)
-    padded = padded_sizes(graph_sizes(engine), queries * engine.max_num_seqs)
-    sampled = token_nodes(max(int(padded.max()), 2))
+    sampled = token_nodes(max(int(padded_sizes(graph_sizes(engine), queries * engine.max_num_seqs).max()), 2))
     contexts, batches = geometric_nodes(max_model_len), batch_nodes(engine.max_num_seqs)
     chunks, lengths = geometric_nodes(most_tokens), geometric_nodes(2 * max_model_len)
     decode = pricer.decode_s(shard, batches, contexts)
     longest_share, waiting = pricer.longest_share, pricer.waiting_s
     if queries > 1:
         decode = np.maximum(decode, queries * _ideal_compute_s(shard, device, batches, contexts))
-    if drafter is not None:
-        decode = decode + (queries - 1) * pricer.decode_s(drafter, batches, contexts)
+        decode = decode + _drafting_s(pricer, drafter, queries, batches, contexts)
     return StepPrices(
         shard=shard,
         engine=engine,
@@ -237,6 +234,13 @@ def price_steps(
         longest_share=longest_share,
         waiting=waiting,
     )
+
+
+def _drafting_s(pricer: _Pricer, drafter: Shard | None, queries: int, batches: Floats, contexts: Floats) -> Floats:
+    """Return seconds of decode attention of all drafts of a step, over the grid batches x contexts."""
+    if drafter is None:
+        return np.zeros((batches.size, contexts.size))
+    return (queries - 1) * pricer.decode_s(drafter, batches, contexts)
 
 
 def _draft_s(pricer: _Pricer, drafter: Shard | None, queries: int, max_num_seqs: int) -> Floats | None:
