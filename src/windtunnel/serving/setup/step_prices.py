@@ -197,9 +197,10 @@ def price_steps(
         drafter: the model that drafts, with speculative decoding; None where drafting costs nothing.
     """
     queries = 1 if engine.speculative is None else engine.speculative.num_draft_tokens + 1
-    assert engine.max_num_seqs is not None and engine.max_num_batched_tokens is not None
+    assert engine.max_num_seqs is not None
     pricer = _Pricer(estimator, device)
-    most_tokens = max(engine.max_num_batched_tokens, engine.max_prefill_tokens or 0) + queries * engine.max_num_seqs
+    most_tokens = max(engine.max_num_batched_tokens or 0, engine.max_prefill_tokens or 0)
+    most_tokens += queries * engine.max_num_seqs
     tokens = token_nodes(most_tokens)
     launches = token_launches(shard, tokens)
     group = np.zeros(tokens.size)
