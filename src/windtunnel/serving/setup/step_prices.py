@@ -199,9 +199,8 @@ def price_steps(
     queries = 1 if engine.speculative is None else engine.speculative.num_draft_tokens + 1
     assert engine.max_num_seqs is not None
     pricer = _Pricer(estimator, device)
-    most_tokens = max(engine.max_num_batched_tokens or 0, engine.max_prefill_tokens or 0)
-    most_tokens += queries * engine.max_num_seqs
-    tokens = token_nodes(most_tokens)
+    widest = max(engine.max_num_batched_tokens or 0, engine.max_prefill_tokens or 0)
+    tokens = token_nodes(most_tokens := widest + queries * engine.max_num_seqs)
     launches = token_launches(shard, tokens)
     group = np.zeros(tokens.size)
     if shard.parallelism.attention_dp > 1:
