@@ -1,6 +1,5 @@
 """Protobuf's classes of a trace's messages, from the numbers of et_def.proto."""
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -10,18 +9,15 @@ KINDS = (
     *("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64"),
     *("sfixed32", "sfixed64", "bool", "string", "bytes"),
 )
-"""Types of an attribute's value; the value of each stands in the next free field from 3 on, its list behind it."""
-LIST = "_list"
-"""Ending of the field that holds a list."""
-
+"""Types of an attribute's value; each has the next free field from 3 on, and its list (`KIND_list`) the one behind."""
 _FIELDS: dict[str, tuple[tuple[int, str, str], ...]] = {
     "Operands": ((1, "values", "string"), (2, "shapes", "string"), (3, "types", "string")),
-    **{f"{kind}{LIST}": ((1, "values", f"{kind}*"),) for kind in KINDS},
+    **{f"{kind}_list": ((1, "values", f"{kind}*"),) for kind in KINDS},
     "Attribute": (
         (1, "name", "string"),
         (2, "documentation", "string"),
         *((3 + 2 * place, kind, kind) for place, kind in enumerate(KINDS)),
-        *((4 + 2 * place, f"{kind}{LIST}", f"{kind}{LIST}") for place, kind in enumerate(KINDS)),
+        *((4 + 2 * place, f"{kind}_list", f"{kind}_list") for place, kind in enumerate(KINDS)),
     ),
     "Metadata": ((1, "version", "string"), (2, "attributes", "Attribute*")),
     "Node": (
@@ -46,12 +42,6 @@ class Messages(NamedTuple):
     metadata: Any
     node: Any
     error: type[Exception]
-
-    def of_file(self) -> Iterator[Any]:
-        """Yield the class of each message of a file: the metadata, then nodes."""
-        yield self.metadata
-        while True:
-            yield self.node
 
 
 @cache

@@ -1,7 +1,7 @@
-"""A Chakra trace in memory: nodes and their attributes."""
+"""A Chakra trace in memory: its metadata, and nodes with attributes."""
 
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any, NamedTuple
 
 VERSION = "0.0.4"
 
@@ -34,55 +34,18 @@ class ChakraCollective(IntEnum):
     BARRIER = 9
 
 
-Scalar = bool | int | float | str | bytes
-Value = Scalar | tuple[Scalar, ...]
+class ChakraTrace(NamedTuple):
+    """A whole file: protobuf messages of the classes in `messages`."""
+
+    metadata: Any
+    nodes: list[Any]
+    """Computations and communications; each starts when all its dependencies have ended."""
 
 
-@dataclass(frozen=True)
-class Attribute:
-    """A named value of a node or of the trace."""
-
-    name: str
-    kind: str
-    """Protobuf's name of the type, such as `int64`, `bool` or `string`; a tuple value is a list of that type."""
-    value: Value | None = None
-    """None where the file gives none."""
-    documentation: str = ""
-
-
-@dataclass(frozen=True)
-class Operands:
-    """Inputs or outputs of a node, as texts of its writer."""
-
-    values: str = ""
-    shapes: str = ""
-    types: str = ""
-
-
-@dataclass(frozen=True)
-class ChakraNode:
-    """A computation or communication; it starts when all its dependencies have ended."""
-
-    id: int
-    name: str
-    kind: ChakraKind
-    control_dependencies: tuple[int, ...] = ()
-    data_dependencies: tuple[int, ...] = ()
-    start_us: int = 0
-    duration_us: int = 0
-    inputs: Operands | None = None
-    outputs: Operands | None = None
-    attributes: tuple[Attribute, ...] = ()
-
-    def get(self, name: str) -> Value | None:
-        """Return the value of the attribute of that name, or None."""
-        return next((attribute.value for attribute in self.attributes if attribute.name == name), None)
-
-
-@dataclass(frozen=True)
-class ChakraTrace:
-    """A whole file."""
-
-    nodes: tuple[ChakraNode, ...]
-    version: str = VERSION
-    attributes: tuple[Attribute, ...] = ()
+def value_of(node: Any, name: str) -> Any:
+    """Return the value of a node's attribute; None where there is no such attribute or value."""
+    for attribute in node.attributes:
+        if attribute.name == name:
+            field = attribute.WhichOneof("value")
+            return getattr(attribute, field) if field else None
+    return None

@@ -11,10 +11,12 @@ import json
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.files import write_text
-from windtunnel.formats.chakra.schema import Attribute, ChakraCollective, ChakraKind, ChakraNode, ChakraTrace
+from windtunnel.formats.chakra.messages import messages
+from windtunnel.formats.chakra.schema import VERSION, ChakraCollective, ChakraKind, ChakraTrace
 from windtunnel.formats.chakra.write import write_trace
 from windtunnel.model import operators as ops
 from windtunnel.training.layers.part import Task
@@ -24,6 +26,8 @@ from windtunnel.training.program import BESIDE_STEP, Action, Exchange, device_pr
 from windtunnel.training.setup import TrainingSetup
 
 Seconds = Callable[[Task], float]
+Attribute = dict[str, Any]
+"""Fields of the message of an attribute."""
 
 
 @dataclass
@@ -95,7 +99,7 @@ class _RankTrace:
     number: int
     names: GroupNames
     seconds: Seconds
-    nodes: list[ChakraNode] = field(default_factory=list)
+    nodes: list[Any] = field(default_factory=list)
     last: int | None = None
     """Computation that the next node waits for."""
     needed: list[int] = field(default_factory=list)
@@ -115,25 +119,29 @@ class _RankTrace:
                     self._communicate(task, action)
             if action.sends:
                 self._exchange(action.sends)
-        about = Attribute("all_gather_size", "string", "what one rank gives")
-        return ChakraTrace(tuple(self.nodes), attributes=(about,))
+        about = {"name": "all_gather_size", "string": "what one rank gives"}
+        return ChakraTrace(messages().metadata(version=VERSION, attributes=[about]), self.nodes)
 
     def _add(self, name: str, kind: ChakraKind, waits: list[int], *attributes: Attribute, duration_us: int = 0) -> int:
-        number, depends = len(self.nodes) + 1, tuple(sorted(set(waits)))
-        attributes = (Attribute("is_cpu_op", "bool", value=False), *attributes)
-        self.nodes.append(
-            ChakraNode(number, name, kind, data_dependencies=depends, duration_us=duration_us, attributes=attributes)
+        node = messages().node(
+            id=len(self.nodes) + 1,
+            name=name,
+            kind=kind,
+            data_dependencies=sorted(set(waits)),
+            duration_us=duration_us,
+            attributes=[{"name": "is_cpu_op", "bool": False}, *attributes],
         )
-        return number
+        self.nodes.append(node)
+        return len(self.nodes)
 
     def _waits(self) -> list[int]:
         return [*self.needed, *([self.last] if self.last else [])]
 
     def _where(self, action: Action) -> tuple[Attribute, ...]:
         return (
-            Attribute("phase", "string", action.kind),
-            Attribute("chunk", "int32", action.chunk),
-            Attribute("microbatch", "int32", action.microbatch),
+            {"name": "phase", "string": action.kind},
+            {"name": "chunk", "int32": action.chunk},
+            {"name": "microbatch", "int32": action.microbatch},
         )
 
     def _compute(self, task: Task, action: Action) -> None:
@@ -148,9 +156,9 @@ class _RankTrace:
             task.name,
             ChakraKind.COMPUTE,
             self._waits(),
-            Attribute("num_ops", "int64", round(task.flops)),
-            Attribute("tensor_size", "uint64", max(round(float(task.op.num_bytes) * task.count), 1)),
-            Attribute("exact_ns", "int64", round(exact_us * 1000)),
+            {"name": "num_ops", "int64": round(task.flops)},
+            {"name": "tensor_size", "uint64": max(round(float(task.op.num_bytes) * task.count), 1)},
+            {"name": "exact_ns", "int64": round(exact_us * 1000)},
             *self._where(action),
             duration_us=duration_us,
         )
@@ -180,9 +188,9 @@ class _RankTrace:
             task.name,
             ChakraKind.COLLECTIVE,
             waits,
-            Attribute("comm_type", "int64", int(ChakraCollective[op.op.upper()])),
-            Attribute("comm_size", "int64", round(float(op.message_bytes) / share)),
-            Attribute("pg_name", "string", self.names.name(ranks)),
+            {"name": "comm_type", "int64": int(ChakraCollective[op.op.upper()])},
+            {"name": "comm_size", "int64": round(float(op.message_bytes) / share)},
+            {"name": "pg_name", "string": self.names.name(ranks)},
             *self._where(action),
         )
 
@@ -205,10 +213,10 @@ class _RankTrace:
             name,
             kind,
             waits,
-            Attribute("comm_src", "int32", source),
-            Attribute("comm_dst", "int32", to),
-            Attribute("comm_size", "int64", size),
-            Attribute("comm_tag", "int32", tag),
+            {"name": "comm_src", "int32": source},
+            {"name": "comm_dst", "int32": to},
+            {"name": "comm_size", "int64": size},
+            {"name": "comm_tag", "int32": tag},
         )
 
     def _exchange(self, exchange: Exchange) -> None:
