@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known
 from windtunnel.files import read_text
 from windtunnel.formats.parsing import parse_number
 
@@ -157,10 +157,7 @@ def _record(line: str, where: str) -> Record:
 
 def _word(text: str, prefix: str, allowed: tuple[str, ...], where: str) -> str:
     word = text.removeprefix(f"{prefix}.")
-    if word not in allowed:
-        raise InputError(
-            f"{where}: {text!r} is no {prefix} of AICB", did_you_mean(word, allowed, f"one of {', '.join(allowed)}")
-        )
+    check_known(word, allowed, f"{where}: {text!r} is no {prefix} of AICB", f"one of {', '.join(allowed)}")
     return word
 
 

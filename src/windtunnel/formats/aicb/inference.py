@@ -121,11 +121,7 @@ def simai_inference(arguments: InferenceArguments, times_ns: Mapping[str, int]) 
 
     Args:
         arguments: arguments of the command.
-        times_ns: module -> nanoseconds (`aiob_times.inference_ns`).
-
-    Raises:
-        InputError: as `inference_model`.
-    """
+        times_ns: module -> nanoseconds (`aiob_times.inference_ns`)."""
     model = inference_model(arguments)
     sizes = _sizes(arguments, model)
     lines = [
@@ -163,11 +159,7 @@ def _lines(
 
 
 def vidur_table(arguments: InferenceArguments, times_ns: Mapping[str, int]) -> str:
-    """Return a tab-separated table: nanoseconds and bytes of each layer's attention, feed-forward network and experts.
-
-    Raises:
-        InputError: as `inference_model`.
-    """
+    """Return a tab-separated table: nanoseconds and bytes of each layer's attention, feed-forward and experts."""
     model = inference_model(arguments)
     sizes = _sizes(arguments, model)
     split = sizes.tensor_parallel if arguments.tensor_model_parallel_size > 1 else 0

@@ -107,40 +107,28 @@ def _expert_gradients(arguments: TrainingArguments, sizes: Sizes) -> tuple[Workl
     )
 
 
-@dataclass(frozen=True)
-class _ExpertPhases:
-    """The five collectives of a layer of experts, forward and backward; sizes are given even without a collective."""
+def _expert_phases(
+    arguments: TrainingArguments, sizes: Sizes, leave_out_single: bool
+) -> tuple[tuple[FilePhase, FilePhase], ...]:
+    """Return the five collectives of a layer of experts, forward and backward; sizes are given even without one.
 
-    forward: tuple[FilePhase, ...]
-    backward: tuple[FilePhase, ...]
-
-
-def _expert_phases(arguments: TrainingArguments, sizes: Sizes, leave_out_single: bool) -> _ExpertPhases:
-    """Return the collectives of a layer of experts; `leave_out_single` drops those within a group of one rank."""
+    `leave_out_single` drops the collectives within a group of one rank.
+    """
     tp, ep = arguments.tensor_model_parallel_size, arguments.expert_model_parallel_size
-    counts, exchange, gather, scatter = "ALLGATHER", "ALLTOALL_EP", "ALLGATHER", "REDUCESCATTER"
-    if leave_out_single:
-        exchange = exchange if ep > 1 else "NONE"
-        counts = counts if tp > 1 or ep > 1 else "NONE"
-        gather, scatter = (gather, scatter) if tp > 1 else ("NONE", "NONE")
+    has_tp, has_ep = tp > 1 or not leave_out_single, ep > 1 or not leave_out_single
     routed = sizes.activations * arguments.moe_router_topk
     sent = routed // tp
     dispatched = int(sent * FP8_SHARE) if arguments.frame == "DeepSeek" else sent
-    return _ExpertPhases(
-        forward=(
-            FilePhase(1, counts, 2 * ep * arguments.num_experts * tp),
-            FilePhase(1, exchange, dispatched),
-            FilePhase(1, gather, routed),
-            FilePhase(1, scatter, routed),
-            FilePhase(1, exchange, sent),
-        ),
-        backward=(
-            UNIT,
-            FilePhase(1, exchange, sent),
-            FilePhase(1, scatter, routed),
-            FilePhase(1, gather, routed),
-            FilePhase(1, exchange, sent),
-        ),
+    counts = 2 * ep * arguments.num_experts * tp
+    exchange = FilePhase(1, "ALLTOALL_EP" if has_ep else "NONE", sent)
+    gather = FilePhase(1, "ALLGATHER" if has_tp else "NONE", routed)
+    scatter = FilePhase(1, "REDUCESCATTER" if has_tp else "NONE", routed)
+    return (
+        (FilePhase(1, "ALLGATHER" if has_tp or has_ep else "NONE", counts), UNIT),
+        (exchange._replace(size_bytes=dispatched), exchange),
+        (gather, scatter),
+        (scatter, gather),
+        (exchange, exchange),
     )
 
 
@@ -174,8 +162,7 @@ def _untimed_lines(arguments: TrainingArguments, name: str, sizes: Sizes) -> Ite
     elif "column" in name:
         yield WorkloadLayer(name, FilePhase(1, "ALLGATHER", size), UNIT, UNIT)
     elif "moelayer" in name:
-        phases = _expert_phases(arguments, sizes, leave_out_single=False)
-        for forward, backward in zip(phases.forward, phases.backward, strict=True):
+        for forward, backward in _expert_phases(arguments, sizes, leave_out_single=False):
             yield WorkloadLayer(name, forward, backward, UNIT)
 
 
@@ -277,12 +264,11 @@ class _Timed:
         return WorkloadLayer(name, forward, backward, FilePhase(backward_ns))
 
     def _experts(self, name: str) -> Iterable[WorkloadLayer]:
-        phases = _expert_phases(self.arguments, self.sizes, leave_out_single=True)
         backward_ns = self.last_backward_ns = self._compute_ns(name, "backward")
-        first = (self._compute_ns(name, "forward"), backward_ns)
-        for forward, backward in zip(phases.forward, phases.backward, strict=True):
-            times = first if forward is phases.forward[0] else (1, 1)
+        times = (self._compute_ns(name, "forward"), backward_ns)
+        for forward, backward in _expert_phases(self.arguments, self.sizes, leave_out_single=True):
             yield WorkloadLayer(name, _with_time(forward, times[0]), _with_time(backward, times[1]), UNIT)
+            times = (1, 1)
 
 
 def _with_time(phase: FilePhase, compute_ns: int) -> FilePhase:

@@ -89,11 +89,7 @@ def read_kineto(path: Path) -> KinetoTrace:
 
 
 def read_contents(path: Path) -> Contents:
-    """Read a trace and sum up its computation and communication.
-
-    Raises:
-        InputError: as `read_kineto`.
-    """
+    """Read a trace and sum up its computation and communication."""
     trace = read_kineto(path)
     facts = [("events", f"{len(trace.events):,}"), ("operators", f"{len(trace.of_category('cpu_op')):,}")]
     kernels = trace.of_category("kernel")

@@ -22,11 +22,7 @@ def is_trace(file: FileContent) -> bool:
 
 
 def read_contents(path: Path) -> Contents:
-    """Read a trace and sum up its computation and communication.
-
-    Raises:
-        InputError: as `read_trace`.
-    """
+    """Read a trace and sum up its computation and communication."""
     trace = read_trace(path)
     facts = (("version", trace.metadata.version), ("nodes", f"{len(trace.nodes):,}"))
     compute_us = sum(node.duration_us for node in trace.nodes if node.kind == ChakraKind.COMPUTE)

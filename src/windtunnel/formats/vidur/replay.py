@@ -9,7 +9,6 @@ from windtunnel.formats.vidur.read import (
     TOKEN_OPERATORS,
     OperatorTables,
     VidurConfig,
-    VidurRequests,
     plan_memory,
     random_replicas,
 )
@@ -34,7 +33,7 @@ ROUTERS = {"round_robin": codes.ROUND_ROBIN, "lor": codes.LEAST_WAITING, "random
 def replay(
     config: VidurConfig,
     tables: OperatorTables,
-    requests: VidurRequests,
+    requests: RequestArrays,
     *,
     replicates_bugs: bool = True,
     fuses_steps: bool = True,
@@ -55,16 +54,9 @@ def replay(
         InputError: an unknown scheduler or router, or a batch outside the tables.
     """
     plan = pool_plan(config, replicates_bugs, fuses_steps)
-    count = len(requests.arrival_s)
-    arrays = RequestArrays(
-        requests.arrival_s, requests.prefill_tokens, requests.decode_tokens, np.zeros(count, np.int64)
-    )
-    loop = prepare_loop(
-        [plan],
-        arrays,
-        stage_tables=stage_tables(config, tables),
-        replicas=random_replicas(config, count) if plan.settings.router == codes.ASSIGNED else None,
-    )
+    is_random = plan.settings.router == codes.ASSIGNED
+    replicas = random_replicas(config, requests.num_requests) if is_random else None
+    loop = prepare_loop([plan], requests, stage_tables=stage_tables(config, tables), replicas=replicas)
     return loop.run(keeps_trail=keeps_trail)
 
 
