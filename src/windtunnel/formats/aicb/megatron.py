@@ -4,6 +4,7 @@ Source: generate_megatron_workload.py and mocked_model/training.
 """
 
 from collections.abc import Iterable
+from itertools import chain
 
 from windtunnel.formats.aicb.arguments import TrainingArguments
 from windtunnel.formats.aicb.csv_records import Record, RecordList, Stretch
@@ -36,8 +37,8 @@ class _MegatronRank:
         self.tp = arguments.tensor_model_parallel_size
         self.pp = arguments.pipeline_model_parallel
         self.dp = arguments.data_parallel
-        self.forward = tuple(self._forward())
-        self.backward = tuple(self._backward())
+        self.forward = self._pass("forward")
+        self.backward = self._pass("backward")
 
     def _send(self, kind: str, size: float, stage: str, group: str = "tp_group", source: int | None = None) -> Record:
         sizes = {"tp_group": self.tp, "dp_group": self.dp, "pp_group": self.pp}
@@ -117,19 +118,12 @@ class _MegatronRank:
         norms = self._send("all_reduce", 0, "step._allreduce_layernorm_grads")
         return Stretch((*records, norms, self._send("all_reduce", 4, "step.check_for_nan")))
 
-    def _forward(self) -> Iterable[Record]:
-        yield from self._embedding("forward")
-        yield from self._through(self.model.layers, "forward")
-
-    def _backward(self) -> Iterable[Record]:
-        yield from self._through(self.model.layers[::-1], "backward")
-        yield from self._embedding("backward")
-
-    def _through(self, layers: tuple[AicbLayer, ...], direction: str) -> Iterable[Record]:
-        """Yield the layers' records, attention before the feed-forward network in both directions."""
+    def _pass(self, direction: str) -> tuple[Record, ...]:
+        """Return the records of a pass, in each layer attention before the feed-forward network."""
+        layers = self.model.layers if direction == "forward" else self.model.layers[::-1]
         known = {id(layer): tuple(self._layer(layer, direction)) for layer in layers}
-        for layer in layers:
-            yield from known[id(layer)]
+        parts = [tuple(self._embedding(direction)), *(known[id(layer)] for layer in layers)]
+        return tuple(chain.from_iterable(parts if direction == "forward" else parts[1:] + parts[:1]))
 
     def _layer(self, layer: AicbLayer, direction: str) -> Iterable[Record]:
         yield from self._linears(layer.attention, direction)

@@ -5,8 +5,7 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from windtunnel.errors import InputError
 from windtunnel.formats.parsing import parse_whole
@@ -53,8 +52,7 @@ _LAUNCHERS = {"nnodes": "nnodes", "nproc_per_node": "nproc", "nproc-per-node": "
 _LOG_LINE = re.compile(r"(\w+) \.{2,} (.*?)\s*$")
 
 
-@dataclass(frozen=True)
-class MegatronJob:
+class MegatronJob(NamedTuple):
     """A job, and the arguments that were ignored."""
 
     job: TrainingJob

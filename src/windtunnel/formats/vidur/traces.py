@@ -78,18 +78,10 @@ class _Replay:
         heapq.heappush(self.heap, (time_s, next(self.ids), kind, fields))
 
     def run(self) -> Iterator[Event]:
-        handlers = {
-            "REQUEST_ARRIVAL": self.request_arrival,
-            "GLOBAL_SCHEDULE": self.global_schedule,
-            "REPLICA_SCHEDULE": self.replica_schedule,
-            "BATCH_STAGE_ARRIVAL": self.batch_stage_arrival,
-            "REPLICA_STAGE_SCHEDULE": self.replica_stage_schedule,
-            "BATCH_STAGE_END": self.batch_stage_end,
-            "BATCH_END": self.batch_end,
-        }
+        """Yield the events; the method with the name of its type handles each."""
         while self.heap:
             time_s, _, kind, fields = heapq.heappop(self.heap)
-            yield {"time": time_s, "event_type": kind, **handlers[kind](time_s, fields)}
+            yield {"time": time_s, "event_type": kind, **getattr(self, kind.lower())(time_s, fields)}
 
     def request_arrival(self, time_s: float, fields: Event) -> Event:
         self.arrived.append(fields["request"])
