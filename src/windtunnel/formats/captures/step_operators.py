@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.errors import InputError, unwritable
+from windtunnel.errors import InputError
 from windtunnel.formats.captures.capture import CLASSES, COPY, MEMSET, Capture
 from windtunnel.formats.captures.step_names import CapturedStep, captured_steps
 from windtunnel.model.forward import forward_launches
 from windtunnel.model.operators import Gemm, Launch, Op
 from windtunnel.model.shape import Shard
-from windtunnel.pricing.table import MeasurementTable, Points, tables_from, write_tables
+from windtunnel.pricing.table import MeasurementTable, Points, tables_from
 from windtunnel.schema import read_yaml
 
 _TABLES: Mapping[str, Any] = read_yaml(Path(__file__).with_name("step_operators.yaml"))
@@ -205,21 +205,3 @@ def _single_operators(measured: MatchedStep) -> Iterator[tuple[Op, float]]:
         seconds = measured.seconds.get(row, 0.0)
         if seconds > 0 and all(launch.op == launches[0].op for launch in launches):
             yield launches[0].op, seconds / sum(launch.count for launch in launches)
-
-
-def write_measurements(folder: Path, tables: Sequence[MeasurementTable], about: Mapping[str, str]) -> list[Path]:
-    """Write one Parquet file for each kind of operator, as `pricing.table.read_tables` reads it.
-
-    Raises:
-        InputError: the folder cannot be written to.
-    """
-    by_kind: dict[str, list[MeasurementTable]] = {}
-    for table in tables:
-        by_kind.setdefault(table.kind, []).append(table)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for kind, of_kind in by_kind.items():
-            write_tables(folder / f"{kind}.parquet", of_kind, about)
-    except OSError as error:
-        raise unwritable(folder, error) from None
-    return [folder / f"{kind}.parquet" for kind in by_kind]
