@@ -8,7 +8,7 @@ from itertools import chain
 
 from windtunnel.formats.aicb.arguments import TrainingArguments
 from windtunnel.formats.aicb.csv_records import Record, RecordList, Stretch
-from windtunnel.formats.aicb.model import AicbExperts, AicbLayer, AicbModel, Linear, Parts, aicb_model
+from windtunnel.formats.aicb.model import EXPERTS, AicbLayer, AicbModel, Linear, Parts, aicb_model
 from windtunnel.formats.aicb.simai import FP8_SHARE
 
 EPOCH_END = Record("epoch_end")
@@ -127,13 +127,9 @@ class _MegatronRank:
 
     def _layer(self, layer: AicbLayer, direction: str) -> Iterable[Record]:
         yield from self._linears(layer.attention, direction)
-        if not isinstance(layer.feed_forward, AicbExperts):
-            yield from self._linears(layer.feed_forward, direction)
-            return
-        if direction == "forward":
+        if layer.feed_forward.name == EXPERTS and direction == "forward":
             yield from self._experts()
-        if layer.feed_forward.shared:
-            yield from self._linears(layer.feed_forward.shared, direction)
+        yield from self._linears(layer.feed_forward, direction)
 
     def _embedding(self, direction: str) -> Iterable[Record]:
         if self.tp > 1:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from windtunnel.errors import InputError
 from windtunnel.formats.aicb.arguments import TrainingArguments
-from windtunnel.formats.aicb.model import AicbModel, Module, aicb_model, listed_modules
+from windtunnel.formats.aicb.model import EXPERTS, AicbModel, Module, aicb_model, listed_modules
 from windtunnel.formats.simai.schema import Block, FilePhase, Header, SimaiWorkload, WorkloadLayer
 
 FP8_SHARE = (1 + 4 / 128) / 2
@@ -65,7 +65,7 @@ def _check(arguments: TrainingArguments, model: AicbModel, has_times: bool) -> N
             "AttributeError",
             "add --aiob_enable and --comp_filepath",
         )
-    has_experts = any(layer.feed_forward.name == "mlp_moelayer" for layer in model.layers)
+    has_experts = any(layer.feed_forward.name == EXPERTS for layer in model.layers)
     if has_experts and arguments.enable_sequence_parallel and not arguments.moe_enable:
         raise InputError("AICB fails on experts without --moe_enable", "add --moe_enable")
 
