@@ -82,12 +82,7 @@ def client_tables(
 
 
 def client_summary(requests: Table, tokens: Table, slo: Slo | None = None) -> ClientSummary:
-    """Summarise a run.
-
-    Args:
-        requests, tokens: tables of `client_tables`; at least one measured request was answered.
-        slo: limits that decide goodput.
-    """
+    """Summarise a run of which at least one measured request was answered; `slo` decides goodput."""
     measured = requests.where(~requests["is_warmup"])
     answered = measured.where(~measured["failed"])
     span_s = float(answered["finish_s"].max() - measured["arrival_s"].min())

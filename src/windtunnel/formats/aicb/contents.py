@@ -77,12 +77,7 @@ def read_job(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...
 
 
 def file_of_job(job: TrainingJob, target: str | None, times: Path | None) -> GeneratedFile:
-    """Return the file that AICB itself would write for a job.
-
-    Args:
-        job: any job.
-        target: `simai` or `aicb`.
-        times: an AIOB file.
+    """Return the file that AICB itself would write for a job: a workload (`simai`) or a list (`aicb`).
 
     Raises:
         InputError: AICB would fail, or has no argument for a part of the job.

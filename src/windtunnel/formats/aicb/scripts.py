@@ -44,12 +44,7 @@ def scripts() -> dict[str, Script]:
 
 
 def read_script(name: str, words: list[str], num_nodes: str) -> Command:
-    """Return the command that a script runs.
-
-    Args:
-        name: file name of the script.
-        words: the words typed after it.
-        num_nodes: WORLD_SIZE of its environment.
+    """Return the command that a script runs, given the words behind its name and WORLD_SIZE of its environment.
 
     Raises:
         InputError: the script is unknown, or would drop a part of what is typed.

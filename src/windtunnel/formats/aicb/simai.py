@@ -33,11 +33,7 @@ class Sizes:
 
 
 def simai_training(arguments: TrainingArguments, times_ns: Mapping[str, int] | None) -> SimaiWorkload:
-    """Return the workload that AICB generates.
-
-    Args:
-        arguments: arguments of its command.
-        times_ns: measured times of an AIOB file (`aiob_times.training_ns`); None without `--aiob_enable`.
+    """Return the workload that AICB generates, with an AIOB file's times (`training_ns`) or without.
 
     Raises:
         InputError: AICB fails on these arguments.

@@ -97,10 +97,7 @@ class Capture:
 def capture_table(kind: TableKind, num_rows: int = 0, columns: Mapping[str, Any] | None = None) -> Table:
     """Make a table of a capture with all its columns.
 
-    Args:
-        kind: which table.
-        num_rows: of the table.
-        columns: name -> one value for each row, or one for all; columns that are left out are unknown in all rows.
+    `columns` has one value for each row, or one for all; columns that are left out are unknown in all rows.
     """
     columns, meanings, filled = columns or {}, COLUMNS[kind], {}
     for name in meanings:

@@ -4,7 +4,7 @@ The summaries count as those of `nsys stats` (2023.4) with the same names, so th
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,31 +99,27 @@ def host_range_time(capture: Capture) -> NameStatistics:
     return statistics(capture.ranges["name"], capture.ranges["duration_s"])
 
 
-@dataclass(frozen=True)
-class LaunchTimes:
+class LaunchTimes(NamedTuple):
     """Times of every kernel whose launch was recorded (`cuda_kern_exec_sum`)."""
 
-    names: Ints
-    call_names: Ints
-    call_s: Floats
-    """Duration of the API call."""
     queue_s: Floats
     """From the end of the call to the start of the kernel; NaN where the kernel started within the call."""
-    kernel_s: Floats
     latency_s: Floats
     """From the start of the call to the start of the kernel."""
 
 
 def launch_times(capture: Capture) -> LaunchTimes:
     """Return the times between launches and starts of kernels."""
-    rows = capture.kernels_of(KERNEL)
-    rows = rows.where(rows["call"] >= 0)
-    calls = capture.calls
-    start_s, call_s = calls["start_s"][rows["call"]], calls["duration_s"][rows["call"]]
-    latency_s = rows["start_s"] - start_s
-    queue_s = latency_s - call_s
+    rows = launched_kernels(capture)
+    latency_s = rows["start_s"] - capture.calls["start_s"][rows["call"]]
+    queue_s = latency_s - capture.calls["duration_s"][rows["call"]]
     queue_s[queue_s < 0] = np.nan
-    return LaunchTimes(rows["name"], calls["name"][rows["call"]], call_s, queue_s, rows["duration_s"].copy(), latency_s)
+    return LaunchTimes(queue_s, latency_s)
+
+
+def launched_kernels(capture: Capture) -> Table:
+    """Return the kernels whose launch was recorded."""
+    return capture.kernels.where((capture.kernels["activity"] == KERNEL) & (capture.kernels["call"] >= 0))
 
 
 @dataclass(frozen=True)

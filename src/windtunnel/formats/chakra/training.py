@@ -51,14 +51,7 @@ class GroupNames:
 def training_traces(
     setup: TrainingSetup, seconds: Seconds, names: GroupNames | None = None, ranks: Collection[int] | None = None
 ) -> Iterator[tuple[int, ChakraTrace]]:
-    """Yield (rank, trace) of every rank; `names` collects the groups.
-
-    Args:
-        setup: a resolved job.
-        seconds: prices a task, such as `TrainingPricer` does.
-        names: collects the groups' numbers.
-        ranks: only these ranks; None: all.
-    """
+    """Yield (rank, trace) of every rank, or of `ranks`; `seconds` prices a task, and `names` collects the groups."""
     rank, num_devices = Rank(setup), setup.degrees.num_devices
     names = names or GroupNames(tuple(range(num_devices)))
     for device in range(setup.degrees.pp):

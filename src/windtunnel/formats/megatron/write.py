@@ -20,11 +20,7 @@ Option = tuple[str, ...]
 
 
 def megatron_script(setup: TrainingSetup) -> str:
-    """Return a script that starts the job on one of its nodes, with comments on the remaining work.
-
-    Args:
-        setup: a job of the framework `megatron`, resolved.
-    """
+    """Return a script that starts a job of the framework `megatron` on one node; comments name the remaining work."""
     num_devices = setup.degrees.num_devices
     per_node = min(setup.node.num_devices, num_devices)
     lines = [
@@ -192,10 +188,7 @@ def _arithmetic(setup: TrainingSetup) -> Iterator[Option]:
         yield "--optimizer", _word("optimizers", job.optimizer)
     if recompute.granularity == "selective":
         yield "--recompute-granularity", "selective"
-        yield (
-            "--recompute-modules",
-            *(name for name, ours in RECOMPUTED.items() if ours in (recompute.modules or ())),
-        )
+        yield "--recompute-modules", *(name for name, ours in RECOMPUTED.items() if ours in (recompute.modules or ()))
     elif recompute.granularity == "full":
         yield "--recompute-granularity", "full"
         yield "--recompute-method", "uniform" if recompute.num_layers is None else "block"

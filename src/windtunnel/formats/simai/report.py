@@ -90,12 +90,6 @@ def write_flow_table(flows: Flows, op: str, size_bytes: int, algorithm: str, pat
 def flow_table_csv(flows: Flows, op: str, size_bytes: int, algorithm: str) -> Iterator[str]:
     """Yield SimCCL's CSV line by line: every flow with its parents, the ranks that it hears from, and its children.
 
-    Args:
-        flows: the table of flows.
-        op: name of the collective, such as `all_reduce`.
-        size_bytes: size of the collective.
-        algorithm: one that NCCL numbers, such as `ring`, `tree`, `nvls` or `pat`.
-
     Raises:
         InputError: NCCL has no such algorithm.
     """

@@ -98,11 +98,9 @@ def write_vidur_rows(rows: Sequence[VidurRow], path: Path) -> None:
 
 
 def operator_tables(path: Path, name: str = "vidur") -> list[MeasurementTable]:
-    """Return the operators of one file as measured tables.
+    """Return the operators of `mlp.csv`, `attention.csv`, `all_reduce.csv` or `send_recv.csv` as measured tables.
 
-    Args:
-        path: `mlp.csv`, `attention.csv`, `all_reduce.csv` or `send_recv.csv`.
-        name: name of the device, for the tables' source.
+    `name` is the name of the device, for the tables' source.
 
     Raises:
         InputError: the file cannot be read, or is none of these.
@@ -218,12 +216,9 @@ class ProfiledStep:
 
 
 def vidur_files(model: ModelSpec, steps: Sequence[ProfiledStep], block_size: int) -> dict[str, list[VidurRow]]:
-    """Return steps that Windtunnel measured as `mlp.csv` and `attention.csv`.
+    """Return steps of a dense model with equal layers as `mlp.csv` and `attention.csv`.
 
-    Args:
-        model: dense, with equal layers.
-        steps: measured steps.
-        block_size: tokens of a KV block, by which Vidur selects rows.
+    Vidur selects rows by `block_size`, the tokens of a KV block.
 
     Raises:
         InputError: Vidur has no columns for such a model.

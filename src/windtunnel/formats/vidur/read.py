@@ -195,11 +195,8 @@ def read_tables(path: Path, granularity: int = 64) -> OperatorTables:
     """Read Vidur's prediction tables from an `.npz` of arrays in milliseconds.
 
     Arrays: `NAME` with its tokens (or batch sizes) in `NAME__x`; `attn_prefill` [kv, chunk] and `attn_decode`
-    [batch, kv] with their axes in `attn_prefill_kv`, `attn_prefill_chunk`, `attn_decode_bs`, `attn_decode_kv`.
-
-    Args:
-        path: the file.
-        granularity: tokens between two entries of the kv axes.
+    [batch, kv] with their axes in `attn_prefill_kv`, `attn_prefill_chunk`, `attn_decode_bs`, `attn_decode_kv`;
+    `granularity` is the number of tokens between two entries of the kv axes.
 
     Raises:
         InputError: the file is not such an archive, an array is missing, or an axis has gaps.

@@ -42,9 +42,7 @@ def replay(
     """Simulate `requests` under the scheduler, cluster and memory plan of `config`.
 
     Args:
-        config: configuration of the run.
-        tables: operator times, as Vidur predicted them.
-        requests: requests in order of arrival.
+        config, tables, requests: as `windtunnel.formats.vidur.read` reads them.
         replicates_bugs: as Vidur does, run the rest of a prompt that was restarted in its middle one token a step, and
             lose the blocks of FasterTransformer requests that end before their batch.
         fuses_steps: take equal decode steps at once; changes the step table, not the times.

@@ -148,13 +148,7 @@ class _Replay:
 def event_trace(
     arrival_s: NDArray[np.float64], replica: NDArray[np.int64], batches: VidurBatchTimes
 ) -> Iterator[Event]:
-    """Yield the events of `event_trace.json`, in Vidur's order: by time, then by creation.
-
-    Args:
-        arrival_s: [requests] arrival times, in order.
-        replica: [requests] replica of each request.
-        batches: the run's batches.
-    """
+    """Yield the events of `event_trace.json`, in Vidur's order: by time, then by creation. Requests arrive in order."""
     return _Replay(arrival_s, replica, batches).run()
 
 

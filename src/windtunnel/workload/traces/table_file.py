@@ -107,9 +107,12 @@ def _csv_blocks(path: Path, names: list[str], types: dict[str, Any]) -> Iterator
     from pyarrow import csv as arrow_csv
 
     with opened(path, BLOCK_BYTES) as file:
+        header = _csv_names(path, _first_line(path, file))
+        if isinstance(file, io.BufferedReader) and not file.peek(1):
+            return  # pyarrow refuses to stream a file without a single row
         yield from arrow_csv.open_csv(
-            pa.PythonFile(_NotEmpty(file), mode="r"),
-            arrow_csv.ReadOptions(column_names=_csv_names(path, _first_line(path, file)), block_size=BLOCK_BYTES),
+            pa.PythonFile(file, mode="r"),
+            arrow_csv.ReadOptions(column_names=header, block_size=BLOCK_BYTES),
             convert_options=arrow_csv.ConvertOptions(
                 include_columns=names, column_types=types, strings_can_be_null=True
             ),
@@ -128,25 +131,6 @@ def _typed(column: Any) -> Any:
         except pa.ArrowInvalid:
             continue
     return column
-
-
-class _NotEmpty:
-    """A file that is not quite empty: pyarrow refuses to stream a file without a single row."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.closed = False
-        self.is_begun = False
-
-    def read(self, size: int) -> bytes:
-        content = self.file.read(size)
-        if not content and not self.is_begun:
-            content = b"\n"
-        self.is_begun = True
-        return content
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def _broken_csv_row(path: Path, error: Exception) -> InputError:
