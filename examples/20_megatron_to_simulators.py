@@ -4,8 +4,8 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from windtunnel.formats.chakra.messages import ChakraKind
 from windtunnel.formats.chakra.read import read_trace
-from windtunnel.formats.chakra.schema import ChakraKind
 from windtunnel.formats.chakra.training import write_training_traces
 from windtunnel.formats.job_files import job_contents
 from windtunnel.formats.megatron.read import read_megatron_arguments

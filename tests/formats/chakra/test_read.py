@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
-from windtunnel.formats.chakra.messages import messages
+from windtunnel.formats.chakra.messages import VERSION, ChakraCollective, ChakraKind, ChakraTrace, messages, value_of
 from windtunnel.formats.chakra.read import read_trace
-from windtunnel.formats.chakra.schema import VERSION, ChakraCollective, ChakraKind, ChakraTrace, value_of
 from windtunnel.formats.chakra.write import trace_bytes, write_trace
 
 

@@ -138,9 +138,7 @@ class _MegatronRank:
 
     def _linears(self, parts: Parts, direction: str) -> Iterable[Record]:
         for linear in parts.linears:
-            if linear.split == "none":
-                yield from self._replicated(linear, direction)
-            elif direction == "forward":
+            if direction == "forward":
                 yield from self._linear_forward(linear)
             else:
                 yield from self._linear_backward(linear)
@@ -161,29 +159,26 @@ class _MegatronRank:
         return self.arguments.seq_length * (self.tp if gathered else 1), self.arguments.micro_batch
 
     def _linear_forward(self, linear: Linear) -> Iterable[Record]:
-        stage = f"forward.Megatron{linear.split.capitalize()}Linear"
+        stage, is_split = f"forward.{linear.module}", self.arguments.enable_sequence_parallel
+        if is_split and linear.split == "column":
+            yield from self._collective("all_gather", linear, stage)
         left, right = (*self._tokens(linear), linear.input_share), (linear.input_share, linear.output_share)
-        product = self._product(left, right, f"{stage}.{linear.name}")
-        if linear.split == "column":
-            if self.arguments.enable_sequence_parallel:
-                yield from self._collective("all_gather", linear, stage)
-            yield from product
-        else:
-            yield from product
-            kind = "reduce_scatter" if self.arguments.enable_sequence_parallel else "all_reduce"
-            yield from self._collective(kind, linear, stage)
+        yield from self._product(left, right, f"{stage}.{linear.name}")
+        if linear.split == "row":
+            yield from self._collective("reduce_scatter" if is_split else "all_reduce", linear, stage)
 
     def _linear_backward(self, linear: Linear) -> Iterable[Record]:
-        stage = f"backward.Megatron{linear.split.capitalize()}Linear"
+        """Yield a matrix's records; of one that every rank has in full, AICB lists the weights' gradient only."""
+        stage, is_split = f"backward.{linear.module}", self.arguments.enable_sequence_parallel
         # AICB leaves out the dot before the name of a row-parallel matrix.
-        product_stage = f"{stage}.{linear.name}" if linear.split == "column" else f"{stage}{linear.name}"
+        product_stage = f"{stage}{linear.name}" if linear.split == "row" else f"{stage}.{linear.name}"
         sequence, batch = self._tokens(linear)
-        is_split = self.arguments.enable_sequence_parallel
-        if is_split:
-            yield from self._collective("all_gather", linear, stage)
-        yield from self._product(
-            (sequence, batch, linear.output_share), (linear.output_share, linear.input_share), product_stage
-        )
+        if linear.split != "none":
+            if is_split:
+                yield from self._collective("all_gather", linear, stage)
+            yield from self._product(
+                (sequence, batch, linear.output_share), (linear.output_share, linear.input_share), product_stage
+            )
         if is_split and linear.split == "column":
             yield from self._collective("reduce_scatter", linear, stage)
         yield from self._product(
@@ -191,16 +186,6 @@ class _MegatronRank:
         )
         if not is_split and linear.split == "column":
             yield from self._collective("all_reduce", linear, stage)
-
-    def _replicated(self, linear: Linear, direction: str) -> Iterable[Record]:
-        """Yield products of a matrix that every rank has in full: backward, the weights' gradient only."""
-        sequence, batch = self.arguments.seq_length, self.arguments.micro_batch
-        left: tuple[int, ...]
-        if direction == "forward":
-            left, right = (sequence, batch, linear.input_size), (linear.input_size, linear.output_size)
-        else:
-            left, right = (linear.output_size, sequence * batch), (sequence * batch, linear.input_size)
-        yield from self._product(left, right, f"{direction}.Linear.{linear.name}")
 
     def _experts(self) -> Iterable[Record]:
         """Yield the experts' messages, forward only: AICB drops their backward pass. Their groups have no size."""

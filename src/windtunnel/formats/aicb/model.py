@@ -33,6 +33,11 @@ class Linear:
     has_bias: bool
 
     @property
+    def module(self) -> str:
+        """AICB's class for it."""
+        return "Linear" if self.split == "none" else f"Megatron{self.split.capitalize()}Linear"
+
+    @property
     def input_share(self) -> int:
         return self.input_size // self.tp if self.split == "row" else self.input_size
 

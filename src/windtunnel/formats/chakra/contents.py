@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from windtunnel.formats.chakra.messages import ChakraCollective, ChakraKind, ChakraTrace, value_of
 from windtunnel.formats.chakra.read import read_trace
-from windtunnel.formats.chakra.schema import ChakraCollective, ChakraKind, ChakraTrace, value_of
 from windtunnel.formats.collective_calls import CollectiveCall, Contents, totals
 from windtunnel.formats.recognise import FileContent
 

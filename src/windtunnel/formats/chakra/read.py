@@ -5,8 +5,7 @@ from pathlib import Path
 
 from windtunnel.errors import InputError
 from windtunnel.files import read_bytes
-from windtunnel.formats.chakra.messages import messages
-from windtunnel.formats.chakra.schema import ChakraKind, ChakraTrace
+from windtunnel.formats.chakra.messages import ChakraKind, ChakraTrace, messages
 
 
 def read_trace(path: Path) -> ChakraTrace:

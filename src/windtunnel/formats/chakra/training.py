@@ -15,8 +15,7 @@ from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.files import write_text
-from windtunnel.formats.chakra.messages import messages
-from windtunnel.formats.chakra.schema import VERSION, ChakraCollective, ChakraKind, ChakraTrace
+from windtunnel.formats.chakra.messages import VERSION, ChakraCollective, ChakraKind, ChakraTrace, messages
 from windtunnel.formats.chakra.write import write_trace
 from windtunnel.model import operators as ops
 from windtunnel.training.layers.part import Task

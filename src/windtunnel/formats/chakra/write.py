@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from windtunnel.files import write_bytes
-from windtunnel.formats.chakra.schema import ChakraTrace
+from windtunnel.formats.chakra.messages import ChakraTrace
 
 
 def write_trace(path: Path, trace: ChakraTrace) -> None:

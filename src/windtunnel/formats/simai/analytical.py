@@ -11,9 +11,8 @@ Source: SimAI 1.6, `Layer::compute_time` and `calbusbw.cc`. They differ from the
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,8 +92,7 @@ def _known(what: str, name: str, table: Mapping[str, float]) -> float:
     return table[name]
 
 
-@dataclass(frozen=True)
-class _Span:
+class _Span(NamedTuple):
     """Position of a group on servers, in SimAI's integer divisions."""
 
     num_servers: int
@@ -212,6 +210,7 @@ def run_simai_analytical(
     if workload.tp % per_server and per_server % workload.tp:
         raise InputError(f"{workload.name}, line 1: tp = {workload.tp} does not fill servers of {per_server} GPUs")
     known: dict[Communication, int] = {}
+    hidden = {RankGroup.TP: overlap.tp_fraction, RankGroup.EP: overlap.ep_fraction}
 
     def times(phase: LayerPhase, group_of_overlap: RankGroup) -> PhaseTimes:
         call = phase.communication
@@ -220,7 +219,7 @@ def run_simai_analytical(
             return PhaseTimes(compute_ns, 0, 0)
         if call not in known:
             known[call] = collective_ns(call, workload, hardware)
-        shown = np.float32(1) - np.float32(_overlap_of(group_of_overlap, overlap))
+        shown = np.float32(1) - np.float32(hidden.get(group_of_overlap, overlap.dp_fraction))
         return PhaseTimes(compute_ns, known[call], int(np.float32(known[call]) * shown))
 
     def row(line: int, layer: IterationLayer) -> LayerTimes:
@@ -240,11 +239,6 @@ def run_simai_analytical(
     return Iteration(
         workload, layers, exposed_by_group(layers), _pipeline_ns(workload, overlap), bubble_ns(workload, layers)
     )
-
-
-def _overlap_of(group: RankGroup, overlap: SimaiOverlap) -> float:
-    fractions = {RankGroup.TP: overlap.tp_fraction, RankGroup.EP: overlap.ep_fraction}
-    return fractions.get(group, overlap.dp_fraction)
 
 
 def _pipeline_ns(workload: LayerWorkload, overlap: SimaiOverlap) -> float:

@@ -12,7 +12,6 @@ from windtunnel.formats.vidur.read import (
     plan_memory,
     random_replicas,
 )
-from windtunnel.formats.vidur.traces import VidurBatchTimes
 from windtunnel.serving import codes
 from windtunnel.serving.run import LoopRun, prepare_loop
 from windtunnel.serving.state import records as state
@@ -56,13 +55,6 @@ def replay(
     replicas = random_replicas(config, requests.num_requests) if is_random else None
     loop = prepare_loop([plan], requests, stage_tables=stage_tables(config, tables), replicas=replicas)
     return loop.run(keeps_trail=keeps_trail)
-
-
-def batch_times(run: LoopRun) -> VidurBatchTimes:
-    """Return every batch of a run that kept its trail and fused no steps."""
-    assert run.trail is not None
-    replica = run.steps["replica"].astype(np.int64)
-    return VidurBatchTimes(run.steps["start_s"], replica, run.trail.stage_s, run.trail.members)
 
 
 def pool_plan(config: VidurConfig, replicates_bugs: bool, fuses_steps: bool) -> PoolPlan:
