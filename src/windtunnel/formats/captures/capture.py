@@ -112,29 +112,15 @@ def shape_columns(shape: str, sizes: Iterable[Sequence[int] | None]) -> dict[str
     return {f"{shape}_{axis}": [size[i] for size in known] for i, axis in enumerate("xyz")}
 
 
-def joined(tables: Sequence[Table]) -> Table:
-    """Join tables with the same columns, one after another."""
-    columns = {name: np.concatenate([table[name] for table in tables]) for name in tables[0].columns}
-    return Table(columns, tables[0].meanings)
+class Names(dict[str, int]):
+    """Texts and their positions, each once, in the order of their first use."""
 
+    def __missing__(self, text: str) -> int:
+        return self.setdefault(text, len(self))
 
-class Names:
-    """Texts, each once, in the order of their first use."""
-
-    def __init__(self) -> None:
-        self._codes: dict[str, int] = {}
-
-    def code(self, text: str) -> int:
-        """Return the position of `text`, adding it at its first use."""
-        return self._codes.setdefault(text, len(self._codes))
-
-    def codes(self, texts: list[str]) -> Ints:
+    def codes(self, texts: Iterable[str]) -> Ints:
         """Return the positions of `texts`."""
-        return np.array([self.code(text) for text in texts], np.int64)
-
-    def texts(self) -> tuple[str, ...]:
-        """Return all texts."""
-        return tuple(self._codes)
+        return np.array([self[text] for text in texts], np.int64)
 
 
 def innermost_ranges(calls: Table, ranges: Table) -> Ints:

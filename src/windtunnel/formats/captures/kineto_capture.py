@@ -65,7 +65,7 @@ def read_kineto_capture(path: Path) -> Capture:
         number if isinstance(number := device.get("id"), int) else position: str(device.get("name", ""))
         for position, device in enumerate(trace.device_properties)
     }
-    return Capture("torch.profiler", reading.names.texts(), kernels, calls, ranges, devices, tuple(notes))
+    return Capture("torch.profiler", tuple(reading.names), kernels, calls, ranges, devices, tuple(notes))
 
 
 class _KinetoReading:
@@ -116,7 +116,7 @@ class _KinetoReading:
             "device": [_int(event, "device") for event in events],
             "stream": [_int(event, "stream") for event in events],
             "call": [calls.get(_int(event, "correlation"), -1) for event in events],
-            "operator": [-1 if operator is None else self.names.code(operator.name) for operator in launched_by],
+            "operator": [-1 if operator is None else self.names[operator.name] for operator in launched_by],
             "registers": [_int(event, "registers per thread") for event in events],
             "shared_bytes": [_int(event, "shared memory") for event in events],
             "occupancy_fraction": np.array([_float(event, "est. achieved occupancy %") for event in events]) / 100,

@@ -78,7 +78,7 @@ def read_ncu(path: Path) -> Capture:
     for field, shape in (("Grid Size", "grid"), ("Block Size", "block")):
         columns |= shape_columns(shape, ([int(part) for part in re.findall(r"\d+", launch[field])] for launch in fixed))
     kernels = capture_table("kernels", len(fixed), columns)
-    return Capture("ncu", names.texts(), kernels, capture_table("calls"), capture_table("ranges"), {}, (NO_TIMELINE,))
+    return Capture("ncu", tuple(names), kernels, capture_table("calls"), capture_table("ranges"), {}, (NO_TIMELINE,))
 
 
 def is_ncu(file: FileContent) -> bool:

@@ -7,7 +7,6 @@ norm, however it is fused. Unclear kernels make the row `other`.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +47,6 @@ class MatchedStep:
     """The model's launches for that batch."""
     seconds: Mapping[str, float]
     """Row -> time of its kernels."""
-    num_kernels: Mapping[str, int]
 
     @property
     def unmatched_fraction(self) -> float:
@@ -82,7 +80,7 @@ def _measured(capture: Capture, step: CapturedStep, launches: tuple[Launch, ...]
     seconds: dict[str, float] = {}
     for row, took_s in zip(rows, capture.kernels["duration_s"][step.rows].tolist(), strict=True):
         seconds[row] = seconds.get(row, 0.0) + took_s
-    return MatchedStep(step, launches, seconds, Counter(rows))
+    return MatchedStep(step, launches, seconds)
 
 
 def rows_of_kernels(capture: Capture, step: CapturedStep, launches: Sequence[Launch]) -> list[str]:

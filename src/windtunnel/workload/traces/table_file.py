@@ -82,24 +82,21 @@ def _csv_batches(path: Path, names: list[str]) -> Iterator[Batch]:
     import pyarrow as pa
 
     num_read = 0
-    try:
-        for batch in _csv_blocks(path, names, {}):
-            yield {name: batch.column(name) for name in names}
-            num_read += batch.num_rows
-    except pa.ArrowInvalid as error:
-        if "conversion error" not in str(error):
-            raise _broken_csv_row(path, error) from None
-    else:
-        return
-    row = 0
-    try:
-        for batch in _csv_blocks(path, names, dict.fromkeys(names, pa.string())):
-            first = max(num_read - row, 0)
-            if first < batch.num_rows:
-                yield {name: _typed(batch.column(name).slice(first)) for name in names}
-            row += batch.num_rows
-    except pa.ArrowInvalid as error:
-        raise _broken_csv_row(path, error) from None
+    for types in ({}, dict.fromkeys(names, pa.string())):
+        row = 0
+        try:
+            for batch in _csv_blocks(path, names, types):
+                first = max(num_read - row, 0)
+                columns = {name: batch.column(name).slice(first) for name in names}
+                if first < batch.num_rows or not types:
+                    yield {name: _typed(column) for name, column in columns.items()} if types else columns
+                row += batch.num_rows
+        except pa.ArrowInvalid as error:
+            if types or "conversion error" not in str(error):
+                raise _broken_csv_row(path, error) from None
+            num_read = row
+        else:
+            return
 
 
 def _csv_blocks(path: Path, names: list[str], types: dict[str, Any]) -> Iterator[Any]:
