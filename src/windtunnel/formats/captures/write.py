@@ -92,11 +92,7 @@ def _statistics_document(capture: Capture, values: kernel_time.NameStatistics, u
 
 
 def write_kernels(capture: Capture, path: Path) -> None:
-    """Write the kernel table with its texts as Parquet; it appears completely or not at all.
-
-    Raises:
-        InputError: it cannot be written.
-    """
+    """Write the kernel table with its texts as Parquet; it appears completely or not at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

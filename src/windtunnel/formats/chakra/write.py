@@ -7,11 +7,7 @@ from windtunnel.formats.chakra.messages import ChakraTrace
 
 
 def write_trace(path: Path, trace: ChakraTrace) -> None:
-    """Write one rank's trace, gzipped where the name ends in `.gz`.
-
-    Raises:
-        InputError: it cannot be written.
-    """
+    """Write one rank's trace, gzipped where the name ends in `.gz`."""
     write_bytes(path, trace_bytes(trace))
 
 

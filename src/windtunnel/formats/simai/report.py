@@ -62,11 +62,7 @@ def _bandwidths(times: PhaseTimes, phase: LayerPhase, workload: LayerWorkload) -
 
 
 def write_end_to_end(iteration: Iteration, path: Path) -> None:
-    """Write `EndToEnd.csv` of an iteration; its first column is the file's name up to `EndToEnd`.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Write `EndToEnd.csv` of an iteration; its first column is the file's name up to `EndToEnd`."""
     write_text(path, end_to_end_csv(iteration, path.stem.removesuffix("EndToEnd")))
 
 

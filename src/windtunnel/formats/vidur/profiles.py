@@ -65,9 +65,9 @@ class VidurFile:
         """Return a column as floats; NaN where it is empty."""
         return np.asarray(self.columns[name], np.float64)
 
-    def seconds(self, operator: str, statistic: str = "median") -> Floats:
-        """Return the times of an operator; NaN where it was not measured or is 0, which is below the clock's 1 us."""
-        milliseconds = self.numbers(f"time_stats.{operator}.{statistic}")
+    def seconds(self, operator: str) -> Floats:
+        """Return the median times of an operator; NaN where unmeasured or 0, which is below the clock's 1 us."""
+        milliseconds = self.numbers(f"time_stats.{operator}.median")
         return np.where(milliseconds > 0, milliseconds, np.nan) * MS
 
 
