@@ -230,7 +230,7 @@ def test_messages_of_a_pipeline_meet_in_aicb_lists() -> None:
 
 
 def traces_of(setup: TrainingSetup) -> tuple[dict[int, ChakraTrace], GroupNames]:
-    names = GroupNames(tuple(range(setup.degrees.num_devices)))
+    names: GroupNames = {}
     return dict(training_traces(setup, micro, names)), names
 
 
@@ -247,7 +247,7 @@ ALL_JOBS = {
 )
 def test_chakra_traces_run_to_their_end(name: str) -> None:
     traces, names = traces_of(setup_of(**ALL_JOBS[name]))
-    ranks_of = {number: ranks for ranks, number in names.names.items()} | {"0": names.world}
+    ranks_of = {number: ranks for ranks, number in names.items()}
     done: dict[int, set[int]] = {rank: set() for rank in traces}
     waiting = {rank: list(trace.nodes) for rank, trace in traces.items()}
     sent: Counter[tuple[Any, ...]] = Counter()
@@ -294,7 +294,7 @@ def test_chakra_traces_run_to_their_end(name: str) -> None:
 def test_chakra_sizes_are_what_astra_sim_counts() -> None:
     setup = setup_of(**JOBS["dense"])
     traces, names = traces_of(setup)
-    ranks_of = {number: ranks for ranks, number in names.names.items()} | {"0": names.world}
+    ranks_of = {number: ranks for ranks, number in names.items()}
     operations = {
         ChakraCollective.ALL_REDUCE: "all_reduce",
         ChakraCollective.ALL_GATHER: "all_gather",

@@ -62,15 +62,15 @@ def read_script(name: str, words: list[str], num_nodes: str) -> Command:
     if name == INFERENCE_SCRIPT:
         arguments["config_file"] = own.get("config", preset["config_file"])
         return Command("SimAI_inference_workload_generator", InferenceArguments(**arguments))
-    nodes = parse_whole(num_nodes, "WORLD_SIZE", least=None)
     if name == ZERO_SCRIPT:
-        return _zero_command(arguments, nodes)
+        return _zero_command(arguments, parse_whole(num_nodes, "WORLD_SIZE", least=None))
     remarks = [
         f"the script's model {model} sets --{argument} {preset[argument]} over {value}"
         for argument, value in typed.items()
         if argument in preset and preset[argument] != value
     ]
     if name == LIST_SCRIPT:
+        nodes = parse_whole(num_nodes, "WORLD_SIZE", least=None)
         return _list_command(arguments, typed, own, nodes, remarks)
     return Command("SimAI_training_workload_generator", TrainingArguments(**arguments), tuple(remarks))
 

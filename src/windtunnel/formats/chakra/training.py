@@ -29,22 +29,8 @@ Attribute = dict[str, Any]
 """Fields of the message of an attribute."""
 
 
-@dataclass
-class GroupNames:
-    """Numbers of the ranks' groups, as `--comm-group-configuration` lists them; "0" is all ranks."""
-
-    world: tuple[int, ...]
-    names: dict[tuple[int, ...], str] = field(default_factory=dict)
-
-    def name(self, ranks: tuple[int, ...]) -> str:
-        """Return the number of a group, given at its first use."""
-        if ranks == self.world:
-            return "0"
-        return self.names.setdefault(ranks, str(len(self.names) + 1))
-
-    def as_json(self) -> str:
-        """Return the file that ASTRA-sim reads."""
-        return json.dumps({name: list(ranks) for ranks, name in self.names.items()}, indent=1) + "\n"
+GroupNames = dict[tuple[int, ...], str]
+"""Ranks of a group -> its number, as `--comm-group-configuration` lists it; "0" is all ranks."""
 
 
 def training_traces(
@@ -52,7 +38,8 @@ def training_traces(
 ) -> Iterator[tuple[int, ChakraTrace]]:
     """Yield (rank, trace) of every rank, or of `ranks`; `seconds` prices a task, and `names` collects the groups."""
     rank, num_devices = Rank(setup), setup.degrees.num_devices
-    names = names or GroupNames(tuple(range(num_devices)))
+    names = {} if names is None else names
+    names[tuple(range(num_devices))] = "0"
     for device in range(setup.degrees.pp):
         program = list(device_program(setup, device))
         for number in range(num_devices):
@@ -72,14 +59,15 @@ def write_training_traces(
     unknown = next((number for number in ranks or () if not 0 <= number < num_devices), None)
     if unknown is not None:
         raise InputError(f"the job has ranks 0 to {num_devices - 1}; there is no rank {unknown}")
-    names = GroupNames(tuple(range(num_devices)))
+    names: GroupNames = {}
     written = []
     for number, trace in training_traces(setup, seconds, names, ranks):
         path = prefix.with_name(f"{prefix.name}.{number}.et")
         write_trace(path, trace)
         written.append(path)
     groups = prefix.with_name(f"{prefix.name}.groups.json")
-    write_text(groups, names.as_json())
+    listed = {name: list(ranks) for ranks, name in names.items() if name != "0"}
+    write_text(groups, json.dumps(listed, indent=1) + "\n")
     return [*written, groups]
 
 
@@ -182,13 +170,13 @@ class _RankTrace:
             waits,
             {"name": "comm_type", "int64": int(ChakraCollective[op.op.upper()])},
             {"name": "comm_size", "int64": round(float(op.message_bytes) / share)},
-            {"name": "pg_name", "string": self.names.name(ranks)},
+            {"name": "pg_name", "string": self.names.setdefault(ranks, str(len(self.names)))},
             *self._where(action),
         )
 
     def _ranks(self, group: Group, num_ranks: int) -> tuple[int, ...]:
         ranks = group_ranks(self.rank, group, self.number)
-        return ranks if len(ranks) == num_ranks else self.names.world
+        return ranks if len(ranks) == num_ranks else tuple(range(self.rank.setup.degrees.num_devices))
 
     def _ring(self, task: Task, op: ops.Collective, waits: list[int]) -> list[int]:
         """Send this rank's block to the next rank and receive the block of the previous one."""
