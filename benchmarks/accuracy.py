@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 import yaml
 from numpy.typing import NDArray
+from scipy import stats
 
 from readers.silicon.runs import DISAGGREGATED, ODD_FLAGS, UNRECORDED_SOURCES, read_measurements
 from windtunnel import catalog
@@ -42,7 +43,7 @@ from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.calibration.profiles import kin, spreads
 from windtunnel.calibration.settings_inference import Trials, infer
 from windtunnel.errors import InputError
-from windtunnel.metrics.accuracy import kendall_tau, score
+from windtunnel.metrics.accuracy import score
 from windtunnel.metrics.uncertainty import Spread
 from windtunnel.pricing.calibrated import factor
 from windtunnel.pricing.estimator import Estimator, roofline_estimator
@@ -222,7 +223,7 @@ def ranking(runs: Sequence[Measurement], predicted: Predicted) -> tuple[float, i
         if len(members) >= 3:
             measured = [rate(run, run.measured["e2e"]) for run in members]
             found = [rate(run, predicted[run.id]["e2e"]) for run in members]
-            taus.append(kendall_tau(measured, found))
+            taus.append(float(stats.kendalltau(measured, found).statistic))
     known = [tau for tau in taus if math.isfinite(tau)]
     return (float(np.median(known)), len(known)) if known else (math.nan, 0)
 

@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from windtunnel.formats.chakra.messages import ChakraKind
 from windtunnel.formats.chakra.read import read_trace
 from windtunnel.formats.chakra.training import write_training_traces
 from windtunnel.formats.job_files import job_contents
@@ -38,5 +39,5 @@ print(workload_text(workload).splitlines()[0])
 with TemporaryDirectory() as folder:
     *traces, groups = write_training_traces(setup, one_microsecond, Path(folder) / "job")
     kinds = Counter(node.kind for node in read_trace(traces[0]).nodes)
-    counts = ", ".join(f"{kinds[kind]} {kind.name.lower()}" for kind in sorted(kinds))
+    counts = ", ".join(f"{kinds[kind]} {ChakraKind(kind).name.lower()}" for kind in sorted(kinds))
     print(f"\n{len(traces)} Chakra traces and {groups.name}; rank 0 has {counts} nodes")

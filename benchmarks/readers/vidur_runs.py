@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from windtunnel.errors import InputError
-from windtunnel.formats.vidur.read import VidurConfig, VidurRequests, read_config, read_requests
+from windtunnel.formats.vidur.read import VidurConfig, read_config, read_requests
+from windtunnel.workload.generate.requests import RequestArrays
 
 Floats = NDArray[np.float64]
 
@@ -62,7 +63,7 @@ class VidurCase:
     """A recorded run."""
 
     config: VidurConfig
-    requests: VidurRequests
+    requests: RequestArrays
     batches: VidurBatches
 
 

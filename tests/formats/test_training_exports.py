@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from windtunnel.errors import InputError
 from windtunnel.formats.aicb.csv_records import read_records, records_text
 from windtunnel.formats.aicb.training import training_records
+from windtunnel.formats.chakra.messages import ChakraCollective, ChakraKind, ChakraTrace, value_of
 from windtunnel.formats.chakra.read import read_trace
-from windtunnel.formats.chakra.schema import ChakraCollective, ChakraKind, ChakraTrace
 from windtunnel.formats.chakra.training import GroupNames, training_traces, write_training_traces
 from windtunnel.formats.simai.read import read_workload
 from windtunnel.formats.simai.schema import SimaiWorkload, meaning
@@ -230,7 +230,7 @@ def test_messages_of_a_pipeline_meet_in_aicb_lists() -> None:
 
 
 def traces_of(setup: TrainingSetup) -> tuple[dict[int, ChakraTrace], GroupNames]:
-    names = GroupNames(tuple(range(setup.degrees.num_devices)))
+    names: GroupNames = {}
     return dict(training_traces(setup, micro, names)), names
 
 
@@ -247,7 +247,7 @@ ALL_JOBS = {
 )
 def test_chakra_traces_run_to_their_end(name: str) -> None:
     traces, names = traces_of(setup_of(**ALL_JOBS[name]))
-    ranks_of = {number: ranks for ranks, number in names.names.items()} | {"0": names.world}
+    ranks_of = {number: ranks for ranks, number in names.items()}
     done: dict[int, set[int]] = {rank: set() for rank in traces}
     waiting = {rank: list(trace.nodes) for rank, trace in traces.items()}
     sent: Counter[tuple[Any, ...]] = Counter()
@@ -262,23 +262,23 @@ def test_chakra_traces_run_to_their_end(name: str) -> None:
                 if not set(node.data_dependencies) <= done[rank]:
                     left.append(node)
                     continue
-                if node.kind is ChakraKind.RECEIVE:
-                    key = tuple(node.get(part) for part in ("comm_src", "comm_dst", "comm_tag", "comm_size"))
+                if node.kind == ChakraKind.RECEIVE:
+                    key = tuple(value_of(node, part) for part in ("comm_src", "comm_dst", "comm_tag", "comm_size"))
                     if not sent[key]:
                         left.append(node)
                         continue
                     sent[key] -= 1
-                elif node.kind is ChakraKind.SEND:
-                    sent[tuple(node.get(part) for part in ("comm_src", "comm_dst", "comm_tag", "comm_size"))] += 1
-                elif node.kind is ChakraKind.COLLECTIVE:
-                    group = str(node.get("pg_name"))
+                elif node.kind == ChakraKind.SEND:
+                    sent[tuple(value_of(node, part) for part in ("comm_src", "comm_dst", "comm_tag", "comm_size"))] += 1
+                elif node.kind == ChakraKind.COLLECTIVE:
+                    group = str(value_of(node, "pg_name"))
                     key = (
                         group,
                         node.name,
-                        node.get("phase"),
-                        node.get("microbatch"),
-                        node.get("chunk"),
-                        node.get("comm_size"),
+                        value_of(node, "phase"),
+                        value_of(node, "microbatch"),
+                        value_of(node, "chunk"),
+                        value_of(node, "comm_size"),
                     )
                     counts = arrived.setdefault(key, dict.fromkeys(ranks_of[group], 0))
                     counts[rank] += 1
@@ -294,7 +294,7 @@ def test_chakra_traces_run_to_their_end(name: str) -> None:
 def test_chakra_sizes_are_what_astra_sim_counts() -> None:
     setup = setup_of(**JOBS["dense"])
     traces, names = traces_of(setup)
-    ranks_of = {number: ranks for ranks, number in names.names.items()} | {"0": names.world}
+    ranks_of = {number: ranks for ranks, number in names.items()}
     operations = {
         ChakraCollective.ALL_REDUCE: "all_reduce",
         ChakraCollective.ALL_GATHER: "all_gather",
@@ -302,10 +302,10 @@ def test_chakra_sizes_are_what_astra_sim_counts() -> None:
     }
     sizes: Counter[str] = Counter()
     for node in traces[0].nodes:
-        if node.kind is ChakraKind.COLLECTIVE and node.get("pg_name") != "0":
-            kind = ChakraCollective(int(str(node.get("comm_type"))))
-            share = len(ranks_of[str(node.get("pg_name"))]) if kind is ChakraCollective.ALL_GATHER else 1
-            sizes[operations[kind]] += int(str(node.get("comm_size"))) * share
+        if node.kind == ChakraKind.COLLECTIVE and value_of(node, "pg_name") != "0":
+            kind = ChakraCollective(int(str(value_of(node, "comm_type"))))
+            share = len(ranks_of[str(value_of(node, "pg_name"))]) if kind is ChakraCollective.ALL_GATHER else 1
+            sizes[operations[kind]] += int(str(value_of(node, "comm_size"))) * share
     expected: Counter[str] = Counter()
     for (_, op), size in in_program(setup).items():
         expected[op] += size
@@ -314,8 +314,8 @@ def test_chakra_sizes_are_what_astra_sim_counts() -> None:
 
 def test_chakra_durations_add_up_to_a_microsecond() -> None:
     traces = dict(training_traces(setup_of(**JOBS["dense"]), lambda task: 0.3e-6 * task.count))
-    nodes = [node for node in traces[0].nodes if node.kind is ChakraKind.COMPUTE]
-    exact_us = sum(int(str(node.get("exact_ns"))) for node in nodes) / 1000
+    nodes = [node for node in traces[0].nodes if node.kind == ChakraKind.COMPUTE]
+    exact_us = sum(int(str(value_of(node, "exact_ns"))) for node in nodes) / 1000
     assert sum(node.duration_us for node in nodes) == pytest.approx(exact_us, abs=1 + 0.0005 * len(nodes))
 
 

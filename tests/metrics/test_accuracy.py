@@ -1,11 +1,10 @@
-"""Scores, rankings and intervals."""
+"""Scores and intervals."""
 
 import math
 
 import pytest
-from scipy import stats
 
-from windtunnel.metrics.accuracy import kendall_tau, quantile, score
+from windtunnel.metrics.accuracy import score
 from windtunnel.metrics.uncertainty import Spread, interval
 
 SPREAD = Spread(p10=0.9, p50=1.0, p90=1.2, num_runs=50)
@@ -17,19 +16,6 @@ def test_a_score_takes_sizes_for_the_median_and_signs_for_the_bias() -> None:
     assert (scored.num_runs, scored.median, scored.bias) == (3, pytest.approx(0.2), pytest.approx(-0.2))
     assert scored.p90 == pytest.approx(0.28)
     assert score([math.nan]) is None
-
-
-def test_quantiles_interpolate() -> None:
-    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert quantile([1.0, 2.0], 0.9) == pytest.approx(1.9)
-
-
-@pytest.mark.parametrize(
-    ("ranking", "other"),
-    [([1, 2, 3, 4], [1, 2, 3, 4]), ([1, 2, 3, 4], [4, 3, 2, 1]), ([1, 2, 2, 5, 3], [2, 1, 4, 4, 3])],
-)
-def test_tau_is_scipys(ranking: list[float], other: list[float]) -> None:
-    assert kendall_tau(ranking, other) == pytest.approx(stats.kendalltau(ranking, other).statistic)
 
 
 def test_an_interval_is_the_spread_where_all_was_measured() -> None:

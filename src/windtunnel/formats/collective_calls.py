@@ -2,38 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
-_FORMATS = {
-    8: ("double", "float64", "long", "int64", "long int"),
-    4: ("float", "float32", "int", "int32"),
-    2: ("half", "float16", "bfloat16", "short", "short int"),
-    1: (
-        *("byte", "char", "bool", "uint8", "int8", "signed char", "unsigned char"),
-        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
-    ),
-}
-ELEMENT_BYTES = {name: width for width, names in _FORMATS.items() for name in names}
-"""PyTorch's names of its formats, in lower case and without `c10::`."""
+from windtunnel.schema import read_yaml
 
-_NAMES = {
-    "all_reduce": ("allreduce", "allreduce_coalesced", "all_reduce"),
-    "all_gather": (
-        *("allgather", "_allgather_base", "all_gather", "_all_gather_base"),
-        "allgather_into_tensor_coalesced",
-    ),
-    "reduce_scatter": ("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
-    "all_to_all": ("all_to_all", "all_to_allv", "alltoall", "alltoall_base"),
-    "broadcast": ("broadcast", "_broadcast_oop"),
-    "reduce": ("reduce", "_reduce_oop"),
-    "gather": ("gather",),
-    "scatter": ("scatter",),
-    "send": ("send",),
-    "receive": ("recv",),
-    "barrier": ("barrier",),
-}
-TORCH_NAMES = {name: operation for operation, names in _NAMES.items() for name in names}
-"""PyTorch's names of collectives (torch/csrc/distributed/c10d, backends' calls) -> operation."""
+_TORCH: Mapping[str, Mapping[Any, list[str]]] = read_yaml(Path(__file__).with_name("torch_names.yaml"))
+ELEMENT_BYTES: Mapping[str, int] = {name: width for width, names in _TORCH["element_bytes"].items() for name in names}
+TORCH_NAMES: Mapping[str, str] = {name: op for op, names in _TORCH["collectives"].items() for name in names}
+"""PyTorch's names of collectives -> operation."""
 
 
 class CollectiveCall(NamedTuple):

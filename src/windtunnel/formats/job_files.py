@@ -39,11 +39,7 @@ class JobLaunch:
 
 
 def read_job(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...]]:
-    """Read our own YAML or JSON of a job; none of it is ignored.
-
-    Raises:
-        InputError: the file is wrong.
-    """
+    """Read our own YAML or JSON of a job; none of it is ignored."""
     return load(path, dict(launch.overrides or {})), ()
 
 

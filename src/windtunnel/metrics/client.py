@@ -1,11 +1,9 @@
 """Records of a benchmark client: the columns of the request table that a client can know, and their summary."""
 
-from collections.abc import Mapping
-
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.metrics.records import REQUEST_COLUMNS, Table, time_per_output_token_s
+from windtunnel.metrics.records import COLUMNS, Table, time_per_output_token_s
 from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import Distribution, Goodput, distribution, goodput, known_distribution
 from windtunnel.schema import Schema
@@ -16,15 +14,7 @@ _SHARED_COLUMNS = (
     *("request", "arrival_s", "first_token_s", "finish_s", "input_tokens", "output_tokens"),
     *("ttft_s", "tpot_s", "e2e_s", "is_warmup", "itl_max_s"),
 )
-CLIENT_COLUMNS: Mapping[str, str] = {
-    **{name: REQUEST_COLUMNS[name] for name in _SHARED_COLUMNS},
-    "sent_late_s": "how much later than planned the client sent it",
-    "failed": "it got no complete answer; its times are NaN",
-}
-"""Column -> meaning; columns of simulations keep their meaning. Times are the client's."""
-
-TOKEN_COLUMNS: Mapping[str, str] = {"request": "position in the order of sending, from 0", "time_s": "of a part"}
-"""Columns of the token table: one row for every part of an answer, usually a token."""
+CLIENT_COLUMNS = {**{name: COLUMNS["requests"][name] for name in _SHARED_COLUMNS}, **COLUMNS["client"]}
 
 
 class ClientSummary(Schema):
@@ -88,16 +78,11 @@ def client_tables(
         "request": np.repeat(np.arange(sent_s.size), [times.size for times in part_times_s]),
         "time_s": np.concatenate(part_times_s) if part_times_s else np.zeros(0),
     }
-    return Table(columns, CLIENT_COLUMNS), Table(tokens, TOKEN_COLUMNS)
+    return Table(columns, CLIENT_COLUMNS), Table(tokens, COLUMNS["tokens"])
 
 
 def client_summary(requests: Table, tokens: Table, slo: Slo | None = None) -> ClientSummary:
-    """Summarise a run.
-
-    Args:
-        requests, tokens: tables of `client_tables`; at least one measured request was answered.
-        slo: limits that decide goodput.
-    """
+    """Summarise a run of which at least one measured request was answered; `slo` decides goodput."""
     measured = requests.where(~requests["is_warmup"])
     answered = measured.where(~measured["failed"])
     span_s = float(answered["finish_s"].max() - measured["arrival_s"].min())

@@ -1,11 +1,9 @@
 """Summary of a fleet whose replicas start, drain and fail: their hours, failures and retries."""
 
-from collections.abc import Mapping
-
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.metrics.records import Table
+from windtunnel.metrics.records import COLUMNS, Table
 from windtunnel.schema import Schema
 
 Floats = NDArray[np.float64]
@@ -16,25 +14,7 @@ OFF, STARTING, UP, DRAINING, FAILED = range(5)
 HOLDING = (STARTING, UP, DRAINING, FAILED)
 """Phases in which a replica holds its devices."""
 
-PHASE_COLUMNS: Mapping[str, str] = {
-    "time_s": "when the phase began",
-    "replica": "counted from 0",
-    "phase": "0 off, 1 starting, 2 up, 3 draining, 4 failed",
-}
-
-STAY_COLUMNS: Mapping[str, str] = {
-    "request": "position in the order of sending, from 0",
-    "replica": "that it was at",
-    "arrival_s": "when it came there",
-    "finish_s": "when it ended, or when the replica failed",
-    "is_lost": "the replica failed; the request was sent again",
-}
-
-FLEET_COLUMNS: Mapping[str, str] = {
-    "num_retries": "times that its replica failed and it was sent again",
-    "discarded_tokens": "output tokens that it had streamed and streamed again, where it started over",
-}
-"""Further columns of the request table of a fleet."""
+PHASE_COLUMNS, STAY_COLUMNS, FLEET_COLUMNS = (COLUMNS[table] for table in ("phases", "stays", "fleet"))
 
 
 class FleetSummary(Schema):

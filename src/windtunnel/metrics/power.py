@@ -1,9 +1,12 @@
 """Electric power of a device."""
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+Share = TypeVar("Share", float, NDArray[np.float64])
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +20,6 @@ class PowerModel:
     idle_w: float
     busy_w: float
 
-    def at(self, busy_fraction: float) -> float:
-        """Return the watts at one share of busy time."""
+    def at(self, busy_fraction: Share) -> Share:
+        """Return the watts at one share of busy time, or at each of several."""
         return self.idle_w + (self.busy_w - self.idle_w) * busy_fraction
-
-    def over(self, busy_fraction: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the watts at each of several shares of busy time."""
-        return np.asarray(self.idle_w + (self.busy_w - self.idle_w) * busy_fraction)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import MissingExtraError, did_you_mean
+from windtunnel.schema import read_yaml
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,58 +20,9 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-REQUEST_COLUMNS: Mapping[str, str] = {
-    "request": "position in the order of sending, from 0",
-    "arrival_s": "when the client sent it",
-    "scheduled_s": "when its first tokens were scheduled",
-    "first_token_s": "when the engine had its first output token",
-    "finish_s": "when the engine had its last output token",
-    "input_tokens": "prompt",
-    "output_tokens": "generated",
-    "priority": "smaller goes first",
-    "replica": "that served it",
-    "num_preemptions": "times that it was preempted and computed again",
-    "cached_tokens": "of the prompt, found in the KV cache or below it when it was first scheduled",
-    "loaded_tokens": "of those, brought up from lower KV tiers",
-    "queueing_s": "scheduled - arrival",
-    "prefill_s": "first token - scheduled",
-    "ttft_s": "time to first token at the client: first token - arrival, and the frontend's share",
-    "tpot_s": "time per output token: (finish - first token) / (output tokens - 1); NaN for a single token",
-    "e2e_s": "end to end at the client: finish - arrival, and the frontend's share",
-    "is_warmup": "sent before the measurement; left out of the summary",
-    "tenant": "position of its tenant's name in the summary, from 0; -1: none",
-    "itl_max_s": "longest gap before one of its tokens; NaN for a single token, and where it was preempted or left out",
-    "execution_s": "in steps that computed prompts before its first token, or decoded after it; NaN in a pipeline",
-}
-"""Column -> meaning. All times count from the start of the simulation."""
-
-POOL_COLUMNS: Mapping[str, str] = {
-    "prefill_replica": "that computed the prompt; `replica` decoded",
-    "handed_s": "end of the prefill of a request that was handed off; NaN where one replica did all",
-    "transfer_start_s": "when its KV began to be read; with overlap during the prefill",
-    "transfer_end_s": "when all of it had been read",
-}
-"""Further columns of the request table of a deployment with pools."""
-
-STEP_COLUMNS: Mapping[str, str] = {
-    "start_s": "of the first step",
-    "duration_s": "of all steps of the row together",
-    "num_steps": "equal steps: the same requests decoded, durations within 1%",
-    "replica": "that ran them",
-    "decode_tokens": "of each step, one a decoding request",
-    "prefill_tokens": "of each step",
-    "num_prefills": "prompts with a chunk in the step",
-    "num_sampled": "positions sampled in the first step",
-    "context_tokens": "in the KV cache of the decoding requests, at the start",
-    "prefill_pairs": "query-key pairs of the prefill chunks",
-    "used_blocks": "KV blocks in use at the end",
-    "num_running": "requests admitted",
-    "num_waiting": "requests in the queue",
-    "paused_tokens": "decode tokens of the first step whose predecessor is older than the step",
-    "resumed_tokens": "tokens that end the prefill of a request preempted before",
-    "load_s": "of the first step, waiting for KV blocks from lower tiers",
-    "late_gap_s": "mean time since the predecessors of paused and resumed tokens",
-}
+COLUMNS: Mapping[str, Mapping[str, str]] = read_yaml(Path(__file__).with_name("columns.yaml"))
+"""Table -> column -> meaning."""
+REQUEST_COLUMNS, POOL_COLUMNS, STEP_COLUMNS = (COLUMNS[table] for table in ("requests", "pools", "steps"))
 
 
 @dataclass(frozen=True, eq=False)

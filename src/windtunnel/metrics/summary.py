@@ -544,16 +544,13 @@ def _bound_by(steps: Table, num_blocks: int, time_fractions: Mapping[str, float]
     return max(time_fractions, key=lambda name: time_fractions[name])
 
 
-def to_builtins(summary: Summary) -> dict[str, Any]:
-    """Return the summary as JSON types, every field present."""
-    return {name: _builtin(getattr(summary, name)) for name in summary.__struct_fields__}
-
-
-def _builtin(value: Any) -> Any:
-    if isinstance(value, Schema):
-        return {name: _builtin(getattr(value, name)) for name in value.__struct_fields__}
-    if isinstance(value, tuple):
-        return [_builtin(entry) for entry in value]
-    if isinstance(value, dict):
-        return {name: _builtin(entry) for name, entry in value.items()}
+def to_builtins(value: Any) -> Any:
+    """Return a summary, or a part of one, as JSON types, every field present: `encode` leaves defaults out."""
+    match value:
+        case Schema():
+            return to_builtins(msgspec.structs.asdict(value))
+        case dict():
+            return {name: to_builtins(entry) for name, entry in value.items()}
+        case tuple():
+            return [to_builtins(entry) for entry in value]
     return value

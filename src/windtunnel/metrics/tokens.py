@@ -1,7 +1,5 @@
 """Gaps between a request's tokens, from the steps of the replica that decoded it."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,43 +11,22 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
-class ReplicaRows:
-    """Rows of the step table and of the request table, sorted by replica."""
-
-    steps: Ints
-    """`[num_rows]` positions in the step table; those of a replica are in order of start."""
-    first_step: Ints
-    """`[num_replicas + 1]` start of each replica's rows in `steps`."""
-    requests: Ints
-    """`[num_requests]` positions in the request table."""
-    first_request: Ints
-    """`[num_replicas + 1]` start of each replica's rows in `requests`."""
-
-    def __iter__(self) -> Iterator[tuple[Ints, Ints]]:
-        """Yield (rows of the step table, rows of the request table) for each replica."""
-        for index in range(self.first_step.size - 1):
-            yield (
-                self.steps[self.first_step[index] : self.first_step[index + 1]],
-                self.requests[self.first_request[index] : self.first_request[index + 1]],
-            )
+ReplicaRows = list[tuple[Ints, Ints]]
+"""Rows of the step table, in order of start, and rows of the request table, for each replica."""
 
 
 def rows_by_replica(requests: Table, steps: Table, num_replicas: int) -> ReplicaRows:
     """Return the rows of each replica; a stable sort keeps the step table's order of start."""
-    order, first_step = _grouped(steps["replica"], num_replicas)
     assert np.all(np.diff(steps["start_s"]) >= 0), "steps are recorded when they start"
-    return ReplicaRows(order, first_step, *_grouped(requests["replica"], num_replicas))
+    tables = (_grouped(table["replica"], num_replicas) for table in (steps, requests))
+    return list(zip(*tables, strict=True))
 
 
-def _grouped(replica: NDArray[Any], num_replicas: int) -> tuple[Ints, Ints]:
-    """Return rows sorted by replica, and where each replica's begin.
-
-    Keys of 16 bits are sorted by radix, 30 million in half a second.
-    """
+def _grouped(replica: NDArray[Any], num_replicas: int) -> list[Ints]:
+    """Return the rows of each replica. Keys of 16 bits are sorted by radix, 30 million in half a second."""
     keys = replica.astype(np.uint16) if num_replicas < 1 << 16 else replica
-    counts = np.bincount(replica, minlength=num_replicas)
-    return np.argsort(keys, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
+    ends = np.cumsum(np.bincount(replica, minlength=num_replicas))
+    return np.split(np.argsort(keys, kind="stable"), ends[:-1])
 
 
 def with_token_times(requests: Table, steps: Table, rows: ReplicaRows, num_stages: int) -> Table:

@@ -104,7 +104,7 @@ def _device_columns(
         busy += pool_busy
         model = power_model(result.scenario, setup)
         num_devices = present * setup.parallelism.num_devices
-        power += np.nan if model is None else model.over(pool_busy / slots) * num_devices
+        power += np.nan if model is None else model.at(pool_busy / slots) * num_devices
     return {
         "busy_fraction": busy / num_slots,
         "kv_fraction": used / num_blocks,

@@ -89,7 +89,7 @@ class ToolCalls(Schema):
     """Length of a tool's answer, which is appended to the context."""
 
     def __post_init__(self) -> None:
-        _check_counts(0, per_turn=self.per_turn)
+        _check_count("per_turn", self.per_turn, 0)
         super().__post_init__()
 
 
@@ -113,7 +113,7 @@ class Sessions(Schema):
     """A session ends before the request whose prompt and output would be longer than this."""
 
     def __post_init__(self) -> None:
-        _check_counts(1, turns=self.turns)
+        _check_count("turns", self.turns, 1)
         super().__post_init__()
 
 
@@ -127,10 +127,9 @@ class SharedPrompts(Schema):
     """The r-th prompt has a probability proportional to r^-alpha; 0: all are equally likely."""
 
 
-def _check_counts(least: int, **counts: Counts) -> None:
-    for name, count in counts.items():
-        if isinstance(count, int):
-            lowest = count
-        else:
-            lowest = min(count.values) if isinstance(count, EmpiricalCount) else count.least
-        check_between(least, MAX_TURNS, **{name: lowest})
+def _check_count(name: str, count: Counts, least: int) -> None:
+    if isinstance(count, int):
+        lowest = count
+    else:
+        lowest = min(count.values) if isinstance(count, EmpiricalCount) else count.least
+    check_between(least, MAX_TURNS, **{name: lowest})

@@ -26,6 +26,7 @@ from windtunnel.formats.captures.kernel_time import (
     kernel_table,
     kernel_time,
     launch_times,
+    launched_kernels,
     range_time,
     statistics,
 )
@@ -96,15 +97,17 @@ def test_kernels_by_grid_are_those_of_nsys_stats(capture: Capture) -> None:
 
 
 def test_launches_are_those_of_nsys_stats(capture: Capture) -> None:
-    launches = launch_times(capture)
+    launches, kernels = launch_times(capture), launched_kernels(capture)
+    call_s = capture.calls["duration_s"][kernels["call"]]
+    call_names = capture.calls["name"][kernels["call"]]
     for row in printed("cuda_kern_exec_sum"):
-        mine = np.array([capture.names[code] == row["Kernel Name"] for code in launches.names])
-        assert {capture.names[code] for code in launches.call_names[mine]} == {row["API Name"]}
+        mine = np.array([capture.names[code] == row["Kernel Name"] for code in kernels["name"]])
+        assert {capture.names[code] for code in call_names[mine]} == {row["API Name"]}
         queue = launches.queue_s[mine]
         assert (mine.sum(), np.isfinite(queue).sum()) == (int(row["Count"]), int(row["QCount"]))
         assert np.nanmean(queue) * 1e9 == pytest.approx(float(row["QAvg (ns)"]), abs=0.06)
-        assert launches.call_s[mine].mean() * 1e9 == pytest.approx(float(row["AAvg (ns)"]), abs=0.06)
-        total = np.maximum(launches.latency_s + launches.kernel_s, launches.call_s)[mine]
+        assert call_s[mine].mean() * 1e9 == pytest.approx(float(row["AAvg (ns)"]), abs=0.06)
+        total = np.maximum(launches.latency_s + kernels["duration_s"], call_s)[mine]
         assert np.median(total) * 1e9 == pytest.approx(float(row["TMed (ns)"]), abs=0.06)
 
 

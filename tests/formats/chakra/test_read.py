@@ -1,37 +1,35 @@
 import gzip
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
-from windtunnel.formats.chakra.messages import messages
+from windtunnel.formats.chakra.messages import VERSION, ChakraCollective, ChakraKind, ChakraTrace, messages, value_of
 from windtunnel.formats.chakra.read import read_trace
-from windtunnel.formats.chakra.schema import (
-    Attribute,
-    ChakraCollective,
-    ChakraKind,
-    ChakraNode,
-    ChakraTrace,
-    Operands,
-)
 from windtunnel.formats.chakra.write import trace_bytes, write_trace
 
-SAMPLE = ChakraTrace(
-    (
-        ChakraNode(
-            1,
-            "all_reduce_4npus_1MB",
-            ChakraKind.COLLECTIVE,
-            attributes=(
-                Attribute("is_cpu_op", "bool", value=False),
-                Attribute("comm_type", "int64", ChakraCollective.ALL_REDUCE),
-                Attribute("comm_size", "int64", 1 << 20),
-            ),
-        ),
+
+def trace_of(*nodes: dict[str, Any], **metadata: Any) -> ChakraTrace:
+    return ChakraTrace(
+        messages().metadata(**{"version": VERSION, **metadata}), [messages().node(**node) for node in nodes]
     )
+
+
+SAMPLE = trace_of(
+    {
+        "id": 1,
+        "name": "all_reduce_4npus_1MB",
+        "kind": ChakraKind.COLLECTIVE,
+        "attributes": [
+            {"name": "is_cpu_op", "bool": False},
+            {"name": "comm_type", "int64": ChakraCollective.ALL_REDUCE},
+            {"name": "comm_size", "int64": 1 << 20},
+        ],
+    }
 )
 """ASTRA-sim's examples/workload/microbenchmarks/all_reduce/4npus_1MB/all_reduce.1.et."""
 
@@ -57,30 +55,30 @@ SCALARS = {
 }
 
 
-def of_kind(kind: str) -> st.SearchStrategy[Attribute]:
+def of_kind(kind: str) -> st.SearchStrategy[dict[str, Any]]:
     scalar = SCALARS[kind]
-    value = st.one_of(scalar, st.lists(scalar, max_size=4).map(tuple))
-    return st.builds(Attribute, st.text(max_size=5), st.just(kind), value, st.sampled_from(["", "what it is"]))
+    lists = st.lists(scalar, max_size=4).map(lambda values: {f"{kind}_list": {"values": values}})
+    value = st.one_of(scalar.map(lambda value: {kind: value}), lists)
+    return st.builds(lambda name, value: {"name": name, **value}, st.text(max_size=5), value)
 
 
 ids = st.integers(0, 2**64 - 1)
-attributes = st.lists(st.sampled_from(sorted(SCALARS)).flatmap(of_kind), max_size=4).map(tuple)
-operands = st.one_of(st.none(), st.builds(Operands, st.text(max_size=5), st.text(max_size=5), st.text(max_size=5)))
-lists_of_ids = st.lists(ids, max_size=3).map(tuple)
-nodes = st.builds(
-    ChakraNode,
-    ids,
-    st.text(max_size=8),
-    st.sampled_from(ChakraKind),
-    lists_of_ids,
-    lists_of_ids,
-    ids,
-    ids,
-    operands,
-    operands,
-    attributes,
+attributes = st.lists(st.sampled_from(sorted(SCALARS)).flatmap(of_kind), max_size=4)
+operands = st.fixed_dictionaries(dict.fromkeys(("values", "shapes", "types"), st.text(max_size=5)))
+nodes = st.fixed_dictionaries(
+    {
+        "id": ids,
+        "name": st.text(max_size=8),
+        "kind": st.sampled_from(ChakraKind),
+        "data_dependencies": st.lists(ids, max_size=3),
+        "duration_us": ids,
+        "attributes": attributes,
+    },
+    optional={"inputs": operands, "outputs": operands},
 )
-traces = st.builds(ChakraTrace, st.lists(nodes, max_size=4).map(tuple), st.sampled_from(["0.0.4", "1.0.0"]), attributes)
+traces = st.builds(
+    lambda nodes, attributes: trace_of(*nodes, attributes=attributes), st.lists(nodes, max_size=4), attributes
+)
 
 
 def read(tmp_path: Path, content: bytes) -> ChakraTrace:
@@ -93,8 +91,8 @@ def test_the_sample_of_astra_sim_is_written_byte_for_byte(reference: Path) -> No
     path = reference / "aicb" / "chakra" / "et_repro.et"
     assert trace_bytes(SAMPLE) == path.read_bytes()
     assert read_trace(path) == SAMPLE
-    assert SAMPLE.nodes[0].get("comm_size") == 1048576
-    assert SAMPLE.nodes[0].get("comm_group") is None
+    assert value_of(SAMPLE.nodes[0], "comm_size") == 1048576
+    assert value_of(SAMPLE.nodes[0], "comm_group") is None
 
 
 def test_encoding_of_the_sample_without_its_file() -> None:
@@ -124,7 +122,7 @@ def test_unpacked_lists_and_unknown_fields_are_read(tmp_path: Path) -> None:
     # ChakraNode 2 depends on 5 and 6, one field each; field 99 is of no schema yet.
     node = b"\x08\x02" + b"\x28\x05" + b"\x28\x06" + b"\x9a\x06\x01x"
     (found,) = read(tmp_path, b"\x00" + bytes([len(node)]) + node).nodes
-    assert (found.id, found.data_dependencies) == (2, (5, 6))
+    assert (found.id, found.data_dependencies) == (2, [5, 6])
 
 
 @pytest.mark.parametrize(
@@ -151,7 +149,7 @@ def test_every_cut_of_a_file_is_refused_or_a_shorter_trace(tmp_path: Path) -> No
     content = trace_bytes(SAMPLE)
     for length in range(1, len(content)):
         if length == 8:  # the metadata alone is a trace of no nodes
-            assert read(tmp_path, content[:length]).nodes == ()
+            assert read(tmp_path, content[:length]).nodes == []
             continue
         with pytest.raises(InputError):
             read(tmp_path, content[:length])

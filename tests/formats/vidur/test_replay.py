@@ -26,7 +26,6 @@ from windtunnel.report.serving.vidur import replay_metrics
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.run import LoopRun, prepare_loop
 from windtunnel.serving.setup.step_prices import recorded_steps
-from windtunnel.workload.generate.requests import RequestArrays
 
 RECORDED = entries("vidur/cases/*/config.json")
 
@@ -75,15 +74,11 @@ def run_on_recorded_durations(recorded: Case) -> LoopRun:
         pytest.skip("without look-up tables, durations of several stages and of batches in flight are not known")
     plan = pool_plan(recorded.config, replicates_bugs=True, fuses_steps=False)
     requests = recorded.requests
-    count = len(requests.arrival_s)
-    arrays = RequestArrays(
-        requests.arrival_s, requests.prefill_tokens, requests.decode_tokens, np.zeros(count, np.int64)
-    )
     is_random = recorded.config.cluster_config.global_scheduler_config.name == "random"
-    replicas = random_replicas(recorded.config, count) if is_random else None
+    replicas = random_replicas(recorded.config, requests.num_requests) if is_random else None
     max_num_seqs = recorded.config.cluster_config.replica_scheduler_config.batch_size_cap
     cost = recorded_steps(recorded.batches.duration_s, EngineSettings(max_num_seqs=max_num_seqs))
-    return prepare_loop([plan._replace(cost=cost)], arrays, replicas=replicas).run(keeps_trail=True)
+    return prepare_loop([plan._replace(cost=cost)], requests, replicas=replicas).run(keeps_trail=True)
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -146,7 +141,7 @@ def test_a_restarted_prompt_is_computed_again_in_chunks_by_default(reference: Pa
     decode_s = right.requests["finish_s"][i] - right.requests["first_token_s"][i]
     assert decode_s < 0.1 * (theirs.requests["finish_s"][i] - theirs.requests["first_token_s"][i])
     after_the_first = right.steps["decode_tokens"] @ right.steps["num_steps"] + right.steps["resumed_tokens"].sum()
-    assert after_the_first == (recorded.requests.decode_tokens - 1).sum()
+    assert after_the_first == (recorded.requests.output_tokens - 1).sum()
 
 
 def test_a_batch_longer_than_what_was_sent_between_stages_is_refused(reference: Path) -> None:

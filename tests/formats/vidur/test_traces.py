@@ -11,8 +11,8 @@ import pytest
 from formats.vidur.test_replay import RECORDED, case, tables_of
 from recorded import REFERENCE
 from windtunnel.formats.vidur.read import read_config
-from windtunnel.formats.vidur.replay import batch_times, replay
-from windtunnel.formats.vidur.traces import chrome_events, event_trace, write_chrome_trace
+from windtunnel.formats.vidur.replay import replay
+from windtunnel.formats.vidur.traces import chrome_events, event_trace, trail_of, write_chrome_trace
 from windtunnel.serving.run import LoopRun
 
 
@@ -42,7 +42,7 @@ def test_bars_are_those_that_vidur_drew(reference: Path, name: str, tmp_path: Pa
     from pyarrow import parquet
 
     path = tmp_path / "chrome_trace.json"
-    write_chrome_trace(path, chrome_events(batch_times(run_of(reference, name))))
+    write_chrome_trace(path, chrome_events(run_of(reference, name)))
     events = msgspec.json.decode(path.read_bytes())["traceEvents"]
     theirs = parquet.read_table(reference / "vidur" / "cases" / name / "iterations.parquet")
     theirs = theirs.sort_by([("batch_id", "ascending"), ("stage", "ascending")])
@@ -58,10 +58,10 @@ def test_bars_are_those_that_vidur_drew(reference: Path, name: str, tmp_path: Pa
 @pytest.mark.parametrize("name", CASES)
 def test_events_run_every_batch_through_every_stage(reference: Path, name: str) -> None:
     run = run_of(reference, name)
-    batches = batch_times(run)
-    num_batches, num_stages = batches.stage_s.shape[:2]
+    stage_s = trail_of(run).stage_s
+    num_batches, num_stages = stage_s.shape[:2]
     num_begun, kinds, formed, last_s, begun_s = 0, Counter[str](), [], 0.0, np.zeros((num_batches, num_stages))
-    for event in event_trace(run.requests["arrival_s"], run.requests["rank"], batches):
+    for event in event_trace(run):
         kinds[event["event_type"]] += 1
         assert event["time"] >= last_s
         last_s = event["time"]
@@ -71,7 +71,7 @@ def test_events_run_every_batch_through_every_stage(reference: Path, name: str) 
             num_begun += 1
     assert sorted(formed) == list(range(num_batches))
     assert num_begun == num_batches * num_stages
-    np.testing.assert_array_equal(begun_s, batches.stage_s[:, :, 0])
+    np.testing.assert_array_equal(begun_s, stage_s[:, :, 0])
     n = len(run.requests)
     assert kinds["REQUEST_ARRIVAL"] == kinds["GLOBAL_SCHEDULE"] == n
     assert kinds["BATCH_END"] == num_batches

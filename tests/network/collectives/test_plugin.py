@@ -102,7 +102,7 @@ def test_it_is_not_written_as_an_algorithm_of_nccl(flat: Fabric) -> None:
     flows, algorithm = flows_like(flat, run, NUM_RANKS, IDEAL)
     assert algorithm == "star"
     with pytest.raises(InputError, match="no number for the algorithm 'star'"):
-        next(flow_table_csv(flows, "all_reduce", SIZE_BYTES, algorithm, "TP"))
+        next(flow_table_csv(flows, "all_reduce", SIZE_BYTES, algorithm))
     assert np.count_nonzero(flows.destination == 0) == 3
 
 

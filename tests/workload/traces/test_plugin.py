@@ -42,6 +42,15 @@ def test_a_scenario_replays_a_trace_of_an_installed_layout(tmp_path: Path) -> No
     assert requests["output_tokens"].tolist() == [3, 5]
 
 
+def test_an_installed_layout_with_the_name_of_a_shipped_one_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "toks_in,toks_out\n1,2\n")
+    with (
+        installed_plugin(tmp_path, "windtunnel.traces", "azure", GATEWAY),
+        pytest.raises(InputError, match="installed trace layout has the name of a shipped one, 'azure'"),
+    ):
+        read_requests(Trace(path=str(path)), LENGTHS)
+
+
 def test_an_installed_layout_may_hold_texts(tmp_path: Path) -> None:
     path = written(tmp_path, "log\n12345678|1234\n\n1234|123456\n")
     with installed_plugin(tmp_path, "windtunnel.traces", "chats", CHATS):

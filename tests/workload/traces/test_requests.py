@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from windtunnel.errors import InputError
 from windtunnel.workload.schema import Trace, TraceColumns
-from windtunnel.workload.traces.layouts import LAYOUTS, LENGTHS
+from windtunnel.workload.traces.layouts import LENGTHS, shipped
 from windtunnel.workload.traces.requests import read_lengths, read_requests
 
 
@@ -84,9 +84,9 @@ def test_published_length_files_have_no_times(
 # Every layout and format
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS.names() if LAYOUTS.get(name).LAYOUT.arrival])
+@pytest.mark.parametrize("name", [name for name, layout in shipped().items() if layout.arrival])
 def test_known_layouts_are_recognised_by_their_columns(tmp_path: Path, name: str) -> None:
-    layout = LAYOUTS.get(name).LAYOUT
+    layout = shipped()[name]
     unit_s = {"s": 1.0, "ms": 1e-3, "ns": 1e-9}[layout.arrival_unit]
     header = f"extra,{layout.output_tokens},{layout.input_tokens},{layout.arrival}"
     requests = read(tmp_path / "a.csv", f"{header}\nx,1,10,0\ny,2,20,{3 / unit_s:.0f}\n")

@@ -6,7 +6,7 @@ import click
 
 from windtunnel.cli.options import PATH, Verb, options_in
 from windtunnel.cli.output import remark, write_page
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, unwritable
 from windtunnel.model.shape import Shard
 from windtunnel.units import format_count
 
@@ -77,15 +77,20 @@ def to_table(capture: Path, model: str, tp: int, device_name: str, out: Path) ->
     """
     from windtunnel import catalog
     from windtunnel.formats.captures.read import read_capture
-    from windtunnel.formats.captures.step_operators import measured_steps, measurement_tables, write_measurements
+    from windtunnel.formats.captures.step_operators import measured_steps, measurement_tables
     from windtunnel.model.parallelism import Parallelism
+    from windtunnel.pricing.profile import write_profile
 
     spec = catalog.model(model)
     recorded = read_capture(capture)
     steps = measured_steps(recorded, Shard(spec, spec.precision, Parallelism(tp=tp)))
     tables = measurement_tables(steps, f"{device_name}, {recorded.tool}")
     about = {"device": device_name, "method": f"steps under {recorded.tool}", "model": spec.name, "trace": capture.name}
-    for path in write_measurements(out, tables, about):
+    try:
+        written = write_profile(out, tables, about)
+    except OSError as error:
+        raise unwritable(out, error) from None
+    for path in sorted(written):
         remark(f"wrote {path}")
     unmatched = sum(step.unmatched_fraction * sum(step.seconds.values()) for step in steps)
     total_s = sum(sum(step.seconds.values()) for step in steps)

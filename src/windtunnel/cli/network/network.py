@@ -34,7 +34,8 @@ class SimaiAnalytical(NamedTuple):
         """Predict an iteration as SimAI-Analytical does."""
         from windtunnel.formats.simai.analytical import hardware_from, overlap_from, run_simai_analytical
 
-        return run_simai_analytical(job, hardware_from(*self[:6]), overlap_from(*self[6:]))
+        options = self._asdict()
+        return run_simai_analytical(job, hardware_from(options), overlap_from(options))
 
 
 class NetworkRun(NamedTuple):

@@ -66,7 +66,7 @@ def command(options: ReplayOptions, config: Path, as_json: bool) -> None:
 def _write(run: "LoopRun", config: "VidurConfig", operators: "OperatorTables", options: ReplayOptions) -> None:
     """Write the requested metrics and traces."""
     from windtunnel.formats.vidur import traces
-    from windtunnel.formats.vidur.replay import batch_times, host_s
+    from windtunnel.formats.vidur.replay import host_s
     from windtunnel.formats.vidur.write import write_request_metrics
     from windtunnel.report.serving.vidur import replay_metrics
 
@@ -75,7 +75,6 @@ def _write(run: "LoopRun", config: "VidurConfig", operators: "OperatorTables", o
         spent_s = host_s(run, config, operators) if has_host else 0.0
         write_request_metrics(options.metrics, replay_metrics(run, spent_s, replicates_bugs=not options.right))
     if options.chrome_trace is not None:
-        traces.write_chrome_trace(options.chrome_trace, traces.chrome_events(batch_times(run)))
+        traces.write_chrome_trace(options.chrome_trace, traces.chrome_events(run))
     if options.event_trace is not None:
-        events = traces.event_trace(run.requests["arrival_s"], run.requests["rank"], batch_times(run))
-        traces.write_event_trace(options.event_trace, events)
+        traces.write_event_trace(options.event_trace, traces.event_trace(run))

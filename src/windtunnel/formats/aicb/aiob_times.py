@@ -5,8 +5,8 @@ largest, smallest and mean time in microseconds (utils/utils.py).
 """
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from windtunnel.errors import InputError
 from windtunnel.files import read_text
@@ -24,8 +24,7 @@ MLA_MODULES = (
 """Parts of DeepSeek's attention that a file may time separately."""
 
 
-@dataclass(frozen=True)
-class ModuleTime:
+class ModuleTime(NamedTuple):
     """Times of one section, in microseconds as in the file."""
 
     max_us: float
@@ -33,13 +32,13 @@ class ModuleTime:
     mean_us: float
 
 
-@dataclass(frozen=True)
-class AiobTimes:
-    """A whole file: module -> times, in the file's order."""
+class AiobTimes(NamedTuple):
+    """A whole file."""
 
     title: str
     """The first line."""
     modules: dict[str, ModuleTime]
+    """Times by section, in the file's order."""
 
 
 def read_aiob_times(path: Path) -> AiobTimes:
@@ -55,32 +54,24 @@ def read_aiob_times(path: Path) -> AiobTimes:
     section: dict[str, float] | None = None
     for number, line in enumerate(lines[1:], 2):
         where = f"{path}, line {number}"
+        name, colon, text = line.strip().partition(":")
         if not line.strip():
             continue
         if not line[0].isspace():
-            name, colon, rest = line.partition(":")
-            if not colon or rest.strip():
+            if not colon or text.strip():
                 raise InputError(f"{where} is no section of an AIOB file: {line[:60]!r}", "a section is NAME: alone")
             section = sections.setdefault(name, {})
         elif section is None:
             raise InputError(f"{where} stands before the first section")
+        elif name not in FIELDS:
+            raise InputError(f"{where}: {name!r} is no time of an AIOB file", f"it has {', '.join(FIELDS)}")
         else:
-            _add_time(section, line, where)
-    return AiobTimes(lines[0], {name: _module(fields, name, path) for name, fields in sections.items()})
-
-
-def _add_time(section: dict[str, float], line: str, where: str) -> None:
-    name, _, text = line.strip().partition(":")
-    if name not in FIELDS:
-        raise InputError(f"{where}: {name!r} is no time of an AIOB file", f"it has {', '.join(FIELDS)}")
-    section[name] = parse_number(text.strip(), f"{where}: {name}")
-
-
-def _module(fields: dict[str, float], name: str, path: Path) -> ModuleTime:
-    missing = [field for field in FIELDS if field not in fields]
-    if missing:
-        raise InputError(f"{path}: the section {name} has no {' and no '.join(missing)}", "is the file cut off?")
-    return ModuleTime(*(fields[field] for field in FIELDS))
+            section[name] = parse_number(text.strip(), f"{where}: {name}")
+    for name, fields in sections.items():
+        if missing := [field for field in FIELDS if field not in fields]:
+            raise InputError(f"{path}: the section {name} has no {' and no '.join(missing)}", "is the file cut off?")
+    modules = {name: ModuleTime(*(fields[field] for field in FIELDS)) for name, fields in sections.items()}
+    return AiobTimes(lines[0], modules)
 
 
 def training_ns(times: AiobTimes, recompute: bool) -> dict[str, int]:

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known
 
 FRAMES = ("Megatron", "DeepSpeed", "collective_test", "DeepSeek")
 
@@ -72,10 +72,7 @@ class TrainingArguments:
     multi_all_reduce_enable: int = 0
 
     def __post_init__(self) -> None:
-        if self.frame not in FRAMES:
-            raise InputError(
-                f"--frame is {self.frame!r}", did_you_mean(self.frame, FRAMES, f"it is one of {', '.join(FRAMES)}")
-            )
+        check_known(self.frame, FRAMES, f"--frame is {self.frame!r}", f"it is one of {', '.join(FRAMES)}")
         if self.stage not in (1, 2, 3):
             raise InputError(f"--stage is {self.stage}; it is 1, 2 or 3")
         for name in ("world_size", "tensor_model_parallel_size", "pipeline_model_parallel", "micro_batch"):

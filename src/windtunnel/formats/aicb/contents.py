@@ -32,11 +32,7 @@ def is_command(file: FileContent) -> bool:
 
 
 def read_list(path: Path) -> Contents:
-    """Read a list and sum up its computation and communication.
-
-    Raises:
-        InputError: as `read_records`.
-    """
+    """Read a list and sum up its computation and communication."""
     lists = read_records(path)
     facts = [("lists", str(len(lists))), ("lines", f"{sum(part.num_records for part in lists):,}")]
     facts += [("ranks", part.title) for part in lists if part.title]
@@ -61,11 +57,7 @@ def read_list(path: Path) -> Contents:
 
 
 def read_times(path: Path) -> Contents:
-    """Read AIOB times as the time of each module.
-
-    Raises:
-        InputError: as `read_aiob_times`.
-    """
+    """Read AIOB times as the time of each module."""
     times = read_aiob_times(path)
     modules = {name: module.mean_us * 1e-6 for name, module in times.modules.items()}
     return Contents(AIOB, (("run", times.title),), (), sum(modules.values()), modules)
@@ -85,12 +77,7 @@ def read_job(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...
 
 
 def file_of_job(job: TrainingJob, target: str | None, times: Path | None) -> GeneratedFile:
-    """Return the file that AICB itself would write for a job.
-
-    Args:
-        job: any job.
-        target: `simai` or `aicb`.
-        times: an AIOB file.
+    """Return the file that AICB itself would write for a job: a workload (`simai`) or a list (`aicb`).
 
     Raises:
         InputError: AICB would fail, or has no argument for a part of the job.

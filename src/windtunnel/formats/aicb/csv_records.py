@@ -8,11 +8,12 @@ pipeline stage. Sizes are bytes of the whole logical tensor, as NCCL counts.
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known
 from windtunnel.files import read_text
 from windtunnel.formats.parsing import parse_number
 
@@ -76,15 +77,10 @@ class RecordList:
 
 def records_text(lists: Iterable[RecordList]) -> str:
     """Return the file that holds `lists`, byte for byte as AICB writes it."""
-    parts = []
-    lines: dict[Record, str] = {}
+    text_of, parts = cache(_line), []
     for records in lists:
         parts += [f"{records.title}\n" if records.title else "", f"{COLUMNS}\n"]
-        for stretch in records.stretches:
-            for record in stretch.records:
-                if record not in lines:
-                    lines[record] = _line(record)
-            parts.append("".join([lines[record] for record in stretch.records]) * stretch.repeats)
+        parts += ["".join(map(text_of, stretch.records)) * stretch.repeats for stretch in records.stretches]
     return "".join(parts)
 
 
@@ -157,10 +153,7 @@ def _record(line: str, where: str) -> Record:
 
 def _word(text: str, prefix: str, allowed: tuple[str, ...], where: str) -> str:
     word = text.removeprefix(f"{prefix}.")
-    if word not in allowed:
-        raise InputError(
-            f"{where}: {text!r} is no {prefix} of AICB", did_you_mean(word, allowed, f"one of {', '.join(allowed)}")
-        )
+    check_known(word, allowed, f"{where}: {text!r} is no {prefix} of AICB", f"one of {', '.join(allowed)}")
     return word
 
 

@@ -27,13 +27,8 @@ def zero_records(arguments: TrainingArguments, generator: str) -> RecordList:
     Raises:
         InputError: AICB fails on these arguments.
     """
-    rank: _Stage1 | _Stage2 | _Stage3
-    if generator == "generate_deepspeed_stage3_workload":
-        rank = _Stage3(arguments)
-    elif arguments.stage == 1:
-        rank = _Stage1(arguments)
-    else:
-        rank = _Stage2(arguments)
+    is_stage3 = generator == "generate_deepspeed_stage3_workload"
+    rank = _Stage3(arguments) if is_stage3 else _Stage1Or2(arguments)
     rank.start()
     rank.records.append(EPOCH_END)
     for _ in range(arguments.epoch_num):
@@ -92,8 +87,8 @@ class _ZeroRank:
             self.records.append(Record("computation", size=gradient, stage=weight_stage))
 
 
-class _Stage1(_ZeroRank):
-    """Gradients are all-reduced in buckets, at every micro-batch; parameters are gathered after the step."""
+class _Stage1Or2(_ZeroRank):
+    """Gradients are reduced in buckets, at every micro-batch; parameters are gathered after the step."""
 
     def __init__(self, arguments: TrainingArguments) -> None:
         super().__init__(arguments)
@@ -126,31 +121,11 @@ class _Stage1(_ZeroRank):
             self._multiply(self.shapes[position], "backward", "backward.computation")
 
     def reduce(self, stage: str) -> None:
-        """Send the bucket."""
-        self._send("all_reduce", self.bucket_elements * ELEMENT_BYTES, f"{stage}.allreduce_bucket")
-        self.bucket = []
-
-    def step(self) -> None:
-        self.reduce("step")
-        self._send("all_reduce", 1, "step.has_overflow")
-        total = sum(self.elements)
-        num_shards = max(total // self.arguments.allgather_bucket_size, 1)
-        share = total // num_shards
-        for shard in range(num_shards):
-            elements = total - shard * share if shard == num_shards - 1 else share
-            padded = -(-elements // self.dp) * self.dp
-            self._send("all_gather", padded * ELEMENT_BYTES, "step.all_gather_dp_groups")
-
-
-class _Stage2(_Stage1):
-    """As stage 1, or with `--contiguous_gradients` every rank receives only the gradients that it keeps."""
-
-    def reduce(self, stage: str) -> None:
-        if not self.arguments.contiguous_gradients:
-            super().reduce(stage)
-            return
-        # Parameters joined the bucket from the last to the first, so that its gradients are one contiguous range.
-        if self.bucket:
+        """Send the bucket: to all ranks, or in stage 2 with `--contiguous_gradients` to those that keep its parts."""
+        if self.arguments.stage == 1 or not self.arguments.contiguous_gradients:
+            self._send("all_reduce", self.bucket_elements * ELEMENT_BYTES, f"{stage}.allreduce_bucket")
+        elif self.bucket:
+            # Parameters joined the bucket from the last to the first, so that its gradients are one contiguous range.
             start = sum(self.elements[: self.bucket[-1]])
             for rank, size in self._shares(start, start + self.bucket_elements):
                 self._send("reduce", size * ELEMENT_BYTES, f"{stage}.average_tensor", destination=rank)
@@ -165,6 +140,17 @@ class _Stage2(_Stage1):
         cuts = [start, *range((start // part + 1) * part, end, part), end]
         for low, high in pairwise(cuts):
             yield low // part, high - low
+
+    def step(self) -> None:
+        self.reduce("step")
+        self._send("all_reduce", 1, "step.has_overflow")
+        total = sum(self.elements)
+        num_shards = max(total // self.arguments.allgather_bucket_size, 1)
+        share = total // num_shards
+        for shard in range(num_shards):
+            elements = total - shard * share if shard == num_shards - 1 else share
+            padded = -(-elements // self.dp) * self.dp
+            self._send("all_gather", padded * ELEMENT_BYTES, "step.all_gather_dp_groups")
 
 
 @dataclass

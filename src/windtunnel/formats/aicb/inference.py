@@ -4,16 +4,15 @@ One forward pass of DeepSeek, Qwen3-MoE or Qwen3-Next, without embedding, head a
 (SimAI_inference_workload_generator.py, Vidur_workload_generator.py).
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.files import read_text
 from windtunnel.formats.aicb.arguments import InferenceArguments
 from windtunnel.formats.aicb.simai import FP8_SHARE, NOTHING, UNIT
+from windtunnel.formats.parsing import decode_json
 from windtunnel.formats.simai.schema import Block, FilePhase, Header, SimaiWorkload, WorkloadLayer
 
 _DEEPSEEK = {"num_layers": 61, "dense_layer": 3, "hidden_size": 7168, "shared_experts": 1, "moe_router_topk": 8}
@@ -73,13 +72,7 @@ def _configuration(name: str) -> dict[str, Any]:
     path = Path(name)
     if not path.exists() and path.name in CONFIGURATIONS:
         return CONFIGURATIONS[path.name]
-    try:
-        config = json.loads(read_text(path))
-    except ValueError as error:
-        raise InputError(f"{path} cannot be read as JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise InputError(f"{path} is no configuration: it holds no keys and values")
-    return config
+    return decode_json(path, dict[str, Any], "a configuration of AICB's")
 
 
 def _deepseek_layers(config: Mapping[str, Any]) -> Iterable[tuple[str, ...]]:
@@ -117,15 +110,7 @@ def _compute_ns(name: str, times_ns: Mapping[str, int]) -> int:
 
 
 def simai_inference(arguments: InferenceArguments, times_ns: Mapping[str, int]) -> SimaiWorkload:
-    """Return the `.txt` workload that AICB generates; modules without a time take a nanosecond.
-
-    Args:
-        arguments: arguments of the command.
-        times_ns: module -> nanoseconds (`aiob_times.inference_ns`).
-
-    Raises:
-        InputError: as `inference_model`.
-    """
+    """Return the `.txt` workload that AICB generates; modules without a time in `times_ns` take a nanosecond."""
     model = inference_model(arguments)
     sizes = _sizes(arguments, model)
     lines = [
@@ -163,11 +148,7 @@ def _lines(
 
 
 def vidur_table(arguments: InferenceArguments, times_ns: Mapping[str, int]) -> str:
-    """Return a tab-separated table: nanoseconds and bytes of each layer's attention, feed-forward network and experts.
-
-    Raises:
-        InputError: as `inference_model`.
-    """
+    """Return a tab-separated table: nanoseconds and bytes of each layer's attention, feed-forward and experts."""
     model = inference_model(arguments)
     sizes = _sizes(arguments, model)
     split = sizes.tensor_parallel if arguments.tensor_model_parallel_size > 1 else 0

@@ -4,10 +4,11 @@ Source: generate_megatron_workload.py and mocked_model/training.
 """
 
 from collections.abc import Iterable
+from itertools import chain
 
 from windtunnel.formats.aicb.arguments import TrainingArguments
 from windtunnel.formats.aicb.csv_records import Record, RecordList, Stretch
-from windtunnel.formats.aicb.model import AicbExperts, AicbLayer, AicbModel, Linear, Parts, aicb_model
+from windtunnel.formats.aicb.model import EXPERTS, AicbLayer, AicbModel, Linear, Parts, aicb_model
 from windtunnel.formats.aicb.simai import FP8_SHARE
 
 EPOCH_END = Record("epoch_end")
@@ -36,8 +37,8 @@ class _MegatronRank:
         self.tp = arguments.tensor_model_parallel_size
         self.pp = arguments.pipeline_model_parallel
         self.dp = arguments.data_parallel
-        self.forward = tuple(self._forward())
-        self.backward = tuple(self._backward())
+        self.forward = self._pass("forward")
+        self.backward = self._pass("backward")
 
     def _send(self, kind: str, size: float, stage: str, group: str = "tp_group", source: int | None = None) -> Record:
         sizes = {"tp_group": self.tp, "dp_group": self.dp, "pp_group": self.pp}
@@ -117,29 +118,18 @@ class _MegatronRank:
         norms = self._send("all_reduce", 0, "step._allreduce_layernorm_grads")
         return Stretch((*records, norms, self._send("all_reduce", 4, "step.check_for_nan")))
 
-    def _forward(self) -> Iterable[Record]:
-        yield from self._embedding("forward")
-        yield from self._through(self.model.layers, "forward")
-
-    def _backward(self) -> Iterable[Record]:
-        yield from self._through(self.model.layers[::-1], "backward")
-        yield from self._embedding("backward")
-
-    def _through(self, layers: tuple[AicbLayer, ...], direction: str) -> Iterable[Record]:
-        """Yield the layers' records, attention before the feed-forward network in both directions."""
+    def _pass(self, direction: str) -> tuple[Record, ...]:
+        """Return the records of a pass, in each layer attention before the feed-forward network."""
+        layers = self.model.layers if direction == "forward" else self.model.layers[::-1]
         known = {id(layer): tuple(self._layer(layer, direction)) for layer in layers}
-        for layer in layers:
-            yield from known[id(layer)]
+        parts = [tuple(self._embedding(direction)), *(known[id(layer)] for layer in layers)]
+        return tuple(chain.from_iterable(parts if direction == "forward" else parts[1:] + parts[:1]))
 
     def _layer(self, layer: AicbLayer, direction: str) -> Iterable[Record]:
         yield from self._linears(layer.attention, direction)
-        if not isinstance(layer.feed_forward, AicbExperts):
-            yield from self._linears(layer.feed_forward, direction)
-            return
-        if direction == "forward":
+        if layer.feed_forward.name == EXPERTS and direction == "forward":
             yield from self._experts()
-        if layer.feed_forward.shared:
-            yield from self._linears(layer.feed_forward.shared, direction)
+        yield from self._linears(layer.feed_forward, direction)
 
     def _embedding(self, direction: str) -> Iterable[Record]:
         if self.tp > 1:
@@ -148,9 +138,7 @@ class _MegatronRank:
 
     def _linears(self, parts: Parts, direction: str) -> Iterable[Record]:
         for linear in parts.linears:
-            if linear.split == "none":
-                yield from self._replicated(linear, direction)
-            elif direction == "forward":
+            if direction == "forward":
                 yield from self._linear_forward(linear)
             else:
                 yield from self._linear_backward(linear)
@@ -171,29 +159,26 @@ class _MegatronRank:
         return self.arguments.seq_length * (self.tp if gathered else 1), self.arguments.micro_batch
 
     def _linear_forward(self, linear: Linear) -> Iterable[Record]:
-        stage = f"forward.Megatron{linear.split.capitalize()}Linear"
+        stage, is_split = f"forward.{linear.module}", self.arguments.enable_sequence_parallel
+        if is_split and linear.split == "column":
+            yield from self._collective("all_gather", linear, stage)
         left, right = (*self._tokens(linear), linear.input_share), (linear.input_share, linear.output_share)
-        product = self._product(left, right, f"{stage}.{linear.name}")
-        if linear.split == "column":
-            if self.arguments.enable_sequence_parallel:
-                yield from self._collective("all_gather", linear, stage)
-            yield from product
-        else:
-            yield from product
-            kind = "reduce_scatter" if self.arguments.enable_sequence_parallel else "all_reduce"
-            yield from self._collective(kind, linear, stage)
+        yield from self._product(left, right, f"{stage}.{linear.name}")
+        if linear.split == "row":
+            yield from self._collective("reduce_scatter" if is_split else "all_reduce", linear, stage)
 
     def _linear_backward(self, linear: Linear) -> Iterable[Record]:
-        stage = f"backward.Megatron{linear.split.capitalize()}Linear"
+        """Yield a matrix's records; of one that every rank has in full, AICB lists the weights' gradient only."""
+        stage, is_split = f"backward.{linear.module}", self.arguments.enable_sequence_parallel
         # AICB leaves out the dot before the name of a row-parallel matrix.
-        product_stage = f"{stage}.{linear.name}" if linear.split == "column" else f"{stage}{linear.name}"
+        product_stage = f"{stage}{linear.name}" if linear.split == "row" else f"{stage}.{linear.name}"
         sequence, batch = self._tokens(linear)
-        is_split = self.arguments.enable_sequence_parallel
-        if is_split:
-            yield from self._collective("all_gather", linear, stage)
-        yield from self._product(
-            (sequence, batch, linear.output_share), (linear.output_share, linear.input_share), product_stage
-        )
+        if linear.split != "none":
+            if is_split:
+                yield from self._collective("all_gather", linear, stage)
+            yield from self._product(
+                (sequence, batch, linear.output_share), (linear.output_share, linear.input_share), product_stage
+            )
         if is_split and linear.split == "column":
             yield from self._collective("reduce_scatter", linear, stage)
         yield from self._product(
@@ -201,16 +186,6 @@ class _MegatronRank:
         )
         if not is_split and linear.split == "column":
             yield from self._collective("all_reduce", linear, stage)
-
-    def _replicated(self, linear: Linear, direction: str) -> Iterable[Record]:
-        """Yield products of a matrix that every rank has in full: backward, the weights' gradient only."""
-        sequence, batch = self.arguments.seq_length, self.arguments.micro_batch
-        left: tuple[int, ...]
-        if direction == "forward":
-            left, right = (sequence, batch, linear.input_size), (linear.input_size, linear.output_size)
-        else:
-            left, right = (linear.output_size, sequence * batch), (sequence * batch, linear.input_size)
-        yield from self._product(left, right, f"{direction}.Linear.{linear.name}")
 
     def _experts(self) -> Iterable[Record]:
         """Yield the experts' messages, forward only: AICB drops their backward pass. Their groups have no size."""

@@ -33,6 +33,11 @@ class Linear:
     has_bias: bool
 
     @property
+    def module(self) -> str:
+        """AICB's class for it."""
+        return "Linear" if self.split == "none" else f"Megatron{self.split.capitalize()}Linear"
+
+    @property
     def input_share(self) -> int:
         return self.input_size // self.tp if self.split == "row" else self.input_size
 
@@ -47,32 +52,27 @@ class Linear:
 
 @dataclass(frozen=True)
 class Parts:
-    """Attention or a feed-forward network: matrices and norms in their order."""
+    """Attention or a feed-forward network: matrices, norms and smaller networks in their order."""
 
     name: str
-    parts: tuple[Linear | Weights, ...]
+    parts: tuple["Linear | Weights | Parts", ...]
 
     @property
     def num_parameters(self) -> int:
         return sum(part.num_parameters for part in self.parts)
 
     @property
-    def linears(self) -> tuple[Linear, ...]:
+    def linears(self) -> Iterator[Linear]:
         """Its matrices."""
-        return tuple(part for part in self.parts if isinstance(part, Linear))
+        for part in self.parts:
+            if isinstance(part, Parts):
+                yield from part.linears
+            elif isinstance(part, Linear):
+                yield part
 
 
-@dataclass(frozen=True)
-class AicbExperts:
-    """The routed experts of this rank, and the shared expert."""
-
-    num_routed_parameters: int
-    shared: Parts | None
-    name: str = "mlp_moelayer"
-
-    @property
-    def num_parameters(self) -> int:
-        return self.num_routed_parameters + (self.shared.num_parameters if self.shared else 0)
+EXPERTS = "mlp_moelayer"
+"""Name of a network of the routed experts of a rank, and of its second part, the shared expert."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class AicbLayer:
 
     attention: Parts
     norm: Weights
-    feed_forward: Parts | AicbExperts
+    feed_forward: Parts
     num_bare_parameters: int
     """The second norm's bias, which only the `.csv` generators count."""
 
@@ -106,7 +106,7 @@ class AicbModel:
         return self.embedding.num_parameters + in_layers + self.head.num_parameters
 
 
-Module = Weights | Linear | Parts | AicbExperts
+Module = Weights | Linear | Parts
 
 
 def listed_modules(model: AicbModel, sequence_parallel: bool) -> Iterator[Module]:
@@ -120,18 +120,18 @@ def listed_modules(model: AicbModel, sequence_parallel: bool) -> Iterator[Module
         yield from _listed(layer.attention, sequence_parallel)
         if sequence_parallel:
             yield layer.norm
-        if isinstance(layer.feed_forward, AicbExperts):
+        if layer.feed_forward.name == EXPERTS:
             yield layer.feed_forward
-            if layer.feed_forward.shared:
-                yield from _listed(layer.feed_forward.shared, sequence_parallel)
+            for shared in layer.feed_forward.parts[1:]:
+                yield from _listed(shared, sequence_parallel)
         else:
             yield from _listed(layer.feed_forward, sequence_parallel)
     if sequence_parallel:
         yield model.head
 
 
-def _listed(module: Parts, sequence_parallel: bool) -> Iterator[Module]:
-    if sequence_parallel:
+def _listed(module: Module, sequence_parallel: bool) -> Iterator[Module]:
+    if sequence_parallel and isinstance(module, Parts):
         yield from module.parts
     else:
         yield module
@@ -161,7 +161,7 @@ def _megatron_layers(arguments: TrainingArguments) -> tuple[AicbLayer, ...]:
             _linear(arguments, "attention_row", width, hidden),
         ),
     )
-    feed_forward = _experts(arguments, num_matrices=2, shared=None) if arguments.moe_enable else _dense(arguments)
+    feed_forward = _experts(arguments, num_matrices=2) if arguments.moe_enable else _dense(arguments)
     return (AicbLayer(attention, Weights(2 * hidden), feed_forward, hidden),) * arguments.layers_per_stage
 
 
@@ -182,8 +182,8 @@ def _deepseek_layers(arguments: TrainingArguments) -> tuple[AicbLayer, ...]:
         ),
     )
     dense = AicbLayer(attention, Weights(2 * hidden), _dense(arguments), hidden)
-    shared = _dense(arguments) if arguments.n_shared_expert > 0 else None
-    sparse = AicbLayer(attention, Weights(2 * hidden), _experts(arguments, num_matrices=3, shared=shared), hidden)
+    shared = [_dense(arguments)] if arguments.n_shared_expert > 0 else []
+    sparse = AicbLayer(attention, Weights(2 * hidden), _experts(arguments, 3, *shared), hidden)
     num_dense = min(max(arguments.n_dense_layers, 0), arguments.layers_per_stage)
     return (dense,) * num_dense + (sparse,) * (arguments.layers_per_stage - num_dense)
 
@@ -196,12 +196,12 @@ def _dense(arguments: TrainingArguments) -> Parts:
     )
 
 
-def _experts(arguments: TrainingArguments, num_matrices: int, shared: Parts | None) -> AicbExperts:
+def _experts(arguments: TrainingArguments, num_matrices: int, *shared: Parts) -> Parts:
     local_experts = arguments.num_experts // arguments.expert_model_parallel_size
     width = arguments.feed_forward_size * local_experts
     _check_divides(width, arguments.tensor_model_parallel_size, "the width of a rank's experts")
     share = width // arguments.tensor_model_parallel_size
-    return AicbExperts(num_matrices * arguments.hidden_size * share, shared)
+    return Parts(EXPERTS, (Weights(num_matrices * arguments.hidden_size * share), *shared))
 
 
 def _linear(arguments: TrainingArguments, name: str, input_size: int, output_size: int) -> Linear:

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known
 from windtunnel.formats.aicb.arguments import (
     IGNORED_FLAGS,
     IGNORED_VALUES,
@@ -68,46 +68,36 @@ def read_command(text: str) -> Command:
         )
     name = words[2].rsplit(".", 1)[-1]
     name = FORMER_NAMES.get(name, name)
-    if name not in GENERATORS:
-        raise InputError(
-            f"{name!r} is no generator of AICB", did_you_mean(name, GENERATORS, f"it has {', '.join(GENERATORS)}")
-        )
-    return Command(name, _training(words[3:]) if name in TRAINING_GENERATORS else _inference(words[3:]))
+    check_known(name, GENERATORS, f"{name!r} is no generator of AICB", f"it has {', '.join(GENERATORS)}")
+    if name in TRAINING_GENERATORS:
+        return Command(name, _parsed(words[3:], TrainingArguments, IGNORED_VALUES, IGNORED_FLAGS))
+    ignored = ("aiob_forward_loops", "result_dir", "moe_routing_strategy"), ("aiob_enable", "moe_enable")
+    return Command(name, _parsed(words[3:], InferenceArguments, *ignored))
 
 
 class _Parser(argparse.ArgumentParser):
     """A parser as AICB's own: unique beginnings of a name are understood."""
 
-    def __init__(self, schema: type[Any]) -> None:
-        super().__init__(add_help=False)
-        for field in dataclasses.fields(schema):
-            names = (f"--{field.name}", *OTHER_SPELLINGS.get(field.name, ()))
-            if field.name in ("config_file", "model_name") and schema is InferenceArguments:
-                self.add_argument(field.name, nargs="?" if field.name == "config_file" else None)
-            elif field.type is bool:
-                self.add_argument(*names, action="store_true", dest=field.name)
-            else:
-                kind: Callable[[str], Any] = str if "str" in str(field.type) else int
-                self.add_argument(*names, type=kind, default=field.default, dest=field.name)
-
     def error(self, message: str) -> NoReturn:
         raise InputError(f"AICB refuses the command: {message}")
 
-    def values(self, words: list[str], ignored_values: Iterable[str], ignored_flags: Iterable[str]) -> dict[str, Any]:
-        """Parse a command line, without the arguments that change nothing."""
-        for name in ignored_values:
-            self.add_argument(f"--{name}", dest="ignored")
-        for name in ignored_flags:
-            self.add_argument(f"--{name}", action="store_true", dest="ignored")
-        values = vars(self.parse_args(words))
-        values.pop("ignored", None)
-        return values
 
-
-def _training(words: list[str]) -> TrainingArguments:
-    return TrainingArguments(**_Parser(TrainingArguments).values(words, IGNORED_VALUES, IGNORED_FLAGS))
-
-
-def _inference(words: list[str]) -> InferenceArguments:
-    ignored = ("aiob_forward_loops", "result_dir", "moe_routing_strategy"), ("aiob_enable", "moe_enable")
-    return InferenceArguments(**_Parser(InferenceArguments).values(words, *ignored))
+def _parsed(words: list[str], schema: type[Any], ignored_values: Iterable[str], ignored_flags: Iterable[str]) -> Any:
+    """Parse a command line; ignored arguments change nothing."""
+    parser = _Parser(add_help=False)
+    for field in dataclasses.fields(schema):
+        names = (f"--{field.name}", *OTHER_SPELLINGS.get(field.name, ()))
+        if field.name in ("config_file", "model_name") and schema is InferenceArguments:
+            parser.add_argument(field.name, nargs="?" if field.name == "config_file" else None)
+        elif field.type is bool:
+            parser.add_argument(*names, action="store_true", dest=field.name)
+        else:
+            kind: Callable[[str], Any] = str if "str" in str(field.type) else int
+            parser.add_argument(*names, type=kind, default=field.default, dest=field.name)
+    for name in ignored_values:
+        parser.add_argument(f"--{name}", dest="ignored")
+    for name in ignored_flags:
+        parser.add_argument(f"--{name}", action="store_true", dest="ignored")
+    values = vars(parser.parse_args(words))
+    values.pop("ignored", None)
+    return schema(**values)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from windtunnel.errors import InputError
 from windtunnel.formats.aicb.arguments import TrainingArguments
-from windtunnel.formats.aicb.model import AicbModel, Module, aicb_model, listed_modules
+from windtunnel.formats.aicb.model import EXPERTS, AicbModel, Module, aicb_model, listed_modules
 from windtunnel.formats.simai.schema import Block, FilePhase, Header, SimaiWorkload, WorkloadLayer
 
 FP8_SHARE = (1 + 4 / 128) / 2
@@ -33,11 +33,7 @@ class Sizes:
 
 
 def simai_training(arguments: TrainingArguments, times_ns: Mapping[str, int] | None) -> SimaiWorkload:
-    """Return the workload that AICB generates.
-
-    Args:
-        arguments: arguments of its command.
-        times_ns: measured times of an AIOB file (`aiob_times.training_ns`); None without `--aiob_enable`.
+    """Return the workload that AICB generates, with an AIOB file's times (`training_ns`) or without.
 
     Raises:
         InputError: AICB fails on these arguments.
@@ -65,7 +61,7 @@ def _check(arguments: TrainingArguments, model: AicbModel, has_times: bool) -> N
             "AttributeError",
             "add --aiob_enable and --comp_filepath",
         )
-    has_experts = any(layer.feed_forward.name == "mlp_moelayer" for layer in model.layers)
+    has_experts = any(layer.feed_forward.name == EXPERTS for layer in model.layers)
     if has_experts and arguments.enable_sequence_parallel and not arguments.moe_enable:
         raise InputError("AICB fails on experts without --moe_enable", "add --moe_enable")
 
@@ -107,40 +103,28 @@ def _expert_gradients(arguments: TrainingArguments, sizes: Sizes) -> tuple[Workl
     )
 
 
-@dataclass(frozen=True)
-class _ExpertPhases:
-    """The five collectives of a layer of experts, forward and backward; sizes are given even without a collective."""
+def _expert_phases(
+    arguments: TrainingArguments, sizes: Sizes, leave_out_single: bool
+) -> tuple[tuple[FilePhase, FilePhase], ...]:
+    """Return the five collectives of a layer of experts, forward and backward; sizes are given even without one.
 
-    forward: tuple[FilePhase, ...]
-    backward: tuple[FilePhase, ...]
-
-
-def _expert_phases(arguments: TrainingArguments, sizes: Sizes, leave_out_single: bool) -> _ExpertPhases:
-    """Return the collectives of a layer of experts; `leave_out_single` drops those within a group of one rank."""
+    `leave_out_single` drops the collectives within a group of one rank.
+    """
     tp, ep = arguments.tensor_model_parallel_size, arguments.expert_model_parallel_size
-    counts, exchange, gather, scatter = "ALLGATHER", "ALLTOALL_EP", "ALLGATHER", "REDUCESCATTER"
-    if leave_out_single:
-        exchange = exchange if ep > 1 else "NONE"
-        counts = counts if tp > 1 or ep > 1 else "NONE"
-        gather, scatter = (gather, scatter) if tp > 1 else ("NONE", "NONE")
+    has_tp, has_ep = tp > 1 or not leave_out_single, ep > 1 or not leave_out_single
     routed = sizes.activations * arguments.moe_router_topk
     sent = routed // tp
     dispatched = int(sent * FP8_SHARE) if arguments.frame == "DeepSeek" else sent
-    return _ExpertPhases(
-        forward=(
-            FilePhase(1, counts, 2 * ep * arguments.num_experts * tp),
-            FilePhase(1, exchange, dispatched),
-            FilePhase(1, gather, routed),
-            FilePhase(1, scatter, routed),
-            FilePhase(1, exchange, sent),
-        ),
-        backward=(
-            UNIT,
-            FilePhase(1, exchange, sent),
-            FilePhase(1, scatter, routed),
-            FilePhase(1, gather, routed),
-            FilePhase(1, exchange, sent),
-        ),
+    counts = 2 * ep * arguments.num_experts * tp
+    exchange = FilePhase(1, "ALLTOALL_EP" if has_ep else "NONE", sent)
+    gather = FilePhase(1, "ALLGATHER" if has_tp else "NONE", routed)
+    scatter = FilePhase(1, "REDUCESCATTER" if has_tp else "NONE", routed)
+    return (
+        (FilePhase(1, "ALLGATHER" if has_tp or has_ep else "NONE", counts), UNIT),
+        (exchange._replace(size_bytes=dispatched), exchange),
+        (gather, scatter),
+        (scatter, gather),
+        (exchange, exchange),
     )
 
 
@@ -174,8 +158,7 @@ def _untimed_lines(arguments: TrainingArguments, name: str, sizes: Sizes) -> Ite
     elif "column" in name:
         yield WorkloadLayer(name, FilePhase(1, "ALLGATHER", size), UNIT, UNIT)
     elif "moelayer" in name:
-        phases = _expert_phases(arguments, sizes, leave_out_single=False)
-        for forward, backward in zip(phases.forward, phases.backward, strict=True):
+        for forward, backward in _expert_phases(arguments, sizes, leave_out_single=False):
             yield WorkloadLayer(name, forward, backward, UNIT)
 
 
@@ -277,12 +260,11 @@ class _Timed:
         return WorkloadLayer(name, forward, backward, FilePhase(backward_ns))
 
     def _experts(self, name: str) -> Iterable[WorkloadLayer]:
-        phases = _expert_phases(self.arguments, self.sizes, leave_out_single=True)
         backward_ns = self.last_backward_ns = self._compute_ns(name, "backward")
-        first = (self._compute_ns(name, "forward"), backward_ns)
-        for forward, backward in zip(phases.forward, phases.backward, strict=True):
-            times = first if forward is phases.forward[0] else (1, 1)
+        times = (self._compute_ns(name, "forward"), backward_ns)
+        for forward, backward in _expert_phases(self.arguments, self.sizes, leave_out_single=True):
             yield WorkloadLayer(name, _with_time(forward, times[0]), _with_time(backward, times[1]), UNIT)
+            times = (1, 1)
 
 
 def _with_time(phase: FilePhase, compute_ns: int) -> FilePhase:

@@ -47,9 +47,7 @@ _INFERENCE_NAME = (
 def generate(command: Command, times: Path | None = None) -> GeneratedFile:
     """Return the file that AICB writes for `command`.
 
-    Args:
-        command: as `read.read_command` returns it.
-        times: an AIOB file in place of the one that the command names, whose path is AICB's.
+    `times` is an AIOB file in place of the one that the command names, whose path is AICB's.
 
     Raises:
         InputError: AICB would fail on the command, or its times are missing or broken.

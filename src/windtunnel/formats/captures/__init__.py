@@ -7,13 +7,12 @@ Refused: reports that were not exported, files that are cut off, execution trace
 """
 
 from windtunnel.formats.captures import kineto, ncu, nsys, pytorch_trace
-from windtunnel.formats.captures.kineto_capture import read_kineto_capture
 from windtunnel.formats.recognise import FileFormat
 
 FORMATS = (
     FileFormat("nsys SQLite", "capture", nsys.is_nsys, nsys.read_nsys),
     FileFormat("ncu CSV", "capture", ncu.is_ncu, ncu.read_ncu),
-    FileFormat("Kineto JSON", "capture", lambda file: file.is_json, read_kineto_capture, is_certain=False),
+    FileFormat("Kineto JSON", "capture", lambda file: file.is_json, kineto.read_kineto_capture, is_certain=False),
     FileFormat(kineto.TRACE, "workload or trace", kineto.is_kineto, kineto.read_contents),
     FileFormat(pytorch_trace.TRACE, "workload or trace", pytorch_trace.is_execution_trace, pytorch_trace.read_contents),
 )

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.metrics.records import Table
+from windtunnel.schema import read_yaml
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,46 +33,9 @@ CLASSES = (
 )
 """Purposes of kernels."""
 
-_KERNEL_COLUMNS: Mapping[str, str] = {
-    "name": "of the kernel, operator or copy",
-    "activity": "position in ACTIVITIES",
-    "kernel_class": "position in CLASSES",
-    "start_s": "on the device; NaN where only the duration is known",
-    "duration_s": "on the device",
-    "device": "number of the device",
-    "stream": "that it ran in; of an operator, its thread",
-    "call": "row of the API call that launched it",
-    "range": "row of the innermost named range around that call",
-    "operator": "name of the framework's operator that launched it",
-    **{f"grid_{axis}": "blocks" for axis in "xyz"},
-    **{f"block_{axis}": "threads" for axis in "xyz"},
-    "registers": "a thread",
-    "shared_bytes": "shared memory of a block",
-    "occupancy_fraction": "warps of a multiprocessor: achieved where counted, else what registers and memory allow",
-    "flops": "floating point operations, by shape or by counters",
-    "num_bytes": "moved: of a copy or memset its size, else by shape or by counters",
-    "compute_fraction": "of the multiprocessors' peak, counted",
-    "memory_fraction": "of the memory system's peak, counted",
-}
-_CALL_COLUMNS: Mapping[str, str] = {
-    "name": "of the function, without its version",
-    "start_s": "on the host",
-    "duration_s": "on the host",
-    "thread": "that called",
-}
-_RANGE_COLUMNS: Mapping[str, str] = {
-    "name": "as the program gave it, after its domain",
-    "start_s": "on the host",
-    "duration_s": "on the host",
-    "thread": "that it began on",
-    "is_nested": "a push/pop range, which nests; else one with a start and an end of its own",
-}
 TableKind = Literal["kernels", "calls", "ranges"]
-_COLUMNS: Mapping[TableKind, Mapping[str, str]] = {
-    "kernels": _KERNEL_COLUMNS,
-    "calls": _CALL_COLUMNS,
-    "ranges": _RANGE_COLUMNS,
-}
+COLUMNS: Mapping[str, Mapping[str, str]] = read_yaml(Path(__file__).with_name("columns.yaml"))
+"""Table -> column -> meaning."""
 _FLOAT_ENDINGS = ("_s", "_fraction", "flops", "num_bytes")
 """Columns with these endings hold floats, all others whole numbers."""
 
@@ -132,12 +97,9 @@ class Capture:
 def capture_table(kind: TableKind, num_rows: int = 0, columns: Mapping[str, Any] | None = None) -> Table:
     """Make a table of a capture with all its columns.
 
-    Args:
-        kind: which table.
-        num_rows: of the table.
-        columns: name -> one value for each row, or one for all; columns that are left out are unknown in all rows.
+    `columns` has one value for each row, or one for all; columns that are left out are unknown in all rows.
     """
-    columns, meanings, filled = columns or {}, _COLUMNS[kind], {}
+    columns, meanings, filled = columns or {}, COLUMNS[kind], {}
     for name in meanings:
         dtype, unknown = (np.float64, np.nan) if name.endswith(_FLOAT_ENDINGS) else (np.int64, -1)
         filled[name] = np.full(num_rows, columns.get(name, unknown), dtype)
@@ -150,29 +112,15 @@ def shape_columns(shape: str, sizes: Iterable[Sequence[int] | None]) -> dict[str
     return {f"{shape}_{axis}": [size[i] for size in known] for i, axis in enumerate("xyz")}
 
 
-def joined(tables: Sequence[Table]) -> Table:
-    """Join tables with the same columns, one after another."""
-    columns = {name: np.concatenate([table[name] for table in tables]) for name in tables[0].columns}
-    return Table(columns, tables[0].meanings)
+class Names(dict[str, int]):
+    """Texts and their positions, each once, in the order of their first use."""
 
+    def __missing__(self, text: str) -> int:
+        return self.setdefault(text, len(self))
 
-class Names:
-    """Texts, each once, in the order of their first use."""
-
-    def __init__(self) -> None:
-        self._codes: dict[str, int] = {}
-
-    def code(self, text: str) -> int:
-        """Return the position of `text`, adding it at its first use."""
-        return self._codes.setdefault(text, len(self._codes))
-
-    def codes(self, texts: list[str]) -> Ints:
+    def codes(self, texts: Iterable[str]) -> Ints:
         """Return the positions of `texts`."""
-        return np.array([self.code(text) for text in texts], np.int64)
-
-    def texts(self) -> tuple[str, ...]:
-        """Return all texts."""
-        return tuple(self._codes)
+        return np.array([self[text] for text in texts], np.int64)
 
 
 def innermost_ranges(calls: Table, ranges: Table) -> Ints:

@@ -3,46 +3,19 @@
 The summaries count as those of `nsys stats` (2023.4) with the same names, so that both print the same sums.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.formats.captures.capture import CLASSES, COPY, GRAPH, KERNEL, MEMSET, OPERATOR, Capture
+from windtunnel.formats.captures.capture import CLASSES, COLUMNS, COPY, GRAPH, KERNEL, MEMSET, OPERATOR, Capture
 from windtunnel.metrics.records import Table
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 COMMUNICATION = CLASSES.index("communication")
-
-KERNEL_TABLE_COLUMNS: Mapping[str, str] = {
-    "name": "position in the capture's names",
-    "kernel_class": "position in CLASSES",
-    "count": "times that it ran",
-    "total_s": "sum over all runs",
-    "share": "of the total over all rows",
-    "mean_s": "of one run",
-    "median_s": "of one run",
-    "least_s": "of one run",
-    "most_s": "of one run",
-    "deviation_s": "sample standard deviation; NaN for a single run",
-    "stream": "in which most runs were",
-    "num_streams": "different",
-    "grid_x": "blocks, of the commonest grid",
-    "grid_y": "",
-    "grid_z": "",
-    "num_grids": "different",
-    "block_threads": "threads of a block of the commonest grid",
-    "flops_per_s": "achieved, over the rows whose work is known; NaN without such rows",
-    "bytes_per_s": "achieved, over the rows whose bytes are known; NaN without such rows",
-    "occupancy_fraction": "mean, weighted with time",
-    "compute_fraction": "of peak, weighted with time",
-    "memory_fraction": "of peak, weighted with time",
-}
-"""One row for each name, the most time first."""
 
 
 @dataclass(frozen=True)
@@ -126,31 +99,27 @@ def host_range_time(capture: Capture) -> NameStatistics:
     return statistics(capture.ranges["name"], capture.ranges["duration_s"])
 
 
-@dataclass(frozen=True)
-class LaunchTimes:
+class LaunchTimes(NamedTuple):
     """Times of every kernel whose launch was recorded (`cuda_kern_exec_sum`)."""
 
-    names: Ints
-    call_names: Ints
-    call_s: Floats
-    """Duration of the API call."""
     queue_s: Floats
     """From the end of the call to the start of the kernel; NaN where the kernel started within the call."""
-    kernel_s: Floats
     latency_s: Floats
     """From the start of the call to the start of the kernel."""
 
 
 def launch_times(capture: Capture) -> LaunchTimes:
     """Return the times between launches and starts of kernels."""
-    rows = capture.kernels_of(KERNEL)
-    rows = rows.where(rows["call"] >= 0)
-    calls = capture.calls
-    start_s, call_s = calls["start_s"][rows["call"]], calls["duration_s"][rows["call"]]
-    latency_s = rows["start_s"] - start_s
-    queue_s = latency_s - call_s
+    rows = launched_kernels(capture)
+    latency_s = rows["start_s"] - capture.calls["start_s"][rows["call"]]
+    queue_s = latency_s - capture.calls["duration_s"][rows["call"]]
     queue_s[queue_s < 0] = np.nan
-    return LaunchTimes(rows["name"], calls["name"][rows["call"]], call_s, queue_s, rows["duration_s"].copy(), latency_s)
+    return LaunchTimes(queue_s, latency_s)
+
+
+def launched_kernels(capture: Capture) -> Table:
+    """Return the kernels whose launch was recorded."""
+    return capture.kernels.where((capture.kernels["activity"] == KERNEL) & (capture.kernels["call"] >= 0))
 
 
 @dataclass(frozen=True)
@@ -274,7 +243,7 @@ def _length(intervals: Intervals) -> float:
 
 
 def kernel_table(capture: Capture) -> Table:
-    """Return one row for each name of a kernel, copy or operator, with the columns of `KERNEL_TABLE_COLUMNS`."""
+    """Return one row for each name of a kernel, copy or operator, with the columns `names` of `columns.yaml`."""
     kernels = capture.kernels
     by_name = statistics(kernels["name"], kernels["duration_s"])
     order = np.argsort(kernels["name"], kind="stable")
@@ -299,7 +268,7 @@ def kernel_table(capture: Capture) -> Table:
                 for name in ("occupancy_fraction", "compute_fraction", "memory_fraction")
             },
         },
-        KERNEL_TABLE_COLUMNS,
+        COLUMNS["names"],
     )
 
 

@@ -18,13 +18,7 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.files import read_text
-from windtunnel.formats.captures.capture import (
-    KERNEL,
-    Capture,
-    Names,
-    capture_table,
-    shape_columns,
-)
+from windtunnel.formats.captures.capture import KERNEL, Capture, Names, capture_table, shape_columns
 from windtunnel.formats.captures.kernel_names import kernel_class
 from windtunnel.formats.recognise import FileContent
 
@@ -37,14 +31,17 @@ _UNIT = re.compile(r"(?P<scale>[numKMGT]?)(?:second|byte|cycle|inst|hz)$")
 _WORDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "%": 0.01}
 
 _DURATION = ("gpu__time_duration.sum", "Duration")
-_OCCUPANCY = (
-    "sm__warps_active.avg.pct_of_peak_sustained_active",
-    "Achieved Occupancy",
-    "sm__maximum_warps_per_active_cycle_pct",
-    "Theoretical Occupancy",
-)
-_COMPUTE = ("sm__throughput.avg.pct_of_peak_sustained_elapsed", "Compute (SM) Throughput")
-_MEMORY = ("gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed", "Memory Throughput")
+_COUNTERS: Mapping[str, tuple[str, ...]] = {
+    "occupancy_fraction": (
+        "sm__warps_active.avg.pct_of_peak_sustained_active",
+        "Achieved Occupancy",
+        "sm__maximum_warps_per_active_cycle_pct",
+        "Theoretical Occupancy",
+    ),
+    "compute_fraction": ("sm__throughput.avg.pct_of_peak_sustained_elapsed", "Compute (SM) Throughput"),
+    "memory_fraction": ("gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed", "Memory Throughput"),
+}
+"""Column -> counters that give it, the first that was collected; raw and details pages name them differently."""
 _REGISTERS = ("launch__registers_per_thread", "Registers Per Thread")
 _FLOPS_A_CYCLE = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum.per_cycle_elapsed"
 _CYCLES_PER_S = "smsp__cycles_elapsed.avg.per_second"
@@ -74,16 +71,14 @@ def read_ncu(path: Path) -> Capture:
         "device": [_whole(launch["Device"]) for launch in fixed],
         "stream": [_whole(launch["Stream"]) for launch in fixed],
         "registers": [_whole(str(_first(counters, _REGISTERS))) for counters in metrics],
-        "occupancy_fraction": [_first(counters, _OCCUPANCY) for counters in metrics],
-        "compute_fraction": [_first(counters, _COMPUTE) for counters in metrics],
-        "memory_fraction": [_first(counters, _MEMORY) for counters in metrics],
+        **{column: [_first(counters, names) for counters in metrics] for column, names in _COUNTERS.items()},
         "flops": [_flops(counters) for counters in metrics],
         "num_bytes": [_bytes(counters) for counters in metrics],
     }
     for field, shape in (("Grid Size", "grid"), ("Block Size", "block")):
         columns |= shape_columns(shape, ([int(part) for part in re.findall(r"\d+", launch[field])] for launch in fixed))
     kernels = capture_table("kernels", len(fixed), columns)
-    return Capture("ncu", names.texts(), kernels, capture_table("calls"), capture_table("ranges"), {}, (NO_TIMELINE,))
+    return Capture("ncu", tuple(names), kernels, capture_table("calls"), capture_table("ranges"), {}, (NO_TIMELINE,))
 
 
 def is_ncu(file: FileContent) -> bool:

@@ -26,7 +26,6 @@ from windtunnel.formats.captures.capture import (
     Names,
     capture_table,
     innermost_ranges,
-    joined,
     theoretical_occupancy,
 )
 from windtunnel.formats.captures.kernel_names import call_name, kernel_class
@@ -143,7 +142,7 @@ class _Export:
         order = np.argsort(kernels["start_s"], kind="stable")
         kernels = kernels.where(order)
         notes = tuple(_notes(kernels))
-        return Capture(self.tool(), self.names.texts(), kernels, calls, ranges, self.devices(), notes)
+        return Capture(self.tool(), tuple(self.names), kernels, calls, ranges, self.devices(), notes)
 
     def missing(self) -> Iterator[str]:
         """Yield missing tables and columns without which nothing can be read."""
@@ -244,7 +243,7 @@ class _Export:
         """Return the API calls, and (process, correlation) -> row of the call that launched."""
         calls = self.arrays(_CALLS, "start", "end", "nameId", "globalTid", "correlationId")
         ids = calls["nameId"].tolist()
-        codes = {code: self.names.code(call_name(self.text(code))) for code in sorted(set(ids))}
+        codes = {code: self.names[call_name(self.text(code))] for code in sorted(set(ids))}
         values = {
             "name": [codes[code] for code in ids],
             **self.span(calls["start"], calls["end"]),
@@ -289,7 +288,8 @@ class _Export:
                 "call": [call_rows.get(key, -1) for key in launches],
             }
             tables.append(capture_table("kernels", len(names), {**common, **values}))
-        return joined(tables)
+        columns = {name: np.concatenate([table[name] for table in tables]) for name in tables[0].columns}
+        return Table(columns, tables[0].meanings)
 
     def occupancy(self, kernels: Mapping[str, Ints], shared_bytes: Ints) -> NDArray[np.float64]:
         """Return the occupancy that each kernel's registers and memory allow; NaN where the limits are unknown."""

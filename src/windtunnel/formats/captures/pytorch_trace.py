@@ -70,11 +70,7 @@ def is_execution_trace(file: FileContent) -> bool:
 
 
 def read_contents(path: Path) -> Contents:
-    """Read a trace and sum up its communication.
-
-    Raises:
-        InputError: as `read_execution_trace`.
-    """
+    """Read a trace and sum up its communication."""
     trace = read_execution_trace(path)
     facts = (("schema", trace.schema), ("operators", f"{len(trace.operators):,}"))
     return Contents(TRACE, facts, tuple(totals(collective_calls(trace))))

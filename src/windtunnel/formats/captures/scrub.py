@@ -35,19 +35,15 @@ def scrub_nsys(path: Path) -> int:
         with draft_of(path) as draft:
             shutil.copy2(path, draft)
             with closing(sqlite3.connect(draft)) as database:
-                removed = _remove_private(database)
+                tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+                removed = sum(
+                    database.execute(f"DELETE FROM {table} WHERE {where}").rowcount
+                    for table, where in _PRIVATE_ROWS
+                    if table in tables
+                )
+                database.commit()
                 # Deleted rows stay readable in the file until it is written anew.
                 database.execute("VACUUM")
     except (OSError, sqlite3.Error) as error:
         raise WindtunnelError(f"{path} cannot be scrubbed: {error}") from None
-    return removed
-
-
-def _remove_private(database: sqlite3.Connection) -> int:
-    tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    removed = 0
-    for table, where in _PRIVATE_ROWS:
-        if table in tables:
-            removed += database.execute(f"DELETE FROM {table} WHERE {where}").rowcount
-    database.commit()
     return removed

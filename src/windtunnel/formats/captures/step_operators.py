@@ -7,85 +7,35 @@ norm, however it is fused. Unclear kernels make the row `other`.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from windtunnel.errors import InputError, unwritable
+from windtunnel.errors import InputError
 from windtunnel.formats.captures.capture import CLASSES, COPY, MEMSET, Capture
 from windtunnel.formats.captures.step_names import CapturedStep, captured_steps
 from windtunnel.model.forward import forward_launches
 from windtunnel.model.operators import Gemm, Launch, Op
 from windtunnel.model.shape import Shard
-from windtunnel.pricing.table import MeasurementTable, Points, tables_from, write_tables
+from windtunnel.pricing.table import MeasurementTable, Points, tables_from
+from windtunnel.schema import read_yaml
+
+_TABLES: Mapping[str, Any] = read_yaml(Path(__file__).with_name("step_operators.yaml"))
+_LAUNCHES = tuple((re.compile(f"(?:{pattern})$"), row) for row, pattern in _TABLES["launches"].items())
+_MODULES = tuple((re.compile(pattern), row) for pattern, row in _TABLES["modules"].items())
+_BETWEEN: Mapping[tuple[str, str | None], str] = {(before, after): row for before, after, row in _TABLES["between"]}
+_ANCHORS = frozenset(row for pair in _BETWEEN for row in pair if row is not None)
 
 OTHER = "other"
-NORMS, ROPE = "norms", "rope and cache"
-
-_ROWS: Mapping[str, str] = {
-    "embedding": r"embedding",
-    NORMS: r"input_norm|post_attention_norm|final_norm",
-    "qkv_proj": r"qkv_proj|q_kv_a_proj|q_b_proj|kv_b_proj|qkvz_proj|ba_proj",
-    ROPE: r"rope|kv_cache_write|qk_norm|latent_norm",
-    "attention": r"\w*attention_(prefill|decode)|gated_delta_(prefill|decode)|attention_gate|gated_norm",
-    "o_proj": r"o_proj",
-    "experts": r"router|top_k|experts|shared_\w+",
-    "gate_up_proj": r"gate_up_proj|up_proj",
-    "activation": r"activation",
-    "down_proj": r"down_proj",
-    "communication": r"\w+_(all_reduce|all_gather|reduce_scatter|all_to_all|send_recv)",
-    "lm_head": r"lm_head",
-    "sample": r"sample",
-}
-"""Row -> its launches of `model/forward.py`; the first match counts."""
-
-ROWS = (*_ROWS, OTHER)
-
-_MODULES: tuple[tuple[str, str], ...] = (
-    (r"(^|\.)(q_norm|k_norm|q_layernorm|k_layernorm|rotary_emb\w*|rotary_pos_emb)$", ROPE),
-    (r"norm|(^|\.)ln_\w+$", NORMS),
-    (r"(^|\.)(embed_tokens|wte|embed_in|word_embeddings)$", "embedding"),
-    (r"(^|\.)(lm_head|embed_out)$", "lm_head"),
-    (r"(^|\.)(experts|shared_experts?|block_sparse_moe|router|gate)(\.|$)", "experts"),
-    (r"(^|\.)([qkv]_proj|qkv_proj|[qkv]_[ab]_proj\w*|kv_a_proj\w*|c_attn|query_key_value|Wqkv)$", "qkv_proj"),
-    (r"(^|\.)(o_proj|out_proj)$|attn\.(c_proj|dense)$|attention\.dense$", "o_proj"),
-    (r"(^|\.)(gate_proj|up_proj|gate_up_proj|fc1|w1|w3|c_fc|dense_h_to_4h)$", "gate_up_proj"),
-    (r"(^|\.)(act_fn|act|activation\w*)$", "activation"),
-    (r"(^|\.)(down_proj|fc2|w2|dense_4h_to_h)$|mlp\.c_proj$", "down_proj"),
-    (r"(^|\.)(self_attn|attn|attention|self_attention)(\.attn)?$", "attention"),
-    (r"(^|\.)(mlp|feed_forward)$", "activation"),
-    (r"(^|\.)(layers|h|blocks)\.\d+$", NORMS),
-)
-"""A module's path -> its row, by the names of transformers' and vLLM's models; the first match counts. A kernel
-directly in a layer is the residual's addition, which the simulator counts with the norm."""
-_COMPILED_MODULES = tuple((re.compile(pattern), row) for pattern, row in _MODULES)
-_COMPILED_ROWS = tuple((re.compile(f"(?:{pattern})$"), row) for row, pattern in _ROWS.items())
-
-_BY_CLASS = {
-    **{name: name for name in ("attention", "embedding", "activation", "communication", "experts")},
-    "rope": ROPE,
-    "kv_cache": ROPE,
-    "norm": NORMS,
-    "sampling": "sample",
-}
-_BETWEEN: Mapping[tuple[str, str | None], str] = {
-    **{("o_proj", after): NORMS for after in ("gate_up_proj", "experts")},
-    **{(before, "qkv_proj"): NORMS for before in ("embedding", "down_proj", "experts")},
-    **{(before, "lm_head"): NORMS for before in ("down_proj", "experts")},
-    ("gate_up_proj", "down_proj"): "activation",
-    ("qkv_proj", "attention"): ROPE,
-    ("lm_head", None): "sample",
-}
-"""(row before, row after) -> row of the kernels between them."""
-_ANCHORS = frozenset(row for pair in _BETWEEN for row in pair if row is not None)
+ROWS = (*_TABLES["launches"], OTHER)
 
 
 def row_of_launch(name: str) -> str:
     """Return the row of a launch of `model/forward.py`."""
-    return next((row for pattern, row in _COMPILED_ROWS if pattern.match(name)), OTHER)
+    return next((row for pattern, row in _LAUNCHES if pattern.match(name)), OTHER)
 
 
 @dataclass(frozen=True)
@@ -97,7 +47,6 @@ class MatchedStep:
     """The model's launches for that batch."""
     seconds: Mapping[str, float]
     """Row -> time of its kernels."""
-    num_kernels: Mapping[str, int]
 
     @property
     def unmatched_fraction(self) -> float:
@@ -131,7 +80,7 @@ def _measured(capture: Capture, step: CapturedStep, launches: tuple[Launch, ...]
     seconds: dict[str, float] = {}
     for row, took_s in zip(rows, capture.kernels["duration_s"][step.rows].tolist(), strict=True):
         seconds[row] = seconds.get(row, 0.0) + took_s
-    return MatchedStep(step, launches, seconds, Counter(rows))
+    return MatchedStep(step, launches, seconds)
 
 
 def rows_of_kernels(capture: Capture, step: CapturedStep, launches: Sequence[Launch]) -> list[str]:
@@ -142,7 +91,7 @@ def rows_of_kernels(capture: Capture, step: CapturedStep, launches: Sequence[Lau
     is_copy = np.isin(kernels["activity"][step.rows], (COPY, MEMSET)).tolist()
     if any(modules):
         return _sampling_after_the_head(list(map(_by_module, modules, classes)))
-    rows = [None if copy else _BY_CLASS.get(name) for name, copy in zip(classes, is_copy, strict=True)]
+    rows = [None if copy else _TABLES["classes"].get(name) for name, copy in zip(classes, is_copy, strict=True)]
     for kernel, row in _products(capture, step, classes, launches):
         rows[kernel] = row
     return _between(rows)
@@ -157,8 +106,8 @@ def _module(capture: Capture, row: int) -> str:
 def _by_module(module: str, kernel_class: str) -> str | None:
     if kernel_class == "communication":
         return "communication"
-    row = next((row for pattern, row in _COMPILED_MODULES if pattern.search(module)), None) if module else None
-    return ROPE if row == "attention" and kernel_class != "attention" else row
+    row = next((row for pattern, row in _MODULES if pattern.search(module)), None) if module else None
+    return "rope and cache" if row == "attention" and kernel_class != "attention" else row
 
 
 def _sampling_after_the_head(rows: list[str | None]) -> list[str]:
@@ -254,21 +203,3 @@ def _single_operators(measured: MatchedStep) -> Iterator[tuple[Op, float]]:
         seconds = measured.seconds.get(row, 0.0)
         if seconds > 0 and all(launch.op == launches[0].op for launch in launches):
             yield launches[0].op, seconds / sum(launch.count for launch in launches)
-
-
-def write_measurements(folder: Path, tables: Sequence[MeasurementTable], about: Mapping[str, str]) -> list[Path]:
-    """Write one Parquet file for each kind of operator, as `pricing.table.read_tables` reads it.
-
-    Raises:
-        InputError: the folder cannot be written to.
-    """
-    by_kind: dict[str, list[MeasurementTable]] = {}
-    for table in tables:
-        by_kind.setdefault(table.kind, []).append(table)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for kind, of_kind in by_kind.items():
-            write_tables(folder / f"{kind}.parquet", of_kind, about)
-    except OSError as error:
-        raise unwritable(folder, error) from None
-    return [folder / f"{kind}.parquet" for kind in by_kind]

@@ -9,27 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.files import write_bytes
+from windtunnel.formats.captures import kernel_time
 from windtunnel.formats.captures.capture import CLASSES, Capture
 from windtunnel.formats.captures.kernel_names import short_name
-from windtunnel.formats.captures.kernel_time import (
-    NameStatistics,
-    call_time,
-    class_time,
-    copy_bytes,
-    copy_time,
-    device_time,
-    host_range_time,
-    kernel_table,
-    kernel_time,
-    launch_times,
-    range_time,
-)
 from windtunnel.metrics.records import Table
 
 
 def capture_summary(capture: Capture, num_kernels: int = 10) -> dict[str, Any]:
     """Return the top kernels with their share, the time by class, and the notes."""
-    kernels = kernel_time(capture)
+    kernels = kernel_time.kernel_time(capture)
     return {
         "tool": capture.tool,
         "notes": list(capture.notes),
@@ -42,14 +30,14 @@ def capture_summary(capture: Capture, num_kernels: int = 10) -> dict[str, Any]:
             }
             for row in range(min(num_kernels, len(kernels)))
         ],
-        "seconds_by_class": class_time(capture),
+        "seconds_by_class": kernel_time.class_time(capture),
     }
 
 
 def capture_document(capture: Capture) -> dict[str, Any]:
     """Return a capture's summaries as a JSON document."""
-    queue = launch_times(capture)
-    ranges = range_time(capture)
+    queue = kernel_time.launch_times(capture)
+    ranges = kernel_time.range_time(capture)
     return {
         "summary": capture_summary(capture),
         "devices": {
@@ -59,15 +47,15 @@ def capture_document(capture: Capture) -> dict[str, Any]:
                 "num_gaps": len(times.gaps_s),
                 "longest_gap_s": float(times.gaps_s.max(initial=0.0)),
             }
-            for device, times in device_time(capture).items()
+            for device, times in kernel_time.device_time(capture).items()
         },
-        "kernels": _statistics_document(capture, kernel_time(capture), "s"),
-        "api_calls": _statistics_document(capture, call_time(capture), "s"),
-        "copies": _statistics_document(capture, copy_time(capture), "s"),
-        "copied": _statistics_document(capture, copy_bytes(capture), "bytes"),
+        "kernels": _statistics_document(capture, kernel_time.kernel_time(capture), "s"),
+        "api_calls": _statistics_document(capture, kernel_time.call_time(capture), "s"),
+        "copies": _statistics_document(capture, kernel_time.copy_time(capture), "s"),
+        "copied": _statistics_document(capture, kernel_time.copy_bytes(capture), "bytes"),
         "launch_latency_s": _spread(queue.latency_s),
         "queue_s": _spread(queue.queue_s),
-        "host_ranges": _statistics_document(capture, host_range_time(capture), "s"),
+        "host_ranges": _statistics_document(capture, kernel_time.host_range_time(capture), "s"),
         "ranges": [
             {"name": capture.name_of(name), "host_s": float(host_s), "device_s": float(device_s), "num_kernels": int(n)}
             for name, host_s, device_s, n in zip(
@@ -88,7 +76,7 @@ def _spread(values: NDArray[np.float64]) -> dict[str, float] | None:
     return {"mean": float(known.mean()), "median": float(np.median(known)), "p99": float(np.percentile(known, 99))}
 
 
-def _statistics_document(capture: Capture, values: NameStatistics, unit: str) -> list[dict[str, Any]]:
+def _statistics_document(capture: Capture, values: kernel_time.NameStatistics, unit: str) -> list[dict[str, Any]]:
     return [
         {
             "name": capture.names[values.names[row]],
@@ -104,11 +92,7 @@ def _statistics_document(capture: Capture, values: NameStatistics, unit: str) ->
 
 
 def write_kernels(capture: Capture, path: Path) -> None:
-    """Write the kernel table with its texts as Parquet; it appears completely or not at all.
-
-    Raises:
-        InputError: it cannot be written.
-    """
+    """Write the kernel table with its texts as Parquet; it appears completely or not at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -119,7 +103,7 @@ def write_kernels(capture: Capture, path: Path) -> None:
 
 def kernel_rows(capture: Capture) -> tuple[list[str], list[list[Any]]]:
     """Return the kernel table as headers and rows, most time first."""
-    table = kernel_table(capture)
+    table = kernel_time.kernel_table(capture)
     numbers = [name for name in table.columns if name not in ("name", "kernel_class")]
     return ["name", "class", *numbers], [
         [*_titles(capture, table, row), *_cells(table, numbers, row)] for row in range(len(table))
@@ -138,7 +122,7 @@ def _cells(table: Table, columns: Iterable[str], row: int) -> list[Any]:
 
 def kernel_comparison(timed: Capture, counted: Capture) -> tuple[list[str], list[list[Any]]]:
     """Return times (Nsight Systems) beside counters (Nsight Compute), one row for each kernel that both have."""
-    counters, times = kernel_table(counted), kernel_table(timed)
+    counters, times = kernel_time.kernel_table(counted), kernel_time.kernel_table(timed)
     by_name = {short_name(counted.names[code]): row for row, code in enumerate(counters["name"])}
     of_nsys = ("count", "total_s", "share", "mean_s")
     counts = ("flops_per_s", "bytes_per_s", "occupancy_fraction", "compute_fraction", "memory_fraction")

@@ -1,27 +1,55 @@
-"""Protobuf's classes of a trace's messages, from the numbers of et_def.proto."""
+"""A Chakra trace in memory: protobuf's messages, whose classes are made from the numbers of et_def.proto."""
 
-from collections.abc import Iterator
+from enum import IntEnum
 from functools import cache
 from typing import Any, NamedTuple
 
 from windtunnel.errors import MissingExtraError
 
+VERSION = "0.0.4"
+
+
+class ChakraKind(IntEnum):
+    """Kinds of nodes."""
+
+    INVALID = 0
+    METADATA = 1
+    MEMORY_LOAD = 2
+    MEMORY_STORE = 3
+    COMPUTE = 4
+    SEND = 5
+    RECEIVE = 6
+    COLLECTIVE = 7
+
+
+class ChakraCollective(IntEnum):
+    """Values of a collective's attribute `comm_type`. ASTRA-sim 2 runs the first, third, seventh and eighth."""
+
+    ALL_REDUCE = 0
+    REDUCE = 1
+    ALL_GATHER = 2
+    GATHER = 3
+    SCATTER = 4
+    BROADCAST = 5
+    ALL_TO_ALL = 6
+    REDUCE_SCATTER = 7
+    REDUCE_SCATTER_BLOCK = 8
+    BARRIER = 9
+
+
 KINDS = (
     *("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64"),
     *("sfixed32", "sfixed64", "bool", "string", "bytes"),
 )
-"""Types of an attribute's value; the value of each stands in the next free field from 3 on, its list behind it."""
-LIST = "_list"
-"""Ending of the field that holds a list."""
-
+"""Types of an attribute's value; each has the next free field from 3 on, and its list (`KIND_list`) the one behind."""
 _FIELDS: dict[str, tuple[tuple[int, str, str], ...]] = {
     "Operands": ((1, "values", "string"), (2, "shapes", "string"), (3, "types", "string")),
-    **{f"{kind}{LIST}": ((1, "values", f"{kind}*"),) for kind in KINDS},
+    **{f"{kind}_list": ((1, "values", f"{kind}*"),) for kind in KINDS},
     "Attribute": (
         (1, "name", "string"),
         (2, "documentation", "string"),
         *((3 + 2 * place, kind, kind) for place, kind in enumerate(KINDS)),
-        *((4 + 2 * place, f"{kind}{LIST}", f"{kind}{LIST}") for place, kind in enumerate(KINDS)),
+        *((4 + 2 * place, f"{kind}_list", f"{kind}_list") for place, kind in enumerate(KINDS)),
     ),
     "Metadata": ((1, "version", "string"), (2, "attributes", "Attribute*")),
     "Node": (
@@ -46,12 +74,6 @@ class Messages(NamedTuple):
     metadata: Any
     node: Any
     error: type[Exception]
-
-    def of_file(self) -> Iterator[Any]:
-        """Yield the class of each message of a file: the metadata, then nodes."""
-        yield self.metadata
-        while True:
-            yield self.node
 
 
 @cache
@@ -84,3 +106,20 @@ def messages() -> Messages:
         message_factory.GetMessageClass(pool.FindMessageTypeByName(f"et.{name}")) for name in ("Metadata", "Node")
     )
     return Messages(metadata, node, DecodeError)
+
+
+class ChakraTrace(NamedTuple):
+    """A whole file: its messages."""
+
+    metadata: Any
+    nodes: list[Any]
+    """Computations and communications; each starts when all its dependencies have ended."""
+
+
+def value_of(node: Any, name: str) -> Any:
+    """Return the value of a node's attribute; None where there is no such attribute or value."""
+    for attribute in node.attributes:
+        if attribute.name == name:
+            field = attribute.WhichOneof("value")
+            return getattr(attribute, field) if field else None
+    return None

@@ -11,10 +11,11 @@ import json
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.files import write_text
-from windtunnel.formats.chakra.schema import Attribute, ChakraCollective, ChakraKind, ChakraNode, ChakraTrace
+from windtunnel.formats.chakra.messages import VERSION, ChakraCollective, ChakraKind, ChakraTrace, messages
 from windtunnel.formats.chakra.write import write_trace
 from windtunnel.model import operators as ops
 from windtunnel.training.layers.part import Task
@@ -24,39 +25,21 @@ from windtunnel.training.program import BESIDE_STEP, Action, Exchange, device_pr
 from windtunnel.training.setup import TrainingSetup
 
 Seconds = Callable[[Task], float]
+Attribute = dict[str, Any]
+"""Fields of the message of an attribute."""
 
 
-@dataclass
-class GroupNames:
-    """Numbers of the ranks' groups, as `--comm-group-configuration` lists them; "0" is all ranks."""
-
-    world: tuple[int, ...]
-    names: dict[tuple[int, ...], str] = field(default_factory=dict)
-
-    def name(self, ranks: tuple[int, ...]) -> str:
-        """Return the number of a group, given at its first use."""
-        if ranks == self.world:
-            return "0"
-        return self.names.setdefault(ranks, str(len(self.names) + 1))
-
-    def as_json(self) -> str:
-        """Return the file that ASTRA-sim reads."""
-        return json.dumps({name: list(ranks) for ranks, name in self.names.items()}, indent=1) + "\n"
+GroupNames = dict[tuple[int, ...], str]
+"""Ranks of a group -> its number, as `--comm-group-configuration` lists it; "0" is all ranks."""
 
 
 def training_traces(
     setup: TrainingSetup, seconds: Seconds, names: GroupNames | None = None, ranks: Collection[int] | None = None
 ) -> Iterator[tuple[int, ChakraTrace]]:
-    """Yield (rank, trace) of every rank; `names` collects the groups.
-
-    Args:
-        setup: a resolved job.
-        seconds: prices a task, such as `TrainingPricer` does.
-        names: collects the groups' numbers.
-        ranks: only these ranks; None: all.
-    """
+    """Yield (rank, trace) of every rank, or of `ranks`; `seconds` prices a task, and `names` collects the groups."""
     rank, num_devices = Rank(setup), setup.degrees.num_devices
-    names = names or GroupNames(tuple(range(num_devices)))
+    names = {} if names is None else names
+    names[tuple(range(num_devices))] = "0"
     for device in range(setup.degrees.pp):
         program = list(device_program(setup, device))
         for number in range(num_devices):
@@ -76,14 +59,15 @@ def write_training_traces(
     unknown = next((number for number in ranks or () if not 0 <= number < num_devices), None)
     if unknown is not None:
         raise InputError(f"the job has ranks 0 to {num_devices - 1}; there is no rank {unknown}")
-    names = GroupNames(tuple(range(num_devices)))
+    names: GroupNames = {}
     written = []
     for number, trace in training_traces(setup, seconds, names, ranks):
         path = prefix.with_name(f"{prefix.name}.{number}.et")
         write_trace(path, trace)
         written.append(path)
     groups = prefix.with_name(f"{prefix.name}.groups.json")
-    write_text(groups, names.as_json())
+    listed = {name: list(ranks) for ranks, name in names.items() if name != "0"}
+    write_text(groups, json.dumps(listed, indent=1) + "\n")
     return [*written, groups]
 
 
@@ -95,7 +79,7 @@ class _RankTrace:
     number: int
     names: GroupNames
     seconds: Seconds
-    nodes: list[ChakraNode] = field(default_factory=list)
+    nodes: list[Any] = field(default_factory=list)
     last: int | None = None
     """Computation that the next node waits for."""
     needed: list[int] = field(default_factory=list)
@@ -115,25 +99,29 @@ class _RankTrace:
                     self._communicate(task, action)
             if action.sends:
                 self._exchange(action.sends)
-        about = Attribute("all_gather_size", "string", "what one rank gives")
-        return ChakraTrace(tuple(self.nodes), attributes=(about,))
+        about = {"name": "all_gather_size", "string": "what one rank gives"}
+        return ChakraTrace(messages().metadata(version=VERSION, attributes=[about]), self.nodes)
 
     def _add(self, name: str, kind: ChakraKind, waits: list[int], *attributes: Attribute, duration_us: int = 0) -> int:
-        number, depends = len(self.nodes) + 1, tuple(sorted(set(waits)))
-        attributes = (Attribute("is_cpu_op", "bool", value=False), *attributes)
-        self.nodes.append(
-            ChakraNode(number, name, kind, data_dependencies=depends, duration_us=duration_us, attributes=attributes)
+        node = messages().node(
+            id=len(self.nodes) + 1,
+            name=name,
+            kind=kind,
+            data_dependencies=sorted(set(waits)),
+            duration_us=duration_us,
+            attributes=[{"name": "is_cpu_op", "bool": False}, *attributes],
         )
-        return number
+        self.nodes.append(node)
+        return len(self.nodes)
 
     def _waits(self) -> list[int]:
         return [*self.needed, *([self.last] if self.last else [])]
 
     def _where(self, action: Action) -> tuple[Attribute, ...]:
         return (
-            Attribute("phase", "string", action.kind),
-            Attribute("chunk", "int32", action.chunk),
-            Attribute("microbatch", "int32", action.microbatch),
+            {"name": "phase", "string": action.kind},
+            {"name": "chunk", "int32": action.chunk},
+            {"name": "microbatch", "int32": action.microbatch},
         )
 
     def _compute(self, task: Task, action: Action) -> None:
@@ -148,9 +136,9 @@ class _RankTrace:
             task.name,
             ChakraKind.COMPUTE,
             self._waits(),
-            Attribute("num_ops", "int64", round(task.flops)),
-            Attribute("tensor_size", "uint64", max(round(float(task.op.num_bytes) * task.count), 1)),
-            Attribute("exact_ns", "int64", round(exact_us * 1000)),
+            {"name": "num_ops", "int64": round(task.flops)},
+            {"name": "tensor_size", "uint64": max(round(float(task.op.num_bytes) * task.count), 1)},
+            {"name": "exact_ns", "int64": round(exact_us * 1000)},
             *self._where(action),
             duration_us=duration_us,
         )
@@ -180,15 +168,15 @@ class _RankTrace:
             task.name,
             ChakraKind.COLLECTIVE,
             waits,
-            Attribute("comm_type", "int64", int(ChakraCollective[op.op.upper()])),
-            Attribute("comm_size", "int64", round(float(op.message_bytes) / share)),
-            Attribute("pg_name", "string", self.names.name(ranks)),
+            {"name": "comm_type", "int64": int(ChakraCollective[op.op.upper()])},
+            {"name": "comm_size", "int64": round(float(op.message_bytes) / share)},
+            {"name": "pg_name", "string": self.names.setdefault(ranks, str(len(self.names)))},
             *self._where(action),
         )
 
     def _ranks(self, group: Group, num_ranks: int) -> tuple[int, ...]:
         ranks = group_ranks(self.rank, group, self.number)
-        return ranks if len(ranks) == num_ranks else self.names.world
+        return ranks if len(ranks) == num_ranks else tuple(range(self.rank.setup.degrees.num_devices))
 
     def _ring(self, task: Task, op: ops.Collective, waits: list[int]) -> list[int]:
         """Send this rank's block to the next rank and receive the block of the previous one."""
@@ -205,10 +193,10 @@ class _RankTrace:
             name,
             kind,
             waits,
-            Attribute("comm_src", "int32", source),
-            Attribute("comm_dst", "int32", to),
-            Attribute("comm_size", "int64", size),
-            Attribute("comm_tag", "int32", tag),
+            {"name": "comm_src", "int32": source},
+            {"name": "comm_dst", "int32": to},
+            {"name": "comm_size", "int64": size},
+            {"name": "comm_tag", "int32": tag},
         )
 
     def _exchange(self, exchange: Exchange) -> None:

@@ -51,8 +51,7 @@ def read_client_results(path: Path) -> list[ClientResult]:
 def of_documents(read: Callable[[str, dict[str, Any]], list[ClientResult]]) -> Callable[[Path], list[ClientResult]]:
     """Return a reader of files that hold one JSON document, or one a line.
 
-    Args:
-        read: takes a name for a document's runs, and the document.
+    `read` takes a name for a document's runs, and the document.
     """
 
     def read_file(path: Path) -> list[ClientResult]:

@@ -5,7 +5,27 @@ reverse. Refused: missing arguments, wrong values, variables that are not assign
 is predicted (data, learning rates, logging) are ignored and listed.
 """
 
-from windtunnel.formats.megatron.job import is_arguments, read_job
-from windtunnel.formats.recognise import FileFormat
+from pathlib import Path
 
-FORMATS = (FileFormat("Megatron arguments", "training job", is_arguments, read_job, is_certain=False),)
+from windtunnel.files import read_text
+from windtunnel.formats.job_files import JobLaunch
+from windtunnel.formats.megatron.read import MegatronJob, read_megatron_arguments
+from windtunnel.formats.recognise import FileContent, FileFormat
+
+
+def _is_arguments(file: FileContent) -> bool:
+    """Whether a text has Megatron's arguments, as a command or as a log prints them."""
+    return not file.is_json and ("--num-layers" in file.text or "num_layers ..." in file.text)
+
+
+def _read_job(path: Path, launch: JobLaunch) -> MegatronJob:
+    """Read the job that a script, command or log describes, and the arguments that were ignored.
+
+    Raises:
+        InputError: an argument is missing or wrong, or `launch` does not name the device.
+    """
+    device = launch.device_or(None, "Megatron's arguments do not name one")
+    return read_megatron_arguments(read_text(path), device, launch.num_devices)
+
+
+FORMATS = (FileFormat("Megatron arguments", "training job", _is_arguments, _read_job, is_certain=False),)

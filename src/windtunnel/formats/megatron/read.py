@@ -5,8 +5,8 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from windtunnel.errors import InputError
 from windtunnel.formats.parsing import parse_whole
@@ -15,46 +15,16 @@ from windtunnel.model.attention.latent import LatentAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.shape import Attention, FeedForward, LayerGroup, ModelSpec
-from windtunnel.schema import decode, encode
+from windtunnel.schema import decode, encode, read_yaml
 from windtunnel.training.job import TrainingJob
 
-VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
-"""Tokenizer -> size of its vocabulary."""
-
-RECOMPUTED = {
-    "core_attn": "core_attention",
-    "layernorm": "norms",
-    "moe_act": "activation",
-    "mla_up_proj": "latent_up_projection",
-    "mlp": "feed_forward",
-    "moe": "experts",
-}
-"""`--recompute-modules` -> our name."""
-
-CONTEXT_METHODS = {"p2p": "ring", "all_gather": "all_gather", "a2a": "ulysses"}
-FP8_RECIPES = {"tensorwise": "fp8_current", "delayed": "fp8", "blockwise": "fp8_block", "mxfp8": "mxfp8"}
-OPTIMIZERS = {"adam": "adam", "sgd": "sgd_momentum", "muon": "muon"}
-OVERLAPS = {
-    "gradient_reduce": "overlap-grad-reduce",
-    "parameter_gather": "overlap-param-gather",
-    "tensor_parallel": "tp-comm-overlap",
-    "experts": "overlap-moe-expert-parallel-comm",
-}
-"""Field of a job's overlap -> flag."""
-LATENT_SIZES = {
-    "kv_lora_rank": ("kv-lora-rank", 32),
-    "qk_nope_head_dim": ("qk-head-dim", 128),
-    "qk_rope_head_dim": ("qk-pos-emb-head-dim", 64),
-    "v_head_dim": ("v-head-dim", 128),
-}
-"""Field of latent attention -> argument and Megatron's default."""
-
-_LAUNCHERS = {"nnodes": "nnodes", "nproc_per_node": "nproc", "nproc-per-node": "nproc"}
+WORDS: Mapping[str, dict[str, Any]] = read_yaml(Path(__file__).with_name("words.yaml"))
+"""Words of Megatron's arguments -> ours, by subject."""
+RECOMPUTED, _LAUNCHERS = WORDS["recomputed"], WORDS["launchers"]
 _LOG_LINE = re.compile(r"(\w+) \.{2,} (.*?)\s*$")
 
 
-@dataclass(frozen=True)
-class MegatronJob:
+class MegatronJob(NamedTuple):
     """A job, and the arguments that were ignored."""
 
     job: TrainingJob
@@ -223,7 +193,7 @@ class _Arguments:
         tp = self.number("tensor-model-parallel-size", 1)
         multiple = self.number("make-vocab-size-divisible-by", 128) * tp
         tokenizer = self.text("tokenizer-type")
-        vocabulary = self.optional("vocab-size") or VOCABULARIES.get(tokenizer or "")
+        vocabulary = self.optional("vocab-size") or WORDS["vocabularies"].get(tokenizer or "")
         if vocabulary is None:
             raise InputError("--vocab-size is missing", f"the tokenizer {tokenizer} alone does not tell it")
         return ModelSpec(
@@ -252,7 +222,7 @@ class _Arguments:
         hidden, heads = self.number("hidden-size"), self.number("num-attention-heads")
         if self.flag("multi-latent-attention"):
             sizes: dict[str, Any] = {
-                field: self.number(name, default) for field, (name, default) in LATENT_SIZES.items()
+                field: self.number(name, default) for field, (name, default) in WORDS["latent_sizes"].items()
             }
             return LatentAttention(num_heads=heads, q_lora_rank=self.optional("q-lora-rank"), **sizes)
         if not self.flag("kv-channels") and hidden % heads:
@@ -318,7 +288,7 @@ class _Arguments:
             "sharding": self.sharding(),
             "precision": self.precision(),
             "recompute": self.recompute(),
-            "optimizer": self.choice("optimizer", OPTIMIZERS, "adam"),
+            "optimizer": self.choice("optimizer", WORDS["optimizers"], "adam"),
             "overlap": self.overlap(),
             "kernels": {"attention": self.attention_kernel()},
             "dropout": any(float(self.text(f"{kind}-dropout") or 0.1) > 0 for kind in ("hidden", "attention")),
@@ -359,7 +329,7 @@ class _Arguments:
             "tp": self.number("tensor-model-parallel-size", 1),
             "pp": pp,
             "cp": self.number("context-parallel-size", 1),
-            "cp_method": self.choice("cp-comm-type", CONTEXT_METHODS, "p2p"),
+            "cp_method": self.choice("cp-comm-type", WORDS["context_methods"], "p2p"),
             "ep": self.number("expert-model-parallel-size", 1),
             "virtual_stages": virtual_stages,
             "sequence_parallel": self.flag("sequence-parallel"),
@@ -384,7 +354,7 @@ class _Arguments:
         if self.flag("fp4-format"):
             compute = "nvfp4"
         elif self.flag("fp8-format"):
-            compute = self.choice("fp8-recipe", FP8_RECIPES, "delayed")
+            compute = self.choice("fp8-recipe", WORDS["fp8_recipes"], "delayed")
         gathered = "fp32" if compute == "fp32" else "fp8" if self.flag("fp8-param-gather") else "bf16"
         gather = {"parameter_gather": gathered} if self.sharding()["zero"] or gathered == "fp8" else {}
         if compute == "fp32":
@@ -407,7 +377,7 @@ class _Arguments:
         if modules:
             unknown = next((name for name in modules if name not in RECOMPUTED), None)
             if unknown:
-                raise InputError(f"--recompute-modules has {unknown!r}", f"known are {', '.join(RECOMPUTED)}")
+                raise InputError(f"--recompute-modules has {unknown!r}", f"known are {', '.join(WORDS['recomputed'])}")
             fields["modules"] = [RECOMPUTED[name] for name in modules]
         # Megatron's `block` recomputes this many layers of a chunk; `uniform` all layers, in groups of this many.
         if granularity == "full" and self.text("recompute-method") == "block":
@@ -418,7 +388,7 @@ class _Arguments:
         interleaves = self.flag("num-layers-per-virtual-pipeline-stage") or self.flag(
             "num-virtual-stages-per-pipeline-rank"
         )
-        flags = {field: self.flag(name) for field, name in OVERLAPS.items()}
+        flags = {field: self.flag(name) for field, name in WORDS["overlaps"].items()}
         return {**flags, "pipeline": interleaves and not self.flag("no-overlap-p2p-communication")}
 
     def attention_kernel(self) -> str:

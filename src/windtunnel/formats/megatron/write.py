@@ -4,14 +4,7 @@ import math
 import shlex
 from collections.abc import Iterator
 
-from windtunnel.formats.megatron.read import (
-    CONTEXT_METHODS,
-    FP8_RECIPES,
-    LATENT_SIZES,
-    OPTIMIZERS,
-    OVERLAPS,
-    RECOMPUTED,
-)
+from windtunnel.formats.megatron.read import RECOMPUTED, WORDS
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.attention.latent import LatentAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward
@@ -27,11 +20,7 @@ Option = tuple[str, ...]
 
 
 def megatron_script(setup: TrainingSetup) -> str:
-    """Return a script that starts the job on one of its nodes, with comments on the remaining work.
-
-    Args:
-        setup: a job of the framework `megatron`, resolved.
-    """
+    """Return a script that starts a job of the framework `megatron` on one node; comments name the remaining work."""
     num_devices = setup.degrees.num_devices
     per_node = min(setup.node.num_devices, num_devices)
     lines = [
@@ -102,7 +91,7 @@ def _attention(model: ModelSpec) -> Iterator[Option]:
         yield ("--multi-latent-attention",)
         if attention.q_lora_rank is not None:
             yield "--q-lora-rank", str(attention.q_lora_rank)
-        for field, (name, _) in LATENT_SIZES.items():
+        for field, (name, _) in WORDS["latent_sizes"].items():
             yield f"--{name}", str(getattr(attention, field))
     elif isinstance(attention, GroupedQueryAttention):
         yield "--num-attention-heads", str(attention.num_heads)
@@ -150,7 +139,7 @@ def _parallelism(setup: TrainingSetup) -> Iterator[Option]:
     yield from _stages(setup)
     yield "--context-parallel-size", str(degrees.cp)
     if degrees.cp > 1:
-        yield "--cp-comm-type", _name_of(CONTEXT_METHODS, parallelism.cp_method)
+        yield "--cp-comm-type", _word("context_methods", parallelism.cp_method)
     if parallelism.sequence_parallel:
         yield ("--sequence-parallel",)
     if setup.model.has_experts:
@@ -186,17 +175,17 @@ def _arithmetic(setup: TrainingSetup) -> Iterator[Option]:
         yield ("--bf16",)
     if precision.compute == "nvfp4":
         yield "--fp4-format", "e2m1"
-    elif precision.compute in FP8_RECIPES.values():
+    elif precision.compute in WORDS["fp8_recipes"].values():
         yield "--fp8-format", "hybrid"
-        yield "--fp8-recipe", _name_of(FP8_RECIPES, precision.compute)
+        yield "--fp8-recipe", _word("fp8_recipes", precision.compute)
     if precision.parameter_gather == "fp8":
         yield ("--fp8-param-gather",)
     if precision.gradients == "bf16":
         yield ("--grad-reduce-in-bf16",)
     elif precision.compute == "fp16":
         yield ("--accumulate-allreduce-grads-in-fp32",)
-    if job.optimizer in OPTIMIZERS.values():
-        yield "--optimizer", _name_of(OPTIMIZERS, job.optimizer)
+    if job.optimizer in WORDS["optimizers"].values():
+        yield "--optimizer", _word("optimizers", job.optimizer)
     if recompute.granularity == "selective":
         yield "--recompute-granularity", "selective"
         yield "--recompute-modules", *(name for name, ours in RECOMPUTED.items() if ours in (recompute.modules or ()))
@@ -211,7 +200,7 @@ def _arithmetic(setup: TrainingSetup) -> Iterator[Option]:
 
 def _overlap(setup: TrainingSetup) -> Iterator[Option]:
     overlap = setup.job.overlap
-    for field, name in OVERLAPS.items():
+    for field, name in WORDS["overlaps"].items():
         if getattr(overlap, field) and (field != "parameter_gather" or setup.job.sharding.zero):
             yield (f"--{name}",)
     if setup.job.parallelism.virtual_stages > 1 and not overlap.pipeline:
@@ -231,7 +220,7 @@ def _unsaid(setup: TrainingSetup) -> Iterator[str]:
         yield f"ZeRO {job.sharding.zero}: Megatron shards the optimizer's state"
     if job.lora is not None:
         yield f"LoRA of rank {job.lora.rank}"
-    if job.optimizer not in OPTIMIZERS.values():
+    if job.optimizer not in WORDS["optimizers"].values():
         yield f"the optimizer {job.optimizer}"
     if job.precision.moments != "fp32":
         yield f"moments in {job.precision.moments}"
@@ -246,6 +235,6 @@ def _unsaid(setup: TrainingSetup) -> Iterator[str]:
         yield "the sliding window of some of the model's layers"
 
 
-def _name_of(names: dict[str, str], ours: str) -> str:
+def _word(subject: str, ours: str) -> str:
     """Return Megatron's first word for ours."""
-    return next(name for name, value in names.items() if value == ours)
+    return next(name for name, value in WORDS[subject].items() if value == ours)

@@ -11,16 +11,15 @@ Source: SimAI 1.6, `Layer::compute_time` and `calbusbw.cc`. They differ from the
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import catalog
-from windtunnel.errors import InputError, did_you_mean
-from windtunnel.schema import Schema, SchemaT, check_fraction, check_positive, decode, fields_of, read_yaml
+from windtunnel.errors import InputError, check_known
+from windtunnel.schema import Positive, Schema, SchemaT, check_fraction, check_positive, decode, read_yaml
 from windtunnel.training.iteration.layers import Communication, IterationLayer, LayerPhase, LayerWorkload, RankGroup
 from windtunnel.training.iteration.times import Iteration, LayerTimes, PhaseTimes, bubble_ns, exposed_by_group
 from windtunnel.units import GIB, parse_quantity
@@ -37,74 +36,63 @@ _LARGEST_BYTES = 16 * 2**30
 class SimaiHardware(Schema):
     """Servers as SimAI-Analytical describes them; its flags are named beside the fields."""
 
-    nvlink_gib_per_s: float = 360.0
+    nvlink_gib_per_s: Positive = 360.0
     """`-nv`: bus bandwidth inside a server."""
-    nic_gib_per_s: float = 48.5
+    nic_gib_per_s: Positive = 48.5
     """`-nic`: bus bandwidth of one NIC."""
-    nics_per_server: int = 8
+    nics_per_server: Annotated[int, check_positive] = 8
     """`-n_p_s`"""
-    gpus_per_server: int = 8
+    gpus_per_server: Annotated[int, check_positive] = 8
     """`-g_p_s`"""
 
-    def __post_init__(self) -> None:
-        check_positive(**fields_of(self, "nvlink_gib_per_s", "nic_gib_per_s", "nics_per_server", "gpus_per_server"))
+
+Fraction = Annotated[float, check_fraction]
 
 
 class SimaiOverlap(Schema):
     """Share of each kind of communication that computation hides: `-dp_o -ep_o -tp_o`."""
 
-    dp_fraction: float = 0.0
-    ep_fraction: float = 0.0
-    tp_fraction: float = 0.0
-    pp_fraction: float = 1.0
+    dp_fraction: Fraction = 0.0
+    ep_fraction: Fraction = 0.0
+    tp_fraction: Fraction = 0.0
+    pp_fraction: Fraction = 1.0
     """`-pp_o`. SimAI reads it as a bandwidth too, so that 1 makes transfers between stages free."""
 
-    def __post_init__(self) -> None:
-        check_fraction(**fields_of(self, "dp_fraction", "ep_fraction", "tp_fraction", "pp_fraction"))
 
-
-def hardware_from(
-    nvlink: float | None,
-    nic: float | None,
-    nics_per_server: int | None,
-    gpus_per_server: int | None,
-    nic_type: str | None,
-    gpu_type: str | None,
-) -> SimaiHardware:
-    """Return hardware from SimAI-Analytical's options; types give the bandwidths that are None.
+def hardware_from(options: Mapping[str, Any]) -> SimaiHardware:
+    """Return hardware from SimAI-Analytical's options by name; types give bandwidths that are None.
 
     Raises:
         InputError: a type is unknown, or a number not above zero.
     """
-    if gpu_type is not None and nvlink is None:
-        nvlink = _known("GPU type", gpu_type.upper(), NVLINK_GIB_PER_S)
-    if nic_type is not None and nic is None:
-        nic = _known("NIC type", nic_type.lower(), NIC_GIB_PER_S)
-    per_server = {"nics_per_server": nics_per_server, "gpus_per_server": gpus_per_server}
-    return _decoded(SimaiHardware, nvlink_gib_per_s=nvlink, nic_gib_per_s=nic, **per_server)
+    nvlink, nic = options["nvlink_busbw"], options["nic_busbw"]
+    if nvlink is None and options["gpu_type"] is not None:
+        nvlink = _known("GPU type", options["gpu_type"].upper(), NVLINK_GIB_PER_S)
+    if nic is None and options["nic_type"] is not None:
+        nic = _known("NIC type", options["nic_type"].lower(), NIC_GIB_PER_S)
+    per_server = {name: options[name] for name in ("nics_per_server", "gpus_per_server")}
+    return _decoded(SimaiHardware, {"nvlink_gib_per_s": nvlink, "nic_gib_per_s": nic, **per_server})
 
 
-def _decoded(kind: type[SchemaT], **values: float | None) -> SchemaT:
-    return decode({name: value for name, value in values.items() if value is not None}, kind)
-
-
-def overlap_from(dp: float | None, ep: float | None, tp: float | None, pp: float | None) -> SimaiOverlap:
-    """Return overlap ratios from SimAI-Analytical's options.
+def overlap_from(options: Mapping[str, Any]) -> SimaiOverlap:
+    """Return overlap ratios from SimAI-Analytical's options by name.
 
     Raises:
         InputError: a ratio is not from 0 to 1.
     """
-    return _decoded(SimaiOverlap, dp_fraction=dp, ep_fraction=ep, tp_fraction=tp, pp_fraction=pp)
+    return _decoded(SimaiOverlap, {f"{kind}_fraction": options[f"{kind}_overlap"] for kind in ("dp", "ep", "tp", "pp")})
+
+
+def _decoded(kind: type[SchemaT], values: Mapping[str, Any]) -> SchemaT:
+    return decode({name: value for name, value in values.items() if value is not None}, kind)
 
 
 def _known(what: str, name: str, table: Mapping[str, float]) -> float:
-    if name not in table:
-        raise InputError(f"SimAI knows no {what} {name!r}", did_you_mean(name, table, f"known: {', '.join(table)}"))
+    check_known(name, table, f"SimAI knows no {what} {name!r}")
     return table[name]
 
 
-@dataclass(frozen=True)
-class _Span:
+class _Span(NamedTuple):
     """Position of a group on servers, in SimAI's integer divisions."""
 
     num_servers: int
@@ -222,6 +210,7 @@ def run_simai_analytical(
     if workload.tp % per_server and per_server % workload.tp:
         raise InputError(f"{workload.name}, line 1: tp = {workload.tp} does not fill servers of {per_server} GPUs")
     known: dict[Communication, int] = {}
+    hidden = {RankGroup.TP: overlap.tp_fraction, RankGroup.EP: overlap.ep_fraction}
 
     def times(phase: LayerPhase, group_of_overlap: RankGroup) -> PhaseTimes:
         call = phase.communication
@@ -230,7 +219,7 @@ def run_simai_analytical(
             return PhaseTimes(compute_ns, 0, 0)
         if call not in known:
             known[call] = collective_ns(call, workload, hardware)
-        shown = np.float32(1) - np.float32(_overlap_of(group_of_overlap, overlap))
+        shown = np.float32(1) - np.float32(hidden.get(group_of_overlap, overlap.dp_fraction))
         return PhaseTimes(compute_ns, known[call], int(np.float32(known[call]) * shown))
 
     def row(line: int, layer: IterationLayer) -> LayerTimes:
@@ -250,11 +239,6 @@ def run_simai_analytical(
     return Iteration(
         workload, layers, exposed_by_group(layers), _pipeline_ns(workload, overlap), bubble_ns(workload, layers)
     )
-
-
-def _overlap_of(group: RankGroup, overlap: SimaiOverlap) -> float:
-    fractions = {RankGroup.TP: overlap.tp_fraction, RankGroup.EP: overlap.ep_fraction}
-    return fractions.get(group, overlap.dp_fraction)
 
 
 def _pipeline_ns(workload: LayerWorkload, overlap: SimaiOverlap) -> float:

@@ -4,7 +4,8 @@ Format: `ReadConf` in SimAI 1.6's `network_frontend/ns3/common.h`. There a missi
 key is ignored and a value that is no number keeps the previous one; here each is an error.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from windtunnel.files import read_text
 from windtunnel.formats.parsing import parse_number, parse_whole
 from windtunnel.network.packet_settings import SIMAI_PACKETS, EcnThreshold, PacketSettings
 from windtunnel.network.settings import SIMAI_SETTINGS, NetworkSettings
+from windtunnel.schema import read_yaml
 from windtunnel.units import parse_quantity
 
 CONGESTION = {0: "none", 1: "dcqcn", 3: "hpcc", 7: "timely", 8: "dctcp"}
@@ -64,69 +66,23 @@ def _congestion(values: list[str], where: str) -> str:
     return CONGESTION[mode]
 
 
-def _fixed(value: str) -> Reader:
-    def check(values: list[str], where: str) -> None:
-        if " ".join(values) != value:
-            raise InputError(f"{where} is {' '.join(values) or 'empty'}; only {value} is simulated")
-
-    return check
-
-
-def _no_errors(values: list[str], where: str) -> None:
-    if parse_number(_only(values, where), where) != 0:
-        raise InputError(f"{where} is {values[0]}; only 0 is possible", "give links their error rates in the topology")
-
-
-_US = 1e-6
-
-_PACKET: dict[str, tuple[str, Reader]] = {
-    "CC_MODE": ("congestion", _congestion),
-    "HAS_WIN": ("has_window", _flag),
-    "EWMA_GAIN": ("ewma_gain", _number()),
-    "U_TARGET": ("target_utilisation", _number()),
-    "ALPHA_RESUME_INTERVAL": ("alpha_interval_s", _number(_US)),
-    "RATE_DECREASE_INTERVAL": ("decrease_interval_s", _number(_US)),
-    "RP_TIMER": ("increase_interval_s", _number(_US)),
-    "QLEN_MON_INTERVAL": ("trace_interval_s", _number(_US)),
-    "FAST_RECOVERY_TIMES": ("fast_recovery_times", _whole()),
-    "L2_ACK_INTERVAL": ("ack_interval_bytes", _whole()),
-    "MI_THRESH": ("most_increases", _whole()),
-    "BUFFER_SIZE": ("buffer_bytes", _whole(2**20)),
-    "ENABLE_QCN": ("ecn", _flag),
-    "USE_DYNAMIC_PFC_THRESHOLD": ("dynamic_pfc", _flag),
-    "CLAMP_TARGET_RATE": ("clamp_target_rate", _flag),
-    "VAR_WIN": ("window_follows_rate", _flag),
-    "FAST_REACT": ("fast_react", _flag),
-    "ACK_HIGH_PRIO": ("acks_first", _flag),
-    "RATE_AI": ("rate_ai_bytes_per_s", _rate),
-    "RATE_HAI": ("rate_hai_bytes_per_s", _rate),
-    "MIN_RATE": ("min_rate_bytes_per_s", _rate),
-    "DCTCP_RATE_AI": ("dctcp_rate_ai_bytes_per_s", _rate),
+READERS: Mapping[str, Reader] = {
+    "congestion": _congestion,
+    "flag": _flag,
+    "number": _number(),
+    "microseconds": _number(1e-6),
+    "whole": _whole(),
+    "MiB": _whole(2**20),
+    "rate": _rate,
 }
-"""Key -> field of `PacketSettings`, and how its values are read; times are in microseconds."""
+"""Name in `conf.yaml` -> how the values of a key are read."""
 
-_MAPS = {"KMIN_MAP": "min_bytes", "KMAX_MAP": "max_bytes", "PMAX_MAP": "max_probability"}
 
-_CHECKED: dict[str, Reader] = {
-    "L2_BACK_TO_ZERO": _fixed("0"),
-    "MULTI_RATE": _fixed("0"),
-    "SAMPLE_FEEDBACK": _fixed("0"),
-    "RATE_BOUND": _fixed("1"),
-    "LINK_DOWN": _fixed("0 0 0"),
-    "ERROR_RATE_PER_LINK": _no_errors,
-}
-"""Keys with only one value that is simulated. Link errors stand in the topology file."""
-
-_UNUSED = (
-    *("TOPOLOGY_FILE", "FLOW_FILE", "TRACE_FILE", "TRACE_OUTPUT_FILE", "FCT_OUTPUT_FILE", "PFC_OUTPUT_FILE"),
-    *("SEND_OUTPUT_FILE", "QLEN_MON_FILE", "BW_MON_FILE", "RATE_MON_FILE", "CNP_MON_FILE", "ENABLE_TRACE"),
-    *("MON_START", "MON_END", "QP_MON_INTERVAL", "BW_MON_INTERVAL", "SIMULATOR_STOP_TIME", "PAUSE_TIME"),
-    *("DATA_RATE", "LINK_DELAY", "L2_CHUNK_SIZE", "INT_MULTI", "PINT_LOG_BASE", "PINT_PROB", "GLOBAL_T"),
-    "NIC_TOTAL_PAUSE_TIME",
-)
-"""Paths and intervals of files that are not written here, keys that ns-3 reads and does not use, and GLOBAL_T, which
-SimAI always sets to 1.
-"""
+@cache
+def _keys() -> Mapping[str, Any]:
+    """Return the keys of a configuration by their use."""
+    keys: Mapping[str, Any] = read_yaml(Path(__file__).with_name("conf.yaml"))
+    return keys
 
 
 def read_simai_conf(path: Path) -> NetworkSettings:
@@ -138,25 +94,29 @@ def read_simai_conf(path: Path) -> NetworkSettings:
     text = read_text(path)
     if not text.strip():
         raise InputError(f"{path}, line 1: it is empty; a SimAI configuration has a key and its values on each line")
-    packet: dict[str, Any] = {}
-    network: dict[str, Any] = {"backend": "packet"}
+    keys = _keys()
+    fields: dict[str, dict[str, Any]] = {"packet": {}, "network": {"backend": "packet"}}
     maps: dict[str, dict[float, float]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         key, *values = line.split() or [""]
         where = f"{path}, line {number}: {key}"
-        if key in _PACKET:
-            field, read = _PACKET[key]
-            packet[field] = read(values, where)
-        elif key in _MAPS:
-            maps[_MAPS[key]] = _map(values, where)
-        elif key == "PACKET_PAYLOAD_SIZE":
-            network["payload_bytes"] = _whole()(values, where)
-        elif key in _CHECKED:
-            _CHECKED[key](values, where)
-        elif key and key not in _UNUSED:
-            known = [*_PACKET, *_MAPS, *_CHECKED, *_UNUSED, "PACKET_PAYLOAD_SIZE"]
+        owner = next((name for name in fields if key in keys[name]), None)
+        if owner is not None:
+            field, reader = keys[owner][key]
+            fields[owner][field] = READERS[reader](values, where)
+        elif key in keys["maps"]:
+            maps[keys["maps"][key]] = _map(values, where)
+        elif key in keys["fixed"]:
+            if " ".join(values) != keys["fixed"][key]:
+                raise InputError(f"{where} is {' '.join(values) or 'empty'}; only {keys['fixed'][key]} is simulated")
+        elif key == "ERROR_RATE_PER_LINK":
+            if READERS["number"](values, where) != 0:
+                hint = "give links their error rates in the topology"
+                raise InputError(f"{where} is {values[0]}; only 0 is possible", hint)
+        elif key and key not in keys["unused"]:
+            known = ["ERROR_RATE_PER_LINK", *(name for names in keys.values() for name in names)]
             raise InputError(f"{where} is no key of a SimAI configuration", did_you_mean(key, known))
-    return _settings(path, packet, network, maps)
+    return _settings(path, fields["packet"], fields["network"], maps)
 
 
 def _settings(
@@ -187,7 +147,7 @@ def _map(values: list[str], where: str) -> dict[float, float]:
 
 
 def _thresholds(maps: dict[str, dict[float, float]], path: Path) -> list[EcnThreshold]:
-    if len(maps) < len(_MAPS) or len({frozenset(values) for values in maps.values()}) > 1:
+    if len(maps) < 3 or len({frozenset(values) for values in maps.values()}) > 1:
         raise InputError(f"{path}: KMIN_MAP, KMAX_MAP and PMAX_MAP must be given for the same rates")
     try:
         return [

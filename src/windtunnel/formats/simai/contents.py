@@ -17,11 +17,7 @@ def is_workload(file: FileContent) -> bool:
 
 
 def read_contents(path: Path) -> Contents:
-    """Read a workload and sum up its computation and communication.
-
-    Raises:
-        InputError: as `read_workload`.
-    """
+    """Read a workload and sum up its computation and communication."""
     workload = read_workload(path)
     header = workload.header
     facts = [("policy", workload.policy), ("lines", f"{workload.num_layers:,}")]

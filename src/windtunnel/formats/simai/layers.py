@@ -5,7 +5,7 @@ from pathlib import Path
 from windtunnel.errors import InputError
 from windtunnel.formats.simai.analytical import FIRST_LAYER_LINE
 from windtunnel.formats.simai.read import read_workload
-from windtunnel.formats.simai.schema import HEADER_KEYS, TRANSFORMER, FilePhase, Header, WorkloadLayer, meaning
+from windtunnel.formats.simai.schema import HEADER_KEYS, TRANSFORMER, FilePhase, WorkloadLayer, meaning
 from windtunnel.training.iteration.layers import Communication, IterationLayer, LayerPhase, LayerWorkload, RankGroup
 
 _NEEDED = ("tp", "ep", "pp", "vpp", "num_microbatches", "num_devices")
@@ -21,11 +21,14 @@ def read_layers(path: Path) -> LayerWorkload:
     if workload.policy != TRANSFORMER:
         raise InputError(f"{path}, line 1: the policy {workload.policy} is not run", f"{TRANSFORMER} is")
     header = workload.header
-    _require(header, path)
+    words = {field: key for key, field in reversed(HEADER_KEYS.items())}
+    if missing := [field for field in _NEEDED if getattr(header, field) is None]:
+        raise InputError(f"{path}, line 1: {words[missing[0]]} is missing")
     known: dict[WorkloadLayer, IterationLayer] = {}
     for line, row in enumerate(workload.layers(), FIRST_LAYER_LINE):
         if row not in known:
-            known[row] = _layer(row, f"{path}, line {line}")
+            phases = ((row.forward, False), (row.input_gradient, False), (row.weight_gradient, True))
+            known[row] = IterationLayer(row.name, *(_phase(*phase, f"{path}, line {line}") for phase in phases))
     try:
         return LayerWorkload(
             name=path.name,
@@ -40,22 +43,6 @@ def read_layers(path: Path) -> LayerWorkload:
         )
     except InputError as error:
         raise InputError(f"{path}, line 1: {error.message.removeprefix(f'{path.name}: ')}", error.hint) from None
-
-
-def _require(header: Header, path: Path) -> None:
-    words = {field: key for key, field in reversed(HEADER_KEYS.items())}
-    for field in _NEEDED:
-        if getattr(header, field) is None:
-            raise InputError(f"{path}, line 1: {words[field]} is missing")
-
-
-def _layer(row: WorkloadLayer, where: str) -> IterationLayer:
-    return IterationLayer(
-        row.name,
-        _phase(row.forward, False, where),
-        _phase(row.input_gradient, False, where),
-        _phase(row.weight_gradient, True, where),
-    )
 
 
 def _phase(phase: FilePhase, is_weight_gradient: bool, where: str) -> LayerPhase:

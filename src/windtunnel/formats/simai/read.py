@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.files import read_text
 from windtunnel.formats.parsing import parse_number, parse_whole
 from windtunnel.formats.simai.schema import (
@@ -32,11 +32,8 @@ def read_workload(path: Path) -> SimaiWorkload:
     policy, *words = head.split() or [""]
     if not head and not body:
         raise InputError(f"{path} is empty; a SimAI workload begins with {TRANSFORMER} or {MICRO}")
-    if policy not in POLICIES:
-        raise InputError(
-            f"{path} is not a SimAI workload: it begins with {policy[:40]!r}",
-            did_you_mean(policy, POLICIES, f"its first word is one of {', '.join(POLICIES)}"),
-        )
+    message = f"{path} is not a SimAI workload: it begins with {policy[:40]!r}"
+    check_known(policy, POLICIES, message, f"its first word is one of {', '.join(POLICIES)}")
     header = _header(words, f"{path}, line 1")
     known: dict[str, WorkloadLayer] = {}
     layers = []

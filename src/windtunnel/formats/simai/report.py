@@ -19,42 +19,34 @@ _TOTALS = (
     "File name, Expose DP comm, Expose DP_EP comm, Expose TP comm, Expose_EP_comm, Expose_PP_comm, bubble time, "
     "total comp, total exposed comm, Total time"
 )
+_RUN = "Analytical_test"
 _LAYERS = (
-    "layer_name,{run},fwd compute,wg compute,ig compute,fwd exposed comm,wg exposed comm,ig exposed comm,"
+    f"layer_name,{_RUN},fwd compute,wg compute,ig compute,fwd exposed comm,wg exposed comm,ig exposed comm,"
     "fwd total comm,algbw,busbw,wg total comm,algbw,busbw,ig total comm,algbw,busbw"
 )
 
 
-def end_to_end_csv(iteration: Iteration, prefix: str, run: str = "Analytical_test") -> str:
+def end_to_end_csv(iteration: Iteration, prefix: str) -> str:
     """Return the text of `EndToEnd.csv`: totals, then a row per layer; microseconds, shares of the total, GiB/s.
 
-    Args:
-        iteration: the iteration to report.
-        prefix: first column, SimAI's `-r`.
-        run: second column of the layers' rows.
+    `prefix` is the first column, SimAI's `-r`.
     """
     total = iteration.total_ns
     by_group = iteration.exposed_ns
-    parts = [
-        by_group[RankGroup.DP],
-        by_group[RankGroup.DP_EP],
-        by_group[RankGroup.TP],
-        by_group[RankGroup.EP],
-        iteration.pp_ns,
-    ]
-    parts += [iteration.bubble_ns, iteration.compute_ns, iteration.communication_ns]
+    parts = [by_group[group] for group in (RankGroup.DP, RankGroup.DP_EP, RankGroup.TP, RankGroup.EP)]
+    parts += [iteration.pp_ns, iteration.bubble_ns, iteration.compute_ns, iteration.communication_ns]
     shares = ", ".join(f"{part / 1000:.0f} ({100 * part / total if total else 0:.2f}%)" for part in parts)
-    rows = "".join(f"{_row(row, iteration.workload, run)}\n" for row in iteration.layers)
-    return f"{_TOTALS}\n{prefix}, {shares}, {total / 1000:.0f}\n{_LAYERS.format(run=run)}\n{rows}"
+    rows = "".join(f"{_row(row, iteration.workload)}\n" for row in iteration.layers)
+    return f"{_TOTALS}\n{prefix}, {shares}, {total / 1000:.0f}\n{_LAYERS}\n{rows}"
 
 
-def _row(row: LayerTimes, workload: LayerWorkload, run: str) -> str:
+def _row(row: LayerTimes, workload: LayerWorkload) -> str:
     order = (row.forward, row.weight_gradient, row.input_gradient)
     phases = (row.layer.forward, row.layer.weight_gradient, row.layer.input_gradient)
     compute = [f"{times.compute_ns / 1000:.0f}" for times in order]
     exposed = [f"{times.exposed_ns / 1000:.0f}" for times in order]
     totals = [_bandwidths(times, phase, workload) for times, phase in zip(order, phases, strict=True)]
-    return ",".join([row.layer.name, run, *compute, *exposed, *totals])
+    return ",".join([row.layer.name, _RUN, *compute, *exposed, *totals])
 
 
 def _bandwidths(times: PhaseTimes, phase: LayerPhase, workload: LayerWorkload) -> str:
@@ -70,22 +62,8 @@ def _bandwidths(times: PhaseTimes, phase: LayerPhase, workload: LayerWorkload) -
 
 
 def write_end_to_end(iteration: Iteration, path: Path) -> None:
-    """Write `EndToEnd.csv` of an iteration; its first column is the file's name up to `EndToEnd`.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Write `EndToEnd.csv` of an iteration; its first column is the file's name up to `EndToEnd`."""
     write_text(path, end_to_end_csv(iteration, path.stem.removesuffix("EndToEnd")))
-
-
-def write_flow_table(flows: Flows, op: str, size_bytes: int, algorithm: str, path: Path) -> None:
-    """Write SimCCL's CSV of a flow table.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    lines = flow_table_csv(flows, op, size_bytes, algorithm, f"TP_0_0_0_{_OP_CODES.get(op, -1)}_{size_bytes}")
-    write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 FLOW_COLUMNS = (
@@ -96,15 +74,17 @@ _OP_CODES = {"all_reduce": 3, "all_gather": 2, "reduce_scatter": 1, "all_to_all"
 """Operation -> MockNccl's `ComType`; -1 for other operations."""
 
 
-def flow_table_csv(flows: Flows, op: str, size_bytes: int, algorithm: str, collective: str) -> Iterator[str]:
-    """Yield SimCCL's CSV line by line: every flow with its parents, the ranks that it hears from, and its children.
+def write_flow_table(flows: Flows, op: str, size_bytes: int, algorithm: str, path: Path) -> None:
+    """Write SimCCL's CSV of a flow table.
 
-    Args:
-        flows: the table of flows.
-        op: name of the collective, such as `all_reduce`.
-        size_bytes: size of the collective.
-        algorithm: one that NCCL numbers, such as `ring`, `tree`, `nvls` or `pat`.
-        collective: first column.
+    Raises:
+        InputError: NCCL has no such algorithm, or the file cannot be written.
+    """
+    write_text(path, "".join(f"{line}\n" for line in flow_table_csv(flows, op, size_bytes, algorithm)))
+
+
+def flow_table_csv(flows: Flows, op: str, size_bytes: int, algorithm: str) -> Iterator[str]:
+    """Yield SimCCL's CSV line by line: every flow with its parents, the ranks that it hears from, and its children.
 
     Raises:
         InputError: NCCL has no such algorithm.
@@ -116,7 +96,8 @@ def flow_table_csv(flows: Flows, op: str, size_bytes: int, algorithm: str, colle
             "give another --algorithm, or leave out --flows",
         )
     yield FLOW_COLUMNS
-    head = f"{collective},{_OP_CODES.get(op, -1)},{size_bytes},{code},-1"
+    op_code = _OP_CODES.get(op, -1)
+    head = f"TP_0_0_0_{op_code}_{size_bytes},{op_code},{size_bytes},{code},-1"
     n = len(flows)
     shown = [[p for p in flows.parents_of(flow).tolist() if _is_parent(flows, flow, p)] for flow in range(n)]
     children: list[list[int]] = [[] for _ in range(n)]

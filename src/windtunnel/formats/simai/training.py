@@ -46,12 +46,7 @@ class _Piece:
 
 
 def training_workload(setup: TrainingSetup, seconds: Seconds, device: int = 0) -> SimaiWorkload:
-    """Return the workload of the ranks of one pipeline device.
-
-    Args:
-        setup: a resolved job.
-        seconds: prices a task, such as `TrainingPricer` does.
-        device: its position in the pipeline.
+    """Return the workload of the ranks of one pipeline device; `seconds` prices a task.
 
     Raises:
         InputError: there is no such device, or the job sends over groups that SimAI's format has no word for.

@@ -1,13 +1,15 @@
 """Write SimAI workloads, byte for byte as AICB's generators do."""
 
+from functools import cache
+
 from windtunnel.formats.simai.schema import MICRO, SimaiWorkload, WorkloadLayer
 
 
 def workload_text(workload: SimaiWorkload) -> str:
     """Return the file that holds `workload`, byte for byte as AICB's generators write it."""
-    head = [_header_line(workload), str(workload.num_layers)]
-    body = [_block_text(block.layers) * block.repeats for block in workload.blocks]
-    return "\n".join(head) + "\n" + "".join(body)
+    text_of = cache(_layer_line)
+    body = ["".join(map(text_of, block.layers)) * block.repeats for block in workload.blocks]
+    return "".join([f"{_header_line(workload)}\n{workload.num_layers}\n", *body])
 
 
 def _header_line(workload: SimaiWorkload) -> str:
@@ -25,11 +27,6 @@ def _header_line(workload: SimaiWorkload) -> str:
     if header.inference:
         return f"{degrees} {devices} mode: 1 {loops} {tail}"
     return f"{degrees} {loops} {devices} {tail}"
-
-
-def _block_text(layers: tuple[WorkloadLayer, ...]) -> str:
-    lines = {layer: _layer_line(layer) for layer in set(layers)}
-    return "".join([lines[layer] for layer in layers])
 
 
 def _layer_line(layer: WorkloadLayer) -> str:

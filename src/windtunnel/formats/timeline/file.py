@@ -2,10 +2,10 @@
 
 import gzip
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
@@ -28,37 +28,31 @@ def check_file(path: Path, overwrite: bool) -> None:
     check_writable(path)
 
 
-@contextmanager
-def new_file(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
-    """Open a file that appears at `path` only when the block ends without an error."""
-    try:
-        with draft_of(path) as draft, draft.open("wb") as raw:
-            if path.suffix == ".gz":
-                # No time and no name in the header: the same run gives the same bytes.
-                with gzip.GzipFile(filename="", mode="wb", compresslevel=4, fileobj=raw, mtime=0) as packed:
-                    yield packed
-            else:
-                yield raw
-    except OSError as error:
-        raise unwritable(path, error) from None
-
-
 def write_events(path: Path, head: bytes, events: Iterable[Event], tail: bytes) -> int:
     """Write events as a JSON list, one a line, between `head` and `tail`; return their number.
 
-    Compressed where `path` ends in `.gz`. The same events give the same bytes.
+    Compressed where `path` ends in `.gz`. The file appears completely or not at all; the same events give the same
+    bytes.
 
     Raises:
         InputError: the file cannot be written.
     """
     encode = msgspec.json.Encoder().encode
     remaining, num_events = iter(events), 0
-    with new_file(path) as file:
-        file.write(head)
-        while chunk := list(itertools.islice(remaining, 1000)):
-            file.write((b",\n" if num_events else b"") + b",\n".join(map(encode, chunk)))
-            num_events += len(chunk)
-        file.write(tail)
+    try:
+        with ExitStack() as files:
+            file: Any = files.enter_context(files.enter_context(draft_of(path)).open("wb"))
+            if path.suffix == ".gz":
+                # No time and no name in the header: the same run gives the same bytes.
+                packed = gzip.GzipFile(filename="", mode="wb", compresslevel=4, fileobj=file, mtime=0)
+                file = files.enter_context(packed)
+            file.write(head)
+            while chunk := list(itertools.islice(remaining, 1000)):
+                file.write((b",\n" if num_events else b"") + b",\n".join(map(encode, chunk)))
+                num_events += len(chunk)
+            file.write(tail)
+    except OSError as error:
+        raise unwritable(path, error) from None
     return num_events
 
 

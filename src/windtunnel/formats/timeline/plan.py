@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,8 +67,7 @@ class TrackBatches:
         return np.concatenate([np.ones(min(self.rows.size, 1), np.bool_), changes])
 
 
-@dataclass(frozen=True, eq=False)
-class Slices:
+class Slices(NamedTuple):
     """Slices of the threads, ordered as the batches: each is one batch or several in succession.
 
     A slice of several batches starts with the first and lasts as long as all were busy, without idle time between.
@@ -82,8 +82,7 @@ class Slices:
     """End of the last batch."""
 
 
-@dataclass(frozen=True, eq=False)
-class ShownRequests:
+class ShownRequests(NamedTuple):
     """The requests that are shown; times ascend within each."""
 
     request: Ints
@@ -92,20 +91,12 @@ class ShownRequests:
     """[n, 4] arrival, scheduled, first token, finish."""
 
 
-@dataclass(frozen=True, eq=False)
-class Points:
-    """Events of one kind, ordered by time: `codes[i]` happens at `time_us[i]`."""
+class Points(NamedTuple):
+    """Events of requests, ordered by time: `codes[i]` happens at `time_us[i]`, for flows in `slices[i]`."""
 
     time_us: Ints
     codes: Ints
-
-
-@dataclass(frozen=True, eq=False)
-class RequestFlows(Points):
-    """Points of flows; a code is 3 x position in `shown` + position in `FLOW`."""
-
     slices: Ints
-    """Slice of each point."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +112,8 @@ class TimelinePlan:
     shown: ShownRequests
     phases: Points
     """Begins and ends; a code is 8 x position in `shown` + position in `REQUEST_PHASES`."""
-    flows: RequestFlows
+    flows: Points
+    """Points of flows; a code is 3 x position in `shown` + position in `FLOW`."""
     pids: Mapping[int, int]
     tids: Mapping[tuple[int, int], int]
     detail: Detail
@@ -172,7 +164,7 @@ def plan_timeline(requests: Table, steps: Table, max_events: int, replica_phases
     slices, idles, batches_per_slice = _slices_within(max(room // 2, room - for_requests), batches, requests)
     num_slice_events = _num_slice_events(slices, idles)
 
-    def flows_of(shown: ShownRequests) -> RequestFlows:
+    def flows_of(shown: ShownRequests) -> Points:
         return _flows(shown, requests, steps, batches, slices)
 
     shown, flows = _requests_within(room - num_slice_events, everyone, flows_of)
@@ -283,8 +275,8 @@ def _finished(requests: Table) -> ShownRequests:
 
 
 def _requests_within(
-    room: int, everyone: ShownRequests, flows_of: Callable[[ShownRequests], RequestFlows]
-) -> tuple[ShownRequests, RequestFlows]:
+    room: int, everyone: ShownRequests, flows_of: Callable[[ShownRequests], Points]
+) -> tuple[ShownRequests, Points]:
     """Return as many requests, evenly spaced, as fit into `room` events with their flows."""
     num_all = everyone.request.size
     num_shown = num_all
@@ -312,16 +304,18 @@ def _num_phases(requests: ShownRequests) -> int:
 
 
 def _phases(shown: ShownRequests) -> Points:
-    codes = np.flatnonzero(_is_shown(shown.times_us))
-    return _in_order(shown.times_us[:, _PHASE_TIMES].ravel()[codes], codes)
+    is_shown = _is_shown(shown.times_us)
+    return _in_order(shown.times_us[:, _PHASE_TIMES], is_shown, np.zeros(is_shown.shape, np.int64))
 
 
-def _in_order(time_us: Ints, codes: Ints) -> Points:
-    order = np.argsort(time_us, kind="stable")
-    return Points(time_us[order], codes[order])
+def _in_order(times_us: Ints, is_shown: NDArray[np.bool_], slices: Ints) -> Points:
+    """Return the points that are shown, by time; codes are positions in the arrays, all of the same shape."""
+    codes = np.flatnonzero(is_shown)
+    codes = codes[np.argsort(times_us.ravel()[codes], kind="stable")]
+    return Points(times_us.ravel()[codes], codes, slices.ravel()[codes])
 
 
-def _flows(shown: ShownRequests, requests: Table, steps: Table, batches: TrackBatches, slices: Slices) -> RequestFlows:
+def _flows(shown: ShownRequests, requests: Table, steps: Table, batches: TrackBatches, slices: Slices) -> Points:
     """Return the points of the requests' flows.
 
     The batch that scheduled a request starts at that time, the batches of its first and last token end then; of
@@ -354,20 +348,14 @@ def _flows(shown: ShownRequests, requests: Table, steps: Table, batches: TrackBa
     repeats = (points[:, 1] == points[:, 0]) | (points[:, 1] == points[:, 2])
     points[~is_drawn] = -1
     points[:, 1][repeats] = -1
-    codes = np.flatnonzero(points.ravel() >= 0)
-    ordered = _in_order(time_us.ravel()[codes], codes)
-    return RequestFlows(ordered.time_us, ordered.codes, points.ravel()[ordered.codes])
+    return _in_order(time_us, points >= 0, points)
 
 
 def _batch_at(times_us: Ints, among: Ints, time_us: Ints, replica: Ints, request_replica: Ints) -> Ints:
     """Return the batch of each request by its time, but for rounding, and its replica; -1 without one.
 
-    Args:
-        times_us: start or end of every batch.
-        among: batches to choose from.
-        time_us: time of each request.
-        replica: replica of every batch.
-        request_replica: replica of each request.
+    `times_us` and `replica` have a value for every batch, `among` are those to choose from; `time_us` and
+    `request_replica` have one for each request.
     """
     if among.size == 0:
         return np.full(time_us.size, -1, np.int64)

@@ -21,11 +21,7 @@ def step_events(
 ) -> Iterator[Event]:
     """Yield the events of one step. Times are whole microseconds; slices of one thread do not overlap.
 
-    Args:
-        schedule: actions of every device, in order.
-        starts: start of each action in seconds.
-        ends: end of each action in seconds.
-        communicated: end of each device's data-parallel communication in seconds.
+    `starts` and `ends` of each action, and the end of each device's data-parallel communication, are in seconds.
     """
     starts_us, ends_us = np.rint(starts * 1e6).astype(np.int64), np.rint(ends * 1e6).astype(np.int64)
     for device in range(schedule.num_devices):

@@ -1,4 +1,4 @@
-"""Vidur's profiling data: its CSV files read and written column for column, and their operators in our vocabulary.
+"""Vidur's profiling data: its CSV files read and written, and their operators in our vocabulary.
 
 Layout (`data/profiling`): `compute/<device>/<organisation>/<model>/mlp.csv` and `attention.csv`, `network/<network
 device>/all_reduce.csv` and `send_recv.csv`, `cpu_overheads/...`. All times are milliseconds, sizes bytes.
@@ -6,17 +6,17 @@ device>/all_reduce.csv` and `send_recv.csv`, `cpu_overheads/...`. All times are 
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.files import csv_text, read_text, write_text
+from windtunnel.files import csv_text, read_bytes, write_text
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.forward import decode_launches, prefill_launches, token_launches
@@ -51,69 +51,56 @@ COLLECTIVE_SHAPE = ("num_workers", "size", "collective", "devices_per_node")
 Cell = int | float | bool | str | None
 
 
+VidurRow = Mapping[str, Cell]
+"""A row of a CSV file to write; None is an empty cell."""
+
+
 @dataclass(frozen=True)
 class VidurFile:
-    """One CSV file, its columns in order; an empty cell is None."""
+    """The columns of one CSV file."""
 
-    columns: Mapping[str, tuple[Cell, ...]]
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values()), ()))
+    columns: Mapping[str, NDArray[Any]]
 
     def numbers(self, name: str) -> Floats:
         """Return a column as floats; NaN where it is empty."""
-        return np.array([np.nan if cell is None else float(cell) for cell in self.columns[name]])
+        return np.asarray(self.columns[name], np.float64)
 
-    def seconds(self, operator: str, statistic: str = "median") -> Floats:
-        """Return the times of an operator; NaN where it was not measured or is 0, which is below the clock's 1 us."""
-        milliseconds = self.numbers(f"time_stats.{operator}.{statistic}")
+    def seconds(self, operator: str) -> Floats:
+        """Return the median times of an operator; NaN where unmeasured or 0, which is below the clock's 1 us."""
+        milliseconds = self.numbers(f"time_stats.{operator}.median")
         return np.where(milliseconds > 0, milliseconds, np.nan) * MS
 
 
 def read_vidur_file(path: Path) -> VidurFile:
-    """Read a CSV file of Vidur's profiles without loss: `write_vidur_file` writes the same bytes.
+    """Read a CSV file of Vidur's profiles.
 
     Raises:
         InputError: there is no such file, it is not CSV of at least one row, or a row has another length.
     """
+    import pyarrow as pa
+    from pyarrow import csv
+
     try:
-        header, *rows = csv.reader(io.StringIO(read_text(path), newline=""))
-    except (csv.Error, ValueError) as error:
+        table = csv.read_csv(io.BytesIO(read_bytes(path)))
+    except pa.ArrowInvalid as error:
         raise InputError(f"{path} cannot be read as CSV: {error}") from None
-    for number, row in enumerate(rows):
-        if len(row) != len(header):
-            raise InputError(f"{path}: line {number + 2} has {len(row)} cells, the header {len(header)}")
-    if not rows:
+    if not table.num_rows:
         raise InputError(f"{path} holds no rows")
-    columns = {name: tuple(map(_cell, cells)) for name, cells in zip(header, zip(*rows, strict=True), strict=True)}
-    return VidurFile(columns)
+    return VidurFile({name: column.to_numpy() for name, column in zip(table.column_names, table.columns, strict=True)})
 
 
-def _cell(text: str) -> Cell:
-    if text == "":
-        return None
-    if text in ("True", "False"):
-        return text == "True"
-    try:
-        return float(text) if any(mark in text for mark in ".eE") or text == "inf" else int(text)
-    except ValueError:
-        return text
-
-
-def write_vidur_file(file: VidurFile, path: Path) -> None:
-    """Write the CSV, making its folder; it appears completely or not at all."""
-    write_text(path, csv_text(file.columns, zip(*file.columns.values(), strict=True)))
+def write_vidur_rows(rows: Sequence[VidurRow], path: Path) -> None:
+    """Write rows with equal columns as CSV, making its folder; the file appears completely or not at all."""
+    write_text(path, csv_text(rows[0], [list(row.values()) for row in rows]))
 
 
 # --------------------------------------------------------------------------------------------------- to our vocabulary
 
 
 def operator_tables(path: Path, name: str = "vidur") -> list[MeasurementTable]:
-    """Return the operators of one file as measured tables.
+    """Return the operators of `mlp.csv`, `attention.csv`, `all_reduce.csv` or `send_recv.csv` as measured tables.
 
-    Args:
-        path: `mlp.csv`, `attention.csv`, `all_reduce.csv` or `send_recv.csv`.
-        name: name of the device, for the tables' source.
+    `name` is the name of the device, for the tables' source.
 
     Raises:
         InputError: the file cannot be read, or is none of these.
@@ -148,7 +135,7 @@ def _token_rows(file: VidurFile) -> Iterator[Points]:
 
 def _attention_rows(file: VidurFile) -> Iterator[Points]:
     """Yield attention cores and, where they were measured, the writes to the KV cache."""
-    is_prefill = np.array([cell is True for cell in file.columns["is_prefill"]])
+    is_prefill = file.columns["is_prefill"].astype(bool)
     for shard, rows in _shards(file, "n_q_head"):
         batch, chunk, cached = (
             file.numbers(name)[rows] for name in ("batch_size", "prefill_chunk_size", "kv_cache_size")
@@ -169,7 +156,7 @@ def _attention_rows(file: VidurFile) -> Iterator[Points]:
 
 
 def _collective_rows(file: VidurFile) -> Iterator[Points]:
-    kinds = np.array([str(cell) for cell in file.columns["collective"]])
+    kinds = file.columns["collective"].astype(str)
     workers, per_node = file.numbers("num_workers"), file.numbers("devices_per_node")
     for kind, ranks, local in sorted({*zip(kinds.tolist(), workers.tolist(), per_node.tolist(), strict=True)}):
         rows = np.flatnonzero((kinds == kind) & (workers == ranks) & (per_node == local))
@@ -182,7 +169,7 @@ def _shards(file: VidurFile, heads_column: str) -> Iterator[tuple[Shard, NDArray
     names = ("n_embd", heads_column, "n_kv_head", "num_tensor_parallel_workers", "n_expanded_embd", "vocab_size")
     known = [name for name in names if name in file.columns]
     shapes = np.column_stack([file.numbers(name) for name in known])
-    gated = file.columns.get("use_gated_mlp", (True,))[0] is True
+    gated = bool(file.columns.get("use_gated_mlp", (True,))[0])
     norms = 1 if _has(file, "mlp_act") and not _has(file, "post_attention_layernorm") else 2
     for shape in np.unique(shapes, axis=0):
         sizes = dict(zip(known, map(int, shape), strict=True))
@@ -228,13 +215,10 @@ class ProfiledStep:
     """Our launch -> `min`, `max`, `mean`, `median`, `std` in seconds."""
 
 
-def vidur_files(model: ModelSpec, steps: Sequence[ProfiledStep], block_size: int) -> dict[str, VidurFile]:
-    """Return steps that Windtunnel measured as `mlp.csv` and `attention.csv`.
+def vidur_files(model: ModelSpec, steps: Sequence[ProfiledStep], block_size: int) -> dict[str, list[VidurRow]]:
+    """Return steps of a dense model with equal layers as `mlp.csv` and `attention.csv`.
 
-    Args:
-        model: dense, with equal layers.
-        steps: measured steps.
-        block_size: tokens of a KV block, by which Vidur selects rows.
+    Vidur selects rows by `block_size`, the tokens of a KV block.
 
     Raises:
         InputError: Vidur has no columns for such a model.
@@ -246,7 +230,7 @@ def vidur_files(model: ModelSpec, steps: Sequence[ProfiledStep], block_size: int
             f"{model.name} cannot be written as Vidur's profile", "Vidur knows dense models of equal layers"
         )
     operators = [name for name in TOKEN_OPERATORS if group.num_norms > 1 or name != "post_attention_layernorm"]
-    mlp = [
+    mlp: list[VidurRow] = [
         {
             **_token_times(step, operators),
             "n_head": attention.num_heads,
@@ -260,7 +244,7 @@ def vidur_files(model: ModelSpec, steps: Sequence[ProfiledStep], block_size: int
         }
         for step in steps
     ]
-    cores = [
+    cores: list[VidurRow] = [
         {
             **_attention_times(step),
             "n_embd": model.hidden_size,
@@ -277,7 +261,7 @@ def vidur_files(model: ModelSpec, steps: Sequence[ProfiledStep], block_size: int
         }
         for step in steps
     ]
-    return {"mlp.csv": _file_of(mlp), "attention.csv": _file_of(cores)}
+    return {"mlp.csv": mlp, "attention.csv": cores}
 
 
 def _token_times(step: ProfiledStep, operators: Sequence[str]) -> dict[str, Cell]:
@@ -300,14 +284,14 @@ def _attention_times(step: ProfiledStep) -> dict[str, Cell]:
     }
 
 
-def collective_files(tables: Sequence[MeasurementTable]) -> dict[str, VidurFile]:
+def collective_files(tables: Sequence[MeasurementTable]) -> dict[str, list[VidurRow]]:
     """Return measured all-reduces and sends as `all_reduce.csv` and `send_recv.csv`; Vidur reads no others."""
     files = {}
     for table in tables:
         op = table.words["op"]
         if op not in ("all_reduce", "send_recv"):
             continue
-        rows: list[dict[str, Cell]] = []
+        rows: list[VidurRow] = []
         for i in range(len(table)):
             ranks = int(table.sites["num_ranks"][i])
             per_node = -(-ranks // int(table.sites["span_nodes"][i]))
@@ -324,13 +308,9 @@ def collective_files(tables: Sequence[MeasurementTable]) -> dict[str, VidurFile]
                     "max_devices_per_node": per_node,
                 }
             )
-        files[f"{op}.csv"] = _file_of(rows)
+        files[f"{op}.csv"] = rows
     return files
 
 
 def _milliseconds(operator: str, times: Mapping[str, float] | None) -> dict[str, Cell]:
     return {f"time_stats.{operator}.{name}": None if times is None else times[name] / MS for name in STATISTICS_OF}
-
-
-def _file_of(rows: Sequence[Mapping[str, Cell]]) -> VidurFile:
-    return VidurFile({name: tuple(row[name] for row in rows) for name in rows[0]})

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.formats.parsing import decode_json
 from windtunnel.units import GIB
+from windtunnel.workload.generate.requests import RequestArrays
 
 Floats = NDArray[np.float64]
 
@@ -194,11 +195,8 @@ def read_tables(path: Path, granularity: int = 64) -> OperatorTables:
     """Read Vidur's prediction tables from an `.npz` of arrays in milliseconds.
 
     Arrays: `NAME` with its tokens (or batch sizes) in `NAME__x`; `attn_prefill` [kv, chunk] and `attn_decode`
-    [batch, kv] with their axes in `attn_prefill_kv`, `attn_prefill_chunk`, `attn_decode_bs`, `attn_decode_kv`.
-
-    Args:
-        path: the file.
-        granularity: tokens between two entries of the kv axes.
+    [batch, kv] with their axes in `attn_prefill_kv`, `attn_prefill_chunk`, `attn_decode_bs`, `attn_decode_kv`;
+    `granularity` is the number of tokens between two entries of the kv axes.
 
     Raises:
         InputError: the file is not such an archive, an array is missing, or an axis has gaps.
@@ -234,16 +232,7 @@ def read_tables(path: Path, granularity: int = 64) -> OperatorTables:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class VidurRequests:
-    """Requests of a run in order of arrival, shape [n] each."""
-
-    arrival_s: Floats
-    prefill_tokens: NDArray[np.int64]
-    decode_tokens: NDArray[np.int64]
-
-
-def read_requests(path: Path, first_arrival_s: float = 0.0) -> VidurRequests:
+def read_requests(path: Path, first_arrival_s: float = 0.0) -> RequestArrays:
     """Read the requests of `request_metrics.csv` (or the same columns as Parquet).
 
     Vidur writes the time between arrivals, so the first one's is not in the file. Lengths are those at arrival, also of
@@ -267,7 +256,8 @@ def read_requests(path: Path, first_arrival_s: float = 0.0) -> VidurRequests:
     gaps_s, prefill_tokens, decode_tokens = (table.column(name).to_numpy() for name in names)
     gaps_s = gaps_s.astype(np.float64)
     gaps_s[:1] = first_arrival_s
-    return VidurRequests(np.cumsum(gaps_s), prefill_tokens.astype(np.int64), decode_tokens.astype(np.int64))
+    tokens = prefill_tokens.astype(np.int64), decode_tokens.astype(np.int64)
+    return RequestArrays(np.cumsum(gaps_s), *tokens, np.zeros(gaps_s.size, np.int64))
 
 
 def find_tables(folder: Path, config: VidurConfig) -> Path:

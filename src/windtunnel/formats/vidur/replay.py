@@ -9,11 +9,9 @@ from windtunnel.formats.vidur.read import (
     TOKEN_OPERATORS,
     OperatorTables,
     VidurConfig,
-    VidurRequests,
     plan_memory,
     random_replicas,
 )
-from windtunnel.formats.vidur.traces import VidurBatchTimes
 from windtunnel.serving import codes
 from windtunnel.serving.run import LoopRun, prepare_loop
 from windtunnel.serving.state import records as state
@@ -34,7 +32,7 @@ ROUTERS = {"round_robin": codes.ROUND_ROBIN, "lor": codes.LEAST_WAITING, "random
 def replay(
     config: VidurConfig,
     tables: OperatorTables,
-    requests: VidurRequests,
+    requests: RequestArrays,
     *,
     replicates_bugs: bool = True,
     fuses_steps: bool = True,
@@ -43,9 +41,7 @@ def replay(
     """Simulate `requests` under the scheduler, cluster and memory plan of `config`.
 
     Args:
-        config: configuration of the run.
-        tables: operator times, as Vidur predicted them.
-        requests: requests in order of arrival.
+        config, tables, requests: as `windtunnel.formats.vidur.read` reads them.
         replicates_bugs: as Vidur does, run the rest of a prompt that was restarted in its middle one token a step, and
             lose the blocks of FasterTransformer requests that end before their batch.
         fuses_steps: take equal decode steps at once; changes the step table, not the times.
@@ -55,24 +51,10 @@ def replay(
         InputError: an unknown scheduler or router, or a batch outside the tables.
     """
     plan = pool_plan(config, replicates_bugs, fuses_steps)
-    count = len(requests.arrival_s)
-    arrays = RequestArrays(
-        requests.arrival_s, requests.prefill_tokens, requests.decode_tokens, np.zeros(count, np.int64)
-    )
-    loop = prepare_loop(
-        [plan],
-        arrays,
-        stage_tables=stage_tables(config, tables),
-        replicas=random_replicas(config, count) if plan.settings.router == codes.ASSIGNED else None,
-    )
+    is_random = plan.settings.router == codes.ASSIGNED
+    replicas = random_replicas(config, requests.num_requests) if is_random else None
+    loop = prepare_loop([plan], requests, stage_tables=stage_tables(config, tables), replicas=replicas)
     return loop.run(keeps_trail=keeps_trail)
-
-
-def batch_times(run: LoopRun) -> VidurBatchTimes:
-    """Return every batch of a run that kept its trail and fused no steps."""
-    assert run.trail is not None
-    replica = run.steps["replica"].astype(np.int64)
-    return VidurBatchTimes(run.steps["start_s"], replica, run.trail.stage_s, run.trail.members)
 
 
 def pool_plan(config: VidurConfig, replicates_bugs: bool, fuses_steps: bool) -> PoolPlan:

@@ -8,88 +8,68 @@ set; here the type is named and the set is a list.
 import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.formats.timeline.file import Event, write_events
+from windtunnel.serving.run import LoopRun, Trail
 
 
-@dataclass(frozen=True, eq=False)
-class VidurBatchTimes:
-    """Every batch of a run in the order of forming, with its time in every pipeline stage."""
-
-    formed_s: NDArray[np.float64]
-    """[b]"""
-    replica: NDArray[np.int64]
-    """[b]"""
-    stage_s: NDArray[np.float64]
-    """[b, stages, 2] start and end."""
-    members: NDArray[np.int64]
-    """[m, 3] batch, request, tokens; batches ascend."""
-
-    def parts(self, batch: int) -> tuple[list[int], list[int]]:
-        """Return the requests of a batch, and the tokens of each."""
-        first, end = np.searchsorted(self.members[:, 0], (batch, batch + 1))
-        return self.members[first:end, 1].tolist(), self.members[first:end, 2].tolist()
-
-
-def chrome_events(batches: VidurBatchTimes) -> Iterator[Event]:
+def chrome_events(run: LoopRun) -> Iterator[Event]:
     """Yield the bars of `chrome_trace.json`, in the order in which stages end; microseconds."""
-    ends = batches.stage_s[:, :, 1]
-    for position in np.argsort(ends.ravel(), kind="stable").tolist():
-        batch, stage = divmod(position, ends.shape[1])
-        start_s, end_s = batches.stage_s[batch, stage].tolist()
-        requests, tokens = batches.parts(batch)
+    trail = trail_of(run)
+    for position in np.argsort(trail.stage_s[:, :, 1].ravel(), kind="stable").tolist():
+        batch, stage = divmod(position, trail.stage_s.shape[1])
+        start_s, end_s = trail.stage_s[batch, stage].tolist()
+        first, end = np.searchsorted(trail.members[:, 0], (batch, batch + 1))
+        requests, tokens = (trail.members[first:end, column].tolist() for column in (1, 2))
         args = {"batch_id": batch, "batch_size": len(requests), "request_ids": requests, "num_tokens": tokens}
         yield {
             "name": str(requests),
             "ph": "X",
             "ts": start_s * 1e6,
             "dur": (end_s - start_s) * 1e6,
-            "pid": int(batches.replica[batch]),
+            "pid": int(run.steps["replica"][batch]),
             "tid": stage,
             "args": args,
         }
 
 
+def trail_of(run: LoopRun) -> Trail:
+    """Return the batches of a run that kept its trail and fused no steps; the step table has a row for each."""
+    assert run.trail is not None
+    return run.trail
+
+
 class _Replay:
     """Vidur's event loop over known batches: a heap of (time, order of creation)."""
 
-    def __init__(self, arrival_s: NDArray[np.float64], replica: NDArray[np.int64], batches: VidurBatchTimes) -> None:
-        self.replica, self.batches = replica, batches
-        self.num_stages = batches.stage_s.shape[1]
+    def __init__(self, run: LoopRun) -> None:
+        self.replica, self.formed_s, self.stage_s = run.requests["rank"], run.steps["start_s"], trail_of(run).stage_s
+        self.num_stages = self.stage_s.shape[1]
         self.ids, self.batch_stage_ids = count(), count()
         self.heap: list[tuple[float, int, str, Event]] = []
         self.arrived: list[int] = []
         self.to_form = {
-            number: deque(np.flatnonzero(batches.replica == number).tolist()) for number in set(replica.tolist())
+            number: deque(np.flatnonzero(run.steps["replica"] == number).tolist())
+            for number in set(self.replica.tolist())
         }
         self.in_flight = dict.fromkeys(self.to_form, 0)
         self.queues: dict[tuple[int, int], deque[int]] = {}
         self.busy: set[tuple[int, int]] = set()
-        for request, time_s in enumerate(arrival_s.tolist()):
+        for request, time_s in enumerate(run.requests["arrival_s"].tolist()):
             self.push(time_s, "REQUEST_ARRIVAL", {"request": request})
 
     def push(self, time_s: float, kind: str, fields: Event) -> None:
         heapq.heappush(self.heap, (time_s, next(self.ids), kind, fields))
 
     def run(self) -> Iterator[Event]:
-        handlers = {
-            "REQUEST_ARRIVAL": self.request_arrival,
-            "GLOBAL_SCHEDULE": self.global_schedule,
-            "REPLICA_SCHEDULE": self.replica_schedule,
-            "BATCH_STAGE_ARRIVAL": self.batch_stage_arrival,
-            "REPLICA_STAGE_SCHEDULE": self.replica_stage_schedule,
-            "BATCH_STAGE_END": self.batch_stage_end,
-            "BATCH_END": self.batch_end,
-        }
+        """Yield the events; the method with the name of its type handles each."""
         while self.heap:
             time_s, _, kind, fields = heapq.heappop(self.heap)
-            yield {"time": time_s, "event_type": kind, **handlers[kind](time_s, fields)}
+            yield {"time": time_s, "event_type": kind, **getattr(self, kind.lower())(time_s, fields)}
 
     def request_arrival(self, time_s: float, fields: Event) -> Event:
         self.arrived.append(fields["request"])
@@ -107,7 +87,7 @@ class _Replay:
     def replica_schedule(self, time_s: float, fields: Event) -> Event:
         replica = fields["replica_id"]
         waiting, formed = self.to_form[replica], []
-        while waiting and self.batches.formed_s[waiting[0]] == time_s and self.in_flight[replica] < self.num_stages:
+        while waiting and self.formed_s[waiting[0]] == time_s and self.in_flight[replica] < self.num_stages:
             formed.append(waiting.popleft())
             self.in_flight[replica] += 1
         for batch in formed:
@@ -133,7 +113,7 @@ class _Replay:
             "batch_stage_id": next(self.batch_stage_ids),
             "is_last_stage": place[1] == self.num_stages - 1,
         }
-        self.push(max(float(self.batches.stage_s[batch, place[1], 1]), time_s), "BATCH_STAGE_END", begun)
+        self.push(max(float(self.stage_s[batch, place[1], 1]), time_s), "BATCH_STAGE_END", begun)
         return begun
 
     def batch_stage_end(self, time_s: float, fields: Event) -> Event:
@@ -153,17 +133,9 @@ class _Replay:
         return {"batch_id": fields["batch_id"]}
 
 
-def event_trace(
-    arrival_s: NDArray[np.float64], replica: NDArray[np.int64], batches: VidurBatchTimes
-) -> Iterator[Event]:
-    """Yield the events of `event_trace.json`, in Vidur's order: by time, then by creation.
-
-    Args:
-        arrival_s: [requests] arrival times, in order.
-        replica: [requests] replica of each request.
-        batches: the run's batches.
-    """
-    return _Replay(arrival_s, replica, batches).run()
+def event_trace(run: LoopRun) -> Iterator[Event]:
+    """Yield the events of `event_trace.json`, in Vidur's order: by time, then by creation. Requests arrive in order."""
+    return _Replay(run).run()
 
 
 def write_chrome_trace(path: Path, events: Iterable[Event]) -> None:

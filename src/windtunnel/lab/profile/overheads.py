@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from windtunnel.formats.vidur.profiles import Cell, VidurFile
+from windtunnel.formats.vidur.profiles import Cell, VidurRow
 from windtunnel.lab.stepped import HostSample
 from windtunnel.schema import encode
 from windtunnel.serving.calibration import Calibration, Provenance
@@ -72,12 +72,12 @@ def write_overheads(folder: Path, about: Mapping[str, str], model: str, samples:
     (folder / CALIBRATION).write_text(text, encoding="utf-8")
 
 
-def overheads_file(model: str, samples: Sequence[HostSample]) -> VidurFile:
+def overheads_rows(model: str, samples: Sequence[HostSample]) -> list[VidurRow]:
     """Return the samples as Vidur's table of CPU overheads: a row per batch size, in milliseconds.
 
     What the engine does in one process has no launch or remote-call time of its own; those columns are 0.
     """
-    rows = []
+    rows: list[VidurRow] = []
     for size in sorted({sample.num_requests for sample in samples}):
         here = [sample for sample in samples if sample.num_requests == size]
         row: dict[str, Cell] = {}
@@ -87,4 +87,4 @@ def overheads_file(model: str, samples: Sequence[HostSample]) -> VidurFile:
                 row[f"{name}_{statistic}"] = float(of(values)) * 1e3
         row |= {"model_name": model, "batch_size": size, "tensor_parallel_degree": 1, "ray_comm_time_mean": 0.0}
         rows.append(row)
-    return VidurFile({name: tuple(row[name] for row in rows) for name in rows[0]})
+    return rows

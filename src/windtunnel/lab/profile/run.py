@@ -18,7 +18,7 @@ from windtunnel.formats.vidur.profiles import (
     ProfiledStep,
     collective_files,
     vidur_files,
-    write_vidur_file,
+    write_vidur_rows,
 )
 from windtunnel.hardware import ANY_DEVICE, Device
 from windtunnel.lab.engines.vllm import version as vllm_version
@@ -34,7 +34,7 @@ from windtunnel.lab.profile.machine import (
     today,
     write_device,
 )
-from windtunnel.lab.profile.overheads import overheads_file, write_overheads
+from windtunnel.lab.profile.overheads import overheads_rows, write_overheads
 from windtunnel.lab.profile.samples import MeasuredStep
 from windtunnel.lab.profile.torch_steps import require_torch, torch_steppers
 from windtunnel.lab.profile.vllm_steps import vllm_steppers
@@ -241,7 +241,7 @@ def profile_overheads(
     folder.mkdir(parents=True, exist_ok=True)
     about = {"engine": engine, "engine_version": known[engine].version(), "device": device_name}
     write_overheads(folder, about, model.name, host)
-    write_vidur_file(overheads_file(model.name, host), folder / "cpu_overheads.csv")
+    write_vidur_rows(overheads_rows(model.name, host), folder / "cpu_overheads.csv")
     return host
 
 
@@ -280,11 +280,11 @@ def write_vidur(folder: Path, model: ModelSpec, block_size: int, out: Path) -> l
     below = out / "compute" / device / (organisation or "local") / name
     written = []
     for file, rows in vidur_files(model, steps, block_size).items():
-        write_vidur_file(rows, below / file)
+        write_vidur_rows(rows, below / file)
         written.append(below / file)
     if (folder / "collective.parquet").is_file():
         for file, rows in collective_files(read_tables(folder / "collective.parquet")).items():
-            write_vidur_file(rows, out / "network" / device / file)
+            write_vidur_rows(rows, out / "network" / device / file)
             written.append(out / "network" / device / file)
     return written
 

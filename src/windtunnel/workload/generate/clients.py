@@ -24,12 +24,7 @@ class ClientRequests(NamedTuple):
 def draw_clients(
     model: ClientModel, limit: int | None, duration_s: float | None, rngs: dict[str, np.random.Generator]
 ) -> ClientRequests:
-    """Draw the requests of all clients.
-
-    Args:
-        model: the clients, and the rate of all together.
-        limit, duration_s: end of the workload; it ends with the model at the latest.
-        rngs: generators by stream.
+    """Draw the requests of all clients, until `limit`, `duration_s` or the end of the model.
 
     Raises:
         InputError: the model cannot be read, or no client sends a request before the end.

@@ -43,11 +43,7 @@ def draw_lengths(
 ) -> NDArray[np.int64]:
     """Draw independent token counts, shape `[num_requests]`, each at least 1.
 
-    Args:
-        lengths: the distribution.
-        num_requests: number of lengths to draw.
-        rng: source of randomness.
-        stream: `input_tokens` or `output_tokens`: the column that an `Empirical` file is read for by default.
+    `stream`, `input_tokens` or `output_tokens`, is the column that an `Empirical` file is read for by default.
 
     Raises:
         InputError: the file of an `Empirical` cannot be read.

@@ -82,24 +82,21 @@ def _csv_batches(path: Path, names: list[str]) -> Iterator[Batch]:
     import pyarrow as pa
 
     num_read = 0
-    try:
-        for batch in _csv_blocks(path, names, {}):
-            yield {name: batch.column(name) for name in names}
-            num_read += batch.num_rows
-    except pa.ArrowInvalid as error:
-        if "conversion error" not in str(error):
-            raise _broken_csv_row(path, error) from None
-    else:
-        return
-    row = 0
-    try:
-        for batch in _csv_blocks(path, names, dict.fromkeys(names, pa.string())):
-            first = max(num_read - row, 0)
-            if first < batch.num_rows:
-                yield {name: _typed(batch.column(name).slice(first)) for name in names}
-            row += batch.num_rows
-    except pa.ArrowInvalid as error:
-        raise _broken_csv_row(path, error) from None
+    for types in ({}, dict.fromkeys(names, pa.string())):
+        row = 0
+        try:
+            for batch in _csv_blocks(path, names, types):
+                first = max(num_read - row, 0)
+                columns = {name: batch.column(name).slice(first) for name in names}
+                if first < batch.num_rows or not types:
+                    yield {name: _typed(column) for name, column in columns.items()} if types else columns
+                row += batch.num_rows
+        except pa.ArrowInvalid as error:
+            if types or "conversion error" not in str(error):
+                raise _broken_csv_row(path, error) from None
+            num_read = row
+        else:
+            return
 
 
 def _csv_blocks(path: Path, names: list[str], types: dict[str, Any]) -> Iterator[Any]:
@@ -107,9 +104,12 @@ def _csv_blocks(path: Path, names: list[str], types: dict[str, Any]) -> Iterator
     from pyarrow import csv as arrow_csv
 
     with opened(path, BLOCK_BYTES) as file:
+        header = _csv_names(path, _first_line(path, file))
+        if isinstance(file, io.BufferedReader) and not file.peek(1):
+            return  # pyarrow refuses to stream a file without a single row
         yield from arrow_csv.open_csv(
-            pa.PythonFile(_NotEmpty(file), mode="r"),
-            arrow_csv.ReadOptions(column_names=_csv_names(path, _first_line(path, file)), block_size=BLOCK_BYTES),
+            pa.PythonFile(file, mode="r"),
+            arrow_csv.ReadOptions(column_names=header, block_size=BLOCK_BYTES),
             convert_options=arrow_csv.ConvertOptions(
                 include_columns=names, column_types=types, strings_can_be_null=True
             ),
@@ -128,25 +128,6 @@ def _typed(column: Any) -> Any:
         except pa.ArrowInvalid:
             continue
     return column
-
-
-class _NotEmpty:
-    """A file that is not quite empty: pyarrow refuses to stream a file without a single row."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.closed = False
-        self.is_begun = False
-
-    def read(self, size: int) -> bytes:
-        content = self.file.read(size)
-        if not content and not self.is_begun:
-            content = b"\n"
-        self.is_begun = True
-        return content
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def _broken_csv_row(path: Path, error: Exception) -> InputError:

@@ -1,20 +1,22 @@
-"""Layouts of request traces, one module each: the columns in which a publisher gives times and lengths.
+"""Layouts of request traces: the columns in which a publisher gives times and lengths.
 
-A module defines `LAYOUT`, a `Layout`; its name is the layout's. An installed package adds a layout with an entry point
-in the group `windtunnel.traces` that names such a module.
+`layouts.yaml` has those that ship. An installed package adds a layout with an entry point in the group
+`windtunnel.traces` that names a module with `LAYOUT`, a `Layout`; the entry point's name is the layout's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.plugins import Registry
+from windtunnel.schema import read_yaml
 from windtunnel.workload.schema import TraceColumns
 from windtunnel.workload.traces.columns import shown
 
-LAYOUTS = Registry("windtunnel.traces", "windtunnel.workload.traces.layouts", "trace layout")
+INSTALLED = Registry("windtunnel.traces", None, "trace layout")
 DEFAULT = "windtunnel"
 """Layout whose names stand beside those that a user gives."""
 
@@ -52,6 +54,48 @@ class Layout:
         return [name for name in dict.fromkeys(names) if name not in header]
 
 
+def first_exchange(conversation: Any) -> tuple[str, str] | None:
+    """Return the first two texts of a conversation, the prompt and the answer as in vLLM's benchmark; None if fewer.
+
+    Raises:
+        ValueError: a part has no text.
+    """
+    texts = []
+    for said in conversation or []:
+        text = said.get("value", said.get("content")) if isinstance(said, dict) else None
+        if not isinstance(text, str):
+            raise ValueError(f"a part of conversations has no text: {shown(said)}")
+        texts.append(text)
+    return (texts[0], texts[1]) if len(texts) >= 2 else None
+
+
+TEXTS_OF = {"first exchange": first_exchange}
+"""Name in `layouts.yaml` -> the function of a layout whose column holds texts."""
+
+
+@cache
+def shipped() -> Mapping[str, Layout]:
+    """Return the layouts that ship, by name."""
+    raw: Mapping[str, dict[str, Any]] = read_yaml(Path(__file__).with_name("layouts.yaml"))
+    return {
+        name: Layout(**{**fields, "texts_of": TEXTS_OF.get(fields.get("texts_of", ""))}) for name, fields in raw.items()
+    }
+
+
+def known_layouts() -> dict[str, Layout]:
+    """Return all layouts: the shipped ones, then the installed ones.
+
+    Raises:
+        InputError: an installed one has the name of a shipped one, or cannot be imported.
+    """
+    if repeated := next((name for name in INSTALLED.names() if name in shipped()), None):
+        raise InputError(
+            f"an installed trace layout has the name of a shipped one, {repeated!r}",
+            f"give its entry point in {INSTALLED.group!r} another name",
+        )
+    return {**shipped(), **{name: INSTALLED.get(name).LAYOUT for name in INSTALLED.names()}}
+
+
 def recognise(path: Path, header: Sequence[str], given: TraceColumns, needed: Sequence[str]) -> Layout:
     """Return the layout of a file: the one whose columns of lengths it has, under given names where there are any.
 
@@ -66,7 +110,7 @@ def recognise(path: Path, header: Sequence[str], given: TraceColumns, needed: Se
         raise InputError(
             f"{path} has no column {unknown[0]!r}; it has {_listed(header)}", did_you_mean(unknown[0], header)
         )
-    layouts: dict[str, Layout] = {name: LAYOUTS.get(name).LAYOUT for name in LAYOUTS.names()}
+    layouts = known_layouts()
     if given.input_tokens and given.output_tokens:
         return layouts[DEFAULT]
     matching = [name for name, layout in layouts.items() if not layout.missing(header, given, LENGTHS)]
