@@ -12,8 +12,9 @@ from windtunnel.hardware import Node
 from windtunnel.model import operators as ops
 from windtunnel.network.collectives.run import groups_seconds
 from windtunnel.network.fabric import Fabric
+from windtunnel.network.flows import flows_of
 from windtunnel.network.named_fabrics import fabric_from, fabric_of
-from windtunnel.network.run import run_transfers
+from windtunnel.network.run import run_flows
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 
@@ -100,11 +101,8 @@ def handoff_bytes_per_s(network: Network, senders: NDArray[np.integer], receiver
     num_pairs, width = min(len(senders), len(receivers)), max(senders.shape[1], receivers.shape[1])
     source = np.resize(senders[:num_pairs, np.arange(width) % senders.shape[1]], (num_pairs, width))
     destination = np.resize(receivers[:num_pairs, np.arange(width) % receivers.shape[1]], (num_pairs, width))
-    size_bytes = np.full(source.size, HANDOFF_BYTES)
-    backend = network.settings.backend
-    times = run_transfers(
-        network.fabric, source.ravel(), destination.ravel(), size_bytes, 0.0, backend, network.settings
-    )
+    flows = flows_of(source.ravel(), destination.ravel(), HANDOFF_BYTES, connection=np.arange(source.size))
+    times = run_flows(network.fabric, flows, network.settings)
     return float((width * HANDOFF_BYTES / times.finish_s.reshape(num_pairs, width).max(axis=1)).mean())
 
 
