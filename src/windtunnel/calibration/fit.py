@@ -214,7 +214,6 @@ def priced_servers(
     """Yield every measurement with its priced server, or with the reason why it cannot be simulated.
 
     Args:
-        measurements: what was run and measured.
         estimator_of: prices a setup's operators; None reads the tables of each device and engine version once.
     """
     estimator_of = estimator_of or shared_estimators()

@@ -1,7 +1,5 @@
 """Calibrations from a fit to measured runs: overheads, factors, spreads of the remaining error, and provenance."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 
@@ -64,12 +62,8 @@ def profile(
     """Build the calibration of an engine on a device, or on any.
 
     Args:
-        runs: all that were fitted.
-        fit: to all of them.
-        learnt: settings inferred from the runs.
         place: the engine and device; an empty device stands for any, and for the effects that devices share.
         left_out: predictions of the runs by fits that did not see them.
-        source: what the runs are, for the record.
     """
     engine, device = place.engine, place.device or None
     of_release = {priced.scope.release: priced.setup.engine.host for priced in runs if priced.scope.engine == engine}
@@ -138,7 +132,6 @@ def kin(
     of these with five configurations.
 
     Args:
-        runs: all of them.
         engine, device: whose spread it is; None: on any device.
         assumed: take runs whose settings were assumed, whose errors are larger; else all others.
         among: indices of runs that may be taken; None: all.

@@ -8,8 +8,6 @@ Where all runs are of one configuration nothing but their own likelihood and med
 taken one after the other.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -137,9 +135,7 @@ def infer(trials: Trials, around: LocalFit, fit: Fit, kept: NDArray[np.bool_]) -
     """Infer settings from the runs that are `kept`, under a fit.
 
     Args:
-        trials: of all runs.
         around: their predictions, as linear around some fit.
-        fit: to the runs that are kept.
         kept: a flag a run; of the others no measurement is read.
     """
     runs = trials.runs

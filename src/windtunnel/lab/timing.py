@@ -150,7 +150,6 @@ def stopwatch(clock: str, launch_s: float = 0.0) -> Stopwatch:
     """Return a fresh stopwatch on one of `CLOCKS`; for `cuda_graph` it times work outside a graph.
 
     Args:
-        clock: one of `CLOCKS`.
         launch_s: time in which the host queues the timed work of a GPU, where it is known.
     """
     if clock == "kineto":

@@ -1,7 +1,5 @@
 """Collectives of a training job or a replica, timed on the network that its servers share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -91,7 +89,6 @@ def handoff_bytes_per_s(network: Network, senders: NDArray[np.integer], receiver
     """Return the mean bytes per second from rank to rank while as many pairs as possible send at once.
 
     Args:
-        network: with both on it.
         senders: (num_ranks, devices_per_rank) device numbers; so are `receivers`, of other sizes.
         receivers: each rank receives from one; its devices take turns where they are fewer.
 

@@ -1,7 +1,5 @@
 """Costs of one micro-batch on every chunk of a pipeline, and of a chunk's parameters once a step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from windtunnel.training.layers.chunks import (

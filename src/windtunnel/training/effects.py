@@ -4,8 +4,6 @@ A setting that a person gives is refused, so that nobody relies on what has no e
 defaults is left out. Settings that only a degree of 1 turns off are allowed: a search passes through it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -78,10 +78,6 @@ class _Passes:
 def device_program(setup: TrainingSetup, device: int) -> Iterator[Action]:
     """Return the actions of one pipeline device, the same for all of its ranks.
 
-    Args:
-        setup: a resolved job.
-        device: its position in the pipeline.
-
     Raises:
         InputError: the pipeline has no such device.
     """

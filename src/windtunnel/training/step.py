@@ -1,7 +1,5 @@
 """Simulate one step of a training job: price the operators of each chunk, then replay the pipeline schedule."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -142,7 +140,6 @@ def simulate_training(
     """Predict one step of `job` from its operators.
 
     Args:
-        job: a job, or one that is resolved.
         estimator: prices operators; None reads the tables measured on the job's device, or its calibrated roofline.
         allow_download: fetch a model's config.json that the catalog does not have.
 

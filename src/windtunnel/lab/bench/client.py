@@ -88,9 +88,7 @@ def bench(
     """Send a workload to a server and record the answers.
 
     Args:
-        endpoint: the server.
         load: the requests to send; in a closed loop each at its arrival time or later.
-        seed: seed of the prompts.
         notify: called after every answer.
 
     Raises:

@@ -16,7 +16,6 @@ class Journal:
     """The steps measured so far, a line of JSON each, so that an interrupted profile goes on where it stopped.
 
     Args:
-        path: the file.
         about: the measured model and method; a journal of something else is refused.
 
     Raises:

@@ -91,11 +91,7 @@ class LayerStack:
     """`num_layers` layers of one group of a shard, its embedding and head, ready to run steps.
 
     Args:
-        shard: the deployed model, as one rank holds it.
-        group: the kind of layer.
         num_layers: layers with weights of their own; their bytes should exceed the last-level cache.
-        device: `cpu` or `cuda`.
-        max_tokens: most tokens of a step.
         max_cached: tokens that the KV cache of one layer holds, over all requests.
         attention: owner of the attention kernels, a key of `lab.profile.attention.PACKAGES`; the decoding steps of
             latent attention are written out in torch.

@@ -124,9 +124,6 @@ def ring_classes(
     """Return the equivalence classes of a ring's connections.
 
     Args:
-        fabric: where the rings are.
-        rings: the rings.
-        settings: routing.
         never_full: (2 x num_links,) links that make no difference between connections.
 
     Raises:

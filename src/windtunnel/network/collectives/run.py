@@ -45,13 +45,10 @@ def run_collective(
     """Return one collective with its algorithm and time.
 
     Args:
-        fabric: where it runs.
         op: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast` or `send_recv`.
         size_bytes: as nccl-tests counts: the whole buffer; for an all-to-all, the buffer of one rank.
         ranks: the number of GPUs, from the first on, or their ids.
         backend: name of the network backend.
-        settings: for backends that simulate flows.
-        choices: of NCCL or its user.
 
     Raises:
         InputError: no such operation, backend or ranks, the fabric does not connect them, or the choices do not fit.
@@ -126,11 +123,8 @@ def run_traffic(
     """Run an all-to-all in which every pair moves its own number of bytes, as tokens for experts do.
 
     Args:
-        fabric: where it runs.
         traffic_bytes: (n, n) from each rank to each other; the diagonal moves nothing.
-        ranks: the number of GPUs, from the first on, or their ids.
         backend: one that simulates flows, such as `flow` or `packet`.
-        settings: of the simulation.
         algorithm: one that does an all-to-all, such as `direct` or `hierarchical`; `auto` is direct.
 
     Raises:
@@ -158,11 +152,7 @@ def groups_seconds(
     Groups inside servers of their own do not meet, so one stands for all. In closed form one always does.
 
     Args:
-        fabric: where they run.
-        op: as for `run_collective`.
-        size_bytes: the same, for each group.
         groups: (num_groups, num_ranks) GPU ids; for send_recv, sender and receiver.
-        settings: backend and its settings.
 
     Raises:
         InputError: a group does not spread evenly over servers, is not connected, or all make too many flows.
