@@ -112,7 +112,8 @@ def _provenance(pairs: Sequence[tuple[PricedServer, Mapping[str, float]]], sourc
         num_runs=len(runs),
         num_configurations=len({by_configuration(priced) for priced in runs}),
         models=tuple(sorted({setup.model.name for setup in setups})),
-        versions=tuple(sorted({version for version in map(_version, runs) if version})),
+        # An image of no release has no version, and is priced with the defaults.
+        versions=tuple(sorted({priced.measurement.labels.get("version", "") for priced in runs} - {""})),
         formats=tuple(sorted(formats)),
         devices=tuple(sorted({setup.device.name for setup in setups})),
         median_error=_median_errors(runs, left_out),
@@ -165,11 +166,6 @@ def _widened(spread: Spread, usual: Spread) -> Spread:
     p10 = min(spread.p10, float(f"{spread.p50 * usual.p10 / usual.p50:.4g}"))
     p90 = max(spread.p90, float(f"{spread.p50 * usual.p90 / usual.p50:.4g}"))
     return msgspec.structs.replace(spread, p10=p10, p90=p90)
-
-
-def _version(priced: PricedServer) -> str:
-    """Recorded engine version; empty for an image of no release, which is priced with the defaults."""
-    return priced.measurement.labels.get("version", "")
 
 
 def _rounded(host: HostOverheads) -> HostOverheads:

@@ -87,7 +87,7 @@ def without_idle_settings(given: TrainingJob, filled: TrainingJob) -> TrainingJo
             continue
         section, name = condition.path.split(".")
         schema: Any = getattr(filled, section)
-        unset = _default(schema, name)
+        unset = next(field.default for field in msgspec.structs.fields(schema) if field.name == name)
         off = False if isinstance(getattr(schema, name), bool) and unset is None else unset
         if getattr(getattr(given, section), name) not in (unset, off):
             raise InputError(
@@ -97,10 +97,6 @@ def without_idle_settings(given: TrainingJob, filled: TrainingJob) -> TrainingJo
         if getattr(schema, name) != off:
             filled = msgspec.structs.replace(filled, **{section: msgspec.structs.replace(schema, **{name: off})})
     return filled
-
-
-def _default(schema: Any, name: str) -> Any:
-    return next(field.default for field in msgspec.structs.fields(schema) if field.name == name)
 
 
 def _shown(value: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.compiled.calendar import Clock, new_clock
+from windtunnel.compiled.calendar import new_clock
 from windtunnel.network.flows import children_of
 from windtunnel.network.packet.kernel import loop, state
 from windtunnel.network.packet.tables import Ints, PacketTables, Table
@@ -75,6 +75,8 @@ def _state(tables: PacketTables, traced: NDArray[np.int32]) -> state.PacketState
     is_hpcc = settings.congestion == state.HPCC
     hops = int(np.diff(tables.routes.paths).max(initial=1)) if is_hpcc else 1
     num_rows = TRACE_ROWS if settings.trace_interval_ps else 1
+    num_buckets = min(MOST_BUCKETS, 1 << max(12, int(np.ceil(np.log2(4 * len(tables.links))))))
+    shift = max(0, int(np.log2(WHEEL_PS / num_buckets)))
     return state.PacketState(
         settings=settings,
         links=tables.links.copy(),
@@ -93,13 +95,8 @@ def _state(tables: PacketTables, traced: NDArray[np.int32]) -> state.PacketState
         seen=np.zeros((len(connections) if is_hpcc else 1, hops), state.STAMP).view(np.recarray),
         sacks=np.zeros((2 * len(connections), _sack_words(tables)), np.uint64),
         traced=state.TracedQueues(traced, np.zeros((num_rows, 1 + len(traced)), np.int64)),
-        clock=_clock(len(tables.links), len(tables.first) + settings.most_children + 512),
+        clock=new_clock(len(tables.first) + settings.most_children + 512, num_buckets, shift=shift),
     )
-
-
-def _clock(num_links: int, num_events: int) -> Clock:
-    num_buckets = min(MOST_BUCKETS, 1 << max(12, int(np.ceil(np.log2(4 * num_links)))))
-    return new_clock(num_events, num_buckets, shift=max(0, int(np.log2(WHEEL_PS / num_buckets))))
 
 
 def _more(lack: int, run: state.PacketState) -> state.PacketState:

@@ -112,7 +112,11 @@ def layer_work(rank: Rank, group: LayerGroup, recompute: str | None = None) -> W
         lost = sum(part.kept_bytes for part in dropped if part.name != "attention")
         if "every_second_product" in modules:
             products = [part for part in parts if part.backward_weight and part not in dropped]
-            again += [_half(task) for part in products for task in part.forward]
+            again += [
+                replace(task, count=task.count / 2, flops_factor=task.flops_factor / 2)
+                for part in products
+                for task in part.forward
+            ]
             lost += sum(part.kept_bytes for part in products) / 2
         return _work(parts, tuple(_renamed(again)), every_kept - lost, lost)
     return _work(parts, (), every_kept, 0.0)
@@ -134,10 +138,6 @@ def _work(parts: Iterable[Part], recomputed: tuple[Task, ...], kept_bytes: float
         kept_bytes,
         transient_bytes,
     )
-
-
-def _half(task: Task) -> Task:
-    return replace(task, count=task.count / 2, flops_factor=task.flops_factor / 2)
 
 
 def _renamed(tasks: Iterable[Task]) -> Iterator[Task]:
