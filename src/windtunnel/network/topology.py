@@ -317,21 +317,8 @@ def _wired_servers(servers: _Servers, nic_bytes_per_s: float, *leaf_of_port: NDA
     return wiring
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """The shape of a two-tier topology."""
-
-    rail_optimised: bool
-    dual_tor: bool
-    dual_plane: bool
-    nic_bytes_per_s: float
-    gpus_per_leaf: int
-    leaf_ports_up: int
-    name: str
-    """The file name that SimAI gives it: `Spectrum-X_128g_8gps_400Gbps_H100`."""
-
-
-def _shape(topology: TwoTierTopology) -> _Shape:
+def _two_tier(topology: TwoTierTopology) -> Fabric:
+    """Lay out rails, planes and doubled leaves, and name the network, as `gen_Topo_Template.py` of SimAI 1.6 does."""
     size = f"{topology.num_gpus}g_{topology.gpus_per_server}gps"
     rails, dual_tor, dual_plane, ports_up = False, False, False, 64
     match topology:
@@ -347,49 +334,36 @@ def _shape(topology: TwoTierTopology) -> _Shape:
             name = f"Rail_Opti_{tor}_{size}{plane}" if rails else f"No_Rail_Opti_{size}_{tor}"
     two_ports = dual_tor and not isinstance(topology, TwoTier)
     nic_bytes_per_s = topology.nic_bytes_per_s or (200 if two_ports else 400) * GBPS
-    return _Shape(
-        rail_optimised=rails,
-        dual_tor=dual_tor,
-        dual_plane=dual_plane,
-        nic_bytes_per_s=nic_bytes_per_s,
-        gpus_per_leaf=topology.gpus_per_leaf or (128 if two_ports else 64),
-        leaf_ports_up=topology.leaf_ports_up or ports_up,
-        name=f"{name}_{nic_bytes_per_s / GBPS:g}Gbps_{topology.gpu_type}",
-    )
-
-
-def _check_two_tier(topology: TwoTierTopology, shape: _Shape, num_segments: int) -> None:
-    if shape.dual_plane and not (shape.rail_optimised and shape.dual_tor):
+    gpus_per_leaf = topology.gpus_per_leaf or (128 if two_ports else 64)
+    gpu, num_rails = np.arange(topology.num_gpus), topology.gpus_per_server if rails else 1
+    num_segments = ceil(topology.num_gpus / (gpus_per_leaf * num_rails))
+    if dual_plane and not (rails and dual_tor):
         raise InputError("dual_plane needs rail_optimised and dual_tor", "two planes need two ports per GPU, by rail")
-    if shape.dual_plane and topology.num_spines % 2:
+    if dual_plane and topology.num_spines % 2:
         raise InputError(f"num_spines = {topology.num_spines} cannot be split over two planes")
-    leaves = topology.gpus_per_server if shape.rail_optimised else 2 if shape.dual_tor else 1
-    num_allowed = shape.leaf_ports_up // leaves
+    _check_segments(topology, num_segments, topology.leaf_ports_up or ports_up, num_rails if rails else 1 + dual_tor)
+    leaves = num_segments * num_rails * (2 if dual_tor else 1)
+    leaf = gpu // (num_rails * gpus_per_leaf) * num_rails + gpu % num_rails
+    wiring = _wired_servers(topology, nic_bytes_per_s, *([leaf, leaf + leaves // 2] if dual_tor else [leaf]))
+    spine = wiring.first_leaf + leaves + np.arange(topology.num_spines)
+    planes = 2 if dual_plane else 1
+    for number in range(planes):
+        leaves_of_plane = wiring.first_leaf + np.arange(leaves).reshape(planes, -1)[number]
+        spines_of_plane = spine.reshape(planes, -1)[number]
+        wiring.link(leaves_of_plane[:, None], spines_of_plane, topology.leaf_spine_bytes_per_s, topology.latency_s)
+    name = f"{name}_{nic_bytes_per_s / GBPS:g}Gbps_{topology.gpu_type}"
+    return wiring.fabric(name, [leaves, topology.num_spines])
+
+
+def _check_segments(topology: TwoTierTopology, num_segments: int, leaf_ports_up: int, leaves: int) -> None:
+    """Raise InputError where a segment of so many leaves cannot reach all others."""
+    num_allowed = leaf_ports_up // leaves
     if num_segments > num_allowed:
         raise InputError(
-            f"{topology.num_gpus} GPUs need {num_segments} segments; leaf_ports_up = {shape.leaf_ports_up} allows "
+            f"{topology.num_gpus} GPUs need {num_segments} segments; leaf_ports_up = {leaf_ports_up} allows "
             f"{num_allowed}",
             "raise leaf_ports_up or gpus_per_leaf, or use fewer GPUs",
         )
-
-
-def _two_tier(topology: TwoTierTopology) -> Fabric:
-    """Lay out rails, planes and doubled leaves as `gen_Topo_Template.py` of SimAI 1.6 does."""
-    shape = _shape(topology)
-    gpu, num_rails = np.arange(topology.num_gpus), topology.gpus_per_server if shape.rail_optimised else 1
-    num_segments = ceil(topology.num_gpus / (shape.gpus_per_leaf * num_rails))
-    _check_two_tier(topology, shape, num_segments)
-    leaves = num_segments * num_rails * (2 if shape.dual_tor else 1)
-    leaf = gpu // (num_rails * shape.gpus_per_leaf) * num_rails + gpu % num_rails
-    leaf_of_port = [leaf, leaf + leaves // 2] if shape.dual_tor else [leaf]
-    wiring = _wired_servers(topology, shape.nic_bytes_per_s, *leaf_of_port)
-    spine = wiring.first_leaf + leaves + np.arange(topology.num_spines)
-    planes = 2 if shape.dual_plane else 1
-    for plane in range(planes):
-        leaves_of_plane = wiring.first_leaf + np.arange(leaves).reshape(planes, -1)[plane]
-        spines_of_plane = spine.reshape(planes, -1)[plane]
-        wiring.link(leaves_of_plane[:, None], spines_of_plane, topology.leaf_spine_bytes_per_s, topology.latency_s)
-    return wiring.fabric(shape.name, [leaves, topology.num_spines])
 
 
 def _fat_tree(topology: FatTree) -> Fabric:
