@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError, WindtunnelError
-from windtunnel.network.backends.flow import full_between_switches
+from windtunnel.network.backends.flow import full_between_switches, hashed_ring_seconds
 from windtunnel.network.collectives.algorithms.direct import all_to_all
 from windtunnel.network.collectives.algorithms.nvls import nvls
 from windtunnel.network.collectives.algorithms.ring import ring
 from windtunnel.network.collectives.call import CollectiveChoices
-from windtunnel.network.collectives.hashed_rings import hashed_ring_seconds
 from windtunnel.network.collectives.ring_classes import ring_seconds, together_seconds
 from windtunnel.network.collectives.rings import nccl_rings, simai_rings
 from windtunnel.network.collectives.run import (

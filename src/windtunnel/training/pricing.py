@@ -15,7 +15,7 @@ from windtunnel.hardware import Device, Node
 from windtunnel.model import operators as ops
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.network.cluster import FABRIC_ERROR, Network
-from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimate, Estimator
+from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 from windtunnel.training.layers.part import Task
 from windtunnel.training.layers.rank import Group, Rank
 
@@ -47,8 +47,6 @@ SCALE_UP_EFFICIENCY = 0.8
 
 NETWORK_ERROR = 0.15
 """Assumed relative error of `network_seconds`."""
-
-CLASSES = ("matrix products", "attention", "experts", "memory-bound kernels", "recomputation")
 
 
 @dataclass(frozen=True)
@@ -250,8 +248,3 @@ def class_of(task: Task) -> str:
     if isinstance(task.op, Experts):
         return "experts"
     return "memory-bound kernels" if isinstance(task.op, ops.Elementwise) else "attention"
-
-
-def worst(by_coverage: Mapping[Coverage, float]) -> Coverage:
-    """Return the least certain coverage among those with time."""
-    return max(by_coverage, key=COVERAGES.index, default=Coverage.MEASURED)

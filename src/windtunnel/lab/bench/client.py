@@ -21,7 +21,6 @@ from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 if TYPE_CHECKING:
     import httpx
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 APIS = ("completions", "chat")

@@ -26,11 +26,15 @@ class PacketOutcome:
     flows: Table
     trace: Ints
     num_events: int
-    num_packets: int
+    num_data_packets: int
     num_repeated_packets: int
     num_draws: int
     num_ties: int
     """Packets that met a packet of another sender at the same time, where senders have an order."""
+
+
+COUNTED = ("num_events", "num_data_packets", "num_repeated_packets", "num_draws", "num_ties")
+"""Counters of the loop that an outcome keeps."""
 
 
 def run_tables(tables: PacketTables, traced: NDArray[np.int32] | None = None) -> PacketOutcome:
@@ -48,17 +52,8 @@ def run_tables(tables: PacketTables, traced: NDArray[np.int32] | None = None) ->
             run = _more(lack, run)
     counters = run.counters[0]
     traces.append(run.traced.rows[: counters.num_trace_rows])
-    return PacketOutcome(
-        run.links,
-        run.nodes,
-        run.flows,
-        np.concatenate(traces),
-        int(counters.num_events),
-        int(counters.num_data_packets),
-        int(counters.num_repeated_packets),
-        int(counters.num_draws),
-        int(counters.num_ties),
-    )
+    counts = {name: int(getattr(counters, name)) for name in COUNTED}
+    return PacketOutcome(run.links, run.nodes, run.flows, np.concatenate(traces), **counts)
 
 
 def _state(tables: PacketTables, traced: NDArray[np.int32]) -> state.PacketState:

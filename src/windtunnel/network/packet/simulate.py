@@ -139,7 +139,7 @@ def _times(outcome: PacketOutcome, traced: NDArray[np.int32], flows: Flows, sett
             num_drops=links.num_drops.copy(),
         ),
         trace=QueueTrace(traced, outcome.trace[:, 0] / PS_PER_S, outcome.trace[:, 1:]),
-        num_packets=outcome.num_packets,
+        num_packets=outcome.num_data_packets,
         num_repeated_packets=outcome.num_repeated_packets,
     )
 
