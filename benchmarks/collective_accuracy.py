@@ -19,7 +19,7 @@ from windtunnel.network.collectives.algorithms.direct import all_to_all
 from windtunnel.network.collectives.algorithms.hierarchical import all_to_all_by_rail
 from windtunnel.network.collectives.call import CollectiveChoices
 from windtunnel.network.collectives.closed_forms import LAUNCH_S
-from windtunnel.network.collectives.run import collective_seconds, flows_seconds, run_collective
+from windtunnel.network.collectives.run import flows_seconds, run_collective
 from windtunnel.network.settings import NetworkSettings
 from windtunnel.network.topology import GBPS, NodeRails, SpectrumX, build_fabric
 
@@ -42,7 +42,7 @@ def print_nccl() -> None:
             if "Ring" in row["algo"]:
                 seconds = run_collective(fabric, row["collective"], size, ranks, choices=RING).seconds
             else:
-                seconds = collective_seconds(fabric, row["collective"], size, ranks)
+                seconds = run_collective(fabric, row["collective"], size, ranks).seconds
             name = (row["system"][:34], row["collective"], row["algo"][:14], size >= 2**20)
             errors[name].append((float(row["time_us"]) * 1e-6 / (seconds + LAUNCH_S) - 1) * 100)
     print(f"{'nccl-tests':36s}{'op':16s}{'algorithm':16s}{'sizes':>9s}{'points':>8s}{'median off':>12s}{'mean':>8s}")

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
@@ -313,6 +313,7 @@ def check_positive(**values: float | None) -> None:
 
 Positive = Annotated[float, check_positive]
 NonNegative = Annotated[float, check_non_negative]
+AtLeastOne = Annotated[int, partial(check_at_least, 1)]
 
 
 def check_between(least: float, largest: float, /, **values: float | None) -> None:

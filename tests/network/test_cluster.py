@@ -12,9 +12,7 @@ from windtunnel.pricing.estimator import RooflineEstimator
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.schema import decode
 from windtunnel.training.job import TrainingJob
-from windtunnel.training.job_network import JobNetwork
-from windtunnel.training.layers.rank import Group, Rank
-from windtunnel.training.layers.rank_groups import group_ranks
+from windtunnel.training.layers.rank import Group, Rank, group_ranks
 from windtunnel.training.setup import TrainingSetup, resolve
 from windtunnel.training.step import simulate_training, training_prices
 
@@ -101,9 +99,10 @@ def test_oversubscription_slows_a_job_down_and_rails_agree_with_closed_forms() -
 def test_a_layout_of_a_search_is_timed_by_its_own_groups() -> None:
     setup = setup_of(network={"backend": "flow"})
     prices = training_prices(setup, RooflineEstimator(Roofline(DEVICE, NODE)))
-    network = prices.between_nodes
-    assert isinstance(network, JobNetwork)
-    other = network.of(Rank(setup_of(network={"backend": "flow"}, parallelism={"tp": 8, "pp": 1})))
+    network = prices.network
+    other = prices.of_job(Rank(setup_of(network={"backend": "flow"}, parallelism={"tp": 8, "pp": 1}))).network
+    assert network is not None
+    assert other is not None
     op = Collective("all_reduce", 1e8, 4, 4)
     assert network.rank.layout(Group.DATA) != other.rank.layout(Group.DATA)
     assert other.estimate(op, Group.DATA).seconds == pytest.approx(

@@ -10,25 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError, WindtunnelError
-from windtunnel.network.backends.flow import full_between_switches
+from windtunnel.network.backends.flow import full_between_switches, hashed_ring_seconds
 from windtunnel.network.collectives.algorithms.direct import all_to_all
 from windtunnel.network.collectives.algorithms.nvls import nvls
 from windtunnel.network.collectives.algorithms.ring import ring
 from windtunnel.network.collectives.call import CollectiveChoices
-from windtunnel.network.collectives.hashed_rings import hashed_ring_seconds
 from windtunnel.network.collectives.ring_classes import ring_seconds, together_seconds
 from windtunnel.network.collectives.rings import nccl_rings, simai_rings
 from windtunnel.network.collectives.run import (
-    collective_seconds,
     flows_seconds,
     run_collective,
-    transfer_seconds,
 )
 from windtunnel.network.fabric import NodeKind
 from windtunnel.network.flow.run import run_flow_level
 from windtunnel.network.flows import Flows, Steps, flows_of, together
 from windtunnel.network.paths import find_paths, wire_bytes
-from windtunnel.network.run import run_flows, run_transfers
+from windtunnel.network.run import run_flows
 from windtunnel.network.settings import SIMAI_SETTINGS, NetworkSettings
 from windtunnel.network.topology import (
     GBPS,
@@ -271,10 +268,10 @@ def test_wire_bytes_count_a_header_a_packet() -> None:
 
 def test_the_three_depths_agree_where_nothing_meets() -> None:
     fabric = build_fabric(NodeRails(node="dgx_h100", num_servers=2))
-    seconds = [transfer_seconds(fabric, 0, 8, 2**30, backend) for backend in ("analytic", "flow")]
+    seconds = [run_collective(fabric, "send_recv", 2**30, (0, 8), backend).seconds for backend in ("analytic", "flow")]
     assert seconds[0] == pytest.approx(seconds[1], rel=0.05)
-    many = run_transfers(fabric, ranks(4), ranks(4) + 8, np.full(4, 2**30), 0.0)
-    assert many.total_s == pytest.approx(seconds[1], rel=1e-9)
+    many = flows_of(ranks(4), ranks(4) + 8, 2**30, connection=np.arange(4))
+    assert run_flows(fabric, many, NetworkSettings(), "flow").total_s == pytest.approx(seconds[1], rel=1e-9)
 
 
 def test_the_analytic_depth_lets_nothing_wait() -> None:
@@ -288,7 +285,7 @@ def test_the_analytic_depth_lets_nothing_wait() -> None:
 @pytest.mark.parametrize("backend", ["analytic", "flow"])
 def test_every_collective_runs_and_grows_with_its_size(op: str, backend: str) -> None:
     fabric = build_fabric(NodeRails(node="dgx_h100", num_servers=2))
-    times = [collective_seconds(fabric, op, size, 16, backend) for size in (2**22, 2**24, 2**28)]
+    times = [run_collective(fabric, op, size, 16, backend).seconds for size in (2**22, 2**24, 2**28)]
     assert times == sorted(times)
     assert times[0] > 0
 
@@ -316,7 +313,7 @@ def test_algorithms_move_the_bytes_that_they_must(algorithm: str) -> None:
 )
 def test_wrong_collectives_are_refused(call: tuple[str, int, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        collective_seconds(build_fabric(NodeRails(node="dgx_h100")), *call)
+        run_collective(build_fabric(NodeRails(node="dgx_h100")), *call)
 
 
 def test_links_that_fail_change_the_way() -> None:
@@ -346,7 +343,7 @@ def test_measured_bus_bandwidth(reference: Path) -> None:
             if node is None or int(row["size_bytes"]) < MIB or row["n_gpus"] != "8" or "Ring" in row["algo"]:
                 continue
             fabric = build_fabric(NodeRails(node=node))
-            seconds = collective_seconds(fabric, row["collective"], int(row["size_bytes"]), 8) + LAUNCH_S
+            seconds = run_collective(fabric, row["collective"], int(row["size_bytes"]), 8).seconds + LAUNCH_S
             errors.append(abs(seconds * 1e6 / float(row["time_us"]) - 1))
     assert len(errors) > 80
     assert np.median(errors) < 0.10

@@ -1,7 +1,5 @@
 """Predictions of measured runs by fits that did not see them, whole configurations left out at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -43,9 +41,7 @@ def held_out(
     """Predict every run by a fit, and with settings, that were learnt from runs of other folds alone.
 
     Args:
-        runs: all of them.
         around: their predictions, as linear around a fit to all.
-        fold: of every run.
         trials: of `runs`; given again, nothing is simulated twice.
     """
     predictions: list[dict[str, float]] = [{} for _ in runs]

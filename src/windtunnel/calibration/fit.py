@@ -214,7 +214,6 @@ def priced_servers(
     """Yield every measurement with its priced server, or with the reason why it cannot be simulated.
 
     Args:
-        measurements: what was run and measured.
         estimator_of: prices a setup's operators; None reads the tables of each device and engine version once.
     """
     estimator_of = estimator_of or shared_estimators()
@@ -241,7 +240,10 @@ def _priced(measurement: Measurement, estimator_of: Callable[[Setup], Estimator]
     shard = shard_of(setup)
     speculation, drafter = speculation_of(setup), drafter_of(setup, shard)
     memory = _memory(setup, requests)
-    widest = _widest(setup.engine, measurement.unknown)
+    # Limits that nobody recorded are raised to the largest values tried, so that their steps are priced as well.
+    unknown = [name for name in PRICED_UP_TO if name in measurement.unknown]
+    limits = {name: max(int(TRIED[name][-1]), getattr(setup.engine, name)) for name in unknown}
+    widest = msgspec.structs.replace(setup.engine, **limits)
     if speculation is None:
         parts = _parts(estimator_of(setup), replace(setup, engine=widest), shard)
     else:
@@ -256,12 +258,6 @@ def _memory(setup: Setup, requests: RequestArrays) -> MemoryPlan:
     memory = plan_memory(shard, setup.device, engine, setup.max_model_len)
     check_requests(requests, setup, memory)
     return memory
-
-
-def _widest(engine: EngineSettings, unknown: Sequence[str]) -> EngineSettings:
-    """Raise the limits that nobody recorded to the largest values tried, so that their steps are priced as well."""
-    limits = {name: max(int(TRIED[name][-1]), getattr(engine, name)) for name in PRICED_UP_TO if name in unknown}
-    return msgspec.structs.replace(engine, **limits)
 
 
 def _parts(estimator: Estimator, setup: Setup, shard: Shard) -> dict[str, StepPrices]:

@@ -17,7 +17,7 @@ import msgspec
 
 from windtunnel import catalog
 from windtunnel.errors import InputError, did_you_mean, unreadable
-from windtunnel.formats.clients.read import MS, ClientResult, read_client_results
+from windtunnel.formats.clients.read import MS, read_client_results
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import Schema, decode, read_yaml, set_path
 from windtunnel.serving.deployment import EngineSettings, Pool
@@ -162,28 +162,16 @@ def check_ids(runs: Sequence[Measurement], path: Path, hint: str) -> None:
         raise InputError(f"{path.name} has several runs of id {repeated[0]!r}", hint)
 
 
-def measurements_of(results: list[ClientResult], base: dict[str, Any], source: str) -> list[Measurement]:
-    """Combine a client's results with the deployment that `base`, a scenario without workload, describes."""
+def read_client_files(path: Path, base: dict[str, Any]) -> list[Measurement]:
+    """Read the runs of a benchmark client's result file; `base`, a scenario without workload, describes the
+    deployment.
+    """
     runs = []
-    for result in results:
-        values = {
-            "input_tokens": result.input_tokens,
-            "output_tokens": result.output_tokens,
-            "range_ratio": result.range_ratio,
-            "concurrency": result.concurrency,
-            "rate_per_s": result.rate_per_s,
-            "num_requests": result.num_requests,
-            "gap_cv": result.gap_cv,
-        }
-        raw = {**base, "workload": _workload(source, values, are_means=True)}
-        scenario = scenario_from(raw, source)
+    for result in read_client_results(path):
+        values = vars(result)
+        scenario = scenario_from({**base, "workload": _workload(path.name, values, are_means=True)}, path.name)
         runs.append(Measurement(result.id, scenario, "", result.measured, _labels(scenario, values)))
     return runs
-
-
-def read_client_files(path: Path, base: dict[str, Any]) -> list[Measurement]:
-    """Read the runs of a benchmark client's result file; `base` describes the deployment."""
-    return measurements_of(read_client_results(path), base, path.name)
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
@@ -331,7 +319,9 @@ def _workload(where: str, values: Mapping[str, Any], are_means: bool) -> dict[st
         if values.get("num_warmup_requests"):
             arrivals["num_warmup_requests"] = int(values["num_warmup_requests"])
     elif rate is not None:
-        arrivals = _open_loop(rate, values.get("gap_cv", 1.0))
+        gap_cv = values.get("gap_cv", 1.0)
+        kind = {0.0: "static", 1.0: "poisson"}.get(gap_cv, "gamma")
+        arrivals = {"type": kind, "rate_per_s": rate} | ({"cv": gap_cv} if kind == "gamma" else {})
     else:
         raise InputError(f"{where}: neither concurrency nor rate_per_s is given", _meaning("concurrency"))
     return {
@@ -340,12 +330,6 @@ def _workload(where: str, values: Mapping[str, Any], are_means: bool) -> dict[st
         "output_tokens": _lengths(values["output_tokens"], values.get("range_ratio"), are_means),
         "num_requests": int(values.get("num_requests") or 10 * (concurrency or 100)),
     }
-
-
-def _open_loop(rate_per_s: float, gap_cv: float) -> dict[str, Any]:
-    if gap_cv in (0.0, 1.0):
-        return {"type": "static" if gap_cv == 0 else "poisson", "rate_per_s": rate_per_s}
-    return {"type": "gamma", "rate_per_s": rate_per_s, "cv": gap_cv}
 
 
 def _lengths(tokens: float, range_ratio: float | None, are_means: bool) -> int | dict[str, Any]:

@@ -1,7 +1,5 @@
 """Calibrations from a fit to measured runs: overheads, factors, spreads of the remaining error, and provenance."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 
@@ -64,12 +62,8 @@ def profile(
     """Build the calibration of an engine on a device, or on any.
 
     Args:
-        runs: all that were fitted.
-        fit: to all of them.
-        learnt: settings inferred from the runs.
         place: the engine and device; an empty device stands for any, and for the effects that devices share.
         left_out: predictions of the runs by fits that did not see them.
-        source: what the runs are, for the record.
     """
     engine, device = place.engine, place.device or None
     of_release = {priced.scope.release: priced.setup.engine.host for priced in runs if priced.scope.engine == engine}
@@ -118,7 +112,8 @@ def _provenance(pairs: Sequence[tuple[PricedServer, Mapping[str, float]]], sourc
         num_runs=len(runs),
         num_configurations=len({by_configuration(priced) for priced in runs}),
         models=tuple(sorted({setup.model.name for setup in setups})),
-        versions=tuple(sorted({version for version in map(_version, runs) if version})),
+        # An image of no release has no version, and is priced with the defaults.
+        versions=tuple(sorted({priced.measurement.labels.get("version", "") for priced in runs} - {""})),
         formats=tuple(sorted(formats)),
         devices=tuple(sorted({setup.device.name for setup in setups})),
         median_error=_median_errors(runs, left_out),
@@ -138,7 +133,6 @@ def kin(
     of these with five configurations.
 
     Args:
-        runs: all of them.
         engine, device: whose spread it is; None: on any device.
         assumed: take runs whose settings were assumed, whose errors are larger; else all others.
         among: indices of runs that may be taken; None: all.
@@ -172,11 +166,6 @@ def _widened(spread: Spread, usual: Spread) -> Spread:
     p10 = min(spread.p10, float(f"{spread.p50 * usual.p10 / usual.p50:.4g}"))
     p90 = max(spread.p90, float(f"{spread.p50 * usual.p90 / usual.p50:.4g}"))
     return msgspec.structs.replace(spread, p10=p10, p90=p90)
-
-
-def _version(priced: PricedServer) -> str:
-    """Recorded engine version; empty for an image of no release, which is priced with the defaults."""
-    return priced.measurement.labels.get("version", "")
 
 
 def _rounded(host: HostOverheads) -> HostOverheads:

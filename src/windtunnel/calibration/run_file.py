@@ -4,8 +4,6 @@ This is the neutral form that `windtunnel validate` and `windtunnel calibrate` r
 converter writes it once as `MeasuredRun`, and nothing downstream needs to know the source.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

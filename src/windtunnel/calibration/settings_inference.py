@@ -8,8 +8,6 @@ Where all runs are of one configuration nothing but their own likelihood and med
 taken one after the other.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -137,9 +135,7 @@ def infer(trials: Trials, around: LocalFit, fit: Fit, kept: NDArray[np.bool_]) -
     """Infer settings from the runs that are `kept`, under a fit.
 
     Args:
-        trials: of all runs.
         around: their predictions, as linear around some fit.
-        fit: to the runs that are kept.
         kept: a flag a run; of the others no measurement is read.
     """
     runs = trials.runs
@@ -226,10 +222,9 @@ class _SettingsQuestion(NamedTuple):
         shifts = [self.trials.shift(index, values) for index in self.members]
         if any(shift is None for shift in shifts):
             return None
-        pairs = zip(self.residuals, shifts, strict=True)
         return [
             {name: value - shift[name] for name, value in residual.items()}
-            for residual, shift in pairs
+            for residual, shift in zip(self.residuals, shifts, strict=True)
             if shift is not None
         ]
 
@@ -261,15 +256,11 @@ def _taken(question: _SettingsQuestion) -> Taken:
                 chosen[~others] = (costs[:, others].sum(axis=1) + prices).argmin()
         foreseen = [ways[way][1][run] for run, way in enumerate(chosen.tolist())]
         better = question.costs(foreseen).sum() + prices[best] < costs[0].sum() + prices[0]
-        if best == 0 or not better or _is_farther(foreseen, left):
+        before = _median_errors(left)
+        is_farther = any(error > before[name] for name, error in _median_errors(foreseen).items())
+        if best == 0 or not better or is_farther:
             return Taken(values, question.members, question.residuals, left_out)
         left_out, (values, left) = foreseen, ways[best]
-
-
-def _is_farther(these: Sequence[Mapping[str, float]], those: Sequence[Mapping[str, float]]) -> bool:
-    """Whether the median error of any metric is larger."""
-    before = _median_errors(those)
-    return any(error > before[name] for name, error in _median_errors(these).items())
 
 
 def _further(question: _SettingsQuestion, values: Values) -> Iterator[tuple[Values, Sequence[Mapping[str, float]]]]:

@@ -7,8 +7,6 @@ first fit. What is minimised is Geman and McClure's loss of log(measured / predi
 around the defaults.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

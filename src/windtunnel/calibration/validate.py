@@ -1,7 +1,5 @@
 """Predict measured runs, one simulation each, beside their measured values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -83,7 +81,6 @@ def predict_runs(
     """Predict runs, in the order of `measurements`.
 
     Args:
-        measurements: what to predict.
         calibration: by name or file, in place of the scenarios' own (`none`: without).
         num_processes: runs of one device and engine go together, as their tables are read once.
         progress: called with the runs predicted so far and the runs in all.

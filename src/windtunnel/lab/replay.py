@@ -20,8 +20,7 @@ from windtunnel.formats.collective_calls import CollectiveCall, totals
 from windtunnel.lab.processes import execute, process_group, spawn
 from windtunnel.model import operators as ops
 from windtunnel.training.layers.part import Task
-from windtunnel.training.layers.rank import Group, Rank
-from windtunnel.training.layers.rank_groups import group_ranks, stage_of_rank
+from windtunnel.training.layers.rank import Group, Rank, group_ranks, stage_of_rank
 from windtunnel.training.program import Exchange, device_program
 from windtunnel.training.setup import TrainingSetup
 

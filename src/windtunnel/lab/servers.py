@@ -61,9 +61,7 @@ def started(engine: str, model: str, arguments: Sequence[str] = (), python: str 
     """Start a server and yield its endpoint; the server ends with the block.
 
     Args:
-        engine: name in `ENGINES`.
         model: a folder or name, as the engine takes it.
-        arguments: further arguments of the engine's command.
         python: interpreter of the environment that the engine is installed in.
 
     Raises:

@@ -77,9 +77,7 @@ def host_samples(
 
     Args:
         engine: an idle engine that takes at least as many requests as the largest batch.
-        batches: numbers of decoding requests.
         prompt_tokens: tokens of each prompt, at most what the engine computes in a step.
-        vocabulary: number of token ids to draw from.
         num_steps: measured steps of each batch, after two that are not counted.
 
     Returns:

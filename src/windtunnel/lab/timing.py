@@ -7,11 +7,8 @@ from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-
-Floats = NDArray[np.float64]
 
 CLOCKS = ("cpu_time", "wall", "cuda_event", "cuda_graph", "kineto")
 """`cpu_time` counts this process alone: at a load of one other task per core, the spread of a forward on the wall
@@ -150,7 +147,6 @@ def stopwatch(clock: str, launch_s: float = 0.0) -> Stopwatch:
     """Return a fresh stopwatch on one of `CLOCKS`; for `cuda_graph` it times work outside a graph.
 
     Args:
-        clock: one of `CLOCKS`.
         launch_s: time in which the host queues the timed work of a GPU, where it is known.
     """
     if clock == "kineto":

@@ -1,6 +1,7 @@
 """Write tiny models with random weights: a checkpoint for most engines, a GGUF file for llama.cpp."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +10,12 @@ import numpy as np
 from windtunnel.errors import import_extra
 from windtunnel.lab.bench.client import FIRST_TOKEN_ID, WORD
 
-TINY: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 320,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-    "bos_token_id": 257,
-    "eos_token_id": 258,
-}
+_FILES = Path(__file__).with_name("tiny_model")
+"""Config and tokenizer, but for the words of its vocabulary.
+
+An end that no tokenizer ever gives: answers have the requested length, also where a server refuses ignore_eos.
+"""
+TINY: dict[str, Any] = json.loads((_FILES / "config.json").read_text(encoding="utf-8"))
 """1.2 million parameters: a few milliseconds a step on any processor."""
 
 
@@ -41,51 +29,23 @@ def write_tiny_model(folder: Path) -> Path:
         MissingExtraError: safetensors is not installed.
     """
     safetensors = import_extra("safetensors.numpy", "bench")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(TINY, indent=1), encoding="utf-8")
-    # An end that no tokenizer ever gives: answers have the requested length, also where a server refuses
-    # ignore_eos.
-    generation = {"bos_token_id": TINY["bos_token_id"], "eos_token_id": TINY["vocab_size"] - 1}
-    (folder / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
-    _write_tokenizer(folder)
+    shutil.copytree(_FILES, folder, dirs_exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer()), encoding="utf-8")
     safetensors.save_file(_llama_weights(), folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
-def _write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer of words: a prompt of n words has n tokens, and every generated token is text at once.
+def _tokenizer() -> dict[str, Any]:
+    """Return a tokenizer of words: a prompt of n words has n tokens, and every generated token is text at once.
 
     Bytes would not do: servers hold back tokens that are no whole character yet.
     """
-    special = {"<pad>": 256, "<s>": TINY["bos_token_id"], "</s>": TINY["eos_token_id"], "<unk>": 259}
+    tokenizer: dict[str, Any] = json.loads((_FILES / "tokenizer.json").read_text(encoding="utf-8"))
+    special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
     words = {WORD if number == FIRST_TOKEN_ID else f"w{number}": number for number in range(TINY["vocab_size"])}
     vocabulary = {word: number for word, number in words.items() if number not in special.values()} | special
-    added = [
-        {"id": number, "content": text, "special": True}
-        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        for text, number in special.items()
-    ]
-    tokenizer = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "post_processor": None,
-        "decoder": None,
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
-    }
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    about = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "pad_token": "<pad>",
-        "unk_token": "<unk>",
-        "chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}",
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
+    tokenizer["model"]["vocab"] = vocabulary
+    return tokenizer
 
 
 def _llama_weights() -> dict[str, Any]:

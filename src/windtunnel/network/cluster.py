@@ -1,7 +1,5 @@
 """Collectives of a training job or a replica, timed on the network that its servers share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,8 +10,9 @@ from windtunnel.hardware import Node
 from windtunnel.model import operators as ops
 from windtunnel.network.collectives.run import groups_seconds
 from windtunnel.network.fabric import Fabric
+from windtunnel.network.flows import flows_of
 from windtunnel.network.named_fabrics import fabric_from, fabric_of
-from windtunnel.network.run import run_transfers
+from windtunnel.network.run import run_flows
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 
@@ -90,7 +89,6 @@ def handoff_bytes_per_s(network: Network, senders: NDArray[np.integer], receiver
     """Return the mean bytes per second from rank to rank while as many pairs as possible send at once.
 
     Args:
-        network: with both on it.
         senders: (num_ranks, devices_per_rank) device numbers; so are `receivers`, of other sizes.
         receivers: each rank receives from one; its devices take turns where they are fewer.
 
@@ -100,11 +98,8 @@ def handoff_bytes_per_s(network: Network, senders: NDArray[np.integer], receiver
     num_pairs, width = min(len(senders), len(receivers)), max(senders.shape[1], receivers.shape[1])
     source = np.resize(senders[:num_pairs, np.arange(width) % senders.shape[1]], (num_pairs, width))
     destination = np.resize(receivers[:num_pairs, np.arange(width) % receivers.shape[1]], (num_pairs, width))
-    size_bytes = np.full(source.size, HANDOFF_BYTES)
-    backend = network.settings.backend
-    times = run_transfers(
-        network.fabric, source.ravel(), destination.ravel(), size_bytes, 0.0, backend, network.settings
-    )
+    flows = flows_of(source.ravel(), destination.ravel(), HANDOFF_BYTES, connection=np.arange(source.size))
+    times = run_flows(network.fabric, flows, network.settings)
     return float((width * HANDOFF_BYTES / times.finish_s.reshape(num_pairs, width).max(axis=1)).mean())
 
 

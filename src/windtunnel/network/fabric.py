@@ -1,6 +1,6 @@
 """A fabric: GPUs, switches and the links between them, as arrays. Topologies and files become one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -75,28 +75,26 @@ class Fabric:
         return np.flatnonzero((self.kind == kind) & ((tier is None) | (self.tier == tier)))
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Something wrong with a fabric, in one sentence; `link` is its position where it is a link."""
+def check(fabric: Fabric, source: str = "", what: str = "link", first: int = 1) -> None:
+    """Raise InputError where a fabric is wrong: bad ends, loops, duplicates, rates, GPUs that cannot reach the others.
 
-    message: str
-    link: int | None = None
-
-
-def problems(fabric: Fabric) -> list[Problem]:
-    """Find what is wrong with a fabric: bad ends, loops, duplicates, rates, and GPUs that cannot reach the others."""
-    return _link_problems(fabric) or _connection_problems(fabric)
-
-
-def check(fabric: Fabric) -> None:
-    """Raise InputError with the first of the `problems` of a fabric."""
-    first = next(iter(problems(fabric)), None)
-    if first is not None:
-        where = "" if first.link is None else f", link {first.link + 1}"
-        raise InputError(f"{fabric.name}{where}: {first.message}")
+    Args:
+        source: named in the error; the fabric's own name where left out.
+        what: what a link is called there; so `first`, the number of the first.
+    """
+    source = source or fabric.name
+    for link, message in _link_problems(fabric):
+        raise InputError(f"{source}, {what} {link + first}: {message}")
+    if fabric.num_gpus == 0:
+        raise InputError(f"{source}: it has no GPUs")
+    group, gpus = connected_groups(fabric), fabric.nodes_of(NodeKind.GPU)
+    apart = gpus[group[gpus] != group[gpus[0]]]
+    if len(apart):
+        raise InputError(f"{source}: GPU {apart[0]} cannot reach GPU 0, nor can {len(apart) - 1} others")
 
 
-def _link_problems(fabric: Fabric) -> list[Problem]:
+def _link_problems(fabric: Fabric) -> Iterator[tuple[int, str]]:
+    """Yield (link, what is wrong with it), kind by kind."""
     a, b = fabric.link_a.astype(np.int64), fabric.link_b.astype(np.int64)
     low, high = np.minimum(a, b), np.maximum(a, b)
     outside = (low < 0) | (high >= fabric.num_nodes)
@@ -113,19 +111,8 @@ def _link_problems(fabric: Fabric) -> list[Problem]:
         (~((error >= 0) & (error < 1)), lambda i: f"its error rate is {error[i]:g}; 0 to below 1 is possible"),
         (repeated & ~outside, lambda i: f"nodes {a[i]} and {b[i]} are joined twice"),
     )
-    return [Problem(words(int(i)), int(i)) for wrong, words in checks for i in np.flatnonzero(wrong)[:3]]
-
-
-def _connection_problems(fabric: Fabric) -> list[Problem]:
-    """Find GPUs without links, and GPUs that GPU 0 does not reach."""
-    if fabric.num_gpus == 0:
-        return [Problem("it has no GPUs")]
-    group = connected_groups(fabric)
-    gpus = fabric.nodes_of(NodeKind.GPU)
-    apart = gpus[group[gpus] != group[gpus[0]]]
-    if len(apart) == 0:
-        return []
-    return [Problem(f"GPU {apart[0]} cannot reach GPU 0, nor can {len(apart) - 1} others")]
+    for wrong, words in checks:
+        yield from ((int(i), words(int(i))) for i in np.flatnonzero(wrong))
 
 
 def connected_groups(fabric: Fabric) -> NDArray[np.int64]:

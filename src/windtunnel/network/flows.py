@@ -71,11 +71,8 @@ class Flows:
         return self.parent[self.parent_ptr[flow] : self.parent_ptr[flow + 1]]
 
 
-class Parents(NamedTuple):
-    """The flows that each flow waits for: flow f's are `parent[pointer[f] : pointer[f + 1]]`."""
-
-    pointer: NDArray[np.integer]
-    parent: NDArray[np.integer]
+Parents = tuple[NDArray[np.integer], NDArray[np.integer]]
+"""(pointer, parent): the flows that flow f waits for are `parent[pointer[f] : pointer[f + 1]]`."""
 
 
 class Steps(NamedTuple):
@@ -89,7 +86,7 @@ def parents_from(parent: NDArray[np.integer]) -> Parents:
     """Return the parents given as one row for each flow, (num_flows,) or (num_flows, most_parents); -1 is none."""
     rows = parent.reshape(len(parent), -1)
     is_parent = rows >= 0
-    return Parents(np.concatenate([[0], np.cumsum(is_parent.sum(axis=1))]), rows[is_parent])
+    return np.concatenate([[0], np.cumsum(is_parent.sum(axis=1))]), rows[is_parent]
 
 
 def steps_of(num_steps: int, flows_per_step: int) -> Steps:
@@ -102,7 +99,7 @@ def flows_of(
     destination: NDArray[np.integer],
     size_bytes: NDArray[np.integer] | int,
     *,
-    parents: tuple[NDArray[np.integer], NDArray[np.integer]] | None = None,
+    parents: Parents | None = None,
     steps: Steps | None = None,
     hop: NDArray[np.integer] | int = Hop.RING,
     connection: NDArray[np.integer] | int = 0,
@@ -133,22 +130,12 @@ def flows_of(
     )
 
 
-def with_columns(
-    flows: Flows,
-    *,
-    channel: NDArray[np.integer] | None = None,
-    group: NDArray[np.integer] | int | None = None,
-    delay_s: NDArray[np.float64] | float | None = None,
-    reduction: Reduction | None = None,
-) -> Flows:
+def with_columns(flows: Flows, **columns: NDArray[Any] | float) -> Flows:
     """Return the same flows with other values in the columns that are given; a scalar fills its column."""
-    given = {"channel": channel, "group": group, "delay_s": delay_s, "reduction": reduction}
-    columns: dict[str, Any] = {
-        name: _column(len(flows), values, getattr(flows, name).dtype)
-        for name, values in given.items()
-        if values is not None
+    typed: dict[str, Any] = {
+        name: _column(len(flows), values, getattr(flows, name).dtype) for name, values in columns.items()
     }
-    return replace(flows, **columns)
+    return replace(flows, **typed)
 
 
 def in_channels(tables: Sequence[Flows]) -> Flows:

@@ -1,7 +1,7 @@
 """Find a fabric by its name: a file, a kind of topology with parameters, or a node of the catalog."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -12,17 +12,7 @@ from windtunnel.network.topology import Topology, TopologyFile, build_fabric
 from windtunnel.network.topology_file import read_topology
 from windtunnel.schema import decode, parse_yaml, read_yaml
 
-KINDS = (
-    "spectrum_x",
-    "alibaba_hpn",
-    "dcn_plus",
-    "two_tier",
-    "fat_tree",
-    "nvl",
-    "node",
-    "torus",
-    "dragonfly",
-)
+KINDS = tuple(str(kind.__struct_config__.tag) for kind in get_args(Topology) if kind is not TopologyFile)
 """Kinds of topologies that can be built."""
 
 _OTHER_NAMES = {"spectrumx": "spectrum_x", "alibabahpn": "alibaba_hpn", "hpn": "alibaba_hpn", "dcn": "dcn_plus"}
@@ -58,31 +48,17 @@ def fabric_from(raw: Any, source: str) -> Fabric:
     """
     if not isinstance(raw, dict) or "type" not in raw:
         raise InputError(f"{source or 'the topology'} has no type", f"one of: {', '.join(KINDS)}")
-    kind = _kind(str(raw["type"]))
+    plain = str(raw["type"]).lower().replace("-", "_").replace("+", "")
+    kind = _OTHER_NAMES.get(plain.replace("_", ""), plain)
     raw = {**raw, "type": kind}
     if kind not in KINDS and kind != "file":
-        raw = {**raw, "type": "node", "node": _node(kind)}
+        otherwise = f"a file, a node of `windtunnel catalog nodes`, or one of: {', '.join(KINDS)}"
+        nodes = catalog.names("nodes")
+        if kind not in nodes:
+            raise InputError(f"there is no topology {kind!r}", did_you_mean(kind, [*KINDS, *nodes], otherwise))
+        raw |= {"type": "node", "node": kind}
     schema: Any = Topology
-    topology = decode(raw, schema, source)
-    if isinstance(topology, TopologyFile):
-        return read_topology(Path(topology.path))
-    return build_fabric(topology)
-
-
-def _kind(text: str) -> str:
-    plain = text.lower().replace("-", "_").replace("+", "")
-    return _OTHER_NAMES.get(plain.replace("_", ""), plain)
-
-
-def _node(name: str) -> str:
-    nodes = catalog.names("nodes")
-    if name not in nodes:
-        known = [*KINDS, *nodes]
-        raise InputError(
-            f"there is no topology {name!r}",
-            did_you_mean(name, known, f"a file, a node of `windtunnel catalog nodes`, or one of: {', '.join(KINDS)}"),
-        )
-    return name
+    return build_fabric(decode(raw, schema, source))
 
 
 def _parameters(text: str, name: str) -> dict[str, Any]:

@@ -5,9 +5,9 @@ values are from the table of parameters in Zhu et al., "Congestion Control for L
 2015 (SimAI's recover 16 times more slowly), with ten times the additive step as the hyper-active one.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from windtunnel.schema import Schema, check_at_least, check_fraction, check_non_negative, check_positive, fields_of
+from windtunnel.schema import AtLeastOne, NonNegative, Positive, Schema, check_fraction, check_non_negative
 
 GBPS = 125e6
 
@@ -20,13 +20,13 @@ class EcnThreshold(Schema):
     """`KMIN_MAP`"""
     max_bytes: int
     """`KMAX_MAP`"""
-    max_probability: float
+    max_probability: Annotated[float, check_fraction]
     """`PMAX_MAP`: just below `max_bytes`."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.min_bytes < self.max_bytes:
             raise ValueError(f"min_bytes = {self.min_bytes} is not below max_bytes = {self.max_bytes}")
-        check_fraction(max_probability=self.max_probability)
 
 
 class PacketSettings(Schema):
@@ -42,9 +42,9 @@ class PacketSettings(Schema):
     """`VAR_WIN`"""
     recovery: Literal["go_back_n", "selective_repeat"] = "go_back_n"
     """What a sender repeats after a loss: everything from the gap on, or the gap alone."""
-    reordering_packets: int = 3
+    reordering_packets: AtLeastOne = 3
     """Selective repeat: a gap counts as a loss once a packet that many positions later has arrived."""
-    timeout_s: float = 320e-6
+    timeout_s: Positive = 320e-6
     """A connection without progress for this long sends again, where packets can be lost. Source: RTO_high of Mittal
     et al., "Revisiting Network Support for RDMA", SIGCOMM 2018.
     """
@@ -52,9 +52,9 @@ class PacketSettings(Schema):
     """Next hop of each packet with `routing: spray`: any of them, or the one with the shortest queue."""
     cut_through: bool = False
     """Whether switches forward a packet once they have its header."""
-    ack_interval_bytes: int = 1
+    ack_interval_bytes: AtLeastOne = 1
     """`L2_ACK_INTERVAL`: bytes of data for each acknowledgement; 1 acknowledges every packet."""
-    ack_bytes: int = 60
+    ack_bytes: AtLeastOne = 60
     """Bytes of an acknowledgement on the wire."""
     acks_first: bool = False
     """`ACK_HIGH_PRIO`"""
@@ -62,13 +62,13 @@ class PacketSettings(Schema):
     """Whether a sender whose packets would overflow the buffer is paused; otherwise they are dropped."""
     dynamic_pfc: bool = True
     """`USE_DYNAMIC_PFC_THRESHOLD`: whether a port's share is a fraction of the free buffer, or of all of it."""
-    buffer_bytes: int = 32 * 2**20
+    buffer_bytes: AtLeastOne = 32 * 2**20
     """`BUFFER_SIZE`: buffer of a switch."""
-    pfc_shift: int = 3
+    pfc_shift: Annotated[int, check_non_negative] = 3
     """A port may take 1 / 2 ** shift of the shared buffer."""
-    reserve_bytes: int = 4096
+    reserve_bytes: Annotated[int, check_non_negative] = 4096
     """Buffer reserved for each port, before it takes from the shared part."""
-    resume_offset_bytes: int = 3072
+    resume_offset_bytes: Annotated[int, check_non_negative] = 3072
     """A paused sender resumes when its port is this far below its share."""
     ecn: bool = True
     """`ENABLE_QCN`"""
@@ -76,7 +76,7 @@ class PacketSettings(Schema):
     """By port rate. Empty: 100 kB to 400 kB for each 25 Gb/s, probability 0.2, as in Li et al., "HPCC", SIGCOMM 2019,
     section 5.1.
     """
-    min_rate_bytes_per_s: float = 0.1 * GBPS
+    min_rate_bytes_per_s: Positive = 0.1 * GBPS
     """`MIN_RATE`"""
     rate_ai_bytes_per_s: float = 0.04 * GBPS
     """`RATE_AI`: additive increase of DCQCN, HPCC and TIMELY."""
@@ -84,11 +84,11 @@ class PacketSettings(Schema):
     """`RATE_HAI`: hyper-active increase."""
     ewma_gain: float = 1 / 256
     """`EWMA_GAIN`: g of DCQCN and DCTCP."""
-    alpha_interval_s: float = 55e-6
+    alpha_interval_s: Positive = 55e-6
     """`ALPHA_RESUME_INTERVAL`"""
-    decrease_interval_s: float = 50e-6
+    decrease_interval_s: Positive = 50e-6
     """`RATE_DECREASE_INTERVAL`"""
-    increase_interval_s: float = 55e-6
+    increase_interval_s: NonNegative = 55e-6
     """`RP_TIMER`"""
     fast_recovery_times: int = 5
     """`FAST_RECOVERY_TIMES`"""
@@ -107,16 +107,8 @@ class PacketSettings(Schema):
     timely_low_s: float = 50e-6
     timely_high_s: float = 500e-6
     timely_min_rtt_s: float = 20e-6
-    trace_interval_s: float = 0.0
+    trace_interval_s: NonNegative = 0.0
     """`QLEN_MON_INTERVAL`: time between two records of the queues; 0: none."""
-
-    def __post_init__(self) -> None:
-        sizes = ("ack_interval_bytes", "ack_bytes", "buffer_bytes", "reordering_packets")
-        intervals = ("timeout_s", "min_rate_bytes_per_s", "alpha_interval_s", "decrease_interval_s")
-        optional = ("reserve_bytes", "resume_offset_bytes", "pfc_shift", "trace_interval_s", "increase_interval_s")
-        check_at_least(1, **fields_of(self, *sizes))
-        check_positive(**fields_of(self, *intervals))
-        check_non_negative(**fields_of(self, *optional))
 
 
 SIMAI_PACKETS = PacketSettings(

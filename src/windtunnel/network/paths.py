@@ -29,6 +29,13 @@ class Paths:
     share: NDArray[np.float64]
     """Fraction of a flow on each link; empty where every link carries all of it."""
 
+    def crossings(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]:
+        """Return a row for each flow and link that it crosses: the flow, the link, the fraction of the flow on it."""
+        count = np.diff(self.pointer)[self.of_flow]
+        flow = np.repeat(np.arange(len(count)), count)
+        row = np.repeat(self.pointer[self.of_flow] - np.cumsum(count) + count, count) + np.arange(len(flow))
+        return flow, self.link[row], self.share[row] if len(self.share) else np.ones(len(row))
+
 
 @dataclass(frozen=True, eq=False)
 class FlowTimes:

@@ -1,10 +1,7 @@
 """Run flows over a fabric with the network backend of that name."""
 
-import numpy as np
-from numpy.typing import NDArray
-
 from windtunnel.network.fabric import Fabric
-from windtunnel.network.flows import Flows, flows_of
+from windtunnel.network.flows import Flows
 from windtunnel.network.paths import FlowTimes
 from windtunnel.network.settings import BACKENDS, NetworkSettings
 
@@ -18,21 +15,3 @@ def run_flows(fabric: Fabric, flows: Flows, settings: NetworkSettings, backend: 
     """
     times: FlowTimes = BACKENDS.get(backend or settings.backend).run_flows(fabric, flows, settings)
     return times
-
-
-def run_transfers(
-    fabric: Fabric,
-    source: NDArray[np.integer],
-    destination: NDArray[np.integer],
-    size_bytes: NDArray[np.integer],
-    start_s: NDArray[np.float64] | float,
-    backend: str = "flow",
-    settings: NetworkSettings | None = None,
-) -> FlowTimes:
-    """Time transfers that share a fabric, each with its own start.
-
-    Raises:
-        InputError: ends are not connected.
-    """
-    flows = flows_of(source, destination, size_bytes, connection=np.arange(len(source)), start_s=start_s)
-    return run_flows(fabric, flows, settings or NetworkSettings(), backend)

@@ -1,13 +1,13 @@
 """Settings of a network simulation: its backend, routing, packet sizes and latencies."""
 
 import sys
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec.structs import force_setattr
 
 from windtunnel.network.packet_settings import PacketSettings
 from windtunnel.plugins import Registry
-from windtunnel.schema import Schema, check_at_least, check_non_negative, check_seed, decode, encode
+from windtunnel.schema import AtLeastOne, NonNegative, Schema, check_non_negative, check_seed, decode, encode
 
 BACKENDS = Registry("windtunnel.network_backends", "windtunnel.network.backends", "network backend")
 
@@ -21,13 +21,13 @@ class NetworkSettings(Schema):
     """Follow SimAI where it differs from hardware: its rings, packet sizes, acknowledgements and ports."""
     routing: Literal["ecmp", "spray"] = "ecmp"
     """`ecmp`: one of the shortest paths, by hash; `spray`: all of them evenly (packet spraying, adaptive routing)."""
-    send_latency_s: float = 3e-6
+    send_latency_s: NonNegative = 3e-6
     """Time from the data being there to its first byte on the wire; SimAI's `AS_SEND_LAT`."""
-    payload_bytes: int = 4096
+    payload_bytes: AtLeastOne = 4096
     """Payload of a full packet. SimAI's `PACKET_PAYLOAD_SIZE` is 9000."""
-    header_bytes: int = 66
+    header_bytes: Annotated[int, check_non_negative] = 66
     """Header of a packet: Ethernet, IPv4, UDP, InfiniBand transport and check sums (RoCE v2). SimAI: 50."""
-    seed: int = 0
+    seed: Annotated[int, check_seed] = 0
     """Seed of the switches' hashes."""
     packet: PacketSettings | None = None
     """Transport, congestion control and buffers of the packet level. None: those of `SimAI.conf` with `compat: simai`,
@@ -35,13 +35,11 @@ class NetworkSettings(Schema):
     """
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.backend not in BACKENDS:
             raise ValueError(f"unknown network backend {self.backend!r}; known: {', '.join(BACKENDS.names())}")
         # Encoding leaves out a default that is the same object, which a decoded string is not.
         force_setattr(self, "backend", sys.intern(self.backend))
-        check_at_least(1, payload_bytes=self.payload_bytes)
-        check_non_negative(send_latency_s=self.send_latency_s, header_bytes=self.header_bytes)
-        check_seed(self.seed)
 
 
 class ClusterNetwork(NetworkSettings):

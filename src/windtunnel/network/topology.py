@@ -6,7 +6,8 @@ The two-tier networks have the parameters, defaults and order of nodes and links
 
 from dataclasses import dataclass, field
 from math import ceil, prod
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,35 +15,40 @@ from numpy.typing import ArrayLike, NDArray
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.network.fabric import Fabric, NodeKind
-from windtunnel.schema import Schema, check_at_least, check_non_negative, check_positive, fields_of
+from windtunnel.network.topology_file import read_topology
+from windtunnel.schema import AtLeastOne, NonNegative, Positive, Schema
 
 GBPS = 125e6
 """Bytes per second of one gigabit per second."""
 
 
+def _check_loss(error_fraction: float) -> None:
+    if not 0 <= error_fraction < 1:
+        raise ValueError(f"error_fraction is {error_fraction:g}; 0 to below 1 is possible")
+
+
 class _Servers(Schema):
     """GPUs in servers that one scale-up network joins inside."""
 
-    num_gpus: int = 32
+    num_gpus: AtLeastOne = 32
     """`-g`"""
-    gpus_per_server: int = 8
+    gpus_per_server: AtLeastOne = 8
     """`-gps`"""
     gpu_type: str = "H100"
     """`-gt`"""
-    scale_up_switches_per_server: int = 1
+    scale_up_switches_per_server: AtLeastOne = 1
     """`-nsps`: NVSwitches."""
-    scale_up_bytes_per_s: float = 2880 * GBPS
+    scale_up_bytes_per_s: Positive = 2880 * GBPS
     """`-nvbw`: of one GPU to one scale-up switch, one direction."""
-    scale_up_latency_s: float = 25e-9
+    scale_up_latency_s: NonNegative = 25e-9
     """`-nl`"""
-    latency_s: float = 500e-9
+    latency_s: NonNegative = 500e-9
     """`-l`: of every scale-out link."""
-    error_fraction: float = 0.0
+    error_fraction: Annotated[float, _check_loss] = 0.0
     """`-er`: packets lost on each link."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, **fields_of(self, "num_gpus", "gpus_per_server", "scale_up_switches_per_server"))
-        _require_rates(self)
+        super().__post_init__()
         if self.num_gpus % self.gpus_per_server:
             raise ValueError(f"gpus_per_server = {self.gpus_per_server} does not divide num_gpus = {self.num_gpus}")
 
@@ -50,22 +56,18 @@ class _Servers(Schema):
 class _TwoTier(_Servers):
     """Servers below leaf switches (ASW, ToR), every leaf linked to every spine (PSW) of its plane."""
 
-    nic_bytes_per_s: float | None = None
+    nic_bytes_per_s: Positive | None = None
     """`-bw`: of one NIC port. None: 400 Gb/s, or 200 Gb/s where a named network has two ports per GPU."""
-    gpus_per_leaf: int | None = None
+    gpus_per_leaf: AtLeastOne | None = None
     """`-npa`: NIC ports down of a leaf. None: 64, or 128 where a named network has two ports per GPU."""
-    num_spines: int = 64
+    num_spines: AtLeastOne = 64
     """`-psn`: in all planes together."""
-    leaf_spine_bytes_per_s: float = 400 * GBPS
+    leaf_spine_bytes_per_s: Positive = 400 * GBPS
     """`-apbw`"""
-    leaf_ports_up: int | None = None
+    leaf_ports_up: AtLeastOne | None = None
     """`-app`: ports to spines, which bounds how many segments there may be. None: 64; 240 in HPN, 120 with two planes;
     8 in DCN+.
     """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(1, **fields_of(self, "num_spines", "gpus_per_leaf", "leaf_ports_up"))
 
 
 class TwoTier(_TwoTier, tag="two_tier"):
@@ -82,7 +84,7 @@ class TwoTier(_TwoTier, tag="two_tier"):
 class SpectrumX(_TwoTier, tag="spectrum_x"):
     """NVIDIA Spectrum-X: rail-optimised, one port per GPU."""
 
-    num_gpus: int = 4096
+    num_gpus: AtLeastOne = 4096
 
 
 class AlibabaHpn(_TwoTier, tag="alibaba_hpn"):
@@ -91,16 +93,16 @@ class AlibabaHpn(_TwoTier, tag="alibaba_hpn"):
     Source: Qian et al., "Alibaba HPN: A Data Center Network for Large Language Model Training", SIGCOMM 2024.
     """
 
-    num_gpus: int = 15360
-    num_spines: int = 120
+    num_gpus: AtLeastOne = 15360
+    num_spines: AtLeastOne = 120
     dual_plane: bool = False
 
 
 class DcnPlus(_TwoTier, tag="dcn_plus"):
     """Alibaba DCN+: a server's NICs end at one leaf, or with `dual_tor` at two; not rail-optimised."""
 
-    num_gpus: int = 512
-    num_spines: int = 8
+    num_gpus: AtLeastOne = 512
+    num_spines: AtLeastOne = 8
     dual_tor: bool = False
 
 
@@ -114,17 +116,16 @@ class FatTree(_Servers, tag="fat_tree"):
     tiers, oversubscription 1, one GPU a server: its k-ary fat tree with k = radix).
     """
 
-    num_gpus: int = 1024
-    nic_bytes_per_s: float = 400 * GBPS
+    num_gpus: AtLeastOne = 1024
+    nic_bytes_per_s: Positive = 400 * GBPS
     """Of one NIC port."""
-    radix: int = 64
+    radix: AtLeastOne = 64
     num_tiers: int = 2
     oversubscription: float = 1.0
     """Ports down of a leaf for each port up."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(1, radix=self.radix)
         if self.num_tiers not in (2, 3):
             raise ValueError(f"num_tiers is {self.num_tiers}; 2 or 3 is possible")
         if self.oversubscription <= 0 or self.ports_up < 1 or self.ports_down < 1:
@@ -148,23 +149,22 @@ class NvLinkDomains(_Servers, tag="nvl"):
     Source of the defaults: NVIDIA GB200 NVL72 datasheet (18 NVLinks of 50 GB/s a GPU, one to each of 18 switches).
     """
 
-    num_gpus: int = 144
-    gpus_per_server: int = 72
+    num_gpus: AtLeastOne = 144
+    gpus_per_server: AtLeastOne = 72
     """GPUs of one NVLink domain."""
     gpu_type: str = "GB200"
-    scale_up_switches_per_server: int = 18
-    scale_up_bytes_per_s: float = 50e9
-    scale_up_latency_s: float = 300e-9
-    nic_bytes_per_s: float = 400 * GBPS
+    scale_up_switches_per_server: AtLeastOne = 18
+    scale_up_bytes_per_s: Positive = 50e9
+    scale_up_latency_s: NonNegative = 300e-9
+    nic_bytes_per_s: Positive = 400 * GBPS
     """Of one NIC port."""
-    num_rails: int = 4
-    domains_per_leaf: int = 4
-    num_spines: int = 16
-    leaf_spine_bytes_per_s: float = 800 * GBPS
+    num_rails: AtLeastOne = 4
+    domains_per_leaf: AtLeastOne = 4
+    num_spines: AtLeastOne = 16
+    leaf_spine_bytes_per_s: Positive = 800 * GBPS
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(1, num_rails=self.num_rails, domains_per_leaf=self.domains_per_leaf, num_spines=self.num_spines)
         if self.gpus_per_server % self.num_rails:
             raise ValueError(f"num_rails = {self.num_rails} does not divide gpus_per_server = {self.gpus_per_server}")
 
@@ -177,13 +177,10 @@ class NodeRails(Schema, tag="node"):
 
     node: str
     """A name of the catalog's nodes, or a YAML file."""
-    num_servers: int = 1
+    num_servers: AtLeastOne = 1
     latency_s: float = 500e-9
     """Of every scale-out link."""
-    num_spines: int = 8
-
-    def __post_init__(self) -> None:
-        check_at_least(1, num_servers=self.num_servers, num_spines=self.num_spines)
+    num_spines: AtLeastOne = 8
 
 
 class Torus(Schema, tag="torus"):
@@ -191,14 +188,14 @@ class Torus(Schema, tag="torus"):
 
     dimensions: tuple[int, ...] = (4, 4, 4)
     gpu_type: str = "TPU"
-    link_bytes_per_s: float = 50e9
+    link_bytes_per_s: Positive = 50e9
     """Of one link, one direction. TPU v4: 50 GB/s (Jouppi et al., ISCA 2023, table 4)."""
-    latency_s: float = 500e-9
+    latency_s: NonNegative = 500e-9
 
     def __post_init__(self) -> None:
         if not self.dimensions or min(self.dimensions) < 1 or prod(self.dimensions) < 2:
             raise ValueError(f"dimensions are {list(self.dimensions)}; at least two devices are needed")
-        _require_rates(self)
+        super().__post_init__()
 
 
 class Dragonfly(_Servers, tag="dragonfly"):
@@ -208,18 +205,17 @@ class Dragonfly(_Servers, tag="dragonfly"):
     p = `nics_per_switch`, a = `switches_per_group`, h = `global_links_per_switch` and at most a h + 1 groups.
     """
 
-    num_gpus: int = 72
-    gpus_per_server: int = 1
-    nic_bytes_per_s: float = 400 * GBPS
+    num_gpus: AtLeastOne = 72
+    gpus_per_server: AtLeastOne = 1
+    nic_bytes_per_s: Positive = 400 * GBPS
     """Of one NIC port."""
-    nics_per_switch: int = 2
-    switches_per_group: int = 4
-    global_links_per_switch: int = 2
-    switch_bytes_per_s: float = 400 * GBPS
+    nics_per_switch: AtLeastOne = 2
+    switches_per_group: AtLeastOne = 4
+    global_links_per_switch: AtLeastOne = 2
+    switch_bytes_per_s: Positive = 400 * GBPS
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(1, **fields_of(self, "nics_per_switch", "switches_per_group", "global_links_per_switch"))
         num_joined = self.switches_per_group * self.global_links_per_switch + 1
         if self.num_groups > num_joined:
             raise ValueError(f"num_gpus = {self.num_gpus} needs {self.num_groups} groups; {num_joined} can be joined")
@@ -238,14 +234,14 @@ class TopologyFile(Schema, tag="file"):
 Topology: TypeAlias = (
     SpectrumX | AlibabaHpn | DcnPlus | TwoTier | FatTree | NvLinkDomains | NodeRails | Torus | Dragonfly | TopologyFile
 )
-"""Topologies that a scenario or the command line can name; `build_fabric` builds every kind but `TopologyFile`."""
+"""Topologies that a scenario or the command line can name."""
 
 
 def build_fabric(topology: Topology) -> Fabric:
-    """Return the fabric of a topology's parameters.
+    """Return the fabric of a topology's parameters, or in its file.
 
     Raises:
-        InputError: the parameters do not fit each other.
+        InputError: the parameters do not fit each other, or the file is missing or wrong.
     """
     match topology:
         case SpectrumX() | AlibabaHpn() | DcnPlus() | TwoTier():
@@ -261,10 +257,7 @@ def build_fabric(topology: Topology) -> Fabric:
         case Dragonfly():
             return _dragonfly(topology)
         case TopologyFile():
-            raise InputError(
-                f"{topology.path} is a file, not parameters",
-                "read it with windtunnel.network.topology_file.read_topology",
-            )
+            return read_topology(Path(topology.path))
 
 
 @dataclass
@@ -324,21 +317,8 @@ def _wired_servers(servers: _Servers, nic_bytes_per_s: float, *leaf_of_port: NDA
     return wiring
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """The shape of a two-tier topology."""
-
-    rail_optimised: bool
-    dual_tor: bool
-    dual_plane: bool
-    nic_bytes_per_s: float
-    gpus_per_leaf: int
-    leaf_ports_up: int
-    name: str
-    """The file name that SimAI gives it: `Spectrum-X_128g_8gps_400Gbps_H100`."""
-
-
-def _shape(topology: TwoTierTopology) -> _Shape:
+def _two_tier(topology: TwoTierTopology) -> Fabric:
+    """Lay out rails, planes and doubled leaves, and name the network, as `gen_Topo_Template.py` of SimAI 1.6 does."""
     size = f"{topology.num_gpus}g_{topology.gpus_per_server}gps"
     rails, dual_tor, dual_plane, ports_up = False, False, False, 64
     match topology:
@@ -346,65 +326,44 @@ def _shape(topology: TwoTierTopology) -> _Shape:
             rails, name = True, f"Spectrum-X_{size}"
         case AlibabaHpn(dual_plane=dual_plane):
             rails, dual_tor, ports_up = True, True, 120 if dual_plane else 240
-            name = f"AlibabaHPN_{size}_DualToR_{_plane(dual_plane)}"
+            name = f"AlibabaHPN_{size}_DualToR_{'Dual' if dual_plane else 'Single'}Plane"
         case DcnPlus(dual_tor=dual_tor):
-            ports_up, name = 8, f"DCN+{_tor(dual_tor)}_{size}"
+            ports_up, name = 8, f"DCN+{'Dual' if dual_tor else 'Single'}ToR_{size}"
         case TwoTier(rail_optimised=rails, dual_tor=dual_tor, dual_plane=dual_plane):
-            plane = f"_{_plane(dual_plane)}" if dual_tor else ""
-            name = f"Rail_Opti_{_tor(dual_tor)}_{size}{plane}" if rails else f"No_Rail_Opti_{size}_{_tor(dual_tor)}"
+            tor, plane = ("DualToR", f"_{'Dual' if dual_plane else 'Single'}Plane") if dual_tor else ("SingleToR", "")
+            name = f"Rail_Opti_{tor}_{size}{plane}" if rails else f"No_Rail_Opti_{size}_{tor}"
     two_ports = dual_tor and not isinstance(topology, TwoTier)
     nic_bytes_per_s = topology.nic_bytes_per_s or (200 if two_ports else 400) * GBPS
-    return _Shape(
-        rail_optimised=rails,
-        dual_tor=dual_tor,
-        dual_plane=dual_plane,
-        nic_bytes_per_s=nic_bytes_per_s,
-        gpus_per_leaf=topology.gpus_per_leaf or (128 if two_ports else 64),
-        leaf_ports_up=topology.leaf_ports_up or ports_up,
-        name=f"{name}_{nic_bytes_per_s / GBPS:g}Gbps_{topology.gpu_type}",
-    )
-
-
-def _tor(is_dual: bool) -> str:
-    return "DualToR" if is_dual else "SingleToR"
-
-
-def _plane(is_dual: bool) -> str:
-    return "DualPlane" if is_dual else "SinglePlane"
-
-
-def _check_two_tier(topology: TwoTierTopology, shape: _Shape, num_segments: int) -> None:
-    if shape.dual_plane and not (shape.rail_optimised and shape.dual_tor):
+    gpus_per_leaf = topology.gpus_per_leaf or (128 if two_ports else 64)
+    gpu, num_rails = np.arange(topology.num_gpus), topology.gpus_per_server if rails else 1
+    num_segments = ceil(topology.num_gpus / (gpus_per_leaf * num_rails))
+    if dual_plane and not (rails and dual_tor):
         raise InputError("dual_plane needs rail_optimised and dual_tor", "two planes need two ports per GPU, by rail")
-    if shape.dual_plane and topology.num_spines % 2:
+    if dual_plane and topology.num_spines % 2:
         raise InputError(f"num_spines = {topology.num_spines} cannot be split over two planes")
-    leaves = topology.gpus_per_server if shape.rail_optimised else 2 if shape.dual_tor else 1
-    num_allowed = shape.leaf_ports_up // leaves
+    _check_segments(topology, num_segments, topology.leaf_ports_up or ports_up, num_rails if rails else 1 + dual_tor)
+    leaves = num_segments * num_rails * (2 if dual_tor else 1)
+    leaf = gpu // (num_rails * gpus_per_leaf) * num_rails + gpu % num_rails
+    wiring = _wired_servers(topology, nic_bytes_per_s, *([leaf, leaf + leaves // 2] if dual_tor else [leaf]))
+    spine = wiring.first_leaf + leaves + np.arange(topology.num_spines)
+    planes = 2 if dual_plane else 1
+    for number in range(planes):
+        leaves_of_plane = wiring.first_leaf + np.arange(leaves).reshape(planes, -1)[number]
+        spines_of_plane = spine.reshape(planes, -1)[number]
+        wiring.link(leaves_of_plane[:, None], spines_of_plane, topology.leaf_spine_bytes_per_s, topology.latency_s)
+    name = f"{name}_{nic_bytes_per_s / GBPS:g}Gbps_{topology.gpu_type}"
+    return wiring.fabric(name, [leaves, topology.num_spines])
+
+
+def _check_segments(topology: TwoTierTopology, num_segments: int, leaf_ports_up: int, leaves: int) -> None:
+    """Raise InputError where a segment of so many leaves cannot reach all others."""
+    num_allowed = leaf_ports_up // leaves
     if num_segments > num_allowed:
         raise InputError(
-            f"{topology.num_gpus} GPUs need {num_segments} segments; leaf_ports_up = {shape.leaf_ports_up} allows "
+            f"{topology.num_gpus} GPUs need {num_segments} segments; leaf_ports_up = {leaf_ports_up} allows "
             f"{num_allowed}",
             "raise leaf_ports_up or gpus_per_leaf, or use fewer GPUs",
         )
-
-
-def _two_tier(topology: TwoTierTopology) -> Fabric:
-    """Lay out rails, planes and doubled leaves as `gen_Topo_Template.py` of SimAI 1.6 does."""
-    shape = _shape(topology)
-    gpu, num_rails = np.arange(topology.num_gpus), topology.gpus_per_server if shape.rail_optimised else 1
-    num_segments = ceil(topology.num_gpus / (shape.gpus_per_leaf * num_rails))
-    _check_two_tier(topology, shape, num_segments)
-    leaves = num_segments * num_rails * (2 if shape.dual_tor else 1)
-    leaf = gpu // (num_rails * shape.gpus_per_leaf) * num_rails + gpu % num_rails
-    leaf_of_port = [leaf, leaf + leaves // 2] if shape.dual_tor else [leaf]
-    wiring = _wired_servers(topology, shape.nic_bytes_per_s, *leaf_of_port)
-    spine = wiring.first_leaf + leaves + np.arange(topology.num_spines)
-    planes = 2 if shape.dual_plane else 1
-    for plane in range(planes):
-        leaves_of_plane = wiring.first_leaf + np.arange(leaves).reshape(planes, -1)[plane]
-        spines_of_plane = spine.reshape(planes, -1)[plane]
-        wiring.link(leaves_of_plane[:, None], spines_of_plane, topology.leaf_spine_bytes_per_s, topology.latency_s)
-    return wiring.fabric(shape.name, [leaves, topology.num_spines])
 
 
 def _fat_tree(topology: FatTree) -> Fabric:
@@ -502,15 +461,3 @@ def _dragonfly(topology: Dragonfly) -> Fabric:
         wiring.link(switch[low, (high - 1) // per_switch], switch[high, low // per_switch], rate, latency)
     name = f"Dragonfly_{topology.num_gpus}g_{groups}groups_{topology.gpu_type}"
     return wiring.fabric(name, [groups * per_group])
-
-
-def _require_rates(topology: Schema) -> None:
-    """Raise ValueError where a bandwidth, latency or loss of a topology is out of range."""
-    for name in topology.__struct_fields__:
-        value = {name: getattr(topology, name)}
-        if name.endswith("_bytes_per_s"):
-            check_positive(**value)
-        if name.endswith("latency_s"):
-            check_non_negative(**value)
-        if name == "error_fraction" and not 0 <= value[name] < 1:
-            raise ValueError(f"error_fraction is {value[name]:g}; 0 to below 1 is possible")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from windtunnel import catalog
 from windtunnel.errors import InputError, did_you_mean, missing_file
 from windtunnel.files import read_text, write_text
-from windtunnel.network.fabric import Fabric, NodeKind, problems
+from windtunnel.network.fabric import Fabric, NodeKind, check
 from windtunnel.units import format_count, parse_quantity
 
 GPU_TYPES = ("A100", "A800", "H100", "H800", "H20")
@@ -60,9 +60,7 @@ def read_topology(path: Path) -> Fabric:
         error_fraction=error,
         gpus_forward=num_switches + num_scale_up == 0,
     )
-    for problem in problems(fabric):
-        line = "" if problem.link is None else f", line {problem.link + 3}"
-        raise InputError(f"{path}{line}: {problem.message}")
+    check(fabric, str(path), "line", 3)
     fabric.tier[:] = _tiers(fabric)
     fabric.server[:] = _servers(fabric)
     return fabric

@@ -60,8 +60,6 @@ class Asker:
 
         Args:
             workload: name of a workload; None is the scenario's own.
-            indices: positions of the points.
-            question: the same for all.
             near: point -> a load to begin at.
         """
         answers: dict[int, Evaluation] = {}

@@ -76,8 +76,6 @@ def start_workers(space: Space, means: Means = HERE, at_once: bool = True) -> It
     """Yield the function that runs chunks; a pool or a cluster starts with the first chunks and ends with the context.
 
     Args:
-        space: the space that the points belong to.
-        means: the executor and the number of workers.
         at_once: start processes before the first chunks are known, which takes them a second.
 
     Raises:
@@ -163,18 +161,17 @@ class _Processes:
 
     def run(self, chunks: Sequence[PointChunk], evaluator: AnyEvaluator) -> Iterator[Answers]:
         """Run chunks in all processes. This one works too, as it is ready while the others still start."""
-        left, waiting, num_lost = list(reversed(range(len(chunks)))), dict[Future[bytes], int](), 0
+        left, waiting, num_lost = list(reversed(range(len(chunks)))), dict[Future[Answers], int](), 0
         while left or waiting:
             try:
                 while left and len(waiting) < AHEAD * self.num_others:
-                    chunk = msgspec.msgpack.encode(chunks[left[-1]])
-                    waiting[self.open().submit(run_encoded, self.space, left[-1], chunk)] = left[-1]
+                    waiting[self.open().submit(_run_elsewhere, self.space, left[-1], chunks[left[-1]])] = left[-1]
                     left.pop()
                 done, _ = wait(waiting, timeout=0 if left else None, return_when=FIRST_COMPLETED)
                 for future in sorted(done, key=lambda future: future.exception() is not None):
                     answers = future.result()
                     del waiting[future]
-                    yield msgspec.msgpack.decode(answers, type=Answers)
+                    yield answers
             except BrokenProcessPool:
                 num_lost += 1
                 if num_lost == MOST_TRIES:
@@ -208,21 +205,20 @@ def _run_on_ray(
                 f"there is no Ray cluster at {means.address} ({error})", "start one with `ray start --head`"
             ) from None
         stack.callback(ray.shutdown)
-    remote = ray.remote(num_cpus=1, max_retries=MOST_TRIES - 1)(run_encoded)
+    remote = ray.remote(num_cpus=1, max_retries=MOST_TRIES - 1)(_run_elsewhere)
     encoded = ray.put(msgspec.msgpack.encode(space))
-    waiting = [remote.remote(encoded, number, msgspec.msgpack.encode(chunk)) for number, chunk in enumerate(chunks)]
+    waiting = [remote.remote(encoded, number, chunk) for number, chunk in enumerate(chunks)]
     try:
         while waiting:
             done, waiting = ray.wait(waiting, num_returns=1)
-            yield from (msgspec.msgpack.decode(ray.get(reference), type=Answers) for reference in done)
+            yield from map(ray.get, done)
     except ray.exceptions.WorkerCrashedError:
         raise WindtunnelError(f"a Ray worker died {MOST_TRIES} times on one chunk") from None
 
 
-def run_encoded(space: bytes, number: int, chunk: bytes) -> bytes:
-    """Run `run_chunk` in another process: spaces, chunks and answers are sent as bytes."""
-    answers = run_chunk(_kept_evaluator(space), number, msgspec.msgpack.decode(chunk, type=PointChunk))
-    return msgspec.msgpack.encode(answers)
+def _run_elsewhere(space: bytes, number: int, chunk: PointChunk) -> Answers:
+    """Run `run_chunk` in another process, which keeps the evaluator of the encoded space."""
+    return run_chunk(_kept_evaluator(space), number, chunk)
 
 
 def _get_ready(space: bytes) -> None:

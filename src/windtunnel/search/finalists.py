@@ -17,12 +17,7 @@ FRONTIER_OVER_DEVICES = ("tokens_per_s_per_device", "step_s")
 
 
 def frontier_names(space: Space, holding: Sequence[Evaluation]) -> tuple[str, str]:
-    """Return the two objectives of a space's frontier.
-
-    Args:
-        space: the space.
-        holding: the answers of its points that hold the limits.
-    """
+    """Return the two objectives of a space's frontier; `holding` are answers of its points that hold the limits."""
     if space.is_training:
         counts = {answer.figures["devices"] for answer in holding}
         return FRONTIER_OVER_DEVICES if len(counts) > 1 else FRONTIER_OF_JOBS

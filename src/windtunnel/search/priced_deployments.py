@@ -45,8 +45,6 @@ class PricedDeployments:
         """Prepare the deployment of `scenario` for requests of these lengths.
 
         Args:
-            scenario: what to deploy.
-            requests: see `serving.prepared.prepare`.
             setup: what the scenario resolves to, where that is known already.
 
         Raises:

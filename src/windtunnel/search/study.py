@@ -84,11 +84,6 @@ class Study:
 def search(space: Space, store: Store, means: Means = HERE) -> Study:
     """Search `space` by its strategy.
 
-    Args:
-        space: the points, the objective and the strategy.
-        store: where answers are looked up and kept.
-        means: the workers.
-
     Raises:
         InputError: the objective is unknown, or every point is refused.
     """

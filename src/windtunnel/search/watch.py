@@ -58,9 +58,6 @@ def kept_searches(path: Path) -> list[Kept]:
 class Watched:
     """A space with the keys of its answers, so that a store can be read again and again.
 
-    Args:
-        space: the space of a search.
-
     Raises:
         InputError: it has more than `MOST_POINTS` points.
     """

@@ -1,7 +1,5 @@
 """Costs of one micro-batch on every chunk of a pipeline, and of a chunk's parameters once a step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from windtunnel.training.layers.chunks import (
@@ -12,7 +10,7 @@ from windtunnel.training.layers.chunks import (
     layer_parameters,
     trained,
 )
-from windtunnel.training.layers.part import Task
+from windtunnel.training.layers.part import collective
 from windtunnel.training.layers.rank import Group, Rank
 from windtunnel.training.layers.sharding import gather_tasks, gathered_layer, reduce_tasks
 from windtunnel.training.memory import chunk_work, kept_bytes
@@ -26,9 +24,8 @@ class ChunkCost:
 
     chunk: LayerChunk
     parameters: Parameters
-    forward: PassCost
-    backward_input: PassCost
-    backward_weight: PassCost
+    passes: tuple[PassCost, PassCost, PassCost]
+    """Of the forward pass, of the gradients of inputs, and of the gradients of weights."""
     kept_bytes: float
     model_flops: float
     """Forward and backward, without recomputation."""
@@ -37,10 +34,6 @@ class ChunkCost:
     gather_s: float
     reduce_s: float
     num_buckets: float
-
-    @property
-    def passes(self) -> tuple[PassCost, PassCost, PassCost]:
-        return self.forward, self.backward_input, self.backward_weight
 
 
 def chunk_costs(rank: Rank, prices: TrainingPricer) -> tuple[ChunkCost, ...]:
@@ -79,9 +72,7 @@ def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: LayerChunk) -> ChunkC
     return ChunkCost(
         chunk=chunk,
         parameters=held,
-        forward=forward,
-        backward_input=backward_input,
-        backward_weight=backward_weight,
+        passes=(forward, backward_input, backward_weight),
         kept_bytes=kept_bytes(rank, chunk),
         model_flops=model_flops,
         hardware_flops=hardware_flops,
@@ -147,9 +138,9 @@ def message_seconds(rank: Rank, prices: TrainingPricer) -> float:
     if rank.setup.degrees.pp == 1:
         return 0.0
     num_bytes = rank.tokens * rank.width * 2.0
-    tasks = [Task("send_recv", rank.collective(Group.PIPELINE, "send_recv", num_bytes / rank.tp), 1.0, Group.PIPELINE)]
+    tasks = [collective(rank, "send_recv", Group.PIPELINE, "send_recv", num_bytes / rank.tp)]
     if rank.tp > 1 and not rank.split:
-        tasks.append(Task("gather", rank.collective(Group.TENSOR, "all_gather", num_bytes), 1.0, Group.TENSOR))
+        tasks.append(collective(rank, "gather", Group.TENSOR, "all_gather", num_bytes))
     return prices.seconds(tasks)
 
 

@@ -4,8 +4,6 @@ A setting that a person gives is refused, so that nobody relies on what has no e
 defaults is left out. Settings that only a degree of 1 turns off are allowed: a search passes through it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +87,7 @@ def without_idle_settings(given: TrainingJob, filled: TrainingJob) -> TrainingJo
             continue
         section, name = condition.path.split(".")
         schema: Any = getattr(filled, section)
-        unset = _default(schema, name)
+        unset = next(field.default for field in msgspec.structs.fields(schema) if field.name == name)
         off = False if isinstance(getattr(schema, name), bool) and unset is None else unset
         if getattr(getattr(given, section), name) not in (unset, off):
             raise InputError(
@@ -99,10 +97,6 @@ def without_idle_settings(given: TrainingJob, filled: TrainingJob) -> TrainingJo
         if getattr(schema, name) != off:
             filled = msgspec.structs.replace(filled, **{section: msgspec.structs.replace(schema, **{name: off})})
     return filled
-
-
-def _default(schema: Any, name: str) -> Any:
-    return next(field.default for field in msgspec.structs.fields(schema) if field.name == name)
 
 
 def _shown(value: Any) -> str:

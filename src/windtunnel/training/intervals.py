@@ -1,7 +1,5 @@
 """Intervals of a training step's time, from the errors of published runs and the coverage of operator times."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 

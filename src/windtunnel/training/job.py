@@ -1,7 +1,7 @@
 """A training job: model, batch, how it spreads over devices, number formats, recomputation, overlap and schedule."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 
@@ -11,13 +11,12 @@ from windtunnel.model.precision import Format
 from windtunnel.model.shape import ModelSpec
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.schema import (
+    AtLeastOne,
+    Positive,
     Schema,
-    check_at_least,
     check_non_negative,
-    check_positive,
     decode,
     encode,
-    fields_of,
     read_table,
     set_path,
 )
@@ -59,29 +58,28 @@ UNITS = {
 class TrainingParallelism(Schema):
     """How a job spreads over its devices; `None` follows from the others."""
 
-    tp: int = 1
+    tp: AtLeastOne = 1
     sequence_parallel: bool | None = None
     """Norms, dropouts and residuals split along the sequence over `tp`; None: as the framework does."""
-    cp: int = 1
+    cp: AtLeastOne = 1
     cp_method: Literal["ring", "all_gather", "ulysses"] = "ring"
     """How context-parallel ranks meet each other's keys: passed round, gathered first, or heads exchanged."""
-    pp: int = 1
-    virtual_stages: int = 1
+    pp: AtLeastOne = 1
+    virtual_stages: AtLeastOne = 1
     """Chunks of layers on each device (VPP)."""
     layers_per_stage: tuple[int, ...] | None = None
     """Layers of each chunk in the order of the forward pass, `pp x virtual_stages` of them; None splits evenly."""
-    dp: int | None = None
-    ep: int = 1
-    experts_tp: int | None = None
+    dp: AtLeastOne | None = None
+    ep: AtLeastOne = 1
+    experts_tp: AtLeastOne | None = None
     """Ways that each expert is sharded (expert-TP); None takes 1, or `tp` where `ep` is 1."""
-    experts_dp: int | None = None
+    experts_dp: AtLeastOne | None = None
     experts_exchange: Literal["all_to_all", "by_node"] | None = None
     """How tokens reach experts: each on its own, or once for each node and copied there (DeepEP). None: as the
     framework does."""
 
     def __post_init__(self) -> None:
-        degrees = ("tp", "cp", "pp", "virtual_stages", "dp", "ep", "experts_tp", "experts_dp")
-        check_at_least(1, **fields_of(self, *degrees))
+        super().__post_init__()
         stages = self.layers_per_stage
         if stages is not None and min(stages, default=-1) < 0:
             raise ValueError(f"layers_per_stage is {list(stages)}; no stage has fewer than 0 layers")
@@ -101,24 +99,20 @@ class Sharding(Schema):
 
     zero: Literal[0, 1, 2, 3] | None = None
     """1: optimizer state (Megatron's distributed optimizer), 2: gradients too, 3: parameters too (FSDP)."""
-    group: int | None = None
+    group: AtLeastOne | None = None
     """Ranks that share one copy; between groups gradients are all-reduced (HSDP). None: all of them."""
     reshard_after_forward: bool = True
     """ZeRO-3: parameters are gathered again for the backward pass."""
-    reduce_bucket_elements: int | None = None
+    reduce_bucket_elements: AtLeastOne | None = None
     """Gradients reduced together; ZeRO-3 outside DeepSpeed reduces layer by layer."""
-    gather_bucket_elements: int | None = None
+    gather_bucket_elements: AtLeastOne | None = None
     """DeepSpeed's ZeRO-1 and 2: updated parameters gathered together."""
-    prefetch_bucket_elements: int | None = None
+    prefetch_bucket_elements: AtLeastOne | None = None
     """DeepSpeed's ZeRO-3: parameters gathered together."""
     persistence_threshold_elements: int | None = None
     """DeepSpeed's ZeRO-3: smaller parameters are never sharded."""
     max_live_elements: int | None = None
     """DeepSpeed's ZeRO-3: gathered parameters held at once."""
-
-    def __post_init__(self) -> None:
-        buckets = ("reduce_bucket_elements", "gather_bucket_elements", "prefetch_bucket_elements")
-        check_at_least(1, **fields_of(self, "group", *buckets))
 
 
 class TrainingPrecision(Schema):
@@ -154,13 +148,10 @@ class Recompute(Schema):
     modules: tuple[RecomputedModule, ...] | None = None
     """Of selective recomputation; None takes `core_attention`. Flash attention recomputes its scores anyhow; naming it
     then costs nothing more than its forward pass."""
-    num_layers: int | None = None
+    num_layers: Annotated[int, check_non_negative] | None = None
     """Layers of each chunk that are fully recomputed; None: all."""
     distribute: bool = False
     """Full: kept layer inputs are split over tensor-parallel ranks and gathered again."""
-
-    def __post_init__(self) -> None:
-        check_non_negative(num_layers=self.num_layers)
 
 
 class TrainingOverlap(Schema):
@@ -191,24 +182,21 @@ class Kernels(Schema):
 class Lora(Schema):
     """Adapters beside frozen linear layers (arXiv:2106.09685)."""
 
-    rank: int = 16
+    rank: AtLeastOne = 16
     all_linear: bool = True
     """Adapters at every linear layer; else at those of attention only."""
-
-    def __post_init__(self) -> None:
-        check_at_least(1, rank=self.rank)
 
 
 class TrainingFaults(Schema):
     """What interrupts a run, and what an interruption costs; the goodput follows (Young 1974, Daly 2006)."""
 
-    device_mtbf_s: float | None = None
+    device_mtbf_s: Positive | None = None
     """Mean time between failures of one device with its share of host and network; None: nothing fails."""
     restart_s: float = 600.0
     """From a failure to the first new step, without the lost work."""
-    checkpoint_interval_s: float | None = None
+    checkpoint_interval_s: Positive | None = None
     """None takes Young's optimum."""
-    checkpoint_bytes_per_s: float | None = None
+    checkpoint_bytes_per_s: Positive | None = None
     """Storage bandwidth of the whole job; None: checkpoints cost nothing."""
     checkpoint_blocks: bool = True
     """False: written beside training; only failures lose work."""
@@ -216,7 +204,7 @@ class TrainingFaults(Schema):
     """Standard deviation of devices' speed, relative; every step waits for the slowest."""
 
     def __post_init__(self) -> None:
-        check_positive(**fields_of(self, "device_mtbf_s", "checkpoint_interval_s", "checkpoint_bytes_per_s"))
+        super().__post_init__()
         if self.restart_s < 0 or not 0 <= self.straggler_fraction < 1:
             raise ValueError("restart_s is at least 0 and straggler_fraction from 0 to below 1")
 
@@ -228,16 +216,16 @@ class TrainingJob(Schema):
     """A catalog name, the path of a config.json, or a model written out."""
     device: str | Device
     """A catalog name, a YAML file, or a device written out; the node likewise."""
-    sequence_tokens: int
-    global_batch: int
+    sequence_tokens: AtLeastOne
+    global_batch: AtLeastOne
     """Sequences of one optimizer step."""
     node: str | Node | None = None
     """None takes the usual node of the device."""
-    num_devices: int | None = None
+    num_devices: AtLeastOne | None = None
     """None: tp x cp x pp x dp."""
-    micro_batch: int = 1
+    micro_batch: AtLeastOne = 1
     """Sequences that a rank computes at once."""
-    num_microbatches: int | None = None
+    num_microbatches: AtLeastOne | None = None
     """Gradient accumulation: micro-batches of one rank in a step; None follows from the batch."""
     parallelism: TrainingParallelism = TrainingParallelism()
     sharding: Sharding = Sharding()
@@ -255,21 +243,16 @@ class TrainingJob(Schema):
     """Masks are kept; GPT-3 and its contemporaries."""
     learned_positions: bool = False
     """A position embedding of `sequence_tokens` rows (GPT-2, GPT-3)."""
-    document_tokens: int | None = None
+    document_tokens: AtLeastOne | None = None
     """Mean length of the documents that sequences are packed from, where attention does not cross from one to the next;
     None: a sequence is one document."""
-    total_tokens: float | None = None
+    total_tokens: Positive | None = None
     """Of the whole run; gives its duration, energy and price."""
     faults: TrainingFaults = TrainingFaults()
     network: ClusterNetwork | None = None
     """Between the nodes; None takes closed forms over their published links."""
     price_usd_per_hour: float | None = None
     """Of one device; None takes the catalog's list price."""
-
-    def __post_init__(self) -> None:
-        batch = ("global_batch", "micro_batch", "num_microbatches")
-        check_at_least(1, **fields_of(self, "num_devices", "sequence_tokens", "document_tokens", *batch))
-        check_positive(total_tokens=self.total_tokens)
 
 
 def load(path: Path | str, overrides: dict[str, Any] | None = None) -> TrainingJob:

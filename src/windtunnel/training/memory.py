@@ -109,9 +109,8 @@ def transient_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> float:
     layer = max((work.transient_bytes for work in works), default=0.0)
     # Gradients of a layer's activations: input and output of its widest part.
     layer += 4 * rank.tokens * rank.width * BF16_BYTES / (rank.tp if rank.split else 1)
-    head = max(
-        (sum(part.kept_bytes for part in head_parts(rank)) for chunk in held_chunks if chunk.has_head), default=0.0
-    )
+    has_head = any(chunk.has_head for chunk in held_chunks)
+    head = sum(part.kept_bytes for part in head_parts(rank)) if has_head else 0.0
     gathered = _gathered_bytes(rank, held_chunks) if job.sharding.zero == 3 else 0.0
     sharding, buckets = job.sharding, 0.0
     if sharding.zero and job.framework == "deepspeed":
@@ -144,9 +143,7 @@ def stage_memory(
     rank: Rank, stage: int, held_chunks: list[LayerChunk], activations_bytes: float, num_in_flight: float
 ) -> StageMemory:
     """Return one stage's memory; `activations_bytes` is the peak from the schedule's replay."""
-    held = Parameters()
-    for chunk in held_chunks:
-        held = held + chunk_parameters(rank, chunk)
+    held = sum((chunk_parameters(rank, chunk) for chunk in held_chunks), Parameters())
     parameters, gradients, optimizer = state_bytes(rank, held)
     transient = transient_bytes(rank, held_chunks)
     num_communicators = 1 + sum(rank.layout(group)[0] > 1 for group in Group)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
 
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node
 from windtunnel.model import operators as ops
 from windtunnel.model.feed_forward.experts import Experts
-from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimate, Estimator
+from windtunnel.network.cluster import FABRIC_ERROR, Network
+from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 from windtunnel.training.layers.part import Task
-from windtunnel.training.layers.rank import Group
+from windtunnel.training.layers.rank import Group, Rank
 
 SUSTAINED_FRACTION: Mapping[str, float] = {"ampere": 0.85, "hopper": 0.77, "blackwell": 0.8}
 """Rate of matrix products and attention in a run of days against that in a profiling loop of milliseconds, by
@@ -47,8 +47,6 @@ SCALE_UP_EFFICIENCY = 0.8
 
 NETWORK_ERROR = 0.15
 """Assumed relative error of `network_seconds`."""
-
-CLASSES = ("matrix products", "attention", "experts", "memory-bound kernels", "recomputation")
 
 
 @dataclass(frozen=True)
@@ -112,9 +110,7 @@ class FastestEstimator:
 
     def estimate(self, op: ops.Op) -> Estimate:
         """Return the estimate with the fewest seconds."""
-        return min(
-            (estimator.estimate(op) for estimator in self.estimators), key=lambda estimate: float(estimate.seconds)
-        )
+        return min((each.estimate(op) for each in self.estimators), key=lambda estimate: float(estimate.seconds))
 
 
 def network_seconds(op: ops.Collective, node: Node) -> float:
@@ -144,23 +140,18 @@ def network_seconds(op: ops.Collective, node: Node) -> float:
     return ring + float(op.num_bytes) / rate
 
 
-class BetweenNodes(Protocol):
-    """Anything that prices a job's collectives between nodes."""
+@dataclass(frozen=True)
+class JobNetwork:
+    """The network that a training job's servers share, and the layout of its groups on it."""
+
+    network: Network
+    rank: Rank
 
     def estimate(self, op: ops.Collective, group: Group) -> Estimate:
-        """Return the seconds of a collective in every group of a kind at once."""
-        ...
-
-
-@dataclass(frozen=True)
-class LinksBetweenNodes:
-    """`network_seconds`, for a network of which only the links are known."""
-
-    node: Node
-
-    def estimate(self, op: ops.Collective, group: Group) -> Estimate:  # noqa: ARG002
-        """Return the seconds of `op`, whose group has the links to itself."""
-        return Estimate(network_seconds(op, self.node), Coverage.ROOFLINE, "links between nodes", NETWORK_ERROR)
+        """Return the seconds of a collective in every group of a kind at once; over all ranks there is one group."""
+        num_ranks, stride = self.rank.layout(group)
+        seconds = self.network.seconds(op, float(op.message_bytes), stride if op.num_ranks == num_ranks else 1)
+        return Estimate(seconds, Coverage.ROOFLINE, self.network.source, FABRIC_ERROR)
 
 
 @dataclass(frozen=True)
@@ -168,30 +159,42 @@ class TrainingPricer:
     """Prices of tasks, each operator priced once."""
 
     estimator: Estimator
-    between_nodes: BetweenNodes
+    node: Node
+    network: JobNetwork | None
+    """None: only the links between nodes are known."""
     sustained_fraction: float
     overlap_slowdown: float = OVERLAP_SLOWDOWN
-    _known: dict[tuple[ops.Op, Group | None], tuple[float, Coverage, str, float]] = field(default_factory=dict)
+    _known: dict[tuple[ops.Op, Group | None], Estimate] = field(default_factory=dict)
+
+    def of_job(self, rank: Rank) -> TrainingPricer:
+        """Return the prices for another job on as many of the same devices, which may lay its groups out otherwise."""
+        if self.network is None or self.network.rank.setup is rank.setup:
+            return self
+        return replace(self, network=replace(self.network, rank=rank), _known={})
 
     def task(self, task: Task) -> TaskCost:
         """Return the cost of one task."""
         key = (task.op, task.group)
         if key not in self._known:
             self._known[key] = self._price(task.op, task.group)
-        seconds, coverage, source, error = self._known[key]
-        return TaskCost(task, seconds * task.count, coverage, source, error)
+        price = self._known[key]
+        seconds = float(price.seconds) * task.count
+        return TaskCost(task, seconds, price.coverage, price.source, price.relative_error)
 
-    def _price(self, op: ops.Op, group: Group | None) -> tuple[float, Coverage, str, float]:
-        if isinstance(op, ops.Collective) and group is not None and op.span_nodes > 1:
-            estimate = self.between_nodes.estimate(op, group)
-        else:
+    def _price(self, op: ops.Op, group: Group | None) -> Estimate:
+        if not isinstance(op, ops.Collective) or group is None or op.span_nodes == 1:
             estimate = self.estimator.estimate(op)
+        elif self.network is not None:
+            return self.network.estimate(op, group)
+        else:
+            seconds = network_seconds(op, self.node)
+            return Estimate(seconds, Coverage.ROOFLINE, "links between nodes", NETWORK_ERROR)
         seconds = float(estimate.seconds)
         if not isinstance(op, ops.Elementwise | ops.Collective):
             seconds /= self.sustained_fraction
         if isinstance(op, ops.Gemm) and any(size > ALIGNED_VALUES and size % ALIGNED_VALUES for size in (op.n, op.k)):
             seconds *= UNALIGNED_SLOWDOWN
-        return seconds, estimate.coverage, estimate.source, estimate.relative_error
+        return replace(estimate, seconds=seconds)
 
     def seconds(self, tasks: Iterable[Task]) -> float:
         """Return the seconds of tasks one after the other."""
@@ -227,17 +230,13 @@ class TrainingPricer:
         total.exposed_s[group] = total.exposed_s.get(group, 0.0) + cost.seconds - hidden
 
 
-def pricer(
-    estimator: Estimator, device: Device, node: Node, between_nodes: BetweenNodes | None = None
-) -> TrainingPricer:
-    """Return a pricer with the shipped figures of the device's architecture; closed forms price links between nodes
-    where `between_nodes` is left out.
-    """
+def pricer(estimator: Estimator, device: Device, node: Node, network: JobNetwork | None = None) -> TrainingPricer:
+    """Return a pricer with the shipped figures of the device's architecture."""
     sustained = SUSTAINED_FRACTION.get(device.architecture, OTHER_SUSTAINED_FRACTION)
     rated_w = RATED_W.get(device.architecture)
     if rated_w and device.tdp_w and device.tdp_w < rated_w:
         sustained *= (device.tdp_w / rated_w) ** (1 / 3)
-    return TrainingPricer(estimator, between_nodes or LinksBetweenNodes(node), sustained)
+    return TrainingPricer(estimator, node, network, sustained)
 
 
 def class_of(task: Task) -> str:
@@ -249,8 +248,3 @@ def class_of(task: Task) -> str:
     if isinstance(task.op, Experts):
         return "experts"
     return "memory-bound kernels" if isinstance(task.op, ops.Elementwise) else "attention"
-
-
-def worst(by_coverage: Mapping[Coverage, float]) -> Coverage:
-    """Return the least certain coverage among those with time."""
-    return max(by_coverage, key=COVERAGES.index, default=Coverage.MEASURED)

@@ -5,11 +5,9 @@ and every run on real devices is derived from it. Equal passes share their tuple
 much memory as a step of one.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-
-import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.model.shape import LayerGroup
@@ -77,15 +75,8 @@ class _Passes:
     """Where the schedule splits them off."""
 
 
-_KINDS = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weights"}
-
-
 def device_program(setup: TrainingSetup, device: int) -> Iterator[Action]:
     """Return the actions of one pipeline device, the same for all of its ranks.
-
-    Args:
-        setup: a resolved job.
-        device: its position in the pipeline.
 
     Raises:
         InputError: the pipeline has no such device.
@@ -100,7 +91,6 @@ def device_program(setup: TrainingSetup, device: int) -> Iterator[Action]:
     following = [int(place) for place in plan.next_chunk]
     before = {after: chunk for chunk, after in enumerate(following) if after >= 0}
     num_bytes = rank.tokens * rank.width * BF16_BYTES / (rank.tp if rank.split else 1)
-    last_backward = _last_of_chunks(plan.of_device(device))
 
     @cache
     def passes(chunk: int, is_last: bool) -> _Passes:
@@ -111,10 +101,13 @@ def device_program(setup: TrainingSetup, device: int) -> Iterator[Action]:
             return None
         return Exchange(is_send, owner[other], boundary, microbatch, is_gradient, num_bytes)
 
-    for position, (raw_kind, chunk, microbatch) in enumerate(plan.of_device(device).tolist()):
+    last_kind = WEIGHT if plan.is_split else BACKWARD
+    actions = plan.of_device(device).tolist()
+    last_of_chunk = {chunk: place for place, (kind, chunk, _) in enumerate(actions) if kind % PAIRED == last_kind}
+    for position, (raw_kind, chunk, microbatch) in enumerate(actions):
         kind = raw_kind % PAIRED
         previous, after = before.get(chunk, -1), following[chunk]
-        tasks = passes(chunk, last_backward.get(chunk) == position)
+        tasks = passes(chunk, last_of_chunk.get(chunk) == position)
         if kind == FORWARD:
             receives = exchange(False, previous, previous, microbatch, False)
             sends = exchange(True, chunk, after, microbatch, False)
@@ -133,13 +126,6 @@ def check_device(setup: TrainingSetup, device: int) -> None:
     """Raise InputError where the pipeline has no such device."""
     if not 0 <= device < setup.degrees.pp:
         raise InputError(f"the pipeline has devices 0 to {setup.degrees.pp - 1}; there is no device {device}")
-
-
-def _last_of_chunks(actions: np.ndarray) -> dict[int, int]:
-    """Return chunk -> position of the action that finishes its gradients."""
-    is_split = bool((actions[:, 0] == WEIGHT).any())
-    last = WEIGHT if is_split else BACKWARD
-    return {int(chunk): position for position, (kind, chunk, _) in enumerate(actions.tolist()) if kind % PAIRED == last}
 
 
 def _chunk_passes(rank: Rank, chunk: LayerChunk, is_split: bool, is_last: bool) -> _Passes:
@@ -183,10 +169,7 @@ def chunk_units(rank: Rank, chunk: LayerChunk) -> list[Unit]:
         Unit(layer_parts(rank, group), again, layer_parameters(rank, group), gathered_layer(rank, group))
         for group, again in _layers(rank, chunk)
     ]
-    inside = Parameters()
-    for unit in units:
-        inside = inside + unit.held
-    ends = chunk_parameters(rank, chunk) + inside * -1.0
+    ends = chunk_parameters(rank, chunk) + sum((unit.held for unit in units), Parameters()) * -1.0
     if chunk.has_embedding:
         first = Parameters() if chunk.has_head else ends
         units.insert(0, Unit(embedding_parts(rank), (), first, first))
@@ -225,15 +208,12 @@ def _passes_of(unit: Unit, is_split: bool) -> _Passes:
     for part in reversed(unit.parts):
         backward += part.backward_input
         (weights if is_split else backward).extend(part.backward_weight)
-    return _Passes(*(tuple(_in_order(_present(tasks))) for tasks in (forward, backward, weights)))
+    return _Passes(*map(_in_order, (forward, backward, weights)))
 
 
-def _present(tasks: Iterable[Task]) -> list[Task]:
-    return [task for task in tasks if task.count > 0]
-
-
-def _in_order(tasks: list[Task]) -> list[Task]:
-    """Move collectives that run beside a complete computation to just before it."""
+def _in_order(tasks: list[Task]) -> tuple[Task, ...]:
+    """Move collectives that run beside a complete computation to just before it; leave out what is there no times."""
+    tasks = [task for task in tasks if task.count > 0]
     computations = {task.name for task in tasks if task.group is None}
     moved = [task for task in tasks if task.group and task.pieces == 1 and task.beside in computations]
     ordered: list[Task] = []
@@ -243,20 +223,15 @@ def _in_order(tasks: list[Task]) -> list[Task]:
         if task.group is None:
             ordered += [other for other in moved if other.beside == task.name]
         ordered.append(task if task.group is None or task.beside in computations else replace(task, beside=None))
-    return ordered
+    return tuple(ordered)
 
 
 def _sharded(rank: Rank, units: list[tuple[_Passes, Unit]]) -> _Passes:
     """Gather every unit's parameters before it (ZeRO-3), one unit ahead where that is overlapped."""
-    job = rank.setup.job
+    again, behind = rank.setup.job.sharding.reshard_after_forward, units[::-1]
     forward = _gathered(rank, [(passes.forward, unit) for passes, unit in units], gather=True, reduce=False)
-    backward = _gathered(
-        rank,
-        [(passes.backward, unit) for passes, unit in reversed(units)],
-        gather=job.sharding.reshard_after_forward,
-        reduce=True,
-    )
-    return _Passes(tuple(forward), tuple(backward), tuple(t for passes, _ in reversed(units) for t in passes.weights))
+    backward = _gathered(rank, [(passes.backward, unit) for passes, unit in behind], gather=again, reduce=True)
+    return _Passes(tuple(forward), tuple(backward), tuple(task for passes, _ in behind for task in passes.weights))
 
 
 def _gathered(rank: Rank, units: list[tuple[tuple[Task, ...], Unit]], gather: bool, reduce: bool) -> Iterator[Task]:
@@ -276,14 +251,12 @@ def _gathered(rank: Rank, units: list[tuple[tuple[Task, ...], Unit]], gather: bo
 def _end_of_step(rank: Rank, held: list[LayerChunk]) -> Iterator[Task]:
     """Yield reductions that did not overlap, small collectives, the optimizer, and gathers for the next step."""
     job = rank.setup.job
-    total = Parameters()
-    for chunk in held:
-        total = total + chunk_parameters(rank, chunk)
+    parameters = [chunk_parameters(rank, chunk) for chunk in held]
     if job.sharding.zero != 3 and not job.overlap.gradient_reduce:
-        for chunk in held:
-            yield from reduce_tasks(rank, trained(rank, chunk_parameters(rank, chunk)))
+        for each in parameters:
+            yield from reduce_tasks(rank, trained(rank, each))
     yield from finish_tasks(rank)
-    yield from optimizer_tasks(rank, trained(rank, total))
+    yield from optimizer_tasks(rank, trained(rank, sum(parameters, Parameters())))
     if job.sharding.zero != 3:
-        for chunk in held:
-            yield from gather_tasks(rank, trained(rank, chunk_parameters(rank, chunk)))
+        for each in parameters:
+            yield from gather_tasks(rank, trained(rank, each))

@@ -1,9 +1,7 @@
 """Simulate one step of a training job: price the operators of each chunk, then replay the pipeline schedule."""
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +13,6 @@ from windtunnel.pricing.estimator import Coverage, Estimator
 from windtunnel.pricing.roofline import machine
 from windtunnel.training.costs import ChunkCost, chunk_costs, message_seconds
 from windtunnel.training.job import GEMM_FORMATS, TrainingJob
-from windtunnel.training.job_network import JobNetwork
 from windtunnel.training.layers.chunks import Parameters, trained
 from windtunnel.training.layers.rank import Group, Rank
 from windtunnel.training.layers.sharding import finish_tasks, optimizer_tasks
@@ -23,7 +20,7 @@ from windtunnel.training.memory import USABLE_FRACTION, StageMemory, stage_memor
 from windtunnel.training.pipeline import kernel as pipeline
 from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, WEIGHT
 from windtunnel.training.pipeline.schedules import Schedule, schedule
-from windtunnel.training.pricing import FastestEstimator, PassCost, TrainingPricer, pricer
+from windtunnel.training.pricing import FastestEstimator, JobNetwork, PassCost, TrainingPricer, pricer
 from windtunnel.training.setup import TrainingSetup, resolve
 from windtunnel.units import format_seconds
 
@@ -112,7 +109,8 @@ class TrainingResult:
 
     @property
     def peak_flops_per_s(self) -> float:
-        return compute_peak(self.setup)
+        """A device's dense peak rate in the format of the job's matrix products."""
+        return machine(self.setup.device, GEMM_FORMATS[self.setup.job.precision.compute]).flops_per_s
 
     @property
     def mfu(self) -> float:
@@ -142,7 +140,6 @@ def simulate_training(
     """Predict one step of `job` from its operators.
 
     Args:
-        job: a job, or one that is resolved.
         estimator: prices operators; None reads the tables measured on the job's device, or its calibrated roofline.
         allow_download: fetch a model's config.json that the catalog does not have.
 
@@ -174,8 +171,7 @@ def training_estimator(setup: TrainingSetup) -> Estimator:
 def simulate_with(setup: TrainingSetup, prices: TrainingPricer) -> TrainingResult:
     """Predict one step with prices that many jobs on one device and node may share."""
     rank = Rank(setup)
-    if isinstance(prices.between_nodes, JobNetwork) and prices.between_nodes.rank.setup is not setup:
-        prices = replace(prices, between_nodes=prices.between_nodes.of(rank), _known={})
+    prices = prices.of_job(rank)
     costs = chunk_costs(rank, prices)
     plan = schedule(
         str(setup.job.schedule),
@@ -218,8 +214,8 @@ def _hidden_by_pairing_s(cost: ChunkCost, prices: TrainingPricer) -> float:
     """Return the seconds that a forward and a backward pass save together when the exchange of tokens of one runs
     beside the computation of the other, which it slows down.
     """
-    exchange = cost.forward.pairable_s + cost.backward_input.pairable_s
-    computing = cost.forward.computing_s + cost.backward_input.computing_s + cost.backward_weight.computing_s
+    exchange = sum(part.pairable_s for part in cost.passes)
+    computing = sum(part.computing_s for part in cost.passes)
     return min(exchange, computing) * (1.0 - prices.overlap_slowdown)
 
 
@@ -330,8 +326,3 @@ def straggling(setup: TrainingSetup) -> float:
     num_devices = setup.degrees.num_devices
     sigma = setup.job.faults.straggler_fraction
     return 1.0 + sigma * math.sqrt(2.0 * math.log(num_devices)) if num_devices > 1 else 1.0
-
-
-def compute_peak(setup: TrainingSetup) -> float:
-    """Return the device's dense peak rate in the format of the job's matrix products."""
-    return machine(setup.device, GEMM_FORMATS[setup.job.precision.compute]).flops_per_s

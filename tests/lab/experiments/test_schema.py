@@ -8,10 +8,9 @@ from windtunnel.errors import InputError
 from windtunnel.lab.experiments.schema import (
     PRESETS,
     Experiment,
-    experiment_from,
     load_experiment,
+    load_sweep,
     parse_sweep,
-    points,
     save_experiment,
 )
 
@@ -42,7 +41,7 @@ def test_a_file_is_read_with_changes_over_it_and_written_back(tmp_path: Path) ->
 )
 def test_wrong_experiments_are_refused(raw: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        experiment_from(raw)
+        load_experiment(None, raw)
 
 
 @pytest.mark.parametrize(
@@ -60,13 +59,13 @@ def test_labels_are_fit_for_files(model: str, name: str | None, label: str) -> N
 
 def test_a_sweep_is_every_combination_in_order() -> None:
     sweep = parse_sweep("batch_size:1,2; temperature:0.1,1")
-    found = points({"model": "m"}, sweep)
+    found = load_sweep(None, {"model": "m"}, sweep)
     pairs = [(point.batch_size, point.temperature) for point in found]
     assert pairs == [(1, 0.1), (1, 1), (2, 0.1), (2, 1)]
 
 
 def test_presets_have_the_sizes_that_they_promise() -> None:
-    sizes = {name: len(points({"model": "m"}, sweep)) for name, sweep in PRESETS.items()}
+    sizes = {name: len(load_sweep(None, {"model": "m"}, sweep)) for name, sweep in PRESETS.items()}
     assert sizes == {"quick": 4, "comprehensive": 64, "scaling": 15}
 
 
@@ -88,4 +87,4 @@ def test_wrong_sweeps_are_refused(text: str, message: str) -> None:
 
 def test_a_value_that_a_field_cannot_have_is_named() -> None:
     with pytest.raises(InputError, match="batch_size is 0"):
-        points({"model": "m"}, parse_sweep("batch_size:1,0"))
+        load_sweep(None, {"model": "m"}, parse_sweep("batch_size:1,0"))

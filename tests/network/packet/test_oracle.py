@@ -103,7 +103,7 @@ def test_the_cases_meet_marks_and_pauses() -> None:
     fast, slow = run_tables(tables), PacketReference(tables)
     np.testing.assert_array_equal(fast.flows.finish_ps, slow.finish_ps)
     assert fast.links.num_pauses.sum() > 2
-    assert 2 < fast.links.num_marks.sum() < fast.num_packets
+    assert 2 < fast.links.num_marks.sum() < fast.num_data_packets
 
 
 def test_lost_packets_are_sent_again_as_the_oracle_does() -> None:

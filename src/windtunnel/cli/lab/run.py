@@ -69,12 +69,12 @@ def sweep(
     windtunnel lab sweep experiment.yaml --preset quick
     """
     from windtunnel.lab.experiments.run import run_sweep
-    from windtunnel.lab.experiments.schema import points, raw_experiment
+    from windtunnel.lab.experiments.schema import load_sweep
     from windtunnel.report.lab.experiment import write_experiment_page
     from windtunnel.report.lab.sweep import sweep_document, sweep_report, write_sweep_page
 
     chosen = _swept(parameter_sweep, preset)
-    experiments = points(raw_experiment(experiment, _changes(options, settings)), chosen, str(experiment or ""))
+    experiments = load_sweep(experiment, _changes(options, settings), chosen)
     rows: list[tuple[Experiment, dict[str, Any]]] = []
     for number, outcome in enumerate(run_sweep(experiments, out)):
         status = "found" if outcome.was_there else "done" if outcome.is_done else "failed"

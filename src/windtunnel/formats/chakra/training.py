@@ -19,8 +19,7 @@ from windtunnel.formats.chakra.messages import VERSION, ChakraCollective, Chakra
 from windtunnel.formats.chakra.write import write_trace
 from windtunnel.model import operators as ops
 from windtunnel.training.layers.part import Task
-from windtunnel.training.layers.rank import Group, Rank
-from windtunnel.training.layers.rank_groups import group_ranks, stage_of_rank
+from windtunnel.training.layers.rank import Group, Rank, group_ranks, stage_of_rank
 from windtunnel.training.program import BESIDE_STEP, Action, Exchange, device_program
 from windtunnel.training.setup import TrainingSetup
 

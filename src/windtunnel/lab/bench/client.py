@@ -21,7 +21,6 @@ from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 if TYPE_CHECKING:
     import httpx
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 APIS = ("completions", "chat")
@@ -88,9 +87,7 @@ def bench(
     """Send a workload to a server and record the answers.
 
     Args:
-        endpoint: the server.
         load: the requests to send; in a closed loop each at its arrival time or later.
-        seed: seed of the prompts.
         notify: called after every answer.
 
     Raises:

@@ -53,10 +53,6 @@ def version() -> str:
 class TransformersEngine:
     """A `ContinuousBatchingManager` of transformers with random weights for a config.json, first in, first out.
 
-    Args:
-        config: a Hugging Face config, as a dictionary.
-        settings: settings of the engine.
-
     Raises:
         InputError: transformers is not installed.
     """

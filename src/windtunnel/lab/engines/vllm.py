@@ -98,8 +98,6 @@ class VllmEngine:
     """An `LLMEngine` of vLLM with random weights for a config.json.
 
     Args:
-        config: a Hugging Face config, as a dictionary.
-        settings: settings of the engine.
         now: clock on which the parts of a step are timed.
 
     Raises:

@@ -20,10 +20,9 @@ import numpy as np
 from windtunnel.errors import WindtunnelError
 from windtunnel.formats.captures.step_names import MEASURED
 from windtunnel.lab.experiments.models import uses_cuda
-from windtunnel.lab.experiments.runners import ModelRunner, transformers_runner, vllm_runner
+from windtunnel.lab.experiments.runners import ModelRunner, StepClock, transformers_runner, vllm_runner
 from windtunnel.lab.experiments.schema import CONFIG, METRICS, REQUESTS, STEPS, TRACE, Experiment, load_experiment
-from windtunnel.lab.experiments.steps import StepClock
-from windtunnel.lab.machine import machine, peak_memory
+from windtunnel.lab.profile.machine import machine, peak_memory
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table
 from windtunnel.metrics.summary import distribution
 from windtunnel.schema import encode

@@ -80,7 +80,6 @@ def run_experiment(experiment: Experiment, results: Path, resume: bool = False) 
     """Run one experiment and write its folder `{label}_{mode}_{timestamp}` below `results`.
 
     Args:
-        experiment: what to run.
         results: folder of all experiments' folders.
         resume: return a finished run of an equal experiment, if there is one.
 

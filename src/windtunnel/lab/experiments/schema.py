@@ -1,22 +1,23 @@
 """Experiments: a real model, run alone or under a profiler; and sweeps over experiments."""
 
+import copy
 import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 
 from windtunnel.errors import InputError, check_known
 from windtunnel.schema import (
+    AtLeastOne,
+    NonNegative,
     Schema,
-    check_at_least,
     check_non_negative,
     check_seed,
     decode,
     encode,
-    fields_of,
     parse_yaml,
     read_table,
     set_path,
@@ -70,17 +71,17 @@ class Experiment(Schema):
     mode: Literal["inference_only", "nsys", "nsys_ncu", "torch"] = "inference_only"
     engine: Literal["transformers", "vllm"] = "transformers"
     prompt: str = "Hello, how are you?"
-    prompt_tokens: int | None = None
+    prompt_tokens: AtLeastOne | None = None
     """Number of random tokens in place of the text; needs no tokenizer."""
-    max_tokens: int = 100
-    temperature: float = 0.7
-    batch_size: int = 1
-    tensor_parallel_size: int = 1
+    max_tokens: AtLeastOne = 100
+    temperature: NonNegative = 0.7
+    batch_size: AtLeastOne = 1
+    tensor_parallel_size: AtLeastOne = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    num_warmup: int = 1
+    num_warmup: Annotated[int, check_non_negative] = 1
     """Runs before the measured one."""
-    seed: int = 0
+    seed: Annotated[int, check_seed] = 0
     name: str | None = None
     """Name of the results; None: the model's."""
     nsys_options: NsysOptions = NsysOptions()
@@ -88,11 +89,9 @@ class Experiment(Schema):
     torch_options: TorchOptions = TorchOptions()
 
     def __post_init__(self) -> None:
-        check_at_least(1, **fields_of(self, "max_tokens", "batch_size", "tensor_parallel_size", "prompt_tokens"))
-        check_seed(self.seed)
+        super().__post_init__()
         if not self.prompt and self.prompt_tokens is None:
             raise ValueError("prompt is empty; at least one token is needed")
-        check_non_negative(temperature=self.temperature, num_warmup=self.num_warmup)
 
     @property
     def label(self) -> str:
@@ -108,40 +107,27 @@ def load_experiment(path: Path | None, changes: Mapping[str, Any]) -> Experiment
     Raises:
         InputError: names the field that is wrong or missing.
     """
-    return experiment_from(raw_experiment(path, changes), str(path or ""))
+    (experiment,) = load_sweep(path, changes, {})
+    return experiment
 
 
-def raw_experiment(path: Path | None, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the builtins of an experiment file with `changes` over it, not decoded yet.
-
-    Raises:
-        InputError: the file is no table, or a path leads through something that has no keys.
-    """
-    raw = read_table(path, "an experiment", "model: path/to/model") if path is not None else {}
-    return with_changes(raw, changes)
-
-
-def experiment_from(raw: Any, source: str = "") -> Experiment:
-    """Build an experiment from builtins.
+def load_sweep(path: Path | None, changes: Mapping[str, Any], sweep: Mapping[str, tuple[Any, ...]]) -> list[Experiment]:
+    """Load the experiment of `load_experiment` at every combination of a sweep's values, the last field changing
+    fastest.
 
     Raises:
         InputError: names the field that is wrong or missing.
     """
-    if "model" not in raw:
-        raise InputError("no model is given", "name a folder with config.json: --model path/to/model")
-    return decode(raw, Experiment, source)
-
-
-def with_changes(raw: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of `raw` with each dotted path set.
-
-    Raises:
-        InputError: a path leads through something that has no keys.
-    """
-    changed = {key: dict(value) if isinstance(value, dict) else value for key, value in raw.items()}
-    for dotted, value in changes.items():
-        set_path(changed, dotted, value)
-    return changed
+    raw = read_table(path, "an experiment", "model: path/to/model") if path is not None else {}
+    experiments = []
+    for values in itertools.product(*sweep.values()):
+        changed = copy.deepcopy(raw)
+        for dotted, value in [*changes.items(), *zip(sweep, values, strict=True)]:
+            set_path(changed, dotted, value)
+        if "model" not in changed:
+            raise InputError("no model is given", "name a folder with config.json: --model path/to/model")
+        experiments.append(decode(changed, Experiment, str(path or "")))
+    return experiments
 
 
 def save_experiment(experiment: Experiment, path: Path) -> None:
@@ -184,16 +170,3 @@ def parse_sweep(text: str) -> dict[str, tuple[Any, ...]]:
     if not fields:
         raise InputError("--parameter-sweep is empty", 'for instance "batch_size:1,2,4;max_tokens:50,100"')
     return fields
-
-
-def points(raw: Mapping[str, Any], sweep: Mapping[str, tuple[Any, ...]], source: str = "") -> list[Experiment]:
-    """Return the experiment of `raw` at every combination of the sweep's values, the last field changing fastest.
-
-    Raises:
-        InputError: names the field and the value that is wrong.
-    """
-    experiments = []
-    for values in itertools.product(*sweep.values()):
-        changes = dict(zip(sweep, values, strict=True))
-        experiments.append(experiment_from(with_changes(dict(raw), changes), source))
-    return experiments

@@ -98,10 +98,6 @@ def sizes_between(smallest_bytes: int, largest_bytes: int) -> tuple[int, ...]:
 def time_collectives(plan: CollectivesPlan, notify: Callable[[str], None]) -> list[TimedCollective]:
     """Time the plan's collectives between processes of this host.
 
-    Args:
-        plan: what to time.
-        notify: called before each number of workers.
-
     Raises:
         MissingExtraError: torch is not installed.
         InputError: the backend is not available, or has fewer devices than workers.

@@ -1,4 +1,4 @@
-"""Journal of measured steps, a line of JSON each, so that an interrupted profile goes on where it stopped."""
+"""Journal of measured steps."""
 
 import json
 from collections.abc import Mapping
@@ -13,10 +13,9 @@ from windtunnel.model.shape import operator_types
 
 
 class Journal:
-    """The steps measured so far, a line each, so that an interrupted profile goes on where it stopped.
+    """The steps measured so far, a line of JSON each, so that an interrupted profile goes on where it stopped.
 
     Args:
-        path: the file.
         about: the measured model and method; a journal of something else is refused.
 
     Raises:
@@ -28,16 +27,13 @@ class Journal:
         self.steps: dict[StepShape, MeasuredStep] = {}
         if path.exists():
             header, *lines = _json_lines(path)
-            changed = sorted(key for key in self.about if header.get(key) != self.about[key])
-            if changed:
-                key = changed[0]
-                raise InputError(
-                    f"{path} was measured with {key} {header.get(key)}, now it is {self.about[key]}",
-                    "choose another folder, or start anew with --overwrite",
-                )
-            for line in lines:
-                step = _step_from(line)
-                self.steps[step.shape] = step
+            for key in sorted(self.about):
+                if header.get(key) != self.about[key]:
+                    raise InputError(
+                        f"{path} was measured with {key} {header.get(key)}, now it is {self.about[key]}",
+                        "choose another folder, or start anew with --overwrite",
+                    )
+            self.steps = {step.shape: step for step in map(_step_from, lines)}
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(self.about) + "\n", encoding="utf-8")
@@ -45,8 +41,11 @@ class Journal:
     def add(self, step: MeasuredStep) -> None:
         """Add a step."""
         self.steps[step.shape] = step
+        document = asdict(step)
+        for row, operator in zip(document["operators"], step.operators, strict=True):
+            row["kind"] = operator.op.kind
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_step_document(step), default=float) + "\n")
+            file.write(json.dumps(document, default=float) + "\n")
 
 
 def read_journal(path: Path) -> list[MeasuredStep]:
@@ -73,24 +72,12 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _step_document(step: MeasuredStep) -> dict[str, Any]:
-    document = asdict(step)
-    for row, operator in zip(document["operators"], step.operators, strict=True):
-        row["kind"] = operator.op.kind
-    return document
-
-
 def _step_from(line: Mapping[str, Any]) -> MeasuredStep:
     try:
-        operators = tuple(
-            MeasuredOperator(
-                row["name"],
-                operator_types()[row["kind"]](**row["op"]),
-                int(row["count"]),
-                TimeStatistics(**row["statistics"]),
-            )
-            for row in line["operators"]
-        )
-        return MeasuredStep(StepShape(**line["shape"]), operators, float(line["whole_s"]))
+        operators = []
+        for row in line["operators"]:
+            op, statistics = operator_types()[row["kind"]](**row["op"]), TimeStatistics(**row["statistics"])
+            operators.append(MeasuredOperator(row["name"], op, int(row["count"]), statistics))
+        return MeasuredStep(StepShape(**line["shape"]), tuple(operators), float(line["whole_s"]))
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"a journal of a profile is broken: {error!r}", "start anew with --overwrite") from None

@@ -1,10 +1,11 @@
-"""The measured machine: as a `Device` that the simulator takes, and as provenance of the rows."""
+"""The measured machine: as a `Device` that the simulator takes, as provenance of rows, and as facts for a record."""
 
 import os
 import platform
 import sys
 import time
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import yaml
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
-from windtunnel.lab.machine import cpu_name
 from windtunnel.lab.timing import stopwatch
 from windtunnel.pricing.roofline import CPU
 from windtunnel.schema import encode
@@ -219,3 +219,51 @@ def provenance_of(device: Device, torch_device: str, clock: str) -> dict[str, st
 def today() -> str:
     """Return the date of a measurement."""
     return time.strftime("%Y-%m-%d", time.gmtime())
+
+
+def machine() -> dict[str, Any]:
+    """Describe this machine: processor, memory, GPUs and the versions of libraries."""
+    facts: dict[str, Any] = {
+        "processor": cpu_name(),
+        "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "gpus": [],
+    }
+    if find_spec("torch") is not None:
+        import torch
+
+        facts |= {"torch": torch.__version__, "cuda": torch.version.cuda, "num_threads": torch.get_num_threads()}
+        for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+            properties = torch.cuda.get_device_properties(number)
+            facts["gpus"].append(
+                {
+                    "name": properties.name,
+                    "memory_bytes": properties.total_memory,
+                    "num_sms": properties.multi_processor_count,
+                    "compute_capability": f"{properties.major}.{properties.minor}",
+                }
+            )
+    return facts
+
+
+def cpu_name() -> str:
+    """Return the processor's name from the kernel."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
+            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def peak_memory() -> int:
+    """Return the peak memory use: of the GPU where there is one, else of this process."""
+    import resource
+
+    if find_spec("torch") is not None:
+        import torch
+
+        if torch.cuda.is_available():
+            return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

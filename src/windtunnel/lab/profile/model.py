@@ -5,7 +5,6 @@ runs in order. Operators timed alone, in a loop, are 18% to 54% too fast on a CP
 cache.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -91,11 +90,7 @@ class LayerStack:
     """`num_layers` layers of one group of a shard, its embedding and head, ready to run steps.
 
     Args:
-        shard: the deployed model, as one rank holds it.
-        group: the kind of layer.
         num_layers: layers with weights of their own; their bytes should exceed the last-level cache.
-        device: `cpu` or `cuda`.
-        max_tokens: most tokens of a step.
         max_cached: tokens that the KV cache of one layer holds, over all requests.
         attention: owner of the attention kernels, a key of `lab.profile.attention.PACKAGES`; the decoding steps of
             latent attention are written out in torch.
@@ -129,8 +124,9 @@ class LayerStack:
         self.embedding, self.head = matrix(self.vocabulary, width), matrix(self.vocabulary, width)
         self.norm = matrix(width)
         self.layers = [_weights(shard, group, matrix) for _ in range(num_layers)]
-        self.caches = [matrix(2, *_cache_shape(shard, group, max_cached)) for _ in range(num_layers)]
-        self.angles = matrix(2, max_tokens, 1, _rope_width(group))
+        heads, entry_width, rotated = _cache_widths(shard, group)
+        self.caches = [matrix(2, max_cached, heads, entry_width) for _ in range(num_layers)]
+        self.angles = matrix(2, max_tokens, 1, rotated)
         self.ids = torch.randint(self.vocabulary, (max_tokens,), generator=generator, device=device)
 
     def prepare(self, shape: StepShape) -> None:
@@ -207,7 +203,8 @@ class LayerStack:
             keys, values = keys[:, -attention.window_tokens :], values[:, -attention.window_tokens :]
         queries = query.view(flow.shape.batch, -1, heads, dim)
         attended = self.attend(queries, keys, values).reshape(tokens, heads * dim)
-        mark(_core_name(self.group, flow.shape))
+        core = "window_attention" if attention.window_tokens else "attention"
+        mark(f"{core}_{'prefill' if flow.shape.chunk else 'decode'}")
         if attention.output_gate:
             attended = attended * torch.sigmoid(gate.reshape(tokens, heads * dim))
             mark("attention_gate")
@@ -373,28 +370,17 @@ def layer_weight_bytes(shard: Shard, group: LayerGroup) -> int:
 
 def cache_token_bytes(shard: Shard, group: LayerGroup) -> int:
     """Return the bytes of a token in the cache of one layer."""
-    return 2 * math.prod(_cache_shape(shard, group, 1)) * int(BITS[shard.precision.weights]) // 8
+    heads, width, _ = _cache_widths(shard, group)
+    return 2 * heads * width * int(BITS[shard.precision.weights]) // 8
 
 
-def _cache_shape(shard: Shard, group: LayerGroup, max_cached: int) -> tuple[int, int, int]:
+def _cache_widths(shard: Shard, group: LayerGroup) -> tuple[int, int, int]:
+    """Return the heads of a token's entry in the cache, the width of each, and the width that is rotated."""
     attention = group.attention
     if isinstance(attention, GroupedQueryAttention):
-        return max_cached, max(attention.num_kv_heads // shard.tp, 1), attention.head_dim
+        return max(attention.num_kv_heads // shard.tp, 1), attention.head_dim, attention.head_dim
     assert isinstance(attention, LatentAttention)
-    return max_cached, 1, attention.kv_lora_rank + attention.qk_rope_head_dim
-
-
-def _rope_width(group: LayerGroup) -> int:
-    attention = group.attention
-    assert isinstance(attention, GroupedQueryAttention | LatentAttention)
-    return attention.head_dim if isinstance(attention, GroupedQueryAttention) else attention.qk_rope_head_dim
-
-
-def _core_name(group: LayerGroup, shape: StepShape) -> str:
-    attention = group.attention
-    assert isinstance(attention, GroupedQueryAttention)
-    name = "window_attention" if attention.window_tokens else "attention"
-    return f"{name}_{'prefill' if shape.chunk else 'decode'}"
+    return 1, attention.kv_lora_rank + attention.qk_rope_head_dim, attention.qk_rope_head_dim
 
 
 def _norm(flow: LayerFlow, weight: Tensor) -> None:

@@ -32,8 +32,9 @@ def fit_overheads(samples: Sequence[HostSample]) -> HostOverheads:
 
     With a single batch size, all of the time counts as time per step.
     """
-    sizes = np.unique([sample.num_requests for sample in samples])
-    medians = np.array([np.median([s.total_s for s in samples if s.num_requests == size]) for size in sizes])
+    by_batch = _by_batch(samples)
+    sizes = np.array([*by_batch])
+    medians = np.array([np.median([sample.total_s for sample in here]) for here in by_batch.values()])
     terms = np.column_stack([np.ones(sizes.size), sizes]) / medians[:, None]
     step_s, request_s = np.linalg.lstsq(terms, np.ones(sizes.size), rcond=None)[0] if sizes.size > 1 else (0.0, -1.0)
     if request_s < 0:
@@ -43,14 +44,22 @@ def fit_overheads(samples: Sequence[HostSample]) -> HostOverheads:
     return HostOverheads(step_s=float(step_s), request_s=float(request_s), first_token_s=0.0)
 
 
+def _by_batch(samples: Sequence[HostSample]) -> dict[int, list[HostSample]]:
+    """Return batch size -> its samples, smallest first."""
+    sizes = sorted({sample.num_requests for sample in samples})
+    return {size: [sample for sample in samples if sample.num_requests == size] for size in sizes}
+
+
 def medians_by_batch(samples: Sequence[HostSample]) -> list[tuple[int, int, float, float, float]]:
     """Return (requests, steps, schedule, prepare, process) for every batch size: medians in seconds."""
-    rows = []
-    for size in sorted({sample.num_requests for sample in samples}):
-        here = [sample for sample in samples if sample.num_requests == size]
-        parts = (float(np.median([getattr(s, p) for s in here])) for p in ("schedule_s", "prepare_s", "process_s"))
-        rows.append((size, len(here), *parts))
-    return rows  # type: ignore[return-value]
+
+    def median_s(here: list[HostSample], part: str) -> float:
+        return float(np.median([getattr(sample, part) for sample in here]))
+
+    return [
+        (size, len(here), median_s(here, "schedule_s"), median_s(here, "prepare_s"), median_s(here, "process_s"))
+        for size, here in _by_batch(samples).items()
+    ]
 
 
 def write_overheads(folder: Path, about: Mapping[str, str], model: str, samples: Sequence[HostSample]) -> None:
@@ -78,8 +87,7 @@ def overheads_rows(model: str, samples: Sequence[HostSample]) -> list[VidurRow]:
     What the engine does in one process has no launch or remote-call time of its own; those columns are 0.
     """
     rows: list[VidurRow] = []
-    for size in sorted({sample.num_requests for sample in samples}):
-        here = [sample for sample in samples if sample.num_requests == size]
+    for size, here in _by_batch(samples).items():
         row: dict[str, Cell] = {}
         for statistic, of in (("mean", np.mean), ("median", np.median)):
             for name, part in VIDUR_COLUMNS.items():

@@ -117,11 +117,7 @@ def profile_compute(
     What the folder holds of the same measurement is kept and not measured again; other models' operators stay too.
 
     Args:
-        model, precision: what to measure.
         device_name: a device of the catalog, or a new name for this machine.
-        folder: the profile's folder.
-        plan: the splits, the kernels, and how far and how long to measure.
-        notify: called after every step.
 
     Raises:
         InputError: torch, the device, the split or the model cannot be measured, or the folder holds something else.
@@ -219,14 +215,6 @@ def profile_overheads(
     batches: Sequence[int],
 ) -> list[HostSample]:
     """Measure the host's share of an engine's decode steps; writes `calibration.yaml` and `cpu_overheads.csv`.
-
-    Args:
-        model: the model that the engine serves.
-        config: its config.json.
-        engine: name of an engine that can be stepped by hand.
-        device_name: name of the machine's device.
-        folder: folder to write to.
-        batches: numbers of decoding requests.
 
     Raises:
         InputError: the engine is unknown or not installed, or the model has no config.json.

@@ -36,16 +36,11 @@ class TorchStepper:
     clock: str
 
     def fits(self, shape: StepShape) -> bool:
-        length = shape.context + shape.chunk
+        length, attention = shape.context + shape.chunk, self.stack.group.attention
+        window = (attention.window_tokens or 0) if isinstance(attention, GroupedQueryAttention) else 0
         # torch's own kernels have no window; a prompt within it, or one token's last keys, need none.
-        is_within = not (shape.chunk and self.window_tokens) or length <= self.window_tokens
+        is_within = not (shape.chunk and window) or length <= window
         return is_within and shape.num_tokens <= self.stack.max_tokens and shape.batch * length <= self.stack.max_cached
-
-    @property
-    def window_tokens(self) -> int:
-        """Window of the attention in tokens; 0: none."""
-        attention = self.stack.group.attention
-        return (attention.window_tokens or 0) if isinstance(attention, GroupedQueryAttention) else 0
 
     def measure(self, shape: StepShape) -> MeasuredStep:
         self.stack.prepare(shape)

@@ -2,7 +2,6 @@
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.hardware import Device
 from windtunnel.model.operators import COLLECTIVES, Collective
 from windtunnel.network.collectives.call import CollectiveCall, CollectiveRun
 from windtunnel.network.collectives.closed_forms import closed_form
@@ -13,6 +12,9 @@ from windtunnel.network.flows import Flows
 from windtunnel.network.paths import FlowTimes
 from windtunnel.network.settings import NetworkSettings
 from windtunnel.pricing.aiconfigurator.estimator import nccl_estimator
+
+MOST_MEASURED_RANKS = 8
+"""Most ranks with which a device's collectives were measured."""
 
 
 def run_flows(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> FlowTimes:
@@ -28,13 +30,9 @@ def run_collective(call: CollectiveCall) -> CollectiveRun:
     seconds, algorithm, protocol = closed_form(op, size_bytes, ranks, choices.algorithm, choices.protocol)
     device, source = device_of(fabric), "closed form"
     may_choose = choices.algorithm == choices.protocol == "auto" and ranks.num_servers == 1
-    if may_choose and device is not None and op in COLLECTIVES and ranks.num_ranks <= _measured_ranks(device):
+    is_measured = device is not None and bool(device.measured_as) and ranks.num_ranks <= MOST_MEASURED_RANKS
+    if device is not None and is_measured and may_choose and op in COLLECTIVES:
         collective = Collective(op, size_bytes, ranks.num_ranks)
         estimate = nccl_estimator(device, catalog.default_node(device)).estimate(collective)
         seconds, source = float(estimate.seconds), f"{estimate.coverage.value}: {estimate.source}"
     return call.run(seconds + choices.launch_s, algorithm, protocol, "analytic", source)
-
-
-def _measured_ranks(device: Device) -> int:
-    """Return the most ranks with which a device's collectives were measured, 0 where they were not."""
-    return 8 if device.measured_as else 0

@@ -2,15 +2,21 @@
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from windtunnel.network.collectives.hashed_rings import between_switches, hashed_ring_seconds
+from windtunnel.network.collectives.ring_classes import (
+    Classes,
+    ring_classes,
+    ring_connections,
+    run_classes,
+    together_seconds,
+)
 from windtunnel.network.collectives.ring_classes import ring_seconds as equivalent_ring_seconds
-from windtunnel.network.collectives.ring_classes import together_seconds
 from windtunnel.network.collectives.rings import Rings
-from windtunnel.network.fabric import Fabric
+from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flow.run import run_flow_level
-from windtunnel.network.flows import Flows
-from windtunnel.network.paths import FlowTimes
+from windtunnel.network.flows import Flows, flows_of, steps_of, with_columns
+from windtunnel.network.paths import FlowTimes, Paths, data_bytes_per_s, find_paths, tail_seconds
 from windtunnel.network.settings import NetworkSettings
 
 SIMAI_HASHES = 8
@@ -53,3 +59,95 @@ def total_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> fl
 def full_between_switches(fabric: Fabric, times: FlowTimes) -> bool:
     """Whether a link from switch to switch, where hashes choose, was full."""
     return bool(times.link_was_full[between_switches(fabric)].any())
+
+
+def hashed_ring_seconds(
+    fabric: Fabric, rings: Rings, chunk_bytes: int, num_steps: int, settings: NetworkSettings
+) -> float | None:
+    """Return when the last step of a ring collective is complete, equal to `run_flow_level` for all of its flows.
+
+    SimAI's flows take another path in every step, so that no two connections cross the same links throughout. But a
+    link that never fills changes nothing: the other links decide the allocation. So classes are formed by these alone,
+    one connection of each is run, and then a check makes sure that no link between switches ever had more load than it
+    carries. None where a link between switches fills, paths have several lengths or few connections are equivalent.
+
+    Raises:
+        InputError: ranks are not connected.
+    """
+    between = between_switches(fabric)
+    classes = ring_classes(fabric, rings, settings, between)
+    if 2 * len(classes.before) > rings.order.size:
+        return None
+    times = run_classes(fabric, classes, chunk_bytes, num_steps, settings)
+    if not _is_apart(fabric, rings, classes, times, chunk_bytes, num_steps, settings, between):
+        return None
+    return times.total_s
+
+
+def between_switches(fabric: Fabric) -> NDArray[np.bool_]:
+    """Return (2 x num_links,) whether a directed link goes from switch to switch, where hashes choose."""
+    is_switch = fabric.kind == NodeKind.SWITCH
+    return np.repeat(is_switch[fabric.link_a] & is_switch[fabric.link_b], 2)
+
+
+def _is_apart(
+    fabric: Fabric,
+    rings: Rings,
+    classes: Classes,
+    times: FlowTimes,
+    chunk_bytes: int,
+    num_steps: int,
+    settings: NetworkSettings,
+    between: NDArray[np.bool_],
+) -> bool:
+    """Whether flows between switches, each on its own path, have one length and never fill a link there."""
+    crosses = np.logical_or.reduceat(between[classes.paths.link], classes.paths.pointer[:-1])
+    leaving = np.flatnonzero(crosses[classes.of_connection])
+    if len(leaving) == 0:
+        return True
+    connections = ring_connections(rings)
+    source, destination, channel = (
+        np.tile(column[leaving], num_steps)
+        for column in (connections.source, connections.destination, connections.channel)
+    )
+    steps = steps_of(num_steps, len(leaving))
+    flows = flows_of(source, destination, chunk_bytes, connection=channel, steps=steps)
+    flows = with_columns(flows, channel=channel)
+    paths = find_paths(fabric, flows, settings)
+    row = np.repeat(np.arange(num_steps), len(leaving)) * len(classes.before)
+    row += np.tile(classes.of_connection[leaving], num_steps)
+    packet_bytes = np.full(len(classes.before), float(min(chunk_bytes, settings.payload_bytes)))
+    expected = tail_seconds(fabric, settings, classes.paths, packet_bytes)[classes.of_connection[leaving]]
+    tails_s = tail_seconds(fabric, settings, paths, np.full(len(flows), packet_bytes[0]))
+    if not np.allclose(tails_s.reshape(num_steps, -1), expected, rtol=1e-12, atol=0):
+        return False
+    return not _fills(fabric, settings, paths, times.begin_s[row], times.sent_s[row], between)
+
+
+def _fills(
+    fabric: Fabric,
+    settings: NetworkSettings,
+    paths: Paths,
+    begin_s: NDArray[np.float64],
+    sent_s: NDArray[np.float64],
+    between: NDArray[np.bool_],
+) -> bool:
+    """Whether flows that send at the same time ever load a link between switches with more than it carries."""
+    rate = np.repeat(data_bytes_per_s(fabric, settings), 2)
+    count = np.diff(paths.pointer)
+    limit = np.rint(np.minimum.reduceat(rate[paths.link], paths.pointer[:-1])).astype(np.int64)
+    # Every flow has a path of its own, for it has a port of its own.
+    flow_of_path = np.empty(len(count), np.int64)
+    flow_of_path[paths.of_flow] = np.arange(len(count))
+    kept = between[paths.link]
+    links, flow, rates = (
+        each[kept] for each in (paths.link.astype(np.int64), np.repeat(flow_of_path, count), np.repeat(limit, count))
+    )
+    # One key to sort by: the link, then the moment; at one moment, flows end before others begin.
+    tick_s = max(1e-12, float(sent_s.max()) / 2**40)
+    moments = np.rint(np.concatenate([sent_s[flow], begin_s[flow]]) / tick_s).astype(np.int64)
+    moments = 2 * moments + np.repeat([0, 1], len(flow))
+    links = np.concatenate([links, links])
+    order = np.argsort(links * (moments.max() + 1) + moments)
+    load = np.cumsum(np.concatenate([-rates, rates])[order])
+    return bool((load > rate[links[order]] * (1 + 1e-9) + 1).any())

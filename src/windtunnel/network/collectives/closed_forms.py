@@ -67,9 +67,7 @@ def closed_form(
     """Return seconds, algorithm and protocol that NCCL would take: those that its model finds fastest.
 
     Args:
-        op: one of `OPERATIONS`.
         size_bytes: as nccl-tests counts: the whole buffer; of an all-to-all, what one rank holds.
-        ranks: where they are.
         algorithm: only this one, as NCCL_ALGO has it; `protocol` likewise, as NCCL_PROTO.
 
     Raises:

@@ -43,10 +43,12 @@ def place_of(fabric: Fabric, gpus: NDArray[np.int32]) -> Ranks:
     device = device_of(fabric)
     hopper_on = device is not None and device.architecture in ("hopper", "blackwell")
     up = float(inside[gpus].min())
+    # Topology files often give the rate that a ring reaches in place of the data sheet's.
+    published = device.scale_up_bytes_per_s if device else None
     return Ranks(
         num_ranks=len(gpus),
         num_servers=len(per_server),
-        scale_up_bytes_per_s=_published_rate(up, device),
+        scale_up_bytes_per_s=min(published, up / RING_SHARE) if published else up,
         network_bytes_per_s=float(outside[gpus].min()),
         nvls=hopper_on and up >= _NVLS_BYTES_PER_S,
     )
@@ -60,12 +62,6 @@ def _bandwidths(fabric: Fabric) -> tuple[NDArray[np.float64], NDArray[np.float64
         np.add.at(inside, source[near], fabric.bandwidth_bytes_per_s[near])
         np.add.at(outside, source[~near], fabric.bandwidth_bytes_per_s[~near])
     return inside, outside
-
-
-def _published_rate(bytes_per_s: float, device: Device | None) -> float:
-    """Return a scale-up rate as in data sheets; topology files often give the rate that a ring reaches instead."""
-    published = device.scale_up_bytes_per_s if device else None
-    return min(published, bytes_per_s / RING_SHARE) if published else bytes_per_s
 
 
 def device_of(fabric: Fabric) -> Device | None:

@@ -63,7 +63,8 @@ def ring_seconds(fabric: Fabric, rings: Rings, chunk_bytes: int, num_steps: int,
                 f"{num_classes} connections of the ring differ, which makes {simulated * num_classes} flows",
                 "routing: spray makes them equivalent; the analytic backend needs no flows",
             )
-        ends = _step_ends(fabric, classes, chunk_bytes, simulated, settings)
+        finish_s = run_classes(fabric, classes, chunk_bytes, simulated, settings).finish_s
+        ends = finish_s.reshape(simulated, -1).max(axis=1)
         if simulated == num_steps:
             return float(ends[-1])
         round_s, former_s = ends[-1] - ends[-1 - period], ends[-1 - period] - ends[-1 - 2 * period]
@@ -74,21 +75,25 @@ def ring_seconds(fabric: Fabric, rings: Rings, chunk_bytes: int, num_steps: int,
         simulated = min(num_steps, 2 * simulated)
 
 
-def _step_ends(
-    fabric: Fabric, classes: Classes, chunk_bytes: int, num_steps: int, settings: NetworkSettings
-) -> NDArray[np.float64]:
-    """Return (num_steps,) when the last flow of each step is complete."""
-    times = run_classes(fabric, classes, chunk_bytes, num_steps, settings)
-    return np.asarray(times.finish_s.reshape(num_steps, -1).max(axis=1))
-
-
 def run_classes(
     fabric: Fabric, classes: Classes, chunk_bytes: int, num_steps: int, settings: NetworkSettings
 ) -> FlowTimes:
-    """Time `num_steps` flows of one connection of each class, step by step."""
+    """Time `num_steps` flows of one connection of each class, each after the flow before it in the ring."""
+    num = len(classes.before)
+    flows = flows_of(
+        np.tile(classes.source, num_steps),
+        np.tile(classes.destination, num_steps),
+        chunk_bytes,
+        parents=(
+            np.maximum(np.arange(num_steps * num + 1) - num, 0),
+            (np.arange(num_steps - 1)[:, None] * num + classes.before).ravel(),
+        ),
+        steps=steps_of(num_steps, num),
+        connection=np.tile(np.arange(num), num_steps),
+    )
     path_of_flow = np.tile(classes.paths.of_flow, num_steps)
     paths, loads = (replace(each, of_flow=path_of_flow) for each in (classes.paths, classes.loads))
-    return run_flow_level(fabric, _class_flows(classes, chunk_bytes, num_steps), settings, paths, loads)
+    return run_flow_level(fabric, flows, settings, paths, loads)
 
 
 def together_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> float:
@@ -119,9 +124,6 @@ def ring_classes(
     """Return the equivalence classes of a ring's connections.
 
     Args:
-        fabric: where the rings are.
-        rings: the rings.
-        settings: routing.
         never_full: (2 x num_links,) links that make no difference between connections.
 
     Raises:
@@ -168,14 +170,10 @@ class _Crossing:
 
 def _crossing(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> _Crossing:
     paths = find_paths(fabric, flows, settings)
-    count = np.diff(paths.pointer)[paths.of_flow]
-    connection = np.repeat(np.arange(len(flows)), count)
-    place = np.arange(len(connection)) - np.repeat(np.cumsum(count) - count, count)
-    row = np.repeat(paths.pointer[paths.of_flow], count) + place
-    share = paths.share[row] if len(paths.share) else np.ones(len(row))
+    connection, link, share = paths.crossings()
     kind = np.unique(np.column_stack([fabric.bandwidth_bytes_per_s, fabric.latency_s]), axis=0, return_inverse=True)[1]
     amount = np.unique(np.round(share * 2**40), return_inverse=True)[1]
-    return _Crossing(paths, connection, paths.link[row], share, amount, np.repeat(kind.ravel(), 2).astype(np.int64))
+    return _Crossing(paths, connection, link, share, amount, np.repeat(kind.ravel(), 2).astype(np.int64))
 
 
 def _stable(crossing: _Crossing, label: Labels, split: Callable[[Labels], Labels]) -> tuple[Labels, Labels]:
@@ -247,20 +245,6 @@ def _representatives(
     pointer = np.searchsorted(pairs // len(first_link), np.arange(len(chosen) + 1))
     loads = Paths(of_flow, pointer, first_link[pairs % len(first_link)].astype(np.int32), load)
     return Classes(flows.source[chosen], flows.destination[chosen], before, label, chosen_paths, loads)
-
-
-def _class_flows(classes: Classes, chunk_bytes: int, num_steps: int) -> Flows:
-    """Return `num_steps` flows of every class, each after the flow before it in the ring."""
-    num = len(classes.before)
-    parent = (np.arange(num_steps - 1)[:, None] * num + classes.before).ravel()
-    return flows_of(
-        np.tile(classes.source, num_steps),
-        np.tile(classes.destination, num_steps),
-        chunk_bytes,
-        parents=(np.maximum(np.arange(num_steps * num + 1) - num, 0), parent),
-        steps=steps_of(num_steps, num),
-        connection=np.tile(np.arange(num), num_steps),
-    )
 
 
 def _longest_cycle(before: Labels) -> int:

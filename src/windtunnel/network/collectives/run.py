@@ -33,30 +33,6 @@ USUAL_ALGORITHMS = {
 """Operation -> algorithm whose flows are simulated where NCCL's model chooses none that has flows."""
 
 
-def collective_seconds(
-    fabric: Fabric,
-    op: str,
-    size_bytes: int,
-    ranks: int | Sequence[int],
-    backend: str = "analytic",
-    settings: NetworkSettings | None = None,
-) -> float:
-    """Return the seconds of one collective, without the host's launch.
-
-    Args:
-        fabric: where it runs.
-        op: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast` or `send_recv`.
-        size_bytes: as nccl-tests counts: the whole buffer; for an all-to-all, the buffer of one rank.
-        ranks: the number of GPUs, from the first on, or their ids.
-        backend: name of the network backend.
-        settings: for backends that simulate flows.
-
-    Raises:
-        InputError: no such operation, backend or ranks, or the fabric does not connect them.
-    """
-    return run_collective(fabric, op, size_bytes, ranks, backend, settings).seconds
-
-
 def run_collective(
     fabric: Fabric,
     op: str,
@@ -66,10 +42,16 @@ def run_collective(
     settings: NetworkSettings | None = None,
     choices: CollectiveChoices | None = None,
 ) -> CollectiveRun:
-    """Return one collective with its algorithm and time; the arguments are those of `collective_seconds`.
+    """Return one collective with its algorithm and time.
+
+    Args:
+        op: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast` or `send_recv`.
+        size_bytes: as nccl-tests counts: the whole buffer; for an all-to-all, the buffer of one rank.
+        ranks: the number of GPUs, from the first on, or their ids.
+        backend: name of the network backend.
 
     Raises:
-        InputError: as `collective_seconds`, or the choices do not fit the operation, backend or fabric.
+        InputError: no such operation, backend or ranks, the fabric does not connect them, or the choices do not fit.
     """
     settings, choices = settings or NetworkSettings(), choices or CollectiveChoices()
     check_operation(op)
@@ -141,11 +123,8 @@ def run_traffic(
     """Run an all-to-all in which every pair moves its own number of bytes, as tokens for experts do.
 
     Args:
-        fabric: where it runs.
         traffic_bytes: (n, n) from each rank to each other; the diagonal moves nothing.
-        ranks: the number of GPUs, from the first on, or their ids.
         backend: one that simulates flows, such as `flow` or `packet`.
-        settings: of the simulation.
         algorithm: one that does an all-to-all, such as `direct` or `hierarchical`; `auto` is direct.
 
     Raises:
@@ -173,11 +152,7 @@ def groups_seconds(
     Groups inside servers of their own do not meet, so one stands for all. In closed form one always does.
 
     Args:
-        fabric: where they run.
-        op: as for `collective_seconds`.
-        size_bytes: the same, for each group.
         groups: (num_groups, num_ranks) GPU ids; for send_recv, sender and receiver.
-        settings: backend and its settings.
 
     Raises:
         InputError: a group does not spread evenly over servers, is not connected, or all make too many flows.
@@ -187,7 +162,7 @@ def groups_seconds(
     place = place_of(fabric, groups[0])
     timer = BACKENDS.get(settings.backend)
     if hasattr(timer, "run_collective"):
-        return collective_seconds(fabric, op, size_bytes, groups[0].tolist(), settings.backend)
+        return run_collective(fabric, op, size_bytes, groups[0].tolist(), settings.backend).seconds
     check_operation(op)
     algorithm = USUAL_ALGORITHMS[op]
     if place.num_servers == 1:
@@ -218,22 +193,6 @@ def flows_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings, backe
         return run_flows(fabric, flows, settings, backend).total_s
     seconds: float = total_seconds(fabric, flows, settings)
     return seconds
-
-
-def transfer_seconds(
-    fabric: Fabric,
-    source: int,
-    destination: int,
-    size_bytes: int,
-    backend: str = "analytic",
-    settings: NetworkSettings | None = None,
-) -> float:
-    """Return the seconds to move bytes between two GPUs on an idle fabric: a KV cache, activations between stages.
-
-    Raises:
-        InputError: the two are not connected.
-    """
-    return collective_seconds(fabric, "send_recv", size_bytes, (source, destination), backend, settings)
 
 
 def flows_like(

@@ -37,9 +37,6 @@ def run_flow_level(
     """Time flows by max-min fair sharing of every link.
 
     Args:
-        fabric: GPUs, switches and links.
-        flows: the flows to time.
-        settings: packet sizes, latencies and routing.
         paths: their paths; shortest paths where left out.
         loads: each flow's load on links where that is not its path: a flow that represents its equivalence class.
         shared: whether flows that cross a link share it; else each has all of it.

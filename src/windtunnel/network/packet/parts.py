@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.network.packet.kernel import groups, state
-from windtunnel.network.packet.runner import PacketOutcome, run_tables
+from windtunnel.network.packet.runner import COUNTED, PacketOutcome, run_tables
 from windtunnel.network.packet.tables import Ints, PacketTables
 from windtunnel.network.packet.tie_breaking import places
 
@@ -168,14 +168,6 @@ def _joined(
         for name in ("start_ps", "sent_ps", "finish_ps"):
             flows[name][part.flows] = outcome.flows[name]
         nodes.most_shared_bytes[part.nodes] += outcome.nodes.most_shared_bytes
-    return PacketOutcome(
-        links,
-        nodes,
-        flows,
-        np.zeros((0, 1), np.int64),
-        num_events,
-        sum(outcome.num_packets for outcome in outcomes),
-        sum(outcome.num_repeated_packets for outcome in outcomes),
-        sum(outcome.num_draws for outcome in outcomes),
-        sum(outcome.num_ties for outcome in outcomes),
-    )
+    counts = {name: sum(getattr(outcome, name) for outcome in outcomes) for name in COUNTED}
+    counts["num_events"] = num_events
+    return PacketOutcome(links, nodes, flows, np.zeros((0, 1), np.int64), **counts)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.compiled.calendar import Clock, new_clock
+from windtunnel.compiled.calendar import new_clock
 from windtunnel.network.flows import children_of
 from windtunnel.network.packet.kernel import loop, state
 from windtunnel.network.packet.tables import Ints, PacketTables, Table
@@ -26,11 +26,15 @@ class PacketOutcome:
     flows: Table
     trace: Ints
     num_events: int
-    num_packets: int
+    num_data_packets: int
     num_repeated_packets: int
     num_draws: int
     num_ties: int
     """Packets that met a packet of another sender at the same time, where senders have an order."""
+
+
+COUNTED = ("num_events", "num_data_packets", "num_repeated_packets", "num_draws", "num_ties")
+"""Counters of the loop that an outcome keeps."""
 
 
 def run_tables(tables: PacketTables, traced: NDArray[np.int32] | None = None) -> PacketOutcome:
@@ -48,17 +52,8 @@ def run_tables(tables: PacketTables, traced: NDArray[np.int32] | None = None) ->
             run = _more(lack, run)
     counters = run.counters[0]
     traces.append(run.traced.rows[: counters.num_trace_rows])
-    return PacketOutcome(
-        run.links,
-        run.nodes,
-        run.flows,
-        np.concatenate(traces),
-        int(counters.num_events),
-        int(counters.num_data_packets),
-        int(counters.num_repeated_packets),
-        int(counters.num_draws),
-        int(counters.num_ties),
-    )
+    counts = {name: int(getattr(counters, name)) for name in COUNTED}
+    return PacketOutcome(run.links, run.nodes, run.flows, np.concatenate(traces), **counts)
 
 
 def _state(tables: PacketTables, traced: NDArray[np.int32]) -> state.PacketState:
@@ -75,6 +70,8 @@ def _state(tables: PacketTables, traced: NDArray[np.int32]) -> state.PacketState
     is_hpcc = settings.congestion == state.HPCC
     hops = int(np.diff(tables.routes.paths).max(initial=1)) if is_hpcc else 1
     num_rows = TRACE_ROWS if settings.trace_interval_ps else 1
+    num_buckets = min(MOST_BUCKETS, 1 << max(12, int(np.ceil(np.log2(4 * len(tables.links))))))
+    shift = max(0, int(np.log2(WHEEL_PS / num_buckets)))
     return state.PacketState(
         settings=settings,
         links=tables.links.copy(),
@@ -93,13 +90,8 @@ def _state(tables: PacketTables, traced: NDArray[np.int32]) -> state.PacketState
         seen=np.zeros((len(connections) if is_hpcc else 1, hops), state.STAMP).view(np.recarray),
         sacks=np.zeros((2 * len(connections), _sack_words(tables)), np.uint64),
         traced=state.TracedQueues(traced, np.zeros((num_rows, 1 + len(traced)), np.int64)),
-        clock=_clock(len(tables.links), len(tables.first) + settings.most_children + 512),
+        clock=new_clock(len(tables.first) + settings.most_children + 512, num_buckets, shift=shift),
     )
-
-
-def _clock(num_links: int, num_events: int) -> Clock:
-    num_buckets = min(MOST_BUCKETS, 1 << max(12, int(np.ceil(np.log2(4 * num_links)))))
-    return new_clock(num_events, num_buckets, shift=max(0, int(np.log2(WHEEL_PS / num_buckets))))
 
 
 def _more(lack: int, run: state.PacketState) -> state.PacketState:

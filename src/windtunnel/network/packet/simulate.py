@@ -63,9 +63,6 @@ def simulate_packets(
     """Time flows packet by packet.
 
     Args:
-        fabric: where they run.
-        flows: the flows to time.
-        settings: packet sizes, latencies and routing.
         packet: transport, congestion control and buffers; `settings.packet` where left out.
         traced: directed links whose queues are recorded every `packet.trace_interval_s`.
 
@@ -99,10 +96,7 @@ def trace_fullest_queues(fabric: Fabric, flows: Flows, settings: NetworkSettings
     """Repeat a run and record its largest queues over time.
 
     Args:
-        fabric: as for `simulate_packets`.
-        flows: the flows of the run.
         settings: of the run; a `packet.trace_interval_s` of 0 records 256 times.
-        times: the run's result.
     """
     queued_bytes = times.links.most_queued_bytes
     fullest = np.argsort(-queued_bytes, kind="stable")[: min(MOST_TRACED, np.count_nonzero(queued_bytes))]
@@ -145,7 +139,7 @@ def _times(outcome: PacketOutcome, traced: NDArray[np.int32], flows: Flows, sett
             num_drops=links.num_drops.copy(),
         ),
         trace=QueueTrace(traced, outcome.trace[:, 0] / PS_PER_S, outcome.trace[:, 1:]),
-        num_packets=outcome.num_packets,
+        num_packets=outcome.num_data_packets,
         num_repeated_packets=outcome.num_repeated_packets,
     )
 

@@ -55,9 +55,6 @@ def capacity(
     excess would be nothing if it grew evenly, kept off the ends (the Illinois method), until they are neighbours.
 
     Args:
-        server: the deployment.
-        stream: the requests.
-        limits: the limits to hold.
         tolerance: relative distance of neighbouring loads.
         near: a load to begin at, as a neighbour's capacity; None bounds it first.
         checks: how many loads between half of the answer and it must pass too. A percentile that few requests decide

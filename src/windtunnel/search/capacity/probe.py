@@ -92,7 +92,9 @@ def probe(
     """
     requests = stream.at(load)
     is_short = requests.num_requests <= PATIENT_REQUESTS
-    patience = None if is_patient or is_short else _patience_of(limits)
+    # A long run can be given up by a limit on the wait for a first token.
+    waits = (limit for limit in limits if limit.metric in ("ttft", "e2e", "queueing") and limit.quantile > 0)
+    patience = None if is_patient or is_short else next(waits, None)
     served = serve_requests(server, requests, None if patience is None else _hopeless(patience, requests))
     if served is None:
         assert patience is not None, "only a limit gives a run up"
@@ -127,15 +129,11 @@ def serve_requests(server: PreparedDeployment, requests: RequestArrays, give_up:
     _, replica, num_replicas = replicas_of(run)
     host = server.pools[0].setup.engine.host
     at_client_s = client_delay_s(host, requests, records, replica, num_replicas)
-    return _served(records, run.steps, at_client_s, requests.num_warmup)
-
-
-def _served(records: NDArray[np.void], steps: Table, at_client_s: Floats, num_warmup: int) -> Served:
     arrival_s, first_s, finish_s = records["arrival_s"], records["first_token_s"], records["finish_s"]
     gaps = records["output_tokens"] - 1
     tpot_s = np.full(arrival_s.size, np.nan)
     np.divide(finish_s - first_s, gaps, out=tpot_s, where=gaps > 0)
-    rows = slice(num_warmup, None)
+    rows = slice(requests.num_warmup, None)
     return Served(
         arrival_s=arrival_s[rows],
         queueing_s=(records["scheduled_s"] - arrival_s)[rows],
@@ -144,14 +142,8 @@ def _served(records: NDArray[np.void], steps: Table, at_client_s: Floats, num_wa
         e2e_s=(finish_s - arrival_s + at_client_s)[rows],
         output_tokens=records["output_tokens"][rows],
         num_preemptions=int(records["num_preemptions"].sum()),
-        steps=steps,
+        steps=run.steps,
     )
-
-
-def _patience_of(limits: Sequence[Limit]) -> Limit | None:
-    """Return the limit on the wait for a first token by which a run can be given up."""
-    waits = (limit for limit in limits if limit.metric in ("ttft", "e2e", "queueing") and limit.quantile > 0)
-    return next(waits, None)
 
 
 def _hopeless(limit: Limit, requests: RequestArrays) -> GiveUp:

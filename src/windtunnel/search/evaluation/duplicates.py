@@ -1,26 +1,21 @@
 """Find duplicate deployments: they differ only in bounds that neither reaches, so that both have the same run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from windtunnel.search.capacity.capacity import Capacity
+from windtunnel.search.capacity.load import Stream
+from windtunnel.search.evaluation.schema import Evaluation
+from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.prepared import PreparedDeployment
 from windtunnel.serving.state import records as state
 
-if TYPE_CHECKING:
-    from windtunnel.search.capacity.capacity import Capacity
-    from windtunnel.search.capacity.load import Stream
-    from windtunnel.search.evaluation.schema import Evaluation
-    from windtunnel.serving.deployment import EngineSettings
-
 BOUNDS = ("max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens", "gpu_memory_utilization", "num_gpu_blocks")
 """Engine settings that bound a scheduler; bounds that are never reached make no difference."""
 
-Unbounded = tuple[state.KernelSettings, "EngineSettings"]
+Unbounded = tuple[state.KernelSettings, EngineSettings]
 """A deployment's settings without its bounds."""
 
 

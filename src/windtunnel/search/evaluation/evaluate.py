@@ -116,9 +116,7 @@ class Evaluator:
         """Evaluate one point; a refusal is an answer too.
 
         Args:
-            index: position of the point.
             workload: name of a workload; None is the scenario's own.
-            question: the requests, the tolerance and the mark.
             neighbours: answers of points that differ in knobs only; this one is added to them.
             near: a load to begin at, such as the one that the point sustained with fewer requests.
         """

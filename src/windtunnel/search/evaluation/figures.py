@@ -62,8 +62,7 @@ def load_worth(objective: str, score: float, takes: Takes, mean_output: float) -
     Args:
         objective: a name in `FIGURES`.
         score: its value, negated where smaller is better.
-        takes: resources of the deployment.
-        mean_output: mean output tokens of a request.
+        mean_output: tokens of a request.
     """
     match objective:
         case "requests_per_s":
@@ -118,8 +117,6 @@ def figures(
     """Return the known figures of `FIGURES`, and those of the latencies that have limits.
 
     Args:
-        deployed, server: what served.
-        served: the run.
         sustained: the load that the deployment keeps up with. In an open loop rates follow from it and not from the
             run's span, which ends with a tail that a service does not have.
         limits: may be of other statistics than `STATISTICS`.

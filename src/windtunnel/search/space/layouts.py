@@ -85,10 +85,6 @@ def _recompute(job: TrainingJob, model: ModelSpec) -> dict[str, dict[str, Any]]:
     }
 
 
-def _divides_heads(model: ModelSpec, tp: int) -> bool:
-    return all(attention.widest_tp % tp == 0 for _, attention in model.attentions)
-
-
 def _divides_experts(model: ModelSpec, ep: int) -> bool:
     """Whether so many devices can hold different experts; of a model without any, only one."""
     counts = [part.num_experts for _, part in model.feed_forwards if part.num_experts]

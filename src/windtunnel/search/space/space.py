@@ -284,7 +284,6 @@ def scenario_at(space: Space, settings: Mapping[str, Any], workload: str | None 
     """Return the scenario with some of its settings changed.
 
     Args:
-        space: the rest.
         settings: path -> value.
         workload: name of one of the space's workloads; None takes the scenario's own.
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.network.collectives.run import groups_seconds, transfer_seconds
+from windtunnel.network.collectives.run import groups_seconds, run_collective
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.settings import NetworkSettings
 from windtunnel.training.iteration.layers import Communication, LayerPhase, LayerWorkload, RankGroup
@@ -31,14 +31,16 @@ def run_layers(workload: LayerWorkload, fabric: Fabric, settings: NetworkSetting
             "all_gpus of the workload and the GPUs of the topology must be equal",
         )
     known: dict[Communication, int] = {}
+    simai = settings.compat == "simai"
 
     def nanoseconds(call: Communication) -> int:
         if call not in known:
-            known[call] = round(group_seconds(workload, fabric, call, settings) * 1e9)
+            size_bytes = max(call.size_bytes, SIMAI_LEAST_BYTES) if simai else call.size_bytes
+            groups = groups_of(workload, call.group)
+            known[call] = round(groups_seconds(fabric, call.op, size_bytes, groups, settings) * 1e9)
         return known[call]
 
     layers = _timeline(workload, nanoseconds)
-    simai = settings.compat == "simai"
     return Iteration(
         workload,
         layers,
@@ -63,19 +65,13 @@ def groups_of(workload: LayerWorkload, group: RankGroup) -> NDArray[np.int32]:
             return ids.transpose(0, 2, 3, 1).reshape(-1, dp // ep)
 
 
-def group_seconds(workload: LayerWorkload, fabric: Fabric, call: Communication, settings: NetworkSettings) -> float:
-    """Return the seconds until a collective has completed in all groups of its kind, which run it at the same time."""
-    size_bytes = max(call.size_bytes, SIMAI_LEAST_BYTES) if settings.compat == "simai" else call.size_bytes
-    return groups_seconds(fabric, call.op, size_bytes, groups_of(workload, call.group), settings)
-
-
 def _pipeline_ns(workload: LayerWorkload, fabric: Fabric, settings: NetworkSettings) -> float:
     """Time a stage's sends and receives: one each way for every micro-batch and virtual stage."""
     if workload.pp == 1 or workload.pp_bytes == 0:
         return 0.0
-    next_stage = workload.num_gpus // workload.pp
-    each_s = transfer_seconds(fabric, 0, next_stage, workload.pp_bytes, settings.backend, settings)
-    return 2 * workload.num_micro_batches * workload.vpp * each_s * 1e9
+    ends = (0, workload.num_gpus // workload.pp)
+    send = run_collective(fabric, "send_recv", workload.pp_bytes, ends, settings.backend, settings)
+    return 2 * workload.num_micro_batches * workload.vpp * send.seconds * 1e9
 
 
 def _timeline(workload: LayerWorkload, nanoseconds: Callable[[Communication], int]) -> tuple[LayerTimes, ...]:

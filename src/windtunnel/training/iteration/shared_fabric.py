@@ -287,17 +287,11 @@ def max_min_rates(paths: Sequence[Paths], capacity: NDArray[np.float64]) -> list
 
     Source: Bertsekas and Gallager, "Data Networks", 2nd edition, section 6.5.2.
     """
-    connection, link, share = [], [], []
-    first = 0
-    for each in paths:
-        length = np.diff(each.pointer)[each.of_flow]
-        hop = np.repeat(each.pointer[:-1][each.of_flow] - np.cumsum(length) + length, length) + np.arange(length.sum())
-        connection.append(first + np.repeat(np.arange(len(length)), length))
-        link.append(each.link[hop])
-        share.append(each.share[hop] if len(each.share) else np.ones(len(hop)))
-        first += len(length)
-    of, on, part = np.concatenate(connection), np.concatenate(link), np.concatenate(share)
-    rate, left, open_ = np.zeros(first), capacity.copy(), np.ones(first, bool)
+    first = np.cumsum([0, *(len(each.of_flow) for each in paths)])
+    connection, link, share = zip(*(each.crossings() for each in paths), strict=True)
+    of = np.concatenate([rows + begin for rows, begin in zip(connection, first, strict=False)])
+    on, part = np.concatenate(link), np.concatenate(share)
+    rate, left, open_ = np.zeros(first[-1]), capacity.copy(), np.ones(first[-1], bool)
     while open_.any():
         demand = np.bincount(on, part * open_[of], len(capacity))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -307,4 +301,4 @@ def max_min_rates(paths: Sequence[Paths], capacity: NDArray[np.float64]) -> list
         left -= step * demand
         full = headroom <= step * (1 + 1e-9)
         open_[of[full[on] & (part > 0)]] = False
-    return np.split(rate, np.cumsum([len(each.of_flow) for each in paths])[:-1])
+    return np.split(rate, first[1:-1])

@@ -4,6 +4,7 @@ Sources: arXiv:2310.01889 for ring attention, arXiv:2407.21783 for gathered keys
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 from windtunnel.model import operators as ops
 from windtunnel.model.attention.gated_delta import GatedDeltaAttention
@@ -11,7 +12,15 @@ from windtunnel.model.attention.grouped_query import GroupedQueryAttention, Pref
 from windtunnel.model.attention.latent import LatentAttention, LatentPrefillAttention
 from windtunnel.model.precision import Format
 from windtunnel.model.shape import LayerGroup
-from windtunnel.training.layers.part import Part, Task, enter_tensor_parallel, leave_tensor_parallel, linear, pointwise
+from windtunnel.training.layers.part import (
+    Part,
+    Task,
+    collective,
+    enter_tensor_parallel,
+    leave_tensor_parallel,
+    linear,
+    pointwise,
+)
 from windtunnel.training.layers.rank import BF16_BYTES, Group, Rank
 
 ATTENTION_BACKWARD_FLOPS = 2.5
@@ -74,29 +83,19 @@ def _core_parts(rank: Rank, attention: GroupedQueryAttention) -> Iterator[Part]:
     if rank.setup.job.kernels.attention == "unfused":
         yield from _unfused_core(rank, heads, attention.head_dim, kept)
         return
+    num_documents, length = rank.documents
+    window = attention.window_tokens or 0
     core = PrefillAttention(
-        *rank.documents,
-        heads,
-        kv_heads,
-        attention.head_dim,
-        attention.window_tokens if _is_narrower(attention, rank) else 0,  # type: ignore[arg-type]
+        num_documents, length, heads, kv_heads, attention.head_dim, window if window < length else 0
     )
     yield _flash_part(rank, core, kept + rank.tokens * heads * 4.0)
-
-
-def _is_narrower(attention: GroupedQueryAttention, rank: Rank) -> bool:
-    return attention.window_tokens is not None and attention.window_tokens < rank.documents[1]
 
 
 def _flash_part(rank: Rank, core: PrefillAttention | LatentPrefillAttention, kept_bytes: float) -> Part:
     is_older = rank.setup.job.kernels.attention == "flash2"
     slower = FLASH2_SLOWDOWN.get(rank.setup.device.architecture, 1.0) if is_older else 1.0
-    backward = Task(
-        "attention_gradient",
-        core,
-        slower * ATTENTION_BACKWARD_FLOPS / ATTENTION_BACKWARD_EFFICIENCY,
-        flops_factor=ATTENTION_BACKWARD_FLOPS,
-    )
+    slower_backward = slower * ATTENTION_BACKWARD_FLOPS / ATTENTION_BACKWARD_EFFICIENCY
+    backward = Task("attention_gradient", core, slower_backward, flops_factor=ATTENTION_BACKWARD_FLOPS)
     forward = Task("attention", core, slower)
     return Part("attention", (forward,), (backward,), kept_bytes=kept_bytes, module="core_attention")
 
@@ -113,13 +112,9 @@ def _unfused_core(rank: Rank, heads: int, head_dim: int, qkv_bytes: float) -> It
     scores = ops.Gemm(rows, keys, head_dim)
     values = ops.Gemm(rows, head_dim, keys)
     slower = UNALIGNED_SLOWDOWN if head_dim % 8 else 1.0
-    yield Part(
-        "attention_scores",
-        (Task("attention_scores", scores, slower),),
-        (Task("attention_scores_gradient", values, 2.0 * slower, flops_factor=2.0),),
-        kept_bytes=qkv_bytes,
-        module=None,
-    )
+    forward = Task("attention_scores", scores, slower)
+    backward = Task("attention_scores_gradient", values, 2.0 * slower, flops_factor=2.0)
+    yield Part("attention_scores", (forward,), (backward,), kept_bytes=qkv_bytes)
     # Scale, mask and softmax in one kernel; dropout reads, writes and keeps a mask (arXiv:2205.05198, section 4.1:
     # 5 a s bytes for each token).
     yield pointwise(
@@ -130,15 +125,8 @@ def _unfused_core(rank: Rank, heads: int, head_dim: int, qkv_bytes: float) -> It
         rows * keys * (BF16_BYTES + masks * (1 + BF16_BYTES)),
         "core_attention",
     )
-    yield Part(
-        "attention_values",
-        (Task("attention_values", values, slower),),
-        (
-            Task("attention_values_gradient", scores, slower),
-            Task("attention_keys_gradient", values, slower),
-        ),
-        module="core_attention",
-    )
+    gradients = (Task("attention_values_gradient", scores, slower), Task("attention_keys_gradient", values, slower))
+    yield Part("attention_values", (Task("attention_values", values, slower),), gradients, module="core_attention")
 
 
 def _context_parts(rank: Rank, kv_width: int, query_width: int) -> Iterator[Part]:
@@ -152,31 +140,22 @@ def _context_parts(rank: Rank, kv_width: int, query_width: int) -> Iterator[Part
     if cp == 1:
         return
     held = rank.tokens * kv_width * BF16_BYTES
+    context = partial(collective, rank, group=Group.CONTEXT)
     method = rank.setup.job.parallelism.cp_method
     if method == "ring":
-        send = rank.collective(Group.CONTEXT, "send_recv", held)
-        forward = Task("context_send_recv", send, cp - 1.0, Group.CONTEXT, "attention")
-        backward = Task("context_send_recv_gradient", send, 2 * (cp - 1.0), Group.CONTEXT, "attention_gradient")
+        send = partial(context, op="send_recv", num_bytes=held)
+        forward = send("context_send_recv", count=cp - 1.0, beside="attention")
+        backward = send("context_send_recv_gradient", count=2 * (cp - 1.0), beside="attention_gradient")
         yield Part("context_ring", (forward,), (backward,))
     elif method == "all_gather":
-        gather = rank.collective(Group.CONTEXT, "all_gather", held * cp)
-        scatter = rank.collective(Group.CONTEXT, "reduce_scatter", held * cp)
-        yield Part(
-            "context_gather",
-            (Task("context_all_gather", gather, 1.0, Group.CONTEXT),),
-            (
-                Task("context_all_gather", gather, 1.0, Group.CONTEXT),
-                Task("context_reduce_scatter", scatter, 1.0, Group.CONTEXT),
-            ),
-        )
+        gather = context("context_all_gather", op="all_gather", num_bytes=held * cp)
+        scatter = context("context_reduce_scatter", op="reduce_scatter", num_bytes=held * cp)
+        yield Part("context_gather", (gather,), (gather, scatter))
     else:
-        exchange = rank.collective(Group.CONTEXT, "all_to_all", rank.tokens * (kv_width + query_width) * BF16_BYTES)
-        give_back = rank.collective(Group.CONTEXT, "all_to_all", rank.tokens * query_width * BF16_BYTES)
-        both = (
-            Task("context_all_to_all", exchange, 1.0, Group.CONTEXT),
-            Task("context_all_to_all_back", give_back, 1.0, Group.CONTEXT),
-        )
-        yield Part("context_exchange", both, both)
+        query_bytes = rank.tokens * query_width * BF16_BYTES
+        there = context("context_all_to_all", op="all_to_all", num_bytes=held + query_bytes)
+        back = context("context_all_to_all_back", op="all_to_all", num_bytes=query_bytes)
+        yield Part("context_exchange", (there, back), (there, back))
 
 
 def _latent_parts(rank: Rank, attention: LatentAttention) -> Iterator[Part]:
@@ -208,12 +187,7 @@ def _latent_parts(rank: Rank, attention: LatentAttention) -> Iterator[Part]:
     yield pointwise("rope", tokens, rotated, rotated)
     kept = tokens * heads * (2 * query_head + attention.v_head_dim) * BF16_BYTES
     yield from _context_parts(rank, heads * (query_head + attention.v_head_dim), heads * query_head)
-    core = LatentPrefillAttention(
-        *rank.documents,
-        heads,
-        query_head,
-        attention.v_head_dim,
-    )
+    core = LatentPrefillAttention(*rank.documents, heads, query_head, attention.v_head_dim)
     yield _flash_part(rank, core, kept + tokens * heads * 4.0)
     yield linear(rank, "o_proj", tokens, width, heads * attention.v_head_dim)
     yield from leave_tensor_parallel(rank, "o_proj", width)
@@ -230,13 +204,9 @@ def _gated_delta_parts(rank: Rank, attention: GatedDeltaAttention) -> Iterator[P
     yield linear(rank, "qkvz_proj", tokens, projected, width, kept_bytes=input_bytes)
     yield linear(rank, "ba_proj", tokens, 2 * heads, width, Format.BF16, kept_bytes=0.0)
     core = attention.core(tp, rank.setup.job.micro_batch / rank.setup.degrees.cp, rank.setup.job.sequence_tokens)
-    yield Part(
-        "gated_delta",
-        (Task("gated_delta", core),),
-        (Task("gated_delta_gradient", core, 2.0, flops_factor=2.0),),
-        kept_bytes=tokens * projected * BF16_BYTES,
-        module="core_attention",
-    )
+    forward, backward = Task("gated_delta", core), Task("gated_delta_gradient", core, 2.0, flops_factor=2.0)
+    kept = tokens * projected * BF16_BYTES
+    yield Part("gated_delta", (forward,), (backward,), kept_bytes=kept, module="core_attention")
     moved = values * BF16_BYTES
     yield pointwise("gated_norm", tokens, 3 * moved, 5 * moved, tokens * 2 * moved, "norms")
     yield linear(rank, "o_proj", tokens, width, values)

@@ -54,7 +54,6 @@ def chunks(setup: TrainingSetup) -> tuple[LayerChunk, ...]:
     Groups of layers that differ in their feed-forward come one after the other, as the model lists them (DeepSeek's
     dense layers first); groups that differ in attention alone alternate, so that every chunk has its share.
     """
-    known = setup.degrees
     runs: list[tuple[float, list[LayerGroup]]] = []
     for group in setup.model.layers:
         if runs and runs[-1][1][0].feed_forward == group.feed_forward:
@@ -75,7 +74,7 @@ def chunks(setup: TrainingSetup) -> tuple[LayerChunk, ...]:
                 runs.pop(0)
             else:
                 runs[0] = (num_layers - taken, groups)
-        is_last = index == known.num_chunks - 1
+        is_last = index == setup.degrees.num_chunks - 1
         split.append(LayerChunk(index, stage_of(setup, index), tuple(layers), index == 0, is_last))
     return tuple(split)
 
@@ -118,9 +117,7 @@ def chunk_parameters(rank: Rank, chunk: LayerChunk) -> Parameters:
     """
     model = rank.setup.model
     table = -(-model.vocab_size // rank.tp) * model.hidden_size
-    held = Parameters()
-    for group, count in chunk.layers:
-        held = held + layer_parameters(rank, group) * count
+    held = sum((layer_parameters(rank, group) * count for group, count in chunk.layers), Parameters())
     if chunk.has_embedding:
         job = rank.setup.job
         positions = model.learned_positions or (job.sequence_tokens if job.learned_positions else 0)

@@ -12,6 +12,7 @@ from windtunnel.training.layers.part import (
     Task,
     accumulated,
     activation,
+    collective,
     enter_tensor_parallel,
     leave_tensor_parallel,
     linear,
@@ -30,22 +31,22 @@ def feed_forward_parts(rank: Rank, group: LayerGroup) -> Iterator[Part]:
     feed_forward = group.feed_forward
     match feed_forward:
         case DenseFeedForward():
-            yield from _dense_parts(rank, "", feed_forward.intermediate_size, feed_forward.gated, "feed_forward")
+            yield from _dense_parts(rank, "", feed_forward.intermediate_size, feed_forward.gated)
         case ExpertsFeedForward():
             yield from _experts_parts(rank, feed_forward)
         case _:
             raise NotImplementedError(f"no training of {feed_forward}; `training.setup` refuses it")
 
 
-def _dense_parts(rank: Rank, prefix: str, intermediate_size: int, gated: bool, module: str) -> Iterator[Part]:
+def _dense_parts(rank: Rank, prefix: str, intermediate_size: int, gated: bool) -> Iterator[Part]:
     inner = intermediate_size // rank.tp
     up = 2 * inner if gated else inner
     first = f"{prefix}gate_up_proj" if gated else f"{prefix}up_proj"
     yield from enter_tensor_parallel(rank, first, rank.width)
     input_bytes = rank.rows * rank.width * rank.kept_input_bytes
-    yield linear(rank, first, rank.tokens, up, rank.width, kept_bytes=input_bytes, module=module)
+    yield linear(rank, first, rank.tokens, up, rank.width, kept_bytes=input_bytes, module="feed_forward")
     yield activation(rank, f"{prefix}activation", rank.tokens, up, inner)
-    yield linear(rank, f"{prefix}down_proj", rank.tokens, rank.width, inner, module=module)
+    yield linear(rank, f"{prefix}down_proj", rank.tokens, rank.width, inner, module="feed_forward")
     yield from leave_tensor_parallel(rank, f"{prefix}down_proj", rank.width)
 
 
@@ -81,38 +82,31 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
     if copies_first:
         yield pointwise("unpermute", rows * per_token, copied, copied)
     if feed_forward.shared_intermediate_size:
-        yield from _dense_parts(
-            rank, "shared_", feed_forward.shared_intermediate_size, feed_forward.gated, "feed_forward"
-        )
+        yield from _dense_parts(rank, "shared_", feed_forward.shared_intermediate_size, feed_forward.gated)
 
 
 def _grouped_linear(rank: Rank, name: str, pairs: float, num_groups: int, num_outputs: int, num_inputs: int) -> Part:
     """Return the same linear layer for each of a rank's experts, tokens evenly spread: as many GEMMs of fewer rows."""
     rows = max(pairs / num_groups, 1.0)
-    frozen = rank.setup.job.lora is not None
 
     def each(suffix: str, gemm: ops.Gemm) -> Task:
         return Task(f"{name}{suffix}", gemm, num_groups / GROUPED_EFFICIENCY, flops_factor=num_groups)
 
-    return Part(
-        name,
-        (
-            *quantised(rank, f"{name}_input", pairs, num_inputs, rank.format),
-            each("", ops.Gemm(rows, num_outputs, num_inputs, rank.format)),
-        ),
-        (
-            *quantised(rank, f"{name}_gradient", pairs, num_outputs, rank.format),
-            each("_dgrad", ops.Gemm(rows, num_inputs, num_outputs, rank.format)),
-        ),
-        ()
-        if frozen
-        else (
-            each("_wgrad", ops.Gemm(num_outputs, num_inputs, int(rows), rank.format)),
-            *accumulated(rank, name, num_groups * num_outputs * num_inputs),
-        ),
-        0.0 if frozen else pairs * num_inputs * rank.kept_input_bytes,
-        "experts",
+    forward = (
+        *quantised(rank, f"{name}_input", pairs, num_inputs, rank.format),
+        each("", ops.Gemm(rows, num_outputs, num_inputs, rank.format)),
     )
+    backward = (
+        *quantised(rank, f"{name}_gradient", pairs, num_outputs, rank.format),
+        each("_dgrad", ops.Gemm(rows, num_inputs, num_outputs, rank.format)),
+    )
+    if rank.setup.job.lora is not None:
+        return Part(name, forward, backward, module="experts")
+    weights = (
+        each("_wgrad", ops.Gemm(num_outputs, num_inputs, int(rows), rank.format)),
+        *accumulated(rank, name, num_groups * num_outputs * num_inputs),
+    )
+    return Part(name, forward, backward, weights, pairs * num_inputs * rank.kept_input_bytes, "experts")
 
 
 def _exchange_op(rank: Rank, message_bytes: float, per_token: int) -> ops.Collective:
@@ -138,18 +132,12 @@ def _exchange(rank: Rank, name: str, num_values: float, is_dispatch: bool, per_t
         sent = WIRE_BYTES[job.precision.experts_dispatch or "bf16"] if is_dispatch else BF16_BYTES
         there = _exchange_op(rank, num_values * sent, per_token)
         back = _exchange_op(rank, num_values * BF16_BYTES, per_token)
-        yield Part(
-            name,
-            (Task(f"{name}_all_to_all", there, 1.0, Group.EXPERTS, beside),),
-            (Task(f"{name}_all_to_all_gradient", back, 1.0, Group.EXPERTS, beside),),
-        )
+        forward = Task(f"{name}_all_to_all", there, 1.0, Group.EXPERTS, beside)
+        backward = Task(f"{name}_all_to_all_gradient", back, 1.0, Group.EXPERTS, beside)
+        yield Part(name, (forward,), (backward,))
     if known.experts_tp > 1:
         message = num_values * BF16_BYTES * known.experts_tp
-        gather = rank.collective(Group.EXPERTS_TENSOR, "all_gather", message)
-        scatter = rank.collective(Group.EXPERTS_TENSOR, "reduce_scatter", message)
-        there, back = (gather, scatter) if is_dispatch else (scatter, gather)
-        yield Part(
-            f"{name}_shards",
-            (Task(f"{name}_{there.op}", there, 1.0, Group.EXPERTS_TENSOR),),
-            (Task(f"{name}_{back.op}_gradient", back, 1.0, Group.EXPERTS_TENSOR),),
-        )
+        op, inverse = ("all_gather", "reduce_scatter") if is_dispatch else ("reduce_scatter", "all_gather")
+        forward = collective(rank, f"{name}_{op}", Group.EXPERTS_TENSOR, op, message)
+        backward = collective(rank, f"{name}_{inverse}_gradient", Group.EXPERTS_TENSOR, inverse, message)
+        yield Part(f"{name}_shards", (forward,), (backward,))

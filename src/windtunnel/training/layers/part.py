@@ -5,6 +5,7 @@ Sources: arXiv:2104.04473 for tensor parallelism, arXiv:2205.05198 for sequence 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import ACTIVATION_BITS, Format
@@ -42,6 +43,20 @@ class Task:
         return float(self.op.num_bytes) * self.count if self.group else 0.0
 
 
+def collective(
+    rank: Rank,
+    name: str,
+    group: Group,
+    op: str,
+    num_bytes: float,
+    count: float = 1.0,
+    beside: str | None = None,
+    pieces: int = 1,
+) -> Task:
+    """Return a collective over one of the rank's groups as a task."""
+    return Task(name, rank.collective(group, op, num_bytes), count, group, beside, pieces)
+
+
 @dataclass(frozen=True)
 class Part:
     """A piece of a layer: its tasks in each phase, and what it keeps."""
@@ -58,16 +73,11 @@ class Part:
 
 def norm(rank: Rank, name: str, count: int = 1) -> Part:
     """Reads and writes the hidden states; its gradient reads input and gradient and writes one."""
-    width, passes = rank.width, rank.passes
-    forward = ops.Elementwise("norm", rank.rows, 2 * width * BF16_BYTES * passes)
-    backward = ops.Elementwise("norm_gradient", rank.rows, 3 * width * BF16_BYTES * passes)
-    return Part(
-        name,
-        (Task(name, forward, count),),
-        (Task(f"{name}_gradient", backward, count),),
-        kept_bytes=rank.rows * width * BF16_BYTES * count,
-        module="norms",
-    )
+    moved = rank.width * BF16_BYTES
+    forward = Task(name, ops.Elementwise("norm", rank.rows, 2 * moved * rank.passes), count)
+    gradient = ops.Elementwise("norm_gradient", rank.rows, 3 * moved * rank.passes)
+    backward = Task(f"{name}_gradient", gradient, count)
+    return Part(name, (forward,), (backward,), kept_bytes=rank.rows * moved * count, module="norms")
 
 
 def residual(rank: Rank, name: str) -> Part:
@@ -75,11 +85,9 @@ def residual(rank: Rank, name: str) -> Part:
     width = rank.width
     mask = 1.0 if rank.setup.job.dropout else 0.0
     passes = (rank.passes + 1.5) / 2.5 if mask == 0 else rank.passes
-    forward = ops.Elementwise("residual", rank.rows, width * (3 * BF16_BYTES + mask) * passes)
-    backward = ops.Elementwise("residual_gradient", rank.rows, width * (2 * BF16_BYTES + mask) * passes)
-    return Part(
-        name, (Task(name, forward),), (Task(f"{name}_gradient", backward),), kept_bytes=rank.rows * width * mask
-    )
+    forward = Task(name, ops.Elementwise("residual", rank.rows, width * (3 * BF16_BYTES + mask) * passes))
+    gradient = ops.Elementwise("residual_gradient", rank.rows, width * (2 * BF16_BYTES + mask) * passes)
+    return Part(name, (forward,), (Task(f"{name}_gradient", gradient),), kept_bytes=rank.rows * width * mask)
 
 
 def pointwise(
@@ -91,13 +99,9 @@ def pointwise(
     module: str | None = None,
 ) -> Part:
     """Return a kernel that is bound by memory, one way and back: bytes for each of `rows` in either direction."""
-    return Part(
-        name,
-        (Task(name, ops.Elementwise(name, rows, forward_bytes)),),
-        (Task(f"{name}_gradient", ops.Elementwise(f"{name}_gradient", rows, backward_bytes)),),
-        kept_bytes=kept_bytes,
-        module=module,
-    )
+    forward = Task(name, ops.Elementwise(name, rows, forward_bytes))
+    backward = Task(f"{name}_gradient", ops.Elementwise(f"{name}_gradient", rows, backward_bytes))
+    return Part(name, (forward,), (backward,), kept_bytes=kept_bytes, module=module)
 
 
 def activation(rank: Rank, name: str, rows: float, up: int, inner: int) -> Part:
@@ -201,21 +205,15 @@ def enter_tensor_parallel(rank: Rank, linear: str, width: int) -> Iterator[Part]
     beside = linear if pieces > 1 else None
     is_beside = bool(rank.setup.job.overlap.tensor_gradient) or pieces > 1
     dgrad, wgrad = (f"{linear}_dgrad", f"{linear}_wgrad") if is_beside else (None, None)
+    tensor = partial(collective, rank, group=Group.TENSOR)
     if rank.split:
-        gather = rank.collective(Group.TENSOR, "all_gather", gathered)
-        scatter = rank.collective(Group.TENSOR, "reduce_scatter", message)
-        yield Part(
-            f"{linear}_gather",
-            (Task(f"{linear}_all_gather", gather, 1.0, Group.TENSOR, beside, pieces),),
-            (
-                Task(f"{linear}_input_all_gather", gather, 1.0, Group.TENSOR, dgrad),
-                Task(f"{linear}_reduce_scatter", scatter, 1.0, Group.TENSOR, wgrad),
-            ),
-        )
+        gather = tensor(f"{linear}_all_gather", op="all_gather", num_bytes=gathered, beside=beside, pieces=pieces)
+        again = tensor(f"{linear}_input_all_gather", op="all_gather", num_bytes=gathered, beside=dgrad)
+        scatter = tensor(f"{linear}_reduce_scatter", op="reduce_scatter", num_bytes=message, beside=wgrad)
+        yield Part(f"{linear}_gather", (gather,), (again, scatter))
     else:
-        reduce = rank.collective(Group.TENSOR, "all_reduce", message)
-        task = Task(f"{linear}_all_reduce_gradient", reduce, 1.0, Group.TENSOR, wgrad)
-        yield Part(f"{linear}_copy", (), (task,))
+        reduce = tensor(f"{linear}_all_reduce_gradient", op="all_reduce", num_bytes=message, beside=wgrad)
+        yield Part(f"{linear}_copy", (), (reduce,))
 
 
 def leave_tensor_parallel(rank: Rank, linear: str, width: int) -> Iterator[Part]:
@@ -224,19 +222,11 @@ def leave_tensor_parallel(rank: Rank, linear: str, width: int) -> Iterator[Part]
         return
     message = rank.tokens * width * BF16_BYTES
     pieces = rank.tp if rank.setup.job.overlap.tensor_parallel and linear != "embedding" else 1
+    tensor = partial(collective, rank, group=Group.TENSOR, num_bytes=message)
     if rank.split:
-        scatter = rank.collective(Group.TENSOR, "reduce_scatter", message)
-        gather = rank.collective(Group.TENSOR, "all_gather", message)
-        forward = Task(f"{linear}_reduce_scatter", scatter, 1.0, Group.TENSOR, linear if pieces > 1 else None, pieces)
-        backward = Task(
-            f"{linear}_all_gather_gradient",
-            gather,
-            1.0,
-            Group.TENSOR,
-            f"{linear}_dgrad" if pieces > 1 else None,
-            pieces,
-        )
-        yield Part(f"{linear}_scatter", (forward,), (backward,))
+        forward, backward = (linear, f"{linear}_dgrad") if pieces > 1 else (None, None)
+        scatter = tensor(f"{linear}_reduce_scatter", op="reduce_scatter", beside=forward, pieces=pieces)
+        gather = tensor(f"{linear}_all_gather_gradient", op="all_gather", beside=backward, pieces=pieces)
+        yield Part(f"{linear}_scatter", (scatter,), (gather,))
     else:
-        reduce = rank.collective(Group.TENSOR, "all_reduce", message)
-        yield Part(f"{linear}_reduce", (Task(f"{linear}_all_reduce", reduce, 1.0, Group.TENSOR),), ())
+        yield Part(f"{linear}_reduce", (tensor(f"{linear}_all_reduce", op="all_reduce"),), ())

@@ -17,6 +17,7 @@ from windtunnel.training.layers.feed_forward import feed_forward_parts
 from windtunnel.training.layers.part import (
     Part,
     Task,
+    collective,
     enter_tensor_parallel,
     leave_tensor_parallel,
     linear,
@@ -43,16 +44,13 @@ class Work:
 
 def layer_parts(rank: Rank, group: LayerGroup) -> tuple[Part, ...]:
     """Return one layer, part by part, in the order of the forward pass."""
-    return tuple(
-        part
-        for part in (
-            norm(rank, "input_norm"),
-            *attention_parts(rank, group),
-            residual(rank, "attention_residual"),
-            *([norm(rank, "post_attention_norm", group.num_norms - 1)] if group.num_norms > 1 else []),
-            *feed_forward_parts(rank, group),
-            residual(rank, "feed_forward_residual"),
-        )
+    return (
+        norm(rank, "input_norm"),
+        *attention_parts(rank, group),
+        residual(rank, "attention_residual"),
+        *([norm(rank, "post_attention_norm", group.num_norms - 1)] if group.num_norms > 1 else []),
+        *feed_forward_parts(rank, group),
+        residual(rank, "feed_forward_residual"),
     )
 
 
@@ -79,8 +77,8 @@ def head_parts(rank: Rank) -> tuple[Part, ...]:
     gradient = ops.Elementwise("cross_entropy_gradient", rank.tokens, vocabulary * (4.0 + 2.0))
     reductions: tuple[Task, ...] = ()
     if rank.tp > 1:
-        reduce = rank.collective(Group.TENSOR, "all_reduce", rank.tokens * 4.0)
-        reductions = (Task("cross_entropy_all_reduce", reduce, 3.0, Group.TENSOR),)
+        name = "cross_entropy_all_reduce"
+        reductions = (collective(rank, name, Group.TENSOR, "all_reduce", rank.tokens * 4.0, count=3.0),)
     entropy = Part(
         "cross_entropy",
         (Task("cross_entropy", loss), *reductions),
@@ -114,7 +112,11 @@ def layer_work(rank: Rank, group: LayerGroup, recompute: str | None = None) -> W
         lost = sum(part.kept_bytes for part in dropped if part.name != "attention")
         if "every_second_product" in modules:
             products = [part for part in parts if part.backward_weight and part not in dropped]
-            again += [_half(task) for part in products for task in part.forward]
+            again += [
+                replace(task, count=task.count / 2, flops_factor=task.flops_factor / 2)
+                for part in products
+                for task in part.forward
+            ]
             lost += sum(part.kept_bytes for part in products) / 2
         return _work(parts, tuple(_renamed(again)), every_kept - lost, lost)
     return _work(parts, (), every_kept, 0.0)
@@ -136,10 +138,6 @@ def _work(parts: Iterable[Part], recomputed: tuple[Task, ...], kept_bytes: float
         kept_bytes,
         transient_bytes,
     )
-
-
-def _half(task: Task) -> Task:
-    return replace(task, count=task.count / 2, flops_factor=task.flops_factor / 2)
 
 
 def _renamed(tasks: Iterable[Task]) -> Iterator[Task]:

@@ -13,7 +13,7 @@ from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.shape import LayerGroup
 from windtunnel.training.layers.chunks import Parameters, layer_parameters
-from windtunnel.training.layers.part import Task
+from windtunnel.training.layers.part import Task, collective
 from windtunnel.training.layers.rank import WIRE_BYTES, Group, Rank
 
 STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
@@ -37,15 +37,14 @@ def reduce_tasks(rank: Rank, held: Parameters, beside: str | None = None) -> tup
     op = "reduce_scatter" if job.sharding.zero else "all_reduce"
     tasks = []
     if held.dense and known.shard_group > 1:
-        reduce = rank.collective(Group.DATA, op, held.dense * wire)
-        tasks.append(Task(f"gradient_{op}", reduce, 1.0, Group.DATA, beside))
+        tasks.append(collective(rank, f"gradient_{op}", Group.DATA, op, held.dense * wire, beside=beside))
     if held.dense and known.replicas > 1:
-        share = known.shard_group if job.sharding.zero else 1
-        reduce = rank.collective(Group.REPLICAS, "all_reduce", held.dense * wire / share)
-        tasks.append(Task("gradient_replicas_all_reduce", reduce, 1.0, Group.REPLICAS, beside))
+        owned_bytes = held.dense * wire / (known.shard_group if job.sharding.zero else 1)
+        name = "gradient_replicas_all_reduce"
+        tasks.append(collective(rank, name, Group.REPLICAS, "all_reduce", owned_bytes, beside=beside))
     if held.experts and known.experts_dp > 1:
-        reduce = rank.collective(Group.EXPERTS_DATA, op, held.experts * wire)
-        tasks.append(Task(f"experts_gradient_{op}", reduce, 1.0, Group.EXPERTS_DATA, beside))
+        name = f"experts_gradient_{op}"
+        tasks.append(collective(rank, name, Group.EXPERTS_DATA, op, held.experts * wire, beside=beside))
     return tuple(tasks)
 
 
@@ -57,20 +56,14 @@ def gather_tasks(rank: Rank, held: Parameters, beside: str | None = None) -> tup
     wire = WIRE_BYTES[job.precision.parameter_gather or "bf16"]
     bucket = job.sharding.prefetch_bucket_elements if job.sharding.zero == 3 else job.sharding.gather_bucket_elements
     tasks = []
-    if held.dense and known.shard_group > 1:
-        pieces = _pieces(held.dense, bucket)
-        gather = rank.collective(Group.DATA, "all_gather", held.dense * wire / pieces)
-        tasks.append(Task("parameter_all_gather", gather, pieces, Group.DATA, beside))
-    if held.experts and known.experts_dp > 1:
-        pieces = _pieces(held.experts, bucket)
-        gather = rank.collective(Group.EXPERTS_DATA, "all_gather", held.experts * wire / pieces)
-        tasks.append(Task("experts_parameter_all_gather", gather, pieces, Group.EXPERTS_DATA, beside))
+    for name, group, elements, num_ranks in (
+        ("parameter_all_gather", Group.DATA, held.dense, known.shard_group),
+        ("experts_parameter_all_gather", Group.EXPERTS_DATA, held.experts, known.experts_dp),
+    ):
+        if elements and num_ranks > 1:
+            pieces = max(math.ceil(elements / bucket), 1.0) if bucket else 1.0
+            tasks.append(collective(rank, name, group, "all_gather", elements * wire / pieces, pieces, beside))
     return tuple(tasks)
-
-
-def _pieces(num_elements: float, bucket_elements: int | None) -> float:
-    """Return the number of collectives that gather `num_elements`, in buckets where there are any."""
-    return max(math.ceil(num_elements / bucket_elements), 1.0) if bucket_elements else 1.0
 
 
 def gathered_layer(rank: Rank, group: LayerGroup) -> Parameters:
@@ -127,15 +120,12 @@ def finish_tasks(rank: Rank) -> tuple[Task, ...]:
     wire = WIRE_BYTES[job.precision.gradient_reduce or "fp32"]
     tasks = []
     if rank.split:
-        norms = (
-            2 * model.hidden_size * (2 if model.norm_bias else 1) * max(setup.layers_per_chunk) * known.virtual_stages
-        )
-        reduce = rank.collective(Group.TENSOR, "all_reduce", norms * wire)
-        tasks.append(Task("norm_gradient_all_reduce", reduce, 1.0, Group.TENSOR))
+        of_layer = 2 * model.hidden_size * (2 if model.norm_bias else 1)
+        norms = of_layer * max(setup.layers_per_chunk) * known.virtual_stages
+        tasks.append(collective(rank, "norm_gradient_all_reduce", Group.TENSOR, "all_reduce", norms * wire))
     if model.tie_word_embeddings and known.pp > 1:
         table = model.vocab_size * model.hidden_size / known.tp
-        reduce = rank.collective(Group.EMBEDDING, "all_reduce", table * wire)
-        tasks.append(Task("embedding_gradient_all_reduce", reduce, 1.0, Group.EMBEDDING))
+        tasks.append(collective(rank, "embedding_gradient_all_reduce", Group.EMBEDDING, "all_reduce", table * wire))
     if known.num_devices > 1:
         every = ops.Collective("all_reduce", 8.0, known.num_devices, rank.spread(known.num_devices, 1))
         tasks.append(Task("gradient_norm_all_reduce", every, 1.0, Group.DATA))

@@ -87,9 +87,6 @@ def schedule(name: str, pp: int, num_microbatches: int, virtual_stages: int = 1,
     Chunks are numbered in the order of the forward pass; DualPipe's second direction has chunks `pp` to `2 pp - 1`.
 
     Args:
-        name: the schedule.
-        pp: devices of the pipeline.
-        num_microbatches: of one step.
         virtual_stages: chunks of each device, for the schedules that take any number.
         paired: a steady forward pass and the backward pass after it, of another micro-batch, run as one piece; DualPipe
             does so anyhow.

@@ -7,7 +7,7 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.network.collectives.call import CollectiveCall
 from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
-from windtunnel.network.flows import Flows, Hop, Ids, flows_of, parents_from, steps_of
+from windtunnel.network.flows import Flows, Hop, flows_of, parents_from, steps_of
 
 OPERATIONS = ("all_gather", "reduce_scatter")
 NCCL_CODE = 6
@@ -19,28 +19,24 @@ CLOSED_FORM = ClosedForm(
 
 
 def flows(call: CollectiveCall) -> Flows:
-    """Return the flows of an all-gather."""
-    return pat(call.gpus, max(call.size_bytes // len(call.gpus), 1))
-
-
-def pat(ranks: Ids, chunk_bytes: int) -> Flows:
-    """Lay out an all-gather in log2(n) rounds: in round k a rank sends its 2^k chunks to the rank 2^k after it.
+    """Return the flows of an all-gather in log2(n) rounds: in round k a rank sends its 2^k chunks to the rank 2^k after
+    it.
 
     Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale", 2025; Bruck et al.,
     1997. A reduce-scatter runs the same flows backwards, in the same time.
     """
-    n = len(ranks)
-    if n < 2 or chunk_bytes < 1:
-        raise InputError(f"an all-gather of {chunk_bytes} bytes a rank over {n} ranks sends nothing")
+    ranks, n = call.gpus, len(call.gpus)
+    if n < 2:
+        raise InputError(f"an all-gather over {n} ranks sends nothing")
     rounds = (n - 1).bit_length()
     k = np.arange(rounds)[:, None]
     rank = np.arange(n)
     parent = (k - 1) * n + (rank - 2 ** np.maximum(k - 1, 0)) % n
     parent[0] = -1
-    sizes = np.minimum(2**k, n - 2**k) * chunk_bytes
+    sizes = np.minimum(2**k, n - 2**k) * max(call.size_bytes // n, 1)
     return flows_of(
         np.tile(ranks, rounds),
-        np.asarray(ranks)[((rank + 2**k) % n).ravel()],
+        ranks[((rank + 2**k) % n).ravel()],
         np.broadcast_to(sizes, (rounds, n)).ravel(),
         parents=parents_from(parent.ravel()),
         steps=steps_of(rounds, n),

@@ -5,22 +5,17 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.network.collectives.call import CollectiveCall
 from windtunnel.network.collectives.rings import num_chunks_of
-from windtunnel.network.flows import Flows, Ids, flows_of, parents_from, steps_of
+from windtunnel.network.flows import Flows, flows_of, parents_from, steps_of
 
 OPERATIONS = ("broadcast",)
 NCCL_CODE = 1
 
 
 def flows(call: CollectiveCall) -> Flows:
-    """Return the flows of a broadcast from the first rank, in the order of the ranks."""
-    return pipeline(call.gpus, call.size_bytes, num_chunks_of(call.size_bytes))
-
-
-def pipeline(order: Ids, size_bytes: int, num_chunks: int) -> Flows:
-    """Lay out a broadcast along a chain: `order[0]` has the data, every rank passes chunks on as they arrive."""
-    n, hops = len(order), len(order) - 1
-    if n < 2 or size_bytes < num_chunks:
-        raise InputError(f"a broadcast of {size_bytes} bytes over {n} ranks in {num_chunks} chunks has nothing to send")
+    """Return the flows of a broadcast from the first rank: every rank passes chunks on as they arrive."""
+    order, hops, num_chunks = call.gpus, len(call.gpus) - 1, num_chunks_of(call.size_bytes)
+    if hops < 1 or call.size_bytes < num_chunks:
+        raise InputError(f"a broadcast of {call.size_bytes} bytes over {hops + 1} ranks has nothing to send")
     flow = np.arange(num_chunks * hops).reshape(num_chunks, hops)
     parents = np.full((num_chunks, hops, 2), -1)
     parents[1:, :, 0] = flow[:-1]
@@ -28,7 +23,7 @@ def pipeline(order: Ids, size_bytes: int, num_chunks: int) -> Flows:
     return flows_of(
         np.tile(order[:-1], num_chunks),
         np.tile(order[1:], num_chunks),
-        size_bytes // num_chunks,
+        call.size_bytes // num_chunks,
         parents=parents_from(parents.reshape(-1, 2)),
         steps=steps_of(num_chunks, hops),
     )

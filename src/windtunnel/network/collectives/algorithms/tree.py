@@ -23,28 +23,22 @@ MOST_FLOWS = 2_000_000
 
 
 def flows(call: CollectiveCall) -> Flows:
-    """Return the flows of an all-reduce, in chunks as NCCL pipelines them."""
-    channels = call.ranks.per_server if call.ranks.num_servers > 1 else 1
-    chunks = num_chunks_of(call.size_bytes // (2 * channels))
-    chunks = max(1, min(chunks, MOST_FLOWS // (4 * channels * len(call.gpus))))
-    return double_binary_tree(call.gpus, call.ranks.num_servers, call.size_bytes, chunks)
-
-
-def double_binary_tree(ranks: Ids, num_servers: int, size_bytes: int, num_chunks: int) -> Flows:
-    """Lay out an all-reduce over pairs of binary trees of servers, one pair a channel, with chains inside the servers.
+    """Return the flows of an all-reduce over pairs of binary trees of servers, one pair a channel, with chains inside
+    the servers, in chunks as NCCL pipelines them.
 
     Channel c enters every server at local rank c, whence a chain continues; each of a pair's two trees has half of
     the channel's data. Every inner server of one tree is a leaf of the other, so that each link carries the data once
     each way (Sanders, Speck and Traff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009;
     NCCL from 2.4 on). In one server the ranks themselves are the trees' nodes.
     """
-    local = by_server(ranks, num_servers)
-    if num_servers == 1:
+    num_ranks, local = len(call.gpus), by_server(call.gpus, call.ranks.num_servers)
+    if call.ranks.num_servers == 1:
         local = local.T
     nodes, size = local.shape
-    each = size_bytes // (2 * size) // num_chunks
-    if len(ranks) < 2 or each < 1:
-        raise InputError(f"a tree all-reduce of {size_bytes} bytes over {len(ranks)} ranks sends nothing")
+    num_chunks = max(1, min(num_chunks_of(call.size_bytes // (2 * size)), MOST_FLOWS // (4 * size * num_ranks)))
+    each = call.size_bytes // (2 * size) // num_chunks
+    if num_ranks < 2 or each < 1:
+        raise InputError(f"a tree all-reduce of {call.size_bytes} bytes over {num_ranks} ranks sends nothing")
     tables = []
     for channel in range(size):
         order = np.roll(local, -channel, axis=1)

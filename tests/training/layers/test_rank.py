@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 from windtunnel.errors import InputError
 from windtunnel.schema import decode
 from windtunnel.training.job import TrainingJob
-from windtunnel.training.layers.rank import Group, Rank
-from windtunnel.training.layers.rank_groups import group_ranks
+from windtunnel.training.layers.rank import Group, Rank, group_ranks
 from windtunnel.training.setup import resolve
 
 MIXTRAL = "mixtral-8x7b"
