@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from windtunnel.calibration.priced_parts import priced_parts
 from windtunnel.calibration.steps.read import StepTable
 from windtunnel.calibration.steps.runs import StepRun
+from windtunnel.compiled.jit import passed
 from windtunnel.errors import InputError
 from windtunnel.model import operators as ops
 from windtunnel.pricing.calibrated import CLASSES
@@ -38,13 +39,14 @@ _FAMILIES = {
     "collective": "collectives",
 }
 
-OUTLIER = 3.0
-"""Steps are not scored whose measured time over the priced one is so many times the median of their kind in the run, or
-as many times below it."""
-COMPILATION = "far slower than their kind: the first steps hold compilation, and a rank waits for others"
-TOGETHER = "recorded together with the step behind them, which takes hardly any time"
-"""Steps of an engine in one process: it learns late that a step has ended, and the next one's end comes with it (vLLM
-0.20.1 on B300, two steps of 8,190 tokens: 807.6 and 11.5 ms, where others take 409)."""
+OUTLIER, SHIFTED = 3.0, 1.5
+"""A step is not scored whose measured time over the priced one is `OUTLIER` times the median of its kind in the run, or
+as many times below it; nor two neighbours of which the first is `SHIFTED` times above and the second as far below."""
+SLOW = "far slower than others of the kind: the first steps hold compilation, and ranks wait for each other"
+FAST = "far faster than others of the kind"
+TOGETHER = "two steps recorded together: the first's time holds part of the second's"
+"""An engine in one process learns late that a step has ended (vLLM 0.20.1 on B300, two steps of 8,190 tokens: 807.6 and
+11.5 ms, where others take 409)."""
 
 
 @dataclass(frozen=True)
@@ -196,17 +198,18 @@ def _by_head(parts: Mapping[str, StepPrices]) -> dict[str, StepPrices]:
 
 def _priced(cost: StepCost, rows: NDArray[np.void], group_tokens: NDArray[np.int64]) -> Floats:
     step_s = np.zeros(group_tokens.size)
-    price_batch_rows(cost, rows, group_tokens, step_s)
+    price_batch_rows(cost, *passed(rows.view(np.recarray)), group_tokens, step_s)
     return step_s
 
 
 def _without_outliers(priced: PricedSteps) -> PricedSteps:
-    """Leave out the steps that are far from the others of their kind, and those whose time holds the next one's."""
+    """Leave out steps that are far from others of their kind, and pairs of which the first holds part of the second."""
     ratio = priced.measured_s / priced.predicted_s
     for kind in np.unique(priced.kind):
         ratio[priced.kind == kind] /= np.median(ratio[priced.kind == kind])
-    short = ratio < 1 / OUTLIER
-    together = short | np.append(short[1:], np.False_)
-    slow = (ratio > OUTLIER) & ~together
-    counts = {reason: int(which.sum()) for reason, which in ((COMPILATION, slow), (TOGETHER, together)) if which.any()}
-    return priced.taken(~(slow | together), counts)
+    together = np.zeros(ratio.size, np.bool_)
+    together[:-1] = (ratio[:-1] > SHIFTED) & (ratio[1:] < 1 / SHIFTED)
+    together[1:] |= together[:-1].copy()
+    reasons = {SLOW: (ratio > OUTLIER) & ~together, FAST: (ratio < 1 / OUTLIER) & ~together, TOGETHER: together}
+    counts = {reason: int(which.sum()) for reason, which in reasons.items() if which.any()}
+    return priced.taken(~np.any(list(reasons.values()), axis=0), counts)
