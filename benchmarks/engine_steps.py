@@ -50,8 +50,8 @@ def main() -> None:
     print_table("After the first 5% of each run's steps", list(validation.after_first.values()))
     print_table("TP 4, learnt from TP 1 and 2", list(validation.by_tp.values()))
     print("\nParts of measured less predicted seconds that terms explain\n\n| run | parts |\n|---|---|")
-    for run, shares in validation.shares.items():
-        print(f"| {run} | {', '.join(f'{name} {share:.0%}' for name, share in shares.items() if abs(share) > 0.02)} |")
+    for name, shares in validation.shares.items():
+        print(f"| {name} | {', '.join(f'{term} {share:.0%}' for term, share in shares.items() if abs(share) > 0.02)} |")
     for steps in validation.priced:
         for reason, count in steps.left_out.items():
             print(f"{steps.run.name}: {count:,} left out: {reason}")

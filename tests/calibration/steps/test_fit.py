@@ -40,6 +40,7 @@ def made_up(tp: int = 1, seed: int = 0, floor: float = 1.0) -> PricedSteps:
         predicted_s=predicted_s,
         device_s=device_s,
         launch_s=launch_s,
+        is_in_pieces=np.zeros(size, np.bool_),
         families_s={"GEMM": gemm_s, ATTENTION_DECODE: attention_s, HOST: predicted_s - device_s},
         num_requests=np.ones(size),
         context_variation=variation,

@@ -72,10 +72,16 @@ def test_ranks_that_step_together_are_one_step(tmp_path: Path, batch: str) -> No
     assert both.run.remarks == ()
 
 
+def test_replicas_and_rows_without_counters_are_steps_of_their_own(tmp_path: Path) -> None:
+    batch = "0,0,0,0,8,32760,0,0.01"
+    assert priced(tmp_path, [f"0,1,{batch}", f"1,1,{batch}"], SMALL).kind.size == 2
+    assert priced(tmp_path, [f"0,0,{batch}", f"1,0,{batch}"], EXPERTS).kind.size == 2
+
+
 def test_the_busiest_rank_and_the_tokens_of_all_decide(tmp_path: Path) -> None:
-    rows = ["0,1,256,1,0,0,8,32760,0,0.02", "1,1,16,1,0,0,1,64,0,0.02"]
-    light = ["0,1,16,1,0,0,1,64,0,0.02", "1,1,16,1,0,0,1,64,0,0.02"]
-    heavy = ["0,1,256,1,0,0,8,32760,0,0.02", "1,1,256,1,0,0,8,32760,0,0.02"]
+    small, large, last = "16,1,0,0,1,64,0,0.02", "256,1,0,0,8,32760,0,0.02", ["0,2,0,0,0,0,1,64,0,0.02"]
+    rows = [f"0,1,{large}", f"1,1,{small}", *last]
+    light, heavy = [f"0,1,{small}", f"1,1,{small}", *last], [f"0,1,{large}", f"1,1,{large}", *last]
     middle_s, light_s, heavy_s = (priced(tmp_path, some, EXPERTS).device_s[0] for some in (rows, light, heavy))
     assert light_s < middle_s < heavy_s
 

@@ -7,6 +7,7 @@ that no factor explains lose weight (Geman and McClure, 1985).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -29,7 +30,7 @@ NUM_INDEPENDENT = 100
 LOWEST = -0.3
 """A family costs no less than its price by so much; constants are not negative."""
 NUM_ROUNDS, NUM_SWEEPS = 6, 200
-FLOORS = np.geomspace(0.25, 6.0, 64)
+FLOORS = np.geomspace(1 / 8, 8.0, 97)
 """Multiples that are tried for the host's time to launch a step with prompts."""
 FIRST_FRACTION = 0.05
 """Share of a run's steps, its first ones, that its factors are fitted on."""
@@ -55,16 +56,11 @@ class Factors:
 
     def host_s(self, priced: PricedSteps) -> Floats:
         """Return the host's corrected time to launch a step with prompts."""
-        return priced.launch_s * np.where(is_in_pieces(priced), *self.floors)
+        return priced.launch_s * np.where(priced.is_in_pieces, *self.floors)
 
     def applied(self, priced: PricedSteps) -> PricedSteps:
         """Return the steps with corrected predictions."""
         return replace(priced, predicted_s=np.maximum(self.device_s(priced), self.host_s(priced)))
-
-
-def is_in_pieces(priced: PricedSteps) -> NDArray[np.bool_]:
-    """Whether the host launches a step in captured pieces, or several of them, and not kernel by kernel."""
-    return np.asarray(priced.launch_s < priced.launch_s.max(initial=0.0))
 
 
 def terms(priced: PricedSteps) -> dict[str, Floats]:
@@ -116,7 +112,7 @@ def _missing(factors: Factors, runs: Sequence[PricedSteps]) -> dict[str, float]:
 
 def _floor(factors: Factors, runs: Sequence[PricedSteps], in_pieces: bool) -> float:
     """Return the multiple of the host's launches that explains the steps with prompts best, in pieces or not."""
-    chosen = [run.taken((run.launch_s > 0) & (is_in_pieces(run) == in_pieces)) for run in runs]
+    chosen = [run.taken((run.launch_s > 0) & (run.is_in_pieces == in_pieces)) for run in runs]
     device_s, launch_s, measured_s = (
         np.concatenate(parts)
         for parts in zip(*((factors.device_s(run), run.launch_s, run.measured_s) for run in chosen), strict=True)
@@ -170,5 +166,5 @@ def residual_shares(run: PricedSteps) -> dict[str, float]:
     parts = {name: float(seconds[~is_host].sum()) for name, seconds in factors.missing_s(run).items()}
     rest_s = corrected_s - run.predicted_s
     parts[HOST] = float(rest_s.sum()) - sum(parts.values())
-    total_s = float((run.measured_s - run.predicted_s).sum())
+    total_s = float((run.measured_s - run.predicted_s).sum()) or math.inf
     return {name: part_s / total_s for name, part_s in sorted(parts.items(), key=lambda item: -abs(item[1]))}

@@ -62,6 +62,8 @@ class PricedSteps:
     """Price of a step that the host launches at once."""
     launch_s: Floats
     """What the host needs to launch a step with prompts, which lasts at least so long; 0 for others."""
+    is_in_pieces: NDArray[np.bool_]
+    """Whether the host launches the step in captured pieces, and not kernel by kernel."""
     families_s: Mapping[str, Floats]
     """Family of operators -> its seconds; with the host's floor they add up to `predicted_s`."""
     num_requests: Floats
@@ -97,8 +99,10 @@ def price_run(run: StepRun, estimator_of: Callable[[Setup], Estimator]) -> Price
     steps, left_out = _usable(run.steps)
     if not steps.size:
         raise InputError(f"{run.name}: no step can be priced: {', '.join(left_out)}")
-    rows = batch_rows(steps)
-    group_tokens = _group_tokens(rows, setup.parallelism.attention_dp)
+    attention_dp = setup.parallelism.attention_dp
+    steps = in_order(steps, attention_dp)
+    rows = batch_rows(steps, attention_dp)
+    group_tokens = _group_tokens(rows, attention_dp)
     shard = shard_of(setup)
     parts = _by_head(priced_parts(estimator_of(setup), setup, shard, family_shares))
     cost = combined(parts, dict.fromkeys(parts, 1.0)).lowered().cost
@@ -119,6 +123,7 @@ def price_run(run: StepRun, estimator_of: Callable[[Setup], Estimator]) -> Price
         predicted_s=predicted_s,
         device_s=_priced(cost._replace(launch_s=np.zeros(1)), rows, group_tokens),
         launch_s=launch_s,
+        is_in_pieces=(launch_s > 0) & (launch_s < cost.launch_s.max()),
         families_s=families_s,
         num_requests=sums["num_running"].astype(np.float64),
         context_variation=np.maximum.reduceat(_variation(rows), first),
@@ -141,12 +146,22 @@ def _usable(steps: StepTable) -> tuple[StepTable, dict[str, int]]:
         if (which & ~refused).any():
             left_out[reason] = int((which & ~refused).sum())
         refused |= which
-    usable = steps[~refused]
-    return usable[np.lexsort((usable["counter"], usable["worker"]))], left_out
+    return steps[~refused], left_out
 
 
-def batch_rows(steps: StepTable) -> NDArray[np.void]:
-    """Return recorded steps as rows of `BATCH_ROW`; several ranks of one worker and counter form a step.
+def in_order(steps: StepTable, attention_dp: int) -> StepTable:
+    """Return rows in the order of their steps: those of ranks that step together behind one another."""
+    of_rank = np.zeros(steps.size) if _step_together(steps, attention_dp) else steps["dp_rank"]
+    return steps[np.lexsort((steps["counter"], of_rank, steps["worker"]))]
+
+
+def _step_together(steps: StepTable, attention_dp: int) -> bool:
+    """Whether several attention data-parallel ranks are recorded, with counters that tell which rows are one step."""
+    return attention_dp > 1 and all(np.unique(steps[name]).size > 1 for name in ("dp_rank", "counter"))
+
+
+def batch_rows(steps: StepTable, attention_dp: int = 1) -> NDArray[np.void]:
+    """Return steps `in_order` as rows of `BATCH_ROW`; attention data-parallel ranks of one worker and counter are one.
 
     A table gives sums over the prompts of a step, and the variance of their lengths. For n chunks of C tokens in all
     behind K cached ones, the sum of c (k + c / 2) is taken as C (K + C / 2) / n + n variance / 2: exact for whole
@@ -155,14 +170,14 @@ def batch_rows(steps: StepTable) -> NDArray[np.void]:
     rows = np.zeros(steps.size, BATCH_ROW)
     tokens, prompts = steps["prefill_tokens"], steps["prefill_requests"]
     pairs = tokens * (np.nan_to_num(steps["prefill_kv_tokens"]) + tokens / 2)
-    spread = prompts * np.nan_to_num(steps["prefill_variance"]) / 2
+    spread = prompts * np.maximum(np.nan_to_num(steps["prefill_variance"]), 0.0) / 2
     rows["prefill_pairs"] = np.minimum(pairs / np.maximum(prompts, 1) + spread, pairs)
     rows["prefill_tokens"], rows["decode_requests"] = tokens, steps["decode_requests"]
     rows["context_tokens"] = steps["decode_kv_tokens"]
-    rows["context_variance"] = np.nan_to_num(steps["decode_kv_variance"])
+    rows["context_variance"] = np.maximum(np.nan_to_num(steps["decode_kv_variance"]), 0.0)
     rows["num_running"] = rows["num_sampled"] = steps["decode_requests"] + prompts
     is_new = np.ones(steps.size, np.bool_)
-    if np.unique(steps["dp_rank"]).size > 1:
+    if _step_together(steps, attention_dp):
         is_new[1:] = np.any([steps[name][1:] != steps[name][:-1] for name in ("worker", "counter")], axis=0)
     rows["step"] = np.cumsum(is_new) - 1
     return rows
