@@ -57,6 +57,7 @@ TOTALS = [
     ("Qwen/Qwen3-Next-80B-A3B-Instruct", 80.0, CARD),
     ("Qwen/Qwen3.5-27B", 27.0, CARD),
     ("Qwen/Qwen3.5-35B-A3B", 35.0, CARD),
+    ("Qwen/Qwen3.6-35B-A3B", 35.0, "its name; the shapes of nvidia/Qwen3.6-35B-A3B-NVFP4's config.json are Qwen3.5's"),
     ("Qwen/Qwen3.5-122B-A10B", 122.0, CARD),
     ("Qwen/Qwen3.5-397B-A17B", 397.0, CARD),
     ("microsoft/phi-2", 2.78, SAFETENSORS),

@@ -22,12 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.calibration.measured_runs import Measurement, reason_of
+from windtunnel.calibration.priced_parts import priced_parts
 from windtunnel.errors import InputError
-from windtunnel.hardware import Device
-from windtunnel.model import operators as ops
-from windtunnel.model.shape import Shard
 from windtunnel.pricing.calibrated import factor, shares
-from windtunnel.pricing.estimator import Estimate, Estimator
+from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.calibration import NONE, release_of
 from windtunnel.serving.deployment import EngineSettings, HostOverheads
 from windtunnel.serving.engines.defaults import whole_prompt_tokens, with_defaults, with_windows
@@ -245,7 +243,8 @@ def _priced(measurement: Measurement, estimator_of: Callable[[Setup], Estimator]
     limits = {name: max(int(TRIED[name][-1]), getattr(setup.engine, name)) for name in unknown}
     widest = msgspec.structs.replace(setup.engine, **limits)
     if speculation is None:
-        parts = _parts(estimator_of(setup), replace(setup, engine=widest), shard)
+        widest_setup = replace(setup, engine=widest)
+        parts = priced_parts(estimator_of(setup), widest_setup, shard, lambda op: shares(op, setup.device))
     else:
         parts = {"all": price_steps(estimator_of(setup), setup.device, shard, widest, setup.max_model_len, drafter)}
     settings = kernel_settings(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
@@ -258,44 +257,6 @@ def _memory(setup: Setup, requests: RequestArrays) -> MemoryPlan:
     memory = plan_memory(shard, setup.device, engine, setup.max_model_len)
     check_requests(requests, setup, memory)
     return memory
-
-
-def _parts(estimator: Estimator, setup: Setup, shard: Shard) -> dict[str, StepPrices]:
-    recorder = _Recorder(estimator, setup.device)
-    price_steps(recorder, setup.device, shard, setup.engine, setup.max_model_len)
-    return {
-        name: price_steps(_Player(recorder, name), setup.device, shard, setup.engine, setup.max_model_len)
-        for name in recorder.names()
-    }
-
-
-class _Recorder:
-    """An estimator that records its estimates and their shares by factor, in order."""
-
-    def __init__(self, estimator: Estimator, device: Device) -> None:
-        self.estimator = estimator
-        self.device = device
-        self.answers: list[tuple[Estimate, dict[str, Floats]]] = []
-
-    def estimate(self, op: ops.Op) -> Estimate:
-        estimate = self.estimator.estimate(op)
-        self.answers.append((estimate, shares(op, self.device)))
-        return estimate
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for _, parts in self.answers for name in parts))
-
-
-class _Player:
-    """An estimator that replays a recorder's estimates with one factor's share of the seconds."""
-
-    def __init__(self, recorder: _Recorder, name: str) -> None:
-        self.answers = iter(recorder.answers)
-        self.name = name
-
-    def estimate(self, op: ops.Op) -> Estimate:  # noqa: ARG002
-        estimate, parts = next(self.answers)
-        return replace(estimate, seconds=np.asarray(estimate.seconds) * parts.get(self.name, np.asarray(0.0)))
 
 
 # ------------------------------------------------------------------------------------------------------------------ fit

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args, get_origin
 
 import click
 
-from windtunnel.cli.output import remark_left_out, remark_node
+from windtunnel.cli.output import remark, remark_left_out, remark_node
 from windtunnel.errors import InputError, check_known
 
 if TYPE_CHECKING:
@@ -239,6 +239,18 @@ def scenario_of(file: Path | None, options: Mapping[str, Any], base: dict[str, A
             if deployment.parallelism.num_devices > 1:
                 remark_node(deployment.device, deployment.node)
     return scenario
+
+
+def launched(text: str | None) -> dict[str, Any] | None:
+    """Return the deployment of a server's command line; name on stderr those of its settings that are not predicted."""
+    from windtunnel.formats.launch.read import read_launch_command
+
+    if text is None:
+        return None
+    launch = read_launch_command(text)
+    for line in launch.remarks:
+        remark(line)
+    return launch.raw
 
 
 def with_load(raw: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

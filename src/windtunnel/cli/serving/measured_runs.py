@@ -1,9 +1,9 @@
 """Files of measured runs, as `validate` and `calibrate` take them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from windtunnel.errors import InputError, check_known, did_you_mean, missing_file
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from windtunnel.calibration.measured_runs import Measurement
 
 
+Run = TypeVar("Run")
 _SHOWN_IDS = 5
 _KINDS = "a .csv or .parquet table, a .jsonl file of runs, or a benchmark client's .json file"
 
@@ -31,7 +32,7 @@ class RunChoice(NamedTuple):
         """
         from windtunnel.calibration.measured_runs import SCORED
 
-        runs = self._with_id(read_measurements(paths, deployment))
+        runs = self.with_id(read_measurements(paths, deployment), lambda run: run.id)
         counts = Counter(run.use for run in runs)
         uses = SCORED if self.use is None else tuple(name.strip() for name in self.use.split(","))
         for name in uses if self.use is not None else ():
@@ -44,11 +45,11 @@ class RunChoice(NamedTuple):
             )
         return chosen, {name: count for name, count in counts.items() if name not in uses}
 
-    def _with_id(self, runs: "list[Measurement]") -> "list[Measurement]":
+    def with_id(self, runs: "Sequence[Run]", id_of: "Callable[[Run], str]") -> "list[Run]":
         """Return the runs whose id contains `--only`."""
-        chosen = [run for run in runs if self.only is None or self.only in run.id]
+        chosen = [run for run in runs if self.only is None or self.only in id_of(run)]
         if not chosen:
-            ids = [run.id for run in runs]
+            ids = list(map(id_of, runs))
             hint = f"they are {', '.join(ids[:_SHOWN_IDS])}{', ...' if len(ids) > _SHOWN_IDS else ''}"
             raise InputError(f"--only: no run's id contains {self.only!r}", did_you_mean(str(self.only), ids, hint))
         return chosen

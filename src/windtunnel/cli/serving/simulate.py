@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from windtunnel.cli.options import Verb, options_in, options_of, scenario_file, scenario_of
+from windtunnel.cli.options import Verb, launched, options_in, options_of, scenario_file, scenario_of
 from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.errors import InputError
 from windtunnel.units import format_count
@@ -77,7 +77,7 @@ def command(files: RunFiles, scenario: Path | None, from_command: str | None, as
     windtunnel simulate --from-command "vllm serve llama-3.1-8b -tp 2 --max-num-seqs 64" \\
         --device h100_sxm --rate 8 --input-tokens 1024 --output-tokens 256
     """
-    described = scenario_of(scenario, options, _launched(from_command))
+    described = scenario_of(scenario, options, launched(from_command))
     files.check()
 
     # Loading the engine takes most of a second; wrong input is answered before.
@@ -89,18 +89,6 @@ def command(files: RunFiles, scenario: Path | None, from_command: str | None, as
         result = simulate(described, progress=callback, allow_download=options["hub"])
     files.write(result)
     answer(as_json, run_document, run_report, result)
-
-
-def _launched(text: str | None) -> dict[str, Any] | None:
-    """Return the deployment of a server's command line; name on stderr those of its settings that are not predicted."""
-    from windtunnel.formats.launch.read import read_launch_command
-
-    if text is None:
-        return None
-    launch = read_launch_command(text)
-    for line in launch.remarks:
-        remark(line)
-    return launch.raw
 
 
 def _write_timeline(result: "Result", file: Path, max_events: int | None) -> None:

@@ -1,0 +1,170 @@
+"""Correct the prices of steps by a few factors, and say which operators explain what is missing.
+
+A ridge regression of the seconds that are missing, measured less predicted, on the seconds of each family of operators,
+on a constant and on the requests. Errors count relative to the measured time, kinds of steps count equally, and steps
+that no factor explains lose weight (Geman and McClure, 1985).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.calibration.steps.price import ATTENTION_DECODE, HOST, KINDS, PricedSteps
+
+Floats = NDArray[np.float64]
+
+UNEQUAL, DECODE_STEP, PREFILL_STEP, REQUEST = "unequal contexts", "a decode step", "a step with prompts", "a request"
+UNITS_S = {DECODE_STEP: 1e-3, PREFILL_STEP: 1e-3, REQUEST: 1e-4}
+PRIOR, LOOSE_PRIOR = 0.2, 0.5
+"""Standard deviations: of a family's factor around what is priced, and of what no table holds, the attention over
+unequal contexts and the constants in their units."""
+NOISE = 0.05
+"""Relative residual that counts as one standard deviation."""
+NUM_INDEPENDENT = 100
+"""All steps of a fit count as so many, as their errors are shared."""
+LOWEST = -0.3
+"""A family costs no less than its price by so much; constants are not negative."""
+NUM_ROUNDS, NUM_SWEEPS = 6, 200
+FLOORS = np.geomspace(1 / 8, 8.0, 97)
+"""Multiples that are tried for the host's time to launch a step with prompts."""
+FIRST_FRACTION = 0.05
+"""Share of a run's steps, its first ones, that its factors are fitted on."""
+LEARNT_UP_TO_TP = 2
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Corrections of prices: a step takes its device's time and what is missing, or the host's if that is longer."""
+
+    missing: Mapping[str, float]
+    """Seconds that are missing for each second, or unit, of a term."""
+    floors: tuple[float, float] = (1.0, 1.0)
+    """Multiples of the host's time to launch a step with prompts: of steps in pieces, and of larger ones."""
+
+    def missing_s(self, priced: PricedSteps) -> dict[str, Floats]:
+        """Return term -> the seconds that it adds to the device's time of every step."""
+        return {name: self.missing.get(name, 0.0) * column for name, column in terms(priced).items()}
+
+    def device_s(self, priced: PricedSteps) -> Floats:
+        """Return the device's corrected time."""
+        return np.maximum(priced.device_s + sum(self.missing_s(priced).values()), 0.1 * priced.device_s)
+
+    def host_s(self, priced: PricedSteps) -> Floats:
+        """Return the host's corrected time to launch a step with prompts."""
+        return priced.launch_s * np.where(priced.is_in_pieces, *self.floors)
+
+    def applied(self, priced: PricedSteps) -> PricedSteps:
+        """Return the steps with corrected predictions."""
+        return replace(priced, predicted_s=np.maximum(self.device_s(priced), self.host_s(priced)))
+
+
+def terms(priced: PricedSteps) -> dict[str, Floats]:
+    """Return the columns of the regression: seconds by family, of unequal contexts, and of a unit of each constant.
+
+    Attention over unequal contexts is taken to be slower by a share of their coefficient of variation.
+    """
+    decodes = (priced.kind == KINDS.index("decode")).astype(np.float64)
+    families = {name: seconds for name, seconds in priced.families_s.items() if name != HOST}
+    counts = {DECODE_STEP: decodes, PREFILL_STEP: 1 - decodes, REQUEST: priced.num_requests}
+    return {
+        **families,
+        UNEQUAL: families.get(ATTENTION_DECODE, 0.0) * priced.context_variation,
+        **{name: unit_s * counts[name] for name, unit_s in UNITS_S.items()},
+    }
+
+
+def fit_factors(runs: Sequence[PricedSteps]) -> Factors:
+    """Fit factors on the steps of some runs together: in turn those of the device, and the host's floors."""
+    names = list(dict.fromkeys(name for run in runs for name in terms(run)))
+    factors = Factors(dict.fromkeys(names, 0.0))
+    for _ in range(NUM_ROUNDS):
+        factors = replace(factors, floors=(_floor(factors, runs, True), _floor(factors, runs, False)))
+        bound = [run.taken(factors.host_s(run) < factors.device_s(run)) for run in runs]
+        if any(run.kind.size for run in bound):
+            factors = replace(factors, missing=_missing(factors, [run for run in bound if run.kind.size]))
+    return factors
+
+
+def _missing(factors: Factors, runs: Sequence[PricedSteps]) -> dict[str, float]:
+    """Return the terms' factors, by a ridge regression with bounds (coordinate descent) that starts at `factors`."""
+    names, values = list(factors.missing), np.array(list(factors.missing.values()))
+    columns = [np.stack([terms(run).get(name, np.zeros(run.kind.size)) for name in names], axis=1) for run in runs]
+    x = np.concatenate([part / run.measured_s[:, None] for part, run in zip(columns, runs, strict=True)])
+    y = np.concatenate([1 - run.device_s / run.measured_s for run in runs])
+    residual = y - x @ values
+    weight = np.concatenate([_kind_weights(run) for run in runs]) * _trust(residual)
+    weight *= NUM_INDEPENDENT / weight.sum()
+    products, target = (x * weight[:, None]).T @ x, (x * weight[:, None]).T @ y
+    is_loose = [name in UNITS_S or name == UNEQUAL for name in names]
+    ridge = (NOISE / np.where(is_loose, LOOSE_PRIOR, PRIOR)) ** 2
+    lowest = np.where(is_loose, 0.0, LOWEST)
+    for _ in range(NUM_SWEEPS):
+        for j, value in enumerate(values):
+            rest = target[j] - products[j] @ values + products[j, j] * value
+            values[j] = max(rest / (products[j, j] + ridge[j]), lowest[j])
+    return dict(zip(names, values.tolist(), strict=True))
+
+
+def _floor(factors: Factors, runs: Sequence[PricedSteps], in_pieces: bool) -> float:
+    """Return the multiple of the host's launches that explains the steps with prompts best, in pieces or not."""
+    chosen = [run.taken((run.launch_s > 0) & (run.is_in_pieces == in_pieces)) for run in runs]
+    device_s, launch_s, measured_s = (
+        np.concatenate(parts)
+        for parts in zip(*((factors.device_s(run), run.launch_s, run.measured_s) for run in chosen), strict=True)
+    )
+    errors = np.maximum(device_s, FLOORS[:, None] * launch_s) / measured_s - 1
+    losses = (errors**2 / (errors**2 + NOISE)).sum(axis=1) + np.log(FLOORS) ** 2
+    return float(FLOORS[np.argmin(losses)])
+
+
+def _trust(residual: Floats) -> Floats:
+    """Return the weights of Geman and McClure's estimator, its scale three times the median residual."""
+    scale = max(3 * float(np.median(np.abs(residual))), 1e-9)
+    return np.asarray(1 / (1 + (residual / scale) ** 2) ** 2)
+
+
+def _kind_weights(run: PricedSteps) -> Floats:
+    """Return weights with which each kind of step in a run counts as the mean kind does."""
+    counts = np.bincount(run.kind, minlength=len(KINDS))
+    return np.asarray(run.kind.size / np.count_nonzero(counts) / counts[run.kind], np.float64)
+
+
+def after_first_steps(run: PricedSteps) -> PricedSteps:
+    """Fit factors on a run's first steps, and return the others with corrected predictions."""
+    place = np.arange(run.kind.size)
+    first = place < FIRST_FRACTION * run.kind.size
+    return fit_factors([run.taken(first)]).applied(run.taken(~first))
+
+
+def held_out_by_tp(runs: Sequence[PricedSteps]) -> list[PricedSteps]:
+    """Fit factors on each model's runs up to TP 2, and return its wider runs with corrected predictions."""
+    narrow: dict[str, list[PricedSteps]] = {}
+    wide = []
+    for run in runs:
+        assert run.run.setup is not None
+        if run.run.setup.parallelism.tp <= LEARNT_UP_TO_TP:
+            narrow.setdefault(run.run.model, []).append(run)
+        else:
+            wide.append(run)
+    factors = {model: fit_factors(members) for model, members in narrow.items()}
+    return [factors[run.run.model].applied(run) for run in wide if run.run.model in factors]
+
+
+def residual_shares(run: PricedSteps) -> dict[str, float]:
+    """Return term -> its part of the residual, measured less predicted seconds, over all steps; largest first.
+
+    The parts add up to what the fitted factors explain. The host's floor has all of the steps that it decides.
+    """
+    factors = fit_factors([run])
+    corrected_s, device_s = factors.applied(run).predicted_s, factors.device_s(run)
+    is_host = device_s < corrected_s
+    parts = {name: float(seconds[~is_host].sum()) for name, seconds in factors.missing_s(run).items()}
+    rest_s = corrected_s - run.predicted_s
+    parts[HOST] = float(rest_s.sum()) - sum(parts.values())
+    total_s = float((run.measured_s - run.predicted_s).sum()) or math.inf
+    return {name: part_s / total_s for name, part_s in sorted(parts.items(), key=lambda item: -abs(item[1]))}

@@ -1,0 +1,232 @@
+"""Price every recorded step of a run, in all and by family of operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.calibration.priced_parts import priced_parts
+from windtunnel.calibration.steps.read import StepTable
+from windtunnel.calibration.steps.runs import StepRun
+from windtunnel.compiled.jit import passed
+from windtunnel.errors import InputError
+from windtunnel.model import operators as ops
+from windtunnel.pricing.calibrated import CLASSES
+from windtunnel.pricing.estimator import Estimator
+from windtunnel.serving.deployment import HostOverheads
+from windtunnel.serving.scenario import Setup
+from windtunnel.serving.schedulers.batch_rows import BATCH_ROW, price_batch_rows
+from windtunnel.serving.setup.estimators import shard_of
+from windtunnel.serving.setup.step_prices import Split, StepPrices, combined
+from windtunnel.serving.state.records import StepCost
+
+Floats = NDArray[np.float64]
+
+KINDS = ("decode", "prefill", "mixed")
+
+HEAD, HOST, RECURRENT, SMALL = "head and sampling", "host floor", "recurrent attention", "small kernels"
+ATTENTION_DECODE = "attention decode"
+_FAMILIES = {
+    "gemm": "GEMM",
+    "experts": "experts",
+    "decode_attention": ATTENTION_DECODE,
+    "prefill_attention": "attention prefill",
+    "collective": "collectives",
+}
+
+OUTLIER, SHIFTED = 3.0, 1.5
+"""A step is not scored whose measured time over the priced one is `OUTLIER` times the median of its kind in the run, or
+as many times below it; nor two neighbours of which the first is `SHIFTED` times above and the second as far below."""
+SLOW = "far slower than others of the kind: the first steps hold compilation, and ranks wait for each other"
+FAST = "far faster than others of the kind"
+TOGETHER = "two steps recorded together: the first's time holds part of the second's"
+"""An engine in one process learns late that a step has ended (vLLM 0.20.1 on B300, two steps of 8,190 tokens: 807.6 and
+11.5 ms, where others take 409)."""
+
+
+@dataclass(frozen=True)
+class PricedSteps:
+    """The steps of a run that were priced, beside their measured times; arrays have a value a step, in their order."""
+
+    run: StepRun
+    kind: NDArray[np.int64]
+    """Position in `KINDS`."""
+    measured_s: Floats
+    predicted_s: Floats
+    device_s: Floats
+    """Price of a step that the host launches at once."""
+    launch_s: Floats
+    """What the host needs to launch a step with prompts, which lasts at least so long; 0 for others."""
+    is_in_pieces: NDArray[np.bool_]
+    """Whether the host launches the step in captured pieces, and not kernel by kernel."""
+    families_s: Mapping[str, Floats]
+    """Family of operators -> its seconds; with the host's floor they add up to `predicted_s`."""
+    num_requests: Floats
+    context_variation: Floats
+    """Standard deviation of the decoding requests' contexts over their mean."""
+    left_out: Mapping[str, int]
+    """Reason -> number of rows, or of steps, that are not among these."""
+
+    @property
+    def errors(self) -> Floats:
+        """Return predicted over measured, less one."""
+        return self.predicted_s / self.measured_s - 1
+
+    def taken(self, which: NDArray[np.bool_], left_out: Mapping[str, int] | None = None) -> PricedSteps:
+        """Return some of the steps."""
+        columns: dict[str, Any] = {
+            name: values[which] for name, values in vars(self).items() if isinstance(values, np.ndarray)
+        }
+        families_s = {name: seconds[which] for name, seconds in self.families_s.items()}
+        return replace(self, **columns, families_s=families_s, left_out={**self.left_out, **(left_out or {})})
+
+
+def price_run(run: StepRun, estimator_of: Callable[[Setup], Estimator]) -> PricedSteps:
+    """Price the steps of a run, far outliers left out and counted.
+
+    Raises:
+        InputError: no step of the run is usable, or its deployment is one whose steps are not single batches.
+    """
+    setup = run.setup
+    assert setup is not None
+    if setup.parallelism.pp > 1 or setup.engine.speculative is not None:
+        raise InputError(f"{run.name}: steps through pipeline stages, and of drafts, are not priced row by row")
+    steps, left_out = _usable(run.steps)
+    if not steps.size:
+        raise InputError(f"{run.name}: no step can be priced: {', '.join(left_out)}")
+    attention_dp = setup.parallelism.attention_dp
+    steps = in_order(steps, attention_dp)
+    rows = batch_rows(steps, attention_dp)
+    group_tokens = _group_tokens(rows, attention_dp)
+    shard = shard_of(setup)
+    parts = _by_head(priced_parts(estimator_of(setup), setup, shard, family_shares))
+    cost = combined(parts, dict.fromkeys(parts, 1.0)).lowered().cost
+    predicted_s = _priced(cost, rows, group_tokens)
+    engine = msgspec.structs.replace(setup.engine, host=HostOverheads())
+    families_s = {
+        name: _priced(replace(part, engine=engine).lowered().cost, rows, group_tokens) for name, part in parts.items()
+    }
+    families_s[HOST] = predicted_s - sum(families_s.values())
+    first = np.flatnonzero(np.diff(rows["step"], prepend=-1))
+    sums = {name: np.add.reduceat(rows[name], first) for name in ("decode_requests", "prefill_tokens", "num_running")}
+    widest = np.maximum.reduceat(rows["decode_requests"] + rows["prefill_tokens"], first)
+    launch_s = cost.launch_s[np.minimum(widest, cost.launch_s.size - 1)] * (sums["prefill_tokens"] > 0)
+    priced = PricedSteps(
+        run=run,
+        kind=np.where(sums["prefill_tokens"] == 0, 0, np.where(sums["decode_requests"] == 0, 1, 2)),
+        measured_s=np.maximum.reduceat(steps["wall_s"], first),
+        predicted_s=predicted_s,
+        device_s=_priced(cost._replace(launch_s=np.zeros(1)), rows, group_tokens),
+        launch_s=launch_s,
+        is_in_pieces=(launch_s > 0) & (launch_s < cost.launch_s.max()),
+        families_s=families_s,
+        num_requests=sums["num_running"].astype(np.float64),
+        context_variation=np.maximum.reduceat(_variation(rows), first),
+        left_out=left_out,
+    )
+    return _without_outliers(priced)
+
+
+def _usable(steps: StepTable) -> tuple[StepTable, dict[str, int]]:
+    """Return the rows that can be priced, in the order of their steps, and the number of the others by reason."""
+    counts = [steps[name] for name in ("prefill_tokens", "prefill_requests", "decode_requests", "decode_kv_tokens")]
+    reasons = {
+        "no wall time": ~(np.nan_to_num(steps["wall_s"]) > 0),
+        "a count is missing or negative": ~np.all([values >= 0 for values in counts], axis=0),
+        "an empty step": (counts[0] == 0) & (counts[2] == 0),
+        "prompt tokens without a prompt": (counts[0] > 0) & (counts[1] == 0),
+    }
+    refused, left_out = np.zeros(steps.size, np.bool_), {}
+    for reason, which in reasons.items():
+        if (which & ~refused).any():
+            left_out[reason] = int((which & ~refused).sum())
+        refused |= which
+    return steps[~refused], left_out
+
+
+def in_order(steps: StepTable, attention_dp: int) -> StepTable:
+    """Return rows in the order of their steps: those of ranks that step together behind one another."""
+    of_rank = np.zeros(steps.size) if _step_together(steps, attention_dp) else steps["dp_rank"]
+    return steps[np.lexsort((steps["counter"], of_rank, steps["worker"]))]
+
+
+def _step_together(steps: StepTable, attention_dp: int) -> bool:
+    """Whether several attention data-parallel ranks are recorded, with counters that tell which rows are one step."""
+    return attention_dp > 1 and all(np.unique(steps[name]).size > 1 for name in ("dp_rank", "counter"))
+
+
+def batch_rows(steps: StepTable, attention_dp: int = 1) -> NDArray[np.void]:
+    """Return steps `in_order` as rows of `BATCH_ROW`; attention data-parallel ranks of one worker and counter are one.
+
+    A table gives sums over the prompts of a step, and the variance of their lengths. For n chunks of C tokens in all
+    behind K cached ones, the sum of c (k + c / 2) is taken as C (K + C / 2) / n + n variance / 2: exact for whole
+    prompts, and for equal chunks behind equal contexts; and at most C (K + C / 2), all of it in one prompt.
+    """
+    rows = np.zeros(steps.size, BATCH_ROW)
+    tokens, prompts = steps["prefill_tokens"], steps["prefill_requests"]
+    pairs = tokens * (np.nan_to_num(steps["prefill_kv_tokens"]) + tokens / 2)
+    spread = prompts * np.maximum(np.nan_to_num(steps["prefill_variance"]), 0.0) / 2
+    rows["prefill_pairs"] = np.minimum(pairs / np.maximum(prompts, 1) + spread, pairs)
+    rows["prefill_tokens"], rows["decode_requests"] = tokens, steps["decode_requests"]
+    rows["context_tokens"] = steps["decode_kv_tokens"]
+    rows["context_variance"] = np.maximum(np.nan_to_num(steps["decode_kv_variance"]), 0.0)
+    rows["num_running"] = rows["num_sampled"] = steps["decode_requests"] + prompts
+    is_new = np.ones(steps.size, np.bool_)
+    if _step_together(steps, attention_dp):
+        is_new[1:] = np.any([steps[name][1:] != steps[name][:-1] for name in ("worker", "counter")], axis=0)
+    rows["step"] = np.cumsum(is_new) - 1
+    return rows
+
+
+def _group_tokens(rows: NDArray[np.void], attention_dp: int) -> NDArray[np.int64]:
+    """Return the tokens of every step over all ranks; ranks that were not recorded are as busy as the others."""
+    _, first, counts = np.unique(rows["step"], return_index=True, return_counts=True)
+    tokens = np.add.reduceat(rows["prefill_tokens"] + rows["decode_requests"], first)
+    return np.asarray(tokens * np.maximum(attention_dp, counts) // counts, np.int64)
+
+
+def _variation(rows: NDArray[np.void]) -> Floats:
+    mean = rows["context_tokens"] / np.maximum(rows["decode_requests"], 1)
+    return np.asarray(np.sqrt(rows["context_variance"]) / np.maximum(mean, 1.0))
+
+
+def family_shares(op: ops.Op) -> dict[str, Floats]:
+    """Return the family of an operator, with all of its time."""
+    kind = CLASSES.get(op.kind, "other")
+    family = _FAMILIES.get(kind) or (SMALL if isinstance(op, ops.Elementwise) else RECURRENT)
+    return {family: np.asarray(1.0)}
+
+
+def _by_head(parts: Mapping[str, StepPrices]) -> dict[str, StepPrices]:
+    """Return parts of which one is the head: the LM head, the gathering of its logits, and sampling."""
+    head = combined(parts, dict.fromkeys(parts, 1.0))
+    nothing: Split = (np.zeros_like(head.group),) * 3
+    no_head: Split = (np.zeros_like(head.sampled_nodes),) * 3
+    waiting = None if head.waiting is None else head.waiting * 0
+    head = replace(head, token=nothing, group=head.group * 0, decode=head.decode * 0, prefill=head.prefill * 0)
+    head = replace(head, waiting=waiting)
+    return {**{name: replace(part, head=no_head) for name, part in parts.items()}, HEAD: head}
+
+
+def _priced(cost: StepCost, rows: NDArray[np.void], group_tokens: NDArray[np.int64]) -> Floats:
+    step_s = np.zeros(group_tokens.size)
+    price_batch_rows(cost, *passed(rows.view(np.recarray)), group_tokens, step_s)
+    return step_s
+
+
+def _without_outliers(priced: PricedSteps) -> PricedSteps:
+    """Leave out steps that are far from others of their kind, and pairs of which the first holds part of the second."""
+    ratio = priced.measured_s / priced.predicted_s
+    for kind in np.unique(priced.kind):
+        ratio[priced.kind == kind] /= np.median(ratio[priced.kind == kind])
+    together = np.zeros(ratio.size, np.bool_)
+    together[:-1] = (ratio[:-1] > SHIFTED) & (ratio[1:] < 1 / SHIFTED)
+    together[1:] |= together[:-1].copy()
+    reasons = {SLOW: (ratio > OUTLIER) & ~together, FAST: (ratio < 1 / OUTLIER) & ~together, TOGETHER: together}
+    counts = {reason: int(which.sum()) for reason, which in reasons.items() if which.any()}
+    return priced.taken(~np.any(list(reasons.values()), axis=0), counts)

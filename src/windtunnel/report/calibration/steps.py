@@ -1,0 +1,144 @@
+"""Recorded steps against their prices: scores by run and kind, what is missing, and what a few factors mend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from windtunnel.calibration.steps.fit import FIRST_FRACTION, LEARNT_UP_TO_TP
+from windtunnel.calibration.steps.price import KINDS, PricedSteps
+from windtunnel.calibration.steps.validate import StepValidation, scores_by_kind
+from windtunnel.metrics.accuracy import Score
+from windtunnel.report.calibration.validation import score_cells
+from windtunnel.report.render.plots import Series, equality_figure
+from windtunnel.report.report import Figures, OnPage, Report, Section, Table
+from windtunnel.report.version import version
+from windtunnel.units import format_count
+
+NUM_TERMS = 5
+NUM_DRAWN = 400
+"""Points of a run in a figure."""
+LEAST_SHARE = 0.02
+
+_STAGES = {
+    "nothing_fitted": "nothing fitted",
+    "after_first": f"after the first {FIRST_FRACTION:.0%}",
+    "by_tp": f"learnt up to TP {LEARNT_UP_TO_TP}",
+}
+_DEFINITION = "An error is predicted over measured, less one; median and p90 are of its size, bias is its own median."
+
+
+def steps_document(validation: StepValidation) -> dict[str, Any]:
+    """Document the scores of all steps, of every run and kind (worst first), and the parts of the residuals."""
+    stages = {
+        "nothing_fitted": {run.run.name: run for run in validation.priced},
+        "after_first": validation.after_first,
+        "by_tp": validation.by_tp,
+    }
+    groups = [
+        {
+            "run": run.run.name,
+            "label": run.run.label,
+            "kind": kind,
+            **{stage: _score(of_run.get(run.run.name), kind) for stage, of_run in stages.items()},
+        }
+        for run in validation.priced
+        for kind in scores_by_kind([run])
+    ]
+    return {
+        "windtunnel": version(),
+        "runs": len(validation.priced) + len(validation.refused),
+        "steps": sum(run.kind.size for run in validation.priced),
+        "scores": {
+            stage: {kind: vars(scored) for kind, scored in scores_by_kind(list(of_run.values())).items()}
+            for stage, of_run in stages.items()
+            if of_run
+        },
+        "groups": sorted(groups, key=lambda group: -group["nothing_fitted"]["median"]),
+        "residual_shares": validation.shares,
+        "left_out": {run.run.name: dict(run.left_out) for run in validation.priced if run.left_out},
+        "refused": _by_text((run.name, [run.refused]) for run in validation.refused),
+        "remarks": _by_text((run.run.name, run.run.remarks) for run in validation.priced),
+    }
+
+
+def _score(run: PricedSteps | None, kind: str) -> dict[str, float] | None:
+    scored = None if run is None else scores_by_kind([run]).get(kind)
+    return None if scored is None else vars(scored)
+
+
+def _by_text(runs: Iterable[tuple[str, Sequence[str]]]) -> dict[str, list[str]]:
+    """Return sentence -> the runs that it is about."""
+    sentences: dict[str, list[str]] = {}
+    for run, texts in runs:
+        for text in texts:
+            sentences.setdefault(text, []).append(run)
+    return sentences
+
+
+def steps_report(validation: StepValidation) -> Report:
+    """Return the report: the median errors, the worst groups, and what is missing."""
+    document = steps_document(validation)
+    num_priced = format_count(len(validation.priced), "run")
+    medians = [
+        f"{kind} steps: {errors['median']:.1%} median error on {errors['num_runs']:,} steps"
+        for kind, errors in document["scores"]["nothing_fitted"].items()
+    ]
+    verdict = f"{'; '.join(medians)} of {num_priced}.".capitalize()
+    left_out = [
+        (run, f"{count:,}", reason)
+        for run, reasons in document["left_out"].items()
+        for reason, count in reasons.items()
+    ]
+    refused = [(", ".join(runs), reason) for reason, runs in document["refused"].items()]
+    remarks = [f"{', '.join(runs)}: {text}" for text, runs in document["remarks"].items()]
+    return Report(
+        f"{document['steps']:,} recorded steps priced, of {num_priced}",
+        [verdict, _DEFINITION],
+        [
+            Section("Errors by run and kind of step, worst first", [_groups(document)]),
+            Section("Parts of what is missing", [_shares(document["residual_shares"])]),
+            Section("Predicted against measured", [OnPage(lambda: [Figures(_scatters(validation))])]),
+            *([Section("Left out", [Table(("run", "rows", "reason"), left_out, right=1)])] if left_out else []),
+            *([Section("Refused", [Table(("runs", "reason"), refused, right=1)])] if refused else []),
+        ],
+        remarks,
+        verdict,
+    )
+
+
+def _groups(document: Mapping[str, Any]) -> Table:
+    """Return a row for every run and kind: its errors with nothing fitted, and with factors that other steps taught."""
+    stages = {stage: text for stage, text in _STAGES.items() if stage in document["scores"]}
+    heads = [f"{text}\nmedian" if number else "median" for number, text in enumerate(stages.values())]
+    rows = []
+    for group in document["groups"]:
+        plain = Score(**group["nothing_fitted"])
+        fitted = [group[stage] for stage in stages if stage != "nothing_fitted"]
+        medians = ["" if errors is None else f"{errors['median']:.1%}" for errors in fitted]
+        rows.append([group["label"], group["kind"], f"{plain.num_runs:,}", *score_cells(plain), *medians])
+    return Table(("run", "kind", "steps", heads[0], "p90", "bias", *heads[1:]), rows, left=2)
+
+
+def _shares(shares: Mapping[str, Mapping[str, float]]) -> Table:
+    """Return a row for every run: the terms that explain most of measured less predicted seconds, and their sum."""
+    rows = []
+    for run, parts in shares.items():
+        large = [f"{name} {share:.0%}" for name, share in parts.items() if abs(share) >= LEAST_SHARE][:NUM_TERMS]
+        rows.append([run, f"{sum(parts.values()):.0%}", ", ".join(large)])
+    return Table(("run", "explained", "by the seconds of"), rows, right=1)
+
+
+def _scatters(validation: StepValidation) -> list[tuple[str, str]]:
+    figures = []
+    for place, kind in enumerate(KINDS):
+        points = []
+        for run in validation.priced:
+            measured_s, predicted_s = (values[run.kind == place] for values in (run.measured_s, run.predicted_s))
+            every = -(-measured_s.size // NUM_DRAWN) or 1
+            points.append(
+                Series(run.run.name, (measured_s[::every] * 1e3).tolist(), (predicted_s[::every] * 1e3).tolist())
+            )
+        drawn = equality_figure(points, "measured (ms)", "predicted (ms)", width=520, height=420)
+        figures.append((drawn, f"{kind} steps; dashed: errors of 20%"))
+    return figures
