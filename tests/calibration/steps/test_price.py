@@ -52,6 +52,20 @@ def test_a_step_costs_what_explain_says(tmp_path: Path, row: str, step: tuple[in
     ]
 
 
+@pytest.mark.parametrize(("device", "waits"), [("b200_sxm", True), ("h100_sxm", False)])
+def test_unequal_contexts_lengthen_attention_where_the_kernel_waits(tmp_path: Path, device: str, waits: bool) -> None:
+    """By the law of `decode_attention_s`, once, and in the family of decode attention alone."""
+    options = {**SMALL, "device": device}
+    equal = priced(tmp_path, ["0,1,0,0,0,0,32,131040,0,0.01"], options)
+    unequal = priced(tmp_path, [f"0,1,0,0,0,0,32,131040,{4096.0**2},0.01"], options)
+    added_s = {name: unequal.families_s[name][0] - equal.families_s[name][0] for name in equal.families_s}
+    factor = 0.45 * (1 + np.sqrt(2 * np.log(32))) if waits else 1.0
+    attention_s = equal.families_s["attention decode"][0]
+    assert added_s.pop("attention decode") == pytest.approx((factor - 1) * attention_s, rel=1e-9)
+    added_s.pop("host floor")  # of so small a model the host hides some of it
+    assert all(abs(seconds) < 1e-12 for seconds in added_s.values())
+
+
 def test_the_pairs_of_whole_prompts_are_exact(tmp_path: Path) -> None:
     lengths = np.array([100.0, 300.0, 50.0])
     row = f"0,1,{lengths.sum():.0f},3,0,{lengths.var()},0,0,0,0.01"
