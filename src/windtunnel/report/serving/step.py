@@ -166,9 +166,10 @@ def totals_rows(step: Explanation) -> list[tuple[str, str]]:
             f"{format_bytes(num_bytes)} of memory ({format_si(num_bytes / step.device_s, 'B/s')}) on each device"
         ),
         "memory": (
-            f"{format_bytes(memory.weight_bytes)} weights, {format_bytes(memory.activation_bytes)} activations, "
-            f"{format_bytes(memory.reserved_bytes)} reserve, {format_bytes(memory.kv_cache_bytes)} KV cache "
-            f"of {format_bytes(memory.device_bytes)} on each device"
+            f"{format_bytes(memory.weight_bytes)} weights, {format_bytes(memory.activation_bytes)} activations "
+            f"(sampler {format_bytes(memory.sampler_bytes)}), {format_bytes(memory.reserved_bytes)} outside PyTorch, "
+            f"{format_bytes(memory.graph_bytes)} for graphs, {format_bytes(memory.kv_cache_bytes)} KV cache "
+            f"of {format_bytes(memory.usable_bytes)} on each device"
         ),
         "KV cache": (
             f"{memory.kv_tokens:,} tokens of {format_bytes(memory.kv_bytes_per_token)}; "
