@@ -12,7 +12,7 @@ VOCABULARY_MULTIPLE = 64
 """Rows to whose multiple vLLM and SGLang pad the tables of tokens (`vocab_parallel_embedding.py`)."""
 LEAST_OWN_SEGMENT_BYTES, SEGMENT_MULTIPLE_BYTES, MOST_KEPT_BYTES = 10 * 2**20, 2 * 2**20, 2**20
 """PyTorch's allocator (c10/cuda/CUDACachingAllocator.cpp, 2.4 to 2.10: `kMinLargeAlloc`, `kRoundLarge`, `kSmallSize`)
-gives a tensor from the first size on a segment of whole multiples of the second; a rest up to the third stays with it."""
+gives a tensor from the first size on a segment of multiples of the second; a rest up to the third stays with it."""
 
 
 def weight_bytes(shard: Shard) -> float:
@@ -47,7 +47,9 @@ def value_bytes(shard: Shard) -> float:
 
 def head_bits(shard: Shard) -> float:
     """Return the bits of a weight of the output layer."""
-    return max(BITS[shard.precision.lm_head], 32.0) if value_bytes(shard) == FP32_BYTES else BITS[shard.precision.lm_head]
+    return (
+        max(BITS[shard.precision.lm_head], 32.0) if value_bytes(shard) == FP32_BYTES else BITS[shard.precision.lm_head]
+    )
 
 
 def loaded_bytes(shard: Shard) -> float:
@@ -77,7 +79,10 @@ def _tensors(shard: Shard) -> Iterator[tuple[float, float]]:
             yield count, (op.num_matrices - 1) * matrix
             yield count, matrix
     rows = (model.vocab_size + -model.vocab_size % VOCABULARY_MULTIPLE) / shard.tp
-    yield 1 if model.tie_word_embeddings or shard.parallelism.pp > 1 else 2, rows * model.hidden_size * value_bytes(shard)
+    yield (
+        1 if model.tie_word_embeddings or shard.parallelism.pp > 1 else 2,
+        rows * model.hidden_size * value_bytes(shard),
+    )
 
 
 def _padding_bytes(num_bytes: float) -> float:

@@ -19,7 +19,6 @@ from windtunnel.model.quantization import Names
 from windtunnel.plugins import Registry
 from windtunnel.schema import Schema, decode
 
-
 HIDDEN_STATES = 4
 """Hidden states of a token that live at a layer's widest point: the layer's input, the residual, attention's output and
 the normed input (measured 3.7 to 3.8: first pipeline stages of vLLM 0.19, and models of 32,000 tokens)."""
@@ -249,7 +248,7 @@ class ModelSpec(Schema):
     left_out: tuple[str, ...] = ()
     """Parts of the published model that are not modelled: a vision tower, an audio tower."""
     tower_parameters: int = 0
-    """Parameters of a vision tower, which take memory only; 0 where there is none or its config leaves out its sizes."""
+    """Parameters of a vision tower, which count in memory only; 0 where there is none or its config lacks its sizes."""
     rotary_values: int = 0
     """Cosines and sines of every position that an engine keeps in tables."""
 

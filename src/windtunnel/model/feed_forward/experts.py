@@ -221,7 +221,7 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
 
     def workspace_values(self, shard: Shard) -> float:
         """Two buffers for the experts of the tokens of all ranks (vLLM 0.13 to 0.24 `TritonExperts.workspace_shapes`,
-        alike in its Marlin, CUTLASS and DeepGEMM kernels); kernels for experts of four bits have their own, transient.
+        as in its Marlin, CUTLASS and DeepGEMM kernels); kernels for experts of four bits have their own, transient.
         """
         if shard.precision.experts_format in (Format.NVFP4, Format.MXFP4):
             return 0.0
