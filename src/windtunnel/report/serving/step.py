@@ -14,6 +14,7 @@ from windtunnel.report.serving.setup import deployment_line, model_line, network
 from windtunnel.report.version import version
 from windtunnel.schema import encode
 from windtunnel.serving.explain import ExplainedLaunch, Explanation
+from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.units import format_bytes, format_count, format_seconds, format_si
 
 MAX_DRAWN_OPERATORS = 20
@@ -165,18 +166,26 @@ def totals_rows(step: Explanation) -> list[tuple[str, str]]:
             f"{format_si(flops, 'FLOP')} ({format_si(flops / step.device_s, 'FLOP/s')}), "
             f"{format_bytes(num_bytes)} of memory ({format_si(num_bytes / step.device_s, 'B/s')}) on each device"
         ),
-        "memory": (
-            f"{format_bytes(memory.weight_bytes)} weights, {format_bytes(memory.activation_bytes)} activations "
-            f"(sampler {format_bytes(memory.sampler_bytes)}), {format_bytes(memory.reserved_bytes)} outside PyTorch, "
-            f"{format_bytes(memory.graph_bytes)} for graphs, {format_bytes(memory.kv_cache_bytes)} KV cache "
-            f"of {format_bytes(memory.usable_bytes)} on each device"
-        ),
+        "memory": _memory(memory),
         "KV cache": (
             f"{memory.kv_tokens:,} tokens of {format_bytes(memory.kv_bytes_per_token)}; "
             f"blocks of {memory.block_size}; max_num_seqs {setup.engine.max_num_seqs:,}"
         ),
     }
     return list(rows.items())
+
+
+def _memory(memory: MemoryPlan) -> str:
+    """Return every item of one device's memory that is not empty, and the memory that a program can use."""
+    items = {
+        "weights": memory.weight_bytes,
+        f"activations (sampler {format_bytes(memory.sampler_bytes)})": memory.activation_bytes,
+        "outside PyTorch": memory.reserved_bytes,
+        "CUDA graphs": memory.graph_bytes,
+        "KV cache": memory.kv_cache_bytes,
+    }
+    parts = ", ".join(f"{format_bytes(num_bytes)} {name}" for name, num_bytes in items.items() if num_bytes)
+    return f"{parts} of {format_bytes(memory.usable_bytes)} usable on each device"
 
 
 def _memory_bytes(step: Explanation) -> float:
