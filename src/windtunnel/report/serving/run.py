@@ -383,7 +383,7 @@ def resource_rows(scenario: Scenario, summary: Summary, memory: MemoryPlan) -> l
         ),
         "memory": (
             f"{format_bytes(memory.weight_bytes)} weights, {format_bytes(memory.kv_cache_bytes)} KV cache "
-            f"of {format_bytes(memory.device_bytes)} on {where}"
+            f"of {format_bytes(memory.usable_bytes or memory.device_bytes)} on {where}"
         ),
         "KV cache": f"{pool}; {percent(use.kv_mean_fraction)} used on average, {percent(use.kv_peak_fraction)} at most",
     }

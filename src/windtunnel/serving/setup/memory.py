@@ -44,7 +44,7 @@ class MemoryPlan:
     num_window_blocks: int = 0
     """Blocks of the windows' own pool; 0: they have none."""
     usable_bytes: float = 0.0
-    """Memory that the driver grants to programs; engines take their shares of it."""
+    """Memory that the driver grants to programs, of which engines take their shares."""
     sampler_bytes: float = 0.0
     """Logits and the sampler's temporaries in the profiling run, of which `activation_bytes` has the peak."""
     graph_bytes: float = 0.0
