@@ -17,6 +17,9 @@ class Device(Schema):
     memory_bytes_per_s: float
     peak_flops_per_s: dict[str, float]
     """Number format (`bf16`, `fp8`, `fp4`, `int8`, `fp32`) -> dense peak rate."""
+    usable_bytes: int | None = None
+    """Total memory that the driver grants to programs (`cudaMemGetInfo`), of which engines take their shares; None: all
+    of `memory_bytes`."""
     num_sms: int | None = None
     """Streaming multiprocessors or compute units."""
     l2_bytes: int | None = None

@@ -12,7 +12,7 @@ from windtunnel.errors import InputError
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.forward import prefill_launches, token_launches
-from windtunnel.model.memory import kv_bytes_per_token, state_bytes_per_request, weight_bytes
+from windtunnel.model.memory import kv_bytes_per_token, loaded_bytes, state_bytes_per_request, weight_bytes
 from windtunnel.model.operators import Gemm
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.parameters import count_parameters
@@ -20,7 +20,8 @@ from windtunnel.model.precision import BITS, Format, Precision
 from windtunnel.model.shape import Shard
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.defaults import with_defaults, with_windows
-from windtunnel.serving.setup.memory import MemoryPlan, activation_bytes, group_layers, plan_memory
+from windtunnel.serving.setup.activations import activations, sampler_bytes
+from windtunnel.serving.setup.memory import MemoryPlan, group_layers, plan_memory, profiled_memory
 
 LLAMA, LLAMA_70B = "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B"
 MIXTRAL, QWEN_MOE = "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen3-30B-A3B"
@@ -230,19 +231,21 @@ def test_vllms_share_holds_everything() -> None:
     """vLLM `gpu_worker.py`, `determine_available_memory`: less weights, activations and what is not torch's."""
     planned = plan(shard(LLAMA), gpu_memory_utilization=0.8, reserved_bytes=GIB)
     assert planned.activation_bytes > 0
-    left = 0.8 * H100.memory_bytes - planned.weight_bytes - planned.activation_bytes - GIB
+    left = 0.8 * planned.usable_bytes - planned.weight_bytes - planned.activation_bytes - GIB - planned.graph_bytes
     assert 0 <= left - planned.kv_cache_bytes < 16 * 128 * KIB
     assert planned.kv_tokens == planned.num_blocks * 16
 
 
 def test_sglangs_static_share_leaves_activations_out() -> None:
-    planned = plan(shard(LLAMA), engine="sglang", gpu_memory_utilization=0.8, reserved_bytes=0)
-    assert planned.kv_cache_bytes == pytest.approx(0.8 * H100.memory_bytes - planned.weight_bytes, rel=1e-5)
+    """SGLang model_runner.py, `profile_max_num_token`: the share is of what is free before the weights."""
+    planned = plan(shard(LLAMA), engine="sglang", gpu_memory_utilization=0.8, reserved_bytes=GIB)
+    left = 0.8 * (planned.usable_bytes - GIB) - planned.weight_bytes
+    assert planned.kv_cache_bytes == pytest.approx(left, rel=1e-5)
 
 
 def test_tensorrt_llms_share_is_of_what_is_free() -> None:
     planned = plan(shard(LLAMA), engine="trtllm", gpu_memory_utilization=0.8, reserved_bytes=0)
-    free = H100.memory_bytes - planned.weight_bytes - planned.activation_bytes
+    free = planned.usable_bytes - planned.weight_bytes - planned.activation_bytes
     assert planned.kv_cache_bytes == pytest.approx(0.8 * free, rel=1e-3)
 
 
@@ -256,7 +259,7 @@ def test_more_memory_or_more_devices_never_hold_less(name: str, data: st.DataObj
     sharded = {ways: shard(name, tp=ways) for ways in (4, 8)}
     held = []
     for gib, ways in ((less, 4), (more, 4), (more, tp)):
-        device = msgspec.structs.replace(H200, memory_bytes=int(gib * GIB))
+        device = msgspec.structs.replace(H200, memory_bytes=int(gib * GIB), usable_bytes=None)
         held.append(plan_memory(sharded[ways], device, DEFAULTS, max_model_len))
     assert held[0].kv_cache_bytes <= held[1].kv_cache_bytes
     assert held[0].num_blocks <= held[1].num_blocks
@@ -284,10 +287,104 @@ def test_given_blocks_do_not_make_weights_fit() -> None:
 
 
 def test_activations_grow_with_the_widest_layer() -> None:
-    part = activation_bytes(shard(LLAMA), 8192, 1)
-    assert part == pytest.approx(8192 * 2 * (3 * 14336 + 4096 + 2 * 4096))
-    assert activation_bytes(shard(LLAMA, tp=8), 8192, 1) < part
-    assert activation_bytes(shard(LLAMA), 16, 1024) > 1024 * 128256 * 4  # fp32 logits
+    settings = with_defaults(EngineSettings(max_num_seqs=1), H100)
+    part = activations(shard(LLAMA), H100, settings, 8192)
+    assert part.forward_bytes == 8192 * 2 * (3 * 14336 + 4 * 4096)
+    assert part.peak_bytes == part.forward_bytes + 32 * 2**20  # and cuBLAS's workspace
+    assert activations(shard(LLAMA, tp=8), H100, settings, 8192).forward_bytes < part.forward_bytes
+
+
+@pytest.mark.parametrize(
+    ("version", "bytes_per_logit", "rows"),
+    [
+        ("0.16.0", 2 + 4 + 12 + 8 + 12, 0),  # sorted with torch.sort
+        ("0.17.0", 2 + 4 + 4 + 4, 132),  # masked in place by a Triton kernel, a row for each of 132 multiprocessors
+        ("0.23.0", 2 + 4 + 4 + 4, 0),  # FlashInfer
+    ],
+)
+def test_vllm_samples_dummy_requests_with_the_sampler_of_its_version(
+    version: str, bytes_per_logit: int, rows: int
+) -> None:
+    part = shard(LLAMA)
+    for num_seqs in (256, 1024):
+        settings = with_defaults(EngineSettings(version=version, max_num_seqs=num_seqs), H100)
+        hidden = (8192 + 2 * num_seqs) * 4096 * 2
+        expected = num_seqs * 128256 * bytes_per_logit + rows * 128256 * 4 + hidden
+        assert sampler_bytes(part, H100, settings, 8192) == expected
+        # Every rank has gathered the whole vocabulary.
+        assert sampler_bytes(shard(LLAMA, tp=4), H100, settings, 8192) == expected
+
+
+def test_tensorrt_llm_samples_the_prompts_of_its_profiling_run() -> None:
+    settings = with_defaults(EngineSettings(name="trtllm"), H100)
+    rows = sampler_bytes(shard(LLAMA), H100, settings, 1024) - sampler_bytes(shard(LLAMA), H100, settings, 8192)
+    assert rows == 7 * (128256 * (2 + 8) + 2 * 4096 * 2)
+
+
+def test_experts_keep_their_workspace_from_vllm_0_13_on() -> None:
+    """Qwen3-30B-A3B: two buffers of 8,192 tokens for 8 experts, 2,048 wide; with experts of four bits none."""
+    part, kept = shard(QWEN_MOE), {}
+    for version in ("0.12.0", "0.13.0"):
+        settings = with_defaults(EngineSettings(version=version), H100)
+        kept[version] = activations(part, H100, settings, 8192).kept_bytes
+    assert kept["0.13.0"] - kept["0.12.0"] == 2 * 8192 * 8 * 2048 * 2
+    settings = with_defaults(EngineSettings(version="0.13.0"), H100)
+    assert activations(shard(GPT_OSS), H100, settings, 8192).kept_bytes == kept["0.12.0"]
+
+
+def test_only_the_last_pipeline_stage_samples() -> None:
+    settings = with_defaults(EngineSettings(version="0.19.0"), H100, shape=Parallelism(pp=2))
+    part = shard(LLAMA, pp=2)
+    first = profiled_memory(part, H100, settings, 8192, last_stage=False)
+    last = plan_memory(part, H100, settings, 8192)
+    assert first.sampler_bytes == 0 < last.sampler_bytes
+    assert first.activation_bytes < last.activation_bytes
+    assert first.reserved_bytes == last.reserved_bytes == 72 * 2**20
+
+
+def test_memory_outside_pytorch_grows_with_the_ranks() -> None:
+    """vLLM 0.19: 0.25 GiB alone, 2.07 over two ranks, 2.13 over four."""
+    shapes = [Parallelism(tp=tp) for tp in (1, 2, 4, 8)] + [Parallelism(attention_dp=2)]
+    resolved = [with_defaults(EngineSettings(version="0.19.0"), H100, shape=shape) for shape in shapes]
+    assert [round((one.reserved_bytes or 0) / GIB, 2) for one in resolved] == [0.25, 2.07, 2.13, 2.13, 2.07]
+
+
+def test_graphs_are_set_aside_from_vllm_0_20_on() -> None:
+    """86 graphs by default: 51 sizes to 512 in pieces, 35 of them to 256 requests whole."""
+    planned = {
+        version: plan(shard(LLAMA), version=version, max_num_seqs=256, gpu_memory_utilization=0.9)
+        for version in ("0.19.0", "0.20.0")
+    }
+    assert planned["0.19.0"].graph_bytes == 0
+    assert planned["0.20.0"].graph_bytes == pytest.approx(0.2 * GIB + 86 * 4 * 2**20)
+    eager = plan(shard(LLAMA), version="0.20.0", max_cudagraph_capture_size=0)
+    assert eager.graph_bytes == 0
+    assert plan(shard(LLAMA), version="0.20.0", max_num_seqs=8).graph_bytes < planned["0.20.0"].graph_bytes / 2
+
+
+def test_an_a100_keeps_the_batch_of_smaller_devices() -> None:
+    """vllm/engine/arg_utils.py: 70 GiB and more, "a100" not in the device's name."""
+    a100 = with_defaults(EngineSettings(), catalog.device("a100_sxm"))
+    assert (a100.max_num_seqs, a100.max_num_batched_tokens) == (256, 2048)
+
+
+def test_a_loaded_model_has_more_than_its_checkpoint() -> None:
+    """Llama 3.1 adds 131,072 rotary positions of 128 values; its tensors fill whole segments."""
+    part = shard(LLAMA)
+    assert loaded_bytes(part) - weight_bytes(part) == 131072 * 128 * 2
+    assert loaded_bytes(shard(LLAMA, Precision(weights=Format.FP32))) == 2 * loaded_bytes(part)
+    # Qwen2.5-7B: 31.5 MiB of qkv, 259 of gate and up, 129.5 of down in segments of whole 2 MiB, in 28 layers.
+    part = shard("Qwen/Qwen2.5-7B-Instruct")
+    padding = 28 * (0.5 + 1 + 0.5) + 2 * 0.5
+    assert loaded_bytes(part) - weight_bytes(part) == padding * 2**20 + 32768 * 128 * 2
+    # Gemma 3: a table of eight times the positions, one of its windows, and the vision tower.
+    gemma = catalog.model("google/gemma-3-12b-it")
+    assert gemma.rotary_values == 131072 * 256 * (8 + 1)
+    assert gemma.tower_parameters == pytest.approx(421e6, rel=1e-3)  # arXiv:2503.19786: 417 M, and the projector
+    # Latent attention keeps its up-projection twice.
+    part = shard("deepseek-ai/DeepSeek-V2-Lite")
+    twice = 27 * 16 * 512 * (128 + 128) * 2
+    assert 0 <= loaded_bytes(part) - weight_bytes(part) - twice - part.model.rotary_values * 2 < 27 * 8 * 2**20
 
 
 def test_pools_are_as_large_as_vllm_reported(reference: Path) -> None:
@@ -321,14 +418,3 @@ def test_an_indexer_is_whole_on_every_rank() -> None:
         for tp in (1, 8)
     }
     assert more[1] == more[8] == pytest.approx(indexer * (1 + 4 / 128**2))
-
-
-def test_vllm_sets_aside_what_sorting_the_whole_vocabulary_takes_on_every_rank() -> None:
-    """MiniMax-M2.5 on two B200 with 1,024 sequences: 1,024 x 200,064 logits of 30 bytes and 16,384 hidden states."""
-    part = shard("MiniMaxAI/MiniMax-M2.5", tp=2)
-    b200 = catalog.device("b200_sxm")
-    engine = with_defaults(EngineSettings(name="vllm", max_num_batched_tokens=16384), b200)
-    goal = 1024 * 200064 * 30 + 16384 * 3072 * 2
-    assert plan_memory(part, b200, engine, 9416).activation_bytes == pytest.approx(goal)
-    engine = with_defaults(EngineSettings(name="trtllm", max_num_seqs=1024, max_num_batched_tokens=16384), b200)
-    assert plan_memory(part, b200, engine, 9416).activation_bytes < goal / 2

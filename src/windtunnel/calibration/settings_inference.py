@@ -39,7 +39,7 @@ Values = tuple[tuple[str, float], ...]
 
 RESERVE = "reserved_bytes"
 RESERVES = tuple(size * GIB for size in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0))
-RESERVE_PRIOR, LEAST_RESERVE = math.log(2.0), 0.5 * GIB
+RESERVE_PRIOR, LEAST_RESERVE = math.log(2.0), 2.0 * GIB
 """Prior of the reserved memory, known to a factor of two; below `LEAST_RESERVE` its size makes no difference."""
 
 OUTLIER = 3.0

@@ -48,10 +48,11 @@ def shipped(name: str) -> Path:
 
 
 class Variant(Schema, frozen=True):
-    """An entry of `aliases.yaml`: a checkpoint with the shape of `base` and formats of its own."""
+    """An entry of `aliases.yaml`: a checkpoint with the shape of `base`, and formats or a context of its own."""
 
     base: str
     precision: Precision | None = None
+    max_context_tokens: int | None = None
 
 
 def search_path() -> list[Path]:
@@ -309,7 +310,14 @@ def _resolve(name: str, entries: Mapping[str, ModelEntry]) -> ModelSpec:
     if entry.base not in entries or isinstance(entries[entry.base], Variant):
         raise InputError(f"the variant {target!r} has the base {entry.base!r}, which is not a model of the catalog")
     base = _resolve(entry.base, entries)
-    return msgspec.structs.replace(base, name=target, precision=entry.precision or base.precision)
+    context = entry.max_context_tokens or base.max_context_tokens
+    return msgspec.structs.replace(
+        base,
+        name=target,
+        precision=entry.precision or base.precision,
+        max_context_tokens=context,
+        rotary_values=base.rotary_values * context // base.max_context_tokens,
+    )
 
 
 def _model_of(path: Path, name: str) -> ModelSpec:

@@ -194,6 +194,7 @@ CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
         "head_dim": 256,
         "max_position_embeddings": 131072,
         "sliding_window": 4096,
+        "rope_local_base_freq": 10000.0,
     },
     "bloom": {"seq_length": 2048},
     "falcon": {"max_position_embeddings": 2048},

@@ -28,10 +28,13 @@ from windtunnel.model.shape import (
     attention_kinds,
     feed_forward_kinds,
 )
+from windtunnel.model.towers import tower_parameters
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
 _QWEN3_NEXT_INTERVAL = 4
 """`full_attention_interval` where a Gated DeltaNet hybrid does not give it (transformers' Qwen3NextConfig)."""
+ROTARY_SHARES = ("partial_rotary_factor", "rotary_pct", "rope_pct")
+"""Keys of the rotated share of a head."""
 _BLOCK_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Letters of `hybrid_override_pattern` (`configuration_nemotron_h.py` of nvidia/Nemotron-H-56B-Base-8K)."""
 _MULTIMODAL = ("ForConditionalGeneration", "ForVision2Seq")
@@ -76,7 +79,27 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         architecture=reader.model_type if slides else "",
         precision=precision_from_config(reader.raw.get("quantization_config"), quant_config, modules, name),
         left_out=_left_out(config, reader),
+        tower_parameters=tower_parameters(config),
+        rotary_values=_rotary_values(reader, max((part.rotary_size for part, _ in layers if part), default=0)),
     )
+
+
+def _rotary_values(reader: ConfigReader, rotary_size: int) -> int:
+    """Count the cosines and sines of all positions (vLLM 0.19 `rotary_embedding/`).
+
+    A linear scaling lengthens its table by its factor; layers with a window have a second, unscaled one where they have
+    a base of their own.
+    """
+    scaling = reader.raw.get("rope_scaling") or reader.raw.get("rope_parameters")
+    scaling = scaling if isinstance(scaling, Mapping) else {}
+    factor = scaling.get("factor") if "linear" in (scaling.get("rope_type"), scaling.get("type")) else 1
+    given = {**scaling, **reader.raw}
+    share = next((given[key] for key in ROTARY_SHARES if given.get(key) is not None), 1)
+    if not isinstance(factor, int | float) or not isinstance(share, int | float):
+        return 0
+    rotated = reader.count("rotary_dim", default=int(rotary_size * share), minimum=0)
+    tables = factor + ("rope_local_base_freq" in reader.raw)
+    return int(reader.count("max_position_embeddings") * rotated * tables)
 
 
 def _modules(attention: Attention | None, feed_forward: FeedForward | None) -> Modules:

@@ -1,8 +1,18 @@
 """Bytes that one device holds of a model: weights, keys and values of tokens, states of requests."""
 
-from windtunnel.model.operators import BF16_BYTES
+from collections.abc import Iterator
+
+from windtunnel.model.feed_forward.experts import Experts
+from windtunnel.model.forward import token_launches
+from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Gemm
 from windtunnel.model.precision import BITS
 from windtunnel.model.shape import Shard
+
+VOCABULARY_MULTIPLE = 64
+"""Rows to whose multiple vLLM and SGLang pad the tables of tokens (`vocab_parallel_embedding.py`)."""
+LEAST_OWN_SEGMENT_BYTES, SEGMENT_MULTIPLE_BYTES, MOST_KEPT_BYTES = 10 * 2**20, 2 * 2**20, 2**20
+"""PyTorch's allocator (c10/cuda/CUDACachingAllocator.cpp, 2.4 to 2.10: `kMinLargeAlloc`, `kRoundLarge`, `kSmallSize`)
+gives a tensor from the first size on a segment of multiples of the second; a rest up to the third stays with it."""
 
 
 def weight_bytes(shard: Shard) -> float:
@@ -23,11 +33,62 @@ def weight_bytes(shard: Shard) -> float:
         if group.feed_forward is not None:
             bits += group.feed_forward.weight_bits(shard)
         layer_bits += bits * group.num_layers
-    tables = model.vocab_size * model.hidden_size * BF16_BYTES
-    head = 0.0 if model.tie_word_embeddings else tables * BITS[precision.lm_head] / 16
+    tables = model.vocab_size * model.hidden_size * value_bytes(shard)
+    head = 0.0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size * head_bits(shard) / 8
     ends = max(tables, head) if parallelism.pp > 1 else tables + head
-    positions = model.learned_positions * model.hidden_size * BF16_BYTES
+    positions = model.learned_positions * model.hidden_size * value_bytes(shard)
     return layer_bits / 8 * shard.stage_fraction + ends / shard.tp + positions
+
+
+def value_bytes(shard: Shard) -> float:
+    """Return the bytes of a value that no format quantises: embeddings, hidden states, logits."""
+    return FP32_BYTES if BITS[shard.precision.weights] == 8 * FP32_BYTES else BF16_BYTES
+
+
+def head_bits(shard: Shard) -> float:
+    """Return the bits of a weight of the output layer."""
+    return (
+        max(BITS[shard.precision.lm_head], 32.0) if value_bytes(shard) == FP32_BYTES else BITS[shard.precision.lm_head]
+    )
+
+
+def loaded_bytes(shard: Shard) -> float:
+    """Return the memory that an engine's loaded model takes on one device ("Model loading took" of vLLM).
+
+    Beside `weight_bytes` that is what checkpoints do not have: the rotary tables, the second copy of latent attention's
+    up-projection, the padding of the vocabulary and of PyTorch's allocator, and a vision tower, split `tp` ways.
+    """
+    model, each = shard.model, value_bytes(shard)
+    copies = sum(num_layers * part.absorbed_parameters(shard.tp) for num_layers, part in model.attentions)
+    padded = (-model.vocab_size % VOCABULARY_MULTIPLE) * model.hidden_size / shard.tp
+    padded *= 1 if model.tie_word_embeddings or shard.parallelism.pp > 1 else 2
+    values = copies * shard.stage_fraction + padded + model.rotary_values + model.tower_parameters / shard.tp
+    padding = sum(count * _padding_bytes(num_bytes) for count, num_bytes in _tensors(shard))
+    return weight_bytes(shard) + values * each + padding
+
+
+def _tensors(shard: Shard) -> Iterator[tuple[float, float]]:
+    """Yield the (number, bytes) of equal tensors of weights on one device, the tables last."""
+    model = shard.model
+    for launch in token_launches(shard, 1.0):
+        count, op = launch.count * shard.stage_fraction, launch.op
+        if isinstance(op, Gemm):
+            yield count, op.n * op.k * BITS[op.format] / 8
+        elif isinstance(op, Experts):
+            matrix = op.num_experts / op.ep * op.hidden_size * op.intermediate_size / op.tp * BITS[op.format] / 8
+            yield count, (op.num_matrices - 1) * matrix
+            yield count, matrix
+    rows = (model.vocab_size + -model.vocab_size % VOCABULARY_MULTIPLE) / shard.tp
+    yield (
+        1 if model.tie_word_embeddings or shard.parallelism.pp > 1 else 2,
+        rows * model.hidden_size * value_bytes(shard),
+    )
+
+
+def _padding_bytes(num_bytes: float) -> float:
+    """Return the bytes that PyTorch's allocator adds to a tensor."""
+    rest = -num_bytes % SEGMENT_MULTIPLE_BYTES if num_bytes >= LEAST_OWN_SEGMENT_BYTES else 0.0
+    return rest if rest <= MOST_KEPT_BYTES else 0.0
 
 
 def kv_bytes_per_token(shard: Shard, max_model_len: int) -> float:

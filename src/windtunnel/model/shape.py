@@ -19,6 +19,10 @@ from windtunnel.model.quantization import Names
 from windtunnel.plugins import Registry
 from windtunnel.schema import Schema, decode
 
+HIDDEN_STATES = 4
+"""Hidden states of a token that live at a layer's widest point: the layer's input, the residual, attention's output and
+the normed input (measured 3.7 to 3.8: first pipeline stages of vLLM 0.19, and models of 32,000 tokens)."""
+
 
 class LayerKind:
     """What attention and feed-forward have in common: how configs and checkpoints name them, and their operators."""
@@ -90,6 +94,15 @@ class Attention(LayerKind):
     def text(self) -> str:
         """Name for people, in lists of models."""
         raise NotImplementedError
+
+    @property
+    def rotary_size(self) -> int:
+        """Values of a head that are rotated by their position; 0: none."""
+        return 0
+
+    def absorbed_parameters(self, tp: int) -> int:
+        """Count the parameters of one layer on one rank that engines keep a second time, in the model's own format."""
+        return 0
 
     def num_parameters(self, hidden_size: int) -> int:
         """Count one layer's parameters, without its inner norms."""
@@ -195,6 +208,10 @@ class FeedForward(LayerKind):
         """Return the values that one token holds at the layer's widest point, on one device."""
         raise NotImplementedError
 
+    def workspace_values(self, shard: "Shard") -> float:
+        """Return the values of one token in buffers that some engines keep between layers and steps."""
+        return 0.0
+
 
 class LayerGroup(Schema):
     """`num_layers` layers of one shape; they need not be neighbours. A layer may lack one of its two parts."""
@@ -230,6 +247,10 @@ class ModelSpec(Schema):
     """Formats of the published checkpoint, read from its quantisation config."""
     left_out: tuple[str, ...] = ()
     """Parts of the published model that are not modelled: a vision tower, an audio tower."""
+    tower_parameters: int = 0
+    """Parameters of a vision tower, which count in memory only; 0 where there is none or its config lacks its sizes."""
+    rotary_values: int = 0
+    """Cosines and sines of every position that an engine keeps in tables."""
 
     @property
     def num_layers(self) -> int:

@@ -74,10 +74,10 @@ def test_a_version_gets_the_settings_of_its_time() -> None:
 @pytest.mark.parametrize(
     ("device", "shape", "chunk", "graphs", "share"),
     [
-        ("h100_sxm", Parallelism(), 8192, 256, (81559 - 512 - 12288 - 512 - 128) / 81559),
-        ("h100_sxm", Parallelism(tp=8), 8192, 512, (81559 - 512 - 12288 - 1024 - 1024) / 81559),
-        ("b200_sxm", Parallelism(tp=8), 16384, 512, (183359 - 512 - 24576 - 1024 - 1024) / 183359),
-        ("l40s", Parallelism(tp=4), 4096, 160, (46068 - 512 - 6144 - 320 - 512) / 46068),
+        ("h100_sxm", Parallelism(), 8192, 256, (81559 - 512 - 12288 - 512 - 128 - 58 * 8) / 81559),
+        ("h100_sxm", Parallelism(tp=8), 8192, 512, (81559 - 512 - 12288 - 1024 - 1024 - 58 * 8) / 81559),
+        ("b200_sxm", Parallelism(tp=8), 16384, 512, (183359 - 512 - 24576 - 1024 - 1024 - 74 * 8) / 183359),
+        ("l40s", Parallelism(tp=4), 4096, 160, (46068 - 512 - 6144 - 320 - 512 - 50 * 8) / 46068),
         ("h200_sxm", Parallelism(attention_dp=8, ep=8), 1024, 512, (143771 - 14848 - 512 * 8 * 4.5) / 143771),
         ("a10", Parallelism(), 2048, 24, None),
     ],

@@ -34,7 +34,7 @@ SCENARIO: dict[str, Any] = {
 ENGINE = "deployment.engine."
 BUSY = {"workload.arrivals.rate_per_s": 1000, ENGINE + "max_num_seqs": 512}
 FEW, FEWER = "few", "fewer"
-SHARES = {FEW: {"vllm": 0.4, "sglang": 0.33, "trtllm": 0.05}, FEWER: {"vllm": 0.38, "sglang": 0.32, "trtllm": 0.03}}
+SHARES = {FEW: {"vllm": 0.36, "sglang": 0.33, "trtllm": 0.05}, FEWER: {"vllm": 0.354, "sglang": 0.32, "trtllm": 0.03}}
 """Of memory, so that KV blocks are few; TensorRT-LLM's is of what is free."""
 PLANNED = BUSY | {"model": "gpt-oss-20b", ENGINE + "num_gpu_blocks": None, ENGINE + "gpu_memory_utilization": FEW}
 TIGHT = {ENGINE + "num_gpu_blocks": 220, ENGINE + "max_num_seqs": 64}

@@ -152,6 +152,10 @@ class GroupedQueryAttention(Schema, Attention, tag="grouped_query", tag_field="t
         return self.num_kv_heads
 
     @property
+    def rotary_size(self) -> int:
+        return self.head_dim if self.rotary else 0
+
+    @property
     def text(self) -> str:
         kind = "MHA" if self.num_kv_heads == self.num_heads else "GQA"
         return f"{kind} {self.window_tokens}" if self.window_tokens else kind

@@ -288,6 +288,15 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         """Numbers cached for a token: the compressed vector and the rotated key that all heads share."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
+    @property
+    def rotary_size(self) -> int:
+        return self.qk_rope_head_dim
+
+    def absorbed_parameters(self, tp: int) -> int:
+        """The up-projection is kept whole for prefill and in two parts for decode (vLLM 0.19 `mla_attention.py`,
+        `process_weights_after_loading`: `W_UV`, `W_UK_T`; SGLang `w_kc`, `w_vc`)."""
+        return self.num_heads // tp * self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
+
     def num_parameters(self, hidden_size: int) -> int:
         query = self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         query_rank = self.q_lora_rank

@@ -7,7 +7,7 @@ from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.operators import BF16_BYTES, Elementwise, Gemm, Launch, Size
 from windtunnel.model.precision import ACTIVATION_BITS, BITS, Format
 from windtunnel.model.quantization import Names
-from windtunnel.model.shape import FeedForward, FeedForwardParameters, Shard
+from windtunnel.model.shape import HIDDEN_STATES, FeedForward, FeedForwardParameters, Shard
 from windtunnel.schema import Schema
 
 
@@ -60,9 +60,8 @@ class DenseFeedForward(Schema, FeedForward, tag="dense", tag_field="type"):
         yield from shard.all_reduce("feed_forward_all_reduce", num_tokens)
 
     def peak_values(self, shard: Shard) -> float:
-        """Hidden states, residual, gate-up and its product."""
-        inner, width = self.intermediate_size / shard.tp, shard.model.hidden_size
-        return 1.0 * (3 * inner + width) + 2 * width
+        """Hidden states, gate and up, and their product."""
+        return (3 if self.gated else 2) * self.intermediate_size / shard.tp + HIDDEN_STATES * shard.model.hidden_size
 
 
 def matrix_parameters(hidden_size: int, intermediate_size: int, gated: bool, bias: bool) -> int:

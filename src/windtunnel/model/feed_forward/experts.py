@@ -219,6 +219,16 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         rows = self.experts_per_token * shard.parallelism.attention_dp / shard.parallelism.ep
         return rows * (3 * inner + width) + 2 * width
 
+    def workspace_values(self, shard: Shard) -> float:
+        """Two buffers for the experts of the tokens of all ranks (vLLM 0.13 to 0.24 `TritonExperts.workspace_shapes`,
+        as in its Marlin, CUTLASS and DeepGEMM kernels); kernels for experts of four bits have their own, transient.
+        """
+        if shard.precision.experts_format in (Format.NVFP4, Format.MXFP4):
+            return 0.0
+        inner, width = self.intermediate_size / shard.parallelism.experts_tp, shard.model.hidden_size
+        columns = max(inner, width) + max((2 if self.gated else 1) * inner, width)
+        return self.experts_per_token * shard.parallelism.attention_dp * columns
+
 
 def _moe_layer_frequency(reader: ConfigReader) -> list[bool]:
     """Return whether DeepSeek's `moe_layer_freq`, a period or a list, lets each layer have experts."""

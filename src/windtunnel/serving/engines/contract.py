@@ -38,8 +38,6 @@ class Scheduler(Schema):
     """Possible values of `window_kv`."""
     least_whole_prompt_tokens: int | None = None
     """Prompts run whole, and the default token budget fits the longest request and at least so many tokens."""
-    sampler_bytes: float | None = None
-    """Bytes of one logit while the engine profiles its memory; None: a rank's share in bf16 and twice in fp32."""
     share_has_activations: bool = True
     """Whether `gpu_memory_utilization` counts activations too, beside weights and KV blocks."""
     never_preempts: bool = False

@@ -15,6 +15,7 @@ from windtunnel.serving import codes
 from windtunnel.serving.deployment import EngineSettings, HostOverheads
 from windtunnel.serving.engines.contract import owner_of, scheduler_of, schedulers
 from windtunnel.serving.engines.effects import check_effects, read_by_one_only
+from windtunnel.serving.engines.profiling import Profiling
 from windtunnel.versions import version_key
 
 ENGINE_SCHEDULERS = codes.SCHEDULERS
@@ -35,6 +36,15 @@ class MemoryDefaults(Schema):
     settings: EngineSettings
     wide_settings: EngineSettings = EngineSettings()
     """Settings over `WIDE_TP` or more devices."""
+    except_devices: tuple[str, ...] = ()
+    """Starts of the names of devices that keep those of smaller ones."""
+
+
+class RankDefaults(Schema):
+    """Settings of a device that shares each layer with others: `from_ranks` ranks or more."""
+
+    from_ranks: int
+    settings: EngineSettings
 
 
 class VersionDefaults(Schema):
@@ -44,6 +54,12 @@ class VersionDefaults(Schema):
     settings: EngineSettings
     by_memory: tuple[MemoryDefaults, ...] = ()
     """Ascending."""
+    by_ranks: tuple[RankDefaults, ...] = ()
+    """Ascending; by tensor-parallel and attention data-parallel ranks."""
+    stage_settings: EngineSettings = EngineSettings()
+    """Settings of a pipeline stage of one device."""
+    profiling: Profiling | None = None
+    """None: that of the version before."""
     static_memory: bool = False
     """True: `gpu_memory_utilization` is what the engine's reserves leave, `Engine.memory_share`."""
 
@@ -123,10 +139,16 @@ def with_defaults(
     return resolved
 
 
-def _entries(settings: EngineSettings, device: Device) -> tuple[str, list[VersionDefaults]]:
+def profiling_of(settings: EngineSettings) -> Profiling:
+    """Return the profiling run of an engine version."""
+    _, entries = _entries(settings, None)
+    return next((entry.profiling for entry in reversed(entries) if entry.profiling is not None), Profiling())
+
+
+def _entries(settings: EngineSettings, device: Device | None) -> tuple[str, list[VersionDefaults]]:
     """Return the engine's version and the catalog's entries up to it; refuse a device of another vendor."""
     defaults = engine_defaults(settings.name)
-    if defaults.vendors is not None and device.vendor not in defaults.vendors:
+    if device is not None and defaults.vendors is not None and device.vendor not in defaults.vendors:
         raise InputError(
             f"{defaults.title} does not run on {device.title}",
             f"it runs on devices of {' and '.join(defaults.vendors)}; other engines run on this one",
@@ -142,12 +164,16 @@ def _entries(settings: EngineSettings, device: Device) -> tuple[str, list[Versio
 def _catalog_settings(entries: Sequence[VersionDefaults], device: Device, shape: Parallelism) -> dict[str, Any]:
     """Merge the entries of a version, the newest over the oldest, with what they say about `device` and `shape`."""
     merged: dict[str, Any] = {}
+    ranks = shape.tp * shape.attention_dp
     for entry in entries:
         overlay(merged, entry.settings)
         for tier in entry.by_memory:
-            if device.memory_bytes >= tier.from_bytes:
+            if device.memory_bytes >= tier.from_bytes and not device.name.startswith(tier.except_devices):
                 overlay(merged, tier.settings)
-                overlay(merged, tier.wide_settings if shape.tp * shape.attention_dp >= WIDE_TP else EngineSettings())
+                overlay(merged, tier.wide_settings if ranks >= WIDE_TP else EngineSettings())
+        for group in entry.by_ranks:
+            overlay(merged, group.settings if ranks >= group.from_ranks else EngineSettings())
+        overlay(merged, entry.stage_settings if ranks == 1 < shape.pp else EngineSettings())
     owner_of(merged["scheduler"]).split_over_ranks(merged, shape.attention_dp)
     return merged
 

@@ -1,14 +1,15 @@
 """Plan one device's memory for serving: weights, activations, reserves, and the KV blocks that are left."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
-from windtunnel.model.memory import recurrent_state_bytes, weight_bytes
-from windtunnel.model.operators import BF16_BYTES, FP32_BYTES
+from windtunnel.model.memory import loaded_bytes, recurrent_state_bytes
 from windtunnel.model.shape import Shard
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.contract import scheduler_of
+from windtunnel.serving.engines.launches import graph_sizes
+from windtunnel.serving.setup.activations import activations, graph_bytes
 from windtunnel.units import format_bytes
 
 
@@ -18,9 +19,11 @@ class MemoryPlan:
 
     device_bytes: float
     weight_bytes: float
+    """The loaded model: weights, and the tables and copies that engines add."""
     activation_bytes: float
-    """Peak of a step of `max_num_batched_tokens`."""
+    """Peak of the profiling run: a step of `max_num_batched_tokens`, workspaces, and the sampler after it."""
     reserved_bytes: float
+    """What no PyTorch tensor holds: context, NCCL buffers, kernels' workspaces."""
     kv_cache_bytes: float
     """All KV blocks."""
     kv_bytes_per_token: float
@@ -40,6 +43,12 @@ class MemoryPlan:
     """Groups with the window: their blocks are freed once the window has passed them."""
     num_window_blocks: int = 0
     """Blocks of the windows' own pool; 0: they have none."""
+    usable_bytes: float = 0.0
+    """Memory that the driver grants to programs, of which engines take their shares."""
+    sampler_bytes: float = 0.0
+    """Logits and the sampler's temporaries in the profiling run, of which `activation_bytes` has the peak."""
+    graph_bytes: float = 0.0
+    """Set aside for CUDA graphs; 0: they are captured in what the engine's share leaves."""
 
     @property
     def kv_tokens(self) -> int:
@@ -64,6 +73,8 @@ class MemoryPlan:
         return shared + self.blocks_per_request, windows if self.num_window_blocks else 0
 
 
+MOST_GRAPH_BATCHES = 2
+"""vLLM captures graphs of at most so many times `max_num_seqs` tokens (vllm/config/vllm.py, 0.10 to 0.24)."""
 SIMILAR_COUNTS = 1.5
 """Ratio of layers of two kinds below which vLLM makes groups of the larger count."""
 
@@ -128,26 +139,11 @@ def _sum_bytes(shard: Shard, layers: list[tuple[int, float]]) -> float:
     return sum(count * size for count, size in layers) * shard.stage_fraction
 
 
-def activation_bytes(
-    shard: Shard, max_num_batched_tokens: int, max_num_seqs: int, sampler_bytes: float | None = None
-) -> float:
-    """Return the peak of a step at full token budget, as an engine's profiling run finds it.
-
-    The widest point of a layer is the feed-forward (hidden states, residual, gate-up and its product) or, with
-    experts, the permuted inputs and outputs of every token's experts; then the logits of all sequences beside the
-    hidden states: `sampler_bytes` of each on every rank, by default a rank's own share in bf16 and twice in fp32.
-    """
-    width = shard.model.hidden_size
-    widest = 0.0
-    for _, feed_forward in shard.model.feed_forwards:
-        widest = max(widest, feed_forward.peak_values(shard))
-    each = (BF16_BYTES + 2 * FP32_BYTES) / shard.tp if sampler_bytes is None else sampler_bytes
-    logits = max_num_seqs * shard.model.vocab_size * each
-    return max(max_num_batched_tokens * widest * BF16_BYTES, logits + max_num_batched_tokens * width * BF16_BYTES)
-
-
 def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_len: int) -> MemoryPlan:
     """Divide one device's memory as `engine` does and count the KV blocks that are left.
+
+    With pipeline stages the device is of the last one, which samples and therefore has the fewest blocks; every stage
+    takes its number.
 
     Args:
         shard: the deployed model.
@@ -158,14 +154,9 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
     Raises:
         InputError: the weights do not fit, or what is left holds no request.
     """
-    assert engine.max_num_batched_tokens is not None
-    assert engine.max_num_seqs is not None
     assert engine.block_size is not None
-    weights = weight_bytes(shard)
-    sampler_bytes = scheduler_of(engine).sampler_bytes
-    activations = activation_bytes(shard, engine.max_num_batched_tokens, engine.max_num_seqs, sampler_bytes)
-    reserve = float(engine.reserved_bytes or 0)
-    pool_bytes = _pool_bytes(device, engine, weights, activations, reserve)
+    part = profiled_memory(shard, device, engine, max_model_len)
+    pool_bytes = _pool_bytes(engine, part)
     groups = group_layers(shard, engine, max_model_len)
     state_bytes = recurrent_state_bytes(shard)
     # A model of recurrences only has no per-token cost; a block then is one request with its state.
@@ -174,18 +165,10 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
     whole_bytes = block_bytes + groups.pool_ratio * groups.window_bytes_per_token * block_size
     num_blocks = engine.num_gpu_blocks if engine.num_gpu_blocks is not None else int(pool_bytes // whole_bytes)
     num_window_blocks = int(num_blocks * groups.pool_ratio)
-    if num_blocks < 1 or (groups.pool_ratio and num_window_blocks < 1) or weights > device.memory_bytes:
-        model = f"{shard.model.name} in {shard.precision.weights} over tp = {shard.tp}, pp = {shard.parallelism.pp}"
-        raise InputError(
-            f"{model} does not fit {device.title}: weights {format_bytes(weights)}, activations "
-            f"{format_bytes(activations)}, reserve {format_bytes(reserve)} of {format_bytes(device.memory_bytes)}",
-            "use more devices (tp, pp), a smaller format, or fewer max_num_batched_tokens",
-        )
-    return MemoryPlan(
-        device_bytes=device.memory_bytes,
-        weight_bytes=weights,
-        activation_bytes=activations,
-        reserved_bytes=reserve,
+    if num_blocks < 1 or (groups.pool_ratio and num_window_blocks < 1) or part.weight_bytes > device.memory_bytes:
+        raise _does_not_fit(shard, device, part)
+    return replace(
+        part,
         kv_cache_bytes=num_blocks * block_bytes + num_window_blocks * block_size * groups.window_bytes_per_token,
         kv_bytes_per_token=groups.bytes_per_token,
         state_bytes_per_request=state_bytes,
@@ -199,15 +182,54 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
     )
 
 
-def _pool_bytes(device: Device, engine: EngineSettings, weights: float, activations: float, reserve: float) -> float:
+def profiled_memory(
+    shard: Shard, device: Device, engine: EngineSettings, max_model_len: int, last_stage: bool = True
+) -> MemoryPlan:
+    """Return a plan without KV blocks: what `engine` finds in use, and sets aside, on a device of a pipeline stage."""
+    profiled = activations(shard, device, engine, max_model_len, last_stage)
+    sizes = graph_sizes(engine)
+    if engine.cudagraph_sizes is None and engine.max_num_seqs is not None:
+        sizes = sizes[sizes <= MOST_GRAPH_BATCHES * engine.max_num_seqs]
+    full_sizes = int((sizes <= (engine.max_num_seqs or 0)).sum())
+    return MemoryPlan(
+        device_bytes=device.memory_bytes,
+        weight_bytes=loaded_bytes(shard),
+        activation_bytes=profiled.peak_bytes,
+        reserved_bytes=float(engine.reserved_bytes or 0),
+        kv_cache_bytes=0.0,
+        kv_bytes_per_token=0.0,
+        state_bytes_per_request=0.0,
+        block_size=0,
+        num_blocks=0,
+        blocks_per_request=0,
+        usable_bytes=device.memory_bytes if device.usable_bytes is None else device.usable_bytes,
+        sampler_bytes=profiled.sampler_bytes,
+        graph_bytes=graph_bytes(engine, sizes.size if engine.piecewise_cudagraphs else 0, full_sizes),
+    )
+
+
+def _does_not_fit(shard: Shard, device: Device, part: MemoryPlan) -> InputError:
+    model = f"{shard.model.name} in {shard.precision.weights} over tp = {shard.tp}, pp = {shard.parallelism.pp}"
+    return InputError(
+        f"{model} does not fit {device.title}: weights {format_bytes(part.weight_bytes)}, activations "
+        f"{format_bytes(part.activation_bytes)}, reserve {format_bytes(part.reserved_bytes)} of "
+        f"{format_bytes(part.usable_bytes)}",
+        "use more devices (tp, pp), a smaller format, or fewer max_num_batched_tokens",
+    )
+
+
+def _pool_bytes(engine: EngineSettings, part: MemoryPlan) -> float:
     """Return the bytes that `engine` gives to its KV blocks.
 
-    vLLM gives them `gpu_memory_utilization` x memory - weights - activations - reserve; SGLang's static share holds
-    weights and blocks and leaves activations to the rest; TensorRT-LLM gives them a share of what is free after
-    loading.
+    vLLM gives them `gpu_memory_utilization` x usable memory - weights - activations - reserve - graphs; SGLang's static
+    share is of what is free before the weights and leaves activations to the rest; TensorRT-LLM gives them a share of
+    what is free after its profiling run.
     """
-    assert engine.gpu_memory_utilization is not None
+    share = engine.gpu_memory_utilization
+    assert share is not None
     if engine.memory_fraction_of_free:
-        return (device.memory_bytes - weights - activations - reserve) * engine.gpu_memory_utilization
-    counted = activations if scheduler_of(engine).share_has_activations else 0.0
-    return device.memory_bytes * engine.gpu_memory_utilization - weights - counted - reserve
+        return share * (part.usable_bytes - part.weight_bytes - part.activation_bytes - part.reserved_bytes)
+    if not scheduler_of(engine).share_has_activations:
+        return share * (part.usable_bytes - part.reserved_bytes) - part.weight_bytes
+    used = part.weight_bytes + part.activation_bytes + part.reserved_bytes + part.graph_bytes
+    return share * part.usable_bytes - used

@@ -8,6 +8,12 @@ from windtunnel.units import GIB, MIB, format_bytes
 
 LEAST_STATIC_RESERVE = 10 * GIB
 LARGE_STATIC_BYTES = 60 * GIB
+PIECEWISE_SIZES = (
+    *(*range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64), *range(1280, 4097, 256)),
+    *range(4608, 2**18, 512),
+)
+"""Captured token counts of prefill, up to a chunk's (`_generate_piecewise_cuda_graph_tokens`, 0.5.9)."""
+PIECEWISE_GRAPH_MIB = 8
 
 
 def static_memory_fraction(engine: EngineSettings, device: Device, shape: Parallelism) -> float:
@@ -15,8 +21,8 @@ def static_memory_fraction(engine: EngineSettings, device: Device, shape: Parall
 
     The reserves are for metadata, a chunk's activations, CUDA graphs, ranks and drafts.
 
-    Source: SGLang `server_args.py`, `_handle_gpu_memory_settings` (pull request 10975, from 0.5.3 on). Its
-    reserves for multimodal models, and for piecewise graphs (half a GiB from 0.5.10 on), are left out.
+    Source: SGLang `server_args.py`, `_handle_gpu_memory_settings` (pull request 10975, 0.5.3 to 0.5.14). Its
+    reserve for multimodal models is left out, and so is that of piecewise graphs of latent attention.
     """
     assert engine.max_num_batched_tokens is not None
     assert engine.max_cudagraph_capture_size is not None
@@ -25,6 +31,8 @@ def static_memory_fraction(engine: EngineSettings, device: Device, shape: Parall
     reserve += shape.tp * groups * shape.pp / 8 * 1024
     if groups > 1:
         reserve += (4.5 if graphs > 300 else 3.0) * graphs * groups
+    if engine.piecewise_cudagraphs and groups == shape.pp == 1:
+        reserve += PIECEWISE_GRAPH_MIB * sum(size <= engine.max_num_batched_tokens for size in PIECEWISE_SIZES)
     reserve *= MIB
     if device.memory_bytes > LARGE_STATIC_BYTES:
         reserve = max(reserve, LEAST_STATIC_RESERVE)
