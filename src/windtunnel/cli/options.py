@@ -235,6 +235,23 @@ deployment_options = all_of(
     ),
 )
 
+_SAMPLING = HelpSection("Sampling")
+
+sampling_options = all_of(
+    _SAMPLING("--temperature", type=float, help="0: greedy.  [greedy; for a trace, the model's generation config]"),
+    _SAMPLING("--top-p", type=float, help="Share of the probability of the tokens kept.  [the model's]"),
+    _SAMPLING("--top-k", type=int, help="Number of the likeliest tokens kept; 0: all.  [the model's]"),
+    _SAMPLING("--min-p", type=float, help="Least probability of a token, relative to the likeliest.  [the model's]"),
+    _SAMPLING("--logprobs", type=int, help="Log probabilities returned with every token.  [none]"),
+    _SAMPLING(
+        "--structured-output/--no-structured-output",
+        is_flag=True,
+        default=None,
+        help="A grammar masks the logits of every token.  [no]",
+    ),
+)
+"""Options of the requests' sampling; penalties are fields of `workload.sampling`, for --set."""
+
 general_options = all_of(
     GENERAL(
         "--set",

@@ -16,6 +16,7 @@ from windtunnel.model.operators import BF16_BYTES, Collective, Elementwise, Gemm
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import ACTIVATION_BITS, Format, Precision
 from windtunnel.model.quantization import Names
+from windtunnel.model.sampling import Sampler, Sampling, TokenFilter
 from windtunnel.plugins import Registry
 from windtunnel.schema import Schema, decode
 
@@ -230,6 +231,8 @@ class ModelSpec(Schema):
     """Formats of the published checkpoint, read from its quantisation config."""
     left_out: tuple[str, ...] = ()
     """Parts of the published model that are not modelled: a vision tower, an audio tower."""
+    generation: Sampling | None = None
+    """Sampling parameters of its published generation_config.json; None: it has none, or they are not known."""
 
     @property
     def num_layers(self) -> int:
@@ -262,6 +265,7 @@ class Shard:
     """Whether tensor cores multiply what is left in fp32."""
     beside_tokens: int = 0
     """Most tokens at which shared experts run on a stream of their own beside the routed experts."""
+    sampler: Sampler = Sampler()
 
     @property
     def tp(self) -> int:
@@ -313,7 +317,7 @@ def feed_forward_kinds() -> tuple[type[FeedForward], ...]:
 
 def operator_types() -> dict[str, type[Op]]:
     """Return the class of every kind of operator, by the kind's name."""
-    types: list[type[Op]] = [Gemm, Elementwise, Collective]
+    types: list[type[Op]] = [Gemm, Elementwise, Collective, TokenFilter]
     for kind in (*attention_kinds(), *feed_forward_kinds()):
         types += kind.operators
     return {operator.kind: operator for operator in types}

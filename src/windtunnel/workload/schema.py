@@ -18,6 +18,8 @@ from functools import partial
 from typing import Annotated, Literal
 
 from windtunnel.metrics.slo import Slo
+from windtunnel.model.sampling import GREEDY, Sampling
+from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import NonNegative, Positive, Schema, check_between
 from windtunnel.workload.arrivals import Arrivals, Burst, ClosedLoop, Count, Rate, Recorded
 from windtunnel.workload.lengths import MAX_TOKENS, Lengths, Tokens, Uniform
@@ -189,6 +191,9 @@ class Workload(RequestSource):
     """Seed of NumPy's `RandomState`, which draws all prompts before all outputs, as a benchmark client does: lengths
     are exactly those of its run, and depend on `num_requests`. None draws them from the scenario's seed.
     Source: https://github.com/kimbochen/bench_serving, `benchmark_serving.py`, whose own default is 0."""
+    sampling: Sampling | None = None
+    """Sampling parameters of every request. None: greedy, as benchmark clients ask, where lengths are drawn; the
+    model's generation config for real traffic, which a trace or a model of clients gives."""
 
     def __post_init__(self) -> None:
         self._check_streams()
@@ -205,6 +210,24 @@ class Workload(RequestSource):
         if repeated := [name for index, name in enumerate(names) if name in names[:index]]:
             raise ValueError(f"two tenants are called {repeated[0]!r}")
         self._check_end()
+
+    @property
+    def is_real_traffic(self) -> bool:
+        """Whether lengths come from recorded requests, and not from distributions."""
+        return self.clients is not None or any(source.trace is not None for source in (self, *self.tenants))
+
+    def sampling_of(self, model: ModelSpec) -> tuple[Sampling, str]:
+        """Return the sampling of requests to `model`, without gaps, and where it comes from."""
+        published = model.generation
+        neutral = Sampling(temperature=1.0)
+        if self.sampling is not None:
+            source = "as given" if published is None else "as given, else the model's generation config"
+            return self.sampling.over(published or neutral).over(neutral), source
+        if not self.is_real_traffic:
+            return GREEDY, "as benchmark clients ask; lengths are drawn"
+        if published is None:
+            return GREEDY, "assumed; the model's generation config is not known"
+        return published.over(neutral), "the model's generation config"
 
     def _check_lengths_seed(self) -> None:
         if self.lengths_seed is None:

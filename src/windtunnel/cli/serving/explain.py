@@ -10,6 +10,7 @@ from windtunnel.cli.options import (
     Verb,
     deployment_options,
     general_options,
+    sampling_options,
     scenario_file,
     scenario_of,
 )
@@ -25,6 +26,7 @@ _STEP = HelpSection("Step")
 @_STEP.option("--context", type=int, help="Tokens that each of them attends to.  [2048]")
 @_STEP.option("--prefill-tokens", type=int, help="Prompt tokens computed in the step.  [0]")
 @_STEP.option("--prefill-context", type=int, help="Tokens of that prompt that are cached already.  [0]")
+@sampling_options
 @general_options
 def command(
     scenario: Path | None,

@@ -15,6 +15,7 @@ from windtunnel.cli.options import (
     deployment_options,
     general_options,
     options_of,
+    sampling_options,
     scenario_file,
     scenario_of,
 )
@@ -35,6 +36,7 @@ request_options = all_of(
     _LOAD("--num-requests", type=int, help="Requests in all.  [10 a client, or 1000]"),
     _LOAD("--trace", metavar="FILE", help="Recorded requests: CSV, JSONL, Parquet, or a catalog trace."),
     _LOAD("--seed", type=int, help="Seed of the random draws.  [the scenario's, or 0]"),
+    sampling_options,
 )
 """Options of the requests that are sent."""
 
