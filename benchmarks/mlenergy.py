@@ -22,13 +22,16 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from windtunnel import catalog
+from windtunnel.calibration.measured_runs import Measurement
+from windtunnel.calibration.odd_runs import with_odd_runs
+from windtunnel.calibration.validate import RunPrediction
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import score
 from windtunnel.metrics.records import Table
@@ -55,6 +58,7 @@ class ScoredRow:
     """A row with its measured and predicted figures; those are seconds and tokens a second."""
 
     row: Row
+    scenario: Scenario
     measured: Mapping[str, float]
     predicted: Mapping[str, float]
 
@@ -148,7 +152,7 @@ def scored(rows: Sequence[Row], histograms: Histograms, version: str | None) -> 
             "mean": float(row["avg_batch_size"]) / rate,
             "rate": rate,
         }
-        yield ScoredRow(row, measured, steady(result.steps, result.requests, int(row["max_num_seqs"])))
+        yield ScoredRow(row, scenario, measured, steady(result.steps, result.requests, int(row["max_num_seqs"])))
 
 
 def line_of(name: str, rows: Sequence[ScoredRow]) -> str:
@@ -167,6 +171,29 @@ def trend(rows: Sequence[ScoredRow], of: Callable[[ScoredRow], float]) -> str:
     errors = [row.error("median") for row in rows]
     slope = np.polyfit(sizes, errors, 1)[0]
     return f"{np.corrcoef(sizes, errors)[0, 1]:+.2f} ({slope * np.log(2):+.1%} a doubling)"
+
+
+def as_run(row: ScoredRow) -> RunPrediction:
+    """Return the row as `windtunnel validate` has it, with its mean ITL as time per output token."""
+    labels = {
+        "device": row.row["gpu_model"],
+        "model": row.row["model_id"],
+        "parallelism": row.row["num_gpus"],
+        "prompt": row.row["task"],
+        "format": row.row["weight_precision"],
+    }
+    run = Measurement("", row.scenario, "", {"tpot": row.measured["mean"]}, labels)
+    return RunPrediction(run, "", {"tpot": row.predicted["mean"]}, {}, "", {})
+
+
+def odd_lines(rows: Sequence[ScoredRow]) -> Iterator[str]:
+    """Yield the series that `windtunnel validate` flags as those of a faulty server."""
+    flagged = {
+        f"{row.row['task']}, {row.series}": run.odd
+        for row, run in zip(rows, with_odd_runs([as_run(row) for row in rows]), strict=True)
+        if run.odd
+    }
+    yield from (f"flagged as odd: {series}: {reason}" for series, reason in flagged.items())
 
 
 def clients_of(row: ScoredRow) -> str:
@@ -200,6 +227,8 @@ def report(title: str, rows: Sequence[Row], histograms: Histograms, version: str
             print(line_of(f"{name}: {group}", [row for row in done if key(row) == group]))
     print(f"\ntrend with clients: {trend(done, lambda row: float(row.row['max_num_seqs']))}")
     print(f"trend with vocabulary: {trend(done, lambda row: float(row.vocabulary))}")
+    for line in odd_lines(done):
+        print(line)
     for row in done if prints_rows else ():
         per_logit = (row.measured["median"] - row.predicted["median"]) / (
             float(row.row["avg_batch_size"]) * row.vocabulary

@@ -86,6 +86,9 @@ class Sampler:
     """One of `KERNELS`."""
 
 
+GREEDY_SAMPLER = Sampler()
+
+
 KERNELS: dict[str, tuple[tuple[str, int], ...]] = {
     "sort": (("sort", 1), ("segmented_sort", 128)),
     "triton": (("sort", 1), ("triton", 8)),
@@ -100,8 +103,8 @@ a top-k (pull request 54651).
 """
 
 NATIVE_LOGIT_BYTES = 46.0
-"""Bytes that eager PyTorch moves for each logit of a random choice: bf16 to fp32 (6), the temperature (8), softmax (12),
-exponential noise (4), their quotient (12) and arg-max (4) (vLLM 0.8 to 0.33 `v1/sample/sampler.py`, `random_sample`)."""
+"""Bytes that eager PyTorch moves for each logit of a random choice: bf16 to fp32 (6), the temperature (8), softmax
+(12), exponential noise (4), their quotient (12) and arg-max (4) (`random_sample` of vLLM 0.8 to 0.33)."""
 FUSED_LOGIT_BYTES = 14.0
 """Bytes before FlashInfer's kernels, which hold softmax and choice: bf16 to fp32, and the temperature."""
 GREEDY_LOGIT_BYTES = 10.0

@@ -16,7 +16,7 @@ from windtunnel.model.operators import BF16_BYTES, Collective, Elementwise, Gemm
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import ACTIVATION_BITS, Format, Precision
 from windtunnel.model.quantization import Names
-from windtunnel.model.sampling import Sampler, Sampling, TokenFilter
+from windtunnel.model.sampling import GREEDY_SAMPLER, Sampler, Sampling, TokenFilter
 from windtunnel.plugins import Registry
 from windtunnel.schema import Schema, decode
 
@@ -265,7 +265,7 @@ class Shard:
     """Whether tensor cores multiply what is left in fp32."""
     beside_tokens: int = 0
     """Most tokens at which shared experts run on a stream of their own beside the routed experts."""
-    sampler: Sampler = Sampler()
+    sampler: Sampler = GREEDY_SAMPLER
 
     @property
     def tp(self) -> int:

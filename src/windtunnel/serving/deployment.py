@@ -233,8 +233,8 @@ class EngineSettings(Schema):
     """One of `MOE_BACKENDS`; None takes the fastest measured, as an autotuned engine does [moe_config.backend,
     moe_runner_backend]."""
     sampler: str | None = None
-    """Kernel that filters logits by top-k and top-p: `sort`, PyTorch's; `triton`, vLLM's from 8 rows on; `triton_split`,
-    the same with few rows split; `flashinfer` [VLLM_USE_FLASHINFER_SAMPLER, sampling-backend,
+    """Kernel that filters logits by top-k and top-p: `sort`, PyTorch's; `triton`, vLLM's from 8 rows on;
+    `triton_split`, the same with few rows split; `flashinfer` [VLLM_USE_FLASHINFER_SAMPLER, sampling-backend,
     disable_flashinfer_sampling]."""
     fused_all_reduce: bool | None = None
     """FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called in place of the engine's own [fuse_allreduce_rms,

@@ -172,6 +172,9 @@ class Tenant(RequestSource, kw_only=True):
         return all(source is None for source in sources)
 
 
+GREEDY_CLIENT = "as benchmark clients ask; lengths are drawn"
+"""Source of the sampling of requests whose lengths are drawn."""
+
 MAX_LEGACY_SEED = 2**32
 """Upper bound of the seeds of NumPy's `RandomState`, exclusive."""
 
@@ -224,7 +227,7 @@ class Workload(RequestSource):
             source = "as given" if published is None else "as given, else the model's generation config"
             return self.sampling.over(published or neutral).over(neutral), source
         if not self.is_real_traffic:
-            return GREEDY, "as benchmark clients ask; lengths are drawn"
+            return GREEDY, GREEDY_CLIENT
         if published is None:
             return GREEDY, "assumed; the model's generation config is not known"
         return published.over(neutral), "the model's generation config"

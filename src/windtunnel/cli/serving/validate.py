@@ -43,6 +43,7 @@ def command(options: ValidationOptions, runs: tuple[Path, ...], calibration: str
     windtunnel validate runs.csv --html report.html --max-error tpot=10%,ttft=25%
     windtunnel validate vllm-result.json --model llama-3.1-8b --device h100_sxm --tp 1
     """
+    from windtunnel.calibration.odd_runs import with_odd_runs
     from windtunnel.calibration.validate import predict_runs
     from windtunnel.report.calibration import validation
     from windtunnel.serving.calibration import NONE, load_calibration
@@ -54,7 +55,7 @@ def command(options: ValidationOptions, runs: tuple[Path, ...], calibration: str
         load_calibration(calibration)
     measurements, left_out = options.runs.measurements(runs, deployment)
     with counted("predicting", "runs") as progress:
-        predictions = predict_runs(measurements, calibration, options.processes or 1, progress)
+        predictions = with_odd_runs(predict_runs(measurements, calibration, options.processes or 1, progress))
     if not limits and all(prediction.refused for prediction in predictions):
         reasons = "; ".join(f"{why} ({count:,})" for why, count in validation.refusals(predictions).items())
         hint = "docs/guides/validate-and-calibrate.md lists the columns of a table"

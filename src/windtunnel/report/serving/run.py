@@ -24,7 +24,15 @@ from windtunnel.report.report import (
     table_of,
 )
 from windtunnel.report.serving.curves import LATENCIES, curves_over_time, distributions
-from windtunnel.report.serving.setup import deployment_line, load_line, model_line, network_lines, provenance_rows
+from windtunnel.report.serving.setup import (
+    deployment_line,
+    load_line,
+    model_line,
+    network_lines,
+    provenance_rows,
+    sampling_document,
+    sampling_rows,
+)
 from windtunnel.report.version import version
 from windtunnel.schema import decode, encode
 from windtunnel.search.capacity.load import is_closed
@@ -43,6 +51,7 @@ def run_document(result: Result) -> dict[str, Any]:
         "windtunnel": version(),
         "scenario": encode(result.scenario),
         "summary": to_builtins(result.summary),
+        "sampling": sampling_document(result.setup),
         "memory": memory_document(result.memory),
         **({"memory_by_pool": by_pool} if by_pool else {}),
         "coverage": {coverage.value: share for coverage, share in result.coverage.items()},
@@ -121,7 +130,7 @@ def _summary_section(
         Table(LATENCY_HEADS, latency_rows(summary)),
         *([Table(TENANT_HEADS, tenant_rows(summary))] if summary.tenants else []),
         Facts(sureness_rows(document, calibration or _documented_calibration(document))),
-        Facts(rows),
+        Facts([*sampling_rows(document.get("sampling", {})), *rows]),
         *([table_of(summary.pools, POOL_COLUMNS)] if summary.pools else []),
     ]
     return Section("", blocks, "Summary")

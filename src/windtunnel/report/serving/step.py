@@ -10,7 +10,14 @@ from windtunnel.report.render.json import fields_of
 from windtunnel.report.render.plots import Axis, bar_chart
 from windtunnel.report.report import Bars, Block, Column, Facts, Figures, OnPage, Report, Section, Table, table_of
 from windtunnel.report.serving.run import memory_document
-from windtunnel.report.serving.setup import deployment_line, model_line, network_lines, provenance_rows
+from windtunnel.report.serving.setup import (
+    deployment_line,
+    model_line,
+    network_lines,
+    provenance_rows,
+    sampling_document,
+    sampling_rows,
+)
 from windtunnel.report.version import version
 from windtunnel.schema import encode
 from windtunnel.serving.explain import ExplainedLaunch, Explanation
@@ -31,10 +38,11 @@ def step_document(step: Explanation) -> dict[str, Any]:
         "parallelism": fields_of(setup.parallelism, *setup.parallelism.__struct_fields__),
         "precision": fields_of(setup.precision, *setup.precision.__struct_fields__),
         "engine": encode(setup.engine),
+        "sampling": sampling_document(setup),
         "batch": asdict(step.batch),
         **fields_of(step, "num_computed_tokens", "device_s", "host_s", "host_overlaps"),
         **fields_of(step, "launch_s", "unhidden_s", "step_s", "bound_by"),
-        "seconds_by_kind": step.seconds_by(lambda launch: launch.op.kind),
+        "seconds_by_kind": step.seconds_by(lambda launch: launch.family),
         "seconds_by_bound": step.seconds_by(lambda launch: launch.bound_by),
         "seconds_by_coverage": step.seconds_by(lambda launch: launch.coverage.value),
         "seconds_by_source": step.seconds_by(lambda launch: launch.source),
@@ -72,7 +80,7 @@ def step_sections(step: Explanation) -> list[Section]:
                 OnPage(lambda: [_operator_figure(document)]),
                 time_table(document),
                 Table(WORK_HEADS, [_work_row(launch) for launch in step.launches], left=2),
-                Facts(totals_rows(step)),
+                Facts([*totals_rows(step), *sampling_rows(document["sampling"])]),
             ],
             heading="Operators",
         ),

@@ -15,7 +15,6 @@ from windtunnel.pricing.profile import profile_estimator
 from windtunnel.pricing.regress import regression
 from windtunnel.serving.scenario import Setup
 
-
 NVIDIA = "nvidia"
 """Vendor of the devices that FlashInfer's kernels run on."""
 

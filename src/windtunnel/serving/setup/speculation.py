@@ -7,7 +7,7 @@ import msgspec
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model.memory import weight_bytes
-from windtunnel.model.sampling import Sampler
+from windtunnel.model.sampling import GREEDY_SAMPLER
 from windtunnel.model.shape import Shard
 from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS
 from windtunnel.serving.scenario import Setup
@@ -55,14 +55,14 @@ def drafter_of(setup: Setup, shard: Shard) -> Shard | None:
         return None
     if speculative.method == "mtp":
         last = msgspec.structs.replace(shard.model.layers[-1], num_layers=1)
-        return replace(shard, model=msgspec.structs.replace(shard.model, layers=(last,)), sampler=Sampler())
+        return replace(shard, model=msgspec.structs.replace(shard.model, layers=(last,)), sampler=GREEDY_SAMPLER)
     model = catalog.model(str(speculative.draft_model))
     if model.vocab_size != shard.model.vocab_size:
         raise InputError(
             f"{model.name} has {model.vocab_size:,} tokens and {shard.model.name} has {shard.model.vocab_size:,}",
             "a draft model needs the same vocabulary",
         )
-    return replace(shard, model=model, precision=model.precision, sampler=Sampler())
+    return replace(shard, model=model, precision=model.precision, sampler=GREEDY_SAMPLER)
 
 
 def with_drafter(setup: Setup, drafter: Shard | None) -> Setup:
