@@ -62,12 +62,12 @@ class ScoredRow:
     measured: Mapping[str, float]
     predicted: Mapping[str, float]
 
-    def error(self, metric: str) -> float:
-        return self.predicted[metric] / self.measured[metric] - 1
-
     @property
     def series(self) -> str:
-        return f"{self.row['gpu_model']} x {self.row['num_gpus']}, {self.row['model_id']}"
+        return f"{self.row['task']}, {self.row['gpu_model']} x {self.row['num_gpus']}, {self.row['model_id']}"
+
+    def error(self, metric: str) -> float:
+        return self.predicted[metric] / self.measured[metric] - 1
 
     @property
     def vocabulary(self) -> int:
@@ -186,14 +186,10 @@ def as_run(row: ScoredRow) -> RunPrediction:
     return RunPrediction(run, "", {"tpot": row.predicted["mean"]}, {}, "", {})
 
 
-def odd_lines(rows: Sequence[ScoredRow]) -> Iterator[str]:
-    """Yield the series that `windtunnel validate` flags as those of a faulty server."""
-    flagged = {
-        f"{row.row['task']}, {row.series}": run.odd
-        for row, run in zip(rows, with_odd_runs([as_run(row) for row in rows]), strict=True)
-        if run.odd
-    }
-    yield from (f"flagged as odd: {series}: {reason}" for series, reason in flagged.items())
+def odd_series(rows: Sequence[ScoredRow]) -> dict[str, str]:
+    """Return the series that `windtunnel validate` flags as those of a faulty server, with its words."""
+    runs = with_odd_runs([as_run(row) for row in rows])
+    return {row.series: run.odd for row, run in zip(rows, runs, strict=True) if run.odd}
 
 
 def clients_of(row: ScoredRow) -> str:
@@ -204,7 +200,9 @@ def clients_of(row: ScoredRow) -> str:
 GROUPS: Mapping[str, Callable[[ScoredRow], str]] = {
     "task": lambda row: row.row["task"],
     "device": lambda row: row.row["gpu_model"],
-    "device and model": lambda row: f"{row.row['task']}, {row.series}",
+    "series": lambda row: row.series,
+    "network": lambda row: "experts" if catalog.model(row.row["model_id"]).has_experts else "dense",
+    "network on device": lambda row: f"{GROUPS['network'](row)}, {row.row['gpu_model']}",
     "max_num_seqs": clients_of,
     "vocabulary": lambda row: f"{row.vocabulary:,}",
 }
@@ -221,20 +219,22 @@ def report(title: str, rows: Sequence[Row], histograms: Histograms, version: str
         return
     print("\nMedian / mean / p90 of the absolute error (bias), ITL in the steady state\n")
     print(f"| rows | number | {' | '.join(METRICS.values())} |\n|---|---:|{'---:|' * len(METRICS)}")
+    odd = odd_series(done)
     print(line_of("all", done))
+    print(line_of("all but those flagged as odd", [row for row in done if row.series not in odd]))
     for name, key in GROUPS.items():
         for group in sorted({key(row) for row in done}):
             print(line_of(f"{name}: {group}", [row for row in done if key(row) == group]))
     print(f"\ntrend with clients: {trend(done, lambda row: float(row.row['max_num_seqs']))}")
     print(f"trend with vocabulary: {trend(done, lambda row: float(row.vocabulary))}")
-    for line in odd_lines(done):
-        print(line)
+    for series, reason in odd.items():
+        print(f"flagged as odd: {series}: {reason}")
     for row in done if prints_rows else ():
         per_logit = (row.measured["median"] - row.predicted["median"]) / (
             float(row.row["avg_batch_size"]) * row.vocabulary
         )
         print(
-            f"{row.row['task']:14} {row.series:55} {row.row['max_num_seqs']:>5} "
+            f"{row.series:70} {row.row['max_num_seqs']:>5} "
             f"{row.measured['median'] * 1e3:8.2f} {row.predicted['median'] * 1e3:8.2f} {row.error('median'):+7.1%} "
             f"{row.error('mean'):+7.1%} {row.error('rate'):+7.1%} {per_logit * 1e9:+.3f} ns a logit"
         )

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from windtunnel.model.operators import Elementwise, Launch, Op, Size, size_text
-from windtunnel.schema import NonNegative, Positive, Schema, check_at_least, check_finite, check_fraction
+from windtunnel.schema import NonNegative, Positive, Schema, check_at_least, check_finite, check_fraction, check_positive_fraction
 
 Fraction = Annotated[float, check_fraction]
 Finite = Annotated[float, check_finite]
@@ -24,7 +24,7 @@ class Sampling(Schema):
 
     temperature: NonNegative | None = None
     """0: greedy, the token with the largest logit."""
-    top_p: Fraction | None = None
+    top_p: Annotated[float, check_positive_fraction] | None = None
     """Share of the probability that the likeliest tokens share; 1 keeps all."""
     top_k: Whole | None = None
     """Number of the likeliest tokens that are kept; 0 keeps all."""
