@@ -9,7 +9,15 @@ import msgspec
 import numpy as np
 
 from windtunnel.model.operators import Elementwise, Launch, Op, Size, size_text
-from windtunnel.schema import NonNegative, Positive, Schema, check_at_least, check_finite, check_fraction, check_positive_fraction
+from windtunnel.schema import (
+    NonNegative,
+    Positive,
+    Schema,
+    check_at_least,
+    check_finite,
+    check_fraction,
+    check_positive_fraction,
+)
 
 Fraction = Annotated[float, check_fraction]
 Finite = Annotated[float, check_finite]
