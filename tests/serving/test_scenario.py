@@ -52,8 +52,8 @@ def refused(model: str = LLAMA, device: str = "h100_sxm", node: str | None = Non
     ("workload", "text", "source"),
     [
         ({}, "greedy", "as benchmark clients ask"),
-        ({"sampling": {}}, "temperature 0.6, top-p 0.9", "as given, else the model's generation config"),
-        ({"sampling": {"temperature": 0.0}}, "greedy", "as given"),
+        ({"sampling": {}}, "temperature 0.6, top-p 0.9", "the model's generation config"),
+        ({"sampling": {"temperature": 0.0}}, "greedy", "as benchmark clients ask"),
         ({"sampling": {"top_k": 5}}, "temperature 0.6, top-p 0.9, top-k 5", "as given"),
         ({"trace": {"path": "requests.csv"}}, "temperature 0.6, top-p 0.9", "the model's generation config"),
         ({"trace": {"path": "requests.csv"}, "sampling": {"temperature": 0.0}}, "greedy", "as given"),

@@ -174,6 +174,8 @@ class Tenant(RequestSource, kw_only=True):
 
 GREEDY_CLIENT = "as benchmark clients ask; lengths are drawn"
 """Source of the sampling of requests whose lengths are drawn."""
+GREEDY_ASSUMED = "assumed; the model's generation config is not known"
+PUBLISHED = "the model's generation config"
 
 MAX_LEGACY_SEED = 2**32
 """Upper bound of the seeds of NumPy's `RandomState`, exclusive."""
@@ -220,17 +222,18 @@ class Workload(RequestSource):
         return self.clients is not None or any(source.trace is not None for source in (self, *self.tenants))
 
     def sampling_of(self, model: ModelSpec) -> tuple[Sampling, str]:
-        """Return the sampling of requests to `model`, without gaps, and where it comes from."""
-        published = model.generation
-        neutral = Sampling(temperature=1.0)
-        if self.sampling is not None:
-            source = "as given" if published is None else "as given, else the model's generation config"
-            return self.sampling.over(published or neutral).over(neutral), source
-        if not self.is_real_traffic:
-            return GREEDY, GREEDY_CLIENT
-        if published is None:
-            return GREEDY, "assumed; the model's generation config is not known"
-        return published.over(neutral), "the model's generation config"
+        """Return the sampling of requests to `model`, without gaps, and where such a sampling comes from."""
+        neutral, published = Sampling(temperature=1.0), model.generation
+        own = (published or neutral).over(neutral)
+        default, source = GREEDY, GREEDY_CLIENT
+        if self.is_real_traffic:
+            default, source = (GREEDY, GREEDY_ASSUMED) if published is None else (own, PUBLISHED)
+        if self.sampling is None:
+            return default, source
+        given = self.sampling.over(own)
+        if given == default or (given.is_greedy and default.is_greedy and given.text == default.text):
+            return given, source
+        return given, PUBLISHED if published is not None and given == own else "as given"
 
     def _check_lengths_seed(self) -> None:
         if self.lengths_seed is None:
