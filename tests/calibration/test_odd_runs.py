@@ -59,7 +59,7 @@ def test_siblings_on_another_device_do_where_there_are_none_here() -> None:
         series(100, lambda _: 0.0, model="qwen3-8b") + series(250, lambda _: 0.025),
         [*series(100, lambda _: 0.0), run(250, 8, 0.025)],
     ],
-    ids=["all alike", "grows with the load", "small", "no siblings", "another model", "a single run"],
+    ids=["all equal", "grows with the load", "small", "no siblings", "another model", "a single run"],
 )
 def test_others_are_not(runs: list[RunPrediction]) -> None:
     assert not flagged(runs)
