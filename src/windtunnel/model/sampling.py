@@ -82,7 +82,18 @@ class Sampling(Schema):
         return ", ".join([*parts, *(["structured output"] if self.structured_output else [])])
 
 
-GREEDY = Sampling(temperature=0.0)
+NEUTRAL = Sampling(
+    temperature=1.0,
+    top_p=1.0,
+    top_k=0,
+    min_p=0.0,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    repetition_penalty=1.0,
+    structured_output=False,
+)
+"""Values of parameters that neither a request nor the model's generation config gives."""
+GREEDY = msgspec.structs.replace(NEUTRAL, temperature=0.0)
 
 
 @dataclass(frozen=True)

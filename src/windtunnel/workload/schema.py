@@ -18,7 +18,7 @@ from functools import partial
 from typing import Annotated, Literal
 
 from windtunnel.metrics.slo import Slo
-from windtunnel.model.sampling import GREEDY, Sampling
+from windtunnel.model.sampling import GREEDY, NEUTRAL, Sampling
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import NonNegative, Positive, Schema, check_between
 from windtunnel.workload.arrivals import Arrivals, Burst, ClosedLoop, Count, Rate, Recorded
@@ -223,15 +223,15 @@ class Workload(RequestSource):
 
     def sampling_of(self, model: ModelSpec) -> tuple[Sampling, str]:
         """Return the sampling of requests to `model`, without gaps, and where such a sampling comes from."""
-        neutral, published = Sampling(temperature=1.0), model.generation
-        own = (published or neutral).over(neutral)
+        published = model.generation
+        own = (published or NEUTRAL).over(NEUTRAL)
         default, source = GREEDY, GREEDY_CLIENT
         if self.is_real_traffic:
             default, source = (GREEDY, GREEDY_ASSUMED) if published is None else (own, PUBLISHED)
         if self.sampling is None:
             return default, source
         given = self.sampling.over(own)
-        if given == default or (given.is_greedy and default.is_greedy and given.text == default.text):
+        if given == default or (given.is_greedy and given.text == default.text):
             return given, source
         return given, PUBLISHED if published is not None and given == own else "as given"
 

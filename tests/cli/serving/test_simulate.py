@@ -104,13 +104,16 @@ def test_sampling_lengthens_the_steps_and_is_named(windtunnel: Command, small: t
         json.loads(windtunnel("simulate", *small, *options, "--json").stdout) for options in (sampled[:2], sampled)
     )
     assert slower["summary"]["tpot_s"]["mean"] > 1.02 * greedy["summary"]["tpot_s"]["mean"]
-    assert slower["sampling"] == {
-        "temperature": 0.8,
-        "top_p": 0.95,
-        "text": "temperature 0.8, top-p 0.95",
-        "source": "as given",
-        "kernel": "sort",
-    }
+    assert (
+        slower["sampling"].items()
+        >= {
+            "temperature": 0.8,
+            "top_p": 0.95,
+            "text": "temperature 0.8, top-p 0.95",
+            "source": "as given",
+            "kernel": "sort",
+        }.items()
+    )
     assert slower["operators"]["token_filter"] > 0.02
     assert greedy["sampling"]["text"] == "greedy"
     wrong = windtunnel("simulate", *small, "--top-p", "1.5")
