@@ -92,6 +92,9 @@ FORMATS: dict[str, dict[str, str]] = {
     "BF16": {"weights": "bf16"},
 }
 
+GREEDY: dict[str, Any] = {"sampling": {"temperature": 0.0}}
+"""Sampling that vLLM's benchmark client asks for, by which these traces were replayed."""
+
 Run = tuple[Scenario, dict[str, float]]
 Source = Callable[[Path, Path], Iterator["Run | str"]]
 
@@ -199,7 +202,11 @@ def llmservingsim(folder: Path, scratch: Path) -> Iterator[Run | str]:
         if row["num_gpu_blocks"]:
             engine["num_gpu_blocks"] = int(float(row["num_gpu_blocks"]))
         made = scenario_of(
-            MODELS[row["model"]], DEVICES[row["gpu"]], engine, {"trace": {"path": str(path)}}, tp=int(row["tp"])
+            MODELS[row["model"]],
+            DEVICES[row["gpu"]],
+            engine,
+            GREEDY | {"trace": {"path": str(path)}},
+            tp=int(row["tp"]),
         )
         yield (
             made,
@@ -294,7 +301,7 @@ def apex(folder: Path, scratch: Path) -> Iterator[Run | str]:
         # config.py, 0.6.0). Its kernels and overheads are taken as those of 0.8, the first that is described.
         engine = {"name": "vllm", "version": "0.8.0", "scheduler": "sarathi", "max_num_batched_tokens": 512}
         made = scenario_of(
-            "meta-llama/Llama-3.1-70B", "h100_sxm", engine, {"trace": {"path": str(path)}}, tp=int(row["tp"])
+            "meta-llama/Llama-3.1-70B", "h100_sxm", engine, GREEDY | {"trace": {"path": str(path)}}, tp=int(row["tp"])
         )
         yield made, {"ttft": float(row["mean_ttft_s"]), "tpot": float(row["mean_tpot_s"])}
 

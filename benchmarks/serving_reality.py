@@ -56,7 +56,7 @@ def predicted(rows: list[dict[str, str]], folder: Path) -> dict[str, float]:
     scenario = {
         "model": "codellama/CodeLlama-34b-Instruct-hf",
         "deployment": {"device": "h100_sxm", "engine": engine},
-        "workload": {"trace": {"path": str(trace)}},
+        "workload": {"trace": {"path": str(trace)}, "sampling": {"temperature": 0.0}},
     }
     requests = simulate(scenario_from(scenario)).requests
     return {name: float(np.nanmean(requests[name])) for name in METRICS}

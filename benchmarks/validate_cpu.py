@@ -130,7 +130,7 @@ def simulated(load: Load, folder: Path, profile: Path, engine: VllmEngine) -> "R
                         "max_cudagraph_capture_size": 0,
                     },
                 },
-                "workload": {"trace": {"path": str(trace)}},
+                "workload": {"trace": {"path": str(trace)}, "sampling": {"temperature": 0.0}},
             }
         )
     )

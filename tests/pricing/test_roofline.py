@@ -11,6 +11,7 @@ from windtunnel.model.attention.latent import LatentDecodeAttention, LatentPrefi
 from windtunnel.model.attention.mamba2 import CausalConvolution, StateSpaceScan
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.precision import Format
+from windtunnel.model.sampling import TokenFilter
 from windtunnel.model.shape import operator_types
 from windtunnel.pricing.roofline import FORMS, Roofline, fit_for, fits, machine
 
@@ -135,3 +136,32 @@ def test_fp32_is_multiplied_on_cuda_cores() -> None:
     prompt = ops.Gemm(np.array([8192.0]), 256, 3072, Format.FP32)
     faster = ops.Gemm(np.array([8192.0]), 256, 3072, Format.TF32)
     assert roofline.seconds(prompt) > 8 * roofline.seconds(faster)
+
+
+FILTERS = ("sort", "segmented_sort", "triton", "triton_top_k", "triton_split", "flashinfer", "flashinfer_top_k")
+PUBLISHED_MS = {
+    ("sort", 56, 32768): 0.393,
+    ("sort", 64, 131072): 1.005,
+    ("segmented_sort", 512, 131072): 6.150,
+    ("triton", 128, 131072): 0.528,
+    ("triton", 512, 131072): 2.013,
+    ("triton_top_k", 128, 131072): 0.354,
+    ("flashinfer", 512, 131072): 0.372,
+    ("flashinfer_top_k", 128, 131072): 0.267,
+}
+"""(Kernel, rows, vocabulary) -> milliseconds in vLLM's pull requests 33538 and 40376."""
+
+
+@pytest.mark.parametrize("kernel", FILTERS)
+def test_filtering_takes_longer_with_more_rows_and_a_larger_vocabulary(kernel: str) -> None:
+    h100, rows = Roofline(catalog.device("h100_sxm")), np.array([1.0, 8.0, 64.0, 128.0, 1024.0])
+    small, large = (np.asarray(h100.seconds(TokenFilter(kernel, rows, size))) for size in (32000, 262208))
+    assert np.all(np.diff(small) >= 0)
+    assert small[-1] > small[0]
+    assert np.all(large > small)
+
+
+@pytest.mark.parametrize(("point", "measured_ms"), PUBLISHED_MS.items(), ids=str)
+def test_filters_take_their_published_times(point: tuple[str, int, int], measured_ms: float) -> None:
+    seconds = Roofline(catalog.device("h200_sxm")).seconds(TokenFilter(*point))
+    assert float(seconds) * 1e3 == pytest.approx(measured_ms, rel=0.15)

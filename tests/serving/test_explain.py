@@ -45,6 +45,21 @@ def test_a_prefill_step_takes_what_it_takes_in_a_simulation(model: str) -> None:
     assert step.step_s == pytest.approx(run.steps["duration_s"][0], rel=0.02)
 
 
+@pytest.mark.parametrize("version", ["0.11.1", "0.18.0", "0.24.0"])
+def test_a_sampled_decode_step_takes_what_it_takes_in_a_simulation(version: str) -> None:
+    options = {"model": MODELS[0], "device": "h100_sxm", "engine_version": version, "temperature": 0.8, "top_p": 0.95}
+    scenario = wt.scenario(**options, concurrency=61, input_tokens=512, output_tokens=64, num_requests=61)
+    steps = wt.simulate(scenario).steps
+    row = next(row for row in range(len(steps)) if steps["decode_tokens"][row] == 61 and not steps["num_prefills"][row])
+    context = int(steps["context_tokens"][row] / 61 + 1)
+    explanation = explain_step(wt.resolve(scenario), step_batch(61, context))
+    assert explanation.step_s == pytest.approx(steps["duration_s"][row] / steps["num_steps"][row], rel=0.015)
+    by_family = explanation.seconds_by(lambda launch: launch.family)
+    names = {launch.name for launch in explanation.launches if launch.family == "sampling"}
+    assert names == {"token_filter", "sample"}
+    assert 0.01 < by_family["sampling"] / explanation.device_s < 0.2
+
+
 def test_only_decode_steps_are_padded() -> None:
     assert explained(MODELS[0], 61, 512).num_computed_tokens == 64
     assert explained(MODELS[0], 61, 512, 100).num_computed_tokens == 161

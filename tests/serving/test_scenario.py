@@ -25,6 +25,7 @@ from windtunnel.serving.scenario import (
     save,
     scenario_from,
 )
+from windtunnel.serving.setup.estimators import shard_of
 from windtunnel.workload.arrivals import Burst, ClosedLoop, Gamma, Poisson
 from windtunnel.workload.lengths import Uniform
 from windtunnel.workload.schema import Trace, Workload
@@ -42,6 +43,61 @@ def refused(model: str = LLAMA, device: str = "h100_sxm", node: str | None = Non
     with pytest.raises(InputError) as caught:
         resolve(scenario(model, device, node, **parallelism))
     return caught.value.message
+
+
+# Sampling
+
+
+@pytest.mark.parametrize(
+    ("workload", "text", "source"),
+    [
+        ({}, "greedy", "as benchmark clients ask"),
+        ({"sampling": {}}, "temperature 0.6, top-p 0.9", "the model's generation config"),
+        ({"sampling": {"temperature": 0.0}}, "greedy", "as benchmark clients ask"),
+        ({"sampling": {"top_k": 5}}, "temperature 0.6, top-p 0.9, top-k 5", "as given"),
+        ({"trace": {"path": "requests.csv"}}, "temperature 0.6, top-p 0.9", "the model's generation config"),
+        ({"trace": {"path": "requests.csv"}, "sampling": {"temperature": 0.0}}, "greedy", "as given"),
+    ],
+)
+def test_real_traffic_samples_as_the_model_says(workload: dict[str, Any], text: str, source: str) -> None:
+    drawn = {} if "trace" in workload else {"input_tokens": 8, "output_tokens": 8}
+    arrivals = {"type": "poisson", "rate_per_s": 1.0}
+    raw = {"arrivals": arrivals, "num_requests": 5, **drawn, **workload}
+    setup = resolve(scenario_from({"model": LLAMA, "deployment": {"device": "h100_sxm"}, "workload": raw}))
+    assert setup.sampling.text == text
+    assert setup.sampling_source.startswith(source)
+
+
+def test_a_model_without_a_known_generation_config_is_sampled_greedily() -> None:
+    raw = {"trace": {"path": "requests.csv"}}
+    setup = resolve(scenario_from({"model": DEEPSEEK, "deployment": {"device": "h200_sxm"}, "workload": raw}))
+    assert setup.sampling.is_greedy
+    assert "not known" in setup.sampling_source
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "kernel"),
+    [
+        ({"version": "0.16.0"}, "h100_sxm", "sort"),
+        ({"version": "0.17.0"}, "h100_sxm", "triton"),
+        ({"version": "0.24.0"}, "h100_sxm", "flashinfer"),
+        ({"version": "0.24.0", "sampler": "triton_split"}, "h100_sxm", "triton_split"),
+        ({"version": "0.24.0"}, "mi300x", "sort"),
+        ({"version": "0.17.0"}, "mi300x", "triton"),
+        ({"name": "sglang"}, "h100_sxm", "flashinfer"),
+        ({"name": "trtllm", "version": "1.1.0"}, "h100_sxm", "sort"),
+        ({"name": "trtllm", "version": "1.2.0"}, "h100_sxm", "flashinfer"),
+    ],
+)
+def test_engine_and_version_choose_the_sampling_kernel(engine: dict[str, str], device: str, kernel: str) -> None:
+    deployment = Deployment(device=device, engine=EngineSettings(**engine))
+    setup = resolve(Scenario(model=LLAMA, deployment=deployment, workload=WORKLOAD))
+    assert shard_of(setup).sampler.kernel == kernel
+
+
+def test_an_unknown_sampler_is_refused() -> None:
+    with pytest.raises(InputError, match="sampler is 'quick'; known: sort, triton, triton_split, flashinfer"):
+        decode({"sampler": "quick"}, EngineSettings)
 
 
 # Files

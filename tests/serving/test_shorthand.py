@@ -42,6 +42,12 @@ def test_every_short_name_leads_to_a_field() -> None:
         "output_tokens": 20,
         "num_requests": 30,
         "seed": 3,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "logprobs": 2,
+        "structured_output": True,
     }
     assert set(values) == set(PATHS)
     made = scenario(rate_per_s=1, **values)

@@ -228,7 +228,7 @@ def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measureme
     if unknown:
         set_path(raw, "deployment.settings_assumed", True)
     _set_pools(where, raw, given)
-    raw["workload"] = _workload(where, values, are_means=False)
+    raw["workload"] = raw.get("workload", {}) | _workload(where, values, are_means=False)
     identity = given.get("id", identity)
     try:
         keep_published_formats(raw)

@@ -41,6 +41,8 @@ class RunPrediction:
     facts: dict[str, float]
     """Facts that explain an error: shares of time, peak of KV use, preemptions, share of rooflines."""
     remarks: tuple[str, ...] = ()
+    odd: str = ""
+    """Why its series looks like that of a faulty server (`odd_runs`); empty: it does not."""
 
     def error(self, metric: str) -> float:
         """Return predicted over measured, less one; NaN where either is missing."""
@@ -57,6 +59,8 @@ class RunPrediction:
         labels, facts, scenario = self.measurement.labels, self.facts, self.measurement.scenario
         if labels.get("odd"):
             return f"the record calls it odd: {labels['odd'].replace('_', ' ')}"
+        if self.odd:
+            return self.odd
         if scenario is not None and scenario.deployment.settings_assumed:
             return "settings of server and client were not recorded"
         if facts.get("preemptions") or facts.get("kv_peak", 0.0) > 0.98:

@@ -3,7 +3,8 @@
 A catalog is a folder with `models/`, `devices/`, `nodes/`, `engines/`, `traces/` and `calibrations/`. The folders in
 the environment variable `WINDTUNNEL_CATALOG` (separated as in `PATH`) come first and the shipped one last. A model is
 its Hugging Face `config.json` under the name `organisation--model.json`; `models/aliases.yaml` gives further names, and
-checkpoints that differ from a base model in their formats only. A shipped or installed engine is a folder of its own,
+checkpoints that differ from a base model in their formats only; `models/generation.yaml` has what they publish about
+sampling. A shipped or installed engine is a folder of its own,
 with its `defaults.yaml` beside its code (`ENGINES`).
 """
 
@@ -21,6 +22,7 @@ from windtunnel.errors import InputError, did_you_mean, unreadable
 from windtunnel.hardware import Device, Node
 from windtunnel.model.config import model_from_config
 from windtunnel.model.precision import Precision
+from windtunnel.model.sampling import Sampling
 from windtunnel.model.shape import ModelSpec
 from windtunnel.plugins import Registry
 from windtunnel.schema import Schema, decode, read_yaml
@@ -35,7 +37,7 @@ SEARCH_PATH_VARIABLE = "WINDTUNNEL_CATALOG"
 
 _SHIPPED = Path(__file__).resolve().parent
 _PACKAGE = _SHIPPED.parent
-_INDEX_FILES = ("aliases", "defaults")
+_INDEX_FILES = ("aliases", "defaults", "generation")
 GENERIC_NODE = "pcie"
 """Node of a device whose usual node is not known: eight devices on PCIe."""
 EntryT = TypeVar("EntryT")
@@ -305,19 +307,30 @@ def _resolve(name: str, entries: Mapping[str, ModelEntry]) -> ModelSpec:
     entry = entries[target]
     if isinstance(entry, Path):
         read = _shipped_model if entry.is_relative_to(_SHIPPED) else _model_of
-        return read(entry, target)
+        return _with_generation(read(entry, target))
     assert isinstance(entry, Variant)
     if entry.base not in entries or isinstance(entries[entry.base], Variant):
         raise InputError(f"the variant {target!r} has the base {entry.base!r}, which is not a model of the catalog")
     base = _resolve(entry.base, entries)
     context = entry.max_context_tokens or base.max_context_tokens
-    return msgspec.structs.replace(
+    variant = msgspec.structs.replace(
         base,
         name=target,
         precision=entry.precision or base.precision,
         max_context_tokens=context,
         rotary_values=base.rotary_values * context // base.max_context_tokens,
     )
+    return _with_generation(variant)
+
+
+def _with_generation(model: ModelSpec) -> ModelSpec:
+    """Add the sampling parameters that the model publishes, where a catalog has them; keep the base's otherwise."""
+    for folder in search_path():
+        path = folder / "models" / "generation.yaml"
+        published = entry(path, dict[str, Sampling]) if path.is_file() else {}
+        if model.name in published:
+            return msgspec.structs.replace(model, generation=published[model.name])
+    return model
 
 
 def _model_of(path: Path, name: str) -> ModelSpec:
@@ -334,13 +347,18 @@ def _looks_like_path(name: str) -> bool:
 def _model_from_files(path: Path) -> ModelSpec:
     """Read a model from its config.json, or from the folder that holds it."""
     config = _config_file(path)
-    quantisation = config.with_name("hf_quant_config.json")
+    quantisation, generation = (config.with_name(f"{name}_config.json") for name in ("hf_quant", "generation"))
     is_in_folder = config.name == "config.json"
-    return model_from_config(
+    model = model_from_config(
         _read_json(config),
         config.absolute().parent.name if is_in_folder else config.stem.replace("--", "/"),
         _read_json(quantisation) if is_in_folder and quantisation.is_file() else None,
     )
+    if not (is_in_folder and generation.is_file()):
+        return model
+    keys = _read_json(generation)
+    known = {name: keys[name] for name in Sampling.__struct_fields__ if name in keys}
+    return msgspec.structs.replace(model, generation=decode({"temperature": 1.0} | known, Sampling, str(generation)))
 
 
 def _config_file(path: Path) -> Path:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from windtunnel.model.operators import BF16_BYTES, Collective, Elementwise, Gemm, Launch, Size
 from windtunnel.model.precision import Format
+from windtunnel.model.sampling import sampling_launches
 from windtunnel.model.shape import LayerGroup, Shard
 
 
@@ -41,16 +42,14 @@ def token_launches(shard: Shard, num_tokens: Size) -> list[Launch]:
 
 
 def head_launches(shard: Shard, num_sampled: Size) -> list[Launch]:
-    """Return the LM head over the sampled positions only, the gathering of its shards, and greedy sampling."""
+    """Return the LM head over the sampled positions only, the gathering of its shards, and the sampler."""
     model, tp = shard.model, shard.tp
     vocabulary = -(-model.vocab_size // tp)
     launches = [Launch("lm_head", Gemm(num_sampled, vocabulary, model.hidden_size, shard.precision.lm_head))]
     if tp > 1:
         message = num_sampled * model.vocab_size * BF16_BYTES
         launches.append(Launch("logits_all_gather", shard.collective("all_gather", message, tp)))
-    # bf16 logits are read and written as fp32, which arg-max reads again.
-    launches.append(Launch("sample", Elementwise("sample", num_sampled, model.vocab_size * (2.0 + 4.0 + 4.0))))
-    return launches
+    return [*launches, *sampling_launches(shard.sampler, num_sampled, model.vocab_size)]
 
 
 def decode_launches(shard: Shard, batch: Size, context_tokens: Size) -> list[Launch]:

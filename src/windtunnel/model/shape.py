@@ -16,6 +16,7 @@ from windtunnel.model.operators import BF16_BYTES, Collective, Elementwise, Gemm
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import ACTIVATION_BITS, Format, Precision
 from windtunnel.model.quantization import Names
+from windtunnel.model.sampling import GREEDY_SAMPLER, Sampler, Sampling, TokenFilter
 from windtunnel.plugins import Registry
 from windtunnel.schema import Schema, decode
 
@@ -251,6 +252,8 @@ class ModelSpec(Schema):
     """Parameters of a vision tower, which count in memory only; 0 where there is none or its config lacks its sizes."""
     rotary_values: int = 0
     """Cosines and sines of every position that an engine keeps in tables."""
+    generation: Sampling | None = None
+    """Sampling parameters of its published generation_config.json; None: it has none, or they are not known."""
 
     @property
     def num_layers(self) -> int:
@@ -283,6 +286,7 @@ class Shard:
     """Whether tensor cores multiply what is left in fp32."""
     beside_tokens: int = 0
     """Most tokens at which shared experts run on a stream of their own beside the routed experts."""
+    sampler: Sampler = GREEDY_SAMPLER
 
     @property
     def tp(self) -> int:
@@ -334,7 +338,7 @@ def feed_forward_kinds() -> tuple[type[FeedForward], ...]:
 
 def operator_types() -> dict[str, type[Op]]:
     """Return the class of every kind of operator, by the kind's name."""
-    types: list[type[Op]] = [Gemm, Elementwise, Collective]
+    types: list[type[Op]] = [Gemm, Elementwise, Collective, TokenFilter]
     for kind in (*attention_kinds(), *feed_forward_kinds()):
         types += kind.operators
     return {operator.kind: operator for operator in types}

@@ -27,6 +27,7 @@ from windtunnel.model.attention.latent import LatentDecodeAttention, LatentPrefi
 from windtunnel.model.attention.mamba2 import CausalConvolution
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.precision import ACTIVATION_BITS, BITS, COMPUTE, Format
+from windtunnel.model.sampling import TokenFilter
 from windtunnel.schema import read_yaml
 
 Coefficients = Mapping[str, float]
@@ -286,6 +287,19 @@ def elementwise_seconds(op: ops.Elementwise, on: Machine, c: Coefficients) -> Si
     return c["launch_us"] * US + memory_seconds(op.num_bytes, on, c)
 
 
+def token_filter_seconds(op: TokenFilter, on: Machine, c: Coefficients) -> Size:
+    """Return the seconds of a filter by top-k and top-p.
+
+    A row's block of threads waits `latency_ns` for each token of the vocabulary once, and `wave_us` and `wave_ns` in
+    every wave of rows over the multiprocessors; `logit_bytes` are moved for each logit.
+    """
+    waves = np.maximum(op.rows / on.num_sms, 1.0)
+    once_us = c["launch_us"] + op.vocabulary * c.get("latency_ns", 0.0) * 1e-3
+    waves_us = waves * (c.get("wave_us", 0.0) + op.vocabulary * c.get("wave_ns", 0.0) * 1e-3)
+    num_bytes = op.rows * op.vocabulary * c.get("logit_bytes", 0.0)
+    return (once_us + waves_us) * US + num_bytes / (on.bytes_per_s * c.get("memory_efficiency", 1.0))
+
+
 Closed = Callable[[Any, Machine, Coefficients], Size]
 
 FORMS: dict[str, Closed] = {
@@ -300,6 +314,7 @@ FORMS: dict[str, Closed] = {
     "gated_delta": gated_delta_seconds,
     "causal_convolution": convolution_seconds,
     "elementwise": elementwise_seconds,
+    "token_filter": token_filter_seconds,
 }
 """Kind of operator -> its closed form; collectives depend on links, see `collective_seconds`."""
 

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from windtunnel.model.parallelism import Parallelism
+from windtunnel.model.sampling import KERNELS
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.plugins import Registry
 from windtunnel.pricing.choices import ATTENTION_BACKENDS, MOE_BACKENDS, estimators
@@ -143,6 +144,7 @@ CHOICES = {
     "scheduling_policy": SCHEDULING_POLICIES,
     "attention_backend": ATTENTION_BACKENDS,
     "moe_backend": MOE_BACKENDS,
+    "sampler": tuple(KERNELS),
 }
 """Ranges and known values of fields of `EngineSettings`."""
 
@@ -230,6 +232,10 @@ class EngineSettings(Schema):
     moe_backend: str | None = None
     """One of `MOE_BACKENDS`; None takes the fastest measured, as an autotuned engine does [moe_config.backend,
     moe_runner_backend]."""
+    sampler: str | None = None
+    """Kernel that filters logits by top-k and top-p: `sort`, PyTorch's; `triton`, vLLM's from 8 rows on;
+    `triton_split`, the same with few rows split; `flashinfer` [VLLM_USE_FLASHINFER_SAMPLER, sampling-backend,
+    disable_flashinfer_sampling]."""
     fused_all_reduce: bool | None = None
     """FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called in place of the engine's own [fuse_allreduce_rms,
     enable-flashinfer-allreduce-fusion]. The norms that it fuses are still priced as kernels of their own."""

@@ -8,6 +8,7 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.model.forward import StepBatch, attention_launches, head_launches, token_launches
 from windtunnel.model.operators import Collective, Elementwise, Launch, Op
+from windtunnel.model.sampling import SAMPLING_LAUNCHES, TokenFilter
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.pricing.roofline import machine
@@ -32,6 +33,11 @@ class ExplainedLaunch(PricedLaunch):
     """Achieved rate over the memory's bandwidth, or the link's."""
     bound_by: str
     """`compute` or `memory`, whichever takes longer at the device's peak rates, or `communication`."""
+
+    @property
+    def family(self) -> str:
+        """Family of operators that it belongs to: its kind, or `sampling`."""
+        return "sampling" if self.name in SAMPLING_LAUNCHES else self.op.kind
 
 
 @dataclass(frozen=True)
@@ -239,7 +245,7 @@ def _explain(launch: Launch, estimator: Estimator, setup: Setup) -> ExplainedLau
 def _bound_by(op: Op, setup: Setup) -> str:
     if isinstance(op, Collective):
         return "communication"
-    if isinstance(op, Elementwise):
+    if isinstance(op, Elementwise | TokenFilter):
         return "memory"
     return "compute" if bool(is_compute_bound(op, setup.device)) else "memory"
 

@@ -82,4 +82,5 @@ def resolved_scenario(scenario: Scenario, setup: Setup, memory: MemoryPlan) -> S
     engine = msgspec.structs.replace(setup.engine, max_model_len=setup.max_model_len, num_gpu_blocks=memory.num_blocks)
     node = scenario.deployment.node or setup.node.name
     deployment = msgspec.structs.replace(scenario.deployment, node=node, engine=engine)
-    return msgspec.structs.replace(scenario, precision=setup.precision, deployment=deployment)
+    workload = msgspec.structs.replace(scenario.workload, sampling=setup.sampling)
+    return msgspec.structs.replace(scenario, precision=setup.precision, deployment=deployment, workload=workload)

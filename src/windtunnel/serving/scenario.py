@@ -14,6 +14,7 @@ from windtunnel.hardware import ANY_DEVICE, Device, Node
 from windtunnel.metrics.slo import Slo
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import COMPUTE, Precision
+from windtunnel.model.sampling import GREEDY, Sampling
 from windtunnel.model.shape import ModelSpec
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.schema import Schema, check_seed, decode, encode, read_table, set_path
@@ -78,6 +79,10 @@ class Setup:
     learnt: Mapping[str, int | float] = field(default_factory=dict)
     """Settings of `engine` from the calibration: neither given nor the engine's defaults."""
     network: ClusterNetwork | None = None
+    sampling: Sampling = GREEDY
+    """Sampling of every request."""
+    sampling_source: str = ""
+    """Where it comes from."""
 
 
 def load(path: Path | str, overrides: dict[str, Any] | None = None) -> Scenario:
@@ -171,6 +176,7 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
         engine = with_defaults(deployment.engine, device, calibrated, deployment.parallelism)
     engine = with_windows(deployment.engine, engine, model.architecture)
     max_model_len = engine.max_model_len or model.max_context_tokens
+    sampling, sampling_source = scenario.workload.sampling_of(model)
     engine = whole_prompt_tokens(deployment.engine, engine, max_model_len)
     setup = Setup(
         model=model,
@@ -187,6 +193,8 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
         settings_assumed=deployment.settings_assumed,
         learnt={name: value for name, value in learnt.items() if getattr(engine, name) == value},
         network=deployment.network,
+        sampling=sampling,
+        sampling_source=sampling_source,
     )
     check_node(node, device)
     check_parallelism(model, deployment.parallelism, node)

@@ -37,6 +37,12 @@ class Options(TypedDict, total=False):
     input_tokens: Annotated[int | dict[str, Any] | None, "workload.input_tokens"]
     output_tokens: Annotated[int | dict[str, Any] | None, "workload.output_tokens"]
     num_requests: Annotated[int | None, "workload.num_requests"]
+    temperature: Annotated[float | None, "workload.sampling.temperature"]
+    top_p: Annotated[float | None, "workload.sampling.top_p"]
+    top_k: Annotated[int | None, "workload.sampling.top_k"]
+    min_p: Annotated[float | None, "workload.sampling.min_p"]
+    logprobs: Annotated[int | None, "workload.sampling.logprobs"]
+    structured_output: Annotated[bool | None, "workload.sampling.structured_output"]
     seed: Annotated[int | None, "seed"]
 
 

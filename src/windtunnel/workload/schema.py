@@ -18,6 +18,8 @@ from functools import partial
 from typing import Annotated, Literal
 
 from windtunnel.metrics.slo import Slo
+from windtunnel.model.sampling import GREEDY, NEUTRAL, Sampling
+from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import NonNegative, Positive, Schema, check_between
 from windtunnel.workload.arrivals import Arrivals, Burst, ClosedLoop, Count, Rate, Recorded
 from windtunnel.workload.lengths import MAX_TOKENS, Lengths, Tokens, Uniform
@@ -170,6 +172,11 @@ class Tenant(RequestSource, kw_only=True):
         return all(source is None for source in sources)
 
 
+GREEDY_CLIENT = "as benchmark clients ask; lengths are drawn"
+"""Source of the sampling of requests whose lengths are drawn."""
+GREEDY_ASSUMED = "assumed; the model's generation config is not known"
+PUBLISHED = "the model's generation config"
+
 MAX_LEGACY_SEED = 2**32
 """Upper bound of the seeds of NumPy's `RandomState`, exclusive."""
 
@@ -189,6 +196,9 @@ class Workload(RequestSource):
     """Seed of NumPy's `RandomState`, which draws all prompts before all outputs, as a benchmark client does: lengths
     are exactly those of its run, and depend on `num_requests`. None draws them from the scenario's seed.
     Source: https://github.com/kimbochen/bench_serving, `benchmark_serving.py`, whose own default is 0."""
+    sampling: Sampling | None = None
+    """Sampling parameters of every request. None: greedy, as benchmark clients ask, where lengths are drawn; the
+    model's generation config for real traffic, which a trace or a model of clients gives."""
 
     def __post_init__(self) -> None:
         self._check_streams()
@@ -205,6 +215,25 @@ class Workload(RequestSource):
         if repeated := [name for index, name in enumerate(names) if name in names[:index]]:
             raise ValueError(f"two tenants are called {repeated[0]!r}")
         self._check_end()
+
+    @property
+    def is_real_traffic(self) -> bool:
+        """Whether lengths come from recorded requests, and not from distributions."""
+        return self.clients is not None or any(source.trace is not None for source in (self, *self.tenants))
+
+    def sampling_of(self, model: ModelSpec) -> tuple[Sampling, str]:
+        """Return the sampling of requests to `model`, without gaps, and where such a sampling comes from."""
+        published = model.generation
+        own = (published or NEUTRAL).over(NEUTRAL)
+        default, source = GREEDY, GREEDY_CLIENT
+        if self.is_real_traffic:
+            default, source = (GREEDY, GREEDY_ASSUMED) if published is None else (own, PUBLISHED)
+        if self.sampling is None:
+            return default, source
+        given = self.sampling.over(own)
+        if given == default or (given.is_greedy and given.text == default.text):
+            return given, source
+        return given, PUBLISHED if published is not None and given == own else "as given"
 
     def _check_lengths_seed(self) -> None:
         if self.lengths_seed is None:

@@ -37,6 +37,17 @@ def test_json_adds_up(windtunnel: Command, model: str) -> None:
         assert sum(document[f"seconds_by_{name}"].values()) == pytest.approx(document["device_s"])
     assert document["memory"]["kv_tokens"] > 0
     assert {operator["name"] for operator in operators} >= {"o_proj", "lm_head", "sample"}
+    assert document["sampling"]["text"] == "greedy"
+
+
+def test_sampling_is_a_family_of_its_own(windtunnel: Command) -> None:
+    options = (*LLAMA, "--engine-version", "0.16.0", "--temperature", "0.8", "--top-p", "0.95")
+    document = json.loads(windtunnel("explain", *options, "--json").stdout)
+    assert document["sampling"]["kernel"] == "sort"
+    assert document["sampling"]["source"].startswith("as given")
+    greedy = json.loads(windtunnel("explain", *LLAMA, "--engine-version", "0.16.0", "--json").stdout)
+    assert document["seconds_by_kind"]["sampling"] > 10 * greedy["seconds_by_kind"]["sampling"] > 0
+    assert "temperature 0.8, top-p 0.95 by PyTorch's sort" in windtunnel("explain", *options).stdout
 
 
 def test_it_reads_a_scenario(windtunnel: Command, small: tuple[str, ...], tmp_path: Path) -> None:

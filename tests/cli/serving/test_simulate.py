@@ -55,7 +55,7 @@ def test_json_has_the_summary_and_all_that_decided_it(windtunnel: Command, small
     document = json.loads(windtunnel("simulate", *small, "--json", "--seed", "7").stdout)
     assert set(document) == {
         *("windtunnel", "scenario", "summary", "memory", "coverage", "sources", "operators"),
-        *("interval_80", "calibration"),
+        *("interval_80", "calibration", "sampling"),
     }
     assert document["summary"]["num_requests"] == 20
     assert document["scenario"]["seed"] == 7
@@ -96,6 +96,29 @@ def test_the_resolved_scenario_gives_the_same_run(windtunnel: Command, small: tu
     first = windtunnel("simulate", *small, "--out", str(tmp_path / "run"))
     again = windtunnel("simulate", str(tmp_path / "run" / "scenario.yaml"))
     assert again.stdout == first.stdout
+
+
+def test_sampling_lengthens_the_steps_and_is_named(windtunnel: Command, small: tuple[str, ...]) -> None:
+    sampled = ("--engine-version", "0.16.0", "--temperature", "0.8", "--top-p", "0.95")
+    greedy, slower = (
+        json.loads(windtunnel("simulate", *small, *options, "--json").stdout) for options in (sampled[:2], sampled)
+    )
+    assert slower["summary"]["tpot_s"]["mean"] > 1.02 * greedy["summary"]["tpot_s"]["mean"]
+    assert (
+        slower["sampling"].items()
+        >= {
+            "temperature": 0.8,
+            "top_p": 0.95,
+            "text": "temperature 0.8, top-p 0.95",
+            "source": "as given",
+            "kernel": "sort",
+        }.items()
+    )
+    assert slower["operators"]["token_filter"] > 0.02
+    assert greedy["sampling"]["text"] == "greedy"
+    wrong = windtunnel("simulate", *small, "--top-p", "1.5")
+    assert wrong.code == 2
+    assert "top_p is 1.5; from 0 to 1 is needed" in wrong.stderr
 
 
 def test_overwrite_replaces_a_former_run_and_nothing_else(

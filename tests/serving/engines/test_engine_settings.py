@@ -73,6 +73,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "piecewise_cudagraphs": (OTHER, {"model": "llama-3.2-1b", ENGINE + "host": {"launch_s": 0.001}}),
     "async_scheduling": (OTHER, {}),
     "schedule_conservativeness": (0.1, TIGHT),
+    "sampler": ("triton", {"workload.sampling": {"temperature": 1.0, "top_p": 0.9}}),
     "receive_interval_steps": (30, {}),
     "batch_wait_timeout_iters": (20, {ENGINE + "batch_wait_max_tokens_ratio": 0.9}),
     "batch_wait_max_tokens_ratio": (0.9, {ENGINE + "batch_wait_timeout_iters": 20}),

@@ -13,7 +13,7 @@ from windtunnel.errors import InputError
 
 @click.command(cls=Verb, epilog="The scenario's own rate does not matter; a trace keeps its lengths and pattern.")
 @scenario_file
-@options_in("capacity", "deployment", "load", "requests", "general", "hub", "json")
+@options_in("capacity", "deployment", "load", "requests", "sampling", "general", "hub", "json")
 def command(
     scenario: Path | None, slo: str | None, seeds: int, tolerance: float, as_json: bool, **options: Any
 ) -> None:

@@ -11,7 +11,7 @@ from windtunnel.cli.output import answer
 
 @click.command(cls=Verb)
 @scenario_file
-@options_in("deployment", "explain", "general", "hub", "json")
+@options_in("deployment", "explain", "sampling", "general", "hub", "json")
 def command(
     scenario: Path | None,
     batch: int | None,

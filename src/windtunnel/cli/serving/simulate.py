@@ -64,7 +64,7 @@ class RunFiles(NamedTuple):
     "--request-rate, --num-prompts, --random-input-len, --random-output-len.",
 )
 @scenario_file
-@options_in("simulate", "deployment", "load", "requests", "slo")
+@options_in("simulate", "deployment", "load", "requests", "sampling", "slo")
 @options_of(RunFiles)
 @options_in("general", "hub", "json")
 def command(files: RunFiles, scenario: Path | None, from_command: str | None, as_json: bool, **options: Any) -> None:

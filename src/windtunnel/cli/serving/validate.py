@@ -55,6 +55,7 @@ def command(options: ValidationOptions, runs: tuple[Path, ...], calibration: str
         _validate_steps(options, runs, {**deployment, "calibration": calibration})
         return
     from windtunnel.calibration.measured_runs import METRICS
+    from windtunnel.calibration.odd_runs import with_odd_runs
     from windtunnel.calibration.validate import predict_runs
     from windtunnel.report.calibration import validation
     from windtunnel.serving.calibration import NONE, load_calibration
@@ -69,7 +70,7 @@ def command(options: ValidationOptions, runs: tuple[Path, ...], calibration: str
         load_calibration(calibration)
     measurements, left_out = options.runs.measurements(runs, deployment)
     with counted("predicting", "runs") as progress:
-        predictions = predict_runs(measurements, calibration, options.processes or 1, progress)
+        predictions = with_odd_runs(predict_runs(measurements, calibration, options.processes or 1, progress))
     if not limits and all(prediction.refused for prediction in predictions):
         reasons = "; ".join(f"{why} ({count:,})" for why, count in validation.refusals(predictions).items())
         hint = "docs/guides/validate-and-calibrate.md lists the columns of a table"

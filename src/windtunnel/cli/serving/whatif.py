@@ -18,7 +18,7 @@ NEEDED = ("model", "device", "rate", "concurrency", "input_tokens", "output_toke
 
 @click.command(cls=Verb, epilog="Options override the file. Short names are those of the options: tp, rate, ...")
 @scenario_file
-@options_in("whatif", "deployment", "load", "requests", "general", "hub", "json")
+@options_in("whatif", "deployment", "load", "requests", "sampling", "general", "hub", "json")
 def command(
     scenario: Path | None,
     vary: tuple[str, ...],

@@ -87,6 +87,7 @@ def _run_document(run: RunPrediction) -> dict[str, Any]:
             name: [interval.low, interval.high] for name, interval in run.intervals.items() if name in run.predicted
         },
         "reason": run.reason if not run.refused else None,
+        **({"odd": run.odd} if run.odd else {}),
     }
 
 

@@ -8,12 +8,20 @@ from windtunnel.metrics.client import ClientSummary
 from windtunnel.metrics.records import Table as Records
 from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import Summary, queue_growth, to_builtins
-from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
+from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, rows_of, table_of
 from windtunnel.report.numbers import percent
 from windtunnel.report.render.json import fields_of
 from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.serving.curves import curves_over_time, distributions
-from windtunnel.report.serving.setup import deployment_line, load_line, model_line, network_lines, provenance_rows
+from windtunnel.report.serving.setup import (
+    deployment_line,
+    load_line,
+    model_line,
+    network_lines,
+    provenance_rows,
+    sampling_document,
+    sampling_rows,
+)
 from windtunnel.report.version import version
 from windtunnel.schema import decode, encode
 from windtunnel.search.capacity.load import is_closed
@@ -34,6 +42,7 @@ def run_document(result: Result) -> dict[str, Any]:
         "windtunnel": version(),
         "scenario": encode(result.scenario),
         "summary": to_builtins(result.summary),
+        "sampling": sampling_document(result.setup),
         "memory": memory_document(result.memory),
         **({"memory_by_pool": by_pool} if by_pool else {}),
         "coverage": {coverage.value: share for coverage, share in result.coverage.items()},
@@ -112,7 +121,12 @@ def _summary_section(
         latency_table(summary),
         *([table_of(tenants, LAYOUT["tenants"])] if tenants else []),
         facts_of({**document, **sure}, LAYOUT["sureness"]),
-        facts_of(_derived(scenario, summary, document, requests), LAYOUT["facts"]),
+        Facts(
+            [
+                *sampling_rows(document.get("sampling", {})),
+                *rows_of(_derived(scenario, summary, document, requests), LAYOUT["facts"]),
+            ]
+        ),
         *([table_of(summary.pools, LAYOUT["pools"])] if summary.pools else []),
     ]
     return Section("", blocks, "Summary")

@@ -1,19 +1,25 @@
 """Model, deployment and load in a line each; and the sources of operator times."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from windtunnel.model.parallelism import Parallelism
+from windtunnel.model.sampling import GREEDY
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.report.layout import filled, layouts_beside
 from windtunnel.report.numbers import formats, percent
+from windtunnel.schema import encode
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.engines.defaults import engine_defaults
 from windtunnel.serving.scenario import Scenario, Setup
+from windtunnel.serving.setup.estimators import sampler_kernel
 from windtunnel.units import format_count
 from windtunnel.workload.arrivals import Arrivals, ClosedLoop, RateCurve
 from windtunnel.workload.lengths import Fixed, Lengths
-from windtunnel.workload.schema import RequestSource, Workload
+from windtunnel.workload.schema import GREEDY_CLIENT, RequestSource, Workload
 
 LAYOUT = layouts_beside(__file__)
 SMALL_SHARE = 0.0005
@@ -71,6 +77,29 @@ def network_lines(network: ClusterNetwork | None) -> list[str]:
     if network is None:
         return []
     return [f"network between nodes: {network.topology or 'the nodes on rails'}, {network.backend} level"]
+
+
+def sampling_document(setup: Setup) -> dict[str, Any]:
+    """Document the sampling of requests, its source, and the kernel that filters by top-k and top-p, if one does."""
+    sampling = setup.sampling
+    kernel = sampler_kernel(setup) if sampling.keeps_top_k or sampling.keeps_top_p else None
+    return {**encode(sampling), "text": sampling.text, "source": setup.sampling_source, "kernel": kernel}
+
+
+def sampling_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the row of the sampling, from its document; none for greedy benchmark clients."""
+    if not document or (document["text"] == GREEDY.text and document["source"] == GREEDY_CLIENT):
+        return []
+    kernel = f" by {KERNEL_TITLES[document['kernel']]}" if document["kernel"] else ""
+    return [("sampling", f"{document['text']}{kernel} ({document['source']})")]
+
+
+KERNEL_TITLES = {
+    "sort": "PyTorch's sort",
+    "triton": "vLLM's Triton kernel",
+    "triton_split": "vLLM's split Triton kernel",
+    "flashinfer": "FlashInfer's kernels",
+}
 
 
 def load_line(scenario: Scenario, says_rate: bool = True) -> str:

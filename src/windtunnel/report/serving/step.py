@@ -7,12 +7,19 @@ from typing import Any
 import msgspec
 
 from windtunnel.model import operators as ops
-from windtunnel.report.layout import facts_of, layouts_beside, table_of
+from windtunnel.report.layout import layouts_beside, rows_of, table_of
 from windtunnel.report.render.json import fields_of
 from windtunnel.report.render.plots import Axis, bar_chart
 from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.serving.run import memory_document
-from windtunnel.report.serving.setup import deployment_line, model_line, network_lines, provenance_rows
+from windtunnel.report.serving.setup import (
+    deployment_line,
+    model_line,
+    network_lines,
+    provenance_rows,
+    sampling_document,
+    sampling_rows,
+)
 from windtunnel.report.version import version
 from windtunnel.schema import encode
 from windtunnel.serving.explain import ExplainedLaunch, Explanation
@@ -33,10 +40,11 @@ def step_document(step: Explanation) -> dict[str, Any]:
         "parallelism": msgspec.structs.asdict(setup.parallelism),
         "precision": msgspec.structs.asdict(setup.precision),
         "engine": encode(setup.engine),
+        "sampling": sampling_document(setup),
         "batch": asdict(step.batch),
         **fields_of(step, "num_computed_tokens", "device_s", "host_s", "host_overlaps"),
         **fields_of(step, "launch_s", "unhidden_s", "step_s", "bound_by"),
-        "seconds_by_kind": step.seconds_by(lambda launch: launch.op.kind),
+        "seconds_by_kind": step.seconds_by(lambda launch: launch.family),
         "seconds_by_bound": step.seconds_by(lambda launch: launch.bound_by),
         "seconds_by_coverage": step.seconds_by(lambda launch: launch.coverage.value),
         "seconds_by_source": step.seconds_by(lambda launch: launch.source),
@@ -74,7 +82,7 @@ def step_sections(step: Explanation) -> list[Section]:
                 OnPage(lambda: [_operator_figure(document)]),
                 time_table(document),
                 table_of(map(_work, step.launches), LAYOUT["work"], left=2),
-                facts_of(_totals(step), LAYOUT["totals"]),
+                Facts([*rows_of(_totals(step), LAYOUT["totals"]), *sampling_rows(document["sampling"])]),
             ],
             heading="Operators",
         ),

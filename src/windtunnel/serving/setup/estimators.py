@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
 
+from windtunnel.model.sampling import Sampler
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.aiconfigurator.collection import KernelChoices
 from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
@@ -13,6 +14,9 @@ from windtunnel.pricing.estimator import Estimator
 from windtunnel.pricing.profile import profile_estimator
 from windtunnel.pricing.regress import regression
 from windtunnel.serving.scenario import Setup
+
+NVIDIA = "nvidia"
+"""Vendor of the devices that FlashInfer's kernels run on."""
 
 
 def shard_of(setup: Setup) -> Shard:
@@ -24,7 +28,16 @@ def shard_of(setup: Setup) -> Shard:
         devices_per_node=setup.node.num_devices,
         tf32=bool(setup.engine.tf32),
         beside_tokens=setup.engine.shared_experts_beside_tokens or 0,
+        sampler=Sampler(setup.sampling, sampler_kernel(setup)),
     )
+
+
+def sampler_kernel(setup: Setup) -> str:
+    """Return the engine's sampling kernel: PyTorch's sort where it names none, or one that the device lacks."""
+    kernel = setup.engine.sampler or "sort"
+    if setup.device.vendor == NVIDIA:
+        return kernel
+    return "triton" if kernel.startswith("triton") else "sort"
 
 
 def estimator_for(setup: Setup) -> Estimator:

@@ -7,6 +7,7 @@ import msgspec
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model.memory import weight_bytes
+from windtunnel.model.sampling import GREEDY_SAMPLER
 from windtunnel.model.shape import Shard
 from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, OTHER_SCHEDULERS
 from windtunnel.serving.scenario import Setup
@@ -41,7 +42,7 @@ def speculation_of(setup: Setup) -> Speculation | None:
 def drafter_of(setup: Setup, shard: Shard) -> Shard | None:
     """Return the drafter, deployed as the model is: its last layer (multi-token prediction) or another model.
 
-    None for n-grams.
+    None for n-grams. It drafts the likeliest token, whatever the requests' sampling.
 
     DeepSeek-V3's module (technical report, section 2.2) is a layer like the last ones, with the model's embedding and
     head. Its projection of two hidden states to one is left out.
@@ -54,14 +55,14 @@ def drafter_of(setup: Setup, shard: Shard) -> Shard | None:
         return None
     if speculative.method == "mtp":
         last = msgspec.structs.replace(shard.model.layers[-1], num_layers=1)
-        return replace(shard, model=msgspec.structs.replace(shard.model, layers=(last,)))
+        return replace(shard, model=msgspec.structs.replace(shard.model, layers=(last,)), sampler=GREEDY_SAMPLER)
     model = catalog.model(str(speculative.draft_model))
     if model.vocab_size != shard.model.vocab_size:
         raise InputError(
             f"{model.name} has {model.vocab_size:,} tokens and {shard.model.name} has {shard.model.vocab_size:,}",
             "a draft model needs the same vocabulary",
         )
-    return replace(shard, model=model, precision=model.precision)
+    return replace(shard, model=model, precision=model.precision, sampler=GREEDY_SAMPLER)
 
 
 def with_drafter(setup: Setup, drafter: Shard | None) -> Setup:

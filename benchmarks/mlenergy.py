@@ -1,0 +1,268 @@
+"""ML.ENERGY's text runs of vLLM 0.11.1 (real prompts, random sampling) against their simulation; nothing is fitted.
+
+    python benchmarks/mlenergy.py DIR                 every text row, and the same without the engine's version
+    python benchmarks/mlenergy.py DIR --rows          a line for each row too
+
+DIR holds `mlenergy/llm_serving_energy.csv`; it is also taken from WINDTUNNEL_REFERENCE. A row is a steady state at one
+`max_num_seqs`; its settings are those that the benchmark documents: 8,192 batched tokens, asynchronous scheduling,
+temperature 0.8 and top-p 0.95 (top-k and penalties are those of the model's generation config, as in `vllm serve`).
+
+Assumed, as the table does not say it: prompts of 100 to 200 tokens for chat and 200 to 300 for gpqa (evenly drawn);
+a quarter more clients than `max_num_seqs`, so that a request always waits; experts over n devices have attention
+divided over them too. Outputs are drawn from the model's published histogram, scaled to the row's mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel import catalog
+from windtunnel.calibration.measured_runs import Measurement
+from windtunnel.calibration.odd_runs import with_odd_runs
+from windtunnel.calibration.validate import RunPrediction
+from windtunnel.errors import InputError
+from windtunnel.metrics.accuracy import score
+from windtunnel.metrics.records import Table
+from windtunnel.serving.scenario import Scenario, resolve, scenario_from
+from windtunnel.serving.setup.estimators import shared_estimators
+from windtunnel.serving.simulate import simulate
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+FOLDER = "mlenergy"
+DEVICES = {"H100": "h100_sxm", "B200": "b200_sxm"}
+PROMPT_TOKENS = {"lm-arena-chat": (100, 200), "gpqa": (200, 300)}
+TEXT_TASKS = ("lm-arena-chat", "gpqa", "sourcegraph-fim")
+METRICS = {"median": "median ITL", "mean": "mean ITL", "rate": "tokens/s"}
+VERSION = "0.11.1"
+WAVES = 4
+"""Requests in a run for each of `max_num_seqs`."""
+
+Row = Mapping[str, str]
+Histograms = Mapping[str, Mapping[str, Sequence[float]]]
+
+
+@dataclass(frozen=True)
+class ScoredRow:
+    """A row with its measured and predicted figures; those are seconds and tokens a second."""
+
+    row: Row
+    scenario: Scenario
+    measured: Mapping[str, float]
+    predicted: Mapping[str, float]
+
+    @property
+    def series(self) -> str:
+        return f"{self.row['task']}, {self.row['gpu_model']} x {self.row['num_gpus']}, {self.row['model_id']}"
+
+    def error(self, metric: str) -> float:
+        return self.predicted[metric] / self.measured[metric] - 1
+
+    @property
+    def vocabulary(self) -> int:
+        return catalog.model(self.row["model_id"]).vocab_size
+
+
+def output_lengths(row: Row, histograms: Histograms) -> Any:
+    """Return the row's distribution of output lengths: the model's histogram, scaled to the row's mean."""
+    mean = float(row["avg_output_len"])
+    histogram = histograms.get(f"{row['model_id']}|{row['task']}")
+    if histogram is None:
+        return round(mean)
+    edges, counts = np.array(histogram["bins"]), np.array(histogram["counts"])
+    middles = (edges[:-1] + edges[1:]) / 2 if edges.size == counts.size + 1 else edges
+    kept = counts > 0
+    scaled = middles * mean / np.average(middles, weights=counts)
+    values = np.maximum(np.round(scaled[kept]), 2).astype(int)
+    return {"type": "empirical", "values": values.tolist(), "weights": counts[kept].tolist()}
+
+
+def scenario_of(row: Row, histograms: Histograms, version: str | None) -> Scenario:
+    """Return the row's run as a scenario.
+
+    Raises:
+        InputError: the table says too little, or the model is not known.
+    """
+    if row["task"] not in PROMPT_TOKENS:
+        raise InputError(f"prompt lengths of {row['task']} are not documented")
+    shortest, longest = PROMPT_TOKENS[row["task"]]
+    num_seqs, experts = int(row["max_num_seqs"]), int(row["expert_parallel"])
+    engine = {"max_num_seqs": num_seqs, "max_num_batched_tokens": 8192, "async_scheduling": True}
+    return scenario_from(
+        {
+            "model": row["model_id"],
+            "deployment": {
+                "device": DEVICES[row["gpu_model"]],
+                "engine": engine | ({} if version is None else {"version": version}),
+                "parallelism": {"tp": int(row["num_gpus"]), "ep": experts},
+            },
+            "workload": {
+                "arrivals": {"type": "closed_loop", "concurrency": num_seqs + max(num_seqs // 4, 1)},
+                "input_tokens": {"type": "uniform", "min_tokens": shortest, "max_tokens": longest},
+                "output_tokens": output_lengths(row, histograms),
+                "num_requests": max(WAVES * num_seqs, 100),
+                "sampling": {"temperature": 0.8, "top_p": 0.95},
+            },
+        }
+    )
+
+
+def steady(steps: Table, requests: Table, num_seqs: int) -> dict[str, float]:
+    """Return ITL and output rate of the steps between the first wave's end and the last request's start."""
+    finished, scheduled = np.sort(requests["finish_s"]), np.sort(requests["scheduled_s"])
+    first_s, last_s = finished[min(num_seqs, finished.size // 4)], scheduled[-1]
+    inside = (steps["start_s"] >= first_s) & (steps["start_s"] < last_s)
+    each_s = steps["duration_s"][inside] / steps["num_steps"][inside]
+    count, tokens = steps["num_steps"][inside], steps["decode_tokens"][inside]
+    weights = (count * tokens).astype(np.float64)
+    order = np.argsort(each_s)
+    middle = np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)
+    generated = weights.sum() + np.maximum(steps["num_sampled"][inside] - tokens, 0).sum()
+    return {
+        "median": float(each_s[order][middle]),
+        "mean": float(np.average(each_s, weights=weights)),
+        "rate": float(generated / steps["duration_s"][inside].sum()),
+    }
+
+
+def scored(rows: Sequence[Row], histograms: Histograms, version: str | None) -> Iterator[ScoredRow | tuple[Row, str]]:
+    """Yield every row with its prediction, or with the reason why it has none."""
+    estimator_of = shared_estimators()
+    for row in rows:
+        try:
+            scenario = scenario_of(row, histograms, version)
+            result = simulate(scenario, estimator_of(resolve(scenario)))
+        except InputError as error:
+            yield row, error.message
+            continue
+        rate = float(row["output_throughput_tokens_per_sec"])
+        measured = {
+            "median": float(row["median_itl_ms"]) * 1e-3,
+            "mean": float(row["avg_batch_size"]) / rate,
+            "rate": rate,
+        }
+        yield ScoredRow(row, scenario, measured, steady(result.steps, result.requests, int(row["max_num_seqs"])))
+
+
+def line_of(name: str, rows: Sequence[ScoredRow]) -> str:
+    cells = []
+    for metric in METRICS:
+        one = score([row.error(metric) for row in rows])
+        assert one is not None
+        mean = float(np.mean([abs(row.error(metric)) for row in rows]))
+        cells.append(f"{one.median:.1%} / {mean:.1%} / {one.p90:.1%} ({one.bias:+.1%})")
+    return f"| {name} | {len(rows)} | {' | '.join(cells)} |"
+
+
+def trend(rows: Sequence[ScoredRow], of: Callable[[ScoredRow], float]) -> str:
+    """Return Pearson's correlation of the signed error of the median ITL with the logarithm of a figure."""
+    sizes = np.log([of(row) for row in rows])
+    errors = [row.error("median") for row in rows]
+    slope = np.polyfit(sizes, errors, 1)[0]
+    return f"{np.corrcoef(sizes, errors)[0, 1]:+.2f} ({slope * np.log(2):+.1%} a doubling)"
+
+
+def as_run(row: ScoredRow) -> RunPrediction:
+    """Return the row as `windtunnel validate` has it, with its mean ITL as time per output token."""
+    labels = {
+        "device": row.row["gpu_model"],
+        "model": row.row["model_id"],
+        "parallelism": row.row["num_gpus"],
+        "prompt": row.row["task"],
+        "format": row.row["weight_precision"],
+    }
+    run = Measurement("", row.scenario, "", {"tpot": row.measured["mean"]}, labels)
+    return RunPrediction(run, "", {"tpot": row.predicted["mean"]}, {}, "", {})
+
+
+def odd_series(rows: Sequence[ScoredRow]) -> dict[str, str]:
+    """Return the series that `windtunnel validate` flags as those of a faulty server, with its words."""
+    runs = with_odd_runs([as_run(row) for row in rows])
+    return {row.series: run.odd for row, run in zip(rows, runs, strict=True) if run.odd}
+
+
+def clients_of(row: ScoredRow) -> str:
+    clients = int(row.row["max_num_seqs"])
+    return next(f"{low} to {high}" for low, high in ((8, 16), (17, 64), (65, 256), (257, 4096)) if clients <= high)
+
+
+GROUPS: Mapping[str, Callable[[ScoredRow], str]] = {
+    "task": lambda row: row.row["task"],
+    "device": lambda row: row.row["gpu_model"],
+    "series": lambda row: row.series,
+    "network": lambda row: "experts" if catalog.model(row.row["model_id"]).has_experts else "dense",
+    "network on device": lambda row: f"{GROUPS['network'](row)}, {row.row['gpu_model']}",
+    "max_num_seqs": clients_of,
+    "vocabulary": lambda row: f"{row.vocabulary:,}",
+}
+
+
+def report(title: str, rows: Sequence[Row], histograms: Histograms, version: str | None, prints_rows: bool) -> None:
+    found = list(scored(rows, histograms, version))
+    done = [row for row in found if isinstance(row, ScoredRow)]
+    refused = Counter(row[1] for row in found if not isinstance(row, ScoredRow))
+    print(f"\n## {title}\n\n{len(found)} rows, {len(done)} scored, {refused.total()} refused")
+    for reason, count in refused.most_common():
+        print(f"- {count} x {reason}")
+    if not done:
+        return
+    print("\nMedian / mean / p90 of the absolute error (bias), ITL in the steady state\n")
+    print(f"| rows | number | {' | '.join(METRICS.values())} |\n|---|---:|{'---:|' * len(METRICS)}")
+    odd = odd_series(done)
+    print(line_of("all", done))
+    print(line_of("all but those flagged as odd", [row for row in done if row.series not in odd]))
+    for name, key in GROUPS.items():
+        for group in sorted({key(row) for row in done}):
+            print(line_of(f"{name}: {group}", [row for row in done if key(row) == group]))
+    print(f"\ntrend with clients: {trend(done, lambda row: float(row.row['max_num_seqs']))}")
+    print(f"trend with vocabulary: {trend(done, lambda row: float(row.vocabulary))}")
+    for series, reason in odd.items():
+        print(f"flagged as odd: {series}: {reason}")
+    for row in done if prints_rows else ():
+        per_logit = (row.measured["median"] - row.predicted["median"]) / (
+            float(row.row["avg_batch_size"]) * row.vocabulary
+        )
+        print(
+            f"{row.series:70} {row.row['max_num_seqs']:>5} "
+            f"{row.measured['median'] * 1e3:8.2f} {row.predicted['median'] * 1e3:8.2f} {row.error('median'):+7.1%} "
+            f"{row.error('mean'):+7.1%} {row.error('rate'):+7.1%} {per_logit * 1e9:+.3f} ns a logit"
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = os.environ.get("WINDTUNNEL_REFERENCE") or REPOSITORY.parent / "shared" / "reference"
+    parser.add_argument("reference", nargs="?", type=Path, default=Path(default), metavar="DIR")
+    parser.add_argument("--rows", action="store_true", help="print every row")
+    parser.add_argument("--only", default="", metavar="TEXT", help="rows whose task, device or model contains it")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every so-many-th row")
+    parser.add_argument("--named", action="store_true", help="only with the version named")
+    options = parser.parse_args()
+    folder = options.reference / FOLDER
+    if not folder.is_dir():
+        print(f"skipped: there is no recorded reference data at {folder}")
+        return 0
+    with (folder / "llm_serving_energy.csv").open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["task"] in TEXT_TASKS]
+    rows = [row for row in rows if options.only in f"{row['task']} {row['gpu_model']} {row['model_id']}"]
+    with gzip.open(folder / "output_length_distributions.json.gz", "rt", encoding="utf-8") as file:
+        histograms = json.load(file)
+    report(f"vLLM {VERSION}", rows[:: options.every], histograms, VERSION, options.rows)
+    if not options.named:
+        report("version not named", rows[:: options.every], histograms, None, options.rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

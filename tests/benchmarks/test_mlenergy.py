@@ -1,0 +1,76 @@
+"""ML.ENERGY's rows as scenarios, and how far a few of them are predicted; nothing is fitted to them."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlenergy import ScoredRow, output_lengths, scenario_of, scored, steady
+from windtunnel.errors import InputError
+from windtunnel.metrics.records import Table
+from windtunnel.serving.scenario import resolve
+
+ROW = {
+    "task": "lm-arena-chat",
+    "model_id": "meta-llama/Llama-3.1-8B-Instruct",
+    "gpu_model": "H100",
+    "num_gpus": "1",
+    "expert_parallel": "1",
+    "max_num_seqs": "16",
+    "avg_output_len": "400",
+}
+HISTOGRAM = {"bins": [0.0, 100.0, 300.0], "counts": [1, 1]}
+
+
+def test_a_row_has_the_documented_settings() -> None:
+    setup = resolve(scenario_of(ROW, {}, "0.11.1"))
+    assert (setup.engine.max_num_seqs, setup.engine.max_num_batched_tokens) == (16, 8192)
+    assert setup.engine.async_scheduling
+    assert setup.engine.sampler == "sort"
+    assert setup.sampling.text == "temperature 0.8, top-p 0.95"
+    assert resolve(scenario_of(ROW, {}, None)).engine.version != "0.11.1"
+
+
+def test_prompts_of_unknown_length_are_refused() -> None:
+    with pytest.raises(InputError, match="prompt lengths of sourcegraph-fim are not documented"):
+        scenario_of(ROW | {"task": "sourcegraph-fim"}, {}, "0.11.1")
+
+
+def test_output_lengths_have_the_row_s_mean() -> None:
+    lengths = output_lengths(ROW, {"meta-llama/Llama-3.1-8B-Instruct|lm-arena-chat": HISTOGRAM})
+    assert lengths["values"] == [160, 640]
+    assert np.average(lengths["values"], weights=lengths["weights"]) == 400
+    assert output_lengths(ROW, {}) == 400
+
+
+def test_the_steady_state_leaves_out_the_first_wave_and_the_last_requests() -> None:
+    steps = {
+        "start_s": np.array([0.0, 10.0, 20.0, 30.0]),
+        "duration_s": np.array([10.0, 1.0, 3.0, 9.0]),
+        "num_steps": np.array([1, 1, 1, 1]),
+        "decode_tokens": np.array([4, 3, 1, 1]),
+        "num_sampled": np.array([4, 3, 2, 1]),
+    }
+    requests = {"finish_s": np.array([9.0, 10.0, 21.0, 40.0]), "scheduled_s": np.array([0.0, 0.0, 0.0, 25.0])}
+    found = steady(Table(steps, {}), Table(requests, {}), 1)
+    assert found == {"median": 1.0, "mean": 1.5, "rate": 5 / 4}
+
+
+@pytest.mark.slow
+@pytest.mark.compiled
+def test_dense_models_on_h100_are_predicted(reference: Path) -> None:
+    """Every fourth row of dense models and gpt-oss."""
+    with (reference / "mlenergy" / "llm_serving_energy.csv").open(newline="", encoding="utf-8") as file:
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if row["gpu_model"] == "H100" and row["task"] in ("gpqa", "lm-arena-chat")
+        ]
+    dense = [
+        row for row in rows if "gemma" in row["model_id"] or "gpt-oss" in row["model_id"] or "-8B" in row["model_id"]
+    ]
+    done = [row for row in scored(dense[::4], {}, "0.11.1") if isinstance(row, ScoredRow)]
+    errors = np.array([abs(row.error("median")) for row in done])
+    assert len(done) >= 8
+    assert np.median(errors) < 0.08
