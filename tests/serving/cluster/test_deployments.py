@@ -8,19 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import cases_to_try
-from oracles.serving.deployment import ReferenceDeployment
 from oracles.serving.per_request import Policy as ReferencePolicy
-from oracles.serving.state import Request
 from serving.cluster.test_fleet import plans as fleet_plans
 from serving.loop.test_oracle import random_cost
-from serving.per_request.test_loop import SCHEDULERS, moody, moody_reference
+from serving.per_request.test_loop import SCHEDULERS
 from serving.served import assert_equal_fleets, assert_equal_requests, assert_equal_steps, assert_equal_transfers
 from serving.test_pools import Case, caching_cases, oracle_of, with_speculation
-from serving.test_pools import cases as pool_cases
 from windtunnel.serving import codes
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL
 from windtunnel.serving.custom.policy import Policy
-from windtunnel.serving.custom.router import Arrival, Replicas, Router
+from windtunnel.serving.custom.router import Router
 from windtunnel.serving.run import Custom, run_loop
 from windtunnel.serving.setup.fleet_plan import FleetPlan, start_fleet
 from windtunnel.serving.setup.kv_retention import KvRetention, caches_of
@@ -136,11 +133,11 @@ def mixed_deployments(draw: st.DrawFn) -> Deployed:
     return Deployed(case, draw(fleets(case)))
 
 
-def assert_equal_to_the_oracle(deployed: Deployed, router: Router | None = None, reference_router: object = None) -> None:
+def assert_equal_to_the_oracle(
+    deployed: Deployed, router: Router | None = None, reference_router: object = None
+) -> None:
     case, plan = deployed.case, deployed.fleet_plan
-    oracle = oracle_of(
-        case, fleet_plan=plan, policies=deployed.reference_policies, users_router=reference_router
-    )
+    oracle = oracle_of(case, fleet_plan=plan, policies=deployed.reference_policies, users_router=reference_router)
     steps = oracle.run()
     plans, requests = with_speculation(case), case.requests
     fleet = None

@@ -4,8 +4,9 @@ import numpy as np
 
 from windtunnel.compiled.heap import meld, push
 from windtunnel.compiled.jit import inner
-from windtunnel.compiled.records import Records, is_unset
-from windtunnel.serving.cluster.handoff import append_to_pull, free_prefill_blocks
+from windtunnel.compiled.records import Records
+from windtunnel.serving.cluster.handoff import append_to_pull, free_prefill_blocks, occupy_links
+from windtunnel.serving.cluster.router_queue import ask_again
 from windtunnel.serving.cluster.slots import wake_replica
 from windtunnel.serving.codes import DRAINING, UP, VLLM_V0
 from windtunnel.serving.kv.cache import entry_of, forget, release
@@ -37,6 +38,9 @@ def lose(fleet: ReplicaFleet, run: RunTables, pools: Pools | None, replica: int,
             requests[i].output_tokens = transfer.later_output_tokens
             transfer.later_output_tokens = 0
         transfer.stage = NOT_HANDED
+        transfer.handed_s = np.nan
+        transfer.transfer_start_s = np.nan
+        transfer.transfer_end_s = np.nan
         transfer.held_blocks = 0
         transfer.held_window_blocks = 0
     requests[i].computed_tokens = 0
@@ -63,17 +67,15 @@ def lose(fleet: ReplicaFleet, run: RunTables, pools: Pools | None, replica: int,
 
 
 @inner
-def lose_sequence(pool: PoolTables, fleet: ReplicaFleet, requests: Requests, i: int) -> None:
-    """Reset what per-request scheduling knows of request `i`: it is computed again with its outputs so far, as after a
-    restart, unless it starts over.
-    """
+def lose_sequence(pool: PoolTables, requests: Requests, i: int) -> None:
+    """Reset what per-request scheduling knows of request `i`, and note what any scheduler must compute again of it."""
     if pool.sequences is not None:
         sequence = pool.sequences[i]
         if sequence.is_prefilled:
             sequence.last_token_s = sequence.left_stage_s
             sequence.prompt_tokens = sequence.processed_tokens
-        if fleet.rules.starts_over:
-            sequence.prompt_tokens = requests[i].input_tokens
+        requests[i].target_tokens = sequence.prompt_tokens
+        requests[i].last_token_s = sequence.last_token_s
         sequence.processed_tokens = 0
         sequence.is_prefilled = 0
         sequence.num_blocks = 0
@@ -197,12 +199,12 @@ def lose_sequences(
         count = insert(own, row, count, own.batches[row, MEMBERS, position])
     for position in range(count):
         i = own.batches[row, SCRATCH, position]
-        lose_sequence(pool, fleet, run.requests, i)
+        lose_sequence(pool, run.requests, i)
         lose(fleet, run, pools, number, i, now_s)
     i = own.ranks[replica].first_waiting
     while i != NONE:
         after = own.sequences[i].next
-        lose_sequence(pool, fleet, run.requests, i)
+        lose_sequence(pool, run.requests, i)
         lose(fleet, run, pools, number, i, now_s)
         i = after
 
@@ -224,7 +226,7 @@ def lose_handoffs(
 ) -> None:
     """Lose the requests whose KV was on its way from or to a rank of any pool, in the order of their numbers.
 
-    Replicas at the other ends have free blocks then, so that all look for work.
+    Replicas at the other ends have room then, so that all look for work, and the router for a replica.
     """
     requests, transfers, handoffs = run.requests, pools.transfers, pools.handoffs
     has_lost = False
@@ -235,12 +237,17 @@ def lose_handoffs(
             continue
         has_lost = True
         leave_decode_rank(caches, pools, i)
-        if stage != IS_READY:
+        if stage == IS_READ and transfers[i].transfer_start_s < now_s:
+            occupy_links(pools, i, min(transfers[i].link_end_s, now_s))
+        if from_here:
+            lose_prefill_blocks(caches, pools, i)
+        elif stage != IS_READY:
             free_prefill_blocks(caches, requests, pools, i)
         keep_streamed_output(requests, pools, i)
         lose(fleet, run, pools, replica, i, now_s)
     if not has_lost:
         return
+    ask_again(fleet, now_s)
     drop_lost_events(run, pools)
     free_links(run, pools)
     for other in range(handoffs.size):
@@ -259,16 +266,27 @@ def lose_handoffs(
 
 @inner
 def keep_streamed_output(requests: Requests, pools: Pools, i: int) -> None:
-    """Count the output of request `i`'s prefill as produced if the client has it; it is computed again then."""
-    if not is_unset(requests[i].first_token_s):
-        requests[i].target_tokens += 1 - pools.routing[0].decode_samples_first
+    """Count the output of request `i`'s prefill as produced if the client has it: if the prefill side streams it."""
+    routing = pools.routing[0]
+    if not (routing.decode_samples_first or routing.decode_streams_first):
+        requests[i].target_tokens += 1
+
+
+@inner
+def lose_prefill_blocks(caches: Cache | None, pools: Pools, i: int) -> None:
+    """Forget the KV of request `i`, which was handed off, on the rank that computed it and has failed."""
+    rank = pools.transfers[i].prefill_rank
+    pools.handoffs[rank].num_held -= 1
+    if caches is not None:
+        number = pools.pool_of_rank[rank]
+        lose_shared(cache_of(caches, pools, number), rank - pools.pools[number].first_rank, i)
 
 
 @inner
 def free_links(run: RunTables, pools: Pools) -> None:
     """Let the interfaces of all ranks go on with the transfers that are left."""
     for rank in range(pools.handoffs.size):
-        pools.handoffs[rank].link_free_s = 0.0
+        pools.handoffs[rank].link_free_s = pools.handoffs[rank].link_busy_s
     for i in range(run.requests.size):
         transfer = pools.transfers[i]
         if transfer.stage == IS_READ:

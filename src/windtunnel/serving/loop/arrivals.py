@@ -1,13 +1,12 @@
 """Requests on their way in: to which replica and rank each is sent."""
 
 from windtunnel.compiled.jit import inner
-from windtunnel.compiled.records import is_unset
 from windtunnel.serving.clients import send_next
 from windtunnel.serving.cluster.router_queue import drop_first_at_router, hold, take_lost
 from windtunnel.serving.cluster.routers import fewest_outstanding, route
 from windtunnel.serving.cluster.slots import wake_for_request
 from windtunnel.serving.codes import ASSIGNED, USERS_ROUTER, VLLM_V0
-from windtunnel.serving.per_request.policies import put_last
+from windtunnel.serving.per_request.policies import begin_sequence, put_last
 from windtunnel.serving.schedulers.queue_orders import enqueue, set_queue_key
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import PoolRecord, Pools, ranks_of, slots_of
@@ -51,10 +50,11 @@ def deliver(pool: PoolTables, run: RunTables, pools: Pools | None, fleet: Replic
         keeps_key = fleet.num_retries[k] > 0
         requests[k].arrival_s = now_s
         if pools is not None:
-            keeps_key = keeps_key and has_key_of(pools, settings, former_rank, k)
+            keeps_key = keeps_key and has_key_of(pools, settings, former_rank)
     if pool.rules is not None:
         if settings.scheduler >= VLLM_V0:
-            put_last(pool.sequences, ranks, rank, k)  # type: ignore[arg-type]  # there with the rules
+            begin_sequence(pool.sequences, requests, k)  # type: ignore[arg-type]  # there with the rules
+            put_last(pool.sequences, ranks, rank, k)  # type: ignore[arg-type]
     if pool.batched is not None:
         if settings.scheduler < VLLM_V0:
             if not keeps_key:
@@ -64,10 +64,9 @@ def deliver(pool: PoolTables, run: RunTables, pools: Pools | None, fleet: Replic
 
 
 @inner
-def has_key_of(pools: Pools, settings: KernelSettings, former_rank: int, k: int) -> bool:
-    """Whether lost request `k`, which was at `former_rank`, has a queue key of a pool's own order already."""
-    former = pools.pools[pools.pool_of_rank[former_rank]]
-    return former.queue_order == settings.queue_order and is_unset(pools.transfers[k].handed_s)
+def has_key_of(pools: Pools, settings: KernelSettings, former_rank: int) -> bool:
+    """Whether a lost request that was at `former_rank` last has a queue key of a pool's own order already."""
+    return pools.pools[pools.pool_of_rank[former_rank]].queue_order == settings.queue_order
 
 
 @inner

@@ -19,6 +19,13 @@ def next_prompt_blocks(pool: PerRequestPool, i: int) -> int:
 
 
 @inner
+def begin_sequence(sequences: Records[SequenceState], requests: Requests, i: int) -> None:
+    """Let request `i`, which is sent to this pool, compute its prompt and what it has produced so far."""
+    sequences[i].prompt_tokens = requests[i].target_tokens
+    sequences[i].last_token_s = requests[i].last_token_s
+
+
+@inner
 def put_first(pool: PerRequestPool, replica: int, i: int) -> None:
     """Put request `i` in front of the waiting ones."""
     pool.sequences[i].next = pool.ranks[replica].first_waiting

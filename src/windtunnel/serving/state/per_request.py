@@ -28,7 +28,8 @@ class PerRequestRules(NamedTuple):
     end_s: float = np.inf
     """Nothing after this time happens."""
     numbered_by_arrival: int = 1
-    """0: later requests may arrive earlier, as turns of sessions do."""
+    """0: later requests may arrive earlier, as turns of sessions do, and those of a failed replica that are sent
+    again."""
 
 
 class SequenceState(Protocol):
