@@ -228,6 +228,10 @@ def caching_cases(draw: st.DrawFn) -> Case:
         made.append(plan._replace(settings=s, cost=random_cost(rng, s.max_num_seqs, budget, draw(st.booleans()))))
     caching = [draw(st.sampled_from([True, True, False])) for _ in made]
     caching = caching if any(caching) else [True] * len(made)
+    made = [
+        plan if caches else plan._replace(settings=plan.settings._replace(longest_prefix_first=0))
+        for plan, caches in zip(made, caching, strict=True)
+    ]
     retention = [KvRetention(caches, load_overlaps=draw(st.booleans())) for caches in caching]
     if draw(st.booleans()):
         retention = random_lower_tiers(draw, rng, made, retention)

@@ -202,6 +202,9 @@ class ReferenceDeployment:
             self.router.replica_of_session[request.session] = number
         pool, replica = self.replicas[number]
         request.arrival_s = now_s
+        if self.was_lost(request):
+            for each in self.pools:
+                each.forget_own(request)
         samples_later = pool.role == PREFILL and bool(self.handoff_rules.decode_samples_first)
         if pool.role == PREFILL and (request.remaining_outputs > 1 or samples_later):
             self.transfers[request.index] = KvTransfer(request, request.output_tokens, pool, pool.ranks[0])

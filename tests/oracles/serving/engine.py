@@ -115,7 +115,7 @@ class EnginePool(VllmV1, Sglang):
         self.wake(replica, now_s)
 
     def give_key(self, rank: Rank, request: Request, prompt_tokens: int) -> None:
-        """A request that is sent again keeps the key of a pool of the same order."""
+        """A request that is sent again keeps its key where the pool that it was at had the same order."""
         if request.key_order != self.settings.queue_order or not self.deployment.was_lost(request):
             request.queue_key = self.queue_key(rank, request, prompt_tokens)
             request.key_order = self.settings.queue_order
@@ -135,7 +135,8 @@ class EnginePool(VllmV1, Sglang):
         found = []
         for rank in self.ranks_of(replica):
             rank.cache.shrink(rank.free_blocks // int(self.settings.num_groups))
-            found.append(rank.cache.find(self.chains[request.index], 2**60)[1])
+            shared = [segment for segment in self.chains[request.index] if not segment.is_own]
+            found.append(rank.cache.find(shared, 2**60)[1])
         return max(found) * int(self.settings.block_size)
 
     def outstanding_at(self, rank: Rank) -> int:
@@ -339,6 +340,17 @@ class EnginePool(VllmV1, Sglang):
         transfer.held = ()
 
     # Failures
+
+    def forget_own(self, request: Request) -> None:
+        """A lost request is sent again: what is cached of it alone is forgotten, but for what all replicas share."""
+        for segment in self.chains[request.index]:
+            if segment.is_own:
+                for rank in self.ranks:
+                    rank.cache.forget(segment)
+                for tier, pools in zip(self.tiers, self.pools, strict=True):
+                    if tier.ranks_per_pool < len(self.ranks):
+                        for pool in pools:
+                            pool.blocks.pop(segment.index, None)
 
     def leave(self, transfer: KvTransfer) -> None:
         """A request that was to decode here, and has not begun, will not."""

@@ -141,6 +141,7 @@ class PerRequestPool:
         self.form_batches(number, now_s)
 
     def deliver_to(self, number: int, request: Request, now_s: float) -> None:
+        request.key_order = self.settings.queue_order
         self.replicas[number].waiting.append(request)
         self.wake(number, now_s)
 
@@ -170,6 +171,9 @@ class PerRequestPool:
         return self.num_outstanding(number) == 0
 
     # Failures
+
+    def forget_own(self, request: Request) -> None:
+        """Nothing is cached here."""
 
     def empty(self, number: int) -> list[Request]:
         """Of a failed replica or one that is turned off; returns the requests that were there: those that hold blocks

@@ -31,7 +31,7 @@ class Request:
     queue_key: int = 0
     """What it is ordered by while it waits, before `sequence`."""
     key_order: int = -1
-    """The queue order of the pool that gave it its key."""
+    """The queue order of the pool that it was at last."""
     order: tuple[int, int] = (0, 0)
     """Its place in the queue."""
     shared_blocks: int = 0

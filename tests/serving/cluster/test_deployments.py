@@ -1,6 +1,6 @@
 """Whole deployments against the plain-Python one: pools of any scheduler and role, whose replicas come and go."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -8,16 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import cases_to_try
-from oracles.serving.per_request import Policy as ReferencePolicy
+from oracles.serving.deployment import ReferenceDeployment
+from oracles.serving.state import Request
 from serving.cluster.test_fleet import plans as fleet_plans
 from serving.loop.test_oracle import random_cost
-from serving.per_request.test_loop import SCHEDULERS
+from serving.per_request.test_loop import SCHEDULERS, moody, moody_reference
 from serving.served import assert_equal_fleets, assert_equal_requests, assert_equal_steps, assert_equal_transfers
 from serving.test_pools import Case, caching_cases, oracle_of, with_speculation
+from serving.test_pools import cases as pool_cases
 from windtunnel.serving import codes
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL
-from windtunnel.serving.custom.policy import Policy
-from windtunnel.serving.custom.router import Router
+from windtunnel.serving.custom.router import Arrival, Replicas
 from windtunnel.serving.run import Custom, run_loop
 from windtunnel.serving.setup.fleet_plan import FleetPlan, start_fleet
 from windtunnel.serving.setup.kv_retention import KvRetention, caches_of
@@ -28,12 +29,12 @@ from windtunnel.workload.generate.requests import RequestArrays
 
 @dataclass
 class Deployed:
-    """Pools, what becomes of their replicas, and functions of the user."""
+    """Pools, and what becomes of their replicas."""
 
     case: Case
     fleet_plan: FleetPlan | None
-    policies: list[Policy | None] = field(default_factory=list)
-    reference_policies: list[ReferencePolicy | None] = field(default_factory=list)
+    """None where all replicas are there all the time."""
+    is_users_router: bool = False
 
 
 @st.composite
@@ -133,18 +134,56 @@ def mixed_deployments(draw: st.DrawFn) -> Deployed:
     return Deployed(case, draw(fleets(case)))
 
 
-def assert_equal_to_the_oracle(
-    deployed: Deployed, router: Router | None = None, reference_router: object = None
-) -> None:
+@st.composite
+def users_deployments(draw: st.DrawFn) -> Deployed:
+    """A policy of the user, and perhaps a router; with caches or without, in a fleet or not."""
+    plain = caching_cases() if draw(st.booleans()) else pool_cases()
+    case = draw(mixed_cases(plain, (codes.USER, codes.USER, *SCHEDULERS)))
+    is_users_router = draw(st.booleans())
+    if is_users_router:
+        plans = [plan._replace(settings=plan.settings._replace(router=codes.USERS_ROUTER)) for plan in case.plans]
+        case = replace(case, plans=plans)
+    has_fleet = is_users_router or draw(st.booleans())
+    return Deployed(case, draw(fleets(case)) if has_fleet else None, is_users_router)
+
+
+def fewest_of_four(_request: Arrival, replicas: Replicas) -> int | None:
+    """The replica with the fewest requests that has fewer than four."""
+    present = replicas.num_waiting + replicas.num_running
+    up = [int(number) for number in np.flatnonzero(replicas.is_up) if present[number] < 4]
+    return min(up, key=lambda number: present[number], default=None)
+
+
+def reference_fewest_of_four(deployment: ReferenceDeployment, _request: Request, _now_s: float) -> int:
+    """`fewest_of_four` on the oracle's objects."""
+
+    def present(number: int) -> int:
+        pool, replica = deployment.replicas[number]
+        return int(pool.num_waiting(replica) + pool.num_running(replica))
+
+    up = [number for number in deployment.entries if deployment.is_up(number) and present(number) < 4]
+    return min(up, key=present, default=-1)
+
+
+def assert_equal_to_the_oracle(deployed: Deployed) -> None:
+    """Invariant 11, of whole deployments."""
     case, plan = deployed.case, deployed.fleet_plan
-    oracle = oracle_of(case, fleet_plan=plan, policies=deployed.reference_policies, users_router=reference_router)
+    is_users = [each.settings.scheduler == codes.USER for each in case.plans]
+    oracle = oracle_of(
+        case,
+        fleet_plan=plan,
+        policies=[moody_reference if own else None for own in is_users],
+        users_router=reference_fewest_of_four if deployed.is_users_router else None,
+    )
     steps = oracle.run()
     plans, requests = with_speculation(case), case.requests
     fleet = None
     if plan is not None:
         fleet = start_fleet(plan, [each.settings.num_replicas for each in plans], requests.arrival_s.size)
     caches = [caches_of(each.settings, kept, requests) for each, kept in zip(plans, case.retention, strict=False)]
-    run = run_loop(plans, requests, caches, case.handoff_rules, fleet, Custom(router, deployed.policies))
+    router = fewest_of_four if deployed.is_users_router else None
+    custom = Custom(router, [moody if own else None for own in is_users])
+    run = run_loop(plans, requests, caches, case.handoff_rules, fleet, custom)
     if fleet is not None:
         assert_equal_fleets(fleet, oracle)
     assert_equal_requests(run.requests, oracle.requests)
@@ -164,4 +203,11 @@ def test_pools_of_engines_that_fail_equal_the_oracles(deployed: Deployed) -> Non
 @settings(max_examples=cases_to_try(100))
 @given(mixed_deployments())
 def test_pools_of_any_scheduler_that_fail_equal_the_oracles(deployed: Deployed) -> None:
+    assert_equal_to_the_oracle(deployed)
+
+
+@pytest.mark.interpreted
+@settings(max_examples=cases_to_try(100))
+@given(users_deployments())
+def test_users_policies_and_routers_equal_the_oracles(deployed: Deployed) -> None:
     assert_equal_to_the_oracle(deployed)

@@ -185,6 +185,10 @@ def random_sessions(
     )
 
 
+OWN_SEGMENTS = 10_000
+"""Numbers from here on are those of segments that one prompt alone has."""
+
+
 def chains(case: Case) -> list[tuple[Segment, ...]]:
     """The segments of each request's prompt and output that have full blocks, root first."""
     forest, block_size = case.requests.prefixes, case.settings.block_size
@@ -199,10 +203,10 @@ def chains(case: Case) -> list[tuple[Segment, ...]]:
             path.append((at, int(forest.node_tokens[at])))
             at = int(forest.node_parent[at])
         if forest.request_output_node[i] < 0:
-            path.insert(0, (10_000 + i, int(whole) - sum(tokens for _, tokens in path)))
+            path.insert(0, (OWN_SEGMENTS + i, int(whole) - sum(tokens for _, tokens in path)))
         end, segments = 0, []
         for index, tokens in reversed(path):
-            segment = Segment(index, end // block_size, (end + tokens) // block_size)
+            segment = Segment(index, end // block_size, (end + tokens) // block_size, is_own=index >= OWN_SEGMENTS)
             end += tokens
             if segment.end_block > segment.first_block:
                 segments.append(segment)

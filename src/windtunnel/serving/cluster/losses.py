@@ -10,7 +10,7 @@ from windtunnel.serving.cluster.router_queue import ask_again
 from windtunnel.serving.cluster.slots import wake_replica
 from windtunnel.serving.codes import DRAINING, UP, VLLM_V0
 from windtunnel.serving.kv.cache import entry_of, forget, release
-from windtunnel.serving.kv.tiers import drop
+from windtunnel.serving.kv.tiers import drop, kept_at
 from windtunnel.serving.per_request.decode_groups import (
     ENDS,
     GROUP,
@@ -97,6 +97,29 @@ def lose_cache(cache: Cache, rank: int) -> None:
             row, pool = cache.tiers[tier].row, rank // cache.tiers[tier].ranks_per_pool
             while cache.pools[row, pool].first != NONE:
                 drop(cache, row, pool, cache.pools[row, pool].first)
+
+
+@inner
+def forget_own(caches: Cache, pools: Pools, i: int) -> None:
+    """Forget what is cached of lost request `i` alone where it was prefilled, which a rank elsewhere would take for its
+    own: segments of one request only are on one rank only. Beginnings that prompts share stay cached.
+    """
+    rank = pools.transfers[i].prefill_rank
+    number = pools.pool_of_rank[rank]
+    cache, local = cache_of(caches, pools, number), rank - pools.pools[number].first_rank
+    node = cache.requests[i].leaf
+    while node >= cache.num_shared:
+        entry = entry_of(cache, local, node)
+        if cache.entries[entry].num_blocks > 0:
+            forget(cache, local, entry)
+            cache.entries[entry].num_blocks = 0
+        for tier in range(cache.tiers.size):
+            ranks_per_pool = cache.tiers[tier].ranks_per_pool
+            if ranks_per_pool < cache.ranks.size:
+                row, kept = cache.tiers[tier].row, kept_at(cache, tier, local, node)
+                if cache.kept[row, kept].num_blocks > 0:
+                    drop(cache, row, local // ranks_per_pool, kept)
+        node = cache.nodes[node].parent
 
 
 @inner

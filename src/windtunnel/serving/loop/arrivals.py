@@ -2,6 +2,7 @@
 
 from windtunnel.compiled.jit import inner
 from windtunnel.serving.clients import send_next
+from windtunnel.serving.cluster.losses import forget_own
 from windtunnel.serving.cluster.router_queue import drop_first_at_router, hold, take_lost
 from windtunnel.serving.cluster.routers import fewest_outstanding, route
 from windtunnel.serving.cluster.slots import wake_for_request
@@ -51,6 +52,9 @@ def deliver(pool: PoolTables, run: RunTables, pools: Pools | None, fleet: Replic
         requests[k].arrival_s = now_s
         if pools is not None:
             keeps_key = keeps_key and has_key_of(pools, settings, former_rank)
+            if pool.cache is not None:
+                if fleet.num_retries[k] > 0:
+                    forget_own(pool.cache, pools, k)
     if pool.rules is not None:
         if settings.scheduler >= VLLM_V0:
             begin_sequence(pool.sequences, requests, k)  # type: ignore[arg-type]  # there with the rules
