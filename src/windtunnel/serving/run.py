@@ -277,8 +277,6 @@ def prepare_loop(
         stage_tables: price the steps of a per-request scheduler, in place of its plan's costs.
         replicas: of every request, where the router is `codes.ASSIGNED`.
     """
-    if fleet is not None:
-        plans = [_with_late_arrivals(plan) for plan in plans]
     settings, records = plans[0].settings, new_records(requests)
     if replicas is not None:
         records.rank = replicas
@@ -303,11 +301,6 @@ def prepare_loop(
     clock = state.new_clock(plans[0].settings)
     run = RunTables(records, session_state(requests), events, clock, state.new_steps(0))
     return Loop(plans, requests, pool, run, cost, pools, fleet)
-
-
-def _with_late_arrivals(plan: PoolPlan) -> PoolPlan:
-    """Return the plan of a pool at which a request may arrive after later ones, as those of failed replicas do."""
-    return plan if plan.rules is None else plan._replace(rules=plan.rules._replace(numbered_by_arrival=0))
 
 
 def _pool_tables(

@@ -11,6 +11,7 @@ from effort import cases_to_try
 from oracles.serving.deployment import ReferenceDeployment
 from oracles.serving.state import Request
 from serving.cluster.test_fleet import plans as fleet_plans
+from serving.cluster.test_pools_that_fail import Failing, assert_conserved
 from serving.loop.test_oracle import random_cost
 from serving.per_request.test_loop import SCHEDULERS, moody, moody_reference
 from serving.served import assert_equal_fleets, assert_equal_requests, assert_equal_steps, assert_equal_transfers
@@ -19,8 +20,8 @@ from serving.test_pools import cases as pool_cases
 from windtunnel.serving import codes
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL
 from windtunnel.serving.custom.router import Arrival, Replicas
-from windtunnel.serving.run import Custom, run_loop
-from windtunnel.serving.setup.fleet_plan import FleetPlan, start_fleet
+from windtunnel.serving.run import Custom, LoopRun, run_loop
+from windtunnel.serving.setup.fleet_plan import FleetPlan, FleetRun, start_fleet
 from windtunnel.serving.setup.kv_retention import KvRetention, caches_of
 from windtunnel.serving.state.per_request import PerRequestRules
 from windtunnel.serving.state.pools import PoolPlan
@@ -89,14 +90,12 @@ def scheduled_per_request(
         window_pool=0,
         num_window_blocks=0,
     )
-    follows = requests.previous is not None and (requests.previous >= 0).any()
     rules = PerRequestRules(
         max_batch_seqs=most if is_users else max(most // stages, 1),
         watermark_blocks=watermark,
         reserved_blocks=largest if scheduler in (codes.ORCA, codes.FASTER_TRANSFORMER) else 0,
         max_waiting_steps=draw(st.integers(0, 10)),
         fuses_steps=draw(st.sampled_from([0, 1, 1])),
-        numbered_by_arrival=int(not follows),
     )
     cost = random_cost(rng, most, most * longest + 100, draw(st.booleans()))
     return plan._replace(settings=own, cost=cost, rules=rules)
@@ -165,8 +164,8 @@ def reference_fewest_of_four(deployment: ReferenceDeployment, _request: Request,
     return min(up, key=present, default=-1)
 
 
-def assert_equal_to_the_oracle(deployed: Deployed) -> None:
-    """Invariant 11, of whole deployments."""
+def assert_equal_to_the_oracle(deployed: Deployed) -> tuple[LoopRun, FleetRun | None]:
+    """Invariant 11, of whole deployments; returns the loop's run."""
     case, plan = deployed.case, deployed.fleet_plan
     is_users = [each.settings.scheduler == codes.USER for each in case.plans]
     oracle = oracle_of(
@@ -190,13 +189,17 @@ def assert_equal_to_the_oracle(deployed: Deployed) -> None:
     if run.pools is not None:
         assert_equal_transfers(run, oracle)
     assert_equal_steps(run.steps, oracle, steps)
+    return run, fleet
 
 
 @pytest.mark.usefixtures("all_features_compiled")
 @settings(max_examples=cases_to_try(100))
 @given(failing_deployments())
 def test_pools_of_engines_that_fail_equal_the_oracles(deployed: Deployed) -> None:
-    assert_equal_to_the_oracle(deployed)
+    run, fleet = assert_equal_to_the_oracle(deployed)
+    assert fleet is not None
+    assert deployed.fleet_plan is not None
+    assert_conserved(Failing(deployed.case, deployed.fleet_plan), run, fleet)
 
 
 @pytest.mark.usefixtures("all_features_compiled")

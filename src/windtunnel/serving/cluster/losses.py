@@ -166,9 +166,9 @@ def clear(
             lose_handoffs(caches, run, pools, fleet, settings.first_rank + rank, number, now_s)
         if pool.cache is not None:
             lose_cache(pool.cache, rank)
-        empty_rank(settings, ranks, rank)
+        empty_rank(settings, fleet, ranks, rank)
         for slot in range(rank * settings.num_stages, (rank + 1) * settings.num_stages):
-            empty_slot(slots, pool.lists, slot)
+            empty_slot(fleet, slots, pool.lists, slot)
             if pool.cache is not None:
                 pool.cache.load_s[slot] = 0.0
     for stage in range(settings.num_stages):
@@ -263,7 +263,10 @@ def lose_handoffs(
         if stage == IS_READ and transfers[i].transfer_start_s < now_s:
             occupy_links(pools, i, min(transfers[i].link_end_s, now_s))
         if from_here:
-            lose_prefill_blocks(caches, pools, i)
+            handoffs[rank].num_held -= 1
+            if caches is not None:
+                number = pools.pool_of_rank[rank]
+                lose_shared(cache_of(caches, pools, number), rank - pools.pools[number].first_rank, i)
         elif stage != IS_READY:
             free_prefill_blocks(caches, requests, pools, i)
         keep_streamed_output(requests, pools, i)
@@ -296,16 +299,6 @@ def keep_streamed_output(requests: Requests, pools: Pools, i: int) -> None:
 
 
 @inner
-def lose_prefill_blocks(caches: Cache | None, pools: Pools, i: int) -> None:
-    """Forget the KV of request `i`, which was handed off, on the rank that computed it and has failed."""
-    rank = pools.transfers[i].prefill_rank
-    pools.handoffs[rank].num_held -= 1
-    if caches is not None:
-        number = pools.pool_of_rank[rank]
-        lose_shared(cache_of(caches, pools, number), rank - pools.pools[number].first_rank, i)
-
-
-@inner
 def free_links(run: RunTables, pools: Pools) -> None:
     """Let the interfaces of all ranks go on with the transfers that are left."""
     for rank in range(pools.handoffs.size):
@@ -314,8 +307,7 @@ def free_links(run: RunTables, pools: Pools) -> None:
         transfer = pools.transfers[i]
         if transfer.stage == IS_READ:
             for rank in (transfer.prefill_rank, transfer.decode_rank):
-                end_s = max(pools.handoffs[rank].link_free_s, transfer.link_end_s)
-                pools.handoffs[rank].link_free_s = end_s
+                pools.handoffs[rank].link_free_s = max(pools.handoffs[rank].link_free_s, transfer.link_end_s)
 
 
 @inner
@@ -367,56 +359,17 @@ def interrupt_decoding(pool: PoolTables, requests: Requests, i: int) -> None:
 
 
 @inner
-def empty_rank(settings: KernelSettings, ranks: Records[Rank], rank: int) -> None:
-    """Reset a rank to the state that `new_ranks` makes."""
-    ranks[rank].num_running = 0
-    ranks[rank].num_waiting = 0
-    ranks[rank].waiting_tokens = 0
-    ranks[rank].num_outstanding = 0
-    ranks[rank].remaining_tokens = 0
+def empty_rank(settings: KernelSettings, fleet: ReplicaFleet, ranks: Records[Rank], rank: int) -> None:
+    """Reset a rank to the state that `new_ranks` makes; a wake-up of its replica that is queued stays."""
+    is_awake = ranks[rank].is_awake
+    ranks[rank] = fleet.idle_rank[0]
+    ranks[rank].is_awake = is_awake
     ranks[rank].free_blocks = settings.num_blocks
     ranks[rank].free_window_blocks = settings.num_window_blocks
-    ranks[rank].first = NONE
-    ranks[rank].last = NONE
-    ranks[rank].waiting = NONE
-    ranks[rank].num_prefilling = 0
-    ranks[rank].new_token_ratio = 0.0
-    ranks[rank].fair_tag = 0
-    ranks[rank].waited_steps = 0
-    ranks[rank].balance_waited = 0
-    ranks[rank].balance_ready = 0
-    ranks[rank].steps_to_receive = 0
-    ranks[rank].first_waiting = NONE
-    ranks[rank].last_waiting = NONE
-    ranks[rank].num_ready = 0
-    ranks[rank].num_in_flight = 0
-    ranks[rank].num_groups = 0
-    ranks[rank].has_restarted = 0
-    ranks[rank].ready_group = NONE
 
 
 @inner
-def empty_slot(slots: Records[Slot], lists: Ints, slot: int) -> None:
+def empty_slot(fleet: ReplicaFleet, slots: Records[Slot], lists: Ints, slot: int) -> None:
     """Reset a slot to the state that `new_slots` and `new_lists` make."""
-    slots[slot].is_busy = 0
-    slots[slot].steps = 0
-    slots[slot].num_decoding = 0
-    slots[slot].context_tokens = 0
-    slots[slot].finish_size = 0
-    slots[slot].batch_size = 0
-    slots[slot].batch_decodes = 0
-    slots[slot].num_skipped = 0
-    slots[slot].skipped_context_tokens = 0
-    slots[slot].skipped_since_s = 0.0
-    slots[slot].holds_back = 0
-    slots[slot].looks_again = 0
-    slots[slot].num_joined = 0
-    slots[slot].joined_since_s = 0.0
-    slots[slot].last_decode_s = -np.inf
-    slots[slot].num_verified = 0
-    slots[slot].num_requests = 0
-    slots[slot].has_group = 0
-    slots[slot].group_size = 0
-    for kind in range(lists.shape[1]):
-        for position in range(lists.shape[2]):
-            lists[slot, kind, position] = 0
+    slots[slot] = fleet.idle_slot[0]
+    lists[slot, :, :] = 0

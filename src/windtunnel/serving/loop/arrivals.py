@@ -7,11 +7,11 @@ from windtunnel.serving.cluster.router_queue import drop_first_at_router, hold, 
 from windtunnel.serving.cluster.routers import fewest_outstanding, route
 from windtunnel.serving.cluster.slots import wake_for_request
 from windtunnel.serving.codes import ASSIGNED, USERS_ROUTER, VLLM_V0
-from windtunnel.serving.per_request.policies import begin_sequence, put_last
+from windtunnel.serving.per_request.policies import put_last
 from windtunnel.serving.schedulers.queue_orders import enqueue, set_queue_key
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import PoolRecord, Pools, ranks_of, slots_of
-from windtunnel.serving.state.records import NONE, KernelSettings
+from windtunnel.serving.state.records import NONE
 from windtunnel.serving.state.tables import PoolTables, RunTables
 
 
@@ -48,29 +48,21 @@ def deliver(pool: PoolTables, run: RunTables, pools: Pools | None, fleet: Replic
     ranks[rank].num_outstanding += 1
     keeps_key = False
     if fleet is not None:
-        keeps_key = fleet.num_retries[k] > 0
         requests[k].arrival_s = now_s
-        if pools is not None:
-            keeps_key = keeps_key and has_key_of(pools, settings, former_rank)
+        keeps_key = fleet.num_retries[k] > 0
+        if pools is not None and keeps_key:
             if pool.cache is not None:
-                if fleet.num_retries[k] > 0:
-                    forget_own(pool.cache, pools, k)
+                forget_own(pool.cache, pools, k)
+            keeps_key = pools.pools[pools.pool_of_rank[former_rank]].queue_order == settings.queue_order
     if pool.rules is not None:
         if settings.scheduler >= VLLM_V0:
-            begin_sequence(pool.sequences, requests, k)  # type: ignore[arg-type]  # there with the rules
-            put_last(pool.sequences, ranks, rank, k)  # type: ignore[arg-type]
+            put_last(pool.sequences, requests, ranks, rank, k)  # type: ignore[arg-type]  # there with the rules
     if pool.batched is not None:
         if settings.scheduler < VLLM_V0:
             if not keeps_key:
                 set_queue_key(settings, requests, ranks, rank, k, requests[k].input_tokens)
             enqueue(settings, requests, ranks, rank, k)
     wake_for_request(settings, ranks, slots, run, pools, replica, now_s)
-
-
-@inner
-def has_key_of(pools: Pools, settings: KernelSettings, former_rank: int) -> bool:
-    """Whether a lost request that was at `former_rank` last has a queue key of a pool's own order already."""
-    return pools.pools[pools.pool_of_rank[former_rank]].queue_order == settings.queue_order
 
 
 @inner

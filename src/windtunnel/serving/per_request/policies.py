@@ -19,13 +19,6 @@ def next_prompt_blocks(pool: PerRequestPool, i: int) -> int:
 
 
 @inner
-def begin_sequence(sequences: Records[SequenceState], requests: Requests, i: int) -> None:
-    """Let request `i`, which is sent to this pool, compute its prompt and what it has produced so far."""
-    sequences[i].prompt_tokens = requests[i].target_tokens
-    sequences[i].last_token_s = requests[i].last_token_s
-
-
-@inner
 def put_first(pool: PerRequestPool, replica: int, i: int) -> None:
     """Put request `i` in front of the waiting ones."""
     pool.sequences[i].next = pool.ranks[replica].first_waiting
@@ -37,8 +30,10 @@ def put_first(pool: PerRequestPool, replica: int, i: int) -> None:
 
 
 @inner
-def put_last(sequences: Records[SequenceState], ranks: Records[Rank], rank: int, i: int) -> None:
-    """Put request `i` behind the ones that wait at `rank`."""
+def put_last(sequences: Records[SequenceState], requests: Requests, ranks: Records[Rank], rank: int, i: int) -> None:
+    """Put request `i` behind the ones that wait at `rank`, to compute its prompt and what it has produced so far."""
+    sequences[i].prompt_tokens = requests[i].target_tokens
+    sequences[i].last_token_s = requests[i].last_token_s
     sequences[i].next = NONE
     last = ranks[rank].last_waiting
     if last == NONE:
@@ -100,15 +95,10 @@ def take_block(pool: PerRequestPool, replica: int, i: int) -> None:
 
 @inner
 def sort_ready(pool: PerRequestPool, requests: Requests, replica: int) -> None:
-    """Order the ready requests by arrival; equal ones stay as they were.
-
-    They nearly always are in order, which their indices tell: requests are numbered as they arrive.
-    """
+    """Order the ready requests by arrival at the replica; equal ones stay as they were."""
     row = ready_row(pool, replica)
     for position in range(1, pool.ranks[replica].num_ready):
         i = pool.batches[row, MEMBERS, position]
-        if pool.rules.numbered_by_arrival and i > pool.batches[row, MEMBERS, position - 1]:
-            continue
         arrival_s = requests[i].arrival_s
         before = position - 1
         while before >= 0 and requests[pool.batches[row, MEMBERS, before]].arrival_s > arrival_s:
