@@ -18,7 +18,7 @@ import windtunnel as wt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # the oracle is a test
 
-from oracles.serving.loop import Reference
+from oracles.serving.deployment import ReferenceDeployment
 from oracles.serving.state import Request
 from windtunnel.serving.run import run_loop
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
@@ -103,7 +103,7 @@ def against_plain_python() -> None:
         for i in range(requests.num_requests)
     ]
     started_s = time.perf_counter()
-    steps = Reference(settings, cost, copies).run()
+    steps = ReferenceDeployment([PoolPlan(settings, cost)], copies).run()
     plain_s = time.perf_counter() - started_s
     assert len(steps) == num_steps
     print(f"\ncompiled loop against the plain Python engine, same {num_steps:,} steps: {plain_s / loop_s:,.0f}x")

@@ -1,6 +1,7 @@
 """Pools joined by handoffs: the compiled loop against plain Python, conservation, and limits that are known."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,19 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import cases_to_try
-from oracles.serving.pools import KvTransfer, ReferencePools
-from oracles.serving.state import Request, Step
+from oracles.serving.deployment import ReferenceDeployment
 from serving.loop.test_oracle import Case as OnePool
 from serving.loop.test_oracle import (
     chains,
-    expanded,
-    give_tenants,
     random_cost,
     random_sessions,
     random_tiers,
     windows_of,
 )
 from serving.pool_of_one import run_pool
+from serving.served import assert_equal_requests, assert_equal_steps, assert_equal_transfers, oracle_requests
 from windtunnel.metrics.summary import itl_distribution
 from windtunnel.serving import codes
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL
@@ -142,20 +141,13 @@ def plans(
     )
 
 
-def run_oracle(case: Case) -> tuple[list[Request], dict[int, KvTransfer], list[Step]]:
+def with_speculation(case: Case) -> list[PoolPlan]:
+    """A pool that only prefills has no decode steps."""
+    return [plan if plan.role == PREFILL else plan._replace(speculation=case.speculation) for plan in case.plans]
+
+
+def oracle_of(case: Case, **more: Any) -> ReferenceDeployment:
     arrays = case.requests
-    requests = [
-        Request(i, float(arrival), int(inputs), int(outputs), int(priority))
-        for i, (arrival, inputs, outputs, priority) in enumerate(
-            zip(arrays.arrival_s, arrays.input_tokens, arrays.output_tokens, arrays.priority, strict=True)
-        )
-    ]
-    give_tenants(requests, arrays)
-    if arrays.previous is not None and arrays.think_s is not None and arrays.session is not None:
-        for request, previous, think_s, session in zip(
-            requests, arrays.previous, arrays.think_s, arrays.session, strict=True
-        ):
-            request.previous, request.think_s, request.session = int(previous), float(think_s), int(session)
     if arrays.prefixes is None:
         nobody, nothing = np.full(arrays.arrival_s.size, -1), np.zeros(0, np.int64)
         arrays = replace(arrays, prefixes=PrefixArrays(nothing, nothing, nobody, nobody))
@@ -163,10 +155,14 @@ def run_oracle(case: Case) -> tuple[list[Request], dict[int, KvTransfer], list[S
         chains(OnePool(plan.settings, plan.cost, arrays, kept.anywhere))
         for plan, kept in zip(case.plans, case.retention, strict=False)
     ]
-    below = [(kept.tiers, kept.load_overlaps) for kept in case.retention]
-    reference = ReferencePools(case.plans, case.handoff_rules, requests, case.speculation, own, below)
-    steps = reference.run()
-    return requests, reference.transfers, steps
+    return ReferenceDeployment(
+        with_speculation(case),
+        oracle_requests(arrays),
+        case.handoff_rules,
+        chains=own,
+        below=[(kept.tiers, kept.load_overlaps) for kept in case.retention],
+        **more,
+    )
 
 
 def pools_of(run: LoopRun) -> Pools:
@@ -175,7 +171,7 @@ def pools_of(run: LoopRun) -> Pools:
 
 
 def run_compiled(case: Case) -> LoopRun:
-    plans = [plan if plan.role == PREFILL else plan._replace(speculation=case.speculation) for plan in case.plans]
+    plans = with_speculation(case)
     caches = [caches_of(plan.settings, kept, case.requests) for plan, kept in zip(plans, case.retention, strict=False)]
     return run_loop(plans, case.requests, caches, case.handoff_rules)
 
@@ -234,6 +230,10 @@ def caching_cases(draw: st.DrawFn) -> Case:
         made.append(plan._replace(settings=s, cost=random_cost(rng, s.max_num_seqs, budget, draw(st.booleans()))))
     caching = [draw(st.sampled_from([True, True, False])) for _ in made]
     caching = caching if any(caching) else [True] * len(made)
+    made = [
+        plan if caches else plan._replace(settings=plan.settings._replace(longest_prefix_first=0))
+        for plan, caches in zip(made, caching, strict=True)
+    ]
     retention = [KvRetention(caches, load_overlaps=draw(st.booleans())) for caches in caching]
     if draw(st.booleans()):
         retention = random_lower_tiers(draw, rng, made, retention)
@@ -282,30 +282,21 @@ def test_preempted_requests_find_their_own_blocks_as_the_oracles_do(case: Case) 
 
 
 def assert_equal_to_the_oracle(case: Case, shares: bool = True) -> None:
-    requests, transfers, reference_steps = run_oracle(case)
+    oracle = oracle_of(case)
+    reference_steps = oracle.run()
     run = run_compiled(case)
-    records, pools, steps = run.requests, pools_of(run), run.steps
-    for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions", "output_tokens"):
-        np.testing.assert_array_equal(records[name], [getattr(request, name) for request in requests], err_msg=name)
-    for i, transfer in enumerate(pools.transfers):
-        for name in ("handed_s", "transfer_start_s", "transfer_end_s"):
-            expected = getattr(transfers[i], name) if i in transfers else np.nan
-            np.testing.assert_equal(transfer[name], expected)
+    assert_equal_requests(run.requests, oracle.requests)
+    assert_equal_transfers(run, oracle)
     if case.retention and shares:
-        assert run.cache is not None
-        by_pool = run.cache.requests["cached_tokens"].reshape(len(case.plans), -1)
-        cached_tokens = by_pool[first_pool(run), np.arange(len(requests))]
-        expected_tokens = [max(request.cached_tokens, 0) for request in requests]
-        np.testing.assert_array_equal(cached_tokens, expected_tokens)
-    by_step = expanded(steps)
-    num_replicas = sum(plan.settings.num_replicas for plan in case.plans)
-    for replica in range(num_replicas):
-        mine = by_step["replica"] == replica
-        theirs = [step for step in reference_steps if step.replica == replica]
-        # A decoding request counts as one in either, whatever it gains.
-        tokens = by_step["decode_tokens"][mine] + by_step["prefill_tokens"][mine]
-        np.testing.assert_array_equal(tokens, [sum(step.scheduled.values()) for step in theirs])
-    assert steps["used_blocks"].max() == max(step.used_blocks for step in reference_steps)
+        assert_equal_caches(run, oracle)
+    assert_equal_steps(run.steps, oracle, reference_steps)
+
+
+def assert_equal_caches(run: LoopRun, oracle: ReferenceDeployment) -> None:
+    assert run.cache is not None
+    by_pool = run.cache.requests["cached_tokens"].reshape(len(run.plans), -1)
+    cached_tokens = by_pool[first_pool(run), np.arange(len(oracle.requests))]
+    np.testing.assert_array_equal(cached_tokens, [max(request.cached_tokens, 0) for request in oracle.requests])
 
 
 def first_come(
@@ -371,7 +362,7 @@ def test_users_policies_run_in_pools_as_the_scheduler_that_they_copy(case: Case,
 @settings(max_examples=cases_to_try(150))
 @given(cases())
 def test_inter_token_latency_equals_the_oracles(case: Case) -> None:
-    _, _, reference_steps = run_oracle(case)
+    reference_steps = oracle_of(case).run()
     steps = run_compiled(case).steps
     gaps_s = np.array([gap for step in reference_steps for gap in step.gaps_s])
     found = itl_distribution(steps)

@@ -62,6 +62,7 @@ def send_next(run: RunTables, now_s: float) -> int:
     """Take the next request from the client at `now_s`; returns it."""
     k = take_next(run.sessions, run.requests, run.clock, now_s)
     run.requests[k].arrival_s = now_s
+    run.requests[k].deadline_s = now_s + run.requests[k].ttft_limit_s
     run.requests[k].sequence = run.clock[0].sent
     run.clock[0].sent += 1
     return k

@@ -47,7 +47,7 @@ class Batches(Memory):
             "fcfs": 0,
             "priority": request.priority,
             "shortest": request.input_tokens,
-            "deadline": int(min((request.arrival_s + request.ttft_limit_s) * 1e3, 2.0**31)),
+            "deadline": int(min((request.sent_s + request.ttft_limit_s) * 1e3, 2.0**31)),
         }
         return keys[order]
 

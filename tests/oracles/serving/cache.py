@@ -15,6 +15,8 @@ class Segment:
     index: int
     first_block: int
     end_block: int
+    is_own: bool = False
+    """No other prompt has it."""
 
 
 @dataclass
@@ -49,6 +51,11 @@ class RankCache:
                 break
             num_segments, num_blocks = num_segments + 1, segment.first_block + found
         return num_segments, min(num_blocks, most_blocks)
+
+    def forget(self, segment: Segment) -> None:
+        """Drop what nobody uses of `segment`."""
+        if segment.index in self.unused:
+            del self.unused[segment.index], self.blocks[segment.index]
 
     def use(self, segment: Segment) -> int:
         """Returns the blocks that were unused and are not any more."""

@@ -1,46 +1,50 @@
-"""Replicas that come and go, and requests that wait for them at the router, in plain Python: the oracle of fleets.
+"""Replicas that come and go, in plain Python: faults, repairs, schedules and autoscalers of all pools of a deployment.
 
-`plan` is `serving.setup.fleet_plan.FleetPlan` by shape; the engine is that of `loop.py`.
+`plan` is `serving.setup.fleet_plan.FleetPlan` by shape.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-from oracles.serving.cache import TierPool
-from oracles.serving.loop import Reference
-from oracles.serving.state import Request, Step
+from oracles.serving.state import Request
 from windtunnel.serving.codes import (
     DRAINING,
     FAILED,
-    HOLDING_ROUTERS,
     KV_USE,
     OFF,
     OUTSTANDING,
-    ROUTERS,
     RUNNING,
     STARTING,
     UP,
     WAITING,
 )
 
-ALL_ROUTERS = (*ROUTERS, *HOLDING_ROUTERS)
-
 
 @dataclass
 class Replica:
-    """What is known of a replica beside its ranks."""
+    """A replica's phase, and what will change it."""
 
     phase: int
     faults: Iterator[tuple[float, float]]
     fault: tuple[float, float] = (math.inf, 0.0)
+    """The next one: begin and duration."""
     next_s: float = math.inf
     """End of its start or repair."""
 
+    def __post_init__(self) -> None:
+        self.draw_fault()
+
     @property
     def serves(self) -> bool:
-        return self.phase == UP
+        return self.phase in (UP, DRAINING)
+
+    def draw_fault(self) -> float:
+        """Go on to the next fault; returns how long the present one lasts."""
+        repair_s = self.fault[1]
+        self.fault = next(self.faults, (math.inf, 0.0))
+        return repair_s
 
 
 @dataclass(frozen=True)
@@ -53,153 +57,89 @@ class Stay:
     end_s: float
 
 
-class ReferenceFleet(Reference):
-    """The whole simulation; `run` returns its steps, `phases` and `stays` say what happened to the replicas."""
+@dataclass
+class Scaler:
+    """How many replicas a pool wants."""
 
-    def __init__(
-        self,
-        plan: Any,
-        settings: Any,
-        cost: Any,
-        requests: Sequence[Request],
-        tiers: Sequence[Any] = (),
-        load_overlaps: bool = False,
-        speculation: Any = None,
-        router: Callable[["ReferenceFleet", Request, float], int] | None = None,
-    ) -> None:
-        super().__init__(settings, cost, requests, tiers, load_overlaps, speculation)
-        self.plan, self.router = plan, router
-        (self.scaling,) = plan.scalings
+    pool: Any
+    numbers: range
+    """Its replicas, of all pools'."""
+    scaling: Any
+    changes: list[tuple[float, int]]
+    starts_requests: bool
+    recommended: list[int] = field(default_factory=list)
 
-    def start(self) -> None:
-        super().start()
+    def __post_init__(self) -> None:
         scaling = self.scaling
-        self.replicas = [
-            Replica(UP if number < scaling.initial_replicas else OFF, iter(self.plan.faults_of(number)))
-            for number in range(self.settings.num_replicas)
-        ]
-        for replica in self.replicas:
-            replica.fault = next(replica.faults, (math.inf, 0.0))
-        self.changes = list(self.plan.changes[0])
-        self.look_s = float(scaling.interval_s) if scaling.target > 0 else math.inf
         self.wanted = int(scaling.initial_replicas)
         self.recommended = [self.wanted] * (max(scaling.up_looks, scaling.down_looks) + 1)
-        self.held: list[Request] = []
+        self.look_s = float(scaling.interval_s) if scaling.target > 0 else math.inf
+
+    @property
+    def next_s(self) -> float:
+        return min([self.look_s, *(at_s for at_s, _ in self.changes[:1])])
+
+    def look(self, serving: list[int], num_at_router: int) -> None:
+        """Kubernetes' rule: replicas for the metric's sum over those that serve."""
+        scaling, pool = self.scaling, self.pool
+        metric = {
+            OUTSTANDING: pool.num_outstanding,
+            WAITING: pool.num_waiting,
+            RUNNING: pool.num_running,
+            KV_USE: pool.used_blocks,
+        }[scaling.metric]
+        total = sum(metric(number - self.numbers.start) for number in serving)
+        if self.starts_requests and scaling.metric in (OUTSTANDING, WAITING):
+            total += num_at_router
+        needed = total / scaling.target
+        if scaling.metric == KV_USE:
+            needed = needed / (pool.settings.num_blocks * pool.settings.ranks_per_replica)
+        is_near = abs(needed / self.wanted - 1.0) <= scaling.tolerance_fraction
+        recommended = self.wanted if is_near else math.ceil(needed)
+        self.recommended.append(min(max(recommended, scaling.min_replicas), scaling.max_replicas))
+        least = min(self.recommended[-1 - scaling.up_looks :])
+        most = max(self.recommended[-1 - scaling.down_looks :])
+        self.wanted = max(self.wanted, least) if self.wanted < least else min(self.wanted, most)
+        self.look_s += scaling.interval_s
+
+
+class Fleet:
+    """All replicas of a deployment, requests that wait at the router, and those that are to be sent again."""
+
+    def __init__(self, deployment: Any, plan: Any) -> None:
+        self.deployment, self.rules = deployment, plan.rules
+        self.replicas, self.scalers = [], []
+        for pool, scaling, changes in zip(deployment.pools, plan.scalings, plan.changes, strict=True):
+            numbers = range(len(self.replicas), len(self.replicas) + int(pool.settings.num_replicas))
+            starts = numbers[0] in deployment.entries
+            self.scalers.append(Scaler(pool, numbers, scaling, list(changes), starts))
+            for count, number in enumerate(numbers):
+                phase = UP if count < scaling.initial_replicas else OFF
+                self.replicas.append(Replica(phase, iter(plan.faults_of(number))))
+        self.resize_at_s = math.inf
+        self.at_router: list[Request] = []
         self.asks_since_s: float | None = None
+        """The first request at the router is tried again."""
         self.lost: list[tuple[float, Request]] = []
-        self.sent_s: dict[int, float] = {}
         self.num_retries: dict[int, int] = {}
         self.discarded: dict[int, int] = {}
         self.phases: list[tuple[float, int, int]] = []
         self.stays: list[Stay] = []
-        self.resize_at_s = math.inf
 
-    def run(self) -> list[Step]:
-        self.start()
-        while any(math.isnan(request.finish_s) for request in self.requests):
-            event_s, (replica, slot) = min(((end, at) for at, end in self.end_s.items()), default=(math.inf, (-1, -1)))
-            arrival_s, change_s = self.next_arrival_s(), self.next_change_s()
-            if arrival_s == event_s == change_s == math.inf:
-                raise AssertionError("a request can never be scheduled")
-            if change_s <= min(arrival_s, event_s):
-                self.change(change_s)
-            elif arrival_s <= event_s:
-                self.deliver(arrival_s)
-            else:
-                num_unfinished = self.num_unfinished()
-                ends_step = self.end_step(replica, slot, event_s)
-                if self.num_unfinished() < num_unfinished:
-                    self.ask_again(event_s)
-                    self.stop_if_drained(replica, event_s)
-                while self.next_arrival_s() <= event_s:
-                    self.deliver(self.next_arrival_s())
-                self.go_on(replica, slot, event_s, ends_step)
-        return self.steps
-
-    def num_unfinished(self) -> int:
-        return sum(math.isnan(request.finish_s) for request in self.requests)
-
-    def go_on(self, replica: int, slot: int, now_s: float, ends_step: bool) -> None:
-        if (replica, slot) in self.end_s:
-            super().go_on(replica, slot, now_s, ends_step)
-
-    # Requests at the router
-
-    def next_arrival_s(self) -> float:
-        times = [super().next_arrival_s(), *(send_s for send_s, _ in self.lost[:1])]
-        if self.held and self.asks_since_s is not None:
+    def next_send_s(self) -> float:
+        times = [send_s for send_s, _ in self.lost[:1]]
+        if self.at_router and self.asks_since_s is not None:
             times.append(self.asks_since_s)
-        return min(times)
-
-    def ask_again(self, now_s: float) -> None:
-        if self.held:
-            self.asks_since_s = now_s
-
-    def deliver(self, now_s: float) -> None:
-        if self.held and self.asks_since_s is not None:
-            request = self.held.pop(0)
-            if not self.send(request, now_s):
-                self.held.insert(0, request)
-            return
-        if self.lost and self.lost[0][0] <= now_s:
-            request = self.lost.pop(0)[1]
-        else:
-            request = self.take_next(now_s)
-            request.arrival_s = self.sent_s[request.index] = now_s
-            request.sequence = self.sent
-            self.sent += 1
-        if self.held or not self.send(request, now_s):
-            self.held.append(request)
-
-    def send(self, request: Request, now_s: float) -> bool:
-        replica = self.router(self, request, now_s) if self.router is not None else self.route(request)
-        if replica < 0:
-            self.asks_since_s = None
-            return False
-        self.replica_of_session[request.session] = replica
-        rank = min(self.ranks_of(replica), key=lambda rank: rank.num_outstanding)
-        if not self.num_retries.get(request.index):
-            request.queue_key = self.queue_key(rank, request, request.input_tokens)
-        request.arrival_s = now_s
-        self.enqueue(rank, request)
-        self.wake(replica, now_s)
-        return True
-
-    def route(self, request: Request) -> int:
-        router = ALL_ROUTERS[self.settings.router]
-        up = [number for number, replica in enumerate(self.replicas) if replica.serves]
-        if not up:
-            return -1
-        if router == "round_robin":
-            replica = min(up, key=lambda number: (number - self.turn) % self.settings.num_replicas)
-            self.turn = (replica + 1) % self.settings.num_replicas
-            return replica
-        if router == "random":
-            return up[self.draw(len(up))]
-        if router == "power_of_two":
-            return min(sorted(up[self.draw(len(up))] for _ in range(2)), key=self.num_outstanding)
-        if router == "session_affinity" and request.session >= 0:
-            former = self.replica_of_session.get(request.session)
-            if former in up:
-                return former
-        if router == "prefix_affinity" and self.caches:
-            loads = {number: self.num_outstanding(number) for number in up}
-            cached = {number: self.cached_blocks(number, request) for number in range(len(self.replicas))}
-            longest = max(up, key=lambda number: (cached[number], -loads[number], -number))
-            least, most = min(loads.values()), max(loads.values())
-            if cached[longest] > 0 and not (most - least > 64 and most > 1.5 * least):
-                return longest
-        load_of = {"least_kv": self.used_blocks, "least_waiting": self.num_waiting}.get(router, self.num_outstanding)
-        best = min(up, key=load_of)
-        if router == "deferred" and load_of(best) >= self.plan.rules.most_outstanding:
-            return -1
-        return best
-
-    # Replicas
+        return min(times, default=math.inf)
 
     def next_change_s(self) -> float:
-        times = [self.look_s, self.resize_at_s, *(at_s for at_s, _ in self.changes[:1])]
+        times = [self.resize_at_s, *(scaler.next_s for scaler in self.scalers)]
         return float(min([*times, *(min(replica.fault[0], replica.next_s) for replica in self.replicas)]))
+
+    def ask_again(self, now_s: float) -> None:
+        """A request has ended, or a replica serves: there may be room."""
+        if self.at_router:
+            self.asks_since_s = now_s
 
     def set_phase(self, number: int, phase: int, now_s: float) -> None:
         self.replicas[number].phase = phase
@@ -209,108 +149,64 @@ class ReferenceFleet(Reference):
         self.resize_at_s = math.inf
         for number, replica in enumerate(self.replicas):
             if replica.fault[0] <= now_s:
-                back_s = now_s + replica.fault[1]
-                replica.fault = next(replica.faults, (math.inf, 0.0))
+                back_s = now_s + replica.draw_fault()
                 if replica.phase == FAILED:
                     replica.next_s = max(replica.next_s, back_s)
                 elif replica.phase != OFF:
                     self.set_phase(number, FAILED, now_s)
                     replica.next_s = back_s
-                    self.lose_all(number, now_s)
+                    self.deployment.empty(number, now_s)
             elif replica.next_s <= now_s:
                 replica.next_s = math.inf
                 self.set_phase(number, UP if replica.phase == STARTING else OFF, now_s)
-                if replica.serves:
+                if replica.phase == UP:
                     self.ask_again(now_s)
-        if self.changes and self.changes[0][0] <= now_s:
-            self.wanted = self.changes.pop(0)[1]
-        if self.look_s <= now_s:
-            self.look()
-            self.look_s += self.scaling.interval_s
-        self.resize(now_s)
+        for number in range(len(self.replicas)):
+            self.stop_if_drained(number, now_s)
+        for scaler in self.scalers:
+            if scaler.changes and scaler.changes[0][0] <= now_s:
+                scaler.wanted = scaler.changes.pop(0)[1]
+            if scaler.look_s <= now_s:
+                scaler.look(self.in_phase(scaler, UP), len(self.at_router))
+            self.resize(scaler, now_s)
 
-    def look(self) -> None:
-        scaling = self.scaling
-        ranks = [rank for number, r in enumerate(self.replicas) if r.serves for rank in self.ranks_of(number)]
-        totals = {
-            OUTSTANDING: sum(rank.num_outstanding for rank in ranks) + len(self.held),
-            WAITING: sum(len(rank.waiting) for rank in ranks) + len(self.held),
-            RUNNING: sum(len(rank.running) for rank in ranks),
-            KV_USE: sum(int(self.settings.num_blocks) - rank.free_blocks for rank in ranks),
-        }
-        needed = totals[scaling.metric] / scaling.target
-        if scaling.metric == KV_USE:
-            needed = needed / (self.settings.num_blocks * self.settings.ranks_per_replica)
-        wanted = math.ceil(needed) if abs(needed / self.wanted - 1.0) > scaling.tolerance_fraction else self.wanted
-        self.recommended.append(min(max(wanted, scaling.min_replicas), scaling.max_replicas))
-        least = min(self.recommended[-1 - scaling.up_looks :])
-        most = max(self.recommended[-1 - scaling.down_looks :])
-        if self.wanted < least:
-            self.wanted = least
-        elif self.wanted > most:
-            self.wanted = most
+    def in_phase(self, scaler: Scaler, phase: int) -> list[int]:
+        return [number for number in scaler.numbers if self.replicas[number].phase == phase]
 
-    def resize(self, now_s: float) -> None:
-        def those(phase: int) -> list[int]:
-            return [number for number, replica in enumerate(self.replicas) if replica.phase == phase]
+    def resize(self, scaler: Scaler, now_s: float) -> None:
+        def num_surplus() -> int:
+            return len(self.in_phase(scaler, STARTING)) + len(self.in_phase(scaler, UP)) - scaler.wanted
 
-        missing = self.wanted - len(those(STARTING)) - len(those(UP))
-        for number in those(OFF)[: max(missing, 0)]:
+        for number in self.in_phase(scaler, OFF)[: max(-num_surplus(), 0)]:
             self.set_phase(number, STARTING, now_s)
-            self.replicas[number].next_s = now_s + self.scaling.start_s
-        surplus = len(those(STARTING)) + len(those(UP)) - self.wanted
-        for number in those(STARTING)[::-1][: max(surplus, 0)]:
+            self.replicas[number].next_s = now_s + scaler.scaling.start_s
+        for number in self.in_phase(scaler, STARTING)[::-1][: max(num_surplus(), 0)]:
             self.set_phase(number, OFF, now_s)
             self.replicas[number].next_s = math.inf
-        surplus = len(those(STARTING)) + len(those(UP)) - self.wanted
-        for number in sorted(those(UP), key=lambda number: (self.num_outstanding(number), -number))[: max(surplus, 0)]:
+        idlest = sorted(
+            self.in_phase(scaler, UP), key=lambda number: (self.deployment.num_outstanding(number), -number)
+        )
+        for number in idlest[: max(num_surplus(), 0)]:
             self.set_phase(number, DRAINING, now_s)
-            if self.num_outstanding(number) == 0:
+            if self.deployment.is_empty(number):
                 self.set_phase(number, OFF, now_s)
-                self.empty(number)
+                self.deployment.empty(number, now_s)
 
     def stop_if_drained(self, number: int, now_s: float) -> None:
-        if self.replicas[number].phase == DRAINING and self.num_outstanding(number) == 0:
+        if self.replicas[number].phase == DRAINING and self.deployment.is_empty(number):
             self.set_phase(number, OFF, now_s)
-            self.empty(number)
+            self.deployment.empty(number, now_s)
             self.resize_at_s = now_s
 
-    def lose_all(self, number: int, now_s: float) -> None:
-        for rank in self.ranks_of(number):
-            for request in [*rank.running, *rank.waiting]:
-                self.stays.append(Stay(request.index, number, request.arrival_s, now_s))
-                request.computed_tokens = request.num_blocks = 0
-                request.shared_blocks = request.num_used_segments = 0
-                request.num_window_blocks = request.passed = 0
-                request.slides = False
-                if self.plan.rules.starts_over:
-                    self.discarded[request.index] = self.discarded.get(request.index, 0) + request.num_outputs
-                    request.num_outputs, request.first_token_s = 0, math.nan
-                request.is_decoding = False
-                self.num_retries[request.index] = self.num_retries.get(request.index, 0) + 1
-                self.lost.append((now_s + float(self.plan.rules.retry_s), request))
-        self.empty(number)
-
-    def empty(self, number: int) -> None:
-        """The replica's memory is gone, its own tiers included."""
-        s = self.settings
-        first = number * s.ranks_per_replica
-        for at in range(first, first + s.ranks_per_replica):
-            for slot in range(s.num_stages):
-                self.num_verified.pop((id(self.ranks[at]), slot), None)
-            self.ranks[at] = self.new_rank()
-            for tier, pools in zip(self.tiers, self.pools, strict=True):
-                if not tier.outlives:
-                    pools[at // int(tier.ranks_per_pool)] = TierPool(int(tier.capacity_blocks))
-        self.stage_free_s[number] = [0.0] * s.num_stages
-        for slot in range(s.num_stages):
-            self.end_s.pop((number, slot), None)
-
-    def start_step(self, replica: int, slot: int, now_s: float, ends_step: bool) -> bool:
-        started = super().start_step(replica, slot, now_s, ends_step)
-        fails_s = self.replicas[replica].fault[0]
-        if started and self.end_s[replica, slot] >= fails_s:
-            step = self.steps[-1]
-            self.steps[-1] = Step(now_s, fails_s - now_s, replica, {}, step.used_blocks, [])
-            self.end_s[replica, slot] = math.inf
-        return started
+    def lose(self, request: Request, number: int, now_s: float) -> None:
+        """`request` was at a replica that failed, and is sent again later with what the client has of it."""
+        self.stays.append(Stay(request.index, number, request.arrival_s, now_s))
+        request.computed_tokens = request.num_blocks = 0
+        request.shared_blocks = request.num_used_segments = 0
+        request.num_window_blocks = request.passed = 0
+        request.slides = request.is_decoding = False
+        if self.rules.starts_over:
+            self.discarded[request.index] = self.discarded.get(request.index, 0) + request.num_outputs
+            request.num_outputs, request.first_token_s = 0, math.nan
+        self.num_retries[request.index] = self.num_retries.get(request.index, 0) + 1
+        self.lost.append((now_s + float(self.rules.retry_s), request))

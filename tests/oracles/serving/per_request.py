@@ -1,55 +1,23 @@
 """Schedulers that may batch any subset of requests, in plain Python: the oracle of `serving.per_request`.
 
-One object a request, lists for queues, one step at a time; it imports the codes and none of the kernels. `settings`,
-`rules` and `cost` are `serving.state.records.KernelSettings`, `serving.state.per_request.PerRequestRules` and
-`serving.state.records.StepCost` by shape.
+Lists for queues, one step at a time. `settings`, `rules` and `cost` are `serving.state.records.KernelSettings`,
+`serving.state.per_request.PerRequestRules` and `serving.state.records.StepCost` by shape.
 """
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from oracles.serving.cost import Prices, deviation
+from oracles.serving.state import Chunk, Request, Step
 from windtunnel.serving.codes import FASTER_TRANSFORMER, VLLM_V0
 
-MULTIPLIER, MODULUS = 48271, 2**31 - 1
+WAKE = -1
+"""In place of a slot, where a replica was woken."""
 
-Policy = Callable[["Replica", float], list[tuple["Request", int]]]
-
-
-@dataclass(eq=False)
-class Request:
-    """A request and what became of it."""
-
-    index: int
-    arrival_s: float
-    input_tokens: int
-    output_tokens: int
-    computed: int = 0
-    outputs: int = 0
-    blocks: int = 0
-    restarts: int = 0
-    is_prefilled: bool = False
-    lost_prompt: int = 0
-    """Prompt tokens that a restart made the engine take for outputs."""
-    scheduled_s: float = math.nan
-    first_token_s: float = math.nan
-    last_token_s: float = math.nan
-    finish_s: float = math.nan
-
-    @property
-    def known(self) -> int:
-        return self.input_tokens + self.outputs - self.lost_prompt
-
-    @property
-    def to_prefill(self) -> int:
-        return self.known - self.computed
-
-    @property
-    def left(self) -> int:
-        return self.output_tokens + self.lost_prompt - self.outputs
+Policy = Callable[["Replica", float], list[tuple[Request, int]]]
 
 
 @dataclass(eq=False)
@@ -74,6 +42,10 @@ class Replica:
     paused_batches: list[Batch] = field(default_factory=list)
     under_way: dict[int, Batch] = field(default_factory=dict)
     holding: set[Request] = field(default_factory=set)
+    end_s: dict[int, float] = field(default_factory=dict)
+    """Of the batches under way that no failure cuts short."""
+    woken_s: float | None = None
+    """When it looks for work, in all idle slots."""
     waited_steps: int = 0
 
     @property
@@ -89,27 +61,27 @@ class Replica:
         self.waiting.remove(request)
         self.holding.add(request)
         self.free -= blocks
-        request.blocks = blocks
+        request.num_blocks = blocks
         if math.isnan(request.scheduled_s):
             request.scheduled_s = now_s
 
     def release(self, request: Request) -> None:
-        self.free += request.blocks
-        request.blocks = 0
+        self.free += request.num_blocks
+        request.num_blocks = 0
         self.holding.discard(request)
 
     def restart(self, request: Request) -> None:
         self.release(request)
-        if not request.is_prefilled and self.rules.loses_prompts:
-            request.lost_prompt += request.to_prefill
-        request.computed = 0
-        request.is_prefilled = False
-        request.restarts += 1
+        if not request.is_decoding and self.rules.loses_prompts:
+            request.lost_prompt += request.wanted_tokens
+        request.computed_tokens = 0
+        request.is_decoding = False
+        request.num_preemptions += 1
         self.waiting.appendleft(request)
 
     def append_block(self, request: Request) -> None:
-        if request.known > request.blocks * self.settings.block_size:
-            request.blocks += 1
+        if request.known_tokens > request.num_blocks * self.settings.block_size:
+            request.num_blocks += 1
             self.free -= 1
 
     def find_room(self, request: Request, others: list[Request]) -> bool:
@@ -122,103 +94,113 @@ class Replica:
         return True
 
 
-@dataclass
-class PerRequestReference:
-    """The whole simulation; `run` returns (start, duration, replica, parts) of every batch."""
+class PerRequestPool:
+    """Equal replicas whose scheduler may batch any subset of requests.
 
-    settings: Any
-    rules: Any
-    cost: Any
-    requests: Sequence[Request]
-    policy: Policy | None = None
+    `plan` is `serving.state.pools.PoolPlan` by shape; `deployment` has the clients, the other pools and the fleet.
+    """
 
-    def run(self) -> list[tuple[float, float, int, list[tuple[int, int]]]]:
-        s = self.settings
-        self.replicas = [Replica(s, self.rules, s.num_blocks, [0.0] * s.num_stages) for _ in range(s.num_replicas)]
-        self.events: dict[tuple[int, int], float] = {}
-        self.next, self.turn, self.random = 0, 0, int(s.seed) % (MODULUS - 1) + 1
-        self.completed_s: list[float] = []
-        self.batches: list[tuple[float, float, int, list[tuple[int, int]]]] = []
-        self.prices = Prices(self.cost)
-        num_slots = s.num_replicas * s.num_stages
-        while True:
-            arrival_s = self.next_arrival_s()
-            event_s, at = min(((time_s, at) for at, time_s in self.events.items()), default=(math.inf, (-1, -1)))
-            if min(arrival_s, event_s) == math.inf:
-                return self.batches
-            if arrival_s <= event_s:
-                self.deliver(arrival_s, num_slots)
-                continue
-            del self.events[at]
-            index = at[1] if at[0] == num_slots else at[0] // s.num_stages
-            replica = self.replicas[index]
-            if at[0] < num_slots:
-                self.complete(replica, replica.under_way.pop(at[0] % s.num_stages), event_s)
-            while self.next_arrival_s() <= event_s:
-                self.deliver(self.next_arrival_s(), num_slots)
-            self.form_batches(index, event_s)
+    caches = False
 
-    def next_arrival_s(self) -> float:
-        s = self.settings
-        if self.next >= len(self.requests):
-            return math.inf
-        send_s = self.requests[self.next].arrival_s
-        if s.concurrency == 0:
-            return send_s
-        if 0 < s.num_warmup <= self.next:
-            if len(self.completed_s) < s.num_warmup:
-                return math.inf
-            send_s += self.completed_s[s.num_warmup - 1] + s.frontend_s
-        if self.next - len(self.completed_s) >= s.concurrency:
-            return math.inf
-        if self.next >= s.concurrency:
-            send_s = max(send_s, self.completed_s[self.next - s.concurrency] + s.frontend_s)
-        return send_s
+    def __init__(self, deployment: Any, plan: Any, policy: Policy | None) -> None:
+        s = plan.settings
+        self.deployment, self.settings, self.rules, self.cost, self.role = (
+            deployment,
+            s,
+            plan.rules,
+            plan.cost,
+            plan.role,
+        )
+        self.policy, self.prices = policy, Prices(plan.cost)
+        self.replicas = [self.new_replica() for _ in range(s.num_replicas)]
+        self.steps: list[Step] = []
 
-    def deliver(self, now_s: float, num_slots: int) -> None:
-        request = self.requests[self.next]
-        request.arrival_s = now_s
-        self.next += 1
-        index = self.route()
-        replica = self.replicas[index]
-        replica.waiting.append(request)
-        if len(replica.under_way) < self.settings.num_stages:
-            self.events.setdefault((num_slots, index), now_s)
+    def new_replica(self) -> Replica:
+        return Replica(self.settings, self.rules, self.settings.num_blocks, [0.0] * self.settings.num_stages)
 
-    def route(self) -> int:
-        n, router = len(self.replicas), self.settings.router
-        if n == 1:
-            return 0
-        if router == 0:
-            chosen, self.turn = self.turn, (self.turn + 1) % n
-            return chosen
-        if router in (1, 2):
-            drawn = []
-            for _ in range(router):
-                self.random = self.random * MULTIPLIER % MODULUS
-                drawn.append(self.random % n)
-            return min(sorted(drawn), key=lambda k: self.replicas[k].outstanding)
-        loads: dict[int, Callable[[int], int]] = {
-            4: lambda k: int(self.settings.num_blocks) - self.replicas[k].free,
-            7: lambda k: len(self.replicas[k].waiting),
-        }
-        return min(range(n), key=loads.get(router, lambda k: self.replicas[k].outstanding))
+    # Events
+
+    def events(self) -> Iterator[tuple[float, bool, int, int]]:
+        """(time, whether it goes behind the others of that time, replica, slot)"""
+        for number, replica in enumerate(self.replicas):
+            yield from ((end_s, False, number, slot) for slot, end_s in replica.end_s.items())
+            if replica.woken_s is not None:
+                yield (replica.woken_s, True, number, WAKE)
+
+    def end_event(self, number: int, slot: int, now_s: float) -> bool:
+        """Returns whether a batch has ended; else the replica was woken."""
+        replica = self.replicas[number]
+        if slot == WAKE:
+            replica.woken_s = None
+            return False
+        del replica.end_s[slot]
+        self.complete(replica, replica.under_way.pop(slot), now_s)
+        return True
+
+    def go_on(self, number: int, _slot: int, now_s: float, _ends_step: bool) -> None:
+        self.form_batches(number, now_s)
+
+    def deliver_to(self, number: int, request: Request, now_s: float) -> None:
+        request.key_order = self.settings.queue_order
+        self.replicas[number].waiting.append(request)
+        self.wake(number, now_s)
+
+    def wake(self, number: int, now_s: float) -> None:
+        replica = self.replicas[number]
+        if len(replica.under_way) < self.settings.num_stages and replica.woken_s is None:
+            replica.woken_s = now_s
+
+    # What others see of a replica
+
+    def num_outstanding(self, number: int) -> int:
+        return self.replicas[number].outstanding
+
+    def num_waiting(self, number: int) -> int:
+        return len(self.replicas[number].waiting)
+
+    def num_running(self, number: int) -> int:
+        return len(self.replicas[number].holding)
+
+    def used_blocks(self, number: int) -> int:
+        return int(self.settings.num_blocks) - self.replicas[number].free
+
+    def cached_tokens(self, _number: int, _request: Request) -> int:
+        return 0
+
+    def is_empty(self, number: int) -> bool:
+        return self.num_outstanding(number) == 0
+
+    # Failures
+
+    def forget_own(self, request: Request) -> None:
+        """Nothing is cached here."""
+
+    def empty(self, number: int) -> list[Request]:
+        """Of a failed replica or one that is turned off; returns the requests that were there: those that hold blocks
+        by number, then the waiting ones in order.
+        """
+        replica = self.replicas[number]
+        holding = [request for request in replica.holding if math.isnan(request.finish_s)]
+        self.replicas[number] = self.new_replica()
+        self.replicas[number].woken_s = replica.woken_s
+        return [*sorted(holding, key=lambda request: request.index), *replica.waiting]
+
+    # Batches
 
     def complete(self, replica: Replica, batch: Batch, now_s: float) -> None:
         done: list[Request] = []
         left: list[Request] = []
         for request, tokens in batch.parts:
-            request.computed += tokens
-            if request.to_prefill == 0:
-                request.is_prefilled = True
-                request.outputs += 1
+            request.computed_tokens += tokens
+            if request.wanted_tokens == 0:
+                request.is_decoding = True
+                request.num_outputs += 1
                 request.last_token_s = now_s
                 if math.isnan(request.first_token_s):
                     request.first_token_s = now_s
-            (done if request.left == 0 else left).append(request)
+            (done if request.remaining_outputs == 0 else left).append(request)
         for request in done:
-            request.finish_s = now_s
-            self.completed_s.append(now_s)
+            self.deployment.clients.conclude(request, now_s)
         if self.settings.scheduler == FASTER_TRANSFORMER:
             replica.holding -= set(done)
             if left:
@@ -231,8 +213,8 @@ class PerRequestReference:
                 replica.release(request)
             replica.ready += left
 
-    def form_batches(self, index: int, now_s: float) -> None:
-        s, replica = self.settings, self.replicas[index]
+    def form_batches(self, number: int, now_s: float) -> None:
+        s, replica = self.settings, self.replicas[number]
         form = (self.vllm_v0, self.sarathi, self.orca, self.faster_transformer, self.lightllm, self.users_own)
         while len(replica.under_way) < s.num_stages:
             self.decode_group: list[Request] = []
@@ -242,8 +224,24 @@ class PerRequestReference:
             slot = next(k for k in range(s.num_stages) if k not in replica.under_way)
             end_s = self.finish_time_s(replica, parts, now_s)
             replica.under_way[slot] = Batch(parts, self.decode_group)
-            self.events[index * s.num_stages + slot, 0] = end_s
-            self.batches.append((now_s, end_s - now_s, index, [(r.index, tokens) for r, tokens in parts]))
+            fails_s = self.deployment.fails_s(self, number)
+            if end_s < fails_s:
+                replica.end_s[slot] = end_s
+            self.record(number, parts, now_s, end_s, fails_s)
+
+    def record(self, number: int, parts: list[tuple[Request, int]], now_s: float, end_s: float, fails_s: float) -> None:
+        """A batch that a failure cuts short gives nothing."""
+        chunks = {
+            r.index: Chunk(tokens, r.known_tokens - 1, True, True)
+            if r.is_decoding
+            else Chunk(tokens, r.computed_tokens, tokens == r.wanted_tokens, False)
+            for r, tokens in parts
+        }
+        gaps_s = [end_s - r.last_token_s for r, _ in parts if r.num_outputs > 0 and chunks[r.index].emits_token]
+        if end_s >= fails_s:
+            chunks, gaps_s = {}, []
+        seen = self.used_blocks(number), self.num_running(number), self.num_waiting(number)
+        self.steps.append(Step(now_s, min(end_s, fails_s) - now_s, number, chunks, *seen, gaps_s))
 
     # Policies
 
@@ -255,8 +253,8 @@ class PerRequestReference:
         parts: list[tuple[Request, int]] = []
         while replica.waiting:
             head = replica.waiting[0]
-            blocks = replica.blocks_for(head.known)
-            longest = max(head.known, *(tokens for _, tokens in parts)) if parts else head.known
+            blocks = replica.blocks_for(head.known_tokens)
+            longest = max(head.known_tokens, *(tokens for _, tokens in parts)) if parts else head.known_tokens
             if (
                 replica.free - blocks < self.rules.watermark_blocks
                 or (len(parts) + 1) * longest > s.max_num_batched_tokens
@@ -265,7 +263,7 @@ class PerRequestReference:
             if len(replica.holding) == s.max_num_seqs or len(parts) == self.rules.max_batch_seqs:
                 break
             replica.admit(head, blocks, now_s)
-            parts.append((head, head.known))
+            parts.append((head, head.known_tokens))
         if parts:
             return parts
         queue = self.by_arrival(replica.ready)
@@ -287,25 +285,25 @@ class PerRequestReference:
 
         while queue and len(parts) < self.rules.max_batch_seqs:
             request = queue.pop(0)
-            if not request.is_prefilled:
+            if not request.is_decoding:
                 begun.append(request)
             elif replica.find_room(request, queue):
                 replica.append_block(request)
                 parts.append((request, 1))
         for request in begun:
             if budget() > 0:
-                parts.append((request, min(request.to_prefill, budget())))
+                parts.append((request, min(request.wanted_tokens, budget())))
             else:
                 skipped.append(request)
         replica.ready = self.by_arrival(skipped + queue)
         while replica.waiting and budget() > 0:
             head = replica.waiting[0]
-            blocks = replica.blocks_for(head.known)
+            blocks = replica.blocks_for(head.known_tokens)
             if len(replica.holding) == s.max_num_seqs or len(parts) == self.rules.max_batch_seqs:
                 break
             if replica.free - blocks < self.rules.watermark_blocks:
                 break
-            chunk = min(head.known, budget())
+            chunk = min(head.known_tokens, budget())
             replica.admit(head, blocks, now_s)
             parts.append((head, chunk))
         return parts
@@ -314,7 +312,7 @@ class PerRequestReference:
         while replica.waiting and len(parts) < self.rules.max_batch_seqs and replica.free >= self.rules.reserved_blocks:
             head = replica.waiting[0]
             replica.admit(head, self.rules.reserved_blocks, now_s)
-            parts.append((head, head.known))
+            parts.append((head, head.known_tokens))
 
     def orca(self, replica: Replica, now_s: float) -> list[tuple[Request, int]]:
         most = self.rules.max_batch_seqs
@@ -354,18 +352,18 @@ class PerRequestReference:
         s = self.settings
         while replica.waiting:
             head = replica.waiting[0]
-            if sum(tokens for _, tokens in parts) + head.known > s.max_num_batched_tokens:
+            if sum(tokens for _, tokens in parts) + head.known_tokens > s.max_num_batched_tokens:
                 return
             if len(replica.holding) == s.max_num_seqs or len(parts) == self.rules.max_batch_seqs:
                 return
-            held = [(max(r.left - 1, 0), r.known) for r in replica.ready]
-            held += [(max(r.left - 2, 0), r.known + 1) for r in [*(r for r, _ in parts), head]]
+            held = [(max(r.remaining_outputs - 1, 0), r.known_tokens) for r in replica.ready]
+            held += [(max(r.remaining_outputs - 2, 0), r.known_tokens + 1) for r in [*(r for r, _ in parts), head]]
             held.sort(key=lambda pair: -pair[0])
             sums = [sum(tokens for _, tokens in held[: k + 1]) for k in range(len(held))]
             if max(left * (k + 1) + sums[k] for k, (left, _) in enumerate(held)) >= s.num_blocks:
                 return
-            replica.admit(head, replica.blocks_for(head.known), now_s)
-            parts.append((head, head.known))
+            replica.admit(head, replica.blocks_for(head.known_tokens), now_s)
+            parts.append((head, head.known_tokens))
 
     def users_own(self, replica: Replica, now_s: float) -> list[tuple[Request, int]]:
         assert self.policy is not None
@@ -378,9 +376,9 @@ class PerRequestReference:
                     continue
             else:
                 replica.admit(request, 0, now_s)
-            held = request.known if request.is_prefilled else request.computed + tokens
-            more = max(replica.blocks_for(held) - request.blocks, 0)
-            request.blocks += more
+            held = request.known_tokens if request.is_decoding else request.computed_tokens + tokens
+            more = max(replica.blocks_for(held) - request.num_blocks, 0)
+            request.num_blocks += more
             replica.free -= more
             parts.append((request, tokens))
         return parts
@@ -401,17 +399,17 @@ class PerRequestReference:
 
     def device_s(self, parts: list[tuple[Request, int]]) -> float:
         c = self.cost
-        decodes = [request for request, _ in parts if request.is_prefilled]
-        prompts = [(request, tokens) for request, tokens in parts if not request.is_prefilled]
-        context = sum(request.known for request in decodes)
-        spread = deviation([request.known for request in decodes])
+        decodes = [request for request, _ in parts if request.is_decoding]
+        prompts = [(request, tokens) for request, tokens in parts if not request.is_decoding]
+        context = sum(request.known_tokens for request in decodes)
+        spread = deviation([request.known_tokens for request in decodes])
         attention_s = self.prices.decode_attention_s(len(decodes), context, bool(prompts), spread)
         if not prompts:
             return float(c.decode_token_s[len(decodes)] + attention_s)
         tokens = sum(tokens for _, tokens in prompts)
-        pairs = sum(tokens * (request.computed + 0.5 * tokens) for request, tokens in prompts)
+        pairs = sum(tokens * (request.computed_tokens + 0.5 * tokens) for request, tokens in prompts)
         attention_s += self.prices.prefill_attention_s(tokens, pairs)
-        sampled = len(decodes) + sum(tokens == request.to_prefill for request, tokens in prompts)
+        sampled = len(decodes) + sum(tokens == request.wanted_tokens for request, tokens in prompts)
         num_tokens = len(decodes) + tokens
         device_s = float(c.mixed_token_s[num_tokens] + c.sample_s[sampled] + attention_s)
         return max(device_s, float(c.launch_s[min(num_tokens, len(c.launch_s) - 1)]))

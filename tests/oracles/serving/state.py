@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from oracles.serving.cache import RankCache, Segment
 
@@ -23,10 +24,14 @@ class Request:
     session: int = -1
     sequence: int = -1
     """Requests sent before it."""
+    sent_s: float = math.nan
+    """By the client; `arrival_s` is when it was last sent to a replica."""
     tenant: int = 0
     ttft_limit_s: float = math.inf
     queue_key: int = 0
     """What it is ordered by while it waits, before `sequence`."""
+    key_order: int = -1
+    """The queue order of the pool that it was at last."""
     order: tuple[int, int] = (0, 0)
     """Its place in the queue."""
     shared_blocks: int = 0
@@ -46,6 +51,8 @@ class Request:
     """Blocks of its tokens, from the first on, that no window sees any more and that were given back."""
     passed_before: int = 0
     """The step that is being formed."""
+    lost_prompt: int = 0
+    """Prompt tokens that a restart made a per-request scheduler take for outputs."""
     slides: bool = False
     num_preemptions: int = 0
     is_decoding: bool = False
@@ -59,7 +66,7 @@ class Request:
 
     @property
     def known_tokens(self) -> int:
-        return self.input_tokens + self.num_outputs
+        return self.input_tokens + self.num_outputs - self.lost_prompt
 
     @property
     def wanted_tokens(self) -> int:
@@ -67,7 +74,7 @@ class Request:
 
     @property
     def remaining_outputs(self) -> int:
-        return self.output_tokens - self.num_outputs
+        return self.output_tokens + self.lost_prompt - self.num_outputs
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ class Chunk:
     """Output tokens, where it decodes."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Rank:
     """A scheduler and its KV pool."""
 
@@ -93,6 +100,12 @@ class Rank:
     cache: RankCache = field(default_factory=RankCache)
     running: list[Request] = field(default_factory=list)
     waiting: list[Request] = field(default_factory=list)
+    handed: list[Any] = field(default_factory=list)
+    """Handoffs, `engine.KvTransfer`, whose KV waits on the prefill side for blocks here."""
+    pulled: list[Any] = field(default_factory=list)
+    """They hold blocks: their KV is under way."""
+    ready: list[Any] = field(default_factory=list)
+    """It has come, and the request is in no batch yet."""
     load_s: float = 0.0
     """To load for the batch that is being formed."""
     new_token_ratio: float = 0.0
@@ -121,8 +134,15 @@ class Step:
     start_s: float
     duration_s: float
     replica: int
-    scheduled: dict[int, int]
-    """Request index -> tokens."""
+    chunks: dict[int, Chunk]
+    """Request index -> what it computes; empty where a failure cuts the step short."""
     used_blocks: int
+    num_running: int
+    num_waiting: int
     gaps_s: list[float]
     """Time since the request's previous token, for every token of the step that is not a first one."""
+
+    @property
+    def scheduled(self) -> dict[int, int]:
+        """Request index -> tokens."""
+        return {index: chunk.tokens for index, chunk in self.chunks.items()}

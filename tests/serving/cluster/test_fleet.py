@@ -9,15 +9,20 @@ from hypothesis import strategies as st
 
 import windtunnel as wt
 from effort import cases_to_try
-from oracles.serving.fleet import ReferenceFleet
-from oracles.serving.state import Request
-from serving.loop.test_oracle import Case, chains, give_tenants, random_cost, session_cases
+from oracles.serving.deployment import ReferenceDeployment
+from serving.loop.test_oracle import Case, chains, random_cost, session_cases
 from serving.pool_of_one import run_pool
+from serving.served import (
+    assert_equal_fleets,
+    assert_equal_requests,
+    assert_equal_steps,
+    engine_plan,
+    oracle_requests,
+)
 from windtunnel.errors import InputError
-from windtunnel.metrics.records import Table
 from windtunnel.serving import codes
 from windtunnel.serving.codes import SCALING_METRICS
-from windtunnel.serving.setup.fleet_plan import FleetPlan, FleetRun, start_fleet
+from windtunnel.serving.setup.fleet_plan import FleetPlan, start_fleet
 from windtunnel.serving.setup.prefix_cache import prefix_cache
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.fleet import FleetRules, Scaling
@@ -104,52 +109,25 @@ def fleet_cases(draw: st.DrawFn) -> FleetCase:
     return FleetCase(case, draw(plans(s.num_replicas)), speculation)
 
 
-def run_both(found: FleetCase) -> tuple[np.ndarray, Table, FleetRun, ReferenceFleet, list[Request]]:
-    case, arrays = found.case, found.case.requests
-    requests = [
-        Request(i, float(arrival), int(inputs), int(outputs), int(priority), segments)
-        for i, (arrival, inputs, outputs, priority, segments) in enumerate(
-            zip(arrays.arrival_s, arrays.input_tokens, arrays.output_tokens, arrays.priority, chains(case), strict=True)
-        )
-    ]
-    give_tenants(requests, arrays)
-    if arrays.previous is not None and arrays.think_s is not None and arrays.session is not None:
-        for request, previous, think_s, session in zip(
-            requests, arrays.previous, arrays.think_s, arrays.session, strict=True
-        ):
-            request.previous, request.think_s, request.session = int(previous), float(think_s), int(session)
-    reference = ReferenceFleet(
-        found.plan, case.settings, case.cost, requests, case.tiers, case.load_overlaps, found.speculation
-    )
-    reference.run()
-    cache = prefix_cache(case.settings, arrays, case.tiers, case.load_overlaps)
-    fleet = start_fleet(found.plan, [case.settings.num_replicas], arrays.arrival_s.size)
-    records, steps = run_pool(case.settings, case.cost, arrays, cache=cache, speculation=found.speculation, fleet=fleet)
-    return records, steps, fleet, reference, requests
-
-
 @pytest.mark.usefixtures("all_features_compiled")
 @settings(max_examples=cases_to_try(200))
 @given(fleet_cases())
 def test_loop_equals_the_oracle(found: FleetCase) -> None:
-    records, steps, fleet, reference, requests = run_both(found)
-    phases = np.concatenate(fleet.phases)
-    assert [tuple(row) for row in phases.tolist()] == reference.phases
-    losses = np.concatenate(fleet.losses)
-    assert [tuple(row) for row in losses.tolist()] == [
-        (stay.request, stay.replica, stay.begin_s, stay.end_s) for stay in reference.stays
-    ]
-    for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions"):
-        np.testing.assert_array_equal(records[name], [getattr(request, name) for request in requests], err_msg=name)
-    np.testing.assert_array_equal(
-        fleet.fleet.discarded_tokens, [reference.discarded.get(request.index, 0) for request in requests]
+    case, arrays = found.case, found.case.requests
+    oracle = ReferenceDeployment(
+        [engine_plan(case.settings, case.cost, found.speculation)],
+        oracle_requests(arrays),
+        fleet_plan=found.plan,
+        chains=[chains(case)],
+        below=[(case.tiers, case.load_overlaps)],
     )
-    np.testing.assert_array_equal(fleet.fleet.sent_s, [reference.sent_s[request.index] for request in requests])
-    for replica in range(found.case.settings.num_replicas):
-        mine = np.flatnonzero(steps["replica"] == replica)
-        tokens = np.repeat(steps["decode_tokens"][mine] + steps["prefill_tokens"][mine], steps["num_steps"][mine])
-        theirs = [step for step in reference.steps if step.replica == replica]
-        np.testing.assert_array_equal(tokens, [sum(step.scheduled.values()) for step in theirs])
+    reference_steps = oracle.run()
+    cache = prefix_cache(case.settings, arrays, case.tiers, case.load_overlaps)
+    fleet = start_fleet(found.plan, [case.settings.num_replicas], arrays.arrival_s.size)
+    records, steps = run_pool(case.settings, case.cost, arrays, cache=cache, speculation=found.speculation, fleet=fleet)
+    assert_equal_fleets(fleet, oracle)
+    assert_equal_requests(records, oracle.requests)
+    assert_equal_steps(steps, oracle, reference_steps)
 
 
 def simulated(num_requests: int = 2000, **deployment: object) -> wt.Result:

@@ -13,7 +13,7 @@ from effort import cases_to_try
 from serving.cluster.test_fleet import plans as fleet_plans
 from serving.loop.test_oracle import random_cost
 from serving.per_request.test_loop import first_come
-from serving.test_pools import Case, caching_cases
+from serving.test_pools import Case
 from serving.test_pools import cases as pool_cases
 from windtunnel.metrics.fleet import lost_steps
 from windtunnel.serving import codes
@@ -33,9 +33,9 @@ class Failing:
 
 
 @st.composite
-def failing_cases(draw: st.DrawFn, caches: bool = False) -> Failing:
+def failing_cases(draw: st.DrawFn) -> Failing:
     """Each pool has an autoscaler or a plan of its own; every replica of any of them may fail."""
-    case = draw(caching_cases() if caches else pool_cases(have_windows=True))
+    case = draw(pool_cases(have_windows=True))
     counts = [plan.settings.num_replicas for plan in case.plans]
     whole = draw(fleet_plans(sum(counts)))
     each = [draw(fleet_plans(count)) for count in counts]
@@ -87,15 +87,6 @@ def assert_conserved(failing: Failing, finished: LoopRun, fleet: FleetRun) -> No
 @settings(max_examples=cases_to_try(60))
 @given(failing_cases())
 def test_nothing_is_lost_between_pools_that_fail(failing: Failing) -> None:
-    finished, fleet = run(failing)
-    assert_conserved(failing, finished, fleet)
-
-
-@pytest.mark.full
-@pytest.mark.compiled
-@settings(max_examples=cases_to_try(40))
-@given(failing_cases(caches=True))
-def test_nothing_is_lost_between_caching_pools_that_fail(failing: Failing) -> None:
     finished, fleet = run(failing)
     assert_conserved(failing, finished, fleet)
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from effort import cases_to_try
 from oracles.serving.cache import Segment
-from oracles.serving.loop import Reference
-from oracles.serving.state import Request, Step
+from oracles.serving.deployment import ReferenceDeployment
+from oracles.serving.state import Step
 from serving.pool_of_one import run_pool
-from windtunnel.metrics.records import Table
+from serving.served import assert_equal_requests, assert_equal_steps, engine_plan, oracle_requests
 from windtunnel.metrics.summary import itl_distribution
 from windtunnel.serving import codes
 from windtunnel.serving.setup.prefix_cache import NO_TIERS, prefix_cache
@@ -185,6 +185,10 @@ def random_sessions(
     )
 
 
+OWN_SEGMENTS = 10_000
+"""Numbers from here on are those of segments that one prompt alone has."""
+
+
 def chains(case: Case) -> list[tuple[Segment, ...]]:
     """The segments of each request's prompt and output that have full blocks, root first."""
     forest, block_size = case.requests.prefixes, case.settings.block_size
@@ -199,10 +203,10 @@ def chains(case: Case) -> list[tuple[Segment, ...]]:
             path.append((at, int(forest.node_tokens[at])))
             at = int(forest.node_parent[at])
         if forest.request_output_node[i] < 0:
-            path.insert(0, (10_000 + i, int(whole) - sum(tokens for _, tokens in path)))
+            path.insert(0, (OWN_SEGMENTS + i, int(whole) - sum(tokens for _, tokens in path)))
         end, segments = 0, []
         for index, tokens in reversed(path):
-            segment = Segment(index, end // block_size, (end + tokens) // block_size)
+            segment = Segment(index, end // block_size, (end + tokens) // block_size, is_own=index >= OWN_SEGMENTS)
             end += tokens
             if segment.end_block > segment.first_block:
                 segments.append(segment)
@@ -236,64 +240,26 @@ def random_cost(
     )
 
 
-def give_tenants(requests: list[Request], arrays: RequestArrays) -> None:
-    """Set the tenants and deadlines of `requests` as in `arrays`."""
-    if arrays.tenant is not None and arrays.ttft_limit_s is not None:
-        tenants = np.unique(arrays.tenant, return_inverse=True)[1]
-        for request, tenant, limit_s in zip(requests, tenants, arrays.ttft_limit_s, strict=True):
-            request.tenant, request.ttft_limit_s = int(tenant), float(limit_s)
-
-
-def run_oracle(case: Case, speculation: state.Speculation | None = None) -> tuple[list[Request], list[Step]]:
-    arrays = case.requests
-    requests = [
-        Request(i, float(arrival), int(inputs), int(outputs), int(priority), segments)
-        for i, (arrival, inputs, outputs, priority, segments) in enumerate(
-            zip(arrays.arrival_s, arrays.input_tokens, arrays.output_tokens, arrays.priority, chains(case), strict=True)
-        )
-    ]
-    give_tenants(requests, arrays)
-    if arrays.previous is not None and arrays.think_s is not None and arrays.session is not None:
-        for request, previous, think_s, session in zip(
-            requests, arrays.previous, arrays.think_s, arrays.session, strict=True
-        ):
-            request.previous, request.think_s, request.session = int(previous), float(think_s), int(session)
+def run_oracle(case: Case, speculation: state.Speculation | None = None) -> tuple[ReferenceDeployment, list[Step]]:
     tiers = case.tiers if case.caches else NO_TIERS
-    oracle = Reference(case.settings, case.cost, requests, tiers, case.load_overlaps, speculation)
-    return requests, oracle.run()
-
-
-def expanded(steps: Table) -> dict[str, np.ndarray]:
-    """One entry a step from rows of equal steps."""
-    return {name: np.repeat(steps[name], steps["num_steps"]) for name in ("replica", "decode_tokens", "prefill_tokens")}
+    plan = engine_plan(case.settings, case.cost, speculation)
+    oracle = ReferenceDeployment(
+        [plan], oracle_requests(case.requests), chains=[chains(case)], below=[(tiers, case.load_overlaps)]
+    )
+    return oracle, oracle.run()
 
 
 @settings(max_examples=cases_to_try(300))
 @given(cases())
 def test_loop_equals_the_oracle(case: Case) -> None:
     """Invariant 11."""
-    assert_steps_equal_to_the_oracles(case)
+    assert_equal_to_the_oracle(case)
 
 
 @settings(max_examples=cases_to_try(300))
 @given(cases(have_windows=True))
 def test_windows_equal_the_oracles(case: Case) -> None:
-    assert_steps_equal_to_the_oracles(case)
-
-
-def assert_steps_equal_to_the_oracles(case: Case) -> None:
-    requests, reference_steps = run_oracle(case)
-    records, steps = run_pool(case.settings, case.cost, case.requests)
-    for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions"):
-        np.testing.assert_array_equal(records[name], [getattr(request, name) for request in requests], err_msg=name)
-
-    by_step = expanded(steps)
-    for replica in range(case.settings.num_replicas):
-        mine = by_step["replica"] == replica
-        theirs = [step for step in reference_steps if step.replica == replica]
-        tokens = by_step["decode_tokens"][mine] + by_step["prefill_tokens"][mine]
-        np.testing.assert_array_equal(tokens, [sum(step.scheduled.values()) for step in theirs])
-    assert steps["used_blocks"].max() == max(step.used_blocks for step in reference_steps)
+    assert_equal_to_the_oracle(case)
 
 
 @settings(max_examples=cases_to_try(400))
@@ -303,15 +269,15 @@ def test_cached_prefixes_and_sessions_equal_the_oracles(case: Case) -> None:
 
 
 def assert_equal_to_the_oracle(case: Case, speculation: state.Speculation | None = None) -> None:
-    requests, reference_steps = run_oracle(case, speculation)
+    oracle, reference_steps = run_oracle(case, speculation)
     cache = prefix_cache(case.settings, case.requests, case.tiers, case.load_overlaps) if case.caches else None
     records, steps = run_pool(case.settings, case.cost, case.requests, cache=cache, speculation=speculation)
-    for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions"):
-        np.testing.assert_array_equal(records[name], [getattr(request, name) for request in requests], err_msg=name)
+    assert_equal_requests(records, oracle.requests)
     if cache is not None:
-        np.testing.assert_array_equal(cache.requests.cached_tokens, [request.cached_tokens for request in requests])
-    assert steps["num_steps"].sum() == len(reference_steps)
-    assert steps["used_blocks"].max() == max(step.used_blocks for step in reference_steps)
+        np.testing.assert_array_equal(
+            cache.requests.cached_tokens, [request.cached_tokens for request in oracle.requests]
+        )
+    assert_equal_steps(steps, oracle, reference_steps)
 
 
 @settings(max_examples=cases_to_try(300))

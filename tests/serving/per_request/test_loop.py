@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 
 import windtunnel as wt
 from effort import cases_to_try
-from oracles.serving import per_request as reference_per_request
+from oracles.serving.deployment import ReferenceDeployment
+from oracles.serving.per_request import Policy as ReferencePolicy
+from oracles.serving.per_request import Replica
+from oracles.serving.state import Request, Step
 from serving.loop.test_oracle import random_cost
+from serving.served import assert_equal_requests, assert_equal_steps, oracle_requests
 from windtunnel.errors import InputError
 from windtunnel.metrics.records import STEP_COLUMNS
 from windtunnel.serving import codes
@@ -52,8 +56,12 @@ class Case:
             self.settings.num_warmup,
         )
 
+    @property
+    def plan(self) -> PoolPlan:
+        return PoolPlan(self.settings, self.cost, self.rules)
+
     def run(self, keeps_trail: bool = False, policy: Policy | None = None) -> LoopRun:
-        loop = prepare_loop([PoolPlan(self.settings, self.cost, self.rules)], self.requests)
+        loop = prepare_loop([self.plan], self.requests)
         return loop.run(Custom(None, [policy]), keeps_trail=keeps_trail)
 
 
@@ -103,43 +111,23 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-def run_oracle(
-    case: Case, policy: reference_per_request.Policy | None = None
-) -> tuple[list[reference_per_request.Request], list[tuple[float, float, int, list[tuple[int, int]]]]]:
-    requests = [
-        reference_per_request.Request(i, float(arrival), int(inputs), int(outputs))
-        for i, (arrival, inputs, outputs) in enumerate(
-            zip(case.arrival_s, case.input_tokens, case.output_tokens, strict=True)
-        )
-    ]
-    return requests, reference_per_request.PerRequestReference(
-        case.settings, case.rules, case.cost, requests, policy
-    ).run()
-
-
-def assert_equal_times(run: LoopRun, requests: list[reference_per_request.Request]) -> None:
-    for column, name in (
-        ("arrival_s", "arrival_s"),
-        ("scheduled_s", "scheduled_s"),
-        ("first_token_s", "first_token_s"),
-        ("finish_s", "finish_s"),
-        ("num_preemptions", "restarts"),
-    ):
-        np.testing.assert_array_equal(run.requests[column], [getattr(request, name) for request in requests])
+def run_oracle(case: Case, policy: ReferencePolicy | None = None) -> tuple[ReferenceDeployment, list[Step]]:
+    oracle = ReferenceDeployment([case.plan], oracle_requests(case.requests), policies=[policy])
+    return oracle, oracle.run()
 
 
 @settings(max_examples=cases_to_try(100))
 @given(cases())
 def test_loop_equals_the_oracle(case: Case) -> None:
     run = case.run(keeps_trail=True)
-    requests, batches = run_oracle(case)
-    assert_equal_times(run, requests)
-    assert run.steps["num_steps"].sum() == len(batches)
+    oracle, steps = run_oracle(case)
+    assert_equal_requests(run.requests, oracle.requests)
+    assert_equal_steps(run.steps, oracle, steps)
     if not case.rules.fuses_steps:
         assert run.trail is not None
-        np.testing.assert_array_equal(run.steps["start_s"], [start_s for start_s, *_ in batches])
-        np.testing.assert_array_equal(run.steps["replica"], [replica for _, _, replica, _ in batches])
-        np.testing.assert_array_equal(run.trail.members[:, 1:], [part for *_, parts in batches for part in parts])
+        np.testing.assert_array_equal(
+            run.trail.members[:, 1:], [part for step in steps for part in step.scheduled.items()]
+        )
 
 
 @settings(max_examples=cases_to_try(100))
@@ -238,16 +226,14 @@ def moody(
     return [*restarted, *batch, *((int(i), min(int(left[i]), 7)) for i in waiting[::-1][:room])]
 
 
-def moody_reference(
-    replica: reference_per_request.Replica, now_s: float
-) -> list[tuple[reference_per_request.Request, int]]:
+def moody_reference(replica: Replica, now_s: float) -> list[tuple[Request, int]]:
     """`moody` on the oracle's objects."""
     ready = list(replica.ready)
     restarted = [(ready.pop(), 0)] if len(ready) > 2 and int(now_s * 1e6) % 5 == 0 else []
-    batch = [(r, 1 if r.is_prefilled else min(r.to_prefill, 7)) for r in ready]
+    batch = [(r, 1 if r.is_decoding else min(r.wanted_tokens, 7)) for r in ready]
     room = replica.settings.max_num_seqs - len(replica.holding)
     young = list(replica.waiting)[::-1][: max(room, 0)]
-    return [*restarted, *batch, *((r, min(r.to_prefill, 7)) for r in young)]
+    return [*restarted, *batch, *((r, min(r.wanted_tokens, 7)) for r in young)]
 
 
 @settings(max_examples=cases_to_try(100))
@@ -258,9 +244,9 @@ def test_a_users_policy_equals_the_oracles(case: Case) -> None:
     )
     case = replace(case, rules=unbound(case), settings=settings)
     run = case.run(policy=moody)
-    requests, batches = run_oracle(case, moody_reference)
-    assert_equal_times(run, requests)
-    assert len(run.steps) == len(batches)
+    oracle, steps = run_oracle(case, moody_reference)
+    assert_equal_requests(run.requests, oracle.requests)
+    assert_equal_steps(run.steps, oracle, steps)
 
 
 def test_a_batch_that_leaks_its_blocks_leaves_room_for_one() -> None:

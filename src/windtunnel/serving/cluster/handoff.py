@@ -55,6 +55,7 @@ def hand_off(
     there = pools.pools[pools.pool_of_replica[replica]]
     to_rank = there.first_rank + fewest_outstanding(there, ranks_of(pools, there), replica - there.first_replica)
     transfer.decode_rank = to_rank
+    requests[i].rank = to_rank
     transfer.stage = WAITS
     set_queue_key(there, requests, ranks_of(pools, there), to_rank - there.first_rank, i, 0)
     pools.ranks[to_rank].num_outstanding += 1
@@ -167,6 +168,7 @@ def end_transfer(cache: Cache | None, requests: Requests, pools: Pools, i: int) 
     free_prefill_blocks(cache, requests, pools, i)
     transfer = pools.transfers[i]
     transfer.stage = IS_READY
+    occupy_links(pools, i, transfer.link_end_s)
     here = pools.handoffs[transfer.decode_rank]
     requests[i].after = NONE
     if here.ready_last == NONE:
@@ -174,6 +176,13 @@ def end_transfer(cache: Cache | None, requests: Requests, pools: Pools, i: int) 
     else:
         requests[here.ready_last].after = i
     here.ready_last = i
+
+
+@inner
+def occupy_links(pools: Pools, i: int, until_s: float) -> None:
+    """Note that the KV transfer of request `i`, which is over, kept the interfaces of both ranks busy until then."""
+    for rank in (pools.transfers[i].prefill_rank, pools.transfers[i].decode_rank):
+        pools.handoffs[rank].link_busy_s = max(pools.handoffs[rank].link_busy_s, until_s)
 
 
 @inner

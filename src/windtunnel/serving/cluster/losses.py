@@ -4,12 +4,13 @@ import numpy as np
 
 from windtunnel.compiled.heap import meld, push
 from windtunnel.compiled.jit import inner
-from windtunnel.compiled.records import Records, is_unset
-from windtunnel.serving.cluster.handoff import append_to_pull, free_prefill_blocks, hand_off
+from windtunnel.compiled.records import Records
+from windtunnel.serving.cluster.handoff import append_to_pull, free_prefill_blocks, hand_off, occupy_links
+from windtunnel.serving.cluster.router_queue import ask_again
 from windtunnel.serving.cluster.slots import wake_replica
 from windtunnel.serving.codes import DRAINING, UP, VLLM_V0
 from windtunnel.serving.kv.cache import entry_of, forget, release
-from windtunnel.serving.kv.tiers import drop
+from windtunnel.serving.kv.tiers import drop, kept_at
 from windtunnel.serving.per_request.decode_groups import (
     ENDS,
     GROUP,
@@ -37,6 +38,9 @@ def lose(fleet: ReplicaFleet, run: RunTables, pools: Pools | None, replica: int,
             requests[i].output_tokens = transfer.later_output_tokens
             transfer.later_output_tokens = 0
         transfer.stage = NOT_HANDED
+        transfer.handed_s = np.nan
+        transfer.transfer_start_s = np.nan
+        transfer.transfer_end_s = np.nan
         transfer.held_blocks = 0
         transfer.held_window_blocks = 0
     requests[i].computed_tokens = 0
@@ -101,6 +105,7 @@ def lose_sequence(pool: PoolTables, requests: Requests, i: int) -> None:
         if sequence.is_prefilled:
             sequence.last_token_s = sequence.left_stage_s
             requests[i].target_tokens = sequence.processed_tokens
+        requests[i].last_token_s = sequence.last_token_s
         sequence.next = NONE
 
 
@@ -118,6 +123,29 @@ def lose_cache(cache: Cache, rank: int) -> None:
             row, pool = cache.tiers[tier].row, rank // cache.tiers[tier].ranks_per_pool
             while cache.pools[row, pool].first != NONE:
                 drop(cache, row, pool, cache.pools[row, pool].first)
+
+
+@inner
+def forget_own(caches: Cache, pools: Pools, i: int) -> None:
+    """Forget what is cached of lost request `i` alone where it was prefilled, which a rank elsewhere would take for its
+    own: segments of one request only are on one rank only. Beginnings that prompts share stay cached.
+    """
+    rank = pools.transfers[i].prefill_rank
+    number = pools.pool_of_rank[rank]
+    cache, local = cache_of(caches, pools, number), rank - pools.pools[number].first_rank
+    node = cache.requests[i].leaf
+    while node >= cache.num_shared:
+        entry = entry_of(cache, local, node)
+        if cache.entries[entry].num_blocks > 0:
+            forget(cache, local, entry)
+            cache.entries[entry].num_blocks = 0
+        for tier in range(cache.tiers.size):
+            ranks_per_pool = cache.tiers[tier].ranks_per_pool
+            if ranks_per_pool < cache.ranks.size:
+                row, kept = cache.tiers[tier].row, kept_at(cache, tier, local, node)
+                if cache.kept[row, kept].num_blocks > 0:
+                    drop(cache, row, local // ranks_per_pool, kept)
+        node = cache.nodes[node].parent
 
 
 @inner
@@ -164,9 +192,9 @@ def clear(
             lose_handoffs(caches, run, pools, fleet, settings.first_rank + rank, number, now_s)
         if pool.cache is not None:
             lose_cache(pool.cache, rank)
-        empty_rank(settings, ranks, rank)
+        empty_rank(settings, fleet, ranks, rank)
         for slot in range(rank * settings.num_stages, (rank + 1) * settings.num_stages):
-            empty_slot(slots, pool.lists, slot)
+            empty_slot(fleet, slots, pool.lists, slot)
             if pool.cache is not None:
                 pool.cache.load_s[slot] = 0.0
     for stage in range(settings.num_stages):
@@ -249,7 +277,7 @@ def lose_handoffs(
 ) -> None:
     """Lose the requests whose KV was on its way from or to a rank of any pool, in the order of their numbers.
 
-    Replicas at the other ends have free blocks then, so that all look for work.
+    Replicas at the other ends have room then, so that all look for work, and the router for a replica.
     """
     requests, transfers, handoffs = run.requests, pools.transfers, pools.handoffs
     has_lost = False
@@ -260,12 +288,20 @@ def lose_handoffs(
             continue
         has_lost = True
         leave_decode_rank(caches, pools, i)
-        if stage != IS_READY:
+        if stage == IS_READ and transfers[i].transfer_start_s < now_s:
+            occupy_links(pools, i, min(transfers[i].link_end_s, now_s))
+        if from_here:
+            handoffs[rank].num_held -= 1
+            if caches is not None:
+                number = pools.pool_of_rank[rank]
+                lose_shared(cache_of(caches, pools, number), rank - pools.pools[number].first_rank, i)
+        elif stage != IS_READY:
             free_prefill_blocks(caches, requests, pools, i)
         keep_streamed_output(requests, pools, i)
         lose(fleet, run, pools, replica, i, now_s)
     if not has_lost:
         return
+    ask_again(fleet, now_s)
     drop_lost_events(run, pools)
     free_links(run, pools)
     for other in range(handoffs.size):
@@ -284,22 +320,22 @@ def lose_handoffs(
 
 @inner
 def keep_streamed_output(requests: Requests, pools: Pools, i: int) -> None:
-    """Count the output of request `i`'s prefill as produced if the client has it; it is computed again then."""
-    if not is_unset(requests[i].first_token_s):
-        requests[i].target_tokens += 1 - pools.routing[0].decode_samples_first
+    """Count the output of request `i`'s prefill as produced if the client has it: if the prefill side streams it."""
+    routing = pools.routing[0]
+    if not (routing.decode_samples_first or routing.decode_streams_first):
+        requests[i].target_tokens += 1
 
 
 @inner
 def free_links(run: RunTables, pools: Pools) -> None:
     """Let the interfaces of all ranks go on with the transfers that are left."""
     for rank in range(pools.handoffs.size):
-        pools.handoffs[rank].link_free_s = 0.0
+        pools.handoffs[rank].link_free_s = pools.handoffs[rank].link_busy_s
     for i in range(run.requests.size):
         transfer = pools.transfers[i]
         if transfer.stage == IS_READ:
             for rank in (transfer.prefill_rank, transfer.decode_rank):
-                end_s = max(pools.handoffs[rank].link_free_s, transfer.link_end_s)
-                pools.handoffs[rank].link_free_s = end_s
+                pools.handoffs[rank].link_free_s = max(pools.handoffs[rank].link_free_s, transfer.link_end_s)
 
 
 @inner
@@ -351,58 +387,17 @@ def interrupt_decoding(pool: PoolTables, requests: Requests, i: int) -> None:
 
 
 @inner
-def empty_rank(settings: KernelSettings, ranks: Records[Rank], rank: int) -> None:
-    """Reset a rank to the state that `new_ranks` makes."""
-    ranks[rank].num_running = 0
-    ranks[rank].num_waiting = 0
-    ranks[rank].waiting_tokens = 0
-    ranks[rank].num_outstanding = 0
-    ranks[rank].remaining_tokens = 0
+def empty_rank(settings: KernelSettings, fleet: ReplicaFleet, ranks: Records[Rank], rank: int) -> None:
+    """Reset a rank to the state that `new_ranks` makes; a wake-up of its replica that is queued stays."""
+    is_awake = ranks[rank].is_awake
+    ranks[rank] = fleet.idle_rank[0]
+    ranks[rank].is_awake = is_awake
     ranks[rank].free_blocks = settings.num_blocks
     ranks[rank].free_window_blocks = settings.num_window_blocks
-    ranks[rank].first = NONE
-    ranks[rank].last = NONE
-    ranks[rank].waiting = NONE
-    ranks[rank].num_prefilling = 0
-    ranks[rank].new_token_ratio = 0.0
-    ranks[rank].fair_tag = 0
-    ranks[rank].waited_steps = 0
-    ranks[rank].balance_waited = 0
-    ranks[rank].balance_ready = 0
-    ranks[rank].steps_to_receive = 0
-    ranks[rank].first_waiting = NONE
-    ranks[rank].last_waiting = NONE
-    ranks[rank].num_ready = 0
-    ranks[rank].num_in_flight = 0
-    ranks[rank].num_groups = 0
-    ranks[rank].has_restarted = 0
-    ranks[rank].ready_group = NONE
 
 
 @inner
-def empty_slot(slots: Records[Slot], lists: Ints, slot: int) -> None:
+def empty_slot(fleet: ReplicaFleet, slots: Records[Slot], lists: Ints, slot: int) -> None:
     """Reset a slot to the state that `new_slots` and `new_lists` make."""
-    slots[slot].is_busy = 0
-    slots[slot].steps = 0
-    slots[slot].num_decoding = 0
-    slots[slot].context_tokens = 0
-    slots[slot].joined_squares = 0
-    slots[slot].finish_size = 0
-    slots[slot].batch_size = 0
-    slots[slot].batch_decodes = 0
-    slots[slot].num_skipped = 0
-    slots[slot].skipped_context_tokens = 0
-    slots[slot].skipped_squares = 0
-    slots[slot].skipped_since_s = 0.0
-    slots[slot].holds_back = 0
-    slots[slot].looks_again = 0
-    slots[slot].num_joined = 0
-    slots[slot].joined_since_s = 0.0
-    slots[slot].last_decode_s = -np.inf
-    slots[slot].num_verified = 0
-    slots[slot].num_requests = 0
-    slots[slot].has_group = 0
-    slots[slot].group_size = 0
-    for kind in range(lists.shape[1]):
-        for position in range(lists.shape[2]):
-            lists[slot, kind, position] = 0
+    slots[slot] = fleet.idle_slot[0]
+    lists[slot, :, :] = 0

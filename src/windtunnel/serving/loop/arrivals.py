@@ -1,8 +1,8 @@
 """Requests on their way in: to which replica and rank each is sent."""
 
 from windtunnel.compiled.jit import inner
-from windtunnel.compiled.records import is_unset
 from windtunnel.serving.clients import send_next
+from windtunnel.serving.cluster.losses import forget_own
 from windtunnel.serving.cluster.router_queue import drop_first_at_router, hold, take_lost
 from windtunnel.serving.cluster.routers import fewest_outstanding, route
 from windtunnel.serving.cluster.slots import wake_for_request
@@ -11,7 +11,7 @@ from windtunnel.serving.per_request.policies import begin_sequence, put_last
 from windtunnel.serving.schedulers.queue_orders import enqueue, set_queue_key
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import PoolRecord, Pools, ranks_of, slots_of
-from windtunnel.serving.state.records import NONE, KernelSettings
+from windtunnel.serving.state.records import NONE
 from windtunnel.serving.state.tables import PoolTables, RunTables
 
 
@@ -48,10 +48,12 @@ def deliver(pool: PoolTables, run: RunTables, pools: Pools | None, fleet: Replic
     ranks[rank].num_outstanding += 1
     keeps_key = False
     if fleet is not None:
-        keeps_key = fleet.num_retries[k] > 0
         requests[k].arrival_s = now_s
-        if pools is not None:
-            keeps_key = keeps_key and has_key_of(pools, settings, former_rank, k)
+        keeps_key = fleet.num_retries[k] > 0
+        if pools is not None and keeps_key:
+            if pool.cache is not None:
+                forget_own(pool.cache, pools, k)
+            keeps_key = pools.pools[pools.pool_of_rank[former_rank]].queue_order == settings.queue_order
     if pool.rules is not None:
         if settings.scheduler >= VLLM_V0:
             begin_sequence(pool.sequences, requests, k)  # type: ignore[arg-type]  # there with the rules
@@ -62,13 +64,6 @@ def deliver(pool: PoolTables, run: RunTables, pools: Pools | None, fleet: Replic
                 set_queue_key(settings, requests, ranks, rank, k, requests[k].input_tokens)
             enqueue(settings, requests, ranks, rank, k)
     wake_for_request(settings, ranks, slots, run, pools, replica, now_s)
-
-
-@inner
-def has_key_of(pools: Pools, settings: KernelSettings, former_rank: int, k: int) -> bool:
-    """Whether lost request `k`, which was at `former_rank`, has a queue key of a pool's own order already."""
-    former = pools.pools[pools.pool_of_rank[former_rank]]
-    return former.queue_order == settings.queue_order and is_unset(pools.transfers[k].handed_s)
 
 
 @inner

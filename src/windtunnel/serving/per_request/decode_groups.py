@@ -70,9 +70,7 @@ def join(pool: PerRequestPool, requests: Requests, slot: int, i: int, now_s: flo
     steps, processed = pool.slots[slot].group_steps, pool.sequences[i].processed_tokens
     end = steps + pool.sequences[i].total_tokens - processed
     if pool.settings.scheduler == VLLM_V0:
-        while position > 0 and not (pool.rules.numbered_by_arrival and i > members[position - 1]):
-            if requests[members[position - 1]].arrival_s <= requests[i].arrival_s:
-                break
+        while position > 0 and requests[members[position - 1]].arrival_s > requests[i].arrival_s:
             members[position] = members[position - 1]
             ends[position] = ends[position - 1]
             position -= 1

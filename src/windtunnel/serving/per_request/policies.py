@@ -21,8 +21,9 @@ def next_prompt_blocks(pool: PerRequestPool, i: int) -> int:
 
 @inner
 def begin_sequence(sequences: Records[SequenceState], requests: Requests, i: int) -> None:
-    """Let request `i` begin at a replica: nothing of it is computed there."""
+    """Let request `i` begin at a replica: its prompt and what it has produced so far are to be computed there."""
     sequences[i].prompt_tokens = requests[i].target_tokens
+    sequences[i].last_token_s = requests[i].last_token_s
     sequences[i].total_tokens = requests[i].input_tokens + requests[i].output_tokens
     sequences[i].processed_tokens = 0
     sequences[i].is_prefilled = 0
@@ -116,15 +117,10 @@ def take_block(pool: PerRequestPool, replica: int, i: int) -> None:
 
 @inner
 def sort_ready(pool: PerRequestPool, requests: Requests, replica: int) -> None:
-    """Order the ready requests by arrival; equal ones stay as they were.
-
-    They nearly always are in order, which their indices tell: requests are numbered as they arrive.
-    """
+    """Order the ready requests by arrival at the replica; equal ones stay as they were."""
     row = ready_row(pool, replica)
     for position in range(1, pool.ranks[replica].num_ready):
         i = pool.batches[row, MEMBERS, position]
-        if pool.rules.numbered_by_arrival and i > pool.batches[row, MEMBERS, position - 1]:
-            continue
         arrival_s = requests[i].arrival_s
         before = position - 1
         while before >= 0 and requests[pool.batches[row, MEMBERS, before]].arrival_s > arrival_s:

@@ -41,9 +41,7 @@ def set_queue_key(
     elif settings.queue_order == SHORTEST:
         requests[i].queue_key = requests[i].input_tokens
     elif settings.queue_order == DEADLINE:
-        requests[i].queue_key = int64(
-            min((requests[i].arrival_s + requests[i].ttft_limit_s) * 1e3, 1.0 * MOST_REQUESTS)
-        )
+        requests[i].queue_key = int64(min(requests[i].deadline_s * 1e3, 1.0 * MOST_REQUESTS))
     elif settings.queue_order == FAIR_SHARE:
         tenant = requests[i].tenant
         requests[i].queue_key = max(requests[tenant].tenant_tag, ranks[rank].fair_tag)

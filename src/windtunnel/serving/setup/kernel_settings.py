@@ -33,7 +33,8 @@ def kernel_settings(
         chunked_prefill=int(bool(engine.enable_chunked_prefill)),
         max_prefill_tokens=engine.max_prefill_tokens or engine.max_num_batched_tokens,
         queue_order=codes.QUEUE_ORDERS.index("fcfs" if is_lpm else engine.scheduling_policy or "fcfs"),
-        longest_prefix_first=int(is_lpm),
+        # Without a radix cache SGLang falls back to fcfs (0.5 `SchedulePolicy._validate_and_adjust_policy`).
+        longest_prefix_first=int(is_lpm and bool(engine.enable_prefix_caching)),
         block_size=memory.block_size,
         num_blocks=memory.num_blocks,
         blocks_per_request=memory.blocks_per_request,

@@ -33,7 +33,6 @@ def per_request_rules(
         watermark_blocks=int((engine.watermark_fraction or 0.0) * memory.num_blocks),
         reserved_blocks=-(-max(longest, setup.max_model_len) // memory.block_size) if reserves else 0,
         max_waiting_steps=engine.max_waiting_steps or 0,
-        numbered_by_arrival=int(requests.previous is None),
     )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from windtunnel.compiled.records import F8, I8, Records, layout
 from windtunnel.serving.codes import OUTSTANDING, UP
 from windtunnel.serving.state.pools import scalar_layout
-from windtunnel.serving.state.records import NONE, Floats, Ints
+from windtunnel.serving.state.records import NONE, Floats, Ints, KernelSettings, Rank, Slot, new_ranks, new_slots
 
 
 class FleetRules(NamedTuple):
@@ -155,6 +155,10 @@ class ReplicaFleet(NamedTuple):
     """[request] when each of those is due."""
     phases: Records[Phase]
     losses: Records[Loss]
+    idle_rank: Records[Rank]
+    """[1] A rank without KV blocks."""
+    idle_slot: Records[Slot]
+    """[1]"""
 
 
 def new_fleet(
@@ -193,6 +197,7 @@ def new_fleet(
     control = np.zeros(1, CONTROL).view(np.recarray)
     control.next_s = min(scalers.look_s.min(), change_s[:, 0].min(), replicas.fails_s.min())
     control.pending = NONE
+    one = KernelSettings(0, 1, 1, max_num_seqs=1, max_num_batched_tokens=1, block_size=1, num_blocks=0)
     return ReplicaFleet(
         rules=rules,
         scalers=scalers,
@@ -211,4 +216,6 @@ def new_fleet(
         retry_s=np.zeros(num_requests),
         phases=np.zeros(max(8 * replicas.size, 4096), PHASE).view(np.recarray),
         losses=np.zeros(num_requests + 4096, LOSS).view(np.recarray),
+        idle_rank=new_ranks(one),
+        idle_slot=new_slots(one),
     )

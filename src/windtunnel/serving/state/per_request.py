@@ -37,8 +37,6 @@ class PerRequestRules(NamedTuple):
     """1: equal decode steps up to the next event are taken at once; the same times, fewer rows."""
     end_s: float = np.inf
     """Nothing after this time happens."""
-    numbered_by_arrival: int = 1
-    """0: later requests may arrive earlier, as turns of sessions do."""
 
 
 class SequenceState(Protocol):

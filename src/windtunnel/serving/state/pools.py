@@ -136,6 +136,7 @@ class Handoff(Protocol):
     num_pulled: I8  # requests that hold blocks here and do not run yet
     num_held: I8  # requests handed off whose KV is still here
     link_free_s: F8  # when the rank's interfaces have sent and received all that they were given
+    link_busy_s: F8  # until when they were busy with transfers that have ended or that a failure has cut short
 
 
 HANDOFF = layout(Handoff)

@@ -119,6 +119,7 @@ class Request(Protocol):
     order: I8  # key in the waiting heap
     queue_key: I8  # its first part; the second is `sequence`
     ttft_limit_s: F8  # from the sending to the deadline of the first token
+    deadline_s: F8  # of the first token, from when the client has sent it
     tenant: I8
     tenant_tag: I8  # not of this request: the service that the tenant of this number has had, in units
     before: I8  # neighbours in the rank's running list
