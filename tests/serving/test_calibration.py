@@ -93,7 +93,8 @@ def test_a_shipped_one_is_taken_for_versions_between_those_of_its_runs() -> None
 @pytest.mark.parametrize("version", ["0.9.0", "0.24.0", "nightly"])
 def test_versions_outside_all_runs_take_the_nearest_and_say_so(version: str) -> None:
     choice = calibration_for("vllm", "h100_sxm", version)
-    assert choice.name == "vllm-h100_sxm"
+    # Among the runs on H100 there is none of the newest measured version.
+    assert choice.name == ("vllm-h100_sxm" if version == "0.9.0" else "vllm")
     assert choice.calibration is not None
     assert f"version {version} lies outside 0.10.2 to" in str(outside(choice.calibration, "h100_sxm", "", (), version))
     assert choice.calibration.host_of(version) == choice.calibration.host

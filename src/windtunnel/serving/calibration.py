@@ -204,9 +204,9 @@ def calibration_for(engine: str, device: str, version: str, name: str | None = N
     """Choose a calibration: the named one, else the shipped one of the engine on the device, else on any device.
 
     One whose runs' versions enclose `version` goes first. For a version outside all of them, and for an unreleased one,
-    the first one is taken, and `outside` says so: of 14 runs of vLLM and 6 of SGLang from images without a release, the
-    median error of TTFT falls from 26% to 14% and from 39% to 6%, that of TPOT from 3.3% to 3.0% and from 6.0% to 4.2%
-    (`benchmarks/accuracy.py`).
+    that with the nearest version is taken, and `outside` says so: of 14 runs of vLLM and 6 of SGLang from images without
+    a release, the median error of TTFT falls from 26% to 14% and from 39% to 18%, that of TPOT from 3.3% to 3.0% and
+    from 6.0% to 2.7% (`benchmarks/accuracy.py`).
 
     Raises:
         InputError: it is another engine's, there is none of that name, or it is malformed.
@@ -223,13 +223,18 @@ def calibration_for(engine: str, device: str, version: str, name: str | None = N
         return Choice(name, calibration)
     known = catalog.names("calibrations")
     shipped = {entry: load_calibration(entry) for entry in (f"{engine}-{device}", engine) if entry in known}
-    for entry, calibration in shipped.items():
-        measured = sorted(calibration.provenance.versions, key=version_key)
-        if measured and version_key(measured[0]) <= version_key(version) <= version_key(measured[-1]):
-            return Choice(entry, calibration)
     if not shipped:
         return Choice(reason=f"no runs of {engine} were measured")
-    return Choice(*next(iter(shipped.items())))
+    chosen = min(shipped, key=lambda entry: _distance(shipped[entry], version))
+    return Choice(chosen, shipped[chosen])
+
+
+def _distance(calibration: Calibration, version: str) -> tuple[int, ...]:
+    """Return a key that sorts calibrations by how far a version lies outside those of their runs; least within them."""
+    measured = sorted(map(version_key, calibration.provenance.versions))
+    if not measured or measured[0] <= version_key(version) <= measured[-1]:
+        return ()
+    return measured[0] if version_key(version) < measured[0] else tuple(-number for number in measured[-1])
 
 
 def outside(calibration: Calibration, device: str, model: str, formats: tuple[str, ...], version: str) -> list[str]:
