@@ -204,9 +204,9 @@ def calibration_for(engine: str, device: str, version: str, name: str | None = N
     """Choose a calibration: the named one, else the shipped one of the engine on the device, else on any device.
 
     One whose runs' versions enclose `version` goes first. For a version outside all of them, and for an unreleased one,
-    that with the nearest version is taken, and `outside` says so: of 14 runs of vLLM and 6 of SGLang from images without
-    a release, the median error of TTFT falls from 26% to 14% and from 39% to 18%, that of TPOT from 3.3% to 3.0% and
-    from 6.0% to 2.7% (`benchmarks/accuracy.py`).
+    that with the nearest version is taken, and `outside` says so. The median errors of 14 runs of vLLM and 6 of SGLang
+    from images without a release fall from 26% to 14% and 39% to 18% (TTFT), from 3.3% to 3.0% and 6.0% to 2.7% (TPOT;
+    `benchmarks/accuracy.py`).
 
     Raises:
         InputError: it is another engine's, there is none of that name, or it is malformed.

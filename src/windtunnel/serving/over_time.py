@@ -106,7 +106,7 @@ def _device_columns(
         num_devices = present * setup.parallelism.num_devices
         power += np.nan if model is None else model.at(pool_busy / slots) * num_devices
     return {
-        "busy_fraction": busy / num_slots,
+        "busy_fraction": np.minimum(busy / num_slots, 1.0),  # sums of parts of a span may exceed it in the last digit
         "kv_fraction": used / num_blocks,
         "mfu_fraction": compute / num_slots,
         "mbu_fraction": memory / num_slots,
