@@ -11,7 +11,6 @@ from windtunnel.pricing.aiconfigurator.repeated_kernels import counted_once
 from windtunnel.pricing.calibrated import CalibratedEstimator
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.pricing.profile import profile_estimator
-from windtunnel.pricing.regress import regression
 from windtunnel.serving.scenario import Setup
 
 
@@ -30,8 +29,8 @@ def shard_of(setup: Setup) -> Shard:
 def estimator_for(setup: Setup) -> Estimator:
     """Return the estimator of the setup's own profile, or else the best for its device and engine."""
     if setup.profile is not None:
-        fit = regression(setup.profile.estimator)
-        return calibrated(profile_estimator(Path(setup.profile.folder), setup.device, setup.node, fit), setup)
+        profile = setup.profile
+        return calibrated(profile_estimator(Path(profile.folder), setup.device, setup.node, profile.estimator), setup)
     engine = setup.engine
     assert engine.version is not None
     kernels = KernelChoices(
