@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from windtunnel.errors import InputError, did_you_mean, unreadable
+from windtunnel.errors import InputError, check_known, did_you_mean, unreadable
 from windtunnel.hardware import Device, Node
 from windtunnel.model.config import model_from_config
 from windtunnel.model.precision import Precision
@@ -69,8 +69,7 @@ def names(kind: str) -> list[str]:
     Raises:
         InputError: there is no such kind.
     """
-    if kind not in KINDS:
-        raise InputError(f"the catalog has no {kind!r}", did_you_mean(kind, KINDS, f"it has {', '.join(KINDS)}"))
+    check_known(kind, KINDS, f"the catalog has no {kind!r}", f"it has {', '.join(KINDS)}")
     entries = _models() if kind == "models" else _files(kind)
     return sorted((name for name, entry in entries.items() if not isinstance(entry, str)), key=str.lower)
 
