@@ -1,6 +1,6 @@
 """Model shapes from the `config.json` that is published beside a model's weights on Hugging Face.
 
-A config leaves out what the model's code fixes (biases, norms, which layers slide); `model.architectures` has those
+A config leaves out what the model's code fixes (biases, norms, which layers slide); `architectures.yaml` has those
 facts. A `model_type` that is unknown there is refused: nothing says how its layers differ from others.
 """
 
