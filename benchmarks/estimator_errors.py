@@ -8,6 +8,7 @@ Vidur itself reports errors on the points that it trained on. CPU seconds are of
 import os
 import sys
 import time
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.choices import estimators
 from windtunnel.pricing.estimator import TableEstimator
-from windtunnel.pricing.profile import ProfileTables
+from windtunnel.pricing.profile import table_in
 from windtunnel.pricing.regress import FOLDS, features, fitted, fold_numbers, scores
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import MeasurementTable, merged
@@ -86,7 +87,7 @@ def main() -> None:
         started_s = time.process_time()
         found = {(t.kind, *t.words.values()): fitted(t, roofline, method) for t in tables}
         fitted_s = time.process_time() - started_s
-        lower_steps(TableEstimator(ProfileTables(found), roofline), device, shard, engine, 4096)
+        lower_steps(TableEstimator(partial(table_in, found), roofline), device, shard, engine, 4096)
         print(f"{method:18} {fitted_s:6.2f} s + {time.process_time() - started_s - fitted_s:6.2f} s of CPU")
 
 

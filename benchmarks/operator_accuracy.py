@@ -46,7 +46,8 @@ from windtunnel.model.attention.mamba2 import CausalConvolution
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import Collection
-from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, CollectionTables, systems_folder
+from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, systems_folder
+from windtunnel.pricing.aiconfigurator.operators import table_for
 from windtunnel.pricing.estimator import LEFT_OUT_FILE, LeftOut, TableModel
 from windtunnel.pricing.roofline import Roofline, RooflineFit, board, family
 from windtunnel.pricing.table import Floats, MeasurementTable
@@ -311,17 +312,17 @@ def _touching(table: MeasurementTable, site: tuple[float, ...]) -> NDArray[np.bo
     return found
 
 
-def tables_from(system: str, engine: str, version: str) -> CollectionTables:
-    """All tables of an engine on a system, borrowed ones included."""
+def collection_of(system: str, engine: str, version: str) -> Collection:
+    """The files of a system as an engine sees them; its tables may be borrowed from others."""
     folder = systems_folder() / system
-    return CollectionTables(Collection(system=folder, engine=engine, version=version, roofline=roofline_of(system)))
+    return Collection(system=folder, engine=engine, version=version, roofline=roofline_of(system))
 
 
 def tables_of(system: str, engine: str, version: str) -> Iterator[tuple[Class, MeasurementTable]]:
     """The tables of an engine on a system that hold measurements of its own."""
-    tables = tables_from(system, engine, version)
+    collection = collection_of(system, engine, version)
     for (kind, variant), probe in probes():
-        table = tables.table_for(probe)
+        table = table_for(collection, probe)
         # Elementwise tables are medians over shapes already: nothing of them can be left out.
         if table is None or kind == "elementwise" or (f"/{engine}/" not in table.source and kind != "collective"):
             continue
@@ -373,8 +374,7 @@ def samples_of(probe: ops.Op, rng: np.random.Generator) -> dict[str, Sample]:
     found = {}
     for system in FITTED:
         engine, version = ("sglang", "0.5.10") if system == "a100_sxm" else ("vllm", "0.24.0")
-        tables = tables_from(system, engine, version)
-        table = tables.table_for(probe)
+        table = table_for(collection_of(system, engine, version), probe)
         if table is not None and len(table) >= 20:
             found[system] = sample(table, roofline_of(system), ROWS_PER_DEVICE, rng)
     return found

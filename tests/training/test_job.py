@@ -11,7 +11,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.schema import decode, encode
 from windtunnel.training.degrees import degrees
-from windtunnel.training.job import TrainingJob, job_of, load, save
+from windtunnel.training.job import TrainingJob, load, save
 from windtunnel.training.setup import resolve
 
 JOB: dict[str, Any] = {
@@ -36,7 +36,7 @@ def test_a_job_survives_its_file(tmp_path: Path) -> None:
 def test_a_scenario_is_no_job(tmp_path: Path) -> None:
     (tmp_path / "scenario.yaml").write_text("model: llama-3.1-8b\ndeployment: {device: h100_sxm}\n")
     with pytest.raises(InputError, match="describes a deployment, not a training job"):
-        job_of(tmp_path / "scenario.yaml", {})
+        load(tmp_path / "scenario.yaml")
 
 
 def test_overrides_reach_every_field(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from windtunnel.errors import InputError, did_you_mean, unreadable
+from windtunnel.errors import InputError, check_known, did_you_mean, unreadable
 from windtunnel.hardware import Device, Node
 from windtunnel.model.config import model_from_config
 from windtunnel.model.precision import Precision
@@ -72,8 +72,7 @@ def names(kind: str) -> list[str]:
     Raises:
         InputError: there is no such kind.
     """
-    if kind not in KINDS:
-        raise InputError(f"the catalog has no {kind!r}", did_you_mean(kind, KINDS, f"it has {', '.join(KINDS)}"))
+    check_known(kind, KINDS, f"the catalog has no {kind!r}", f"it has {', '.join(KINDS)}")
     entries = _models() if kind == "models" else _files(kind)
     return sorted((name for name, entry in entries.items() if not isinstance(entry, str)), key=str.lower)
 
@@ -211,21 +210,16 @@ def _files(kind: str) -> dict[str, Path]:
 
 def _listed(folder: Path, kind: str) -> dict[str, Path]:
     """Return the files of a folder by name; the shipped folder is listed once in a process."""
-    if folder == _SHIPPED and kind == "engines":
-        return _engine_files(ENGINES.names())
-    return _listed_once(kind) if folder == _SHIPPED else dict(_named_files(folder / kind, kind))
+    if folder != _SHIPPED:
+        return dict(_named_files(folder / kind, kind))
+    return _shipped_files(kind, ENGINES.names() if kind == "engines" else ())
 
 
 @cache
-def _listed_once(kind: str) -> dict[str, Path]:
-    return dict(_named_files(_SHIPPED / kind, kind))
-
-
-@cache
-def _engine_files(names: tuple[str, ...]) -> dict[str, Path]:
-    """Return the defaults of the shipped and installed engines by name."""
-    files = {name: engine_file(name, "defaults.yaml") for name in names}
-    return {name: file for name, file in files.items() if file is not None}
+def _shipped_files(kind: str, engines: tuple[str, ...]) -> dict[str, Path]:
+    """Return the shipped files of a kind, and the defaults of `engines`, shipped or installed, by name."""
+    defaults = ((name, engine_file(name, "defaults.yaml")) for name in engines)
+    return dict(_named_files(_SHIPPED / kind, kind)) | {name: file for name, file in defaults if file is not None}
 
 
 def engine_file(name: str, file: str) -> Path | None:

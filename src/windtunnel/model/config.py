@@ -1,6 +1,6 @@
 """Model shapes from the `config.json` that is published beside a model's weights on Hugging Face.
 
-A config leaves out what the model's code fixes (biases, norms, which layers slide); `model.architectures` has those
+A config leaves out what the model's code fixes (biases, norms, which layers slide); `architectures.yaml` has those
 facts. A `model_type` that is unknown there is refused: nothing says how its layers differ from others.
 """
 
@@ -9,14 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from windtunnel.errors import InputError, did_you_mean
-from windtunnel.model.architectures import (
-    ARCHITECTURES,
-    CLASS_DEFAULTS,
-    TOWERS,
-    UNREADABLE,
-    UNREADABLE_TYPES,
-    Architecture,
-)
+from windtunnel.model.architectures import KNOWN, Architecture
 from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.quantization import Modules, list_of, precision_from_config
 from windtunnel.model.shape import (
@@ -117,7 +110,7 @@ def known_model_types() -> tuple[str, ...]:
 
 
 def _architectures() -> dict[str, Architecture]:
-    known = dict(ARCHITECTURES)
+    known = dict(KNOWN.architectures)
     for kind in (*attention_kinds(), *feed_forward_kinds()):
         known |= kind.model_types
     return known
@@ -125,7 +118,9 @@ def _architectures() -> dict[str, Architecture]:
 
 def _left_out(config: Mapping[str, Any], reader: ConfigReader) -> tuple[str, ...]:
     """Return the towers of a multimodal model, by their keys or else by the name of its class."""
-    towers = tuple(part for part, keys in TOWERS.items() if any(isinstance(config.get(key), Mapping) for key in keys))
+    towers = tuple(
+        part for part, keys in KNOWN.towers.items() if any(isinstance(config.get(key), Mapping) for key in keys)
+    )
     classes = list_of(str, "names", reader.raw, "architectures", reader.name)
     # transformers calls text models ForCausalLM; ChatGLM, an older one, is read as text too.
     is_multimodal = reader.model_type != "chatglm" and any(name.endswith(_MULTIMODAL) for name in classes)
@@ -143,7 +138,7 @@ def _reader(config: Mapping[str, Any], name: str) -> ConfigReader:
         key: config[key] for key in ("tie_word_embeddings", "quantization_config", "architectures") if key in config
     }
     given = {key: value for key, value in text.items() if value is not None}
-    raw = CLASS_DEFAULTS.get(model_type, {}) | outer | given
+    raw = KNOWN.class_defaults.get(model_type, {}) | outer | given
     _refuse_other_models(raw, name, model_type)
     known = _architectures()
     if model_type not in known:
@@ -165,8 +160,8 @@ def _reader(config: Mapping[str, Any], name: str) -> ConfigReader:
 
 def _refuse_other_models(raw: Mapping[str, Any], name: str, model_type: str) -> None:
     """Raise InputError for a config that would be read wrongly: layers that cannot be expressed, an encoder."""
-    layers = next((layers for key, layers in UNREADABLE.items() if raw.get(key)), None)
-    layers = layers or UNREADABLE_TYPES.get(model_type)
+    layers = next((layers for key, layers in KNOWN.unreadable.items() if raw.get(key)), None)
+    layers = layers or KNOWN.unreadable_types.get(model_type)
     if layers:
         raise InputError(f"{name}: {layers} cannot be modelled (model_type {model_type!r})")
     architectures = list_of(str, "names", raw, "architectures", name)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.errors import InputError, did_you_mean
-from windtunnel.model.architectures import ALIASES, Architecture, Rule
+from windtunnel.model.architectures import KNOWN, Architecture, Rule
 from windtunnel.model.quantization import list_of
 
 _MOST_LAYERS = 10_000
@@ -22,7 +22,7 @@ class ConfigReader:
 
     def first(self, *keys: str) -> tuple[str, Any]:
         """Return the first of `keys` or their aliases that is given, and its value; else (last key, None)."""
-        names = (name for key in keys for name in (key, *ALIASES.get(key, ())))
+        names = (name for key in keys for name in (key, *KNOWN.aliases.get(key, ())))
         return next(((name, self.raw[name]) for name in names if self.raw.get(name) is not None), (keys[-1], None))
 
     def count(self, *keys: str, default: int | None = None, minimum: int = 1) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from windtunnel.model.architectures import TOWERS
+from windtunnel.model.architectures import KNOWN
 
 GATED = ("pixtral", "qwen2_5_vl")
 """Starts of a tower's `model_type` whose feed-forward has three matrices (`transformers/models`)."""
@@ -18,7 +18,7 @@ def tower_parameters(config: Mapping[str, Any]) -> int:
     language model's width; where patches are merged first, there is one of the merged width before it.
     """
     tower: Mapping[str, Any] = next(
-        (config[key] for key in TOWERS["vision tower"] if isinstance(config.get(key), Mapping)), {}
+        (config[key] for key in KNOWN.towers["vision tower"] if isinstance(config.get(key), Mapping)), {}
     )
     width, inner = (
         _size(tower, "hidden_size", "vt_hidden_size"),

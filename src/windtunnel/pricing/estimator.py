@@ -60,12 +60,8 @@ class Estimator(Protocol):
         ...
 
 
-class TableSource(Protocol):
-    """A source of measured tables."""
-
-    def table_for(self, op: ops.Op) -> MeasurementTable | None:
-        """Return the table that prices `op`, or None where nobody measured its kind in its format."""
-        ...
+TableSource = Callable[[ops.Op], MeasurementTable | None]
+"""Function that returns the table that prices an operator, or None where nobody measured its kind in its format."""
 
 
 class LeftOut(StrEnum):
@@ -419,7 +415,7 @@ def _scalar_or_array(seconds: Floats) -> ops.Size:
 class TableEstimator:
     """Estimator that prices operators from measured tables, and from the roofline where there is none."""
 
-    tables: TableSource
+    table_for: TableSource
     roofline: Roofline
     _models: dict[int, TableModel] = field(default_factory=dict)
 
@@ -430,7 +426,7 @@ class TableEstimator:
             InputError: a size along an axis is not positive and finite, or a table cannot be read.
         """
         _require_work(op)
-        table = self.tables.table_for(op)
+        table = self.table_for(op)
         if table is None:
             return RooflineEstimator(self.roofline).estimate(op)
         op = canonical(op, table)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from windtunnel.errors import InputError
@@ -11,22 +11,9 @@ from windtunnel.hardware import Device, Node
 from windtunnel.model import operators as ops
 from windtunnel.model.shape import operator_types
 from windtunnel.pricing.estimator import Estimator, TableEstimator
+from windtunnel.pricing.regress import cached
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import MeasurementTable, read_provenance, read_tables, text_names, write_tables
-
-Fitted = Callable[[MeasurementTable, Roofline], MeasurementTable]
-"""Function that replaces measured times by those of a regression (`pricing.regress.fitted`)."""
-
-
-@dataclass(frozen=True)
-class ProfileTables:
-    """Measured tables by their kind and words."""
-
-    by_words: Mapping[tuple[str, ...], MeasurementTable]
-
-    def table_for(self, op: ops.Op) -> MeasurementTable | None:
-        """Return the table of the kind and words of `op`, or None where the profile has none."""
-        return self.by_words.get((op.kind, *(str(getattr(op, name)) for name in text_names(op.kind))))
 
 
 def profile_files(folder: Path) -> list[Path]:
@@ -82,14 +69,14 @@ def write_profile(folder: Path, tables: list[MeasurementTable], provenance: Mapp
     return written
 
 
-def profile_estimator(folder: Path, device: Device, node: Node | None, fitted: Fitted | None = None) -> Estimator:
+def profile_estimator(folder: Path, device: Device, node: Node | None, estimator: str = "interpolation") -> Estimator:
     """Return the estimator that reads a profile and prices by the device's roofline what the profile lacks.
 
     Args:
         folder: the profile.
         device: the device that was measured.
         node: its links price collectives that the profile lacks.
-        fitted: regression in place of measured times; None interpolates.
+        estimator: one of `choices.estimators()`; a regression takes the place of measured times, its fit kept on disk.
 
     Raises:
         InputError: there is no profile, or it is another device's.
@@ -102,9 +89,14 @@ def profile_estimator(folder: Path, device: Device, node: Node | None, fitted: F
         )
     roofline = Roofline(device, node)
     tables = tables_by_words(folder)
-    if fitted is not None:
-        tables = {words: fitted(table, roofline) for words, table in tables.items()}
-    return TableEstimator(ProfileTables(tables), roofline)
+    if estimator != "interpolation":
+        tables = {words: cached(table, roofline, estimator) for words, table in tables.items()}
+    return TableEstimator(partial(table_in, tables), roofline)
+
+
+def table_in(tables: Mapping[tuple[str, ...], MeasurementTable], op: ops.Op) -> MeasurementTable | None:
+    """Return the table of the kind and words of `op`, or None where `tables` has none."""
+    return tables.get((op.kind, *(str(getattr(op, name)) for name in text_names(op.kind))))
 
 
 def tables_by_words(folder: Path) -> dict[tuple[str, ...], MeasurementTable]:

@@ -18,11 +18,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import check_known
 from windtunnel.model import operators as ops
 from windtunnel.pricing.choices import REGRESSIONS, estimators
 from windtunnel.pricing.estimator import CHUNKED, TableModel
-from windtunnel.pricing.profile import Fitted
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import Floats, MeasurementTable, read_tables, write_tables
 
@@ -55,7 +54,7 @@ def fitted(table: MeasurementTable, roofline: Roofline, method: str) -> Measurem
     Raises:
         InputError: there is no such method, or scikit-learn is needed and missing.
     """
-    _check_method(method, estimators())
+    check_known(method, estimators(), f"there is no estimator {method!r}")
     if method == "auto":
         method = scores(few_sites(table), roofline)[0].method
     if method == "interpolation":
@@ -69,11 +68,6 @@ def fitted(table: MeasurementTable, roofline: Roofline, method: str) -> Measurem
     return monotone(lowered) if REGRESSIONS.get(method).RISES else lowered
 
 
-def _check_method(name: str, known: Sequence[str]) -> None:
-    if name not in known:
-        raise InputError(f"there is no estimator {name!r}", did_you_mean(name, known, f"known: {', '.join(known)}"))
-
-
 def check_methods(names: Sequence[str] | None) -> list[str]:
     """Return the methods to compare; all but `auto` where none are named.
 
@@ -82,15 +76,8 @@ def check_methods(names: Sequence[str] | None) -> list[str]:
     """
     known = [name for name in estimators() if name != "auto"]
     for name in names or ():
-        _check_method(name, known)
+        check_known(name, known, f"there is no estimator {name!r}")
     return list(names or known)
-
-
-def regression(method: str) -> Fitted | None:
-    """Return a fit that is kept on disk, for `profile.profile_estimator`; None where tables are read as they are."""
-    if method == "interpolation":
-        return None
-    return lambda table, roofline: cached(table, roofline, method)
 
 
 def scores(

@@ -180,73 +180,47 @@ def experts_seconds(op: Experts, on: Machine, c: Coefficients) -> Size:
     return c["launch_us"] * US + soft_max(up + down, memory, c["overlap"]) + moved
 
 
-def prefill_seconds(op: PrefillAttention, on: Machine, c: Coefficients) -> Size:
-    """Return the seconds of flash attention; query heads that share a key head share its tiles."""
-    shared = op.num_heads / op.num_kv_heads
-    return _flash_seconds(op, op.num_heads, op.head_dim, shared, op.window_tokens, on, c)
+def prefill_seconds(op: PrefillAttention | LatentPrefillAttention, on: Machine, c: Coefficients) -> Size:
+    """Return the seconds of flash attention: query tiles of `tile_rows` over the multiprocessors.
 
-
-def latent_prefill_seconds(op: LatentPrefillAttention, on: Machine, c: Coefficients) -> Size:
-    """Return the seconds of flash attention with keys and values expanded for every head."""
-    return _flash_seconds(op, op.num_heads, (op.qk_head_dim + op.v_head_dim) / 2, 1.0, 0, on, c)
-
-
-def _flash_seconds(
-    op: PrefillAttention | LatentPrefillAttention,
-    num_heads: float,
-    head_dim: float,
-    heads_per_tile: float,
-    window_tokens: int,
-    on: Machine,
-    c: Coefficients,
-) -> Size:
-    """Return the seconds of query tiles of `tile_rows` over the multiprocessors; the longest tile bounds a small batch.
-
-    Rows are not rounded up to whole tiles: prompts of one batch differ, so that the steps average out. The longest tile
-    computes, and waits `step_us` for every 64 keys, one after the other; `balance` says how far the other tiles' work
-    overlaps it, `hiding` how far work hides the launch (at 1 they add up, below 1 they hold each other up).
+    The longest tile bounds a small batch. Query heads that share a key head share its tiles; latent attention expands
+    keys and values for every head. Rows are not rounded up to whole tiles: prompts of one batch differ, so that the
+    steps average out. The longest tile computes, and waits `step_us` for every 64 keys, one after the other; `balance`
+    says how far the other tiles' work overlaps it, `hiding` how far work hides the launch (at 1 they add up, below 1
+    they hold each other up).
     """
+    if isinstance(op, LatentPrefillAttention):
+        head_dim, heads_per_tile, window_tokens = (op.qk_head_dim + op.v_head_dim) / 2, 1.0, 0
+    else:
+        head_dim, heads_per_tile, window_tokens = op.head_dim, op.num_heads / op.num_kv_heads, op.window_tokens
     rate = on.flops_per_s_per_sm * c["compute_efficiency"] * head_dim / (head_dim + c["half_head_dim"])
     tile_rows = c["tile_rows"]
     rows = soft_max(op.num_tokens * heads_per_tile, tile_rows, 2.0) / heads_per_tile
     seen = np.minimum(rows, window_tokens + tile_rows) if window_tokens else rows
     pairs = op.batch * (rows * seen - seen * seen / 2 + rows * c["fill_depth"])
-    tiles = op.batch * num_heads * rows / tile_rows
-    evenly = 4.0 * pairs * num_heads * head_dim / (rate * on.num_sms) + tiles / on.num_sms * c["tile_us"] * US
+    tiles = op.batch * op.num_heads * rows / tile_rows
+    evenly = 4.0 * pairs * op.num_heads * head_dim / (rate * on.num_sms) + tiles / on.num_sms * c["tile_us"] * US
     longest = 4.0 * np.minimum(op.batch, 1.0) * tile_rows * (seen + c["fill_depth"]) * head_dim / rate
     compute = soft_max(evenly, longest + seen / 64.0 * c["step_us"] * US, c["balance"])
     work = soft_max(compute, memory_seconds(op.num_bytes, on, c), c["overlap"])
     return soft_max(c["launch_us"] * US, work, c["hiding"])
 
 
-def decode_seconds(op: DecodeAttention, on: Machine, c: Coefficients) -> Size:
-    """Return the seconds of attention of one new token for each request."""
-    return _split_seconds(op, op.num_heads, op.num_kv_heads, op.seen_tokens, op.head_dim, on, c)
+def decode_seconds(op: DecodeAttention | LatentDecodeAttention, on: Machine, c: Coefficients) -> Size:
+    """Return the seconds of split attention of one new token for each request.
 
-
-def latent_decode_seconds(op: LatentDecodeAttention, on: Machine, c: Coefficients) -> Size:
-    """Return the seconds of all heads against one compressed key and value for each token."""
-    width = op.kv_lora_rank + op.rope_head_dim / 2
-    return _split_seconds(op, op.num_heads, 1, op.context_tokens, width, on, c)
-
-
-def _split_seconds(
-    op: DecodeAttention | LatentDecodeAttention,
-    num_heads: float,
-    num_kv_heads: float,
-    seen_tokens: Size,
-    width: float,
-    on: Machine,
-    c: Coefficients,
-) -> Size:
-    """Return the seconds of split attention: blocks of requests, key heads and splits read the cache once.
-
-    Long contexts combine splits; `hiding` says how far work hides the launch.
+    Blocks of requests, key heads and splits read the cache once; long contexts combine splits. In latent attention all
+    heads meet one compressed key and value for each token. `hiding` says how far work hides the launch.
     """
+    width: float
+    if isinstance(op, LatentDecodeAttention):
+        num_kv_heads, seen_tokens, width = 1, op.context_tokens, op.kv_lora_rank + op.rope_head_dim / 2
+    else:
+        num_kv_heads, seen_tokens, width = op.num_kv_heads, op.seen_tokens, op.head_dim
     blocks = op.batch * num_kv_heads
     per_block = c["block_us"] * US * np.maximum(blocks / on.num_sms, 1.0)
     combine = c["chain_us"] * US * np.log2(1.0 + seen_tokens / 64.0)
-    padded_flops = 4.0 * blocks * np.maximum(num_heads / num_kv_heads, c["tile_rows"]) * seen_tokens * width
+    padded_flops = 4.0 * blocks * np.maximum(op.num_heads / num_kv_heads, c["tile_rows"]) * seen_tokens * width
     compute = padded_flops / (on.flops_per_s * c["compute_efficiency"])
     streamed = soft_max(memory_seconds(op.num_bytes, on, c), compute, c["overlap"])
     work = combine + soft_max(streamed, per_block, c["overlap"])
@@ -306,9 +280,9 @@ FORMS: dict[str, Closed] = {
     "gemm": gemm_seconds,
     "experts": experts_seconds,
     "prefill_attention": prefill_seconds,
-    "latent_prefill_attention": latent_prefill_seconds,
+    "latent_prefill_attention": prefill_seconds,
     "decode_attention": decode_seconds,
-    "latent_decode_attention": latent_decode_seconds,
+    "latent_decode_attention": decode_seconds,
     "sparse_latent_prefill": sparse_latent_seconds,
     "sparse_latent_decode": sparse_latent_seconds,
     "gated_delta": gated_delta_seconds,

@@ -255,23 +255,17 @@ class TrainingJob(Schema):
     """Of one device; None takes the catalog's list price."""
 
 
-def load(path: Path | str, overrides: dict[str, Any] | None = None) -> TrainingJob:
-    """Return the job in a YAML or JSON file; `overrides` as `--set` gives them: dotted path -> value.
+def load(path: Path | str | None, overrides: dict[str, Any] | None = None) -> TrainingJob:
+    """Return the job in a YAML or JSON file, if there is one, with every override over it.
+
+    Args:
+        overrides: as `--set` gives them: dotted path -> value.
 
     Raises:
-        InputError: the file is missing or wrong, or an override names no field.
+        InputError: the file is missing or wrong, an override names no field, or what a job needs is given by neither.
     """
-    return job_of(Path(path), overrides or {})
-
-
-def job_of(path: Path | None, overrides: dict[str, Any]) -> TrainingJob:
-    """Return the job in a file, if there is one, with every override over it.
-
-    Raises:
-        InputError: the file is missing or wrong, or what a job needs is given by neither.
-    """
-    raw = read_table(path, "a training job", "see docs/guides/first-training-job.md") if path is not None else {}
-    for dotted, value in overrides.items():
+    raw = {} if path is None else read_table(Path(path), "a training job", "see docs/guides/first-training-job.md")
+    for dotted, value in (overrides or {}).items():
         set_path(raw, dotted, value)
     if path is not None and "deployment" in raw:
         raise InputError(f"{path} describes a deployment, not a training job", "give it to windtunnel simulate")

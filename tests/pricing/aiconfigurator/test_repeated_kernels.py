@@ -18,11 +18,6 @@ class ByBytes:
         return Estimate(seconds if np.ndim(seconds) else float(seconds), Coverage.INTERPOLATED, "by bytes", 0.1)
 
 
-class NoTables:
-    def table_for(self, op: ops.Op) -> None:  # noqa: ARG002
-        return None
-
-
 @pytest.mark.parametrize("name", ["rope", "kv_cache_write", "top_k"])
 def test_what_attention_and_experts_were_timed_with_costs_nothing_more(name: str) -> None:
     counted = CountedOnce(ByBytes(), norms_in_all_reduce=False).estimate(
@@ -57,7 +52,7 @@ def test_everything_else_costs_what_it_did(op: ops.Op) -> None:
     ],
 )
 def test_only_kernels_that_overlap_are_counted_once(engine: str, version: str, counts_once: bool) -> None:
-    tables = TableEstimator(NoTables(), Roofline(H100, None))
+    tables = TableEstimator(lambda _: None, Roofline(H100, None))
     assert isinstance(counted_once(tables, engine, version, norms_in_all_reduce=True), CountedOnce) == counts_once
 
 

@@ -12,7 +12,7 @@ from windtunnel.report.training import MOST_PASSES, training_report
 from windtunnel.serving.scenario import scenario_from
 from windtunnel.serving.simulate import simulate
 from windtunnel.training.campaign import campaign
-from windtunnel.training.job import job_of
+from windtunnel.training.job import load
 from windtunnel.training.step import simulate_training
 from windtunnel.units import format_seconds
 
@@ -61,7 +61,7 @@ def test_a_training_page_draws_every_pass_or_the_first_and_the_last(num_microbat
         "global_batch": num_microbatches,
         "total_tokens": 1e12,
     }
-    result = simulate_training(job_of(None, job))
+    result = simulate_training(load(None, job))
     page = page_of(training_report(result, campaign(result), [], []))
     assert loads_nothing(page)
     assert format_seconds(result.step_s) in page

@@ -44,11 +44,11 @@ def command(
     """
     from windtunnel.formats.timeline.file import check_file
     from windtunnel.serving.shorthand import JOB_PATHS
-    from windtunnel.training.job import job_of
+    from windtunnel.training.job import load
     from windtunnel.training.setup import resolve
 
     given = {JOB_PATHS[name]: value for name, value in options.items() if value is not None}
-    described = job_of(job, given | assignments(settings))
+    described = load(job, given | assignments(settings))
     if output.search:
         _search(described, as_json)
         return

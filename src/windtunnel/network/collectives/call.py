@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import check_known
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.settings import NetworkSettings
 from windtunnel.plugins import Registry
@@ -19,9 +19,7 @@ OPERATIONS = tuple(_BUS_ROUNDS)
 
 def check_operation(op: str) -> None:
     """Raise InputError where there is no such collective."""
-    if op not in OPERATIONS:
-        hint = did_you_mean(op, OPERATIONS, f"known: {', '.join(OPERATIONS)}")
-        raise InputError(f"there is no collective {op!r}", hint)
+    check_known(op, OPERATIONS, f"there is no collective {op!r}")
 
 
 def bus_factor(op: str, num_ranks: int) -> float:

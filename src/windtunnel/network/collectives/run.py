@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known
 from windtunnel.network.collectives.call import (
     ALGORITHMS,
     CollectiveCall,
@@ -82,10 +82,7 @@ def _check_choices(choices: CollectiveChoices) -> None:
     """Refuse an algorithm or protocol that does not exist."""
     if choices.algorithm != "auto":
         ALGORITHMS.get(choices.algorithm)
-    protocols = ("auto", *PROTOCOL_SHARE)
-    if choices.protocol not in protocols:
-        hint = did_you_mean(choices.protocol, protocols, f"known: {', '.join(protocols)}")
-        raise InputError(f"there is no protocol {choices.protocol!r}", hint)
+    check_known(choices.protocol, ("auto", *PROTOCOL_SHARE), f"there is no protocol {choices.protocol!r}")
 
 
 def _algorithm(call: CollectiveCall) -> str:

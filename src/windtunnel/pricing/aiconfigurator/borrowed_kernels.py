@@ -12,10 +12,11 @@ from windtunnel.pricing.aiconfigurator.collection import (
     HICCUP,
     Collection,
     Rows,
+    all_rows,
     at_same_points,
     first_rows,
     main_kernel_only,
-    read_rows,
+    point_of,
 )
 from windtunnel.pricing.table import Floats
 from windtunnel.versions import version_key
@@ -99,14 +100,12 @@ def attention_rows(
     if collection.attention_backend is None:
         return first_rows(collection, "attention", table, numbers, choices)
     names = _ATTENTION_KERNELS[collection.attention_backend]
-    is_measured = False
-    for place in collection.places("attention", table):
-        for words in choices:
-            rows = read_rows(place, table, numbers, words)
-            if rows is not None and (chosen := rows.named(lambda kernel: kernel in names)).any():
-                return main_kernel_only(rows.take(chosen), tuple(name.removesuffix("?") for name in numbers))
-            is_measured = is_measured or rows is not None
-    if not is_measured:
+    rows = None
+    for rows in all_rows(collection, "attention", table, numbers, choices):
+        chosen = rows.named(lambda kernel: kernel in names)
+        if chosen.any():
+            return main_kernel_only(rows.take(chosen), point_of(numbers))
+    if rows is None:
         return None
     raise InputError(
         f"attention_backend {collection.attention_backend} was not measured on {collection.system.name}",
@@ -130,8 +129,8 @@ def before_fp8_tiles(collection: Collection, rows: Rows, numbers: tuple[str, ...
     plain = first_rows(collection, "attention", "generation_attention_perf", numbers, [words])
     if plain is None:
         return rows
-    point = tuple(name.removesuffix("?") for name in numbers)
-    latency = np.fmax(rows.columns["latency"], at_same_points(rows, plain, plain.columns["latency"], point))
+    same = at_same_points(rows, plain, plain.columns["latency"], point_of(numbers))
+    latency = np.fmax(rows.columns["latency"], same)
     return rows.with_latency(latency)
 
 
@@ -149,7 +148,7 @@ def no_slower_than_longer(collection: Collection, rows: Rows, numbers: tuple[str
 
     Without `HICCUP` where the engine runs the kernel for more keys (`BELIEVED`).
     """
-    keys = [rows.columns[name.removesuffix("?")] for name in numbers if name != "step"]
+    keys = [rows.columns[name] for name in point_of(numbers) if name != "step"]
     order = np.lexsort((rows.columns["step"], *keys))
     sorted_keys = np.column_stack([key[order] for key in keys])
     starts = np.flatnonzero(np.any(sorted_keys[1:] != sorted_keys[:-1], axis=1)) + 1

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -176,7 +176,7 @@ def read_rows(place: Place, table: str, numbers: tuple[str, ...], words: Mapping
     Columns of `numbers` that end in `?` may be missing (older collections) and are then 0.
     """
     path = place.folder / f"{table}.parquet"
-    names = tuple(name.removesuffix("?") for name in numbers)
+    names = point_of(numbers)
     rows = read_parquet(path, [*names, *words, "kernel_source", "latency"], [*words, "kernel_source"])
     needed = tuple(name for name in numbers if not name.endswith("?"))
     require_columns(path, rows.column_names, (*needed, *words, "kernel_source", "latency"))
@@ -235,17 +235,28 @@ def joined(rows: Rows, others: Rows) -> Rows:
     return Rows(columns, codes, np.concatenate([rows.kernel_names, others.kernel_names]), rows.place)
 
 
-def first_rows(
-    collection: Collection, family: str, table: str, numbers: tuple[str, ...], choices: list[dict[str, str]]
-) -> Rows | None:
-    """Read the rows of the best place that has any of `choices` (words), the first choice of a place first."""
-    point = tuple(name.removesuffix("?") for name in numbers)
+def all_rows(
+    collection: Collection, family: str, table: str, numbers: tuple[str, ...], choices: Sequence[Mapping[str, str]]
+) -> Iterator[Rows]:
+    """Yield the rows of every place that has any of `choices` (words), the best first, a place's first choice first."""
     for place in collection.places(family, table):
         for words in choices:
             rows = read_rows(place, table, numbers, words)
             if rows is not None:
-                return main_kernel_only(rows, point)
-    return None
+                yield rows
+
+
+def first_rows(
+    collection: Collection, family: str, table: str, numbers: tuple[str, ...], choices: Sequence[Mapping[str, str]]
+) -> Rows | None:
+    """Return the first of `all_rows`, with one kernel at every point."""
+    rows = next(all_rows(collection, family, table, numbers, choices), None)
+    return None if rows is None else main_kernel_only(rows, point_of(numbers))
+
+
+def point_of(numbers: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of columns without the mark of those that may be missing."""
+    return tuple(name.removesuffix("?") for name in numbers)
 
 
 def at_same_points(rows: Rows, other: Rows, values: Floats, point: tuple[str, ...]) -> Floats:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.pricing.aiconfigurator.borrowed_kernels import SAME_ALL_REDUCE
-from windtunnel.pricing.aiconfigurator.collection import HICCUP, Collection, Place, Rows, read_rows
+from windtunnel.pricing.aiconfigurator.collection import HICCUP, Collection, Place, Rows, all_rows, read_rows
 from windtunnel.pricing.table import MeasurementTable
 from windtunnel.versions import version_key
 
@@ -75,10 +75,7 @@ def _custom_all_reduce(collection: Collection, op: Any) -> MeasurementTable | No
     if op.op != "all_reduce":
         return None
     suffix = "graph" if collection.cuda_graphs else "eager"
-    for place in collection.places("comm", "custom_allreduce_perf"):
-        rows = read_rows(place, "custom_allreduce_perf", ("num_gpus", "message_size"), {})
-        if rows is None:
-            continue
+    for rows in all_rows(collection, "comm", "custom_allreduce_perf", ("num_gpus", "message_size"), [{}]):
         either = rows.named(lambda name: name.endswith(("_graph", "_eager")))
         kept = rows.take(~either | rows.named(lambda name: name.endswith(suffix)))
         if len(kept):

@@ -6,10 +6,10 @@ Only data files are read; the package's code is never imported.
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.hardware import Device, Node
 from windtunnel.model import operators as ops
 from windtunnel.pricing.aiconfigurator.collection import DISTRIBUTIONS, ENGINE_CHOICES, Collection, KernelChoices
@@ -75,12 +75,10 @@ def measured_estimator(
     roofline = Roofline(device, node)
     if device.measured_as is None:
         return RooflineEstimator(roofline)
-    if kernels.expert_distribution not in DISTRIBUTIONS:
-        hint = did_you_mean(kernels.expert_distribution, DISTRIBUTIONS, f"known: {', '.join(DISTRIBUTIONS)}")
-        raise InputError(f"expert distribution {kernels.expert_distribution!r} was not measured", hint)
-    if kernels.moe_backend not in (None, *MOE_BACKENDS):
-        hint = did_you_mean(str(kernels.moe_backend), MOE_BACKENDS, f"known: {', '.join(MOE_BACKENDS)}")
-        raise InputError(f"there is no backend of experts {kernels.moe_backend!r}", hint)
+    distribution, moe_backend = kernels.expert_distribution, kernels.moe_backend
+    check_known(distribution, DISTRIBUTIONS, f"expert distribution {distribution!r} was not measured")
+    if moe_backend is not None:
+        check_known(moe_backend, MOE_BACKENDS, f"there is no backend of experts {moe_backend!r}")
     folder = systems_folder(data_dir) / device.measured_as
     if not folder.is_dir():
         known = measured_systems(data_dir)
@@ -89,18 +87,7 @@ def measured_estimator(
             did_you_mean(device.measured_as, known, f"it has {', '.join(known)}"),
         )
     collection = Collection(system=folder, engine=engine, version=version, roofline=roofline, **vars(kernels))
-    return TableEstimator(CollectionTables(collection), roofline)
-
-
-@dataclass(frozen=True)
-class CollectionTables:
-    """Measured tables of one system as one engine's version sees them, each read on first use."""
-
-    collection: Collection
-
-    def table_for(self, op: ops.Op) -> MeasurementTable | None:
-        """Return the table that prices `op`, or None where nobody measured its kind in its format on this system."""
-        return table_for(self.collection, op)
+    return TableEstimator(partial(table_for, collection), roofline)
 
 
 def nccl_estimator(device: Device, node: Node | None, data_dir: Path | None = None) -> Estimator:
@@ -113,18 +100,13 @@ def nccl_estimator(device: Device, node: Node | None, data_dir: Path | None = No
     folder = systems_folder(data_dir) / device.measured_as if device.measured_as else None
     if folder is None or not folder.is_dir():
         return RooflineEstimator(roofline)
-    return TableEstimator(NcclTables(Collection(system=folder, engine="nccl", version="", roofline=roofline)), roofline)
+    collection = Collection(system=folder, engine="nccl", version="", roofline=roofline)
+    return TableEstimator(partial(_nccl_table_for, collection), roofline)
 
 
-@dataclass(frozen=True)
-class NcclTables:
-    """Measured collectives of one system as NCCL alone runs them."""
-
-    collection: Collection
-
-    def table_for(self, op: ops.Op) -> MeasurementTable | None:
-        """Return the table of the collective, or None where nobody measured it on this system."""
-        key = ("nccl alone", getattr(op, "op", op.kind))
-        if key not in self.collection.read:
-            self.collection.read[key] = nccl_table(self.collection, op)
-        return self.collection.read[key]
+def _nccl_table_for(collection: Collection, op: ops.Op) -> MeasurementTable | None:
+    """Return the table of a collective as NCCL alone runs it, or None where nobody measured it on this system."""
+    key = ("nccl alone", getattr(op, "op", op.kind))
+    if key not in collection.read:
+        collection.read[key] = nccl_table(collection, op)
+    return collection.read[key]

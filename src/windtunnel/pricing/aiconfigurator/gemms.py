@@ -14,6 +14,7 @@ from windtunnel.pricing.aiconfigurator.collection import (
     HICCUP,
     Collection,
     Rows,
+    all_rows,
     at_same_points,
     first_rows,
     joined,
@@ -65,11 +66,8 @@ def gemm_table(collection: Collection, op: Any) -> MeasurementTable | None:
 
 
 def _all_gemm_rows(collection: Collection, choices: list[dict[str, str]]) -> Iterator[Rows]:
-    for place in collection.places("gemm", "gemm_perf"):
-        for words in choices:
-            rows = read_rows(place, "gemm_perf", _GEMM_POINT, words)
-            if rows is not None:
-                yield _without_hiccups(main_kernel_only(rows, _GEMM_POINT))
+    for rows in all_rows(collection, "gemm", "gemm_perf", _GEMM_POINT, choices):
+        yield _without_hiccups(main_kernel_only(rows, _GEMM_POINT))
 
 
 _BARE_GEMMS_OF: Mapping[str, str] = {"trtllm": "sglang"}

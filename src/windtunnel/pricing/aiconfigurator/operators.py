@@ -14,7 +14,7 @@ import numpy as np
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.borrowed_kernels import attention_rows, before_fp8_tiles, no_slower_than_longer
-from windtunnel.pricing.aiconfigurator.collection import KV_DTYPES, Collection, GemmPrices, Place, Rows, read_rows
+from windtunnel.pricing.aiconfigurator.collection import KV_DTYPES, Collection, GemmPrices, Place, Rows, all_rows
 from windtunnel.pricing.aiconfigurator.collectives import collective_table
 from windtunnel.pricing.aiconfigurator.conversions import elementwise_table
 from windtunnel.pricing.aiconfigurator.experts import experts_table
@@ -110,11 +110,8 @@ def _described(collection: Collection, op: ops.Op) -> MeasurementTable | None:
         return None
     phases = {"decode": "generation", "prefill": "context"}
     words = {"phase": phases[op.variant]} if hasattr(op, "decode") else {}
-    for place in collection.places(table.family, table.name):
-        rows = read_rows(place, table.name, table.columns, words)
-        if rows is not None:
-            return _summed_kernels(collection, op, rows, table)
-    return None
+    rows = next(all_rows(collection, table.family, table.name, table.columns, [words]), None)
+    return None if rows is None else _summed_kernels(collection, op, rows, table)
 
 
 def _summed_kernels(collection: Collection, op: ops.Op, rows: Rows, table: ops.MeasuredTable) -> MeasurementTable:

@@ -12,7 +12,6 @@ from windtunnel.pricing.aiconfigurator.repeated_kernels import counted_once
 from windtunnel.pricing.calibrated import CalibratedEstimator
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.pricing.profile import profile_estimator
-from windtunnel.pricing.regress import regression
 from windtunnel.serving.scenario import Setup
 
 NVIDIA = "nvidia"
@@ -43,8 +42,8 @@ def sampler_kernel(setup: Setup) -> str:
 def estimator_for(setup: Setup) -> Estimator:
     """Return the estimator of the setup's own profile, or else the best for its device and engine."""
     if setup.profile is not None:
-        fit = regression(setup.profile.estimator)
-        return calibrated(profile_estimator(Path(setup.profile.folder), setup.device, setup.node, fit), setup)
+        profile = setup.profile
+        return calibrated(profile_estimator(Path(profile.folder), setup.device, setup.node, profile.estimator), setup)
     engine = setup.engine
     assert engine.version is not None
     kernels = KernelChoices(
