@@ -266,7 +266,7 @@ def test_ray_gives_the_same_answers_when_a_worker_is_killed(study: Study) -> Non
         counted.append(done)
         if not killed:
             ours = psutil.Process().children(recursive=True)
-            victim = next((one for one in ours if one.name().startswith("ray::run")), None)
+            victim = next((one for one in ours if one.name().startswith("ray::_run")), None)
             if victim is not None:
                 killed.append(victim.pid)
                 victim.kill()

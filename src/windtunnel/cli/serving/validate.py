@@ -49,7 +49,7 @@ def command(options: ValidationOptions, runs: tuple[Path, ...], calibration: str
     \b
     windtunnel validate runs.csv --html report.html --max-error tpot=10%,ttft=25%
     windtunnel validate vllm-result.json --model llama-3.1-8b --device h100_sxm --tp 1
-    windtunnel validate --steps steps.jsonl --from-command "vllm serve qwen3-32b -tp 4" --device b300_sxm
+    windtunnel validate --steps steps.jsonl --from-command "vllm serve qwen3-32b" --device b300_sxm
     """
     if options.steps.file is not None:
         _validate_steps(options, runs, {**deployment, "calibration": calibration})

@@ -248,8 +248,8 @@ def lose_sequences(
         count = insert(own, row, count, own.batches[row, MEMBERS, position])
     for position in range(count):
         i = own.batches[row, SCRATCH, position]
-        if own.cache is not None:
-            lose_shared(own.cache, replica, i)
+        if pool.cache is not None:
+            lose_shared(pool.cache, replica, i)
         lose_sequence(pool, run.requests, i)
         lose(fleet, run, pools, number, i, now_s)
     i = own.ranks[replica].first_waiting

@@ -204,7 +204,7 @@ def price_steps(
     launches = token_launches(shard, tokens)
     group = np.zeros(tokens.size)
     if shard.parallelism.attention_dp > 1:
-        group, _, _ = pricer.total(launch for launch in launches if launch.name in GROUP_LAUNCHES)
+        group = group + pricer.total(launch for launch in launches if launch.name in GROUP_LAUNCHES)[0]
     sampled = token_nodes(max(int(padded_sizes(graph_sizes(engine), queries * engine.max_num_seqs).max()), 2))
     contexts, batches = geometric_nodes(max_model_len), batch_nodes(engine.max_num_seqs)
     chunks, lengths = geometric_nodes(most_tokens), geometric_nodes(2 * max_model_len)
