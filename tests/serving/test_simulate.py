@@ -370,16 +370,16 @@ def test_windows_let_more_long_requests_run_at_a_time() -> None:
     for kept in ("full", "shared_pool"):
         result = served(
             model="openai/gpt-oss-20b",
-            **with_engine({"window_kv": kept, "gpu_memory_utilization": 0.3}),
+            **with_engine({"window_kv": kept, "gpu_memory_utilization": 0.32}),
             input_tokens=4000,
             output_tokens=50,
-            num_requests=80,
+            num_requests=100,
             rate_per_s=1000.0,
         )
         running[kept] = result.steps["num_running"].max()
-        assert result.requests["num_preemptions"].sum() <= 1
+        assert result.requests["num_preemptions"].sum() == 0
         assert result.steps["used_blocks"].max() <= result.memory.num_blocks
-    assert 1.6 * running["full"] < running["shared_pool"] < 80
+    assert 1.6 * running["full"] < running["shared_pool"] < 100
 
 
 @pytest.mark.parametrize(
