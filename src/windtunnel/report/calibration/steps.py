@@ -103,7 +103,6 @@ def steps_report(validation: StepValidation) -> Report:
             *([Section("Refused", [Table(("runs", "reason"), refused, right=1)])] if refused else []),
         ],
         remarks,
-        verdict,
     )
 
 

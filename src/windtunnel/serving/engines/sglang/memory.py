@@ -14,6 +14,7 @@ PIECEWISE_SIZES = (
 )
 """Captured token counts of prefill, up to a chunk's (`_generate_piecewise_cuda_graph_tokens`, 0.5.9)."""
 PIECEWISE_GRAPH_MIB = 8
+"""Memory outside PyTorch that is reserved for each of them (`_handle_gpu_memory_settings`, as below)."""
 
 
 def static_memory_fraction(engine: EngineSettings, device: Device, shape: Parallelism) -> float:
