@@ -105,6 +105,14 @@ def bytes_text(num_bytes: Size) -> str:
     return format_bytes(float(np.asarray(num_bytes)))
 
 
+def without_context(batch: Size, num_tokens: Size) -> tuple[Size, Size]:
+    """Return the chunks, and tokens in each, of prefill chunks whose cost does not depend on earlier context.
+
+    `batch` and `num_tokens` are as in `PrefillBatch`: a batch below one is a single chunk of `batch x num_tokens` tokens.
+    """
+    return np.maximum(batch, 1.0), num_tokens * np.minimum(batch, 1.0)
+
+
 @dataclass(frozen=True)
 class Gemm(Op):
     """`[m, k] x [k, n]` with weights in `format`; bf16 output."""

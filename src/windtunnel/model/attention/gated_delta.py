@@ -19,6 +19,7 @@ from windtunnel.model.operators import (
     Op,
     PrefillBatch,
     Size,
+    without_context,
 )
 from windtunnel.model.precision import Format
 from windtunnel.model.quantization import Names
@@ -152,7 +153,7 @@ class GatedDeltaAttention(Schema, Attention, tag="gated_delta", tag_field="type"
         yield Launch("gated_delta_decode", core)
 
     def prefill_launches(self, shard: Shard, batch: Size, num_tokens: Size) -> Iterator[Launch]:
-        yield Launch("gated_delta_prefill", self.core(shard.tp, batch, num_tokens))
+        yield Launch("gated_delta_prefill", self.core(shard.tp, *without_context(batch, num_tokens)))
 
     def core(self, tp: int, batch: Size, num_tokens: Size, decode: bool = False) -> GatedDelta:
         """Return the core on one of `tp` ranks."""

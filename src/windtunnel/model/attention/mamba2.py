@@ -21,6 +21,7 @@ from windtunnel.model.operators import (
     Op,
     PrefillBatch,
     Size,
+    without_context,
 )
 from windtunnel.model.quantization import Names
 from windtunnel.model.shape import Attention, Shard
@@ -197,7 +198,7 @@ class Mamba2(Schema, Attention, tag="mamba2", tag_field="type"):
         yield from self._core(shard, batch, 1.0 + 0.0 * context_tokens, "decode")
 
     def prefill_launches(self, shard: Shard, batch: Size, num_tokens: Size) -> Iterator[Launch]:
-        yield from self._core(shard, batch, num_tokens, "prefill")
+        yield from self._core(shard, *without_context(batch, num_tokens), "prefill")
 
     def _core(self, shard: Shard, batch: Size, num_tokens: Size, phase: str) -> Iterator[Launch]:
         is_decode, channels = phase == "decode", self._rank_channels(shard.tp)
