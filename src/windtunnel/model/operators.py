@@ -108,7 +108,7 @@ def bytes_text(num_bytes: Size) -> str:
 def without_context(batch: Size, num_tokens: Size) -> tuple[Size, Size]:
     """Return the chunks, and tokens in each, of prefill chunks whose cost does not depend on earlier context.
 
-    `batch` and `num_tokens` are as in `PrefillBatch`: a batch below one is a single chunk of `batch x num_tokens` tokens.
+    `batch` and `num_tokens` are as in `PrefillBatch`: a batch below one is one chunk of `batch x num_tokens` tokens.
     """
     return np.maximum(batch, 1.0), num_tokens * np.minimum(batch, 1.0)
 

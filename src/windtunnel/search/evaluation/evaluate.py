@@ -18,12 +18,12 @@ from windtunnel.search.capacity.probe import probe
 from windtunnel.search.evaluation.duplicates import Neighbours
 from windtunnel.search.evaluation.figures import Deployed, check_budget, figures, load_worth, taken_by
 from windtunnel.search.evaluation.schema import Evaluation, Question
-from windtunnel.search.priced_deployments import PricedDeployments
 from windtunnel.search.space.files import files_digest
 from windtunnel.search.space.space import Point, Space, point_at, scenario_at
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.defaults import overlay
 from windtunnel.serving.prepared import PreparedDeployment
+from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.scenario import Scenario, pool_scenario, resolve
 
 

@@ -1,7 +1,6 @@
 """Choose the estimator of a setup's operators: tables, network and calibration."""
 
-from collections.abc import Callable, Hashable
-from dataclasses import replace
+from collections.abc import Hashable
 from pathlib import Path
 
 from windtunnel.model.sampling import Sampler
@@ -88,16 +87,3 @@ def calibrated(estimator: Estimator, setup: Setup) -> Estimator:
     if setup.calibration is None or not setup.calibration.factors:
         return estimator
     return CalibratedEstimator(estimator, setup.device, setup.calibration.factors)
-
-
-def shared_estimators() -> Callable[[Setup], Estimator]:
-    """Return an `estimator_for` that reads the tables of each device, engine version and backend once."""
-    plain: dict[tuple[Hashable, ...], Estimator] = {}
-
-    def estimator_of(setup: Setup) -> Estimator:
-        key = estimator_key(setup)
-        if key not in plain:
-            plain[key] = estimator_for(replace(setup, calibration=None, calibration_name=None))
-        return calibrated(plain[key], setup)
-
-    return estimator_of
