@@ -21,16 +21,15 @@ if TYPE_CHECKING:
 
 
 FOLDER = Path(cli.__file__).parent
-VERBS = list(verbs.declared("verbs"))
 
 
 def test_without_arguments_it_helps(windtunnel: Command) -> None:
     done = windtunnel()
     assert done.code == 0
-    assert all(verb in done.stdout for verb in VERBS)
+    assert all(verb in done.stdout for verb in verbs.VERBS)
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", verbs.VERBS)
 def test_every_verb_has_help(windtunnel: Command, verb: str) -> None:
     done = windtunnel(verb, "--help")
     assert done.code == 0
@@ -42,6 +41,16 @@ def commands(declared: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The commands that `verbs.yaml` declares, those of groups too."""
     for verb in declared.values():
         yield from commands(verb["commands"]) if "commands" in verb else (verb,)
+
+
+def test_options_stand_under_their_headings(windtunnel: Command) -> None:
+    done = windtunnel("simulate", "--help")
+    headings = [line for line in done.stdout.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == ["What is served, on what:", "Engine:", "Load:", "Sampling:", "Result:", "General:"]
+
+
+def test_every_verb_is_declared() -> None:
+    assert list(verbs.declared("verbs")) == list(verbs.VERBS)
 
 
 def test_every_group_of_options_has_a_verb() -> None:

@@ -10,7 +10,28 @@ from typing import Any
 import click
 
 from windtunnel.errors import InputError, check_known
-from windtunnel.schema import read_yaml
+
+VERBS = {
+    "simulate": "Predict latency, throughput and cost of a served model.",
+    "capacity": "Find the greatest load that a deployment sustains within its limits.",
+    "search": "Find the cheapest deployment that meets the objective.",
+    "whatif": "Vary a few settings of a scenario and compare.",
+    "train": "Predict a training job's step time, memory and cost.",
+    "explain": "Show one forward step operator by operator.",
+    "validate": "Predict measured runs and show how far off the predictions are.",
+    "calibrate": "Fit host overheads and operator factors to measured runs.",
+    "profile": "Measure operators, collectives and host overheads of this machine.",
+    "bench": "Measure a real server under a simulation's workload.",
+    "collective": "Predict the time and bandwidth of one collective.",
+    "network": "Run a training workload on a network (SimAI's job).",
+    "topology": "Generate, show and check networks of GPUs.",
+    "workload": "Read workloads and traces; write jobs for SimAI, AICB and Chakra.",
+    "lab": "Run and profile real models; compare them with a simulation.",
+    "vidur": "Run what a Vidur config.json describes, event for event.",
+    "dashboard": "Show results in the browser, compare them and try scenarios.",
+    "catalog": "List known models, devices, nodes, engines and traces.",
+}
+"""Verb -> its line of help; `verbs.yaml` declares the rest."""
 
 OTHER_NAMES = {
     "tensor-parallel-size": "tp",
@@ -80,7 +101,7 @@ class Verb(click.Command):
             error.ctx = error.ctx or ctx
             raise
 
-    def formatoptions_in(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -108,19 +129,21 @@ class Verbs(VerbGroup):
     """The group of all verbs, each of which is made when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(declared("verbs"))
+        return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        return _command(cmd_name, declared("verbs")[cmd_name]) if cmd_name in declared("verbs") else None
+        return _command(cmd_name, declared("verbs")[cmd_name]) if cmd_name in VERBS else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
-            formatter.write_dl([(name, verb["line"]) for name, verb in declared("verbs").items()])
+            formatter.write_dl(list(VERBS.items()))
 
 
 @cache
 def declared(file: str) -> Mapping[str, Any]:
     """Return the content of `verbs.yaml` or `options.yaml`."""
+    from windtunnel.schema import read_yaml
+
     content: Mapping[str, Any] = read_yaml(Path(__file__).with_name(f"{file}.yaml"))
     return content
 
