@@ -68,14 +68,8 @@ def tables_document(tables: Sequence[MeasurementTable]) -> dict[str, Any]:
 
 def compute_report(profile: ComputeProfile) -> Report:
     """Return the report of a profile of operators: its tables, and how well they add up to whole forwards."""
-    errors = profile.closure_errors
-    known = {
-        "num_steps": errors.size,
-        "sum": 1 + np.median(errors),
-        "within": float(np.mean(np.abs(errors) <= CLOSED)),
-        "limit": CLOSED,
-        "pressure": profile.pressure,
-    }
+    document = compute_document(profile)
+    known = {**document, "sum": 1 + document["closure"]["median_error"], "limit": CLOSED}
     return Report("", [_measured(profile.tables), facts_of(known, LAYOUT["compute"])])
 
 
