@@ -11,8 +11,8 @@ import numpy as np
 from windtunnel.pricing.regress import MethodScore
 from windtunnel.pricing.table import MeasurementTable
 from windtunnel.report.layout import facts_of, filled, layouts_beside, table_of
-from windtunnel.report.render.json import fields_of
 from windtunnel.report.report import Facts, Report, Table
+from windtunnel.schema import fields_of
 from windtunnel.serving.deployment import HostOverheads
 
 if TYPE_CHECKING:

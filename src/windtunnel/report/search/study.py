@@ -10,7 +10,6 @@ import msgspec
 from windtunnel.formats.launch.scripts import launch_script
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
 from windtunnel.report.numbers import number, percent
-from windtunnel.report.render.json import fields_of
 from windtunnel.report.report import (
     Block,
     Cards,
@@ -38,7 +37,7 @@ from windtunnel.report.search.figures import (
     objective_text,
 )
 from windtunnel.report.version import version
-from windtunnel.schema import encode
+from windtunnel.schema import encode, fields_of
 from windtunnel.search.answers import (
     FleetSize,
     Worth,

@@ -8,7 +8,6 @@ import msgspec
 
 from windtunnel.model import operators as ops
 from windtunnel.report.layout import filled, layouts_beside, rows_of, table_of
-from windtunnel.report.render.json import fields_of
 from windtunnel.report.render.plots import Axis, bar_chart
 from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.serving.run import memory_document
@@ -21,7 +20,7 @@ from windtunnel.report.serving.setup import (
     sampling_rows,
 )
 from windtunnel.report.version import version
-from windtunnel.schema import encode
+from windtunnel.schema import encode, fields_of
 from windtunnel.serving.explain import ExplainedLaunch, Explanation
 
 MAX_DRAWN_OPERATORS = 20
