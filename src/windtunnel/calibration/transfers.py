@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from windtunnel import catalog
-from windtunnel.calibration.fit import NOISE, PRIORS, Scope, crowding_weights
+from windtunnel.calibration.fit import NOISE, PRIORS, Floats, Scope, crowding_weights
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.errors import InputError
 from windtunnel.pricing.estimator import Estimator
@@ -30,7 +29,6 @@ from windtunnel.serving.scenario import Scenario, Setup, resolve
 from windtunnel.serving.setup.frontend import client_delay_s
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
-Floats = NDArray[np.float64]
 Values = tuple[float, float]
 """Latency in seconds, and share of the links' bandwidth."""
 

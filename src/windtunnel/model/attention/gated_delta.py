@@ -36,6 +36,7 @@ class GatedDelta(PrefillBatch):
 
     kind: ClassVar[str] = "gated_delta"
     shares_batch: ClassVar[str | None] = "num_value_heads"
+    shown: ClassVar[str] = "{batch_text}, {num_value_heads} x {key_head_dim} x {value_head_dim}"
     measured: ClassVar[MeasuredTable | None] = MeasuredTable(
         "linear_attention",
         "gdn_perf",
@@ -75,10 +76,6 @@ class GatedDelta(PrefillBatch):
         """The convolution, two norms, gating, and the six of `chunk_gated_delta_rule_fwd` (flash-linear-attention 0.3,
         which vLLM and SGLang carry)."""
         return 10
-
-    @property
-    def text(self) -> str:
-        return f"{self.batch_text}, {self.num_value_heads} x {self.key_head_dim} x {self.value_head_dim}"
 
 
 class GatedDeltaAttention(Schema, Attention, tag="gated_delta", tag_field="type"):
