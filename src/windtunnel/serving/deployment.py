@@ -169,6 +169,8 @@ class EngineSettings(Schema):
     """Prompt tokens of one prefill batch (SGLang)."""
     long_prefill_token_threshold: int | None = None
     enable_chunked_prefill: bool | None = None
+    scheduler_reserve_full_isl: bool | None = None
+    """Admit a request only if blocks are free for its whole prompt, not for its first chunk alone (vLLM)."""
     enable_prefix_caching: bool | None = None
     """Compute a beginning that prompts share once, while its KV blocks are kept [radix cache, block reuse]."""
     kv_tiers: tuple[KvTier, ...] | None = None
