@@ -21,12 +21,10 @@ def collective_table(collection: Collection, op: Any) -> MeasurementTable | None
     """Return, at every size, the fastest collective that the engine may call inside a server."""
     if op.span_nodes > 1:
         return None
-    engines = dict.fromkeys((collection.engine, *(("trtllm",) if collection.fused_all_reduce else ())))
-    sources = [collection if engine == collection.engine else replace(collection, engine=engine) for engine in engines]
+    tables = [nccl_table(collection, op), _custom_all_reduce(collection, op), _fused_all_reduce(collection, op)]
     if collection.engine in SAME_ALL_REDUCE:
         engine, version = SAME_ALL_REDUCE[collection.engine]
-        sources.append(replace(collection, engine=engine, version=version))
-    tables = [nccl_table(collection, op), *(_custom_all_reduce(source, op) for source in sources)]
+        tables.append(_custom_all_reduce(replace(collection, engine=engine, version=version), op))
     parts = [part for part in tables if part is not None]
     if not parts:
         return None
@@ -48,8 +46,10 @@ def _steps(collection: Collection, op: Any) -> dict[tuple[float, ...], tuple[flo
     """Return site -> message from which on the engine's all-reduce is another kernel."""
     linked = collection.roofline.device.scale_up_bytes_per_s is not None
     limits = _ONE_SHOT_BELOW_BYTES.get(collection.engine)
-    if op.op != "all_reduce" or limits is None or collection.fused_all_reduce or not linked:
+    if op.op != "all_reduce" or limits is None or not linked:
         return {}
+    if collection.fused_all_reduce_bytes > 0:
+        return {(float(ranks), 1.0): (collection.fused_all_reduce_bytes + 1.0,) for ranks in range(2, 9)}
     below = {ranks: next(size for limit, size in limits.items() if ranks <= limit) for ranks in range(3, 9)}
     return {(float(ranks), 1.0): (size,) for ranks, size in below.items()}
 
@@ -81,6 +81,20 @@ def _custom_all_reduce(collection: Collection, op: Any) -> MeasurementTable | No
         if len(kept):
             return _collective_table(op, kept, collection.label("comm", kept))
     return None
+
+
+def _fused_all_reduce(collection: Collection, op: Any) -> MeasurementTable | None:
+    """Return TensorRT-LLM's all-reduce, which FlashInfer offers to other engines, up to the size that they fuse."""
+    limit = collection.fused_all_reduce_bytes
+    if limit <= 0 or collection.engine == "trtllm":
+        return None
+    table = _custom_all_reduce(replace(collection, engine="trtllm"), op)
+    if table is None:
+        return None
+    small = table.axes["message_bytes"] <= limit
+    sites = {name: column[small] for name, column in table.sites.items()}
+    axes = {name: column[small] for name, column in table.axes.items()}
+    return replace(table, sites=sites, axes=axes, seconds=table.seconds[small]) if small.any() else None
 
 
 def _without_hiccups(rows: Rows) -> Rows:

@@ -47,6 +47,26 @@ class RankDefaults(Schema):
     settings: EngineSettings
 
 
+class DeviceDefaults(Schema):
+    """Settings on some devices, by the tensor parallelism of a layer."""
+
+    devices: tuple[str, ...]
+    """Architectures, and starts of names."""
+    settings: EngineSettings
+    except_devices: tuple[str, ...] = ()
+    """Starts of the names of devices that are left out."""
+    tp: tuple[int, ...] = ()
+    """Degrees of tensor parallelism; empty: any."""
+    alone: bool = False
+    """True: without pipeline stages and attention data parallelism."""
+
+    def apply_to(self, device: Device, shape: Parallelism) -> bool:
+        """Whether the settings hold for a `device` that runs a replica of this `shape`."""
+        is_named = device.architecture in self.devices or device.name.startswith(self.devices)
+        is_split = (not self.tp or shape.tp in self.tp) and not (self.alone and shape.attention_dp * shape.pp > 1)
+        return is_named and is_split and not device.name.startswith(self.except_devices)
+
+
 class VersionDefaults(Schema):
     """Settings from version `since` on; they replace those of older entries one by one."""
 
@@ -56,6 +76,8 @@ class VersionDefaults(Schema):
     """Ascending."""
     by_ranks: tuple[RankDefaults, ...] = ()
     """Ascending; by tensor-parallel and attention data-parallel ranks."""
+    by_device: tuple[DeviceDefaults, ...] = ()
+    """Later ones replace earlier ones."""
     stage_settings: EngineSettings = EngineSettings()
     """Settings of a pipeline stage of one device."""
     profiling: Profiling | None = None
@@ -173,6 +195,8 @@ def _catalog_settings(entries: Sequence[VersionDefaults], device: Device, shape:
                 overlay(merged, tier.wide_settings if ranks >= WIDE_TP else EngineSettings())
         for group in entry.by_ranks:
             overlay(merged, group.settings if ranks >= group.from_ranks else EngineSettings())
+        for kind in entry.by_device:
+            overlay(merged, kind.settings if kind.apply_to(device, shape) else EngineSettings())
         overlay(merged, entry.stage_settings if ranks == 1 < shape.pp else EngineSettings())
     owner_of(merged["scheduler"]).split_over_ranks(merged, shape.attention_dp)
     return merged
