@@ -57,13 +57,13 @@ class DeviceDefaults(Schema):
     """Starts of the names of devices that are left out."""
     tp: tuple[int, ...] = ()
     """Degrees of tensor parallelism; empty: any."""
-    alone: bool = False
-    """True: without pipeline stages and attention data parallelism."""
+    without: tuple[str, ...] = ()
+    """Degrees of parallelism that must be 1: `pp`, `attention_dp`."""
 
     def apply_to(self, device: Device, shape: Parallelism) -> bool:
         """Whether the settings hold for a `device` that runs a replica of this `shape`."""
         is_named = device.architecture in self.devices or device.name.startswith(self.devices)
-        is_split = (not self.tp or shape.tp in self.tp) and not (self.alone and shape.attention_dp * shape.pp > 1)
+        is_split = (not self.tp or shape.tp in self.tp) and all(getattr(shape, name) == 1 for name in self.without)
         return is_named and is_split and not device.name.startswith(self.except_devices)
 
 
@@ -78,6 +78,8 @@ class VersionDefaults(Schema):
     """Ascending; by tensor-parallel and attention data-parallel ranks."""
     by_device: tuple[DeviceDefaults, ...] = ()
     """Later ones replace earlier ones."""
+    fused_architectures: tuple[str, ...] | None = None
+    """Model types whose all-reduces are fused, others' are not; None: those of the version before, and at first all."""
     stage_settings: EngineSettings = EngineSettings()
     """Settings of a pipeline stage of one device."""
     profiling: Profiling | None = None
@@ -239,8 +241,8 @@ def _scheduler_of(settings: EngineSettings) -> str:
     return settings.scheduler or next(name for name in defaults if name is not None)
 
 
-def with_windows(given: EngineSettings, resolved: EngineSettings, architecture: str) -> EngineSettings:
-    """Set `window_kv` as the engine has it for models of that `architecture`, unless it was `given`.
+def for_architecture(given: EngineSettings, resolved: EngineSettings, architecture: str) -> EngineSettings:
+    """Set `window_kv` and `fused_all_reduce` as the engine has them for models of that `architecture`, unless `given`.
 
     Schedulers other than the engines' own keep every token of every layer.
 
@@ -257,7 +259,12 @@ def with_windows(given: EngineSettings, resolved: EngineSettings, architecture: 
             f"the scheduler {resolved.scheduler} has no window_kv {kept}",
             f"it has {', '.join(possible)}; or leave engine.window_kv out",
         )
-    return msgspec.structs.replace(resolved, window_kv=kept)
+    fuses = resolved.fused_all_reduce
+    if given.fused_all_reduce is None and fuses:
+        lists = (entry.fused_architectures for entry in reversed(_entries(resolved, None)[1]))
+        fused = next((types for types in lists if types is not None), None)
+        fuses = fused is None or architecture in fused
+    return msgspec.structs.replace(resolved, window_kv=kept, fused_all_reduce=fuses)
 
 
 def whole_prompt_tokens(given: EngineSettings, resolved: EngineSettings, max_model_len: int) -> EngineSettings:
