@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args, get_origin
 
 import click
 
-from windtunnel.cli.output import remark, remark_left_out, remark_node
+from windtunnel.cli.output import remark, remark_left_out, remark_node, remark_version
 from windtunnel.errors import InputError, check_known
 
 if TYPE_CHECKING:
@@ -236,6 +236,7 @@ def scenario_of(file: Path | None, options: Mapping[str, Any], base: dict[str, A
         remark_left_out(catalog.model(scenario.model))
         for pool in scenario.deployment.groups:
             deployment = (pool_scenario(scenario, pool) if scenario.deployment.pools else scenario).deployment
+            remark_version(deployment.engine)
             if deployment.parallelism.num_devices > 1:
                 remark_node(deployment.device, deployment.node)
     return scenario

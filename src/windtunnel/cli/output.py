@@ -37,6 +37,14 @@ def remark_left_out(model: "ModelSpec") -> None:
         remark(f"note: {model.name} is predicted without its {' and '.join(model.left_out)}: text only")
 
 
+def remark_version(engine: "EngineSettings") -> None:
+    """Say on stderr that an engine's version is newer than all whose defaults are known."""
+    from windtunnel.serving.engines.defaults import newer_than_known
+
+    if sentence := newer_than_known(engine):
+        remark(f"note: {sentence}")
+
+
 def remark_node(device: str, node: "str | Node | None") -> None:
     """Say on stderr that the links of a device, for which no node is named or known, are assumed to be PCIe."""
     from windtunnel import catalog

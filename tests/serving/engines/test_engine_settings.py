@@ -56,6 +56,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "max_prefill_tokens": (1600, BUSY),
     "long_prefill_token_threshold": (128, {ENGINE + "enable_chunked_prefill": True}),
     "enable_chunked_prefill": (OTHER, LONG),
+    "scheduler_reserve_full_isl": (OTHER, TIGHT | {ENGINE + "max_num_batched_tokens": 256}),
     "enable_prefix_caching": (False, SHARED),
     "kv_tiers": (TIERS, SHARED | TIGHT),
     "kv_load_overlaps": (OTHER, SHARED | TIGHT | {ENGINE + "kv_tiers": TIERS}),
@@ -86,6 +87,15 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "fused_all_reduce": (
         OTHER,
         {"deployment.device": "b200_sxm", "model": "llama-3.1-8b", "deployment.parallelism": {"tp": 8}},
+    ),
+    "fused_all_reduce_bytes": (
+        1024,
+        {
+            "deployment.device": "b200_sxm",
+            "model": "llama-3.1-8b",
+            "deployment.parallelism": {"tp": 8},
+            ENGINE + "fused_all_reduce": True,
+        },
     ),
     "shared_experts_beside_tokens": (4, {"model": "Qwen/Qwen1.5-MoE-A2.7B"}),
     "tf32": (

@@ -94,6 +94,8 @@ class EngineDefaults(Schema):
     title: str
     default_version: str
     versions: tuple[VersionDefaults, ...]
+    newest_version: str | None = None
+    """Newest version whose sources the entries were checked against; None: not said."""
     sources: dict[str, str] = {}
     vendors: tuple[str, ...] | None = None
     """Vendors of the devices it runs on; None: any."""
@@ -118,6 +120,17 @@ def engine_defaults(name: str) -> EngineDefaults:
     """
     path = catalog.find("engines", name)
     return catalog.entry(path, EngineDefaults)
+
+
+def newer_than_known(settings: EngineSettings) -> str:
+    """Return a sentence for a version beyond all whose defaults are known, empty for others; the newest are taken."""
+    defaults = engine_defaults(settings.name)
+    newest, version = defaults.newest_version, settings.version or defaults.default_version
+    if newest is None or version_key(version) <= version_key(newest):
+        return ""
+    return (
+        f"{defaults.title} {version} is newer than {newest}, the newest version whose defaults are known: its are taken"
+    )
 
 
 def with_defaults(
