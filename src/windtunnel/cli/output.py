@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from windtunnel.hardware import Node
     from windtunnel.model.shape import ModelSpec
     from windtunnel.report.report import Report
+    from windtunnel.serving.deployment import EngineSettings
 
 
 def answer(as_json: bool, document: Callable[..., Any], report: Callable[..., "Report"], *result: Any) -> None:

@@ -14,6 +14,8 @@ from windtunnel.pricing.aiconfigurator.collection import HICCUP, Collection, Pla
 from windtunnel.pricing.table import MeasurementTable
 from windtunnel.versions import version_key
 
+_FUSED_BY = "trtllm"
+"""Engine whose all-reduce FlashInfer has, which others call to fuse it with the norm behind it."""
 _NCCL_NAMES = {"all_to_all": "alltoall"}
 
 
@@ -30,7 +32,9 @@ def collective_table(collection: Collection, op: Any) -> MeasurementTable | None
         return None
     *others, last = [part.source for part in parts]
     label = f"the {'fastest' if len(parts) > 2 else 'faster'} of {', '.join(others)} and {last}" if others else last
-    return replace(functools.reduce(_faster_of, parts), source=label, steps=_steps(collection, op))
+    edge = collection.fused_all_reduce_bytes + 1.0  # from here on the fused kernel is none
+    fastest = functools.reduce(functools.partial(_faster_of, edge=edge), parts)
+    return replace(fastest, source=label, steps=_steps(collection, op))
 
 
 _ONE_SHOT_BELOW_BYTES: Mapping[str, Mapping[int, float]] = {
@@ -85,10 +89,10 @@ def _custom_all_reduce(collection: Collection, op: Any) -> MeasurementTable | No
 
 def _fused_all_reduce(collection: Collection, op: Any) -> MeasurementTable | None:
     """Return TensorRT-LLM's all-reduce, which FlashInfer offers to other engines, up to the size that they fuse."""
-    limit = collection.fused_all_reduce_bytes
-    if limit <= 0 or collection.engine == "trtllm":
+    limit, source = collection.fused_all_reduce_bytes, replace(collection, engine=_FUSED_BY)
+    if limit <= 0 or source.engine == collection.engine:
         return None
-    table = _custom_all_reduce(replace(collection, engine="trtllm"), op)
+    table = _custom_all_reduce(source, op)
     if table is None:
         return None
     small = table.axes["message_bytes"] <= limit
@@ -126,16 +130,22 @@ def _collective_table(op: Any, rows: Rows, label: str) -> MeasurementTable:
     return MeasurementTable(op.kind, sites, axes, rows.seconds, label, {"op": op.op})
 
 
-def _faster_of(left: MeasurementTable, right: MeasurementTable) -> MeasurementTable:
-    """Return, at every measured size, the faster of two libraries: engines choose the library by size."""
+def _faster_of(left: MeasurementTable, right: MeasurementTable, edge: float) -> MeasurementTable:
+    """Return, at every measured size, the faster of two libraries: engines choose the library by size.
+
+    `edge`: a further size to look at, where one of them ends; it counts where the other was measured on both sides.
+    """
     ranks, sizes, seconds = [], [], []
     for site in sorted(set(left.rows_by_site) | set(right.rows_by_site)):
         curves = [table.site_rows(site) for table in (left, right) if site in table.rows_by_site]
-        messages = np.unique(np.concatenate([axes["message_bytes"] for axes, _ in curves]))
+        measured = np.concatenate([axes["message_bytes"] for axes, _ in curves])
+        is_inside = measured.min() < edge < measured.max()
+        messages = np.unique(np.append(measured, edge if is_inside else measured[:1]))
         best = np.full(len(messages), np.inf)
         for axes, took in curves:
             grid = np.log(axes["message_bytes"])
             best = np.minimum(best, np.exp(np.interp(np.log(messages), grid, np.log(took), left=np.inf, right=np.inf)))
+        messages, best = messages[np.isfinite(best)], best[np.isfinite(best)]
         ranks.append(np.full(len(messages), site[0]))
         sizes.append(messages)
         seconds.append(best)

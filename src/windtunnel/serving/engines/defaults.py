@@ -128,9 +128,7 @@ def newer_than_known(settings: EngineSettings) -> str:
     newest, version = defaults.newest_version, settings.version or defaults.default_version
     if newest is None or version_key(version) <= version_key(newest):
         return ""
-    return (
-        f"{defaults.title} {version} is newer than {newest}, the newest version whose defaults are known: its are taken"
-    )
+    return f"{defaults.title} {version} is newer than {newest}, whose defaults are the newest known and are taken"
 
 
 def with_defaults(
