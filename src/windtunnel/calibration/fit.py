@@ -28,7 +28,7 @@ from windtunnel.pricing.calibrated import factor, shares
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.calibration import NONE, release_of
 from windtunnel.serving.deployment import EngineSettings, HostOverheads
-from windtunnel.serving.engines.defaults import whole_prompt_tokens, with_defaults, with_windows
+from windtunnel.serving.engines.defaults import for_architecture, whole_prompt_tokens, with_defaults
 from windtunnel.serving.prepared import check_requests, with_model_len
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.run import run_loop
@@ -179,7 +179,7 @@ class PricedServer:
         typed = {n: int(value) if isinstance(getattr(usual, n), int) else value for n, value in values.items()}
         other = msgspec.structs.replace(EngineSettings(host=usual.host), **typed)
         engine = with_defaults(deployment.engine, self.setup.device, other, deployment.parallelism)
-        engine = with_windows(deployment.engine, engine, self.setup.model.architecture)
+        engine = for_architecture(deployment.engine, engine, self.setup.model.architecture)
         setup = replace(self.setup, engine=whole_prompt_tokens(deployment.engine, engine, self.setup.max_model_len))
         memory = _memory(setup, self.requests)
         seed = self.measurement.scenario.seed

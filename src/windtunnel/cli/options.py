@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from windtunnel import catalog
-from windtunnel.cli.output import remark, remark_left_out, remark_node
+from windtunnel.cli.output import remark, remark_left_out, remark_node, remark_version
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, check_known
 from windtunnel.formats.launch.read import read_launch_command
@@ -54,6 +54,7 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
         remark_left_out(catalog.model(scenario.model))
         for pool in scenario.deployment.groups:
             deployment = (pool_scenario(scenario, pool) if scenario.deployment.pools else scenario).deployment
+            remark_version(deployment.engine)
             if deployment.parallelism.num_devices > 1:
                 remark_node(deployment.device, deployment.node)
     return scenario

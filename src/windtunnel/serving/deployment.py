@@ -136,7 +136,8 @@ AT_LEAST_ONE = (
     *("num_gpu_blocks", "receive_interval_steps"),
 )
 NON_NEGATIVE = (
-    *("long_prefill_token_threshold", "reserved_bytes", "max_cudagraph_capture_size", "batch_wait_timeout_iters"),
+    *("long_prefill_token_threshold", "reserved_bytes", "fused_all_reduce_bytes", "max_cudagraph_capture_size"),
+    "batch_wait_timeout_iters",
     *("attention_dp_timeout_iters", "attention_dp_batching_wait_iters", "watermark_fraction", "max_waiting_steps"),
     *("batch_wait_max_tokens_ratio", "schedule_conservativeness", "shared_experts_beside_tokens"),
 )
@@ -169,6 +170,8 @@ class EngineSettings(Schema):
     """Prompt tokens of one prefill batch (SGLang)."""
     long_prefill_token_threshold: int | None = None
     enable_chunked_prefill: bool | None = None
+    scheduler_reserve_full_isl: bool | None = None
+    """Admit a request only if blocks are free for its whole prompt, not for its first chunk alone (vLLM)."""
     enable_prefix_caching: bool | None = None
     """Compute a beginning that prompts share once, while its KV blocks are kept [radix cache, block reuse]."""
     kv_tiers: tuple[KvTier, ...] | None = None
@@ -238,7 +241,9 @@ class EngineSettings(Schema):
     disable_flashinfer_sampling]."""
     fused_all_reduce: bool | None = None
     """FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called in place of the engine's own [fuse_allreduce_rms,
-    enable-flashinfer-allreduce-fusion]. The norms that it fuses are still priced as kernels of their own."""
+    flashinfer-allreduce-fusion-backend]. The norms that it fuses are still priced as kernels of their own."""
+    fused_all_reduce_bytes: int | None = None
+    """Largest message of a fused all-reduce; None: any [fi_allreduce_fusion_max_size_mb]."""
     shared_experts_beside_tokens: int | None = None
     """Tokens of a step up to which shared experts run on a stream of their own beside the routed ones, which take
     longer; 0: one after the other [VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD]."""

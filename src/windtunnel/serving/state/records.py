@@ -50,6 +50,8 @@ class KernelSettings(NamedTuple):
     long_prefill_token_threshold: int = 0
     """0: none."""
     chunked_prefill: int = 1
+    reserves_prompt: int = 0
+    """vLLM V1: 1: a request is admitted only if its whole prompt fits."""
     max_prefill_tokens: int = 0
     """SGLang: prompt tokens of one prefill batch."""
     queue_order: int = FCFS

@@ -1,16 +1,18 @@
 """vLLM V1's policy, and by the same loop TensorRT-LLM's two: one budget of tokens, running requests first."""
 
 from windtunnel.compiled.jit import inner
-from windtunnel.compiled.records import Records
+from windtunnel.compiled.records import Records, int64
 from windtunnel.serving.codes import PRIORITY, TRTLLM
 from windtunnel.serving.kv.cache import acquire, look_up
 from windtunnel.serving.kv.windows import (
     give_back,
     has_blocks,
+    most_window_blocks,
     newly_passed_blocks,
     num_blocks_for,
     pass_blocks,
     passed_blocks,
+    pool_blocks,
     take_blocks,
 )
 from windtunnel.serving.schedulers.batch import (
@@ -42,13 +44,14 @@ from windtunnel.serving.state.tables import PoolTables
 
 @inner
 def form_batch_vllm_v1(pool: PoolTables, requests: Requests, rank: int, slot: int, now_s: float) -> int:
-    """Form a batch by vLLM V1's `Scheduler.schedule` (0.8 to 0.24): running requests first in their order, then waiting
+    """Form a batch by vLLM V1's `Scheduler.schedule` (0.8 to 0.33): running requests first in their order, then waiting
     ones, one token budget.
 
     A decoding request takes one token, a prompt the rest of it, cut by the budget and `long_prefill_token_threshold`.
     When no block is free the last running request is preempted (under priority the least important). Waiting requests
-    are admitted only if nothing was preempted, in order, without skipping ahead. The usual step, where tokens and
-    blocks suffice, costs O(prefilling requests); others visit every running request.
+    are admitted only if nothing was preempted, in order, without skipping ahead, from 0.19 on only if their whole
+    prompt fits (`reserves_prompt`). The usual step, where tokens and blocks suffice, costs O(prefilling requests);
+    others visit every running request.
 
     With `scheduler` TRTLLM this is TensorRT-LLM's GUARANTEED_NO_EVICT (1.0 to 1.3): generation first, context requests
     while `max_num_tokens` and `max_batch_size` allow, admitted only if blocks for prompt and all outputs are free.
@@ -151,6 +154,8 @@ def admit_waiting(pool: PoolTables, requests: Requests, rank: int, slot: int, bu
             chunk = budget
         if windows is not None:
             requests[i].passed_blocks = passed_blocks(settings, requests[i].computed_tokens)
+        if settings.reserves_prompt and not fits_whole(settings, windows, requests, ranks, rank, i, unused):
+            break
         num_needed, num_window_blocks = blocks_to_start(settings, windows, requests, i, chunk)
         if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
             break
@@ -161,6 +166,31 @@ def admit_waiting(pool: PoolTables, requests: Requests, rank: int, slot: int, bu
         ranks[rank].free_window_blocks -= num_window_blocks
         add_chunk(settings, cache, requests, ranks, slots, lists, rank, slot, i, chunk)
         budget -= chunk
+
+
+@inner
+def fits_whole(
+    settings: KernelSettings,
+    windows: int | None,
+    requests: Requests,
+    ranks: Records[Rank],
+    rank: int,
+    i: int,
+    unused: int,
+) -> bool:
+    """Whether blocks are free for all known tokens of waiting request `i`, beside `unused` ones of its cached prefix.
+
+    vLLM's `KVCacheManager.can_fit_full_sequence` (0.19), `allocate_slots` with `full_sequence_must_fit` (0.21 on, where
+    a group with a window counts what it holds at most; 0.19 and 0.20 counted every block).
+    """
+    num_tokens = requests[i].target_tokens
+    num_needed = num_blocks_for(num_tokens, settings.block_size) - requests[i].computed_tokens // settings.block_size
+    num_window_blocks = int64(0)
+    if windows is not None:
+        num_window_blocks = max(most_window_blocks(settings, num_tokens) - requests[i].passed_blocks, 0)
+        num_needed = pool_blocks(settings, num_needed, num_window_blocks)
+    fits = num_needed + settings.blocks_per_request + unused <= ranks[rank].free_blocks
+    return fits and settings.window_pool * num_window_blocks <= ranks[rank].free_window_blocks
 
 
 @inner
