@@ -30,9 +30,8 @@ from windtunnel.formats.captures.kernel_time import (
     range_time,
     statistics,
 )
-from windtunnel.formats.captures.nsys import read_nsys
+from windtunnel.formats.captures.nsys import read_nsys, scrub_nsys
 from windtunnel.formats.captures.read import read_capture
-from windtunnel.formats.captures.scrub import scrub_nsys
 
 STATS = Path(__file__).parent / "nsys_stats"
 

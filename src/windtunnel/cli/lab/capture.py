@@ -58,7 +58,7 @@ def scrub(capture: Path) -> None:
     \b
     windtunnel lab scrub profile.sqlite
     """
-    from windtunnel.formats.captures.scrub import scrub_nsys
+    from windtunnel.formats.captures.nsys import scrub_nsys
 
     number = scrub_nsys(capture)
     remark(f"removed {format_count(number, 'row')} from {capture}; the .nsys-rep beside it still has them")

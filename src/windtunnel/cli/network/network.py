@@ -12,8 +12,7 @@ from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.network.settings import NetworkSettings
-    from windtunnel.training.iteration.layers import LayerWorkload
-    from windtunnel.training.iteration.times import Iteration
+    from windtunnel.training.iteration.layers import Iteration, LayerWorkload
 
 
 class SimaiAnalytical(NamedTuple):

@@ -34,8 +34,8 @@ def command(file: Path, target: str | None, compat: str | None, out: str | None,
     windtunnel workload aicb_command.txt --compat aicb --out results/
     """
     from windtunnel.files import read_text
+    from windtunnel.formats.aicb.commands import read_command
     from windtunnel.formats.aicb.contents import COMMAND, file_of_job
-    from windtunnel.formats.aicb.read import read_command
     from windtunnel.formats.aicb.write import generate
     from windtunnel.formats.job_files import JobLaunch, job_contents
     from windtunnel.formats.recognise import find_format
@@ -86,7 +86,7 @@ def _write(
     seconds = _prices(setup)
     if target == "simai":
         from windtunnel.formats.simai.training import left_out, training_workload
-        from windtunnel.formats.simai.write import workload_text
+        from windtunnel.formats.simai.workload import workload_text
 
         _put(workload_text(training_workload(setup, seconds, stage)), out, overwrite)
         for what in left_out(setup):

@@ -8,9 +8,9 @@ from windtunnel.errors import InputError
 from windtunnel.files import read_text
 from windtunnel.formats.aicb.aiob_times import read_aiob_times
 from windtunnel.formats.aicb.arguments import DEVICES, Command, TrainingArguments
+from windtunnel.formats.aicb.commands import read_command
 from windtunnel.formats.aicb.csv_records import read_records
 from windtunnel.formats.aicb.job import arguments_of, job_of
-from windtunnel.formats.aicb.read import read_command
 from windtunnel.formats.aicb.write import GeneratedFile, generate
 from windtunnel.formats.collective_calls import CollectiveCall, Contents, totals
 from windtunnel.formats.job_files import JobLaunch

@@ -13,7 +13,7 @@ from windtunnel.errors import InputError
 from windtunnel.formats.aicb.arguments import InferenceArguments
 from windtunnel.formats.aicb.simai import FP8_SHARE, NOTHING, UNIT
 from windtunnel.formats.parsing import decode_json
-from windtunnel.formats.simai.schema import Block, FilePhase, Header, SimaiWorkload, WorkloadLayer
+from windtunnel.formats.simai.workload import Block, FilePhase, Header, SimaiWorkload, WorkloadLayer
 
 _DEEPSEEK = {"num_layers": 61, "dense_layer": 3, "hidden_size": 7168, "shared_experts": 1, "moe_router_topk": 8}
 _QWEN_MOE = {"num_hidden_layers": 94, "hidden_size": 4096, "num_experts_per_tok": 8}

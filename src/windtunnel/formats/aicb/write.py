@@ -16,7 +16,7 @@ from windtunnel.formats.aicb.deepspeed import zero_records
 from windtunnel.formats.aicb.inference import inference_model, simai_inference, vidur_table
 from windtunnel.formats.aicb.megatron import EPOCH_END, megatron_records
 from windtunnel.formats.aicb.simai import simai_training
-from windtunnel.formats.simai.write import workload_text
+from windtunnel.formats.simai.workload import workload_text
 
 
 @dataclass(frozen=True)

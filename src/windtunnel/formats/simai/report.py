@@ -9,8 +9,7 @@ from windtunnel.errors import InputError
 from windtunnel.files import write_text
 from windtunnel.network.collectives.call import ALGORITHMS, bus_factor
 from windtunnel.network.flows import Flows, Hop
-from windtunnel.training.iteration.layers import LayerPhase, LayerWorkload, RankGroup
-from windtunnel.training.iteration.times import Iteration, LayerTimes, PhaseTimes
+from windtunnel.training.iteration.layers import Iteration, LayerPhase, LayerTimes, LayerWorkload, PhaseTimes, RankGroup
 from windtunnel.units import GIB
 
 _LEAST_BYTES = 4096
