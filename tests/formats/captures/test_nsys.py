@@ -14,7 +14,7 @@ import pytest
 
 import nsys_report
 from windtunnel.errors import InputError
-from windtunnel.formats.captures.capture import CLASSES, GRAPH, Capture, within
+from windtunnel.formats.captures.capture import CLASSES, GRAPH, Capture, read_capture, within
 from windtunnel.formats.captures.kernel_time import (
     NameStatistics,
     call_time,
@@ -31,7 +31,6 @@ from windtunnel.formats.captures.kernel_time import (
     statistics,
 )
 from windtunnel.formats.captures.nsys import read_nsys, scrub_nsys
-from windtunnel.formats.captures.read import read_capture
 
 STATS = Path(__file__).parent / "nsys_stats"
 

@@ -12,9 +12,9 @@ from windtunnel.formats.captures.capture import (
     Capture,
     Names,
     capture_table,
+    read_capture,
 )
 from windtunnel.formats.captures.kernel_names import kernel_class
-from windtunnel.formats.captures.read import read_capture
 from windtunnel.formats.captures.step_names import CapturedStep, captured_steps, step_batch_of, step_name
 from windtunnel.formats.captures.step_operators import (
     measured_steps,

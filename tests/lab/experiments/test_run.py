@@ -11,7 +11,7 @@ import nsys_report
 from formats.captures.test_ncu import raw_page
 from lab import fake_profilers
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError
-from windtunnel.formats.captures.read import read_capture
+from windtunnel.formats.captures.capture import read_capture
 from windtunnel.lab.experiments import run as lab
 from windtunnel.lab.experiments.run import (
     check_tools,

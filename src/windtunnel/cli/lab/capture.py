@@ -27,7 +27,7 @@ def kernels(
     """
     from windtunnel import catalog
     from windtunnel.files import csv_text, write_text
-    from windtunnel.formats.captures.read import read_capture
+    from windtunnel.formats.captures.capture import read_capture
     from windtunnel.formats.captures.write import as_json as json_text
     from windtunnel.formats.captures.write import capture_document, kernel_rows, write_kernels
     from windtunnel.report.lab.experiment import capture_report
@@ -76,7 +76,7 @@ def to_table(capture: Path, model: str, tp: int, device_name: str, out: Path) ->
     windtunnel lab to-table trace.json.gz --model config.json --device-name my_cpu --out profiles/my_cpu
     """
     from windtunnel import catalog
-    from windtunnel.formats.captures.read import read_capture
+    from windtunnel.formats.captures.capture import read_capture
     from windtunnel.formats.captures.step_operators import measured_steps, measurement_tables
     from windtunnel.model.parallelism import Parallelism
     from windtunnel.pricing.profile import write_profile

@@ -118,8 +118,7 @@ def _run_traffic(
 ) -> "CollectiveRun":
     """Run an all-to-all in which every pair of ranks has its own share, from the file of `--traffic`."""
     from windtunnel.network.collectives.placement import chosen_gpus
-    from windtunnel.network.collectives.run import run_traffic
-    from windtunnel.network.collectives.traffic_matrix import read_traffic
+    from windtunnel.network.collectives.run import read_traffic, run_traffic
 
     assert options.op is not None
     assert options.traffic is not None
@@ -169,7 +168,7 @@ def _write_flow_files(
 
 def _write_simulated_flows(fabric: "Fabric", table: "Flows", settings: "NetworkSettings", files: FlowFiles) -> None:
     """Run every flow of `table`, and write their times, the use of links, and queues."""
-    from windtunnel.network.run import run_flows
+    from windtunnel.network.paths import run_flows
     from windtunnel.network.settings import BACKENDS
     from windtunnel.report.network.files import write_flow_times, write_link_use, write_queues
 

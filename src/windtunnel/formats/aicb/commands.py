@@ -17,8 +17,7 @@ import msgspec
 
 from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.formats.aicb.arguments import (
-    IGNORED_FLAGS,
-    IGNORED_VALUES,
+    WORDS,
     Command,
     InferenceArguments,
     TrainingArguments,
@@ -126,7 +125,7 @@ def _options(words: list[str], schema: type[Any], script: Script) -> dict[str, A
     """Return a script's options; a script reads `--name value` only and drops everything after an unknown option."""
     kinds = {field.name: field.type for field in dataclasses.fields(schema)}
     kinds |= dict.fromkeys(script.values, str) | dict.fromkeys(script.flags, bool)
-    ignored = dict.fromkeys(IGNORED_VALUES, 1) | dict.fromkeys(IGNORED_FLAGS, 0)
+    ignored = dict.fromkeys(WORDS["ignored_values"], 1) | dict.fromkeys(WORDS["ignored_flags"], 0)
     options: dict[str, Any] = {}
     position = 0
     while position < len(words):
@@ -154,28 +153,6 @@ def _options(words: list[str], schema: type[Any], script: Script) -> dict[str, A
     return options
 
 
-TRAINING_GENERATORS = (
-    "SimAI_training_workload_generator",
-    "generate_megatron_workload",
-    "generate_deepspeed_stage1_2_workload",
-    "generate_deepspeed_stage3_workload",
-    "generate_collective_test",
-)
-
-INFERENCE_GENERATORS = ("SimAI_inference_workload_generator", "Vidur_workload_generator")
-
-GENERATORS = (*TRAINING_GENERATORS, *INFERENCE_GENERATORS)
-
-FORMER_NAMES = {"AIOB_simAI_workload_generator": "SimAI_training_workload_generator"}
-
-OTHER_SPELLINGS = {
-    "use_distributed_optimizer": ("--use-distributed-optimizer",),
-    "pipeline_model_parallel": ("--pipeline_model_parallel_size",),
-    "context_parallel_size": ("--context-parallel-size",),
-}
-"""Field -> spellings beside `--field`."""
-
-
 def read_command(text: str) -> Command:
     """Read a command that runs one of AICB's generators, as typed in a shell; variables are not known.
 
@@ -200,10 +177,11 @@ def read_command(text: str) -> Command:
             f"{' '.join(words[:3])!r} does not run a generator of AICB", "it is python -m workload_generator.NAME ..."
         )
     name = words[2].rsplit(".", 1)[-1]
-    name = FORMER_NAMES.get(name, name)
-    check_known(name, GENERATORS, f"{name!r} is no generator of AICB", f"it has {', '.join(GENERATORS)}")
-    if name in TRAINING_GENERATORS:
-        return Command(name, _parsed(words[3:], TrainingArguments, IGNORED_VALUES, IGNORED_FLAGS))
+    name = WORDS["former_generators"].get(name, name)
+    known = [generator for generators in WORDS["generators"].values() for generator in generators]
+    check_known(name, known, f"{name!r} is no generator of AICB", f"it has {', '.join(known)}")
+    if name in WORDS["generators"]["training"]:
+        return Command(name, _parsed(words[3:], TrainingArguments, WORDS["ignored_values"], WORDS["ignored_flags"]))
     ignored = ("aiob_forward_loops", "result_dir", "moe_routing_strategy"), ("aiob_enable", "moe_enable")
     return Command(name, _parsed(words[3:], InferenceArguments, *ignored))
 
@@ -219,7 +197,7 @@ def _parsed(words: list[str], schema: type[Any], ignored_values: Iterable[str], 
     """Parse a command line; ignored arguments change nothing."""
     parser = _Parser(add_help=False)
     for field in dataclasses.fields(schema):
-        names = (f"--{field.name}", *OTHER_SPELLINGS.get(field.name, ()))
+        names = (f"--{field.name}", *WORDS["spellings"].get(field.name, ()))
         if field.name in ("config_file", "model_name") and schema is InferenceArguments:
             parser.add_argument(field.name, nargs="?" if field.name == "config_file" else None)
         elif field.type is bool:

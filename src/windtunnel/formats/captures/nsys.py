@@ -33,6 +33,7 @@ from windtunnel.formats.captures.capture import (
 from windtunnel.formats.captures.kernel_names import call_name, kernel_class
 from windtunnel.formats.recognise import FileContent
 from windtunnel.metrics.records import Table
+from windtunnel.schema import read_yaml
 
 Ints = NDArray[np.int64]
 
@@ -56,17 +57,8 @@ _PUSH_POP, _START_END, _DOMAIN = 59, 60, 75
 _PROCESS = ~0xFFFFFF
 """The part of a thread's global number that is its process."""
 
-COPY_NAMES = dict(
-    enumerate(
-        (
-            *("Host-to-Device", "Device-to-Host", "Host-to-Array", "Array-to-Host", "Array-to-Array"),
-            *("Array-to-Device", "Device-to-Array", "Device-to-Device", "Host-to-Host", "Peer-to-Peer"),
-            *(f"Unified {direction}" for direction in ("Host-to-Device", "Device-to-Host", "Device-to-Device")),
-        ),
-        start=1,
-    )
-)
-"""CUPTI's kinds of copies under the labels that `nsys stats` prints."""
+_FACTS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("nsys.yaml"))
+_COPY_NAMES = dict(enumerate(_FACTS["copies"], start=1))
 
 NO_KERNELS = "the capture holds no kernels: record with `--trace cuda`, and look for a process that was forked"
 GRAPHS_ONLY = (
@@ -261,7 +253,7 @@ class _Export:
         memsets = self.arrays(_MEMSETS, *_PLACE, "bytes")
         graphs = self.arrays(_GRAPHS, *_PLACE, "graphId")
         kernel_names = [self.text(code) for code in kernels["demangledName"].tolist()]
-        copy_names = [f"[CUDA memcpy {COPY_NAMES.get(kind, f'kind {kind}')}]" for kind in copies["copyKind"].tolist()]
+        copy_names = [f"[CUDA memcpy {_COPY_NAMES.get(kind, f'kind {kind}')}]" for kind in copies["copyKind"].tolist()]
         memset_names = ["[CUDA memset]"] * len(memsets["start"])
         graph_names = [f"[CUDA graph {number}]" for number in graphs["graphId"].tolist()]
         shared_bytes = kernels["staticSharedMemory"] + kernels["dynamicSharedMemory"]
@@ -327,17 +319,6 @@ def _notes(kernels: Table) -> Iterator[str]:
         yield GRAPHS_ONLY.format(share=graphs_s / total_s)
 
 
-_PRIVATE_ROWS = (
-    ("META_DATA_CAPTURE", "name LIKE '%ENVIRONMENT%' OR name LIKE '%USER_NAME' OR name LIKE '%WORKING_DIR'"),
-    ("META_DATA_CAPTURE", "name LIKE 'DEVICE_DISPLAY_NAME'"),
-    ("META_DATA_EXPORT", "name LIKE '%HOST' OR name LIKE '%USER' OR name LIKE '%PATH%'"),
-    ("EXPORT_META_DATA", "name LIKE '%HOST' OR name LIKE '%USER' OR name LIKE '%PATH%'"),
-    ("TARGET_INFO_SYSTEM_ENV", "name LIKE '%Environment%' OR name IN ('Hostname', 'TargetInstallDir')"),
-    ("PROCESSES", "1"),
-)
-"""Table -> rows that identify the machine or its user: every process, and the whole environment twice."""
-
-
 def scrub_nsys(path: Path) -> int:
     """Remove environment variables, users, hosts, folders and the list of processes from an exported capture.
 
@@ -356,7 +337,7 @@ def scrub_nsys(path: Path) -> int:
                 tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
                 removed = sum(
                     database.execute(f"DELETE FROM {table} WHERE {where}").rowcount
-                    for table, where in _PRIVATE_ROWS
+                    for table, where in _FACTS["private"]
                     if table in tables
                 )
                 database.commit()

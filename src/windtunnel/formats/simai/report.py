@@ -40,11 +40,9 @@ def end_to_end_csv(iteration: Iteration, prefix: str) -> str:
 
 
 def _row(row: LayerTimes, workload: LayerWorkload) -> str:
-    order = (row.forward, row.weight_gradient, row.input_gradient)
-    phases = (row.layer.forward, row.layer.weight_gradient, row.layer.input_gradient)
-    compute = [f"{times.compute_ns / 1000:.0f}" for times in order]
-    exposed = [f"{times.exposed_ns / 1000:.0f}" for times in order]
-    totals = [_bandwidths(times, phase, workload) for times, phase in zip(order, phases, strict=True)]
+    compute = [f"{times.compute_ns / 1000:.0f}" for _, times in row.phases]
+    exposed = [f"{times.exposed_ns / 1000:.0f}" for _, times in row.phases]
+    totals = [_bandwidths(times, phase, workload) for phase, times in row.phases]
     return ",".join([row.layer.name, _RUN, *compute, *exposed, *totals])
 
 

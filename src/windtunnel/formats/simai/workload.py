@@ -1,6 +1,6 @@
 """A SimAI workload: a header and blocks of layers, read, written and summed up. Equal blocks are kept once."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,24 +11,16 @@ from windtunnel.files import read_text
 from windtunnel.formats.collective_calls import CollectiveCall, Contents, totals
 from windtunnel.formats.parsing import parse_number, parse_whole
 from windtunnel.formats.recognise import FileContent
+from windtunnel.schema import read_yaml
 
 TRANSFORMER = "HYBRID_TRANSFORMER_FWD_IN_BCKWD"
 """The policy of AICB's files: the backward pass repeats the forward layers in reverse."""
 MICRO = "MICRO"
-POLICIES = (
-    *(TRANSFORMER, MICRO, "HYBRID_TRANSFORMER", "DATA", "MODEL", "HYBRID_DATA_MODEL", "HYBRID_MODEL_DATA"),
-    *("HYBRID_DLRM", "HYBRID_DLRM_ENHANCED", "HYBRID_CUSTOMIZED", "DISTRIBUTED_INFERENCE"),
-)
-OPERATIONS = {
-    "ALLREDUCE": "all_reduce",
-    "ALLGATHER": "all_gather",
-    "REDUCESCATTER": "reduce_scatter",
-    "ALLTOALL": "all_to_all",
-    "BROADCAST": "broadcast",
-}
-"""Word in the file -> operation. SimAI itself ignores BROADCAST, which only files of 2024 hold."""
-GROUPS = {"_DP_EP": "dp_ep", "_EP": "ep"}
-"""Suffix -> group: the same experts' data parallel ranks, and the ranks that share out the experts."""
+_WORDS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("workload.yaml"))
+POLICIES: Sequence[str] = _WORDS["policies"]
+OPERATIONS: Mapping[str, str] = _WORDS["operations"]
+GROUPS: Mapping[str, str] = _WORDS["groups"]
+HEADER_KEYS: dict[str, str] = _WORDS["header"]
 
 
 class FilePhase(NamedTuple):
@@ -72,22 +64,6 @@ class Header:
     pp_comm_bytes: int | float | None = None
     """Bytes between two stages for each micro-batch and direction."""
     inference: bool = False
-
-
-HEADER_KEYS = {
-    "model_parallel_NPU_group": "tp",
-    "ep": "ep",
-    "expert_parallel_npu_group": "ep",
-    "pp": "pp",
-    "vpp": "vpp",
-    "ga": "num_microbatches",
-    "all_gpus": "num_devices",
-    "pp_comm": "pp_comm_bytes",
-    "mode": "inference",
-    "checkpoints": "",
-    "checkpoint_initiates": "",
-}
-"""Key in the file -> field. Checkpoints are lists of layers that no file of AICB fills."""
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,9 @@ def _state(tables: PacketTables, traced: NDArray[np.int32]) -> state.PacketState
     settings = tables.settings._replace(most_children=int(np.diff(children_start).max(initial=0)))
     connections = _free_list(state.CONNECTION, min(len(flows), 256) + 1)
     packets = _free_list(state.PACKET, 512)
+    fresh: Table = np.zeros(1, state.CONNECTION).view(np.recarray)
+    fresh.alpha = fresh.utilisation = 1.0
+    fresh.first_mark_ps = fresh.refused_byte = -1
     counters: Table = np.zeros(1, state.COUNTERS).view(np.recarray)
     counters.num_free_connections, counters.num_free_packets = len(connections), len(packets)
     is_hpcc = settings.congestion == state.HPCC
@@ -84,6 +87,7 @@ def _state(tables: PacketTables, traced: NDArray[np.int32]) -> state.PacketState
         children=children,
         routes=tables.routes,
         connections=connections,
+        fresh_connection=fresh,
         packets=packets,
         counters=counters,
         stamps=np.zeros((len(packets) if is_hpcc else 1, hops), state.STAMP).view(np.recarray),

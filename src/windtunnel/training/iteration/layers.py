@@ -105,8 +105,17 @@ class LayerTimes:
     input_gradient: PhaseTimes
 
     @property
+    def phases(self) -> tuple[tuple[LayerPhase, PhaseTimes], ...]:
+        """Forward, gradient of the weights, gradient of the input: what each does, and its times."""
+        return (
+            (self.layer.forward, self.forward),
+            (self.layer.weight_gradient, self.weight_gradient),
+            (self.layer.input_gradient, self.input_gradient),
+        )
+
+    @property
     def compute_ns(self) -> int:
-        return self.forward.compute_ns + self.weight_gradient.compute_ns + self.input_gradient.compute_ns
+        return sum(times.compute_ns for _, times in self.phases)
 
 
 @dataclass(frozen=True)
@@ -138,11 +147,7 @@ def exposed_by_group(layers: tuple[LayerTimes, ...]) -> dict[RankGroup, float]:
     """Return the exposed nanoseconds of every kind of group."""
     exposed_ns = dict.fromkeys(RankGroup, 0.0)
     for row in layers:
-        for phase, times in (
-            (row.layer.forward, row.forward),
-            (row.layer.weight_gradient, row.weight_gradient),
-            (row.layer.input_gradient, row.input_gradient),
-        ):
+        for phase, times in row.phases:
             if phase.communication is not None:
                 exposed_ns[phase.communication.group] += times.exposed_ns
     return exposed_ns

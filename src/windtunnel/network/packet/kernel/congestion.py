@@ -20,30 +20,6 @@ from windtunnel.network.packet.kernel.state import (
 
 
 @inner
-def begin_rate(connection: Connection, max_rate: float) -> None:
-    """Set the rate to the maximum, and forget all marks, delays and telemetry."""
-    connection.max_rate = max_rate
-    connection.rate = max_rate
-    connection.target_rate = max_rate
-    connection.alpha = 1.0
-    connection.utilisation = 1.0
-    connection.rtt_difference_ps = 0.0
-    connection.last_rtt_ps = 0
-    connection.update_byte = 0
-    connection.congested_byte = 0
-    connection.num_marks = 0
-    connection.num_batch = 0
-    connection.stage = 0
-    connection.first_mark_ps = -1
-    connection.num_alpha_updates = 0
-    connection.is_marked_for_alpha = 0
-    connection.is_marked_for_rate = 0
-    connection.is_decrease_due = 0
-    connection.increase_ps = 0
-    connection.is_increase_due = 0
-
-
-@inner
 def advance_alpha(settings: PacketKernelSettings, connection: Connection, now_ps: int) -> None:
     """Update DCQCN's alpha to `now_ps`: every `alpha_interval_ps` after the first mark it rises if a mark came in
     between, and falls otherwise.

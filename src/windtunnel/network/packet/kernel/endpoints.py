@@ -7,7 +7,6 @@ from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import int64
 from windtunnel.network.packet.kernel.congestion import (
     acknowledged,
-    begin_rate,
     dcqcn_decrease,
     dcqcn_increase,
     dcqcn_mark,
@@ -238,25 +237,19 @@ def begin(state: PacketState, flow: int, number: int) -> None:
     """Give a free connection, record `number`, to `flow`, which sends on the first link of its path."""
     connection, record, sacks = state.connections[number], state.flows[flow], state.sacks
     now_ps = state.clock.calendar[0].now_ps
+    generation = connection.generation
+    state.connections[number] = state.fresh_connection[0]
+    connection.generation = generation
     connection.flow = flow
     connection.link = state.routes.path_links[state.routes.paths[record.path]]
-    connection.state = IDLE
-    connection.num_packets = 0
-    connection.is_complete = 0
     connection.size_bytes = record.size_bytes
     connection.window_bytes = record.window_bytes
     connection.base_rtt_ps = record.base_rtt_ps
-    connection.next_byte = 0
-    connection.acked_byte = 0
-    connection.expected_byte = 0
-    connection.reported_byte = 0
-    connection.refused_byte = -1
-    connection.retry_byte = 0
-    connection.retry_end_byte = 0
-    connection.highest_byte = 0
     connection.progress_ps = now_ps
     connection.next_send_ps = now_ps
-    begin_rate(connection, 1e12 / state.links[connection.link].ps_per_byte)
+    connection.max_rate = 1e12 / state.links[connection.link].ps_per_byte
+    connection.rate = connection.max_rate
+    connection.target_rate = connection.max_rate
     if state.settings.recovery == SELECTIVE_REPEAT:
         half = sacks.shape[0] // 2
         for word in range(sacks.shape[1]):

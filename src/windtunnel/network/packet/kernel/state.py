@@ -347,6 +347,8 @@ class PacketState(NamedTuple):
     children: Ints
     routes: RouteTables
     connections: ConnectionTable
+    fresh_connection: Records[Connection]
+    """(1,) what a connection is before its flow begins: without marks, delays, telemetry and acknowledgements."""
     packets: Records[Packet]
     counters: Records[Counters]
     stamps: RecordGrid[Stamp]
