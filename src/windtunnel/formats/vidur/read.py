@@ -171,6 +171,7 @@ def plan_memory(config: VidurConfig) -> VidurMemory:
 COLUMNS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("columns.yaml"))
 """Columns of Vidur's profiling data and look-up tables, by subject."""
 TOKEN_OPERATORS: Sequence[str] = COLUMNS["layer_operators"]
+OPTIONAL_OPERATORS: Sequence[str] = COLUMNS["optional_operators"]
 HOST_OPERATORS: Sequence[str] = COLUMNS["host_operators"]
 
 
@@ -216,7 +217,7 @@ def read_tables(path: Path, granularity: int = 64) -> OperatorTables:
         "attn_decode_bs": 1,
     }
     steps |= {f"{name}__x": 1 for name in (*by_tokens, *HOST_OPERATORS) if name in arrays}
-    needed = [name for name in (*TOKEN_OPERATORS, "attn_kv_cache_save") if name not in COLUMNS["optional_operators"]]
+    needed = [name for name in (*TOKEN_OPERATORS, "attn_kv_cache_save") if name not in OPTIONAL_OPERATORS]
     missing = [name for name in (*needed, "attn_prefill", "attn_decode", *steps) if name not in arrays]
     if missing:
         raise InputError(f"{path} has no {', '.join(missing)}", "it should hold Vidur's prediction tables")

@@ -19,8 +19,7 @@ import numpy as np
 
 from windtunnel.errors import WindtunnelError
 from windtunnel.formats.captures.step_names import MEASURED
-from windtunnel.lab.experiments.models import uses_cuda
-from windtunnel.lab.experiments.runners import ModelRunner, StepClock, transformers_runner, vllm_runner
+from windtunnel.lab.experiments.runners import ModelRunner, StepClock, transformers_runner, uses_cuda, vllm_runner
 from windtunnel.lab.experiments.schema import CONFIG, METRICS, REQUESTS, STEPS, TRACE, Experiment, load_experiment
 from windtunnel.lab.profile.machine import machine, peak_memory
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table

@@ -34,7 +34,7 @@ from windtunnel.formats.captures.write import (
     kernel_rows,
     write_kernels,
 )
-from windtunnel.lab.experiments.models import model_folder
+from windtunnel.lab.experiments.runners import model_folder
 from windtunnel.lab.experiments.schema import (
     CONFIG,
     KERNELS,
