@@ -11,6 +11,7 @@ from windtunnel.errors import InputError, MissingExtraError
 from windtunnel.files import read_bytes, write_bytes
 from windtunnel.formats.collective_calls import CollectiveCall, Contents, totals
 from windtunnel.formats.recognise import FileContent
+from windtunnel.schema import read_yaml
 
 VERSION = "0.0.4"
 
@@ -43,35 +44,14 @@ class ChakraCollective(IntEnum):
     BARRIER = 9
 
 
-KINDS = (
-    *("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64"),
-    *("sfixed32", "sfixed64", "bool", "string", "bytes"),
-)
-"""Types of an attribute's value; each has the next free field from 3 on, and its list (`KIND_list`) the one behind."""
-_FIELDS: dict[str, tuple[tuple[int, str, str], ...]] = {
-    "Operands": ((1, "values", "string"), (2, "shapes", "string"), (3, "types", "string")),
-    **{f"{kind}_list": ((1, "values", f"{kind}*"),) for kind in KINDS},
-    "Attribute": (
-        (1, "name", "string"),
-        (2, "documentation", "string"),
-        *((3 + 2 * place, kind, kind) for place, kind in enumerate(KINDS)),
-        *((4 + 2 * place, f"{kind}_list", f"{kind}_list") for place, kind in enumerate(KINDS)),
-    ),
-    "Metadata": ((1, "version", "string"), (2, "attributes", "Attribute*")),
-    "Node": (
-        (1, "id", "uint64"),
-        (2, "name", "string"),
-        (3, "kind", "int32"),
-        (4, "control_dependencies", "uint64*"),
-        (5, "data_dependencies", "uint64*"),
-        (6, "start_us", "uint64"),
-        (7, "duration_us", "uint64"),
-        (8, "inputs", "Operands"),
-        (9, "outputs", "Operands"),
-        (10, "attributes", "Attribute*"),
-    ),
-}
-"""Message -> (number, name, type) of its fields; the type has a star where the field repeats."""
+def _fields() -> dict[str, list[tuple[int, str, str]]]:
+    """Return message -> (number, name, type) of its fields, those of the types of an attribute's value among them."""
+    raw = read_yaml(Path(__file__).with_name("messages.yaml"))
+    messages: dict[str, list[tuple[int, str, str]]] = raw["messages"]
+    for place, kind in enumerate(raw["kinds"]):
+        messages[f"{kind}_list"] = [(1, "values", f"{kind}*")]
+        messages["Attribute"] += [(3 + 2 * place, kind, kind), (4 + 2 * place, f"{kind}_list", f"{kind}_list")]
+    return messages
 
 
 class Messages(NamedTuple):
@@ -95,7 +75,8 @@ def messages() -> Messages:
     except ImportError:
         raise MissingExtraError("protobuf", "chakra") from None
     file = descriptor_pb2.FileDescriptorProto(name="et.proto", package="et", syntax="proto3")
-    for name, fields in _FIELDS.items():
+    known = _fields()
+    for name, fields in known.items():
         message = file.message_type.add(name=name)
         for number, field, kind in fields:
             member = message.field.add(name=field, number=number, label=3 if kind.endswith("*") else 1)
@@ -105,7 +86,7 @@ def messages() -> Messages:
                 member.type_name = f".et.{kind}"
             if name == "Attribute" and number > 2:
                 member.oneof_index = 0
-    file.message_type[list(_FIELDS).index("Attribute")].oneof_decl.add(name="value")
+    file.message_type[list(known).index("Attribute")].oneof_decl.add(name="value")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     metadata, node = (

@@ -50,23 +50,23 @@ class PacketKernelSettings(NamedTuple):
     """1: a flow is complete when its sender has the last acknowledgement; 0: when its last byte has arrived."""
     cut_through: int
     ack_interval_bytes: int
-    ack_first: int
+    acks_first: int
     """1: acknowledgements overtake data in switches."""
-    has_pfc: int
+    pfc: int
     dynamic_pfc: int
-    has_ecn: int
+    ecn: int
     reserve_bytes: int
     resume_offset_bytes: int
-    min_rate: float
-    rate_ai: float
-    rate_hai: float
+    min_rate_bytes_per_s: float
+    rate_ai_bytes_per_s: float
+    rate_hai_bytes_per_s: float
     ewma_gain: float
     alpha_interval_ps: int
     decrease_interval_ps: int
     increase_interval_ps: int
     fast_recovery_times: int
     clamp_target_rate: int
-    dctcp_rate_ai: float
+    dctcp_rate_ai_bytes_per_s: float
     target_utilisation: float
     most_increases: int
     """HPCC: additive increases in a row before a multiplicative one."""

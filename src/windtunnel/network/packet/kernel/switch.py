@@ -60,7 +60,7 @@ def forward(state: PacketState, packet: int, over: int) -> int:
     packets[packet].link = onward
     if link.sender >= 0:
         note_sender(state, links[onward], link.sender)
-    if not is_data and settings.ack_first:
+    if not is_data and settings.acks_first:
         overtake(packets, links[onward], packet)
     else:
         enqueue(packets, links[onward], packet)
@@ -112,7 +112,7 @@ def admit(state: PacketState, number: int, num_bytes: int) -> bool:
     node = state.nodes[link.target]
     share = max(0, link.ingress_bytes - settings.reserve_bytes)
     threshold = pfc_threshold(settings, link, node)
-    headroom_bytes = link.headroom_limit_bytes if settings.has_pfc else 0
+    headroom_bytes = link.headroom_limit_bytes if settings.pfc else 0
     if num_bytes + link.headroom_bytes > headroom_bytes and num_bytes + share > threshold:
         return False
     after = link.ingress_bytes + num_bytes
@@ -125,7 +125,7 @@ def admit(state: PacketState, number: int, num_bytes: int) -> bool:
         node.shared_bytes += min(num_bytes, after - settings.reserve_bytes)
         if node.shared_bytes > node.most_shared_bytes:
             node.most_shared_bytes = node.shared_bytes
-    if settings.has_pfc and not link.has_paused:
+    if settings.pfc and not link.has_paused:
         share = max(0, link.ingress_bytes - settings.reserve_bytes)
         if link.headroom_bytes > 0 or share >= pfc_threshold(settings, link, node):
             link.has_paused = 1
@@ -172,7 +172,7 @@ def leave_switch(state: PacketState, link: PacketLink, packet: int) -> None:
     packets[packet].ingress = NONE
     leave_buffer(state, ingress, packets[packet].bytes)
     if packets[packet].kind == DATA:
-        if settings.has_ecn and not packets[packet].is_marked and is_congested(state, link):
+        if settings.ecn and not packets[packet].is_marked and is_congested(state, link):
             packets[packet].is_marked = 1
             link.num_marks += 1
         if settings.congestion == HPCC and packets[packet].num_stamps < stamps.shape[1]:
