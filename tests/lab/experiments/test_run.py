@@ -189,7 +189,7 @@ def test_a_real_model_runs_under_the_torch_profiler(tmp_path: Path) -> None:
     """A model made on the spot, on the CPU: what it records agrees with what its profile shows."""
     import pyarrow.parquet as pq
 
-    from windtunnel.formats.captures.step_names import captured_steps
+    from windtunnel.formats.captures.step_operators import captured_steps
 
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text(json.dumps(TINY))

@@ -25,7 +25,7 @@ from windtunnel.formats.captures.capture import KERNEL, Capture, read_capture, w
 from windtunnel.formats.captures.kernel_names import short_name
 from windtunnel.formats.captures.kernel_time import kernel_time
 from windtunnel.formats.captures.nsys import scrub_nsys
-from windtunnel.formats.captures.step_names import MEASURED
+from windtunnel.formats.captures.step_operators import MEASURED
 from windtunnel.formats.captures.write import (
     as_json,
     capture_document,

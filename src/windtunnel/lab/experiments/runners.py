@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.formats.captures.step_names import step_name
+from windtunnel.formats.captures.step_operators import step_name
 from windtunnel.lab.experiments.schema import Experiment
 from windtunnel.lab.profile.machine import cpu_name
 
