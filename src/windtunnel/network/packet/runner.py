@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from windtunnel.compiled.calendar import new_clock
 from windtunnel.network.flows import children_of
-from windtunnel.network.packet.kernel import groups, loop, state
+from windtunnel.network.packet.kernel import codes, groups, loop, state
 from windtunnel.network.packet.tables import Ints, PacketTables, Table
 from windtunnel.network.packet.tie_breaking import places
 
@@ -65,7 +65,7 @@ def _state(tables: PacketTables, traced: NDArray[np.int32]) -> state.PacketState
     """Return the loop's state before the first event; its free tables are large enough for small runs."""
     flows: Table = tables.flows.copy()
     queues: Table = np.zeros(int(flows.queue.max(initial=0)) + 1, state.SEND_QUEUE).view(np.recarray)
-    queues.first = state.NONE
+    queues.first = codes.NONE
     children_start, children = children_of(tables.parent_ptr, tables.parent)
     settings = tables.settings._replace(most_children=int(np.diff(children_start).max(initial=0)))
     connections = _free_list(state.CONNECTION, min(len(flows), 256) + 1)
@@ -75,7 +75,7 @@ def _state(tables: PacketTables, traced: NDArray[np.int32]) -> state.PacketState
     fresh.first_mark_ps = fresh.refused_byte = -1
     counters: Table = np.zeros(1, state.COUNTERS).view(np.recarray)
     counters.num_free_connections, counters.num_free_packets = len(connections), len(packets)
-    is_hpcc = settings.congestion == state.HPCC
+    is_hpcc = settings.congestion == codes.HPCC
     hops = int(np.diff(tables.routes.paths).max(initial=1)) if is_hpcc else 1
     num_rows = TRACE_ROWS if settings.trace_interval_ps else 1
     num_buckets = min(MOST_BUCKETS, 1 << max(12, int(np.ceil(np.log2(4 * len(tables.links))))))
@@ -105,7 +105,7 @@ def _state(tables: PacketTables, traced: NDArray[np.int32]) -> state.PacketState
 
 def _more(lack: int, run: state.PacketState) -> state.PacketState:
     """Double the events, packets or connections, whichever the loop lacks, and the tables that go with them."""
-    is_hpcc = run.settings.congestion == state.HPCC
+    is_hpcc = run.settings.congestion == codes.HPCC
     if lack == loop.MORE_EVENTS:
         events = _grown(run.clock.events, run.clock.calendar, "free", "num_free")
         return run._replace(clock=run.clock._replace(events=events, heaps=_longer(run.clock.heaps, len(events))))
@@ -142,7 +142,7 @@ def _grown(table: Table, registers: Table, first: str, count: str) -> Table:
 
 
 def _sack_words(tables: PacketTables) -> int:
-    if tables.settings.recovery != state.SELECTIVE_REPEAT:
+    if tables.settings.recovery != codes.SELECTIVE_REPEAT:
         return 1
     most_packets = int(tables.flows.window_bytes.max(initial=1)) // tables.settings.payload_bytes + 2
     return most_packets // 64 + 1
@@ -199,7 +199,7 @@ def run_in_parts(tables: PacketTables) -> PacketOutcome:
 def split(tables: PacketTables) -> list[PacketPart]:
     """Return the parts of the tables; only one where packets choose their way."""
     num_flows, num_links = len(tables.flows), len(tables.links) // 2
-    if tables.settings.routing != state.ECMP or num_flows == 0:
+    if tables.settings.routing != codes.ECMP or num_flows == 0:
         return [PacketPart(tables, np.arange(num_flows), np.arange(2 * num_links), np.arange(len(tables.nodes)))]
     num_queues = int(tables.flows.queue.max()) + 1
     group = np.empty(num_flows + num_links + len(tables.channels) + num_queues, np.int64)
@@ -287,7 +287,7 @@ def _is_roomy(tables: PacketTables, parts: list[PacketPart], outcomes: list[Pack
         largest[part.nodes] = np.maximum(largest[part.nodes], outcome.nodes.most_shared_bytes)
     packet_bytes = tables.settings.payload_bytes + tables.settings.header_bytes
     shift = int(tables.links.pfc_shift.max(initial=0))
-    shared = (num_parts > 1) & (tables.nodes.kind == state.SWITCH)
+    shared = (num_parts > 1) & (tables.nodes.kind == codes.SWITCH)
     share = (tables.nodes.shared_limit_bytes - total) >> shift
     return bool((largest[shared] + packet_bytes < share[shared]).all())
 

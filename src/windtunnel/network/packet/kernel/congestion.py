@@ -8,15 +8,8 @@ import numpy as np
 
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, int64
-from windtunnel.network.packet.kernel.state import (
-    DCTCP,
-    HPCC,
-    TIMELY,
-    Connection,
-    PacketKernelSettings,
-    PacketState,
-    Stamp,
-)
+from windtunnel.network.packet.kernel import codes
+from windtunnel.network.packet.kernel.state import Connection, PacketKernelSettings, PacketState, Stamp
 
 
 @inner
@@ -206,10 +199,10 @@ def acknowledged(state: PacketState, packet: int, rtt_ps: int) -> None:
     settings, record = state.settings, state.packets[packet]
     number = record.connection
     connection = state.connections[number]
-    if settings.congestion == DCTCP:
+    if settings.congestion == codes.DCTCP:
         dctcp_acknowledged(settings, connection, record.byte, record.is_marked)
-    elif settings.congestion == TIMELY:
+    elif settings.congestion == codes.TIMELY:
         timely_acknowledged(settings, connection, record.byte, rtt_ps)
-    elif settings.congestion == HPCC:
+    elif settings.congestion == codes.HPCC:
         stamps, seen = state.stamps[packet], state.seen[number]
         hpcc_acknowledged(settings, connection, record.byte, stamps, seen, record.num_stamps)

@@ -8,29 +8,6 @@ from numpy.typing import NDArray
 from windtunnel.compiled.calendar import Clock
 from windtunnel.compiled.records import F8, I2, I4, I8, Ints, RecordGrid, Records, layout
 
-NONE = -1
-
-GPU, SCALE_UP_SWITCH, SWITCH = range(3)
-"""`PacketNode.kind`. A scale-up switch forwards without pausing, marking or a limit to its buffer."""
-
-DATA, ACK, NACK, PAUSE, RESUME = range(5)
-"""`Packet.kind`."""
-
-UNCONTROLLED, DCQCN, HPCC, TIMELY, DCTCP = 0, 1, 3, 7, 8
-"""`PacketKernelSettings.congestion`, with the numbers of SimAI's CC_MODE."""
-
-NO_REDUCTION, EVERY, ALTERNATE = range(3)
-"""`PacketFlow.reduction`."""
-
-GO_BACK_N, SELECTIVE_REPEAT = range(2)
-"""`PacketKernelSettings.recovery`."""
-
-ECMP, SPRAY, ADAPTIVE = range(3)
-"""`PacketKernelSettings.routing`: a path for each connection; a random next hop for each packet; the shortest queue."""
-
-IDLE, READY, WAITING = range(3)
-"""`Connection.state`: nothing may be sent; in its link's turn; sends again at `next_send_ps`."""
-
 
 class PacketKernelSettings(NamedTuple):
     """How NICs and switches behave. Scalars; rates in bytes per second, times in picoseconds."""
