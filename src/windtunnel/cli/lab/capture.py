@@ -7,8 +7,8 @@ from windtunnel.cli.output import remark, write_page
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, unwritable
 from windtunnel.files import csv_text, write_text
-from windtunnel.formats.captures.read import read_capture
-from windtunnel.formats.captures.scrub import scrub_nsys
+from windtunnel.formats.captures.capture import read_capture
+from windtunnel.formats.captures.nsys import scrub_nsys
 from windtunnel.formats.captures.step_operators import measured_steps, measurement_tables
 from windtunnel.formats.captures.write import as_json, capture_document, kernel_rows, write_kernels
 from windtunnel.model.parallelism import Parallelism

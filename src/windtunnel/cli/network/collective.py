@@ -8,11 +8,10 @@ from windtunnel.formats.simai.report import write_flow_table
 from windtunnel.network.collectives.call import ALGORITHMS, CollectiveChoices, CollectiveRun
 from windtunnel.network.collectives.closed_forms import LAUNCH_S
 from windtunnel.network.collectives.placement import chosen_gpus
-from windtunnel.network.collectives.run import flows_like, run_collective, run_traffic
-from windtunnel.network.collectives.traffic_matrix import read_traffic
+from windtunnel.network.collectives.run import flows_like, read_traffic, run_collective, run_traffic
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import Flows
-from windtunnel.network.run import run_flows
+from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import BACKENDS, NetworkSettings
 from windtunnel.report.network.files import write_flow_times, write_link_use, write_queues
 from windtunnel.report.network.network import collective_document, collective_report

@@ -11,16 +11,16 @@ from windtunnel.cli.output import answer, check_replaceable, remark
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.files import read_text, write_text
+from windtunnel.formats.aicb.commands import read_command
 from windtunnel.formats.aicb.contents import COMMAND, file_of_job
 from windtunnel.formats.aicb.csv_records import records_text
-from windtunnel.formats.aicb.read import read_command
 from windtunnel.formats.aicb.training import training_records
 from windtunnel.formats.aicb.write import GeneratedFile, generate
 from windtunnel.formats.chakra.training import write_training_traces
 from windtunnel.formats.job_files import JobLaunch, job_contents
 from windtunnel.formats.recognise import find_format
 from windtunnel.formats.simai.training import left_out, training_workload
-from windtunnel.formats.simai.write import workload_text
+from windtunnel.formats.simai.workload import workload_text
 from windtunnel.report.workload import contents_document, contents_report
 from windtunnel.schema import encode
 from windtunnel.training.job import TrainingJob

@@ -13,9 +13,8 @@ from windtunnel.report.numbers import percent
 from windtunnel.report.report import Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.version import version
 from windtunnel.schema import fields_of
-from windtunnel.training.iteration.layers import RankGroup
+from windtunnel.training.iteration.layers import Iteration, PhaseTimes, RankGroup
 from windtunnel.training.iteration.shared_fabric import SharedJob
-from windtunnel.training.iteration.times import Iteration, PhaseTimes
 from windtunnel.units import format_bytes, format_count, format_seconds
 
 LAYOUT = layouts_beside(__file__)

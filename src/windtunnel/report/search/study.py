@@ -51,8 +51,7 @@ from windtunnel.search.capacity.limits import METRICS, limits_from
 from windtunnel.search.capacity.probe import LEAST_STREAM
 from windtunnel.search.confidence import CONFIDENCE, lower_bound
 from windtunnel.search.evaluation.training import MEMORY
-from windtunnel.search.finalists import frontier_names
-from windtunnel.search.scores import is_more_better, objectives_of
+from windtunnel.search.scores import frontier_names, is_more_better, objectives_of
 from windtunnel.search.space.space import Space, as_builtins, value_text
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.engines.defaults import engine_defaults

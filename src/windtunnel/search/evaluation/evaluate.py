@@ -232,10 +232,10 @@ def stream_digest(stream: Stream) -> bytes:
 
 @cache
 def code_digest() -> bytes:
-    """Digest the code and the measured tables, so that answers of another version are not reused."""
+    """Digest the code, its tables and the measured ones, so that answers of another version are not reused."""
     folder = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256(metadata.version("aiconfigurator-core").encode())
-    for path in sorted(folder.rglob("*.py")):
+    for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.yaml")]):
         if path.relative_to(folder).parts[0] not in ("cli", "dashboard", "report", "lab"):
             digest.update(path.read_bytes())
     return digest.digest()
