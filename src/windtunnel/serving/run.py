@@ -5,7 +5,7 @@ end.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from windtunnel.serving.state.pools import (
     joined_caches,
     joined_lists,
     new_pool_events,
+    new_pool_records,
     new_pools,
 )
 from windtunnel.serving.state.tables import PoolTables, RunTables
@@ -198,34 +199,21 @@ class Loop:
             router = RouterCaller(custom.router, self.plans, self.arrays, ranks, self.fleet.fleet)
             callers[status.ASK_ROUTER] = router.route
         if any(policy is not None for policy in custom.policies):
-            policies = [
-                None if policy is None else PolicyCaller(policy, pool, self.run_tables)
-                for policy, pool in zip(custom.policies, self._per_request_pools(), strict=True)
-            ]
+            policies = self._policy_callers(custom.policies)
             callers[status.ASK_POLICY] = lambda: self._policy_that_asks(policies).form_batch()
             callers[status.REFUSED] = lambda: self._refuse(policies)
         return callers
 
-    def _per_request_pools(self) -> list[per_request.PerRequestPool]:
-        """Return every pool as its policy sees it."""
-        pool, pools, views = self.pool, self.pools, []
-        for number, plan in enumerate(self.plans):
-            settings, ranks, slots, batches, stages = plan.settings, pool.ranks, pool.slots, pool.batches, pool.stages
-            if pools is not None and pool.batches is not None:
-                record = pools.pools[number]
-                settings = settings._replace(first_replica=int(record.first_replica))
-                first_row = record.first_event + record.first_replica
-                ranks = pools.ranks[record.first_rank : record.end_rank]
-                slots = pools.slots[record.first_slot : record.end_slot]
-                batches = pool.batches[first_row : first_row + record.num_replicas * (record.num_stages + 1)]
-                stages = pools.stages[record.first_replica : record.end_replica]
-            rules, sequences, lists = (cast(Any, table) for table in (plan.rules, pool.sequences, batches))
-            views.append(
-                per_request.PerRequestPool(
-                    settings, rules, sequences, ranks, slots, lists, stages, pool.stage_tables, None, plan.speculation
-                )
-            )
-        return views
+    def _policy_callers(self, policies: Sequence[Policy | None]) -> list[PolicyCaller | None]:
+        """Return the callers of the policies of all pools, whose ranks and batches lie end to end."""
+        callers, first_rank, first_row = [], 0, 0
+        for policy, plan in zip(policies, self.plans, strict=True):
+            ranks, batches = self.pool.ranks[first_rank:], self.pool.batches[first_row:]
+            pool = self.pool._replace(settings=plan.settings, ranks=ranks, batches=batches)
+            callers.append(policy and PolicyCaller(policy, pool, plan.speculation, self.run_tables))
+            first_rank += plan.settings.num_replicas * plan.settings.ranks_per_replica
+            first_row += plan.settings.num_replicas * (plan.settings.num_stages + 1)
+        return callers
 
     def _policy_that_asks(self, policies: Sequence[PolicyCaller | None]) -> PolicyCaller:
         """Return the caller of the pool that the loop stopped at."""
@@ -284,15 +272,17 @@ def prepare_loop(
         records.rank = replicas
     pools, cache = None, caches[0] if caches else None
     cost: Any = plans[0].cost
+    asks_policy = any(plan.settings.scheduler == codes.USER for plan in plans)
     if len(plans) == 1:
         events = state.new_events(settings)
         shares: list[Any] = [state.new_ranks(settings), state.new_slots(settings), state.new_lists(settings)]
         shares.append(state.new_stages(settings))
+        pool_records = new_pool_records(plans) if asks_policy else None
     else:
         pools = new_pools(plans, handoff_rules or HandoffRules(), records.size)
         if caches:
             cache = joined_caches(pools, caches)
-        settings, events = pools.pools[0], new_pool_events(plans)
+        events, pool_records = new_pool_events(plans), pools.pools
         cost = state.StepCost(*(np.asarray(field)[0] for field in pools.cost))
         shares = [pools.ranks, pools.slots, pools.lists, pools.stages]
     pool = _pool_tables(settings, plans, cache, shares)
@@ -300,8 +290,18 @@ def prepare_loop(
         lists = [per_request.new_batches(plan.settings, plan.rules or pool.rules) for plan in plans]
         sequences, batches = per_request.new_sequences(records), joined_lists(lists)
         pool = pool._replace(sequences=sequences, batches=batches, stage_tables=stage_tables)
-    clock = state.new_clock(plans[0].settings)
-    run = RunTables(records, session_state(requests), events, clock, state.new_steps(0))
+    if pool_records is not None:
+        nothing: Any = None
+        pool = pool._replace(settings=nothing, rules=nothing, records=pool_records)
+    run = RunTables(
+        records,
+        session_state(requests),
+        events,
+        state.new_clock(plans[0].settings),
+        state.new_steps(0),
+        waiting=np.zeros(records.size, np.int64) if asks_policy else None,
+        pairs=np.zeros((0, 2), np.int64) if asks_policy else None,
+    )
     return Loop(plans, requests, pool, run, cost, pools, fleet)
 
 
@@ -381,8 +381,7 @@ def _buffer_rows(num_requests: int, is_impatient: bool, keeps_trail: bool) -> It
 def _fill(tables: Sequence[Any], buffer: Any, trail: Any, callers: Callers) -> int:
     """Run the loop until it ends or its buffer is full; answer its questions."""
     pool, cost, run, pools, replicas = tables
-    pairs = np.zeros((0, 2), np.int64) if status.ASK_POLICY in callers else None
-    run = run._replace(steps=buffer, trail=trail, pairs=pairs)
+    run = run._replace(steps=buffer, trail=trail)
     while (reason := serve(pool, cost, run, pools, replicas)) in callers:
         answer = callers[reason]()
         if answer is not None:

@@ -16,7 +16,7 @@ from windtunnel.serving.schedulers.queue_orders import set_queue_key
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import IS_READ, IS_READY, NOT_HANDED, WAITS, Pools, cache_of, ranks_of
 from windtunnel.serving.state.records import MOST_REQUESTS, NONE, PREFILLING, Cache, KernelSettings, Requests
-from windtunnel.serving.state.tables import PoolTables, RunTables, per_request_pool
+from windtunnel.serving.state.tables import PoolTables, RunTables
 
 
 @inner
@@ -231,7 +231,7 @@ def join_ready(pool: PoolTables, requests: Requests, pools: Pools, rank: int, sl
             requests[i].last_token_s = slots[slot].cutoff_s
         if pool.rules is not None:
             if settings.scheduler >= VLLM_V0:
-                join_with_cache(per_request_pool(pool, pools), requests, rank, i)
+                join_with_cache(pool, requests, rank, i)
         if pool.batched is not None:
             if settings.scheduler < VLLM_V0:
                 join_batch(pool, requests, rank, slot, i)

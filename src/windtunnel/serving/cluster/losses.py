@@ -22,10 +22,9 @@ from windtunnel.serving.per_request.decode_groups import (
 )
 from windtunnel.serving.schedulers.batch import gained_tokens
 from windtunnel.serving.state.fleet import ReplicaFleet
-from windtunnel.serving.state.per_request import PerRequestPool
 from windtunnel.serving.state.pools import IS_READ, IS_READY, NOT_HANDED, WAITS, Pools, cache_of, ranks_of
 from windtunnel.serving.state.records import NONE, Cache, Ints, KernelSettings, Rank, Requests, Slot
-from windtunnel.serving.state.tables import PoolTables, RunTables, per_request_pool
+from windtunnel.serving.state.tables import PoolTables, RunTables
 
 
 @inner
@@ -232,36 +231,35 @@ def lose_sequences(
     """Lose the requests that run or wait at a replica that schedules per request: those that hold blocks by their
     numbers, then the waiting ones in order.
     """
-    own = per_request_pool(pool, pools)
-    number, row, count = own.settings.first_replica + replica, ready_row(own, replica), 0
-    dissolve(own, replica)
-    for slot in range(replica * own.settings.num_stages, (replica + 1) * own.settings.num_stages):
-        if own.slots[slot].num_requests > 0:
-            if own.slots[slot].has_group:
-                for position in range(own.slots[slot].group_size):
-                    i = own.batches[slot, GROUP, position]
-                    write_back(own, slot, i, own.batches[slot, ENDS, position])
-                    count = insert(own, row, count, i)
-            for position in range(own.slots[slot].num_listed):
-                count = insert(own, row, count, own.batches[slot, MEMBERS, position])
-    for position in range(own.ranks[replica].num_ready):
-        count = insert(own, row, count, own.batches[row, MEMBERS, position])
+    number, row, count = pool.settings.first_replica + replica, ready_row(pool, replica), 0
+    dissolve(pool, replica)
+    for slot in range(replica * pool.settings.num_stages, (replica + 1) * pool.settings.num_stages):
+        if pool.slots[slot].num_requests > 0:
+            if pool.slots[slot].has_group:
+                for position in range(pool.slots[slot].group_size):
+                    i = pool.batches[slot, GROUP, position]
+                    write_back(pool, slot, i, pool.batches[slot, ENDS, position])
+                    count = insert(pool, row, count, i)
+            for position in range(pool.slots[slot].num_listed):
+                count = insert(pool, row, count, pool.batches[slot, MEMBERS, position])
+    for position in range(pool.ranks[replica].num_ready):
+        count = insert(pool, row, count, pool.batches[row, MEMBERS, position])
     for position in range(count):
-        i = own.batches[row, SCRATCH, position]
+        i = pool.batches[row, SCRATCH, position]
         if pool.cache is not None:
             lose_shared(pool.cache, replica, i)
         lose_sequence(pool, run.requests, i)
         lose(fleet, run, pools, number, i, now_s)
-    i = own.ranks[replica].first_waiting
+    i = pool.ranks[replica].first_waiting
     while i != NONE:
-        after = own.sequences[i].next
+        after = pool.sequences[i].next
         lose_sequence(pool, run.requests, i)
         lose(fleet, run, pools, number, i, now_s)
         i = after
 
 
 @inner
-def insert(pool: PerRequestPool, row: int, count: int, i: int) -> int:
+def insert(pool: PoolTables, row: int, count: int, i: int) -> int:
     """Insert request `i` into the scratch list of a replica, by number; returns the list's new length."""
     position = count
     while position > 0 and pool.batches[row, SCRATCH, position - 1] > i:

@@ -36,7 +36,7 @@ from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import Pools, cache_of, cost_of
 from windtunnel.serving.state.records import NONE, KernelSettings, Requests, StepCost
 from windtunnel.serving.state.status import ASK_POLICY, ASK_ROUTER, DONE, MORE, REFUSED, STUCK
-from windtunnel.serving.state.tables import PoolTables, RunTables, per_request_pool, pool_tables_of
+from windtunnel.serving.state.tables import PoolTables, RunTables, pool_tables_of, with_record
 
 
 @entry
@@ -53,6 +53,16 @@ def serve(pool: PoolTables, cost: StepCost, run: RunTables, pools: Pools | None,
     Returns:
         DONE, MORE, STUCK, OUT_OF_STEPS, OUT_OF_TABLES, REFUSED, ASK_ROUTER or ASK_POLICY.
     """
+    if pool.records is not None:
+        return run_events(with_record(pool, pool.records[0]), cost, run, pools, fleet)
+    return run_events(pool, cost, run, pools, fleet)
+
+
+@inner
+def run_events(
+    pool: PoolTables, cost: StepCost, run: RunTables, pools: Pools | None, fleet: ReplicaFleet | None
+) -> int:
+    """Run events in their order until the simulation must stop; arguments and results are those of `serve`."""
     clock = run.clock
     goes_on = resume(pool, run, pools, fleet)
     while True:
@@ -208,11 +218,10 @@ def end_step(
             else:
                 slot = replica * settings.num_stages + stage
                 if slots[slot].num_requests > 0:
-                    own = per_request_pool(pool, pools)
-                    num_leaving = complete_batch(own, run, pools, replica, slot, now_s)
+                    num_leaving = complete_batch(pool, run, pools, replica, slot, now_s)
                     if pools is not None:
                         for position in range(num_leaving):
-                            i = own.batches[ready_row(own, replica), SCRATCH, position]
+                            i = pool.batches[ready_row(pool, replica), SCRATCH, position]
                             leave_for_decode(pool, run, pools, fleet, replica, i, now_s)
     if pool.batched is not None:
         if settings.scheduler < VLLM_V0:
@@ -253,7 +262,7 @@ def start_steps(
             if pools is not None:
                 begin_batch(pool.slots, slot, now_s)
                 join_ready(pool, run.requests, pools, replica, slot)
-            status = start_batches(per_request_pool(pool, pools), cost, run, fleet, replica, now_s)
+            status = start_batches(pool, cost, run, fleet, replica, now_s)
             if pools is not None:
                 if status == DONE:
                     pull(pool, run, pools, replica, slot, now_s)

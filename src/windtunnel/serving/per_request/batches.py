@@ -16,7 +16,7 @@ from windtunnel.compiled.records import int64, is_unset
 from windtunnel.serving.clients import conclude, horizon_of_steps
 from windtunnel.serving.codes import FASTER_TRANSFORMER, LIGHTLLM, ORCA, SARATHI, USER, VLLM_V0
 from windtunnel.serving.per_request.cost import ceil_to, model_step_s, table_stage_s
-from windtunnel.serving.per_request.custom_batch import find_all_cached, form_custom_batch
+from windtunnel.serving.per_request.custom_batch import form_custom_batch, list_waiting
 from windtunnel.serving.per_request.decode_groups import (
     MEMBERS,
     PHASES,
@@ -41,11 +41,10 @@ from windtunnel.serving.per_request.policies import (
 )
 from windtunnel.serving.schedulers.step_cost import SAME_DURATION, with_host, with_loading
 from windtunnel.serving.state.fleet import ReplicaFleet
-from windtunnel.serving.state.per_request import PerRequestPool
 from windtunnel.serving.state.pools import Pools
 from windtunnel.serving.state.records import NONE, Requests, StepCost
 from windtunnel.serving.state.status import ASK_POLICY, DONE, OUT_OF_STEPS, OUT_OF_TABLES, REFUSED
-from windtunnel.serving.state.tables import RunTables
+from windtunnel.serving.state.tables import PoolTables, RunTables
 
 
 class Batch(NamedTuple):
@@ -86,9 +85,7 @@ class Passage(NamedTuple):
 
 
 @inner
-def complete_batch(
-    pool: PerRequestPool, run: RunTables, pools: Pools | None, replica: int, slot: int, now_s: float
-) -> int:
+def complete_batch(pool: PoolTables, run: RunTables, pools: Pools | None, replica: int, slot: int, now_s: float) -> int:
     """Apply the end of a batch: finished requests leave, those that it decoded are its decode group, others are ready
     again.
 
@@ -140,7 +137,7 @@ def complete_batch(
 
 
 @inner
-def end_request(pool: PerRequestPool, run: RunTables, replica: int, i: int, now_s: float) -> None:
+def end_request(pool: PoolTables, run: RunTables, replica: int, i: int, now_s: float) -> None:
     """End request `i`, which has its last token; its blocks are freed, FasterTransformer's with the whole batch."""
     run.requests[i].finish_s = now_s
     conclude(pool.settings, run, i, now_s)
@@ -150,7 +147,7 @@ def end_request(pool: PerRequestPool, run: RunTables, replica: int, i: int, now_
 
 
 @inner
-def count_tokens(pool: PerRequestPool, requests: Requests, i: int, num_tokens: int, now_s: float) -> None:
+def count_tokens(pool: PoolTables, requests: Requests, i: int, num_tokens: int, now_s: float) -> None:
     """Count `num_tokens` that request `i` has processed at `now_s`, and the token that the end of its prompt gives."""
     processed = pool.sequences[i].processed_tokens + num_tokens
     pool.sequences[i].left_stage_s = now_s
@@ -163,7 +160,7 @@ def count_tokens(pool: PerRequestPool, requests: Requests, i: int, num_tokens: i
 
 
 @inner
-def release_together(pool: PerRequestPool, replica: int, slot: int, unfinished: int) -> None:
+def release_together(pool: PoolTables, replica: int, slot: int, unfinished: int) -> None:
     """Free the blocks of a FasterTransformer batch's finished requests with its last one; `unfinished` is one that goes
     on, or NONE.
     """
@@ -183,7 +180,7 @@ def release_together(pool: PerRequestPool, replica: int, slot: int, unfinished: 
 
 @inner
 def start_batches(
-    pool: PerRequestPool, cost: StepCost, run: RunTables, fleet: ReplicaFleet | None, replica: int, now_s: float
+    pool: PoolTables, cost: StepCost, run: RunTables, fleet: ReplicaFleet | None, replica: int, now_s: float
 ) -> int:
     """Form and start batches while the replica has an idle slot and something to run.
 
@@ -196,14 +193,14 @@ def start_batches(
             slot += 1
         if pool.settings.scheduler != USER:
             size = form_batch(pool, run.requests, replica, slot, now_s)
-        elif not clock[0].answered:
-            find_all_cached(pool, run.requests, replica)
-            clock[0].slot = slot
-            return ASK_POLICY
-        if run.pairs is not None:
+        if run.waiting is not None:
             if pool.settings.scheduler == USER:
+                if not clock[0].answered:
+                    list_waiting(pool, run.requests, replica, run.waiting)
+                    clock[0].slot = slot
+                    return ASK_POLICY
                 clock[0].answered = 0
-                size = form_custom_batch(pool, run.requests, clock, replica, slot, run.pairs, now_s)
+                size = form_custom_batch(pool, run, replica, slot, now_s)
                 if size < 0:
                     clock[0].problem = size
                     return REFUSED
@@ -216,7 +213,7 @@ def start_batches(
 
 
 @inner
-def form_batch(pool: PerRequestPool, requests: Requests, replica: int, slot: int, now_s: float) -> int:
+def form_batch(pool: PoolTables, requests: Requests, replica: int, slot: int, now_s: float) -> int:
     """Form the next batch of a replica by its scheduler; returns the number of requests beside the decode group."""
     if pool.settings.scheduler == VLLM_V0:
         return form_batch_vllm_v0(pool, requests, replica, slot, now_s)
@@ -231,7 +228,7 @@ def form_batch(pool: PerRequestPool, requests: Requests, replica: int, slot: int
 
 @inner
 def start_batch(
-    pool: PerRequestPool,
+    pool: PoolTables,
     cost: StepCost,
     run: RunTables,
     fleet: ReplicaFleet | None,
@@ -290,7 +287,7 @@ def start_batch(
 
 
 @inner
-def batch_of(pool: PerRequestPool, requests: Requests, replica: int, slot: int, size: int, now_s: float) -> Batch:
+def batch_of(pool: PoolTables, requests: Requests, replica: int, slot: int, size: int, now_s: float) -> Batch:
     """Return the sums over the `size` requests of a slot's batch and its decode group; waits until now are counted."""
     granularity = 1
     if pool.stage_tables is not None:
@@ -362,7 +359,7 @@ def batch_of(pool: PerRequestPool, requests: Requests, replica: int, slot: int, 
 
 @inner
 def passage_of(
-    pool: PerRequestPool, cost: StepCost, run: RunTables, batch: Batch, replica: int, slot: int, now_s: float
+    pool: PoolTables, cost: StepCost, run: RunTables, batch: Batch, replica: int, slot: int, now_s: float
 ) -> Passage:
     """Price a batch and take it through the pipeline; returns its `Passage`, which ends before it starts where the
     batch lies outside the look-up tables.
@@ -397,7 +394,7 @@ def passage_of(
 
 
 @inner
-def batch_device_s(pool: PerRequestPool, cost: StepCost, run: RunTables, batch: Batch, slot: int) -> float:
+def batch_device_s(pool: PoolTables, cost: StepCost, run: RunTables, batch: Batch, slot: int) -> float:
     """Price a batch on the device, by the recorded durations where there are any.
 
     Writes how long the step waits for KV blocks to its row.
@@ -425,7 +422,7 @@ def batch_device_s(pool: PerRequestPool, cost: StepCost, run: RunTables, batch: 
 
 @inner
 def through_stages(
-    pool: PerRequestPool, run: RunTables, replica: int, ready_s: float, stage_s: float, send_s: float
+    pool: PoolTables, run: RunTables, replica: int, ready_s: float, stage_s: float, send_s: float
 ) -> Passage:
     """Take a batch that is ready at `ready_s` through the replica's stages: `stage_s` in each, `send_s` to the next."""
     start_s, end_s, between_s = ready_s, ready_s, 0.0
@@ -448,7 +445,7 @@ def through_stages(
 
 @inner
 def take_equal_steps(
-    pool: PerRequestPool,
+    pool: PoolTables,
     cost: StepCost,
     batch: Batch,
     replica: int,
@@ -495,7 +492,7 @@ def take_equal_steps(
 
 
 @inner
-def steps_until_end(pool: PerRequestPool, replica: int, slot: int, size: int) -> int:
+def steps_until_end(pool: PoolTables, replica: int, slot: int, size: int) -> int:
     """Return the most decode steps that the batch may take before one of its requests ends.
 
     Writes to the replica's scratch list how many of its requests need a block, by the number of steps from now modulo
@@ -521,7 +518,7 @@ def steps_until_end(pool: PerRequestPool, replica: int, slot: int, size: int) ->
 
 
 @inner
-def count_pauses(pool: PerRequestPool, slot: int, size: int, passage: Passage) -> None:
+def count_pauses(pool: PoolTables, slot: int, size: int, passage: Passage) -> None:
     """Count what the requests of a batch waited before the pipeline's first stage and between stages."""
     if pool.slots[slot].has_group:
         pool.slots[slot].group_paused_s += passage.between_s + (passage.start_s - pool.slots[slot].group_left_s)
@@ -535,7 +532,7 @@ def count_pauses(pool: PerRequestPool, slot: int, size: int, passage: Passage) -
 
 
 @inner
-def leave_trail(pool: PerRequestPool, run: RunTables, slot: int, size: int, now_s: float, end_s: float) -> None:
+def leave_trail(pool: PoolTables, run: RunTables, slot: int, size: int, now_s: float, end_s: float) -> None:
     """Write what a batch holds; without pipeline stages, also when it runs."""
     clock = run.clock
     if run.trail is not None:
@@ -551,7 +548,7 @@ def leave_trail(pool: PerRequestPool, run: RunTables, slot: int, size: int, now_
 
 @inner
 def record_batch(
-    pool: PerRequestPool,
+    pool: PoolTables,
     run: RunTables,
     batch: Batch,
     replica: int,

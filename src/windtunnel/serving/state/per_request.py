@@ -4,16 +4,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from windtunnel.compiled.records import F8, I8, Records, layout
+from windtunnel.compiled.records import F8, I8, layout
 from windtunnel.serving.state.records import (
     NONE,
-    Cache,
     Floats,
     Ints,
     KernelSettings,
-    Rank,
-    Slot,
-    Speculation,
     Table,
 )
 
@@ -78,29 +74,6 @@ class StageTables(NamedTuple):
     """Of attention where a batch holds several prompts."""
     decode_factor: float
     """Of attention where a batch holds several decoding requests."""
-
-
-class PerRequestPool(NamedTuple):
-    """A pool whose scheduler may batch any subset of requests; of one rank a replica."""
-
-    settings: KernelSettings
-    rules: PerRequestRules
-    sequences: Records[SequenceState]
-    """[request]"""
-    ranks: Records[Rank]
-    """[replica]"""
-    slots: Records[Slot]
-    """[replica x stage]"""
-    batches: Ints
-    """[slot or replica, list, position], see `new_batches`."""
-    stages: Floats
-    """[replica, stage] Time at which each pipeline stage is free."""
-    stage_tables: StageTables | None
-    """None where a `StepCost` prices steps."""
-    cache: Cache | None = None
-    """None where prompts share nothing."""
-    speculation: Speculation | None = None
-    """None where a decode step gives one token."""
 
 
 class Trail(NamedTuple):

@@ -179,11 +179,8 @@ class Pools(NamedTuple):
     """Replicas that a request may be handed to."""
 
 
-def new_pools(plans: Sequence[PoolPlan], handoff_rules: HandoffRules, num_requests: int) -> Pools:
-    """Make idle pools, end to end in the order of `plans`.
-
-    The router, its seed and the client's behaviour are those of the first plan's settings.
-    """
+def new_pool_records(plans: Sequence[PoolPlan]) -> Table:
+    """Make the records of pools, end to end in the order of `plans`."""
     pools = np.zeros(len(plans), POOL).view(np.recarray)
     hands_off = any(plan.role == PREFILL for plan in plans)
     ends = np.zeros(4, np.int64)
@@ -199,10 +196,20 @@ def new_pools(plans: Sequence[PoolPlan], handoff_rules: HandoffRules, num_reques
         pool.heeds_all_events, pool.hands_off = hands_off, plan.role == PREFILL
         pool.link_bytes_per_s, pool.kv_copies = plan.link_bytes_per_s, plan.kv_copies
         pool.num_queries, pool.tokens_per_step = plan.speculation or NO_SPECULATION
+    return pools
+
+
+def new_pools(plans: Sequence[PoolPlan], handoff_rules: HandoffRules, num_requests: int) -> Pools:
+    """Make idle pools, end to end in the order of `plans`.
+
+    The router, its seed and the client's behaviour are those of the first plan's settings.
+    """
+    pools = new_pool_records(plans)
+    hands_off, num_ranks = bool(pools.hands_off.any()), pools.end_rank[-1]
     transfers = np.zeros(num_requests, KV_TRANSFER).view(np.recarray)
     for unknown in ("handed_s", "transfer_start_s", "transfer_end_s"):
         transfers[unknown] = np.nan
-    handoffs = np.zeros(ends[1], HANDOFF).view(np.recarray)
+    handoffs = np.zeros(num_ranks, HANDOFF).view(np.recarray)
     for nobody in ("pull_first", "pull_last", "ready_first", "ready_last"):
         handoffs[nobody] = NONE
     routing = np.zeros(1, ROUTING).view(np.recarray)
@@ -219,7 +226,7 @@ def new_pools(plans: Sequence[PoolPlan], handoff_rules: HandoffRules, num_reques
         ranks=np.concatenate([new_ranks(plan.settings) for plan in plans]).view(np.recarray),
         slots=np.concatenate([new_slots(plan.settings) for plan in plans]).view(np.recarray),
         lists=joined_lists([new_lists(plan.settings) for plan in plans]),
-        stages=np.zeros((ends[0], max(plan.settings.num_stages for plan in plans))),
+        stages=np.zeros((pools.end_replica[-1], max(plan.settings.num_stages for plan in plans))),
         handoffs=handoffs,
         transfers=transfers,
         routing=routing,
