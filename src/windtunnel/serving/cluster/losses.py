@@ -9,7 +9,7 @@ from windtunnel.serving.cluster.handoff import append_to_pull, free_prefill_bloc
 from windtunnel.serving.cluster.router_queue import ask_again
 from windtunnel.serving.cluster.slots import wake_replica
 from windtunnel.serving.codes import DRAINING, UP, VLLM_V0
-from windtunnel.serving.kv.cache import entry_of, forget, release
+from windtunnel.serving.kv.cache import entry_of, forget, free, release
 from windtunnel.serving.kv.tiers import drop, kept_at
 from windtunnel.serving.per_request.decode_groups import (
     ENDS,
@@ -74,9 +74,8 @@ def leave_for_decode(
     replica = hand_off(pool, run, pools, fleet, rank, i, now_s)
     if replica != NONE:
         wake_replica(run, pools, replica, now_s)
-    if fleet is not None:
-        if replica == NONE:
-            give_up_handoff(pool, run, pools, fleet, rank, i, now_s)
+    if fleet is not None and replica == NONE:
+        give_up_handoff(pool, run, pools, fleet, rank, i, now_s)
 
 
 @inner
@@ -86,10 +85,7 @@ def give_up_handoff(
     """Free what request `i` holds on `rank`, where it was prefilled: no replica decodes, and it is sent again."""
     settings, requests, transfer = pool.settings, run.requests, pools.transfers[i]
     pool.ranks[rank].free_window_blocks += transfer.held_window_blocks
-    if pool.cache is None:
-        pool.ranks[rank].free_blocks += transfer.held_blocks
-    else:
-        release(settings, pool.cache, pool.ranks, rank, i, transfer.held_blocks, requests[i].computed_tokens)
+    free(settings, pool.cache, pool.ranks, rank, i, transfer.held_blocks, requests[i].computed_tokens)
     replica = settings.first_replica + rank // settings.ranks_per_replica
     keep_streamed_output(requests, pools, i)
     lose(fleet, run, pools, replica, i, now_s)
@@ -184,9 +180,8 @@ def clear(
         if pool.rules is not None:
             if settings.scheduler >= VLLM_V0:
                 lose_sequences(pool, run, pools, fleet, rank, now_s)
-        if pool.batched is not None:
-            if settings.scheduler < VLLM_V0:
-                lose_rank(pool, run, pools, fleet, rank, now_s)
+        if pool.batched is not None and settings.scheduler < VLLM_V0:
+            lose_rank(pool, run, pools, fleet, rank, now_s)
         if pools is not None:
             lose_handoffs(caches, run, pools, fleet, settings.first_rank + rank, number, now_s)
         if pool.cache is not None:

@@ -112,6 +112,7 @@ class PolicyCaller:
     """Calls the policy of a pool; holds the arrays of one run, which the loop changes between two calls."""
 
     def __init__(self, policy: Policy, pool: PoolTables, speculation: Speculation | None, run: RunTables) -> None:
+        assert run.waiting is not None
         self.policy, self.settings, self.batches, self.waiting = policy, pool.settings, pool.batches, run.waiting
         self.decode_tokens = 1 if speculation is None else speculation.num_queries
         requests, progress = run.requests.view(np.ndarray), pool.sequences.view(np.ndarray)

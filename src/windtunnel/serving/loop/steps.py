@@ -30,12 +30,8 @@ from windtunnel.serving.state.records import (
     BATCH_TOKENS,
     FINISH_KEY,
     NONE,
-    Ints,
-    KernelSettings,
-    Rank,
     Requests,
     Slot,
-    Speculation,
     StepCost,
 )
 from windtunnel.serving.state.status import DONE, OUT_OF_STEPS
@@ -75,9 +71,8 @@ def start_step(
     Returns DONE with the slot busy or idle, or OUT_OF_STEPS.
     """
     settings = pool.settings
-    if pool.sglang is not None:
-        if settings.scheduler == SGLANG:
-            undo_decodes(pool, replica, stage)
+    if pool.sglang is not None and settings.scheduler == SGLANG:
+        undo_decodes(pool, replica, stage)
     batch = batch_of(pool, cost, run.requests, replica, stage)
     if batch.decode_tokens + batch.prefill_tokens == 0:
         set_busy(settings, pool.slots, replica, stage, IDLE)
@@ -106,10 +101,9 @@ def start_step(
         if latest != NONE:
             first_step_s = pool.slots[replica * settings.ranks_per_replica].row_step_s
         steps = take_equal_steps(pool, cost, run, fleet, batch, replica, now_s, end_s, used, first_step_s)
-    if pool.balance is not None:
-        if settings.balance_steps > 0 and steps.num_steps > 1:
-            first = replica * settings.ranks_per_replica
-            count_balance(settings, pool.ranks, pool.slots, first, first + settings.ranks_per_replica, steps.num_steps)
+    if pool.balance is not None and settings.balance_steps > 0 and steps.num_steps > 1:
+        first = replica * settings.ranks_per_replica
+        count_balance(settings, pool.ranks, pool.slots, first, first + settings.ranks_per_replica, steps.num_steps)
     settle_slots(pool, replica, stage, steps, is_doomed)
     record_step(pool, run, batch, pauses, steps, latest, replica, stage, now_s)
     if not is_doomed:
@@ -271,7 +265,7 @@ def take_equal_steps(
     fails_s = fails_at_s(settings, fleet, replica)
     horizon_s = horizon_of_steps(settings, run, fleet)
     num_steps, last_start_s, time_s = 1, now_s, end_s
-    most_steps = steps_until_event(settings, pool.speculation, ranks, slots, lists, first, end)
+    most_steps = steps_until_event(pool, first, end)
     while num_steps < most_steps and time_s < horizon_s:
         attention_s = 0.0
         fits = True
@@ -291,7 +285,7 @@ def take_equal_steps(
             count = slots[rank].num_decoding
             if settings.scheduler != TRTLLM:
                 needed = decode_step_blocks(settings, pool.speculation, slots, lists, rank)
-                take_decode_step(settings, windows, pool.speculation, ranks, slots, lists, rank, rank, needed)
+                take_decode_step(pool, rank, rank, needed)
             num_gained = count_decode_step(pool, rank)
             if count > 0:
                 slots[rank].num_verified += 1
@@ -317,11 +311,10 @@ def settle_slots(pool: PoolTables, replica: int, stage: int, steps: Steps, is_do
             slots[slot].last_decode_s = steps.end_s
             slots[slot].num_joined = slots[slot].num_skipped
             slots[slot].joined_since_s = slots[slot].skipped_since_s
-            if pool.sglang is not None:
-                if settings.scheduler == SGLANG:
-                    steps_to_receive = ranks[rank].steps_to_receive - steps.num_steps
-                    ranks[rank].steps_to_receive = steps_to_receive % settings.receive_interval_steps
-                    decay_new_token_ratio(settings, ranks, rank, steps.num_steps)
+            if pool.sglang is not None and settings.scheduler == SGLANG:
+                steps_to_receive = ranks[rank].steps_to_receive - steps.num_steps
+                ranks[rank].steps_to_receive = steps_to_receive % settings.receive_interval_steps
+                decay_new_token_ratio(settings, ranks, rank, steps.num_steps)
         slots[slot].num_skipped = 0
         slots[slot].skipped_context_tokens = 0
         slots[slot].skipped_squares = 0
@@ -408,25 +401,18 @@ def undo_decodes(pool: PoolTables, replica: int, stage: int) -> None:
 
 
 @inner
-def steps_until_event(
-    settings: KernelSettings,
-    speculation: Speculation | None,
-    ranks: Records[Rank],
-    slots: Records[Slot],
-    lists: Ints,
-    first: int,
-    end: int,
-) -> int:
+def steps_until_event(pool: PoolTables, first: int, end: int) -> int:
     """Return how many decode steps may run before a request finishes or the policy must look again."""
+    ranks, slots, lists = pool.ranks, pool.slots, pool.lists
     fewest = int64(1) << 40
     for rank in range(first, end):
         if slots[rank].finish_size > 0:
             fewest = min(fewest, lists[rank, FINISH_KEY, 0] - slots[rank].steps + 1)
-            if speculation is not None:
+            if pool.speculation is not None:
                 left = max(lists[rank, FINISH_KEY, 0] - slots[rank].steps, 0)
-                fewest = min(fewest, (left + speculation.num_queries - 1) // speculation.num_queries + 1)
+                fewest = min(fewest, (left + pool.speculation.num_queries - 1) // pool.speculation.num_queries + 1)
         if slots[rank].looks_again or ranks[rank].num_prefilling > 0:
             fewest = 1
-        if settings.scheduler == SGLANG and ranks[rank].num_waiting > 0:
+        if pool.settings.scheduler == SGLANG and ranks[rank].num_waiting > 0:
             fewest = min(fewest, max(ranks[rank].steps_to_receive, 1))
     return fewest

@@ -98,13 +98,12 @@ def complete_batch(pool: PoolTables, run: RunTables, pools: Pools | None, replic
         has_decoded = pool.sequences[i].is_prefilled
         count_tokens(pool, run.requests, i, tokens[position] * num_steps, now_s)
         if pool.sequences[i].processed_tokens >= pool.sequences[i].total_tokens:
-            if pools is not None:
-                if pools.transfers[i].later_output_tokens > 0:
-                    pool.batches[row, SCRATCH, num_leaving] = i
-                    num_leaving += 1
-                    run.requests[i].computed_tokens = computed_tokens(pool.sequences, i)
-                    pool.ranks[replica].num_running -= 1
-                    continue
+            if pools is not None and pools.transfers[i].later_output_tokens > 0:
+                pool.batches[row, SCRATCH, num_leaving] = i
+                num_leaving += 1
+                run.requests[i].computed_tokens = computed_tokens(pool.sequences, i)
+                pool.ranks[replica].num_running -= 1
+                continue
             end_request(pool, run, replica, i, now_s)
         elif has_decoded and joins:
             join(pool, run.requests, slot, i, now_s)
@@ -182,17 +181,16 @@ def start_batches(
             slot += 1
         if pool.settings.scheduler != USER:
             size = form_batch(pool, run.requests, replica, slot, now_s)
-        if run.waiting is not None:
-            if pool.settings.scheduler == USER:
-                if not clock[0].answered:
-                    list_waiting(pool, run.requests, replica, run.waiting)
-                    clock[0].slot = slot
-                    return ASK_POLICY
-                clock[0].answered = 0
-                size = form_custom_batch(pool, run, replica, slot, now_s)
-                if size < 0:
-                    clock[0].problem = size
-                    return REFUSED
+        if run.waiting is not None and pool.settings.scheduler == USER:
+            if not clock[0].answered:
+                list_waiting(pool, run.requests, replica, run.waiting)
+                clock[0].slot = slot
+                return ASK_POLICY
+            clock[0].answered = 0
+            size = form_custom_batch(pool, run, replica, slot, now_s)
+            if size < 0:
+                clock[0].problem = size
+                return REFUSED
         if size == 0 and not pool.slots[slot].has_group:
             return DONE
         status = start_batch(pool, cost, run, fleet, replica, slot, size, now_s)

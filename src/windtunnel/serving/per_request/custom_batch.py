@@ -82,16 +82,14 @@ def form_custom_batch(pool: PoolTables, run: RunTables, replica: int, slot: int,
             if pool.cache is not None:
                 tokens = take_cached(pool, pool.cache, requests, replica, slot, i, tokens)
         num_computed = tokens
-        if pool.speculation is not None:
-            if decodes:
-                tokens = gained_by(pool, pool.speculation, slot, i)
-                num_computed = pool.speculation.num_queries
+        if pool.speculation is not None and decodes:
+            tokens = gained_by(pool, pool.speculation, slot, i)
+            num_computed = pool.speculation.num_queries
         if not take_blocks(pool, replica, i, tokens):
             return TOO_MANY_BLOCKS
-        if pool.cache is not None:
-            if not decodes:
-                num_cached = pool.sequences[i].processed_tokens + tokens
-                share(pool.settings, pool.cache, pool.ranks, replica, i, num_cached)
+        if pool.cache is not None and not decodes:
+            num_cached = pool.sequences[i].processed_tokens + tokens
+            share(pool.settings, pool.cache, pool.ranks, replica, i, num_cached)
         size = add(pool, slot, size, i, tokens)
         num_tokens += num_computed
         has_decodes = has_decodes or decodes == 1

@@ -7,7 +7,7 @@ the batches of Vidur 7d47513 (`vidur/scheduler/replica_scheduler`), restarts and
 
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, is_unset
-from windtunnel.serving.kv.cache import release as leave_in_cache
+from windtunnel.serving.kv.cache import free
 from windtunnel.serving.per_request.decode_groups import MEMBERS, SCRATCH, TOKENS, dissolve, ready_row, take_group
 from windtunnel.serving.state.per_request import SequenceState
 from windtunnel.serving.state.records import NONE, Rank, Requests
@@ -83,11 +83,8 @@ def admit(pool: PoolTables, requests: Requests, replica: int, num_blocks: int, n
 @inner
 def release(pool: PoolTables, replica: int, i: int) -> None:
     """Free the blocks of request `i`; what it computed stays in the prefix cache as long as there is room."""
-    if pool.cache is None:
-        pool.ranks[replica].free_blocks += pool.sequences[i].num_blocks
-    else:
-        held, computed = pool.sequences[i].num_blocks, computed_tokens(pool.sequences, i)
-        leave_in_cache(pool.settings, pool.cache, pool.ranks, replica, i, held, computed)
+    held, computed = pool.sequences[i].num_blocks, computed_tokens(pool.sequences, i)
+    free(pool.settings, pool.cache, pool.ranks, replica, i, held, computed)
     pool.ranks[replica].num_running -= 1
     pool.sequences[i].num_blocks = 0
 
@@ -165,6 +162,31 @@ def make_room(pool: PoolTables, requests: Requests, replica: int, i: int, positi
 
 
 @inner
+def decode_ready(pool: PoolTables, requests: Requests, replica: int, slot: int, room: int) -> tuple[int, int, int, int]:
+    """Put the ready requests that decode into the batch in their order, as long as it has `room`, and give them blocks.
+
+    Requests in the middle of their prompts are listed in the replica's scratch list. Returns how many requests the
+    batch has, how many are listed, and the positions of the ready requests that are left: the first and the end.
+    """
+    row, size, begun, position, end = ready_row(pool, replica), 0, 0, 0, pool.ranks[replica].num_ready
+    while position < end and size < room:
+        i = pool.batches[row, MEMBERS, position]
+        position += 1
+        if not pool.sequences[i].is_prefilled:
+            pool.batches[row, SCRATCH, begun] = i
+            begun += 1
+            continue
+        left = make_room(pool, requests, replica, i, position, end)
+        if left != NONE:
+            end = left
+            take_block(pool, replica, i)
+            size = add(pool, slot, size, i, 1)
+        else:
+            end = position
+    return size, begun, position, end
+
+
+@inner
 def form_batch_vllm_v0(pool: PoolTables, requests: Requests, replica: int, slot: int, now_s: float) -> int:
     """vLLM V0 `Scheduler._schedule` (0.2 to 0.7, without chunked prefill): waiting prompts on their own, else a decode
     step of all that are ready, in order of arrival.
@@ -190,18 +212,7 @@ def form_batch_vllm_v0(pool: PoolTables, requests: Requests, replica: int, slot:
         return size
     room = pool.rules.max_batch_seqs - take_group(pool, replica, slot)
     sort_ready(pool, requests, replica)
-    row = ready_row(pool, replica)
-    position, end = 0, pool.ranks[replica].num_ready
-    while position < end and size < room:
-        i = pool.batches[row, MEMBERS, position]
-        position += 1
-        left = make_room(pool, requests, replica, i, position, end)
-        if left != NONE:
-            end = left
-            take_block(pool, replica, i)
-            size = add(pool, slot, size, i, 1)
-        else:
-            end = position
+    size, _, position, end = decode_ready(pool, requests, replica, slot, room)
     drop_ready(pool, replica, position, end)
     return size
 
@@ -217,24 +228,8 @@ def form_batch_sarathi(pool: PoolTables, requests: Requests, replica: int, slot:
     num_tokens = take_group(pool, replica, slot)
     room = pool.rules.max_batch_seqs - num_tokens
     row = ready_row(pool, replica)
-    size, begun = 0, 0
-    position, end = 0, pool.ranks[replica].num_ready
-    while position < end and size < room:
-        i = pool.batches[row, MEMBERS, position]
-        position += 1
-        if not pool.sequences[i].is_prefilled:
-            pool.batches[row, SCRATCH, begun] = i
-            begun += 1
-            continue
-        left = make_room(pool, requests, replica, i, position, end)
-        if left != NONE:
-            end = left
-            take_block(pool, replica, i)
-            size = add(pool, slot, size, i, 1)
-            num_tokens += 1
-        else:
-            end = position
-
+    size, begun, position, end = decode_ready(pool, requests, replica, slot, room)
+    num_tokens += size
     skipped = 0
     for k in range(begun):
         i = pool.batches[row, SCRATCH, k]

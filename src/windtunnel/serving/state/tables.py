@@ -8,7 +8,7 @@ from typing import NamedTuple
 from windtunnel.compiled.jit import inlined
 from windtunnel.compiled.records import Records
 from windtunnel.serving.state.per_request import PerRequestRules, SequenceState, StageTables, Trail
-from windtunnel.serving.state.pools import PoolRecord, Pools, ranks_of, slots_of
+from windtunnel.serving.state.pools import PoolRecord, Pools, cache_of, ranks_of, slots_of
 from windtunnel.serving.state.records import (
     Cache,
     Clock,
@@ -80,15 +80,17 @@ class RunTables(NamedTuple):
     """None where the contents of batches are not recorded."""
     waiting: Ints | None = None
     """[request] The requests that wait where a user's policy is asked, in order; None where no pool has one."""
-    pairs: Ints | None = None
+    pairs: Ints = None  # type: ignore[assignment]
     """[n, 2] Request and tokens of the batch that it chose."""
 
 
 @inlined
-def pool_tables_of(pools: Pools, number: int, cache: Cache | None, common: PoolTables) -> PoolTables:
-    """Return the tables of one pool, whose share of the caches is `cache`; what pools have in common is `common`'s."""
+def pool_tables_of(pools: Pools, number: int, common: PoolTables) -> PoolTables:
+    """Return the tables of one pool; what all have in common, and the caches of all, are `common`'s."""
     settings = pools.pools[number]
-    speculation, rules, batches = None, None, None
+    cache, speculation, rules, batches = None, None, None, None
+    if common.cache is not None:
+        cache = cache_of(common.cache, pools, number)
     if common.speculation is not None:
         speculation = Speculation(settings.num_queries, settings.tokens_per_step)
     if common.batches is not None:
@@ -110,7 +112,7 @@ def pool_tables_of(pools: Pools, number: int, cache: Cache | None, common: PoolT
         pools.stages[settings.first_replica : settings.end_replica],
         rules,  # type: ignore[arg-type]
         common.sequences,
-        batches,  # type: ignore[arg-type]
+        batches,
         common.stage_tables,
     )
 
