@@ -53,14 +53,9 @@ def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.KernelSe
     parts = {name: np.where(waits_for_host & (name != "host"), 0.0, part) for name, part in parts.items()}
     total_s = float(steps["duration_s"].sum())
     sums = {name: float((part * steps["num_steps"]).sum() / total_s) for name, part in parts.items()}
-    memory = max(1.0 - sum(sums.values()), 0.0)
-    fractions = {
-        "compute": sums["compute"],
-        "memory": memory,
-        "communication": sums["communication"],
-        "host": sums["host"],
-    }
-    return fractions | ({"kv_loading": sums["kv_loading"]} if sums["kv_loading"] else {})
+    sums["memory"] = max(1.0 - sum(sums.values()), 0.0)
+    names = ("compute", "memory", "communication", "host", *(("kv_loading",) if sums["kv_loading"] else ()))
+    return {name: sums[name] for name in names}
 
 
 def _prefill_share(steps: Table) -> NDArray[np.float64]:

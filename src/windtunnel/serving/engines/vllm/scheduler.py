@@ -91,7 +91,7 @@ def schedule_running(pool: PoolTables, requests: Requests, rank: int, slot: int)
     demand, num_needed = demand_of_running(pool, requests, rank, slot, budget)
     fits = 0 <= demand <= budget and has_blocks(settings, windows, ranks, rank, num_needed)
     if fits and (demand > 0) == (num_prefilling > 0):
-        take_decode_step(settings, windows, speculation, ranks, slots, lists, rank, slot, num_needed)
+        take_decode_step(pool, rank, slot, num_needed)
         if windows is not None:  # of all of them, before what is cached is looked at
             for position in range(num_prefilling):
                 i = lists[first_slot, PREFILLING, position]
@@ -99,7 +99,7 @@ def schedule_running(pool: PoolTables, requests: Requests, rank: int, slot: int)
         for position in range(num_prefilling):
             i = lists[first_slot, PREFILLING, position]
             chunk = min(wanted_tokens(settings, requests, i), demand)
-            add_chunk(settings, pool.cache, requests, ranks, slots, lists, rank, slot, i, chunk)
+            add_chunk(pool, requests, rank, slot, i, chunk)
         return num_decodes, budget - demand, False
     num_scheduled, any_preempted = 0, False
     while num_scheduled == 0:  # an empty step: the engine schedules again at once
@@ -164,7 +164,7 @@ def admit_waiting(pool: PoolTables, requests: Requests, rank: int, slot: int, bu
         admit(settings, requests, ranks, lists, rank, i, now_s)
         ranks[rank].free_blocks -= num_needed
         ranks[rank].free_window_blocks -= num_window_blocks
-        add_chunk(settings, cache, requests, ranks, slots, lists, rank, slot, i, chunk)
+        add_chunk(pool, requests, rank, slot, i, chunk)
         budget -= chunk
 
 
@@ -264,7 +264,7 @@ def settle_running(pool: PoolTables, requests: Requests, rank: int, slot: int, n
             if requests[i].is_decoding:
                 num_decodes += 1
             else:
-                add_chunk(settings, pool.cache, requests, ranks, slots, lists, rank, slot, i, requests[i].step_tokens)
+                add_chunk(pool, requests, rank, slot, i, requests[i].step_tokens)
         i = requests[i].after
     if num_decodes > 0:
         slots[slot].num_skipped = slots[slot].num_decoding - num_decodes
@@ -275,7 +275,7 @@ def settle_running(pool: PoolTables, requests: Requests, rank: int, slot: int, n
         requests[i].step_tokens = 0
         i = requests[i].after
     slots[slot].looks_again = 1
-    rebuild_rank(settings, pool.windows, requests, ranks, slots, lists, rank)
+    rebuild_rank(pool, requests, rank)
     return num_decodes
 
 
