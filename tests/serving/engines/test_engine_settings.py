@@ -187,7 +187,12 @@ def test_a_setting_changes_what_is_predicted_or_is_refused(scheduler: str, name:
 @pytest.mark.parametrize("scheduler", OTHER_SCHEDULERS)
 @pytest.mark.parametrize("name", read_by())
 def test_other_schedulers_refuse_what_they_do_not_read(scheduler: str, name: str) -> None:
-    value = {"enable_chunked_prefill": scheduler != "sarathi", "fused_all_reduce": False}.get(name, CHANGES[name][0])
+    flags = {
+        "enable_chunked_prefill": scheduler != "sarathi",
+        "fused_all_reduce": False,
+        "scheduler_reserve_full_isl": True,
+    }
+    value = flags.get(name, CHANGES[name][0])
     settings = {ENGINE + "max_num_batched_tokens": None, ENGINE + name: value}
     if scheduler in read_by()[name]:
         assert getattr(resolve(scenario(scheduler, settings)).engine, name) == value

@@ -236,6 +236,7 @@ def random_cost(
         recorded_step_s=np.zeros(0),
         group_token_s=2e-5 * np.arange(3.0 * tokens.size),
         launch_s=np.where(tokens <= 8, 7e-3, 9.5e-3),
+        decode_launch_s=np.where(np.arange(max_num_seqs + 1) <= max_num_seqs // 2, 0.0, 8.5e-3),
         mixed_decode_attention_s=np.cumsum(rng.random((requests.size, lengths.size)), axis=1) * 2e-3,
         longest_share=float(rng.choice([0.0, 0.5])),
         waiting_attention_s=np.cumsum(rng.random((requests.size, lengths.size)), axis=1) * 1e-3,

@@ -38,8 +38,10 @@ def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.KernelSe
     compute_s = by_kind(lowered.decode_compute_s, lowered.mixed_compute_s)
     device_s = np.maximum(step_s - unhidden_s - (0.0 if cost.host_overlaps else host_s), 0.0)
     waits_for_host = host_s >= step_s if cost.host_overlaps else np.zeros(step_s.size, bool)
-    launch_s = cost.launch_s[np.minimum(tokens, cost.launch_s.size - 1)]
-    waits_for_host = waits_for_host | (prefills & (launch_s >= device_s))
+    mixed_launch_s = cost.launch_s[np.minimum(tokens, cost.launch_s.size - 1)]
+    decode_launch_s = cost.decode_launch_s[np.minimum(decodes, cost.decode_launch_s.size - 1)]
+    launch_s = np.where(prefills, mixed_launch_s, decode_launch_s)
+    waits_for_host = waits_for_host | ((launch_s > 0) & (launch_s >= device_s))
     load_s = steps["load_s"]
     device_s = device_s - load_s
     attention_s = np.maximum(device_s - token_s, 0.0)

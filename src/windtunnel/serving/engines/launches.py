@@ -52,10 +52,11 @@ def padded_sizes(sizes: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
     return np.where(index < sizes.size, sizes[np.minimum(index, sizes.size - 1)], n)
 
 
-def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any) -> NDArray[np.float64]:
-    """Count the host's launches in a step with prefill of `num_tokens` tokens (a number or an array).
+def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any, in_decode: bool = False) -> NDArray[np.float64]:
+    """Count the host's launches in a step of `num_tokens` tokens (a number or an array).
 
-    That is every kernel; with piecewise graphs, up to the largest captured size, attention and the graphs between.
+    That is every kernel; in a step with prefill and piecewise graphs, up to the largest captured size, attention and
+    the graphs between; in a step that only decodes, `in_decode`, up to the largest captured size none but the graph.
     """
     behaviour = behaviour_of(engine.name).launches
     attention, head = prefill_launches(shard, 1.0, 1.0), head_launches(shard, 1.0)
@@ -68,6 +69,8 @@ def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any) -> NDArr
     collectives = sum(launch.count for launch in launches if isinstance(launch.op, Collective))
     pieces += behaviour.of_collective_in_pieces * collectives
     sizes = graph_sizes(engine)
+    if in_decode:
+        return np.where(np.asarray(num_tokens) <= (sizes[-1] if sizes.size else 0), 0.0, float(kernels))
     in_pieces = engine.piecewise_cudagraphs and sizes.size
     largest = engine_of(engine.name).most_tokens_in_pieces(shard, engine, float(sizes[-1])) if in_pieces else 0.0
     return np.where(np.asarray(num_tokens) <= largest, float(min(pieces, kernels)), float(kernels))

@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-import numpy as np
-
 from windtunnel.compiled.heap import push
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, int64, is_unset
@@ -18,6 +16,8 @@ from windtunnel.serving.schedulers.step_batch import Batch, emptied, fails_at_s,
 from windtunnel.serving.schedulers.step_cost import (
     SAME_DURATION,
     decode_attention_s,
+    decode_step_s,
+    deviation,
     prefill_attention_s,
     price_batch,
     with_host,
@@ -186,9 +186,8 @@ def context_deviation(cost: StepCost, slots: Records[Slot], slot: int, num_decod
     """
     if num_decodes < 2 or cost.longest_share == 0.0:
         return 0.0
-    mean_joined = slots[slot].steps - context_tokens / num_decodes
-    mean_square = (slots[slot].joined_squares - slots[slot].skipped_squares) / num_decodes
-    return np.sqrt(max(mean_square - mean_joined * mean_joined, 0.0))
+    joined = num_decodes * slots[slot].steps - context_tokens
+    return deviation(num_decodes, joined, slots[slot].joined_squares - slots[slot].skipped_squares)
 
 
 @inner
@@ -278,7 +277,7 @@ def take_equal_steps(
             deviation_tokens = context_deviation(cost, slots, rank, count, context_tokens)
             rank_s = decode_attention_s(cost, count, context_tokens + count, batch.prefill_tokens, deviation_tokens)
             attention_s = max(attention_s, rank_s)
-        step_s = with_host(cost, cost.decode_token_s[batch.most_decodes] + attention_s, batch.most_running)
+        step_s = with_host(cost, decode_step_s(cost, batch.most_decodes, attention_s), batch.most_running)
         if not fits or step_s > SAME_DURATION * first_step_s or time_s + step_s >= fails_s:
             break
         for rank in range(first, end):

@@ -44,6 +44,8 @@ from windtunnel.serving.schedulers.step_cost import (
     SAME_DURATION,
     Passage,
     decode_attention_s,
+    decode_step_s,
+    deviation,
     prefill_attention_s,
     price_batch,
     through_stages,
@@ -329,8 +331,7 @@ def batch_of(
     num_decodes = num_requests - num_prompts
     deviation_tokens = 0.0
     if num_decodes > 1 and cost.longest_share > 0.0:
-        mean_tokens = context_tokens / num_decodes
-        deviation_tokens = np.sqrt(max(context_squares / num_decodes - mean_tokens * mean_tokens, 0.0))
+        deviation_tokens = deviation(num_decodes, context_tokens, context_squares)
     num_queries = num_decodes
     if pool.speculation is not None:
         num_queries = num_decodes * pool.speculation.num_queries
@@ -454,7 +455,7 @@ def take_equal_steps(
         needed = 0 if reserves else pool.batches[row, SCRATCH, num_steps % pool.settings.block_size]
         if pool.stage_tables is None:
             attention_s = decode_attention_s(cost, batch.decode_tokens, context, 0, listed.deviation_tokens)
-            step_s = with_host(cost, cost.decode_token_s[batch.decode_tokens] + attention_s, batch.running)
+            step_s = with_host(cost, decode_step_s(cost, batch.decode_tokens, attention_s), batch.running)
         else:
             step_s = table_stage_s(pool.stage_tables, batch, listed, context)
         fits = reserves or needed < pool.ranks[replica].free_blocks

@@ -60,6 +60,15 @@ def decode_attention_s(
 
 
 @inner
+def deviation(num: int, total: int, squares: int) -> float:
+    """Return the standard deviation of `num` whole numbers with this sum and this sum of squares.
+
+    Its square times `num` squared is a whole number, exact even where sums of squares pass 64 bits and it does not.
+    """
+    return np.sqrt(max(num * squares - total * total, 0)) / num
+
+
+@inner
 def prefill_attention_s(cost: StepCost, num_tokens: int, num_pairs: float) -> float:
     """Price the attention of prefill chunks of `num_tokens` in all that see `num_pairs` query-key pairs; bilinear."""
     if num_tokens == 0:
@@ -77,6 +86,13 @@ def with_host(cost: StepCost, device_s: float, num_running: int) -> float:
     """Return a step's duration: the host works beside the device, or before it."""
     host_s = cost.host_step_s + cost.host_request_s * num_running
     return max(device_s, host_s) if cost.host_overlaps else device_s + host_s
+
+
+@inner
+def decode_step_s(cost: StepCost, num_decodes: int, attention_s: float) -> float:
+    """Price a step of decodes alone on the device, which waits for the host where no graph holds the step."""
+    launch_s = cost.decode_launch_s[min(num_decodes, cost.decode_launch_s.size - 1)]
+    return max(cost.decode_token_s[num_decodes] + attention_s, launch_s)
 
 
 @inner
@@ -99,7 +115,7 @@ def device_step_s(
         group_tokens: tokens of all ranks, which compute experts together; 0 where there is one.
     """
     if prefill_tokens == 0:
-        return cost.decode_token_s[most_decodes] + attention_s
+        return decode_step_s(cost, most_decodes, attention_s)
     device_s = cost.mixed_token_s[most_tokens] + cost.sample_s[most_sampled] + attention_s
     device_s += cost.draft_s[min(most_decodes, cost.draft_s.size - 1)]
     device_s += cost.group_token_s[min(group_tokens, cost.group_token_s.size - 1)]

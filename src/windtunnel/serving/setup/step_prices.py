@@ -135,6 +135,7 @@ class StepPrices:
         unhidden_s = float(host.unhidden_step_s or 0.0) + float(host.unhidden_request_s or 0.0) * upto.astype(
             np.float64
         )
+        launch_s = float(host.launch_s or 0.0)
         head_s, head_communication_s, head_compute_s = self.head
 
         def at_padded(by_token: Floats, by_sample: Floats) -> Floats:
@@ -158,7 +159,8 @@ class StepPrices:
             host_overlaps=int(bool(engine.async_scheduling)),
             recorded_step_s=np.zeros(0),
             group_token_s=group_token_s,
-            launch_s=float(host.launch_s or 0.0) * num_launches(self.shard, engine, every),
+            launch_s=launch_s * num_launches(self.shard, engine, every),
+            decode_launch_s=launch_s * num_launches(self.shard, engine, self.queries * upto, in_decode=True),
             draft_s=draft_s,
             longest_share=self.longest_share,
             waiting_attention_s=np.zeros((0, 0)) if self.waiting is None else at_every_batch(self.waiting),

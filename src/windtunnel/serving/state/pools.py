@@ -362,6 +362,7 @@ def cost_of(pools: Pools, pool: int) -> StepCost:
         cost.group_token_s[pool],
         cost.draft_s[pool],
         cost.launch_s[pool],
+        cost.decode_launch_s[pool],
         cost.mixed_decode_attention_s[pool],
         cost.longest_share[pool],
         cost.waiting_attention_s[pool],

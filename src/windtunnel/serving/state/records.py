@@ -305,7 +305,7 @@ class Speculation(NamedTuple):
 class StepCost(NamedTuple):
     """The estimator, lowered to arrays; seconds. A step's time is a sum of look-ups.
 
-    decode step of n requests:   decode_token_s[n] + decode_attention(n, mean context)
+    decode step of n requests:   decode_token_s[n] + decode_attention(n, mean context), no less than decode_launch_s[n]
     step with prefill, T tokens: mixed_token_s[T] + sample_s[sampled] + decode_attention + prefill_attention(C, 2 W / C)
                                  where decode_attention may be another one beside prompts,
                                  and no less than launch_s[T]
@@ -343,6 +343,9 @@ class StepCost(NamedTuple):
     launch_s: Floats = np.zeros(1)
     """[max_num_batched_tokens + max_num_seqs + 1] what the host needs to launch a step with prefill of so many tokens;
     beyond the end as at the end."""
+    decode_launch_s: Floats = np.zeros(1)
+    """[max_num_seqs + 1] what the host needs to launch a step of n decoding requests that no CUDA graph holds, 0.0 for
+    others; beyond the end as at the end."""
     mixed_decode_attention_s: Floats = np.zeros((0, 0))
     """[max_num_seqs + 1, c] decode attention in a step whose rank prefills too; `[0, 0]` where it is the same."""
     longest_share: float = 0.0
