@@ -190,7 +190,7 @@ def test_other_schedulers_refuse_what_they_do_not_read(scheduler: str, name: str
     flags = {
         "enable_chunked_prefill": scheduler != "sarathi",
         "fused_all_reduce": False,
-        "scheduler_reserve_full_isl": True,
+        "scheduler_reserve_full_isl": False,
     }
     value = flags.get(name, CHANGES[name][0])
     settings = {ENGINE + "max_num_batched_tokens": None, ENGINE + name: value}
