@@ -24,6 +24,7 @@ VERBS = {
     "lab": ("lab.lab", "Run and profile real models; compare them with a simulation."),
     "vidur": ("serving.vidur", "Run what a Vidur config.json describes, event for event."),
     "dashboard": ("dashboard", "Show results in the browser, compare them and try scenarios."),
+    "tables": ("tables", "List, fetch and check the measured tables that price operators."),
     "catalog": ("catalog", "List known models, devices, nodes, engines and traces."),
 }
 """Verb -> (module below `windtunnel.cli` that holds its `command`, its line of help)."""

