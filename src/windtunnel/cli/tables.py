@@ -1,6 +1,5 @@
 """`windtunnel tables`: measured tables that price operators: list, fetch and check them."""
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -56,7 +55,7 @@ def fetch(names: tuple[str, ...]) -> None:
 
 @command.command(cls=Verb, short_help="List rows that no engine would show again.")
 @options_in("tables", "tables_check", "json")
-def check(as_json: bool, by_table: bool, markdown: Path | None, **filters: Any) -> None:
+def check(as_json: bool, by_table: bool, **filters: Any) -> None:
     """List suspect rows of the tables at hand, with the reason and what pricing takes instead.
 
     \b
@@ -66,8 +65,4 @@ def check(as_json: bool, by_table: bool, markdown: Path | None, **filters: Any) 
     from windtunnel.report import tables
 
     found = tables.suspect_rows(tables.chosen(**filters))
-    if markdown is not None:
-        tables.write_page(markdown, found)
-        remark(f"wrote {markdown}")
-    else:
-        answer(as_json, tables.check_document, tables.counts_report if by_table else tables.check_report, found)
+    answer(as_json, tables.check_document, tables.counts_report if by_table else tables.check_report, found)

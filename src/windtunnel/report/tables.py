@@ -1,21 +1,16 @@
-"""Measured tables on a terminal, as JSON and as a page: which are known, and their suspect rows."""
+"""Measured tables on a terminal and as JSON: which are known, and their suspect rows."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.files import read_text, write_text
 from windtunnel.pricing.aiconfigurator.inventory import KnownTable, Suspects, known_tables, suspects
 from windtunnel.report.layout import layouts_beside, table_of
 from windtunnel.report.report import Report, Section
 from windtunnel.units import format_count
 
 LAYOUT = layouts_beside(__file__)
-
-PAGE_MARK = "<!-- written by windtunnel tables check --markdown -->"
-"""Everything after it on the page is replaced."""
 
 
 def chosen(
@@ -74,10 +69,11 @@ def check_report(found: Sequence[Suspects]) -> Report:
 
 def counts_report(found: Sequence[Suspects]) -> Report:
     """Return the number of suspect rows of each table."""
-    return Report(_headline(found), [_listed("counts", _counts(found))])
+    return Report(_headline(found), [_listed("counts", suspect_counts(found))])
 
 
-def _counts(found: Sequence[Suspects]) -> list[dict[str, Any]]:
+def suspect_counts(found: Sequence[Suspects]) -> list[dict[str, Any]]:
+    """Return each table with the number of its rows that pricing leaves out, repairs and keeps."""
     counts: dict[KnownTable, dict[str, Any]] = {}
     for curve in found:
         count = counts.setdefault(curve.table, {**asdict(curve.table), "left out": 0, "repaired": 0, "kept": 0})
@@ -92,17 +88,3 @@ def _headline(found: Sequence[Suspects]) -> str:
 
 def _listed(layout: str, things: Iterable[Any]) -> Any:
     return table_of(things, LAYOUT[layout]["columns"], left=LAYOUT[layout]["left"])
-
-
-def write_page(path: Path, found: Sequence[Suspects]) -> None:
-    """Replace the counts of suspect rows on a Markdown page.
-
-    Raises:
-        InputError: the page is missing.
-    """
-    head, _, _ = read_text(path).partition(PAGE_MARK)
-    columns = ("device", "engine", "version", "table", "left out", "repaired", "kept", "num_rows")
-    heads = "| device | engine | version | table | left out | repaired | kept | of rows |"
-    lines = [heads, "|---|---|---|---|--:|--:|--:|--:|"]
-    lines += [f"| {' | '.join(str(row[name]) for name in columns)} |" for row in _counts(found)]
-    write_text(path, "\n".join([f"{head}{PAGE_MARK}", "", f"{_headline(found)}.", "", *lines, ""]))

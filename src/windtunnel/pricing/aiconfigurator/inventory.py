@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from windtunnel import catalog
 from windtunnel.hardware import Device
 from windtunnel.pricing.aiconfigurator import borrowed_kernels, collectives, experts, gemms
-from windtunnel.pricing.aiconfigurator.collection import Place, Rows, Texts, read_file
+from windtunnel.pricing.aiconfigurator.collection import Place, Rows, Texts, at_same_points, read_file
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, systems_folder
 from windtunnel.pricing.aiconfigurator.published import fetched_folders, is_newer, published
 from windtunnel.pricing.table import Floats
@@ -152,50 +152,30 @@ _STEEP_REASON = (
 
 def _is_steep(rows: Rows) -> NDArray[np.bool_]:
     """Return a mask of messages that grow by `STEEP` more than their bytes, and by `MORE_RANKS` on twice the ranks."""
-    ranks, sizes, took = (rows.columns[name] for name in ("num_gpus", "message_size", "latency"))
-    known = {(num, size): float(time) for num, size, time in zip(ranks.tolist(), sizes.tolist(), took, strict=True)}
-    steep = np.zeros(len(rows), dtype=bool)
-    for row, (num, size) in enumerate(zip(ranks.tolist(), sizes.tolist(), strict=True)):
-        smaller, fewer = known.get((num, size / 2)), known.get((num / 2, size))
-        if smaller is not None and fewer is not None:
-            steep[row] = took[row] > 2 * STEEP * smaller and took[row] > MORE_RANKS * fewer
-    return steep
+    took = rows.columns["latency"]
+    smaller, fewer = (
+        at_same_points(replace(rows, columns={**rows.columns, name: rows.columns[name] / 2}), rows, took, _COLLECTIVE)
+        for name in ("message_size", "num_gpus")
+    )
+    return np.asarray((took > 2 * STEEP * smaller) & (took > MORE_RANKS * fewer))
 
 
 _COLLECTIVE = ("num_gpus", "message_size")
 _DECODE = ("batch_size", "num_heads", "num_key_value_heads", "head_dim", "window_size?", "step")
+_HICCUP = "takes 1.75 times as long as both the next smaller and the next larger m"
+_SLOW_SHAPE = "lies 2.5 times as far above the bound as this file's other shapes, and as this shape in another format"
+_LONGER = "takes longer than the same batch over more keys"
 _MESSAGES = "takes 1.4 times as long as a smaller and a larger message, or 1.75 times and so is a hiccup"
+_COLLECTIVES = _per_choice(lambda _, rows: collectives.sound_latency(rows))
 _CHECKS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Rule, str]] = {
-    "gemm_perf": (
-        ("n", "k", "m"),
-        ("gemm_dtype",),
-        _per_choice(lambda _, rows: gemms.sound_latency(rows)),
-        "takes 1.75 times as long as both the next smaller and the next larger m",
-    ),
-    "moe_perf": (
-        experts.MOE_POINT,
-        ("moe_dtype", "distribution"),
-        _experts,
-        "lies 2.5 times as far above the roofline as this file's other shapes, and as this shape in another format",
-    ),
+    "gemm_perf": (("n", "k", "m"), ("gemm_dtype",), _per_choice(lambda _, rows: gemms.sound_latency(rows)), _HICCUP),
+    "moe_perf": (experts.MOE_POINT, ("moe_dtype", "distribution"), _experts, _SLOW_SHAPE),
     "generation_attention_perf": (
-        _DECODE,
-        ("attn_dtype", "kv_cache_dtype"),
-        _per_choice(lambda place, rows: borrowed_kernels.sound_latency(place.engine, rows, _DECODE)),
-        "takes longer than the same batch over more keys",
+        *(_DECODE, ("attn_dtype", "kv_cache_dtype")),
+        *(_per_choice(lambda place, rows: borrowed_kernels.sound_latency(place.engine, rows, _DECODE)), _LONGER),
     ),
-    "custom_allreduce_perf": (
-        _COLLECTIVE,
-        (),
-        _per_choice(lambda _, rows: collectives.sound_latency(rows)),
-        _MESSAGES,
-    ),
-    "nccl_perf": (
-        _COLLECTIVE,
-        ("op_name", "nccl_dtype"),
-        _per_choice(lambda _, rows: collectives.sound_latency(rows)),
-        _MESSAGES,
-    ),
+    "custom_allreduce_perf": (_COLLECTIVE, (), _COLLECTIVES, _MESSAGES),
+    "nccl_perf": (_COLLECTIVE, ("op_name", "nccl_dtype"), _COLLECTIVES, _MESSAGES),
 }
 """Table -> its dimensions, the axis last; its words; the rule by which pricing judges its rows; and the reason."""
 

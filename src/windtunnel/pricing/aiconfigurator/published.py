@@ -195,7 +195,7 @@ def own_rows(rows: Any, engine: str, version: str) -> Any:
             rows = rows.set_column(index, name, renamed)
     if {"framework", "version"} <= set(rows.column_names):
         rows = rows.filter(_mapped(rows["framework"], lambda name: name.lower() == engine, pa.bool_()))
-        rows = rows.filter(_mapped(rows["version"], lambda measured: _same(measured, version), pa.bool_()))
+        rows = rows.filter(_mapped(rows["version"], lambda measured: measured == version, pa.bool_()))
     return rows.group_by(rows.column_names, use_threads=False).aggregate([])
 
 
@@ -206,14 +206,6 @@ def _mapped(column: Any, change: Callable[[str], Any], kind: Any) -> Any:
     coded = column.combine_chunks().dictionary_encode()
     coded = coded.combine_chunks() if hasattr(coded, "num_chunks") else coded
     return pa.array([change(str(word)) for word in coded.dictionary.to_pylist()], kind).take(coded.indices)
-
-
-def _same(version: str, folder: str) -> bool:
-    """Whether a row's version is its folder's; a text that is no version is believed."""
-    try:
-        return version_key(version) == version_key(folder)
-    except InputError:
-        return True
 
 
 def _write(path: Path, content: Any) -> None:
