@@ -89,8 +89,9 @@ def measured_estimator(
         )
     wheels = fetched_folders() if data_dir is None else {}
     fetched = {wheel: systems / device.measured_as for wheel, systems in wheels.items()}
-    system = {"system": folder, "fetched": fetched, "roofline": roofline}
-    collection = Collection(engine=engine, version=version, **system, **vars(kernels))
+    collection = Collection(
+        system=folder, fetched=fetched, engine=engine, version=version, roofline=roofline, **vars(kernels)
+    )
     return TableEstimator(partial(table_for, collection), roofline)
 
 
