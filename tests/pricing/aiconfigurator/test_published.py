@@ -21,7 +21,7 @@ from windtunnel.model import operators as ops
 from windtunnel.pricing.aiconfigurator import estimator, inventory, published
 from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
 from windtunnel.pricing.aiconfigurator.inventory import Suspects, known_tables, suspects
-from windtunnel.pricing.aiconfigurator.published import Older, Published, Wheel, fetch, own_rows
+from windtunnel.pricing.aiconfigurator.published import Published, Wheel, fetch, own_rows
 
 GEMMS = "framework,version,device,op_name,kernel_source,gemm_dtype,m,n,k,latency\n"
 H100 = catalog.device("h100_sxm")
@@ -80,7 +80,7 @@ class Index:
         }
         real = published.published()
         kept = {"operators": real.operators, "families": real.families, "formats": real.formats}
-        every = Published(wheels=wheels, systems={"h100": "h100_sxm"}, **{"newer": {}, "older": [], **settings}, **kept)
+        every = Published(wheels=wheels, systems={"h100": "h100_sxm"}, **{"newer": {}, **settings}, **kept)
         for module in (published, inventory):
             self.monkeypatch.setattr(module, "published", lambda: every)
 
@@ -159,13 +159,11 @@ def test_an_engine_is_priced_by_its_own_versions_table_and_older_ones_as_before(
     assert price("0.24.9")[0] == pytest.approx(2e-6)
 
 
-@pytest.mark.parametrize(("form", "taken"), [("bfloat16", True), ("fp8_block", False)])
-def test_older_tables_are_taken_in_the_formats_that_they_help_alone(index: Index, form: str, taken: bool) -> None:
-    older = Older(engine="vllm", family="gemm", format=form, architecture="hopper", since="0.16", until="0.19.9")
+def test_older_tables_price_nothing(index: Index) -> None:
     files = {"tiny/data/h100/vllm/0.16.0/gemm_perf.txt": gemm_text("0.16.0", 0.004)}
-    index.offer({"1.0": files}, older=[older])
+    index.offer({"1.0": files}, newer={"vllm": "0.25"})
     fetch("tiny-1.0", None, lambda _: None)
-    assert price("0.16.0")[0] == pytest.approx(4e-6 if taken else 2e-6)
+    assert price("0.16.0")[0] == price("0.25.0")[0] == pytest.approx(2e-6)
 
 
 def test_what_was_converted_stays_when_a_fetch_breaks_off_and_nothing_prices_by_half_a_wheel(index: Index) -> None:

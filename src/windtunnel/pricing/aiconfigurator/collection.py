@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
-from windtunnel.pricing.aiconfigurator.published import dated, is_newer, is_older
+from windtunnel.pricing.aiconfigurator.published import dated, is_newer
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import Floats, MeasurementTable, as_numpy, numeric_column, read_parquet, require_columns
 from windtunnel.schema import read_yaml
@@ -141,8 +141,8 @@ class Collection(KernelChoices):
         """Return the files as another engine's newest version sees them: releases of two engines do not compare."""
         return self if engine == self.engine else replace(self, engine=engine, version=NEWEST, fetched={})
 
-    def places(self, family: str, table: str, words: Set[str] = frozenset()) -> Iterator[Place]:
-        """Yield the folders that hold `table`, the best first; `words` are those that are looked for in it.
+    def places(self, family: str, table: str) -> Iterator[Place]:
+        """Yield the folders that hold `table`, the best first.
 
         The engine's versions come by distance from the collection's version, then other engines' newest first. A folder
         whose `reuse.yaml` declares the table keeps its place and is read from the version that it names.
@@ -151,22 +151,19 @@ class Collection(KernelChoices):
             versions = self._versions(family, engine, table)
             places = {version: Place(folder, engine, folder.name) for version, folder in versions.items()}
             if engine == self.engine:
-                places = {**self._fetched(family, table, words), **places}
+                places = {**self._fetched(family, table), **places}
             newest_first = sorted(places, key=version_key, reverse=True)
             if engine == self.engine:
                 newest_first.sort(key=lambda name: _distance(version_key(name), version_key(self.version)))
             yield from (places[version] for version in newest_first)
 
-    def _fetched(self, family: str, table: str, words: Set[str]) -> dict[str, Place]:
+    def _fetched(self, family: str, table: str) -> dict[str, Place]:
         """Return version -> folder of the fetched tables that pricing takes, in the newest wheel that has it."""
         places: dict[str, Place] = {}
-        architecture = self.roofline.device.architecture
         for wheel, system in self.fetched.items():
             for folder in (path.parent for path in (system / family / self.engine).glob(f"*/{table}.parquet")):
                 version = folder.name
-                if is_newer(self.engine, version, self.version) or is_older(
-                    self.engine, version, family, architecture, words
-                ):
+                if is_newer(self.engine, version, self.version):
                     places.setdefault(version, Place(folder, self.engine, version, dated(wheel)))
         return places
 
@@ -283,8 +280,7 @@ def all_rows(
     collection: Collection, family: str, table: str, numbers: tuple[str, ...], choices: Sequence[Mapping[str, str]]
 ) -> Iterator[Rows]:
     """Yield the rows of every place that has any of `choices` (words), the best first, a place's first choice first."""
-    every_word = {word for words in choices for word in words.values()}
-    for place in collection.places(family, table, every_word):
+    for place in collection.places(family, table):
         for words in choices:
             rows = read_rows(place, table, numbers, words)
             if rows is not None:

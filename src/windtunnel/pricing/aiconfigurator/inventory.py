@@ -89,12 +89,8 @@ def _tables_in(systems: Path, source: str, release: str, date: str | None) -> It
 
 
 def _operator(engine: str, measured: str, table: str, fetched: bool) -> str | None:
-    """Return the operator that a table prices; fetched ones price versions from `newer` on, and what `older` names."""
-    operator = published().operators.get(table)
-    taken = is_newer(engine, measured, measured) or any(
-        older.engine == engine and table in published().families[older.family] for older in published().older
-    )
-    return operator if taken or not fetched else None
+    """Return the operator that a table prices; fetched ones price versions from `newer` on."""
+    return published().operators.get(table) if not fetched or is_newer(engine, measured, measured) else None
 
 
 @dataclass(frozen=True)

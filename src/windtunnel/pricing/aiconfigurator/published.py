@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -39,17 +39,6 @@ class Wheel(Schema, frozen=True):
     nested: bool = False
 
 
-class Older(Schema, frozen=True):
-    """Fetched tables of older versions that pricing takes: those of an engine's family, in one number format."""
-
-    engine: str
-    family: str
-    format: str
-    architecture: str
-    since: str
-    until: str
-
-
 class Published(Schema, frozen=True):
     """Everything in `catalog/published_tables.yaml`."""
 
@@ -57,7 +46,6 @@ class Published(Schema, frozen=True):
     systems: dict[str, str]
     formats: dict[str, str]
     newer: dict[str, str]
-    older: list[Older]
     families: dict[str, list[str]]
     operators: dict[str, str]
 
@@ -226,13 +214,3 @@ def is_newer(engine: str, version: str, served: str) -> bool:
     """Whether pricing takes an engine's fetched tables of `version` for the version that is served."""
     newer = published().newer.get(engine)
     return newer is not None and min(version_key(version), version_key(served)) >= version_key(newer)
-
-
-def is_older(engine: str, version: str, family: str, architecture: str, words: Set[str]) -> bool:
-    """Whether pricing takes fetched tables of an older version, read for one of `words`."""
-    return any(
-        (older.engine, older.family, older.architecture) == (engine, family, architecture)
-        and older.format in words
-        and version_key(older.since) <= version_key(version) <= version_key(older.until)
-        for older in published().older
-    )
