@@ -29,6 +29,7 @@ VERBS = {
     "lab": "Run and profile real models; compare them with a simulation.",
     "vidur": "Run what a Vidur config.json describes, event for event.",
     "dashboard": "Show results in the browser, compare them and try scenarios.",
+    "tables": "List, fetch and check the measured tables that price operators.",
     "catalog": "List known models, devices, nodes, engines and traces.",
 }
 """Verb -> its line of help; `verbs.yaml` declares the rest."""

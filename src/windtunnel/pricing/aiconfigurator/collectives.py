@@ -11,7 +11,7 @@ import numpy as np
 
 from windtunnel.pricing.aiconfigurator.borrowed_kernels import SAME_ALL_REDUCE
 from windtunnel.pricing.aiconfigurator.collection import HICCUP, Collection, Place, Rows, all_rows, read_rows
-from windtunnel.pricing.table import MeasurementTable
+from windtunnel.pricing.table import Floats, MeasurementTable
 from windtunnel.versions import version_key
 
 _FUSED_BY = "trtllm"
@@ -26,7 +26,7 @@ def collective_table(collection: Collection, op: Any) -> MeasurementTable | None
     tables = [nccl_table(collection, op), _custom_all_reduce(collection, op), _fused_all_reduce(collection, op)]
     if collection.engine in SAME_ALL_REDUCE:
         engine, version = SAME_ALL_REDUCE[collection.engine]
-        tables.append(_custom_all_reduce(replace(collection, engine=engine, version=version), op))
+        tables.append(_custom_all_reduce(replace(collection.of(engine), version=version), op))
     parts = [part for part in tables if part is not None]
     if not parts:
         return None
@@ -89,7 +89,7 @@ def _custom_all_reduce(collection: Collection, op: Any) -> MeasurementTable | No
 
 def _fused_all_reduce(collection: Collection, op: Any) -> MeasurementTable | None:
     """Return TensorRT-LLM's all-reduce, which FlashInfer offers to other engines, up to the size that they fuse."""
-    limit, source = collection.fused_all_reduce_bytes, replace(collection, engine=_FUSED_BY)
+    limit, source = collection.fused_all_reduce_bytes, collection.of(_FUSED_BY)
     if limit <= 0 or source.engine == collection.engine:
         return None
     table = _custom_all_reduce(source, op)
@@ -101,29 +101,41 @@ def _fused_all_reduce(collection: Collection, op: Any) -> MeasurementTable | Non
     return replace(table, sites=sites, axes=axes, seconds=table.seconds[small]) if small.any() else None
 
 
-def _without_hiccups(rows: Rows) -> Rows:
-    """Leave out rows that took `HICCUP` times as long as the next smaller message and as some larger one.
+FALLS = 1.4
+"""A message that takes this many times as long as a larger one, and as a smaller one, takes the larger one's time.
 
-    Of all files that are read 15 rows did: an all-to-all of eight H100 takes 7.5 us at 8 KiB and 8.7 us at 64 KiB, but
-    16 and 17 us at 16 and 32 KiB. Where a library changes its protocol, it falls by less (1.5 times at most, vLLM's
-    all-reduce of eight B200 at 1 MiB).
+vLLM's all-reduce of eight B200 takes 9.4 us for 128 KiB, 25.8 and 26.1 for 256 and 512, and 17.2 for 1 MiB; four B200
+take 8.6 us for 256 KiB."""
+
+
+def sound_latency(rows: Rows) -> Floats:
+    """Return the milliseconds of messages: NaN for a hiccup, and the larger message's for what `FALLS`.
+
+    A hiccup took `HICCUP` times as long as the next smaller message and as some larger one. Of all files that are read
+    15 rows did: an all-to-all of eight H100 takes 7.5 us at 8 KiB and 8.7 us at 64 KiB, but 16 and 17 us at 16 and 32
+    KiB.
     """
     num_ranks, sizes = rows.columns["num_gpus"], rows.columns["message_size"]
-    keep = np.ones(len(rows), dtype=bool)
+    latency = rows.columns["latency"].copy()
     for ranks in np.unique(num_ranks):
         curve = np.flatnonzero(num_ranks == ranks)
         curve = curve[np.argsort(sizes[curve], kind="stable")]
-        seconds = rows.seconds[curve]
-        least_later = np.minimum.accumulate(seconds[::-1])[::-1]
+        took = rows.columns["latency"][curve]
+        least_later = np.minimum.accumulate(took[::-1])[::-1]
+        least_before = np.minimum.accumulate(took)
+        kept = np.where(took > FALLS * np.maximum(least_before, least_later), least_later, took)
         smaller = 0
         for row in range(1, len(curve) - 1):
-            keep[curve[row]] = seconds[row] <= HICCUP * max(seconds[smaller], least_later[row + 1])
-            smaller = row if keep[curve[row]] else smaller
-    return rows.take(keep)
+            if took[row] > HICCUP * max(took[smaller], least_later[row + 1]):
+                kept[row] = np.nan
+            else:
+                smaller = row
+        latency[curve] = kept
+    return latency
 
 
 def _collective_table(op: Any, rows: Rows, label: str) -> MeasurementTable:
-    rows = _without_hiccups(rows)
+    rows = rows.sound(sound_latency(rows))
     columns = rows.columns
     sites = {"num_ranks": columns["num_gpus"], "span_nodes": np.ones(len(rows))}
     axes = {"message_bytes": columns["message_size"] * 2.0}
