@@ -151,6 +151,37 @@ def test_a_format_has_an_effect_of_its_own_and_overheads_have_none() -> None:
     )
 
 
+def of_client(runs: list[PricedServer], name: str, fit: Fit) -> list[PricedServer]:
+    found = []
+    for priced in runs:
+        made = priced.measurement.scenario
+        assert made is not None
+        sent = msgspec.structs.replace(made, workload=msgspec.structs.replace(made.workload, client=name))
+        by_client = replace(priced, measurement=replace(priced.measurement, scenario=sent))
+        measured = replace(by_client.measurement, measured=predict(by_client, fit))
+        found.append(replace(by_client, measurement=measured))
+    return found
+
+
+def test_what_one_clients_runs_show_is_that_clients_and_not_the_engines(runs: list[PricedServer]) -> None:
+    slow = Fit({("client.first_token_s", "inferencex"): 1.5})
+    made = profiles(of_client(runs, "inferencex", slow), "runs.csv")["vllm-h100_sxm"]
+    usual_s = runs[0].setup.engine.host.first_token_s
+    assert made.host.first_token_s == pytest.approx(usual_s, rel=0.1)
+    assert made.clients["inferencex"].times.first_token_s > 3 * 3e-3
+    # Nothing is known of others.
+    assert set(made.clients) == {"inferencex"}
+
+
+def test_what_several_clients_share_moves_the_engines_part_more(runs: list[PricedServer]) -> None:
+    server = Fit({("host.first_token_s", "vllm"): 1.0})
+    one = fit_runs(of_client(runs, "inferencex", server)).fit
+    names = ("inferencex", "vllm", "aiperf", "guidellm")
+    several = fit_runs([priced for name in names for priced in of_client(runs, name, server)]).fit
+    effect = ("host.first_token_s", "vllm")
+    assert several.effects[effect] > 1.5 * one.effects[effect] > 0
+
+
 def test_overheads_of_a_release_are_its_own_and_others_keep_what_all_share(runs: list[PricedServer]) -> None:
     def of(version: str, fit: Fit) -> list[PricedServer]:
         found = []

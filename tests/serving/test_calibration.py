@@ -9,6 +9,9 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.schema import encode
 from windtunnel.serving.calibration import Calibration, calibration_for, load_calibration, outside
+from windtunnel.serving.scenario import resolve
+from windtunnel.serving.shorthand import scenario
+from windtunnel.workload.client import client_of
 
 RAW = {
     "engine": "vllm",
@@ -48,6 +51,21 @@ def test_a_file_is_read_with_its_units_and_written_back_equal(tmp_path: Path) ->
     again = tmp_path / "again.yaml"
     again.write_text(yaml.safe_dump(encode(found)), encoding="utf-8")
     assert load_calibration(str(again)) == found
+
+
+def test_a_calibration_has_times_of_the_clients_of_its_runs_alone(tmp_path: Path) -> None:
+    clients = {"inferencex": {"times": {"stream_s": "70us"}, "releases": {"0.19": {"stream_s": "90us"}}}}
+    path = saved(tmp_path, clients=clients)
+
+    def stream_s(client: str | None, version: str = "0.18.0") -> float | None:
+        engine = {"engine": "vllm", "engine_version": version, "calibration": path, "client": client}
+        made = scenario(
+            model="llama-3.1-8b", device="h100_sxm", concurrency=1, input_tokens=8, output_tokens=8, **engine
+        )
+        return resolve(made).client.stream_s
+
+    assert (stream_s("inferencex"), stream_s("inferencex", "0.19.1")) == pytest.approx((70e-6, 90e-6))
+    assert stream_s(None) == stream_s("vllm") == client_of(None).stream_s != 70e-6
 
 
 def test_the_engine_must_be_the_calibrations(tmp_path: Path) -> None:

@@ -25,9 +25,10 @@ from windtunnel.calibration.fit import (
 from windtunnel.calibration.settings_inference import Learnt, Trials, infer, inferred, reserve, with_learnt
 from windtunnel.metrics.uncertainty import Spread
 from windtunnel.serving.analysis.intervals import uncalibrated_spreads
-from windtunnel.serving.calibration import Calibration, Provenance
+from windtunnel.serving.calibration import Calibration, LearntClient, Provenance
 from windtunnel.serving.deployment import HostOverheads
 from windtunnel.versions import version_key
+from windtunnel.workload.client import IN_TTFT, Client
 
 Floats = NDArray[np.float64]
 
@@ -80,6 +81,7 @@ def profile(
         releases={
             release: _rounded(fit.host(of_release[release], place._replace(release=release))) for release in numbered
         },
+        clients=_clients([priced for priced, _ in covered], fit, place),
         factors=_factors({name for priced, _ in covered for name in priced.parts}, fit, place),
         inferred=inferred(runs, learnt, engine, device),
         reserve=reserve(runs, learnt, engine, device),
@@ -87,6 +89,26 @@ def profile(
         spread_assumed=_spreads_of(runs, left_out, kin(runs, engine, device, assumed=True), engine),
         provenance=_provenance(covered, source),
     )
+
+
+def _clients(runs: Sequence[PricedServer], fit: Fit, place: Scope) -> dict[str, LearntClient]:
+    """Return the times of every named client of the runs."""
+    default = {priced.client_name: priced.setup.client for priced in runs if priced.client_name}
+    found = {}
+    for name, client in sorted(default.items()):
+        releases = {priced.scope.release for priced in runs if priced.client_name == name} - {""}
+        times, *by_release = (
+            _rounded_client(fit.client(client, place._replace(release=release, client=name)))
+            for release in ("", *sorted(releases, key=version_key))
+        )
+        found[name] = LearntClient(
+            times=times, releases=dict(zip(sorted(releases, key=version_key), by_release, strict=True))
+        )
+    return found
+
+
+def _rounded_client(client: Client) -> Client:
+    return Client(**{name: float(f"{getattr(client, name):.4g}") for name in IN_TTFT})
 
 
 def _factors(names: Collection[str], fit: Fit, place: Scope) -> dict[str, float]:

@@ -6,7 +6,7 @@ from windtunnel.cli.options import Verb
 from windtunnel.cli.output import answer
 from windtunnel.errors import InputError, check_known
 
-KINDS = ("models", "devices", "nodes", "engines", "traces", "calibrations")
+KINDS = ("models", "devices", "nodes", "engines", "traces", "clients", "calibrations")
 
 
 @click.command(cls=Verb)
@@ -14,7 +14,7 @@ KINDS = ("models", "devices", "nodes", "engines", "traces", "calibrations")
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(kind: str | None, name: str | None, as_json: bool) -> None:
-    """List known models, devices, nodes, engines, traces or calibrations; with a NAME, one in full with its sources.
+    """List known models, devices, nodes, engines, traces, clients or calibrations; with a NAME, one in full.
 
     \b
     windtunnel catalog devices

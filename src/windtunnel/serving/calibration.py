@@ -24,6 +24,7 @@ from windtunnel.schema import (
 )
 from windtunnel.serving.deployment import EngineSettings, HostOverheads
 from windtunnel.versions import is_unreleased, version_key
+from windtunnel.workload.client import Client
 
 NONE = "none"
 """The name that turns calibration off."""
@@ -114,6 +115,14 @@ class LearntTransfer(Schema):
         check_positive_fraction(link_efficiency=self.link_efficiency)
 
 
+class LearntClient(Schema):
+    """Times of a client before the engine, where its runs were among those of the fit."""
+
+    times: Client
+    releases: dict[str, Client] = {}
+    """Release of the engine -> its times before that."""
+
+
 class Calibration(Schema):
     """Corrections of one engine, on one device or on any."""
 
@@ -124,6 +133,8 @@ class Calibration(Schema):
     host: HostOverheads = HostOverheads()
     releases: dict[str, HostOverheads] = {}
     """Release (`0.10`) -> overheads fitted to runs of its versions; `host` holds for all others."""
+    clients: dict[str, LearntClient] = {}
+    """Name of a client -> its own times, which `host` does not hold; another client keeps those of the catalog."""
     factors: dict[str, float] = {}
     """Class of operators -> measured over priced time; see `pricing.calibrated`. Classes that are not listed
     have factor 1."""
@@ -144,6 +155,11 @@ class Calibration(Schema):
     def host_of(self, version: str) -> HostOverheads:
         """Return the overheads of a version of the engine."""
         return self.releases.get(release_of(version), self.host)
+
+    def client_of(self, name: str, version: str) -> Client:
+        """Return the times of a client before a version of the engine; none where it was not among the runs."""
+        learnt = self.clients.get(name)
+        return Client() if learnt is None else learnt.releases.get(release_of(version), learnt.times)
 
     def settings_of(self, device: str, version: str, model: str) -> dict[str, int | float]:
         """Return the settings inferred for servers whose settings were not all recorded."""
