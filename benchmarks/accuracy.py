@@ -79,7 +79,7 @@ def shipped(priced: PricedServer) -> dict[str, float]:
     if calibration is None:
         return predict(priced, Fit({}))
     host = calibration.host_of(version).over(priced.setup.engine.host)
-    client = calibration.client_of(priced.client_name, version).over(priced.setup.client)
+    client = calibration.clients.get(priced.client_name, priced.setup.client).over(priced.setup.client)
     return priced.predict({name: factor(calibration.factors, name) for name in priced.parts}, host, client)
 
 

@@ -89,14 +89,14 @@ class Priors:
     """Overheads: effects of all runs, of an engine, and of an engine on a device."""
     releases: tuple[float, float] = (0.3, 0.4)
     """Overheads: effects of an engine's release, and of a release on a device, as a release seldom ran on two hosts."""
+    models: float = 8.0
+    """Of m models that show an effect of a release, its prior variance is the share m / (m + this)."""
     operators: tuple[float, float, float] = (0.05, 0.05, 0.03)
     """The same of factors."""
-    servers: tuple[float, float] = (0.1, 0.1)
+    servers: tuple[float, float] = (0.4, 0.3)
     """An API server's part of TTFT: effects of an engine, and of it on a device."""
-    clients: tuple[float, float, float] = (0.8, 0.8, 0.6)
-    """A client's part of TTFT: its effects with all engines, with an engine, and with it on a device."""
-    client_releases: tuple[float, float] = (0.4, 0.6)
-    """The same with a release of the engine, and with it on a device."""
+    clients: tuple[float, float, float, float] = (0.8, 0.3, 0.6, 0.6)
+    """A client's part: effects of all clients, of one with all engines, with an engine, and with it on a device."""
     formats: float = 0.05
     """Effect of a format on GEMMs and experts, of an engine and of an engine on a device."""
     outlier: float = 3.0
@@ -296,12 +296,8 @@ def effects(parameter: str, scope: Scope, priors: Priors = PRIORS) -> dict[Effec
     kind, _, rest = parameter.partition(".")
     engine, device, release, client = scope
     if kind == "client":
-        places = [(client,), (client, engine), (client, engine, device)]
-        spreads = {(parameter, *place): spread for place, spread in zip(places, priors.clients, strict=True)}
-        if release:
-            spreads[parameter, client, engine, release] = priors.client_releases[0]
-            spreads[parameter, client, engine, device, release] = priors.client_releases[1]
-        return spreads
+        places = [("all",), (client,), (client, engine), (client, engine, device)]
+        return {(parameter, *place): spread for place, spread in zip(places, priors.clients, strict=True)}
     if kind == "host" and rest in IN_TTFT:
         of_engine, of_device = priors.servers
         return {(parameter, engine): of_engine, (parameter, engine, device): of_device}
@@ -453,14 +449,8 @@ def _fitted(runs: Sequence[PricedServer], around: LocalFit, priors: Priors = PRI
         return Fit({})
     crowding = crowding_weights([by_configuration(priced) for priced in runs])
     weights = np.repeat(np.array([priced.measurement.weight for priced in runs]) * crowding, len(FITTED))
-    names: dict[Effect, int] = {}
-    spreads: list[float] = []
-    for priced in runs:
-        for parameter in priced.parameters:
-            for effect, spread in effects(parameter, priced.scope, priors).items():
-                if effect not in names:
-                    names[effect] = len(names)
-                    spreads.append(spread)
+    spreads = _spreads(runs, priors)
+    names = {effect: index for index, effect in enumerate(spreads)}
     shares, summed = _terms(runs, around, names)
     measured = np.array([[priced.measurement.measured.get(metric, math.nan) for metric in FITTED] for priced in runs])
     base = np.array([[metrics[metric] for metric in FITTED] for metrics in around.base])
@@ -478,11 +468,31 @@ def _fitted(runs: Sequence[PricedServer], around: LocalFit, priors: Priors = PRI
             np.add.at(design, (run, metric, summed[run, parameter, place]), terms)
         residual = np.log(measured / (base * relative))
         flat = design[:, :, :-1].reshape(residual.size, -1)
-        change = _ridge_step(flat, residual.ravel(), scale, weights, np.array(spreads), values, priors.outlier)
+        change = _ridge_step(
+            flat, residual.ravel(), scale, weights, np.array(list(spreads.values())), values, priors.outlier
+        )
         values = values + change
         if np.abs(change).max(initial=0.0) < CONVERGED:
             break
     return Fit(dict(zip(names, values.tolist(), strict=True)))
+
+
+def _spreads(runs: Sequence[PricedServer], priors: Priors) -> dict[Effect, float]:
+    """Return the prior spread of every effect of the runs; those of a release shrink where few models show it.
+
+    What a single model shows on a release may be the model's: its kernels, its experts.
+    """
+    spreads: dict[Effect, float] = {}
+    models: dict[Effect, set[str]] = {}
+    for priced in runs:
+        scope = priced.scope
+        for parameter in priced.parameters:
+            for effect, spread in effects(parameter, scope, priors).items():
+                spreads[effect] = spread
+                if scope.release and effect[-1] == scope.release:
+                    models.setdefault(effect, set()).add(priced.setup.model.name)
+    shares = {effect: len(names) / (len(names) + priors.models) for effect, names in models.items()}
+    return {effect: spread * math.sqrt(shares.get(effect, 1.0)) for effect, spread in spreads.items()}
 
 
 def _terms(

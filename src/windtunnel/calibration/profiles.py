@@ -25,7 +25,7 @@ from windtunnel.calibration.fit import (
 from windtunnel.calibration.settings_inference import Learnt, Trials, infer, inferred, reserve, with_learnt
 from windtunnel.metrics.uncertainty import Spread
 from windtunnel.serving.analysis.intervals import uncalibrated_spreads
-from windtunnel.serving.calibration import Calibration, LearntClient, Provenance
+from windtunnel.serving.calibration import Calibration, Provenance
 from windtunnel.serving.deployment import HostOverheads
 from windtunnel.versions import version_key
 from windtunnel.workload.client import IN_TTFT, Client
@@ -91,20 +91,12 @@ def profile(
     )
 
 
-def _clients(runs: Sequence[PricedServer], fit: Fit, place: Scope) -> dict[str, LearntClient]:
+def _clients(runs: Sequence[PricedServer], fit: Fit, place: Scope) -> dict[str, Client]:
     """Return the times of every named client of the runs."""
-    default = {priced.client_name: priced.setup.client for priced in runs if priced.client_name}
-    found = {}
-    for name, client in sorted(default.items()):
-        releases = {priced.scope.release for priced in runs if priced.client_name == name} - {""}
-        times, *by_release = (
-            _rounded_client(fit.client(client, place._replace(release=release, client=name)))
-            for release in ("", *sorted(releases, key=version_key))
-        )
-        found[name] = LearntClient(
-            times=times, releases=dict(zip(sorted(releases, key=version_key), by_release, strict=True))
-        )
-    return found
+    usual = {priced.client_name: priced.setup.client for priced in runs if priced.client_name}
+    return {
+        name: _rounded_client(fit.client(client, place._replace(client=name))) for name, client in sorted(usual.items())
+    }
 
 
 def _rounded_client(client: Client) -> Client:
@@ -134,6 +126,10 @@ def _provenance(pairs: Sequence[tuple[PricedServer, Mapping[str, float]]], sourc
         num_runs=len(runs),
         num_configurations=len({by_configuration(priced) for priced in runs}),
         models=tuple(sorted({setup.model.name for setup in setups})),
+        models_on={
+            device: tuple(sorted({setup.model.name for setup in setups if setup.device.name == device}))
+            for device in sorted({setup.device.name for setup in setups})
+        },
         # An image of no release has no version, and is priced with the defaults.
         versions=tuple(sorted({priced.measurement.labels.get("version", "") for priced in runs} - {""})),
         formats=tuple(sorted(formats)),

@@ -85,6 +85,8 @@ class Setup:
     sampling_source: str = ""
     """Where it comes from."""
     client: Client = field(default_factory=Client)
+    client_name: str = ""
+    """Empty where its times are given."""
 
     @property
     def frontend(self) -> Client:
@@ -178,7 +180,7 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
     learnt: dict[str, int | float] = {}
     client = client_of(scenario.workload.client)
     if chosen.calibration is not None:
-        client = chosen.calibration.client_of(name_of(scenario.workload.client), str(engine.version)).over(client)
+        client = chosen.calibration.clients.get(name_of(scenario.workload.client), client).over(client)
         host = chosen.calibration.host_of(str(engine.version))
         learnt = _learnt(deployment, chosen.calibration, device.name, str(engine.version), model.name)
         calibrated = msgspec.structs.replace(EngineSettings(host=host), **learnt)
@@ -205,6 +207,7 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
         sampling=sampling,
         sampling_source=sampling_source,
         client=client,
+        client_name=name_of(scenario.workload.client),
     )
     check_node(node, device)
     check_parallelism(model, deployment.parallelism, node)
