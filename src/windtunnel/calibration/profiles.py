@@ -100,7 +100,8 @@ def _clients(runs: Sequence[PricedServer], fit: Fit, place: Scope) -> dict[str, 
 
 
 def _rounded_client(client: Client) -> Client:
-    return Client(**{name: float(f"{getattr(client, name):.4g}") for name in IN_TTFT})
+    rounded = {name: float(f"{getattr(client, name):.4g}") for name in IN_TTFT}
+    return msgspec.structs.replace(Client(), **rounded)
 
 
 def _factors(names: Collection[str], fit: Fit, place: Scope) -> dict[str, float]:
