@@ -32,11 +32,12 @@ from windtunnel.pricing.calibrated import factor, shares
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.calibration import NONE, release_of
 from windtunnel.serving.deployment import EngineSettings, HostOverheads
-from windtunnel.serving.engines.defaults import whole_prompt_tokens, with_defaults, with_windows
+from windtunnel.serving.engines.defaults import for_architecture, whole_prompt_tokens, with_defaults
 from windtunnel.serving.prepared import check_requests, with_model_len
+from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.run import run_loop
 from windtunnel.serving.scenario import Setup, resolve
-from windtunnel.serving.setup.estimators import shard_of, shared_estimators
+from windtunnel.serving.setup.estimators import shard_of
 from windtunnel.serving.setup.frontend import client_delay_s, turnaround_s, usual_streams
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
@@ -200,7 +201,7 @@ class PricedServer:
         typed = {n: int(value) if isinstance(getattr(usual, n), int) else value for n, value in values.items()}
         other = msgspec.structs.replace(EngineSettings(host=usual.host), **typed)
         engine = with_defaults(deployment.engine, self.setup.device, other, deployment.parallelism)
-        engine = with_windows(deployment.engine, engine, self.setup.model.architecture)
+        engine = for_architecture(deployment.engine, engine, self.setup.model.architecture)
         setup = replace(self.setup, engine=whole_prompt_tokens(deployment.engine, engine, self.setup.max_model_len))
         memory = _memory(setup, self.requests)
         seed = self.measurement.scenario.seed
@@ -236,7 +237,7 @@ def priced_servers(
     Args:
         estimator_of: prices a setup's operators; None reads the tables of each device and engine version once.
     """
-    estimator_of = estimator_of or shared_estimators()
+    estimator_of = estimator_of or PricedDeployments().estimator
     for measurement in measurements:
         try:
             yield measurement, _priced(measurement, estimator_of)

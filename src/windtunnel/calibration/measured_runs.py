@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from windtunnel import catalog
-from windtunnel.errors import InputError, did_you_mean, unreadable
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.files import read_text
 from windtunnel.formats.clients.read import MS, read_client_results
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import Schema, decode, read_yaml, set_path
@@ -189,10 +190,7 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
         for row in table.to_pylist():
             yield {name: "" if value is None else str(value) for name, value in row.items()}
         return
-    try:
-        lines = csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines())
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error) from None
+    lines = csv.DictReader(read_text(path).removeprefix("\ufeff").splitlines())
     columns = lines.fieldnames or ()
     for name in columns:
         if columns.count(name) > 1:

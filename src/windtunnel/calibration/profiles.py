@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.calibration.cross_validation import LEAST_CONFIGURATIONS, averaged_fit, folds, held_out
 from windtunnel.calibration.fit import (
@@ -14,6 +13,7 @@ from windtunnel.calibration.fit import (
     METRICS,
     NOISE,
     Fit,
+    Floats,
     PricedServer,
     Scope,
     around_again,
@@ -29,8 +29,6 @@ from windtunnel.serving.calibration import Calibration, Provenance
 from windtunnel.serving.deployment import HostOverheads
 from windtunnel.versions import version_key
 from windtunnel.workload.client import IN_TTFT, Client
-
-Floats = NDArray[np.float64]
 
 
 def ratios(runs: Sequence[PricedServer], predictions: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:

@@ -21,6 +21,7 @@ from windtunnel.calibration.fit import (
     NOISE,
     TRIED,
     Fit,
+    Floats,
     LocalFit,
     PricedServer,
     by_configuration,
@@ -31,8 +32,6 @@ from windtunnel.errors import InputError
 from windtunnel.serving.calibration import Inferred, Reserve
 from windtunnel.serving.state import records as state
 from windtunnel.units import GIB
-
-Floats = NDArray[np.float64]
 
 Values = tuple[tuple[str, float], ...]
 """Settings of `EngineSettings` by name, in the order in which they were inferred; empty: the engine's defaults."""

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from windtunnel.errors import InputError, check_known, did_you_mean, unreadable
+from windtunnel.errors import InputError, check_known, did_you_mean
+from windtunnel.files import read_bytes
 from windtunnel.hardware import Device, Node
 from windtunnel.model.config import model_from_config
 from windtunnel.model.precision import Precision
@@ -262,15 +263,16 @@ def entry(path: Path, kind: type[EntryT]) -> EntryT:
     Raises:
         InputError: the file is missing or wrong.
     """
-    if path.is_relative_to(_PACKAGE):
-        shipped_entry: EntryT = _shipped_entry(path, kind)  # type: ignore[arg-type]
-        return shipped_entry
+    read: Any = _shipped_entry if path.is_relative_to(_PACKAGE) else _entry
+    content: EntryT = read(path, kind)
+    return content
+
+
+def _entry(path: Path, kind: Any) -> Any:
     return decode(read_yaml(path), kind, path.name)
 
 
-@cache
-def _shipped_entry(path: Path, kind: Any) -> Any:
-    return decode(read_yaml(path), kind, path.name)
+_shipped_entry = cache(_entry)
 
 
 def _match_model(name: str, entries: Mapping[str, ModelEntry]) -> str | None:
@@ -361,10 +363,8 @@ def _config_file(path: Path) -> Path:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
+        content: dict[str, Any] = json.loads(read_bytes(path))
         return content
-    except OSError as error:
-        raise unreadable(path, error) from None
     except ValueError as error:
         raise InputError(f"{path} is not valid JSON: {error}", "is it cut off?") from None
 

@@ -20,7 +20,7 @@ from windtunnel.search.capacity.capacity import CHECKS, Capacities, Capacity, ca
 from windtunnel.search.capacity.limits import limits_of
 from windtunnel.search.capacity.load import stream_of
 from windtunnel.search.capacity.probe import Probe, probe
-from windtunnel.search.priced_deployments import PricedDeployments
+from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, pool_scenario, resolve, save, scenario_from
 from windtunnel.serving.shorthand import PATHS, parse_lengths, raw_scenario

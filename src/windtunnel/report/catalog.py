@@ -10,9 +10,8 @@ from windtunnel import catalog
 from windtunnel.model.parameters import count_parameters
 from windtunnel.report.layout import Column, layouts_beside, table_of
 from windtunnel.report.numbers import number, quantity
-from windtunnel.report.render.json import fields_of
 from windtunnel.report.report import Cell, Facts, Report, Section
-from windtunnel.schema import Schema, decode, read_yaml
+from windtunnel.schema import Schema, decode, fields_of, read_yaml
 from windtunnel.serving.calibration import load_calibration
 from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.engines.defaults import engine_defaults

@@ -7,6 +7,7 @@ and device.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -14,6 +15,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.metrics.uncertainty import Spread
 from windtunnel.schema import (
+    NonNegative,
     Schema,
     check_fraction,
     check_non_negative,
@@ -84,15 +86,12 @@ class Inferred(Schema):
 class Reserve(Schema):
     """Memory on every device that is neither KV cache nor weights nor activations."""
 
-    reserved_bytes: int
+    reserved_bytes: Annotated[int, check_non_negative]
     num_runs: int
     num_configurations: int
     median_error_before: dict[str, float] = {}
     median_error: dict[str, float] = {}
     """As of `Inferred`."""
-
-    def __post_init__(self) -> None:
-        check_non_negative(reserved_bytes=self.reserved_bytes)
 
 
 class TransferRecord(Schema):
@@ -108,13 +107,9 @@ class TransferRecord(Schema):
 class LearntTransfer(Schema):
     """KV transfers to this engine, fitted to measured runs: see `serving.deployment.Transfer`."""
 
-    latency_s: float
-    link_efficiency: float
+    latency_s: NonNegative
+    link_efficiency: Annotated[float, check_positive_fraction]
     record: TransferRecord
-
-    def __post_init__(self) -> None:
-        check_non_negative(latency_s=self.latency_s)
-        check_positive_fraction(link_efficiency=self.link_efficiency)
 
 
 class Calibration(Schema):

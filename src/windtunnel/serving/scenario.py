@@ -22,10 +22,10 @@ from windtunnel.serving.calibration import NONE, Calibration, Choice, calibratio
 from windtunnel.serving.deployment import Deployment, EngineSettings, Pool, Profile
 from windtunnel.serving.engines.defaults import (
     for_another_engine,
+    for_architecture,
     overlay,
     whole_prompt_tokens,
     with_defaults,
-    with_windows,
 )
 from windtunnel.units import format_count
 from windtunnel.workload.client import Client, client_of, name_of
@@ -185,7 +185,7 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
         learnt = _learnt(deployment, chosen.calibration, device.name, str(engine.version), model.name)
         calibrated = msgspec.structs.replace(EngineSettings(host=host), **learnt)
         engine = with_defaults(deployment.engine, device, calibrated, deployment.parallelism)
-    engine = with_windows(deployment.engine, engine, model.architecture)
+    engine = for_architecture(deployment.engine, engine, model.architecture)
     max_model_len = engine.max_model_len or model.max_context_tokens
     sampling, sampling_source = scenario.workload.sampling_of(model)
     engine = whole_prompt_tokens(deployment.engine, engine, max_model_len)

@@ -1,3 +1,4 @@
+import math
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,20 @@ def test_vllms_all_reduce_changes_its_algorithm_where_its_source_says(tmp_path: 
     assert (first, after) == (pytest.approx(10e-6), pytest.approx(26e-6))
     assert before < 15e-6
     assert np.asarray(estimate(tmp_path, op, "trtllm", "1.3.0rc20").seconds)[1] > 20e-6
+
+
+def test_a_fused_all_reduce_ends_where_its_engine_ends_it(tmp_path: Path) -> None:
+    """The fused kernel is TensorRT-LLM's, faster at every size; above 256 KiB vLLM's own runs, and nothing between."""
+    sizes = [2**15, 2**16, 2**17, 2**18]
+    columns = {"num_gpus": [8] * 4, "message_size": sizes, "kernel_source": ["custom_all_reduce_graph"] * 4}
+    for engine, latency in (("vllm/0.24.0", 0.020), ("trtllm/1.3.0rc20", 0.005)):
+        write(tmp_path, f"comm/{engine}", "custom_allreduce_perf", {**columns, "latency": [latency] * 4})
+    op = ops.Collective("all_reduce", np.array([2.0**16, 2.0**18, 2.0**18 + 2**16, 2.0**19]), 8)
+    for limit, seconds in ((0.0, [20, 20, 20, 20]), (2.0**18, [5, 5, 20, 20]), (math.inf, [5, 5, 5, 5])):
+        priced = estimate(tmp_path, op, fused_all_reduce_bytes=limit)
+        np.testing.assert_allclose(priced.seconds, np.array(seconds) * 1e-6, rtol=1e-9)
+    own = estimate(tmp_path, op, "trtllm", "1.3.0rc20", fused_all_reduce_bytes=2.0**16)
+    np.testing.assert_allclose(own.seconds, 5e-6)
 
 
 def test_decode_attention_sees_the_step_and_the_new_token(tmp_path: Path) -> None:

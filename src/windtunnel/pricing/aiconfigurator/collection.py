@@ -101,8 +101,8 @@ class KernelChoices:
     """One of `DISTRIBUTIONS`."""
     moe_backend: str | None = None
     """One of `MOE_BACKENDS`, the kernels that compute experts; None takes the fastest measured."""
-    fused_all_reduce: bool = False
-    """Whether FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called where it is the fastest."""
+    fused_all_reduce_bytes: float = 0.0
+    """Message up to which FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called where it is the fastest."""
     attention_backend: str | None = None
     """One of `ATTENTION_BACKENDS`; None takes the kernels that the engine itself chose."""
 

@@ -10,7 +10,6 @@ from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import Summary, queue_growth, to_builtins
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, rows_of, table_of
 from windtunnel.report.numbers import percent
-from windtunnel.report.render.json import fields_of
 from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.serving.curves import curves_over_time, distributions
 from windtunnel.report.serving.setup import (
@@ -25,7 +24,7 @@ from windtunnel.report.serving.setup import (
     sampling_rows,
 )
 from windtunnel.report.version import version
-from windtunnel.schema import decode, encode
+from windtunnel.schema import decode, encode, fields_of
 from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import MOST_GROWTH
 from windtunnel.serving.over_time import over_time

@@ -10,8 +10,7 @@ from windtunnel.model.sampling import GREEDY
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.report.layout import filled, layouts_beside
 from windtunnel.report.numbers import formats, percent
-from windtunnel.report.render.json import fields_of
-from windtunnel.schema import encode
+from windtunnel.schema import encode, fields_of
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.engines.defaults import engine_defaults

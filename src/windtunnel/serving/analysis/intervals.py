@@ -56,7 +56,12 @@ def remarks(setup: Setup) -> dict[str, str]:
 
 
 def intervals(
-    setup: Setup, summary: Summary, requests: Table, coverage: Mapping[Coverage, float], is_open_loop: bool = False
+    setup: Setup,
+    summary: Summary,
+    requests: Table,
+    coverage: Mapping[Coverage, float],
+    is_open_loop: bool = False,
+    is_disaggregated: bool = False,
 ) -> dict[str, Interval]:
     """Return metric -> interval of its mean (`tpot`, `ttft`, `e2e`, seconds) or of the whole run (`throughput`, output
     tokens a second).
@@ -64,24 +69,29 @@ def intervals(
     The spread of throughput is that of closed loops, whose clients wait for answers. In an open loop the arrivals are
     given, so throughput follows from the time of the last answer, with end-to-end times at either end of their
     interval.
+
+    Where `setup` decodes for separate pools that prefill, the spreads are the errors on measured runs of such pools
+    with the shipped calibrations, none of which was fitted to such a run.
     """
-    kind = "assumed" if setup.settings_assumed else "recorded"
-    of_engines = {engine: by_kind[kind] for engine, by_kind in uncalibrated_spreads().items()}
-    spreads = _spreads_of(setup.engine.name, of_engines)
-    if setup.calibration is not None:
-        spreads |= (setup.settings_assumed and setup.calibration.spread_assumed) or setup.calibration.spread
-    return _around(summary, requests, spreads, tuple(remarks(setup).values()), coverage, is_open_loop)
-
-
-def disaggregated_intervals(
-    engine: str, summary: Summary, requests: Table, coverage: Mapping[Coverage, float], is_open_loop: bool = False
-) -> dict[str, Interval]:
-    """Return the intervals of separate pools for prefill and decode, by the engine that decodes.
-
-    Their spreads are the errors on measured runs of such pools with the shipped calibrations, none of which was fitted
-    to such a run.
-    """
-    return _around(summary, requests, _spreads_of(engine, disaggregated_spreads()), (), coverage, is_open_loop)
+    differences: tuple[str, ...] = ()
+    spreads = _spreads_of(setup.engine.name, disaggregated_spreads())
+    if not is_disaggregated:
+        kind = "assumed" if setup.settings_assumed else "recorded"
+        of_engines = {engine: by_kind[kind] for engine, by_kind in uncalibrated_spreads().items()}
+        spreads = _spreads_of(setup.engine.name, of_engines)
+        if setup.calibration is not None:
+            spreads |= (setup.settings_assumed and setup.calibration.spread_assumed) or setup.calibration.spread
+        differences = tuple(remarks(setup).values())
+    fractions = {origin.value: fraction for origin, fraction in coverage.items()}
+    by_metric = {}
+    for name, central in headline(summary).items():
+        sampling = 0.0 if name == "throughput" else _sampling_error(requests, f"{name}_s")
+        counts = OUTSIDE_TTFT if name == "ttft" else OUTSIDE
+        num_outside = sum(counts.get(kind, 0.0) for kind in differences)
+        by_metric[name] = interval(central, spreads[name], num_outside, fractions, sampling)
+    if is_open_loop:
+        by_metric["throughput"] = _open_loop_throughput(summary, requests, by_metric["e2e"])
+    return by_metric
 
 
 def _spreads_of(engine: str, of_engines: Mapping[str, Mapping[str, Spread]]) -> dict[str, Spread]:
@@ -101,27 +111,6 @@ def _spreads_of(engine: str, of_engines: Mapping[str, Mapping[str, Spread]]) -> 
         )
         for metric, spreads in by_metric.items()
     }
-
-
-def _around(
-    summary: Summary,
-    requests: Table,
-    spreads: Mapping[str, Spread],
-    differences: tuple[str, ...],
-    coverage: Mapping[Coverage, float],
-    is_open_loop: bool,
-) -> dict[str, Interval]:
-    """Return the intervals around the headline metrics."""
-    fractions = {origin.value: fraction for origin, fraction in coverage.items()}
-    by_metric = {}
-    for name, central in headline(summary).items():
-        sampling = 0.0 if name == "throughput" else _sampling_error(requests, f"{name}_s")
-        counts = OUTSIDE_TTFT if name == "ttft" else OUTSIDE
-        num_outside = sum(counts.get(kind, 0.0) for kind in differences)
-        by_metric[name] = interval(central, spreads[name], num_outside, fractions, sampling)
-    if is_open_loop:
-        by_metric["throughput"] = _open_loop_throughput(summary, requests, by_metric["e2e"])
-    return by_metric
 
 
 def _open_loop_throughput(summary: Summary, requests: Table, e2e: Interval) -> Interval:

@@ -26,7 +26,8 @@ FUSED_EXPERTS = ("trtllm", "cutlass", "flashinfer")
 
 LAUNCHES_AN_ATTENTION = 3
 """Launches for each attention of a step in pieces: the graph before it, the write of keys and values, and the kernel
-(vLLM 0.18 `vllm/compilation/piecewise_backend.py`, `vllm/attention/layer.py`)."""
+(vLLM 0.18 `vllm/compilation/piecewise_backend.py`, `vllm/attention/layer.py`). One of more kernels, as a recurrence is,
+launches all of them behind its graph."""
 
 
 def graph_sizes(engine: EngineSettings) -> NDArray[np.int64]:
@@ -61,7 +62,9 @@ def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any) -> NDArr
     launches = (*token_launches(shard, 1.0), *attention, *head)
     kernels = sum(launch.count * _kernels_of(launch, shard, engine, behaviour) for launch in launches)
     kernels += _unlisted_kernels(shard, behaviour)
-    pieces = LAUNCHES_AN_ATTENTION * sum(launch.count for launch in attention) + sum(launch.count for launch in head)
+    pieces = sum(launch.count for launch in head)
+    for launch in attention:
+        pieces += launch.count * max(LAUNCHES_AN_ATTENTION, 1 + _kernels_of(launch, shard, engine, behaviour))
     collectives = sum(launch.count for launch in launches if isinstance(launch.op, Collective))
     pieces += behaviour.of_collective_in_pieces * collectives
     sizes = graph_sizes(engine)

@@ -25,7 +25,7 @@ from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 from windtunnel.pricing.roofline import machine
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.launches import graph_sizes, num_launches, padded_sizes
-from windtunnel.serving.state.records import StepCost
+from windtunnel.serving.state.records import StepCost, played_back
 
 Floats = NDArray[np.float64]
 
@@ -289,12 +289,7 @@ def lower_steps(
 def recorded_steps(duration_s: Floats, engine: EngineSettings) -> StepCost:
     """Return a cost that plays back measured step durations, one for each step, whatever the step holds."""
     assert engine.max_num_seqs is not None
-    nodes = np.array([0.0, 1.0])
-    nothing = np.zeros(engine.max_num_seqs + 1)
-    grid = np.zeros((2, 2))
-    rows = np.zeros((engine.max_num_seqs + 1, 2))
-    durations = np.asarray(duration_s, np.float64)
-    return StepCost(nothing, nothing, nothing, nodes, rows, nodes, nodes, grid, 0.0, 0.0, 0, durations)
+    return played_back(np.asarray(duration_s, np.float64), engine.max_num_seqs)
 
 
 def price_step(estimator: Estimator, shard: Shard, batch: StepBatch) -> list[PricedLaunch]:

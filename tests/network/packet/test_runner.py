@@ -8,8 +8,7 @@ from windtunnel.network.collectives.algorithms.direct import all_to_all
 from windtunnel.network.collectives.algorithms.ring import ring
 from windtunnel.network.collectives.rings import simai_rings
 from windtunnel.network.flows import Flows, flows_of, together, with_columns
-from windtunnel.network.packet.parts import run_in_parts, split
-from windtunnel.network.packet.runner import PacketOutcome, run_tables
+from windtunnel.network.packet.runner import PacketOutcome, run_in_parts, run_tables, split
 from windtunnel.network.packet.tables import PacketTables, tables_of
 from windtunnel.network.packet_settings import SIMAI_PACKETS, PacketSettings
 from windtunnel.network.settings import SIMAI_SETTINGS

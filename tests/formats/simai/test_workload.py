@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
-from windtunnel.formats.simai.read import read_workload
-from windtunnel.formats.simai.schema import (
+from windtunnel.formats.simai.workload import (
     MICRO,
     OPERATIONS,
     Block,
@@ -16,8 +15,9 @@ from windtunnel.formats.simai.schema import (
     SimaiWorkload,
     WorkloadLayer,
     meaning,
+    read_workload,
+    workload_text,
 )
-from windtunnel.formats.simai.write import workload_text
 
 HEADER = "HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 8 ep: 1 pp: 1 vpp: 8 ga: 1 all_gpus: 16"
 TAIL = " checkpoints: 0 checkpoint_initiates: 0"

@@ -11,8 +11,8 @@ from windtunnel.search.answers import frontier, worths
 from windtunnel.search.evaluation.evaluate import Evaluator
 from windtunnel.search.evaluation.figures import Takes, check_budget, load_worth
 from windtunnel.search.evaluation.schema import Evaluation, Question
-from windtunnel.search.finalists import best_by_value, undominated
 from windtunnel.search.race import spread_points
+from windtunnel.search.scores import best_by_value, undominated
 from windtunnel.search.space.space import Budget
 from windtunnel.search.strategies.tpe import _one_setting_away
 from windtunnel.search.study import SearchOutcome

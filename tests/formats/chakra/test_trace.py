@@ -8,9 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
-from windtunnel.formats.chakra.messages import VERSION, ChakraCollective, ChakraKind, ChakraTrace, messages, value_of
-from windtunnel.formats.chakra.read import read_trace
-from windtunnel.formats.chakra.write import trace_bytes, write_trace
+from windtunnel.formats.chakra.trace import (
+    VERSION,
+    ChakraCollective,
+    ChakraKind,
+    ChakraTrace,
+    messages,
+    read_trace,
+    trace_bytes,
+    value_of,
+    write_trace,
+)
 
 
 def trace_of(*nodes: dict[str, Any], **metadata: Any) -> ChakraTrace:

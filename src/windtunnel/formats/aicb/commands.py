@@ -1,16 +1,23 @@
-"""AICB's shell scripts: their names of arguments, and the preset models that override what is typed."""
+"""Read AICB's command lines as AICB reads them: its generators' arguments, and its scripts with their preset models.
 
+Names are AICB's, so that a command can be read off (utils/utils.py, scripts/*.sh). Silent changes that AICB makes, a
+preset over an argument or a division rounded down, are made here too and reported in `remarks`.
+"""
+
+import argparse
 import dataclasses
+import itertools
+import shlex
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
 from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.formats.aicb.arguments import (
-    IGNORED_FLAGS,
-    IGNORED_VALUES,
+    WORDS,
     Command,
     InferenceArguments,
     TrainingArguments,
@@ -118,7 +125,7 @@ def _options(words: list[str], schema: type[Any], script: Script) -> dict[str, A
     """Return a script's options; a script reads `--name value` only and drops everything after an unknown option."""
     kinds = {field.name: field.type for field in dataclasses.fields(schema)}
     kinds |= dict.fromkeys(script.values, str) | dict.fromkeys(script.flags, bool)
-    ignored = dict.fromkeys(IGNORED_VALUES, 1) | dict.fromkeys(IGNORED_FLAGS, 0)
+    ignored = dict.fromkeys(WORDS["ignored_values"], 1) | dict.fromkeys(WORDS["ignored_flags"], 0)
     options: dict[str, Any] = {}
     position = 0
     while position < len(words):
@@ -144,3 +151,64 @@ def _options(words: list[str], schema: type[Any], script: Script) -> dict[str, A
         options[name] = parse_whole(text, word, least=None) if "int" in str(kinds[name]) else text
         position += 2
     return options
+
+
+def read_command(text: str) -> Command:
+    """Read a command that runs one of AICB's generators, as typed in a shell; variables are not known.
+
+    `python -m workload_generator.NAME ...`, `sh scripts/megatron_workload_with_aiob.sh ...`,
+    `sh scripts/megatron_gpt.sh ... --nproc_per_node N --workload_only` and
+    `sh scripts/inference_workload_with_aiob.sh ...` are understood.
+
+    Raises:
+        InputError: it runs something else, or AICB would refuse its arguments or fail on them.
+    """
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise InputError(f"this is no shell command: {error}") from None
+    variables = list(itertools.takewhile(lambda word: "=" in word and not word.startswith("-"), words))
+    words = words[len(variables) :]
+    if words[:1] in (["sh"], ["bash"]) and len(words) > 1:
+        values = dict(variable.split("=", 1) for variable in variables)
+        return read_script(words[1].rsplit("/", 1)[-1], words[2:], values.get("WORLD_SIZE", "1"))
+    if len(words) < 3 or not words[0].startswith("python") or words[1] != "-m":
+        raise InputError(
+            f"{' '.join(words[:3])!r} does not run a generator of AICB", "it is python -m workload_generator.NAME ..."
+        )
+    name = words[2].rsplit(".", 1)[-1]
+    name = WORDS["former_generators"].get(name, name)
+    known = [generator for generators in WORDS["generators"].values() for generator in generators]
+    check_known(name, known, f"{name!r} is no generator of AICB", f"it has {', '.join(known)}")
+    if name in WORDS["generators"]["training"]:
+        return Command(name, _parsed(words[3:], TrainingArguments, WORDS["ignored_values"], WORDS["ignored_flags"]))
+    ignored = ("aiob_forward_loops", "result_dir", "moe_routing_strategy"), ("aiob_enable", "moe_enable")
+    return Command(name, _parsed(words[3:], InferenceArguments, *ignored))
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser as AICB's own: unique beginnings of a name are understood."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"AICB refuses the command: {message}")
+
+
+def _parsed(words: list[str], schema: type[Any], ignored_values: Iterable[str], ignored_flags: Iterable[str]) -> Any:
+    """Parse a command line; ignored arguments change nothing."""
+    parser = _Parser(add_help=False)
+    for field in dataclasses.fields(schema):
+        names = (f"--{field.name}", *WORDS["spellings"].get(field.name, ()))
+        if field.name in ("config_file", "model_name") and schema is InferenceArguments:
+            parser.add_argument(field.name, nargs="?" if field.name == "config_file" else None)
+        elif field.type is bool:
+            parser.add_argument(*names, action="store_true", dest=field.name)
+        else:
+            kind: Callable[[str], Any] = str if "str" in str(field.type) else int
+            parser.add_argument(*names, type=kind, default=field.default, dest=field.name)
+    for name in ignored_values:
+        parser.add_argument(f"--{name}", dest="ignored")
+    for name in ignored_flags:
+        parser.add_argument(f"--{name}", action="store_true", dest="ignored")
+    values = vars(parser.parse_args(words))
+    values.pop("ignored", None)
+    return schema(**values)
