@@ -64,10 +64,12 @@ def drafting(
         if isinstance(priced, str):
             yield measurement, priced
         else:
-            calibration, host = fitted(priced.setup), priced.setup.engine.host
+            calibration, host, client = fitted(priced.setup), priced.setup.engine.host, priced.setup.client
             if calibration is not None:
                 host = calibration.host_of(str(priced.setup.engine.version)).over(host)
-            yield measurement, Drafting(priced, tuple(_accepting(priced, share).predict({}, host) for share in SHARES))
+                client = calibration.clients.get(priced.client_name, client).over(client)
+            predicted = tuple(_accepting(priced, share).predict({}, host, client) for share in SHARES)
+            yield measurement, Drafting(priced, predicted)
 
 
 def _accepting(priced: PricedServer, share: float) -> PricedServer:

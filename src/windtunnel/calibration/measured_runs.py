@@ -170,7 +170,10 @@ def read_client_files(path: Path, base: dict[str, Any]) -> list[Measurement]:
     runs = []
     for result in read_client_results(path):
         values = vars(result)
-        scenario = scenario_from({**base, "workload": _workload(path.name, values, are_means=True)}, path.name)
+        workload = _workload(path.name, values, are_means=True)
+        if result.client in catalog.names("clients"):
+            workload["client"] = result.client
+        scenario = scenario_from({**base, "workload": workload}, path.name)
         runs.append(Measurement(result.id, scenario, "", result.measured, _labels(scenario, values)))
     return runs
 

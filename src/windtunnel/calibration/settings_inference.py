@@ -64,7 +64,7 @@ def series_of(priced: PricedServer) -> RunSeries | None:
     labels = priced.measurement.labels
     if not priced.measurement.unknown:
         return None
-    engine, device, _ = priced.scope
+    engine, device, *_ = priced.scope
     return RunSeries(
         engine, device, str(priced.setup.engine.version), priced.setup.model.name, labels.get("source", "")
     )
@@ -147,7 +147,7 @@ def infer(trials: Trials, around: LocalFit, fit: Fit, kept: NDArray[np.bool_]) -
         if (series := series_of(priced)) is not None:
             unrecorded.setdefault(series, []).append(index)
         elif priced.keeps_by_default:
-            engine, device, _ = priced.scope
+            engine, device, *_ = priced.scope
             for scope in (RunSeries(engine), RunSeries(engine, device)):
                 retention.setdefault(scope, []).append(index)
     learnt: dict[RunSeries, Taken] = {}
@@ -177,7 +177,7 @@ def _left_open(runs: Sequence[PricedServer]) -> dict[RunSeries, tuple[str, ...]]
 
 def values_of(priced: PricedServer, learnt: Learnt) -> Values:
     """Return the values learnt for the settings that a run's record leaves open."""
-    engine, device, _ = priced.scope
+    engine, device, *_ = priced.scope
     series = series_of(priced)
     if series is not None:
         return learnt[series].values if series in learnt else ()

@@ -67,8 +67,9 @@ class PricedPools:
         latency_s, efficiency = values
         run = self.deployment.with_transfers(latency_s, efficiency).serve(self.requests)
         _, replica, num_replicas = replicas_of(run)
-        host = self.deployment.pools[0].setup.engine.host
-        seen_s = client_delay_s(host, self.requests, run.requests, replica, num_replicas)
+        seen_s = client_delay_s(
+            self.deployment.pools[0].setup.frontend, self.requests, run.requests, replica, num_replicas
+        )
         ttft_s = (run.requests["first_token_s"] - run.requests["arrival_s"] + seen_s)[self.requests.num_warmup :]
         return float(np.median(ttft_s) if self.measurement.statistic == "p50" else np.mean(ttft_s))
 

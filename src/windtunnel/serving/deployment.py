@@ -1,6 +1,6 @@
 """Schema of a deployment: devices, parallelism, replicas, and the engine with its settings."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -31,17 +31,20 @@ SCHEDULING_POLICIES = (*QUEUE_ORDERS, LONGEST_PREFIX_MATCH)
 
 
 class HostOverheads(Schema):
-    """Host time beside the device's work; a measurement or a calibration can replace each term."""
+    """Host time beside the device's work; a measurement or a calibration can replace each term.
+
+    The client's own time is not among it (`workload.client.Client`).
+    """
 
     step_s: float | None = None
     """Per step: scheduling, input preparation, sampling, output processing."""
     request_s: float | None = None
     """Per step and running request."""
     first_token_s: float | None = None
-    """Per request, outside the steps: HTTP, detokenisation of the first token, the client's own; part of TTFT."""
+    """Per request, outside the steps: HTTP, detokenisation of the first token; part of TTFT."""
     stream_s: float | None = None
-    """Per other request whose tokens are being streamed: the API server and the client handle a token of each before a
-    new request; part of TTFT."""
+    """Per other request whose tokens are being streamed: the API server handles a token of each before a new request;
+    part of TTFT."""
     prompt_token_s: float | None = None
     """Per prompt token, outside the steps: tokenisation and validation; part of TTFT."""
     launch_s: float | None = None
@@ -59,14 +62,6 @@ class HostOverheads(Schema):
         """Merge with `default`: own values win, `default` fills the gaps."""
         given = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
         return msgspec.structs.replace(default, **given)
-
-    def frontend_s(self, input_tokens: Any, num_streams: Any) -> Any:
-        """Return what the frontend adds to TTFT, for prompts of so many tokens (a number or an array).
-
-        `num_streams`: other requests whose tokens the replica streams when the prompt's first token comes.
-        """
-        by_request = (self.first_token_s or 0.0) + (self.stream_s or 0.0) * num_streams
-        return by_request + (self.prompt_token_s or 0.0) * input_tokens
 
 
 class Speculative(Schema):

@@ -13,6 +13,8 @@ from windtunnel.report.numbers import percent
 from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.serving.curves import curves_over_time, distributions
 from windtunnel.report.serving.setup import (
+    client_document,
+    client_rows,
     deployment_line,
     load_line,
     model_line,
@@ -42,6 +44,7 @@ def run_document(result: Result) -> dict[str, Any]:
         "scenario": encode(result.scenario),
         "summary": to_builtins(result.summary),
         "sampling": sampling_document(result.setup),
+        "client": client_document(result.setup),
         "memory": memory_document(result.memory),
         **({"memory_by_pool": by_pool} if by_pool else {}),
         "coverage": {coverage.value: share for coverage, share in result.coverage.items()},
@@ -123,6 +126,7 @@ def _summary_section(
         Facts(
             [
                 *sampling_rows(document.get("sampling", {})),
+                *client_rows(document.get("client", {})),
                 *rows_of(_derived(scenario, summary, document, requests), LAYOUT["facts"]),
             ]
         ),
