@@ -290,8 +290,8 @@ def batch_of(
     granularity = 1
     if pool.stage_tables is not None:
         granularity = pool.stage_tables.granularity
-    num_prompts, prompt_tokens, squares, cached, context_tokens, sampled = 0, 0, 0, 0, 0, 0
-    pairs, context_squares, attention_s = 0.0, 0.0, 0.0
+    num_prompts, prompt_tokens, squares, cached, context_tokens, context_squares, sampled = 0, 0, 0, 0, 0, 0, 0
+    pairs, attention_s = 0.0, 0.0
     paused, resumed, late_since_s = 0, 0, 0.0
     members, tokens = pool.batches[slot, MEMBERS], pool.batches[slot, TOKENS]
     for position in range(size):

@@ -84,11 +84,11 @@ def join(pool: PoolTables, requests: Requests, slot: int, i: int, now_s: float) 
 
 
 @inner
-def group_context_squares(pool: PoolTables, slot: int) -> float:
+def group_context_squares(pool: PoolTables, slot: int) -> int:
     """Return the sum of the squares of what the members of the slot's decode group have processed."""
-    steps, size = float(pool.slots[slot].group_steps), pool.slots[slot].group_size
+    steps, size = pool.slots[slot].group_steps, pool.slots[slot].group_size
     started_tokens = pool.slots[slot].group_tokens - size * steps
-    return pool.slots[slot].group_squares + 2.0 * steps * started_tokens + size * steps * steps
+    return pool.slots[slot].group_squares + 2 * steps * started_tokens + size * steps * steps
 
 
 @inner
