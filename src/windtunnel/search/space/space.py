@@ -44,7 +44,17 @@ LAYOUTS, ALL = "layouts", "all"
 """`vary: {layouts: all}` means every way to spread a training job over its devices."""
 
 ENGINE_PREFIX = "deployment.engine."
-ENGINE_IDENTITY = ("name", "version", "scheduler", "scheduling_policy", "max_model_len")
+ENGINE_IDENTITY = (
+    "name",
+    "version",
+    "scheduler",
+    "scheduling_policy",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_cudagraph_capture_size",
+    "speculative",
+)
 """Engine settings that the defaults of other settings depend on."""
 
 
