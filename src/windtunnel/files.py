@@ -35,6 +35,14 @@ def opened(path: Path, buffer_bytes: int = 1 << 16) -> Iterator[BinaryIO]:
         raise unreadable(path, error) from None
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is a file at `path`; False for what no file can be called."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def read_bytes(path: Path, limit: int = -1) -> bytes:
     """Read at most `limit` bytes of a file, or all, as `opened`."""
     with opened(path) as file:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from windtunnel.compiled.jit import passed
 from windtunnel.errors import InputError, did_you_mean, place
 from windtunnel.plugins import Registry
+from windtunnel.serving.custom.time_limit import call_in_time
 from windtunnel.serving.per_request import custom_batch
 from windtunnel.serving.state.per_request import PerRequestPool
 from windtunnel.serving.state.tables import RunTables
@@ -152,7 +153,10 @@ class PolicyCaller:
         )
         ready = self.batches[row, 0, : self.num_ready[replica]]
         try:
-            answer = self.policy(self.view, self.waiting[:num_waiting], ready, engine)
+            what = f"the scheduler {self.name}"
+            answer = call_in_time(what, self.policy, self.view, self.waiting[:num_waiting], ready, engine)
+        except InputError:
+            raise
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise InputError(f"the scheduler {self.name} failed at {engine.now_s:g} s: {what}", place(error)) from error
@@ -167,8 +171,11 @@ class PolicyCaller:
     def _as_pairs(self, answer: Sequence[tuple[int, int]] | Ints | None) -> Ints:
         """Return the policy's answer as an int64 array [n, 2]."""
         try:
-            pairs = np.asarray(answer if answer is not None else (), np.int64).reshape(-1, 2)
-        except (TypeError, ValueError):
+            given = np.asarray(answer if answer is not None else ())
+            pairs = given.astype(np.int64).reshape(-1, 2)
+            if given.size and not (given.dtype.kind in "iuf" and np.array_equal(given.reshape(-1, 2), pairs)):
+                raise ValueError
+        except (TypeError, ValueError, OverflowError):
             raise InputError(
                 f"the scheduler {self.name} returned {answer!r:.80}",
                 "return (request, tokens) pairs: a list of tuples or an int64 array [n, 2]",
