@@ -198,6 +198,9 @@ _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 """Characters that neither a file's name nor UTF-8 can hold."""
 
 
+_MAX_INT = 2**63 - 1
+
+
 def _to_si(raw: Any, where: str, name: str = "", path: str = "$") -> Any:
     """Return `raw` with text values of fields whose names have a unit as SI numbers; refuse NaN and infinity.
 
@@ -212,6 +215,8 @@ def _to_si(raw: Any, where: str, name: str = "", path: str = "$") -> Any:
         return [_to_si(value, where, name, f"{path}[{index}]") for index, value in enumerate(raw)]
     if isinstance(raw, float) and not math.isfinite(raw):
         raise InputError(f"{where}{path} is {raw}; a finite number is needed")
+    if isinstance(raw, int) and abs(raw) > _MAX_INT:
+        raise InputError(f"{where}{path} is {raw:.3g}; at most {_MAX_INT:.3g} is needed")
     if isinstance(raw, str) and _NO_TEXT.search(raw):
         raise InputError(f"{where}{path} is {raw!r:.60}, which has characters that no text has")
     if isinstance(raw, str) and units_for(name) is not None:

@@ -106,7 +106,7 @@ def _base(text: str, folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     if re.match(r"[\s\w./='\"-]*(vllm\s+serve|vllm\.entrypoints|sglang|trtllm-serve)", text):
         with suppress(ValueError):
             words = shlex.split(text.replace("\\\n", " "), comments=True)
-            _check_files([part for word in words for part in (word, *word.split("="))], folder)
+            _check_files([word.partition("=")[2] if word.startswith("-") else word for word in words], folder)
         # With a line break it is no file's name.
         launch = read_launch_command(f"{text.strip()}\n")
         return launch.raw, tuple(launch.remarks)

@@ -12,6 +12,7 @@ from windtunnel.pricing.choices import ATTENTION_BACKENDS, MOE_BACKENDS, estimat
 from windtunnel.schema import (
     Schema,
     check_at_least,
+    check_between,
     check_fraction,
     check_non_negative,
     check_positive,
@@ -20,6 +21,8 @@ from windtunnel.schema import (
 )
 from windtunnel.serving.codes import LONGEST_PREFIX_MATCH, QUEUE_ORDERS, ROUTERS, Role, Router, ScalingMetric
 
+MAX_REPLICAS, MAX_DRAFT_TOKENS = 100_000, 1_000
+"""Bounds of what is simulated."""
 BALANCE_TIMEOUT_ITERS, BALANCE_BATCHING_ITERS = 50, 10
 """Defaults of TensorRT-LLM where it balances attention data-parallel ranks (1.2 `AttentionDpConfig`)."""
 
@@ -79,7 +82,7 @@ class Speculative(Schema):
     """A catalog name, of method `draft_model`."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, num_draft_tokens=self.num_draft_tokens)
+        check_between(1, MAX_DRAFT_TOKENS, num_draft_tokens=self.num_draft_tokens)
         for share in self.acceptance_by_position:
             check_fraction(acceptance_fraction=share)
         if len(self.acceptance_by_position) != self.num_draft_tokens:
@@ -280,7 +283,7 @@ class TargetScaling(Schema, tag="target", tag_field="type"):
     """Replicas are stopped once every look during this time has found too many."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, min_replicas=self.min_replicas, max_replicas=self.max_replicas)
+        check_between(1, MAX_REPLICAS, min_replicas=self.min_replicas, max_replicas=self.max_replicas)
         check_non_negative(**fields_of(self, "tolerance_fraction", "scale_up_after_s", "scale_down_after_s"))
         if self.max_replicas < self.min_replicas:
             raise ValueError(f"max_replicas is {self.max_replicas}; at least min_replicas = {self.min_replicas}")
@@ -297,7 +300,7 @@ class ReplicaChange(Schema):
 
     def __post_init__(self) -> None:
         check_non_negative(at_s=self.at_s)
-        check_at_least(1, replicas=self.replicas)
+        check_between(1, MAX_REPLICAS, replicas=self.replicas)
 
 
 class ScheduledScaling(Schema, tag="schedule", tag_field="type"):
@@ -343,7 +346,7 @@ class Pool(Schema):
     """None: `replicas` all the time."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, replicas=self.replicas)
+        check_between(1, MAX_REPLICAS, replicas=self.replicas)
         check_non_negative(price_usd_per_hour=self.price_usd_per_hour)
 
     @property
@@ -510,7 +513,8 @@ class Deployment(Schema):
     """Network between the nodes of a replica; None takes closed forms over their published links."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, replicas=self.replicas, router_limit=self.router_limit)
+        check_between(1, MAX_REPLICAS, replicas=self.replicas)
+        check_at_least(1, router_limit=self.router_limit)
         check_non_negative(price_usd_per_hour=self.price_usd_per_hour, busy_w=self.busy_w, start_s=self.start_s)
         check_fraction(idle_fraction=self.idle_fraction)
         if self.router not in BUILT_IN_ROUTERS and not is_own_router(self.router):

@@ -1,6 +1,7 @@
 """`windtunnel bench`: measure a real server under a workload, with records in the columns of a simulation."""
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +32,7 @@ class ServerOptions(NamedTuple):
     vocabulary: int
     no_ignore_eos: bool
     api_key: str | None
+    timeout: float
 
     def running(self, stack: ExitStack) -> "Endpoint":
         """Return the server to measure; one that is started ends with `stack`."""
@@ -42,6 +44,8 @@ class ServerOptions(NamedTuple):
 
         if self.vocabulary <= FIRST_TOKEN_ID:
             raise InputError(f"--vocabulary is {self.vocabulary}; more than {FIRST_TOKEN_ID} is needed")
+        if not self.timeout > 0:
+            raise InputError(f"--timeout is {self.timeout:g}; more than 0 is needed")
         url, model = self.endpoint or "", self.served_model
         if self.start is not None:
             model = self._model_folder(stack, server_of(self.start).takes_gguf)
@@ -55,6 +59,7 @@ class ServerOptions(NamedTuple):
             token_ids=not self.words,
             vocabulary=self.vocabulary,
             ignore_eos=not self.no_ignore_eos,
+            timeout_s=self.timeout,
             headers={"Authorization": f"Bearer {self.api_key}"} if self.api_key else {},
         )
 
@@ -111,7 +116,8 @@ def command(server: ServerOptions, files: BenchFiles, workload: Path | None, as_
     with ExitStack() as stack:
         endpoint = server.running(stack)
         with status() as say:
-            run = bench(endpoint, load, scenario.seed, lambda done, total: say(f"{done:,} of {total:,} answered"))
+            progress = lambda done, total: say(f"{done:,} of {total:,} answered")  # noqa: E731
+            run = bench(endpoint, load, scenario.seed, progress, partial(_tell_silence, endpoint.timeout_s))
     summary = client_summary(run.requests, run.tokens, scenario.slo)
     about = {"model": run.model, "endpoint": endpoint.url, **_remarks(run, summary)}
     document = bench_document(summary, about, scenario)
@@ -123,6 +129,13 @@ def command(server: ServerOptions, files: BenchFiles, workload: Path | None, as_
         write_text(files.save_result, as_text(document_of_vllm) + "\n")
         remark(f"wrote {files.save_result}")
     answer(as_json, lambda: document, lambda: bench_report(summary, about))
+    if summary.num_failed:
+        remark(f"{summary.num_failed:,} of {format_count(summary.num_requests + summary.num_failed, 'request')} failed")
+        click.get_current_context().exit(1)
+
+
+def _tell_silence(timeout_s: float, silence_s: float) -> None:
+    remark(f"no answer for {silence_s:.0f} s; a request fails after {timeout_s:g} s (--timeout)")
 
 
 def _scenario_of(workload: Path | None, given: dict[str, Any]) -> "Scenario":

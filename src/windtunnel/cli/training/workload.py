@@ -42,6 +42,7 @@ def command(file: Path, target: str | None, compat: str | None, out: str | None,
     from windtunnel.training.setup import resolve
 
     kind = find_format(file, "workload or trace", "training job")
+    _refuse_idle(kind.use == "training job", target, compat, out=out, **options)
     if kind.use != "training job":
         if target or compat:
             raise InputError(f"{file} is a {kind.name}; only jobs and their arguments are written in other formats")
@@ -62,6 +63,26 @@ def command(file: Path, target: str | None, compat: str | None, out: str | None,
         _show(job_contents(resolve(job), options["stage"]), options["as_json"])
     else:
         _write(job, target, Path(out) if out else None, **options)
+
+
+def _refuse_idle(is_job: bool, target: str | None, compat: str | None, **options: Any) -> None:
+    """Raise InputError for an option that is given and does nothing beside the others."""
+    is_written = bool(target or compat)
+    job, rank = "is for training jobs", "is for what is shown, and for --write simai or aicb"
+    idle = {
+        "--device": ("device", not is_job, job),
+        "--num-devices": ("num_devices", not is_job, job),
+        "--set": ("settings", not is_job, job),
+        "--stage": ("stage", not is_job or target in ("job", "chakra"), rank if is_job else job),
+        "--times": ("times", compat is None, "goes with --compat"),
+        "--ranks": ("ranks", target != "chakra" or compat is not None, "goes with --write chakra"),
+        "--out": ("out", is_job and not is_written, "goes with --write"),
+        "--overwrite": ("overwrite", options["out"] is None, "goes with --out"),
+        "--json": ("as_json", is_written, "shows a file, and --write and --compat do not show it"),
+    }
+    for flag, (name, is_idle, why) in idle.items():
+        if options[name] and is_idle:
+            raise InputError(f"{flag} {why}", "leave it out")
 
 
 def _write(
