@@ -340,14 +340,20 @@ def test_an_explicit_prefix_cache_is_refused_where_there_is_none() -> None:
         (np.array([[0, 1]], bool), "returned"),
         ([(0, 10**30)], "returned"),
         ({0: 1}, "returned"),
-        ([], "chose nothing"),
-        (None, "chose nothing"),
     ],
 )
 def test_a_policy_that_returns_nonsense_is_told_so(answer: object, problem: str) -> None:
     ten = np.full(3, 10)
     with pytest.raises(InputError, match=problem):
         users_case(ten, ten, num_blocks=15).run(policy=lambda *_: answer)
+
+
+@pytest.mark.parametrize("answer", [[], None])
+def test_a_policy_that_chooses_nothing_is_named(answer: object) -> None:
+    with pytest.raises(InputError, match="3 of 3 requests can never be scheduled") as raised:
+        users_case(np.full(3, 10), np.full(3, 10), num_blocks=50).run(policy=lambda *_: answer)
+    assert raised.value.hint is not None
+    assert "test_loop:<lambda> chose none of them, and nothing else is under way" in raised.value.hint
 
 
 @pytest.mark.parametrize("sleeps", [False, True])

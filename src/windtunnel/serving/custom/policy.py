@@ -171,9 +171,11 @@ class PolicyCaller:
     def _as_pairs(self, answer: Sequence[tuple[int, int]] | Ints | None) -> Ints:
         """Return the policy's answer as an int64 array [n, 2]."""
         try:
-            given = np.asarray(answer if answer is not None else ())
-            pairs = given.astype(np.int64).reshape(-1, 2)
-            if given.size and not (given.dtype.kind in "iuf" and np.array_equal(given.reshape(-1, 2), pairs)):
+            given = np.asarray(answer if answer is not None else ()).reshape(-1, 2)
+            with np.errstate(invalid="ignore"):
+                pairs = given.astype(np.int64, copy=False)
+            # A float that is whole is a number of tokens.
+            if given.size and given.dtype.kind not in "iu" and not (given.dtype.kind == "f" and (given == pairs).all()):
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
             raise InputError(
