@@ -261,3 +261,15 @@ def test_a_space_that_varies_no_table_is_refused(
 def test_an_option_of_one_letter_keeps_its_dash(windtunnel: Command) -> None:
     done = windtunnel("simulate", "--from-command", "vllm serve llama-3.1-8b -O3", "--device", "no_such")
     assert "not modelled: -O3\n" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["simulate --trace", "validate --steps", "validate", "workload", "calibrate"])
+@pytest.mark.parametrize("name", ["deep.jsonl", "deep.json"])
+def test_a_deep_table_crashes_no_parser(windtunnel: Command, tmp_path: Path, verb: str, name: str) -> None:
+    row = '{"arrival_s": 0, "input_tokens": 1, "output_tokens": 1, "x": ' + "[" * 50_000 + "]" * 50_000 + "}"
+    path = tmp_path / name
+    path.write_text(row + "\n" if name.endswith("l") else f"[{row}]")
+    needed = ("--model", "llama-3.1-8b", "--device", "h100_sxm")
+    done = windtunnel(*verb.split(), str(path), *(() if verb == "workload" else needed))
+    assert done.code == 2
+    assert "bug" not in done.stderr
