@@ -73,13 +73,14 @@ Predicted = dict[str, dict[str, float]]
 
 def shipped(priced: PricedServer) -> dict[str, float]:
     """The prediction with the calibration that `windtunnel simulate` would take."""
-    engine, device, _ = priced.scope
+    engine, device, *_ = priced.scope
     version = str(priced.setup.engine.version)
     calibration = calibration_for(engine, device, version).calibration
     if calibration is None:
         return predict(priced, Fit({}))
     host = calibration.host_of(version).over(priced.setup.engine.host)
-    return priced.predict({name: factor(calibration.factors, name) for name in priced.parts}, host)
+    client = calibration.clients.get(priced.client_name, priced.setup.client).over(priced.setup.client)
+    return priced.predict({name: factor(calibration.factors, name) for name in priced.parts}, host, client)
 
 
 def shipped_calibrations() -> dict[str, Calibration]:
@@ -249,7 +250,7 @@ def inside_intervals(runs: Sequence[PricedServer], predicted: Predicted, by_devi
     known: dict[tuple[int, ...], dict[str, Spread]] = {}
     for index, priced in enumerate(runs):
         others = [at for at in range(len(runs)) if fold[at] != fold[index]]
-        engine, device, _ = priced.scope
+        engine, device, *_ = priced.scope
         chosen = tuple(kin(runs, engine, device if by_device else None, priced.setup.settings_assumed, others))
         if not chosen:
             continue

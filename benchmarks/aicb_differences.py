@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Iterator
 
 from windtunnel.formats.aicb.arguments import TrainingArguments
+from windtunnel.formats.aicb.commands import read_command
 from windtunnel.formats.aicb.csv_records import RecordList
 from windtunnel.formats.aicb.deepspeed import zero_records
 from windtunnel.formats.aicb.job import job_of
 from windtunnel.formats.aicb.megatron import megatron_records
 from windtunnel.formats.aicb.model import aicb_model
-from windtunnel.formats.aicb.read import read_command
 from windtunnel.formats.aicb.simai import simai_training
-from windtunnel.formats.simai.schema import SimaiWorkload, meaning
+from windtunnel.formats.simai.workload import SimaiWorkload, meaning
 from windtunnel.model.operators import Collective
 from windtunnel.model.parameters import count_parameters
 from windtunnel.model.shape import ModelSpec

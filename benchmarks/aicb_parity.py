@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from windtunnel.formats.aicb.read import read_command
+from windtunnel.formats.aicb.commands import read_command
 from windtunnel.formats.aicb.write import generate
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -83,7 +83,8 @@ def table(ways: Mapping[str, Sequence[RunPrediction]]) -> list[str]:
                 if not one.refused:
                     found.setdefault(key(one.measurement), []).append(one)
             for name, members in sorted(found.items()):
-                cells = [c for metric in METRICS for c in score_cells(score([one.error(metric) for one in members]))]
+                scores = (score([one.error(metric) for one in members]) for metric in METRICS)
+                cells = [cell for each in scores for cell in score_cells(None if each is None else vars(each))]
                 lines.append(f"| {name}, {way} | {len(members)} | {' | '.join(cells)} |")
     return lines
 

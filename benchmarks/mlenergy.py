@@ -35,8 +35,8 @@ from windtunnel.calibration.validate import RunPrediction
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import score
 from windtunnel.metrics.records import Table
+from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.scenario import Scenario, resolve, scenario_from
-from windtunnel.serving.setup.estimators import shared_estimators
 from windtunnel.serving.simulate import simulate
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -138,7 +138,7 @@ def steady(steps: Table, requests: Table, num_seqs: int) -> dict[str, float]:
 
 def scored(rows: Sequence[Row], histograms: Histograms, version: str | None) -> Iterator[ScoredRow | tuple[Row, str]]:
     """Yield every row with its prediction, or with the reason why it has none."""
-    estimator_of = shared_estimators()
+    estimator_of = PricedDeployments().estimator
     for row in rows:
         try:
             scenario = scenario_of(row, histograms, version)

@@ -86,7 +86,7 @@ def predicted(run: dict[str, str], requests: RequestArrays) -> dict[str, float]:
     run_of_loop = prepared.serve(requests)
     records, cache = run_of_loop.requests, run_of_loop.cache
     assert cache is not None
-    seen_s = server.setup.engine.host.frontend_s(requests.input_tokens, streams(records, records["rank"] * 0, 1))
+    seen_s = server.setup.frontend.ttft_s(requests.input_tokens, streams(records, records["rank"] * 0, 1))
     decode_s = records["finish_s"] - records["first_token_s"]
     several = records["output_tokens"] > 1
     ttft_s = records["first_token_s"] - records["arrival_s"] + seen_s

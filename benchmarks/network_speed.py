@@ -29,7 +29,7 @@ from windtunnel.network.collectives.run import run_collective
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flow.run import run_flow_level
 from windtunnel.network.flows import Flows, together
-from windtunnel.network.packet.parts import run_in_parts
+from windtunnel.network.packet.runner import run_in_parts
 from windtunnel.network.packet.tables import tables_of
 from windtunnel.network.packet_settings import SIMAI_PACKETS
 from windtunnel.network.settings import SIMAI_SETTINGS, NetworkSettings

@@ -33,8 +33,7 @@ from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Flows, Reduction, together
 from windtunnel.network.packet.simulate import simulate_packets
 from windtunnel.network.packet_settings import SIMAI_PACKETS
-from windtunnel.network.paths import FlowTimes
-from windtunnel.network.run import run_flows
+from windtunnel.network.paths import FlowTimes, run_flows
 from windtunnel.network.settings import SIMAI_SETTINGS
 from windtunnel.network.topology import GBPS, AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier, build_fabric
 from windtunnel.network.topology_file import read_topology

@@ -20,11 +20,11 @@ from windtunnel.search.capacity.limits import parse_limits
 from windtunnel.search.capacity.load import stream_of
 from windtunnel.search.capacity.probe import probe
 from windtunnel.search.executors import HERE, ExecutorName, Means
-from windtunnel.search.priced_deployments import PricedDeployments
 from windtunnel.search.scores import score
 from windtunnel.search.space.space import Space, scenario_at, space_from
 from windtunnel.search.store import Store
 from windtunnel.search.study import Study, search
+from windtunnel.serving.priced_deployments import PricedDeployments
 
 WHOLE: dict[str, list[Any]] = {
     "device": ["h100_sxm", "a100_sxm", "l40s", "h200_sxm"],

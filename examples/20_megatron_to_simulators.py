@@ -4,13 +4,12 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from windtunnel.formats.chakra.messages import ChakraKind
-from windtunnel.formats.chakra.read import read_trace
+from windtunnel.formats.chakra.trace import ChakraKind, read_trace
 from windtunnel.formats.chakra.training import write_training_traces
 from windtunnel.formats.job_files import job_contents
 from windtunnel.formats.megatron.read import read_megatron_arguments
 from windtunnel.formats.simai.training import training_workload
-from windtunnel.formats.simai.write import workload_text
+from windtunnel.formats.simai.workload import workload_text
 from windtunnel.training.layers.part import Task
 from windtunnel.training.setup import resolve
 

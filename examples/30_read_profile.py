@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from windtunnel.formats.captures.capture import read_capture
 from windtunnel.formats.captures.kernel_time import class_time, device_time, kernel_table
-from windtunnel.formats.captures.read import read_capture
 
 
 def kernel(name: str, start_us: float, duration_us: float, stream: int) -> dict[str, object]:

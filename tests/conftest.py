@@ -1,5 +1,6 @@
-"""Fixtures that every test may ask for, and how much hypothesis tries."""
+"""Fixtures that every test may ask for, how much hypothesis tries, and how test processes share the cores."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -10,6 +11,13 @@ from effort import FAST
 from recorded import REFERENCE
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+# Every core has a test process of its own. Threads of scikit-learn and torch that wait for one another in a busy loop
+# took 50 CPU seconds for fits of 0.2.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Compiling a loop makes a million objects that stay: looking through them for garbage took 6 to 10% of it.
+gc.set_threshold(100_000, 20, 100)
 
 # A failing example must be the same on every machine, and the first example pays for compilation. Explaining a failure
 # traces every line of the oracles: on a scenario of thousands of steps it took longer than the whole test run.

@@ -99,13 +99,13 @@ def _too_long(path: Path) -> InputError:
 def did_you_mean(word: str, known: Iterable[str], fallback: str | None = None) -> str | None:
     """Return a hint that names the known words nearest to `word`, or `fallback` where none is near."""
     names = list(known)
-    by_lower = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(word.lower(), by_lower, n=3, cutoff=0.55)
-    if not near:
-        tails = {name.lower().rsplit("/", 1)[-1]: name for name in names}
-        near_tails = difflib.get_close_matches(word.lower().rsplit("/", 1)[-1], tails, n=3, cutoff=0.55)
-        return f"did you mean {_either(tails[tail] for tail in near_tails)}?" if near_tails else fallback
-    return f"did you mean {_either(by_lower[name] for name in near)}?"
+    # Where no whole name is near, what is behind the last slash may be.
+    for part in (str, lambda name: name.rsplit("/", 1)[-1]):
+        by_lower = {part(name.lower()): name for name in names}
+        near = difflib.get_close_matches(part(word.lower()), by_lower, n=3, cutoff=0.55)
+        if near:
+            return f"did you mean {_either(by_lower[name] for name in near)}?"
+    return fallback
 
 
 def check_known(word: str, known: Iterable[str], message: str, otherwise: str | None = None) -> None:

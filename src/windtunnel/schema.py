@@ -336,9 +336,9 @@ MAX_SEED = 2**53
 """Largest seed: JSON numbers hold it exactly, and seeds of further streams, a little larger, fit in 64 bits."""
 
 
-def fields_of(struct: Schema, *names: str) -> dict[str, Any]:
-    """Return the values of some fields of a struct by name, as the checks below take them."""
-    return {name: getattr(struct, name) for name in names}
+def fields_of(thing: Any, *names: str) -> dict[str, Any]:
+    """Return the attributes `names` of a struct or another object by name, as the checks below take them."""
+    return {name: getattr(thing, name) for name in names}
 
 
 def _shown(value: float) -> str:

@@ -215,7 +215,7 @@ def test_recorded_runs_are_met_from_profile_and_trace(reference: Path, case: str
     settings = kernel_settings(setup, memory, 1, requests)
     # Prefix caching is on, as it was: preempted requests find what is left of their blocks.
     records, _ = run_pool(settings, cost, requests, cache=prefix_cache(settings, requests))
-    seen_s = setup.engine.host.frontend_s(requests.input_tokens, streams(records, records["rank"], 1))
+    seen_s = setup.frontend.ttft_s(requests.input_tokens, streams(records, records["rank"], 1))
     decode_s = records["finish_s"] - records["first_token_s"]
     ttft_s = records["first_token_s"] - records["arrival_s"] + seen_s
     found_s = {

@@ -151,12 +151,61 @@ def test_a_format_has_an_effect_of_its_own_and_overheads_have_none() -> None:
     )
 
 
+def of_client(runs: list[PricedServer], name: str, fit: Fit) -> list[PricedServer]:
+    found = []
+    for priced in runs:
+        made = priced.measurement.scenario
+        assert made is not None
+        sent = msgspec.structs.replace(made, workload=msgspec.structs.replace(made.workload, client=name))
+        by_client = replace(priced, measurement=replace(priced.measurement, scenario=sent))
+        measured = replace(by_client.measurement, measured=predict(by_client, fit))
+        found.append(replace(by_client, measurement=measured))
+    return found
+
+
+def test_what_one_clients_runs_show_is_that_clients_and_not_the_engines(runs: list[PricedServer]) -> None:
+    slow = Fit({("client.first_token_s", "inferencex"): 1.5})
+    made = profiles(of_client(runs, "inferencex", slow), "runs.csv")["vllm-h100_sxm"]
+    usual_s = runs[0].setup.engine.host.first_token_s
+    assert made.host.first_token_s == pytest.approx(usual_s, rel=0.15)
+    assert made.clients["inferencex"].first_token_s > 3 * 3e-3
+    # Nothing is known of others.
+    assert set(made.clients) == {"inferencex"}
+
+
+def test_what_several_clients_share_moves_the_engines_part_more(runs: list[PricedServer]) -> None:
+    server = Fit({("host.first_token_s", "vllm"): 1.0})
+    one = fit_runs(of_client(runs, "inferencex", server)).fit
+    names = ("inferencex", "vllm", "aiperf", "guidellm")
+    several = fit_runs([priced for name in names for priced in of_client(runs, name, server)]).fit
+    effect = ("host.first_token_s", "vllm")
+    assert several.effects[effect] > 1.5 * one.effects[effect] > 0
+
+
+def test_a_release_is_trusted_by_the_models_that_show_it_and_not_by_their_runs(runs: list[PricedServer]) -> None:
+    def fitted(names: tuple[str, ...]) -> float:
+        chosen = []
+        for name, priced in zip(names * len(runs), runs, strict=False):
+            labels = {**priced.measurement.labels, "version": "0.17.0"}
+            setup = replace(priced.setup, model=msgspec.structs.replace(priced.setup.model, name=name))
+            at = replace(priced, setup=setup, measurement=replace(priced.measurement, labels=labels))
+            slow = Fit({("host.unhidden_step_s", "vllm", "h100_sxm", "0.17"): 1.0})
+            chosen.append(replace(at, measurement=replace(at.measurement, measured=predict(at, slow))))
+        effects_found = fit_runs(chosen, num_rounds=1).fit.effects
+        return sum(value for effect, value in effects_found.items() if effect[-1] == "0.17")
+
+    one, several = fitted(("a",)), fitted(("a", "b", "c"))
+    assert 0 < one < 0.8 * several
+
+
 def test_overheads_of_a_release_are_its_own_and_others_keep_what_all_share(runs: list[PricedServer]) -> None:
     def of(version: str, fit: Fit) -> list[PricedServer]:
+        # Of as many models as runs, as a release's effect is trusted by its models.
         found = []
-        for priced in runs:
+        for name, priced in zip("abcdef", runs, strict=True):
             labels = {**priced.measurement.labels, "version": version}
-            at = replace(priced, measurement=replace(priced.measurement, labels=labels))
+            setup = replace(priced.setup, model=msgspec.structs.replace(priced.setup.model, name=name))
+            at = replace(priced, setup=setup, measurement=replace(priced.measurement, labels=labels))
             found.append(replace(at, measurement=replace(at.measurement, measured=predict(at, fit))))
         return found
 
@@ -186,7 +235,9 @@ def test_profiles_carry_their_record(runs: list[PricedServer]) -> None:
     assert 0.95 < spread.p50 < 1.05
     assert spread.p10 == pytest.approx(spread.p50 * usual.p10 / usual.p50, rel=1e-3)
     assert spread.p90 == pytest.approx(spread.p50 * usual.p90 / usual.p50, rel=1e-3)
-    assert one.host.first_token_s == pytest.approx(0.008 * np.exp(0.8), rel=0.35)
+    # Whose the time is, server's or client's, does not show.
+    both_s = one.clients["python"].behind(one.host).first_token_s
+    assert both_s == pytest.approx(0.005 * np.exp(0.8) + 0.003, rel=0.35)
 
 
 def test_spreads_are_taken_from_runs_of_as_known_settings_and_the_nearest_that_are_enough(

@@ -12,7 +12,7 @@ from windtunnel import catalog
 if TYPE_CHECKING:
     from cli.conftest import Command
 
-KINDS = ["models", "devices", "nodes", "engines", "traces", "calibrations"]
+KINDS = ["models", "devices", "nodes", "engines", "traces", "clients", "calibrations"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -39,6 +39,7 @@ def test_no_line_is_wider_than_the_terminal(
         ("devices", "h100_sxm", ["NVIDIA H100", "3.35 TB/s", "989 TFLOP/s", "NVIDIA H100 datasheet"]),
         ("nodes", "dgx_h100", ["450 GB/s", "num_devices"]),
         ("engines", "vllm", ["max_num_batched_tokens", "8,192", "arg_utils.py"]),
+        ("clients", "socket", ["a bare socket", "200 us", "not measured"]),
         ("traces", "azure2023_code", ["CC-BY-4.0", "Microsoft Azure", "8,819"]),
     ],
 )

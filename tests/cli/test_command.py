@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 
 from windtunnel import cli
 from windtunnel.cli import verbs
@@ -19,6 +20,9 @@ from windtunnel.errors import WindtunnelError
 
 if TYPE_CHECKING:
     from cli.conftest import Command
+
+
+FOLDER = Path(cli.__file__).parent
 
 
 def test_without_arguments_it_helps(windtunnel: Command) -> None:
@@ -35,11 +39,46 @@ def test_every_verb_has_help(windtunnel: Command, verb: str) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 100
 
 
+def commands(declared: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The commands that `verbs.yaml` declares, those of groups too."""
+    for verb in declared.values():
+        yield from commands(verb["commands"]) if "commands" in verb else (verb,)
+
+
+def test_options_stand_under_their_headings(windtunnel: Command) -> None:
+    done = windtunnel("simulate", "--help")
+    headings = [line for line in done.stdout.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == ["What is served, on what:", "Engine:", "Load:", "Sampling:", "Result:", "General:"]
+
+
+def test_every_verb_is_declared() -> None:
+    assert list(verbs.declared("verbs")) == list(verbs.VERBS)
+
+
 def test_every_group_of_options_has_a_verb() -> None:
-    folder = Path(cli.__file__).parent
-    code = "".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
-    for group in yaml.safe_load((folder / "options.yaml").read_text(encoding="utf-8")):
-        assert f'"{group}"' in code or f"class {group}(NamedTuple)" in code
+    named = {group for verb in commands(verbs.declared("verbs")) for group in verb["options"]}
+    assert named == set(verbs.declared("options"))
+
+
+@pytest.mark.parametrize("verb", list(commands(verbs.declared("verbs"))), ids=lambda verb: verb["in"])
+def test_a_verb_reads_only_options_that_it_has(verb: Mapping[str, Any]) -> None:
+    module, _, function = verb["in"].partition(":")
+    declared = {option.name for group in verb["options"] for option in verbs.options_in(group)}
+    tree = ast.parse((FOLDER / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
+    bodies = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    read = names_read(bodies[function or "command"], bodies)
+    assert read <= declared | set(verb.get("arguments", ())) | {"of"}
+
+
+def names_read(function: ast.FunctionDef, bodies: Mapping[str, ast.FunctionDef]) -> set[str]:
+    """The fields of `options` that a function reads, or one that it names reads."""
+    below = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)} & bodies.keys() - {function.name}
+    found = set[str]().union(*(names_read(bodies[name], bodies) for name in below))
+    for node in ast.walk(function):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "options":
+            is_set = isinstance(node.ctx, ast.Store)
+            found |= set() if is_set else {node.attr}
+    return found
 
 
 def test_it_has_a_version(windtunnel: Command) -> None:

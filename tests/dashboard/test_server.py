@@ -16,6 +16,7 @@ import pytest
 from dashboard.conftest import Ask
 from windtunnel.catalog import model_config
 from windtunnel.cli.dashboard import command
+from windtunnel.cli.verbs import Options
 from windtunnel.dashboard.app import RefusedError, check_host, check_origin
 from windtunnel.dashboard.server import DashboardServer
 from windtunnel.dashboard.state import dashboard_of
@@ -170,7 +171,7 @@ def test_a_missing_extra_is_named(package: str, folder: Path, monkeypatch: pytes
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=f"{package} is not installed") as raised:
-        command.callback(folder, 0, None, False, False)  # type: ignore[misc]
+        command(Options(folder=folder, port=0, host=None, opens=False, as_json=False))
     assert raised.value.hint == "pip install 'windtunnel[dashboard]'"
 
 

@@ -12,13 +12,10 @@ from hypothesis import strategies as st
 from windtunnel.errors import InputError
 from windtunnel.formats.aicb.csv_records import read_records, records_text
 from windtunnel.formats.aicb.training import training_records
-from windtunnel.formats.chakra.messages import ChakraCollective, ChakraKind, ChakraTrace, value_of
-from windtunnel.formats.chakra.read import read_trace
+from windtunnel.formats.chakra.trace import ChakraCollective, ChakraKind, ChakraTrace, read_trace, value_of
 from windtunnel.formats.chakra.training import GroupNames, training_traces, write_training_traces
-from windtunnel.formats.simai.read import read_workload
-from windtunnel.formats.simai.schema import SimaiWorkload, meaning
 from windtunnel.formats.simai.training import left_out, training_workload
-from windtunnel.formats.simai.write import workload_text
+from windtunnel.formats.simai.workload import SimaiWorkload, meaning, read_workload, workload_text
 from windtunnel.model.operators import Collective as CollectiveOp
 from windtunnel.schema import decode
 from windtunnel.training.job import TrainingJob

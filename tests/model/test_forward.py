@@ -286,3 +286,17 @@ def test_shared_experts_beside_the_routed_ones_add_nothing_up_to_the_limit() -> 
         assert alone.tolist() == ([0.0, 0.0, 1.0] if launch.name.startswith("shared_") else [1.0, 1.0, 1.0])
     assert all(np.all(np.asarray(launch.adds) == 1.0) for launch in token_launches(single, 1))
     assert flops(token_launches(beside, 1)) == flops(token_launches(single, 1))
+
+
+@pytest.mark.parametrize("name", [NEXT, "nvidia/Nemotron-H-56B-Base-8K"])
+def test_a_recurrent_chunk_costs_its_own_tokens_whatever_lies_before_it(name: str) -> None:
+    """Chunks of 512 tokens after 0 and after 3,584 cached tokens: to `PrefillBatch` 1 x 512 and 1/15 x 7,680."""
+    kinds = ("gated_delta", "causal_convolution", "state_space_scan")
+    alone, behind = (
+        [launch.op for launch in prefill_launches(shard(name), 512 / length, float(length)) if launch.op.kind in kinds]
+        for length in (512, 2 * 3584 + 512)
+    )
+    assert alone
+    assert [op.flops for op in behind] == pytest.approx([op.flops for op in alone])
+    assert [op.num_bytes for op in behind] == pytest.approx([op.num_bytes for op in alone])
+    assert [op.num_tokens for op in behind] == pytest.approx([512.0] * len(alone))

@@ -19,7 +19,7 @@ from windtunnel.model.parameters import count_parameters
 from windtunnel.model.precision import BITS, Format, Precision
 from windtunnel.model.shape import Shard
 from windtunnel.serving.deployment import EngineSettings
-from windtunnel.serving.engines.defaults import with_defaults, with_windows
+from windtunnel.serving.engines.defaults import for_architecture, with_defaults
 from windtunnel.serving.setup.activations import activations, sampler_bytes
 from windtunnel.serving.setup.memory import MemoryPlan, group_layers, plan_memory, profiled_memory
 
@@ -184,14 +184,14 @@ def test_vllm_kept_every_token_before_its_hybrid_manager() -> None:
 
 def test_sglang_gives_windows_a_pool_of_their_own() -> None:
     """model_runner.py, `set_num_token_hybrid`: 0.8 tokens there for each of the other layers'."""
-    sglang_settings = with_windows(
+    sglang_settings = for_architecture(
         EngineSettings(name="sglang"), with_defaults(EngineSettings(name="sglang"), H100), "gpt_oss"
     )
     planned = plan_memory(shard(GPT_OSS), H100, sglang_settings, 8192)
     assert planned.num_window_blocks == int(0.8 * planned.num_blocks)
     assert planned.kv_cache_bytes == (planned.num_blocks + planned.num_window_blocks) * 12 * 2 * 8 * 64 * 2
     assert planned.most_blocks(4000, 1) == (4000, 129)
-    assert with_windows(EngineSettings(name="sglang"), sglang_settings, "gemma2").window_kv == "full"
+    assert for_architecture(EngineSettings(name="sglang"), sglang_settings, "gemma2").window_kv == "full"
 
 
 def test_tensorrt_llm_divides_memory_by_window_and_bytes() -> None:

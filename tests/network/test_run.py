@@ -24,8 +24,7 @@ from windtunnel.network.collectives.run import (
 from windtunnel.network.fabric import NodeKind
 from windtunnel.network.flow.run import run_flow_level
 from windtunnel.network.flows import Flows, Steps, flows_of, together
-from windtunnel.network.paths import find_paths, wire_bytes
-from windtunnel.network.run import run_flows
+from windtunnel.network.paths import find_paths, run_flows, wire_bytes
 from windtunnel.network.settings import SIMAI_SETTINGS, NetworkSettings
 from windtunnel.network.topology import (
     GBPS,

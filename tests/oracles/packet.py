@@ -317,7 +317,7 @@ class PacketReference:
 
     def admit(self, link: Link, num_bytes: int) -> bool:
         threshold = self.threshold(link)
-        headroom = int(link.record.headroom_limit_bytes) if self.settings.has_pfc else 0
+        headroom = int(link.record.headroom_limit_bytes) if self.settings.pfc else 0
         if num_bytes + link.headroom_bytes > headroom and num_bytes + self.share(link) > threshold:
             return False
         over = link.ingress_bytes + num_bytes - self.settings.reserve_bytes
@@ -327,7 +327,7 @@ class PacketReference:
             link.ingress_bytes += num_bytes
             self.shared_bytes[int(link.record.target)] += max(0, min(num_bytes, over))
         is_full = link.headroom_bytes > 0 or self.share(link) >= self.threshold(link)
-        if self.settings.has_pfc and not link.has_paused and is_full:
+        if self.settings.pfc and not link.has_paused and is_full:
             link.has_paused = True
             link.num_pauses += 1
             self.send_pause(link, PAUSE)
@@ -347,7 +347,7 @@ class PacketReference:
             if share == 0 or share + self.settings.resume_offset_bytes <= self.threshold(came):
                 came.has_paused = False
                 self.send_pause(came, RESUME)
-        if packet.kind == DATA and self.settings.has_ecn and not packet.is_marked and self.is_congested(link):
+        if packet.kind == DATA and self.settings.ecn and not packet.is_marked and self.is_congested(link):
             packet.is_marked = True
             link.num_marks += 1
 
@@ -387,7 +387,7 @@ class PacketReference:
             packet.ingress = link.number
         packet.hop += 1
         onward = self.links[packet.way[packet.hop]]
-        if packet.kind != DATA and self.settings.ack_first:
+        if packet.kind != DATA and self.settings.acks_first:
             onward.control.append(packet)
         else:
             onward.queue.append(packet)
@@ -470,7 +470,7 @@ class PacketReference:
         self.advance_alpha(connection)
         if self.settings.clamp_target_rate or connection.stage > 0:
             connection.target_rate = connection.rate
-        connection.rate = max(self.settings.min_rate, connection.rate * (1.0 - connection.alpha / 2.0))
+        connection.rate = max(self.settings.min_rate_bytes_per_s, connection.rate * (1.0 - connection.alpha / 2.0))
         connection.stage = 0
         connection.increase_ps = self.now_ps + self.settings.increase_interval_ps
         if not connection.is_increase_due:
@@ -484,7 +484,7 @@ class PacketReference:
         if self.now_ps >= connection.increase_ps:
             over = connection.stage - self.settings.fast_recovery_times
             if over >= 0:
-                step = self.settings.rate_ai if over == 0 else self.settings.rate_hai
+                step = self.settings.rate_ai_bytes_per_s if over == 0 else self.settings.rate_hai_bytes_per_s
                 connection.target_rate = min(connection.max_rate, connection.target_rate + step)
             connection.rate = 0.5 * (connection.rate + connection.target_rate)
             connection.stage += 1
@@ -508,7 +508,7 @@ class PacketReference:
         if connection.stage == 1 and byte > connection.congested_byte:
             connection.stage = 0
         if is_marked and connection.stage == 0:
-            connection.rate = max(self.settings.min_rate, connection.rate * (1.0 - connection.alpha / 2.0))
+            connection.rate = max(self.settings.min_rate_bytes_per_s, connection.rate * (1.0 - connection.alpha / 2.0))
             connection.stage, connection.congested_byte = 1, connection.next_byte
         if connection.stage == 0 and is_round_over:
-            connection.rate = min(connection.max_rate, connection.rate + self.settings.dctcp_rate_ai)
+            connection.rate = min(connection.max_rate, connection.rate + self.settings.dctcp_rate_ai_bytes_per_s)

@@ -415,8 +415,8 @@ def test_a_long_run_that_cannot_hold_its_limits_is_given_up_and_a_given_load_is_
     from windtunnel.search.capacity.limits import parse_limits
     from windtunnel.search.capacity.load import stream_of
     from windtunnel.search.capacity.probe import probe
-    from windtunnel.search.priced_deployments import PricedDeployments
     from windtunnel.search.space.space import scenario_at
+    from windtunnel.serving.priced_deployments import PricedDeployments
 
     scenario = scenario_at(space(), {"workload.num_requests": 6000, "workload.arrivals.rate_per_s": 500.0})
     stream, limits = stream_of(scenario.workload, 0), parse_limits("ttft_p90=1s")

@@ -25,7 +25,7 @@ COMPARED = (
     "output_tokens",
     "sequence",
 )
-"""Columns of `REQUEST` records and attributes of the oracle's requests."""
+"""Columns of `Request` records and attributes of the oracle's requests."""
 
 
 def oracle_requests(arrays: RequestArrays) -> list[Request]:

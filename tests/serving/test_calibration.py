@@ -9,6 +9,9 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.schema import encode
 from windtunnel.serving.calibration import Calibration, calibration_for, load_calibration, outside
+from windtunnel.serving.scenario import resolve
+from windtunnel.serving.shorthand import scenario
+from windtunnel.workload.client import client_of
 
 RAW = {
     "engine": "vllm",
@@ -48,6 +51,34 @@ def test_a_file_is_read_with_its_units_and_written_back_equal(tmp_path: Path) ->
     again = tmp_path / "again.yaml"
     again.write_text(yaml.safe_dump(encode(found)), encoding="utf-8")
     assert load_calibration(str(again)) == found
+
+
+def test_a_calibration_has_times_of_the_clients_of_its_runs_alone(tmp_path: Path) -> None:
+    clients = {"inferencex": {"stream_s": "70us"}}
+    path = saved(tmp_path, clients=clients)
+
+    def stream_s(client: str | None) -> float | None:
+        engine = {"engine": "vllm", "calibration": path, "client": client}
+        made = scenario(
+            model="llama-3.1-8b", device="h100_sxm", concurrency=1, input_tokens=8, output_tokens=8, **engine
+        )
+        return resolve(made).client.stream_s
+
+    assert stream_s("inferencex") == 70e-6
+    assert stream_s(None) == stream_s("vllm") == client_of(None).stream_s != 70e-6
+
+
+def test_a_model_new_to_the_device_and_another_client_are_remarked_on(tmp_path: Path) -> None:
+    raw = {**RAW["provenance"], "models": ["a", "b"], "devices": ["h100_sxm", "h200_sxm"]}
+    raw["models_on"] = {"h100_sxm": ["a"], "h200_sxm": ["b"]}
+    found = load_calibration(saved(tmp_path, provenance=raw, clients={"inferencex": {"stream_s": "70us"}}))
+
+    def kinds(device: str, model: str, version: str, client: str) -> list[str]:
+        return list(outside(found, device, model, ("fp8",), version, client).values())
+
+    assert kinds("h100_sxm", "a", "0.19.0", "inferencex") == kinds("h200_sxm", "b", "0.19.0", "") == []
+    assert kinds("h100_sxm", "b", "0.19.0", "inferencex") == ["model"]
+    assert kinds("h100_sxm", "c", "0.20.0", "python") == ["model", "client", "version"]
 
 
 def test_the_engine_must_be_the_calibrations(tmp_path: Path) -> None:
@@ -102,7 +133,7 @@ def test_versions_outside_all_runs_take_the_nearest_and_say_so(version: str) -> 
 
 def test_what_lies_outside_is_said(tmp_path: Path) -> None:
     found: Calibration = load_calibration(saved(tmp_path))
-    assert outside(found, "h100_sxm", "a", ("fp8",), "0.19.0") == []
+    assert outside(found, "h100_sxm", "a", ("fp8",), "0.19.0") == {}
     assert len(outside(found, "h200_sxm", "b", ("nvfp4",), "0.24.0")) == 4
 
 

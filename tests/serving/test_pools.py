@@ -116,6 +116,7 @@ def plans(
         max_num_batched_tokens=max_num_batched_tokens,
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 7, 20])),
         chunked_prefill=int(chunked),
+        reserves_prompt=int(draw(st.booleans())) if scheduler == codes.VLLM_V1 else 0,
         max_prefill_tokens=draw(st.integers(30, 200)),
         queue_order=draw(st.integers(0, len(codes.QUEUE_ORDERS) - 1)) if scheduler == codes.VLLM_V1 else 0,
         block_size=block_size,

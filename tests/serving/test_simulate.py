@@ -134,6 +134,18 @@ def test_the_frontend_is_part_of_the_clients_latency() -> None:
     assert slow.summary.tpot_s == quick.summary.tpot_s
 
 
+def test_a_client_adds_its_own_time_and_thinks_before_it_sends_again() -> None:
+    def run(**client: float) -> Result:
+        times = {"first_token_s": 0.0, "stream_s": 0.0, "prompt_token_s": 0.0, **client}
+        return served(concurrency=1, num_requests=3, settings={"workload.client": times})
+
+    quick, slow, idle = run(), run(first_token_s=0.05), run(think_s=2.0)
+    assert slow.summary.ttft_s.mean - quick.summary.ttft_s.mean == pytest.approx(0.05)
+    assert slow.summary.e2e_s.mean - quick.summary.e2e_s.mean == pytest.approx(0.05)
+    assert idle.summary.ttft_s.mean == pytest.approx(quick.summary.ttft_s.mean)
+    assert np.diff(idle.requests["arrival_s"]) - np.diff(quick.requests["arrival_s"]) == pytest.approx(2.0)
+
+
 def test_host_work_lengthens_steps_where_it_does_not_overlap() -> None:
     def tpot_s(step_s: float, overlaps: bool) -> float:
         host = {"step_s": step_s, "request_s": 0.0, "first_token_s": 0.0}

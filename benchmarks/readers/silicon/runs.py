@@ -42,6 +42,8 @@ REQUESTS_PER_SLOT = 10
 REQUESTS_PER_SLOT_BY_DIGITS = {("sglang", "h100_sxm"): 20, ("trtllm", "h100_sxm"): 20}
 """The same where unrounded means tell: their digits are multiples of 1 / N with these N."""
 
+CLIENT, UNRECORDED_CLIENT = "inferencex", "unrecorded"
+"""Clients, by their names in the catalog, of rows whose recipes are known and of all others."""
 CLIENT_SEED = 0
 """Default seed of lengths, of every run whose client is known."""
 
@@ -264,6 +266,7 @@ def scenario_of(run: MeasuredRun, acceptance_fraction: float | None = None) -> S
             input_tokens=_lengths(run.input_tokens, run.range_ratio),
             output_tokens=_lengths(run.output_tokens, run.range_ratio),
             lengths_seed=run.lengths_seed,
+            client=UNRECORDED_CLIENT if run.is_unrecorded else CLIENT,
             num_requests=run.num_requests or per_slot * run.concurrency,
         ),
     )

@@ -15,8 +15,8 @@ from windtunnel.calibration.transfers import fitted_calibration
 from windtunnel.pricing.calibrated import CalibratedEstimator
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.calibration import Calibration
+from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.scenario import Setup
-from windtunnel.serving.setup.estimators import shared_estimators
 
 SHARES = tuple(round(0.2 + 0.05 * step, 2) for step in range(16))
 """Shares of accepted draft tokens to choose from."""
@@ -50,7 +50,7 @@ def drafting(
         calibrations: by engine and device (`vllm-h100_sxm`) or engine; what is fitted here corrects what they leave.
     """
 
-    plain_estimator = shared_estimators()
+    plain_estimator = PricedDeployments().estimator
 
     def fitted(setup: Setup) -> Calibration | None:
         return fitted_calibration(calibrations, setup.engine.name, setup.device.name)
@@ -64,10 +64,12 @@ def drafting(
         if isinstance(priced, str):
             yield measurement, priced
         else:
-            calibration, host = fitted(priced.setup), priced.setup.engine.host
+            calibration, host, client = fitted(priced.setup), priced.setup.engine.host, priced.setup.client
             if calibration is not None:
                 host = calibration.host_of(str(priced.setup.engine.version)).over(host)
-            yield measurement, Drafting(priced, tuple(_accepting(priced, share).predict({}, host) for share in SHARES))
+                client = calibration.clients.get(priced.client_name, client).over(client)
+            predicted = tuple(_accepting(priced, share).predict({}, host, client) for share in SHARES)
+            yield measurement, Drafting(priced, predicted)
 
 
 def _accepting(priced: PricedServer, share: float) -> PricedServer:

@@ -1,4 +1,4 @@
-"""Fit what no operator table holds to measured runs: host overheads, and factors on classes of operators.
+"""Fit what no operator table holds to measured runs: times of hosts and clients, and factors on classes of operators.
 
 A run is priced once, class by class (`PricedServer`); a simulation with other factors and overheads then costs
 milliseconds. The fit is a ridge regression of log(measured / predicted) on the logarithms of all parameters
@@ -7,6 +7,10 @@ result. Every parameter is a sum of effects: of all runs, of an engine, of an en
 that on a device (overheads), and of a format (factors), each drawn towards zero, so that what few runs speak for stays
 near what is known of its kin, and an engine, a device or a release without runs falls back to theirs. Runs that no such
 correction explains lose weight (Geman and McClure, 1985).
+
+What API server and client add to TTFT shows only as their sum. Runs of one client cannot tell whose a difference from
+the usual sum is, so most of it goes to the client (`Priors.clients`): the server's part, which predictions for other
+clients take, moves where several clients agree.
 """
 
 from __future__ import annotations
@@ -28,24 +32,29 @@ from windtunnel.pricing.calibrated import factor, shares
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.calibration import NONE, release_of
 from windtunnel.serving.deployment import EngineSettings, HostOverheads
-from windtunnel.serving.engines.defaults import whole_prompt_tokens, with_defaults, with_windows
+from windtunnel.serving.engines.defaults import for_architecture, whole_prompt_tokens, with_defaults
 from windtunnel.serving.prepared import check_requests, with_model_len
+from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.run import run_loop
 from windtunnel.serving.scenario import Setup, resolve
-from windtunnel.serving.setup.estimators import shard_of, shared_estimators
-from windtunnel.serving.setup.frontend import client_delay_s, usual_streams
+from windtunnel.serving.setup.estimators import shard_of
+from windtunnel.serving.setup.frontend import client_delay_s, turnaround_s, usual_streams
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
 from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.serving.setup.step_prices import StepPrices, combined, price_steps
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.pools import PoolPlan
+from windtunnel.workload.client import IN_TTFT, Client, name_of
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
 Floats = NDArray[np.float64]
 
 HOST = HostOverheads.__struct_fields__
 """Overheads that are fitted, as multiples of the engine's defaults."""
+
+CLIENT = tuple(f"client.{name}" for name in IN_TTFT)
+"""Parameters of a client by name: multiples of its times in the catalog."""
 
 HIDDEN = ("step_s", "request_s")
 """Overheads that asynchronous scheduling hides behind the device."""
@@ -81,8 +90,14 @@ class Priors:
     """Overheads: effects of all runs, of an engine, and of an engine on a device."""
     releases: tuple[float, float] = (0.3, 0.4)
     """Overheads: effects of an engine's release, and of a release on a device, as a release seldom ran on two hosts."""
+    models: float = 8.0
+    """Of m models that show an effect of a release, its prior variance is the share m / (m + this)."""
     operators: tuple[float, float, float] = (0.05, 0.05, 0.03)
     """The same of factors."""
+    servers: tuple[float, float] = (0.4, 0.3)
+    """An API server's part of TTFT: effects of an engine, and of it on a device."""
+    clients: tuple[float, float, float, float] = (0.8, 0.3, 0.6, 0.6)
+    """A client's part: effects of all clients, of one with all engines, with an engine, and with it on a device."""
     formats: float = 0.05
     """Effect of a format on GEMMs and experts, of an engine and of an engine on a device."""
     outlier: float = 3.0
@@ -117,12 +132,14 @@ LEAST_RELATIVE = 0.05
 
 
 class Scope(NamedTuple):
-    """The engine, device and release whose parameters a run informs."""
+    """The engine, device, release and client whose parameters a run informs."""
 
     engine: str
     device: str
     release: str = ""
     """Release of the engine, such as 0.10; empty for an image of no release, or for what its releases share."""
+    client: str = ""
+    """Name of the client; empty where its times are given."""
 
     def covers(self, scope: Scope) -> bool:
         """Whether a run of that scope has this engine, on this device if one is named."""
@@ -146,7 +163,12 @@ class PricedServer:
     @property
     def scope(self) -> Scope:
         version = self.measurement.labels.get("version", "")
-        return Scope(self.setup.engine.name, self.setup.device.name, release_of(version))
+        return Scope(self.setup.engine.name, self.setup.device.name, release_of(version), self.client_name)
+
+    @property
+    def client_name(self) -> str:
+        assert self.measurement.scenario is not None
+        return name_of(self.measurement.scenario.workload.client)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -156,7 +178,8 @@ class PricedServer:
         to the slowest steps. It is fitted on runs whose steps it adds to.
         """
         hidden = HIDDEN if self.setup.engine.async_scheduling else ()
-        return (*(f"host.{name}" for name in HOST if name not in hidden), *self.parts)
+        overheads = (f"host.{name}" for name in HOST if name not in hidden)
+        return (*overheads, *(CLIENT if self.client_name else ()), *self.parts)
 
     @property
     def keeps_by_default(self) -> bool:
@@ -178,25 +201,25 @@ class PricedServer:
         typed = {n: int(value) if isinstance(getattr(usual, n), int) else value for n, value in values.items()}
         other = msgspec.structs.replace(EngineSettings(host=usual.host), **typed)
         engine = with_defaults(deployment.engine, self.setup.device, other, deployment.parallelism)
-        engine = with_windows(deployment.engine, engine, self.setup.model.architecture)
+        engine = for_architecture(deployment.engine, engine, self.setup.model.architecture)
         setup = replace(self.setup, engine=whole_prompt_tokens(deployment.engine, engine, self.setup.max_model_len))
         memory = _memory(setup, self.requests)
         seed = self.measurement.scenario.seed
         settings = kernel_settings(setup, memory, deployment.replicas, self.requests, deployment.router, seed)
         return replace(self, settings=settings)
 
-    def predict(self, factors: Mapping[str, float], host: HostOverheads) -> dict[str, float]:
-        """Simulate with these factors and overheads; TPOT is NaN where every output is one token."""
+    def predict(self, factors: Mapping[str, float], host: HostOverheads, client: Client) -> dict[str, float]:
+        """Simulate with these factors and times; TPOT is NaN where every output is one token."""
         prices = combined(self.parts, {name: factor(factors, name) for name in self.parts})
         engine = msgspec.structs.replace(prices.engine, host=host)
         cost = replace(prices, engine=engine).lowered().cost
         settings, requests = self.settings, self.requests
         busy = usual_streams(settings.max_num_seqs, self.setup, settings.num_replicas, requests.concurrency)
-        usual_s = float(host.frontend_s(requests.input_tokens.mean(), busy))
-        timed = settings._replace(frontend_s=usual_s)
+        frontend = client.behind(host)
+        timed = settings._replace(frontend_s=turnaround_s(frontend, requests, busy))
         records = run_loop([PoolPlan(timed, cost, speculation=self.speculation)], requests).requests
         replica = records["rank"] // settings.ranks_per_replica
-        seen_s = client_delay_s(host, requests, records, replica, settings.num_replicas)
+        seen_s = client_delay_s(frontend, requests, records, replica, settings.num_replicas)
         measured = np.arange(records.size) >= self.requests.num_warmup
         ttft_s = (records["first_token_s"] - records["arrival_s"] + seen_s)[measured]
         decoding_s = (records["finish_s"] - records["first_token_s"])[measured]
@@ -214,7 +237,7 @@ def priced_servers(
     Args:
         estimator_of: prices a setup's operators; None reads the tables of each device and engine version once.
     """
-    estimator_of = estimator_of or shared_estimators()
+    estimator_of = estimator_of or PricedDeployments().estimator
     for measurement in measurements:
         try:
             yield measurement, _priced(measurement, estimator_of)
@@ -262,8 +285,8 @@ def _memory(setup: Setup, requests: RequestArrays) -> MemoryPlan:
 # ------------------------------------------------------------------------------------------------------------------ fit
 
 Effect = tuple[str, ...]
-"""Owner of an effect: (parameter or its class, "all" | engine | engine and device | engine and release | all three), or
-for a format's effect, (parameter, engine | engine and device)."""
+"""Owner of an effect: (parameter or its class, "all" | engine | engine and device | engine and release | all three),
+with the client before them for its own times, or for a format's effect, (parameter, engine | engine and device)."""
 
 
 MOST_EFFECTS = 5
@@ -272,9 +295,15 @@ MOST_EFFECTS = 5
 def effects(parameter: str, scope: Scope, priors: Priors = PRIORS) -> dict[Effect, float]:
     """Return the effects whose sum is the logarithm of a parameter of a run, with the prior spread of each."""
     kind, _, rest = parameter.partition(".")
+    engine, device, release, client = scope
+    if kind == "client":
+        places = [("all",), (client,), (client, engine), (client, engine, device)]
+        return {(parameter, *place): spread for place, spread in zip(places, priors.clients, strict=True)}
+    if kind == "host" and rest in IN_TTFT:
+        of_engine, of_device = priors.servers
+        return {(parameter, engine): of_engine, (parameter, engine, device): of_device}
     base = parameter if kind == "host" else f"{kind}.{rest.rpartition('.')[2]}" if rest else kind
     overall, of_engine, of_device = priors.host if kind == "host" else priors.operators
-    engine, device, release = scope
     spreads = {(base, "all"): overall, (base, engine): of_engine, (base, engine, device): of_device}
     if kind == "host" and release:
         spreads[base, engine, release], spreads[base, engine, device, release] = priors.releases
@@ -306,10 +335,19 @@ class Fit:
             }
         )
 
+    def client(self, default: Client, scope: Scope) -> Client:
+        """Return the times of a client before an engine's release on a device, from its times in the catalog."""
+        moved = {
+            name: float(getattr(default, name) or 0.0) * math.exp(self.logarithm(f"client.{name}", scope))
+            for name in IN_TTFT
+        }
+        return msgspec.structs.replace(default, **moved) if scope.client else default
+
 
 def predict(priced: PricedServer, fit: Fit) -> dict[str, float]:
     """Predict the metrics of a run under a fit."""
-    return priced.predict(fit.factors(priced), fit.host(priced.setup.engine.host, priced.scope))
+    host, client = fit.host(priced.setup.engine.host, priced.scope), fit.client(priced.setup.client, priced.scope)
+    return priced.predict(fit.factors(priced), host, client)
 
 
 @dataclass(frozen=True)
@@ -340,20 +378,28 @@ def local(runs: Sequence[PricedServer], fit: Fit) -> LocalFit:
     base, slopes = [], []
     for priced in runs:
         factors, host = fit.factors(priced), fit.host(priced.setup.engine.host, priced.scope)
-        here = priced.predict(factors, host)
+        client = fit.client(priced.setup.client, priced.scope)
+        here = priced.predict(factors, host, client)
         slope: dict[str, dict[str, float]] = {metric: {} for metric in FITTED}
         for name in priced.parameters:
             kind, _, field = name.partition(".")
+            if kind == "client":
+                continue
             if kind == "host":
-                ratio = HOST_RATIO
-                metrics = priced.predict(
-                    factors, msgspec.structs.replace(host, **{field: getattr(host, field) * ratio})
-                )
+                of_client = getattr(client, field) if field in IN_TTFT else 0.0
+                ratio, of_server = HOST_RATIO, getattr(host, field)
+                both = of_server + of_client
+                longer = msgspec.structs.replace(host, **{field: of_server + both * (ratio - 1.0)})
+                metrics = priced.predict(factors, longer, client)
+                shares = {name: of_server / both} if both else {name: 1.0}
+                if f"client.{field}" in priced.parameters:
+                    shares[f"client.{field}"] = 1.0 - shares[name]
             else:
-                ratio = FACTOR_RATIO
-                metrics = priced.predict(factors | {name: factors[name] * ratio}, host)
+                ratio, shares = FACTOR_RATIO, {name: 1.0}
+                metrics = priced.predict(factors | {name: factors[name] * ratio}, host, client)
             for metric in FITTED:
-                slope[metric][name] = (metrics[metric] / here[metric] - 1.0) / (ratio - 1.0)
+                for parameter, share in shares.items():
+                    slope[metric][parameter] = share * (metrics[metric] / here[metric] - 1.0) / (ratio - 1.0)
         base.append(here)
         slopes.append(slope)
     return LocalFit(fit, base, slopes)
@@ -404,14 +450,8 @@ def _fitted(runs: Sequence[PricedServer], around: LocalFit, priors: Priors = PRI
         return Fit({})
     crowding = crowding_weights([by_configuration(priced) for priced in runs])
     weights = np.repeat(np.array([priced.measurement.weight for priced in runs]) * crowding, len(FITTED))
-    names: dict[Effect, int] = {}
-    spreads: list[float] = []
-    for priced in runs:
-        for parameter in priced.parameters:
-            for effect, spread in effects(parameter, priced.scope, priors).items():
-                if effect not in names:
-                    names[effect] = len(names)
-                    spreads.append(spread)
+    spreads = _spreads(runs, priors)
+    names = {effect: index for index, effect in enumerate(spreads)}
     shares, summed = _terms(runs, around, names)
     measured = np.array([[priced.measurement.measured.get(metric, math.nan) for metric in FITTED] for priced in runs])
     base = np.array([[metrics[metric] for metric in FITTED] for metrics in around.base])
@@ -429,11 +469,31 @@ def _fitted(runs: Sequence[PricedServer], around: LocalFit, priors: Priors = PRI
             np.add.at(design, (run, metric, summed[run, parameter, place]), terms)
         residual = np.log(measured / (base * relative))
         flat = design[:, :, :-1].reshape(residual.size, -1)
-        change = _ridge_step(flat, residual.ravel(), scale, weights, np.array(spreads), values, priors.outlier)
+        change = _ridge_step(
+            flat, residual.ravel(), scale, weights, np.array(list(spreads.values())), values, priors.outlier
+        )
         values = values + change
         if np.abs(change).max(initial=0.0) < CONVERGED:
             break
     return Fit(dict(zip(names, values.tolist(), strict=True)))
+
+
+def _spreads(runs: Sequence[PricedServer], priors: Priors) -> dict[Effect, float]:
+    """Return the prior spread of every effect of the runs; those of a release shrink where few models show it.
+
+    What a single model shows on a release may be the model's: its kernels, its experts.
+    """
+    spreads: dict[Effect, float] = {}
+    models: dict[Effect, set[str]] = {}
+    for priced in runs:
+        scope = priced.scope
+        for parameter in priced.parameters:
+            for effect, spread in effects(parameter, scope, priors).items():
+                spreads[effect] = spread
+                if scope.release and effect[-1] == scope.release:
+                    models.setdefault(effect, set()).add(priced.setup.model.name)
+    shares = {effect: len(names) / (len(names) + priors.models) for effect, names in models.items()}
+    return {effect: spread * math.sqrt(shares.get(effect, 1.0)) for effect, spread in spreads.items()}
 
 
 def _terms(

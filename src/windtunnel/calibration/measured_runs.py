@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from windtunnel import catalog
-from windtunnel.errors import InputError, did_you_mean, unreadable
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.files import read_text
 from windtunnel.formats.clients.read import MS, read_client_results
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import Schema, decode, read_yaml, set_path
@@ -169,7 +170,10 @@ def read_client_files(path: Path, base: dict[str, Any]) -> list[Measurement]:
     runs = []
     for result in read_client_results(path):
         values = vars(result)
-        scenario = scenario_from({**base, "workload": _workload(path.name, values, are_means=True)}, path.name)
+        workload = _workload(path.name, values, are_means=True)
+        if result.client in catalog.names("clients"):
+            workload["client"] = result.client
+        scenario = scenario_from({**base, "workload": workload}, path.name)
         runs.append(Measurement(result.id, scenario, "", result.measured, _labels(scenario, values)))
     return runs
 
@@ -186,10 +190,7 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
         for row in table.to_pylist():
             yield {name: "" if value is None else str(value) for name, value in row.items()}
         return
-    try:
-        lines = csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines())
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error) from None
+    lines = csv.DictReader(read_text(path).removeprefix("\ufeff").splitlines())
     columns = lines.fieldnames or ()
     for name in columns:
         if columns.count(name) > 1:

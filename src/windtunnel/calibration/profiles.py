@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.calibration.cross_validation import LEAST_CONFIGURATIONS, averaged_fit, folds, held_out
 from windtunnel.calibration.fit import (
@@ -14,6 +13,7 @@ from windtunnel.calibration.fit import (
     METRICS,
     NOISE,
     Fit,
+    Floats,
     PricedServer,
     Scope,
     around_again,
@@ -28,8 +28,7 @@ from windtunnel.serving.analysis.intervals import uncalibrated_spreads
 from windtunnel.serving.calibration import Calibration, Provenance
 from windtunnel.serving.deployment import HostOverheads
 from windtunnel.versions import version_key
-
-Floats = NDArray[np.float64]
+from windtunnel.workload.client import IN_TTFT, Client
 
 
 def ratios(runs: Sequence[PricedServer], predictions: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
@@ -80,6 +79,7 @@ def profile(
         releases={
             release: _rounded(fit.host(of_release[release], place._replace(release=release))) for release in numbered
         },
+        clients=_clients([priced for priced, _ in covered], fit, place),
         factors=_factors({name for priced, _ in covered for name in priced.parts}, fit, place),
         inferred=inferred(runs, learnt, engine, device),
         reserve=reserve(runs, learnt, engine, device),
@@ -87,6 +87,19 @@ def profile(
         spread_assumed=_spreads_of(runs, left_out, kin(runs, engine, device, assumed=True), engine),
         provenance=_provenance(covered, source),
     )
+
+
+def _clients(runs: Sequence[PricedServer], fit: Fit, place: Scope) -> dict[str, Client]:
+    """Return the times of every named client of the runs."""
+    usual = {priced.client_name: priced.setup.client for priced in runs if priced.client_name}
+    return {
+        name: _rounded_client(fit.client(client, place._replace(client=name))) for name, client in sorted(usual.items())
+    }
+
+
+def _rounded_client(client: Client) -> Client:
+    rounded = {name: float(f"{getattr(client, name):.4g}") for name in IN_TTFT}
+    return msgspec.structs.replace(Client(), **rounded)
 
 
 def _factors(names: Collection[str], fit: Fit, place: Scope) -> dict[str, float]:
@@ -112,6 +125,10 @@ def _provenance(pairs: Sequence[tuple[PricedServer, Mapping[str, float]]], sourc
         num_runs=len(runs),
         num_configurations=len({by_configuration(priced) for priced in runs}),
         models=tuple(sorted({setup.model.name for setup in setups})),
+        models_on={
+            device: tuple(sorted({setup.model.name for setup in setups if setup.device.name == device}))
+            for device in sorted({setup.device.name for setup in setups})
+        },
         # An image of no release has no version, and is priced with the defaults.
         versions=tuple(sorted({priced.measurement.labels.get("version", "") for priced in runs} - {""})),
         formats=tuple(sorted(formats)),

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import msgspec
 
 from windtunnel.calibration.measured_runs import Measurement, check_ids
-from windtunnel.errors import InputError, unreadable
-from windtunnel.files import write_text
+from windtunnel.errors import InputError
+from windtunnel.files import read_bytes, read_text, write_text
 from windtunnel.schema import Schema, decode, encode
 from windtunnel.serving.scenario import scenario_from
 
@@ -76,11 +76,7 @@ def is_run_file(path: Path) -> bool:
     Raises:
         InputError: the file cannot be read.
     """
-    try:
-        with path.open("rb") as file:
-            return file.read(len(MARK)) == MARK.encode()
-    except OSError as error:
-        raise unreadable(path, error) from None
+    return read_bytes(path, len(MARK)) == MARK.encode()
 
 
 def read_run_file(path: Path) -> list[Measurement]:
@@ -89,10 +85,7 @@ def read_run_file(path: Path) -> list[Measurement]:
     Raises:
         InputError: a line is not JSON, has an unknown key or a wrong value, or two runs have one id; names the line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error) from None
+    lines = read_text(path).splitlines()
     runs = [_measurement(f"{path.name} line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
     check_ids(runs, path, "give each run an id of its own")
     return runs

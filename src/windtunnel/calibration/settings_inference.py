@@ -21,6 +21,7 @@ from windtunnel.calibration.fit import (
     NOISE,
     TRIED,
     Fit,
+    Floats,
     LocalFit,
     PricedServer,
     by_configuration,
@@ -31,8 +32,6 @@ from windtunnel.errors import InputError
 from windtunnel.serving.calibration import Inferred, Reserve
 from windtunnel.serving.state import records as state
 from windtunnel.units import GIB
-
-Floats = NDArray[np.float64]
 
 Values = tuple[tuple[str, float], ...]
 """Settings of `EngineSettings` by name, in the order in which they were inferred; empty: the engine's defaults."""
@@ -65,7 +64,7 @@ def series_of(priced: PricedServer) -> RunSeries | None:
     labels = priced.measurement.labels
     if not priced.measurement.unknown:
         return None
-    engine, device, _ = priced.scope
+    engine, device, *_ = priced.scope
     return RunSeries(
         engine, device, str(priced.setup.engine.version), priced.setup.model.name, labels.get("source", "")
     )
@@ -148,7 +147,7 @@ def infer(trials: Trials, around: LocalFit, fit: Fit, kept: NDArray[np.bool_]) -
         if (series := series_of(priced)) is not None:
             unrecorded.setdefault(series, []).append(index)
         elif priced.keeps_by_default:
-            engine, device, _ = priced.scope
+            engine, device, *_ = priced.scope
             for scope in (RunSeries(engine), RunSeries(engine, device)):
                 retention.setdefault(scope, []).append(index)
     learnt: dict[RunSeries, Taken] = {}
@@ -178,7 +177,7 @@ def _left_open(runs: Sequence[PricedServer]) -> dict[RunSeries, tuple[str, ...]]
 
 def values_of(priced: PricedServer, learnt: Learnt) -> Values:
     """Return the values learnt for the settings that a run's record leaves open."""
-    engine, device, _ = priced.scope
+    engine, device, *_ = priced.scope
     series = series_of(priced)
     if series is not None:
         return learnt[series].values if series in learnt else ()

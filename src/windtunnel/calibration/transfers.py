@@ -13,24 +13,22 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from windtunnel import catalog
-from windtunnel.calibration.fit import NOISE, PRIORS, Scope, crowding_weights
+from windtunnel.calibration.fit import NOISE, PRIORS, Floats, Scope, crowding_weights
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.errors import InputError
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.calibration import Calibration, LearntTransfer, Provenance, TransferRecord, calibration_for
 from windtunnel.serving.deployment import LINK_EFFICIENCY, TRANSFER_LATENCY_S
 from windtunnel.serving.prepared import PreparedDeployment, alone_scenario, prepare
+from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.run import replicas_of
 from windtunnel.serving.scenario import Scenario, Setup, resolve
-from windtunnel.serving.setup.estimators import shared_estimators
 from windtunnel.serving.setup.frontend import client_delay_s
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
-Floats = NDArray[np.float64]
 Values = tuple[float, float]
 """Latency in seconds, and share of the links' bandwidth."""
 
@@ -69,8 +67,9 @@ class PricedPools:
         latency_s, efficiency = values
         run = self.deployment.with_transfers(latency_s, efficiency).serve(self.requests)
         _, replica, num_replicas = replicas_of(run)
-        host = self.deployment.pools[0].setup.engine.host
-        seen_s = client_delay_s(host, self.requests, run.requests, replica, num_replicas)
+        seen_s = client_delay_s(
+            self.deployment.pools[0].setup.frontend, self.requests, run.requests, replica, num_replicas
+        )
         ttft_s = (run.requests["first_token_s"] - run.requests["arrival_s"] + seen_s)[self.requests.num_warmup :]
         return float(np.median(ttft_s) if self.measurement.statistic == "p50" else np.mean(ttft_s))
 
@@ -141,7 +140,7 @@ def _base(engine: str, device: str, runs: Sequence[Measurement], source: str) ->
 
 def _priced_pools(runs: Sequence[Measurement], made: Mapping[str, Calibration]) -> Iterator[PricedPools]:
     """Prepare the runs that can be simulated, with the calibration of aggregated ones."""
-    estimator_of = shared_estimators()
+    estimator_of = PricedDeployments().estimator
 
     def calibration_of(alone: Scenario) -> Calibration | None:
         engine, device = alone.deployment.engine.name, catalog.device(alone.deployment.device).name

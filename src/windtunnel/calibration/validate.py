@@ -1,7 +1,7 @@
 """Predict measured runs, one simulation each, beside their measured values."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -10,13 +10,15 @@ import msgspec
 from windtunnel.calibration.measured_runs import METRICS, Measurement, reason_of
 from windtunnel.errors import InputError
 from windtunnel.metrics.uncertainty import Interval
-from windtunnel.pricing.estimator import Coverage, Estimator
+from windtunnel.pricing.estimator import Coverage
 from windtunnel.processes import WorkerProcesses
+from windtunnel.serving.prepared import prepare
+from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.results import Result
 from windtunnel.serving.run import Progress
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
-from windtunnel.serving.setup.estimators import shared_estimators
-from windtunnel.serving.simulate import simulate
+from windtunnel.serving.simulate import serve_scenario
+from windtunnel.workload.generate.requests import generate
 
 TELLING_FACTS = {
     "roofline": (0.2, "device time priced by a roofline"),
@@ -119,17 +121,15 @@ def _predict_batch(work: tuple[list[Measurement], str | None]) -> list[RunPredic
 
 
 def _predictions(measurements: Iterable[Measurement], calibration: str | None) -> Iterator[RunPrediction]:
-    estimator_of = shared_estimators()
+    priced = PricedDeployments()
     for measurement in measurements:
         try:
-            yield _predicted(measurement, calibration, estimator_of)
+            yield _predicted(measurement, calibration, priced)
         except InputError as error:
             yield RunPrediction(measurement, reason_of(error), {}, {}, "", {})
 
 
-def _predicted(
-    measurement: Measurement, calibration: str | None, estimator_of: Callable[[Setup], Estimator]
-) -> RunPrediction:
+def _predicted(measurement: Measurement, calibration: str | None, priced: PricedDeployments) -> RunPrediction:
     if measurement.scenario is None:
         raise InputError(measurement.refused)
     scenario = measurement.scenario
@@ -141,7 +141,9 @@ def _predicted(
         scenario = _accepting(measurement, setup, scenario)
         setup = _decoding_setup(scenario)
 
-    result = simulate(scenario, estimator_of=estimator_of)
+    requests = generate(scenario.workload, scenario.seed)
+    prepared = prepare(scenario, requests, estimator_of=priced.estimator, lower=priced.lower)
+    result = serve_scenario(scenario, prepared, requests)
     return RunPrediction(
         measurement=measurement,
         refused="",

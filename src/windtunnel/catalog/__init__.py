@@ -1,11 +1,11 @@
 """Catalog of models, devices and nodes, shipped or added by a user: one file each, found by name.
 
-A catalog is a folder with `models/`, `devices/`, `nodes/`, `engines/`, `traces/` and `calibrations/`. The folders in
-the environment variable `WINDTUNNEL_CATALOG` (separated as in `PATH`) come first and the shipped one last. A model is
-its Hugging Face `config.json` under the name `organisation--model.json`; `models/aliases.yaml` gives further names, and
-checkpoints that differ from a base model in their formats only; `models/generation.yaml` has what they publish about
-sampling. A shipped or installed engine is a folder of its own,
-with its `defaults.yaml` beside its code (`ENGINES`).
+A catalog is a folder with `models/`, `devices/`, `nodes/`, `engines/`, `traces/`, `clients/` and `calibrations/`. The
+folders in the environment variable `WINDTUNNEL_CATALOG` (separated as in `PATH`) come first and the shipped one last. A
+model is its Hugging Face `config.json` under the name `organisation--model.json`; `models/aliases.yaml` gives further
+names, and checkpoints that differ from a base model in their formats only; `models/generation.yaml` has what they
+publish about sampling. A shipped or installed engine is a folder of its own, with its `defaults.yaml` beside its code
+(`ENGINES`).
 """
 
 import json
@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from windtunnel.errors import InputError, check_known, did_you_mean, unreadable
-from windtunnel.files import is_file
+from windtunnel.errors import InputError, check_known, did_you_mean
+from windtunnel.files import is_file, read_bytes
 from windtunnel.hardware import Device, Node
 from windtunnel.model.config import model_from_config
 from windtunnel.model.precision import Precision
@@ -28,7 +28,7 @@ from windtunnel.model.shape import ModelSpec
 from windtunnel.plugins import Registry
 from windtunnel.schema import Schema, decode, read_yaml
 
-KINDS = ("models", "devices", "nodes", "engines", "traces", "calibrations")
+KINDS = ("models", "devices", "nodes", "engines", "traces", "clients", "calibrations")
 """Kinds of entries: the names of a catalog's folders."""
 
 ENGINES = Registry("windtunnel.engines", "windtunnel.serving.engines", "engine", folders=True)
@@ -277,15 +277,16 @@ def entry(path: Path, kind: type[EntryT]) -> EntryT:
     Raises:
         InputError: the file is missing or wrong.
     """
-    if path.is_relative_to(_PACKAGE):
-        shipped_entry: EntryT = _shipped_entry(path, kind)  # type: ignore[arg-type]
-        return shipped_entry
+    read: Any = _shipped_entry if path.is_relative_to(_PACKAGE) else _entry
+    content: EntryT = read(path, kind)
+    return content
+
+
+def _entry(path: Path, kind: Any) -> Any:
     return decode(read_yaml(path), kind, path.name)
 
 
-@cache
-def _shipped_entry(path: Path, kind: Any) -> Any:
-    return decode(read_yaml(path), kind, path.name)
+_shipped_entry = cache(_entry)
 
 
 def _match_model(name: str, entries: Mapping[str, ModelEntry]) -> str | None:
@@ -383,10 +384,8 @@ def _config_file(path: Path) -> Path:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
+        content: dict[str, Any] = json.loads(read_bytes(path))
         return content
-    except OSError as error:
-        raise unreadable(path, error) from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON: {error}", "is it cut off?") from None
 

@@ -1,32 +1,19 @@
 """`windtunnel catalog`: models, devices and the rest that are known by name."""
 
-import click
-
-from windtunnel.cli.options import Verb
+from windtunnel.catalog import KINDS
 from windtunnel.cli.output import answer
+from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, check_known
+from windtunnel.report import catalog
 
-KINDS = ("models", "devices", "nodes", "engines", "traces", "calibrations")
 
-
-@click.command(cls=Verb)
-@click.argument("kind", required=False, metavar="|".join(KINDS))
-@click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(kind: str | None, name: str | None, as_json: bool) -> None:
-    """List known models, devices, nodes, engines, traces or calibrations; with a NAME, one in full with its sources.
-
-    \b
-    windtunnel catalog devices
-    windtunnel catalog models llama-3.1-70b --json
-    """
-    hint = f"one of: {', '.join(KINDS)}"
+def command(options: Options) -> None:
+    """List the entries of a kind, or show one."""
+    kind, hint = options.kind, f"one of: {', '.join(KINDS)}"
     if kind is None:
         raise InputError("catalog needs to know what to list", hint)
     check_known(kind, KINDS, f"the catalog has no {kind!r}", hint)
-    from windtunnel.report import catalog
-
-    if name:
-        answer(as_json, catalog.entry, catalog.entry_report, kind, name)
+    if options.name:
+        answer(options.as_json, catalog.entry, catalog.entry_report, kind, options.name)
     else:
-        answer(as_json, catalog.entries, catalog.list_report, kind)
+        answer(options.as_json, catalog.entries, catalog.list_report, kind)

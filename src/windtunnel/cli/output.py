@@ -2,25 +2,28 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from windtunnel import catalog
 from windtunnel.errors import InputError
+from windtunnel.files import write_text
+from windtunnel.hardware import Node
+from windtunnel.model.shape import ModelSpec
+from windtunnel.report.render.html import page
+from windtunnel.report.render.json import as_text
+from windtunnel.report.report import Report
+from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.engines.defaults import newer_than_known
 
-if TYPE_CHECKING:
-    from windtunnel.hardware import Node
-    from windtunnel.model.shape import ModelSpec
-    from windtunnel.report.report import Report
 
-
-def answer(as_json: bool, document: Callable[..., Any], report: Callable[..., "Report"], *result: Any) -> None:
+def answer(as_json: bool, document: Callable[..., Any], report: Callable[..., Report], *result: Any) -> None:
     """Print a result to stdout: `document(*result)` as JSON, or the report `report(*result)`."""
     if as_json:
-        from windtunnel.report.render.json import as_text
-
         click.echo(as_text(document(*result)))
     else:
+        # JSON needs nothing of rich, which takes 25 ms to load.
         from windtunnel.report.render.terminal import show
 
         show(report(*result))
@@ -31,26 +34,27 @@ def remark(text: str) -> None:
     click.echo(text, err=True)
 
 
-def remark_left_out(model: "ModelSpec") -> None:
+def remark_left_out(model: ModelSpec) -> None:
     """Say on stderr which parts of a published model the predictions leave out."""
     if model.left_out:
         remark(f"note: {model.name} is predicted without its {' and '.join(model.left_out)}: text only")
 
 
-def remark_node(device: str, node: "str | Node | None") -> None:
-    """Say on stderr that the links of a device, for which no node is named or known, are assumed to be PCIe."""
-    from windtunnel import catalog
+def remark_version(engine: EngineSettings) -> None:
+    """Say on stderr that an engine's version is newer than all whose defaults are known."""
+    if sentence := newer_than_known(engine):
+        remark(f"note: {sentence}")
 
+
+def remark_node(device: str, node: str | Node | None) -> None:
+    """Say on stderr that the links of a device, for which no node is named or known, are assumed to be PCIe."""
     if node is None and catalog.default_node(catalog.device(device)).name == catalog.GENERIC_NODE:
         remark(f"note: no node of {device} is known, so eight devices on PCIe are assumed; --node names another")
 
 
-def write_page(file: Path | None, report: Callable[..., "Report"], *result: Any) -> None:
+def write_page(file: Path | None, report: Callable[..., Report], *result: Any) -> None:
     """Write the page of `report(*result)` to `file`, and say so; do nothing without a file."""
     if file is not None:
-        from windtunnel.files import write_text
-        from windtunnel.report.render.html import page
-
         write_text(file, page(report(*result)))
         remark(f"wrote {file}")
 

@@ -1,49 +1,217 @@
-"""`windtunnel` itself: its verbs are imported when they run, so that `--help` is instant."""
+"""The commands of `windtunnel`, made from `verbs.yaml` and `options.yaml`: `--help` imports none of their modules."""
 
+from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import click
 
-from windtunnel.cli.options import VerbGroup
+from windtunnel.errors import InputError, check_known
 
 VERBS = {
-    "simulate": ("serving.simulate", "Predict latency, throughput and cost of a served model."),
-    "capacity": ("serving.capacity", "Find the greatest load that a deployment sustains within its limits."),
-    "search": ("serving.search", "Find the cheapest deployment that meets the objective."),
-    "whatif": ("serving.whatif", "Vary a few settings of a scenario and compare."),
-    "train": ("training.train", "Predict a training job's step time, memory and cost."),
-    "explain": ("serving.explain", "Show one forward step operator by operator."),
-    "validate": ("serving.validate", "Predict measured runs and show how far off the predictions are."),
-    "calibrate": ("serving.calibrate", "Fit host overheads and operator factors to measured runs."),
-    "profile": ("lab.profile", "Measure operators, collectives and host overheads of this machine."),
-    "bench": ("lab.bench", "Measure a real server under a simulation's workload."),
-    "collective": ("network.collective", "Predict the time and bandwidth of one collective."),
-    "network": ("network.network", "Run a training workload on a network (SimAI's job)."),
-    "topology": ("network.topology", "Generate, show and check networks of GPUs."),
-    "workload": ("training.workload", "Read workloads and traces; write jobs for SimAI, AICB and Chakra."),
-    "lab": ("lab.lab", "Run and profile real models; compare them with a simulation."),
-    "vidur": ("serving.vidur", "Run what a Vidur config.json describes, event for event."),
-    "dashboard": ("dashboard", "Show results in the browser, compare them and try scenarios."),
-    "catalog": ("catalog", "List known models, devices, nodes, engines and traces."),
+    "simulate": "Predict latency, throughput and cost of a served model.",
+    "capacity": "Find the greatest load that a deployment sustains within its limits.",
+    "search": "Find the cheapest deployment that meets the objective.",
+    "whatif": "Vary a few settings of a scenario and compare.",
+    "train": "Predict a training job's step time, memory and cost.",
+    "explain": "Show one forward step operator by operator.",
+    "validate": "Predict measured runs and show how far off the predictions are.",
+    "calibrate": "Fit host overheads and operator factors to measured runs.",
+    "profile": "Measure operators, collectives and host overheads of this machine.",
+    "bench": "Measure a real server under a simulation's workload.",
+    "collective": "Predict the time and bandwidth of one collective.",
+    "network": "Run a training workload on a network (SimAI's job).",
+    "topology": "Generate, show and check networks of GPUs.",
+    "workload": "Read workloads and traces; write jobs for SimAI, AICB and Chakra.",
+    "lab": "Run and profile real models; compare them with a simulation.",
+    "vidur": "Run what a Vidur config.json describes, event for event.",
+    "dashboard": "Show results in the browser, compare them and try scenarios.",
+    "tables": "List, fetch and check the measured tables that price operators.",
+    "catalog": "List known models, devices, nodes, engines and traces.",
 }
-"""Verb -> (module below `windtunnel.cli` that holds its `command`, its line of help)."""
+"""Verb -> its line of help; `verbs.yaml` declares the rest."""
+
+OTHER_NAMES = {
+    "tensor-parallel-size": "tp",
+    "pipeline-parallel-size": "pp",
+    "expert-parallel-size": "ep",
+    "quantization": "quant",
+    "request-rate": "rate",
+    "max-concurrency": "concurrency",
+    "num-prompts": "num-requests",
+    "random-input-len": "input-tokens",
+    "random-output-len": "output-tokens",
+}
+"""Option of `vllm serve` or `vllm bench serve` -> the same option here."""
+
+
+class WrittenFile(click.Path):
+    """A file that a verb writes; one that cannot be written is refused before any work."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from windtunnel.files import check_writable
+
+        path = super().convert(value, param, ctx)
+        check_writable(Path(str(path)))
+        return path
+
+
+TYPES = {
+    "text": str,
+    "int": int,
+    "positive": click.IntRange(min=1),
+    "float": float,
+    "path": click.Path(path_type=Path),
+    "written_file": WrittenFile(path_type=Path),
+}
+"""Types of values as the YAML files name them; a flag has none."""
+METAVARS = {"int": "N", "float": "X", "path": "FILE", "written_file": "FILE"}
+"""Type of an option -> how `--help` shows its value; others are a NAME."""
+
+
+class Options(SimpleNamespace):
+    """Values of a command's arguments and options, by the names that the YAML files give them."""
+
+    def of(self, *groups: str) -> dict[str, Any]:
+        """Return the values of some groups of options by name, as far as the command has them; None: not given."""
+        names = (str(option.name) for group in groups for option in options_in(group))
+        return {name: getattr(self, name) for name in names if hasattr(self, name)}
+
+
+class SectionedOption(click.Option):
+    """An option with the heading that `--help` shows it under."""
+
+    def __init__(self, *names: Any, section: str, **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.section = section
+
+
+class Verb(click.Command):
+    """A command whose options stand under headings, and have vLLM's names too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "" in args:
+            before = args[args.index("") - 1] if args.index("") else "the first argument"
+            raise InputError(f"{before} is empty", "give it a value, or leave it out")
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                sections.setdefault(getattr(parameter, "section", "General"), []).append(record)
+        for name, records in sections.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+
+
+class VerbGroup(click.Group):
+    """A group of commands that answers an unknown one with a "did you mean"."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        names = self.list_commands(ctx)
+        if not args[0].startswith("-"):
+            message = f"{ctx.command_path} has no command {args[0]!r}"
+            check_known(args[0], names, message, f"it has {', '.join(names)}")
+        return super().resolve_command(ctx, args)
 
 
 class Verbs(VerbGroup):
-    """A group whose commands live in modules of their own."""
+    """The group of all verbs, each of which is made when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in VERBS:
-            return None
-        command: click.Command = import_module(f"windtunnel.cli.{VERBS[cmd_name][0]}").command
-        return command
+        return _command(cmd_name, declared("verbs")[cmd_name]) if cmd_name in VERBS else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
-            formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
+            formatter.write_dl(list(VERBS.items()))
+
+
+@cache
+def declared(file: str) -> Mapping[str, Any]:
+    """Return the content of `verbs.yaml` or `options.yaml`."""
+    from windtunnel.schema import read_yaml
+
+    content: Mapping[str, Any] = read_yaml(Path(__file__).with_name(f"{file}.yaml"))
+    return content
+
+
+def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
+    """Return a command, or a group of commands, as `verbs.yaml` declares it."""
+    # click keeps the lines of a paragraph that begins with this mark.
+    examples = f"\n\b\n{verb['examples']}" if "examples" in verb else ""
+    texts: dict[str, Any] = {
+        "help": f"{verb['help']}{examples}",
+        "short_help": verb.get("line"),
+        "epilog": verb.get("epilog"),
+    }
+    if "commands" in verb:
+        commands = {below: _command(below, part) for below, part in verb["commands"].items()}
+        if verb.get("needs_command"):
+            return click.Group(name, commands, no_args_is_help=False, **texts)
+        return VerbGroup(name, commands, callback=_show_help, invoke_without_command=True, **texts)
+    arguments = [_argument(name, settings) for name, settings in verb.get("arguments", {}).items()]
+    options = [option for group in verb["options"] for option in options_in(group)]
+    named = _with_dashes if verb.get("keeps_names_of_vllm") else _our_name
+    settings = {"token_normalize_func": named}
+    module, _, function = verb["in"].partition(":")
+
+    def run(**values: Any) -> None:
+        getattr(import_module(f"windtunnel.cli.{module}"), function or "command")(Options(**values))
+
+    return Verb(name, callback=run, params=[*arguments, *options], context_settings=settings, **texts)
+
+
+def _with_dashes(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _our_name(name: str) -> str:
+    return OTHER_NAMES.get(_with_dashes(name), _with_dashes(name))
+
+
+def _argument(name: str, settings: Mapping[str, Any]) -> click.Argument:
+    """Return an argument; without a type it is a path."""
+    return click.Argument([name], **{**settings, "type": TYPES[settings.get("type", "path")]})
+
+
+@cache
+def options_in(group: str) -> tuple[click.Option, ...]:
+    """Return the options of a group of `options.yaml`."""
+    return tuple(
+        _option(text.split(), section, settings)
+        for section, declarations in declared("options")[group].items()
+        for text, settings in declarations.items()
+    )
+
+
+def _option(names: list[str], section: str, given: str | Mapping[str, Any]) -> click.Option:
+    """Return an option from its flags, the name of its value where it is another, and its help or its settings."""
+    settings: dict[str, Any] = {"help": given} if isinstance(given, str) else dict(given)
+    kind, choices = settings.pop("type", "text"), settings.pop("choices", None)
+    if kind == "flag":
+        settings["is_flag"] = True
+    else:
+        settings["type"] = click.Choice(choices) if choices else TYPES[kind]
+        settings.setdefault("metavar", METAVARS.get(kind, "NAME"))
+    flags = [name for name in names if name.startswith("-")]
+    field = next((name for name in names if not name.startswith("-")), None)
+    # As click does: of an option and its opposite, the first names the field.
+    field = field or flags[0].partition("/")[0].strip("-").replace("-", "_")
+    return SectionedOption([field, *flags], section=section, **settings)
 
 
 def _show_version(ctx: click.Context, _param: click.Parameter, is_set: bool) -> None:
@@ -54,19 +222,30 @@ def _show_version(ctx: click.Context, _param: click.Parameter, is_set: bool) -> 
         ctx.exit()
 
 
-@click.group(
-    cls=Verbs,
+@click.pass_context
+def _show_help(ctx: click.Context) -> None:
+    """Show the help of a group of commands without one of them."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+windtunnel = Verbs(
+    "windtunnel",
+    callback=_show_help,
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_version,
+            help="Show the version.",
+        )
+    ],
+    help="Predict how an LLM deployment performs before anyone rents the GPUs.",
+    epilog="Start with: windtunnel simulate --model llama-3.1-8b --device h100_sxm --input-tokens 1024 "
+    "--output-tokens 256 --concurrency 32",
     no_args_is_help=False,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Start with: windtunnel simulate --model llama-3.1-8b --device h100_sxm --input-tokens 1024 "
-    "--output-tokens 256 --concurrency 32",
 )
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
-)
-@click.pass_context
-def windtunnel(ctx: click.Context) -> None:
-    """Predict how an LLM deployment performs before anyone rents the GPUs."""
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())

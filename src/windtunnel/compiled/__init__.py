@@ -1,4 +1,4 @@
-"""How compiled loops are cached, and what several of them share: heaps and an event calendar.
+"""How compiled loops are cached, and what several of them share: heaps, linked lists and an event calendar.
 
 A kernel is a module of functions that numba compiles: numpy arrays, SI floats and int64, no objects. Kernels import
 only kernels. Machine code is cached on disk in a folder keyed by the content of all kernels, because numba does not

@@ -1,10 +1,11 @@
 """How a type checker sees record arrays and whole numbers in kernels.
 
-A `Protocol` declares the fields of a record and how each is stored; `layout` makes the numpy dtype of it. So an editor
+A `Protocol` declares the fields of a record and how each is stored; `new_table` makes an array of them. So an editor
 completes `links[i].free_ps`, and mypy finds unknown fields and swapped tables. Numba never reads these annotations.
 """
 
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias, TypeVar, get_args, get_type_hints, overload
 
 import numpy as np
@@ -63,10 +64,26 @@ I2 = Annotated[int, "i2"]
 """The type of a record's field, and how it is stored."""
 
 
-def layout(record: type) -> np.dtype[Any]:
-    """Return the dtype of a record that a `Protocol` declares: its fields in their order, without padding."""
-    hints = get_type_hints(record, include_extras=True)
-    return np.dtype([(name, get_args(hint)[1]) for name, hint in hints.items()])
+STORED = {float: "f8", int: "i8"}
+"""How numbers are stored whose annotation does not say it."""
+
+
+@cache
+def layout(*owners: type) -> np.dtype[Any]:
+    """Return the dtype of a record with the fields of all `owners`, in their order and without padding: one that a
+    `Protocol` declares, or the numbers of a named tuple.
+    """
+    hints = {name: hint for owner in owners for name, hint in get_type_hints(owner, include_extras=True).items()}
+    return np.dtype([(name, STORED.get(hint) or get_args(hint)[1]) for name, hint in hints.items()])
+
+
+def new_table(owner: type | tuple[type, ...], shape: int | tuple[int, int], **columns: Any) -> Any:
+    """Make records with the fields of `owner`, or of several: zeros, but for the values of some `columns`."""
+    owners = owner if isinstance(owner, tuple) else (owner,)
+    table = np.zeros(shape, layout(*owners)).view(np.recarray)
+    for name, value in columns.items():
+        table[name] = value
+    return table
 
 
 @inner

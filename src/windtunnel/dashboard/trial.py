@@ -23,7 +23,7 @@ from windtunnel.search.capacity.capacity import CHECKS, Capacities, Capacity, ca
 from windtunnel.search.capacity.limits import limits_of
 from windtunnel.search.capacity.load import stream_of
 from windtunnel.search.capacity.probe import Probe, probe
-from windtunnel.search.priced_deployments import PricedDeployments
+from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, pool_scenario, resolve, save, scenario_from
 from windtunnel.serving.shorthand import PATHS, parse_lengths, raw_scenario
@@ -169,7 +169,7 @@ def _check_files(raw: Any, folder: Path, key: str = "") -> None:
         for name, part in raw.items() if isinstance(raw, dict) else ((key, part) for part in raw):
             _check_files(part, folder, str(name))
         return
-    if not isinstance(raw, str) or "\0" in raw:
+    if not isinstance(raw, str) or not raw or "\0" in raw:
         return
     named, below = Path(raw), folder / raw
     is_given_away = named.is_absolute() or raw.startswith("~") or ".." in named.parts

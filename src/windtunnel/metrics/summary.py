@@ -389,7 +389,7 @@ def _batch_summary(steps: Table) -> BatchSummary:
     )
 
 
-def known_distribution(values: Floats) -> Distribution | None:
+def known_distribution(values: Floats | NDArray[np.float32]) -> Distribution | None:
     """Return the distribution of the values that are not NaN; None where there are none."""
     known = values[~np.isnan(values)]
     return distribution(known) if known.size else None

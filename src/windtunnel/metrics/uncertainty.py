@@ -35,7 +35,7 @@ class Interval:
 
 
 def interval(
-    central: float, spread: Spread, num_outside: int, coverage: Mapping[str, float], sampling_error: float = 0.0
+    central: float, spread: Spread, num_outside: float, coverage: Mapping[str, float], sampling_error: float = 0.0
 ) -> Interval:
     """Return the interval around a prediction, which always lies in it.
 
@@ -45,7 +45,7 @@ def interval(
     Args:
         central: the prediction.
         spread: measured over predicted, of runs left out.
-        num_outside: in how many ways the deployment lies outside the calibrated runs.
+        num_outside: in how many ways the deployment lies outside the calibrated runs; a small one counts in part.
         coverage: shares of device time by how operator times were found.
         sampling_error: relative standard error of the prediction over seeds.
     """

@@ -55,7 +55,6 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
     modules = [_modules(attention, feed_forward) for attention, feed_forward in layers]
     max_context_tokens = reader.count("max_position_embeddings")
     has_positions = architecture.position_rows is not None
-    slides = any(attention is not None and attention.window_tokens is not None for attention, _ in layers)
     return ModelSpec(
         name=name,
         hidden_size=reader.count("hidden_size"),
@@ -69,7 +68,7 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         norm_bias=architecture.norm_bias,
         lm_head_bias=reader.rule(architecture.lm_head_bias),
         learned_positions=max_context_tokens + (architecture.position_rows or 0) if has_positions else 0,
-        architecture=reader.model_type if slides else "",
+        architecture=reader.model_type,
         precision=precision_from_config(reader.raw.get("quantization_config"), quant_config, modules, name),
         left_out=_left_out(config, reader),
         tower_parameters=tower_parameters(config),

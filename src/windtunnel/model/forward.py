@@ -6,7 +6,7 @@ on the positions sampled, `decode_launches` and `prefill_launches` (attention co
 may be arrays, so the same functions price one step for `explain` and a whole grid for the simulator.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from windtunnel.model.operators import BF16_BYTES, Collective, Elementwise, Gemm, Launch, Size
@@ -22,11 +22,8 @@ def token_launches(shard: Shard, num_tokens: Size) -> list[Launch]:
         shard: the deployed model.
         num_tokens: tokens that one attention data-parallel rank computes.
     """
-    launches = [*_embedding(shard, num_tokens)]
-    for group in shard.model.layers:
-        count = group.num_layers
-        layer = _layer(shard, group, num_tokens)
-        launches += [replace(launch, count=launch.count * count) for launch in layer]
+    layers = ((group.num_layers, _layer(shard, group, num_tokens)) for group in shard.model.layers)
+    launches = [*_embedding(shard, num_tokens), *_repeated(layers)]
     launches.append(shard.norm("final_norm", num_tokens, shard.precision.lm_head))
     if shard.parallelism.pp > 1:
         # Hidden states and residual go to the next stage; a rank sends its share of them.
@@ -54,20 +51,19 @@ def head_launches(shard: Shard, num_sampled: Size) -> list[Launch]:
 
 def decode_launches(shard: Shard, batch: Size, context_tokens: Size) -> list[Launch]:
     """Return the attention cores of `batch` decoding requests with `context_tokens` keys each, the new one included."""
-    return [
-        replace(launch, count=launch.count * num_layers)
-        for num_layers, attention in shard.model.attentions
-        for launch in attention.decode_launches(shard, batch, context_tokens)
-    ]
+    attentions = shard.model.attentions
+    return _repeated((num, kind.decode_launches(shard, batch, context_tokens)) for num, kind in attentions)
 
 
 def prefill_launches(shard: Shard, batch: Size, num_tokens: Size) -> list[Launch]:
     """Return the attention cores of prefill chunks, `batch` and `num_tokens` as in `operators.PrefillBatch`."""
-    return [
-        replace(launch, count=launch.count * num_layers)
-        for num_layers, attention in shard.model.attentions
-        for launch in attention.prefill_launches(shard, batch, num_tokens)
-    ]
+    attentions = shard.model.attentions
+    return _repeated((num, kind.prefill_launches(shard, batch, num_tokens)) for num, kind in attentions)
+
+
+def _repeated(layers: Iterable[tuple[int, Iterable[Launch]]]) -> list[Launch]:
+    """Return the launches of one layer of each group, counted for all of its layers."""
+    return [replace(launch, count=launch.count * num) for num, launches in layers for launch in launches]
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ GEMM at every token count) and an estimator prices the family in one call. An `O
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from string import Formatter
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +60,8 @@ class Op(ABC):
     error falls from 2.8 % to 2.4 % (decode), 4.7 % to 3.5 % (latent prefill), 2.7 % to 1.8 % (Gated DeltaNet); of
     latent decode, whose heads share the one cache, it rises from 3.2 % to 4.6 %."""
     measured: ClassVar[MeasuredTable | None] = None
+    shown: ClassVar[str] = ""
+    """Dimensions for people, as a format string over the operator's fields and properties."""
 
     @property
     @abstractmethod
@@ -71,9 +74,9 @@ class Op(ABC):
         """Bytes that one execution moves."""
 
     @property
-    @abstractmethod
     def text(self) -> str:
         """Dimensions for people: m x n x k of a GEMM, batch x context and heads of attention, ..."""
+        return _SizeFormatter().format(self.shown, self)
 
     @property
     def num_kernels(self) -> int:
@@ -94,15 +97,30 @@ class Op(ABC):
         return str(next((getattr(self, name) for name in ("format", "kv_format", "op") if hasattr(self, name)), "any"))
 
 
+class _SizeFormatter(Formatter):
+    """A formatter of one object's fields: dimensions as `size_text` shows them, `{message_bytes:bytes}` in bytes."""
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ARG002
+        return getattr(args[0], str(key))
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec == "bytes":
+            return format_bytes(float(np.asarray(value)))
+        return format(value, format_spec) if format_spec or isinstance(value, str) else size_text(value)
+
+
 def size_text(size: Size) -> str:
     """Return a dimension for people."""
     value = float(np.asarray(size))
     return f"{value:.0f}" if value >= 100 or value.is_integer() else f"{value:.3g}"
 
 
-def bytes_text(num_bytes: Size) -> str:
-    """Return a size in bytes for people."""
-    return format_bytes(float(np.asarray(num_bytes)))
+def without_context(batch: Size, num_tokens: Size) -> tuple[Size, Size]:
+    """Return the chunks, and tokens in each, of prefill chunks whose cost does not depend on earlier context.
+
+    `batch` and `num_tokens` are as in `PrefillBatch`: a batch below one is one chunk of `batch x num_tokens` tokens.
+    """
+    return np.maximum(batch, 1.0), num_tokens * np.minimum(batch, 1.0)
 
 
 @dataclass(frozen=True)
@@ -111,6 +129,7 @@ class Gemm(Op):
 
     kind: ClassVar[str] = "gemm"
     axes: ClassVar[tuple[str, ...]] = ("m",)
+    shown: ClassVar[str] = "{m} x {n} x {k} {format}"
     m: Size
     n: int
     k: int
@@ -124,10 +143,6 @@ class Gemm(Op):
     def num_bytes(self) -> Size:
         weight_bytes = self.n * self.k * BITS[self.format] / 8
         return weight_bytes + self.m * self.k * ACTIVATION_BITS[self.format] / 8 + self.m * self.n * BF16_BYTES
-
-    @property
-    def text(self) -> str:
-        return f"{size_text(self.m)} x {size_text(self.n)} x {size_text(self.k)} {self.format}"
 
 
 def prefill_context_tokens(batch: Size, num_tokens: Size) -> Size:
@@ -186,6 +201,7 @@ class Elementwise(Op):
 
     kind: ClassVar[str] = "elementwise"
     axes: ClassVar[tuple[str, ...]] = ("rows",)
+    shown: ClassVar[str] = "{rows} x {bytes_per_row:bytes}"
     name: str
     rows: Size
     bytes_per_row: float
@@ -198,10 +214,6 @@ class Elementwise(Op):
     def num_bytes(self) -> Size:
         return self.rows * self.bytes_per_row
 
-    @property
-    def text(self) -> str:
-        return f"{size_text(self.rows)} x {bytes_text(self.bytes_per_row)}"
-
 
 @dataclass(frozen=True)
 class Collective(Op):
@@ -213,6 +225,7 @@ class Collective(Op):
 
     kind: ClassVar[str] = "collective"
     axes: ClassVar[tuple[str, ...]] = ("message_bytes",)
+    shown: ClassVar[str] = "{message_bytes:bytes} over {num_ranks}"
     op: str
     message_bytes: Size
     num_ranks: int
@@ -232,10 +245,6 @@ class Collective(Op):
         share = (self.num_ranks - 1) / self.num_ranks
         factor = {"all_reduce": 2 * share, "send_recv": 1.0}.get(self.op, share)
         return self.message_bytes * factor
-
-    @property
-    def text(self) -> str:
-        return f"{bytes_text(self.message_bytes)} over {self.num_ranks}"
 
 
 @dataclass(frozen=True)

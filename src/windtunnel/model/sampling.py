@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 import msgspec
 import numpy as np
 
-from windtunnel.model.operators import Elementwise, Launch, Op, Size, size_text
+from windtunnel.model.operators import Elementwise, Launch, Op, Size
 from windtunnel.schema import (
     NonNegative,
     Positive,
@@ -148,6 +148,7 @@ class TokenFilter(Op):
 
     kind: ClassVar[str] = "token_filter"
     axes: ClassVar[tuple[str, ...]] = ("rows",)
+    shown: ClassVar[str] = "{rows} x {vocabulary:,} {kernel}"
     kernel: str
     rows: Size
     vocabulary: int
@@ -159,10 +160,6 @@ class TokenFilter(Op):
     @property
     def num_bytes(self) -> Size:
         return self.rows * self.vocabulary * 8.0
-
-    @property
-    def text(self) -> str:
-        return f"{size_text(self.rows)} x {self.vocabulary:,} {self.kernel}"
 
     @property
     def variant(self) -> str:

@@ -243,7 +243,7 @@ class ModelSpec(Schema):
     learned_positions: int = 0
     """Rows of a table of learned positions (GPT-2, OPT); 0 where positions are rotated or biased."""
     architecture: str = ""
-    """`model_type` of its config.json where layers have a sliding window: engines keep windows of some types only."""
+    """`model_type` of its config.json: engines keep windows, and fuse all-reduces, of some types only."""
     precision: Precision = Precision()
     """Formats of the published checkpoint, read from its quantisation config."""
     left_out: tuple[str, ...] = ()

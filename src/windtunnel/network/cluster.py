@@ -12,7 +12,7 @@ from windtunnel.network.collectives.run import groups_seconds
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import flows_of
 from windtunnel.network.named_fabrics import fabric_from, fabric_of
-from windtunnel.network.run import run_flows
+from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 

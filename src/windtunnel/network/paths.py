@@ -1,4 +1,4 @@
-"""Route flows over a fabric: paths, bytes on the wire, rates of links, and the times that a run of flows returns."""
+"""Route flows over a fabric and run them: paths, bytes on the wire, rates of links, and the times of a run of flows."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from windtunnel.errors import InputError
 from windtunnel.network import routing
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import Flows
-from windtunnel.network.settings import NetworkSettings
+from windtunnel.network.settings import BACKENDS, NetworkSettings
 
 SIMAI_ACK_BYTES = 60
 SIMAI_SEND_DELAY_S = 10e-9
@@ -202,3 +202,14 @@ def followers(flows: Flows) -> NDArray[np.int32]:
     follower = np.full(len(order), -1, np.int32)
     follower[order[:-1][same]] = order[1:][same]
     return follower
+
+
+def run_flows(fabric: Fabric, flows: Flows, settings: NetworkSettings, backend: str | None = None) -> FlowTimes:
+    """Time flows with a backend, that of the settings where none is given.
+
+    Raises:
+        InputError: there is no such backend, ends are not connected, or the settings do not fit the fabric.
+        WindtunnelError: flows wait for each other.
+    """
+    times: FlowTimes = BACKENDS.get(backend or settings.backend).run_flows(fabric, flows, settings)
+    return times

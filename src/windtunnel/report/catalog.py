@@ -10,13 +10,13 @@ from windtunnel import catalog
 from windtunnel.model.parameters import count_parameters
 from windtunnel.report.layout import Column, layouts_beside, table_of
 from windtunnel.report.numbers import number, quantity
-from windtunnel.report.render.json import fields_of
 from windtunnel.report.report import Cell, Facts, Report, Section
-from windtunnel.schema import Schema, decode, read_yaml
+from windtunnel.schema import Schema, decode, fields_of, read_yaml
 from windtunnel.serving.calibration import load_calibration
 from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.engines.defaults import engine_defaults
 from windtunnel.units import format_si, units_for
+from windtunnel.workload.client import client_entry
 from windtunnel.workload.schema import Trace
 from windtunnel.workload.traces.requests import read_requests
 
@@ -73,6 +73,8 @@ def _listed(kind: str, name: str) -> dict[str, Any]:
             return {**fields_of(defaults, "title", "default_version"), "forms": forms, "since": since}
         case "traces":
             return _trace(name)
+        case "clients":
+            return msgspec.structs.asdict(client_entry(name))
         case "calibrations":
             return msgspec.structs.asdict(load_calibration(name).provenance)
     return msgspec.structs.asdict(catalog.device(name))
@@ -100,6 +102,8 @@ def entry(kind: str, name: str) -> dict[str, Any]:
         return {"name": catalog.spelling(kind, name), **_plain(engine_defaults(name))}
     if kind == "calibrations":
         return {"name": catalog.spelling(kind, name), **_plain(load_calibration(name))}
+    if kind == "clients":
+        return {"name": catalog.spelling(kind, name), **_plain(client_entry(name))}
     return dict(_plain(catalog.device(name) if kind == "devices" else catalog.node(name)))
 
 

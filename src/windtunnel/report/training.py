@@ -8,12 +8,11 @@ import numpy as np
 
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
 from windtunnel.report.numbers import number, percent
-from windtunnel.report.render.json import fields_of
 from windtunnel.report.render.plots import Axis, Bar, tracks
 from windtunnel.report.report import Bars, Block, Figures, OnPage, OnTerminal, Report, Section, Table
 from windtunnel.report.serving.setup import network_lines
 from windtunnel.report.version import version
-from windtunnel.schema import encode
+from windtunnel.schema import encode, fields_of
 from windtunnel.training.campaign import Campaign
 from windtunnel.training.costs import PHASES, ExplainedTask
 from windtunnel.training.intervals import step_interval
@@ -103,17 +102,9 @@ def _verdict(document: Mapping[str, Any]) -> str:
 
 def _stage_table(document: Mapping[str, Any]) -> Table:
     """Return the memory of every pipeline stage's device by part."""
-    parts = [name for name in document["memory"][0] if name.endswith("_bytes")]
-    heads = ("stage", *(name.removesuffix("_bytes").replace("_", " ") for name in parts), "of the device")
-    rows = [
-        [
-            str(stage["stage"]),
-            *(format_bytes(stage[name]) for name in parts),
-            percent(stage["total_bytes"] / document["device_memory_bytes"]),
-        ]
-        for stage in document["memory"]
-    ]
-    return Table(heads, rows)
+    device_bytes = document["device_memory_bytes"]
+    rows = ({**stage, "share_fraction": stage["total_bytes"] / device_bytes} for stage in document["memory"])
+    return table_of(rows, LAYOUT["stages"])
 
 
 def model_line(result: TrainingResult) -> str:
@@ -156,11 +147,8 @@ def _fitting_changes(result: TrainingResult, changes: Changes) -> Section:
     if not changes:
         text = f"It does not fit {title}, and no change or pair of changes tried makes it fit: use more devices."
         return Section("", [text])
-    rows = [
-        (name, format_seconds(changed.step_s), format_bytes(changed.worst_memory.total_bytes))
-        for name, changed in changes
-    ]
-    return Section(f"It would fit {title} with one of", [Table(("change", "step", "memory"), rows)])
+    rows = [{"name": name, "result": changed} for name, changed in changes]
+    return Section(f"It would fit {title} with one of", [table_of(rows, LAYOUT["changes"])])
 
 
 def _task_sections(tasks: list[ExplainedTask]) -> list[Section]:

@@ -16,8 +16,7 @@ from windtunnel.search.evaluation.evaluate import Evaluator
 from windtunnel.search.evaluation.schema import Question
 from windtunnel.search.evaluation.training import TrainingEvaluator
 from windtunnel.search.executors import start_workers
-from windtunnel.search.finalists import best_by_value, undominated
-from windtunnel.search.scores import score
+from windtunnel.search.scores import best_by_value, score, undominated
 from windtunnel.search.space.space import Space, point_at
 from windtunnel.search.store import Store
 from windtunnel.search.study import SearchOutcome, Study

@@ -11,8 +11,7 @@ from windtunnel.search.asker import Asker, Count
 from windtunnel.search.confidence import confidence_above, margin
 from windtunnel.search.evaluation.schema import Evaluation, Question
 from windtunnel.search.executors import HERE, Means, start_workers
-from windtunnel.search.finalists import most_promising
-from windtunnel.search.scores import objectives_of, ranked, score, sure_score
+from windtunnel.search.scores import most_promising, objectives_of, ranked, score, sure_score
 from windtunnel.search.space.space import STRATEGIES, Point, Space, point_at, workload_names
 from windtunnel.search.store import Store
 

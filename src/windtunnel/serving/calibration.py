@@ -7,6 +7,7 @@ and device.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -14,6 +15,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.metrics.uncertainty import Spread
 from windtunnel.schema import (
+    NonNegative,
     Schema,
     check_fraction,
     check_non_negative,
@@ -24,6 +26,7 @@ from windtunnel.schema import (
 )
 from windtunnel.serving.deployment import EngineSettings, HostOverheads
 from windtunnel.versions import is_unreleased, version_key
+from windtunnel.workload.client import Client
 
 NONE = "none"
 """The name that turns calibration off."""
@@ -43,6 +46,8 @@ class Provenance(Schema):
     num_configurations: int
     """Distinct models, formats, parallelisms and settings; cross-validation leaves out whole ones."""
     models: tuple[str, ...] = ()
+    models_on: dict[str, tuple[str, ...]] = {}
+    """Device -> those of `models` that ran on it."""
     versions: tuple[str, ...] = ()
     formats: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
@@ -81,15 +86,12 @@ class Inferred(Schema):
 class Reserve(Schema):
     """Memory on every device that is neither KV cache nor weights nor activations."""
 
-    reserved_bytes: int
+    reserved_bytes: Annotated[int, check_non_negative]
     num_runs: int
     num_configurations: int
     median_error_before: dict[str, float] = {}
     median_error: dict[str, float] = {}
     """As of `Inferred`."""
-
-    def __post_init__(self) -> None:
-        check_non_negative(reserved_bytes=self.reserved_bytes)
 
 
 class TransferRecord(Schema):
@@ -105,13 +107,9 @@ class TransferRecord(Schema):
 class LearntTransfer(Schema):
     """KV transfers to this engine, fitted to measured runs: see `serving.deployment.Transfer`."""
 
-    latency_s: float
-    link_efficiency: float
+    latency_s: NonNegative
+    link_efficiency: Annotated[float, check_positive_fraction]
     record: TransferRecord
-
-    def __post_init__(self) -> None:
-        check_non_negative(latency_s=self.latency_s)
-        check_positive_fraction(link_efficiency=self.link_efficiency)
 
 
 class Calibration(Schema):
@@ -124,6 +122,8 @@ class Calibration(Schema):
     host: HostOverheads = HostOverheads()
     releases: dict[str, HostOverheads] = {}
     """Release (`0.10`) -> overheads fitted to runs of its versions; `host` holds for all others."""
+    clients: dict[str, Client] = {}
+    """Name of a client -> its own times, which `host` does not hold; another client keeps those of the catalog."""
     factors: dict[str, float] = {}
     """Class of operators -> measured over priced time; see `pricing.calibrated`. Classes that are not listed
     have factor 1."""
@@ -237,19 +237,31 @@ def _distance(calibration: Calibration, version: str) -> tuple[int, ...]:
     return measured[0] if version_key(version) < measured[0] else tuple(-number for number in measured[-1])
 
 
-def outside(calibration: Calibration, device: str, model: str, formats: tuple[str, ...], version: str) -> list[str]:
-    """List as short phrases how a deployment differs from all runs that `calibration` was fitted to."""
+def outside(
+    calibration: Calibration, device: str, model: str, formats: tuple[str, ...], version: str, client: str = ""
+) -> dict[str, str]:
+    """Return how a deployment differs from all runs that `calibration` was fitted to: a short phrase -> its kind.
+
+    Args:
+        client: its name; empty: its times are given.
+    """
     seen = calibration.provenance
-    remarks = []
+    remarks = {}
     if seen.devices and device not in seen.devices:
-        remarks.append(f"fitted on other devices ({', '.join(seen.devices)})")
+        remarks[f"fitted on other devices ({', '.join(seen.devices)})"] = "device"
     if seen.models and model not in seen.models:
-        remarks.append(f"the model {NOT_AMONG}")
-    remarks += [f"{name} was not among the formats" for name in formats if seen.formats and name not in seen.formats]
+        remarks[f"the model {NOT_AMONG}"] = "model"
+    elif device in seen.models_on and model not in seen.models_on[device]:
+        remarks[f"the model {NOT_AMONG} on this device"] = "model"
+    unseen = [name for name in formats if seen.formats and name not in seen.formats]
+    remarks |= {f"{name} was not among the formats": "format" for name in unseen}
+    if client and calibration.clients and client not in calibration.clients:
+        remarks[f"the client {NOT_AMONG}"] = "client"
     if seen.versions and version not in seen.versions:
         oldest, *_, newest = sorted(seen.versions, key=version_key) * 2
         is_between = version_key(oldest) <= version_key(version) <= version_key(newest)
-        remarks.append(
-            f"version {version} {NOT_AMONG}" if is_between else f"version {version} lies outside {oldest} to {newest}"
-        )
+        if is_between:
+            remarks[f"version {version} {NOT_AMONG}"] = "version between"
+        else:
+            remarks[f"version {version} lies outside {oldest} to {newest}"] = "version"
     return remarks

@@ -6,13 +6,13 @@ from windtunnel.compiled.heap import pop, push
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records
 from windtunnel.serving.state.fleet import ReplicaFleet
-from windtunnel.serving.state.records import NONE, ClientSettings, Clock, KernelSettings, Requests, Sessions
+from windtunnel.serving.state.records import NONE, Clock, KernelSettings, Requests, Sessions
 from windtunnel.serving.state.tables import RunTables
 
 
 @inner
 def next_arrival_s(
-    settings: ClientSettings, sessions: Sessions | None, requests: Requests, clock: Records[Clock]
+    settings: KernelSettings, sessions: Sessions | None, requests: Requests, clock: Records[Clock]
 ) -> float:
     """Return when the next request is sent, in seconds, as far as is known: infinity while the client waits for a
     completion.
@@ -69,7 +69,7 @@ def send_next(run: RunTables, now_s: float) -> int:
 
 
 @inner
-def conclude(settings: ClientSettings, run: RunTables, i: int, now_s: float) -> None:
+def conclude(settings: KernelSettings, run: RunTables, i: int, now_s: float) -> None:
     """Tell the client that request `i` is done: it sends the turn that follows, or has a free slot."""
     clock, sessions = run.clock, run.sessions
     clock[0].finished += 1

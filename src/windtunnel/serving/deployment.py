@@ -1,6 +1,7 @@
 """Schema of a deployment: devices, parallelism, replicas, and the engine with its settings."""
 
-from typing import Any, Literal
+from functools import partial
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -10,6 +11,8 @@ from windtunnel.network.settings import ClusterNetwork
 from windtunnel.plugins import Registry
 from windtunnel.pricing.choices import ATTENTION_BACKENDS, MOE_BACKENDS, estimators
 from windtunnel.schema import (
+    NonNegative,
+    Positive,
     Schema,
     check_at_least,
     check_between,
@@ -23,6 +26,7 @@ from windtunnel.serving.codes import LONGEST_PREFIX_MATCH, QUEUE_ORDERS, ROUTERS
 
 MAX_REPLICAS, MAX_DRAFT_TOKENS = 100_000, 1_000
 """Bounds of what is simulated."""
+NumReplicas = Annotated[int, partial(check_between, 1, MAX_REPLICAS)]
 BALANCE_TIMEOUT_ITERS, BALANCE_BATCHING_ITERS = 50, 10
 """Defaults of TensorRT-LLM where it balances attention data-parallel ranks (1.2 `AttentionDpConfig`)."""
 
@@ -31,17 +35,20 @@ SCHEDULING_POLICIES = (*QUEUE_ORDERS, LONGEST_PREFIX_MATCH)
 
 
 class HostOverheads(Schema):
-    """Host time beside the device's work; a measurement or a calibration can replace each term."""
+    """Host time beside the device's work; a measurement or a calibration can replace each term.
+
+    The client's own time is not among it (`workload.client.Client`).
+    """
 
     step_s: float | None = None
     """Per step: scheduling, input preparation, sampling, output processing."""
     request_s: float | None = None
     """Per step and running request."""
     first_token_s: float | None = None
-    """Per request, outside the steps: HTTP, detokenisation of the first token, the client's own; part of TTFT."""
+    """Per request, outside the steps: HTTP, detokenisation of the first token; part of TTFT."""
     stream_s: float | None = None
-    """Per other request whose tokens are being streamed: the API server and the client handle a token of each before a
-    new request; part of TTFT."""
+    """Per other request whose tokens are being streamed: the API server handles a token of each before a new request;
+    part of TTFT."""
     prompt_token_s: float | None = None
     """Per prompt token, outside the steps: tokenisation and validation; part of TTFT."""
     launch_s: float | None = None
@@ -59,14 +66,6 @@ class HostOverheads(Schema):
         """Merge with `default`: own values win, `default` fills the gaps."""
         given = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
         return msgspec.structs.replace(default, **given)
-
-    def frontend_s(self, input_tokens: Any, num_streams: Any) -> Any:
-        """Return what the frontend adds to TTFT, for prompts of so many tokens (a number or an array).
-
-        `num_streams`: other requests whose tokens the replica streams when the prompt's first token comes.
-        """
-        by_request = (self.first_token_s or 0.0) + (self.stream_s or 0.0) * num_streams
-        return by_request + (self.prompt_token_s or 0.0) * input_tokens
 
 
 class Speculative(Schema):
@@ -139,7 +138,8 @@ AT_LEAST_ONE = (
     *("num_gpu_blocks", "receive_interval_steps"),
 )
 NON_NEGATIVE = (
-    *("long_prefill_token_threshold", "reserved_bytes", "max_cudagraph_capture_size", "batch_wait_timeout_iters"),
+    *("long_prefill_token_threshold", "reserved_bytes", "fused_all_reduce_bytes", "max_cudagraph_capture_size"),
+    "batch_wait_timeout_iters",
     *("attention_dp_timeout_iters", "attention_dp_batching_wait_iters", "watermark_fraction", "max_waiting_steps"),
     *("batch_wait_max_tokens_ratio", "schedule_conservativeness", "shared_experts_beside_tokens"),
 )
@@ -172,6 +172,8 @@ class EngineSettings(Schema):
     """Prompt tokens of one prefill batch (SGLang)."""
     long_prefill_token_threshold: int | None = None
     enable_chunked_prefill: bool | None = None
+    scheduler_reserve_full_isl: bool | None = None
+    """Admit a request only if blocks are free for its whole prompt, not for its first chunk alone (vLLM)."""
     enable_prefix_caching: bool | None = None
     """Compute a beginning that prompts share once, while its KV blocks are kept [radix cache, block reuse]."""
     kv_tiers: tuple[KvTier, ...] | None = None
@@ -241,7 +243,9 @@ class EngineSettings(Schema):
     disable_flashinfer_sampling]."""
     fused_all_reduce: bool | None = None
     """FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called in place of the engine's own [fuse_allreduce_rms,
-    enable-flashinfer-allreduce-fusion]. The norms that it fuses are still priced as kernels of their own."""
+    flashinfer-allreduce-fusion-backend]. The norms that it fuses are still priced as kernels of their own."""
+    fused_all_reduce_bytes: int | None = None
+    """Largest message of a fused all-reduce; None: any [fi_allreduce_fusion_max_size_mb]."""
     shared_experts_beside_tokens: int | None = None
     """Tokens of a step up to which shared experts run on a stream of their own beside the routed ones, which take
     longer; 0: one after the other [VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD]."""
@@ -270,24 +274,22 @@ class TargetScaling(Schema, tag="target", tag_field="type"):
     metric: ScalingMetric
     """Mean over serving replicas: requests waiting or running, waiting, or running; share of KV blocks in use. Requests
     that no replica has taken yet count as waiting."""
-    target: float
-    max_replicas: int
-    min_replicas: int = 1
-    interval_s: float = 15.0
+    target: Positive
+    max_replicas: NumReplicas
+    min_replicas: NumReplicas = 1
+    interval_s: Positive = 15.0
     """Time between two looks at the metric."""
-    tolerance_fraction: float = 0.1
+    tolerance_fraction: NonNegative = 0.1
     """Distance from the target, as a share, within which nothing changes."""
-    scale_up_after_s: float = 0.0
+    scale_up_after_s: NonNegative = 0.0
     """Replicas are started once every look during this time has found too few."""
-    scale_down_after_s: float = 300.0
+    scale_down_after_s: NonNegative = 300.0
     """Replicas are stopped once every look during this time has found too many."""
 
     def __post_init__(self) -> None:
-        check_between(1, MAX_REPLICAS, min_replicas=self.min_replicas, max_replicas=self.max_replicas)
-        check_non_negative(**fields_of(self, "tolerance_fraction", "scale_up_after_s", "scale_down_after_s"))
+        super().__post_init__()
         if self.max_replicas < self.min_replicas:
             raise ValueError(f"max_replicas is {self.max_replicas}; at least min_replicas = {self.min_replicas}")
-        check_positive(target=self.target, interval_s=self.interval_s)
         if self.metric == "kv_use" and self.target > 1:
             raise ValueError(f"target is {self.target}; of kv_use it is a share, at most 1")
 
@@ -295,12 +297,8 @@ class TargetScaling(Schema, tag="target", tag_field="type"):
 class ReplicaChange(Schema):
     """Number of replicas from `at_s` on."""
 
-    at_s: float
-    replicas: int
-
-    def __post_init__(self) -> None:
-        check_non_negative(at_s=self.at_s)
-        check_between(1, MAX_REPLICAS, replicas=self.replicas)
+    at_s: NonNegative
+    replicas: NumReplicas
 
 
 class ScheduledScaling(Schema, tag="schedule", tag_field="type"):
@@ -336,18 +334,14 @@ class Pool(Schema):
     device: str | None = None
     node: str | None = None
     parallelism: Parallelism | None = None
-    replicas: int = 1
+    replicas: NumReplicas = 1
     engine: EngineSettings = EngineSettings()
     """Settings that differ from the deployment's, one by one. The engine is the deployment's unless another is named;
     `vllm`, the default name, means the deployment's too. Beside pools with the deployment's engine, a pool of another
     engine takes over the settings that both read, and neither version nor calibration."""
-    price_usd_per_hour: float | None = None
+    price_usd_per_hour: NonNegative | None = None
     autoscaling: TargetScaling | ScheduledScaling | None = None
     """None: `replicas` all the time."""
-
-    def __post_init__(self) -> None:
-        check_between(1, MAX_REPLICAS, replicas=self.replicas)
-        check_non_negative(price_usd_per_hour=self.price_usd_per_hour)
 
     @property
     def fewest_replicas(self) -> int:
@@ -363,12 +357,9 @@ class Pool(Schema):
 class Fault(Schema):
     """Failure of one replica, whose devices are back after `repair_s`."""
 
-    at_s: float
-    replica: int
-    repair_s: float
-
-    def __post_init__(self) -> None:
-        check_non_negative(at_s=self.at_s, replica=self.replica, repair_s=self.repair_s)
+    at_s: NonNegative
+    replica: Annotated[int, check_non_negative]
+    repair_s: NonNegative
 
 
 class Faults(Schema):
@@ -475,7 +466,7 @@ class Deployment(Schema):
     node: str | None = None
     """A catalog name or a YAML file; None takes the usual node of the device."""
     parallelism: Parallelism = Parallelism()
-    replicas: int = 1
+    replicas: NumReplicas = 1
     router: str = "round_robin"
     """Chooses the replica of a request, in the order of `Router`: the next in turn, one drawn at random, the less busy
     of two drawn, the one with the fewest requests, with the fewest KV blocks in use, of the session's former turns,
@@ -513,7 +504,7 @@ class Deployment(Schema):
     """Network between the nodes of a replica; None takes closed forms over their published links."""
 
     def __post_init__(self) -> None:
-        check_between(1, MAX_REPLICAS, replicas=self.replicas)
+        super().__post_init__()
         check_at_least(1, router_limit=self.router_limit)
         check_non_negative(price_usd_per_hour=self.price_usd_per_hour, busy_w=self.busy_w, start_s=self.start_s)
         check_fraction(idle_fraction=self.idle_fraction)

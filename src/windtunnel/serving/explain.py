@@ -55,7 +55,7 @@ class Explanation:
     host_overlaps: bool
     """True: the host works beside the device, and the longer of the two decides."""
     launch_s: float
-    """Host time to launch a step with prefill, which a faster device waits for; 0 in decode."""
+    """Host time to launch the step, which a faster device waits for; 0 where one CUDA graph holds it."""
     unhidden_s: float
     """Host time that is not hidden even where it overlaps."""
 
@@ -115,10 +115,8 @@ def explain_step(setup: Setup, batch: StepBatch, estimator: Estimator | None = N
 
 
 def _launch_s(setup: Setup, shard: Shard, batch: StepBatch) -> float:
-    """Return the host's time to launch a step with prefill; 0 in decode."""
-    if not batch.prefill_tokens:
-        return 0.0
-    return float((setup.engine.host.launch_s or 0.0) * num_launches(shard, setup.engine, batch.num_tokens))
+    in_decode = batch.prefill_tokens == 0
+    return float((setup.engine.host.launch_s or 0.0) * num_launches(shard, setup.engine, batch.num_tokens, in_decode))
 
 
 def step_batch(

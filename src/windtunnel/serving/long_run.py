@@ -18,24 +18,17 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.metrics.checks import Checks, check_run
 from windtunnel.metrics.records import Table
-from windtunnel.metrics.slo import Slo
-from windtunnel.metrics.summary import Distribution, Goodput, Power, distribution
+from windtunnel.metrics.summary import Distribution, Goodput, Power, goodput, known_distribution
 from windtunnel.metrics.tokens import rows_by_replica, with_token_times
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.schema import Schema
 from windtunnel.serving import codes
-from windtunnel.serving.prepared import check_requests, with_model_len
-from windtunnel.serving.results import power_model
+from windtunnel.serving.prepared import PreparedPool, prepare
+from windtunnel.serving.results import limits_of, power_model
 from windtunnel.serving.run import Progress, run_loop
 from windtunnel.serving.scenario import Scenario, Setup, resolve
-from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.fleet_plan import has_fleet
 from windtunnel.serving.setup.frontend import client_table
-from windtunnel.serving.setup.kernel_settings import kernel_settings
-from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
-from windtunnel.serving.setup.step_prices import lower_steps
-from windtunnel.serving.state import records as state
-from windtunnel.serving.state.pools import PoolPlan
 from windtunnel.workload.arrivals import ClosedLoop
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
@@ -103,16 +96,12 @@ def simulate_long(
     requests = generate(scenario.workload, scenario.seed)
     generate_time_s = time.perf_counter() - started_s
     _check_single(requests)
-    setup = with_model_len(setup, requests)
-    shard = shard_of(setup)
-    memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
-    check_requests(requests, setup, memory)
-    lowered = lower_steps(estimator or estimator_for(setup), setup.device, shard, setup.engine, setup.max_model_len)
+    pool = prepare(scenario, requests, [setup], estimator).pools[0]
     num_replicas = scenario.deployment.replicas
     latencies = {name: np.empty(requests.num_requests, np.float32) for name in LATENCIES}
 
     def run_replica(index: int) -> _Counts:
-        table, counts = _run_replica(setup, memory, lowered.cost, _of_replica(requests, index, num_replicas))
+        table, counts = _run_replica(pool, _of_replica(requests, index, num_replicas))
         for name in LATENCIES:
             latencies[name][index::num_replicas] = table[name]
         return counts
@@ -122,7 +111,7 @@ def simulate_long(
         counts.append(done)
         if progress is not None:
             progress(sum(count.num_requests for count in counts), requests.num_requests)
-    summary = _summary(scenario, requests, latencies, counts, setup)
+    summary = _summary(scenario, requests, latencies, counts, pool.setup)
     return LongRun(summary, generate_time_s, sum(count.engine_cpu_s for count in counts))
 
 
@@ -159,13 +148,11 @@ def _check_engine(setup: Setup) -> None:
         raise InputError("a long run cannot decode speculatively", "use simulate, or leave engine.speculative out")
 
 
-def _run_replica(
-    setup: Setup, memory: MemoryPlan, cost: state.StepCost, requests: RequestArrays
-) -> tuple[Table, "_Counts"]:
+def _run_replica(pool: PreparedPool, requests: RequestArrays) -> tuple[Table, "_Counts"]:
     """Simulate one replica; return its request table and what the summary counts."""
-    settings = kernel_settings(setup, memory, 1, requests)
+    setup, plan = pool.setup, pool.plan._replace(settings=pool.settings._replace(num_replicas=1))
     started_cpu_s = time.thread_time()
-    run = run_loop([PoolPlan(settings, cost)], requests)
+    run = run_loop([plan], requests)
     engine_cpu_s = time.thread_time() - started_cpu_s
     steps, table = run.steps, client_table(setup, requests, run.requests, np.zeros(requests.num_requests, np.int64), 1)
     del run
@@ -238,46 +225,28 @@ def _summary(
     if model is not None:
         mean_w = model.at(busy_fraction) * scenario.deployment.num_devices
         power = Power(mean_w=mean_w, energy_j=mean_w * span_s, output_token_j=mean_w * span_s / output)
-    tenants = {tenant.name: tenant.slo or scenario.slo for tenant in scenario.workload.tenants}
-    goodputs = {}
-    if requests.tenant is not None:
-        for index, name in enumerate(requests.tenant_names):
-            limits = tenants.get(name) or scenario.slo
-            if limits is not None:
-                goodputs[name] = _goodput(latencies, limits, span_s, requests.tenant == index)
-    known = {name: values[~np.isnan(values)] for name, values in latencies.items()}
+    limits, table = limits_of(scenario, requests), Table(latencies, {})
+    tenants = {}
+    for index, (name, own) in enumerate(limits.tenants.items()):
+        in_force, rows = own or limits.slo, np.flatnonzero(requests.tenant == index)
+        if in_force is not None and rows.size:
+            tenants[name] = goodput(table.where(rows), in_force, span_s)
+    distributions: dict[str, Any] = {name: known_distribution(values) for name, values in latencies.items()}
     return LongSummary(
         num_requests=requests.num_requests,
         num_steps=sum(count.num_steps for count in counts),
         span_s=span_s,
-        ttft_s=distribution(known["ttft_s"]),
-        tpot_s=distribution(known["tpot_s"]) if known["tpot_s"].size else None,
-        e2e_s=distribution(known["e2e_s"]),
-        queueing_s=distribution(known["queueing_s"]),
-        prefill_s=distribution(known["prefill_s"]),
-        itl_max_s=distribution(known["itl_max_s"]) if known["itl_max_s"].size else None,
+        **distributions,
         requests_per_s=requests.num_requests / span_s,
         output_tokens_per_s=output / span_s,
         total_tokens_per_s=(output + int(requests.input_tokens.sum())) / span_s,
         busy_fraction=busy_fraction,
         num_preemptions=sum(count.num_preemptions for count in counts),
-        goodput=None if scenario.slo is None else _goodput(latencies, scenario.slo, span_s, None),
-        tenants=goodputs,
+        goodput=None if scenario.slo is None else goodput(table, scenario.slo, span_s),
+        tenants=tenants,
         power=power,
         checks=_worst([count.checks for count in counts]),
     )
-
-
-def _goodput(
-    latencies: dict[str, NDArray[np.float32]], slo: Slo, span_s: float, chosen: NDArray[np.bool_] | None
-) -> Goodput:
-    """Count the requests within the limits: all, or those that are chosen."""
-    good = np.ones(next(iter(latencies.values())).size, bool) if chosen is None else chosen.copy()
-    count = int(good.sum())
-    for name, limit in (("ttft_s", slo.ttft_s), ("tpot_s", slo.tpot_s), ("e2e_s", slo.e2e_s)):
-        if limit is not None:
-            good &= ~(latencies[name] > limit)
-    return Goodput(fraction=float(good.sum() / max(count, 1)), requests_per_s=float(good.sum() / span_s))
 
 
 def _worst(checks: list[Checks]) -> Checks:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.metrics.fleet import HOLDING, count_over_time
-from windtunnel.metrics.records import Table
+from windtunnel.metrics.records import COLUMNS, Table
 from windtunnel.serving.analysis.device_use import step_work
 from windtunnel.serving.results import power_model
 from windtunnel.serving.scenario import Setup
@@ -22,22 +22,7 @@ Floats = NDArray[np.float64]
 
 NUM_STRETCHES = 200
 
-SERIES_COLUMNS = {
-    "time_s": "start of the stretch",
-    "duration_s": "of the stretch",
-    "sent_per_s": "requests sent",
-    "finished_per_s": "requests answered",
-    "prompt_tokens_per_s": "computed",
-    "output_tokens_per_s": "sampled",
-    "num_waiting": "sent and not yet scheduled, mean over time",
-    "num_present": "sent and not yet answered, mean over time",
-    "busy_fraction": "share of time with a step under way, mean over replicas and pipeline stages",
-    "kv_fraction": "KV blocks in use by steps under way, mean over time and replicas",
-    "mfu_fraction": "FLOPs over the devices' published peak",
-    "mbu_fraction": "bytes over the devices' published bandwidth",
-    "power_w": "of all devices; NaN where it is unknown",
-    "num_replicas": "that hold their devices: those that start, serve or have failed; mean over time",
-}
+SERIES_COLUMNS = COLUMNS["series"]
 """Column -> meaning. Means are exact: quantities that change with events are integrated between them."""
 
 

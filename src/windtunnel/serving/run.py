@@ -5,12 +5,13 @@ end.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.compiled.jit import passed
+from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.metrics.records import STEP_COLUMNS, Table
 from windtunnel.serving import codes
@@ -21,6 +22,7 @@ from windtunnel.serving.setup.fleet_plan import FleetRun
 from windtunnel.serving.setup.prefix_cache import session_state
 from windtunnel.serving.state import per_request, status
 from windtunnel.serving.state import records as state
+from windtunnel.serving.state.per_request import Trail
 from windtunnel.serving.state.pools import (
     HandoffRules,
     PoolPlan,
@@ -28,6 +30,7 @@ from windtunnel.serving.state.pools import (
     joined_caches,
     joined_lists,
     new_pool_events,
+    new_pool_records,
     new_pools,
 )
 from windtunnel.serving.state.tables import PoolTables, RunTables
@@ -46,7 +49,7 @@ TRAIL_MEMBERS = 2_000_000
 Progress = Callable[[int, int], None]
 """Called with (requests finished, requests in all)."""
 GiveUp = Callable[[state.Table, float], bool]
-"""Called with (`REQUEST` records so far, simulated time); True stops the run."""
+"""Called with (`Request` records so far, simulated time); True stops the run."""
 
 
 Callers = dict[int, Callable[[], NDArray[np.int64] | None]]
@@ -72,22 +75,13 @@ class Custom(NamedTuple):
 UNWATCHED, BUILT_IN = Watch(), Custom()
 
 
-class Trail(NamedTuple):
-    """Requests of every batch, and its times in each pipeline stage."""
-
-    members: NDArray[np.int64]
-    """[m, 3] row of the step table, request, tokens; in the order of the batch."""
-    stage_s: NDArray[np.float64]
-    """[rows, stages, 2] start and end."""
-
-
 @dataclass(frozen=True, eq=False)
 class LoopRun:
     """A finished run of the loop."""
 
     plans: Sequence[PoolPlan]
     requests: NDArray[np.void]
-    """`serving.state.records.REQUEST` records in order of sending."""
+    """`serving.state.records.Request` records in order of sending."""
     steps: Table
     engine_time_s: float
     """Wall time of the loop."""
@@ -96,7 +90,7 @@ class LoopRun:
     cache: state.Cache | None
     """Prefix caches after the run, of all pools end to end."""
     sequences: NDArray[np.void] | None = None
-    """`serving.state.per_request.SEQUENCE` records; None where no pool schedules per request."""
+    """`serving.state.per_request.SequenceState` records; None where no pool schedules per request."""
     trail: Trail | None = None
 
     @property
@@ -161,8 +155,11 @@ class Loop:
         buffers, members, stage_s = [], [], []
         started_s = time.perf_counter()
         for num_rows in _buffer_rows(num_requests, watch.give_up is not None, keeps_trail):
-            buffer = _plain(state.new_steps(num_rows))
-            trail = per_request.new_trail(self.plans[0].settings, num_rows, TRAIL_MEMBERS) if keeps_trail else None
+            buffer = _plain(new_table(state.Step, num_rows))
+            trail = None
+            if keeps_trail:
+                parts = np.zeros((TRAIL_MEMBERS, 3), np.int64)
+                trail = Trail(parts, np.zeros((num_rows, self.plans[0].settings.num_stages, 2)))
             reason = _fill(tables, buffer, trail, callers)
             num_written = int(registers["rows"][0])
             buffers.append(buffer[:num_written])
@@ -177,7 +174,7 @@ class Loop:
                 break
         engine_time_s = time.perf_counter() - started_s
         self._check_end(reason, custom.policies)
-        sequences = self.pool.sequences
+        sequences: Any = self.pool.sequences
         return LoopRun(
             self.plans,
             requests.view(np.ndarray),
@@ -198,34 +195,21 @@ class Loop:
             router = RouterCaller(custom.router, self.plans, self.arrays, ranks, self.fleet.fleet)
             callers[status.ASK_ROUTER] = router.route
         if any(policy is not None for policy in custom.policies):
-            policies = [
-                None if policy is None else PolicyCaller(policy, pool, self.run_tables)
-                for policy, pool in zip(custom.policies, self._per_request_pools(), strict=True)
-            ]
+            policies = self._policy_callers(custom.policies)
             callers[status.ASK_POLICY] = lambda: self._policy_that_asks(policies).form_batch()
             callers[status.REFUSED] = lambda: self._refuse(policies)
         return callers
 
-    def _per_request_pools(self) -> list[per_request.PerRequestPool]:
-        """Return every pool as its policy sees it."""
-        pool, pools, views = self.pool, self.pools, []
-        for number, plan in enumerate(self.plans):
-            settings, ranks, slots, batches, stages = plan.settings, pool.ranks, pool.slots, pool.batches, pool.stages
-            if pools is not None and pool.batches is not None:
-                record = pools.pools[number]
-                settings = settings._replace(first_replica=int(record.first_replica))
-                first_row = record.first_event + record.first_replica
-                ranks = pools.ranks[record.first_rank : record.end_rank]
-                slots = pools.slots[record.first_slot : record.end_slot]
-                batches = pool.batches[first_row : first_row + record.num_replicas * (record.num_stages + 1)]
-                stages = pools.stages[record.first_replica : record.end_replica]
-            rules, sequences, lists = (cast(Any, table) for table in (plan.rules, pool.sequences, batches))
-            views.append(
-                per_request.PerRequestPool(
-                    settings, rules, sequences, ranks, slots, lists, stages, pool.stage_tables, None, plan.speculation
-                )
-            )
-        return views
+    def _policy_callers(self, policies: Sequence[Policy | None]) -> list[PolicyCaller | None]:
+        """Return the callers of the policies of all pools, whose ranks and batches lie end to end."""
+        callers, first_rank, first_row = [], 0, 0
+        for policy, plan in zip(policies, self.plans, strict=True):
+            ranks, batches = self.pool.ranks[first_rank:], self.pool.batches[first_row:]
+            pool = self.pool._replace(settings=plan.settings, ranks=ranks, batches=batches)
+            callers.append(policy and PolicyCaller(policy, pool, plan.speculation, self.run_tables))
+            first_rank += plan.settings.num_replicas * plan.settings.ranks_per_replica
+            first_row += plan.settings.num_replicas * (plan.settings.num_stages + 1)
+        return callers
 
     def _policy_that_asks(self, policies: Sequence[PolicyCaller | None]) -> PolicyCaller:
         """Return the caller of the pool that the loop stopped at."""
@@ -287,24 +271,39 @@ def prepare_loop(
         records.rank = replicas
     pools, cache = None, caches[0] if caches else None
     cost: Any = plans[0].cost
+    asks_policy = any(plan.settings.scheduler == codes.USER for plan in plans)
     if len(plans) == 1:
-        events = state.new_events(settings)
+        events = new_table(state.Event, settings.num_replicas * (settings.num_stages + 1) + 1)
         shares: list[Any] = [state.new_ranks(settings), state.new_slots(settings), state.new_lists(settings)]
-        shares.append(state.new_stages(settings))
+        shares.append(np.zeros((settings.num_replicas, settings.num_stages)))
+        pool_records = new_pool_records(plans) if asks_policy else None
     else:
         pools = new_pools(plans, handoff_rules or HandoffRules(), records.size)
         if caches:
             cache = joined_caches(pools, caches)
-        settings, events = pools.pools[0], new_pool_events(plans)
+        events, pool_records = new_pool_events(plans), pools.pools
         cost = state.StepCost(*(np.asarray(field)[0] for field in pools.cost))
         shares = [pools.ranks, pools.slots, pools.lists, pools.stages]
     pool = _pool_tables(settings, plans, cache, shares)
     if pool.rules is not None:
         lists = [per_request.new_batches(plan.settings, plan.rules or pool.rules) for plan in plans]
-        sequences, batches = per_request.new_sequences(records), joined_lists(lists)
-        pool = pool._replace(sequences=sequences, batches=batches, stage_tables=stage_tables)
-    clock = state.new_clock(plans[0].settings)
-    run = RunTables(records, session_state(requests), events, clock, state.new_steps(0))
+        unknown = dict.fromkeys(("last_token_s", "left_stage_s", "started_s"), np.nan)
+        prompts = {"prompt_tokens": records.input_tokens, "next": state.NONE}
+        sequences = new_table(per_request.SequenceState, records.size, **prompts, **unknown)
+        pool = pool._replace(sequences=sequences, batches=joined_lists(lists), stage_tables=stage_tables)
+    if pool_records is not None:
+        nothing: Any = None
+        pool = pool._replace(settings=nothing, rules=nothing, records=pool_records)
+    no_pairs: Any = np.zeros((0, 2), np.int64) if asks_policy else None
+    run = RunTables(
+        records,
+        session_state(requests),
+        events,
+        new_table(state.Clock, 1, random=settings.seed % (state.MODULUS - 1) + 1, event=state.NONE),
+        new_table(state.Step, 0),
+        waiting=np.zeros(records.size, np.int64) if asks_policy else None,
+        pairs=no_pairs,
+    )
     return Loop(plans, requests, pool, run, cost, pools, fleet)
 
 
@@ -316,6 +315,7 @@ def _pool_tables(
     A run compiles only the features that one of its pools uses: SGLang's scheduler is a seventh of the loop.
     """
     ranks, slots, lists, stages = shares
+    rules: Any = next((plan.rules for plan in plans if plan.rules is not None), None)
     every = [plan.settings for plan in plans]
     batched = [plan for plan in every if plan.scheduler < codes.VLLM_V0]
     return PoolTables(
@@ -331,7 +331,7 @@ def _pool_tables(
         slots=slots,
         lists=lists,
         stages=stages,
-        rules=next((plan.rules for plan in plans if plan.rules is not None), None),
+        rules=rules,
     )
 
 
@@ -359,13 +359,15 @@ def _ranks_of(run: LoopRun, side: str) -> NDArray[np.int64]:
 
 
 def new_records(requests: RequestArrays) -> state.Table:
-    """Return fresh `REQUEST` records."""
-    records = state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
+    """Return fresh `Request` records."""
+    names = ("arrival_s", "input_tokens", "output_tokens", "priority")
+    columns = {name: getattr(requests, name) for name in names}
+    columns |= dict.fromkeys(("scheduled_s", "first_token_s", "finish_s", "last_token_s"), np.nan)
+    columns |= dict.fromkeys(("before", "after", "left", "right", "skipped_at"), state.NONE)
+    columns["ttft_limit_s"] = np.inf if requests.ttft_limit_s is None else requests.ttft_limit_s
     if requests.tenant is not None:
-        records.tenant = np.unique(requests.tenant, return_inverse=True)[1]
-    if requests.ttft_limit_s is not None:
-        records.ttft_limit_s = requests.ttft_limit_s
-    return records
+        columns["tenant"] = np.unique(requests.tenant, return_inverse=True)[1]
+    return new_table(state.Request, requests.arrival_s.size, **columns)
 
 
 def _buffer_rows(num_requests: int, is_impatient: bool, keeps_trail: bool) -> Iterator[int]:
@@ -384,8 +386,7 @@ def _buffer_rows(num_requests: int, is_impatient: bool, keeps_trail: bool) -> It
 def _fill(tables: Sequence[Any], buffer: Any, trail: Any, callers: Callers) -> int:
     """Run the loop until it ends or its buffer is full; answer its questions."""
     pool, cost, run, pools, replicas = tables
-    pairs = np.zeros((0, 2), np.int64) if status.ASK_POLICY in callers else None
-    run = run._replace(steps=buffer, trail=trail, pairs=pairs)
+    run = run._replace(steps=buffer, trail=trail)
     while (reason := serve(pool, cost, run, pools, replicas)) in callers:
         answer = callers[reason]()
         if answer is not None:

@@ -22,12 +22,13 @@ from windtunnel.serving.calibration import NONE, Calibration, Choice, calibratio
 from windtunnel.serving.deployment import Deployment, EngineSettings, Pool, Profile
 from windtunnel.serving.engines.defaults import (
     for_another_engine,
+    for_architecture,
     overlay,
     whole_prompt_tokens,
     with_defaults,
-    with_windows,
 )
 from windtunnel.units import format_count
+from windtunnel.workload.client import Client, client_of, name_of
 from windtunnel.workload.schema import Workload
 
 
@@ -83,6 +84,14 @@ class Setup:
     """Sampling of every request."""
     sampling_source: str = ""
     """Where it comes from."""
+    client: Client = field(default_factory=Client)
+    client_name: str = ""
+    """Empty where its times are given."""
+
+    @property
+    def frontend(self) -> Client:
+        """Seconds of API server and client together."""
+        return self.client.behind(self.engine.host)
 
 
 def load(path: Path | str, overrides: dict[str, Any] | None = None) -> Scenario:
@@ -169,12 +178,14 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
     engine = with_defaults(deployment.engine, device, shape=deployment.parallelism)
     chosen = _calibration_choice(deployment, engine, device, calibration)
     learnt: dict[str, int | float] = {}
+    client = client_of(scenario.workload.client)
     if chosen.calibration is not None:
+        client = chosen.calibration.clients.get(name_of(scenario.workload.client), client).over(client)
         host = chosen.calibration.host_of(str(engine.version))
         learnt = _learnt(deployment, chosen.calibration, device.name, str(engine.version), model.name)
         calibrated = msgspec.structs.replace(EngineSettings(host=host), **learnt)
         engine = with_defaults(deployment.engine, device, calibrated, deployment.parallelism)
-    engine = with_windows(deployment.engine, engine, model.architecture)
+    engine = for_architecture(deployment.engine, engine, model.architecture)
     max_model_len = engine.max_model_len or model.max_context_tokens
     sampling, sampling_source = scenario.workload.sampling_of(model)
     engine = whole_prompt_tokens(deployment.engine, engine, max_model_len)
@@ -195,6 +206,8 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
         network=deployment.network,
         sampling=sampling,
         sampling_source=sampling_source,
+        client=client,
+        client_name=name_of(scenario.workload.client),
     )
     check_node(node, device)
     check_parallelism(model, deployment.parallelism, node)

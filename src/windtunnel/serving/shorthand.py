@@ -37,6 +37,7 @@ class Options(TypedDict, total=False):
     input_tokens: Annotated[int | dict[str, Any] | None, "workload.input_tokens"]
     output_tokens: Annotated[int | dict[str, Any] | None, "workload.output_tokens"]
     num_requests: Annotated[int | None, "workload.num_requests"]
+    client: Annotated[str | None, "workload.client"]
     temperature: Annotated[float | None, "workload.sampling.temperature"]
     top_p: Annotated[float | None, "workload.sampling.top_p"]
     top_k: Annotated[int | None, "workload.sampling.top_k"]

@@ -1,6 +1,6 @@
 """Simulate any scenario: names -> prepared pools -> loop -> records and summary."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -25,11 +25,10 @@ from windtunnel.metrics.summary import (
     with_pools,
 )
 from windtunnel.metrics.tokens import ReplicaRows, rows_by_replica, with_token_times
-from windtunnel.metrics.uncertainty import Interval
-from windtunnel.pricing.estimator import Coverage, Estimator
+from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.analysis.attribution import provenance, time_fractions
 from windtunnel.serving.analysis.device_use import stage_uses, step_work, total_work
-from windtunnel.serving.analysis.intervals import disaggregated_intervals, intervals, remarks
+from windtunnel.serving.analysis.intervals import intervals, remarks
 from windtunnel.serving.custom.policy import Policy, policy_name
 from windtunnel.serving.custom.router import Router
 from windtunnel.serving.prepared import (
@@ -107,7 +106,7 @@ def serve_scenario(
     run = prepared.serve(requests, fleet, router, Watch(progress))
     records = _records_of(scenario, prepared, requests, run, fleet)
     summary = _summary(scenario, prepared, requests, records)
-    first = prepared.pools[0]
+    first, decoder = prepared.pools[0], next(pool for pool in prepared.pools if pool.pool.role != "prefill")
     coverage, sources, operators = _provenance(prepared.pools, records)
     return Result(
         scenario=_resolved(scenario, prepared),
@@ -120,7 +119,9 @@ def serve_scenario(
         sources=sources,
         operators=operators,
         engine_time_s=run.engine_time_s,
-        intervals=_intervals(prepared.pools, summary, records.requests, coverage, requests.is_open_loop),
+        intervals=intervals(
+            decoder.setup, summary, records.requests, coverage, requests.is_open_loop, decoder.pool.role == "decode"
+        ),
         calibration_remarks=() if scenario.deployment.pools else tuple(remarks(first.setup)),
         pools=tuple(
             PoolResult(pool.pool.name, pool.pool.role, pool.setup, pool.memory)
@@ -321,20 +322,6 @@ def _pool_summary(scenario: Scenario, pools: Sequence[PreparedPool], number: int
         mean_w=None if power is None else power.at(utilisation.busy_fraction) * mean_devices,
         usd_per_hour=None if price is None else price * mean_devices,
     )
-
-
-def _intervals(
-    pools: Sequence[PreparedPool],
-    summary: Summary,
-    table: Table,
-    coverage: Mapping[Coverage, float],
-    is_open_loop: bool,
-) -> dict[str, Interval]:
-    """Return the intervals of a run, by the engine of the first pool that decodes."""
-    decoder = next(pool for pool in pools if pool.pool.role != "prefill")
-    if decoder.pool.role == "decode":
-        return disaggregated_intervals(decoder.setup.engine.name, summary, table, coverage, is_open_loop)
-    return intervals(decoder.setup, summary, table, coverage, is_open_loop=is_open_loop)
 
 
 def _provenance(pools: Sequence[PreparedPool], records: _Records) -> list[dict[Any, float]]:

@@ -18,6 +18,7 @@ from windtunnel.schema import (
     decode,
     encode,
     read_table,
+    read_yaml,
     set_path,
 )
 
@@ -34,25 +35,11 @@ CHUNKED_SCHEDULES = ("interleaved", "looped_bfs")
 
 ComputeFormat = Literal["fp32", "fp16", "bf16", "fp8", "fp8_current", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4"]
 
-GEMM_FORMATS: dict[str, Format] = {
-    "fp32": Format.FP32,
-    "fp16": Format.BF16,
-    "bf16": Format.BF16,
-    "fp8": Format.FP8,
-    "fp8_current": Format.FP8,
-    "fp8_rowwise": Format.FP8,
-    "fp8_block": Format.FP8_BLOCK,
-    "mxfp8": Format.FP8,
-    "nvfp4": Format.NVFP4,
-}
-"""Format of a training recipe -> the format whose GEMMs cost the same; fp16 and bf16 share rates and bytes."""
-
-UNITS = {
-    **dict.fromkeys(("fp8", "fp8_current", "fp8_rowwise", "fp8_block"), "fp8"),
-    **dict.fromkeys(("mxfp8", "nvfp4"), "fp4"),
-}
-"""Format of a training recipe -> the rate that devices with its matrix units publish: those that take a scale for each
-32 values (mxfp8) are the ones that have fp4."""
+_RECIPES: dict[str, dict[str, str]] = read_yaml(Path(__file__).with_name("recipes.yaml"))
+GEMM_FORMATS = {name: Format(recipe["gemm"]) for name, recipe in _RECIPES.items()}
+"""Format of a training recipe -> the format whose GEMMs cost the same."""
+UNITS = {name: recipe["units"] for name, recipe in _RECIPES.items() if "units" in recipe}
+"""Format of a training recipe -> the rate that devices with its matrix units publish."""
 
 
 class TrainingParallelism(Schema):

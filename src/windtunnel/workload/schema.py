@@ -22,6 +22,7 @@ from windtunnel.model.sampling import GREEDY, NEUTRAL, Sampling
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import NonNegative, Positive, Schema, check_between
 from windtunnel.workload.arrivals import Arrivals, Burst, ClosedLoop, Count, Rate, Recorded
+from windtunnel.workload.client import Client
 from windtunnel.workload.lengths import MAX_TOKENS, Lengths, Tokens, Uniform
 from windtunnel.workload.sessions import Sessions, SharedPrompts
 
@@ -196,6 +197,9 @@ class Workload(RequestSource):
     """Seed of NumPy's `RandomState`, which draws all prompts before all outputs, as a benchmark client does: lengths
     are exactly those of its run, and depend on `num_requests`. None draws them from the scenario's seed.
     Source: https://github.com/kimbochen/bench_serving, `benchmark_serving.py`, whose own default is 0."""
+    client: str | Client | None = None
+    """Program that sends the requests, by its name in the catalog, or its times; None: a Python client. Beside the
+    server's, its own time is part of TTFT."""
     sampling: Sampling | None = None
     """Sampling parameters of every request. None: greedy, as benchmark clients ask, where lengths are drawn; the
     model's generation config for real traffic, which a trace or a model of clients gives."""

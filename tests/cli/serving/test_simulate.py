@@ -55,7 +55,7 @@ def test_json_has_the_summary_and_all_that_decided_it(windtunnel: Command, small
     document = json.loads(windtunnel("simulate", *small, "--json", "--seed", "7").stdout)
     assert set(document) == {
         *("windtunnel", "scenario", "summary", "memory", "coverage", "sources", "operators"),
-        *("interval_80", "calibration", "sampling"),
+        *("interval_80", "calibration", "sampling", "client"),
     }
     assert document["summary"]["num_requests"] == 20
     assert document["scenario"]["seed"] == 7

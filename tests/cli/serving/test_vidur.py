@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from windtunnel.cli.serving.vidur import command
+from windtunnel.cli.verbs import windtunnel
 from windtunnel.errors import InputError
 
 
@@ -20,13 +20,15 @@ def arguments(reference: Path) -> list[str]:
 def test_a_recorded_run_comes_out_as_recorded(arguments: list[str], tmp_path: Path) -> None:
     metrics = tmp_path / "request_metrics.csv"
     answer = CliRunner().invoke(
-        command, [*arguments, "--against", "--json", "--metrics", str(metrics)], catch_exceptions=False
+        windtunnel, ["vidur", *arguments, "--against", "--json", "--metrics", str(metrics)], catch_exceptions=False
     )
     document = json.loads(answer.output)
     assert document["num_finished"] == document["num_requests"] == 100
     assert document["num_batches"] == 14_200
     assert all(off["most_s"] < 1e-9 for off in document["against"].values())
-    again = CliRunner().invoke(command, [*arguments[:-1], str(metrics), "--against"], catch_exceptions=False)
+    again = CliRunner().invoke(
+        windtunnel, ["vidur", *arguments[:-1], str(metrics), "--against"], catch_exceptions=False
+    )
     assert "100 of 100 finished" in again.output
 
 
@@ -44,4 +46,4 @@ def test_foreign_files_are_told_in_one_sentence(
 ) -> None:
     arguments[position] = str(reference / "vidur" / "cases" / "d_llama2-7b_tp1_ft_fixed" / file)
     with pytest.raises(InputError, match=problem):
-        CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
+        CliRunner().invoke(windtunnel, ["vidur", *arguments], catch_exceptions=False, standalone_mode=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from windtunnel.formats.simai.read import read_workload
+from windtunnel.formats.simai.workload import read_workload
 from windtunnel.training.job import load
 
 if TYPE_CHECKING:

@@ -7,11 +7,10 @@ import pytest
 
 from recorded import entries
 from windtunnel.errors import InputError
+from windtunnel.formats.aicb.commands import read_command
 from windtunnel.formats.aicb.csv_records import read_records, records_text
-from windtunnel.formats.aicb.read import read_command
 from windtunnel.formats.aicb.write import GeneratedFile, generate
-from windtunnel.formats.simai.read import read_workload
-from windtunnel.formats.simai.write import workload_text
+from windtunnel.formats.simai.workload import read_workload, workload_text
 
 MEGATRON = "python -m workload_generator.generate_megatron_workload"
 SIMAI = "python -m workload_generator.SimAI_training_workload_generator"

@@ -38,7 +38,7 @@ def test_a_recorded_trace_is_read(reference: Path) -> None:
     assert len(trace.of_category("cpu_op")) == 54
     linear = trace.of_category("cpu_op")[0]
     assert (linear.name, linear.external_id, linear.duration_us) == ("aten::linear", 1, 2379.73)
-    assert linear.input_shapes == [[4, 32], [32, 32], [32]]
+    assert linear.inputs("Input Dims") == [[4, 32], [32, 32], [32]]
     assert trace.distributed_info is not None
     assert (trace.distributed_info.backend, trace.distributed_info.world_size) == ("gloo", 1)
     (call,) = collective_calls(trace)

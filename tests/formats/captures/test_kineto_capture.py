@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.formats.captures.capture import CLASSES, COPY, KERNEL, OPERATOR, Capture
+from windtunnel.formats.captures.capture import CLASSES, COPY, KERNEL, OPERATOR, Capture, read_capture
 from windtunnel.formats.captures.kernel_time import class_time, kernel_time, launch_times
-from windtunnel.formats.captures.read import read_capture
-from windtunnel.formats.captures.step_names import captured_steps
+from windtunnel.formats.captures.step_operators import captured_steps
 
 
 def event(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.formats.captures.capture import CLASSES
+from windtunnel.formats.captures.capture import CLASSES, read_capture
 from windtunnel.formats.captures.kernel_time import device_time, kernel_table
 from windtunnel.formats.captures.ncu import read_ncu
-from windtunnel.formats.captures.read import read_capture
 
 FIXED = ",".join(
     f'"{name}"'

@@ -14,7 +14,7 @@ import pytest
 
 import nsys_report
 from windtunnel.errors import InputError
-from windtunnel.formats.captures.capture import CLASSES, GRAPH, Capture, within
+from windtunnel.formats.captures.capture import CLASSES, GRAPH, Capture, read_capture, within
 from windtunnel.formats.captures.kernel_time import (
     NameStatistics,
     call_time,
@@ -30,9 +30,7 @@ from windtunnel.formats.captures.kernel_time import (
     range_time,
     statistics,
 )
-from windtunnel.formats.captures.nsys import read_nsys
-from windtunnel.formats.captures.read import read_capture
-from windtunnel.formats.captures.scrub import scrub_nsys
+from windtunnel.formats.captures.nsys import read_nsys, scrub_nsys
 
 STATS = Path(__file__).parent / "nsys_stats"
 

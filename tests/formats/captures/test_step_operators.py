@@ -12,15 +12,18 @@ from windtunnel.formats.captures.capture import (
     Capture,
     Names,
     capture_table,
+    read_capture,
 )
 from windtunnel.formats.captures.kernel_names import kernel_class
-from windtunnel.formats.captures.read import read_capture
-from windtunnel.formats.captures.step_names import CapturedStep, captured_steps, step_batch_of, step_name
 from windtunnel.formats.captures.step_operators import (
+    CapturedStep,
+    captured_steps,
     measured_steps,
     measurement_tables,
     row_of_launch,
     rows_of_kernels,
+    step_batch_of,
+    step_name,
 )
 from windtunnel.model.config import model_from_config
 from windtunnel.model.forward import forward_launches

@@ -11,7 +11,7 @@ import nsys_report
 from formats.captures.test_ncu import raw_page
 from lab import fake_profilers
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError
-from windtunnel.formats.captures.read import read_capture
+from windtunnel.formats.captures.capture import read_capture
 from windtunnel.lab.experiments import run as lab
 from windtunnel.lab.experiments.run import (
     check_tools,
@@ -189,7 +189,7 @@ def test_a_real_model_runs_under_the_torch_profiler(tmp_path: Path) -> None:
     """A model made on the spot, on the CPU: what it records agrees with what its profile shows."""
     import pyarrow.parquet as pq
 
-    from windtunnel.formats.captures.step_names import captured_steps
+    from windtunnel.formats.captures.step_operators import captured_steps
 
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text(json.dumps(TINY))

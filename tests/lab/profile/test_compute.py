@@ -12,10 +12,9 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.lab.profile import samples as profile_samples
 from windtunnel.lab.profile.compute import Extent, TimeBudget, measure_steps
-from windtunnel.lab.profile.journal import Journal
 from windtunnel.lab.profile.model import StepShape, check_profilable, operators_of
 from windtunnel.lab.profile.run import ComputePlan, parse_degrees, profile_compute, write_vidur
-from windtunnel.lab.profile.samples import MeasuredOperator, MeasuredStep, TimeStatistics
+from windtunnel.lab.profile.samples import Journal, MeasuredOperator, MeasuredStep, TimeStatistics
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.attention.latent import LatentAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward

@@ -17,8 +17,7 @@ from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Flows, flows_of, together, with_columns
 from windtunnel.network.packet.simulate import PacketTimes, simulate_packets
 from windtunnel.network.packet_settings import SIMAI_PACKETS, EcnThreshold, PacketSettings
-from windtunnel.network.paths import find_paths
-from windtunnel.network.run import run_flows
+from windtunnel.network.paths import find_paths, run_flows
 from windtunnel.network.settings import SIMAI_SETTINGS, NetworkSettings
 from windtunnel.network.topology import GBPS, DcnPlus, SpectrumX, build_fabric
 

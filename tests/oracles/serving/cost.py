@@ -2,7 +2,6 @@
 
 import bisect
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +44,12 @@ class Prices:
             if self.speculation is not None:
                 device_s += float(c.draft_s[max(sum(chunk.decodes for chunk in batch.values()) for batch in batches)])
             return max(device_s + group_s, float(c.launch_s[min(most_tokens, len(c.launch_s) - 1)]))
-        return float(c.decode_token_s[max(len(batch) for batch in batches)] + attention_s)
+        most = max(len(batch) for batch in batches)
+        return max(float(c.decode_token_s[most] + attention_s), self.decode_launch_s(most))
+
+    def decode_launch_s(self, num_decodes: int) -> float:
+        launch_s = self.cost.decode_launch_s
+        return float(launch_s[min(num_decodes, len(launch_s) - 1)])
 
     def decode_attention_s(
         self, num_decodes: int, context_tokens: int, is_mixed: bool = False, deviation_tokens: float = 0.0
@@ -76,9 +80,11 @@ class Prices:
         return low + (high - low) * ((num_tokens - float(nodes[j])) / (float(nodes[j + 1]) - float(nodes[j])))
 
 
-def deviation(contexts: Sequence[float]) -> float:
-    """Standard deviation of the contexts of decoding requests."""
-    return statistics.pstdev(contexts) if len(contexts) > 1 else 0.0
+def deviation(contexts: Sequence[int]) -> float:
+    """Standard deviation of the contexts of decoding requests, by the exact sum of their squared differences."""
+    num = len(contexts)
+    pairs = sum((one - other) ** 2 for one in contexts for other in contexts) // 2
+    return math.sqrt(pairs) / num if num > 1 else 0.0
 
 
 def _cell(nodes: Sequence[float], value: float) -> int:

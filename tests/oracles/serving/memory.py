@@ -38,6 +38,17 @@ class Memory:
         needed, window_needed = self.new_blocks(request, num_tokens)
         return needed + unused <= rank.free_blocks and window_needed <= rank.free_window_blocks
 
+    def fits_whole(self, rank: Rank, request: Request, unused: int) -> bool:
+        """Whether all known tokens of waiting `request` fit: in groups with a window as many as they hold at once."""
+        s = self.settings
+        blocks = windows = self.blocks_for(request.known_tokens)
+        if s.window_tokens:
+            windows = min(blocks, self.blocks_for(s.window_tokens - 1 + s.max_num_batched_tokens) + 1)
+        windows = max(windows - request.passed, 0)
+        found = request.computed_tokens // int(s.block_size)
+        needed = self.pool_blocks(blocks - found, windows) + int(s.blocks_per_request)
+        return needed + unused <= rank.free_blocks and windows * int(s.window_pool) <= rank.free_window_blocks
+
     def fits_with_its_own(self, rank: Rank, request: Request, num_tokens: int) -> bool:
         """Whether there are blocks for it once it has given back what its window has passed."""
         passed = request.passed

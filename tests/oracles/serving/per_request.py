@@ -405,7 +405,7 @@ class PerRequestPool:
         spread = deviation([request.known_tokens for request in decodes])
         attention_s = self.prices.decode_attention_s(len(decodes), context, bool(prompts), spread)
         if not prompts:
-            return float(c.decode_token_s[len(decodes)] + attention_s)
+            return max(float(c.decode_token_s[len(decodes)] + attention_s), self.prices.decode_launch_s(len(decodes)))
         tokens = sum(tokens for _, tokens in prompts)
         pairs = sum(tokens * (request.computed_tokens + 0.5 * tokens) for request, tokens in prompts)
         attention_s += self.prices.prefill_attention_s(tokens, pairs)

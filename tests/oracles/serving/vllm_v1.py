@@ -57,6 +57,8 @@ class VllmV1(Batches):
             if num_tokens > budget and not s.chunked_prefill:
                 break
             num_tokens = min(num_tokens, budget)
+            if s.reserves_prompt and not self.fits_whole(rank, request, unused):
+                break
             if not self.fits(rank, request, num_tokens, unused):
                 break
             self.admit(rank, slot, request, num_tokens, now_s)

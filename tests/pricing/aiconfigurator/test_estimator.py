@@ -1,3 +1,4 @@
+import math
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,20 @@ def test_vllms_all_reduce_changes_its_algorithm_where_its_source_says(tmp_path: 
     assert (first, after) == (pytest.approx(10e-6), pytest.approx(26e-6))
     assert before < 15e-6
     assert np.asarray(estimate(tmp_path, op, "trtllm", "1.3.0rc20").seconds)[1] > 20e-6
+
+
+def test_a_fused_all_reduce_ends_where_its_engine_ends_it(tmp_path: Path) -> None:
+    """The fused kernel is TensorRT-LLM's, faster at every size; above 256 KiB vLLM's own runs, and nothing between."""
+    sizes = [2**15, 2**16, 2**17, 2**18]
+    columns = {"num_gpus": [8] * 4, "message_size": sizes, "kernel_source": ["custom_all_reduce_graph"] * 4}
+    for engine, latency in (("vllm/0.24.0", 0.020), ("trtllm/1.3.0rc20", 0.005)):
+        write(tmp_path, f"comm/{engine}", "custom_allreduce_perf", {**columns, "latency": [latency] * 4})
+    op = ops.Collective("all_reduce", np.array([2.0**16, 2.0**18, 2.0**18 + 2**16, 2.0**19]), 8)
+    for limit, seconds in ((0.0, [20, 20, 20, 20]), (2.0**18, [5, 5, 20, 20]), (math.inf, [5, 5, 5, 5])):
+        priced = estimate(tmp_path, op, fused_all_reduce_bytes=limit)
+        np.testing.assert_allclose(priced.seconds, np.array(seconds) * 1e-6, rtol=1e-9)
+    own = estimate(tmp_path, op, "trtllm", "1.3.0rc20", fused_all_reduce_bytes=2.0**16)
+    np.testing.assert_allclose(own.seconds, 5e-6)
 
 
 def test_decode_attention_sees_the_step_and_the_new_token(tmp_path: Path) -> None:
@@ -726,3 +741,70 @@ def test_the_shipped_tables_of_h100_are_read_right() -> None:
     assert latent.seconds == pytest.approx(3.18e-3, rel=0.02)
     large = estimator.estimate(ops.Gemm(8192.0, 8192, 8192))
     assert 600e12 < 2 * 8192**3 / float(large.seconds) < 900e12
+
+
+def test_a_message_slower_than_a_smaller_and_a_larger_one_takes_the_larger_ones_time(tmp_path: Path) -> None:
+    """As vLLM's all-reduce of eight B200: two messages in a row take 1.5 times as long as four times the bytes."""
+    times = {65536: 9.4, 131072: 25.8, 262144: 26.1, 524288: 17.2, 1048576: 20.7}
+    write(tmp_path, "comm/nccl/2.27", "nccl_perf", nccl_columns("all_reduce", 8, times))
+    priced = estimate(tmp_path, ops.Collective("all_reduce", np.array([float(size) for size in times]), 8))
+    np.testing.assert_allclose(priced.seconds, np.array([9.4, 17.2, 17.2, 17.2, 20.7]) * 1e-6)
+
+
+def experts_rows(dtype: str, distribution: str, latency_ms: dict[int, list[float]]) -> dict[str, list[Any]]:
+    """Width of an expert -> milliseconds at 1, 2, 4, ... tokens."""
+    points = [(width, 2**step, took) for width, curve in latency_ms.items() for step, took in enumerate(curve)]
+    shape = {"hidden_size": 1024, "topk": 2, "num_experts": 8, "moe_tp_size": 1, "moe_ep_size": 1}
+    return {
+        "kernel_source": ["cutlass"] * len(points),
+        "moe_dtype": [dtype] * len(points),
+        "distribution": [distribution] * len(points),
+        "inter_size": [width for width, _, _ in points],
+        "num_tokens": [tokens for _, tokens, _ in points],
+        "latency": [took for _, _, took in points],
+        **{name: [value] * len(points) for name, value in shape.items()},
+    }
+
+
+@pytest.mark.parametrize(("everywhere", "kept"), [(False, False), (True, True)])
+def test_a_shape_that_is_slow_in_one_format_alone_is_priced_by_its_neighbours(
+    tmp_path: Path, everywhere: bool, kept: bool
+) -> None:
+    usual = [0.03, 0.03, 0.03, 0.04]
+    slow = [5 * took for took in usual]
+    curves = {512: usual, 1024: usual, 1536: usual, 2048: slow}
+    other = curves if everywhere else {**curves, 2048: usual}
+    columns = experts_rows("fp8", "power_law_1.01", curves)
+    for name, values in experts_rows("fp8_block", "power_law_1.01", other).items():
+        columns[name] += values
+    write(tmp_path, "moe/trtllm/1.3.0", "moe_perf", columns)
+    op = Experts(np.array([1.0, 8.0]), 1024, 2048, 8, 2, format=Format.FP8)
+    priced = estimate(tmp_path, op, "trtllm", "1.3.0")
+    assert (priced.coverage is Coverage.MEASURED) == kept
+    assert (np.asarray(priced.seconds)[0] > 0.1e-3) == kept
+
+
+def test_versions_of_one_engine_choose_no_table_of_another(tmp_path: Path) -> None:
+    """vLLM 0.5.6 and SGLang 0.5.6 are unrelated: another engine's kernels are taken from its newest table."""
+    for version, latency in (("0.5.6", 0.9), ("0.5.14", 0.002)):
+        columns = {"m": [1, 64], "k": [128, 128], "latency": [latency, latency], "kernel_source": ["torch"] * 2}
+        write(tmp_path, f"quantize/sglang/{version}", "scale_matrix_perf", columns)
+    priced = estimate(tmp_path, ops.Elementwise("norm", 128 * 3.0, 1.0), "vllm", "0.5.6")
+    assert priced.seconds == pytest.approx(2e-6)
+    assert "sglang/0.5.14" in priced.source
+
+
+def test_a_named_backend_does_not_hide_that_an_old_table_is_slow(tmp_path: Path) -> None:
+    """The newest version names a slow marlin; without it the old table takes 10 times as long."""
+    old = experts_rows("int4_wo", "power_law_1.01", {512: [0.3, 0.3]})
+    new = experts_rows("int4_wo", "power_law_1.01", {512: [0.03, 0.03], 1024: [9.0, 9.0]})
+    new["kernel_source"] = ["triton", "triton", "marlin", "marlin"]
+    # Marlin's rate counts from 16 tokens an expert on.
+    for columns in (old, new):
+        columns["num_tokens"] = [64 * tokens for tokens in columns["num_tokens"]]
+    write(tmp_path, "moe/vllm/0.19.0", "moe_perf", old)
+    write(tmp_path, "moe/vllm/0.24.0", "moe_perf", new)
+    op = Experts(64.0, 1024, 512, 8, 2, format=Format.INT4)
+    source = estimate(tmp_path, op, "vllm", "0.19.0", moe_backend="marlin").source
+    assert "moe/vllm/0.24.0" in source
+    assert "not vllm 0.19.0" in source

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.formats.captures.read import read_capture
+from windtunnel.formats.captures.capture import read_capture
 from windtunnel.report.lab.comparison import (
     HOST,
     METRICS,

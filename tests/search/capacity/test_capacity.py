@@ -14,8 +14,8 @@ from windtunnel.search.capacity.limits import limit_of, limits_of, parse_limits
 from windtunnel.search.capacity.load import at_load, own_load, stream_of
 from windtunnel.search.capacity.probe import LEAST_STREAM, MOST_GROWTH, STABILITY, Probe, growth, probe
 from windtunnel.search.confidence import confidence_above, lower_bound, student_cdf, student_quantile
-from windtunnel.search.priced_deployments import PricedDeployments
 from windtunnel.search.space.space import scenario_at
+from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.simulate import simulate
 from windtunnel.workload.arrivals import ClosedLoop
 from windtunnel.workload.schema import Workload

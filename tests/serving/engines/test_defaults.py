@@ -1,5 +1,6 @@
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,18 +10,21 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import Device
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import encode
-from windtunnel.serving.deployment import EngineSettings, HostOverheads
+from windtunnel.serving.deployment import EngineSettings, HostOverheads, Speculative
 from windtunnel.serving.engines.contract import schedulers
 from windtunnel.serving.engines.defaults import (
     OTHER_SCHEDULERS,
     SCHEDULERS,
     engine_defaults,
+    for_architecture,
+    newer_than_known,
     with_defaults,
 )
 from windtunnel.versions import version_key
 
 H100, A10 = catalog.device("h100_sxm"), catalog.device("a10")
 
+VLLMS_OWN = {"scheduler_reserve_full_isl", "fused_all_reduce_bytes"}
 SGLANGS_OWN = {"max_prefill_tokens", "schedule_conservativeness", "receive_interval_steps"}
 TENSORRTS_OWN = {
     "batch_wait_timeout_iters",
@@ -32,6 +36,7 @@ OTHER_SCHEDULERS_OWN = {"watermark_fraction", "max_waiting_steps"}
 UNSET = {
     *("max_model_len", "num_gpu_blocks", "cudagraph_sizes", "moe_backend", "kv_tiers", "speculative"),
     *("window_pool_ratio", "attention_backend"),
+    *VLLMS_OWN,
     *SGLANGS_OWN,
     *TENSORRTS_OWN,
     *OTHER_SCHEDULERS_OWN,
@@ -69,6 +74,109 @@ def test_settings_given_win_one_by_one() -> None:
 def test_a_version_gets_the_settings_of_its_time() -> None:
     assert with_defaults(EngineSettings(version="0.13.0"), H100).async_scheduling is False
     assert with_defaults(EngineSettings(version="0.14.0"), H100).async_scheduling is True
+
+
+@pytest.mark.parametrize(
+    ("device", "version", "shape", "is_fused", "limit_mib"),
+    [
+        ("h100_sxm", "0.16.0", Parallelism(tp=8), False, 0.5),
+        ("h100_sxm", "0.17.0", Parallelism(tp=8), True, 0.5),
+        ("h100_sxm", "0.17.0", Parallelism(tp=4, pp=2), False, 2),
+        ("h200_sxm", "0.21.0", Parallelism(tp=4, pp=2), True, 2),
+        ("b200_sxm", "0.20.1", Parallelism(tp=2, attention_dp=2), False, 64),
+        ("b200_sxm", "0.24.0", Parallelism(tp=4), True, 32),
+        ("b300_sxm", "0.18.0", Parallelism(tp=8), False, 1),
+        ("b300_sxm", "0.20.1", Parallelism(tp=8), True, 2),
+        ("gb300", "0.33.0", Parallelism(tp=8), True, 4),
+        ("rtx_pro_6000_server", "0.33.0", Parallelism(tp=2), False, 64),
+        ("h100_sxm", "0.24.0", Parallelism(tp=6), False, None),
+        ("a100_sxm", "0.24.0", Parallelism(tp=8), False, None),
+        ("h100_sxm", "0.24.0", Parallelism(), False, None),
+    ],
+)
+def test_vllm_fuses_all_reduces_by_device_split_and_version(
+    device: str, version: str, shape: Parallelism, is_fused: bool, limit_mib: float | None
+) -> None:
+    """`enable_allreduce_rms_fusion` and `FI_ALLREDUCE_FUSION_MAX_SIZE_MB` of 0.16 to 0.33."""
+    found = with_defaults(EngineSettings(version=version), catalog.device(device), shape=shape)
+    assert found.fused_all_reduce is is_fused
+    assert found.fused_all_reduce_bytes == (None if limit_mib is None else limit_mib * 2**20)
+    eager = EngineSettings(version=version, max_cudagraph_capture_size=0)
+    assert with_defaults(eager, catalog.device(device), shape=shape).fused_all_reduce is False
+
+
+def test_vllm_admits_whole_prompts_and_takes_more_on_large_devices_with_its_versions() -> None:
+    b200 = catalog.device("b200_sxm")
+    old, new = (with_defaults(EngineSettings(version=version), b200) for version in ("0.27.0", "0.28.0"))
+    assert (old.max_num_batched_tokens, old.max_cudagraph_capture_size) == (8192, 512)
+    assert (new.max_num_batched_tokens, new.max_cudagraph_capture_size) == (16384, 1024)
+    assert with_defaults(EngineSettings(version="0.33.0"), catalog.device("mi300x")).max_cudagraph_capture_size == 512
+    reserves = [with_defaults(EngineSettings(version=v), H100).scheduler_reserve_full_isl for v in ("0.18.1", "0.19")]
+    assert reserves == [False, True]
+
+
+def test_vllm_captures_twice_the_requests_that_run() -> None:
+    drafts = Speculative(method="mtp", num_draft_tokens=3, acceptance_fraction=0.5)
+    for given, largest in (
+        (EngineSettings(max_num_seqs=16), 32),
+        (EngineSettings(max_num_seqs=16, speculative=drafts), 128),
+        (EngineSettings(max_num_seqs=1024), 512),
+        (EngineSettings(max_num_seqs=16, max_cudagraph_capture_size=300), 300),
+        (EngineSettings(max_num_seqs=16, max_cudagraph_capture_size=0), 0),
+    ):
+        assert with_defaults(given, H100).max_cudagraph_capture_size == largest
+
+
+@pytest.mark.parametrize(("method", "since"), [("mtp", "0.14.0"), ("draft_model", "0.28.0"), ("ngram", "0.33.0")])
+def test_vllm_waits_for_the_step_with_drafts_of_some_methods(method: Any, since: str) -> None:
+    drafts = Speculative(
+        method=method,
+        num_draft_tokens=2,
+        acceptance_fraction=0.5,
+        draft_model="llama-3.2-1b" if method == "draft_model" else None,
+    )
+    for version in ("0.13.0", "0.14.0", "0.24.0", "0.28.0", "0.33.0"):
+        found = with_defaults(EngineSettings(version=version, speculative=drafts), H100)
+        assert found.async_scheduling is (version_key(version) >= version_key(since)), version
+    given = EngineSettings(version="0.24.0", speculative=drafts, async_scheduling=True)
+    assert with_defaults(given, H100).async_scheduling is True
+
+
+def test_sglang_fuses_all_reduces_of_some_models() -> None:
+    """`_flashinfer_allreduce_fusion_auto_enable`, and `server_args.py` before."""
+    b200 = catalog.device("b200_sxm")
+    for version, device, model, split, is_fused in (
+        ("0.5.4", b200, "deepseek_v3", {}, False),
+        ("0.5.5", b200, "deepseek_v3", {}, True),
+        ("0.5.5", H100, "deepseek_v3", {}, False),
+        ("0.5.7", H100, "deepseek_v3", {}, True),
+        ("0.5.7", b200, "llama", {}, False),
+        ("0.5.10", b200, "qwen3_next", {}, False),
+        ("0.5.23", b200, "qwen3_next", {"pp": 2}, True),
+        ("0.5.23", b200, "qwen3_next", {"attention_dp": 2, "ep": 4}, False),
+    ):
+        given = EngineSettings(name="sglang", version=version)
+        resolved = with_defaults(given, device, shape=Parallelism(tp=2, **split))
+        assert for_architecture(given, resolved, model).fused_all_reduce is is_fused, (version, device.name, model)
+    asked = EngineSettings(name="sglang", fused_all_reduce=True)
+    assert for_architecture(asked, with_defaults(asked, H100), "llama").fused_all_reduce is True
+
+
+def test_sglang_captures_no_more_than_the_requests_that_run() -> None:
+    for version, largest in (("0.5.21", 256), ("0.5.22", 64)):
+        found = with_defaults(EngineSettings(name="sglang", version=version, max_num_seqs=64), H100)
+        assert found.max_cudagraph_capture_size == largest
+    small = [with_defaults(EngineSettings(name="sglang", version=v), A10) for v in ("0.5.19", "0.5.20")]
+    assert [settings.max_cudagraph_capture_size for settings in small] == [24, 48]
+
+
+def test_a_version_beyond_the_known_ones_is_announced_and_gets_the_newest() -> None:
+    newer = EngineSettings(version="0.34.0")
+    assert newer_than_known(newer).startswith("vLLM 0.34.0 is newer than 0.33.0")
+    newest = with_defaults(EngineSettings(version="0.33.0"), H100)
+    assert with_defaults(newer, H100) == msgspec.structs.replace(newest, version="0.34.0")
+    for known in (EngineSettings(), EngineSettings(version="0.33.0"), EngineSettings(name="sglang", version="0.4")):
+        assert newer_than_known(known) == ""
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ PLANNED = BUSY | {"model": "gpt-oss-20b", ENGINE + "num_gpu_blocks": None, ENGIN
 TIGHT = {ENGINE + "num_gpu_blocks": 220, ENGINE + "max_num_seqs": 64}
 SHARED = {"workload.shared_prompts": {"tokens": 400, "count": 8}}
 RANKS = {"model": "Qwen/Qwen1.5-MoE-A2.7B", "deployment.parallelism": {"attention_dp": 2, "ep": 2}}
+GRAPHS = {ENGINE + "max_cudagraph_capture_size": 512}
+"""As with more running requests: of 8, vLLM captures 16 tokens."""
 TABLES = {"deployment.device": "h100_sxm"}
 LONG = {"workload.input_tokens": 3000, ENGINE + "max_num_batched_tokens": 4096}
 SYNCHRONOUS, ASYNCHRONOUS = {ENGINE + "async_scheduling": False}, {ENGINE + "async_scheduling": True}
@@ -56,6 +58,10 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "max_prefill_tokens": (1600, BUSY),
     "long_prefill_token_threshold": (128, {ENGINE + "enable_chunked_prefill": True}),
     "enable_chunked_prefill": (OTHER, LONG),
+    "scheduler_reserve_full_isl": (
+        OTHER,
+        TIGHT | {ENGINE + "max_num_batched_tokens": 256, ENGINE + "enable_chunked_prefill": True},
+    ),
     "enable_prefix_caching": (False, SHARED),
     "kv_tiers": (TIERS, SHARED | TIGHT),
     "kv_load_overlaps": (OTHER, SHARED | TIGHT | {ENGINE + "kv_tiers": TIERS}),
@@ -70,7 +76,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "reserved_bytes": (2_500_000_000, PLANNED),
     "max_cudagraph_capture_size": (16, {ENGINE + "max_num_seqs": 64, "model": "llama-3.2-3b"} | BUSY),
     "cudagraph_sizes": ([512], BUSY | {"model": "llama-3.2-3b"}),
-    "piecewise_cudagraphs": (OTHER, {"model": "llama-3.2-1b", ENGINE + "host": {"launch_s": 0.001}}),
+    "piecewise_cudagraphs": (OTHER, GRAPHS | {"model": "llama-3.2-1b", ENGINE + "host": {"launch_s": 0.001}}),
     "async_scheduling": (OTHER, {}),
     "schedule_conservativeness": (0.1, TIGHT),
     "sampler": ("triton", {"workload.sampling": {"temperature": 1.0, "top_p": 0.9}}),
@@ -81,11 +87,20 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "attention_dp_batching_wait_iters": (10, RANKS | {ENGINE + "attention_dp_timeout_iters": 50}),
     "watermark_fraction": (0.3, TIGHT),
     "max_waiting_steps": (30, {}),
-    "attention_backend": ("triton", TABLES),
+    "attention_backend": ("triton", TABLES | GRAPHS),
     "moe_backend": ("marlin", TABLES | {"model": "gpt-oss-20b", ENGINE + "piecewise_cudagraphs": False}),
     "fused_all_reduce": (
         OTHER,
         {"deployment.device": "b200_sxm", "model": "llama-3.1-8b", "deployment.parallelism": {"tp": 8}},
+    ),
+    "fused_all_reduce_bytes": (
+        1024,
+        {
+            "deployment.device": "b200_sxm",
+            "model": "llama-3.1-8b",
+            "deployment.parallelism": {"tp": 8},
+            ENGINE + "fused_all_reduce": True,
+        },
     ),
     "shared_experts_beside_tokens": (4, {"model": "Qwen/Qwen1.5-MoE-A2.7B"}),
     "tf32": (
@@ -172,7 +187,12 @@ def test_a_setting_changes_what_is_predicted_or_is_refused(scheduler: str, name:
 @pytest.mark.parametrize("scheduler", OTHER_SCHEDULERS)
 @pytest.mark.parametrize("name", read_by())
 def test_other_schedulers_refuse_what_they_do_not_read(scheduler: str, name: str) -> None:
-    value = {"enable_chunked_prefill": scheduler != "sarathi", "fused_all_reduce": False}.get(name, CHANGES[name][0])
+    flags = {
+        "enable_chunked_prefill": scheduler != "sarathi",
+        "fused_all_reduce": False,
+        "scheduler_reserve_full_isl": False,
+    }
+    value = flags.get(name, CHANGES[name][0])
     settings = {ENGINE + "max_num_batched_tokens": None, ENGINE + name: value}
     if scheduler in read_by()[name]:
         assert getattr(resolve(scenario(scheduler, settings)).engine, name) == value

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from readers.multi_turn_client import recorded_conversations
 from serving.pool_of_one import run_pool
+from windtunnel.compiled.records import new_table
 from windtunnel.serving.codes import ROUTERS, SCHEDULERS
 from windtunnel.serving.setup.prefix_cache import path_tokens, prefix_cache
-from windtunnel.serving.state.records import TIER, KernelSettings, StepCost
+from windtunnel.serving.state.records import KernelSettings, StepCost, Tier
 from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 
 VLLM = KernelSettings(
@@ -331,7 +332,7 @@ def test_prefix_affinity_gives_way_to_an_uneven_load() -> None:
 
 
 def tier(capacity_blocks: int, block_s: float, ranks_per_pool: int = 1) -> Any:
-    found = np.zeros(1, TIER).view(np.recarray)
+    found = new_table(Tier, 1)
     found.capacity_blocks, found.block_s, found.ranks_per_pool = capacity_blocks, block_s, ranks_per_pool
     return found
 

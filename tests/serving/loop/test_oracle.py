@@ -13,6 +13,7 @@ from oracles.serving.deployment import ReferenceDeployment
 from oracles.serving.state import Step
 from serving.pool_of_one import run_pool
 from serving.served import assert_equal_requests, assert_equal_steps, engine_plan, oracle_requests
+from windtunnel.compiled.records import new_table
 from windtunnel.metrics.summary import itl_distribution
 from windtunnel.serving import codes
 from windtunnel.serving.setup.prefix_cache import NO_TIERS, prefix_cache
@@ -61,6 +62,7 @@ def cases(draw: st.DrawFn, have_windows: bool = False) -> Case:
             max_num_batched_tokens=max_num_batched_tokens,
             long_prefill_token_threshold=draw(st.sampled_from([0, 0, 7, 20])),
             chunked_prefill=int(chunked),
+            reserves_prompt=int(draw(st.booleans())) if scheduler == codes.VLLM_V1 else 0,
             max_prefill_tokens=draw(st.integers(30, 200)),
             queue_order=draw(st.integers(0, len(codes.QUEUE_ORDERS) - 1)) if scheduler == codes.VLLM_V1 else 0,
             block_size=block_size,
@@ -135,7 +137,7 @@ def session_cases(draw: st.DrawFn) -> Case:
 
 
 def random_tiers(rng: np.random.Generator, count: int, settings: state.KernelSettings) -> np.ndarray:
-    tiers = np.zeros(count, state.TIER).view(np.recarray)
+    tiers = new_table(state.Tier, count)
     tiers.capacity_blocks = rng.integers(1, 4 * settings.num_blocks, count)
     num_ranks = settings.num_replicas * settings.ranks_per_replica
     tiers.ranks_per_pool = rng.choice([settings.ranks_per_replica, num_ranks], count)
@@ -234,6 +236,7 @@ def random_cost(
         recorded_step_s=np.zeros(0),
         group_token_s=2e-5 * np.arange(3.0 * tokens.size),
         launch_s=np.where(tokens <= 8, 7e-3, 9.5e-3),
+        decode_launch_s=np.where(np.arange(max_num_seqs + 1) <= max_num_seqs // 2, 0.0, 8.5e-3),
         mixed_decode_attention_s=np.cumsum(rng.random((requests.size, lengths.size)), axis=1) * 2e-3,
         longest_share=float(rng.choice([0.0, 0.5])),
         waiting_attention_s=np.cumsum(rng.random((requests.size, lengths.size)), axis=1) * 1e-3,

@@ -41,7 +41,8 @@ _FAMILIES = {
 
 OUTLIER, SHIFTED = 3.0, 1.5
 """A step is not scored whose measured time over the priced one is `OUTLIER` times the median of its kind in the run, or
-as many times below it; nor two neighbours of which the first is `SHIFTED` times above and the second as far below."""
+as many times below it; nor two neighbours of which the first is `SHIFTED` times above and the second as far below, or
+the first above its price and the second `OUTLIER` times below."""
 SLOW = "far slower than others of the kind: the first steps hold compilation, and ranks wait for each other"
 FAST = "far faster than others of the kind"
 TOGETHER = "two steps recorded together: the first's time holds part of the second's"
@@ -222,11 +223,19 @@ def _priced(cost: StepCost, rows: NDArray[np.void], group_tokens: NDArray[np.int
 def _without_outliers(priced: PricedSteps) -> PricedSteps:
     """Leave out steps that are far from others of their kind, and pairs of which the first holds part of the second."""
     ratio = priced.measured_s / priced.predicted_s
+    together = _together(ratio, 1.0, 1 / OUTLIER)
     for kind in np.unique(priced.kind):
-        ratio[priced.kind == kind] /= np.median(ratio[priced.kind == kind])
-    together = np.zeros(ratio.size, np.bool_)
-    together[:-1] = (ratio[:-1] > SHIFTED) & (ratio[1:] < 1 / SHIFTED)
-    together[1:] |= together[:-1].copy()
+        apart = (priced.kind == kind) & ~together
+        ratio[priced.kind == kind] /= np.median(ratio[apart]) if apart.any() else 1.0
+    together |= _together(ratio, SHIFTED, 1 / SHIFTED)
     reasons = {SLOW: (ratio > OUTLIER) & ~together, FAST: (ratio < 1 / OUTLIER) & ~together, TOGETHER: together}
     counts = {reason: int(which.sum()) for reason, which in reasons.items() if which.any()}
     return priced.taken(~np.any(list(reasons.values()), axis=0), counts)
+
+
+def _together(ratio: Floats, above: float, below: float) -> NDArray[np.bool_]:
+    """Mark pairs of steps of which the first is above its price by so much, and the second below."""
+    pairs = np.zeros(ratio.size, np.bool_)
+    pairs[:-1] = (ratio[:-1] > above) & (ratio[1:] < below)
+    pairs[1:] |= pairs[:-1].copy()
+    return pairs

@@ -11,8 +11,8 @@ from windtunnel.calibration.steps.price import KINDS, PricedSteps, price_run
 from windtunnel.calibration.steps.runs import StepRun
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import Score, score
+from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.run import Progress
-from windtunnel.serving.setup.estimators import shared_estimators
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def validate_steps(
         holds_out_tp: predict wide runs with what narrow ones teach, too.
         progress: called with the runs priced so far and the runs in all.
     """
-    estimator_of = shared_estimators()
+    estimator_of = PricedDeployments().estimator
     priced, refused = [], []
     for number, run in enumerate(runs, 1):
         try:

@@ -1,134 +1,62 @@
 """`windtunnel bench`: measure a real server under a workload, with records in the columns of a simulation."""
 
+import shlex
+import sys
+import tempfile
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import click
 
-from windtunnel.cli.options import Verb, options_in, options_of, with_load
+from windtunnel.cli.options import with_load
 from windtunnel.cli.output import answer, check_replaceable, remark
 from windtunnel.cli.progress import status
+from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
+from windtunnel.files import write_text
+from windtunnel.lab.bench.client import FIRST_TOKEN_ID, Endpoint, bench
+from windtunnel.lab.servers import server_of, started
+from windtunnel.lab.tiny_models import write_tiny_gguf, write_tiny_model
+from windtunnel.metrics.client import client_summary
+from windtunnel.report.lab.bench import bench_document, bench_report, vllm_document, write_bench
+from windtunnel.report.render.json import as_text
+from windtunnel.report.serving.files import check_folder
+from windtunnel.schema import read_yaml
+from windtunnel.serving.scenario import Scenario, scenario_from
 from windtunnel.units import format_count
+from windtunnel.workload.generate.requests import generate
 
-if TYPE_CHECKING:
-    from windtunnel.lab.bench.client import Endpoint
-    from windtunnel.serving.scenario import Scenario
-
-
-class ServerOptions(NamedTuple):
-    """Options that say which server is measured, and how requests are put to it."""
-
-    endpoint: str | None
-    start: str | None
-    served_model: str | None
-    tiny: bool
-    engine_args: str
-    python: str | None
-    api: str
-    words: bool
-    vocabulary: int
-    no_ignore_eos: bool
-    api_key: str | None
-    timeout: float
-
-    def running(self, stack: ExitStack) -> "Endpoint":
-        """Return the server to measure; one that is started ends with `stack`."""
-        import shlex
-        import sys
-
-        from windtunnel.lab.bench.client import FIRST_TOKEN_ID, Endpoint
-        from windtunnel.lab.servers import server_of, started
-
-        if self.vocabulary <= FIRST_TOKEN_ID:
-            raise InputError(f"--vocabulary is {self.vocabulary}; more than {FIRST_TOKEN_ID} is needed")
-        if not self.timeout > 0:
-            raise InputError(f"--timeout is {self.timeout:g}; more than 0 is needed")
-        url, model = self.endpoint or "", self.served_model
-        if self.start is not None:
-            model = self._model_folder(stack, server_of(self.start).takes_gguf)
-            remark(f"starting {self.start}")
-            server = started(self.start, model, shlex.split(self.engine_args), self.python or sys.executable)
-            url = stack.enter_context(server)
-        return Endpoint(
-            url=url,
-            model=model,
-            api=self.api,
-            token_ids=not self.words,
-            vocabulary=self.vocabulary,
-            ignore_eos=not self.no_ignore_eos,
-            timeout_s=self.timeout,
-            headers={"Authorization": f"Bearer {self.api_key}"} if self.api_key else {},
-        )
-
-    def _model_folder(self, stack: ExitStack, takes_gguf: bool) -> str:
-        """Return the folder of the served model; a tiny one is written for as long as `stack` is open."""
-        import tempfile
-
-        from windtunnel.lab.tiny_models import write_tiny_gguf, write_tiny_model
-
-        if self.tiny == (self.served_model is not None):
-            hint = "give --served-model FOLDER, or --tiny for one with random weights"
-            raise InputError("--start needs a model", hint)
-        if self.served_model is not None:
-            return self.served_model
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-tiny-"))
-        return str((write_tiny_gguf if takes_gguf else write_tiny_model)(Path(folder)))
+LATE_S = 0.1
+"""A client that sends later than this measures itself, not the server."""
 
 
-class BenchFiles(NamedTuple):
-    """Files that the measurements are written to."""
-
-    out: Path | None
-    overwrite: bool
-    save_result: Path | None
-
-
-@click.command(cls=Verb, epilog="vLLM's names work too: --max-concurrency, --request-rate, --num-prompts, ...")
-@options_of(ServerOptions)
-@options_in("bench", "requests", "bench_settings", "slo")
-@options_of(BenchFiles)
-@options_in("json")
-def command(server: ServerOptions, files: BenchFiles, workload: Path | None, as_json: bool, **given: Any) -> None:
-    """Measure a real server under a workload, with the records of a simulation.
-
-    \b
-    windtunnel bench --endpoint http://localhost:8000/v1 --workload scenario.yaml --out runs/real
-    windtunnel bench --start vllm --tiny --rate 4 --input-tokens 64 --output-tokens 16
-    """
-    from windtunnel.files import write_text
-    from windtunnel.lab.bench.client import bench
-    from windtunnel.metrics.client import client_summary
-    from windtunnel.report.lab.bench import bench_document, bench_report, vllm_document, write_bench
-    from windtunnel.report.render.json import as_text
-    from windtunnel.report.serving.files import check_folder
-    from windtunnel.workload.generate.requests import generate
-
-    if (server.endpoint is None) == (server.start is None):
+def command(options: Options) -> None:
+    """Measure a server, write the records and print the summary."""
+    if (options.endpoint is None) == (options.start is None):
         raise InputError("give either --endpoint or --start", "a running server's address, or an engine to start")
-    if files.out is not None:
-        check_folder(files.out, files.overwrite)
-    check_replaceable(files.save_result, files.overwrite)
-    scenario = _scenario_of(workload, given)
+    if options.out is not None:
+        check_folder(options.out, options.overwrite)
+    check_replaceable(options.save_result, options.overwrite)
+    scenario = _scenario_of(options)
     load = generate(scenario.workload, scenario.seed)
     with ExitStack() as stack:
-        endpoint = server.running(stack)
+        endpoint = _running(options, stack)
         with status() as say:
             progress = lambda done, total: say(f"{done:,} of {total:,} answered")  # noqa: E731
             run = bench(endpoint, load, scenario.seed, progress, partial(_tell_silence, endpoint.timeout_s))
     summary = client_summary(run.requests, run.tokens, scenario.slo)
     about = {"model": run.model, "endpoint": endpoint.url, **_remarks(run, summary)}
     document = bench_document(summary, about, scenario)
-    if files.out is not None:
-        write_bench(files.out, run.requests, run.tokens, document, scenario)
-        remark(f"wrote {files.out}")
-    if files.save_result is not None:
+    if options.out is not None:
+        write_bench(options.out, run.requests, run.tokens, document, scenario)
+        remark(f"wrote {options.out}")
+    if options.save_result is not None:
         document_of_vllm = vllm_document(summary, run.requests, run.tokens, scenario.workload.arrivals)
-        write_text(files.save_result, as_text(document_of_vllm) + "\n")
-        remark(f"wrote {files.save_result}")
-    answer(as_json, lambda: document, lambda: bench_report(summary, about))
+        write_text(options.save_result, as_text(document_of_vllm) + "\n")
+        remark(f"wrote {options.save_result}")
+    answer(options.as_json, lambda: document, lambda: bench_report(summary, about))
     if summary.num_failed:
         remark(f"{summary.num_failed:,} of {format_count(summary.num_requests + summary.num_failed, 'request')} failed")
         click.get_current_context().exit(1)
@@ -138,22 +66,56 @@ def _tell_silence(timeout_s: float, silence_s: float) -> None:
     remark(f"no answer for {silence_s:.0f} s; a request fails after {timeout_s:g} s (--timeout)")
 
 
-def _scenario_of(workload: Path | None, given: dict[str, Any]) -> "Scenario":
-    """Return the scenario whose workload is sent; model and device, which the server decides, may be left out."""
-    from windtunnel.schema import read_yaml
-    from windtunnel.serving.scenario import scenario_from
+def _running(options: Options, stack: ExitStack) -> Endpoint:
+    """Return the server to measure; one that is started ends with `stack`."""
+    if options.vocabulary <= FIRST_TOKEN_ID:
+        raise InputError(f"--vocabulary is {options.vocabulary}; more than {FIRST_TOKEN_ID} is needed")
+    if not options.timeout > 0:
+        raise InputError(f"--timeout is {options.timeout:g}; more than 0 is needed")
+    url, model = options.endpoint or "", options.served_model
+    if options.start is not None:
+        model = _model_folder(options, stack, server_of(options.start).takes_gguf)
+        remark(f"starting {options.start}")
+        server = started(options.start, model, shlex.split(options.engine_args), options.python or sys.executable)
+        url = stack.enter_context(server)
+    return Endpoint(
+        url=url,
+        model=model,
+        api=options.api,
+        token_ids=not options.words,
+        vocabulary=options.vocabulary,
+        ignore_eos=not options.no_ignore_eos,
+        timeout_s=options.timeout,
+        headers={"Authorization": f"Bearer {options.api_key}"} if options.api_key else {},
+    )
 
+
+def _model_folder(options: Options, stack: ExitStack, takes_gguf: bool) -> str:
+    """Return the folder of the served model; a tiny one is written for as long as `stack` is open."""
+    model: str | None = options.served_model
+    if options.tiny == (model is not None):
+        hint = "give --served-model FOLDER, or --tiny for one with random weights"
+        raise InputError("--start needs a model", hint)
+    if model is not None:
+        return model
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-tiny-"))
+    return str((write_tiny_gguf if takes_gguf else write_tiny_model)(Path(folder)))
+
+
+def _scenario_of(options: Options) -> Scenario:
+    """Return the scenario whose workload is sent; model and device, which the server decides, may be left out."""
+    workload: Path | None = options.workload
     raw = read_yaml(workload) if workload is not None else {}
     if not isinstance(raw, dict):
         raise InputError(f"{workload} is neither a scenario nor a workload: keys and values are needed")
     if workload is not None and "workload" not in raw:
         raw = {"workload": raw}
-    raw = with_load(raw, given)
+    raw = with_load(raw, options.of("requests", "bench_settings"), options.slo)
     raw.setdefault("model", "unknown")
     raw.setdefault("deployment", {}).setdefault("device", "unknown")
     if not raw["workload"].keys() & {"arrivals", "trace", "clients", "tenants"}:
         raise InputError("there is nothing to send", "give --workload, --trace, or --rate with --input-tokens")
-    folder = workload.parent if workload is not None and given["trace"] is None else None
+    folder = workload.parent if workload is not None and options.trace is None else None
     return scenario_from(raw, "" if workload is None else str(workload), folder)
 
 
@@ -171,7 +133,3 @@ def _remarks(run: Any, summary: Any) -> dict[str, str]:
     if late_s > LATE_S:
         remarks["client"] = f"sent a request {late_s:.2g} s too late: this machine is too slow for the load"
     return remarks
-
-
-LATE_S = 0.1
-"""A client that sends later than this measures itself, not the server."""

@@ -1,105 +1,55 @@
 """`windtunnel collective`: one collective on a fabric."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-import click
-
-from windtunnel.cli.network.options import Failures, NetworkOptions
-from windtunnel.cli.options import Verb, options_in, options_of
+from windtunnel.cli.network.options import fabric_with_failures, network_settings
 from windtunnel.cli.output import answer, remark
+from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
-from windtunnel.units import format_count
-
-if TYPE_CHECKING:
-    from windtunnel.network.collectives.call import CollectiveRun
-    from windtunnel.network.fabric import Fabric
-    from windtunnel.network.flows import Flows
-    from windtunnel.network.settings import NetworkSettings
-
-
-class FlowFiles(NamedTuple):
-    """Files that describe a collective flow by flow."""
-
-    flows: Path | None
-    times: Path | None
-    links: Path | None
-    queues: Path | None
-
-    def check(self, settings: "NetworkSettings") -> None:
-        """Refuse files that the backend has nothing for.
-
-        Raises:
-            InputError: there are no flows, or no packets that queue.
-        """
-        from windtunnel.network.settings import BACKENDS
-
-        backend = BACKENDS.get(settings.backend)
-        simulated = {"--times": self.times, "--links": self.links, "--queues": self.queues}
-        name = next((name for name, file in simulated.items() if file), None)
-        if hasattr(backend, "run_collective") and name is not None:
-            raise InputError(f"{name} is for flows; the {settings.backend} backend has none", "give --backend flow")
-        if not hasattr(backend, "trace_queues") and self.queues is not None:
-            raise InputError("--queues is for packets; flows do not queue", "give --backend packet")
+from windtunnel.formats.simai.report import write_flow_table
+from windtunnel.network.collectives.call import ALGORITHMS, CollectiveChoices, CollectiveRun
+from windtunnel.network.collectives.closed_forms import LAUNCH_S
+from windtunnel.network.collectives.placement import chosen_gpus
+from windtunnel.network.collectives.run import flows_like, read_traffic, run_collective, run_traffic
+from windtunnel.network.fabric import Fabric
+from windtunnel.network.flows import Flows
+from windtunnel.network.paths import run_flows
+from windtunnel.network.settings import BACKENDS, NetworkSettings
+from windtunnel.report.network.files import write_flow_times, write_link_use, write_queues
+from windtunnel.report.network.network import collective_document, collective_report
+from windtunnel.units import format_count, parse_quantity
 
 
-class CollectiveOptions(NamedTuple):
-    """Options of `windtunnel collective`."""
-
-    op: str | None
-    size: str | None
-    traffic: Path | None
-    topology: str | None
-    ranks: str | None
-    network: NetworkOptions
-    algorithm: str | None
-    protocol: str | None
-    pxn: bool
-    cuda_graph: bool
-    failures: Failures
-    files: FlowFiles
-
-
-@click.command(cls=Verb)
-@options_of(CollectiveOptions)
-@options_in("json")
-def command(options: CollectiveOptions, as_json: bool) -> None:
-    """Predict the time and bandwidth of one collective.
-
-    \b
-    windtunnel collective --op all_reduce --size 1GiB --topology dgx_h100
-    windtunnel collective --op all_to_all --size 64MiB --topology nvl:num_gpus=144 --backend flow
-    windtunnel collective --op all_reduce --size 4MiB --topology spectrum_x:num_gpus=16 \\
-        --compat simai --backend flow --flows flows.csv
-    """
+def command(options: Options) -> None:
+    """Run a collective, write its flows and print its time."""
     if options.op is None or options.topology is None or (options.size is None and options.traffic is None):
         required = (("op", options.op), ("topology", options.topology), ("size", None))
         missing = next(name for name, value in required if value is None)
         raise InputError(f"--{missing} is missing", "see `windtunnel collective --help`")
-    fabric = options.failures.fabric(options.topology)
-    settings = options.network.settings()
-    options.files.check(settings)
+    fabric = fabric_with_failures(options, options.topology)
+    settings = network_settings(options)
+    _check_files(options, settings)
     ranks = chosen_ranks(options.ranks, fabric.num_gpus)
     run = (_run if options.traffic is None else _run_traffic)(options, fabric, ranks, settings)
-    if any(options.files):
+    if any(options.of("flow_files").values()):
         _write_flow_files(options, fabric, ranks, run, settings)
-
-    from windtunnel.report.network.network import collective_document, collective_report
-
-    answer(as_json, lambda: collective_document(run), lambda: collective_report(run, fabric))
+    answer(options.as_json, lambda: collective_document(run), lambda: collective_report(run, fabric))
 
 
-def _run(
-    options: CollectiveOptions, fabric: "Fabric", ranks: int | list[int], settings: "NetworkSettings"
-) -> "CollectiveRun":
+def _check_files(options: Options, settings: NetworkSettings) -> None:
+    """Refuse files that the backend has nothing for.
+
+    Raises:
+        InputError: there are no flows, or no packets that queue.
+    """
+    backend = BACKENDS.get(settings.backend)
+    name = next((name for name in ("times", "links", "queues") if getattr(options, name)), None)
+    if hasattr(backend, "run_collective") and name is not None:
+        raise InputError(f"--{name} is for flows; the {settings.backend} backend has none", "give --backend flow")
+    if not hasattr(backend, "trace_queues") and options.queues is not None:
+        raise InputError("--queues is for packets; flows do not queue", "give --backend packet")
+
+
+def _run(options: Options, fabric: Fabric, ranks: int | list[int], settings: NetworkSettings) -> CollectiveRun:
     """Run a collective whose ranks all have the same share of `--size`."""
-    from windtunnel.network.collectives.call import CollectiveChoices
-    from windtunnel.network.collectives.closed_forms import LAUNCH_S
-    from windtunnel.network.collectives.run import run_collective
-    from windtunnel.network.settings import BACKENDS
-
-    assert options.op is not None
-    assert options.size is not None
     has_launch = hasattr(BACKENDS.get(settings.backend), "run_collective")
     if options.cuda_graph and not has_launch:
         raise InputError("--cuda-graph leaves out the host's launch, which only the analytic backend has")
@@ -113,22 +63,11 @@ def _run(
     return run_collective(fabric, op, size_bytes, ranks, settings.backend, settings, choices)
 
 
-def _run_traffic(
-    options: CollectiveOptions, fabric: "Fabric", ranks: int | list[int], settings: "NetworkSettings"
-) -> "CollectiveRun":
+def _run_traffic(options: Options, fabric: Fabric, ranks: int | list[int], settings: NetworkSettings) -> CollectiveRun:
     """Run an all-to-all in which every pair of ranks has its own share, from the file of `--traffic`."""
-    from windtunnel.network.collectives.placement import chosen_gpus
-    from windtunnel.network.collectives.run import run_traffic
-    from windtunnel.network.collectives.traffic_matrix import read_traffic
-
-    assert options.op is not None
-    assert options.traffic is not None
-    excluded = ("size", "pxn", "protocol", "cuda_graph")
-    given = [name for name in excluded if getattr(options, name)]
-    given += [name for name, file in options.files._asdict().items() if file]
-    odd = [f"--{name.replace('_', '-')}" for name in given] + [f"--op {options.op}"] * (
-        options.op.lower() != "all_to_all"
-    )
+    excluded = ("size", "pxn", "protocol", "cuda_graph", "flows", "times", "links", "queues")
+    odd = [f"--{name.replace('_', '-')}" for name in excluded if getattr(options, name)]
+    odd += [f"--op {options.op}"] if options.op.lower() != "all_to_all" else []
     if odd:
         raise InputError(f"--traffic is an all-to-all's; it does not go with {odd[0]}")
     matrix = read_traffic(options.traffic, len(chosen_gpus(fabric, ranks)))
@@ -136,8 +75,6 @@ def _run_traffic(
 
 
 def _whole_bytes(size: str) -> int:
-    from windtunnel.units import parse_quantity
-
     num_bytes = parse_quantity("size_bytes", size)
     if num_bytes != int(num_bytes):
         raise InputError(f"--size: {size!r} is not a whole number of bytes")
@@ -145,43 +82,31 @@ def _whole_bytes(size: str) -> int:
 
 
 def _write_flow_files(
-    options: CollectiveOptions,
-    fabric: "Fabric",
-    ranks: int | list[int],
-    run: "CollectiveRun",
-    settings: "NetworkSettings",
+    options: Options, fabric: Fabric, ranks: int | list[int], run: CollectiveRun, settings: NetworkSettings
 ) -> None:
     """Write the flows of the run; their times, links and queues need one more simulation."""
-    from windtunnel.formats.simai.report import write_flow_table
-    from windtunnel.network.collectives.call import ALGORITHMS
-    from windtunnel.network.collectives.run import flows_like
-
-    files = options.files
     table, algorithm = flows_like(fabric, run, ranks, settings, options.pxn)
     if not ALGORITHMS.get(run.algorithm).OPERATIONS:
         remark(f"note: {run.algorithm} has only a closed form; the flows are those of {algorithm}")
-    if files.flows is not None:
-        write_flow_table(table, run.op, run.size_bytes, algorithm, files.flows)
-        remark(f"wrote {files.flows}: {format_count(len(table), 'flow')}")
-    if any((files.times, files.links, files.queues)):
-        _write_simulated_flows(fabric, table, settings, files)
+    if options.flows is not None:
+        write_flow_table(table, run.op, run.size_bytes, algorithm, options.flows)
+        remark(f"wrote {options.flows}: {format_count(len(table), 'flow')}")
+    if any((options.times, options.links, options.queues)):
+        _write_simulated_flows(options, fabric, table, settings)
 
 
-def _write_simulated_flows(fabric: "Fabric", table: "Flows", settings: "NetworkSettings", files: FlowFiles) -> None:
+def _write_simulated_flows(options: Options, fabric: Fabric, table: Flows, settings: NetworkSettings) -> None:
     """Run every flow of `table`, and write their times, the use of links, and queues."""
-    from windtunnel.network.run import run_flows
-    from windtunnel.network.settings import BACKENDS
-    from windtunnel.report.network.files import write_flow_times, write_link_use, write_queues
-
     flow_times = run_flows(fabric, table, settings)
-    if files.times is not None:
-        write_flow_times(table, flow_times, files.times)
-    if files.links is not None:
-        write_link_use(fabric, flow_times, files.links)
-    if files.queues is not None:
+    files = [file for file in (options.times, options.links, options.queues) if file is not None]
+    if options.times is not None:
+        write_flow_times(table, flow_times, options.times)
+    if options.links is not None:
+        write_link_use(fabric, flow_times, options.links)
+    if options.queues is not None:
         queues = BACKENDS.get(settings.backend).trace_queues(fabric, table, settings, flow_times)
-        write_queues(fabric, queues, files.queues)
-    remark(f"wrote {', '.join(str(file) for file in (files.times, files.links, files.queues) if file is not None)}")
+        write_queues(fabric, queues, options.queues)
+    remark(f"wrote {', '.join(map(str, files))}")
 
 
 def chosen_ranks(text: str | None, num_gpus: int) -> int | list[int]:

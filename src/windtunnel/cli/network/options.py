@@ -1,57 +1,32 @@
 """Options that several verbs of the network share: how it is simulated, and what of it has failed."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
+from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
-
-if TYPE_CHECKING:
-    from windtunnel.network.fabric import Fabric
-    from windtunnel.network.settings import NetworkSettings
-
-
-class NetworkOptions(NamedTuple):
-    """Options that become `NetworkSettings`."""
-
-    backend: str | None
-    routing: str | None
-    compat: str | None
-    conf: Path | None
-    send_latency: str | None
-    seed: int | None
-
-    def settings(self) -> "NetworkSettings":
-        """Return these options, over the fields of a SimAI.conf, over the defaults of `compat`."""
-        from windtunnel.network.settings import BACKENDS, settings_from
-
-        given = {name: value for name, value in self._asdict().items() if name != "conf" and value is not None}
-        backend = given.get("backend", "analytic")
-        unused = next((name for name in ("routing", "send_latency", "seed") if name in given), None)
-        if unused is not None and hasattr(BACKENDS.get(backend), "run_collective"):
-            option = f"--{unused.replace('_', '-')}"
-            raise InputError(f"{option} is for flows; the {backend} backend has none", "give --backend flow")
-        if "send_latency" in given:
-            given["send_latency_s"] = given.pop("send_latency")
-        if self.conf is not None:
-            from windtunnel.formats.simai.conf import read_simai_conf
-            from windtunnel.schema import encode
-
-            given = {**encode(read_simai_conf(self.conf)), **given}
-        return settings_from(given)
+from windtunnel.formats.simai.conf import read_simai_conf
+from windtunnel.network.fabric import Fabric, without
+from windtunnel.network.named_fabrics import fabric_of
+from windtunnel.network.settings import BACKENDS, NetworkSettings, settings_from
+from windtunnel.schema import encode
 
 
-class Failures(NamedTuple):
-    """Links and switches that have failed."""
+def network_settings(options: Options) -> NetworkSettings:
+    """Return the settings of the options, over the fields of a SimAI.conf, over the defaults of `--compat`."""
+    given = {name: value for name, value in options.of("network_settings").items() if value is not None}
+    conf, backend = given.pop("conf", None), given.get("backend", "analytic")
+    unused = next((name for name in ("routing", "send_latency", "seed") if name in given), None)
+    if unused is not None and hasattr(BACKENDS.get(backend), "run_collective"):
+        option = f"--{unused.replace('_', '-')}"
+        raise InputError(f"{option} is for flows; the {backend} backend has none", "give --backend flow")
+    if "send_latency" in given:
+        given["send_latency_s"] = given.pop("send_latency")
+    if conf is not None:
+        given = {**encode(read_simai_conf(conf)), **given}
+    return settings_from(given)
 
-    fail_links: tuple[str, ...]
-    fail_nodes: tuple[int, ...]
 
-    def fabric(self, topology: str) -> "Fabric":
-        """Return the fabric of a file, a type with parameters or a node, without what has failed."""
-        from windtunnel.network.fabric import without
-        from windtunnel.network.named_fabrics import fabric_of
-
-        return without(fabric_of(topology), tuple(_node_pair(text) for text in self.fail_links), self.fail_nodes)
+def fabric_with_failures(options: Options, topology: str) -> Fabric:
+    """Return the fabric of a file, a type with parameters or a node, without what has failed."""
+    return without(fabric_of(topology), tuple(map(_node_pair, options.fail_links)), options.fail_nodes)
 
 
 def _node_pair(text: str) -> tuple[int, int]:

@@ -1,56 +1,32 @@
 """`windtunnel calibrate`: fit a calibration to measured runs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
 
-import click
-
-from windtunnel.cli.options import PATH, Verb, options_in, options_of
+from windtunnel.calibration.acceptance import with_acceptances
+from windtunnel.calibration.fit import FITTED, PricedServer, priced_servers
+from windtunnel.calibration.measured_runs import Measurement
+from windtunnel.calibration.profiles import profiles
+from windtunnel.calibration.transfers import tells_of_transfers, with_transfers
 from windtunnel.cli.output import answer
 from windtunnel.cli.progress import status
-from windtunnel.cli.serving.measured_runs import RunChoice
+from windtunnel.cli.serving.measured_runs import measurements_of
+from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
+from windtunnel.files import check_writable
+from windtunnel.report.calibration.calibration import calibration_report, write_calibration
+from windtunnel.schema import encode
+from windtunnel.serving.calibration import Calibration
 from windtunnel.units import format_count
 
-if TYPE_CHECKING:
-    from windtunnel.calibration.fit import PricedServer
-    from windtunnel.calibration.measured_runs import Measurement
-    from windtunnel.serving.calibration import Calibration
 
-
-class CalibrateOptions(NamedTuple):
-    """Options of `windtunnel calibrate`."""
-
-    runs: RunChoice
-    out: Path | None
-    source: str | None
-    as_json: bool
-
-
-@click.command(cls=Verb)
-@click.argument("runs", nargs=-1, type=PATH, metavar="RUNS...")
-@options_of(CalibrateOptions)
-@options_in("deployment")
-def command(options: CalibrateOptions, runs: tuple[Path, ...], **deployment: Any) -> None:
-    """Fit host overheads and operator factors to measured runs, and write them as a profile.
-
-    RUNS are as for `windtunnel validate`. The profile says how it was made and how far off predictions were of runs
-    that the fit did not see, whole configurations left out at a time. Use it with `windtunnel simulate --calibration`.
-
-    \b
-    windtunnel calibrate runs.csv --out profile.yaml
-    windtunnel calibrate runs.csv --out profiles/
-    """
-    from windtunnel.files import check_writable
-    from windtunnel.report.calibration.calibration import calibration_report, write_calibration
-    from windtunnel.schema import encode
-
+def command(options: Options) -> None:
+    """Fit calibrations to measured runs, write and print them."""
     out = options.out
     if out is None:
         raise InputError("--out is missing", "a YAML file, or a folder for a profile of each engine and device")
     check_writable(out / "profile.yaml" if _is_folder(out) else out)
-    source = options.source or ", ".join(path.name for path in runs)
-    calibrations, num_runs, num_priced = _fitted(options.runs.measurements(runs, deployment)[0], source)
+    source = options.source or ", ".join(path.name for path in options.runs)
+    calibrations, num_runs, num_priced = _fitted(measurements_of(options, options.of("deployment"))[0], source)
     chosen = _chosen(calibrations, out)
     for name, calibration in chosen.items():
         write_calibration(calibration, out / f"{name}.yaml" if _is_folder(out) else out)
@@ -61,7 +37,7 @@ def command(options: CalibrateOptions, runs: tuple[Path, ...], **deployment: Any
     )
 
 
-def _fitted(measurements: "list[Measurement]", source: str) -> "tuple[dict[str, Calibration], int, int]":
+def _fitted(measurements: list[Measurement], source: str) -> tuple[dict[str, Calibration], int, int]:
     """Fit calibrations to the runs: overheads and factors, acceptance of draft tokens, KV transfers.
 
     Returns:
@@ -70,11 +46,6 @@ def _fitted(measurements: "list[Measurement]", source: str) -> "tuple[dict[str, 
     Raises:
         InputError: no run can be fitted.
     """
-    from windtunnel.calibration.acceptance import with_acceptances
-    from windtunnel.calibration.fit import priced_servers
-    from windtunnel.calibration.profiles import profiles
-    from windtunnel.calibration.transfers import tells_of_transfers, with_transfers
-
     usable = [run for run in measurements if run.weight > 0]
     if not usable:
         raise InputError("no run is left to fit: the record flags all as odd", "choose others with --use, --only")
@@ -99,10 +70,8 @@ def _fitted(measurements: "list[Measurement]", source: str) -> "tuple[dict[str, 
     return calibrations, len(plain), len(ready)
 
 
-def _check_teaches(ready: "list[PricedServer]", refusal: str | None) -> None:
+def _check_teaches(ready: list[PricedServer], refusal: str | None) -> None:
     """Raise InputError where no run could be simulated, or none has a metric to fit."""
-    from windtunnel.calibration.fit import FITTED
-
     if not ready:
         reason = refusal or "they decode speculatively, which shows the acceptance only"
         raise InputError(
@@ -118,7 +87,7 @@ def _is_folder(out: Path) -> bool:
     return out.is_dir() or out.suffix not in (".yaml", ".yml")
 
 
-def _chosen(calibrations: "dict[str, Calibration]", out: Path) -> "dict[str, Calibration]":
+def _chosen(calibrations: dict[str, Calibration], out: Path) -> dict[str, Calibration]:
     """Return all calibrations for a folder; for a file the one of the runs' only engine and device."""
     if _is_folder(out):
         return calibrations

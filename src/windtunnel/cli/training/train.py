@@ -1,65 +1,39 @@
 """`windtunnel train`: a training job from a file and options, one step of it, its summary."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-import click
-
-from windtunnel.cli.options import PATH, Verb, assignments, options_in, options_of
+from windtunnel.cli.options import assignments
 from windtunnel.cli.output import answer, remark, remark_left_out, remark_node, write_page
+from windtunnel.cli.verbs import Options
+from windtunnel.formats.timeline.file import check_file
+from windtunnel.formats.timeline.training import write_step_timeline
+from windtunnel.report.report import Report
+from windtunnel.report.version import version
+from windtunnel.schema import encode
+from windtunnel.serving.shorthand import JOB_PATHS
+from windtunnel.training.job import TrainingJob, load
+from windtunnel.training.setup import TrainingSetup, resolve
 from windtunnel.units import format_count
 
 if TYPE_CHECKING:
-    from windtunnel.report.report import Report
-    from windtunnel.training.job import TrainingJob
-    from windtunnel.training.setup import TrainingSetup
     from windtunnel.training.step import TrainingResult
 
 
-class StepOutput(NamedTuple):
-    """Options that say what `windtunnel train` shows and writes."""
-
-    search: bool
-    explain: bool
-    html: Path | None
-    timeline: Path | None
-    overwrite: bool
-
-
-@click.command(cls=Verb, epilog="Options override the file.")
-@click.argument("job", required=False, type=PATH, metavar="[JOB.yaml]")
-@options_in("job")
-@options_of(StepOutput)
-@options_in("train", "hub", "json")
-def command(
-    output: StepOutput, job: Path | None, settings: tuple[str, ...], hub: bool, as_json: bool, **options: Any
-) -> None:
-    """Predict a training step: its time and what it is made of, memory, and what a whole run takes.
-
-    \b
-    windtunnel train --model llama-3.1-70b --device h100_sxm --num-devices 64 --tp 4 --pp 4 --cp 2 \\
-        --vpp 5 --sequence-tokens 8192 --global-batch 128
-    windtunnel train job.yaml --set overlap.tensor_parallel=true --timeline step.json
-    windtunnel train job.yaml --search
-    """
-    from windtunnel.formats.timeline.file import check_file
-    from windtunnel.serving.shorthand import JOB_PATHS
-    from windtunnel.training.job import load
-    from windtunnel.training.setup import resolve
-
-    given = {JOB_PATHS[name]: value for name, value in options.items() if value is not None}
-    described = load(job, given | assignments(settings))
-    if output.search:
-        _search(described, as_json)
+def command(options: Options) -> None:
+    """Predict a training step, or search the layouts of a job."""
+    given = {JOB_PATHS[name]: value for name, value in options.of("job").items() if value is not None}
+    described = load(options.job, given | assignments(options.settings))
+    if options.search:
+        _search(described, options.as_json)
         return
-    setup = resolve(described, allow_download=hub)
+    setup = resolve(described, allow_download=options.hub)
     remark_left_out(setup.model)
-    if output.timeline is not None:
-        check_file(output.timeline, output.overwrite)
-    _predict(setup, output, as_json)
+    if options.timeline is not None:
+        check_file(options.timeline, options.overwrite)
+    _predict(setup, options)
 
 
-def _predict(setup: "TrainingSetup", output: StepOutput, as_json: bool) -> None:
+def _predict(setup: TrainingSetup, options: Options) -> None:
     """Simulate a step, write its files and print it. Loads the engine, which takes most of a second."""
     from windtunnel.report.training import training_document, training_report
     from windtunnel.training.campaign import campaign
@@ -71,22 +45,21 @@ def _predict(setup: "TrainingSetup", output: StepOutput, as_json: bool) -> None:
     remark_node(setup.device.name, setup.job.node)
     prices = training_prices(setup)
     result = simulate_with(setup, prices)
-    tasks = explain_tasks(Rank(setup), prices) if output.explain else []
+    tasks = explain_tasks(Rank(setup), prices) if options.explain else []
     run = campaign(result)
-    if output.timeline is not None:
-        _write_timeline(result, output.timeline)
+    if options.timeline is not None:
+        _write_timeline(result, options)
 
-    def report() -> "Report":
+    def report() -> Report:
         return training_report(result, run, [] if result.fits else fitting_changes(result, prices), tasks)
 
-    write_page(output.html, report)
-    answer(as_json, lambda: training_document(result, run, tasks), report)
+    write_page(options.html, report)
+    answer(options.as_json, lambda: training_document(result, run, tasks), report)
 
 
-def _search(job: "TrainingJob", as_json: bool) -> None:
+def _search(job: TrainingJob, as_json: bool) -> None:
     """Print the best layouts of a job, as `windtunnel search` with `vary: {layouts: all}` and no store."""
     from windtunnel.cli.serving.search import show_study
-    from windtunnel.schema import encode
     from windtunnel.search.executors import HERE
     from windtunnel.search.space.space import ALL, LAYOUTS, space_from
     from windtunnel.search.store import Store
@@ -95,10 +68,7 @@ def _search(job: "TrainingJob", as_json: bool) -> None:
     show_study(space, Store(None, lambda text: remark(f"warning: {text}")), HERE, 10, as_json)
 
 
-def _write_timeline(result: "TrainingResult", file: Path) -> None:
-    from windtunnel.formats.timeline.training import write_step_timeline
-    from windtunnel.report.version import version
-
+def _write_timeline(result: "TrainingResult", options: Options) -> None:
     about: dict[str, str | float] = {
         "producer": f"windtunnel {version()}",
         "model": result.setup.model.name,
@@ -107,5 +77,5 @@ def _write_timeline(result: "TrainingResult", file: Path) -> None:
         "step_s": result.step_s,
     }
     line = result.timeline
-    num_events = write_step_timeline(file, line.schedule, line.starts, line.ends, line.communicated, about)
-    remark(f"wrote {file}: {format_count(num_events, 'event')}")
+    num_events = write_step_timeline(options.timeline, line.schedule, line.starts, line.ends, line.communicated, about)
+    remark(f"wrote {options.timeline}: {format_count(num_events, 'event')}")

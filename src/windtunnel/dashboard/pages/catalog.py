@@ -1,4 +1,4 @@
-"""Models, devices, nodes, engines, traces and calibrations, with their sources."""
+"""Models, devices, nodes, engines, traces, clients and calibrations, with their sources."""
 
 from typing import Any
 

@@ -5,23 +5,16 @@ largest, smallest and mean time in microseconds (utils/utils.py).
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from windtunnel.errors import InputError
 from windtunnel.files import read_text
+from windtunnel.formats.aicb.arguments import WORDS
 from windtunnel.formats.parsing import parse_number
 
 FIELDS = ("time_gpu_max", "time_gpu_min", "time_gpu_avg")
-
-MLA_MODULES = (
-    "attention_linear_q_lora",
-    "attention_q_column",
-    "attention_linear_kv_lora",
-    "attention_kv_column",
-    "attention_o_row",
-)
-"""Parts of DeepSeek's attention that a file may time separately."""
 
 
 class ModuleTime(NamedTuple):
@@ -84,7 +77,7 @@ def training_ns(times: AiobTimes, recompute: bool) -> dict[str, int]:
     """
     attention_ns = feed_forward_ns = 0.0
     others: dict[str, int] = {}
-    parts = dict.fromkeys(MLA_MODULES, 0)
+    parts = dict.fromkeys(WORDS["latent_modules"], 0)
     optimizer = times.modules.get("param_time", ModuleTime(0.0, 0.0, 0.0))
     for name, module in times.modules.items():
         mean_ns = module.mean_us * 1000
@@ -110,23 +103,12 @@ def training_ns(times: AiobTimes, recompute: bool) -> dict[str, int]:
     }
 
 
-INFERENCE_MODULES = (
-    ("atten_norm", "attention_norm"),
-    ("gdn", "attention_gdn"),
-    ("atten", "attention_layer"),
-    ("mlp", "mlp"),
-    ("moe_norm", "moe_norm"),
-    ("moe_route", "moe_route"),
-    ("moe", "moe_expert"),
-)
-"""Part of a section's name -> the module that AICB adds it to; the first match counts."""
-
-
 def inference_ns(times: AiobTimes) -> dict[str, int]:
     """Return nanoseconds by module of an inference workload, without modules of 0 (`extract_inference_averages`)."""
-    sums = {module: 0.0 for _, module in INFERENCE_MODULES}
+    modules: Mapping[str, str] = WORDS["inference_modules"]
+    sums = dict.fromkeys(modules.values(), 0.0)
     for name, time in times.modules.items():
-        module = next((module for part, module in INFERENCE_MODULES if part in name), None)
+        module = next((module for part, module in modules.items() if part in name), None)
         if module is not None:
             sums[module] += time.mean_us * 1000
     return {module: round(total) for module, total in sums.items() if round(total)}

@@ -1,9 +1,13 @@
 """Arguments of AICB's generators, under AICB's names (utils/utils.py)."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from windtunnel.errors import InputError, check_known
+from windtunnel.schema import read_yaml
 
 FRAMES = ("Megatron", "DeepSpeed", "collective_test", "DeepSeek")
 
@@ -161,12 +165,5 @@ class Command:
     """Why AICB writes no file for it without a GPU, and what to type instead; the command still describes a job."""
 
 
-DEVICES = {"A100": "a100_sxm", "A800": "a100_sxm", "H100": "h100_sxm", "H800": "h800_sxm", "H20": "h20"}
-"""`--gpu_type` -> a device of the catalog; AICB only puts it into the name of its file."""
-
-IGNORED_VALUES = ("dtype", "max_position_embeddings", "gated_linear_unit", "activation_func")
-IGNORED_FLAGS = (
-    *("workload_only", "enable_visual", "bias_gelu_fusion", "openai_gelu", "onnx_safe", "squared_relu"),
-    *("overlap_grad_reduce", "overlap_version"),
-)
-"""Arguments that change nothing in a generated file: with a value, and without."""
+WORDS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("words.yaml"))
+"""Names that AICB's generators and files use, by subject."""

@@ -7,10 +7,10 @@ from pathlib import Path
 from windtunnel.errors import InputError
 from windtunnel.files import read_text
 from windtunnel.formats.aicb.aiob_times import read_aiob_times
-from windtunnel.formats.aicb.arguments import DEVICES, Command, TrainingArguments
+from windtunnel.formats.aicb.arguments import WORDS, Command, TrainingArguments
+from windtunnel.formats.aicb.commands import read_command
 from windtunnel.formats.aicb.csv_records import read_records
 from windtunnel.formats.aicb.job import arguments_of, job_of
-from windtunnel.formats.aicb.read import read_command
 from windtunnel.formats.aicb.write import GeneratedFile, generate
 from windtunnel.formats.collective_calls import CollectiveCall, Contents, totals
 from windtunnel.formats.job_files import JobLaunch
@@ -72,7 +72,7 @@ def read_job(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...
     arguments = read_command(read_text(path)).arguments
     if not isinstance(arguments, TrainingArguments):
         raise InputError("an inference workload is no training job", "write AICB's own file with --compat aicb")
-    device = launch.device_or(DEVICES.get(arguments.gpu_type or ""), "the command names none")
+    device = launch.device_or(WORDS["devices"].get(arguments.gpu_type or ""), "the command names none")
     job = job_of(arguments, device)
     if launch.num_devices not in (None, job.num_devices):
         problem = f"--num-devices is {launch.num_devices}; the command runs on {job.num_devices}"

@@ -10,23 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.formats.aicb.arguments import InferenceArguments
+from windtunnel.formats.aicb.arguments import WORDS, InferenceArguments
 from windtunnel.formats.aicb.simai import FP8_SHARE, NOTHING, UNIT
 from windtunnel.formats.parsing import decode_json
-from windtunnel.formats.simai.schema import Block, FilePhase, Header, SimaiWorkload, WorkloadLayer
-
-_DEEPSEEK = {"num_layers": 61, "dense_layer": 3, "hidden_size": 7168, "shared_experts": 1, "moe_router_topk": 8}
-_QWEN_MOE = {"num_hidden_layers": 94, "hidden_size": 4096, "num_experts_per_tok": 8}
-_QWEN_NEXT = {"num_hidden_layers": 48, "hidden_size": 2048, "num_experts_per_tok": 10, "full_attention_interval": 4}
-CONFIGURATIONS: dict[str, dict[str, Any]] = {
-    "deepseek_default.json": _DEEPSEEK,
-    "qwen3_moe_default.json": _QWEN_MOE,
-    "qwen3_next_default.json": _QWEN_NEXT,
-}
-"""Configurations in AICB's scripts/inference_configs, as far as a workload depends on them."""
-
-FAMILIES = (("Qwen3-Moe", "Qwen3-Moe-235B"), ("Qwen3-Next", "Qwen3-Next-80B"), ("DeepSeek", "DeepSeek-671B"))
-"""Part of a model's name -> model name in the file's name."""
+from windtunnel.formats.simai.workload import Block, FilePhase, Header, SimaiWorkload, WorkloadLayer
 
 
 @dataclass(frozen=True)
@@ -52,17 +39,19 @@ def inference_model(arguments: InferenceArguments) -> InferenceModel:
     Raises:
         InputError: an unknown family, or a configuration that is missing, broken or lacks a key.
     """
-    family = next((pair for pair in FAMILIES if pair[0] in arguments.model_name), None)
+    families: Mapping[str, str] = WORDS["families"]
+    family = next((name for name in families if name in arguments.model_name), None)
     if family is None:
-        names = ", ".join(name for name, _ in FAMILIES)
+        names = ", ".join(families)
         raise InputError(f"AICB has no inference model {arguments.model_name!r}", f"its name holds one of {names}")
     if arguments.config_file is None:
-        raise InputError("AICB fails without a configuration file", f"shipped are {', '.join(CONFIGURATIONS)}")
+        shipped = ", ".join(WORDS["configurations"])
+        raise InputError("AICB fails without a configuration file", f"shipped are {shipped}")
     config = _configuration(arguments.config_file)
     try:
-        layers = tuple(_deepseek_layers(config) if family[0] == "DeepSeek" else _qwen_layers(config, family[0]))
+        layers = tuple(_deepseek_layers(config) if family == "DeepSeek" else _qwen_layers(config, family))
         topk = config["moe_router_topk"] if "moe_router_topk" in config else config["num_experts_per_tok"]
-        name, frame = config.get("model_name", family[1]), config.get("frame", family[0])
+        name, frame = config.get("model_name", families[family]), config.get("frame", family)
         return InferenceModel(name, frame, config["hidden_size"], topk, layers)
     except KeyError as error:
         raise InputError(f"{arguments.config_file} has no {error.args[0]!r}, which AICB needs") from None
@@ -70,8 +59,9 @@ def inference_model(arguments: InferenceArguments) -> InferenceModel:
 
 def _configuration(name: str) -> dict[str, Any]:
     path = Path(name)
-    if not path.exists() and path.name in CONFIGURATIONS:
-        return CONFIGURATIONS[path.name]
+    shipped: dict[str, Any] | None = WORDS["configurations"].get(path.name)
+    if shipped is not None and not path.exists():
+        return shipped
     return decode_json(path, dict[str, Any], "a configuration of AICB's")
 
 

@@ -8,7 +8,7 @@ it.
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.formats.aicb.arguments import TrainingArguments
+from windtunnel.formats.aicb.arguments import WORDS, TrainingArguments
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.attention.latent import LatentAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward
@@ -33,9 +33,7 @@ def job_of(arguments: TrainingArguments, device: str) -> TrainingJob:
     fields: dict[str, Any] = {
         "model": encode(_model(arguments)),
         "device": device,
-        "sequence_tokens": arguments.seq_length,
-        "global_batch": arguments.global_batch,
-        "micro_batch": arguments.micro_batch,
+        **{ours: getattr(arguments, theirs) for theirs, ours in WORDS["job"].items()},
         "num_devices": arguments.world_size,
         "parallelism": {
             "tp": arguments.tensor_model_parallel_size,
@@ -60,15 +58,8 @@ def job_of(arguments: TrainingArguments, device: str) -> TrainingJob:
 def _sharding(arguments: TrainingArguments) -> dict[str, Any]:
     if arguments.frame != "DeepSpeed":
         return {"zero": 1 if arguments.use_distributed_optimizer else 0}
-    sharding = {"zero": arguments.stage, "reduce_bucket_elements": arguments.reduce_bucket_size}
-    if arguments.stage < 3:
-        return {**sharding, "gather_bucket_elements": arguments.allgather_bucket_size}
-    return {
-        **sharding,
-        "prefetch_bucket_elements": arguments.prefetch_bucket_size,
-        "persistence_threshold_elements": arguments.param_persistence_threshold,
-        "max_live_elements": arguments.max_live_parameters,
-    }
+    sizes = WORDS["sharding"]["below_3" if arguments.stage < 3 else "at_3"]
+    return {"zero": arguments.stage, **{ours: getattr(arguments, theirs) for theirs, ours in sizes.items()}}
 
 
 def _model(arguments: TrainingArguments) -> ModelSpec:
@@ -77,10 +68,7 @@ def _model(arguments: TrainingArguments) -> ModelSpec:
         attention = LatentAttention(
             num_heads=arguments.heads,
             q_lora_rank=arguments.q_lora_rank or None,
-            kv_lora_rank=arguments.kv_lora_rank,
-            qk_nope_head_dim=arguments.qk_nope_dim,
-            qk_rope_head_dim=arguments.qk_rope_dim,
-            v_head_dim=arguments.v_head_dim,
+            **{ours: getattr(arguments, theirs) for theirs, ours in WORDS["latent_attention"].items()},
         )
     else:
         attention = GroupedQueryAttention(
@@ -136,11 +124,9 @@ def arguments_of(setup: TrainingSetup) -> TrainingArguments:
         "world_size": known.num_devices,
         "tensor_model_parallel_size": known.tp,
         "pipeline_model_parallel": known.pp,
-        "global_batch": job.global_batch,
-        "micro_batch": job.micro_batch,
+        **{theirs: getattr(job, ours) for theirs, ours in WORDS["job"].items()},
         "hidden_size": model.hidden_size,
         "num_layers": model.num_layers,
-        "seq_length": job.sequence_tokens,
         "num_attention_heads": attention.num_heads,
         "vocab_size": model.vocab_size,
         "ffn_hidden_size": feed_forward.intermediate_size,
@@ -166,10 +152,7 @@ def arguments_of(setup: TrainingSetup) -> TrainingArguments:
             "n_dense_layers": sum(g.num_layers for g in model.layers if isinstance(g.feed_forward, DenseFeedForward)),
             "n_shared_expert": feed_forward.shared_intermediate_size // feed_forward.intermediate_size,
             "q_lora_rank": attention.q_lora_rank or 0,
-            "kv_lora_rank": attention.kv_lora_rank,
-            "qk_nope_dim": attention.qk_nope_head_dim,
-            "qk_rope_dim": attention.qk_rope_head_dim,
-            "v_head_dim": attention.v_head_dim,
+            **{theirs: getattr(attention, ours) for theirs, ours in WORDS["latent_attention"].items()},
         }
     return TrainingArguments(**fields)
 

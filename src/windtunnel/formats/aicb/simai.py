@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from windtunnel.errors import InputError
 from windtunnel.formats.aicb.arguments import TrainingArguments
 from windtunnel.formats.aicb.model import EXPERTS, AicbModel, Module, aicb_model, listed_modules
-from windtunnel.formats.simai.schema import Block, FilePhase, Header, SimaiWorkload, WorkloadLayer
+from windtunnel.formats.simai.workload import Block, FilePhase, Header, SimaiWorkload, WorkloadLayer
 
 FP8_SHARE = (1 + 4 / 128) / 2
 """Bytes of an element in fp8 with a 4-byte scale for 128 of them, over those in bf16."""

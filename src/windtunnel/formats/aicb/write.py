@@ -9,14 +9,14 @@ from itertools import count, takewhile
 from pathlib import Path
 
 from windtunnel.errors import InputError
-from windtunnel.formats.aicb.aiob_times import MLA_MODULES, AiobTimes, inference_ns, read_aiob_times, training_ns
-from windtunnel.formats.aicb.arguments import Command, InferenceArguments, TrainingArguments
+from windtunnel.formats.aicb.aiob_times import AiobTimes, inference_ns, read_aiob_times, training_ns
+from windtunnel.formats.aicb.arguments import WORDS, Command, InferenceArguments, TrainingArguments
 from windtunnel.formats.aicb.csv_records import KINDS, Record, RecordList, Stretch, records_text
 from windtunnel.formats.aicb.deepspeed import zero_records
 from windtunnel.formats.aicb.inference import inference_model, simai_inference, vidur_table
 from windtunnel.formats.aicb.megatron import EPOCH_END, megatron_records
 from windtunnel.formats.aicb.simai import simai_training
-from windtunnel.formats.simai.write import workload_text
+from windtunnel.formats.simai.workload import workload_text
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def generate(command: Command, times: Path | None = None) -> GeneratedFile:
     if generator == "SimAI_training_workload_generator":
         measured = _times(arguments, times)
         times_ns = training_ns(measured, arguments.recompute_activations) if measured else None
-        if measured and arguments.frame == "DeepSeek" and not set(MLA_MODULES) & set(measured.modules):
+        if measured and arguments.frame == "DeepSeek" and not set(WORDS["latent_modules"]) & set(measured.modules):
             remarks += ("the AIOB file times none of DeepSeek's attention: AICB gives it 0 ns",)
         text = workload_text(simai_training(arguments, times_ns))
         return GeneratedFile(_SIMAI_NAME.format(**vars(arguments)), text, remarks)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.formats.recognise import find_format
 from windtunnel.metrics.records import Table
 from windtunnel.schema import read_yaml
 
@@ -185,3 +186,13 @@ def theoretical_occupancy(
     blocks = np.minimum(np.minimum(by_registers, by_memory), np.floor(limits["warps"] / warps))
     occupancy: Floats = np.minimum(blocks, limits["blocks"]) * warps / limits["warps"]
     return occupancy
+
+
+def read_capture(path: Path) -> Capture:
+    """Read a profiler's file as a capture.
+
+    Raises:
+        InputError: the file is missing, broken, not exported, or of another program.
+    """
+    capture: Capture = find_format(path, "capture").read(path)
+    return capture

@@ -61,17 +61,13 @@ class KinetoEvent(msgspec.Struct, frozen=True):
         number = self.args.get("External id")
         return number if isinstance(number, int) else None
 
-    @property
-    def input_shapes(self) -> list[Any]:
-        """Shapes of an operator's inputs; empty where they were not recorded."""
-        shapes = self.args.get("Input Dims")
-        return shapes if isinstance(shapes, list) else []
+    def inputs(self, what: str) -> list[Any]:
+        """Return a list of the arguments with an entry for each input of an operator; empty where none was recorded.
 
-    @property
-    def input_formats(self) -> list[str]:
-        """Formats of an operator's inputs, `float`, `c10::BFloat16`, `Scalar`, ..."""
-        formats = self.args.get("Input type")
-        return formats if isinstance(formats, list) else []
+        `Input Dims` are shapes; `Input type` are formats, `float`, `c10::BFloat16`, `Scalar`, ...
+        """
+        entries = self.args.get(what)
+        return entries if isinstance(entries, list) else []
 
 
 class DistributedInfo(msgspec.Struct, frozen=True):
@@ -143,8 +139,7 @@ def collective_calls(trace: KinetoTrace) -> list[CollectiveCall]:
 
 
 def _from_shape(event: KinetoEvent) -> dict[str, Any]:
-    shape = event.input_shapes[0] if event.input_shapes else None
-    formats = event.input_formats
+    shape, formats = next(iter(event.inputs("Input Dims")), None), event.inputs("Input type")
     if not isinstance(shape, list) or not all(isinstance(length, int) for length in shape) or not formats:
         return {}
     elements = prod(shape)
@@ -327,7 +322,7 @@ def operator_work(operator: KinetoEvent) -> tuple[float, float]:
     shape = gemm_shape(operator)
     if shape is not None:
         batch, m, n, k = shape
-        item_bytes = element_bytes(next(iter(operator.input_formats), "")) or nan
+        item_bytes = element_bytes(next(iter(operator.inputs("Input type")), "")) or nan
         return 2.0 * batch * m * n * k, batch * (m * k + k * n + m * n) * item_bytes
     if operator.name.startswith("aten::") and "scaled_dot_product" in operator.name:
         return _attention_flops(operator), nan
@@ -337,7 +332,7 @@ def operator_work(operator: KinetoEvent) -> tuple[float, float]:
 def gemm_shape(operator: KinetoEvent) -> tuple[int, int, int, int] | None:
     """Return (batch, m, n, k) of a matrix product with recorded shapes; None for any other operator."""
     shape_of = _GEMM_SHAPES.get(operator.name)
-    tensors = [shape for shape in operator.input_shapes if _is_shape(shape)]
+    tensors = [shape for shape in operator.inputs("Input Dims") if _is_shape(shape)]
     if shape_of is None or len(tensors) < 2:
         return None
     try:
@@ -375,12 +370,11 @@ _GEMM_SHAPES: Mapping[str, Callable[[list[list[int]]], tuple[int, int, int, int]
 
 def _attention_flops(operator: KinetoEvent) -> float:
     """Return 4 x pairs x width: two products; under a causal mask a query of a whole prompt sees half of the keys."""
-    tensors = [shape for shape in operator.input_shapes if _is_shape(shape) and len(shape) == 4]
+    tensors = [shape for shape in operator.inputs("Input Dims") if _is_shape(shape) and len(shape) == 4]
     if len(tensors) < 2:
         return nan
     batch, heads, queries, width = map(float, tensors[0])
     keys = float(tensors[1][2])
-    concrete = operator.args.get("Concrete Inputs")
-    is_causal = isinstance(concrete, list) and "True" in concrete[4:6]
+    is_causal = "True" in operator.inputs("Concrete Inputs")[4:6]
     pairs = queries * keys - queries * queries / 2 if is_causal else queries * keys
     return 4.0 * batch * heads * pairs * width

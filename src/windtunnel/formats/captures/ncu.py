@@ -9,7 +9,7 @@ the sample reports of Nsight Compute 2024.1 and its own export of them.
 import csv
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -21,28 +21,14 @@ from windtunnel.files import read_text
 from windtunnel.formats.captures.capture import KERNEL, Capture, Names, capture_table, shape_columns
 from windtunnel.formats.captures.kernel_names import kernel_class
 from windtunnel.formats.recognise import FileContent
+from windtunnel.schema import read_yaml
 
 NO_TIMELINE = "Nsight Compute repeats kernels to count: durations are known, starts, gaps and copies are not"
 REPORT_HINT = "export it first: ncu --import FILE --csv --page raw --print-units base > counters.csv"
 
-_FIXED = ("ID", "Kernel Name", "Stream", "Block Size", "Grid Size", "Device")
-_SCALES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_NAMES: Mapping[str, Any] = read_yaml(Path(__file__).with_name("ncu.yaml"))
+_FIXED, _DURATION = _NAMES["fixed"], _NAMES["duration"]
 _UNIT = re.compile(r"(?P<scale>[numKMGT]?)(?:second|byte|cycle|inst|hz)$")
-_WORDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "%": 0.01}
-
-_DURATION = ("gpu__time_duration.sum", "Duration")
-_COUNTERS: Mapping[str, tuple[str, ...]] = {
-    "occupancy_fraction": (
-        "sm__warps_active.avg.pct_of_peak_sustained_active",
-        "Achieved Occupancy",
-        "sm__maximum_warps_per_active_cycle_pct",
-        "Theoretical Occupancy",
-    ),
-    "compute_fraction": ("sm__throughput.avg.pct_of_peak_sustained_elapsed", "Compute (SM) Throughput"),
-    "memory_fraction": ("gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed", "Memory Throughput"),
-}
-"""Column -> counters that give it, the first that was collected; raw and details pages name them differently."""
-_REGISTERS = ("launch__registers_per_thread", "Registers Per Thread")
 _FLOPS_A_CYCLE = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum.per_cycle_elapsed"
 _CYCLES_PER_S = "smsp__cycles_elapsed.avg.per_second"
 
@@ -70,8 +56,8 @@ def read_ncu(path: Path) -> Capture:
         "duration_s": duration_s,
         "device": [_whole(launch["Device"]) for launch in fixed],
         "stream": [_whole(launch["Stream"]) for launch in fixed],
-        "registers": [_whole(str(_first(counters, _REGISTERS))) for counters in metrics],
-        **{column: [_first(counters, names) for counters in metrics] for column, names in _COUNTERS.items()},
+        "registers": [_whole(str(_first(counters, _NAMES["registers"]))) for counters in metrics],
+        **{column: [_first(counters, names) for counters in metrics] for column, names in _NAMES["counters"].items()},
         "flops": [_flops(counters) for counters in metrics],
         "num_bytes": [_bytes(counters) for counters in metrics],
     }
@@ -154,13 +140,12 @@ def _number(text: str, unit: str) -> float:
 
 def _scale(unit: str) -> float:
     """Return the factor of a unit to SI; 1 for units without one, such as `register` and `thread`."""
-    if unit in _WORDS:
-        return _WORDS[unit]
     match = _UNIT.match(unit)
-    return _SCALES[match["scale"]] if match else 1.0
+    scale: float = _NAMES["scales"][match["scale"]] if match else _NAMES["words"].get(unit, 1.0)
+    return scale
 
 
-def _first(metrics: Mapping[str, float], names: tuple[str, ...]) -> float:
+def _first(metrics: Mapping[str, float], names: Sequence[str]) -> float:
     """Return the first of these metrics that was collected; NaN where none was."""
     return next((metrics[name] for name in names if math.isfinite(metrics.get(name, math.nan))), math.nan)
 

@@ -1,4 +1,4 @@
-"""Read Nsight Systems' captures, as `nsys export -t sqlite` writes them.
+"""Read Nsight Systems' captures, as `nsys export -t sqlite` writes them, and remove what identifies the machine.
 
 Tables and columns are found by name, not by version: exports leave out empty tables, and versions add columns
 (`greenContextId`, 2023) and tables (`CUPTI_ACTIVITY_KIND_GRAPH_TRACE`). Tested on the full schemas of 2022.4 (3.0.0)
@@ -6,6 +6,7 @@ and 2023.4 (3.7.2). The environment of the profiled process, which a capture hol
 """
 
 import re
+import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, unreadable
+from windtunnel.errors import InputError, WindtunnelError, unreadable
+from windtunnel.files import draft_of
 from windtunnel.formats.captures.capture import (
     CLASSES,
     COPY,
@@ -31,6 +33,7 @@ from windtunnel.formats.captures.capture import (
 from windtunnel.formats.captures.kernel_names import call_name, kernel_class
 from windtunnel.formats.recognise import FileContent
 from windtunnel.metrics.records import Table
+from windtunnel.schema import read_yaml
 
 Ints = NDArray[np.int64]
 
@@ -54,17 +57,8 @@ _PUSH_POP, _START_END, _DOMAIN = 59, 60, 75
 _PROCESS = ~0xFFFFFF
 """The part of a thread's global number that is its process."""
 
-COPY_NAMES = dict(
-    enumerate(
-        (
-            *("Host-to-Device", "Device-to-Host", "Host-to-Array", "Array-to-Host", "Array-to-Array"),
-            *("Array-to-Device", "Device-to-Array", "Device-to-Device", "Host-to-Host", "Peer-to-Peer"),
-            *(f"Unified {direction}" for direction in ("Host-to-Device", "Device-to-Host", "Device-to-Device")),
-        ),
-        start=1,
-    )
-)
-"""CUPTI's kinds of copies under the labels that `nsys stats` prints."""
+_FACTS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("nsys.yaml"))
+_COPY_NAMES = dict(enumerate(_FACTS["copies"], start=1))
 
 NO_KERNELS = "the capture holds no kernels: record with `--trace cuda`, and look for a process that was forked"
 GRAPHS_ONLY = (
@@ -259,7 +253,7 @@ class _Export:
         memsets = self.arrays(_MEMSETS, *_PLACE, "bytes")
         graphs = self.arrays(_GRAPHS, *_PLACE, "graphId")
         kernel_names = [self.text(code) for code in kernels["demangledName"].tolist()]
-        copy_names = [f"[CUDA memcpy {COPY_NAMES.get(kind, f'kind {kind}')}]" for kind in copies["copyKind"].tolist()]
+        copy_names = [f"[CUDA memcpy {_COPY_NAMES.get(kind, f'kind {kind}')}]" for kind in copies["copyKind"].tolist()]
         memset_names = ["[CUDA memset]"] * len(memsets["start"])
         graph_names = [f"[CUDA graph {number}]" for number in graphs["graphId"].tolist()]
         shared_bytes = kernels["staticSharedMemory"] + kernels["dynamicSharedMemory"]
@@ -323,3 +317,32 @@ def _notes(kernels: Table) -> Iterator[str]:
         yield NO_KERNELS
     if graphs_s:
         yield GRAPHS_ONLY.format(share=graphs_s / total_s)
+
+
+def scrub_nsys(path: Path) -> int:
+    """Remove environment variables, users, hosts, folders and the list of processes from an exported capture.
+
+    Returns:
+        The number of removed rows. The file changes completely or not at all.
+
+    Raises:
+        InputError: it is no capture of Nsight Systems.
+        WindtunnelError: it cannot be written.
+    """
+    read_nsys(path)
+    try:
+        with draft_of(path) as draft:
+            shutil.copy2(path, draft)
+            with closing(sqlite3.connect(draft)) as database:
+                tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+                removed = sum(
+                    database.execute(f"DELETE FROM {table} WHERE {where}").rowcount
+                    for table, where in _FACTS["private"]
+                    if table in tables
+                )
+                database.commit()
+                # Deleted rows stay readable in the file until it is written anew.
+                database.execute("VACUUM")
+    except (OSError, sqlite3.Error) as error:
+        raise WindtunnelError(f"{path} cannot be scrubbed: {error}") from None
+    return removed

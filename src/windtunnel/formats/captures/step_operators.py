@@ -1,4 +1,9 @@
-"""Match the kernels of a captured step to operators of the model, to compare measured with simulated times.
+"""Find the steps of a capture, and match their kernels to operators of the model, to compare them with simulated times.
+
+vLLM's detailed annotations (`detailed_trace_annotation`, 0.32) name a step after the sums over its requests of the
+tokens computed (sq), of the keys that they see (sk), and of their squares and products:
+`execute_146_context_2(sq144sk200sqsq11936sqsk14400)_generation_2(sq2sk202sqsq2sqsk202)`. The lab's own runs use the
+same names.
 
 Kernels are matched by the module whose range they were launched in (`module:model.layers.0.mlp.up_proj`), where there
 are such ranges. Elsewhere by their class, matrix products by their shapes or by their order in a layer, and kernels
@@ -16,12 +21,83 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.formats.captures.capture import CLASSES, COPY, MEMSET, Capture
-from windtunnel.formats.captures.step_names import CapturedStep, captured_steps
-from windtunnel.model.forward import forward_launches
+from windtunnel.model.forward import StepBatch, forward_launches
 from windtunnel.model.operators import Gemm, Launch, Op
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.table import MeasurementTable, Points, tables_from
 from windtunnel.schema import read_yaml
+
+_SUMS = r"\(sq(\d+)sk(\d+)sqsq(\d+)sqsk(\d+)\)"
+_STEP = re.compile(rf"(?:^|[:/])execute_(\d+)_context_(\d+){_SUMS}_generation_(\d+){_SUMS}$")
+
+MEASURED = "windtunnel:measured"
+"""Name of the range around the measured run, after loading and warming up."""
+
+
+def step_name(computed: list[int], seen: list[int], num_prefills: int) -> str:
+    """Return the name of a step.
+
+    Args:
+        computed: number of tokens computed for each request, prompts first.
+        seen: number of keys that the last of these tokens attends to, itself included.
+        num_prefills: number of requests that are prompts.
+    """
+    parts = []
+    for which in (slice(num_prefills), slice(num_prefills, None)):
+        tokens, keys = computed[which], seen[which]
+        squares, products = sum(q * q for q in tokens), sum(q * k for q, k in zip(tokens, keys, strict=True))
+        parts.append(f"{len(tokens)}(sq{sum(tokens)}sk{sum(keys)}sqsq{squares}sqsk{products})")
+    return f"execute_{sum(computed)}_context_{parts[0]}_generation_{parts[1]}"
+
+
+def step_batch_of(name: str) -> StepBatch | None:
+    """Return the batch in a step's name; None for other names.
+
+    A chunk of c tokens that ends at key k has c (k - c / 2) pairs. Every prompt is assumed to end in the step: the name
+    does not say.
+    """
+    match = _STEP.search(name)
+    if match is None:
+        return None
+    _, prompts, computed, _, squares, products, decodes, _, keys, *_ = map(int, match.groups())
+    return StepBatch(
+        decode_requests=decodes,
+        decode_context_tokens=keys / decodes if decodes else 0.0,
+        prefill_tokens=computed,
+        prefill_pairs=products - squares / 2,
+        sampled=prompts + decodes,
+    )
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """One step of a capture."""
+
+    name: str
+    batch: StepBatch
+    host_s: float
+    """Duration of its range on the host."""
+    rows: np.ndarray[tuple[int], np.dtype[np.int64]]
+    """Rows of the kernel table, in the order of their start."""
+
+
+def captured_steps(capture: Capture) -> list[CapturedStep]:
+    """Return the steps whose ranges name their batch, in order, with the kernels launched within.
+
+    Kernels without a known launch count where they run; a capture without a timeline has none.
+    """
+    ranges, launched_s = capture.ranges, capture.launched_s()
+    steps = []
+    for row in np.argsort(ranges["start_s"], kind="stable"):
+        name = capture.name_of(ranges["name"][row])
+        batch = step_batch_of(name)
+        if batch is not None:
+            start_s = ranges["start_s"][row]
+            end_s = start_s + ranges["duration_s"][row]
+            rows = np.flatnonzero((launched_s >= start_s) & (launched_s < end_s))
+            steps.append(CapturedStep(name, batch, float(ranges["duration_s"][row]), rows))
+    return steps
+
 
 _TABLES: Mapping[str, Any] = read_yaml(Path(__file__).with_name("step_operators.yaml"))
 _LAUNCHES = tuple((re.compile(f"(?:{pattern})$"), row) for row, pattern in _TABLES["launches"].items())

@@ -15,8 +15,7 @@ from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.files import write_text
-from windtunnel.formats.chakra.messages import VERSION, ChakraCollective, ChakraKind, ChakraTrace, messages
-from windtunnel.formats.chakra.write import write_trace
+from windtunnel.formats.chakra.trace import VERSION, ChakraCollective, ChakraKind, ChakraTrace, messages, write_trace
 from windtunnel.model import operators as ops
 from windtunnel.training.layers.part import Task
 from windtunnel.training.layers.rank import Group, Rank, group_ranks, stage_of_rank

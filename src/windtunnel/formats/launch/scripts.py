@@ -2,14 +2,16 @@
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from windtunnel import catalog
 from windtunnel.formats.launch.write import server_of, write_launch_command
+from windtunnel.schema import read_yaml
 from windtunnel.serving.deployment import Deployment, EngineSettings
 from windtunnel.serving.engines.contract import engine_of
 from windtunnel.serving.scenario import Scenario, pool_scenario
@@ -80,60 +82,49 @@ def _text(documents: list[dict[str, Any]]) -> str:
 
 
 def _documents(scenario: Scenario, version: dict[str, str], value: Value) -> list[dict[str, Any]]:
+    templates: dict[str, Any] = read_yaml(Path(__file__).with_name("manifests.yaml"))
     documents: list[dict[str, Any]] = []
     for name, role, deployment in _parts(scenario):
-        app, port = _label(scenario.model_name, name), server_of(deployment.engine).port
+        engine, server, of_part = deployment.engine, server_of(deployment.engine), partial(value, name)
+        app, content = _label(scenario.model_name, name), _file(scenario, deployment)
         remarks = [*([REMARKS[role]] if role in REMARKS else []), *_unsaid(scenario, deployment)]
-        notes = {"annotations": {"windtunnel/to-do": "; ".join(remarks)}} if remarks else {}
-        pod, config = _pod(scenario, version, deployment, partial(value, name))
-        if config is not None:
-            documents.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": app}, **config})
-            pod["volumes"].append({"name": "config", "configMap": {"name": app}})
-        documents.append(
-            {
-                "apiVersion": "apps/v1",
-                "kind": "Deployment",
-                "metadata": {"name": app, **notes},
-                "spec": {
-                    "replicas": value(name, "replicas", deployment.replicas),
-                    "selector": {"matchLabels": {"app": app}},
-                    "template": {"metadata": {"labels": {"app": app}}, "spec": pod},
-                },
-            }
-        )
-        spec = {"selector": {"app": app}, "ports": [{"port": port, "targetPort": port}]}
-        documents.append({"apiVersion": "v1", "kind": "Service", "metadata": {"name": app}, "spec": spec})
+        resource = RESOURCES.get(catalog.device(deployment.device).vendor.lower(), "nvidia.com/gpu")
+        values = {
+            "app": app,
+            "port": server.port,
+            "metadata": {"name": app} | ({"annotations": {"windtunnel/to-do": "; ".join(remarks)}} if remarks else {}),
+            "image": of_part("image", server.image.format(version=version[engine.name])),
+            "command": of_part("command", [*_words(scenario, deployment), *server.listening]),
+            "env": of_part("env", []),
+            "devices": of_part("devices", {resource: deployment.parallelism.num_devices}),
+            "nodeSelector": of_part("nodeSelector", {}),
+        }
+        if content:
+            values["data"] = {_file_name(engine): of_part("config", yaml.safe_dump(content, sort_keys=False))}
+            documents.append(_filled(templates["config"], values))
+        values["replicas"] = of_part("replicas", deployment.replicas)
+        server_document = _filled(templates["deployment"], values)
+        if content:
+            _mount(server_document["spec"]["template"]["spec"], app)
+        documents += [server_document, _filled(templates["service"], values)]
     return documents
 
 
-def _pod(
-    scenario: Scenario, version: dict[str, str], deployment: Deployment, value: Callable[[str, Any], Any]
-) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Return the pod of one replica, and the data of the configuration map that it mounts, if it needs one."""
-    engine, server = deployment.engine, server_of(deployment.engine)
-    vendor = catalog.device(deployment.device).vendor.lower()
-    devices = {RESOURCES.get(vendor, "nvidia.com/gpu"): deployment.parallelism.num_devices}
-    container: dict[str, Any] = {
-        "name": "server",
-        "image": value("image", server.image.format(version=version[engine.name])),
-        "command": value("command", [*_words(scenario, deployment), *server.listening]),
-        "env": value("env", []),
-        "ports": [{"containerPort": server.port}],
-        "resources": {"limits": value("devices", devices)},
-        "readinessProbe": {"httpGet": {"path": "/health", "port": server.port}, "periodSeconds": 10},
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
-    }
-    pod = {
-        "nodeSelector": value("nodeSelector", {}),
-        "containers": [container],
-        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
-    }
-    content = _file(scenario, deployment)
-    if not content:
-        return pod, None
+def _filled(template: Any, values: Mapping[str, Any]) -> Any:
+    """Return a template with the values in place of their names, `$name`."""
+    if isinstance(template, dict):
+        return {key: _filled(part, values) for key, part in template.items()}
+    if isinstance(template, list):
+        return [_filled(part, values) for part in template]
+    return values[template[1:]] if isinstance(template, str) and template.startswith("$") else template
+
+
+def _mount(pod: dict[str, Any], app: str) -> None:
+    """Mount the replica's configuration map, where its server starts."""
+    (container,) = pod["containers"]
     container["workingDir"] = "/config"
     container["volumeMounts"].append({"name": "config", "mountPath": "/config"})
-    return pod, {"data": {_file_name(engine): value("config", yaml.safe_dump(content, sort_keys=False))}}
+    pod["volumes"].append({"name": "config", "configMap": {"name": app}})
 
 
 def _parts(scenario: Scenario) -> list[tuple[str, str, Deployment]]:

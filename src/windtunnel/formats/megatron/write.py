@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Iterator
+from typing import Any
 
 from windtunnel.formats.megatron.read import RECOMPUTED, WORDS
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
@@ -16,7 +17,8 @@ PADDED_TO = 128
 """Default of `--make-vocab-size-divisible-by`."""
 WORDS_OF_A_LINE = 110
 
-Option = tuple[str, ...]
+Option = tuple[str, Any]
+"""A name and its value: True for a flag; several words in a tuple; None or False where the option is left out."""
 
 
 def megatron_script(setup: TrainingSetup) -> str:
@@ -36,12 +38,18 @@ def megatron_script(setup: TrainingSetup) -> str:
     return "\n".join([*lines, " \\\n    ".join([command, *_wrapped(megatron_arguments(setup)), '"$@"'])]) + "\n"
 
 
-def megatron_arguments(setup: TrainingSetup) -> list[Option]:
+def megatron_arguments(setup: TrainingSetup) -> list[tuple[str, ...]]:
     """Return every argument of `setup` that Megatron has, as an option with its values."""
-    return [*_model(setup), *_batch(setup), *_parallelism(setup), *_arithmetic(setup), *_overlap(setup)]
+    options = [*_model(setup), *_parallelism(setup), *_arithmetic(setup), *_overlap(setup)]
+    return [_words(name, value) for name, value in options if value is not None and value is not False]
 
 
-def _wrapped(options: list[Option]) -> Iterator[str]:
+def _words(name: str, value: Any) -> tuple[str, ...]:
+    values = value if isinstance(value, tuple) else () if value is True else (str(value),)
+    return (f"--{name}", *values)
+
+
+def _wrapped(options: list[tuple[str, ...]]) -> Iterator[str]:
     line = ""
     for option in options:
         text = shlex.join(option)
@@ -53,113 +61,102 @@ def _wrapped(options: list[Option]) -> Iterator[str]:
         yield line
 
 
-def _model(setup: TrainingSetup) -> Iterator[Option]:
+def _model(setup: TrainingSetup) -> list[Option]:
     model, job = setup.model, setup.job
     attention = model.layers[0].attention
-    yield "--num-layers", str(model.num_layers)
-    yield "--hidden-size", str(model.hidden_size)
-    yield from _attention(model)
-    yield from _feed_forward(model)
-    yield "--seq-length", str(job.sequence_tokens)
-    yield "--max-position-embeddings", str(max(job.sequence_tokens, model.max_context_tokens))
-    yield "--position-embedding-type", "learned_absolute" if job.learned_positions else "rope"
-    yield "--vocab-size", str(model.vocab_size)
+    has_bias = any(getattr(feed_forward, "bias", False) for _, feed_forward in model.feed_forwards)
+    qkv_bias = isinstance(attention, GroupedQueryAttention) and attention.qkv_bias
     padded = math.gcd(model.vocab_size // math.gcd(model.vocab_size, setup.degrees.tp), PADDED_TO)
-    if padded != PADDED_TO:
-        yield "--make-vocab-size-divisible-by", str(padded)
-    if not model.norm_bias:
-        yield "--normalization", "RMSNorm"
-    if not model.tie_word_embeddings:
-        yield ("--untie-embeddings-and-output-weights",)
-    if not _has_bias(model):
-        yield ("--disable-bias-linear",)
-        if isinstance(attention, GroupedQueryAttention) and attention.qkv_bias:
-            yield ("--add-qkv-bias",)
-    if not job.dropout:
-        yield "--attention-dropout", "0.0"
-        yield "--hidden-dropout", "0.0"
+    return [
+        ("num-layers", model.num_layers),
+        ("hidden-size", model.hidden_size),
+        *_attention(model),
+        *_feed_forward(model),
+        ("seq-length", job.sequence_tokens),
+        ("max-position-embeddings", max(job.sequence_tokens, model.max_context_tokens)),
+        ("position-embedding-type", "learned_absolute" if job.learned_positions else "rope"),
+        ("vocab-size", model.vocab_size),
+        ("make-vocab-size-divisible-by", padded if padded != PADDED_TO else None),
+        ("normalization", None if model.norm_bias else "RMSNorm"),
+        ("untie-embeddings-and-output-weights", not model.tie_word_embeddings),
+        ("disable-bias-linear", not has_bias),
+        ("add-qkv-bias", qkv_bias and not has_bias),
+        *((f"{kind}-dropout", None if job.dropout else "0.0") for kind in ("attention", "hidden")),
+        ("micro-batch-size", job.micro_batch),
+        ("global-batch-size", job.global_batch),
+        ("train-samples", math.ceil(job.total_tokens / job.sequence_tokens) if job.total_tokens is not None else None),
+    ]
 
 
-def _has_bias(model: ModelSpec) -> bool:
-    return any(getattr(feed_forward, "bias", False) for _, feed_forward in model.feed_forwards)
-
-
-def _attention(model: ModelSpec) -> Iterator[Option]:
+def _attention(model: ModelSpec) -> list[Option]:
     attention = model.layers[0].attention
     if isinstance(attention, LatentAttention):
-        yield "--num-attention-heads", str(attention.num_heads)
-        yield ("--multi-latent-attention",)
-        if attention.q_lora_rank is not None:
-            yield "--q-lora-rank", str(attention.q_lora_rank)
-        for field, (name, _) in WORDS["latent_sizes"].items():
-            yield f"--{name}", str(getattr(attention, field))
-    elif isinstance(attention, GroupedQueryAttention):
-        yield "--num-attention-heads", str(attention.num_heads)
-        yield "--kv-channels", str(attention.head_dim)
-        if attention.num_kv_heads != attention.num_heads:
-            yield ("--group-query-attention",)
-            yield "--num-query-groups", str(attention.num_kv_heads)
-        if attention.qk_norm:
-            yield ("--qk-layernorm",)
+        return [
+            ("num-attention-heads", attention.num_heads),
+            ("multi-latent-attention", True),
+            ("q-lora-rank", attention.q_lora_rank),
+            *((name, getattr(attention, field)) for field, (name, _) in WORDS["latent_sizes"].items()),
+        ]
+    if not isinstance(attention, GroupedQueryAttention):
+        return []
+    is_grouped = attention.num_kv_heads != attention.num_heads
+    return [
+        ("num-attention-heads", attention.num_heads),
+        ("kv-channels", attention.head_dim),
+        ("group-query-attention", is_grouped),
+        ("num-query-groups", attention.num_kv_heads if is_grouped else None),
+        ("qk-layernorm", attention.qk_norm),
+    ]
 
 
-def _feed_forward(model: ModelSpec) -> Iterator[Option]:
+def _feed_forward(model: ModelSpec) -> list[Option]:
     dense = [(num, part) for num, part in model.feed_forwards if isinstance(part, DenseFeedForward)]
     experts = next((part for _, part in model.feed_forwards if isinstance(part, ExpertsFeedForward)), None)
-    if dense:
-        yield "--ffn-hidden-size", str(dense[0][1].intermediate_size)
-    if getattr(model.layers[0].feed_forward, "gated", False):
-        yield ("--swiglu",)
+    num_dense = sum(num for num, _ in dense)
+    options: list[Option] = [
+        ("ffn-hidden-size", dense[0][1].intermediate_size if dense else None),
+        ("swiglu", getattr(model.layers[0].feed_forward, "gated", False)),
+    ]
     if experts is None:
-        return
-    if not dense:
-        yield "--ffn-hidden-size", str(experts.intermediate_size)
-    else:
-        count = sum(num for num, _ in dense)
-        yield "--moe-layer-freq", f"([0]*{count}+[1]*{model.num_layers - count})"
-    yield "--num-experts", str(experts.num_experts)
-    yield "--moe-router-topk", str(experts.experts_per_token)
-    yield "--moe-ffn-hidden-size", str(experts.intermediate_size)
-    if experts.shared_intermediate_size:
-        yield "--moe-shared-expert-intermediate-size", str(experts.shared_intermediate_size)
+        return options
+    return [
+        *options,
+        ("ffn-hidden-size", None if dense else experts.intermediate_size),
+        ("moe-layer-freq", f"([0]*{num_dense}+[1]*{model.num_layers - num_dense})" if dense else None),
+        ("num-experts", experts.num_experts),
+        ("moe-router-topk", experts.experts_per_token),
+        ("moe-ffn-hidden-size", experts.intermediate_size),
+        ("moe-shared-expert-intermediate-size", experts.shared_intermediate_size or None),
+    ]
 
 
-def _batch(setup: TrainingSetup) -> Iterator[Option]:
-    job = setup.job
-    yield "--micro-batch-size", str(job.micro_batch)
-    yield "--global-batch-size", str(job.global_batch)
-    if job.total_tokens is not None:
-        yield "--train-samples", str(math.ceil(job.total_tokens / job.sequence_tokens))
+def _parallelism(setup: TrainingSetup) -> list[Option]:
+    degrees, parallelism, has_experts = setup.degrees, setup.job.parallelism, setup.model.has_experts
+    return [
+        ("tensor-model-parallel-size", degrees.tp),
+        ("pipeline-model-parallel-size", degrees.pp),
+        *_stages(setup),
+        ("context-parallel-size", degrees.cp),
+        ("cp-comm-type", _word("context_methods", parallelism.cp_method) if degrees.cp > 1 else None),
+        ("sequence-parallel", parallelism.sequence_parallel),
+        ("expert-model-parallel-size", degrees.ep if has_experts else None),
+        ("expert-tensor-parallel-size", degrees.experts_tp if has_experts else None),
+        ("use-distributed-optimizer", bool(setup.job.sharding.zero)),
+    ]
 
 
-def _parallelism(setup: TrainingSetup) -> Iterator[Option]:
-    degrees, parallelism = setup.degrees, setup.job.parallelism
-    yield "--tensor-model-parallel-size", str(degrees.tp)
-    yield "--pipeline-model-parallel-size", str(degrees.pp)
-    yield from _stages(setup)
-    yield "--context-parallel-size", str(degrees.cp)
-    if degrees.cp > 1:
-        yield "--cp-comm-type", _word("context_methods", parallelism.cp_method)
-    if parallelism.sequence_parallel:
-        yield ("--sequence-parallel",)
-    if setup.model.has_experts:
-        yield "--expert-model-parallel-size", str(degrees.ep)
-        yield "--expert-tensor-parallel-size", str(degrees.experts_tp)
-    if setup.job.sharding.zero:
-        yield ("--use-distributed-optimizer",)
-
-
-def _stages(setup: TrainingSetup) -> Iterator[Option]:
-    """Yield the virtual stages, and the layers of stages that differ from others."""
+def _stages(setup: TrainingSetup) -> list[Option]:
+    """Return the virtual stages, and the layers of stages that differ from others."""
     layers = setup.layers_per_chunk
     if setup.job.parallelism.virtual_stages > 1:
-        yield "--num-virtual-stages-per-pipeline-rank", str(setup.degrees.virtual_stages)
-        if _counts_ends(layers):
-            yield ("--account-for-embedding-in-pipeline-split",)
-            yield ("--account-for-loss-in-pipeline-split",)
-    elif len(set(layers)) > 1 and len(set(layers[1:-1])) <= 1:
-        yield "--decoder-first-pipeline-num-layers", str(layers[0])
-        yield "--decoder-last-pipeline-num-layers", str(layers[-1])
+        return [
+            ("num-virtual-stages-per-pipeline-rank", setup.degrees.virtual_stages),
+            *((f"account-for-{end}-in-pipeline-split", _counts_ends(layers)) for end in ("embedding", "loss")),
+        ]
+    if len(set(layers)) > 1 and len(set(layers[1:-1])) <= 1:
+        ends = {"first": layers[0], "last": layers[-1]}
+        return [(f"decoder-{end}-pipeline-num-layers", num_layers) for end, num_layers in ends.items()]
+    return []
 
 
 def _counts_ends(layers: tuple[int, ...]) -> bool:
@@ -167,44 +164,39 @@ def _counts_ends(layers: tuple[int, ...]) -> bool:
     return len(layers) > 2 and set(layers[1:-1]) == {layers[0] + 1} and layers[0] == layers[-1]
 
 
-def _arithmetic(setup: TrainingSetup) -> Iterator[Option]:
+def _arithmetic(setup: TrainingSetup) -> list[Option]:
     job, precision, recompute = setup.job, setup.job.precision, setup.job.recompute
-    if precision.compute == "fp16":
-        yield ("--fp16",)
-    elif precision.compute != "fp32":
-        yield ("--bf16",)
-    if precision.compute == "nvfp4":
-        yield "--fp4-format", "e2m1"
-    elif precision.compute in WORDS["fp8_recipes"].values():
-        yield "--fp8-format", "hybrid"
-        yield "--fp8-recipe", _word("fp8_recipes", precision.compute)
-    if precision.parameter_gather == "fp8":
-        yield ("--fp8-param-gather",)
-    if precision.gradients == "bf16":
-        yield ("--grad-reduce-in-bf16",)
-    elif precision.compute == "fp16":
-        yield ("--accumulate-allreduce-grads-in-fp32",)
-    if job.optimizer in WORDS["optimizers"].values():
-        yield "--optimizer", _word("optimizers", job.optimizer)
-    if recompute.granularity == "selective":
-        yield "--recompute-granularity", "selective"
-        yield "--recompute-modules", *(name for name, ours in RECOMPUTED.items() if ours in (recompute.modules or ()))
-    elif recompute.granularity == "full":
-        yield "--recompute-granularity", "full"
-        yield "--recompute-method", "uniform" if recompute.num_layers is None else "block"
-        yield "--recompute-num-layers", str(recompute.num_layers or 1)
-    if recompute.distribute:
-        yield ("--distribute-saved-activations",)
-    yield "--attention-backend", str(job.kernels.attention)
+    compute, is_full = precision.compute, recompute.granularity == "full"
+    is_fp8 = compute != "nvfp4" and compute in WORDS["fp8_recipes"].values()
+    modules = tuple(name for name, ours in RECOMPUTED.items() if ours in (recompute.modules or ()))
+    return [
+        ("fp16", compute == "fp16"),
+        ("bf16", compute not in ("fp16", "fp32")),
+        ("fp4-format", "e2m1" if compute == "nvfp4" else None),
+        ("fp8-format", "hybrid" if is_fp8 else None),
+        ("fp8-recipe", _word("fp8_recipes", compute) if is_fp8 else None),
+        ("fp8-param-gather", precision.parameter_gather == "fp8"),
+        ("grad-reduce-in-bf16", precision.gradients == "bf16"),
+        ("accumulate-allreduce-grads-in-fp32", compute == "fp16" and precision.gradients != "bf16"),
+        ("optimizer", _word("optimizers", job.optimizer)),
+        ("recompute-granularity", None if recompute.granularity == "none" else recompute.granularity),
+        ("recompute-modules", modules if recompute.granularity == "selective" else None),
+        ("recompute-method", ("uniform" if recompute.num_layers is None else "block") if is_full else None),
+        ("recompute-num-layers", recompute.num_layers or 1 if is_full else None),
+        ("distribute-saved-activations", recompute.distribute),
+        ("attention-backend", str(job.kernels.attention)),
+    ]
 
 
-def _overlap(setup: TrainingSetup) -> Iterator[Option]:
-    overlap = setup.job.overlap
-    for field, name in WORDS["overlaps"].items():
-        if getattr(overlap, field) and (field != "parameter_gather" or setup.job.sharding.zero):
-            yield (f"--{name}",)
-    if setup.job.parallelism.virtual_stages > 1 and not overlap.pipeline:
-        yield ("--no-overlap-p2p-communication",)
+def _overlap(setup: TrainingSetup) -> list[Option]:
+    overlap, sharding = setup.job.overlap, setup.job.sharding
+    return [
+        *(
+            (name, bool(getattr(overlap, field) and (field != "parameter_gather" or sharding.zero)))
+            for field, name in WORDS["overlaps"].items()
+        ),
+        ("no-overlap-p2p-communication", setup.job.parallelism.virtual_stages > 1 and not overlap.pipeline),
+    ]
 
 
 def _unsaid(setup: TrainingSetup) -> Iterator[str]:
@@ -235,6 +227,6 @@ def _unsaid(setup: TrainingSetup) -> Iterator[str]:
         yield "the sliding window of some of the model's layers"
 
 
-def _word(subject: str, ours: str) -> str:
-    """Return Megatron's first word for ours."""
-    return next(name for name, value in WORDS[subject].items() if value == ours)
+def _word(subject: str, ours: str) -> str | None:
+    """Return Megatron's first word for ours; None where it has none."""
+    return next((name for name, value in WORDS[subject].items() if value == ours), None)

@@ -14,6 +14,6 @@ Refused: unknown settings, collectives and policies; lines of another length; a 
 """
 
 from windtunnel.formats.recognise import FileFormat
-from windtunnel.formats.simai.contents import WORKLOAD, is_workload, read_contents
+from windtunnel.formats.simai.workload import WORKLOAD, is_workload, read_contents
 
 FORMATS = (FileFormat(WORKLOAD, "workload or trace", is_workload, read_contents),)

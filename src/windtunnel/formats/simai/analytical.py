@@ -20,8 +20,18 @@ from numpy.typing import NDArray
 from windtunnel import catalog
 from windtunnel.errors import InputError, check_known
 from windtunnel.schema import Positive, Schema, SchemaT, check_fraction, check_positive, decode, read_yaml
-from windtunnel.training.iteration.layers import Communication, IterationLayer, LayerPhase, LayerWorkload, RankGroup
-from windtunnel.training.iteration.times import Iteration, LayerTimes, PhaseTimes, bubble_ns, exposed_by_group
+from windtunnel.training.iteration.layers import (
+    Communication,
+    Iteration,
+    IterationLayer,
+    LayerPhase,
+    LayerTimes,
+    LayerWorkload,
+    PhaseTimes,
+    RankGroup,
+    bubble_ns,
+    exposed_by_group,
+)
 from windtunnel.units import GIB, parse_quantity
 
 NVLINK_GIB_PER_S = {"A100": 12 * 20.0, "A800": 8 * 20.0, "H100": 18 * 20.6, "H800": 8 * 20.6, "H20": 18 * 20.6}

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from windtunnel.errors import InputError
 from windtunnel.formats.simai.analytical import FIRST_LAYER_LINE
-from windtunnel.formats.simai.read import read_workload
-from windtunnel.formats.simai.schema import HEADER_KEYS, TRANSFORMER, FilePhase, WorkloadLayer, meaning
+from windtunnel.formats.simai.workload import HEADER_KEYS, TRANSFORMER, FilePhase, WorkloadLayer, meaning, read_workload
 from windtunnel.training.iteration.layers import Communication, IterationLayer, LayerPhase, LayerWorkload, RankGroup
 
 _NEEDED = ("tp", "ep", "pp", "vpp", "num_microbatches", "num_devices")

@@ -9,8 +9,7 @@ from windtunnel.errors import InputError
 from windtunnel.files import write_text
 from windtunnel.network.collectives.call import ALGORITHMS, bus_factor
 from windtunnel.network.flows import Flows, Hop
-from windtunnel.training.iteration.layers import LayerPhase, LayerWorkload, RankGroup
-from windtunnel.training.iteration.times import Iteration, LayerTimes, PhaseTimes
+from windtunnel.training.iteration.layers import Iteration, LayerPhase, LayerTimes, LayerWorkload, PhaseTimes, RankGroup
 from windtunnel.units import GIB
 
 _LEAST_BYTES = 4096
@@ -41,11 +40,9 @@ def end_to_end_csv(iteration: Iteration, prefix: str) -> str:
 
 
 def _row(row: LayerTimes, workload: LayerWorkload) -> str:
-    order = (row.forward, row.weight_gradient, row.input_gradient)
-    phases = (row.layer.forward, row.layer.weight_gradient, row.layer.input_gradient)
-    compute = [f"{times.compute_ns / 1000:.0f}" for times in order]
-    exposed = [f"{times.exposed_ns / 1000:.0f}" for times in order]
-    totals = [_bandwidths(times, phase, workload) for times, phase in zip(order, phases, strict=True)]
+    compute = [f"{times.compute_ns / 1000:.0f}" for _, times in row.phases]
+    exposed = [f"{times.exposed_ns / 1000:.0f}" for _, times in row.phases]
+    totals = [_bandwidths(times, phase, workload) for phase, times in row.phases]
     return ",".join([row.layer.name, _RUN, *compute, *exposed, *totals])
 
 

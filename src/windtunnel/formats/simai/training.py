@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from windtunnel.errors import InputError
-from windtunnel.formats.simai.schema import OPERATIONS, Block, FilePhase, Header, SimaiWorkload, WorkloadLayer
+from windtunnel.formats.simai.workload import OPERATIONS, Block, FilePhase, Header, SimaiWorkload, WorkloadLayer
 from windtunnel.model import operators as ops
 from windtunnel.training.layers.chunks import LayerChunk, Parameters, chunk_parameters, chunks, trained
 from windtunnel.training.layers.part import Part, Task

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.files import csv_text, read_bytes, write_text
+from windtunnel.formats.vidur.read import COLUMNS
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.forward import decode_launches, prefill_launches, token_launches
@@ -27,26 +28,11 @@ from windtunnel.pricing.table import Floats, MeasurementTable, Points, require_c
 
 MS = 1e-3
 
-TOKEN_OPERATORS: Mapping[str, tuple[str, ...]] = {
-    "emb": ("embedding",),
-    "input_layernorm": ("input_norm",),
-    "attn_pre_proj": ("qkv_proj",),
-    "attn_rope": ("rope",),
-    "attn_post_proj": ("o_proj",),
-    "post_attention_layernorm": ("post_attention_norm",),
-    "mlp_up_proj": ("gate_up_proj", "up_proj"),
-    "mlp_act": ("activation",),
-    "mlp_down_proj": ("down_proj",),
-}
-"""Operator of `mlp.csv` -> our launch. `add`, the residual's sum, is part of our norms: its time is added to theirs."""
-
+TOKEN_OPERATORS: Mapping[str, Sequence[str]] = COLUMNS["token_operators"]
+"""Operator of `mlp.csv` -> our launch."""
 
 STATISTICS_OF = ("min", "max", "mean", "median", "std")
 NO_TIME = dict.fromkeys(STATISTICS_OF, 0.0)
-SHAPE = ("n_embd", "num_tensor_parallel_workers")
-MLP_SHAPE = ("n_head", "n_kv_head", "n_expanded_embd", "vocab_size", "use_gated_mlp", "num_tokens")
-ATTENTION_SHAPE = ("n_q_head", "n_kv_head", "batch_size", "prefill_chunk_size", "kv_cache_size", "is_prefill")
-COLLECTIVE_SHAPE = ("num_workers", "size", "collective", "devices_per_node")
 
 Cell = int | float | bool | str | None
 
@@ -106,16 +92,15 @@ def operator_tables(path: Path, name: str = "vidur") -> list[MeasurementTable]:
         InputError: the file cannot be read, or is none of these.
     """
     file = read_vidur_file(path)
-    needed: tuple[str, ...]
     if _has(file, "mlp_up_proj"):
-        needed, rows = (*SHAPE, *MLP_SHAPE), _token_rows(file)
+        kind, rows = "mlp", _token_rows(file)
     elif "is_prefill" in file.columns:
-        needed, rows = (*SHAPE, *ATTENTION_SHAPE), _attention_rows(file)
+        kind, rows = "attention", _attention_rows(file)
     elif "collective" in file.columns:
-        needed, rows = COLLECTIVE_SHAPE, _collective_rows(file)
+        kind, rows = "collective", _collective_rows(file)
     else:
         raise InputError(f"{path} is none of Vidur's profiles", "mlp.csv, attention.csv, all_reduce.csv, send_recv.csv")
-    require_columns(path, list(file.columns), needed)
+    require_columns(path, list(file.columns), COLUMNS["needed"][kind])
     return tables_from(rows, f"{name}, Vidur's {path.name}")
 
 

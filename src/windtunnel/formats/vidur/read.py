@@ -2,8 +2,10 @@
 
 import random
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.formats.parsing import decode_json
+from windtunnel.schema import read_yaml
 from windtunnel.units import GIB
 from windtunnel.workload.generate.requests import RequestArrays
 
@@ -165,13 +168,11 @@ def plan_memory(config: VidurConfig) -> VidurMemory:
     return VidurMemory(min(max_batch, scheduler.batch_size_cap), num_blocks, per_request)
 
 
-TOKEN_OPERATORS = (
-    *("attn_pre_proj", "attn_post_proj", "attn_rope", "mlp_up_proj", "mlp_down_proj", "mlp_act"),
-    *("input_layernorm", "post_attention_layernorm", "add"),
-)
-OPTIONAL_OPERATORS = ("post_attention_layernorm",)
-"""Operators that models with one norm in a layer (phi-2) do not have."""
-HOST_OPERATORS = ("schedule", "sampler_e2e", "prepare_inputs_e2e", "process_model_outputs", "ray_comm_time")
+COLUMNS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("columns.yaml"))
+"""Columns of Vidur's profiling data and look-up tables, by subject."""
+TOKEN_OPERATORS: Sequence[str] = COLUMNS["layer_operators"]
+OPTIONAL_OPERATORS: Sequence[str] = COLUMNS["optional_operators"]
+HOST_OPERATORS: Sequence[str] = COLUMNS["host_operators"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.formats.timeline.file import Event, write_events
-from windtunnel.serving.run import LoopRun, Trail
+from windtunnel.serving.run import LoopRun
+from windtunnel.serving.state.per_request import Trail
 
 
 def chrome_events(run: LoopRun) -> Iterator[Event]:

@@ -17,23 +17,9 @@ from windtunnel.errors import InputError
 from windtunnel.lab.servers import OFFLINE, EngineServer
 from windtunnel.lab.stepped import OVERHEAD_TOKENS, EngineStep
 from windtunnel.lab.timing import Stopwatch
+from windtunnel.schema import read_yaml
 
-MODULES: Mapping[str, str] = {
-    "embed_tokens": "embedding",
-    "input_layernorm": "input_norm",
-    "qkv_proj": "qkv_proj",
-    "k_norm": "qk_norm",
-    "rotary_emb": "rope",
-    "attn": "attention",
-    "o_proj": "o_proj",
-    "post_attention_layernorm": "post_attention_norm",
-    "gate_up_proj": "gate_up_proj",
-    "act_fn": "activation",
-    "down_proj": "down_proj",
-    "norm": "final_norm",
-    "gate": "router",
-    "experts": "experts",
-}
+MODULES: Mapping[str, str] = read_yaml(Path(__file__).with_name("vllm.yaml"))
 """Last name of a module of vLLM's models -> the launch that ends when it returns."""
 
 ENVIRONMENT: Mapping[str, str] = {

@@ -1,8 +1,8 @@
 """Run one experiment's model in this process and record it, as a result folder's `inference_script.py` does.
 
 All requests have the same prompt, come at once and are answered in one batch: a prefill step, then a decode step a
-token, each inside a range that names its batch (`formats/captures/step_names.py`), every module inside a range of its
-own name. Tokens that would end an answer are passed over, so that answers have the requested length.
+token, each inside a range that names its batch (`formats/captures/step_operators.py`), every module inside a range of
+its own name. Tokens that would end an answer are passed over, so that answers have the requested length.
 """
 
 import json
@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import WindtunnelError
-from windtunnel.formats.captures.step_names import MEASURED
-from windtunnel.lab.experiments.models import uses_cuda
-from windtunnel.lab.experiments.runners import ModelRunner, StepClock, transformers_runner, vllm_runner
+from windtunnel.formats.captures.step_operators import MEASURED
+from windtunnel.lab.experiments.runners import ModelRunner, StepClock, transformers_runner, uses_cuda, vllm_runner
 from windtunnel.lab.experiments.schema import CONFIG, METRICS, REQUESTS, STEPS, TRACE, Experiment, load_experiment
 from windtunnel.lab.profile.machine import machine, peak_memory
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table

@@ -21,12 +21,11 @@ from typing import Any
 
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError, unwritable
 from windtunnel.files import csv_text, write_text
-from windtunnel.formats.captures.capture import KERNEL, Capture, within
+from windtunnel.formats.captures.capture import KERNEL, Capture, read_capture, within
 from windtunnel.formats.captures.kernel_names import short_name
 from windtunnel.formats.captures.kernel_time import kernel_time
-from windtunnel.formats.captures.read import read_capture
-from windtunnel.formats.captures.scrub import scrub_nsys
-from windtunnel.formats.captures.step_names import MEASURED
+from windtunnel.formats.captures.nsys import scrub_nsys
+from windtunnel.formats.captures.step_operators import MEASURED
 from windtunnel.formats.captures.write import (
     as_json,
     capture_document,
@@ -35,7 +34,7 @@ from windtunnel.formats.captures.write import (
     kernel_rows,
     write_kernels,
 )
-from windtunnel.lab.experiments.models import model_folder
+from windtunnel.lab.experiments.runners import model_folder
 from windtunnel.lab.experiments.schema import (
     CONFIG,
     KERNELS,

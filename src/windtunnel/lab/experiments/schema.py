@@ -20,6 +20,7 @@ from windtunnel.schema import (
     encode,
     parse_yaml,
     read_table,
+    read_yaml,
     set_path,
 )
 
@@ -135,16 +136,11 @@ def save_experiment(experiment: Experiment, path: Path) -> None:
     path.write_text(yaml.safe_dump(encode(experiment), sort_keys=False, width=120), encoding="utf-8")
 
 
-PRESETS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
-    "quick": {"batch_size": (1, 2), "max_tokens": (50, 100)},
-    "comprehensive": {
-        "batch_size": (1, 2, 4, 8),
-        "max_tokens": (50, 100, 200, 500),
-        "temperature": (0.1, 0.5, 0.7, 1.0),
-    },
-    "scaling": {"batch_size": (1, 2, 4, 8, 16), "tensor_parallel_size": (1, 2, 4)},
+PRESETS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    name: {field: tuple(values) for field, values in sweep.items()}
+    for name, sweep in read_yaml(Path(__file__).with_name("presets.yaml")).items()
 }
-"""Name -> fields and values of a sweep: the presets of the public llm_profiling project."""
+"""Name -> fields and values of a sweep."""
 
 
 def parse_sweep(text: str) -> dict[str, tuple[Any, ...]]:

@@ -16,7 +16,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import Device
 from windtunnel.lab.timing import stopwatch
 from windtunnel.pricing.roofline import CPU
-from windtunnel.schema import encode
+from windtunnel.schema import encode, read_yaml
 from windtunnel.units import format_bytes
 
 GEMM_SIZES = {"cpu": 1024, "cuda": 8192}
@@ -25,19 +25,8 @@ COPY_BYTES = 1 << 28
 BEST_OF = 5
 UNKNOWN_CACHE_BYTES = 32 << 20
 
-ARCHITECTURES = {
-    70: "volta",
-    75: "turing",
-    80: "ampere",
-    86: "ampere",
-    87: "ampere",
-    89: "ada",
-    90: "hopper",
-    **dict.fromkeys((100, 103, 110, 120, 121), "blackwell"),
-}
-"""Compute capability -> architecture in the catalog (NVIDIA, CUDA C++ Programming Guide, compute capabilities)."""
-AMD_ARCHITECTURES = {"gfx90a": "cdna2", "gfx942": "cdna3", "gfx950": "cdna4"}
-"""LLVM target -> architecture in the catalog (ROCm documentation, GPU hardware specifications)."""
+NAMES: Mapping[str, Mapping[Any, str]] = read_yaml(Path(__file__).with_name("machine.yaml"))
+"""Names of architectures and of methods, by vendor and by clock."""
 MEMORY_TOLERANCE = 0.1
 """Relative tolerance of memory sizes: drivers and error correction take some; other boards of a chip differ more."""
 
@@ -99,10 +88,10 @@ def _cuda_figures() -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(0)
     if torch.version.hip:
         target = properties.gcnArchName.partition(":")[0]
-        vendor, architecture = "amd", AMD_ARCHITECTURES.get(target, target)
+        vendor, architecture = "amd", NAMES["amd"].get(target, target)
     else:
         capability = 10 * properties.major + properties.minor
-        vendor, architecture = "nvidia", ARCHITECTURES.get(capability, f"sm_{capability}")
+        vendor, architecture = "nvidia", NAMES["nvidia"].get(capability, f"sm_{capability}")
     return {
         "title": properties.name,
         "vendor": vendor,
@@ -196,13 +185,7 @@ def provenance_of(device: Device, torch_device: str, clock: str) -> dict[str, st
     about = {
         "device": device.name,
         "device_title": device.title,
-        "method": {
-            "cpu_time": "CPU time between operators of a real forward",
-            "wall": "wall time between operators of a real forward",
-            "cuda_event": "CUDA events between operators of a real forward, kernels queued ahead",
-            "cuda_graph": "CUDA events between operators of a real forward replayed as a graph",
-            "kineto": "kernel times of torch.profiler, by operator of a real forward",
-        }[clock],
+        "method": NAMES["methods"][clock],
         "clock": clock,
         "num_threads": str(torch.get_num_threads()),
         "torch": torch.__version__,

@@ -8,23 +8,14 @@ import yaml
 
 from windtunnel.formats.vidur.profiles import Cell, VidurRow
 from windtunnel.lab.stepped import HostSample
-from windtunnel.schema import encode
+from windtunnel.schema import encode, read_yaml
 from windtunnel.serving.calibration import Calibration, Provenance
 from windtunnel.serving.deployment import HostOverheads
 
 CALIBRATION = "calibration.yaml"
 
-VIDUR_COLUMNS: Mapping[str, str] = {
-    "schedule": "schedule_s",
-    "sampler_launch": "",
-    "sampler_e2e": "",
-    "prepare_inputs_launch": "",
-    "prepare_inputs_e2e": "prepare_s",
-    "model_execution_launch": "",
-    "model_execution_e2e": "",
-    "process_model_outputs": "process_s",
-}
-"""Column of Vidur's `cpu_overheads.csv` -> part of a sample; here sampling is an operator."""
+VIDUR_COLUMNS: Mapping[str, str] = read_yaml(Path(__file__).with_name("overheads.yaml"))
+"""Column of Vidur's `cpu_overheads.csv` -> part of a sample."""
 
 
 def fit_overheads(samples: Sequence[HostSample]) -> HostOverheads:

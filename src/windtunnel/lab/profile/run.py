@@ -25,7 +25,6 @@ from windtunnel.lab.engines.vllm import version as vllm_version
 from windtunnel.lab.profile.attention import attention_version, check_attention
 from windtunnel.lab.profile.collectives import CollectivesPlan, TimedCollective, collective_tables
 from windtunnel.lab.profile.compute import Extent, Progress, Stepper, TimeBudget, measure_steps, operator_tables
-from windtunnel.lab.profile.journal import Journal, read_journal
 from windtunnel.lab.profile.machine import (
     device_of,
     free_memory_bytes,
@@ -35,7 +34,7 @@ from windtunnel.lab.profile.machine import (
     write_device,
 )
 from windtunnel.lab.profile.overheads import overheads_rows, write_overheads
-from windtunnel.lab.profile.samples import MeasuredStep
+from windtunnel.lab.profile.samples import Journal, MeasuredStep, read_journal
 from windtunnel.lab.profile.torch_steps import require_torch, torch_steppers
 from windtunnel.lab.profile.vllm_steps import vllm_steppers
 from windtunnel.lab.servers import engines_with

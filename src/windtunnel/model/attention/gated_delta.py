@@ -19,6 +19,7 @@ from windtunnel.model.operators import (
     Op,
     PrefillBatch,
     Size,
+    without_context,
 )
 from windtunnel.model.precision import Format
 from windtunnel.model.quantization import Names
@@ -35,6 +36,7 @@ class GatedDelta(PrefillBatch):
 
     kind: ClassVar[str] = "gated_delta"
     shares_batch: ClassVar[str | None] = "num_value_heads"
+    shown: ClassVar[str] = "{batch_text}, {num_value_heads} x {key_head_dim} x {value_head_dim}"
     measured: ClassVar[MeasuredTable | None] = MeasuredTable(
         "linear_attention",
         "gdn_perf",
@@ -74,10 +76,6 @@ class GatedDelta(PrefillBatch):
         """The convolution, two norms, gating, and the six of `chunk_gated_delta_rule_fwd` (flash-linear-attention 0.3,
         which vLLM and SGLang carry)."""
         return 10
-
-    @property
-    def text(self) -> str:
-        return f"{self.batch_text}, {self.num_value_heads} x {self.key_head_dim} x {self.value_head_dim}"
 
 
 class GatedDeltaAttention(Schema, Attention, tag="gated_delta", tag_field="type"):
@@ -152,7 +150,7 @@ class GatedDeltaAttention(Schema, Attention, tag="gated_delta", tag_field="type"
         yield Launch("gated_delta_decode", core)
 
     def prefill_launches(self, shard: Shard, batch: Size, num_tokens: Size) -> Iterator[Launch]:
-        yield Launch("gated_delta_prefill", self.core(shard.tp, batch, num_tokens))
+        yield Launch("gated_delta_prefill", self.core(shard.tp, *without_context(batch, num_tokens)))
 
     def core(self, tp: int, batch: Size, num_tokens: Size, decode: bool = False) -> GatedDelta:
         """Return the core on one of `tp` ranks."""

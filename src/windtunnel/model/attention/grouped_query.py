@@ -21,6 +21,7 @@ SQUARES_BYTES = 8.0
 class GroupedQueryHeads:
     """Heads of softmax attention, of which `num_heads / num_kv_heads` share a key and a value."""
 
+    shown: ClassVar[str] = "{batch_text}, {num_heads}/{num_kv_heads} x {head_dim} {kv_format}{window_text}"
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -29,9 +30,8 @@ class GroupedQueryHeads:
     kv_format: Format = Format.BF16
 
     @property
-    def heads_text(self) -> str:
-        window = f", window {self.window_tokens}" if self.window_tokens else ""
-        return f"{self.num_heads}/{self.num_kv_heads} x {self.head_dim} {self.kv_format}{window}"
+    def window_text(self) -> str:
+        return f", window {self.window_tokens}" if self.window_tokens else ""
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,6 @@ class PrefillAttention(GroupedQueryHeads, PrefillBatch):
         key_and_value = 2 * self.num_kv_heads * self.head_dim * BITS[self.kv_format] / 8
         return self.batch * self.num_tokens * query_and_output + self.context_tokens * key_and_value
 
-    @property
-    def text(self) -> str:
-        return f"{self.batch_text}, {self.heads_text}"
-
 
 @dataclass(frozen=True)
 class DecodeAttention(GroupedQueryHeads, DecodeBatch):
@@ -80,10 +76,6 @@ class DecodeAttention(GroupedQueryHeads, DecodeBatch):
     def num_bytes(self) -> Size:
         cached = 2 * self.seen_tokens * self.num_kv_heads * self.head_dim * BITS[self.kv_format] / 8
         return self.batch * (cached + 2 * self.num_heads * self.head_dim * BF16_BYTES)
-
-    @property
-    def text(self) -> str:
-        return f"{self.batch_text}, {self.heads_text}"
 
 
 class GroupedQueryAttention(Schema, Attention, tag="grouped_query", tag_field="type"):

@@ -38,6 +38,7 @@ class LatentPrefillAttention(PrefillBatch):
 
     kind: ClassVar[str] = "latent_prefill_attention"
     shares_batch: ClassVar[str | None] = "num_heads"
+    shown: ClassVar[str] = "{batch_text}, {num_heads} x {qk_head_dim}/{v_head_dim} {kv_format}"
     num_heads: int
     qk_head_dim: int
     v_head_dim: int
@@ -51,10 +52,6 @@ class LatentPrefillAttention(PrefillBatch):
     def num_bytes(self) -> Size:
         width = (self.qk_head_dim + self.v_head_dim) * self.num_heads * BF16_BYTES
         return (self.batch * self.num_tokens + self.context_tokens) * width
-
-    @property
-    def text(self) -> str:
-        return f"{self.batch_text}, {self.num_heads} x {self.qk_head_dim}/{self.v_head_dim} {self.kv_format}"
 
 
 @dataclass(frozen=True)
@@ -97,6 +94,7 @@ class SparseLatent(Op):
     attention to the `top_k` best tokens (DeepSeek-V3.2, arXiv:2512.02556).
     """
 
+    shown: ClassVar[str] = "{batch_text}, {num_heads} of the best {top_k} {kv_format}"
     num_heads: int
     kv_lora_rank: int
     rope_head_dim: int
@@ -161,10 +159,6 @@ class SparseLatent(Op):
         """Bytes of one cached token as the indexer reads it: a key in fp8 and its scale."""
         return self.index_head_dim + 4.0
 
-    @property
-    def chosen_text(self) -> str:
-        return f"{self.num_heads} of the best {self.top_k} {self.kv_format}"
-
 
 @dataclass(frozen=True)
 class SparseLatentPrefill(SparseLatent, PrefillBatch):
@@ -192,10 +186,6 @@ class SparseLatentPrefill(SparseLatent, PrefillBatch):
         moved = self.batch * self.num_tokens * self.bytes_per_query
         return self.weight_bytes + moved + self.context_tokens * (self.kept_bytes + self.scored_bytes)
 
-    @property
-    def text(self) -> str:
-        return f"{self.batch_text}, {self.chosen_text}"
-
 
 @dataclass(frozen=True)
 class SparseLatentDecode(SparseLatent, DecodeBatch):
@@ -220,10 +210,6 @@ class SparseLatentDecode(SparseLatent, DecodeBatch):
         kept = np.minimum(self.context_tokens, self.top_k) * self.kept_bytes
         cached = kept + self.context_tokens * self.scored_bytes
         return self.weight_bytes + self.batch * (cached + self.bytes_per_query)
-
-    @property
-    def text(self) -> str:
-        return f"{self.batch_text}, {self.chosen_text}"
 
 
 class Indexer(Schema):
@@ -349,16 +335,7 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
             sparse = SparseLatentDecode(**self._sparse(shard, self.indexer), batch=batch, context_tokens=context_tokens)
             yield Launch("sparse_latent_attention_decode", sparse)
             return
-        core = LatentDecodeAttention(
-            batch=batch,
-            context_tokens=context_tokens,
-            num_heads=self.num_heads // shard.tp,
-            kv_lora_rank=self.kv_lora_rank,
-            rope_head_dim=self.qk_rope_head_dim,
-            qk_nope_head_dim=self.qk_nope_head_dim,
-            v_head_dim=self.v_head_dim,
-            kv_format=shard.precision.kv_cache,
-        )
+        core = LatentDecodeAttention(**self._absorbed(shard), batch=batch, context_tokens=context_tokens)
         yield Launch("latent_attention_decode", core)
 
     def prefill_launches(self, shard: Shard, batch: Size, num_tokens: Size) -> Iterator[Launch]:
@@ -380,20 +357,25 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         )
         yield Launch("latent_attention_prefill", core)
 
-    def _sparse(self, shard: Shard, indexer: Indexer) -> dict[str, Any]:
-        """Return the dimensions that prefill and decode share; the indexer is not split over `tp`."""
+    def _absorbed(self, shard: Shard) -> dict[str, Any]:
+        """Return the dimensions of attention whose queries meet the compressed cache, on one rank."""
         return {
             "num_heads": self.num_heads // shard.tp,
             "kv_lora_rank": self.kv_lora_rank,
             "rope_head_dim": self.qk_rope_head_dim,
             "qk_nope_head_dim": self.qk_nope_head_dim,
             "v_head_dim": self.v_head_dim,
+            "kv_format": shard.precision.kv_cache,
+        }
+
+    def _sparse(self, shard: Shard, indexer: Indexer) -> dict[str, Any]:
+        """Return the dimensions that prefill and decode share; the indexer is not split over `tp`."""
+        return self._absorbed(shard) | {
             "hidden_size": shard.model.hidden_size,
             "q_lora_rank": self.q_lora_rank or 0,
             "index_num_heads": indexer.num_heads,
             "index_head_dim": indexer.head_dim,
             "top_k": indexer.top_k,
-            "kv_format": shard.precision.kv_cache,
         }
 
     def bytes_per_token(self, shard: Shard) -> float:

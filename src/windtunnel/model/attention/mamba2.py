@@ -21,6 +21,7 @@ from windtunnel.model.operators import (
     Op,
     PrefillBatch,
     Size,
+    without_context,
 )
 from windtunnel.model.quantization import Names
 from windtunnel.model.shape import Attention, Shard
@@ -48,6 +49,7 @@ class CausalConvolution(PrefillBatch):
         {"num_channels": _num_channels, "kernel_size": itemgetter("d_conv")},
         {"batch": "batch_size", "num_tokens": "seq_len"},
     )
+    shown: ClassVar[str] = "{batch_text}, {num_channels} channels"
     num_channels: int
     kernel_size: int
     decode: bool = False
@@ -61,10 +63,6 @@ class CausalConvolution(PrefillBatch):
         looked_back_on = 2 * (self.kernel_size - 1)
         return self.batch * (2 * self.num_tokens + looked_back_on) * self.num_channels * BF16_BYTES
 
-    @property
-    def text(self) -> str:
-        return f"{self.batch_text}, {self.num_channels} channels"
-
 
 @dataclass(frozen=True)
 class StateSpaceScan(PrefillBatch):
@@ -76,6 +74,7 @@ class StateSpaceScan(PrefillBatch):
 
     kind: ClassVar[str] = "state_space_scan"
     shares_batch: ClassVar[str | None] = "num_heads"
+    shown: ClassVar[str] = "{batch_text}, {num_heads} x {head_dim} x {state_size}"
     num_heads: int
     head_dim: int
     num_groups: int
@@ -108,10 +107,6 @@ class StateSpaceScan(PrefillBatch):
     @property
     def num_kernels(self) -> int:
         return 1 if self.decode else 5
-
-    @property
-    def text(self) -> str:
-        return f"{self.batch_text}, {self.num_heads} x {self.head_dim} x {self.state_size}"
 
 
 class Mamba2(Schema, Attention, tag="mamba2", tag_field="type"):
@@ -197,7 +192,7 @@ class Mamba2(Schema, Attention, tag="mamba2", tag_field="type"):
         yield from self._core(shard, batch, 1.0 + 0.0 * context_tokens, "decode")
 
     def prefill_launches(self, shard: Shard, batch: Size, num_tokens: Size) -> Iterator[Launch]:
-        yield from self._core(shard, batch, num_tokens, "prefill")
+        yield from self._core(shard, *without_context(batch, num_tokens), "prefill")
 
     def _core(self, shard: Shard, batch: Size, num_tokens: Size, phase: str) -> Iterator[Launch]:
         is_decode, channels = phase == "decode", self._rank_channels(shard.tp)

@@ -201,6 +201,10 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
                 yield replace(launch, adds=adds)
         if parallelism.attention_dp > 1:
             yield Launch("combine_reduce_scatter", shard.collective("reduce_scatter", message, ranks))
+            if shard.tp > 1:
+                # Each rank is left with its share of its group's tokens.
+                share = num_tokens * width * BF16_BYTES
+                yield Launch("tokens_all_gather", shard.collective("all_gather", share, shard.tp))
         elif ranks > 1:
             yield Launch("experts_all_reduce", shard.collective("all_reduce", message, ranks))
 

@@ -1,13 +1,16 @@
 """Run a collective on a fabric: choose its algorithm, and time it with a network backend."""
 
+import csv
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, check_known
+from windtunnel.files import read_text
 from windtunnel.network.collectives.call import (
     ALGORITHMS,
     CollectiveCall,
@@ -19,7 +22,7 @@ from windtunnel.network.collectives.closed_forms import PROTOCOL_SHARE, closed_f
 from windtunnel.network.collectives.placement import chosen_gpus, place_of
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import MOST_FLOWS, Flows, together
-from windtunnel.network.run import run_flows
+from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import BACKENDS, NetworkSettings
 
 USUAL_ALGORITHMS = {
@@ -207,3 +210,24 @@ def flows_like(
     algorithm = run.algorithm if has_flows else USUAL_ALGORITHMS[run.op]
     flows: Flows = ALGORITHMS.get(algorithm).flows(call)
     return flows, algorithm
+
+
+def read_traffic(path: Path, num_ranks: int) -> NDArray[np.int64]:
+    """Read (num_ranks, num_ranks) bytes from each rank to each other.
+
+    Raises:
+        InputError: the file cannot be read, has another shape, or a field is no number of bytes; names file and line.
+    """
+    rows = []
+    for number, row in enumerate(csv.reader(read_text(path).splitlines()), start=1):
+        if not row:
+            continue
+        if len(row) != num_ranks:
+            raise InputError(f"{path}, line {number}: {len(row)} columns; {num_ranks} ranks need {num_ranks}")
+        bad = next((field for field in row if not field.strip().isdecimal()), None)
+        if bad is not None:
+            raise InputError(f"{path}, line {number}: {bad!r} is not a whole number of bytes")
+        rows.append([int(field) for field in row])
+    if len(rows) != num_ranks:
+        raise InputError(f"{path}: {len(rows)} rows; {num_ranks} ranks need {num_ranks}")
+    return np.array(rows, np.int64)

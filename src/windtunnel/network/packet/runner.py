@@ -1,6 +1,10 @@
-"""Run the compiled packet loop, and enlarge its tables when they are full."""
+"""Run the compiled packet loop, and enlarge its tables when they are full.
 
-from dataclasses import dataclass
+Flows that cannot influence each other run part by part, and one of equivalent parts for all.
+"""
+
+import hashlib
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -8,8 +12,9 @@ from numpy.typing import NDArray
 
 from windtunnel.compiled.calendar import new_clock
 from windtunnel.network.flows import children_of
-from windtunnel.network.packet.kernel import loop, state
+from windtunnel.network.packet.kernel import codes, groups, loop, state
 from windtunnel.network.packet.tables import Ints, PacketTables, Table
+from windtunnel.network.packet.tie_breaking import places
 
 WHEEL_PS = 2**23
 """One turn of the calendar: 8 us, more than a hop or a launch takes."""
@@ -60,14 +65,17 @@ def _state(tables: PacketTables, traced: NDArray[np.int32]) -> state.PacketState
     """Return the loop's state before the first event; its free tables are large enough for small runs."""
     flows: Table = tables.flows.copy()
     queues: Table = np.zeros(int(flows.queue.max(initial=0)) + 1, state.SEND_QUEUE).view(np.recarray)
-    queues.first = state.NONE
+    queues.first = codes.NONE
     children_start, children = children_of(tables.parent_ptr, tables.parent)
     settings = tables.settings._replace(most_children=int(np.diff(children_start).max(initial=0)))
     connections = _free_list(state.CONNECTION, min(len(flows), 256) + 1)
     packets = _free_list(state.PACKET, 512)
+    fresh: Table = np.zeros(1, state.CONNECTION).view(np.recarray)
+    fresh.alpha = fresh.utilisation = 1.0
+    fresh.first_mark_ps = fresh.refused_byte = -1
     counters: Table = np.zeros(1, state.COUNTERS).view(np.recarray)
     counters.num_free_connections, counters.num_free_packets = len(connections), len(packets)
-    is_hpcc = settings.congestion == state.HPCC
+    is_hpcc = settings.congestion == codes.HPCC
     hops = int(np.diff(tables.routes.paths).max(initial=1)) if is_hpcc else 1
     num_rows = TRACE_ROWS if settings.trace_interval_ps else 1
     num_buckets = min(MOST_BUCKETS, 1 << max(12, int(np.ceil(np.log2(4 * len(tables.links))))))
@@ -84,6 +92,7 @@ def _state(tables: PacketTables, traced: NDArray[np.int32]) -> state.PacketState
         children=children,
         routes=tables.routes,
         connections=connections,
+        fresh_connection=fresh,
         packets=packets,
         counters=counters,
         stamps=np.zeros((len(packets) if is_hpcc else 1, hops), state.STAMP).view(np.recarray),
@@ -96,7 +105,7 @@ def _state(tables: PacketTables, traced: NDArray[np.int32]) -> state.PacketState
 
 def _more(lack: int, run: state.PacketState) -> state.PacketState:
     """Double the events, packets or connections, whichever the loop lacks, and the tables that go with them."""
-    is_hpcc = run.settings.congestion == state.HPCC
+    is_hpcc = run.settings.congestion == codes.HPCC
     if lack == loop.MORE_EVENTS:
         events = _grown(run.clock.events, run.clock.calendar, "free", "num_free")
         return run._replace(clock=run.clock._replace(events=events, heaps=_longer(run.clock.heaps, len(events))))
@@ -133,7 +142,168 @@ def _grown(table: Table, registers: Table, first: str, count: str) -> Table:
 
 
 def _sack_words(tables: PacketTables) -> int:
-    if tables.settings.recovery != state.SELECTIVE_REPEAT:
+    if tables.settings.recovery != codes.SELECTIVE_REPEAT:
         return 1
     most_packets = int(tables.flows.window_bytes.max(initial=1)) // tables.settings.payload_bytes + 2
     return most_packets // 64 + 1
+
+
+@dataclass(frozen=True, eq=False)
+class PacketPart:
+    """Flows that share no link with others, and the numbers of flows, links and nodes in the complete tables."""
+
+    tables: PacketTables
+    flows: Ints
+    links: Ints
+    nodes: Ints
+
+    def likeness(self, *, of_senders: bool) -> bytes:
+        """Return a digest: equal for parts that differ only in names, and if not `of_senders`, in order of senders."""
+        tables, links = self.tables, self.tables.links.copy()
+        links.name = 0
+        if not of_senders:
+            links.sender = 0
+        arrays = (links, tables.nodes, tables.flows, tables.channels, tables.first, tables.parent_ptr, tables.parent)
+        routes = tables.routes[:4]
+        return hashlib.sha256(b"".join(array.tobytes() for array in (*arrays, *routes))).digest()
+
+
+def run_in_parts(tables: PacketTables) -> PacketOutcome:
+    """Return the outcome of `run_tables`, part by part, and run one of equivalent parts, where that changes nothing.
+
+    It changes nothing if parts have no link, send queue or parent in common; if parts that stand for others drew no
+    random number, and take the packets of several senders in the same order, should any meet; and if no switch that
+    several parts cross comes near to pausing or dropping: all of their largest buffers together still left every port
+    a share larger than any of them.
+    """
+    parts = split(tables)
+    if len(parts) == 1:
+        return run_tables(tables)
+    outcomes: list[PacketOutcome] = []
+    outcome_of: dict[bytes, PacketOutcome] = {}
+    num_events = 0
+    for part in parts:
+        equal, similar = part.likeness(of_senders=True), part.likeness(of_senders=False)
+        outcome = outcome_of.get(equal) or outcome_of.get(similar)
+        if outcome is None:
+            outcome = run_tables(part.tables)
+            num_events += outcome.num_events
+            if outcome.num_draws == 0:
+                outcome_of[equal if outcome.num_ties else similar] = outcome
+        outcomes.append(outcome)
+    if not _is_roomy(tables, parts, outcomes):
+        return run_tables(tables)
+    return _joined(tables, parts, outcomes, num_events)
+
+
+def split(tables: PacketTables) -> list[PacketPart]:
+    """Return the parts of the tables; only one where packets choose their way."""
+    num_flows, num_links = len(tables.flows), len(tables.links) // 2
+    if tables.settings.routing != codes.ECMP or num_flows == 0:
+        return [PacketPart(tables, np.arange(num_flows), np.arange(2 * num_links), np.arange(len(tables.nodes)))]
+    num_queues = int(tables.flows.queue.max()) + 1
+    group = np.empty(num_flows + num_links + len(tables.channels) + num_queues, np.int64)
+    groups.find_groups(
+        tables.flows, tables.channels, tables.parent_ptr, tables.parent, tables.routes, num_queues, group
+    )
+    of_flow = group[:num_flows]
+    order = np.argsort(of_flow, kind="stable")
+    first = np.flatnonzero(np.diff(of_flow[order], prepend=-1))
+    if len(first) == 1:
+        return [PacketPart(tables, np.arange(num_flows), np.arange(2 * num_links), np.arange(len(tables.nodes)))]
+    return [_part(tables, flows) for flows in np.split(order, first[1:])]
+
+
+def _part(tables: PacketTables, flows: Ints) -> PacketPart:
+    """Return some flows with the links, nodes and paths that they use, numbered as they first appear."""
+    records = tables.flows[flows].copy()
+    paths, path_links, records.path = _routes(tables.routes.paths, tables.routes.path_links, records.path)
+    replies, reply_links, records.reply = _routes(tables.routes.replies, tables.routes.reply_links, records.reply)
+    records.queue = _renumbered(records.queue)[1]
+    records.follower = np.where(records.follower < 0, -1, np.searchsorted(flows, records.follower))
+    channels, reduces = tables.channels, records.channel >= 0
+    if reduces.any():
+        used_channels, records.channel[reduces] = np.unique(records.channel[reduces], return_inverse=True)
+        channels = channels[used_channels].copy()
+        channels.rank = np.searchsorted(used_channels, channels.rank)
+    pairs, position = _renumbered(np.concatenate([path_links, reply_links]) >> 1)
+    links = (2 * pairs[:, None] + np.arange(2)).ravel()
+    used = tables.links[links].copy()
+    nodes, ends = _renumbered(np.concatenate([used.source, used.target]))
+    used.source, used.target = np.split(ends, 2)
+    between = used.sender >= 0
+    used.sender[between] = places(used.target[between], used.sender[between])
+    path_links = 2 * position[: len(path_links)] + (path_links & 1)
+    reply_links = 2 * position[len(path_links) :] + (reply_links & 1)
+    num_parents = tables.parent_ptr[flows + 1] - tables.parent_ptr[flows]
+    parent_ptr = np.concatenate([[0], np.cumsum(num_parents)])
+    parents = np.repeat(tables.parent_ptr[flows] - parent_ptr[:-1], num_parents) + np.arange(parent_ptr[-1])
+    part = replace(
+        tables,
+        links=used,
+        nodes=tables.nodes[nodes].copy(),
+        flows=records,
+        channels=channels,
+        first=np.searchsorted(flows, tables.first[np.isin(tables.first, flows)]),
+        parent_ptr=parent_ptr,
+        parent=np.searchsorted(flows, tables.parent[parents]).astype(np.int32),
+        routes=tables.routes._replace(
+            paths=paths,
+            path_links=path_links.astype(np.int32),
+            replies=replies,
+            reply_links=reply_links.astype(np.int32),
+        ),
+    )
+    return PacketPart(part, flows, links, nodes)
+
+
+def _renumbered(values: NDArray[np.integer]) -> tuple[Ints, Ints]:
+    """Return the distinct values in the order of their first appearance, and each value's position among them."""
+    distinct, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return distinct[order].astype(np.int64), rank[inverse]
+
+
+def _routes(
+    pointer: NDArray[np.integer], links: NDArray[np.integer], used: NDArray[np.int32]
+) -> tuple[Ints, Ints, Ints]:
+    """Return the used paths alone: pointers, links, and the path of each flow."""
+    kept, which = _renumbered(used)
+    lengths = pointer[kept + 1] - pointer[kept]
+    start = np.concatenate([[0], np.cumsum(lengths)])
+    positions = np.repeat(pointer[kept] - start[:-1], lengths) + np.arange(start[-1])
+    return start, links[positions].astype(np.int64), which
+
+
+def _is_roomy(tables: PacketTables, parts: list[PacketPart], outcomes: list[PacketOutcome]) -> bool:
+    """Whether buffers that several parts share could never have paused or dropped."""
+    num_parts = np.zeros(len(tables.nodes), np.int64)
+    total, largest = np.zeros_like(num_parts), np.zeros_like(num_parts)
+    for part, outcome in zip(parts, outcomes, strict=True):
+        num_parts[part.nodes] += 1
+        total[part.nodes] += outcome.nodes.most_shared_bytes
+        largest[part.nodes] = np.maximum(largest[part.nodes], outcome.nodes.most_shared_bytes)
+    packet_bytes = tables.settings.payload_bytes + tables.settings.header_bytes
+    shift = int(tables.links.pfc_shift.max(initial=0))
+    shared = (num_parts > 1) & (tables.nodes.kind == codes.SWITCH)
+    share = (tables.nodes.shared_limit_bytes - total) >> shift
+    return bool((largest[shared] + packet_bytes < share[shared]).all())
+
+
+def _joined(
+    tables: PacketTables, parts: list[PacketPart], outcomes: list[PacketOutcome], num_events: int
+) -> PacketOutcome:
+    links, nodes, flows = tables.links.copy(), tables.nodes.copy(), tables.flows.copy()
+    kept = ("name", "source", "target")
+    for part, outcome in zip(parts, outcomes, strict=True):
+        for name in links.dtype.names:
+            if name not in kept:
+                links[name][part.links] = outcome.links[name]
+        for name in ("start_ps", "sent_ps", "finish_ps"):
+            flows[name][part.flows] = outcome.flows[name]
+        nodes.most_shared_bytes[part.nodes] += outcome.nodes.most_shared_bytes
+    counts = {name: sum(getattr(outcome, name) for outcome in outcomes) for name in COUNTED}
+    counts["num_events"] = num_events
+    return PacketOutcome(links, nodes, flows, np.zeros((0, 1), np.int64), **counts)

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import WindtunnelError
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import Flows
-from windtunnel.network.packet.parts import run_in_parts
-from windtunnel.network.packet.runner import PacketOutcome, run_tables
+from windtunnel.network.packet.runner import PacketOutcome, run_in_parts, run_tables
 from windtunnel.network.packet.tables import PS_PER_S, Floats, Ints, picoseconds, tables_of
 from windtunnel.network.packet_settings import SIMAI_PACKETS, PacketSettings
 from windtunnel.network.paths import FlowTimes

@@ -11,7 +11,7 @@ from windtunnel.compiled.calendar import MOST_SENDERS
 from windtunnel.errors import InputError
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Flows, flows_of
-from windtunnel.network.packet.kernel import groups, state
+from windtunnel.network.packet.kernel import codes, groups, state
 from windtunnel.network.packet.tie_breaking import begin_order, partitions, senders
 from windtunnel.network.packet_settings import GBPS, PacketSettings
 from windtunnel.network.paths import Paths, find_paths, followers, graph_of, send_delay_s
@@ -61,7 +61,7 @@ def tables_of(fabric: Fabric, flows: Flows, settings: NetworkSettings, packet: P
     records = _flow_table(fabric, flows, settings, packet, paths, replies, rows)
     records.channel, channels = _channels(fabric, flows, settings)
     first = np.flatnonzero(records.parents_left == 0)
-    links.sender = state.NONE
+    links.sender = codes.NONE
     if settings.compat == "simai" and len(flows):
         partition = partitions(fabric)
         first = begin_order(partition, flows, first)
@@ -90,17 +90,17 @@ def _kernel_settings(settings: NetworkSettings, packet: PacketSettings, is_lossy
     """Return the loop's settings; those with the name of a field of `packet` take its value, times in picoseconds."""
     is_simai = settings.compat == "simai"
     congestion = {
-        "none": state.UNCONTROLLED,
-        "dcqcn": state.DCQCN,
-        "hpcc": state.HPCC,
-        "timely": state.TIMELY,
-        "dctcp": state.DCTCP,
+        "none": codes.UNCONTROLLED,
+        "dcqcn": codes.DCQCN,
+        "hpcc": codes.HPCC,
+        "timely": codes.TIMELY,
+        "dctcp": codes.DCTCP,
     }[packet.congestion]
     header_bytes = SIMAI_HEADER_BYTES if is_simai else settings.header_bytes
     header_bytes += {"hpcc": HPCC_HEADER_BYTES, "timely": TIMELY_HEADER_BYTES}.get(packet.congestion, 0)
-    routing = state.ECMP
+    routing = codes.ECMP
     if settings.routing == "spray":
-        routing = state.ADAPTIVE if packet.spray == "shortest_queue" else state.SPRAY
+        routing = codes.ADAPTIVE if packet.spray == "shortest_queue" else codes.SPRAY
     names = state.PacketKernelSettings._fields
     same = {name: getattr(packet, name) for name in packet.__struct_fields__ if name in names}
     times = {f"{name[:-2]}_ps": name for name in packet.__struct_fields__ if f"{name[:-2]}_ps" in names}
@@ -111,16 +111,9 @@ def _kernel_settings(settings: NetworkSettings, packet: PacketSettings, is_lossy
         "payload_bytes": settings.payload_bytes,
         "header_bytes": header_bytes,
         "congestion": congestion,
-        "recovery": state.SELECTIVE_REPEAT if packet.recovery == "selective_repeat" else state.GO_BACK_N,
+        "recovery": codes.SELECTIVE_REPEAT if packet.recovery == "selective_repeat" else codes.GO_BACK_N,
         "routing": routing,
         "completes_on_ack": is_simai,
-        "ack_first": packet.acks_first,
-        "has_pfc": packet.pfc,
-        "has_ecn": packet.ecn,
-        "min_rate": packet.min_rate_bytes_per_s,
-        "rate_ai": packet.rate_ai_bytes_per_s,
-        "rate_hai": packet.rate_hai_bytes_per_s,
-        "dctcp_rate_ai": packet.dctcp_rate_ai_bytes_per_s,
         "tick_ps": 1000 if is_simai else 1,
         "most_children": 0,
         "seed": settings.seed,
@@ -141,8 +134,8 @@ def _links(fabric: Fabric, packet: PacketSettings, paths: Paths) -> Table:
     links.source[::2], links.source[1::2] = fabric.link_a, fabric.link_b
     links.target[::2], links.target[1::2] = fabric.link_b, fabric.link_a
     for name in ("control_first", "control_last", "queue_first", "queue_last", "turns", "next_turns"):
-        links[name] = state.NONE
-    links.last_turn = state.NONE
+        links[name] = codes.NONE
+    links.last_turn = codes.NONE
     links.name = np.arange(len(links))
     links.error_fraction = np.repeat(fabric.error_fraction, 2)
     links.pfc_shift = packet.pfc_shift

@@ -143,8 +143,8 @@ kernel is the one for long contexts whatever is decoded then. Timed alone it is 
 sequences with 16 query heads and one of keys take 11.6, 25.6 and 12.8 us at 255, 511 and 1,023 keys on H100."""
 
 
-def no_slower_than_longer(collection: Collection, rows: Rows, numbers: tuple[str, ...]) -> Rows:
-    """Return decode attention that takes no longer than the same batch over more keys, times `HICCUP`.
+def sound_latency(engine: str, rows: Rows, numbers: tuple[str, ...]) -> Floats:
+    """Return the milliseconds of decode attention, no longer than the same batch over more keys takes, times `HICCUP`.
 
     Without `HICCUP` where the engine runs the kernel for more keys (`BELIEVED`).
     """
@@ -156,5 +156,4 @@ def no_slower_than_longer(collection: Collection, rows: Rows, numbers: tuple[str
     least = np.empty_like(latency)
     for curve in np.split(order, starts):
         least[curve] = np.minimum.accumulate(latency[curve][::-1])[::-1]
-    believed = BELIEVED.get(collection.engine, HICCUP)
-    return rows.with_latency(np.where(latency > believed * least, least, latency))
+    return np.where(latency > BELIEVED.get(engine, HICCUP) * least, least, latency)

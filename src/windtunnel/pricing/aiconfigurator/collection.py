@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
+from windtunnel.pricing.aiconfigurator.published import dated, is_newer
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import Floats, MeasurementTable, as_numpy, numeric_column, read_parquet, require_columns
 from windtunnel.schema import read_yaml
@@ -52,6 +53,8 @@ class Place:
     folder: Path
     engine: str
     version: str
+    wheel: str = ""
+    """Wheel that it was fetched from, and its date; empty of the installed package."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,15 @@ class Rows:
         """Return the rows with other latencies, in milliseconds."""
         return replace(self, columns={**self.columns, "latency": latency})
 
+    def sound(self, latency: Floats) -> Rows:
+        """Return the rows with other latencies, without those that lose theirs (NaN)."""
+        lost = np.isnan(latency) & ~np.isnan(self.columns["latency"])
+        return self.with_latency(latency).take(~lost)
+
+
+Texts = Mapping[str, tuple[NDArray[Any], list[str]]]
+"""Column of words -> each row's word, as a number, and the words by number."""
+
 
 @dataclass(frozen=True)
 class KernelChoices:
@@ -101,8 +113,8 @@ class KernelChoices:
     """One of `DISTRIBUTIONS`."""
     moe_backend: str | None = None
     """One of `MOE_BACKENDS`, the kernels that compute experts; None takes the fastest measured."""
-    fused_all_reduce: bool = False
-    """Whether FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called where it is the fastest."""
+    fused_all_reduce_bytes: float = 0.0
+    """Message up to which FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called where it is the fastest."""
     attention_backend: str | None = None
     """One of `ATTENTION_BACKENDS`; None takes the kernels that the engine itself chose."""
 
@@ -118,8 +130,16 @@ class Collection(KernelChoices):
     engine: str
     version: str
     roofline: Roofline
+    fetched: Mapping[str, Path] = field(default_factory=dict)
+    """Wheel -> the folder of this system in it, of fetched tables; the engine's own alone are read."""
     read: dict[tuple[str, ...], MeasurementTable | None] = field(default_factory=dict)
     """Tables that were already read, by kind and words."""
+    files: dict[Place, tuple[Rows, Texts]] = field(default_factory=dict)
+    """Files of experts, kept while one table is made from them."""
+
+    def of(self, engine: str) -> Collection:
+        """Return the files as another engine's newest version sees them: releases of two engines do not compare."""
+        return self if engine == self.engine else replace(self, engine=engine, version=NEWEST, fetched={})
 
     def places(self, family: str, table: str) -> Iterator[Place]:
         """Yield the folders that hold `table`, the best first.
@@ -129,11 +149,23 @@ class Collection(KernelChoices):
         """
         for engine in dict.fromkeys((self.engine, *ENGINES)):
             versions = self._versions(family, engine, table)
-            newest_first = sorted(versions, key=version_key, reverse=True)
+            places = {version: Place(folder, engine, folder.name) for version, folder in versions.items()}
+            if engine == self.engine:
+                places = {**self._fetched(family, table), **places}
+            newest_first = sorted(places, key=version_key, reverse=True)
             if engine == self.engine:
                 newest_first.sort(key=lambda name: _distance(version_key(name), version_key(self.version)))
-            for version in newest_first:
-                yield Place(versions[version], engine, versions[version].name)
+            yield from (places[version] for version in newest_first)
+
+    def _fetched(self, family: str, table: str) -> dict[str, Place]:
+        """Return version -> folder of the fetched tables that pricing takes, in the newest wheel that has it."""
+        places: dict[str, Place] = {}
+        for wheel, system in self.fetched.items():
+            for folder in (path.parent for path in (system / family / self.engine).glob(f"*/{table}.parquet")):
+                version = folder.name
+                if is_newer(self.engine, version, self.version):
+                    places.setdefault(version, Place(folder, self.engine, version, dated(wheel)))
+        return places
 
     def _versions(self, family: str, engine: str, table: str) -> dict[str, Path]:
         """Return version -> folder that holds the table for it."""
@@ -152,6 +184,7 @@ class Collection(KernelChoices):
         """Return a table's name for people: its origin, main kernel, and difference from the collection's engine."""
         place = rows.place
         name = f"{self.system.name}/{family}/{place.engine}/{place.version} ({rows.main_kernel})"
+        name = f"{name} from {place.wheel}" if place.wheel else name
         if place.engine != self.engine:
             return f"{name}, in place of {self.engine}"
         return name if place.version == self.version else f"{name}, nearest to {self.version}"
@@ -175,23 +208,31 @@ def read_rows(place: Place, table: str, numbers: tuple[str, ...], words: Mapping
 
     Columns of `numbers` that end in `?` may be missing (older collections) and are then 0.
     """
+    return with_words(*read_file(place, table, numbers, tuple(words)), words)
+
+
+def with_words(rows: Rows, texts: Texts, words: Mapping[str, str]) -> Rows | None:
+    """Return the rows that have `words`; None where there are none."""
+    keep = np.ones(len(rows), dtype=bool)
+    for name, word in words.items():
+        codes, labels = texts[name]
+        keep &= codes == labels.index(word) if word in labels else False
+    return rows.take(keep) if keep.any() else None
+
+
+def read_file(place: Place, table: str, numbers: tuple[str, ...], words: tuple[str, ...]) -> tuple[Rows, Texts]:
+    """Read every row of a file, and its words; numbers as in `read_rows`."""
     path = place.folder / f"{table}.parquet"
     names = point_of(numbers)
     rows = read_parquet(path, [*names, *words, "kernel_source", "latency"], [*words, "kernel_source"])
     needed = tuple(name for name in numbers if not name.endswith("?"))
     require_columns(path, rows.column_names, (*needed, *words, "kernel_source", "latency"))
-    keep = np.ones(rows.num_rows, dtype=bool)
-    for name, word in words.items():
-        codes, labels = _codes(rows, name)
-        keep &= codes == labels.index(word) if word in labels else False
-    if not keep.any():
-        return None
     columns = {
-        name: numeric_column(rows, name, path)[keep] if name in rows.column_names else np.zeros(int(keep.sum()))
+        name: numeric_column(rows, name, path) if name in rows.column_names else np.zeros(rows.num_rows)
         for name in (*names, "latency")
     }
     codes, labels = _codes(rows, "kernel_source")
-    return Rows(columns, codes[keep], np.array(labels), place)
+    return Rows(columns, codes, np.array(labels), place), {name: _codes(rows, name) for name in words}
 
 
 def _codes(rows: Any, name: str) -> tuple[NDArray[Any], list[str]]:

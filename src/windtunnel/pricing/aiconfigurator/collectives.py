@@ -11,9 +11,11 @@ import numpy as np
 
 from windtunnel.pricing.aiconfigurator.borrowed_kernels import SAME_ALL_REDUCE
 from windtunnel.pricing.aiconfigurator.collection import HICCUP, Collection, Place, Rows, all_rows, read_rows
-from windtunnel.pricing.table import MeasurementTable
+from windtunnel.pricing.table import Floats, MeasurementTable
 from windtunnel.versions import version_key
 
+_FUSED_BY = "trtllm"
+"""Engine whose all-reduce FlashInfer has, which others call to fuse it with the norm behind it."""
 _NCCL_NAMES = {"all_to_all": "alltoall"}
 
 
@@ -21,18 +23,18 @@ def collective_table(collection: Collection, op: Any) -> MeasurementTable | None
     """Return, at every size, the fastest collective that the engine may call inside a server."""
     if op.span_nodes > 1:
         return None
-    engines = dict.fromkeys((collection.engine, *(("trtllm",) if collection.fused_all_reduce else ())))
-    sources = [collection if engine == collection.engine else replace(collection, engine=engine) for engine in engines]
+    tables = [nccl_table(collection, op), _custom_all_reduce(collection, op), _fused_all_reduce(collection, op)]
     if collection.engine in SAME_ALL_REDUCE:
         engine, version = SAME_ALL_REDUCE[collection.engine]
-        sources.append(replace(collection, engine=engine, version=version))
-    tables = [nccl_table(collection, op), *(_custom_all_reduce(source, op) for source in sources)]
+        tables.append(_custom_all_reduce(replace(collection.of(engine), version=version), op))
     parts = [part for part in tables if part is not None]
     if not parts:
         return None
     *others, last = [part.source for part in parts]
     label = f"the {'fastest' if len(parts) > 2 else 'faster'} of {', '.join(others)} and {last}" if others else last
-    return replace(functools.reduce(_faster_of, parts), source=label, steps=_steps(collection, op))
+    edge = collection.fused_all_reduce_bytes + 1.0  # from here on the fused kernel is none
+    fastest = functools.reduce(functools.partial(_faster_of, edge=edge), parts)
+    return replace(fastest, source=label, steps=_steps(collection, op))
 
 
 _ONE_SHOT_BELOW_BYTES: Mapping[str, Mapping[int, float]] = {
@@ -48,8 +50,10 @@ def _steps(collection: Collection, op: Any) -> dict[tuple[float, ...], tuple[flo
     """Return site -> message from which on the engine's all-reduce is another kernel."""
     linked = collection.roofline.device.scale_up_bytes_per_s is not None
     limits = _ONE_SHOT_BELOW_BYTES.get(collection.engine)
-    if op.op != "all_reduce" or limits is None or collection.fused_all_reduce or not linked:
+    if op.op != "all_reduce" or limits is None or not linked:
         return {}
+    if collection.fused_all_reduce_bytes > 0:
+        return {(float(ranks), 1.0): (collection.fused_all_reduce_bytes + 1.0,) for ranks in range(2, 9)}
     below = {ranks: next(size for limit, size in limits.items() if ranks <= limit) for ranks in range(3, 9)}
     return {(float(ranks), 1.0): (size,) for ranks, size in below.items()}
 
@@ -83,45 +87,77 @@ def _custom_all_reduce(collection: Collection, op: Any) -> MeasurementTable | No
     return None
 
 
-def _without_hiccups(rows: Rows) -> Rows:
-    """Leave out rows that took `HICCUP` times as long as the next smaller message and as some larger one.
+def _fused_all_reduce(collection: Collection, op: Any) -> MeasurementTable | None:
+    """Return TensorRT-LLM's all-reduce, which FlashInfer offers to other engines, up to the size that they fuse."""
+    limit, source = collection.fused_all_reduce_bytes, collection.of(_FUSED_BY)
+    if limit <= 0 or source.engine == collection.engine:
+        return None
+    table = _custom_all_reduce(source, op)
+    if table is None:
+        return None
+    small = table.axes["message_bytes"] <= limit
+    sites = {name: column[small] for name, column in table.sites.items()}
+    axes = {name: column[small] for name, column in table.axes.items()}
+    return replace(table, sites=sites, axes=axes, seconds=table.seconds[small]) if small.any() else None
 
-    Of all files that are read 15 rows did: an all-to-all of eight H100 takes 7.5 us at 8 KiB and 8.7 us at 64 KiB, but
-    16 and 17 us at 16 and 32 KiB. Where a library changes its protocol, it falls by less (1.5 times at most, vLLM's
-    all-reduce of eight B200 at 1 MiB).
+
+FALLS = 1.4
+"""A message that takes this many times as long as a larger one, and as a smaller one, takes the larger one's time.
+
+vLLM's all-reduce of eight B200 takes 9.4 us for 128 KiB, 25.8 and 26.1 for 256 and 512, and 17.2 for 1 MiB; four B200
+take 8.6 us for 256 KiB."""
+
+
+def sound_latency(rows: Rows) -> Floats:
+    """Return the milliseconds of messages: NaN for a hiccup, and the larger message's for what `FALLS`.
+
+    A hiccup took `HICCUP` times as long as the next smaller message and as some larger one. Of all files that are read
+    15 rows did: an all-to-all of eight H100 takes 7.5 us at 8 KiB and 8.7 us at 64 KiB, but 16 and 17 us at 16 and 32
+    KiB.
     """
     num_ranks, sizes = rows.columns["num_gpus"], rows.columns["message_size"]
-    keep = np.ones(len(rows), dtype=bool)
+    latency = rows.columns["latency"].copy()
     for ranks in np.unique(num_ranks):
         curve = np.flatnonzero(num_ranks == ranks)
         curve = curve[np.argsort(sizes[curve], kind="stable")]
-        seconds = rows.seconds[curve]
-        least_later = np.minimum.accumulate(seconds[::-1])[::-1]
+        took = rows.columns["latency"][curve]
+        least_later = np.minimum.accumulate(took[::-1])[::-1]
+        least_before = np.minimum.accumulate(took)
+        kept = np.where(took > FALLS * np.maximum(least_before, least_later), least_later, took)
         smaller = 0
         for row in range(1, len(curve) - 1):
-            keep[curve[row]] = seconds[row] <= HICCUP * max(seconds[smaller], least_later[row + 1])
-            smaller = row if keep[curve[row]] else smaller
-    return rows.take(keep)
+            if took[row] > HICCUP * max(took[smaller], least_later[row + 1]):
+                kept[row] = np.nan
+            else:
+                smaller = row
+        latency[curve] = kept
+    return latency
 
 
 def _collective_table(op: Any, rows: Rows, label: str) -> MeasurementTable:
-    rows = _without_hiccups(rows)
+    rows = rows.sound(sound_latency(rows))
     columns = rows.columns
     sites = {"num_ranks": columns["num_gpus"], "span_nodes": np.ones(len(rows))}
     axes = {"message_bytes": columns["message_size"] * 2.0}
     return MeasurementTable(op.kind, sites, axes, rows.seconds, label, {"op": op.op})
 
 
-def _faster_of(left: MeasurementTable, right: MeasurementTable) -> MeasurementTable:
-    """Return, at every measured size, the faster of two libraries: engines choose the library by size."""
+def _faster_of(left: MeasurementTable, right: MeasurementTable, edge: float) -> MeasurementTable:
+    """Return, at every measured size, the faster of two libraries: engines choose the library by size.
+
+    `edge`: a further size to look at, where one of them ends; it counts where the other was measured on both sides.
+    """
     ranks, sizes, seconds = [], [], []
     for site in sorted(set(left.rows_by_site) | set(right.rows_by_site)):
         curves = [table.site_rows(site) for table in (left, right) if site in table.rows_by_site]
-        messages = np.unique(np.concatenate([axes["message_bytes"] for axes, _ in curves]))
+        measured = np.concatenate([axes["message_bytes"] for axes, _ in curves])
+        is_inside = measured.min() < edge < measured.max()
+        messages = np.unique(np.append(measured, edge if is_inside else measured[:1]))
         best = np.full(len(messages), np.inf)
         for axes, took in curves:
             grid = np.log(axes["message_bytes"])
             best = np.minimum(best, np.exp(np.interp(np.log(messages), grid, np.log(took), left=np.inf, right=np.inf)))
+        messages, best = messages[np.isfinite(best)], best[np.isfinite(best)]
         ranks.append(np.full(len(messages), site[0]))
         sizes.append(messages)
         seconds.append(best)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from windtunnel.model import operators as ops
@@ -34,7 +32,7 @@ def conversions(collection: Collection) -> list[tuple[Rows, Floats, Floats]]:
     """Return each engine's static fp8 quantisation on this system: rows, bytes moved and seconds."""
     by_engine = []
     for engine in dict.fromkeys((collection.engine, *ENGINES)):
-        rows = first_rows(replace(collection, engine=engine), "quantize", "scale_matrix_perf", ("m", "k"), [{}])
+        rows = first_rows(collection.of(engine), "quantize", "scale_matrix_perf", ("m", "k"), [{}])
         if rows is not None and rows.place.engine == engine:
             num_bytes = rows.columns["m"] * rows.columns["k"] * QUANTISED_BYTES
             by_engine.append((rows, *lower_middle(num_bytes, rows.seconds)))

@@ -15,6 +15,7 @@ from windtunnel.model import operators as ops
 from windtunnel.pricing.aiconfigurator.collection import DISTRIBUTIONS, ENGINE_CHOICES, Collection, KernelChoices
 from windtunnel.pricing.aiconfigurator.collectives import nccl_table
 from windtunnel.pricing.aiconfigurator.operators import table_for
+from windtunnel.pricing.aiconfigurator.published import fetched_folders
 from windtunnel.pricing.choices import MOE_BACKENDS
 from windtunnel.pricing.estimator import Estimator, RooflineEstimator, TableEstimator
 from windtunnel.pricing.roofline import Roofline
@@ -86,7 +87,11 @@ def measured_estimator(
             f"{device.name} is measured as {device.measured_as}, which the data does not have",
             did_you_mean(device.measured_as, known, f"it has {', '.join(known)}"),
         )
-    collection = Collection(system=folder, engine=engine, version=version, roofline=roofline, **vars(kernels))
+    wheels = fetched_folders() if data_dir is None else {}
+    fetched = {wheel: systems / device.measured_as for wheel, systems in wheels.items()}
+    collection = Collection(
+        system=folder, fetched=fetched, engine=engine, version=version, roofline=roofline, **vars(kernels)
+    )
     return TableEstimator(partial(table_for, collection), roofline)
 
 

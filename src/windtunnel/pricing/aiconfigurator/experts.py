@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.hardware import Device
+from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.borrowed_kernels import at_rate_of
 from windtunnel.pricing.aiconfigurator.collection import (
@@ -18,14 +20,18 @@ from windtunnel.pricing.aiconfigurator.collection import (
     Collection,
     Place,
     Rows,
+    Texts,
     at_same_points,
     fastest_kernel_only,
     joined,
     no_slower_than,
-    read_rows,
+    read_file,
+    with_words,
 )
+from windtunnel.pricing.aiconfigurator.suspects import slow_curves
 from windtunnel.pricing.choices import MOE_BACKENDS
-from windtunnel.pricing.table import MeasurementTable
+from windtunnel.pricing.roofline import machine
+from windtunnel.pricing.table import Floats, MeasurementTable
 from windtunnel.versions import version_key
 
 _MOE_DTYPES: Mapping[Format, tuple[str, ...]] = {
@@ -51,9 +57,9 @@ times for every shape: vLLM's files have them for other widths than gpt-oss's on
 def _with_shared_kernels(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) -> tuple[Rows, str]:
     """Return `rows`, no slower than another engine's kernels of `dtypes`, and a remark."""
     for other in _other_engines(collection, rows, dtypes):
-        if np.isfinite(at_same_points(rows, other, other.seconds, _MOE_POINT)).any():
+        if np.isfinite(at_same_points(rows, other, other.seconds, MOE_POINT)).any():
             remark = f"; mxfp8 kernels as in {other.place.engine} {other.place.version}"
-            return no_slower_than(rows, other, _MOE_POINT), remark
+            return no_slower_than(rows, other, MOE_POINT), remark
     return rows, ""
 
 
@@ -72,7 +78,7 @@ def _with_kernels_of_backend(collection: Collection, rows: Rows, dtypes: tuple[s
         chosen = other.take(_is_of_backend(other, "trtllm"))
         if not len(chosen):
             continue
-        latency = at_same_points(rows, chosen, chosen.columns["latency"], _MOE_POINT)
+        latency = at_same_points(rows, chosen, chosen.columns["latency"], MOE_POINT)
         if np.isfinite(latency).any():
             name = f"{chosen.main_kernel} of {chosen.place.engine} {chosen.place.version}"
             merged = rows.with_latency(np.where(np.isfinite(latency), latency, rows.columns["latency"]))
@@ -84,7 +90,7 @@ def _other_engines(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) 
     """Yield the newest rows of each engine but that of `rows`."""
     for engine in ENGINES:
         if engine != rows.place.engine:
-            newest = replace(collection, engine=engine, version=NEWEST, moe_backend=None)
+            newest = replace(collection.of(engine), version=NEWEST, moe_backend=None)
             other, _ = _experts_rows(newest, dtypes)
             if other is not None and other.place.engine == engine:
                 yield other
@@ -109,7 +115,7 @@ _NOT_GATED = (1856 * 1000 + 6, 2688 * 1000 + 22, 5120 * 1000 + 22)
 TRT-LLM's tables call `nongated` (squared ReLU); other engines' tables do not tell."""
 
 
-_MOE_POINT = ("hidden_size", "inter_size", "num_experts", "topk", "moe_tp_size", "moe_ep_size", "num_tokens")
+MOE_POINT = ("hidden_size", "inter_size", "num_experts", "topk", "moe_tp_size", "moe_ep_size", "num_tokens")
 
 _SLOWER_THAN_BF16 = 1.5
 """A narrower format whose median time is above this multiple of bf16's in the same file is not what the engine serves.
@@ -152,13 +158,13 @@ def _experts_rows(collection: Collection, dtypes: tuple[str, ...]) -> tuple[Rows
             (other for other in places if other.engine == place.engine), key=lambda other: version_key(other.version)
         )
         later = rows if newest == place else _experts_rows_of(collection, newest, dtypes)
-        slow = _too_slow(collection, rows, later, dtypes)
+        slow = _too_slow(collection, *_without_backend(collection, dtypes, rows, later), dtypes)
         if slow:
             remark = remark or f"; not {place.engine} {place.version} ({rows.main_kernel}), {slow}"
             continue
         if collection.moe_backend is None and _is_slow_at_many_tokens(rows, later):
             assert later is not None
-            rows = no_slower_than(rows, later, _MOE_POINT)
+            rows = no_slower_than(rows, later, MOE_POINT)
             remark = remark or f"; no slower than {newest.version} ({later.main_kernel})"
         if later is not None and _takes_flashinfer_across_ranks(collection, place, dtypes):
             rows = _across_ranks_as(rows, later)
@@ -179,23 +185,77 @@ def _experts_rows_of(collection: Collection, place: Place, dtypes: tuple[str, ..
     every: Rows | None = None
     for dtype in dtypes:
         words = {"moe_dtype": dtype, "distribution": collection.expert_distribution}
-        rows = read_rows(place, "moe_perf", _MOE_POINT, words)
+        rows = with_words(*_sound_file(collection, place), words)
         if rows is not None:
             every = rows if every is None else joined(every, rows)
     if every is None:
         return None
-    fastest = fastest_kernel_only(every, _MOE_POINT)
+    fastest = fastest_kernel_only(every, MOE_POINT)
     if collection.moe_backend is None:
         return fastest
     is_chosen = _is_of_backend(every, collection.moe_backend)
     if not is_chosen.any():
         return fastest
-    chosen = fastest_kernel_only(every.take(is_chosen), _MOE_POINT)
+    chosen = fastest_kernel_only(every.take(is_chosen), MOE_POINT)
     return _with_lacking_shapes(chosen, at_rate_of(chosen, fastest))
+
+
+def _sound_file(collection: Collection, place: Place) -> tuple[Rows, Texts]:
+    """Read a file of experts without its suspect rows."""
+    if place not in collection.files:
+        rows, texts = read_file(place, "moe_perf", MOE_POINT, ("moe_dtype", "distribution"))
+        sound = ~suspect_experts(collection.roofline.device, rows, texts)
+        kept = {name: (codes[sound], labels) for name, (codes, labels) in texts.items()}
+        collection.files[place] = rows.take(sound), kept
+    return collection.files[place]
+
+
+_LAUNCHES_S = 20e-6
+"""Time of the few launches around experts, which no bound of arithmetic and bytes holds."""
+
+
+def suspect_experts(device: Device, rows: Rows, texts: Texts) -> NDArray[np.bool_]:
+    """Return a mask of the rows of a file of experts that `slow_curves` rejects."""
+    formats, names = texts["moe_dtype"]
+    spreads, labels = texts["distribution"]
+
+    def bound_s(some: NDArray[np.intp]) -> Floats:
+        least = np.empty(len(some))
+        for code, name in enumerate(names):
+            here = formats[some] == code
+            *shape, num_tokens = (rows.columns[column][some[here]] for column in MOE_POINT)
+            hidden_size, width, num_experts, topk, tp, ep = shape
+            experts = Experts(num_tokens, hidden_size, width, num_experts, topk, tp, ep, _format_of(name))
+            on = machine(device, experts.format)
+            busy_s = np.maximum(experts.flops / on.flops_per_s, experts.num_bytes / on.bytes_per_s)
+            least[here] = _LAUNCHES_S + busy_s
+        return least
+
+    return slow_curves(rows, MOE_POINT[:-1], MOE_POINT[-1], formats * len(labels) + spreads, bound_s)
+
+
+def _format_of(dtype: str) -> Format:
+    """Return the weights' format of a `moe_dtype`; bf16 of one that nothing reads."""
+    every = {name: form for forms in (_MOE_DTYPES, _MOE_DTYPES_FP4) for form, names in forms.items() for name in names}
+    return every.get(dtype, Format.BF16)
+
+
+def _without_backend(
+    collection: Collection, dtypes: tuple[str, ...], rows: Rows, newest: Rows | None
+) -> tuple[Rows, Rows | None]:
+    """Return two versions' rows of no backend in particular: one that is named slows down what it was not timed for."""
+    if collection.moe_backend is None:
+        return rows, newest
+    every = [
+        None if part is None else _experts_rows_of(replace(collection, moe_backend=None), part.place, dtypes)
+        for part in (rows, newest)
+    ]
+    return every[0] or rows, every[1]
 
 
 def _too_slow(collection: Collection, rows: Rows, newest: Rows | None, dtypes: tuple[str, ...]) -> str:
     """Return why rows are not what the engine serves; empty where they may be."""
+    collection = replace(collection, moe_backend=None)
     plain = None if "bfloat16" in dtypes else _experts_rows_of(collection, rows.place, ("bfloat16",))
     ratio = _median_ratio(rows, plain)
     if ratio > _SLOWER_THAN_BF16:
@@ -248,7 +308,7 @@ def _takes_flashinfer_across_ranks(collection: Collection, place: Place, dtypes:
 def _across_ranks_as(rows: Rows, other: Rows) -> Rows:
     """Return `rows`, where experts are spread over ranks with the times of FlashInfer's CUTLASS kernels in `other`."""
     known = other.take(other.named(lambda kernel: "flashinfer_cutlass" in kernel))
-    latency = at_same_points(rows, known, known.columns["latency"], _MOE_POINT)
+    latency = at_same_points(rows, known, known.columns["latency"], MOE_POINT)
     taken = (rows.columns["moe_ep_size"] > 1) & np.isfinite(latency)
     return rows.with_latency(np.where(taken, latency, rows.columns["latency"]))
 
@@ -257,14 +317,14 @@ def _median_ratio(rows: Rows, other: Rows | None) -> float:
     """Return the median ratio of seconds to those of `other` at common points; 0 where there are none."""
     if other is None:
         return 0.0
-    ratio = rows.seconds / at_same_points(rows, other, other.seconds, _MOE_POINT)
+    ratio = rows.seconds / at_same_points(rows, other, other.seconds, MOE_POINT)
     known = np.isfinite(ratio)
     return float(np.median(ratio[known])) if known.any() else 0.0
 
 
 def _with_lacking_shapes(rows: Rows, others: Rows) -> Rows:
     """Return `rows` with the shapes that only `others` has."""
-    lacking = np.isnan(at_same_points(others, rows, np.ones(len(rows)), _MOE_POINT[:-1]))
+    lacking = np.isnan(at_same_points(others, rows, np.ones(len(rows)), MOE_POINT[:-1]))
     return joined(rows, others.take(lacking))
 
 
@@ -276,6 +336,7 @@ def _completed(rows: Rows, others: Rows) -> Rows:
 
 def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
     """Return mixtures of experts, one kernel at every point, of the nearest version that was measured sanely."""
+    collection = replace(collection, files={})
     dtypes = _MOE_DTYPES.get(op.format, ())
     if "fp4" in collection.roofline.device.peak_flops_per_s:
         dtypes = _MOE_DTYPES_FP4.get(op.format, dtypes)

@@ -67,7 +67,8 @@ def gemm_table(collection: Collection, op: Any) -> MeasurementTable | None:
 
 def _all_gemm_rows(collection: Collection, choices: list[dict[str, str]]) -> Iterator[Rows]:
     for rows in all_rows(collection, "gemm", "gemm_perf", _GEMM_POINT, choices):
-        yield _without_hiccups(main_kernel_only(rows, _GEMM_POINT))
+        rows = main_kernel_only(rows, _GEMM_POINT)
+        yield rows.sound(sound_latency(rows))
 
 
 _BARE_GEMMS_OF: Mapping[str, str] = {"trtllm": "sglang"}
@@ -83,7 +84,7 @@ def _bare_rows(collection: Collection, rows: Rows, choices: list[dict[str, str]]
     engine = _BARE_GEMMS_OF.get(rows.place.engine)
     if engine is None:
         return None
-    bare = next(_all_gemm_rows(replace(collection, engine=engine), choices), None)
+    bare = next(_all_gemm_rows(collection.of(engine), choices), None)
     return bare if bare is not None and bare.place.engine == engine else None
 
 
@@ -155,19 +156,21 @@ def _with_quantisation(collection: Collection, rows: Rows) -> Rows:
     return replace(rows.with_latency(latency), kernel_names=names)
 
 
-def _without_hiccups(rows: Rows) -> Rows:
-    """Leave out rows that took `HICCUP` times as long as both the next smaller and the next larger m.
+def sound_latency(rows: Rows) -> Floats:
+    """Return the milliseconds of GEMMs: NaN where one took `HICCUP` times as long as at the next smaller and larger m.
 
     More work cannot take so much less time; such rows are strewn over all shapes (2.1 % of vLLM 0.24.0's fp8 rows on
     B200 and 0.01 % on GB200, the same silicon; below 0.7 % elsewhere): hiccups of the collection and not kernels.
     """
+    latency = rows.columns["latency"].copy()
+    if len(latency) < 3:
+        return latency
     order = np.lexsort([rows.columns[name] for name in ("m", "k", "n")])
     n, k, took = (rows.columns[name][order] for name in ("n", "k", "latency"))
-    if len(order) < 3:
-        return rows
     inner = (n[2:] == n[:-2]) & (k[2:] == k[:-2])
     hiccup = inner & (took[1:-1] > HICCUP * np.maximum(took[2:], took[:-2]))
-    return rows.take(np.sort(np.delete(order, np.flatnonzero(hiccup) + 1)))
+    latency[order[1:-1][hiccup]] = np.nan
+    return latency
 
 
 _LAUNCH_BOUND_S = 25e-6

@@ -92,7 +92,7 @@ def _same_form(collection: Collection, op: Any, rows: Rows, module: Rows, left_s
     """
     cores = {rows.place.engine: rows}
     for engine in ENGINES:
-        newest = _latent_rows(replace(collection, engine=engine, version=NEWEST), "context_mla_perf", "isl", op)
+        newest = _latent_rows(replace(collection.of(engine), version=NEWEST), "context_mla_perf", "isl", op)
         if newest is not None and newest.place.engine == engine:
             cores.setdefault(engine, newest)
     work = module.columns["num_heads"] * module.columns["batch_size"] * module.columns["isl"] ** 2

@@ -13,7 +13,7 @@ import numpy as np
 
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
-from windtunnel.pricing.aiconfigurator.borrowed_kernels import attention_rows, before_fp8_tiles, no_slower_than_longer
+from windtunnel.pricing.aiconfigurator.borrowed_kernels import attention_rows, before_fp8_tiles, sound_latency
 from windtunnel.pricing.aiconfigurator.collection import KV_DTYPES, Collection, GemmPrices, Place, Rows, all_rows
 from windtunnel.pricing.aiconfigurator.collectives import collective_table
 from windtunnel.pricing.aiconfigurator.conversions import elementwise_table
@@ -73,7 +73,7 @@ def _attention(table: str, batch_axis: str, tokens: str, added: int) -> Reader:
         if op.kind == "decode_attention" and op.kv_format is Format.FP8:
             rows = before_fp8_tiles(collection, rows, numbers)
         if op.kind == "decode_attention":
-            rows = no_slower_than_longer(collection, rows, numbers)
+            rows = rows.with_latency(sound_latency(collection.engine, rows, numbers))
         columns = rows.columns
         sites = {
             "num_heads": columns["num_heads"],

@@ -11,9 +11,8 @@ import yaml
 
 from windtunnel.files import write_text
 from windtunnel.report.layout import filled, layouts_beside, table_of
-from windtunnel.report.render.json import fields_of
 from windtunnel.report.report import Facts, Report, Section
-from windtunnel.schema import encode
+from windtunnel.schema import encode, fields_of
 from windtunnel.serving.calibration import Calibration, Inferred, Provenance, Reserve
 from windtunnel.units import format_bytes, format_count, format_seconds
 

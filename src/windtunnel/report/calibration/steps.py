@@ -8,7 +8,6 @@ from typing import Any
 from windtunnel.calibration.steps.fit import FIRST_FRACTION, LEARNT_UP_TO_TP
 from windtunnel.calibration.steps.price import KINDS, PricedSteps
 from windtunnel.calibration.steps.validate import StepValidation, scores_by_kind
-from windtunnel.metrics.accuracy import Score
 from windtunnel.report.calibration.validation import score_cells
 from windtunnel.report.render.plots import Series, equality_figure
 from windtunnel.report.report import Figures, OnPage, Report, Section, Table
@@ -112,10 +111,10 @@ def _groups(document: Mapping[str, Any]) -> Table:
     heads = [f"{text}\nmedian" if number else "median" for number, text in enumerate(stages.values())]
     rows = []
     for group in document["groups"]:
-        plain = Score(**group["nothing_fitted"])
+        plain = group["nothing_fitted"]
         fitted = [group[stage] for stage in stages if stage != "nothing_fitted"]
         medians = ["" if errors is None else f"{errors['median']:.1%}" for errors in fitted]
-        rows.append([group["label"], group["kind"], f"{plain.num_runs:,}", *score_cells(plain), *medians])
+        rows.append([group["label"], group["kind"], f"{plain['num_runs']:,}", *score_cells(plain), *medians])
     return Table(("run", "kind", "steps", heads[0], "p90", "bias", *heads[1:]), rows, left=2)
 
 

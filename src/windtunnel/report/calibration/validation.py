@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from windtunnel.calibration.validate import RunPrediction
-from windtunnel.metrics.accuracy import Score, score
+from windtunnel.metrics.accuracy import score
 from windtunnel.report.render.plots import Axis, Series, equality_figure, histogram
 from windtunnel.report.report import Block, Cards, Facts, Figures, OnPage, OnTerminal, Report, Section, Table
 from windtunnel.report.version import version
@@ -186,10 +186,6 @@ def validation_sections(document: Mapping[str, Any], apart: Collection[int] = ()
     ]
 
 
-def _scored(errors: Mapping[str, float] | None) -> Score | None:
-    return None if errors is None else Score(int(errors["runs"]), errors["median"], errors["p90"], errors["bias"])
-
-
 def _refused(document: Mapping[str, Any]) -> list[Section]:
     rows = [(reason, str(count)) for reason, count in document["refused"].items()]
     return [Section("Refused", [Table(("reason", "runs"), rows)])] if rows else []
@@ -205,8 +201,7 @@ def _score_table(document: Mapping[str, Any], done: Sequence[Run], drafting: Seq
     empty = ["" for _ in shown]
 
     def row(name: str, count: int, scores: Mapping[str, Any]) -> list[str]:
-        known = [_scored(scores.get(metric)) for metric in shown]
-        return [name, str(count), *("" if errors is None else _short_score(errors) for errors in known)]
+        return [name, str(count), *(_short_score(scores.get(metric)) for metric in shown)]
 
     rows = [row("all", len(done), document["scores"])]
     for group, members in document["by"].items():
@@ -221,9 +216,11 @@ def _score_table(document: Mapping[str, Any], done: Sequence[Run], drafting: Seq
     return Table(headers, rows)
 
 
-def _short_score(errors: Score) -> str:
-    """Return a score in whole percents but for the median."""
-    return f"{errors.median * 100:6.1f}{errors.p90 * 100:6.0f}{_signed_percent(errors.bias):>6}"
+def _short_score(errors: Mapping[str, float] | None) -> str:
+    """Return a score in whole percents but for the median; empty where there is no run."""
+    if errors is None:
+        return ""
+    return f"{errors['median'] * 100:6.1f}{errors['p90'] * 100:6.0f}{_signed_percent(errors['bias']):>6}"
 
 
 def _signed_percent(error: float, decimals: int = 0) -> str:
@@ -362,15 +359,15 @@ def _wide_scores(document: Mapping[str, Any], num_drafting: int) -> Table:
         groups["apart", DRAFTING] = document["scores_of_acceptance_fitted"]
     rows = []
     for (group, label), scores in groups.items():
-        known = [_scored(scores.get(name)) for name in metrics]
-        count = max((errors.num_runs for errors in known if errors is not None), default=0)
+        known = [scores.get(name) for name in metrics]
+        count = max((errors["runs"] for errors in known if errors is not None), default=0)
         rows.append([group, label, str(count), *(cell for errors in known for cell in score_cells(errors))])
     heads = (f"{_SHORT[name]} {what}" for name in metrics for what in ("median", "p90", "bias"))
     return Table(("label", "value", "runs", *heads), rows, left=2)
 
 
-def score_cells(errors: Score | None) -> list[str]:
+def score_cells(errors: Mapping[str, float] | None) -> list[str]:
     """Return median, 90th percentile and bias as percentages; empty where there is no run."""
     if errors is None:
         return ["", "", ""]
-    return [f"{errors.median:.1%}", f"{errors.p90:.1%}", f"{_signed_percent(errors.bias, 1)}%"]
+    return [f"{errors['median']:.1%}", f"{errors['p90']:.1%}", f"{_signed_percent(errors['bias'], 1)}%"]

@@ -12,10 +12,9 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.files import write_text
 from windtunnel.formats.captures import kernel_time
-from windtunnel.formats.captures.capture import CLASSES, Capture, within
+from windtunnel.formats.captures.capture import CLASSES, Capture, read_capture, within
 from windtunnel.formats.captures.kernel_names import short_name
-from windtunnel.formats.captures.read import read_capture
-from windtunnel.formats.captures.step_names import MEASURED
+from windtunnel.formats.captures.step_operators import MEASURED
 from windtunnel.hardware import Device
 from windtunnel.lab.experiments.schema import CONFIG, STEPS, SUMMARY, TRACE
 from windtunnel.pricing.table import read_parquet

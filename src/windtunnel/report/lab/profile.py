@@ -11,8 +11,8 @@ import numpy as np
 from windtunnel.pricing.regress import MethodScore
 from windtunnel.pricing.table import MeasurementTable
 from windtunnel.report.layout import facts_of, filled, layouts_beside, table_of
-from windtunnel.report.render.json import fields_of
 from windtunnel.report.report import Facts, Report, Table
+from windtunnel.schema import fields_of
 from windtunnel.serving.deployment import HostOverheads
 
 if TYPE_CHECKING:
@@ -68,14 +68,8 @@ def tables_document(tables: Sequence[MeasurementTable]) -> dict[str, Any]:
 
 def compute_report(profile: ComputeProfile) -> Report:
     """Return the report of a profile of operators: its tables, and how well they add up to whole forwards."""
-    errors = profile.closure_errors
-    known = {
-        "num_steps": errors.size,
-        "sum": 1 + np.median(errors),
-        "within": float(np.mean(np.abs(errors) <= CLOSED)),
-        "limit": CLOSED,
-        "pressure": profile.pressure,
-    }
+    document = compute_document(profile)
+    known = {**document, "sum": 1 + document["closure"]["median_error"], "limit": CLOSED}
     return Report("", [_measured(profile.tables), facts_of(known, LAYOUT["compute"])])
 
 

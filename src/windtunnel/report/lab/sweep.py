@@ -79,13 +79,16 @@ def _curves(fields: Sequence[str], rows: Rows) -> list[tuple[str, str]]:
         values = {getattr(point, field) for point, _ in rows}
         if len(values) > 1 and all(isinstance(value, int | float) for value in values):
             for metric, label, scale in _FIGURES:
-                lines: dict[str, list[tuple[float, float]]] = {}
-                for point, summary in rows:
-                    value = summary["metrics"][metric]
-                    others = ", ".join(f"{name} {getattr(point, name)}" for name in fields if name != field)
-                    if value is not None:
-                        lines.setdefault(others, []).append((float(getattr(point, field)), value * scale))
+                points = [
+                    (
+                        ", ".join(f"{name} {getattr(point, name)}" for name in fields if name != field),
+                        float(getattr(point, field)),
+                        summary["metrics"][metric] * scale,
+                    )
+                    for point, summary in rows
+                    if summary["metrics"][metric] is not None
+                ]
                 words = field.replace("_", " ")
-                drawn = figure(marked_lines(lines, has_tooltips=True), Axis(words), Axis(label, low=0.0))
+                drawn = figure(marked_lines(points, has_tooltips=True), Axis(words), Axis(label, low=0.0))
                 curves.append((drawn, f"{label} over {words}"))
     return curves

@@ -10,12 +10,11 @@ from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.report.layout import facts_of, filled, layouts_beside, rows_of, table_of
 from windtunnel.report.network.drawing import GPU, SWITCHES, drawing
 from windtunnel.report.numbers import percent
-from windtunnel.report.render.json import fields_of
 from windtunnel.report.report import Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.version import version
-from windtunnel.training.iteration.layers import RankGroup
+from windtunnel.schema import fields_of
+from windtunnel.training.iteration.layers import Iteration, PhaseTimes, RankGroup
 from windtunnel.training.iteration.shared_fabric import SharedJob
-from windtunnel.training.iteration.times import Iteration, PhaseTimes
 from windtunnel.units import format_bytes, format_count, format_seconds
 
 LAYOUT = layouts_beside(__file__)

@@ -9,8 +9,3 @@ import msgspec
 def as_text(document: Any) -> str:
     """Return a document as indented JSON; numbers of numpy are plain ones."""
     return msgspec.json.format(msgspec.json.encode(document, enc_hook=methodcaller("item")), indent=2).decode()
-
-
-def fields_of(thing: Any, *names: str) -> dict[str, Any]:
-    """Return the attributes `names` of `thing` by name."""
-    return {name: getattr(thing, name) for name in names}

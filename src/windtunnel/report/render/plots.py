@@ -8,7 +8,7 @@ written as SVG by `templates/plots.svg`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, cycle, pairwise
 from typing import Any
@@ -74,14 +74,17 @@ def _drawn(kind: str, width: int, height: int, **values: Any) -> str:
     return str(template("plots.svg").render(edges | values, kind=kind, width=width, height=height))
 
 
-def marked_lines(lines: Mapping[str, Sequence[tuple[float, float]]], has_tooltips: bool = False) -> list[Series]:
-    """Return one line per label through its (x, y) points, with a marker at every point."""
+def marked_lines(points: Iterable[tuple[str, float, float]], has_tooltips: bool = False) -> list[Series]:
+    """Return one line per label through its points, each (label, x, y), with a marker at every point."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for label, x, y in points:
+        lines.setdefault(label, []).append((x, y))
     series = []
-    for (label, points), colour in zip(lines.items(), cycle(COLOURS)):
-        x, y = zip(*sorted(points), strict=True)
-        tooltips = [f"{value:.4g}" for value in y] if has_tooltips else ()
-        series.append(Series(label, x, y, "line", colour=colour))
-        series.append(Series("", x, y, tooltips=tooltips, colour=colour))
+    for (label, line), colour in zip(lines.items(), cycle(COLOURS)):
+        across, up = zip(*sorted(line), strict=True)
+        tooltips = [f"{value:.4g}" for value in up] if has_tooltips else ()
+        series.append(Series(label, across, up, "line", colour=colour))
+        series.append(Series("", across, up, tooltips=tooltips, colour=colour))
     return series
 
 

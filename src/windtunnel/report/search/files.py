@@ -12,7 +12,7 @@ from windtunnel.report.render.html import page
 from windtunnel.report.render.json import as_text
 from windtunnel.report.search.study import SearchEvidence, engine_versions, search_report, study_document
 from windtunnel.search.answers import job_of, scenario_of
-from windtunnel.search.finalists import label_of
+from windtunnel.search.scores import label_of
 from windtunnel.search.study import Study
 from windtunnel.serving.scenario import Scenario, save
 from windtunnel.training.job import TrainingJob

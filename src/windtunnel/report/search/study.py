@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 
 from windtunnel.formats.launch.scripts import launch_script
-from windtunnel.report.layout import cards_of, filled, layouts_beside, table_of
+from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
 from windtunnel.report.numbers import number, percent
-from windtunnel.report.render.json import fields_of
 from windtunnel.report.report import (
     Block,
     Cards,
@@ -38,7 +37,7 @@ from windtunnel.report.search.figures import (
     objective_text,
 )
 from windtunnel.report.version import version
-from windtunnel.schema import encode
+from windtunnel.schema import encode, fields_of
 from windtunnel.search.answers import (
     FleetSize,
     Worth,
@@ -48,13 +47,11 @@ from windtunnel.search.answers import (
     scenario_of,
     worths,
 )
-from windtunnel.search.asker import Count
 from windtunnel.search.capacity.limits import METRICS, limits_from
 from windtunnel.search.capacity.probe import LEAST_STREAM
 from windtunnel.search.confidence import CONFIDENCE, lower_bound
 from windtunnel.search.evaluation.training import MEMORY
-from windtunnel.search.finalists import frontier_names
-from windtunnel.search.scores import is_more_better, objectives_of
+from windtunnel.search.scores import frontier_names, is_more_better, objectives_of
 from windtunnel.search.space.space import Space, as_builtins, value_text
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.engines.defaults import engine_defaults
@@ -96,7 +93,8 @@ def search_report(evidence: SearchEvidence) -> Report:
     space = evidence.study.space
     asked = Facts([("limits", limits_text(space)), ("objective", objective_text(space.objective))])
     sections = search_sections(evidence)
-    sections.append(Section("", [Facts([("took", _count_text(evidence.study.count, space.is_training))])]))
+    counters = LAYOUT["count_of_jobs" if space.is_training else "count"]
+    sections.append(Section("", [facts_of(evidence.study.count, counters)]))
     title = f"{format_count(space.num_points, 'point')} of {space.model or 'the space'}"
     return Report(title, [asked], sections, verdict=_verdict(evidence), script="plot.js")
 
@@ -443,18 +441,6 @@ def _refusals(outcome: SearchOutcome, heading: str, notes: Sequence[str] = ()) -
 def _kind_of(reason: str) -> str:
     """Return a reason without the numbers that differ from point to point."""
     return re.sub(r"(?<=[ $])\d[\d,.]*(?: [KMGT]iB)?", "…", reason.partition(": weights")[0])
-
-
-def _count_text(count: Count, is_training: bool) -> str:
-    known = f"; {format_count(count.num_known, 'answer was', 'answers were')} known" if count.num_known else ""
-    if is_training:
-        return f"{format_count(count.num_runs, 'step')} simulated{known}"
-    skipped = ""
-    if count.num_duplicates:
-        points = format_count(count.num_duplicates, "point")
-        skipped = f"; {points} skipped: identical results to a neighbouring configuration"
-    runs, requests = format_count(count.num_runs, "run"), format_count(count.num_requests, "request")
-    return f"{runs} of {requests} in all{skipped}{known}"
 
 
 def study_document(evidence: SearchEvidence) -> dict[str, Any]:

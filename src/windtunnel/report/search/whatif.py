@@ -78,15 +78,15 @@ def _plot(space: Space, answers: dict[int, Evaluation], figure_name: str) -> str
     numbers = [name for name in space.vary if all(_is_number(point.choice[name]) for point, _ in points)]
     across = numbers[-1] if numbers else None
     is_latency = figure_name.partition("_")[0] in METRICS
-    lines: dict[str, list[tuple[float, float]]] = {}
+    drawn = []
     for position, (point, value) in enumerate(points):
         others = (
             f"{name.rpartition('.')[2]} {value_text(point.choice[name])}" for name in space.vary if name != across
         )
         x = float(position) if across is None else float(point.choice[across])
-        lines.setdefault(", ".join(others), []).append((x, value * (1e3 if is_latency else 1.0)))
+        drawn.append((", ".join(others), x, value * (1e3 if is_latency else 1.0)))
     label = "point" if across is None else across.rpartition(".")[2]
-    return figure(marked_lines(lines), Axis(label), Axis(figure_title(figure_name) + (", ms" if is_latency else "")))
+    return figure(marked_lines(drawn), Axis(label), Axis(figure_title(figure_name) + (", ms" if is_latency else "")))
 
 
 def _is_number(value: Any) -> bool:

@@ -10,10 +10,11 @@ from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import Summary, queue_growth, to_builtins
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, rows_of, table_of
 from windtunnel.report.numbers import percent
-from windtunnel.report.render.json import fields_of
 from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.serving.curves import curves_over_time, distributions
 from windtunnel.report.serving.setup import (
+    client_document,
+    client_rows,
     deployment_line,
     load_line,
     model_line,
@@ -23,7 +24,7 @@ from windtunnel.report.serving.setup import (
     sampling_rows,
 )
 from windtunnel.report.version import version
-from windtunnel.schema import decode, encode
+from windtunnel.schema import decode, encode, fields_of
 from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import MOST_GROWTH
 from windtunnel.serving.over_time import over_time
@@ -43,6 +44,7 @@ def run_document(result: Result) -> dict[str, Any]:
         "scenario": encode(result.scenario),
         "summary": to_builtins(result.summary),
         "sampling": sampling_document(result.setup),
+        "client": client_document(result.setup),
         "memory": memory_document(result.memory),
         **({"memory_by_pool": by_pool} if by_pool else {}),
         "coverage": {coverage.value: share for coverage, share in result.coverage.items()},
@@ -124,6 +126,7 @@ def _summary_section(
         Facts(
             [
                 *sampling_rows(document.get("sampling", {})),
+                *client_rows(document.get("client", {})),
                 *rows_of(_derived(scenario, summary, document, requests), LAYOUT["facts"]),
             ]
         ),

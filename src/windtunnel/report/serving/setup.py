@@ -10,14 +10,15 @@ from windtunnel.model.sampling import GREEDY
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.report.layout import filled, layouts_beside
 from windtunnel.report.numbers import formats, percent
-from windtunnel.schema import encode
+from windtunnel.schema import encode, fields_of
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.engines.defaults import engine_defaults
 from windtunnel.serving.scenario import Scenario, Setup
 from windtunnel.serving.setup.estimators import sampler_kernel
-from windtunnel.units import format_count
+from windtunnel.units import format_count, format_seconds
 from windtunnel.workload.arrivals import Arrivals, ClosedLoop, RateCurve
+from windtunnel.workload.client import CLIENT_TIMES, client_of
 from windtunnel.workload.lengths import Fixed, Lengths
 from windtunnel.workload.schema import GREEDY_CLIENT, RequestSource, Workload
 
@@ -92,6 +93,22 @@ def sampling_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     kernel = f" by {KERNEL_TITLES[document['kernel']]}" if document["kernel"] else ""
     return [("sampling", f"{document['text']}{kernel} ({document['source']})")]
+
+
+def client_document(setup: Setup) -> dict[str, Any]:
+    """Document the client that is assumed: its title and its own times, and those of client and API server together."""
+    return {
+        "title": setup.client.title,
+        **fields_of(setup.client, *CLIENT_TIMES),
+        "with_server": fields_of(setup.frontend, *CLIENT_TIMES),
+    }
+
+
+def client_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the row of the client, from its document; none for the one that stands for all others."""
+    if not document or document["title"] == client_of(None).title:
+        return []
+    return [("client", f"{document['title']}: {format_seconds(document['first_token_s'])} of TTFT, at least")]
 
 
 KERNEL_TITLES = {

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 
 from windtunnel.model import operators as ops
-from windtunnel.report.layout import layouts_beside, rows_of, table_of
-from windtunnel.report.render.json import fields_of
+from windtunnel.report.layout import filled, layouts_beside, rows_of, table_of
 from windtunnel.report.render.plots import Axis, bar_chart
 from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.serving.run import memory_document
@@ -21,9 +20,8 @@ from windtunnel.report.serving.setup import (
     sampling_rows,
 )
 from windtunnel.report.version import version
-from windtunnel.schema import encode
+from windtunnel.schema import encode, fields_of
 from windtunnel.serving.explain import ExplainedLaunch, Explanation
-from windtunnel.units import format_count
 
 MAX_DRAWN_OPERATORS = 20
 LAYOUT = layouts_beside(__file__)
@@ -119,21 +117,15 @@ def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
 
 def batch_line(step: Explanation) -> str:
     """Describe the batch of a step."""
-    batch = step.batch
-    parts = []
-    if batch.decode_requests:
-        parts.append(
-            f"{format_count(batch.decode_requests, 'decoding request')} of {batch.decode_context_tokens:,.0f} tokens"
-        )
-    if batch.prefill_tokens:
-        cached = batch.prefill_pairs / batch.prefill_tokens - 0.5 * batch.prefill_tokens
-        after = f" after {cached:,.0f}" if cached else ""
-        parts.append(f"a prompt chunk of {format_count(batch.prefill_tokens, 'token')}{after}")
-    padded = step.num_computed_tokens != batch.num_tokens
-    note = f", padded to the CUDA graph of {step.num_computed_tokens:,}" if padded else ""
-    ranks = step.setup.parallelism.attention_dp
-    where = f" on each of {ranks} ranks" if ranks > 1 else ""
-    return f"one step{where}: {' and '.join(parts)}{note}"
+    batch, ranks = step.batch, step.setup.parallelism.attention_dp
+    known = {
+        **asdict(batch),
+        "num_ranks": ranks if ranks > 1 else None,
+        "and": " and " if batch.decode_requests and batch.prefill_tokens else "",
+        "cached": batch.prefill_tokens and batch.prefill_pairs / batch.prefill_tokens - 0.5 * batch.prefill_tokens,
+        "padded": step.num_computed_tokens if step.num_computed_tokens != batch.num_tokens else None,
+    }
+    return filled(LAYOUT["batch"], known)
 
 
 def _work(launch: ExplainedLaunch) -> dict[str, Any]:

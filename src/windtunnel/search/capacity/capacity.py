@@ -9,8 +9,8 @@ from windtunnel.search.capacity.limits import Limit
 from windtunnel.search.capacity.load import Stream, check_has_one_load, stream_of
 from windtunnel.search.capacity.probe import Probe, probe, serve_requests
 from windtunnel.search.confidence import lower_bound
-from windtunnel.search.priced_deployments import PricedDeployments
 from windtunnel.serving.prepared import PreparedDeployment
+from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
 
 TOLERANCE = 0.01

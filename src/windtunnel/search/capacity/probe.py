@@ -127,8 +127,7 @@ def serve_requests(server: PreparedDeployment, requests: RequestArrays, give_up:
     if np.isnan(records["finish_s"]).any():
         return None
     _, replica, num_replicas = replicas_of(run)
-    host = server.pools[0].setup.engine.host
-    at_client_s = client_delay_s(host, requests, records, replica, num_replicas)
+    at_client_s = client_delay_s(server.pools[0].setup.frontend, requests, records, replica, num_replicas)
     arrival_s, first_s, finish_s = records["arrival_s"], records["first_token_s"], records["finish_s"]
     gaps = records["output_tokens"] - 1
     tpot_s = np.full(arrival_s.size, np.nan)

@@ -18,12 +18,12 @@ from windtunnel.search.capacity.probe import probe
 from windtunnel.search.evaluation.duplicates import Neighbours
 from windtunnel.search.evaluation.figures import Deployed, check_budget, figures, load_worth, taken_by
 from windtunnel.search.evaluation.schema import Evaluation, Question
-from windtunnel.search.priced_deployments import PricedDeployments
 from windtunnel.search.space.files import files_digest
 from windtunnel.search.space.space import Point, Space, point_at, scenario_at
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.defaults import overlay
 from windtunnel.serving.prepared import PreparedDeployment
+from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.scenario import Scenario, pool_scenario, resolve
 
 
@@ -232,10 +232,10 @@ def stream_digest(stream: Stream) -> bytes:
 
 @cache
 def code_digest() -> bytes:
-    """Digest the code and the measured tables, so that answers of another version are not reused."""
+    """Digest the code, its tables and the measured ones, so that answers of another version are not reused."""
     folder = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256(metadata.version("aiconfigurator-core").encode())
-    for path in sorted(folder.rglob("*.py")):
+    for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.yaml")]):
         if path.relative_to(folder).parts[0] not in ("cli", "dashboard", "report", "lab"):
             digest.update(path.read_bytes())
     return digest.digest()

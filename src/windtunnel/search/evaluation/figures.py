@@ -1,13 +1,15 @@
 """Resources of a deployment, and the figures of its run that a search compares."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.metrics.summary import SECONDS_PER_HOUR, itl_distribution
+from windtunnel.schema import read_yaml
 from windtunnel.search.capacity.limits import Limit
 from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import Served
@@ -16,23 +18,7 @@ from windtunnel.serving.prepared import PreparedDeployment, alone_scenario
 from windtunnel.serving.results import power_model
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario
 
-FIGURES = {
-    "devices": "devices of the deployment",
-    "usd_per_hour": "of all devices, at list price",
-    "requests_per_s": "answered",
-    "requests_per_usd": "queries per second for a dollar an hour, times 3600",
-    "usd_per_million_output_tokens": "dollars",
-    "output_tokens_per_s": "of the deployment",
-    "output_tokens_per_s_per_device": "of one device",
-    "output_tokens_per_s_per_user": "mean over requests of 1 / TPOT",
-    "output_token_j": "energy of all devices over output tokens",
-    "mean_w": "power of all devices",
-    "busy_fraction": "of the span, in which a replica ran a step",
-    "kv_peak_fraction": "of the KV pool",
-    "num_preemptions": "in the whole run",
-    "stream_over_e2e": "time that arrivals last over the mean end-to-end time; of an open loop",
-    "ttft_mean": "seconds; also p50, p90, p99, and so for tpot, itl, e2e and queueing",
-}
+FIGURES: Mapping[str, str] = read_yaml(Path(__file__).with_name("figures.yaml"))
 """Name -> meaning. Figures that need an unknown price or power are absent."""
 
 

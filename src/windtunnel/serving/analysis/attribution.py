@@ -1,5 +1,7 @@
 """Attribute a run's time to what bounds it, and the times of its operators to their sources."""
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,8 +38,10 @@ def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.KernelSe
     compute_s = by_kind(lowered.decode_compute_s, lowered.mixed_compute_s)
     device_s = np.maximum(step_s - unhidden_s - (0.0 if cost.host_overlaps else host_s), 0.0)
     waits_for_host = host_s >= step_s if cost.host_overlaps else np.zeros(step_s.size, bool)
-    launch_s = cost.launch_s[np.minimum(tokens, cost.launch_s.size - 1)]
-    waits_for_host = waits_for_host | (prefills & (launch_s >= device_s))
+    mixed_launch_s = cost.launch_s[np.minimum(tokens, cost.launch_s.size - 1)]
+    decode_launch_s = cost.decode_launch_s[np.minimum(decodes, cost.decode_launch_s.size - 1)]
+    launch_s = np.where(prefills, mixed_launch_s, decode_launch_s)
+    waits_for_host = waits_for_host | ((launch_s > 0) & (launch_s >= device_s))
     load_s = steps["load_s"]
     device_s = device_s - load_s
     attention_s = np.maximum(device_s - token_s, 0.0)
@@ -51,14 +55,9 @@ def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.KernelSe
     parts = {name: np.where(waits_for_host & (name != "host"), 0.0, part) for name, part in parts.items()}
     total_s = float(steps["duration_s"].sum())
     sums = {name: float((part * steps["num_steps"]).sum() / total_s) for name, part in parts.items()}
-    memory = max(1.0 - sum(sums.values()), 0.0)
-    fractions = {
-        "compute": sums["compute"],
-        "memory": memory,
-        "communication": sums["communication"],
-        "host": sums["host"],
-    }
-    return fractions | ({"kv_loading": sums["kv_loading"]} if sums["kv_loading"] else {})
+    sums["memory"] = max(1.0 - sum(sums.values()), 0.0)
+    names = ("compute", "memory", "communication", "host", *(("kv_loading",) if sums["kv_loading"] else ()))
+    return {name: sums[name] for name in names}
 
 
 def _prefill_share(steps: Table) -> NDArray[np.float64]:
@@ -79,11 +78,12 @@ def provenance(
     ends = np.cumsum(steps["duration_s"])
     moments = (np.arange(NUM_SAMPLED_STEPS) + 0.5) / NUM_SAMPLED_STEPS * ends[-1]
     rows, counts = np.unique(np.searchsorted(ends, moments), return_counts=True)
+    remembering = _Remembering(estimator)
     by_coverage: dict[Coverage, float] = {}
     by_source: dict[str, float] = {}
     by_operator: dict[str, float] = {}
     for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
-        launches = price_step(estimator, shard, batch_of(steps, row, num_ranks))
+        launches = price_step(remembering, shard, batch_of(steps, row, num_ranks))
         step_s = sum(launch.total_s for launch in launches)
         for launch in launches:
             share = launch.total_s / step_s * count / NUM_SAMPLED_STEPS
@@ -96,6 +96,13 @@ def provenance(
         dict(sources),
         dict(operators),
     )
+
+
+class _Remembering:
+    """An estimator that prices equal operators once: sampled steps differ in contexts, and seldom in sizes."""
+
+    def __init__(self, estimator: Estimator) -> None:
+        self.estimate = cache(estimator.estimate)
 
 
 def batch_of(steps: Table, row: int, num_ranks: int = 1) -> StepBatch:

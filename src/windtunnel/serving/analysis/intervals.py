@@ -14,7 +14,7 @@ from windtunnel.metrics.summary import Summary
 from windtunnel.metrics.uncertainty import Interval, Spread, interval
 from windtunnel.pricing.estimator import Coverage
 from windtunnel.schema import decode, read_yaml
-from windtunnel.serving.calibration import NOT_AMONG, outside
+from windtunnel.serving.calibration import outside
 from windtunnel.serving.scenario import Setup
 
 SPREADS_FILE = catalog.shipped("uncalibrated_spreads.yaml")
@@ -36,16 +36,32 @@ def uncalibrated_spreads() -> dict[str, dict[str, dict[str, Spread]]]:
     return decode(read_yaml(SPREADS_FILE), dict[str, dict[str, dict[str, Spread]]])
 
 
-def remarks(setup: Setup) -> list[str]:
-    """List the differences between a setup and the runs of its calibration; empty without one."""
+OUTSIDE: Mapping[str, float] = {"device": 1.0, "model": 1.0, "format": 1.0, "version": 1.0, "version between": 0.45}
+"""Kind of difference from a calibration's runs -> how much it counts (`metrics.uncertainty.OUTSIDE_WIDENING`).
+
+To hold 80% of 488 runs with recorded settings, spreads of configurations left out must be 1.35 times as wide (TPOT and
+TTFT) where all runs of a model are left out, 1.25 and 1.4 times where those of a model on a device are, and 1.2 and
+1.15 times where those of a version are."""
+
+OUTSIDE_TTFT: Mapping[str, float] = {**OUTSIDE, "client": 1.0}
+
+
+def remarks(setup: Setup) -> dict[str, str]:
+    """Return the differences between a setup and the runs of its calibration, with their kinds; none without one."""
     if setup.calibration is None:
-        return []
+        return {}
     formats = tuple(dict.fromkeys((str(setup.precision.weights), str(setup.precision.experts_format))))
-    return outside(setup.calibration, setup.device.name, setup.model.name, formats, setup.engine.version or "")
+    version = setup.engine.version or ""
+    return outside(setup.calibration, setup.device.name, setup.model.name, formats, version, setup.client_name)
 
 
 def intervals(
-    setup: Setup, summary: Summary, requests: Table, coverage: Mapping[Coverage, float], is_open_loop: bool = False
+    setup: Setup,
+    summary: Summary,
+    requests: Table,
+    coverage: Mapping[Coverage, float],
+    is_open_loop: bool = False,
+    is_disaggregated: bool = False,
 ) -> dict[str, Interval]:
     """Return metric -> interval of its mean (`tpot`, `ttft`, `e2e`, seconds) or of the whole run (`throughput`, output
     tokens a second).
@@ -53,27 +69,29 @@ def intervals(
     The spread of throughput is that of closed loops, whose clients wait for answers. In an open loop the arrivals are
     given, so throughput follows from the time of the last answer, with end-to-end times at either end of their
     interval.
+
+    Where `setup` decodes for separate pools that prefill, the spreads are the errors on measured runs of such pools
+    with the shipped calibrations, none of which was fitted to such a run.
     """
-    kind = "assumed" if setup.settings_assumed else "recorded"
-    of_engines = {engine: by_kind[kind] for engine, by_kind in uncalibrated_spreads().items()}
-    spreads = _spreads_of(setup.engine.name, of_engines)
-    if setup.calibration is not None:
-        spreads |= (setup.settings_assumed and setup.calibration.spread_assumed) or setup.calibration.spread
-    # A version between those of the runs is as sure as theirs.
-    between = f"version {setup.engine.version} {NOT_AMONG}"
-    num_outside = len([remark for remark in remarks(setup) if remark != between])
-    return _around(summary, requests, spreads, num_outside, coverage, is_open_loop)
-
-
-def disaggregated_intervals(
-    engine: str, summary: Summary, requests: Table, coverage: Mapping[Coverage, float], is_open_loop: bool = False
-) -> dict[str, Interval]:
-    """Return the intervals of separate pools for prefill and decode, by the engine that decodes.
-
-    Their spreads are the errors on measured runs of such pools with the shipped calibrations, none of which was fitted
-    to such a run.
-    """
-    return _around(summary, requests, _spreads_of(engine, disaggregated_spreads()), 0, coverage, is_open_loop)
+    differences: tuple[str, ...] = ()
+    spreads = _spreads_of(setup.engine.name, disaggregated_spreads())
+    if not is_disaggregated:
+        kind = "assumed" if setup.settings_assumed else "recorded"
+        of_engines = {engine: by_kind[kind] for engine, by_kind in uncalibrated_spreads().items()}
+        spreads = _spreads_of(setup.engine.name, of_engines)
+        if setup.calibration is not None:
+            spreads |= (setup.settings_assumed and setup.calibration.spread_assumed) or setup.calibration.spread
+        differences = tuple(remarks(setup).values())
+    fractions = {origin.value: fraction for origin, fraction in coverage.items()}
+    by_metric = {}
+    for name, central in headline(summary).items():
+        sampling = 0.0 if name == "throughput" else _sampling_error(requests, f"{name}_s")
+        counts = OUTSIDE_TTFT if name == "ttft" else OUTSIDE
+        num_outside = sum(counts.get(kind, 0.0) for kind in differences)
+        by_metric[name] = interval(central, spreads[name], num_outside, fractions, sampling)
+    if is_open_loop:
+        by_metric["throughput"] = _open_loop_throughput(summary, requests, by_metric["e2e"])
+    return by_metric
 
 
 def _spreads_of(engine: str, of_engines: Mapping[str, Mapping[str, Spread]]) -> dict[str, Spread]:
@@ -93,25 +111,6 @@ def _spreads_of(engine: str, of_engines: Mapping[str, Mapping[str, Spread]]) -> 
         )
         for metric, spreads in by_metric.items()
     }
-
-
-def _around(
-    summary: Summary,
-    requests: Table,
-    spreads: Mapping[str, Spread],
-    num_outside: int,
-    coverage: Mapping[Coverage, float],
-    is_open_loop: bool,
-) -> dict[str, Interval]:
-    """Return the intervals around the headline metrics."""
-    fractions = {origin.value: fraction for origin, fraction in coverage.items()}
-    by_metric = {}
-    for name, central in headline(summary).items():
-        sampling = 0.0 if name == "throughput" else _sampling_error(requests, f"{name}_s")
-        by_metric[name] = interval(central, spreads[name], num_outside, fractions, sampling)
-    if is_open_loop:
-        by_metric["throughput"] = _open_loop_throughput(summary, requests, by_metric["e2e"])
-    return by_metric
 
 
 def _open_loop_throughput(summary: Summary, requests: Table, e2e: Interval) -> Interval:

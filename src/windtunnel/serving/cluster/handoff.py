@@ -16,7 +16,7 @@ from windtunnel.serving.schedulers.queue_orders import set_queue_key
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import IS_READ, IS_READY, NOT_HANDED, WAITS, Pools, cache_of, ranks_of
 from windtunnel.serving.state.records import MOST_REQUESTS, NONE, PREFILLING, Cache, KernelSettings, Requests
-from windtunnel.serving.state.tables import PoolTables, RunTables, per_request_pool
+from windtunnel.serving.state.tables import PoolTables, RunTables
 
 
 @inner
@@ -34,9 +34,8 @@ def hand_off(
         if settings.scheduler >= VLLM_V0:
             transfer.held_blocks = pool.sequences[i].num_blocks
             pool.sequences[i].num_blocks = 0
-    if pool.batched is not None:
-        if settings.scheduler < VLLM_V0:
-            transfer.held_blocks = held_blocks(settings, pool.windows, requests, slots, i)
+    if pool.batched is not None and settings.scheduler < VLLM_V0:
+        transfer.held_blocks = held_blocks(settings, pool.windows, requests, slots, i)
     if pool.windows is not None:
         transfer.held_window_blocks = held_window_blocks(settings, requests, slots, i)
         requests[i].passed_blocks = 0
@@ -231,10 +230,9 @@ def join_ready(pool: PoolTables, requests: Requests, pools: Pools, rank: int, sl
             requests[i].last_token_s = slots[slot].cutoff_s
         if pool.rules is not None:
             if settings.scheduler >= VLLM_V0:
-                join_with_cache(per_request_pool(pool, pools), requests, rank, i)
-        if pool.batched is not None:
-            if settings.scheduler < VLLM_V0:
-                join_batch(pool, requests, rank, slot, i)
+                join_with_cache(pool, requests, rank, i)
+        if pool.batched is not None and settings.scheduler < VLLM_V0:
+            join_batch(pool, requests, rank, slot, i)
 
 
 @inner
@@ -248,4 +246,4 @@ def join_batch(pool: PoolTables, requests: Requests, rank: int, slot: int, i: in
         pool.lists[rank * settings.num_stages, PREFILLING, ranks[rank].num_prefilling] = i
         ranks[rank].num_prefilling += 1
     else:
-        begin_decoding(settings, pool.windows, requests, ranks, pool.slots, pool.lists, rank, slot, i)
+        begin_decoding(pool, requests, rank, slot, i)

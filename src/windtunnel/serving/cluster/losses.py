@@ -9,7 +9,7 @@ from windtunnel.serving.cluster.handoff import append_to_pull, free_prefill_bloc
 from windtunnel.serving.cluster.router_queue import ask_again
 from windtunnel.serving.cluster.slots import wake_replica
 from windtunnel.serving.codes import DRAINING, UP, VLLM_V0
-from windtunnel.serving.kv.cache import entry_of, forget, release
+from windtunnel.serving.kv.cache import entry_of, forget, free, release
 from windtunnel.serving.kv.tiers import drop, kept_at
 from windtunnel.serving.per_request.decode_groups import (
     ENDS,
@@ -22,10 +22,9 @@ from windtunnel.serving.per_request.decode_groups import (
 )
 from windtunnel.serving.schedulers.batch import gained_tokens
 from windtunnel.serving.state.fleet import ReplicaFleet
-from windtunnel.serving.state.per_request import PerRequestPool
 from windtunnel.serving.state.pools import IS_READ, IS_READY, NOT_HANDED, WAITS, Pools, cache_of, ranks_of
 from windtunnel.serving.state.records import NONE, Cache, Ints, KernelSettings, Rank, Requests, Slot
-from windtunnel.serving.state.tables import PoolTables, RunTables, per_request_pool
+from windtunnel.serving.state.tables import PoolTables, RunTables
 
 
 @inner
@@ -75,9 +74,8 @@ def leave_for_decode(
     replica = hand_off(pool, run, pools, fleet, rank, i, now_s)
     if replica != NONE:
         wake_replica(run, pools, replica, now_s)
-    if fleet is not None:
-        if replica == NONE:
-            give_up_handoff(pool, run, pools, fleet, rank, i, now_s)
+    if fleet is not None and replica == NONE:
+        give_up_handoff(pool, run, pools, fleet, rank, i, now_s)
 
 
 @inner
@@ -87,10 +85,7 @@ def give_up_handoff(
     """Free what request `i` holds on `rank`, where it was prefilled: no replica decodes, and it is sent again."""
     settings, requests, transfer = pool.settings, run.requests, pools.transfers[i]
     pool.ranks[rank].free_window_blocks += transfer.held_window_blocks
-    if pool.cache is None:
-        pool.ranks[rank].free_blocks += transfer.held_blocks
-    else:
-        release(settings, pool.cache, pool.ranks, rank, i, transfer.held_blocks, requests[i].computed_tokens)
+    free(settings, pool.cache, pool.ranks, rank, i, transfer.held_blocks, requests[i].computed_tokens)
     replica = settings.first_replica + rank // settings.ranks_per_replica
     keep_streamed_output(requests, pools, i)
     lose(fleet, run, pools, replica, i, now_s)
@@ -185,9 +180,8 @@ def clear(
         if pool.rules is not None:
             if settings.scheduler >= VLLM_V0:
                 lose_sequences(pool, run, pools, fleet, rank, now_s)
-        if pool.batched is not None:
-            if settings.scheduler < VLLM_V0:
-                lose_rank(pool, run, pools, fleet, rank, now_s)
+        if pool.batched is not None and settings.scheduler < VLLM_V0:
+            lose_rank(pool, run, pools, fleet, rank, now_s)
         if pools is not None:
             lose_handoffs(caches, run, pools, fleet, settings.first_rank + rank, number, now_s)
         if pool.cache is not None:
@@ -232,36 +226,35 @@ def lose_sequences(
     """Lose the requests that run or wait at a replica that schedules per request: those that hold blocks by their
     numbers, then the waiting ones in order.
     """
-    own = per_request_pool(pool, pools)
-    number, row, count = own.settings.first_replica + replica, ready_row(own, replica), 0
-    dissolve(own, replica)
-    for slot in range(replica * own.settings.num_stages, (replica + 1) * own.settings.num_stages):
-        if own.slots[slot].num_requests > 0:
-            if own.slots[slot].has_group:
-                for position in range(own.slots[slot].group_size):
-                    i = own.batches[slot, GROUP, position]
-                    write_back(own, slot, i, own.batches[slot, ENDS, position])
-                    count = insert(own, row, count, i)
-            for position in range(own.slots[slot].num_listed):
-                count = insert(own, row, count, own.batches[slot, MEMBERS, position])
-    for position in range(own.ranks[replica].num_ready):
-        count = insert(own, row, count, own.batches[row, MEMBERS, position])
+    number, row, count = pool.settings.first_replica + replica, ready_row(pool, replica), 0
+    dissolve(pool, replica)
+    for slot in range(replica * pool.settings.num_stages, (replica + 1) * pool.settings.num_stages):
+        if pool.slots[slot].num_requests > 0:
+            if pool.slots[slot].has_group:
+                for position in range(pool.slots[slot].group_size):
+                    i = pool.batches[slot, GROUP, position]
+                    write_back(pool, slot, i, pool.batches[slot, ENDS, position])
+                    count = insert(pool, row, count, i)
+            for position in range(pool.slots[slot].num_listed):
+                count = insert(pool, row, count, pool.batches[slot, MEMBERS, position])
+    for position in range(pool.ranks[replica].num_ready):
+        count = insert(pool, row, count, pool.batches[row, MEMBERS, position])
     for position in range(count):
-        i = own.batches[row, SCRATCH, position]
+        i = pool.batches[row, SCRATCH, position]
         if pool.cache is not None:
             lose_shared(pool.cache, replica, i)
         lose_sequence(pool, run.requests, i)
         lose(fleet, run, pools, number, i, now_s)
-    i = own.ranks[replica].first_waiting
+    i = pool.ranks[replica].first_waiting
     while i != NONE:
-        after = own.sequences[i].next
+        after = pool.sequences[i].next
         lose_sequence(pool, run.requests, i)
         lose(fleet, run, pools, number, i, now_s)
         i = after
 
 
 @inner
-def insert(pool: PerRequestPool, row: int, count: int, i: int) -> int:
+def insert(pool: PoolTables, row: int, count: int, i: int) -> int:
     """Insert request `i` into the scratch list of a replica, by number; returns the list's new length."""
     position = count
     while position > 0 and pool.batches[row, SCRATCH, position - 1] > i:

@@ -219,9 +219,8 @@ def choose(
         load = load_of(pool, pools, replica, metric)
         if best == NONE or load < least or (load == least and replica < best):
             best, least = replica, load
-    if fleet is not None:
-        if router == DEFERRED and least >= fleet.rules.most_outstanding:
-            return NONE
+    if fleet is not None and router == DEFERRED and least >= fleet.rules.most_outstanding:
+        return NONE
     return best
 
 
@@ -248,11 +247,10 @@ def route(
             for position in range(num_candidates(pool, pools, decodes)):
                 if candidate(pools, decodes, position) == former and is_up(fleet, former):
                     return former
-    if pool.cache is not None:
-        if router == PREFIX_AFFINITY:
-            replica = replica_with_prefix(pool, pool.cache, pools, fleet, decodes, i)
-            if replica != NONE:
-                return replica
+    if pool.cache is not None and router == PREFIX_AFFINITY:
+        replica = replica_with_prefix(pool, pool.cache, pools, fleet, decodes, i)
+        if replica != NONE:
+            return replica
     return choose(pool, run.clock, pools, fleet, router, decodes)
 
 

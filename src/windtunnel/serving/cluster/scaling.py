@@ -9,7 +9,7 @@ from windtunnel.serving.cluster.router_queue import ask_again
 from windtunnel.serving.cluster.routers import load_of
 from windtunnel.serving.codes import DRAINING, FAILED, KV_USE, OFF, OUTSTANDING, STARTING, UP, WAITING
 from windtunnel.serving.state.fleet import ReplicaFleet
-from windtunnel.serving.state.pools import Pools, cache_of
+from windtunnel.serving.state.pools import Pools
 from windtunnel.serving.state.records import NONE
 from windtunnel.serving.state.tables import PoolTables, RunTables, pool_tables_of
 
@@ -66,11 +66,7 @@ def clear_replica(
     """Leave a replica of any pool as it starts, empty; with pools, `pool` is the first one."""
     here = pool
     if pools is not None:
-        number = pools.pool_of_replica[replica]
-        if pool.cache is None:
-            here = pool_tables_of(pools, number, None, pool)
-        if pool.cache is not None:
-            here = pool_tables_of(pools, number, cache_of(pool.cache, pools, number), pool)
+        here = pool_tables_of(pools, pools.pool_of_replica[replica], pool)
     clear(here, pool.cache, run, pools, fleet, replica - here.settings.first_replica, now_s)
 
 

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.compiled.jit import passed
 from windtunnel.errors import InputError, did_you_mean, place
 from windtunnel.plugins import Registry
 from windtunnel.serving.custom.time_limit import call_in_time
 from windtunnel.serving.per_request import custom_batch
-from windtunnel.serving.state.per_request import PerRequestPool
-from windtunnel.serving.state.tables import RunTables
+from windtunnel.serving.state.records import Speculation
+from windtunnel.serving.state.tables import PoolTables, RunTables
 
 Ints = NDArray[np.int64]
 
@@ -113,11 +112,10 @@ PROBLEMS = {
 class PolicyCaller:
     """Calls the policy of a pool; holds the arrays of one run, which the loop changes between two calls."""
 
-    def __init__(self, policy: Policy, pool: PerRequestPool, run: RunTables) -> None:
-        self.policy, self.settings, self.batches = policy, pool.settings, pool.batches
-        self.sequences, self.ranks = passed(pool.sequences, pool.ranks)
-        self.decode_tokens = 1 if pool.speculation is None else pool.speculation.num_queries
-        self.waiting = np.zeros(run.requests.size, np.int64)
+    def __init__(self, policy: Policy, pool: PoolTables, speculation: Speculation | None, run: RunTables) -> None:
+        assert run.waiting is not None
+        self.policy, self.settings, self.batches, self.waiting = policy, pool.settings, pool.batches, run.waiting
+        self.decode_tokens = 1 if speculation is None else speculation.num_queries
         requests, progress = run.requests.view(np.ndarray), pool.sequences.view(np.ndarray)
         self.view = PolicyRequests(
             *(requests[name] for name in ("arrival_s", "input_tokens", "output_tokens", "priority")),
@@ -129,7 +127,7 @@ class PolicyCaller:
         self.slot, self.now_s, self.answered = registers["slot"], registers["event_s"], registers["answered"]
         self.culprit, self.problem = registers["culprit"], registers["problem"]
         self.free_blocks, self.num_running = columns["free_blocks"], columns["num_running"]
-        self.num_ready = columns["num_ready"]
+        self.num_ready, self.num_waiting = columns["num_ready"], columns["num_waiting"]
 
     def form_batch(self) -> Ints:
         """Return the batch that the policy chooses for the loop, `[n, 2]` request and tokens.
@@ -139,7 +137,6 @@ class PolicyCaller:
         """
         settings = self.settings
         replica = int(self.slot[0]) // settings.num_stages
-        num_waiting = custom_batch.list_waiting(self.sequences, self.ranks, replica, self.waiting)
         row = settings.num_replicas * settings.num_stages + replica
         engine = PolicyEngine(
             float(self.now_s[0]),
@@ -151,10 +148,9 @@ class PolicyCaller:
             settings.max_num_batched_tokens,
             self.decode_tokens,
         )
-        ready = self.batches[row, 0, : self.num_ready[replica]]
+        waiting, ready = self.waiting[: self.num_waiting[replica]], self.batches[row, 0, : self.num_ready[replica]]
         try:
-            what = f"the scheduler {self.name}"
-            answer = call_in_time(what, self.policy, self.view, self.waiting[:num_waiting], ready, engine)
+            answer = call_in_time(f"the scheduler {self.name}", self.policy, self.view, waiting, ready, engine)
         except InputError:
             raise
         except Exception as error:

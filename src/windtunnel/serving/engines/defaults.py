@@ -47,6 +47,26 @@ class RankDefaults(Schema):
     settings: EngineSettings
 
 
+class DeviceDefaults(Schema):
+    """Settings on some devices, by the tensor parallelism of a layer."""
+
+    devices: tuple[str, ...]
+    """Architectures, and starts of names."""
+    settings: EngineSettings
+    except_devices: tuple[str, ...] = ()
+    """Starts of the names of devices that are left out."""
+    tp: tuple[int, ...] = ()
+    """Degrees of tensor parallelism; empty: any."""
+    without: tuple[str, ...] = ()
+    """Degrees of parallelism that must be 1: `pp`, `attention_dp`."""
+
+    def apply_to(self, device: Device, shape: Parallelism) -> bool:
+        """Whether the settings hold for a `device` that runs a replica of this `shape`."""
+        is_named = device.architecture in self.devices or device.name.startswith(self.devices)
+        is_split = (not self.tp or shape.tp in self.tp) and all(getattr(shape, name) == 1 for name in self.without)
+        return is_named and is_split and not device.name.startswith(self.except_devices)
+
+
 class VersionDefaults(Schema):
     """Settings from version `since` on; they replace those of older entries one by one."""
 
@@ -56,6 +76,10 @@ class VersionDefaults(Schema):
     """Ascending."""
     by_ranks: tuple[RankDefaults, ...] = ()
     """Ascending; by tensor-parallel and attention data-parallel ranks."""
+    by_device: tuple[DeviceDefaults, ...] = ()
+    """Later ones replace earlier ones."""
+    fused_architectures: tuple[str, ...] | None = None
+    """Model types whose all-reduces are fused, others' are not; None: those of the version before, and at first all."""
     stage_settings: EngineSettings = EngineSettings()
     """Settings of a pipeline stage of one device."""
     profiling: Profiling | None = None
@@ -70,6 +94,8 @@ class EngineDefaults(Schema):
     title: str
     default_version: str
     versions: tuple[VersionDefaults, ...]
+    newest_version: str | None = None
+    """Newest version whose sources the entries were checked against; None: not said."""
     sources: dict[str, str] = {}
     vendors: tuple[str, ...] | None = None
     """Vendors of the devices it runs on; None: any."""
@@ -94,6 +120,15 @@ def engine_defaults(name: str) -> EngineDefaults:
     """
     path = catalog.find("engines", name)
     return catalog.entry(path, EngineDefaults)
+
+
+def newer_than_known(settings: EngineSettings) -> str:
+    """Return a sentence for a version beyond all whose defaults are known, empty for others; the newest are taken."""
+    defaults = engine_defaults(settings.name)
+    newest, version = defaults.newest_version, settings.version or defaults.default_version
+    if newest is None or version_key(version) <= version_key(newest):
+        return ""
+    return f"{defaults.title} {version} is newer than {newest}, whose defaults are the newest known and are taken"
 
 
 def with_defaults(
@@ -173,6 +208,8 @@ def _catalog_settings(entries: Sequence[VersionDefaults], device: Device, shape:
                 overlay(merged, tier.wide_settings if ranks >= WIDE_TP else EngineSettings())
         for group in entry.by_ranks:
             overlay(merged, group.settings if ranks >= group.from_ranks else EngineSettings())
+        for kind in entry.by_device:
+            overlay(merged, kind.settings if kind.apply_to(device, shape) else EngineSettings())
         overlay(merged, entry.stage_settings if ranks == 1 < shape.pp else EngineSettings())
     owner_of(merged["scheduler"]).split_over_ranks(merged, shape.attention_dp)
     return merged
@@ -215,8 +252,8 @@ def _scheduler_of(settings: EngineSettings) -> str:
     return settings.scheduler or next(name for name in defaults if name is not None)
 
 
-def with_windows(given: EngineSettings, resolved: EngineSettings, architecture: str) -> EngineSettings:
-    """Set `window_kv` as the engine has it for models of that `architecture`, unless it was `given`.
+def for_architecture(given: EngineSettings, resolved: EngineSettings, architecture: str) -> EngineSettings:
+    """Set `window_kv` and `fused_all_reduce` as the engine has them for models of that `architecture`, unless `given`.
 
     Schedulers other than the engines' own keep every token of every layer.
 
@@ -233,7 +270,12 @@ def with_windows(given: EngineSettings, resolved: EngineSettings, architecture: 
             f"the scheduler {resolved.scheduler} has no window_kv {kept}",
             f"it has {', '.join(possible)}; or leave engine.window_kv out",
         )
-    return msgspec.structs.replace(resolved, window_kv=kept)
+    fuses = resolved.fused_all_reduce
+    if given.fused_all_reduce is None and fuses:
+        lists = (entry.fused_architectures for entry in reversed(_entries(resolved, None)[1]))
+        fused = next((types for types in lists if types is not None), None)
+        fuses = fused is None or architecture in fused
+    return msgspec.structs.replace(resolved, window_kv=kept, fused_all_reduce=fuses)
 
 
 def whole_prompt_tokens(given: EngineSettings, resolved: EngineSettings, max_model_len: int) -> EngineSettings:

@@ -26,7 +26,8 @@ FUSED_EXPERTS = ("trtllm", "cutlass", "flashinfer")
 
 LAUNCHES_AN_ATTENTION = 3
 """Launches for each attention of a step in pieces: the graph before it, the write of keys and values, and the kernel
-(vLLM 0.18 `vllm/compilation/piecewise_backend.py`, `vllm/attention/layer.py`)."""
+(vLLM 0.18 `vllm/compilation/piecewise_backend.py`, `vllm/attention/layer.py`). One of more kernels, as a recurrence is,
+launches all of them behind its graph."""
 
 
 def graph_sizes(engine: EngineSettings) -> NDArray[np.int64]:
@@ -51,20 +52,25 @@ def padded_sizes(sizes: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
     return np.where(index < sizes.size, sizes[np.minimum(index, sizes.size - 1)], n)
 
 
-def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any) -> NDArray[np.float64]:
-    """Count the host's launches in a step with prefill of `num_tokens` tokens (a number or an array).
+def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any, in_decode: bool = False) -> NDArray[np.float64]:
+    """Count the host's launches in a step of `num_tokens` tokens (a number or an array).
 
-    That is every kernel; with piecewise graphs, up to the largest captured size, attention and the graphs between.
+    That is every kernel; in a step with prefill and piecewise graphs, up to the largest captured size, attention and
+    the graphs between; in a step that only decodes, `in_decode`, up to the largest captured size none but the graph.
     """
     behaviour = behaviour_of(engine.name).launches
     attention, head = prefill_launches(shard, 1.0, 1.0), head_launches(shard, 1.0)
     launches = (*token_launches(shard, 1.0), *attention, *head)
     kernels = sum(launch.count * _kernels_of(launch, shard, engine, behaviour) for launch in launches)
     kernels += _unlisted_kernels(shard, behaviour)
-    pieces = LAUNCHES_AN_ATTENTION * sum(launch.count for launch in attention) + sum(launch.count for launch in head)
+    pieces = sum(launch.count for launch in head)
+    for launch in attention:
+        pieces += launch.count * max(LAUNCHES_AN_ATTENTION, 1 + _kernels_of(launch, shard, engine, behaviour))
     collectives = sum(launch.count for launch in launches if isinstance(launch.op, Collective))
     pieces += behaviour.of_collective_in_pieces * collectives
     sizes = graph_sizes(engine)
+    if in_decode:
+        return np.where(np.asarray(num_tokens) <= (sizes[-1] if sizes.size else 0), 0.0, float(kernels))
     in_pieces = engine.piecewise_cudagraphs and sizes.size
     largest = engine_of(engine.name).most_tokens_in_pieces(shard, engine, float(sizes[-1])) if in_pieces else 0.0
     return np.where(np.asarray(num_tokens) <= largest, float(min(pieces, kernels)), float(kernels))

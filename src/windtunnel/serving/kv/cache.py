@@ -14,6 +14,7 @@ copy up once it is complete, as in SGLang; vLLM keeps and caches both.
 """
 
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.linked_list import append, remove
 from windtunnel.compiled.records import Records
 from windtunnel.serving.codes import USER, VLLM_V1
 from windtunnel.serving.kv.tiers import find_below, leave_below, write_through
@@ -53,29 +54,14 @@ def evict(settings: KernelSettings, cache: Cache, ranks: Records[Rank], rank: in
 @inner
 def remember(cache: Cache, rank: int, entry: int) -> None:
     """Put a segment that lost its last reference at the end of the list: its blocks may be given up."""
-    last = cache.ranks[rank].last
-    cache.entries[entry].before = last
-    cache.entries[entry].after = NONE
-    if last == NONE:
-        cache.ranks[rank].first = entry
-    else:
-        cache.entries[last].after = entry
-    cache.ranks[rank].last = entry
+    append(cache.entries, cache.ranks[rank], entry)
     cache.ranks[rank].evictable_blocks += cache.entries[entry].num_blocks
 
 
 @inner
 def forget(cache: Cache, rank: int, entry: int) -> None:
     """Take a segment off the list: it is used, or all of its blocks are given up."""
-    before, after = cache.entries[entry].before, cache.entries[entry].after
-    if before == NONE:
-        cache.ranks[rank].first = after
-    else:
-        cache.entries[before].after = after
-    if after == NONE:
-        cache.ranks[rank].last = before
-    else:
-        cache.entries[after].before = before
+    remove(cache.entries, cache.ranks[rank], entry)
     cache.ranks[rank].evictable_blocks -= cache.entries[entry].num_blocks
 
 
@@ -215,3 +201,20 @@ def release(
         node = cache.nodes[node].parent
     cache.requests[i].deepest = NONE
     cache.requests[i].shared_blocks = 0
+
+
+@inner
+def free(
+    settings: KernelSettings,
+    cache: Cache | None,
+    ranks: Records[Rank],
+    rank: int,
+    i: int,
+    held: int,
+    computed: int,
+) -> None:
+    """Free the `held` blocks of request `i`; what it computed stays in the prefix cache as long as there is room."""
+    if cache is None:
+        ranks[rank].free_blocks += held
+    else:
+        release(settings, cache, ranks, rank, i, held, computed)

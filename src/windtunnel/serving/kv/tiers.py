@@ -9,6 +9,7 @@ preempted request is swapped out and in again; without one it is computed again.
 """
 
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.linked_list import append, remove
 from windtunnel.serving.state.records import NONE, Cache, KernelSettings, Requests
 
 
@@ -28,15 +29,7 @@ def kept_at(cache: Cache, tier: int, rank: int, node: int) -> int:
 @inner
 def drop(cache: Cache, row: int, pool: int, entry: int) -> None:
     """Take a segment off a pool's list, with its blocks."""
-    before, after = cache.kept[row, entry].before, cache.kept[row, entry].after
-    if before == NONE:
-        cache.pools[row, pool].first = after
-    else:
-        cache.kept[row, before].after = after
-    if after == NONE:
-        cache.pools[row, pool].last = before
-    else:
-        cache.kept[row, after].before = before
+    remove(cache.kept[row], cache.pools[row, pool], entry)
     cache.pools[row, pool].num_blocks -= cache.kept[row, entry].num_blocks
     cache.kept[row, entry].num_blocks = 0
 
@@ -44,15 +37,8 @@ def drop(cache: Cache, row: int, pool: int, entry: int) -> None:
 @inner
 def keep(cache: Cache, row: int, pool: int, entry: int, num_blocks: int) -> None:
     """Put a segment with `num_blocks` blocks at the end of a pool's list."""
-    last = cache.pools[row, pool].last
+    append(cache.kept[row], cache.pools[row, pool], entry)
     cache.kept[row, entry].num_blocks = num_blocks
-    cache.kept[row, entry].before = last
-    cache.kept[row, entry].after = NONE
-    if last == NONE:
-        cache.pools[row, pool].first = entry
-    else:
-        cache.kept[row, last].after = entry
-    cache.pools[row, pool].last = entry
     cache.pools[row, pool].num_blocks += num_blocks
 
 

@@ -14,16 +14,8 @@ from windtunnel.compiled.heap import push
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records
 from windtunnel.serving.codes import TRTLLM
-from windtunnel.serving.state.records import (
-    FINISH_KEY,
-    FINISH_VALUE,
-    SLIDING,
-    Ints,
-    KernelSettings,
-    Rank,
-    Requests,
-    Slot,
-)
+from windtunnel.serving.state.records import FINISH_KEY, FINISH_VALUE, SLIDING, Ints, KernelSettings, Rank, Requests
+from windtunnel.serving.state.tables import PoolTables
 
 
 @inner
@@ -152,63 +144,43 @@ def next_change(settings: KernelSettings, requests: Requests, i: int) -> int:
 
 
 @inner
-def slide(
-    settings: KernelSettings,
-    requests: Requests,
-    ranks: Records[Rank],
-    slots: Records[Slot],
-    lists: Ints,
-    rank: int,
-    i: int,
-) -> None:
+def slide(pool: PoolTables, requests: Requests, rank: int, i: int) -> None:
     """Count decoding request `i`, which has filled its window, among those that give blocks back."""
     slot = requests[i].slot
     requests[i].slides = 1
-    lists[slot, SLIDING, requests[i].joined % settings.block_size] += 1
-    pass_blocks(settings, requests, ranks, rank, i, slots[slot].steps - requests[i].joined - 1)
+    pool.lists[slot, SLIDING, requests[i].joined % pool.settings.block_size] += 1
+    pass_blocks(pool.settings, requests, pool.ranks, rank, i, pool.slots[slot].steps - requests[i].joined - 1)
 
 
 @inner
-def fills_window(
-    settings: KernelSettings,
-    requests: Requests,
-    ranks: Records[Rank],
-    slots: Records[Slot],
-    lists: Ints,
-    rank: int,
-    i: int,
-) -> bool:
+def fills_window(pool: PoolTables, requests: Requests, rank: int, i: int) -> bool:
     """Let request `i`, taken off its slot's heap, slide if it has only filled its window; returns whether it has."""
-    if not gives_back(settings) or requests[i].slides:
+    if not gives_back(pool.settings) or requests[i].slides:
         return False
     end = requests[i].input_tokens + requests[i].output_tokens - 1
-    if settings.window_tokens >= end:
+    if pool.settings.window_tokens >= end:
         return False
-    slide(settings, requests, ranks, slots, lists, rank, i)
-    slot = requests[i].slot
-    slots[slot].finish_size = push(
-        lists[slot, FINISH_KEY], lists[slot, FINISH_VALUE], slots[slot].finish_size, requests[i].joined + end, i
-    )
+    slide(pool, requests, rank, i)
+    push_finish(pool, requests[i].slot, requests[i].joined + end, i)
     return True
 
 
 @inner
-def begin_to_slide(
-    settings: KernelSettings,
-    requests: Requests,
-    ranks: Records[Rank],
-    slots: Records[Slot],
-    lists: Ints,
-    rank: int,
-    i: int,
-) -> None:
+def push_finish(pool: PoolTables, slot: int, steps: int, i: int) -> None:
+    """Put request `i` on its slot's heap: at the count of `steps` it ends, or before that fills its window."""
+    keys, values = pool.lists[slot, FINISH_KEY], pool.lists[slot, FINISH_VALUE]
+    pool.slots[slot].finish_size = push(keys, values, pool.slots[slot].finish_size, steps, i)
+
+
+@inner
+def begin_to_slide(pool: PoolTables, requests: Requests, rank: int, i: int) -> None:
     """Begin to decode request `i`, its window full or not; what is behind the window goes back."""
     requests[i].slides = 0
-    if gives_back(settings):
-        computed = slots[requests[i].slot].steps - requests[i].joined
-        pass_blocks(settings, requests, ranks, rank, i, computed - 1)
-        if computed >= settings.window_tokens:
-            slide(settings, requests, ranks, slots, lists, rank, i)
+    if gives_back(pool.settings):
+        computed = pool.slots[requests[i].slot].steps - requests[i].joined
+        pass_blocks(pool.settings, requests, pool.ranks, rank, i, computed - 1)
+        if computed >= pool.settings.window_tokens:
+            slide(pool, requests, rank, i)
 
 
 @inner

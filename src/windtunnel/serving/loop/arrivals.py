@@ -34,9 +34,8 @@ def deliver(pool: PoolTables, run: RunTables, pools: Pools | None, fleet: Replic
         replica = requests[k].rank
         if pool.settings.router != ASSIGNED:
             replica = choose_replica(pool, run, pools, fleet, k)
-    if sessions is not None:
-        if sessions.session[k] != NONE:
-            sessions.replica[sessions.session[k]] = replica
+    if sessions is not None and sessions.session[k] != NONE:
+        sessions.replica[sessions.session[k]] = replica
     settings, ranks, slots = pool.settings, pool.ranks, pool.slots
     if pools is not None:
         settings = pools.pools[pools.pool_of_replica[replica]]
@@ -56,13 +55,12 @@ def deliver(pool: PoolTables, run: RunTables, pools: Pools | None, fleet: Replic
             keeps_key = pools.pools[pools.pool_of_rank[former_rank]].queue_order == settings.queue_order
     if pool.rules is not None:
         if settings.scheduler >= VLLM_V0:
-            begin_sequence(pool.sequences, requests, k)  # type: ignore[arg-type]  # there with the rules
-            put_last(pool.sequences, ranks, rank, k)  # type: ignore[arg-type]
-    if pool.batched is not None:
-        if settings.scheduler < VLLM_V0:
-            if not keeps_key:
-                set_queue_key(settings, requests, ranks, rank, k, requests[k].input_tokens)
-            enqueue(settings, requests, ranks, rank, k)
+            begin_sequence(pool.sequences, requests, k)
+            put_last(pool.sequences, ranks, rank, k)
+    if pool.batched is not None and settings.scheduler < VLLM_V0:
+        if not keeps_key:
+            set_queue_key(settings, requests, ranks, rank, k, requests[k].input_tokens)
+        enqueue(settings, requests, ranks, rank, k)
     wake_for_request(settings, ranks, slots, run, pools, replica, now_s)
 
 

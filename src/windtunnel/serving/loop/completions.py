@@ -8,7 +8,7 @@ from windtunnel.serving.cluster.handoff import end_transfer
 from windtunnel.serving.cluster.losses import leave_for_decode
 from windtunnel.serving.cluster.slots import replica_of, wake_replica
 from windtunnel.serving.codes import FAIR_SHARE
-from windtunnel.serving.kv.cache import caches_when_scheduled, release, share
+from windtunnel.serving.kv.cache import caches_when_scheduled, free, share
 from windtunnel.serving.kv.windows import fills_window
 from windtunnel.serving.schedulers.batch import begin_decoding, held_blocks, held_window_blocks, stop_decoding, unlink
 from windtunnel.serving.state.fleet import ReplicaFleet
@@ -30,19 +30,15 @@ def finish(
 ) -> None:
     """End request `i`, which runs and does not decode: it has produced its last token, or the last of this pool."""
     settings, requests, ranks, slots = pool.settings, run.requests, pool.ranks, pool.slots
-    if pools is not None:
-        if pools.transfers[i].later_output_tokens > 0:
-            unlink(requests, ranks, rank, i)
-            leave_for_decode(pool, run, pools, fleet, rank, i, now_s)
-            return
+    if pools is not None and pools.transfers[i].later_output_tokens > 0:
+        unlink(requests, ranks, rank, i)
+        leave_for_decode(pool, run, pools, fleet, rank, i, now_s)
+        return
     requests[i].finish_s = now_s
     held = held_blocks(settings, pool.windows, requests, slots, i)
     if pool.windows is not None:
         ranks[rank].free_window_blocks += held_window_blocks(settings, requests, slots, i)
-    if pool.cache is None:
-        ranks[rank].free_blocks += held
-    else:
-        release(settings, pool.cache, ranks, rank, i, held, requests[i].computed_tokens)
+    free(settings, pool.cache, ranks, rank, i, held, requests[i].computed_tokens)
     unlink(requests, ranks, rank, i)
     ranks[rank].num_outstanding -= 1
     if settings.queue_order == FAIR_SHARE:
@@ -75,10 +71,9 @@ def complete(
     while slots[slot].finish_size > 0 and lists[slot, FINISH_KEY, 0] <= slots[slot].steps:
         i = lists[slot, FINISH_VALUE, 0]
         slots[slot].finish_size = pop(lists[slot, FINISH_KEY], lists[slot, FINISH_VALUE], slots[slot].finish_size)
-        if pool.windows is not None:
-            if fills_window(settings, requests, ranks, slots, lists, rank, i):
-                continue
-        stop_decoding(settings, pool.windows, requests, slots, lists, i)
+        if pool.windows is not None and fills_window(pool, requests, rank, i):
+            continue
+        stop_decoding(pool, requests, i)
         if pool.speculation is not None:
             end = requests[i].input_tokens + requests[i].output_tokens - 1
             ranks[rank].remaining_tokens += requests[i].computed_tokens - end
@@ -99,6 +94,6 @@ def complete(
             finish(pool, run, pools, fleet, rank, i, now_s)
         else:
             requests[i].last_token_s = now_s
-            begin_decoding(settings, pool.windows, requests, ranks, slots, lists, rank, slot, i)
+            begin_decoding(pool, requests, rank, slot, i)
     slots[slot].batch_size = 0
     slots[slot].batch_decodes = 0

@@ -33,10 +33,10 @@ from windtunnel.serving.per_request.batches import complete_batch, start_batches
 from windtunnel.serving.per_request.decode_groups import SCRATCH, ready_row
 from windtunnel.serving.schedulers.batch import begin_batch, end_batch
 from windtunnel.serving.state.fleet import ReplicaFleet
-from windtunnel.serving.state.pools import Pools, cache_of, cost_of
+from windtunnel.serving.state.pools import Pools, cost_of
 from windtunnel.serving.state.records import NONE, KernelSettings, Requests, StepCost
 from windtunnel.serving.state.status import ASK_POLICY, ASK_ROUTER, DONE, MORE, REFUSED, STUCK
-from windtunnel.serving.state.tables import PoolTables, RunTables, per_request_pool, pool_tables_of
+from windtunnel.serving.state.tables import PoolTables, RunTables, pool_tables_of, with_record
 
 
 @entry
@@ -53,6 +53,16 @@ def serve(pool: PoolTables, cost: StepCost, run: RunTables, pools: Pools | None,
     Returns:
         DONE, MORE, STUCK, OUT_OF_STEPS, OUT_OF_TABLES, REFUSED, ASK_ROUTER or ASK_POLICY.
     """
+    if pool.records is not None:
+        return run_events(with_record(pool, pool.records[0]), cost, run, pools, fleet)
+    return run_events(pool, cost, run, pools, fleet)
+
+
+@inner
+def run_events(
+    pool: PoolTables, cost: StepCost, run: RunTables, pools: Pools | None, fleet: ReplicaFleet | None
+) -> int:
+    """Run events in their order until the simulation must stop; arguments and results are those of `serve`."""
     clock = run.clock
     goes_on = resume(pool, run, pools, fleet)
     while True:
@@ -78,9 +88,8 @@ def serve(pool: PoolTables, cost: StepCost, run: RunTables, pools: Pools | None,
                 if arrival_s == np.inf:
                     return DONE if clock[0].finished >= run.requests.size else STUCK
                 deliver(pool, run, pools, fleet, arrival_s)
-                if fleet is not None:
-                    if fleet.control[0].pending != NONE:
-                        return ASK_ROUTER
+                if fleet is not None and fleet.control[0].pending != NONE:
+                    return ASK_ROUTER
                 continue
             if not has_room_for_rows(pool, run, pools):
                 return MORE
@@ -97,10 +106,7 @@ def serve(pool: PoolTables, cost: StepCost, run: RunTables, pools: Pools | None,
                     )
                 continue
             number = pools.pool_of_event[event]
-            if pool.cache is None:
-                here = pool_tables_of(pools, number, None, pool)
-            if pool.cache is not None:
-                here = pool_tables_of(pools, number, cache_of(pool.cache, pools, number), pool)
+            here = pool_tables_of(pools, number, pool)
             prices = cost_of(pools, number)
         replica, stage = place_of(here.settings, pools, event)
         if not goes_on:
@@ -151,10 +157,8 @@ def end_of_run_s(pool: PoolTables, pools: Pools | None) -> float:
 def has_room_for_rows(pool: PoolTables, run: RunTables, pools: Pools | None) -> bool:
     """Whether the buffers hold what one event may write: a row, of per-request scheduling one a pipeline stage."""
     num_rows = 1
-    if pool.rules is not None and pools is None:
-        num_rows = pool.settings.num_stages
-    if pool.rules is not None and pools is not None:
-        num_rows = pools.stages.shape[1]
+    if pool.rules is not None:
+        num_rows = pool.settings.num_stages if pools is None else pools.stages.shape[1]
     has_room = run.clock[0].rows + num_rows <= run.steps.size
     if run.trail is not None and pool.batches is not None:
         num_members = run.clock[0].members + num_rows * pool.batches.shape[2]
@@ -180,9 +184,8 @@ def deliver_until(
     arrival_s = next_send_s(pool.settings, run, fleet)
     while arrival_s <= event_s:
         deliver(pool, run, pools, fleet, arrival_s)
-        if fleet is not None:
-            if fleet.control[0].pending != NONE:
-                return True
+        if fleet is not None and fleet.control[0].pending != NONE:
+            return True
         arrival_s = next_send_s(pool.settings, run, fleet)
     return False
 
@@ -208,22 +211,19 @@ def end_step(
             else:
                 slot = replica * settings.num_stages + stage
                 if slots[slot].num_requests > 0:
-                    own = per_request_pool(pool, pools)
-                    num_leaving = complete_batch(own, run, pools, replica, slot, now_s)
+                    num_leaving = complete_batch(pool, run, pools, replica, slot, now_s)
                     if pools is not None:
                         for position in range(num_leaving):
-                            i = own.batches[ready_row(own, replica), SCRATCH, position]
+                            i = pool.batches[ready_row(pool, replica), SCRATCH, position]
                             leave_for_decode(pool, run, pools, fleet, replica, i, now_s)
-    if pool.batched is not None:
-        if settings.scheduler < VLLM_V0:
-            first = replica * settings.ranks_per_replica
-            for rank in range(first, first + settings.ranks_per_replica):
-                slot = rank * settings.num_stages + stage
-                ended_step = ended_step or slots[slot].batch_size > 0 or slots[slot].batch_decodes > 0
-                complete(pool, run, pools, fleet, rank, slot, now_s)
-    if fleet is not None:
-        if outstanding_at(pool, replica) < num_outstanding:
-            ask_again(fleet, now_s)
+    if pool.batched is not None and settings.scheduler < VLLM_V0:
+        first = replica * settings.ranks_per_replica
+        for rank in range(first, first + settings.ranks_per_replica):
+            slot = rank * settings.num_stages + stage
+            ended_step = ended_step or slots[slot].batch_size > 0 or slots[slot].batch_decodes > 0
+            complete(pool, run, pools, fleet, rank, slot, now_s)
+    if fleet is not None and outstanding_at(pool, replica) < num_outstanding:
+        ask_again(fleet, now_s)
     return ended_step
 
 
@@ -253,10 +253,9 @@ def start_steps(
             if pools is not None:
                 begin_batch(pool.slots, slot, now_s)
                 join_ready(pool, run.requests, pools, replica, slot)
-            status = start_batches(per_request_pool(pool, pools), cost, run, fleet, replica, now_s)
-            if pools is not None:
-                if status == DONE:
-                    pull(pool, run, pools, replica, slot, now_s)
+            status = start_batches(pool, cost, run, fleet, replica, now_s)
+            if pools is not None and status == DONE:
+                pull(pool, run, pools, replica, slot, now_s)
             return status
     if pool.batched is not None:
         form_batches(pool, run, pools, replica, stage, now_s, ended_step, cost.host_overlaps)
@@ -295,9 +294,8 @@ def form_batches(
     forms_again = pools is not None and ended_step
     num_batches = 0
     while num_batches == 0:
-        if pool.balance is not None:
-            if settings.balance_steps > 0:
-                balance_ranks(settings, run.requests, pool.ranks, slots, first, stage, cutoff_s)
+        if pool.balance is not None and settings.balance_steps > 0:
+            balance_ranks(settings, run.requests, pool.ranks, slots, first, stage, cutoff_s)
         for rank in range(first, first + settings.ranks_per_replica):
             slot = rank * settings.num_stages + stage
             begin_batch(slots, slot, cutoff_s)
@@ -316,10 +314,8 @@ def form_batches(
 def form_batch(pool: PoolTables, requests: Requests, rank: int, slot: int, now_s: float) -> int:
     """Form the batch of a rank's slot by the engine's scheduler; returns 1, or 0 if it is empty."""
     num_decodes = 0
-    if pool.vllm_v1 is not None:
-        if pool.settings.scheduler != SGLANG:
-            num_decodes = form_batch_vllm_v1(pool, requests, rank, slot, now_s)
-    if pool.sglang is not None:
-        if pool.settings.scheduler == SGLANG:
-            num_decodes = form_batch_sglang(pool, requests, rank, slot, now_s)
-    return end_batch(pool.settings, requests, pool.ranks, pool.slots, pool.lists, rank, slot, num_decodes)
+    if pool.vllm_v1 is not None and pool.settings.scheduler != SGLANG:
+        num_decodes = form_batch_vllm_v1(pool, requests, rank, slot, now_s)
+    if pool.sglang is not None and pool.settings.scheduler == SGLANG:
+        num_decodes = form_batch_sglang(pool, requests, rank, slot, now_s)
+    return end_batch(pool, requests, rank, slot, num_decodes)

@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-import numpy as np
-
 from windtunnel.compiled.heap import push
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, int64, is_unset
@@ -14,13 +12,16 @@ from windtunnel.serving.engines.sglang.scheduler import decay_new_token_ratio
 from windtunnel.serving.engines.trtllm.balance import count_balance
 from windtunnel.serving.kv.windows import give_back, has_blocks, take_blocks
 from windtunnel.serving.schedulers.batch import decode_step_blocks, gained_tokens, passed_of_step, take_decode_step
+from windtunnel.serving.schedulers.step_batch import Batch, emptied, fails_at_s, write_row
 from windtunnel.serving.schedulers.step_cost import (
     SAME_DURATION,
     decode_attention_s,
+    decode_step_s,
+    deviation,
     prefill_attention_s,
-    through_stages,
+    price_batch,
     with_host,
-    with_loading,
+    with_stages,
 )
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.records import (
@@ -29,45 +30,12 @@ from windtunnel.serving.state.records import (
     BATCH_TOKENS,
     FINISH_KEY,
     NONE,
-    Ints,
-    KernelSettings,
-    Rank,
     Requests,
     Slot,
-    Speculation,
     StepCost,
 )
 from windtunnel.serving.state.status import DONE, OUT_OF_STEPS
 from windtunnel.serving.state.tables import PoolTables, RunTables
-
-
-class Batch(NamedTuple):
-    """The batch of a replica's slot. Counts are sums over its ranks, `most_*` the largest of a rank; tokens."""
-
-    decode_tokens: int
-    """Decoding requests."""
-    query_tokens: int
-    """Tokens that they compute, several each with speculative decoding."""
-    prefill_tokens: int
-    num_prefills: int
-    """Prompts with a chunk in the batch."""
-    sampled: int
-    context_tokens: int
-    """Tokens in the cache of the decoding requests."""
-    pairs: float
-    """Query-key pairs of the prefill chunks."""
-    resumed: int
-    """Prompts that end here and were preempted before."""
-    resumed_since_s: float
-    """Sum of the times of their latest tokens."""
-    most_decodes: int
-    most_tokens: int
-    most_sampled: int
-    most_running: int
-    running: int
-    waiting: int
-    attention_s: float
-    """Attention of the slowest rank, seconds."""
 
 
 class Pauses(NamedTuple):
@@ -103,25 +71,22 @@ def start_step(
     Returns DONE with the slot busy or idle, or OUT_OF_STEPS.
     """
     settings = pool.settings
-    if pool.sglang is not None:
-        if settings.scheduler == SGLANG:
-            undo_decodes(pool, replica, stage)
+    if pool.sglang is not None and settings.scheduler == SGLANG:
+        undo_decodes(pool, replica, stage)
     batch = batch_of(pool, cost, run.requests, replica, stage)
     if batch.decode_tokens + batch.prefill_tokens == 0:
         set_busy(settings, pool.slots, replica, stage, IDLE)
         return DONE
     if 0 < cost.recorded_step_s.size <= run.clock[0].recorded:
         return OUT_OF_STEPS
-    row = run.clock[0].rows
     end_s = step_end_s(pool, cost, run, batch, replica, stage, now_s)
-    is_doomed = False
+    fails_s, is_doomed = fails_at_s(settings, fleet, replica), False
     if fleet is not None:
-        fails_s = fleet.replicas[settings.first_replica + replica].fails_s
         is_doomed = end_s >= fails_s
         if is_doomed:
             end_s = fails_s
             batch = emptied(batch)
-            run.steps[row].load_s = 0.0
+            run.steps[run.clock[0].rows].load_s = 0.0
 
     used = int64(0)
     if pool.windows is not None:
@@ -136,10 +101,9 @@ def start_step(
         if latest != NONE:
             first_step_s = pool.slots[replica * settings.ranks_per_replica].row_step_s
         steps = take_equal_steps(pool, cost, run, fleet, batch, replica, now_s, end_s, used, first_step_s)
-    if pool.balance is not None:
-        if settings.balance_steps > 0 and steps.num_steps > 1:
-            first = replica * settings.ranks_per_replica
-            count_balance(settings, pool.ranks, pool.slots, first, first + settings.ranks_per_replica, steps.num_steps)
+    if pool.balance is not None and settings.balance_steps > 0 and steps.num_steps > 1:
+        first = replica * settings.ranks_per_replica
+        count_balance(settings, pool.ranks, pool.slots, first, first + settings.ranks_per_replica, steps.num_steps)
     settle_slots(pool, replica, stage, steps, is_doomed)
     record_step(pool, run, batch, pauses, steps, latest, replica, stage, now_s)
     if not is_doomed:
@@ -174,9 +138,7 @@ def batch_of(pool: PoolTables, cost: StepCost, requests: Requests, replica: int,
                     resumed += 1
                     resumed_since_s += requests[i].last_token_s
         rank_context = slots[slot].context_tokens - slots[slot].skipped_context_tokens if rank_decodes > 0 else 0
-        deviation_tokens = 0.0
-        if cost.longest_share > 0.0:
-            deviation_tokens = context_deviation(slots, slot, rank_decodes, rank_context)
+        deviation_tokens = context_deviation(cost, slots, slot, rank_decodes, rank_context)
         attention_s = max(
             attention_s,
             decode_attention_s(cost, rank_decodes, rank_context + rank_decodes, rank_tokens, deviation_tokens)
@@ -216,60 +178,34 @@ def batch_of(pool: PoolTables, cost: StepCost, requests: Requests, replica: int,
 
 
 @inner
-def context_deviation(slots: Records[Slot], slot: int, num_decodes: int, context_tokens: int) -> float:
-    """Return the standard deviation of the contexts that a slot's `num_decodes` requests decode over, in tokens.
+def context_deviation(cost: StepCost, slots: Records[Slot], slot: int, num_decodes: int, context_tokens: int) -> float:
+    """Return the standard deviation of the contexts that a slot's `num_decodes` requests decode over, in tokens; 0
+    where no price depends on it.
 
     A context is the slot's `steps` less the request's `joined`.
     """
-    if num_decodes < 2:
+    if num_decodes < 2 or cost.longest_share == 0.0:
         return 0.0
-    mean_joined = slots[slot].steps - context_tokens / num_decodes
-    mean_square = (slots[slot].joined_squares - slots[slot].skipped_squares) / num_decodes
-    return np.sqrt(max(mean_square - mean_joined * mean_joined, 0.0))
-
-
-@inner
-def emptied(batch: Batch) -> Batch:
-    """Return the batch of a step that a failure cuts short: it gives no tokens."""
-    running, waiting, most_running = batch.running, batch.waiting, batch.most_running
-    return Batch(0, 0, 0, 0, 0, 0, 0.0, 0, 0.0, 0, 0, 0, most_running, running, waiting, 0.0)
+    joined = num_decodes * slots[slot].steps - context_tokens
+    return deviation(num_decodes, joined, slots[slot].joined_squares - slots[slot].skipped_squares)
 
 
 @inner
 def step_end_s(
     pool: PoolTables, cost: StepCost, run: RunTables, batch: Batch, replica: int, stage: int, now_s: float
 ) -> float:
-    """Price a batch: return when its step ends, by the recorded durations where there are any.
-
-    The terms are those of `serving.state.records.StepCost`. Writes how long the step waits for KV blocks to its row.
-    """
-    settings = pool.settings
+    """Price a batch and take the pipeline stages for it; returns when its step ends."""
+    device_s = price_batch(pool, cost, run, batch, replica, stage)
     if cost.recorded_step_s.size > 0:
-        run.clock[0].recorded += 1
-        return now_s + cost.recorded_step_s[run.clock[0].recorded - 1]
-    if batch.prefill_tokens == 0:
-        device_s = cost.decode_token_s[batch.most_decodes] + batch.attention_s
-    else:
-        device_s = cost.mixed_token_s[batch.most_tokens] + cost.sample_s[batch.most_sampled] + batch.attention_s
-        if pool.speculation is not None:
-            device_s += cost.draft_s[batch.most_decodes]
-        if settings.ranks_per_replica > 1:
-            num_tokens = batch.query_tokens + batch.prefill_tokens
-            device_s += cost.group_token_s[min(num_tokens, cost.group_token_s.size - 1)]
-        device_s = max(device_s, cost.launch_s[min(batch.most_tokens, cost.launch_s.size - 1)])
-    if pool.cache is not None:
-        first = replica * settings.ranks_per_replica
-        loaded_s = with_loading(settings, pool.cache, first, first + settings.ranks_per_replica, stage, device_s)
-        run.steps[run.clock[0].rows].load_s = loaded_s - device_s
-        device_s = loaded_s
-    return through_stages(settings, cost, pool.stages, replica, now_s, device_s, batch.most_running)
+        return now_s + device_s
+    return with_stages(pool, cost, run, replica, now_s, device_s, batch.most_running).end_s
 
 
 @inner
 def advance_decodes(pool: PoolTables, batch: Batch, replica: int, stage: int, now_s: float, is_doomed: bool) -> Pauses:
     """Count the step for the decoding requests of a replica's slot; returns which of them had paused before."""
     settings, ranks, slots = pool.settings, pool.ranks, pool.slots
-    paused, late_since_s, joined, skipped = 0, batch.resumed_since_s, 0, 0
+    paused, late_since_s, joined, skipped = 0, batch.late_since_s, 0, 0
     first = replica * settings.ranks_per_replica
     for rank in range(first, first + settings.ranks_per_replica):
         slot = rank * settings.num_stages + stage
@@ -325,12 +261,10 @@ def take_equal_steps(
     ranks, slots, lists = pool.ranks, pool.slots, pool.lists
     first = replica * settings.ranks_per_replica
     end = first + settings.ranks_per_replica
-    fails_s = np.inf
-    if fleet is not None:
-        fails_s = fleet.replicas[settings.first_replica + replica].fails_s
+    fails_s = fails_at_s(settings, fleet, replica)
     horizon_s = horizon_of_steps(settings, run, fleet)
     num_steps, last_start_s, time_s = 1, now_s, end_s
-    most_steps = steps_until_event(settings, pool.speculation, ranks, slots, lists, first, end)
+    most_steps = steps_until_event(pool, first, end)
     while num_steps < most_steps and time_s < horizon_s:
         attention_s = 0.0
         fits = True
@@ -339,19 +273,18 @@ def take_equal_steps(
             if settings.scheduler != TRTLLM:
                 needed = decode_step_blocks(settings, pool.speculation, slots, lists, rank)
                 fits = fits and has_blocks(settings, windows, ranks, rank, needed)
-            context_tokens, deviation_tokens = slots[rank].context_tokens + count, 0.0
-            if cost.longest_share > 0.0:
-                deviation_tokens = context_deviation(slots, rank, count, slots[rank].context_tokens)
-            rank_s = decode_attention_s(cost, count, context_tokens, batch.prefill_tokens, deviation_tokens)
+            context_tokens = slots[rank].context_tokens
+            deviation_tokens = context_deviation(cost, slots, rank, count, context_tokens)
+            rank_s = decode_attention_s(cost, count, context_tokens + count, batch.prefill_tokens, deviation_tokens)
             attention_s = max(attention_s, rank_s)
-        step_s = with_host(cost, cost.decode_token_s[batch.most_decodes] + attention_s, batch.most_running)
+        step_s = with_host(cost, decode_step_s(cost, batch.most_decodes, attention_s), batch.most_running)
         if not fits or step_s > SAME_DURATION * first_step_s or time_s + step_s >= fails_s:
             break
         for rank in range(first, end):
             count = slots[rank].num_decoding
             if settings.scheduler != TRTLLM:
                 needed = decode_step_blocks(settings, pool.speculation, slots, lists, rank)
-                take_decode_step(settings, windows, pool.speculation, ranks, slots, lists, rank, rank, needed)
+                take_decode_step(pool, rank, rank, needed)
             num_gained = count_decode_step(pool, rank)
             if count > 0:
                 slots[rank].num_verified += 1
@@ -377,11 +310,10 @@ def settle_slots(pool: PoolTables, replica: int, stage: int, steps: Steps, is_do
             slots[slot].last_decode_s = steps.end_s
             slots[slot].num_joined = slots[slot].num_skipped
             slots[slot].joined_since_s = slots[slot].skipped_since_s
-            if pool.sglang is not None:
-                if settings.scheduler == SGLANG:
-                    steps_to_receive = ranks[rank].steps_to_receive - steps.num_steps
-                    ranks[rank].steps_to_receive = steps_to_receive % settings.receive_interval_steps
-                    decay_new_token_ratio(settings, ranks, rank, steps.num_steps)
+            if pool.sglang is not None and settings.scheduler == SGLANG:
+                steps_to_receive = ranks[rank].steps_to_receive - steps.num_steps
+                ranks[rank].steps_to_receive = steps_to_receive % settings.receive_interval_steps
+                decay_new_token_ratio(settings, ranks, rank, steps.num_steps)
         slots[slot].num_skipped = 0
         slots[slot].skipped_context_tokens = 0
         slots[slot].skipped_squares = 0
@@ -409,29 +341,12 @@ def record_step(
         run.steps[latest].num_steps += steps.num_steps
         run.steps[latest].used_blocks = max(run.steps[latest].used_blocks, used)
     else:
-        row = run.clock[0].rows
         num_late = pauses.num_late + batch.resumed
-        run.steps[row].start_s = now_s
-        run.steps[row].duration_s = steps.end_s - now_s
-        run.steps[row].num_steps = steps.num_steps
-        run.steps[row].replica = settings.first_replica + replica
-        run.steps[row].decode_tokens = batch.decode_tokens
-        run.steps[row].prefill_tokens = batch.prefill_tokens
-        run.steps[row].num_prefills = batch.num_prefills
-        run.steps[row].num_sampled = batch.sampled
-        run.steps[row].context_tokens = batch.context_tokens
-        run.steps[row].prefill_pairs = batch.pairs
-        run.steps[row].used_blocks = used
-        run.steps[row].num_running = batch.running
-        run.steps[row].num_waiting = batch.waiting
-        run.steps[row].paused_tokens = pauses.num_late
-        run.steps[row].resumed_tokens = batch.resumed
-        run.steps[row].late_gap_s = 0.0
-        if num_late > 0:
-            run.steps[row].late_gap_s = steps.first_end_s - pauses.since_s / num_late
-        run.clock[0].rows += 1
-        slots[slot].row = run.clock[0].earlier_rows + row
+        late_gap_s = steps.first_end_s - pauses.since_s / num_late if num_late > 0 else 0.0
+        slots[slot].row = run.clock[0].earlier_rows + run.clock[0].rows
         slots[slot].row_step_s = steps.first_end_s - now_s
+        number = settings.first_replica + replica
+        write_row(run, number, batch, steps.num_steps, now_s, steps.end_s, used, pauses.num_late, late_gap_s)
     slots[slot].row_end_s = steps.end_s
 
 
@@ -485,25 +400,18 @@ def undo_decodes(pool: PoolTables, replica: int, stage: int) -> None:
 
 
 @inner
-def steps_until_event(
-    settings: KernelSettings,
-    speculation: Speculation | None,
-    ranks: Records[Rank],
-    slots: Records[Slot],
-    lists: Ints,
-    first: int,
-    end: int,
-) -> int:
+def steps_until_event(pool: PoolTables, first: int, end: int) -> int:
     """Return how many decode steps may run before a request finishes or the policy must look again."""
+    ranks, slots, lists = pool.ranks, pool.slots, pool.lists
     fewest = int64(1) << 40
     for rank in range(first, end):
         if slots[rank].finish_size > 0:
             fewest = min(fewest, lists[rank, FINISH_KEY, 0] - slots[rank].steps + 1)
-            if speculation is not None:
+            if pool.speculation is not None:
                 left = max(lists[rank, FINISH_KEY, 0] - slots[rank].steps, 0)
-                fewest = min(fewest, (left + speculation.num_queries - 1) // speculation.num_queries + 1)
+                fewest = min(fewest, (left + pool.speculation.num_queries - 1) // pool.speculation.num_queries + 1)
         if slots[rank].looks_again or ranks[rank].num_prefilling > 0:
             fewest = 1
-        if settings.scheduler == SGLANG and ranks[rank].num_waiting > 0:
+        if pool.settings.scheduler == SGLANG and ranks[rank].num_waiting > 0:
             fewest = min(fewest, max(ranks[rank].steps_to_receive, 1))
     return fewest

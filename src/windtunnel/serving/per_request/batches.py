@@ -6,6 +6,7 @@ replica of `num_stages` pipeline stages has that many batches in flight; they pa
 waits for a stage was formed before.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +16,7 @@ from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import int64, is_unset
 from windtunnel.serving.clients import conclude, horizon_of_steps
 from windtunnel.serving.codes import FASTER_TRANSFORMER, LIGHTLLM, ORCA, SARATHI, USER, VLLM_V0
-from windtunnel.serving.per_request.cost import ceil_to, model_step_s, table_stage_s
-from windtunnel.serving.per_request.custom_batch import find_all_cached, form_custom_batch
+from windtunnel.serving.per_request.custom_batch import form_custom_batch, list_waiting
 from windtunnel.serving.per_request.decode_groups import (
     MEMBERS,
     PHASES,
@@ -39,56 +39,44 @@ from windtunnel.serving.per_request.policies import (
     form_batch_vllm_v0,
     release,
 )
-from windtunnel.serving.schedulers.step_cost import SAME_DURATION, with_host, with_loading
+from windtunnel.serving.schedulers.step_batch import Batch, emptied, fails_at_s, write_row
+from windtunnel.serving.schedulers.step_cost import (
+    SAME_DURATION,
+    Passage,
+    decode_attention_s,
+    decode_step_s,
+    deviation,
+    prefill_attention_s,
+    price_batch,
+    through_stages,
+    with_host,
+    with_stages,
+)
 from windtunnel.serving.state.fleet import ReplicaFleet
-from windtunnel.serving.state.per_request import PerRequestPool
+from windtunnel.serving.state.per_request import StageTables
 from windtunnel.serving.state.pools import Pools
 from windtunnel.serving.state.records import NONE, Requests, StepCost
 from windtunnel.serving.state.status import ASK_POLICY, DONE, OUT_OF_STEPS, OUT_OF_TABLES, REFUSED
-from windtunnel.serving.state.tables import RunTables
+from windtunnel.serving.state.tables import PoolTables, RunTables
 
 
-class Batch(NamedTuple):
-    """A batch that starts: sums over its requests and its decode group; tokens."""
+class Listed(NamedTuple):
+    """What a batch of one rank has beside the counts of a `Batch`; tokens."""
 
     num_listed: int
     """Requests beside the decode group."""
-    num_requests: int
-    num_decodes: int
-    num_prompts: int
-    prompt_tokens: int
     squares: int
     """Sum of the squares of the prompt chunks."""
     cached: int
     """Tokens processed before the chunks, each request's rounded up to the look-up tables' granularity."""
-    context_tokens: int
     deviation_tokens: float
     """Standard deviation of the contexts of the decoding requests."""
-    sampled: int
-    pairs: float
-    """Query-key pairs of the prompt chunks."""
     paused: int
     """Decoding requests that did not decode in the step before."""
-    resumed: int
-    """Prompts that end here and were restarted before."""
-    late_since_s: float
-    """Sum of the times of the latest tokens of both."""
-    num_running: int
-
-
-class Passage(NamedTuple):
-    """A batch's way through the pipeline stages; seconds."""
-
-    start_s: float
-    end_s: float
-    between_s: float
-    """Waits between stages."""
 
 
 @inner
-def complete_batch(
-    pool: PerRequestPool, run: RunTables, pools: Pools | None, replica: int, slot: int, now_s: float
-) -> int:
+def complete_batch(pool: PoolTables, run: RunTables, pools: Pools | None, replica: int, slot: int, now_s: float) -> int:
     """Apply the end of a batch: finished requests leave, those that it decoded are its decode group, others are ready
     again.
 
@@ -112,13 +100,12 @@ def complete_batch(
         has_decoded = pool.sequences[i].is_prefilled
         count_tokens(pool, run.requests, i, tokens[position] * num_steps, now_s)
         if pool.sequences[i].processed_tokens >= pool.sequences[i].total_tokens:
-            if pools is not None:
-                if pools.transfers[i].later_output_tokens > 0:
-                    pool.batches[row, SCRATCH, num_leaving] = i
-                    num_leaving += 1
-                    run.requests[i].computed_tokens = computed_tokens(pool.sequences, i)
-                    pool.ranks[replica].num_running -= 1
-                    continue
+            if pools is not None and pools.transfers[i].later_output_tokens > 0:
+                pool.batches[row, SCRATCH, num_leaving] = i
+                num_leaving += 1
+                run.requests[i].computed_tokens = computed_tokens(pool.sequences, i)
+                pool.ranks[replica].num_running -= 1
+                continue
             end_request(pool, run, replica, i, now_s)
         elif has_decoded and joins:
             join(pool, run.requests, slot, i, now_s)
@@ -140,7 +127,7 @@ def complete_batch(
 
 
 @inner
-def end_request(pool: PerRequestPool, run: RunTables, replica: int, i: int, now_s: float) -> None:
+def end_request(pool: PoolTables, run: RunTables, replica: int, i: int, now_s: float) -> None:
     """End request `i`, which has its last token; its blocks are freed, FasterTransformer's with the whole batch."""
     run.requests[i].finish_s = now_s
     conclude(pool.settings, run, i, now_s)
@@ -150,7 +137,7 @@ def end_request(pool: PerRequestPool, run: RunTables, replica: int, i: int, now_
 
 
 @inner
-def count_tokens(pool: PerRequestPool, requests: Requests, i: int, num_tokens: int, now_s: float) -> None:
+def count_tokens(pool: PoolTables, requests: Requests, i: int, num_tokens: int, now_s: float) -> None:
     """Count `num_tokens` that request `i` has processed at `now_s`, and the token that the end of its prompt gives."""
     processed = pool.sequences[i].processed_tokens + num_tokens
     pool.sequences[i].left_stage_s = now_s
@@ -163,7 +150,7 @@ def count_tokens(pool: PerRequestPool, requests: Requests, i: int, num_tokens: i
 
 
 @inner
-def release_together(pool: PerRequestPool, replica: int, slot: int, unfinished: int) -> None:
+def release_together(pool: PoolTables, replica: int, slot: int, unfinished: int) -> None:
     """Free the blocks of a FasterTransformer batch's finished requests with its last one; `unfinished` is one that goes
     on, or NONE.
     """
@@ -183,7 +170,7 @@ def release_together(pool: PerRequestPool, replica: int, slot: int, unfinished: 
 
 @inner
 def start_batches(
-    pool: PerRequestPool, cost: StepCost, run: RunTables, fleet: ReplicaFleet | None, replica: int, now_s: float
+    pool: PoolTables, cost: StepCost, run: RunTables, fleet: ReplicaFleet | None, replica: int, now_s: float
 ) -> int:
     """Form and start batches while the replica has an idle slot and something to run.
 
@@ -196,17 +183,16 @@ def start_batches(
             slot += 1
         if pool.settings.scheduler != USER:
             size = form_batch(pool, run.requests, replica, slot, now_s)
-        elif not clock[0].answered:
-            find_all_cached(pool, run.requests, replica)
-            clock[0].slot = slot
-            return ASK_POLICY
-        if run.pairs is not None:
-            if pool.settings.scheduler == USER:
-                clock[0].answered = 0
-                size = form_custom_batch(pool, run.requests, clock, replica, slot, run.pairs, now_s)
-                if size < 0:
-                    clock[0].problem = size
-                    return REFUSED
+        if run.waiting is not None and pool.settings.scheduler == USER:
+            if not clock[0].answered:
+                list_waiting(pool, run.requests, replica, run.waiting)
+                clock[0].slot = slot
+                return ASK_POLICY
+            clock[0].answered = 0
+            size = form_custom_batch(pool, run, replica, slot, now_s)
+            if size < 0:
+                clock[0].problem = size
+                return REFUSED
         if size == 0 and not pool.slots[slot].has_group:
             return DONE
         status = start_batch(pool, cost, run, fleet, replica, slot, size, now_s)
@@ -216,7 +202,7 @@ def start_batches(
 
 
 @inner
-def form_batch(pool: PerRequestPool, requests: Requests, replica: int, slot: int, now_s: float) -> int:
+def form_batch(pool: PoolTables, requests: Requests, replica: int, slot: int, now_s: float) -> int:
     """Form the next batch of a replica by its scheduler; returns the number of requests beside the decode group."""
     if pool.settings.scheduler == VLLM_V0:
         return form_batch_vllm_v0(pool, requests, replica, slot, now_s)
@@ -231,7 +217,7 @@ def form_batch(pool: PerRequestPool, requests: Requests, replica: int, slot: int
 
 @inner
 def start_batch(
-    pool: PerRequestPool,
+    pool: PoolTables,
     cost: StepCost,
     run: RunTables,
     fleet: ReplicaFleet | None,
@@ -248,41 +234,48 @@ def start_batch(
     Returns DONE, OUT_OF_STEPS or OUT_OF_TABLES.
     """
     clock = run.clock
-    batch = batch_of(pool, run.requests, replica, slot, size, now_s)
+    batch, listed = batch_of(pool, cost, run.requests, replica, slot, size, now_s)
     has_recorded_steps = False
     if pool.stage_tables is None:
         has_recorded_steps = cost.recorded_step_s.size > 0
         if has_recorded_steps and cost.recorded_step_s.size <= clock[0].recorded:
             return OUT_OF_STEPS
-    passage = passage_of(pool, cost, run, batch, replica, slot, now_s)
+    num_requests = batch.decode_tokens + batch.num_prefills
+    passage = passage_of(pool, cost, run, batch, listed, replica, slot, now_s)
     if passage.end_s < now_s:
-        clock[0].culprit = batch.num_requests
+        clock[0].culprit = num_requests
         return OUT_OF_TABLES
-    num_steps, end_s = 1, passage.end_s
-    late_gap_s = (
-        end_s - batch.late_since_s / (batch.paused + batch.resumed) if batch.paused + batch.resumed > 0 else 0.0
-    )
-    fails_s = np.inf
+    num_steps, end_s, paused, late_gap_s = 1, passage.end_s, listed.paused, 0.0
+    if paused + batch.resumed > 0:
+        late_gap_s = end_s - batch.late_since_s / (paused + batch.resumed)
+    fails_s, is_doomed = fails_at_s(pool.settings, fleet, replica), False
     if fleet is not None:
-        fails_s = fleet.replicas[pool.settings.first_replica + replica].fails_s
-    is_doomed = end_s >= fails_s
-    if is_doomed:
-        end_s, late_gap_s = fails_s, 0.0
-        run.steps[clock[0].rows].load_s = 0.0
-        batch = Batch(size, batch.num_requests, 0, 0, 0, 0, 0, 0, 0.0, 0, 0.0, 0, 0, 0.0, batch.num_running)
-    is_alone = batch.num_prompts == 0 and pool.settings.num_stages == 1 and pool.ranks[replica].num_ready == 0
+        is_doomed = end_s >= fails_s
+        if is_doomed:
+            end_s, paused, late_gap_s = fails_s, 0, 0.0
+            run.steps[clock[0].rows].load_s = 0.0
+            batch = emptied(batch)
+    is_alone = batch.num_prefills == 0 and pool.settings.num_stages == 1 and pool.ranks[replica].num_ready == 0
     # Blocks of a restarted request may let it in again at the next step.
     goes_on = pool.rules.fuses_steps == 1 and pool.settings.scheduler != USER and not pool.ranks[replica].has_restarted
     if goes_on and is_alone and not (is_doomed or has_recorded_steps):
         horizon_s = min(horizon_of_steps(pool.settings, run, fleet), fails_s)
         if end_s < horizon_s:
-            num_steps, end_s = take_equal_steps(pool, cost, batch, replica, slot, now_s, end_s, horizon_s, fails_s)
+            num_steps, end_s = take_equal_steps(
+                pool, cost, batch, listed, replica, slot, now_s, end_s, horizon_s, fails_s
+            )
             pool.stages[replica, 0] = end_s
     if pool.settings.num_stages > 1 and not is_doomed:
         count_pauses(pool, slot, size, passage)
     if run.trail is not None:
         leave_trail(pool, run, slot, size, now_s, end_s)
-    record_batch(pool, run, batch, replica, slot, num_steps, now_s, end_s, late_gap_s)
+    pool.ranks[replica].has_restarted = 0
+    pool.slots[slot].num_requests = num_requests
+    pool.slots[slot].num_listed = size
+    pool.slots[slot].num_steps = num_steps
+    pool.ranks[replica].num_in_flight += 1
+    used = pool.settings.num_blocks - pool.ranks[replica].free_blocks
+    write_row(run, pool.settings.first_replica + replica, batch, num_steps, now_s, end_s, used, paused, late_gap_s)
     if not is_doomed:
         event = pool.settings.first_event + slot
         clock[0].queued = push(run.events.time_s, run.events.slot, clock[0].queued, end_s, event)
@@ -290,13 +283,15 @@ def start_batch(
 
 
 @inner
-def batch_of(pool: PerRequestPool, requests: Requests, replica: int, slot: int, size: int, now_s: float) -> Batch:
+def batch_of(
+    pool: PoolTables, cost: StepCost, requests: Requests, replica: int, slot: int, size: int, now_s: float
+) -> tuple[Batch, Listed]:
     """Return the sums over the `size` requests of a slot's batch and its decode group; waits until now are counted."""
     granularity = 1
     if pool.stage_tables is not None:
         granularity = pool.stage_tables.granularity
-    num_prompts, prompt_tokens, squares, cached, context_tokens, sampled = 0, 0, 0, 0, 0, 0
-    pairs, context_squares = 0.0, 0.0
+    num_prompts, prompt_tokens, squares, cached, context_tokens, context_squares, sampled = 0, 0, 0, 0, 0, 0, 0
+    pairs, attention_s = 0.0, 0.0
     paused, resumed, late_since_s = 0, 0, 0.0
     members, tokens = pool.batches[slot, MEMBERS], pool.batches[slot, TOKENS]
     for position in range(size):
@@ -335,122 +330,110 @@ def batch_of(pool: PerRequestPool, requests: Requests, replica: int, slot: int, 
                 pool.slots[slot].group_paused_s += now_s - left_s
     num_decodes = num_requests - num_prompts
     deviation_tokens = 0.0
-    if num_decodes > 1:
-        mean_tokens = context_tokens / num_decodes
-        deviation_tokens = np.sqrt(max(context_squares / num_decodes - mean_tokens * mean_tokens, 0.0))
-    num_queries = 1
+    if num_decodes > 1 and cost.longest_share > 0.0:
+        deviation_tokens = deviation(num_decodes, context_tokens, context_squares)
+    num_queries = num_decodes
     if pool.speculation is not None:
-        num_queries = pool.speculation.num_queries
-    return Batch(
-        size,
-        num_requests,
+        num_queries = num_decodes * pool.speculation.num_queries
+    sampled += num_queries
+    if pool.stage_tables is None:
+        attention_s = decode_attention_s(cost, num_decodes, context_tokens, prompt_tokens, deviation_tokens)
+        attention_s += prefill_attention_s(cost, prompt_tokens, pairs)
+    running = pool.ranks[replica].num_running
+    batch = Batch(
         num_decodes,
-        num_prompts,
+        num_queries,
         prompt_tokens,
-        squares,
-        cached,
-        context_tokens,
-        deviation_tokens,
-        sampled + num_decodes * num_queries,
+        num_prompts,
+        sampled,
+        context_tokens - num_decodes,
         pairs,
-        paused,
         resumed,
         late_since_s,
-        pool.ranks[replica].num_running,
+        num_decodes,
+        num_queries + prompt_tokens,
+        sampled,
+        running,
+        running,
+        pool.ranks[replica].num_waiting,
+        attention_s,
     )
+    return batch, Listed(size, squares, cached, deviation_tokens, paused)
 
 
 @inner
 def passage_of(
-    pool: PerRequestPool, cost: StepCost, run: RunTables, batch: Batch, replica: int, slot: int, now_s: float
+    pool: PoolTables,
+    cost: StepCost,
+    run: RunTables,
+    batch: Batch,
+    listed: Listed,
+    replica: int,
+    slot: int,
+    now_s: float,
 ) -> Passage:
     """Price a batch and take it through the pipeline; returns its `Passage`, which ends before it starts where the
     batch lies outside the look-up tables.
     """
     if pool.stage_tables is None:
-        device_s = batch_device_s(pool, cost, run, batch, slot)
-        if pool.settings.num_stages == 1:
-            return Passage(now_s, now_s + with_host(cost, device_s, batch.num_running), 0.0)
-        host_s = cost.host_step_s + cost.host_request_s * batch.num_running
-        ready_s = now_s if cost.host_overlaps else now_s + host_s
-        passage = through_stages(pool, run, replica, ready_s, device_s / pool.settings.num_stages, 0.0)
-        if cost.host_overlaps:
-            return Passage(passage.start_s, max(passage.end_s, now_s + host_s), passage.between_s)
-        return passage
+        device_s = price_batch(pool, cost, run, batch, replica, slot % pool.settings.num_stages)
+        return with_stages(pool, cost, run, replica, now_s, device_s, batch.running)
     tables = pool.stage_tables
-    stage_s = table_stage_s(
-        tables,
-        batch.num_decodes,
-        batch.context_tokens,
-        batch.num_prompts,
-        batch.prompt_tokens,
-        batch.squares,
-        batch.cached,
-        batch.num_requests,
-    )
+    stage_s = table_stage_s(tables, batch, listed, batch.context_tokens + batch.decode_tokens)
     if stage_s < 0:
         return Passage(now_s, -np.inf, 0.0)
     send_s = 0.0
     if pool.settings.num_stages > 1:
-        send_s = tables.send_recv_s[ceil_to(batch.num_decodes + batch.prompt_tokens, 8)]
+        send_s = tables.send_recv_s[ceil_to(batch.decode_tokens + batch.prefill_tokens, 8)]
     return through_stages(pool, run, replica, now_s, stage_s, send_s)
 
 
 @inner
-def batch_device_s(pool: PerRequestPool, cost: StepCost, run: RunTables, batch: Batch, slot: int) -> float:
-    """Price a batch on the device, by the recorded durations where there are any.
-
-    Writes how long the step waits for KV blocks to its row.
-    """
-    if cost.recorded_step_s.size > 0:
-        run.clock[0].recorded += 1
-        return cost.recorded_step_s[run.clock[0].recorded - 1]
-    device_s = model_step_s(
-        cost,
-        pool.speculation,
-        batch.num_decodes,
-        batch.context_tokens,
-        batch.prompt_tokens,
-        batch.deviation_tokens if cost.longest_share > 0.0 else 0.0,
-        batch.pairs,
-        batch.sampled,
-    )
-    if pool.cache is not None:
-        replica, stage = slot // pool.settings.num_stages, slot % pool.settings.num_stages
-        loaded_s = with_loading(pool.settings, pool.cache, replica, replica + 1, stage, device_s)
-        run.steps[run.clock[0].rows].load_s = loaded_s - device_s
-        return loaded_s
-    return device_s
+def ceil_to(value: int, step: int) -> int:
+    """Round `value` up to a multiple of `step`."""
+    return (value + step - 1) // step * step
 
 
 @inner
-def through_stages(
-    pool: PerRequestPool, run: RunTables, replica: int, ready_s: float, stage_s: float, send_s: float
-) -> Passage:
-    """Take a batch that is ready at `ready_s` through the replica's stages: `stage_s` in each, `send_s` to the next."""
-    start_s, end_s, between_s = ready_s, ready_s, 0.0
-    for stage in range(pool.settings.num_stages):
-        begin_s = max(end_s, pool.stages[replica, stage])
-        if stage == 0:
-            start_s = begin_s
-        else:
-            between_s += begin_s - end_s
-        spent_s = stage_s
-        if stage < pool.settings.num_stages - 1:
-            spent_s += send_s
-        end_s = begin_s + spent_s
-        pool.stages[replica, stage] = end_s
-        if run.trail is not None:
-            run.trail.stage_s[run.clock[0].rows, stage, 0] = begin_s
-            run.trail.stage_s[run.clock[0].rows, stage, 1] = end_s
-    return Passage(start_s, end_s, between_s)
+def table_stage_s(tables: StageTables, batch: Batch, listed: Listed, context_tokens: int) -> float:
+    """Price one pipeline stage by Vidur's tables, without `send_recv`; -1.0 outside the tables.
+
+    `vidur/execution_time_predictor/sklearn_execution_time_predictor.py`: decode attention is looked up at the mean of
+    `context_tokens`, prefill attention as one prompt with the root of the squared chunks and all cached tokens.
+    """
+    num_decodes, size = batch.decode_tokens, batch.decode_tokens + batch.num_prefills
+    num_tokens = num_decodes + batch.prefill_tokens
+    rounded = ceil_to(num_tokens, 8)
+    if rounded >= tables.token_s.size or num_tokens >= tables.kv_save_s.size:
+        return -1.0
+    stage_s = tables.token_s[rounded] + tables.kv_save_s[num_tokens]
+    if num_decodes > 0:
+        mean = int(context_tokens / num_decodes)
+        cell = (mean + tables.granularity - 1) // tables.granularity
+        if num_decodes >= tables.decode_s.shape[0] or cell >= tables.decode_s.shape[1]:
+            return -1.0
+        factor = tables.decode_factor if num_decodes > 1 else 1.0
+        stage_s += tables.decode_s[num_decodes, cell] * factor
+    if batch.num_prefills > 0:
+        chunk = int(round(math.sqrt(listed.squares)))  # noqa: RUF046  numba's round gives a float
+        cell = listed.cached // tables.granularity
+        if cell >= tables.prefill_s.shape[0] or chunk >= tables.prefill_s.shape[1]:
+            return -1.0
+        factor = tables.prefill_factor if batch.num_prefills > 1 else 1.0
+        stage_s += tables.prefill_s[cell, chunk] * factor
+    if tables.host_s.size > 0:
+        if size >= tables.host_s.size:
+            return -1.0
+        stage_s += tables.host_s[size]
+    return stage_s
 
 
 @inner
 def take_equal_steps(
-    pool: PerRequestPool,
+    pool: PoolTables,
     cost: StepCost,
     batch: Batch,
+    listed: Listed,
     replica: int,
     slot: int,
     now_s: float,
@@ -464,18 +447,17 @@ def take_equal_steps(
     Returns how many steps there are with the first one, and when the last one ends.
     """
     row = ready_row(pool, replica)
-    most_steps = steps_until_end(pool, replica, slot, batch.num_listed)
+    most_steps = steps_until_end(pool, replica, slot, listed.num_listed)
     reserves = reserves_blocks(pool)
     duration_s, num_steps = end_s - now_s, 1
     while num_steps < most_steps and end_s < horizon_s and end_s <= pool.rules.end_s:
-        context = batch.context_tokens + num_steps * batch.num_decodes
+        context = batch.context_tokens + (num_steps + 1) * batch.decode_tokens
         needed = 0 if reserves else pool.batches[row, SCRATCH, num_steps % pool.settings.block_size]
         if pool.stage_tables is None:
-            deviation_tokens = batch.deviation_tokens if cost.longest_share > 0.0 else 0.0
-            device_s = model_step_s(cost, pool.speculation, batch.num_decodes, context, 0, deviation_tokens, 0.0, 0)
-            step_s = with_host(cost, device_s, batch.num_running)
+            attention_s = decode_attention_s(cost, batch.decode_tokens, context, 0, listed.deviation_tokens)
+            step_s = with_host(cost, decode_step_s(cost, batch.decode_tokens, attention_s), batch.running)
         else:
-            step_s = table_stage_s(pool.stage_tables, batch.num_decodes, context, 0, 0, 0, 0, batch.num_decodes)
+            step_s = table_stage_s(pool.stage_tables, batch, listed, context)
         fits = reserves or needed < pool.ranks[replica].free_blocks
         if not fits or step_s < 0 or step_s > SAME_DURATION * duration_s or end_s + step_s >= fails_s:
             break
@@ -486,7 +468,7 @@ def take_equal_steps(
         period = max(pool.rules.max_waiting_steps, 1)
         pool.ranks[replica].waited_steps = (pool.ranks[replica].waited_steps + num_steps - 2) % period + 1
     if num_steps > 1 and not reserves:
-        for position in range(batch.num_listed):
+        for position in range(listed.num_listed):
             i = pool.batches[slot, MEMBERS, position]
             num_tokens = pool.sequences[i].processed_tokens + num_steps - 1
             num_blocks = (num_tokens + pool.settings.block_size - 1) // pool.settings.block_size
@@ -495,7 +477,7 @@ def take_equal_steps(
 
 
 @inner
-def steps_until_end(pool: PerRequestPool, replica: int, slot: int, size: int) -> int:
+def steps_until_end(pool: PoolTables, replica: int, slot: int, size: int) -> int:
     """Return the most decode steps that the batch may take before one of its requests ends.
 
     Writes to the replica's scratch list how many of its requests need a block, by the number of steps from now modulo
@@ -521,7 +503,7 @@ def steps_until_end(pool: PerRequestPool, replica: int, slot: int, size: int) ->
 
 
 @inner
-def count_pauses(pool: PerRequestPool, slot: int, size: int, passage: Passage) -> None:
+def count_pauses(pool: PoolTables, slot: int, size: int, passage: Passage) -> None:
     """Count what the requests of a batch waited before the pipeline's first stage and between stages."""
     if pool.slots[slot].has_group:
         pool.slots[slot].group_paused_s += passage.between_s + (passage.start_s - pool.slots[slot].group_left_s)
@@ -535,7 +517,7 @@ def count_pauses(pool: PerRequestPool, slot: int, size: int, passage: Passage) -
 
 
 @inner
-def leave_trail(pool: PerRequestPool, run: RunTables, slot: int, size: int, now_s: float, end_s: float) -> None:
+def leave_trail(pool: PoolTables, run: RunTables, slot: int, size: int, now_s: float, end_s: float) -> None:
     """Write what a batch holds; without pipeline stages, also when it runs."""
     clock = run.clock
     if run.trail is not None:
@@ -547,42 +529,3 @@ def leave_trail(pool: PerRequestPool, run: RunTables, slot: int, size: int, now_
             run.trail.members[clock[0].members, 1] = pool.batches[slot, MEMBERS, position]
             run.trail.members[clock[0].members, 2] = pool.batches[slot, TOKENS, position]
             clock[0].members += 1
-
-
-@inner
-def record_batch(
-    pool: PerRequestPool,
-    run: RunTables,
-    batch: Batch,
-    replica: int,
-    slot: int,
-    num_steps: int,
-    now_s: float,
-    end_s: float,
-    late_gap_s: float,
-) -> None:
-    """Mark the slot as busy, and write the row of its step, or of its run of equal steps from `now_s` to `end_s`."""
-    steps, clock = run.steps, run.clock
-    pool.ranks[replica].has_restarted = 0
-    pool.slots[slot].num_requests = batch.num_requests
-    pool.slots[slot].num_listed = batch.num_listed
-    pool.slots[slot].num_steps = num_steps
-    pool.ranks[replica].num_in_flight += 1
-    row = clock[0].rows
-    steps[row].start_s = now_s
-    steps[row].duration_s = end_s - now_s
-    steps[row].num_steps = num_steps
-    steps[row].replica = pool.settings.first_replica + replica
-    steps[row].decode_tokens = batch.num_decodes
-    steps[row].prefill_tokens = batch.prompt_tokens
-    steps[row].num_prefills = batch.num_prompts
-    steps[row].num_sampled = batch.sampled
-    steps[row].context_tokens = batch.context_tokens - batch.num_decodes
-    steps[row].prefill_pairs = batch.pairs
-    steps[row].used_blocks = pool.settings.num_blocks - pool.ranks[replica].free_blocks
-    steps[row].num_running = batch.num_running
-    steps[row].num_waiting = pool.ranks[replica].num_waiting
-    steps[row].paused_tokens = batch.paused
-    steps[row].resumed_tokens = batch.resumed
-    steps[row].late_gap_s = late_gap_s
-    clock[0].rows += 1

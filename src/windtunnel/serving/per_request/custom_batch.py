@@ -1,80 +1,65 @@
 """A batch that a user's policy chose, formed or refused."""
 
-from windtunnel.compiled.jit import entry, inner
-from windtunnel.compiled.records import Records
+from windtunnel.compiled.jit import inner
 from windtunnel.serving.kv.cache import acquire, look_up, share
 from windtunnel.serving.kv.tiers import leave_below
 from windtunnel.serving.kv.windows import num_blocks_for
 from windtunnel.serving.per_request.decode_groups import MEMBERS, ready_row
 from windtunnel.serving.per_request.policies import add, admit, begin_sequence, computed_tokens, put_first, restart
 from windtunnel.serving.schedulers.batch import gained_tokens
-from windtunnel.serving.state.per_request import PerRequestPool, SequenceState
-from windtunnel.serving.state.records import NONE, Clock, Ints, Rank, Requests, Speculation
+from windtunnel.serving.state.records import NONE, Cache, Ints, Requests, Speculation
+from windtunnel.serving.state.tables import PoolTables, RunTables
 
 TWICE, NOT_HERE, TOO_MANY_TOKENS, TOO_FEW_TOKENS, TOO_MANY_BLOCKS, TOO_MANY_SEQS, TOO_LONG = range(-7, 0)
 """What `form_custom_batch` returns for a batch that the engine cannot run; the request is in `clock[0].culprit`."""
 
 
-@entry
-def list_waiting(sequences: Records[SequenceState], ranks: Records[Rank], replica: int, out: Ints) -> int:
-    """Write the waiting requests of a replica to `out`, in order; returns how many there are."""
-    count = 0
-    i = ranks[replica].first_waiting
-    while i != NONE and count < out.size:
-        out[count] = i
-        count += 1
-        i = sequences[i].next
-    return count
-
-
 @inner
-def find_cached(pool: PerRequestPool, requests: Requests, replica: int, i: int) -> int:
+def find_cached(pool: PoolTables, cache: Cache, requests: Requests, replica: int, i: int) -> int:
     """Find how much of waiting request `i` is cached; it starts from there.
 
     Returns how many blocks count as free now and would not if the request took what was found.
     """
-    unused = 0
-    if pool.cache is not None:
-        requests[i].target_tokens = pool.sequences[i].prompt_tokens
-        unused = look_up(pool.settings, pool.cache, requests, pool.ranks, replica, i)
-        pool.sequences[i].processed_tokens = requests[i].computed_tokens
+    requests[i].target_tokens = pool.sequences[i].prompt_tokens
+    unused = look_up(pool.settings, cache, requests, pool.ranks, replica, i)
+    pool.sequences[i].processed_tokens = requests[i].computed_tokens
     return unused
 
 
 @inner
-def find_all_cached(pool: PerRequestPool, requests: Requests, replica: int) -> None:
-    """Find how much of every waiting request is cached: their `processed_tokens`, which a policy sees."""
-    if pool.cache is not None:
-        i = pool.ranks[replica].first_waiting
-        while i != NONE:
-            find_cached(pool, requests, replica, i)
-            i = pool.sequences[i].next
+def list_waiting(pool: PoolTables, requests: Requests, replica: int, waiting: Ints) -> None:
+    """Write the requests that wait at a replica to `waiting`, in order, and find how much of each is cached: their
+    `processed_tokens`, which a policy sees.
+    """
+    count, i = 0, pool.ranks[replica].first_waiting
+    while i != NONE:
+        if pool.cache is not None:
+            find_cached(pool, pool.cache, requests, replica, i)
+        waiting[count] = i
+        count += 1
+        i = pool.sequences[i].next
 
 
 @inner
-def form_custom_batch(
-    pool: PerRequestPool,
-    requests: Requests,
-    clock: Records[Clock],
-    replica: int,
-    slot: int,
-    pairs: Ints,
-    now_s: float,
-) -> int:
-    """Form the batch that a user's policy chose, `pairs` [n, 2] of request and tokens; 0 tokens restart a request.
+def form_custom_batch(pool: PoolTables, run: RunTables, replica: int, slot: int, now_s: float) -> int:
+    """Form the batch of `run.pairs`, request and tokens, that a user's policy chose; 0 tokens restart a request.
 
     Requests are taken in the order given: waiting ones are admitted, blocks are taken as the tokens need them. Nothing
     is changed where the answer is one of the error codes, except for what the batch already took: the run is over then.
 
     Returns the size of the batch, or an error code.
     """
-    size, num_tokens, has_decodes = 0, 0, False
+    requests, pairs = run.requests, run.pairs
+    size, num_tokens, has_decodes, found = 0, 0, False, NONE
     for k in range(pairs.shape[0]):
         i, tokens = pairs[k, 0], pairs[k, 1]
-        clock[0].culprit = i
+        run.clock[0].culprit = i
         if i < 0 or i >= requests.size:
             return NOT_HERE
-        is_ready = take_ready(pool, replica, i)
+        position = take_ready(pool, replica, i, found + 1)
+        is_ready = position != NONE
+        if is_ready:
+            found = position
         if is_ready and tokens == 0:
             restart(pool, requests, replica, i)
             continue
@@ -95,18 +80,16 @@ def form_custom_batch(
                 return TOO_MANY_SEQS
             admit(pool, requests, replica, 0, now_s)
             if pool.cache is not None:
-                tokens = take_cached(pool, requests, replica, slot, i, tokens)
+                tokens = take_cached(pool, pool.cache, requests, replica, slot, i, tokens)
         num_computed = tokens
-        if pool.speculation is not None:
-            if decodes:
-                tokens = gained_by(pool, pool.speculation, slot, i)
-                num_computed = pool.speculation.num_queries
+        if pool.speculation is not None and decodes:
+            tokens = gained_by(pool, pool.speculation, slot, i)
+            num_computed = pool.speculation.num_queries
         if not take_blocks(pool, replica, i, tokens):
             return TOO_MANY_BLOCKS
-        if pool.cache is not None:
-            if not decodes:
-                num_cached = pool.sequences[i].processed_tokens + tokens
-                share(pool.settings, pool.cache, pool.ranks, replica, i, num_cached)
+        if pool.cache is not None and not decodes:
+            num_cached = pool.sequences[i].processed_tokens + tokens
+            share(pool.settings, pool.cache, pool.ranks, replica, i, num_cached)
         size = add(pool, slot, size, i, tokens)
         num_tokens += num_computed
         has_decodes = has_decodes or decodes == 1
@@ -115,25 +98,39 @@ def form_custom_batch(
         if size > pool.rules.max_batch_seqs:
             return TOO_MANY_SEQS
     pool.slots[slot].num_verified += has_decodes
+    close_ready(pool, replica)
     return size
 
 
 @inner
-def take_ready(pool: PerRequestPool, replica: int, i: int) -> bool:
-    """Take request `i` off the ready requests; returns whether it was among them."""
-    row, position = ready_row(pool, replica), 0
-    while position < pool.ranks[replica].num_ready and pool.batches[row, MEMBERS, position] != i:
-        position += 1
-    if position == pool.ranks[replica].num_ready:
-        return False
-    for later in range(position, pool.ranks[replica].num_ready - 1):
-        pool.batches[row, MEMBERS, later] = pool.batches[row, MEMBERS, later + 1]
-    pool.ranks[replica].num_ready -= 1
-    return True
+def take_ready(pool: PoolTables, replica: int, i: int, first: int) -> int:
+    """Take request `i` off the ready requests, looked for from position `first` on; its place holds NONE then.
+
+    Returns its position, or NONE where it is not ready.
+    """
+    row, num_ready = ready_row(pool, replica), pool.ranks[replica].num_ready
+    for further in range(num_ready):
+        position = first + further if first + further < num_ready else first + further - num_ready
+        if pool.batches[row, MEMBERS, position] == i:
+            pool.batches[row, MEMBERS, position] = NONE
+            return position
+    return NONE
 
 
 @inner
-def move_to_front(pool: PerRequestPool, replica: int, i: int) -> bool:
+def close_ready(pool: PoolTables, replica: int) -> None:
+    """Close the places of the ready requests that were taken; the others stay in order."""
+    row, kept = ready_row(pool, replica), 0
+    for position in range(pool.ranks[replica].num_ready):
+        i = pool.batches[row, MEMBERS, position]
+        if i != NONE:
+            pool.batches[row, MEMBERS, kept] = i
+            kept += 1
+    pool.ranks[replica].num_ready = kept
+
+
+@inner
+def move_to_front(pool: PoolTables, replica: int, i: int) -> bool:
     """Move request `i` to the front of the waiting ones; returns whether it waits here."""
     before, waiting = NONE, pool.ranks[replica].first_waiting
     while waiting != NONE and waiting != i:
@@ -151,7 +148,9 @@ def move_to_front(pool: PerRequestPool, replica: int, i: int) -> bool:
 
 
 @inner
-def take_cached(pool: PerRequestPool, requests: Requests, replica: int, slot: int, i: int, tokens: int) -> int:
+def take_cached(
+    pool: PoolTables, cache: Cache, requests: Requests, replica: int, slot: int, i: int, tokens: int
+) -> int:
     """Let request `i`, which is admitted with a chunk of `tokens`, share the blocks of its prompt that are cached now.
 
     What was scheduled since the policy was asked may be among them: it is not computed again. Where they leave too few
@@ -159,32 +158,30 @@ def take_cached(pool: PerRequestPool, requests: Requests, replica: int, slot: in
 
     Returns the tokens of the chunk.
     """
-    if pool.cache is not None:
-        unused = find_cached(pool, requests, replica, i)
-        found = pool.sequences[i].processed_tokens
-        chunk = min(tokens, pool.sequences[i].prompt_tokens - found)
-        num_blocks = num_blocks_for(found + chunk, pool.settings.block_size) - found // pool.settings.block_size
-        if num_blocks + unused > pool.ranks[replica].free_blocks:
-            leave_below(pool.settings, pool.cache, requests, i)
-            pool.cache.requests[i].deepest = NONE
-            pool.cache.requests[i].shared_blocks = 0
-            requests[i].computed_tokens, chunk = 0, tokens
-        acquire(pool.cache, requests, pool.ranks, replica, slot, i)
-        pool.sequences[i].processed_tokens = requests[i].computed_tokens
-        pool.sequences[i].num_blocks = requests[i].computed_tokens // pool.settings.block_size
-        return chunk
-    return tokens
+    unused = find_cached(pool, cache, requests, replica, i)
+    found = pool.sequences[i].processed_tokens
+    chunk = min(tokens, pool.sequences[i].prompt_tokens - found)
+    num_blocks = num_blocks_for(found + chunk, pool.settings.block_size) - found // pool.settings.block_size
+    if num_blocks + unused > pool.ranks[replica].free_blocks:
+        leave_below(pool.settings, cache, requests, i)
+        cache.requests[i].deepest = NONE
+        cache.requests[i].shared_blocks = 0
+        requests[i].computed_tokens, chunk = 0, tokens
+    acquire(cache, requests, pool.ranks, replica, slot, i)
+    pool.sequences[i].processed_tokens = requests[i].computed_tokens
+    pool.sequences[i].num_blocks = requests[i].computed_tokens // pool.settings.block_size
+    return chunk
 
 
 @inner
-def gained_by(pool: PerRequestPool, speculation: Speculation, slot: int, i: int) -> int:
+def gained_by(pool: PoolTables, speculation: Speculation, slot: int, i: int) -> int:
     """Return the tokens that decoding request `i` gains in the slot's next step, with speculative decoding."""
     left = pool.sequences[i].total_tokens - pool.sequences[i].processed_tokens
     return min(gained_tokens(speculation, pool.slots, slot), left)
 
 
 @inner
-def take_blocks(pool: PerRequestPool, replica: int, i: int, tokens: int) -> bool:
+def take_blocks(pool: PoolTables, replica: int, i: int, tokens: int) -> bool:
     """Take the blocks that request `i` needs to process `tokens`; returns whether there were enough."""
     held = computed_tokens(pool.sequences, i) + tokens
     num_blocks = num_blocks_for(held, pool.settings.block_size) - pool.sequences[i].num_blocks
@@ -197,7 +194,7 @@ def take_blocks(pool: PerRequestPool, replica: int, i: int, tokens: int) -> bool
 
 
 @inner
-def join_with_cache(pool: PerRequestPool, requests: Requests, replica: int, i: int) -> None:
+def join_with_cache(pool: PoolTables, requests: Requests, replica: int, i: int) -> None:
     """Make request `i`, whose KV has come from another replica, ready here.
 
     It decodes, or computes the last token of its prompt again.

@@ -13,9 +13,8 @@ from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import int64
 from windtunnel.serving.clients import conclude
 from windtunnel.serving.codes import FASTER_TRANSFORMER, ORCA, USER, VLLM_V0
-from windtunnel.serving.state.per_request import PerRequestPool
 from windtunnel.serving.state.records import NONE, Requests
-from windtunnel.serving.state.tables import RunTables
+from windtunnel.serving.state.tables import PoolTables, RunTables
 
 MEMBERS, TOKENS, SCRATCH = 0, 1, 2
 """Columns of `batches`: of a slot's row its requests that are visited one by one and their tokens; of a replica's row,
@@ -26,19 +25,19 @@ how many of them need a block for a step, by the decode group's steps before it 
 
 
 @inner
-def ready_row(pool: PerRequestPool, replica: int) -> int:
+def ready_row(pool: PoolTables, replica: int) -> int:
     """Return the row of `batches` that lists the replica's ready requests."""
     return pool.settings.num_replicas * pool.settings.num_stages + replica
 
 
 @inner
-def reserves_blocks(pool: PerRequestPool) -> bool:
+def reserves_blocks(pool: PoolTables) -> bool:
     """Whether a request has all its blocks from its admission on."""
     return pool.settings.scheduler == ORCA or pool.settings.scheduler == FASTER_TRANSFORMER
 
 
 @inner
-def may_join(pool: PerRequestPool, replica: int, slot: int) -> bool:
+def may_join(pool: PoolTables, replica: int, slot: int) -> bool:
     """Whether the requests that the slot's batch decoded may be its decode group from now on: there is none that was
     left out, and every ready one is in the middle of its prompt.
     """
@@ -54,7 +53,7 @@ def may_join(pool: PerRequestPool, replica: int, slot: int) -> bool:
 
 
 @inner
-def join(pool: PerRequestPool, requests: Requests, slot: int, i: int, now_s: float) -> None:
+def join(pool: PoolTables, requests: Requests, slot: int, i: int, now_s: float) -> None:
     """Add decoding request `i` to the slot's decode group: vLLM V0's in order of arrival, others at the end."""
     members, ends = pool.batches[slot, GROUP], pool.batches[slot, ENDS]
     position = pool.slots[slot].group_size
@@ -85,15 +84,15 @@ def join(pool: PerRequestPool, requests: Requests, slot: int, i: int, now_s: flo
 
 
 @inner
-def group_context_squares(pool: PerRequestPool, slot: int) -> float:
+def group_context_squares(pool: PoolTables, slot: int) -> int:
     """Return the sum of the squares of what the members of the slot's decode group have processed."""
-    steps, size = float(pool.slots[slot].group_steps), pool.slots[slot].group_size
+    steps, size = pool.slots[slot].group_steps, pool.slots[slot].group_size
     started_tokens = pool.slots[slot].group_tokens - size * steps
-    return pool.slots[slot].group_squares + 2.0 * steps * started_tokens + size * steps * steps
+    return pool.slots[slot].group_squares + 2 * steps * started_tokens + size * steps * steps
 
 
 @inner
-def write_back(pool: PerRequestPool, slot: int, i: int, end: int) -> None:
+def write_back(pool: PoolTables, slot: int, i: int, end: int) -> None:
     """Write the record of a member that ends after the decode group's step `end`, as if it had been visited one by
     one."""
     pool.sequences[i].processed_tokens = pool.sequences[i].total_tokens - (end - pool.slots[slot].group_steps)
@@ -105,7 +104,7 @@ def write_back(pool: PerRequestPool, slot: int, i: int, end: int) -> None:
 
 
 @inner
-def advance(pool: PerRequestPool, run: RunTables, replica: int, slot: int, now_s: float) -> None:
+def advance(pool: PoolTables, run: RunTables, replica: int, slot: int, now_s: float) -> None:
     """Count the steps of the slot's batch for its decode group; members that end leave."""
     pool.slots[slot].group_steps += pool.slots[slot].num_steps
     pool.slots[slot].group_tokens += pool.slots[slot].num_steps * pool.slots[slot].group_size
@@ -139,7 +138,7 @@ def advance(pool: PerRequestPool, run: RunTables, replica: int, slot: int, now_s
 
 
 @inner
-def dissolve(pool: PerRequestPool, replica: int) -> None:
+def dissolve(pool: PoolTables, replica: int) -> None:
     """Make the members of the replica's ready decode group, if there is one, ready requests like others."""
     slot = pool.ranks[replica].ready_group
     if slot == NONE:
@@ -161,7 +160,7 @@ def dissolve(pool: PerRequestPool, replica: int) -> None:
 
 
 @inner
-def take_group(pool: PerRequestPool, replica: int, slot: int) -> int:
+def take_group(pool: PoolTables, replica: int, slot: int) -> int:
     """Have the batch of `slot` decode the ready decode group, with blocks for all that is ready, or dissolve it.
 
     Returns how many of the batch's requests are not visited one by one.

@@ -7,14 +7,15 @@ the batches of Vidur 7d47513 (`vidur/scheduler/replica_scheduler`), restarts and
 
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, is_unset
-from windtunnel.serving.kv.cache import release as leave_in_cache
+from windtunnel.serving.kv.cache import free
 from windtunnel.serving.per_request.decode_groups import MEMBERS, SCRATCH, TOKENS, dissolve, ready_row, take_group
-from windtunnel.serving.state.per_request import PerRequestPool, SequenceState
+from windtunnel.serving.state.per_request import SequenceState
 from windtunnel.serving.state.records import NONE, Rank, Requests
+from windtunnel.serving.state.tables import PoolTables
 
 
 @inner
-def next_prompt_blocks(pool: PerRequestPool, i: int) -> int:
+def next_prompt_blocks(pool: PoolTables, i: int) -> int:
     """Return the blocks for all that request `i` must compute before its next token."""
     return (pool.sequences[i].prompt_tokens + pool.settings.block_size - 1) // pool.settings.block_size
 
@@ -38,7 +39,7 @@ def computed_tokens(sequences: Records[SequenceState], i: int) -> int:
 
 
 @inner
-def put_first(pool: PerRequestPool, replica: int, i: int) -> None:
+def put_first(pool: PoolTables, replica: int, i: int) -> None:
     """Put request `i` in front of the waiting ones."""
     pool.sequences[i].next = pool.ranks[replica].first_waiting
     pool.ranks[replica].first_waiting = i
@@ -63,7 +64,7 @@ def put_last(sequences: Records[SequenceState], ranks: Records[Rank], rank: int,
 
 
 @inner
-def admit(pool: PerRequestPool, requests: Requests, replica: int, num_blocks: int, now_s: float) -> int:
+def admit(pool: PoolTables, requests: Requests, replica: int, num_blocks: int, now_s: float) -> int:
     """Give the first waiting request `num_blocks` blocks and return it."""
     i = pool.ranks[replica].first_waiting
     pool.ranks[replica].first_waiting = pool.sequences[i].next
@@ -80,19 +81,16 @@ def admit(pool: PerRequestPool, requests: Requests, replica: int, num_blocks: in
 
 
 @inner
-def release(pool: PerRequestPool, replica: int, i: int) -> None:
+def release(pool: PoolTables, replica: int, i: int) -> None:
     """Free the blocks of request `i`; what it computed stays in the prefix cache as long as there is room."""
-    if pool.cache is None:
-        pool.ranks[replica].free_blocks += pool.sequences[i].num_blocks
-    else:
-        held, computed = pool.sequences[i].num_blocks, computed_tokens(pool.sequences, i)
-        leave_in_cache(pool.settings, pool.cache, pool.ranks, replica, i, held, computed)
+    held, computed = pool.sequences[i].num_blocks, computed_tokens(pool.sequences, i)
+    free(pool.settings, pool.cache, pool.ranks, replica, i, held, computed)
     pool.ranks[replica].num_running -= 1
     pool.sequences[i].num_blocks = 0
 
 
 @inner
-def restart(pool: PerRequestPool, requests: Requests, replica: int, i: int) -> None:
+def restart(pool: PoolTables, requests: Requests, replica: int, i: int) -> None:
     """Free all of request `i` and put it in front of the waiting ones, to be computed again with its outputs so far."""
     release(pool, replica, i)
     if pool.sequences[i].is_prefilled:
@@ -108,7 +106,7 @@ def restart(pool: PerRequestPool, requests: Requests, replica: int, i: int) -> N
 
 
 @inner
-def take_block(pool: PerRequestPool, replica: int, i: int) -> None:
+def take_block(pool: PoolTables, replica: int, i: int) -> None:
     """Give decoding request `i` another block if its last one is full."""
     if pool.sequences[i].processed_tokens > pool.sequences[i].num_blocks * pool.settings.block_size:
         pool.sequences[i].num_blocks += 1
@@ -116,7 +114,7 @@ def take_block(pool: PerRequestPool, replica: int, i: int) -> None:
 
 
 @inner
-def sort_ready(pool: PerRequestPool, requests: Requests, replica: int) -> None:
+def sort_ready(pool: PoolTables, requests: Requests, replica: int) -> None:
     """Order the ready requests by arrival at the replica; equal ones stay as they were."""
     row = ready_row(pool, replica)
     for position in range(1, pool.ranks[replica].num_ready):
@@ -130,7 +128,7 @@ def sort_ready(pool: PerRequestPool, requests: Requests, replica: int) -> None:
 
 
 @inner
-def drop_ready(pool: PerRequestPool, replica: int, first: int, end: int) -> None:
+def drop_ready(pool: PoolTables, replica: int, first: int, end: int) -> None:
     """Keep the ready requests at positions `first` to `end`."""
     row = ready_row(pool, replica)
     for position in range(first, end):
@@ -139,7 +137,7 @@ def drop_ready(pool: PerRequestPool, replica: int, first: int, end: int) -> None
 
 
 @inner
-def add(pool: PerRequestPool, slot: int, size: int, i: int, num_tokens: int) -> int:
+def add(pool: PoolTables, slot: int, size: int, i: int, num_tokens: int) -> int:
     """Put `num_tokens` of request `i` into the batch; returns its new size."""
     pool.batches[slot, MEMBERS, size] = i
     pool.batches[slot, TOKENS, size] = num_tokens
@@ -147,7 +145,7 @@ def add(pool: PerRequestPool, slot: int, size: int, i: int, num_tokens: int) -> 
 
 
 @inner
-def make_room(pool: PerRequestPool, requests: Requests, replica: int, i: int, position: int, end: int) -> int:
+def make_room(pool: PoolTables, requests: Requests, replica: int, i: int, position: int, end: int) -> int:
     """See that a block is free for decoding request `i`, as vLLM V0's `_can_append_slots` asks whether it needs one or
     not: restart the last of the ready requests at positions `position` to `end`, and `i` itself when there is none.
 
@@ -164,7 +162,32 @@ def make_room(pool: PerRequestPool, requests: Requests, replica: int, i: int, po
 
 
 @inner
-def form_batch_vllm_v0(pool: PerRequestPool, requests: Requests, replica: int, slot: int, now_s: float) -> int:
+def decode_ready(pool: PoolTables, requests: Requests, replica: int, slot: int, room: int) -> tuple[int, int, int, int]:
+    """Put the ready requests that decode into the batch in their order, as long as it has `room`, and give them blocks.
+
+    Requests in the middle of their prompts are listed in the replica's scratch list. Returns how many requests the
+    batch has, how many are listed, and the positions of the ready requests that are left: the first and the end.
+    """
+    row, size, begun, position, end = ready_row(pool, replica), 0, 0, 0, pool.ranks[replica].num_ready
+    while position < end and size < room:
+        i = pool.batches[row, MEMBERS, position]
+        position += 1
+        if not pool.sequences[i].is_prefilled:
+            pool.batches[row, SCRATCH, begun] = i
+            begun += 1
+            continue
+        left = make_room(pool, requests, replica, i, position, end)
+        if left != NONE:
+            end = left
+            take_block(pool, replica, i)
+            size = add(pool, slot, size, i, 1)
+        else:
+            end = position
+    return size, begun, position, end
+
+
+@inner
+def form_batch_vllm_v0(pool: PoolTables, requests: Requests, replica: int, slot: int, now_s: float) -> int:
     """vLLM V0 `Scheduler._schedule` (0.2 to 0.7, without chunked prefill): waiting prompts on their own, else a decode
     step of all that are ready, in order of arrival.
 
@@ -189,24 +212,13 @@ def form_batch_vllm_v0(pool: PerRequestPool, requests: Requests, replica: int, s
         return size
     room = pool.rules.max_batch_seqs - take_group(pool, replica, slot)
     sort_ready(pool, requests, replica)
-    row = ready_row(pool, replica)
-    position, end = 0, pool.ranks[replica].num_ready
-    while position < end and size < room:
-        i = pool.batches[row, MEMBERS, position]
-        position += 1
-        left = make_room(pool, requests, replica, i, position, end)
-        if left != NONE:
-            end = left
-            take_block(pool, replica, i)
-            size = add(pool, slot, size, i, 1)
-        else:
-            end = position
+    size, _, position, end = decode_ready(pool, requests, replica, slot, room)
     drop_ready(pool, replica, position, end)
     return size
 
 
 @inner
-def form_batch_sarathi(pool: PerRequestPool, requests: Requests, replica: int, slot: int, now_s: float) -> int:
+def form_batch_sarathi(pool: PoolTables, requests: Requests, replica: int, slot: int, now_s: float) -> int:
     """Sarathi-Serve's `SarathiScheduler` (Agrawal et al., OSDI 2024): decoding requests, then the rest of begun
     prompts, then new ones, the prompts cut so that a step has `max_num_batched_tokens` tokens.
 
@@ -216,24 +228,8 @@ def form_batch_sarathi(pool: PerRequestPool, requests: Requests, replica: int, s
     num_tokens = take_group(pool, replica, slot)
     room = pool.rules.max_batch_seqs - num_tokens
     row = ready_row(pool, replica)
-    size, begun = 0, 0
-    position, end = 0, pool.ranks[replica].num_ready
-    while position < end and size < room:
-        i = pool.batches[row, MEMBERS, position]
-        position += 1
-        if not pool.sequences[i].is_prefilled:
-            pool.batches[row, SCRATCH, begun] = i
-            begun += 1
-            continue
-        left = make_room(pool, requests, replica, i, position, end)
-        if left != NONE:
-            end = left
-            take_block(pool, replica, i)
-            size = add(pool, slot, size, i, 1)
-            num_tokens += 1
-        else:
-            end = position
-
+    size, begun, position, end = decode_ready(pool, requests, replica, slot, room)
+    num_tokens += size
     skipped = 0
     for k in range(begun):
         i = pool.batches[row, SCRATCH, k]
@@ -274,7 +270,7 @@ def form_batch_sarathi(pool: PerRequestPool, requests: Requests, replica: int, s
 
 @inner
 def admit_reserved(
-    pool: PerRequestPool, requests: Requests, replica: int, slot: int, size: int, room: int, now_s: float
+    pool: PoolTables, requests: Requests, replica: int, slot: int, size: int, room: int, now_s: float
 ) -> int:
     """Fill the batch with whole prompts up to `room`, each given `reserved_blocks` for good."""
     while (
@@ -288,7 +284,7 @@ def admit_reserved(
 
 
 @inner
-def form_batch_orca(pool: PerRequestPool, requests: Requests, replica: int, slot: int, now_s: float) -> int:
+def form_batch_orca(pool: PoolTables, requests: Requests, replica: int, slot: int, now_s: float) -> int:
     """Orca's iteration-level scheduling (Yu et al., OSDI 2022, algorithm 1): everything that is ready, then waiting
     requests, prompts whole; a request is admitted with blocks for the longest sequence that the engine serves.
     """
@@ -302,9 +298,7 @@ def form_batch_orca(pool: PerRequestPool, requests: Requests, replica: int, slot
 
 
 @inner
-def form_batch_faster_transformer(
-    pool: PerRequestPool, requests: Requests, replica: int, slot: int, now_s: float
-) -> int:
+def form_batch_faster_transformer(pool: PoolTables, requests: Requests, replica: int, slot: int, now_s: float) -> int:
     """FasterTransformer's request-level batching: a batch runs until all its requests have finished, then the next is
     formed; as Orca's, admission reserves the longest sequence.
     """
@@ -328,7 +322,7 @@ def form_batch_faster_transformer(
 
 
 @inner
-def form_batch_lightllm(pool: PerRequestPool, requests: Requests, replica: int, slot: int, now_s: float) -> int:
+def form_batch_lightllm(pool: PoolTables, requests: Requests, replica: int, slot: int, now_s: float) -> int:
     """LightLLM's token-level router (`ReqQueue`, 1.0): decode steps of everything; waiting prompts are looked at when
     nothing runs or after `max_waiting_steps` decode steps, and run on their own.
 
@@ -360,7 +354,7 @@ def form_batch_lightllm(pool: PerRequestPool, requests: Requests, replica: int, 
 
 
 @inner
-def admit_by_peak(pool: PerRequestPool, requests: Requests, replica: int, slot: int, now_s: float) -> int:
+def admit_by_peak(pool: PoolTables, requests: Requests, replica: int, slot: int, now_s: float) -> int:
     """Admit the prompts that LightLLM's peak test lets in."""
     row = ready_row(pool, replica)
     considered = 0
@@ -388,7 +382,7 @@ def admit_by_peak(pool: PerRequestPool, requests: Requests, replica: int, slot: 
 
 
 @inner
-def consider(pool: PerRequestPool, row: int, size: int, i: int, held_tokens: int) -> int:
+def consider(pool: PoolTables, row: int, size: int, i: int, held_tokens: int) -> int:
     """Insert (steps left, tokens held) of request `i` into the scratch lists, the most steps first."""
     left = max(pool.sequences[i].total_tokens - held_tokens - 1, 0)
     position = size
@@ -402,7 +396,7 @@ def consider(pool: PerRequestPool, row: int, size: int, i: int, held_tokens: int
 
 
 @inner
-def peak_blocks(pool: PerRequestPool, row: int, size: int) -> int:
+def peak_blocks(pool: PoolTables, row: int, size: int) -> int:
     """Return the most tokens that the requests of the scratch lists will hold together: when the k-th longest ends, k
     of them are left, each with its tokens of then.
     """

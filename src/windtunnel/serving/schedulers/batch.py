@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from windtunnel.compiled.heap import meld, push
+from windtunnel.compiled.heap import meld
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.linked_list import append, remove
 from windtunnel.compiled.records import Records, int64, is_unset
 from windtunnel.serving.codes import FAIR_SHARE, SGLANG, TRTLLM
 from windtunnel.serving.kv.cache import caches_when_scheduled, release, share
@@ -14,6 +15,7 @@ from windtunnel.serving.kv.windows import (
     next_change,
     num_blocks_for,
     pool_blocks,
+    push_finish,
     stop_sliding,
     take_blocks,
     window_blocks,
@@ -23,12 +25,9 @@ from windtunnel.serving.state.records import (
     BATCH,
     BATCH_ENDS,
     BATCH_TOKENS,
-    FINISH_KEY,
-    FINISH_VALUE,
     NONE,
     PHASES,
     PREFILLING,
-    Cache,
     Ints,
     KernelSettings,
     Rank,
@@ -72,21 +71,12 @@ def decode_step_blocks(
 
 
 @inner
-def take_decode_step(
-    settings: KernelSettings,
-    windows: int | None,
-    speculation: Speculation | None,
-    ranks: Records[Rank],
-    slots: Records[Slot],
-    lists: Ints,
-    rank: int,
-    slot: int,
-    num_blocks: int,
-) -> None:
+def take_decode_step(pool: PoolTables, rank: int, slot: int, num_blocks: int) -> None:
     """Take the `num_blocks` of `decode_step_blocks`; what fell out of windows goes back."""
-    take_blocks(settings, windows, ranks, rank, num_blocks)
-    if windows is not None:
-        give_back(settings, ranks, rank, passed_of_step(settings, speculation, slots, lists, slot))
+    take_blocks(pool.settings, pool.windows, pool.ranks, rank, num_blocks)
+    if pool.windows is not None:
+        passed = passed_of_step(pool.settings, pool.speculation, pool.slots, pool.lists, slot)
+        give_back(pool.settings, pool.ranks, rank, passed)
 
 
 @inner
@@ -171,48 +161,23 @@ def remaining_output(requests: Requests, i: int) -> int:
 @inner
 def link(requests: Requests, ranks: Records[Rank], rank: int, i: int) -> None:
     """Put request `i` at the end of the running list."""
-    last = ranks[rank].last
-    requests[i].before = last
-    requests[i].after = NONE
-    if last == NONE:
-        ranks[rank].first = i
-    else:
-        requests[last].after = i
-    ranks[rank].last = i
+    append(requests, ranks[rank], i)
     ranks[rank].num_running += 1
 
 
 @inner
 def unlink(requests: Requests, ranks: Records[Rank], rank: int, i: int) -> None:
     """Take request `i` out of the running list."""
-    before, after = requests[i].before, requests[i].after
-    if before == NONE:
-        ranks[rank].first = after
-    else:
-        requests[before].after = after
-    if after == NONE:
-        ranks[rank].last = before
-    else:
-        requests[after].before = before
+    remove(requests, ranks[rank], i)
     ranks[rank].num_running -= 1
 
 
 @inner
-def begin_decoding(
-    settings: KernelSettings,
-    windows: int | None,
-    requests: Requests,
-    ranks: Records[Rank],
-    slots: Records[Slot],
-    lists: Ints,
-    rank: int,
-    slot: int,
-    i: int,
-) -> None:
+def begin_decoding(pool: PoolTables, requests: Requests, rank: int, slot: int, i: int) -> None:
     """Let request `i`, whose prompt is computed and whose latest token came at `last_token_s`, decode in the slot's
     next step.
     """
-    joined = slots[slot].steps - requests[i].computed_tokens
+    slots, joined = pool.slots, pool.slots[slot].steps - requests[i].computed_tokens
     requests[i].is_decoding = 1
     requests[i].slot = slot
     requests[i].joined = joined
@@ -222,30 +187,26 @@ def begin_decoding(
     slots[slot].joined_since_s += requests[i].last_token_s
     slots[slot].context_tokens += requests[i].computed_tokens
     slots[slot].joined_squares += joined * joined
-    lists[slot, PHASES, joined % settings.block_size] += 1
+    pool.lists[slot, PHASES, joined % pool.settings.block_size] += 1
     change = joined + requests[i].input_tokens + requests[i].output_tokens - 1
-    if windows is not None:
-        begin_to_slide(settings, requests, ranks, slots, lists, rank, i)
-        change = next_change(settings, requests, i)
-    slots[slot].finish_size = push(
-        lists[slot, FINISH_KEY], lists[slot, FINISH_VALUE], slots[slot].finish_size, change, i
-    )
+    if pool.windows is not None:
+        begin_to_slide(pool, requests, rank, i)
+        change = next_change(pool.settings, requests, i)
+    push_finish(pool, slot, change, i)
 
 
 @inner
-def stop_decoding(
-    settings: KernelSettings, windows: int | None, requests: Requests, slots: Records[Slot], lists: Ints, i: int
-) -> None:
+def stop_decoding(pool: PoolTables, requests: Requests, i: int) -> None:
     """Take request `i` out of its slot's decoding sums; its computed tokens become explicit."""
-    slot = requests[i].slot
+    slots, slot = pool.slots, requests[i].slot
     requests[i].computed_tokens = slots[slot].steps - requests[i].joined
     requests[i].is_decoding = 0
     slots[slot].num_decoding -= 1
     slots[slot].context_tokens -= requests[i].computed_tokens
     slots[slot].joined_squares -= requests[i].joined * requests[i].joined
-    lists[slot, PHASES, requests[i].joined % settings.block_size] -= 1
-    if windows is not None:
-        stop_sliding(settings, requests, lists, i)
+    pool.lists[slot, PHASES, requests[i].joined % pool.settings.block_size] -= 1
+    if pool.windows is not None:
+        stop_sliding(pool.settings, requests, pool.lists, i)
 
 
 @inner
@@ -278,19 +239,17 @@ def preempt(pool: PoolTables, requests: Requests, rank: int, i: int) -> None:
     Its outputs so far become part of what must be prefilled (vLLM V1 `Scheduler._preempt_request`, SGLang
     `retract_decode`). vLLM caches what it had computed, SGLang drops it.
     """
-    settings, cache, windows = pool.settings, pool.cache, pool.windows
-    ranks, slots, lists = pool.ranks, pool.slots, pool.lists
-    held = held_blocks(settings, windows, requests, slots, i)
-    if windows is not None:
+    settings, ranks, slots = pool.settings, pool.ranks, pool.slots
+    held, decoded = held_blocks(settings, pool.windows, requests, slots, i), requests[i].is_decoding
+    if pool.windows is not None:
         ranks[rank].free_window_blocks += held_window_blocks(settings, requests, slots, i)
-    if cache is None:
+    if pool.cache is None:
         ranks[rank].free_blocks += held
-    decoded = requests[i].is_decoding
     if decoded:
-        stop_decoding(settings, windows, requests, slots, lists, i)
-    if cache is not None:
+        stop_decoding(pool, requests, i)
+    if pool.cache is not None:
         kept = 0 if settings.scheduler == SGLANG else requests[i].computed_tokens
-        release(settings, cache, ranks, rank, i, held, kept)
+        release(settings, pool.cache, ranks, rank, i, held, kept)
     if decoded:
         leave_latest(requests, slots, i, requests[i].computed_tokens)
         requests[i].target_tokens = requests[i].computed_tokens + 1
@@ -304,32 +263,22 @@ def preempt(pool: PoolTables, requests: Requests, rank: int, i: int) -> None:
 
 
 @inner
-def rebuild_rank(
-    settings: KernelSettings,
-    windows: int | None,
-    requests: Requests,
-    ranks: Records[Rank],
-    slots: Records[Slot],
-    lists: Ints,
-    rank: int,
-) -> None:
+def rebuild_rank(pool: PoolTables, requests: Requests, rank: int) -> None:
     """Rebuild the lists that a slow pass invalidates: who is prefilling, and the heaps of finishing steps."""
+    settings, ranks = pool.settings, pool.ranks
     first_slot = rank * settings.num_stages
     for slot in range(first_slot, first_slot + settings.num_stages):
-        slots[slot].finish_size = 0
+        pool.slots[slot].finish_size = 0
     num_prefilling = 0
     i = ranks[rank].first
     while i != NONE:
         if requests[i].is_decoding:
-            slot = requests[i].slot
             end = requests[i].joined + requests[i].input_tokens + requests[i].output_tokens - 1
-            if windows is not None:
+            if pool.windows is not None:
                 end = next_change(settings, requests, i)
-            slots[slot].finish_size = push(
-                lists[slot, FINISH_KEY], lists[slot, FINISH_VALUE], slots[slot].finish_size, end, i
-            )
+            push_finish(pool, requests[i].slot, end, i)
         elif requests[i].computed_tokens < requests[i].target_tokens:
-            lists[first_slot, PREFILLING, num_prefilling] = i
+            pool.lists[first_slot, PREFILLING, num_prefilling] = i
             num_prefilling += 1
         i = requests[i].after
     ranks[rank].num_prefilling = num_prefilling
@@ -344,41 +293,17 @@ def wanted_tokens(settings: KernelSettings, requests: Requests, i: int) -> int:
 
 
 @inner
-def add_chunk(
-    settings: KernelSettings,
-    cache: Cache | None,
-    requests: Requests,
-    ranks: Records[Rank],
-    slots: Records[Slot],
-    lists: Ints,
-    rank: int,
-    slot: int,
-    i: int,
-    num_tokens: int,
-) -> None:
+def add_chunk(pool: PoolTables, requests: Requests, rank: int, slot: int, i: int, num_tokens: int) -> None:
     """Put the next `num_tokens` prompt tokens of request `i` into the slot's batch."""
-    position = slots[slot].batch_size
+    lists, position = pool.lists, pool.slots[slot].batch_size
     requests[i].computed_tokens += num_tokens
     requests[i].chunks_in_flight += 1
     lists[slot, BATCH, position] = i
     lists[slot, BATCH_TOKENS, position] = num_tokens
     lists[slot, BATCH_ENDS, position] = requests[i].computed_tokens == requests[i].target_tokens
-    slots[slot].batch_size = position + 1
-    if cache is not None and caches_when_scheduled(settings):
-        share(settings, cache, ranks, rank, i, requests[i].computed_tokens)
-
-
-@inner
-def drop_scheduled(settings: KernelSettings, requests: Requests, ranks: Records[Rank], lists: Ints, rank: int) -> None:
-    """Keep among the prefilling only those with tokens left to schedule."""
-    first_slot = rank * settings.num_stages
-    kept = 0
-    for position in range(ranks[rank].num_prefilling):
-        i = lists[first_slot, PREFILLING, position]
-        if requests[i].computed_tokens < requests[i].target_tokens:
-            lists[first_slot, PREFILLING, kept] = i
-            kept += 1
-    ranks[rank].num_prefilling = kept
+    pool.slots[slot].batch_size = position + 1
+    if pool.cache is not None and caches_when_scheduled(pool.settings):
+        share(pool.settings, pool.cache, pool.ranks, rank, i, requests[i].computed_tokens)
 
 
 @inner
@@ -390,18 +315,19 @@ def begin_batch(slots: Records[Slot], slot: int, cutoff_s: float) -> None:
 
 
 @inner
-def end_batch(
-    settings: KernelSettings,
-    requests: Requests,
-    ranks: Records[Rank],
-    slots: Records[Slot],
-    lists: Ints,
-    rank: int,
-    slot: int,
-    num_decodes: int,
-) -> int:
-    """Settle the batch that a policy formed with `num_decodes` decoding requests; returns 1, or 0 if it is empty."""
+def end_batch(pool: PoolTables, requests: Requests, rank: int, slot: int, num_decodes: int) -> int:
+    """Settle the batch that a policy formed with `num_decodes` decoding requests; returns 1, or 0 if it is empty.
+
+    Among the prefilling requests only those with tokens left to schedule are kept.
+    """
+    slots, ranks, first_slot = pool.slots, pool.ranks, rank * pool.settings.num_stages
     if slots[slot].batch_size > 0:
-        drop_scheduled(settings, requests, ranks, lists, rank)
+        kept = 0
+        for position in range(ranks[rank].num_prefilling):
+            i = pool.lists[first_slot, PREFILLING, position]
+            if requests[i].computed_tokens < requests[i].target_tokens:
+                pool.lists[first_slot, PREFILLING, kept] = i
+                kept += 1
+        ranks[rank].num_prefilling = kept
     slots[slot].batch_decodes = 1 if num_decodes > 0 else 0
     return 1 if num_decodes + slots[slot].batch_size > 0 else 0

@@ -6,7 +6,12 @@ import numpy as np
 
 from windtunnel.compiled.jit import entry
 from windtunnel.compiled.records import F8, I8, Ints, Records, layout
-from windtunnel.serving.schedulers.step_cost import decode_attention_s, prefill_attention_s, with_host
+from windtunnel.serving.schedulers.step_cost import (
+    decode_attention_s,
+    device_step_s,
+    prefill_attention_s,
+    with_host,
+)
 from windtunnel.serving.state.records import Floats, StepCost
 
 
@@ -57,11 +62,7 @@ def price_batch_rows(cost: StepCost, rows: Records[BatchRow], group_tokens: Ints
             most_running = max(most_running, rows[row].num_running)
             prefill_tokens += tokens
             row += 1
-        if prefill_tokens == 0:
-            device_s = cost.decode_token_s[most_decodes] + attention_s
-        else:
-            device_s = cost.mixed_token_s[most_tokens] + cost.sample_s[most_sampled] + attention_s
-            if cost.group_token_s.size > 1:
-                device_s += cost.group_token_s[min(group_tokens[step], cost.group_token_s.size - 1)]
-            device_s = max(device_s, cost.launch_s[min(most_tokens, cost.launch_s.size - 1)])
+        device_s = device_step_s(
+            cost, attention_s, prefill_tokens, most_decodes, most_tokens, most_sampled, group_tokens[step]
+        )
         step_s[step] = with_host(cost, device_s, most_running)

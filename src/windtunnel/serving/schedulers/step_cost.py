@@ -1,9 +1,13 @@
 """What a step costs: look-ups in the arrays of a `StepCost`, the host, the pipeline's stages, blocks from below."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from windtunnel.compiled.jit import inner
-from windtunnel.serving.state.records import Cache, Floats, KernelSettings, StepCost
+from windtunnel.serving.schedulers.step_batch import Batch
+from windtunnel.serving.state.records import Floats, StepCost
+from windtunnel.serving.state.tables import PoolTables, RunTables
 
 SAME_DURATION = 1.01
 """A run of steps becomes one row while its steps stay within 1% of the first one's duration."""
@@ -56,6 +60,15 @@ def decode_attention_s(
 
 
 @inner
+def deviation(num: int, total: int, squares: int) -> float:
+    """Return the standard deviation of `num` whole numbers with this sum and this sum of squares.
+
+    Its square times `num` squared is a whole number, exact even where sums of squares pass 64 bits and it does not.
+    """
+    return np.sqrt(max(num * squares - total * total, 0)) / num
+
+
+@inner
 def prefill_attention_s(cost: StepCost, num_tokens: int, num_pairs: float) -> float:
     """Price the attention of prefill chunks of `num_tokens` in all that see `num_pairs` query-key pairs; bilinear."""
     if num_tokens == 0:
@@ -76,32 +89,108 @@ def with_host(cost: StepCost, device_s: float, num_running: int) -> float:
 
 
 @inner
-def through_stages(
-    settings: KernelSettings,
-    cost: StepCost,
-    stages: Floats,
-    replica: int,
-    now_s: float,
-    device_s: float,
-    num_running: int,
-) -> float:
-    """Take the pipeline stages for a batch that starts now; returns when it leaves the last one."""
-    if settings.num_stages == 1:
-        return now_s + with_host(cost, device_s, num_running)
-    host_s = cost.host_step_s + cost.host_request_s * num_running
-    time_s = now_s if cost.host_overlaps else now_s + host_s
-    for stage in range(settings.num_stages):
-        time_s = max(time_s, stages[replica, stage]) + device_s / settings.num_stages
-        stages[replica, stage] = time_s
-    return max(time_s, now_s + host_s) if cost.host_overlaps else time_s
+def decode_step_s(cost: StepCost, num_decodes: int, attention_s: float) -> float:
+    """Price a step of decodes alone on the device, which waits for the host where no graph holds the step."""
+    launch_s = cost.decode_launch_s[min(num_decodes, cost.decode_launch_s.size - 1)]
+    return max(cost.decode_token_s[num_decodes] + attention_s, launch_s)
 
 
 @inner
-def with_loading(settings: KernelSettings, cache: Cache, first: int, end: int, stage: int, device_s: float) -> float:
-    """Add the time to load KV blocks from lower tiers to a step's time on the device, or let both overlap."""
-    load_s = 0.0
-    for rank in range(first, end):
-        slot = rank * settings.num_stages + stage
-        load_s = max(load_s, cache.load_s[slot])
-        cache.load_s[slot] = 0.0
-    return max(device_s, load_s) if cache.load_overlaps else device_s + load_s
+def device_step_s(
+    cost: StepCost,
+    attention_s: float,
+    prefill_tokens: int,
+    most_decodes: int,
+    most_tokens: int,
+    most_sampled: int,
+    group_tokens: int,
+) -> float:
+    """Price a step on the device by the terms of `serving.state.records.StepCost`.
+
+    Args:
+        cost: seconds of each term.
+        attention_s: attention of the slowest rank.
+        prefill_tokens: prompt tokens of all ranks.
+        most_decodes, most_tokens, most_sampled: the largest of a rank: decoding requests, tokens, sampled positions.
+        group_tokens: tokens of all ranks, which compute experts together; 0 where there is one.
+    """
+    if prefill_tokens == 0:
+        return decode_step_s(cost, most_decodes, attention_s)
+    device_s = cost.mixed_token_s[most_tokens] + cost.sample_s[most_sampled] + attention_s
+    device_s += cost.draft_s[min(most_decodes, cost.draft_s.size - 1)]
+    device_s += cost.group_token_s[min(group_tokens, cost.group_token_s.size - 1)]
+    return max(device_s, cost.launch_s[min(most_tokens, cost.launch_s.size - 1)])
+
+
+@inner
+def price_batch(pool: PoolTables, cost: StepCost, run: RunTables, batch: Batch, replica: int, stage: int) -> float:
+    """Price a batch on the device, by the recorded durations where there are any.
+
+    Writes how long the step waits for KV blocks from lower tiers to its row: their loading comes before it, or beside
+    it.
+    """
+    if cost.recorded_step_s.size > 0:
+        run.clock[0].recorded += 1
+        return cost.recorded_step_s[run.clock[0].recorded - 1]
+    group_tokens = batch.query_tokens + batch.prefill_tokens if pool.settings.ranks_per_replica > 1 else 0
+    most_decodes, most_tokens, most_sampled = batch.most_decodes, batch.most_tokens, batch.most_sampled
+    device_s = device_step_s(
+        cost, batch.attention_s, batch.prefill_tokens, most_decodes, most_tokens, most_sampled, group_tokens
+    )
+    if pool.cache is not None:
+        load_s, first = 0.0, replica * pool.settings.ranks_per_replica
+        for rank in range(first, first + pool.settings.ranks_per_replica):
+            slot = rank * pool.settings.num_stages + stage
+            load_s = max(load_s, pool.cache.load_s[slot])
+            pool.cache.load_s[slot] = 0.0
+        loaded_s = max(device_s, load_s) if pool.cache.load_overlaps else device_s + load_s
+        run.steps[run.clock[0].rows].load_s = loaded_s - device_s
+        device_s = loaded_s
+    return device_s
+
+
+class Passage(NamedTuple):
+    """A batch's way through the pipeline stages; seconds."""
+
+    start_s: float
+    end_s: float
+    between_s: float
+    """Waits between stages."""
+
+
+@inner
+def with_stages(
+    pool: PoolTables, cost: StepCost, run: RunTables, replica: int, now_s: float, device_s: float, num_running: int
+) -> Passage:
+    """Take the host and the pipeline stages for a batch that starts now and needs `device_s` in all of them."""
+    if pool.settings.num_stages == 1:
+        return Passage(now_s, now_s + with_host(cost, device_s, num_running), 0.0)
+    host_s = cost.host_step_s + cost.host_request_s * num_running
+    ready_s = now_s if cost.host_overlaps else now_s + host_s
+    passage = through_stages(pool, run, replica, ready_s, device_s / pool.settings.num_stages, 0.0)
+    if cost.host_overlaps:
+        return Passage(passage.start_s, max(passage.end_s, now_s + host_s), passage.between_s)
+    return passage
+
+
+@inner
+def through_stages(
+    pool: PoolTables, run: RunTables, replica: int, ready_s: float, stage_s: float, send_s: float
+) -> Passage:
+    """Take a batch that is ready at `ready_s` through the replica's stages: `stage_s` in each, `send_s` to the next."""
+    start_s, end_s, between_s = ready_s, ready_s, 0.0
+    for stage in range(pool.settings.num_stages):
+        begin_s = max(end_s, pool.stages[replica, stage])
+        if stage == 0:
+            start_s = begin_s
+        else:
+            between_s += begin_s - end_s
+        spent_s = stage_s
+        if stage < pool.settings.num_stages - 1:
+            spent_s += send_s
+        end_s = begin_s + spent_s
+        pool.stages[replica, stage] = end_s
+        if run.trail is not None:
+            run.trail.stage_s[run.clock[0].rows, stage, 0] = begin_s
+            run.trail.stage_s[run.clock[0].rows, stage, 1] = end_s
+    return Passage(start_s, end_s, between_s)

@@ -1,7 +1,7 @@
 """Choose the estimator of a setup's operators: tables, network and calibration."""
 
-from collections.abc import Callable, Hashable
-from dataclasses import replace
+import math
+from collections.abc import Hashable
 from pathlib import Path
 
 from windtunnel.model.sampling import Sampler
@@ -49,12 +49,18 @@ def estimator_for(setup: Setup) -> Estimator:
     kernels = KernelChoices(
         cuda_graphs=bool(engine.max_cudagraph_capture_size),
         moe_backend=engine.moe_backend,
-        fused_all_reduce=bool(engine.fused_all_reduce),
+        fused_all_reduce_bytes=_fused_bytes(setup),
         attention_backend=engine.attention_backend,
     )
     measured = measured_estimator(setup.device, setup.node, engine.name, engine.version, kernels=kernels)
     once = counted_once(measured, engine.name, engine.version, _norms_in_all_reduce(setup))
     return on_network(calibrated(once, setup), setup)
+
+
+def _fused_bytes(setup: Setup) -> float:
+    """Return the largest message whose all-reduce is fused; 0: none."""
+    limit = setup.engine.fused_all_reduce_bytes
+    return 0.0 if not setup.engine.fused_all_reduce else math.inf if limit is None else float(limit)
 
 
 def _norms_in_all_reduce(setup: Setup) -> bool:
@@ -78,7 +84,7 @@ def estimator_key(setup: Setup) -> tuple[Hashable, ...]:
     """Return a key: setups of equal keys have equal estimators, calibrations aside."""
     engine = setup.engine
     graphs = bool(engine.max_cudagraph_capture_size)
-    reduces = (bool(engine.fused_all_reduce), _norms_in_all_reduce(setup))
+    reduces = (_fused_bytes(setup), _norms_in_all_reduce(setup))
     backends = (engine.attention_backend, engine.moe_backend)
     return (setup.device.name, setup.node.name, engine.name, engine.version, graphs, *reduces, *backends)
 
@@ -88,16 +94,3 @@ def calibrated(estimator: Estimator, setup: Setup) -> Estimator:
     if setup.calibration is None or not setup.calibration.factors:
         return estimator
     return CalibratedEstimator(estimator, setup.device, setup.calibration.factors)
-
-
-def shared_estimators() -> Callable[[Setup], Estimator]:
-    """Return an `estimator_for` that reads the tables of each device, engine version and backend once."""
-    plain: dict[tuple[Hashable, ...], Estimator] = {}
-
-    def estimator_of(setup: Setup) -> Estimator:
-        key = estimator_key(setup)
-        if key not in plain:
-            plain[key] = estimator_for(replace(setup, calibration=None, calibration_name=None))
-        return calibrated(plain[key], setup)
-
-    return estimator_of

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError
 from windtunnel.metrics.fleet import FLEET_COLUMNS, PHASE_COLUMNS, STAY_COLUMNS
 from windtunnel.metrics.records import Table
@@ -207,9 +208,7 @@ def _renewals(faults: Faults, num_devices: int, replica: int, seed: int) -> Iter
 def phase_table(run: FleetRun) -> Table:
     """Return every change of a replica's phase, from the beginning."""
     up = np.concatenate([scaler.first_replica + np.arange(scaler.initial_replicas) for scaler in run.fleet.scalers])
-    first = np.zeros(up.size, kernel.PHASE)
-    first["replica"], first["phase"] = up, codes.UP
-    rows = np.concatenate([first, *run.phases])
+    rows = np.concatenate([new_table(kernel.Phase, up.size, replica=up, phase=codes.UP), *run.phases])
     return Table({name: rows[name].copy() for name in PHASE_COLUMNS}, PHASE_COLUMNS)
 
 
@@ -221,7 +220,7 @@ def stay_table(run: FleetRun, records: NDArray[np.void], replicas: NDArray[np.in
         records: the loop's: `arrival_s` is when the request was last sent to a replica.
         replicas: where every request ended.
     """
-    lost = np.concatenate([np.zeros(0, kernel.LOSS), *run.losses])
+    lost = np.concatenate([new_table(kernel.Loss, 0), *run.losses])
     n = records.size
     columns = {
         "request": np.concatenate([lost["request"], np.arange(n)]),

@@ -1,4 +1,4 @@
-"""Times of the API server: the requests that it streams beside a new one, and requests as the client sees them."""
+"""Times of API server and client: the requests streamed beside a new one, and requests as the client sees them."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.metrics.records import Table, request_table
-from windtunnel.serving.deployment import HostOverheads
 from windtunnel.serving.scenario import Setup
+from windtunnel.workload.client import Client
 from windtunnel.workload.generate.requests import RequestArrays
 
 ENGINE_COLUMNS = (
@@ -36,10 +36,10 @@ def streams(records: Any, replica: NDArray[np.int64], num_replicas: int) -> NDAr
 
 
 def client_delay_s(
-    host: HostOverheads, requests: RequestArrays, records: Any, replica: NDArray[np.int64], num_replicas: int
+    frontend: Client, requests: RequestArrays, records: Any, replica: NDArray[np.int64], num_replicas: int
 ) -> NDArray[np.float64]:
-    """Return the seconds that the client waits for each first token beside the engine's times."""
-    return np.asarray(host.frontend_s(requests.input_tokens, streams(records, replica, num_replicas)))
+    """Return the seconds that pass before each first token beside the engine's; `frontend`: API server and client."""
+    return np.asarray(frontend.ttft_s(requests.input_tokens, streams(records, replica, num_replicas)))
 
 
 def client_table(
@@ -52,16 +52,22 @@ def client_table(
 ) -> Table:
     """Return the request table of a run as the client sees it; `columns` as of `metrics.records.request_table`."""
     engine_columns = {name: records[name].copy() for name in ENGINE_COLUMNS}
-    delay_s = client_delay_s(setup.engine.host, requests, engine_columns, replica, num_replicas)
+    delay_s = client_delay_s(setup.frontend, requests, engine_columns, replica, num_replicas)
     return request_table(engine_columns, replica, delay_s, requests.num_warmup, **columns)
 
 
 def usual_frontend_s(setup: Setup, num_replicas: int, requests: RequestArrays) -> float:
-    """Return the frontend's seconds for a mean prompt in a closed loop whose slots are all taken."""
-    engine = setup.engine
-    assert engine.max_num_seqs is not None
-    busy = usual_streams(engine.max_num_seqs, setup, num_replicas, requests.concurrency)
-    return float(engine.host.frontend_s(requests.input_tokens.mean(), busy))
+    """Return the seconds between an answer and its slot's next request at the engine: think time, and the frontend's
+    for a mean prompt in a closed loop whose slots are all taken.
+    """
+    assert setup.engine.max_num_seqs is not None
+    busy = usual_streams(setup.engine.max_num_seqs, setup, num_replicas, requests.concurrency)
+    return turnaround_s(setup.frontend, requests, busy)
+
+
+def turnaround_s(frontend: Client, requests: RequestArrays, num_streams: float) -> float:
+    """Return a closed loop's seconds between an answer and the next request; `frontend`: API server and client."""
+    return float(frontend.ttft_s(requests.input_tokens.mean(), num_streams)) + (frontend.think_s or 0.0)
 
 
 def usual_streams(max_num_seqs: int, setup: Setup, num_replicas: int, concurrency: int) -> float:

@@ -31,6 +31,7 @@ def kernel_settings(
         max_num_batched_tokens=engine.max_num_batched_tokens,
         long_prefill_token_threshold=engine.long_prefill_token_threshold or 0,
         chunked_prefill=int(bool(engine.enable_chunked_prefill)),
+        reserves_prompt=int(bool(engine.scheduler_reserve_full_isl)),
         max_prefill_tokens=engine.max_prefill_tokens or engine.max_num_batched_tokens,
         queue_order=codes.QUEUE_ORDERS.index("fcfs" if is_lpm else engine.scheduling_policy or "fcfs"),
         # Without a radix cache SGLang falls back to fcfs (0.5 `SchedulePolicy._validate_and_adjust_policy`).

@@ -15,7 +15,7 @@ class KvRetention:
     on_device: bool
     """Whether it has prefix caches."""
     tiers: state.Table = field(default_factory=lambda: NO_TIERS)
-    """`TIER` records of memory below the device's."""
+    """`Tier` records of memory below the device's."""
     load_overlaps: bool = False
 
     @property

@@ -24,16 +24,16 @@ class MemoryPlan:
     """Peak of the profiling run: a step of `max_num_batched_tokens`, workspaces, and the sampler after it."""
     reserved_bytes: float
     """What no PyTorch tensor holds: context, NCCL buffers, kernels' workspaces."""
-    kv_cache_bytes: float
+    kv_cache_bytes: float = 0.0
     """All KV blocks."""
-    kv_bytes_per_token: float
+    kv_bytes_per_token: float = 0.0
     """KV of the layers that keep every token; where none does, of those with a window."""
-    state_bytes_per_request: float
+    state_bytes_per_request: float = 0.0
     """Linear-attention state: fixed for each running request."""
-    block_size: int
+    block_size: int = 0
     """Tokens of one block: the engine's, or a whole request's where no layer grows with the context."""
-    num_blocks: int
-    blocks_per_request: int
+    num_blocks: int = 0
+    blocks_per_request: int = 0
     """`state_bytes_per_request` in blocks."""
     window_tokens: int = 0
     """Sliding window of layers that do not keep every token; 0: all do."""
@@ -196,12 +196,6 @@ def profiled_memory(
         weight_bytes=loaded_bytes(shard),
         activation_bytes=profiled.peak_bytes,
         reserved_bytes=float(engine.reserved_bytes or 0),
-        kv_cache_bytes=0.0,
-        kv_bytes_per_token=0.0,
-        state_bytes_per_request=0.0,
-        block_size=0,
-        num_blocks=0,
-        blocks_per_request=0,
         usable_bytes=device.memory_bytes if device.usable_bytes is None else device.usable_bytes,
         sampler_bytes=profiled.sampler_bytes,
         graph_bytes=graph_bytes(engine, sizes.size if engine.piecewise_cudagraphs else 0, full_sizes),

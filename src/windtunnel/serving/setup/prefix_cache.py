@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.memory import MemoryPlan
@@ -26,7 +27,7 @@ def check_windows(setup: Setup, memory: MemoryPlan) -> None:
 
 
 def kv_tiers(setup: Setup, memory: MemoryPlan, settings: state.KernelSettings) -> state.Table:
-    """Return `TIER` records of the lower tiers; every device of a rank keeps and loads its own part of a block.
+    """Return `Tier` records of the lower tiers; every device of a rank keeps and loads its own part of a block.
 
     Raises:
         InputError: a tier that holds no block.
@@ -34,7 +35,7 @@ def kv_tiers(setup: Setup, memory: MemoryPlan, settings: state.KernelSettings) -
     engine, parallelism = setup.engine, setup.parallelism
     block_bytes = memory.kv_bytes_per_token * memory.block_size
     rank_bytes = block_bytes * parallelism.tp * parallelism.pp
-    tiers = np.zeros(len(engine.kv_tiers or ()), state.TIER).view(np.recarray)
+    tiers = new_table(state.Tier, len(engine.kv_tiers or ()))
     for row, tier in zip(tiers, engine.kv_tiers or (), strict=True):
         if not rank_bytes or tier.capacity_bytes < rank_bytes:
             raise InputError(
@@ -50,7 +51,7 @@ def kv_tiers(setup: Setup, memory: MemoryPlan, settings: state.KernelSettings) -
     return tiers
 
 
-NO_TIERS = np.zeros(0, state.TIER).view(np.recarray)
+NO_TIERS = new_table(state.Tier, 0)
 
 
 def prefix_cache(
@@ -64,7 +65,7 @@ def prefix_cache(
     Args:
         settings: of the replicas.
         requests: without `prefixes` nothing is shared between them.
-        tiers: `TIER` records of memory below the pool.
+        tiers: `Tier` records of memory below the pool.
         load_overlaps: blocks come up beside the step that needs them.
 
     Raises:
@@ -83,7 +84,7 @@ def prefix_cache(
     leaf[alone] = num_shared + np.arange(alone.size)
     end_tokens = path_tokens(*shared)
     before = np.where(request_node[alone] >= 0, np.append(end_tokens, 0)[request_node[alone]], 0)
-    nodes = np.zeros(num_shared + alone.size, state.NODE).view(np.recarray)
+    nodes = new_table(state.Node, num_shared + alone.size)
     nodes.parent = np.concatenate([shared[0], request_node[alone]])
     nodes.first_block = np.concatenate([end_tokens - shared[1], before]) // settings.block_size
     all_tokens = requests.input_tokens[alone] + requests.output_tokens[alone]
@@ -95,7 +96,24 @@ def prefix_cache(
             "use fewer replicas or requests, or set engine.enable_prefix_caching to false",
         )
     deepest_shared = np.where(leaf < num_shared, leaf, request_node)
-    return state.new_cache(settings, nodes, num_shared, deepest_shared, leaf, tiers, int(load_overlaps))
+    tiers = tiers.copy()
+    tiers["row"] = np.arange(tiers.size)
+    held = {"shared": deepest_shared, "leaf": leaf, "deepest": state.NONE, "cached_tokens": state.NONE}
+    nobody = {"first": state.NONE, "last": state.NONE}
+    entries = new_table(state.Entry, (num_ranks - 1) * num_shared + nodes.size)
+    return state.Cache(
+        num_shared=num_shared,
+        nodes=nodes,
+        entries=entries,
+        requests=new_table(state.CachedRequest, leaf.size, **held),
+        ranks=new_table(state.CacheRank, num_ranks, **nobody),
+        load_overlaps=int(load_overlaps),
+        load_s=np.zeros(num_ranks * settings.num_stages),
+        tiers=tiers,
+        kept=new_table(state.Kept, (tiers.size, entries.size)),
+        pools=new_table(state.TierPool, (tiers.size, num_ranks), **nobody),
+        loaded=np.zeros((tiers.size, leaf.size), np.int64),
+    )
 
 
 def path_tokens(node_parent: NDArray[np.int64], node_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -114,9 +132,19 @@ def session_state(requests: RequestArrays) -> state.Sessions | None:
     if requests.previous is None and requests.session is None:
         return None
     size = requests.arrival_s.size
-    nobody = np.full(size, -1)
-    return state.new_sessions(
-        nobody if requests.previous is None else requests.previous,
-        np.zeros(size) if requests.think_s is None else requests.think_s,
-        nobody if requests.session is None else requests.session,
+    nobody = np.full(size, state.NONE)
+    previous = nobody if requests.previous is None else requests.previous
+    think_s = np.zeros(size) if requests.think_s is None else requests.think_s
+    session = nobody if requests.session is None else requests.session
+    follows, following = previous >= 0, nobody.copy()
+    following[previous[follows]] = np.flatnonzero(follows)
+    return state.Sessions(
+        previous,
+        following,
+        think_s,
+        float(think_s[follows].min(initial=np.inf)),
+        session,
+        replica=np.full(max(int(session.max(initial=state.NONE)) + 1, 1), state.NONE),
+        time_s=np.zeros(size + 1),
+        turn=np.zeros(size + 1, np.int64),
     )

@@ -25,7 +25,7 @@ from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 from windtunnel.pricing.roofline import machine
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.launches import graph_sizes, num_launches, padded_sizes
-from windtunnel.serving.state.records import StepCost
+from windtunnel.serving.state.records import StepCost, played_back
 
 Floats = NDArray[np.float64]
 
@@ -135,6 +135,7 @@ class StepPrices:
         unhidden_s = float(host.unhidden_step_s or 0.0) + float(host.unhidden_request_s or 0.0) * upto.astype(
             np.float64
         )
+        launch_s = float(host.launch_s or 0.0)
         head_s, head_communication_s, head_compute_s = self.head
 
         def at_padded(by_token: Floats, by_sample: Floats) -> Floats:
@@ -158,7 +159,8 @@ class StepPrices:
             host_overlaps=int(bool(engine.async_scheduling)),
             recorded_step_s=np.zeros(0),
             group_token_s=group_token_s,
-            launch_s=float(host.launch_s or 0.0) * num_launches(self.shard, engine, every),
+            launch_s=launch_s * num_launches(self.shard, engine, every),
+            decode_launch_s=launch_s * num_launches(self.shard, engine, self.queries * upto, in_decode=True),
             draft_s=draft_s,
             longest_share=self.longest_share,
             waiting_attention_s=np.zeros((0, 0)) if self.waiting is None else at_every_batch(self.waiting),
@@ -289,12 +291,7 @@ def lower_steps(
 def recorded_steps(duration_s: Floats, engine: EngineSettings) -> StepCost:
     """Return a cost that plays back measured step durations, one for each step, whatever the step holds."""
     assert engine.max_num_seqs is not None
-    nodes = np.array([0.0, 1.0])
-    nothing = np.zeros(engine.max_num_seqs + 1)
-    grid = np.zeros((2, 2))
-    rows = np.zeros((engine.max_num_seqs + 1, 2))
-    durations = np.asarray(duration_s, np.float64)
-    return StepCost(nothing, nothing, nothing, nodes, rows, nodes, nodes, grid, 0.0, 0.0, 0, durations)
+    return played_back(np.asarray(duration_s, np.float64), engine.max_num_seqs)
 
 
 def price_step(estimator: Estimator, shard: Shard, batch: StepBatch) -> list[PricedLaunch]:

@@ -16,9 +16,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from windtunnel.compiled.records import F8, I8, Records, layout
+from windtunnel.compiled.records import F8, I8, Records, new_table
 from windtunnel.serving.codes import OUTSTANDING, UP
-from windtunnel.serving.state.pools import scalar_layout
 from windtunnel.serving.state.records import NONE, Floats, Ints, KernelSettings, Rank, Slot, new_ranks, new_slots
 
 
@@ -62,9 +61,6 @@ class Scaler(Scaling):
     wanted: int  # replicas that start or are up
 
 
-SCALER = scalar_layout(Scaling, Scaler)
-
-
 class FleetReplica(Protocol):
     """One record a replica."""
 
@@ -72,9 +68,6 @@ class FleetReplica(Protocol):
     next_s: F8  # end of its start or repair
     fails_s: F8  # its next fault
     next_fault: I8  # position of that in its list
-
-
-FLEET_REPLICA = layout(FleetReplica)
 
 
 class Control(Protocol):
@@ -95,18 +88,12 @@ class Control(Protocol):
     pending_s: F8
 
 
-CONTROL = layout(Control)
-
-
 class Phase(Protocol):
     """One record a change of a replica's phase."""
 
     time_s: F8
     replica: I8
     phase: I8
-
-
-PHASE = layout(Phase)
 
 
 class Loss(Protocol):
@@ -116,9 +103,6 @@ class Loss(Protocol):
     replica: I8
     begin_s: F8
     end_s: F8
-
-
-LOSS = layout(Loss)
 
 
 class ReplicaFleet(NamedTuple):
@@ -177,10 +161,8 @@ def new_fleet(
         faults: `fault_s` and `repair_s` of `ReplicaFleet`.
         num_requests: of the run.
     """
-    scalers = np.zeros(len(scalings), SCALER).view(np.recarray)
-    replicas = np.zeros(sum(num_replicas), FLEET_REPLICA).view(np.recarray)
-    replicas.next_s = np.inf
-    replicas.fails_s = faults[0][:, 0]
+    scalers = new_table(Scaler, len(scalings))
+    replicas = new_table(FleetReplica, sum(num_replicas), next_s=np.inf, fails_s=faults[0][:, 0])
     most_changes = max(len(each) for each in changes) + 1
     change_s, change_replicas = np.full((len(scalings), most_changes), np.inf), np.zeros((len(scalings), most_changes))
     ends = np.cumsum(num_replicas)
@@ -194,15 +176,13 @@ def new_fleet(
         for row, (time_s, count) in enumerate(changes[number]):
             change_s[number, row], change_replicas[number, row] = time_s, count
     looks = max(max(scaling.up_looks, scaling.down_looks) for scaling in scalings) + 1
-    control = np.zeros(1, CONTROL).view(np.recarray)
-    control.next_s = min(scalers.look_s.min(), change_s[:, 0].min(), replicas.fails_s.min())
-    control.pending = NONE
+    next_s = min(scalers.look_s.min(), change_s[:, 0].min(), replicas.fails_s.min())
     one = KernelSettings(0, 1, 1, max_num_seqs=1, max_num_batched_tokens=1, block_size=1, num_blocks=0)
     return ReplicaFleet(
         rules=rules,
         scalers=scalers,
         replicas=replicas,
-        control=control,
+        control=new_table(Control, 1, next_s=next_s, pending=NONE),
         fault_s=faults[0],
         repair_s=faults[1],
         change_s=change_s,
@@ -214,8 +194,8 @@ def new_fleet(
         router_queue=np.zeros(num_requests, np.int64),
         retries=np.zeros(num_requests, np.int64),
         retry_s=np.zeros(num_requests),
-        phases=np.zeros(max(8 * replicas.size, 4096), PHASE).view(np.recarray),
-        losses=np.zeros(num_requests + 4096, LOSS).view(np.recarray),
+        phases=new_table(Phase, max(8 * replicas.size, 4096)),
+        losses=new_table(Loss, num_requests + 4096),
         idle_rank=new_ranks(one),
         idle_slot=new_slots(one),
     )

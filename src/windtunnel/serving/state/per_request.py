@@ -4,17 +4,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from windtunnel.compiled.records import F8, I8, Records, layout
+from windtunnel.compiled.records import F8, I8
 from windtunnel.serving.state.records import (
-    NONE,
-    Cache,
     Floats,
     Ints,
     KernelSettings,
-    Rank,
-    Slot,
-    Speculation,
-    Table,
 )
 
 
@@ -40,7 +34,7 @@ class PerRequestRules(NamedTuple):
 
 
 class SequenceState(Protocol):
-    """One record a request, beside `serving.state.records.REQUEST`."""
+    """One record a request, beside `serving.state.records.Request`."""
 
     prompt_tokens: I8  # to compute before the next token: the prompt, after a restart its outputs too
     total_tokens: I8
@@ -53,9 +47,6 @@ class SequenceState(Protocol):
     left_stage_s: F8  # end of its latest pipeline stage
     paused_s: F8  # between stages
     started_s: F8  # in its first stage; of a pipeline only
-
-
-SEQUENCE = layout(SequenceState)
 
 
 class StageTables(NamedTuple):
@@ -80,29 +71,6 @@ class StageTables(NamedTuple):
     """Of attention where a batch holds several decoding requests."""
 
 
-class PerRequestPool(NamedTuple):
-    """A pool whose scheduler may batch any subset of requests; of one rank a replica."""
-
-    settings: KernelSettings
-    rules: PerRequestRules
-    sequences: Records[SequenceState]
-    """[request]"""
-    ranks: Records[Rank]
-    """[replica]"""
-    slots: Records[Slot]
-    """[replica x stage]"""
-    batches: Ints
-    """[slot or replica, list, position], see `new_batches`."""
-    stages: Floats
-    """[replica, stage] Time at which each pipeline stage is free."""
-    stage_tables: StageTables | None
-    """None where a `StepCost` prices steps."""
-    cache: Cache | None = None
-    """None where prompts share nothing."""
-    speculation: Speculation | None = None
-    """None where a decode step gives one token."""
-
-
 class Trail(NamedTuple):
     """What every batch held and when it was in each stage, written only when asked for."""
 
@@ -110,16 +78,6 @@ class Trail(NamedTuple):
     """[m, 3] row, request, tokens, in the order of the batch."""
     stage_s: Floats
     """[rows, stages, 2] start and end; of a fused run of steps, of the whole."""
-
-
-def new_sequences(requests: Table) -> Table:
-    """Make fresh `SEQUENCE` records for `requests`."""
-    sequences = np.zeros(requests.size, SEQUENCE).view(np.recarray)
-    sequences.prompt_tokens = requests.input_tokens
-    sequences.next = NONE
-    for unknown in ("last_token_s", "left_stage_s", "started_s"):
-        sequences[unknown] = np.nan
-    return sequences
 
 
 def new_batches(settings: KernelSettings, rules: PerRequestRules) -> Ints:
@@ -131,8 +89,3 @@ def new_batches(settings: KernelSettings, rules: PerRequestRules) -> Ints:
     rows = settings.num_replicas * (settings.num_stages + 1)
     most = max(settings.max_num_seqs, rules.max_batch_seqs * settings.num_stages) + 1
     return np.zeros((rows, 5, max(most, settings.block_size)), np.int64)
-
-
-def new_trail(settings: KernelSettings, num_rows: int, num_members: int) -> Trail:
-    """Make buffers for `num_rows` batches and `num_members` parts in them."""
-    return Trail(np.zeros((num_members, 3), np.int64), np.zeros((num_rows, settings.num_stages, 2)))

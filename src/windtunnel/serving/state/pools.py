@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from windtunnel.compiled.jit import inlined
-from windtunnel.compiled.records import F8, I8, Records, layout
+from windtunnel.compiled.records import F8, I8, Records, new_table
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL, ROUND_ROBIN
 from windtunnel.serving.state.per_request import PerRequestRules
 from windtunnel.serving.state.records import (
-    EVENT,
     NONE,
     Cache,
+    Event,
     Floats,
     Ints,
     KernelSettings,
@@ -92,15 +92,6 @@ class PoolRecord(KernelSettings):
     tokens_per_step: float
 
 
-def scalar_layout(*owners: type) -> np.dtype[Any]:
-    """Return the dtype of a record with the number fields of several classes, in their order."""
-    fields = [item for owner in owners for item in owner.__annotations__.items()]
-    return np.dtype([(name, "f8" if kind is float else "i8") for name, kind in fields])
-
-
-POOL = scalar_layout(KernelSettings, PerRequestRules, PoolRecord)
-
-
 class KvTransfer(Protocol):
     """One record a request of a run with pools."""
 
@@ -118,8 +109,6 @@ class KvTransfer(Protocol):
     taken_window_blocks: I8
     cached_tokens: I8  # of its prompt, found where it was first admitted; filled in when the run has ended
 
-
-KV_TRANSFER = layout(KvTransfer)
 
 NOT_HANDED, WAITS, IS_READ, IS_READY = range(4)
 """Stages of a handoff: not under way; the KV waits on the prefill side for blocks to be read into; it is being read; it
@@ -139,17 +128,11 @@ class Handoff(Protocol):
     link_busy_s: F8  # until when they were busy with transfers that have ended or that a failure has cut short
 
 
-HANDOFF = layout(Handoff)
-
-
 class Routing(HandoffRules):
     """How the requests of a run with pools are routed."""
 
     router: int
     num_slot_events: int  # events of slots in the event queue; those of wake-ups follow
-
-
-ROUTING = scalar_layout(HandoffRules, Routing)
 
 
 class Pools(NamedTuple):
@@ -179,12 +162,9 @@ class Pools(NamedTuple):
     """Replicas that a request may be handed to."""
 
 
-def new_pools(plans: Sequence[PoolPlan], handoff_rules: HandoffRules, num_requests: int) -> Pools:
-    """Make idle pools, end to end in the order of `plans`.
-
-    The router, its seed and the client's behaviour are those of the first plan's settings.
-    """
-    pools = np.zeros(len(plans), POOL).view(np.recarray)
+def new_pool_records(plans: Sequence[PoolPlan]) -> Table:
+    """Make the records of pools, end to end in the order of `plans`."""
+    pools = new_table((KernelSettings, PerRequestRules, PoolRecord), len(plans))
     hands_off = any(plan.role == PREFILL for plan in plans)
     ends = np.zeros(4, np.int64)
     for pool, plan in zip(pools, plans, strict=True):
@@ -199,17 +179,21 @@ def new_pools(plans: Sequence[PoolPlan], handoff_rules: HandoffRules, num_reques
         pool.heeds_all_events, pool.hands_off = hands_off, plan.role == PREFILL
         pool.link_bytes_per_s, pool.kv_copies = plan.link_bytes_per_s, plan.kv_copies
         pool.num_queries, pool.tokens_per_step = plan.speculation or NO_SPECULATION
-    transfers = np.zeros(num_requests, KV_TRANSFER).view(np.recarray)
-    for unknown in ("handed_s", "transfer_start_s", "transfer_end_s"):
-        transfers[unknown] = np.nan
-    handoffs = np.zeros(ends[1], HANDOFF).view(np.recarray)
-    for nobody in ("pull_first", "pull_last", "ready_first", "ready_last"):
-        handoffs[nobody] = NONE
-    routing = np.zeros(1, ROUTING).view(np.recarray)
+    return pools
+
+
+def new_pools(plans: Sequence[PoolPlan], handoff_rules: HandoffRules, num_requests: int) -> Pools:
+    """Make idle pools, end to end in the order of `plans`.
+
+    The router, its seed and the client's behaviour are those of the first plan's settings.
+    """
+    pools = new_pool_records(plans)
+    hands_off, num_ranks = bool(pools.hands_off.any()), pools.end_rank[-1]
+    unknown = dict.fromkeys(("handed_s", "transfer_start_s", "transfer_end_s"), np.nan)
+    nobody = dict.fromkeys(("pull_first", "pull_last", "ready_first", "ready_last"), NONE)
+    routing = new_table(Routing, 1, **handoff_rules._asdict())
     routing.router = plans[0].settings.router
     routing.num_slot_events = (pools.num_replicas * pools.num_stages).sum()
-    for name, value in handoff_rules._asdict().items():
-        routing[name] = value
     roles = np.array([plan.role for plan in plans])
     of_replica = np.repeat(np.arange(len(plans)), [plan.settings.num_replicas for plan in plans])
     decoding = DECODE if hands_off and (roles == DECODE).any() else BOTH
@@ -219,9 +203,9 @@ def new_pools(plans: Sequence[PoolPlan], handoff_rules: HandoffRules, num_reques
         ranks=np.concatenate([new_ranks(plan.settings) for plan in plans]).view(np.recarray),
         slots=np.concatenate([new_slots(plan.settings) for plan in plans]).view(np.recarray),
         lists=joined_lists([new_lists(plan.settings) for plan in plans]),
-        stages=np.zeros((ends[0], max(plan.settings.num_stages for plan in plans))),
-        handoffs=handoffs,
-        transfers=transfers,
+        stages=np.zeros((pools.end_replica[-1], max(plan.settings.num_stages for plan in plans))),
+        handoffs=new_table(Handoff, num_ranks, **nobody),
+        transfers=new_table(KvTransfer, num_requests, **unknown),
         routing=routing,
         pool_of_event=np.concatenate(
             [np.repeat(np.arange(len(plans)), pools.num_replicas * pools.num_stages), of_replica]
@@ -298,12 +282,12 @@ def cache_of(cache: Cache, pools: Pools, pool: int) -> Cache:
 
 
 def new_pool_events(plans: Sequence[PoolPlan]) -> Table:
-    """Make an empty queue of `EVENT` records: slots, wake-ups, and the transfers that may be under way."""
+    """Make an empty queue of `Event` records: slots, wake-ups, and the transfers that may be under way."""
     slots = sum(plan.settings.num_replicas * (plan.settings.num_stages + 1) for plan in plans)
     pulled = sum(
         plan.settings.num_replicas * plan.settings.ranks_per_replica * plan.settings.max_num_seqs for plan in plans
     )
-    return np.zeros(slots + pulled + 1, EVENT).view(np.recarray)
+    return new_table(Event, slots + pulled + 1)
 
 
 def joined_lists(lists: Sequence[Ints]) -> Ints:
@@ -378,6 +362,7 @@ def cost_of(pools: Pools, pool: int) -> StepCost:
         cost.group_token_s[pool],
         cost.draft_s[pool],
         cost.launch_s[pool],
+        cost.decode_launch_s[pool],
         cost.mixed_decode_attention_s[pool],
         cost.longest_share[pool],
         cost.waiting_attention_s[pool],

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.compiled.records import F8, I4, I8, RecordGrid, Records, layout
+from windtunnel.compiled.records import F8, I4, I8, RecordGrid, Records, new_table
 from windtunnel.serving.codes import FCFS, ROUND_ROBIN
 
 Floats = NDArray[np.float64]
@@ -50,6 +50,8 @@ class KernelSettings(NamedTuple):
     long_prefill_token_threshold: int = 0
     """0: none."""
     chunked_prefill: int = 1
+    reserves_prompt: int = 0
+    """vLLM V1: 1: a request is admitted only if its whole prompt fits."""
     max_prefill_tokens: int = 0
     """SGLang: prompt tokens of one prefill batch."""
     queue_order: int = FCFS
@@ -136,20 +138,6 @@ class Request(Protocol):
     skipped_at: I8  # while decoding: `num_verified` of its slot when a step last left it out, or NONE
 
 
-class ClientSettings(Protocol):
-    """The fields of `KernelSettings` that say how a closed-loop client behaves."""
-
-    @property
-    def concurrency(self) -> int: ...
-    @property
-    def num_warmup(self) -> int: ...
-    @property
-    def frontend_s(self) -> float: ...
-
-
-REQUEST = layout(Request)
-
-
 class Requests(Records[Request], Protocol):
     """`Request` records, and the columns that the waiting heap works on."""
 
@@ -187,9 +175,6 @@ class Rank(Protocol):
     is_awake: I8  # 1 while an event that lets the replica look for work is queued
     ready_group: I8  # slot whose decode group is in no batch, or NONE
     group_position: I8  # of the ready requests, the first one behind it
-
-
-RANK = layout(Rank)
 
 
 class Slot(Protocol):
@@ -236,8 +221,6 @@ class Slot(Protocol):
     group_paused_s: F8  # between stages, all its steps
 
 
-SLOT = layout(Slot)
-
 FINISH_KEY, FINISH_VALUE, BATCH, BATCH_TOKENS, BATCH_ENDS, PHASES, PREFILLING, SLIDING = range(8)
 """Rows of `lists[slot]`: the heap of (step count at the end, request); requests with a prefill chunk in the step under
 way, the chunk, and whether it ends the prefill; decoding requests by `joined` modulo the block size, that is, by the
@@ -252,9 +235,6 @@ class Event(Protocol):
 
     time_s: F8
     slot: I8
-
-
-EVENT = layout(Event)
 
 
 class Events(Records[Event], Protocol):
@@ -291,9 +271,6 @@ class Clock(Protocol):
     members: I8  # rows of the trail's members written
 
 
-CLOCK = layout(Clock)
-
-
 class Step(Protocol):
     """One record a run of equal steps; with several ranks the counts are sums over them."""
 
@@ -316,9 +293,6 @@ class Step(Protocol):
     resumed_tokens: I4  # tokens that end the prefill of a request preempted before
 
 
-STEP = layout(Step)
-
-
 class Speculation(NamedTuple):
     """Speculative decoding: every decode step drafts and verifies tokens. Scalars."""
 
@@ -331,7 +305,7 @@ class Speculation(NamedTuple):
 class StepCost(NamedTuple):
     """The estimator, lowered to arrays; seconds. A step's time is a sum of look-ups.
 
-    decode step of n requests:   decode_token_s[n] + decode_attention(n, mean context)
+    decode step of n requests:   decode_token_s[n] + decode_attention(n, mean context), no less than decode_launch_s[n]
     step with prefill, T tokens: mixed_token_s[T] + sample_s[sampled] + decode_attention + prefill_attention(C, 2 W / C)
                                  where decode_attention may be another one beside prompts,
                                  and no less than launch_s[T]
@@ -369,6 +343,9 @@ class StepCost(NamedTuple):
     launch_s: Floats = np.zeros(1)
     """[max_num_batched_tokens + max_num_seqs + 1] what the host needs to launch a step with prefill of so many tokens;
     beyond the end as at the end."""
+    decode_launch_s: Floats = np.zeros(1)
+    """[max_num_seqs + 1] what the host needs to launch a step of n decoding requests that no CUDA graph holds, 0.0 for
+    others; beyond the end as at the end."""
     mixed_decode_attention_s: Floats = np.zeros((0, 0))
     """[max_num_seqs + 1, c] decode attention in a step whose rank prefills too; `[0, 0]` where it is the same."""
     longest_share: float = 0.0
@@ -379,20 +356,14 @@ class StepCost(NamedTuple):
     where none does."""
 
 
-NO_COST = StepCost(
-    decode_token_s=np.zeros(1),
-    mixed_token_s=np.zeros(1),
-    sample_s=np.zeros(1),
-    context_nodes=np.zeros(2),
-    decode_attention_s=np.zeros((1, 2)),
-    chunk_nodes=np.zeros(2),
-    length_nodes=np.zeros(2),
-    prefill_attention_s=np.zeros((2, 2)),
-    host_step_s=0.0,
-    host_request_s=0.0,
-    host_overlaps=0,
-    recorded_step_s=np.zeros(0),
-)
+def played_back(duration_s: Floats, max_num_seqs: int) -> StepCost:
+    """Return a cost that plays back step durations, in seconds, one for each step, whatever the step holds."""
+    nothing, nodes = np.zeros(max_num_seqs + 1), np.array([0.0, 1.0])
+    rows, grid = np.zeros((max_num_seqs + 1, 2)), np.zeros((2, 2))
+    return StepCost(nothing, nothing, nothing, nodes, rows, nodes, nodes, grid, 0.0, 0.0, 0, duration_s)
+
+
+NO_COST = played_back(np.zeros(0), 0)
 """Of a pool whose steps other tables price."""
 
 
@@ -404,9 +375,6 @@ class Node(Protocol):
     end_block: I4
 
 
-NODE = layout(Node)
-
-
 class Entry(Protocol):
     """One record a segment and rank: how many of its blocks are cached, requests that use them, and, where none does,
     its neighbours in the order of release."""
@@ -415,9 +383,6 @@ class Entry(Protocol):
     references: I4
     before: I4
     after: I4
-
-
-ENTRY = layout(Entry)
 
 
 class CachedRequest(Protocol):
@@ -432,18 +397,12 @@ class CachedRequest(Protocol):
     cached_tokens: I8  # found when it was first admitted
 
 
-CACHED_REQUEST = layout(CachedRequest)
-
-
 class CacheRank(Protocol):
     """One record a rank: cached blocks that no running request uses, and the ends of their list."""
 
     evictable_blocks: I8
     first: I8
     last: I8
-
-
-CACHE_RANK = layout(CacheRank)
 
 
 class Tier(Protocol):
@@ -454,10 +413,7 @@ class Tier(Protocol):
     block_s: F8  # to load a block to a rank
     outlives: I8  # 1: its pools outlive their replicas
     store: I8  # tiers of several kinds of replicas that have one number are one; 0: nobody else's
-    row: I8  # of what it keeps among all tiers; filled in by `new_cache`
-
-
-TIER = layout(Tier)
+    row: I8  # of what it keeps among all tiers; filled in by `setup.prefix_cache`
 
 
 class Kept(Protocol):
@@ -469,18 +425,12 @@ class Kept(Protocol):
     after: I4
 
 
-KEPT = layout(Kept)
-
-
 class TierPool(Protocol):
     """One record a pool of a tier: its blocks, and the ends of its list."""
 
     num_blocks: I8
     first: I8
     last: I8
-
-
-POOL = layout(TierPool)
 
 
 class Cache(NamedTuple):
@@ -526,127 +476,20 @@ class Sessions(NamedTuple):
     turn: Ints
 
 
-def new_requests(arrival_s: Floats, input_tokens: Ints, output_tokens: Ints, priority: Ints) -> Table:
-    """Make fresh `REQUEST` records for `[n]` arrivals, prompt lengths, output lengths and priorities, in the order of
-    sending.
-    """
-    requests = np.zeros(arrival_s.size, REQUEST).view(np.recarray)
-    requests.arrival_s = arrival_s
-    requests.input_tokens = input_tokens
-    requests.output_tokens = output_tokens
-    requests.priority = priority
-    requests.ttft_limit_s = np.inf
-    for unknown in ("scheduled_s", "first_token_s", "finish_s", "last_token_s"):
-        requests[unknown] = np.nan
-    for nobody in ("before", "after", "left", "right", "skipped_at"):
-        requests[nobody] = NONE
-    return requests
-
-
-def empty_lists(shape: int | tuple[int, int], dtype: np.dtype[Any]) -> Table:
-    """Make records that each hold the ends of an empty list, in `first` and `last`."""
-    records = np.zeros(shape, dtype).view(np.recarray)
-    records["first"] = NONE
-    records["last"] = NONE
-    return records
-
-
-def new_cache(
-    settings: KernelSettings,
-    nodes: Table,
-    num_shared: int,
-    shared: Ints,
-    leaf: Ints,
-    tiers: Table,
-    load_overlaps: int = 0,
-) -> Cache:
-    """Make empty prefix caches.
-
-    Args:
-        settings: of the replicas.
-        nodes: `NODE` records of all segments.
-        num_shared: the first so many may be cached on any rank.
-        shared, leaf: [n] the segments in which each request's shared and whole text ends.
-        tiers: `TIER` records.
-        load_overlaps: see `Cache`.
-    """
-    num_ranks = settings.num_replicas * settings.ranks_per_replica
-    tiers = tiers.copy()
-    tiers["row"] = np.arange(tiers.size)
-    requests = np.zeros(leaf.size, CACHED_REQUEST).view(np.recarray)
-    requests.shared = shared
-    requests.leaf = leaf
-    requests.deepest = NONE
-    requests.cached_tokens = NONE
-    entries = np.zeros((num_ranks - 1) * num_shared + nodes.size, ENTRY).view(np.recarray)
-    kept = np.zeros((tiers.size, entries.size), KEPT).view(np.recarray)
-    return Cache(
-        num_shared=num_shared,
-        nodes=nodes,
-        entries=entries,
-        requests=requests,
-        ranks=empty_lists(num_ranks, CACHE_RANK),
-        load_overlaps=load_overlaps,
-        load_s=np.zeros(num_ranks * settings.num_stages),
-        tiers=tiers,
-        kept=kept,
-        pools=empty_lists((tiers.size, num_ranks), POOL),
-        loaded=np.zeros((tiers.size, leaf.size), np.int64),
-    )
-
-
-def new_sessions(previous: Ints, think_s: Floats, session: Ints) -> Sessions:
-    """Make sessions of which none has begun, from the predecessor, think time and session of each request."""
-    following = np.full(previous.size, NONE)
-    following[previous[previous >= 0]] = np.flatnonzero(previous >= 0)
-    replica = np.full(max(int(session.max(initial=NONE)) + 1, 1), NONE)
-    heap_s, turn = np.zeros(previous.size + 1), np.zeros(previous.size + 1, np.int64)
-    least_think_s = float(think_s[previous >= 0].min(initial=np.inf))
-    return Sessions(previous, following, think_s, least_think_s, session, replica, heap_s, turn)
-
-
 def new_ranks(settings: KernelSettings) -> Table:
-    """Make idle `RANK` records with empty KV pools."""
-    ranks = np.zeros(settings.num_replicas * settings.ranks_per_replica, RANK).view(np.recarray)
-    ranks.free_blocks = settings.num_blocks
-    ranks.free_window_blocks = settings.num_window_blocks
-    for nobody in ("first", "last", "waiting", "first_waiting", "last_waiting", "ready_group"):
-        ranks[nobody] = NONE
-    return ranks
+    """Make idle `Rank` records with empty KV pools."""
+    nobody = dict.fromkeys(("first", "last", "waiting", "first_waiting", "last_waiting", "ready_group"), NONE)
+    free = {"free_blocks": settings.num_blocks, "free_window_blocks": settings.num_window_blocks}
+    return new_table(Rank, settings.num_replicas * settings.ranks_per_replica, **free, **nobody)
 
 
 def new_slots(settings: KernelSettings) -> Table:
-    """Make idle `SLOT` records, `num_stages` for each rank."""
-    slots = np.zeros(settings.num_replicas * settings.ranks_per_replica * settings.num_stages, SLOT).view(np.recarray)
-    slots.last_decode_s = -np.inf
-    slots.row = NONE
-    return slots
+    """Make idle `Slot` records, `num_stages` for each rank."""
+    num_slots = settings.num_replicas * settings.ranks_per_replica * settings.num_stages
+    return new_table(Slot, num_slots, last_decode_s=-np.inf, row=NONE)
 
 
 def new_lists(settings: KernelSettings) -> Ints:
     """`[slot, list, position]`, see `FINISH_KEY`."""
     num_slots = settings.num_replicas * settings.ranks_per_replica * settings.num_stages
     return np.zeros((num_slots, SLIDING + 1, max(settings.max_num_seqs + 1, settings.block_size)), np.int64)
-
-
-def new_events(settings: KernelSettings) -> Table:
-    """Make an empty queue of `EVENT` records, with room for an event of every slot and a wake-up of every replica."""
-    return np.zeros(settings.num_replicas * (settings.num_stages + 1) + 1, EVENT).view(np.recarray)
-
-
-def new_stages(settings: KernelSettings) -> Floats:
-    """`[replica, stage]` when each pipeline stage is free."""
-    return np.zeros((settings.num_replicas, settings.num_stages))
-
-
-def new_clock(settings: KernelSettings) -> Table:
-    """Make one `CLOCK` record at the beginning."""
-    clock = np.zeros(1, CLOCK).view(np.recarray)
-    clock.random = settings.seed % (MODULUS - 1) + 1
-    clock.event = NONE
-    return clock
-
-
-def new_steps(capacity: int) -> Table:
-    """Make a buffer for `capacity` `STEP` records."""
-    return np.zeros(capacity, STEP).view(np.recarray)

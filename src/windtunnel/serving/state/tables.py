@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from windtunnel.compiled.jit import inlined
 from windtunnel.compiled.records import Records
-from windtunnel.serving.state.per_request import PerRequestPool, PerRequestRules, SequenceState, StageTables, Trail
-from windtunnel.serving.state.pools import Pools, ranks_of, slots_of
+from windtunnel.serving.state.per_request import PerRequestRules, SequenceState, StageTables, Trail
+from windtunnel.serving.state.pools import PoolRecord, Pools, cache_of, ranks_of, slots_of
 from windtunnel.serving.state.records import (
     Cache,
     Clock,
@@ -51,14 +51,16 @@ class PoolTables(NamedTuple):
     """[slot, list, position], see `serving.state.records.FINISH_KEY`."""
     stages: Floats
     """[replica, stage] Time at which each pipeline stage is free."""
-    rules: PerRequestRules | None = None
-    """None where no pool schedules per request."""
-    sequences: Records[SequenceState] | None = None
-    """[request] None as `rules`."""
-    batches: Ints | None = None
-    """[slot or replica, list, position] see `serving.state.per_request.new_batches`; None as `rules`."""
+    rules: PerRequestRules = None  # type: ignore[assignment]
+    """None where no pool schedules per request; so are the next two."""
+    sequences: Records[SequenceState] = None  # type: ignore[assignment]
+    """[request]"""
+    batches: Ints = None  # type: ignore[assignment]
+    """[slot or replica, list, position], see `serving.state.per_request.new_batches`."""
     stage_tables: StageTables | None = None
     """None where a `StepCost` prices steps."""
+    records: Records[PoolRecord] | None = None
+    """[pool] Settings and rules, where a call unpacks them faster than 40 numbers; `in_pools` takes them from here."""
 
 
 class RunTables(NamedTuple):
@@ -76,17 +78,25 @@ class RunTables(NamedTuple):
     """Buffer for the rows of one call."""
     trail: Trail | None = None
     """None where the contents of batches are not recorded."""
-    pairs: Ints | None = None
-    """[n, 2] Request and tokens of the batch that a user's policy chose; None where no pool has one."""
+    waiting: Ints | None = None
+    """[request] The requests that wait where a user's policy is asked, in order; None where no pool has one."""
+    pairs: Ints = None  # type: ignore[assignment]
+    """[n, 2] Request and tokens of the batch that it chose."""
 
 
 @inlined
-def pool_tables_of(pools: Pools, number: int, cache: Cache | None, common: PoolTables) -> PoolTables:
-    """Return the tables of one pool, whose share of the caches is `cache`; what pools have in common is `common`'s."""
+def pool_tables_of(pools: Pools, number: int, common: PoolTables) -> PoolTables:
+    """Return the tables of one pool; what all have in common, and the caches of all, are `common`'s."""
     settings = pools.pools[number]
-    speculation = None
+    cache, speculation, rules, batches = None, None, None, None
+    if common.cache is not None:
+        cache = cache_of(common.cache, pools, number)
     if common.speculation is not None:
         speculation = Speculation(settings.num_queries, settings.tokens_per_step)
+    if common.batches is not None:
+        first_row = settings.first_event + settings.first_replica
+        rules = settings  # has their fields
+        batches = common.batches[first_row : first_row + settings.num_replicas * (settings.num_stages + 1)]
     return PoolTables(
         settings,
         cache,
@@ -100,31 +110,34 @@ def pool_tables_of(pools: Pools, number: int, cache: Cache | None, common: PoolT
         slots_of(pools, settings),
         pools.lists[settings.first_slot : settings.end_slot],
         pools.stages[settings.first_replica : settings.end_replica],
-        common.rules,
+        rules,  # type: ignore[arg-type]
         common.sequences,
-        common.batches,
+        batches,
         common.stage_tables,
     )
 
 
 @inlined
-def per_request_pool(pool: PoolTables, pools: Pools | None) -> PerRequestPool:
-    """Return a pool that schedules per request, the only one or one of `pools`."""
-    rules, batches = pool.rules, pool.batches
-    if pools is not None:
-        settings = pool.settings
-        first_row = settings.first_event + settings.first_replica
-        rules = pools.pools[pools.pool_of_replica[settings.first_replica]]  # has its fields
-        batches = batches[first_row : first_row + settings.num_replicas * (settings.num_stages + 1)]  # type: ignore[index]
-    return PerRequestPool(
-        pool.settings,
-        rules,  # type: ignore[arg-type]  # not None, like the two below
-        pool.sequences,  # type: ignore[arg-type]
-        pool.ranks,
-        pool.slots,
-        batches,  # type: ignore[arg-type]
-        pool.stages,
-        pool.stage_tables,
+def with_record(pool: PoolTables, settings: PoolRecord) -> PoolTables:
+    """Return the tables of the only pool, or of the first one, with the `settings` of its record, and its rules."""
+    rules = None
+    if pool.batches is not None:
+        rules = settings
+    return PoolTables(
+        settings,
         pool.cache,
         pool.speculation,
+        pool.windows,
+        pool.batched,
+        pool.vllm_v1,
+        pool.sglang,
+        pool.balance,
+        pool.ranks,
+        pool.slots,
+        pool.lists,
+        pool.stages,
+        rules,  # type: ignore[arg-type]
+        pool.sequences,
+        pool.batches,
+        pool.stage_tables,
     )

@@ -10,8 +10,17 @@ from windtunnel.errors import InputError
 from windtunnel.network.collectives.run import groups_seconds, run_collective
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.settings import NetworkSettings
-from windtunnel.training.iteration.layers import Communication, LayerPhase, LayerWorkload, RankGroup
-from windtunnel.training.iteration.times import Iteration, LayerTimes, PhaseTimes, bubble_ns, exposed_by_group
+from windtunnel.training.iteration.layers import (
+    Communication,
+    Iteration,
+    LayerPhase,
+    LayerTimes,
+    LayerWorkload,
+    PhaseTimes,
+    RankGroup,
+    bubble_ns,
+    exposed_by_group,
+)
 
 SIMAI_LEAST_BYTES = 4096
 

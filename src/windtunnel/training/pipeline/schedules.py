@@ -10,18 +10,15 @@ dualpipe     arXiv:2412.19437     from both ends at once; every stage held twice
 dualpipe_v   deepseek-ai/DualPipe dualpipev.py: DualPipe cut in half, folded into a V
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, PAIRED, WEIGHT, ScheduleTables
-
-SPLIT_SCHEDULES = ("zb_h1", "zb_h2", "zb_v", "dualpipe", "dualpipe_v")
-"""Schedules that run weights' gradients as actions of their own."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -94,25 +91,19 @@ def schedule(name: str, pp: int, num_microbatches: int, virtual_stages: int = 1,
     Raises:
         InputError: there is no such schedule.
     """
-    if name in ("gpipe", "1f1b", "interleaved", "looped_bfs"):
-        lists: Iterable[Ints] = (_looped(name, pp, num_microbatches, virtual_stages, i, paired) for i in range(pp))
-        return _schedule(name, list(lists), [c % pp for c in range(pp * virtual_stages)], num_microbatches)
-    if name in ("zb_h1", "zb_h2"):
-        memory = 1 if name == "zb_h1" else 2
-        lists = (_array(_zero_bubble(pp, num_microbatches, memory, i)) for i in range(pp))
-        return _schedule(name, list(lists), range(pp), num_microbatches)
-    if name in ("zb_v", "dualpipe_v"):
-        write = _zero_bubble_v if name == "zb_v" else _dualpipe_v
-        devices = [c if c < pp else 2 * pp - 1 - c for c in range(2 * pp)]
-        return _schedule(name, [_array(write(pp, num_microbatches, i)) for i in range(pp)], devices, num_microbatches)
+    devices: Iterable[int] = [c if c < pp else 2 * pp - 1 - c for c in range(2 * pp)]
+    if name in _WRITERS:
+        lists = [_array(_WRITERS[name](pp, num_microbatches, device)) for device in range(pp)]
+        devices = range(pp) if name in ("zb_h1", "zb_h2") else devices
+    elif name in ("gpipe", "1f1b", "interleaved", "looped_bfs"):
+        lists = [_looped(name, pp, num_microbatches, virtual_stages, device, paired) for device in range(pp)]
+        devices = (chunk % pp for chunk in range(pp * virtual_stages))
+    else:
+        raise InputError(f"there is no pipeline schedule {name!r}")
+    plan = _schedule(name, lists, devices, num_microbatches)
     if name == "dualpipe":
-        devices = [c if c < pp else 2 * pp - 1 - c for c in range(2 * pp)]
-        plan = _schedule(
-            name, [_array(_dualpipe(pp, num_microbatches, i)) for i in range(pp)], devices, num_microbatches
-        )
         plan.next_chunk[pp - 1] = -1
-        return plan
-    raise InputError(f"there is no pipeline schedule {name!r}")
+    return plan
 
 
 def _schedule(name: str, lists: list[Ints], devices: Iterable[int], num_microbatches: int) -> Schedule:
@@ -160,7 +151,7 @@ def _looped(name: str, pp: int, num_microbatches: int, chunks: int, device: int,
     return np.concatenate([forward[:warm_up], alternate, backward[steady:]])
 
 
-def _zero_bubble(pp: int, num_microbatches: int, memory: int, device: int) -> Iterator[Action]:
+def _zero_bubble(pp: int, num_microbatches: int, device: int, memory: int) -> Iterator[Action]:
     """Yield ZB-H1 (`memory` 1) or ZB-H2 (2) of arXiv:2401.10241, section 2: 1F1B with delayed weight gradients.
 
     They lag by `memory` micro-batches a stage, so that all devices hold as many activations as the first one does.
@@ -289,3 +280,15 @@ def _bidirectional(near: int, far: int, inner: int, from_end: int, main: int) ->
         yield waiting.pop(0)
         yield from backward(near, True)
     yield from waiting
+
+
+_WRITERS: dict[str, Callable[[int, int, int], Iterator[Action]]] = {
+    "zb_h1": partial(_zero_bubble, memory=1),
+    "zb_h2": partial(_zero_bubble, memory=2),
+    "zb_v": _zero_bubble_v,
+    "dualpipe": _dualpipe,
+    "dualpipe_v": _dualpipe_v,
+}
+"""Schedules whose actions a device yields one by one, from the stages, the micro-batches and the device."""
+SPLIT_SCHEDULES = tuple(_WRITERS)
+"""Schedules that run weights' gradients as actions of their own."""

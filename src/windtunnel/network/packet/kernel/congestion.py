@@ -8,39 +8,8 @@ import numpy as np
 
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, int64
-from windtunnel.network.packet.kernel.state import (
-    DCTCP,
-    HPCC,
-    TIMELY,
-    Connection,
-    PacketKernelSettings,
-    PacketState,
-    Stamp,
-)
-
-
-@inner
-def begin_rate(connection: Connection, max_rate: float) -> None:
-    """Set the rate to the maximum, and forget all marks, delays and telemetry."""
-    connection.max_rate = max_rate
-    connection.rate = max_rate
-    connection.target_rate = max_rate
-    connection.alpha = 1.0
-    connection.utilisation = 1.0
-    connection.rtt_difference_ps = 0.0
-    connection.last_rtt_ps = 0
-    connection.update_byte = 0
-    connection.congested_byte = 0
-    connection.num_marks = 0
-    connection.num_batch = 0
-    connection.stage = 0
-    connection.first_mark_ps = -1
-    connection.num_alpha_updates = 0
-    connection.is_marked_for_alpha = 0
-    connection.is_marked_for_rate = 0
-    connection.is_decrease_due = 0
-    connection.increase_ps = 0
-    connection.is_increase_due = 0
+from windtunnel.network.packet.kernel import codes
+from windtunnel.network.packet.kernel.state import Connection, PacketKernelSettings, PacketState, Stamp
 
 
 @inner
@@ -90,7 +59,7 @@ def dcqcn_decrease(settings: PacketKernelSettings, connection: Connection, now_p
     advance_alpha(settings, connection, now_ps)
     if settings.clamp_target_rate or connection.stage > 0:
         connection.target_rate = connection.rate
-    connection.rate = max(settings.min_rate, connection.rate * (1.0 - connection.alpha / 2.0))
+    connection.rate = max(settings.min_rate_bytes_per_s, connection.rate * (1.0 - connection.alpha / 2.0))
     connection.stage = 0
     connection.is_marked_for_rate = 0
     connection.increase_ps = now_ps + settings.increase_interval_ps
@@ -100,9 +69,9 @@ def dcqcn_decrease(settings: PacketKernelSettings, connection: Connection, now_p
 def dcqcn_increase(settings: PacketKernelSettings, connection: Connection, now_ps: int) -> None:
     """Raise the rate: fast recovery, then additive, then hyper increase (DCQCN paper, equations 3 and 4)."""
     if connection.stage == settings.fast_recovery_times:
-        connection.target_rate = min(connection.max_rate, connection.target_rate + settings.rate_ai)
+        connection.target_rate = min(connection.max_rate, connection.target_rate + settings.rate_ai_bytes_per_s)
     elif connection.stage > settings.fast_recovery_times:
-        connection.target_rate = min(connection.max_rate, connection.target_rate + settings.rate_hai)
+        connection.target_rate = min(connection.max_rate, connection.target_rate + settings.rate_hai_bytes_per_s)
     connection.rate = 0.5 * (connection.rate + connection.target_rate)
     connection.stage += 1
     connection.increase_ps = now_ps + settings.increase_interval_ps
@@ -128,11 +97,11 @@ def dctcp_acknowledged(settings: PacketKernelSettings, connection: Connection, b
     if connection.stage == 1 and byte > connection.congested_byte:
         connection.stage = 0
     if is_marked and connection.stage == 0:
-        connection.rate = max(settings.min_rate, connection.rate * (1.0 - connection.alpha / 2.0))
+        connection.rate = max(settings.min_rate_bytes_per_s, connection.rate * (1.0 - connection.alpha / 2.0))
         connection.stage = 1
         connection.congested_byte = connection.next_byte
     if connection.stage == 0 and is_round_over:
-        connection.rate = min(connection.max_rate, connection.rate + settings.dctcp_rate_ai)
+        connection.rate = min(connection.max_rate, connection.rate + settings.dctcp_rate_ai_bytes_per_s)
 
 
 @inner
@@ -150,7 +119,7 @@ def timely_acknowledged(settings: PacketKernelSettings, connection: Connection, 
         gradient = difference_ps / settings.timely_min_rtt_ps
         connection.rtt_difference_ps = difference_ps
         if rtt_ps < settings.timely_low_ps or (rtt_ps <= settings.timely_high_ps and gradient <= 0.0):
-            step = settings.rate_ai if connection.stage < 5 else settings.rate_hai
+            step = settings.rate_ai_bytes_per_s if connection.stage < 5 else settings.rate_hai_bytes_per_s
             connection.rate = min(connection.max_rate, connection.target_rate + step)
             connection.stage += 1
         else:
@@ -158,7 +127,7 @@ def timely_acknowledged(settings: PacketKernelSettings, connection: Connection, 
                 factor = 1.0 - settings.timely_beta * (1.0 - settings.timely_high_ps / rtt_ps)
             else:
                 factor = max(0.0, 1.0 - settings.timely_beta * gradient)
-            connection.rate = max(settings.min_rate, connection.target_rate * factor)
+            connection.rate = max(settings.min_rate_bytes_per_s, connection.target_rate * factor)
             connection.stage = 0
         connection.target_rate = connection.rate
     if connection.next_byte > connection.update_byte:
@@ -213,11 +182,11 @@ def hpcc_acknowledged(
     connection.utilisation += weight * (utilisation - connection.utilisation)
     load = connection.utilisation / settings.target_utilisation
     stage = connection.stage + 1
-    rate = connection.target_rate + settings.rate_ai
+    rate = connection.target_rate + settings.rate_ai_bytes_per_s
     if load >= 1.0 or connection.stage >= settings.most_increases:
         stage = 0
-        rate = connection.target_rate / load + settings.rate_ai
-    connection.rate = min(connection.max_rate, max(settings.min_rate, rate))
+        rate = connection.target_rate / load + settings.rate_ai_bytes_per_s
+    connection.rate = min(connection.max_rate, max(settings.min_rate_bytes_per_s, rate))
     if is_round_over:
         connection.target_rate = connection.rate
         connection.stage = stage
@@ -230,10 +199,10 @@ def acknowledged(state: PacketState, packet: int, rtt_ps: int) -> None:
     settings, record = state.settings, state.packets[packet]
     number = record.connection
     connection = state.connections[number]
-    if settings.congestion == DCTCP:
+    if settings.congestion == codes.DCTCP:
         dctcp_acknowledged(settings, connection, record.byte, record.is_marked)
-    elif settings.congestion == TIMELY:
+    elif settings.congestion == codes.TIMELY:
         timely_acknowledged(settings, connection, record.byte, rtt_ps)
-    elif settings.congestion == HPCC:
+    elif settings.congestion == codes.HPCC:
         stamps, seen = state.stamps[packet], state.seen[number]
         hpcc_acknowledged(settings, connection, record.byte, stamps, seen, record.num_stamps)

@@ -5,19 +5,10 @@ import numpy as np
 from windtunnel.compiled.calendar import schedule
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import int64
-from windtunnel.network.packet.kernel.congestion import (
-    acknowledged,
-    begin_rate,
-    dcqcn_decrease,
-    dcqcn_increase,
-    dcqcn_mark,
-)
+from windtunnel.network.packet.kernel import codes
+from windtunnel.network.packet.kernel.congestion import acknowledged, dcqcn_decrease, dcqcn_increase, dcqcn_mark
 from windtunnel.network.packet.kernel.flows import release, sent
 from windtunnel.network.packet.kernel.queues import (
-    DECREASE,
-    INCREASE,
-    SEND,
-    TIMEOUT,
     enqueue,
     free_if_complete,
     make_ready,
@@ -27,21 +18,7 @@ from windtunnel.network.packet.kernel.queues import (
     take_turn,
     timer,
 )
-from windtunnel.network.packet.kernel.state import (
-    ACK,
-    DATA,
-    DCQCN,
-    GO_BACK_N,
-    IDLE,
-    NACK,
-    NONE,
-    SELECTIVE_REPEAT,
-    WAITING,
-    Connection,
-    PacketKernelSettings,
-    PacketLink,
-    PacketState,
-)
+from windtunnel.network.packet.kernel.state import Connection, PacketKernelSettings, PacketLink, PacketState
 
 
 @inner
@@ -81,7 +58,7 @@ def next_gap(state: PacketState, number: int) -> int:
 def may_send(state: PacketState, number: int) -> bool:
     """Return whether a connection has something to send and its window is open."""
     settings, connection = state.settings, state.connections[number]
-    if settings.recovery == SELECTIVE_REPEAT and next_gap(state, number) >= 0:
+    if settings.recovery == codes.SELECTIVE_REPEAT and next_gap(state, number) >= 0:
         return True
     if connection.next_byte >= connection.size_bytes:
         return False
@@ -92,12 +69,12 @@ def may_send(state: PacketState, number: int) -> bool:
 def wake(state: PacketState, number: int) -> int:
     """Give a connection whose state changed a turn, now or when its rate allows. Returns its link if now, else -1."""
     connection, link = state.connections[number], state.links[state.connections[number].link]
-    if connection.state != IDLE or not may_send(state, number):
-        return int64(NONE)
+    if connection.state != codes.IDLE or not may_send(state, number):
+        return int64(codes.NONE)
     if connection.next_send_ps > max(state.clock.calendar[0].now_ps, link.free_ps):
-        connection.state = WAITING
-        schedule(state.clock, connection.next_send_ps, timer(SEND, number, connection.generation))
-        return int64(NONE)
+        connection.state = codes.WAITING
+        schedule(state.clock, connection.next_send_ps, timer(codes.SEND, number, connection.generation))
+        return int64(codes.NONE)
     make_ready(state.connections, link, number)
     return int64(connection.link)
 
@@ -107,7 +84,7 @@ def take_bytes(state: PacketState, number: int) -> int:
     """Advance a connection by one packet, sent again or new; return the packet's first byte."""
     settings, connection, counters = state.settings, state.connections[number], state.counters
     byte = int64(-1)
-    if settings.recovery == SELECTIVE_REPEAT:
+    if settings.recovery == codes.SELECTIVE_REPEAT:
         byte = next_gap(state, number)
     if byte >= 0:
         connection.retry_byte = byte + settings.payload_bytes
@@ -141,7 +118,7 @@ def next_data_packet(state: PacketState, link: PacketLink) -> int:
             if connection.next_byte == connection.size_bytes:
                 sent(state, connection.flow, free_ps)
         state.counters[0].num_data_packets += 1
-        packet = take_packet(state, number, DATA, num_bytes)
+        packet = take_packet(state, number, codes.DATA, num_bytes)
         packets[packet].byte = byte
         packets[packet].sent_ps = clock.calendar[0].now_ps
         packets[packet].link = connection.link
@@ -154,8 +131,8 @@ def next_data_packet(state: PacketState, link: PacketLink) -> int:
             connection.next_send_ps = free_ps
         if may_send(state, number):
             if connection.next_send_ps > free_ps:
-                connection.state = WAITING
-                schedule(clock, connection.next_send_ps, timer(SEND, number, connection.generation))
+                connection.state = codes.WAITING
+                schedule(clock, connection.next_send_ps, timer(codes.SEND, number, connection.generation))
             else:
                 make_ready(connections, link, number)
         return int64(packet)
@@ -170,24 +147,24 @@ def receive_data(state: PacketState, packet: int) -> int:
     byte = packets[packet].byte
     packets[packet].selected_byte = byte
     end = min(byte + settings.payload_bytes, connection.size_bytes)
-    answer = ACK
+    answer = codes.ACK
     if byte == connection.expected_byte:
         connection.expected_byte = end
-        if settings.recovery == SELECTIVE_REPEAT:
+        if settings.recovery == codes.SELECTIVE_REPEAT:
             collect_arrived(state, number)
         unreported = connection.expected_byte - connection.reported_byte
         is_last = connection.expected_byte >= connection.size_bytes
         if unreported < settings.ack_interval_bytes and not is_last and not packets[packet].is_marked:
-            return NONE
+            return codes.NONE
     elif byte > connection.expected_byte:
-        if settings.recovery == SELECTIVE_REPEAT:
+        if settings.recovery == codes.SELECTIVE_REPEAT:
             word, mask = bit_of(state, byte)
             state.sacks[number + state.sacks.shape[0] // 2, word] |= mask
         else:
             if connection.refused_byte == connection.expected_byte:
-                return NONE
+                return codes.NONE
             connection.refused_byte = connection.expected_byte
-            answer = NACK
+            answer = codes.NACK
     packets[packet].byte = connection.expected_byte
     connection.reported_byte = connection.expected_byte
     return answer
@@ -213,7 +190,7 @@ def receive_answer(state: PacketState, packet: int) -> None:
     number, byte, selected_byte, kind = record.connection, record.byte, record.selected_byte, record.kind
     connection = state.connections[number]
     if byte > connection.acked_byte:
-        if settings.recovery == SELECTIVE_REPEAT:
+        if settings.recovery == codes.SELECTIVE_REPEAT:
             passed = connection.acked_byte
             while passed < byte:
                 word, mask = bit_of(state, passed)
@@ -223,8 +200,8 @@ def receive_answer(state: PacketState, packet: int) -> None:
         connection.progress_ps = state.clock.calendar[0].now_ps
         if connection.next_byte < byte:
             connection.next_byte = byte
-    if settings.recovery == GO_BACK_N:
-        if kind == NACK:
+    if settings.recovery == codes.GO_BACK_N:
+        if kind == codes.NACK:
             connection.next_byte = connection.acked_byte
     elif selected_byte >= connection.acked_byte and selected_byte < connection.size_bytes:
         word, mask = bit_of(state, selected_byte)
@@ -238,26 +215,20 @@ def begin(state: PacketState, flow: int, number: int) -> None:
     """Give a free connection, record `number`, to `flow`, which sends on the first link of its path."""
     connection, record, sacks = state.connections[number], state.flows[flow], state.sacks
     now_ps = state.clock.calendar[0].now_ps
+    generation = connection.generation
+    state.connections[number] = state.fresh_connection[0]
+    connection.generation = generation
     connection.flow = flow
     connection.link = state.routes.path_links[state.routes.paths[record.path]]
-    connection.state = IDLE
-    connection.num_packets = 0
-    connection.is_complete = 0
     connection.size_bytes = record.size_bytes
     connection.window_bytes = record.window_bytes
     connection.base_rtt_ps = record.base_rtt_ps
-    connection.next_byte = 0
-    connection.acked_byte = 0
-    connection.expected_byte = 0
-    connection.reported_byte = 0
-    connection.refused_byte = -1
-    connection.retry_byte = 0
-    connection.retry_end_byte = 0
-    connection.highest_byte = 0
     connection.progress_ps = now_ps
     connection.next_send_ps = now_ps
-    begin_rate(connection, 1e12 / state.links[connection.link].ps_per_byte)
-    if state.settings.recovery == SELECTIVE_REPEAT:
+    connection.max_rate = 1e12 / state.links[connection.link].ps_per_byte
+    connection.rate = connection.max_rate
+    connection.target_rate = connection.max_rate
+    if state.settings.recovery == codes.SELECTIVE_REPEAT:
         half = sacks.shape[0] // 2
         for word in range(sacks.shape[1]):
             sacks[number, word] = 0
@@ -281,7 +252,7 @@ def start(state: PacketState, flow: int) -> int:
     path = records[flow].path
     if records[flow].size_bytes == 0 or routes.paths[path] == routes.paths[path + 1]:
         sent(state, flow, now_ps)
-        return int64(NONE)
+        return int64(codes.NONE)
     owner = counters[0].free_connection
     connection = state.connections[owner]
     counters[0].free_connection = connection.next
@@ -290,7 +261,7 @@ def start(state: PacketState, flow: int) -> int:
     connection.turn = counters[0].num_started
     counters[0].num_started += 1
     if state.settings.timeout_ps > 0:
-        schedule(state.clock, now_ps + state.settings.timeout_ps, timer(TIMEOUT, owner, connection.generation))
+        schedule(state.clock, now_ps + state.settings.timeout_ps, timer(codes.TIMEOUT, owner, connection.generation))
     return int64(owner)
 
 
@@ -308,16 +279,16 @@ def answer(state: PacketState, packet: int) -> tuple[int, int]:
     connection = state.connections[packets[packet].connection]
     flow = connection.flow
     kind = receive_data(state, packet)
-    completed = int64(NONE)
+    completed = int64(codes.NONE)
     if not settings.completes_on_ack and not connection.is_complete:
         if connection.expected_byte >= connection.size_bytes:
             connection.is_complete = 1
             completed = int64(flow)
     if kind < 0:
-        return int64(NONE), completed
+        return int64(codes.NONE), completed
     packets[packet].kind = kind
     packets[packet].bytes = settings.ack_bytes
-    packets[packet].ingress = NONE
+    packets[packet].ingress = codes.NONE
     reply = state.flows[flow].reply
     packets[packet].hop = routes.replies[reply]
     packets[packet].last_hop = routes.replies[reply + 1] - 1
@@ -341,20 +312,20 @@ def take_answer(state: PacketState, packet: int) -> tuple[int, int]:
     owner = int64(packets[packet].connection)
     connection = state.connections[owner]
     if connection.acked_byte >= connection.size_bytes:
-        return int64(NONE), int64(NONE)
+        return int64(codes.NONE), int64(codes.NONE)
     receive_answer(state, packet)
     if connection.acked_byte >= connection.size_bytes:
         if connection.is_complete:
-            return owner, int64(NONE)
+            return owner, int64(codes.NONE)
         connection.is_complete = 1
         return owner, int64(connection.flow)
-    if state.settings.congestion != DCQCN:
+    if state.settings.congestion != codes.DCQCN:
         acknowledged(state, packet, now_ps - packets[packet].sent_ps)
     elif packets[packet].is_marked:
         due_ps = dcqcn_mark(state.settings, connection, now_ps)
         if due_ps >= 0:
-            schedule(state.clock, due_ps, timer(DECREASE, owner, connection.generation))
-    return owner, int64(NONE)
+            schedule(state.clock, due_ps, timer(codes.DECREASE, owner, connection.generation))
+    return owner, int64(codes.NONE)
 
 
 @inner
@@ -363,23 +334,23 @@ def on_timer(state: PacketState, kind: int, number: int) -> None:
     settings, clock = state.settings, state.clock
     now_ps = clock.calendar[0].now_ps
     connection = state.connections[number]
-    if kind == SEND:
-        connection.state = IDLE
-    elif kind == DECREASE:
+    if kind == codes.SEND:
+        connection.state = codes.IDLE
+    elif kind == codes.DECREASE:
         dcqcn_decrease(settings, connection, now_ps)
         if not connection.is_increase_due:
             connection.is_increase_due = 1
-            schedule(clock, connection.increase_ps, timer(INCREASE, number, connection.generation))
-    elif kind == INCREASE:
+            schedule(clock, connection.increase_ps, timer(codes.INCREASE, number, connection.generation))
+    elif kind == codes.INCREASE:
         if now_ps >= connection.increase_ps:
             dcqcn_increase(settings, connection, now_ps)
-        schedule(clock, connection.increase_ps, timer(INCREASE, number, connection.generation))
-    elif kind == TIMEOUT:
+        schedule(clock, connection.increase_ps, timer(codes.INCREASE, number, connection.generation))
+    elif kind == codes.TIMEOUT:
         if now_ps - connection.progress_ps >= settings.timeout_ps:
             send_again(settings, connection)
             connection.progress_ps = now_ps
         due_ps = connection.progress_ps + settings.timeout_ps
-        schedule(clock, due_ps, timer(TIMEOUT, number, connection.generation))
+        schedule(clock, due_ps, timer(codes.TIMEOUT, number, connection.generation))
 
 
 @inner
@@ -387,7 +358,7 @@ def send_again(settings: PacketKernelSettings, connection: Connection) -> None:
     """Treat every unacknowledged packet as lost."""
     if connection.next_byte <= connection.acked_byte:
         return
-    if settings.recovery == GO_BACK_N:
+    if settings.recovery == codes.GO_BACK_N:
         connection.next_byte = connection.acked_byte
     else:
         connection.retry_byte = connection.acked_byte

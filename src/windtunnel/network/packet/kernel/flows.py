@@ -3,8 +3,9 @@
 from windtunnel.compiled.calendar import schedule
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import int64
-from windtunnel.network.packet.kernel.queues import START, event
-from windtunnel.network.packet.kernel.state import EVERY, NONE, PacketState
+from windtunnel.network.packet.kernel import codes
+from windtunnel.network.packet.kernel.queues import event
+from windtunnel.network.packet.kernel.state import PacketState
 
 REDUCING_PS = 30_000
 
@@ -14,7 +15,7 @@ def start_when_free(state: PacketState, flow: int, free_ps: int) -> None:
     """Schedule the start of a flow whose parents are complete; its send queue is free at `free_ps`."""
     record, now_ps = state.flows[flow], state.clock.calendar[0].now_ps
     due_ps = max(record.ready_ps + record.delay_ps, record.start_ps, free_ps, now_ps)
-    schedule(state.clock, due_ps, event(START, flow))
+    schedule(state.clock, due_ps, event(codes.START, flow))
 
 
 @inner
@@ -31,7 +32,7 @@ def reducing_ps(state: PacketState, flow: int) -> int:
     if place == 0:
         rank.is_reducing = 1 - rank.is_reducing
         return int64(0)
-    reduces = state.flows[flow].reduction == EVERY or rank.is_reducing == 1
+    reduces = state.flows[flow].reduction == codes.EVERY or rank.is_reducing == 1
     return int64(REDUCING_PS) if reduces else int64(0)
 
 
@@ -43,7 +44,7 @@ def release(state: PacketState, flow: int) -> None:
         records[flow].delay_ps += reducing_ps(state, flow)
     queue = state.send_queues[records[flow].queue]
     if queue.is_busy:
-        records[flow].next = NONE
+        records[flow].next = codes.NONE
         if queue.first < 0:
             queue.first = flow
         else:

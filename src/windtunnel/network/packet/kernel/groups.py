@@ -5,7 +5,8 @@ from numpy.typing import NDArray
 
 from windtunnel.compiled.jit import entry, inner
 from windtunnel.compiled.records import Ints, Records, int64
-from windtunnel.network.packet.kernel.state import GPU, Channel, PacketFlow, RouteTables
+from windtunnel.network.packet.kernel import codes
+from windtunnel.network.packet.kernel.state import Channel, PacketFlow, RouteTables
 from windtunnel.network.routing import RoutingGraph
 
 
@@ -30,7 +31,7 @@ def measure_distances(destinations: Ints, graph: RoutingGraph, reached: Ints, di
                 other = neighbor[position]
                 if distances[row, other] <= distances[row, node] + 1:
                     continue
-                if kind[other] == GPU and not gpus_forward:
+                if kind[other] == codes.GPU and not gpus_forward:
                     continue
                 distances[row, other] = distances[row, node] + 1
                 reached[last] = other

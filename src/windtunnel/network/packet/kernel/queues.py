@@ -3,10 +3,8 @@
 from windtunnel.compiled.heap import meld
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, int64
+from windtunnel.network.packet.kernel import codes
 from windtunnel.network.packet.kernel.state import (
-    IDLE,
-    NONE,
-    READY,
     ConnectionTable,
     Packet,
     PacketKernelSettings,
@@ -15,24 +13,17 @@ from windtunnel.network.packet.kernel.state import (
     PacketState,
 )
 
-ARRIVE, SERVE, START, SEND, DECREASE, INCREASE, TIMEOUT, TRACE = range(8)
-"""Kinds of events: a packet reaches the end of its link; a link has work and is free; a flow starts; a connection's
-rate lets it send again; DCQCN's two timers; the retransmission timer; queues are recorded.
-"""
-KIND_BITS = 3
-NUMBER_BITS = 28
-
 
 @inner
 def event(kind: int, number: int) -> int:
     """Encode an event for the calendar."""
-    return int64(kind) | (int64(number) << KIND_BITS)
+    return int64(kind) | (int64(number) << codes.KIND_BITS)
 
 
 @inner
 def timer(kind: int, number: int, generation: int) -> int:
     """Encode a connection's timer, which is ignored once another flow has taken the connection's record."""
-    return event(kind, number) | (int64(generation) << (KIND_BITS + NUMBER_BITS))
+    return event(kind, number) | (int64(generation) << (codes.KIND_BITS + codes.NUMBER_BITS))
 
 
 @inner
@@ -67,7 +58,7 @@ def sending_ps(settings: PacketKernelSettings, link: PacketLink, num_bytes: int)
 @inner
 def enqueue(packets: Records[Packet], link: PacketLink, packet: int) -> None:
     """Put a packet at the end of a link's queue."""
-    packets[packet].next = NONE
+    packets[packet].next = codes.NONE
     if link.queue_first < 0:
         link.queue_first = packet
     else:
@@ -81,7 +72,7 @@ def enqueue(packets: Records[Packet], link: PacketLink, packet: int) -> None:
 @inner
 def overtake(packets: Records[Packet], link: PacketLink, packet: int) -> None:
     """Put a packet behind the packets that overtake a link's queue."""
-    packets[packet].next = NONE
+    packets[packet].next = codes.NONE
     if link.control_first < 0:
         link.control_first = packet
     else:
@@ -102,9 +93,9 @@ def note_sender(state: PacketState, place: PacketLink | PacketNode, sender: int)
 @inner
 def make_ready(connections: ConnectionTable, link: PacketLink, number: int) -> None:
     """Give a connection a turn on its link: in this round, or in the next if its turn has passed."""
-    connections[number].state = READY
-    connections[number].left = NONE
-    connections[number].right = NONE
+    connections[number].state = codes.READY
+    connections[number].left = codes.NONE
+    connections[number].right = codes.NONE
     if connections[number].turn > link.last_turn:
         link.turns = meld(connections.turn, connections.left, connections.right, link.turns, number)
     else:
@@ -119,7 +110,7 @@ def take_turn(connections: ConnectionTable, link: PacketLink) -> int:
     """
     if link.turns < 0:
         link.turns = link.next_turns
-        link.next_turns = NONE
+        link.next_turns = codes.NONE
     number = int64(link.turns)
     if number >= 0:
         connection = connections[number]
@@ -127,7 +118,7 @@ def take_turn(connections: ConnectionTable, link: PacketLink) -> int:
             connections.turn, connections.left, connections.right, int64(connection.left), int64(connection.right)
         )
         link.last_turn = connection.turn
-        connection.state = IDLE
+        connection.state = codes.IDLE
     return number
 
 
@@ -143,7 +134,7 @@ def take_packet(state: PacketState, number: int, kind: int, num_bytes: int) -> i
     packets[packet].bytes = num_bytes
     packets[packet].is_marked = 0
     packets[packet].num_stamps = 0
-    packets[packet].ingress = NONE
+    packets[packet].ingress = codes.NONE
     if number >= 0:
         state.connections[number].num_packets += 1
     return packet
@@ -167,7 +158,7 @@ def free_if_complete(state: PacketState, number: int) -> None:
     """Free a connection whose flow is complete, once no packet and no heap refers to it."""
     connection, counters = state.connections[number], state.counters
     is_complete = connection.acked_byte >= connection.size_bytes
-    if is_complete and connection.num_packets == 0 and connection.state != READY:
+    if is_complete and connection.num_packets == 0 and connection.state != codes.READY:
         connection.generation += 1
         connection.next = counters[0].free_connection
         counters[0].free_connection = number

@@ -8,29 +8,6 @@ from numpy.typing import NDArray
 from windtunnel.compiled.calendar import Clock
 from windtunnel.compiled.records import F8, I2, I4, I8, Ints, RecordGrid, Records, layout
 
-NONE = -1
-
-GPU, SCALE_UP_SWITCH, SWITCH = range(3)
-"""`PacketNode.kind`. A scale-up switch forwards without pausing, marking or a limit to its buffer."""
-
-DATA, ACK, NACK, PAUSE, RESUME = range(5)
-"""`Packet.kind`."""
-
-UNCONTROLLED, DCQCN, HPCC, TIMELY, DCTCP = 0, 1, 3, 7, 8
-"""`PacketKernelSettings.congestion`, with the numbers of SimAI's CC_MODE."""
-
-NO_REDUCTION, EVERY, ALTERNATE = range(3)
-"""`PacketFlow.reduction`."""
-
-GO_BACK_N, SELECTIVE_REPEAT = range(2)
-"""`PacketKernelSettings.recovery`."""
-
-ECMP, SPRAY, ADAPTIVE = range(3)
-"""`PacketKernelSettings.routing`: a path for each connection; a random next hop for each packet; the shortest queue."""
-
-IDLE, READY, WAITING = range(3)
-"""`Connection.state`: nothing may be sent; in its link's turn; sends again at `next_send_ps`."""
-
 
 class PacketKernelSettings(NamedTuple):
     """How NICs and switches behave. Scalars; rates in bytes per second, times in picoseconds."""
@@ -50,23 +27,23 @@ class PacketKernelSettings(NamedTuple):
     """1: a flow is complete when its sender has the last acknowledgement; 0: when its last byte has arrived."""
     cut_through: int
     ack_interval_bytes: int
-    ack_first: int
+    acks_first: int
     """1: acknowledgements overtake data in switches."""
-    has_pfc: int
+    pfc: int
     dynamic_pfc: int
-    has_ecn: int
+    ecn: int
     reserve_bytes: int
     resume_offset_bytes: int
-    min_rate: float
-    rate_ai: float
-    rate_hai: float
+    min_rate_bytes_per_s: float
+    rate_ai_bytes_per_s: float
+    rate_hai_bytes_per_s: float
     ewma_gain: float
     alpha_interval_ps: int
     decrease_interval_ps: int
     increase_interval_ps: int
     fast_recovery_times: int
     clamp_target_rate: int
-    dctcp_rate_ai: float
+    dctcp_rate_ai_bytes_per_s: float
     target_utilisation: float
     most_increases: int
     """HPCC: additive increases in a row before a multiplicative one."""
@@ -347,6 +324,8 @@ class PacketState(NamedTuple):
     children: Ints
     routes: RouteTables
     connections: ConnectionTable
+    fresh_connection: Records[Connection]
+    """(1,) what a connection is before its flow begins: without marks, delays, telemetry and acknowledgements."""
     packets: Records[Packet]
     counters: Records[Counters]
     stamps: RecordGrid[Stamp]

@@ -3,31 +3,9 @@
 from windtunnel.compiled.calendar import schedule
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import int64
-from windtunnel.network.packet.kernel.queues import (
-    SERVE,
-    draw,
-    enqueue,
-    event,
-    note_sender,
-    overtake,
-    sending_ps,
-    take_packet,
-)
-from windtunnel.network.packet.kernel.state import (
-    ADAPTIVE,
-    DATA,
-    ECMP,
-    GPU,
-    HPCC,
-    NONE,
-    PAUSE,
-    RESUME,
-    SWITCH,
-    PacketKernelSettings,
-    PacketLink,
-    PacketNode,
-    PacketState,
-)
+from windtunnel.network.packet.kernel import codes
+from windtunnel.network.packet.kernel.queues import draw, enqueue, event, note_sender, overtake, sending_ps, take_packet
+from windtunnel.network.packet.kernel.state import PacketKernelSettings, PacketLink, PacketNode, PacketState
 
 PAUSE_FRAME_BYTES = 64
 """A pause frame (IEEE 802.1Q) is a minimal Ethernet frame."""
@@ -43,16 +21,16 @@ def forward(state: PacketState, packet: int, over: int) -> int:
     """
     links, packets, routes, settings = state.links, state.packets, state.routes, state.settings
     link = links[over]
-    if state.nodes[link.target].kind == SWITCH:
+    if state.nodes[link.target].kind == codes.SWITCH:
         if not admit(state, over, packets[packet].bytes):
             link.num_drops += 1
-            return int64(NONE)
+            return int64(codes.NONE)
         packets[packet].ingress = over
     packets[packet].hop += 1
-    is_data = packets[packet].kind == DATA
+    is_data = packets[packet].kind == codes.DATA
     if not is_data:
         onward = int64(routes.reply_links[packets[packet].hop])
-    elif settings.routing == ECMP:
+    elif settings.routing == codes.ECMP:
         onward = int64(routes.path_links[packets[packet].hop])
     else:
         row = state.flows[state.connections[packets[packet].connection].flow].target_row
@@ -60,7 +38,7 @@ def forward(state: PacketState, packet: int, over: int) -> int:
     packets[packet].link = onward
     if link.sender >= 0:
         note_sender(state, links[onward], link.sender)
-    if not is_data and settings.ack_first:
+    if not is_data and settings.acks_first:
         overtake(packets, links[onward], packet)
     else:
         enqueue(packets, links[onward], packet)
@@ -72,10 +50,10 @@ def pause_or_resume(state: PacketState, kind: int, number: int) -> int:
     """Pause or resume the transmitter of link `number`; return the link if it may send, else -1."""
     now_ps = state.clock.calendar[0].now_ps
     link = state.links[number]
-    if kind == PAUSE:
+    if kind == codes.PAUSE:
         link.is_paused = 1
         link.paused_since_ps = now_ps
-        return int64(NONE)
+        return int64(codes.NONE)
     link.is_paused = 0
     link.paused_ps += now_ps - link.paused_since_ps
     return int64(number)
@@ -91,14 +69,14 @@ def pfc_threshold(settings: PacketKernelSettings, link: PacketLink, node: Packet
 @inner
 def send_pause_frame(state: PacketState, number: int, kind: int) -> None:
     """Tell the transmitter of link `number` to pause or resume, by a frame on the link's other direction."""
-    packet = take_packet(state, NONE, kind, PAUSE_FRAME_BYTES)
+    packet = take_packet(state, codes.NONE, kind, PAUSE_FRAME_BYTES)
     state.packets[packet].link = number ^ 1
     back = state.links[number ^ 1]
     overtake(state.packets, back, packet)
     if not back.is_due:
         back.is_due = 1
         due_ps = max(state.clock.calendar[0].now_ps, back.free_ps)
-        schedule(state.clock, due_ps, event(SERVE, number ^ 1))
+        schedule(state.clock, due_ps, event(codes.SERVE, number ^ 1))
 
 
 @inner
@@ -112,7 +90,7 @@ def admit(state: PacketState, number: int, num_bytes: int) -> bool:
     node = state.nodes[link.target]
     share = max(0, link.ingress_bytes - settings.reserve_bytes)
     threshold = pfc_threshold(settings, link, node)
-    headroom_bytes = link.headroom_limit_bytes if settings.has_pfc else 0
+    headroom_bytes = link.headroom_limit_bytes if settings.pfc else 0
     if num_bytes + link.headroom_bytes > headroom_bytes and num_bytes + share > threshold:
         return False
     after = link.ingress_bytes + num_bytes
@@ -125,12 +103,12 @@ def admit(state: PacketState, number: int, num_bytes: int) -> bool:
         node.shared_bytes += min(num_bytes, after - settings.reserve_bytes)
         if node.shared_bytes > node.most_shared_bytes:
             node.most_shared_bytes = node.shared_bytes
-    if settings.has_pfc and not link.has_paused:
+    if settings.pfc and not link.has_paused:
         share = max(0, link.ingress_bytes - settings.reserve_bytes)
         if link.headroom_bytes > 0 or share >= pfc_threshold(settings, link, node):
             link.has_paused = 1
             link.num_pauses += 1
-            send_pause_frame(state, number, PAUSE)
+            send_pause_frame(state, number, codes.PAUSE)
     return True
 
 
@@ -148,7 +126,7 @@ def leave_buffer(state: PacketState, number: int, num_bytes: int) -> None:
         share = max(0, link.ingress_bytes - settings.reserve_bytes)
         if share == 0 or share + settings.resume_offset_bytes <= pfc_threshold(settings, link, node):
             link.has_paused = 0
-            send_pause_frame(state, number, RESUME)
+            send_pause_frame(state, number, codes.RESUME)
 
 
 @inner
@@ -169,13 +147,13 @@ def leave_switch(state: PacketState, link: PacketLink, packet: int) -> None:
     ingress = packets[packet].ingress
     if ingress < 0:
         return
-    packets[packet].ingress = NONE
+    packets[packet].ingress = codes.NONE
     leave_buffer(state, ingress, packets[packet].bytes)
-    if packets[packet].kind == DATA:
-        if settings.has_ecn and not packets[packet].is_marked and is_congested(state, link):
+    if packets[packet].kind == codes.DATA:
+        if settings.ecn and not packets[packet].is_marked and is_congested(state, link):
             packets[packet].is_marked = 1
             link.num_marks += 1
-        if settings.congestion == HPCC and packets[packet].num_stamps < stamps.shape[1]:
+        if settings.congestion == codes.HPCC and packets[packet].num_stamps < stamps.shape[1]:
             stamp = stamps[packet, packets[packet].num_stamps]
             stamp.time_ps = state.clock.calendar[0].now_ps
             stamp.sent_bytes = link.sent_bytes
@@ -192,13 +170,13 @@ def head_start_ps(state: PacketState, packet: int, link: PacketLink, busy_ps: in
     """
     settings, packets, routes = state.settings, state.packets, state.routes
     hop = packets[packet].hop
-    if not settings.cut_through or packets[packet].kind >= PAUSE or hop == packets[packet].last_hop:
+    if not settings.cut_through or packets[packet].kind >= codes.PAUSE or hop == packets[packet].last_hop:
         return int64(0)
-    if state.nodes[link.target].kind == GPU:
+    if state.nodes[link.target].kind == codes.GPU:
         return int64(0)
     onward_ps = busy_ps
-    if settings.routing == ECMP or packets[packet].kind != DATA:
-        way = routes.path_links if packets[packet].kind == DATA else routes.reply_links
+    if settings.routing == codes.ECMP or packets[packet].kind != codes.DATA:
+        way = routes.path_links if packets[packet].kind == codes.DATA else routes.reply_links
         onward_ps = sending_ps(settings, state.links[way[hop + 1]], packets[packet].bytes)
     wait_ps = max(sending_ps(settings, link, min(CUT_THROUGH_BYTES, packets[packet].bytes)), busy_ps - onward_ps)
     return busy_ps - wait_ps
@@ -212,7 +190,7 @@ def choose_link(state: PacketState, node: int, row: int, came_over: int) -> int:
     destination's row of the distances.
     """
     links, routes, distances = state.links, state.routes, state.routes.distances
-    best = int64(NONE)
+    best = int64(codes.NONE)
     best_bytes = int64(2**62)
     num_best = 0
     here = distances[row, node]
@@ -220,7 +198,7 @@ def choose_link(state: PacketState, node: int, row: int, came_over: int) -> int:
         number = int64(routes.neighbor_links[position])
         if distances[row, links[number].target] != here - 1:
             continue
-        queued = links[number].queue_bytes if state.settings.routing == ADAPTIVE else int64(0)
+        queued = links[number].queue_bytes if state.settings.routing == codes.ADAPTIVE else int64(0)
         if queued < best_bytes:
             best, best_bytes, num_best = number, queued, 1
         elif queued == best_bytes:

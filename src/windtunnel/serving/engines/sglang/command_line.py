@@ -22,6 +22,8 @@ def read(reading: Reading) -> None:
             raise InputError(f"--from-command: --dp-size {dp} does not divide --tp-size {tp}")
         tp //= dp
     reading.split(tp, dp, is_attention)
+    if reading.later.get("fused_all_reduce"):
+        reading.set_engine(fused_all_reduce=True)
     if (chunk := reading.later.get("chunked_prefill")) is not None:
         reading.set_engine(enable_chunked_prefill=chunk > 0)
         if chunk > 0:

@@ -68,7 +68,7 @@ def form_batch_sglang(pool: PoolTables, requests: Requests, rank: int, slot: int
         num_needed = decode_step_blocks(settings, speculation, slots, lists, slot)
         if not has_blocks(settings, windows, ranks, rank, num_needed):
             return 0
-    take_decode_step(settings, windows, speculation, ranks, slots, lists, rank, slot, num_needed)
+    take_decode_step(pool, rank, slot, num_needed)
     return slots[slot].num_decoding
 
 
@@ -121,7 +121,7 @@ def form_prefill_sglang(pool: PoolTables, requests: Requests, rank: int, slot: i
         prompt_budget -= chunk
         if windows is not None:
             pass_blocks(settings, requests, ranks, rank, i, computed)
-        add_chunk(settings, cache, requests, ranks, slots, lists, rank, slot, i, chunk)
+        add_chunk(pool, requests, rank, slot, i, chunk)
     if cache is not None and settings.longest_prefix_first and ranks[rank].waiting != NONE:
         sort_by_prefix(settings, cache, requests, ranks, rank, slots[slot].cutoff_s)
         slots[slot].looks_again = 1
@@ -162,7 +162,7 @@ def form_prefill_sglang(pool: PoolTables, requests: Requests, rank: int, slot: i
         promised += whole - chunk + output
         chunk_budget -= chunk
         prompt_budget -= chunk
-        add_chunk(settings, cache, requests, ranks, slots, lists, rank, slot, i, chunk)
+        add_chunk(pool, requests, rank, slot, i, chunk)
 
 
 @inner
@@ -207,7 +207,7 @@ def retract_sglang(pool: PoolTables, requests: Requests, rank: int, slot: int) -
         if victim == NONE:
             break
         preempt(pool, requests, rank, victim)
-    rebuild_rank(settings, windows, requests, ranks, slots, lists, rank)
+    rebuild_rank(pool, requests, rank)
     slots[slot].looks_again = 1
     decoded = 0
     promised = 0

@@ -16,9 +16,14 @@ METHODS = {"ngram": "ngram", "mtp": "mtp", "deepseek_mtp": "mtp"}
 
 
 def read(reading: Reading) -> None:
-    """Set the split, whose data parallelism shares the experts of a model that has some, and the drafts."""
+    """Set the split, whose data parallelism shares the experts of a model that has some, and the drafts.
+
+    The requests that may run are those that are admitted, though buffers and graphs are for `max_num_seqs`.
+    """
     dp = reading.later.get("data_parallel", 1)
     reading.split(reading.later.get("tp", 1), dp, is_attention=dp > 1 and reading.has_experts)
+    if "active_seqs" in reading.later:
+        reading.set_engine(max_num_seqs=reading.later["active_seqs"])
     if "speculative" in reading.later:
         _speculate(reading, reading.later["speculative"])
 

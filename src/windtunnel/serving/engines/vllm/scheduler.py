@@ -1,16 +1,18 @@
 """vLLM V1's policy, and by the same loop TensorRT-LLM's two: one budget of tokens, running requests first."""
 
 from windtunnel.compiled.jit import inner
-from windtunnel.compiled.records import Records
+from windtunnel.compiled.records import Records, int64
 from windtunnel.serving.codes import PRIORITY, TRTLLM
 from windtunnel.serving.kv.cache import acquire, look_up
 from windtunnel.serving.kv.windows import (
     give_back,
     has_blocks,
+    most_window_blocks,
     newly_passed_blocks,
     num_blocks_for,
     pass_blocks,
     passed_blocks,
+    pool_blocks,
     take_blocks,
 )
 from windtunnel.serving.schedulers.batch import (
@@ -42,13 +44,14 @@ from windtunnel.serving.state.tables import PoolTables
 
 @inner
 def form_batch_vllm_v1(pool: PoolTables, requests: Requests, rank: int, slot: int, now_s: float) -> int:
-    """Form a batch by vLLM V1's `Scheduler.schedule` (0.8 to 0.24): running requests first in their order, then waiting
+    """Form a batch by vLLM V1's `Scheduler.schedule` (0.8 to 0.33): running requests first in their order, then waiting
     ones, one token budget.
 
     A decoding request takes one token, a prompt the rest of it, cut by the budget and `long_prefill_token_threshold`.
     When no block is free the last running request is preempted (under priority the least important). Waiting requests
-    are admitted only if nothing was preempted, in order, without skipping ahead. The usual step, where tokens and
-    blocks suffice, costs O(prefilling requests); others visit every running request.
+    are admitted only if nothing was preempted, in order, without skipping ahead, from 0.19 on only if their whole
+    prompt fits (`reserves_prompt`). The usual step, where tokens and blocks suffice, costs O(prefilling requests);
+    others visit every running request.
 
     With `scheduler` TRTLLM this is TensorRT-LLM's GUARANTEED_NO_EVICT (1.0 to 1.3): generation first, context requests
     while `max_num_tokens` and `max_batch_size` allow, admitted only if blocks for prompt and all outputs are free.
@@ -88,7 +91,7 @@ def schedule_running(pool: PoolTables, requests: Requests, rank: int, slot: int)
     demand, num_needed = demand_of_running(pool, requests, rank, slot, budget)
     fits = 0 <= demand <= budget and has_blocks(settings, windows, ranks, rank, num_needed)
     if fits and (demand > 0) == (num_prefilling > 0):
-        take_decode_step(settings, windows, speculation, ranks, slots, lists, rank, slot, num_needed)
+        take_decode_step(pool, rank, slot, num_needed)
         if windows is not None:  # of all of them, before what is cached is looked at
             for position in range(num_prefilling):
                 i = lists[first_slot, PREFILLING, position]
@@ -96,7 +99,7 @@ def schedule_running(pool: PoolTables, requests: Requests, rank: int, slot: int)
         for position in range(num_prefilling):
             i = lists[first_slot, PREFILLING, position]
             chunk = min(wanted_tokens(settings, requests, i), demand)
-            add_chunk(settings, pool.cache, requests, ranks, slots, lists, rank, slot, i, chunk)
+            add_chunk(pool, requests, rank, slot, i, chunk)
         return num_decodes, budget - demand, False
     num_scheduled, any_preempted = 0, False
     while num_scheduled == 0:  # an empty step: the engine schedules again at once
@@ -151,6 +154,8 @@ def admit_waiting(pool: PoolTables, requests: Requests, rank: int, slot: int, bu
             chunk = budget
         if windows is not None:
             requests[i].passed_blocks = passed_blocks(settings, requests[i].computed_tokens)
+        if settings.reserves_prompt and not fits_whole(settings, windows, requests, ranks, rank, i, unused):
+            break
         num_needed, num_window_blocks = blocks_to_start(settings, windows, requests, i, chunk)
         if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
             break
@@ -159,8 +164,33 @@ def admit_waiting(pool: PoolTables, requests: Requests, rank: int, slot: int, bu
         admit(settings, requests, ranks, lists, rank, i, now_s)
         ranks[rank].free_blocks -= num_needed
         ranks[rank].free_window_blocks -= num_window_blocks
-        add_chunk(settings, cache, requests, ranks, slots, lists, rank, slot, i, chunk)
+        add_chunk(pool, requests, rank, slot, i, chunk)
         budget -= chunk
+
+
+@inner
+def fits_whole(
+    settings: KernelSettings,
+    windows: int | None,
+    requests: Requests,
+    ranks: Records[Rank],
+    rank: int,
+    i: int,
+    unused: int,
+) -> bool:
+    """Whether blocks are free for all known tokens of waiting request `i`, beside `unused` ones of its cached prefix.
+
+    vLLM's `KVCacheManager.can_fit_full_sequence` (0.19), `allocate_slots` with `full_sequence_must_fit` (0.21 on, where
+    a group with a window counts what it holds at most; 0.19 and 0.20 counted every block).
+    """
+    num_tokens = requests[i].target_tokens
+    num_needed = num_blocks_for(num_tokens, settings.block_size) - requests[i].computed_tokens // settings.block_size
+    num_window_blocks = int64(0)
+    if windows is not None:
+        num_window_blocks = max(most_window_blocks(settings, num_tokens) - requests[i].passed_blocks, 0)
+        num_needed = pool_blocks(settings, num_needed, num_window_blocks)
+    fits = num_needed + settings.blocks_per_request + unused <= ranks[rank].free_blocks
+    return fits and settings.window_pool * num_window_blocks <= ranks[rank].free_window_blocks
 
 
 @inner
@@ -234,7 +264,7 @@ def settle_running(pool: PoolTables, requests: Requests, rank: int, slot: int, n
             if requests[i].is_decoding:
                 num_decodes += 1
             else:
-                add_chunk(settings, pool.cache, requests, ranks, slots, lists, rank, slot, i, requests[i].step_tokens)
+                add_chunk(pool, requests, rank, slot, i, requests[i].step_tokens)
         i = requests[i].after
     if num_decodes > 0:
         slots[slot].num_skipped = slots[slot].num_decoding - num_decodes
@@ -245,7 +275,7 @@ def settle_running(pool: PoolTables, requests: Requests, rank: int, slot: int, n
         requests[i].step_tokens = 0
         i = requests[i].after
     slots[slot].looks_again = 1
-    rebuild_rank(settings, pool.windows, requests, ranks, slots, lists, rank)
+    rebuild_rank(pool, requests, rank)
     return num_decodes
 
 

@@ -1,0 +1,207 @@
+"""A Chakra trace: protobuf's messages, whose classes are made from the numbers of et_def.proto, read and written."""
+
+import re
+from collections.abc import Iterator
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from windtunnel.errors import InputError, MissingExtraError
+from windtunnel.files import read_bytes, write_bytes
+from windtunnel.formats.collective_calls import CollectiveCall, Contents, totals
+from windtunnel.formats.recognise import FileContent
+from windtunnel.schema import read_yaml
+
+VERSION = "0.0.4"
+
+
+class ChakraKind(IntEnum):
+    """Kinds of nodes."""
+
+    INVALID = 0
+    METADATA = 1
+    MEMORY_LOAD = 2
+    MEMORY_STORE = 3
+    COMPUTE = 4
+    SEND = 5
+    RECEIVE = 6
+    COLLECTIVE = 7
+
+
+class ChakraCollective(IntEnum):
+    """Values of a collective's attribute `comm_type`. ASTRA-sim 2 runs the first, third, seventh and eighth."""
+
+    ALL_REDUCE = 0
+    REDUCE = 1
+    ALL_GATHER = 2
+    GATHER = 3
+    SCATTER = 4
+    BROADCAST = 5
+    ALL_TO_ALL = 6
+    REDUCE_SCATTER = 7
+    REDUCE_SCATTER_BLOCK = 8
+    BARRIER = 9
+
+
+def _fields() -> dict[str, list[tuple[int, str, str]]]:
+    """Return message -> (number, name, type) of its fields, those of the types of an attribute's value among them."""
+    raw = read_yaml(Path(__file__).with_name("messages.yaml"))
+    messages: dict[str, list[tuple[int, str, str]]] = raw["messages"]
+    for place, kind in enumerate(raw["kinds"]):
+        messages[f"{kind}_list"] = [(1, "values", f"{kind}*")]
+        messages["Attribute"] += [(3 + 2 * place, kind, kind), (4 + 2 * place, f"{kind}_list", f"{kind}_list")]
+    return messages
+
+
+class Messages(NamedTuple):
+    """The classes, and the error that parsing raises."""
+
+    metadata: Any
+    node: Any
+    error: type[Exception]
+
+
+@cache
+def messages() -> Messages:
+    """Return the classes.
+
+    Raises:
+        MissingExtraError: protobuf is not installed.
+    """
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+        from google.protobuf.message import DecodeError
+    except ImportError:
+        raise MissingExtraError("protobuf", "chakra") from None
+    file = descriptor_pb2.FileDescriptorProto(name="et.proto", package="et", syntax="proto3")
+    known = _fields()
+    for name, fields in known.items():
+        message = file.message_type.add(name=name)
+        for number, field, kind in fields:
+            member = message.field.add(name=field, number=number, label=3 if kind.endswith("*") else 1)
+            kind = kind.rstrip("*")
+            member.type = getattr(member, f"TYPE_{kind.upper()}", member.TYPE_MESSAGE)
+            if member.type == member.TYPE_MESSAGE:
+                member.type_name = f".et.{kind}"
+            if name == "Attribute" and number > 2:
+                member.oneof_index = 0
+    file.message_type[list(known).index("Attribute")].oneof_decl.add(name="value")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    metadata, node = (
+        message_factory.GetMessageClass(pool.FindMessageTypeByName(f"et.{name}")) for name in ("Metadata", "Node")
+    )
+    return Messages(metadata, node, DecodeError)
+
+
+class ChakraTrace(NamedTuple):
+    """A whole file: its messages."""
+
+    metadata: Any
+    nodes: list[Any]
+    """Computations and communications; each starts when all its dependencies have ended."""
+
+
+def value_of(node: Any, name: str) -> Any:
+    """Return the value of a node's attribute; None where there is no such attribute or value."""
+    for attribute in node.attributes:
+        if attribute.name == name:
+            field = attribute.WhichOneof("value")
+            return getattr(attribute, field) if field else None
+    return None
+
+
+def read_trace(path: Path) -> ChakraTrace:
+    """Read one rank's trace, also gzipped.
+
+    Raises:
+        InputError: the file is missing, empty, cut off or no Chakra trace; names the byte at which it breaks.
+    """
+    content = read_bytes(path)
+    if not content:
+        raise InputError(f"{path} is empty; a Chakra trace begins with its metadata")
+    classes, read = messages(), []
+    for number, (start, end) in enumerate(_messages(content, path)):
+        try:
+            message = (classes.node if number else classes.metadata).FromString(content[start:end])
+            if number:
+                ChakraKind(message.kind)
+        except (ValueError, classes.error) as error:
+            what = f"node {number}" if number else "the metadata"
+            raise InputError(f"{path}, byte {start}: {what} is no message of a Chakra trace: {error}") from None
+        read.append(message)
+    return ChakraTrace(read[0], read[1:])
+
+
+def _messages(content: bytes, path: Path) -> Iterator[tuple[int, int]]:
+    """Yield where each message begins and ends; its length stands before it, seven bits a byte, the lowest first."""
+    position = 0
+    while position < len(content):
+        start, length = position, 0
+        while start < len(content) and content[start] & 0x80:
+            length |= (content[start] & 0x7F) << 7 * (start - position)
+            start += 1
+        if start == len(content) or start - position > 9:
+            raise InputError(f"{path}, byte {position}: no length of a message stands here", "is the file cut off?")
+        length |= content[start] << 7 * (start - position)
+        start += 1
+        if start + length > len(content):
+            raise InputError(
+                f"{path}, byte {position} begins a message of {length} bytes; {len(content) - start} are left",
+                "is the file cut off, or no Chakra trace?",
+            )
+        yield start, start + length
+        position = start + length
+
+
+def write_trace(path: Path, trace: ChakraTrace) -> None:
+    """Write one rank's trace, gzipped where the name ends in `.gz`."""
+    write_bytes(path, trace_bytes(trace))
+
+
+def trace_bytes(trace: ChakraTrace) -> bytes:
+    """Return the file that holds `trace`: its metadata, then its nodes, each with its length before it."""
+    contents = [message.SerializeToString() for message in (trace.metadata, *trace.nodes)]
+    return b"".join(_length(len(content)) + content for content in contents)
+
+
+def _length(number: int) -> bytes:
+    """Encode a length, seven bits a byte, the lowest first."""
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*encoded, number])
+
+
+TRACE = "Chakra trace"
+_START = re.compile(rb"[\x02-\xff]{1,3}?\n[\x05-\x10]\d+\.\d+\.\d+")
+"""The length of the metadata, then its first field, the version."""
+_COLLECTIVES: dict[int, str] = {member.value: member.name.lower() for member in ChakraCollective}
+_KINDS: dict[int, str] = {ChakraKind.SEND: "send", ChakraKind.RECEIVE: "receive"}
+
+
+def is_trace(file: FileContent) -> bool:
+    """Whether a file begins with the metadata of a trace."""
+    return _START.match(file.start) is not None
+
+
+def read_contents(path: Path) -> Contents:
+    """Read a trace and sum up its computation and communication."""
+    trace = read_trace(path)
+    facts = (("version", trace.metadata.version), ("nodes", f"{len(trace.nodes):,}"))
+    compute_us = sum(node.duration_us for node in trace.nodes if node.kind == ChakraKind.COMPUTE)
+    return Contents(TRACE, facts, tuple(totals(_calls(trace))), compute_us * 1e-6 if compute_us else None)
+
+
+def _calls(trace: ChakraTrace) -> Iterator[CollectiveCall]:
+    for node in trace.nodes:
+        raw = value_of(node, "comm_size")
+        size = raw if isinstance(raw, int) else None
+        if node.kind == ChakraKind.COLLECTIVE:
+            raw = value_of(node, "comm_type")
+            name = _COLLECTIVES.get(raw, f"collective {raw!r}") if isinstance(raw, int) else "collective"
+            yield CollectiveCall(name, str(value_of(node, "pg_name") or ""), None, size)
+        elif node.kind in _KINDS:
+            yield CollectiveCall(_KINDS[node.kind], "", None, size)

@@ -1,0 +1,77 @@
+"""Schema of a client: the time that the program which sends requests and stamps answers adds to what it measures."""
+
+from typing import Any
+
+import msgspec
+
+from windtunnel import catalog
+from windtunnel.schema import NonNegative, Schema, fields_of
+
+DEFAULT_CLIENT = "python"
+"""Client of a workload that names none."""
+
+
+class Client(Schema):
+    """Seconds of a client's own, beside the server's (`serving.deployment.HostOverheads`, which has terms of the same
+    names).
+
+    In a scenario, `workload.client` is the name of one in the catalog, or its values.
+    """
+
+    title: str = ""
+    first_token_s: NonNegative | None = None
+    """Per request: building and sending it, reading the first chunk; part of TTFT."""
+    stream_s: NonNegative | None = None
+    """Per other request whose tokens are being streamed, as the client reads a chunk of each first; part of TTFT."""
+    prompt_token_s: NonNegative | None = None
+    """Per prompt token: what its kind of prompt costs more than the server's usual one; part of TTFT."""
+    think_s: NonNegative | None = None
+    """Between an answer and the next request of the same closed-loop slot or session, beside the session's own."""
+    sources: dict[str, str] = {}
+    """Field -> where its value comes from."""
+
+    def over(self, default: "Client") -> "Client":
+        """Merge with `default`: own values win, `default` fills the gaps."""
+        given = {name: value for name, value in fields_of(self, *CLIENT_TIMES).items() if value is not None}
+        return msgspec.structs.replace(default, title=self.title or default.title, sources={}, **given)
+
+    def behind(self, server: Any) -> "Client":
+        """Add a server's seconds of the same names, to what a user sees of both."""
+        both = {name: (getattr(self, name) or 0.0) + (getattr(server, name) or 0.0) for name in IN_TTFT}
+        return msgspec.structs.replace(self, **both)
+
+    def ttft_s(self, input_tokens: Any, num_streams: Any) -> Any:
+        """Return what is added to TTFT, for prompts of so many tokens (a number or an array).
+
+        `num_streams`: other requests whose tokens the replica streams when the prompt's first token comes.
+        """
+        by_request = (self.first_token_s or 0.0) + (self.stream_s or 0.0) * num_streams
+        return by_request + (self.prompt_token_s or 0.0) * input_tokens
+
+
+IN_TTFT = ("first_token_s", "stream_s", "prompt_token_s")
+CLIENT_TIMES = (*IN_TTFT, "think_s")
+
+
+def client_of(given: str | Client | None) -> Client:
+    """Return a workload's client, gaps filled by the default one.
+
+    Raises:
+        InputError: the catalog has none of that name.
+    """
+    own = given if isinstance(given, Client) else client_entry(given or DEFAULT_CLIENT)
+    return own.over(client_entry(DEFAULT_CLIENT))
+
+
+def name_of(given: str | Client | None) -> str:
+    """Return the name of a workload's client; empty where its times are given."""
+    return "" if isinstance(given, Client) else given or DEFAULT_CLIENT
+
+
+def client_entry(name: str) -> Client:
+    """Return an entry of the catalog, as it is.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    return catalog.entry(catalog.find("clients", name), Client)
