@@ -76,6 +76,8 @@ def unreadable(path: Path, error: OSError | UnicodeDecodeError) -> InputError:
         return missing_file(path)
     if isinstance(error, IsADirectoryError):
         return InputError(f"{path} is a folder; a file is needed", "name a file in it")
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return _too_long(path)
     if isinstance(error, UnicodeDecodeError):
         return InputError(f"{path} is not a text file", "is it compressed, or a different file from the one you meant?")
     return InputError(f"{path} cannot be read: {error.strerror or error}", "check that it is readable and complete")
@@ -83,9 +85,15 @@ def unreadable(path: Path, error: OSError | UnicodeDecodeError) -> InputError:
 
 def unwritable(path: Path, error: OSError) -> InputError:
     """Return the error for a file or folder that cannot be written."""
+    if error.errno == errno.ENAMETOOLONG:
+        return _too_long(path)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     hint = "free some space, or choose another place" if full else "choose another place"
     return InputError(f"{path} cannot be written: {error.strerror or error}", hint)
+
+
+def _too_long(path: Path) -> InputError:
+    return InputError(f"{str(path)[:60]}... is too long for the name of a file", "check that it is one, or shorten it")
 
 
 def did_you_mean(word: str, known: Iterable[str], fallback: str | None = None) -> str | None:

@@ -12,6 +12,9 @@ from typing import Any, BinaryIO
 
 from windtunnel.errors import InputError, unreadable, unwritable
 
+MOST_DEPTH = 500
+"""Brackets of a JSON file that may be open at once."""
+
 
 @contextmanager
 def opened(path: Path, buffer_bytes: int = 1 << 16) -> Iterator[BinaryIO]:
@@ -33,6 +36,29 @@ def opened(path: Path, buffer_bytes: int = 1 << 16) -> Iterator[BinaryIO]:
         raise InputError(f"{path} is a broken gzip file: {error}", "fetch or compress it again") from None
     except OSError as error:
         raise unreadable(path, error) from None
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file at `path`; False for what no file can be called."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def check_depth(path: Path) -> None:
+    """Raise InputError where the brackets of a JSON file nest so deeply that pyarrow's reader would crash."""
+    import numpy as np
+
+    depth = np.int64(0)
+    with opened(path) as file:
+        while block := file.read(1 << 20):
+            characters = np.frombuffer(block, np.uint8)
+            opens, closes = (np.isin(characters, np.frombuffer(kind, np.uint8)) for kind in (b"[{", b"]}"))
+            depths = depth + np.cumsum(opens.astype(np.int64) - closes)
+            if depths.max() > MOST_DEPTH:
+                raise InputError(f"{path} is nested too deeply")
+            depth = depths[-1]
 
 
 def read_bytes(path: Path, limit: int = -1) -> bytes:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import msgspec
 import yaml
@@ -120,13 +120,33 @@ def parse_yaml(text: str) -> Any:
     """Return the value of a YAML text, with numbers such as 1e-3 and repeated keys as in `read_yaml`.
 
     Raises:
-        yaml.YAMLError: it is not valid YAML.
+        yaml.YAMLError: it is not valid YAML, or holds itself, is nested too deeply or grows too large by its anchors.
     """
-    return yaml.load(text, Loader=_Loader)
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        # A tag such as `!!int` before text that is none.
+        raise yaml.MarkedYAMLError(problem=f"a value does not fit its tag ({error})") from None
+    except RecursionError:
+        raise yaml.MarkedYAMLError(problem="it is nested too deeply") from None
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """PyYAML's fast loader, which follows YAML 1.1, with two of 1.2's rules: 1e-3 is a number, keys may not repeat."""
+    """PyYAML's fast loader, which follows YAML 1.1, with three of 1.2's rules.
+
+    1e-3 is a number, 2026-01-31 a text, and keys may not repeat.
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def get_single_node(self) -> Any:
+        node = super().get_single_node()
+        if node is not None:
+            _count_values(node, {})
+        return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
@@ -137,9 +157,48 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         return mapping
 
 
+_MAX_YAML_DEPTH, _MAX_YAML_VALUES = 100, 10_000_000
+
+
+def _count_values(node: yaml.Node, counted: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
+    """Return the number of values at and below a YAML node, and their depth, as if aliases were written out.
+
+    Args:
+        counted: results of the nodes met so far, by id; None for a node whose values are being counted.
+
+    Raises:
+        yaml.MarkedYAMLError: the node holds itself, is nested too deeply, or has too many values.
+    """
+    problem = None
+    if id(node) not in counted:
+        counted[id(node)] = None
+        below: list[yaml.Node] = [] if isinstance(node, yaml.ScalarNode) else node.value
+        if isinstance(node, yaml.MappingNode):
+            below = [part for entry in node.value for part in entry]
+        sizes = [_count_values(child, counted) for child in below]
+        counted[id(node)] = 1 + sum(size for size, _ in sizes), 1 + max((depth for _, depth in sizes), default=0)
+    size, depth = counted[id(node)] or (0, 0)
+    if not size:
+        problem = "a value holds itself"
+    elif size > _MAX_YAML_VALUES:
+        problem = f"its anchors stand for more than {_MAX_YAML_VALUES:,} values"
+    elif depth > _MAX_YAML_DEPTH:
+        problem = "it is nested too deeply"
+    if problem:
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+    return size, depth
+
+
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )
+
+
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+"""Characters that neither a file's name nor UTF-8 can hold."""
+
+
+_MAX_INT = 2**63 - 1
 
 
 def _to_si(raw: Any, where: str, name: str = "", path: str = "$") -> Any:
@@ -156,6 +215,10 @@ def _to_si(raw: Any, where: str, name: str = "", path: str = "$") -> Any:
         return [_to_si(value, where, name, f"{path}[{index}]") for index, value in enumerate(raw)]
     if isinstance(raw, float) and not math.isfinite(raw):
         raise InputError(f"{where}{path} is {raw}; a finite number is needed")
+    if isinstance(raw, int) and abs(raw) > _MAX_INT:
+        raise InputError(f"{where}{path} is {raw:.3g}; at most {_MAX_INT:.3g} is needed")
+    if isinstance(raw, str) and _NO_TEXT.search(raw):
+        raise InputError(f"{where}{path} is {raw!r:.60}, which has characters that no text has")
     if isinstance(raw, str) and units_for(name) is not None:
         try:
             value = parse_quantity(name, raw)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -119,7 +121,8 @@ def ends_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     [
         (WindtunnelError("the engine died", "start it again"), 1, "error: the engine died\nhint: start it again\n"),
         (KeyboardInterrupt(), 130, "error: interrupted"),
-        (MemoryError(), 1, "error: this machine's memory"),
+        (MemoryError(), 1, "error: this machine's memory does not hold that\n"),
+        (RecursionError(), 2, "error: something in the input is nested too deeply\n"),
         (ZeroDivisionError("division by zero"), 1, "error: sorry, this is a bug in windtunnel (ZeroDivisionError: "),
     ],
 )
@@ -150,3 +153,62 @@ def test_a_reader_who_leaves_early_is_no_error() -> None:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == b""
+
+
+def test_a_stream_without_a_character_gets_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", newline=""))
+    monkeypatch.setattr(sys, "stderr", None)
+    cli._mend_streams()
+    sys.stdout.write("\u2501 80% \u00b1 5\u2026 \u96ea")
+    sys.stdout.flush()
+    assert written.getvalue() == b"- 80% +- 5... ?"
+    with sys.stderr:
+        assert sys.stderr.write("lost") == 4
+
+
+def test_a_closed_stdout_is_said_before_any_work(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends_with(monkeypatch, AssertionError("it worked"))
+    monkeypatch.setattr(sys, "stdout", None)
+    assert cli.run(["simulate"]) == 1
+    assert capsys.readouterr().err.startswith("error: stdout is closed, and results go there\nhint: ")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_command_in_order(monkeypatch: pytest.MonkeyPatch, number: int, code: int) -> None:
+    former = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    cleaned = []
+
+    def work(*_arguments: object, **_settings: object) -> None:
+        try:
+            signal.raise_signal(number)
+        finally:
+            cleaned.append(number)
+
+    monkeypatch.setattr(verbs.windtunnel, "main", work)
+    monkeypatch.setattr(sys, "argv", ["windtunnel"])
+    try:
+        for each in former:
+            signal.signal(each, signal.SIG_DFL)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    finally:
+        for each, handler in former.items():
+            signal.signal(each, handler)
+    assert (ended.value.code, cleaned) == (code, [number])
+
+
+def test_nohup_still_ignores_a_hangup(monkeypatch: pytest.MonkeyPatch) -> None:
+    former = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    monkeypatch.setattr(verbs.windtunnel, "main", lambda *_arguments, **_settings: signal.raise_signal(signal.SIGHUP))
+    monkeypatch.setattr(sys, "argv", ["windtunnel"])
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    finally:
+        for each, handler in former.items():
+            signal.signal(each, handler)
+    assert ended.value.code == 0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+
+from windtunnel import catalog
 
 if TYPE_CHECKING:
     from cli.conftest import Command
@@ -28,6 +31,7 @@ SCENARIO = {
         "num_requests": 10,
     },
 }
+BILLION = "a0: &a0 [1, 1]\n" + "".join(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 10)}]\n" for i in range(40))
 LLAMA_70B = "meta-llama/Llama-3.1-70B"
 CASES = {
     "unknown model": (
@@ -81,6 +85,15 @@ CASES = {
         "no trace 'azure2023_cod'",
         "azure2023_code",
     ),
+    "model of a long name": ({"--model": "x" * 300}, f"there is no model '{'x' * 300}'", "catalog models"),
+    "calibration of a long name": (
+        {"--calibration": "x" * 300},
+        "x... is too long for the name of a file",
+        "shorten",
+    ),
+    "output of a long name": ({"--html": "x" * 300}, "x... is too long for the name of a file", "shorten"),
+    "replicas without end": ({"--replicas": "10000000000"}, "replicas is 10000000000; from 1 to 100000", ""),
+    "a number without end": ({"--replicas": "9" * 300}, "--replicas is 1e+300; at most 9.22e+18 is needed", ""),
     "missing scenario": ({"": "scenaro.yaml"}, "no file scenaro.yaml", ""),
 }
 
@@ -123,8 +136,21 @@ def test_a_wrong_option_is_refused(
         ("- model", "scenario.yaml is not a scenario", "examples/"),
         ("", "scenario.yaml is not a scenario", "examples/"),
         ("\x00", "scenario.yaml is not valid YAML", ""),
+        ("a: &a\n  b: *a", "not valid YAML at line 1: a value holds itself", "cut off"),
+        ("[" * 50_000, "is not valid YAML at line 1: exceeded maximum nesting depth", "cut off"),
+        (f"a: {'[' * 900}{']' * 900}", "nested too deeply", "cut off"),
+        (f"a: &a {'[' * 60}{']' * 60}\nb: {'[' * 60}*a{']' * 60}", "at line 2: it is nested too deeply", "cut off"),
+        (BILLION, "its anchors stand for more than 10,000,000 values", "cut off"),
+        ("a: !!int x", "a value does not fit its tag", "cut off"),
+        ("a: !!bool x", "a value does not fit its tag", "cut off"),
+        ("a: !!timestamp x", "a value does not fit its tag", "cut off"),
+        ("a: !!set [1]", "a value does not fit its tag", "cut off"),
+        (f"a: {'9' * 5000}", "a value does not fit its tag", "cut off"),
     ],
-    ids=["broken", "a list", "empty", "binary"],
+    ids=[
+        *("broken", "a list", "empty", "binary", "in itself", "very deep", "deep", "deep by an alias", "billions"),
+        *("no int", "no bool", "no time", "no set", "too many digits"),
+    ],
 )
 def test_a_file_that_is_no_scenario_is_refused(
     windtunnel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str, hint: str
@@ -140,6 +166,8 @@ def test_a_file_that_is_no_scenario_is_refused(
         ("workload.arrivals.rate_per_s", float("nan"), "$.workload.arrivals.rate_per_s is nan", ""),
         ("workload.arrivals.type", "poison", "$.workload.arrivals.type is 'poison'", "did you mean poisson"),
         ("deployment.paralelism", {"tp": 2}, "unknown key $.deployment.paralelism", "did you mean parallelism"),
+        ("deployment.replicas", "2026-13-45", "$.deployment.replicas is '2026-13-45'; a whole number is needed", ""),
+        ("model", "a\0b", r"$.model is 'a\x00b', which has characters that no text has", ""),
         ("deployment.device", 100, "$.deployment.device is 100; text is needed", "put it in quotes"),
         ("deployment.engine", {"host": {"step_s": "2 miles"}}, "$.deployment.engine.host.step_s: '2 miles'", ""),
         ("workload", {"trace": {"path": "empty.csv"}}, "empty.csv is empty", ""),
@@ -171,3 +199,77 @@ def test_a_file_in_the_way_is_refused(windtunnel: Command, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     Path("run").write_text("mine")
     refused(windtunnel, options({}), "run is a file", "")
+
+
+@pytest.mark.parametrize("text", ["2026-13-45", "2026-01-31"])
+def test_a_date_is_a_text(windtunnel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("scenario.yaml").write_text(f"model: llama-3.1-8b\ndeployment: {{device: h100_sxm, replicas: {text}}}\n")
+    refused(windtunnel, ["scenario.yaml"], f"$.deployment.replicas is '{text}'; a whole number is needed", "")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"vocab_size": 2**63}, "vocab_size is 9223372036854775808, which is not plausible; at most 1,000,000,000"),
+        ({"hidden_size": 10**25}, "which is not plausible"),
+        ("[" * 100_000, "config.json is not valid JSON"),
+        ('{"a":' * 100_000, "config.json is not valid JSON"),
+    ],
+)
+def test_an_absurd_model_is_refused(
+    windtunnel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    published = catalog.model_config("meta-llama/Llama-3.1-8B")
+    Path("config.json").write_text(config if isinstance(config, str) else json.dumps(published | config))
+    for verb in ("simulate", "train"):
+        done = windtunnel(verb, *(options({"--model": "./config.json"}) if verb == "simulate" else JOB))
+        assert done.code == 2
+        assert message in done.stderr
+
+
+JOB = (
+    *("--model", "./config.json", "--device", "h100_sxm", "--num-devices", "8"),
+    *("--sequence-tokens", "2048", "--global-batch", "8"),
+)
+
+
+@pytest.mark.parametrize("batch", [10**8, 10**18])
+def test_a_step_of_absurdly_many_microbatches_is_refused(windtunnel: Command, batch: int) -> None:
+    job = ["llama-3.1-8b" if word == "./config.json" else word for word in JOB[:-1]]
+    done = windtunnel("train", *job, str(batch))
+    assert (done.code, done.stdout) == (2, "")
+    assert f"a step of {batch // 8:,} micro-batches on each rank is not simulated; at most 1,000,000" in done.stderr
+
+
+@pytest.mark.parametrize("vary", ["0.5", "x", "[1]"])
+@pytest.mark.parametrize("settings", [(), ("--set", "vary.tp=[1, 2]")])
+def test_a_space_that_varies_no_table_is_refused(
+    windtunnel: Command, tmp_path: Path, vary: str, settings: tuple[str, ...]
+) -> None:
+    job = {"model": "llama-3.1-8b", "device": "h100_sxm", "num_devices": 8, "sequence_tokens": 2048, "global_batch": 8}
+    for raw in (SCENARIO, job):
+        space = tmp_path / "space.yaml"
+        space.write_text(f"{yaml.safe_dump(raw)}vary: {vary}\n")
+        done = windtunnel("search", str(space), "--no-store", *settings)
+        assert done.code == 2
+        assert "$.vary is " in done.stderr
+        assert "a table of keys and values is needed" in done.stderr
+
+
+def test_an_option_of_one_letter_keeps_its_dash(windtunnel: Command) -> None:
+    done = windtunnel("simulate", "--from-command", "vllm serve llama-3.1-8b -O3", "--device", "no_such")
+    assert "not modelled: -O3\n" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["simulate --trace", "validate --steps", "validate", "workload", "calibrate"])
+@pytest.mark.parametrize("name", ["deep.jsonl", "deep.json"])
+def test_a_deep_table_crashes_no_parser(windtunnel: Command, tmp_path: Path, verb: str, name: str) -> None:
+    row = '{"arrival_s": 0, "input_tokens": 1, "output_tokens": 1, "x": ' + "[" * 50_000 + "]" * 50_000 + "}"
+    path = tmp_path / name
+    path.write_text(row + "\n" if name.endswith("l") else f"[{row}]")
+    needed = ("--model", "llama-3.1-8b", "--device", "h100_sxm")
+    done = windtunnel(*verb.split(), str(path), *(() if verb == "workload" else needed))
+    assert done.code == 2
+    assert "bug" not in done.stderr

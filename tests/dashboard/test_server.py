@@ -1,17 +1,20 @@
 """The server answers its own pages and nobody else's, and every mistake in a sentence."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from dashboard.conftest import Ask
+from windtunnel.catalog import model_config
 from windtunnel.cli.dashboard import command
 from windtunnel.cli.verbs import Options
 from windtunnel.dashboard.app import RefusedError, check_host, check_origin
@@ -72,6 +75,34 @@ def test_a_wrong_address_gets_one_sentence(ask: Ask, path: str, said: str) -> No
     assert answer.status == 400
     assert said in answer.text
     assert "Traceback" not in answer.text
+
+
+@pytest.mark.parametrize("kind", ["models", "devices", "nodes", "engines", "traces", "calibrations"])
+@pytest.mark.parametrize("page", ["catalog", "api/catalog"])
+def test_a_name_in_an_address_is_no_path(ask: Ask, tmp_path: Path, kind: str, page: str) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(model_config("meta-llama/Llama-3.1-8B") | {"secret": 1}))
+    there = [ask(f"/{page}/{kind}/{quote(name, safe='')}") for name in (str(config), str(tmp_path), f"./{config}")]
+    gone = ask(f"/{page}/{kind}/{quote(str(tmp_path / 'confi.json'), safe='')}")
+    for answer in (*there, gone):
+        assert answer.status == 400
+        assert "in the catalog" in answer.text
+        assert "config.json?" not in answer.text
+
+
+def test_a_result_that_is_nested_too_deeply_is_broken(serve: Callable[[Path], Ask], tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text('{"windtunnel": "1", "a": ' + "[" * 100_000)
+    ask = serve(tmp_path)
+    assert ask("/").status == ask("/api/runs").status == 200
+    assert ask("/run/deep.json").status == 400
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 100_000, "a: &a [*a]", "{" * 900, "a: !!int x"])
+def test_no_text_on_the_form_ends_the_server(ask: Ask, text: str) -> None:
+    answer = ask("/api/trial", post={"text": text})
+    assert answer.status == 400
+    assert "the text is neither YAML" in answer.document["error"]
+    assert ask("/").status == 200
 
 
 @pytest.mark.parametrize("host", ["localhost:1234", "127.0.0.1:80", "[::1]:80", "192.168.1.5:8000"])

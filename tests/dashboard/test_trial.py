@@ -95,6 +95,35 @@ def test_no_scenario_reads_files_outside(tmp_path: Path, path: str, monkeypatch:
         trial_of(query(text=text, **empty), (tmp_path / "runs").resolve())
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: /etc/no_such_file.json",
+        "model: ~root/no_such_file.json",
+        "deployment: {device: no_such_file.yaml}",
+        "deployment: {profile: {folder: tests}}",
+        "vllm serve llama-3.1-8b --config /etc/hostname",
+        "vllm serve llama-3.1-8b --config=/etc/no_such_file.yaml",
+        "vllm serve llama-3.1-8b --config '/e'tc/hostname",
+    ],
+)
+def test_no_answer_tells_what_files_there_are(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.chdir(request.config.rootpath)
+    with pytest.raises(InputError, match=r"lies outside|there is no no_such_file\.yaml in") as raised:
+        trial_of(query(text=text), tmp_path.resolve())
+    assert "did you mean" not in (raised.value.hint or "")
+
+
+def test_a_folder_may_be_called_like_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "runs").mkdir()
+    settings = query(text="deployment: {engine: {name: vllm}}")
+    assert trial_of(settings, (tmp_path / "runs").resolve()).scenario.deployment.engine.name == "vllm"
+
+
 def test_no_model_is_read_from_outside(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "secret.json").write_text('{"password": 1}')

@@ -103,7 +103,7 @@ def write_run_file(runs: Iterable[Measurement], path: Path) -> None:
 def _measurement(where: str, line: str) -> Measurement:
     try:
         raw = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is not valid JSON: {error}", "is the file cut off?") from None
     run: MeasuredRun = decode(raw, MeasuredRun, where)
     values = {metric: getattr(run.measured, field) for metric, field in _FIELDS.items()}

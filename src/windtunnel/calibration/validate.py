@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -12,6 +11,7 @@ from windtunnel.calibration.measured_runs import METRICS, Measurement, reason_of
 from windtunnel.errors import InputError
 from windtunnel.metrics.uncertainty import Interval
 from windtunnel.pricing.estimator import Coverage
+from windtunnel.processes import WorkerProcesses
 from windtunnel.serving.prepared import prepare
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.results import Result
@@ -98,7 +98,7 @@ def predict_runs(
     batches = sorted(groups.values(), key=len, reverse=True)
     work = [([measurements[index] for index in batch], calibration) for batch in batches]
     if num_processes > 1 and len(batches) > 1:
-        with ProcessPoolExecutor(num_processes) as pool:
+        with WorkerProcesses(num_processes) as pool:
             done = list(_counted(pool.map(_predict_batch, work), len(measurements), progress))
     else:
         one_by_one = ([prediction] for batch in work for prediction in _predictions(*batch))

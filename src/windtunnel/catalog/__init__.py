@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from windtunnel.errors import InputError, check_known, did_you_mean
-from windtunnel.files import read_bytes
+from windtunnel.files import is_file, read_bytes
 from windtunnel.hardware import Device, Node
 from windtunnel.model.config import model_from_config
 from windtunnel.model.precision import Precision
@@ -104,6 +104,20 @@ def spelling(kind: str, name: str) -> str:
     return by_slug[_slug(name)]
 
 
+def known_name(kind: str, name: str) -> str:
+    """Return the name of an entry as the catalog spells it; unlike in the functions below, no path is a name.
+
+    Raises:
+        InputError: there is no such entry.
+    """
+    if kind != "models":
+        return spelling(kind, name)
+    entries = _models()
+    match = _match_model(name, entries)
+    check_known(match or name, entries, f"there is no model {name!r} in the catalog", "list them")
+    return match or name
+
+
 def model(name: str | ModelSpec | Mapping[str, Any], allow_download: bool = False) -> ModelSpec:
     """Return the model called `name`, or described by it.
 
@@ -122,7 +136,7 @@ def model(name: str | ModelSpec | Mapping[str, Any], allow_download: bool = Fals
     if isinstance(name, Mapping):
         return _inline_model(name)
     if _looks_like_path(name):
-        return _model_from_files(Path(name).expanduser())
+        return _model_from_files(_path(name))
     entries = _models()
     match = _match_model(name, entries)
     if match is not None:
@@ -151,7 +165,7 @@ def model_config(name: str) -> dict[str, Any]:
         InputError: there is no such model, or it is a variant that has no config of its own.
     """
     if _looks_like_path(name):
-        return _read_json(_config_file(Path(name).expanduser()))
+        return _read_json(_config_file(_path(name)))
     entries = _models()
     match = _match_model(name, entries)
     if match is None:
@@ -337,7 +351,14 @@ _shipped_model = cache(_model_of)
 
 
 def _looks_like_path(name: str) -> bool:
-    return name.endswith(".json") or name.startswith((".", "/", "~")) or (Path(name) / "config.json").is_file()
+    return name.endswith(".json") or name.startswith((".", "/", "~")) or is_file(Path(name) / "config.json")
+
+
+def _path(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        raise InputError(f"there is no file {name}: nobody on this machine has that name") from None
 
 
 def _model_from_files(path: Path) -> ModelSpec:
@@ -365,7 +386,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(read_bytes(path))
         return content
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON: {error}", "is it cut off?") from None
 
 

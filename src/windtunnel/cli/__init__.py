@@ -1,11 +1,13 @@
 """The `windtunnel` command. Results go to stdout, everything else to stderr; wrong input exits 2, failures exit 1."""
 
+import codecs
 import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import WindtunnelError, unwritable
 
@@ -20,11 +22,45 @@ _PLACES = (
 """Error numbers of a place where nothing can be written."""
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended."""
+_ASCII = {"\u2501": "-", "\u2026": "...", "\u00b1": "+-", "\u2588": "#"}
+"""Character of the output -> what a stream without it gets; another one is a question mark."""
 
 
 def main() -> None:
-    """Run the command line that the program was called with, and exit."""
-    sys.exit(run(sys.argv[1:]))
+    """Run the command line that the program was called with, and exit.
+
+    SIGTERM and SIGHUP end a command as Ctrl-C does, with their own exit codes.
+    """
+    ended_by: list[int] = []
+
+    def end(number: int, _frame: Any) -> None:
+        ended_by.append(number)
+        raise KeyboardInterrupt
+
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        # nohup has a command ignore SIGHUP.
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, end)
+    _mend_streams()
+    code = run(sys.argv[1:])
+    sys.exit(128 + ended_by[0] if ended_by and code == INTERRUPTED else code)
+
+
+def _mend_streams() -> None:
+    """Let stdout and stderr take any text, whatever their encoding; a closed stderr swallows it."""
+    codecs.register_error("windtunnel", _as_ascii)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="windtunnel")
+
+
+def _as_ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end]
+    return "".join(_ASCII.get(character, "?") for character in text), error.end
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -37,6 +73,8 @@ def run(arguments: Sequence[str]) -> int:
 
     from windtunnel.cli.verbs import windtunnel
 
+    if sys.stdout is None:
+        return _fail("stdout is closed, and results go there", "redirect it: > FILE, or > /dev/null", 1)
     try:
         code = windtunnel.main(list(arguments), prog_name="windtunnel", standalone_mode=False)
         sys.stdout.flush()
@@ -53,7 +91,9 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
         return 1
     except MemoryError:
-        return _fail("this machine's memory does not hold that many requests", "simulate fewer at a time", 1)
+        return _fail("this machine's memory does not hold that", "fewer requests, replicas or devices take less", 1)
+    except RecursionError:
+        return _fail("something in the input is nested too deeply", None, 2)
     except Exception as error:
         if os.environ.get(DEBUG_VARIABLE):
             raise

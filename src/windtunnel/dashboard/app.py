@@ -182,7 +182,9 @@ def _failed(request: Request, dashboard: Dashboard, error: Exception) -> Respons
         known = {RefusedError: 403, NotThereError: 404, InputError: 400}
         status = next((code for kind, code in known.items() if isinstance(error, kind)), 500)
     elif isinstance(error, MemoryError):
-        message, hint = "this machine's memory does not hold that many requests", "take fewer"
+        message, hint = "this machine's memory does not hold that", "fewer requests, replicas or devices take less"
+    elif isinstance(error, RecursionError):
+        status, message = 400, "something in it is nested too deeply"
     else:
         traceback.print_exception(error, file=sys.stderr)
     if path.startswith("/api/"):

@@ -1,8 +1,10 @@
 """Scenarios that are typed on a page: simulated, swept over their load, saved."""
 
 import re
+import shlex
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 import yaml
 
 from windtunnel.errors import InputError, did_you_mean, unwritable
+from windtunnel.files import is_file
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.report.layout import layouts_beside
 from windtunnel.report.search.capacity import capacity_document
@@ -61,7 +64,7 @@ def trial_of(query: Mapping[str, str], folder: Path) -> Trial:
     Raises:
         InputError: names the field, or the path in the scenario, that is wrong.
     """
-    raw, remarks = _base(query.get("text", ""))
+    raw, remarks = _base(query.get("text", ""), folder)
     options = {name: _value(query[name]) for name in LABELS if query.get(name, "").strip()}
     for stream in ("input_tokens", "output_tokens"):
         if stream in options:
@@ -96,11 +99,14 @@ def _check_size(scenario: Scenario) -> None:
             raise InputError(many, f"take {MOST_REQUESTS:,} at most, or windtunnel simulate in a terminal")
 
 
-def _base(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _base(text: str, folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the pasted scenario as builtins, and remarks on options of a command line that are left out."""
     if not text.strip():
         return {}, ()
     if re.match(r"[\s\w./='\"-]*(vllm\s+serve|vllm\.entrypoints|sglang|trtllm-serve)", text):
+        with suppress(ValueError):
+            words = shlex.split(text.replace("\\\n", " "), comments=True)
+            _check_files([word.partition("=")[2] if word.startswith("-") else word for word in words], folder)
         # With a line break it is no file's name.
         launch = read_launch_command(f"{text.strip()}\n")
         return launch.raw, tuple(launch.remarks)
@@ -153,18 +159,36 @@ def _check_needed(raw: dict[str, Any]) -> None:
             raise InputError(f"{name} is missing", "type it, or paste a scenario that has it")
 
 
-def _check_files(raw: Any, folder: Path) -> None:
-    """Raise InputError where a scenario names a file that is not below `folder`."""
+def _check_files(raw: Any, folder: Path, key: str = "") -> None:
+    """Raise InputError where a scenario names a file that is not below `folder`, whether it is there or not.
+
+    Args:
+        key: that `raw` is the value of.
+    """
     if isinstance(raw, dict | list):
-        for part in raw.values() if isinstance(raw, dict) else raw:
-            _check_files(part, folder)
+        for name, part in raw.items() if isinstance(raw, dict) else ((key, part) for part in raw):
+            _check_files(part, folder, str(name))
         return
-    if not isinstance(raw, str) or not {"/", "\\", "."} & set(raw) or "\0" in raw or len(raw) > 4096:
+    if not isinstance(raw, str) or not raw or "\0" in raw:
         return
-    # A path of its own stays one below a folder: `folder / "/etc"` is `/etc`.
-    for path in (Path(raw), folder / raw, Path(raw).expanduser() if raw.startswith("~/") else folder):
-        if path.exists() and not path.resolve().is_relative_to(folder):
-            raise InputError(f"{raw} lies outside {folder.name}", "a scenario that is tried here names files below it")
+    named, below = Path(raw), folder / raw
+    is_given_away = named.is_absolute() or raw.startswith("~") or ".." in named.parts
+    # A folder may be called like an engine.
+    is_word = re.fullmatch(r"[\w-]+", raw) is not None and key not in ("folder", "path")
+    for path in (named, below):
+        is_there = is_file(path) or is_file(path / "config.json") or (not is_word and _exists(path))
+        if (is_given_away or is_there) and not path.resolve().is_relative_to(folder):
+            hint = "a scenario that is tried here names files below it"
+            raise InputError(f"{raw:.200} lies outside {folder.name}", hint)
+    if raw.endswith((".json", ".yaml", ".yml")) and not (is_file(named) or is_file(below)):
+        raise InputError(f"there is no {raw:.200} in {folder.name}")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False  # too long for a name
 
 
 def _as_labelled(message: str) -> str:

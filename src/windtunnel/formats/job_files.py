@@ -40,7 +40,8 @@ class JobLaunch:
 
 def read_job(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...]]:
     """Read our own YAML or JSON of a job; none of it is ignored."""
-    return load(path, dict(launch.overrides or {})), ()
+    given = {"device": launch.device, "num_devices": launch.num_devices, **(launch.overrides or {})}
+    return load(path, {name: value for name, value in given.items() if value is not None}), ()
 
 
 def _is_job(file: FileContent) -> bool:

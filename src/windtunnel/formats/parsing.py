@@ -52,6 +52,6 @@ def decode_json(path: Path, kind: type[T], what: str, hint: str | None = None) -
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
         raise InputError(f"{path} is not {what}: {error}", hint) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         text = f"{path} is not {what}: it cannot be read as JSON: {error}"
         raise InputError(text, "is the file cut off?") from None

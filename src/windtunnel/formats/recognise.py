@@ -62,7 +62,7 @@ class FileContent:
         for texts in ([self.text], filter(str.strip, self.text.splitlines())):
             try:
                 return [json.loads(text) for text in texts]
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
         return []
 

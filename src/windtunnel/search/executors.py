@@ -4,10 +4,10 @@ A chunk is run whole by one worker, its points in one order, so that no answer d
 which other points. Workers return answers; only the process that drives the search keeps them.
 """
 
-import multiprocessing
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from typing import Literal, assert_never, get_args
 import msgspec
 
 from windtunnel.errors import InputError, WindtunnelError, import_extra
+from windtunnel.processes import WorkerProcesses
 from windtunnel.schema import Schema
 from windtunnel.search.evaluation.duplicates import Neighbours
 from windtunnel.search.evaluation.evaluate import Evaluator
@@ -142,16 +143,15 @@ class _Processes:
 
     def __init__(self, space: Space, num_others: int) -> None:
         self.space, self.num_others = msgspec.msgpack.encode(space), num_others
-        self.pool: ProcessPoolExecutor | None = None
+        self.pool: WorkerProcesses | None = None
 
-    def open(self) -> ProcessPoolExecutor:
-        """Return the pool. Its processes are not forked: forked threads may hold locks that nobody releases."""
-        self.pool = self.pool or ProcessPoolExecutor(self.num_others, mp_context=multiprocessing.get_context("spawn"))
+    def open(self) -> WorkerProcesses:
+        self.pool = self.pool or WorkerProcesses(self.num_others)
         return self.pool
 
     def close(self) -> None:
         if self.pool is not None:
-            self.pool.shutdown(wait=True, cancel_futures=True)
+            self.pool.end()
             self.pool = None
 
     def get_ready(self) -> None:
@@ -198,6 +198,7 @@ def _run_on_ray(
     if not ray.is_initialized():
         new = {"num_cpus": means.num_workers, "include_dashboard": False}
         place = new if means.address is None else {"address": means.address}
+        handler = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(**place, log_to_driver=False, logging_level="error")
         except (ConnectionError, ValueError) as error:
@@ -205,6 +206,9 @@ def _run_on_ray(
                 f"there is no Ray cluster at {means.address} ({error})", "start one with `ray start --head`"
             ) from None
         stack.callback(ray.shutdown)
+        if threading.current_thread() is threading.main_thread():
+            # Ray's own would exit with another code.
+            signal.signal(signal.SIGTERM, handler)
     remote = ray.remote(num_cpus=1, max_retries=MOST_TRIES - 1)(_run_elsewhere)
     encoded = ray.put(msgspec.msgpack.encode(space))
     waiting = [remote.remote(encoded, number, chunk) for number, chunk in enumerate(chunks)]

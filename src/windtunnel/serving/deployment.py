@@ -1,5 +1,6 @@
 """Schema of a deployment: devices, parallelism, replicas, and the engine with its settings."""
 
+from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
@@ -10,11 +11,11 @@ from windtunnel.network.settings import ClusterNetwork
 from windtunnel.plugins import Registry
 from windtunnel.pricing.choices import ATTENTION_BACKENDS, MOE_BACKENDS, estimators
 from windtunnel.schema import (
-    AtLeastOne,
     NonNegative,
     Positive,
     Schema,
     check_at_least,
+    check_between,
     check_fraction,
     check_non_negative,
     check_positive,
@@ -23,6 +24,9 @@ from windtunnel.schema import (
 )
 from windtunnel.serving.codes import LONGEST_PREFIX_MATCH, QUEUE_ORDERS, ROUTERS, Role, Router, ScalingMetric
 
+MAX_REPLICAS, MAX_DRAFT_TOKENS = 100_000, 1_000
+"""Bounds of what is simulated."""
+NumReplicas = Annotated[int, partial(check_between, 1, MAX_REPLICAS)]
 BALANCE_TIMEOUT_ITERS, BALANCE_BATCHING_ITERS = 50, 10
 """Defaults of TensorRT-LLM where it balances attention data-parallel ranks (1.2 `AttentionDpConfig`)."""
 
@@ -77,7 +81,7 @@ class Speculative(Schema):
     """A catalog name, of method `draft_model`."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, num_draft_tokens=self.num_draft_tokens)
+        check_between(1, MAX_DRAFT_TOKENS, num_draft_tokens=self.num_draft_tokens)
         for share in self.acceptance_by_position:
             check_fraction(acceptance_fraction=share)
         if len(self.acceptance_by_position) != self.num_draft_tokens:
@@ -271,8 +275,8 @@ class TargetScaling(Schema, tag="target", tag_field="type"):
     """Mean over serving replicas: requests waiting or running, waiting, or running; share of KV blocks in use. Requests
     that no replica has taken yet count as waiting."""
     target: Positive
-    max_replicas: AtLeastOne
-    min_replicas: AtLeastOne = 1
+    max_replicas: NumReplicas
+    min_replicas: NumReplicas = 1
     interval_s: Positive = 15.0
     """Time between two looks at the metric."""
     tolerance_fraction: NonNegative = 0.1
@@ -294,7 +298,7 @@ class ReplicaChange(Schema):
     """Number of replicas from `at_s` on."""
 
     at_s: NonNegative
-    replicas: AtLeastOne
+    replicas: NumReplicas
 
 
 class ScheduledScaling(Schema, tag="schedule", tag_field="type"):
@@ -330,7 +334,7 @@ class Pool(Schema):
     device: str | None = None
     node: str | None = None
     parallelism: Parallelism | None = None
-    replicas: AtLeastOne = 1
+    replicas: NumReplicas = 1
     engine: EngineSettings = EngineSettings()
     """Settings that differ from the deployment's, one by one. The engine is the deployment's unless another is named;
     `vllm`, the default name, means the deployment's too. Beside pools with the deployment's engine, a pool of another
@@ -462,7 +466,7 @@ class Deployment(Schema):
     node: str | None = None
     """A catalog name or a YAML file; None takes the usual node of the device."""
     parallelism: Parallelism = Parallelism()
-    replicas: int = 1
+    replicas: NumReplicas = 1
     router: str = "round_robin"
     """Chooses the replica of a request, in the order of `Router`: the next in turn, one drawn at random, the less busy
     of two drawn, the one with the fewest requests, with the fewest KV blocks in use, of the session's former turns,
@@ -500,7 +504,8 @@ class Deployment(Schema):
     """Network between the nodes of a replica; None takes closed forms over their published links."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, replicas=self.replicas, router_limit=self.router_limit)
+        super().__post_init__()
+        check_at_least(1, router_limit=self.router_limit)
         check_non_negative(price_usd_per_hour=self.price_usd_per_hour, busy_w=self.busy_w, start_s=self.start_s)
         check_fraction(idle_fraction=self.idle_fraction)
         if self.router not in BUILT_IN_ROUTERS and not is_own_router(self.router):

@@ -15,7 +15,7 @@ from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.metrics.records import STEP_COLUMNS, Table
 from windtunnel.serving import codes
-from windtunnel.serving.custom.policy import Policy, PolicyCaller
+from windtunnel.serving.custom.policy import Policy, PolicyCaller, policy_name
 from windtunnel.serving.custom.router import Router, RouterCaller
 from windtunnel.serving.loop.serve import serve
 from windtunnel.serving.setup.fleet_plan import FleetRun
@@ -173,7 +173,7 @@ class Loop:
             if reason != status.MORE or (watch.give_up and watch.give_up(requests, float(buffer["start_s"][-1]))):
                 break
         engine_time_s = time.perf_counter() - started_s
-        self._check_end(reason)
+        self._check_end(reason, custom.policies)
         sequences: Any = self.pool.sequences
         return LoopRun(
             self.plans,
@@ -222,7 +222,7 @@ class Loop:
         """Raise InputError for a batch that no engine can run."""
         raise self._policy_that_asks(policies).refuse()
 
-    def _check_end(self, reason: int) -> None:
+    def _check_end(self, reason: int, policies: Sequence[Policy | None]) -> None:
         """Raise an error where the loop ended before all requests did."""
         clock = self.run_tables.clock[0]
         if reason == status.OUT_OF_STEPS:
@@ -240,9 +240,12 @@ class Loop:
             )
         if reason == status.STUCK:
             num_requests = self.run_tables.requests.size
+            names = [f"the scheduler {policy_name(policy)}" for policy in policies if policy is not None]
             raise InputError(
                 f"{num_requests - clock.finished} of {num_requests} requests can never be scheduled",
-                "a prompt does not fit the KV cache, or the tokens that a batch may have",
+                f"{' or '.join(names)} chose none of them, and nothing else is under way"
+                if names
+                else "a prompt does not fit the KV cache, or the tokens that a batch may have",
             )
         assert reason in (status.DONE, status.MORE)
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from windtunnel.errors import InputError
 from windtunnel.training.job import V_SCHEDULES, TrainingJob, TrainingParallelism
 
+MAX_MICROBATCHES = 1_000_000
+"""Most micro-batches of a step on each rank."""
+
 
 @dataclass(frozen=True)
 class Degrees:
@@ -61,6 +64,11 @@ def degrees(job: TrainingJob) -> Degrees:
     num_microbatches = _divide(
         "global_batch = dp x micro_batch x num_microbatches", job.global_batch, dp * job.micro_batch
     )
+    if num_microbatches > MAX_MICROBATCHES:
+        raise InputError(
+            f"a step of {num_microbatches:,} micro-batches on each rank is not simulated; at most {MAX_MICROBATCHES:,}",
+            "reduce global_batch, or give more devices or a larger micro_batch",
+        )
     if job.num_microbatches not in (None, num_microbatches):
         raise InputError(
             f"num_microbatches = {job.num_microbatches}, but global_batch / (dp x micro_batch) = {job.global_batch} / "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lab.fake_server import fake_server
+from windtunnel.lab.bench import client
 
 if TYPE_CHECKING:
     from cli.conftest import Command
@@ -105,3 +106,29 @@ def test_a_bench_writes_what_a_simulation_writes(windtunnel: Command, tmp_path: 
     summary = json.loads((folder / "summary.json").read_text())["summary"]
     assert summary["ttft_s"]["mean"] == pytest.approx(sum(requests["ttft_s"].to_pylist()) / 12)
     assert json.loads(result.read_text())["completed"] == 12
+
+
+def test_a_bench_with_failed_requests_fails(windtunnel: Command, tmp_path: Path) -> None:
+    pytest.importorskip("httpx", reason="httpx is not installed; the client speaks with it")
+    with fake_server(0.01, 0.002, fails=5) as (url, _):
+        load = ("--rate", "50", "--input-tokens", "16", "--output-tokens", "4", "--num-requests", "11")
+        done = windtunnel("bench", "--endpoint", url, *load, "--out", str(tmp_path / "run"))
+    assert done.code == 1
+    assert done.stderr.endswith("5 of 11 requests failed\n")
+    assert "5 requests: status 500" in done.stdout
+    assert (tmp_path / "run" / "summary.json").is_file()
+
+
+def test_a_server_that_hangs_is_told_of(windtunnel: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("httpx", reason="httpx is not installed; the client speaks with it")
+    monkeypatch.setattr(client, "SILENCE_S", 0.2)
+    with fake_server(first_s=1.5) as (url, _):
+        load = ("--rate", "50", "--input-tokens", "16", "--output-tokens", "4", "--num-requests", "3")
+        done = windtunnel("bench", "--endpoint", url, *load, "--timeout", "60")
+        late = windtunnel("bench", "--endpoint", url, *load, "--timeout", "0.3")
+    assert done.code == 0
+    # Told after 0.2, 0.4 and 0.8 s; once more on a slow machine.
+    assert done.stderr.count("no answer for") in (2, 3, 4)
+    assert "a request fails after 60 s (--timeout)" in done.stderr
+    assert late.code == 1
+    assert "every request failed: ReadTimeout" in late.stderr

@@ -260,3 +260,39 @@ def test_context_parallelism_that_aicb_ignores_is_in_the_job(windtunnel: Command
     plain.write_text(AICB)
     files = [windtunnel("workload", str(each), "--compat", "aicb").stdout for each in (path, plain)]
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--write", "simai", "--times", "times.txt"), "--times goes with --compat"),
+        (("--write", "simai", "--json"), "--json shows a file, and --write and --compat do not show it"),
+        (("--write", "job", "--ranks", "0-3"), "--ranks goes with --write chakra"),
+        (("--write", "job", "--stage", "1"), "--stage is for what is shown, and for --write simai or aicb"),
+        (("--ranks", "0-3"), "--ranks goes with --write chakra"),
+        (("--out", "x.txt"), "--out goes with --write"),
+        (("--write", "simai", "--overwrite"), "--overwrite goes with --out"),
+        (("--times", "times.txt"), "--times goes with --compat"),
+    ],
+)
+def test_no_option_is_ignored(windtunnel: Command, job: str, arguments: tuple[str, ...], message: str) -> None:
+    done = windtunnel("workload", job, *arguments)
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr == f"error: {message}\nhint: leave it out\n"
+
+
+def test_options_of_a_job_are_no_options_of_a_workload(windtunnel: Command, job: str, tmp_path: Path) -> None:
+    written = tmp_path / "workload.txt"
+    assert windtunnel("workload", job, "--write", "simai", "--out", str(written)).code == 0
+    for option in (("--device", "a100_sxm"), ("--num-devices", "4"), ("--stage", "1"), ("--set", "seed=1")):
+        done = windtunnel("workload", str(written), *option)
+        assert done.code == 2
+        assert f"{option[0]} is for training jobs" in done.stderr
+
+
+def test_the_device_of_a_job_may_be_another(windtunnel: Command, job: str, aicb: str) -> None:
+    done = windtunnel("workload", job, "--write", "job", "--device", "a100_sxm")
+    assert yaml.safe_load(done.stdout)["device"] == "a100_sxm"
+    other = windtunnel("workload", aicb, "--num-devices", "16")
+    assert other.code == 2
+    assert "--num-devices is 16; the command runs on 8" in other.stderr

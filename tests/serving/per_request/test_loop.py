@@ -1,5 +1,7 @@
 """The per-request loop against its plain-Python oracle, and what must hold for any scheduler."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +20,7 @@ from serving.served import assert_equal_requests, assert_equal_steps, oracle_req
 from windtunnel.errors import InputError
 from windtunnel.metrics.records import STEP_COLUMNS
 from windtunnel.serving import codes
+from windtunnel.serving.custom import time_limit
 from windtunnel.serving.custom.policy import Policy, PolicyEngine, PolicyRequests, load_function
 from windtunnel.serving.engines.defaults import OWN_SCHEDULERS
 from windtunnel.serving.run import Custom, LoopRun, prepare_loop
@@ -332,12 +335,63 @@ def test_an_explicit_prefix_cache_is_refused_where_there_is_none() -> None:
         ([(0, 10), (1, 10)], "free KV blocks"),
         ("abc", "returned 'abc'"),
         ([(0, 1, 2)], "returned"),
+        ([(0, 1.5)], r"<lambda> returned \[\(0, 1.5\)\]"),
+        ([(0, float("nan"))], "returned"),
+        (np.array([[0, 1]], bool), "returned"),
+        ([(0, 10**30)], "returned"),
+        ({0: 1}, "returned"),
     ],
 )
 def test_a_policy_that_returns_nonsense_is_told_so(answer: object, problem: str) -> None:
     ten = np.full(3, 10)
     with pytest.raises(InputError, match=problem):
         users_case(ten, ten, num_blocks=15).run(policy=lambda *_: answer)
+
+
+@pytest.mark.parametrize("answer", [[], None])
+def test_a_policy_that_chooses_nothing_is_named(answer: object) -> None:
+    with pytest.raises(InputError, match="3 of 3 requests can never be scheduled") as raised:
+        users_case(np.full(3, 10), np.full(3, 10), num_blocks=50).run(policy=lambda *_: answer)
+    assert raised.value.hint is not None
+    assert "test_loop:<lambda> chose none of them, and nothing else is under way" in raised.value.hint
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+@pytest.mark.parametrize("is_main_thread", [False, True])
+def test_a_policy_that_does_not_return_is_named(
+    sleeps: bool, is_main_thread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sleeps and not is_main_thread:
+        pytest.skip("only a signal ends a sleep")
+    monkeypatch.setattr(time_limit, "MOST_CALL_S", 0.1)
+
+    def hangs(*_arguments: object) -> list[tuple[int, int]]:
+        end_s = time.monotonic() + 60
+        while time.monotonic() < end_s:
+            if sleeps:
+                time.sleep(60)
+        return []
+
+    def run() -> str:
+        with pytest.raises(InputError, match=r"the scheduler hangs has not returned for 0\.1 s") as raised:
+            users_case(np.ones(1, int), np.ones(1, int), num_blocks=15).run(policy=hangs)
+        return raised.value.message
+
+    started_s = time.monotonic()
+    if is_main_thread:
+        run()
+    else:
+        with ThreadPoolExecutor(1) as threads:
+            assert threads.submit(run).result()
+    assert time.monotonic() - started_s < 30
+
+
+def test_ctrl_c_in_a_policy_is_no_time_limit() -> None:
+    def interrupted(*_arguments: object) -> list[tuple[int, int]]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        users_case(np.ones(1, int), np.ones(1, int), num_blocks=15).run(policy=interrupted)
 
 
 def users_case(input_tokens: np.ndarray, output_tokens: np.ndarray, num_blocks: int) -> Case:

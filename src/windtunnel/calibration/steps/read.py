@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, did_you_mean, missing_file
+from windtunnel.files import check_depth
 from windtunnel.schema import Schema, decode, read_yaml
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def _table(path: Path) -> pa.Table:
         if path.suffix == ".parquet":
             return pq.read_table(path)
         if ".jsonl" in path.suffixes:
+            check_depth(path)
             with pa.input_stream(str(path)) as stream:
                 return pj.read_json(stream)
         return pc.read_csv(path)

@@ -4,8 +4,11 @@ import shlex
 import sys
 import tempfile
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import click
 
 from windtunnel.cli.options import with_load
 from windtunnel.cli.output import answer, check_replaceable, remark
@@ -41,7 +44,8 @@ def command(options: Options) -> None:
     with ExitStack() as stack:
         endpoint = _running(options, stack)
         with status() as say:
-            run = bench(endpoint, load, scenario.seed, lambda done, total: say(f"{done:,} of {total:,} answered"))
+            progress = lambda done, total: say(f"{done:,} of {total:,} answered")  # noqa: E731
+            run = bench(endpoint, load, scenario.seed, progress, partial(_tell_silence, endpoint.timeout_s))
     summary = client_summary(run.requests, run.tokens, scenario.slo)
     about = {"model": run.model, "endpoint": endpoint.url, **_remarks(run, summary)}
     document = bench_document(summary, about, scenario)
@@ -53,12 +57,21 @@ def command(options: Options) -> None:
         write_text(options.save_result, as_text(document_of_vllm) + "\n")
         remark(f"wrote {options.save_result}")
     answer(options.as_json, lambda: document, lambda: bench_report(summary, about))
+    if summary.num_failed:
+        remark(f"{summary.num_failed:,} of {format_count(summary.num_requests + summary.num_failed, 'request')} failed")
+        click.get_current_context().exit(1)
+
+
+def _tell_silence(timeout_s: float, silence_s: float) -> None:
+    remark(f"no answer for {silence_s:.0f} s; a request fails after {timeout_s:g} s (--timeout)")
 
 
 def _running(options: Options, stack: ExitStack) -> Endpoint:
     """Return the server to measure; one that is started ends with `stack`."""
     if options.vocabulary <= FIRST_TOKEN_ID:
         raise InputError(f"--vocabulary is {options.vocabulary}; more than {FIRST_TOKEN_ID} is needed")
+    if not options.timeout > 0:
+        raise InputError(f"--timeout is {options.timeout:g}; more than 0 is needed")
     url, model = options.endpoint or "", options.served_model
     if options.start is not None:
         model = _model_folder(options, stack, server_of(options.start).takes_gguf)
@@ -72,6 +85,7 @@ def _running(options: Options, stack: ExitStack) -> Endpoint:
         token_ids=not options.words,
         vocabulary=options.vocabulary,
         ignore_eos=not options.no_ignore_eos,
+        timeout_s=options.timeout,
         headers={"Authorization": f"Bearer {options.api_key}"} if options.api_key else {},
     )
 

@@ -34,6 +34,7 @@ def command(options: Options) -> None:
     """Show what a file holds, or write the job that it describes in another format."""
     file, target, compat = options.file, options.target, options.compat
     kind = find_format(file, "workload or trace", "training job")
+    _refuse_idle(kind.use == "training job", options)
     if kind.use != "training job":
         if target or compat:
             raise InputError(f"{file} is a {kind.name}; only jobs and their arguments are written in other formats")
@@ -54,6 +55,26 @@ def command(options: Options) -> None:
         answer(options.as_json, contents_document, contents_report, job_contents(resolve(job), options.stage))
     else:
         _write(job, options)
+
+
+def _refuse_idle(is_job: bool, options: Options) -> None:
+    """Raise InputError for an option that is given and does nothing beside the others."""
+    target, is_written = options.target, bool(options.target or options.compat)
+    idle = (
+        ("--device", options.device, not is_job, "is for training jobs"),
+        ("--num-devices", options.num_devices, not is_job, "is for training jobs"),
+        ("--set", options.settings, not is_job, "is for training jobs"),
+        ("--stage", options.stage, not is_job, "is for training jobs"),
+        ("--stage", options.stage, target in ("job", "chakra"), "is for what is shown, and for --write simai or aicb"),
+        ("--times", options.times, options.compat is None, "goes with --compat"),
+        ("--ranks", options.ranks, target != "chakra" or options.compat, "goes with --write chakra"),
+        ("--out", options.out, is_job and not is_written, "goes with --write"),
+        ("--overwrite", options.overwrite, options.out is None, "goes with --out"),
+        ("--json", options.as_json, is_written, "shows a file, and --write and --compat do not show it"),
+    )
+    for flag, value, is_idle, why in idle:
+        if value and is_idle:
+            raise InputError(f"{flag} {why}", "leave it out")
 
 
 def _write(job: TrainingJob, options: Options) -> None:

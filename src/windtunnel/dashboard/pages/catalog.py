@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from windtunnel.catalog import KINDS, names
+from windtunnel.catalog import KINDS, known_name, names
 from windtunnel.dashboard.results import NotThereError
 from windtunnel.dashboard.state import Dashboard
 from windtunnel.dashboard.view import Query, View, link
@@ -33,4 +33,5 @@ def _known(rest: str) -> tuple[str, str]:
     kind, _, name = (rest or KINDS[0]).partition("/")
     if kind not in KINDS:
         raise NotThereError(f"the catalog has no {kind!r}", did_you_mean(kind, KINDS, f"one of: {', '.join(KINDS)}"))
-    return kind, name
+    # A path would name a file.
+    return kind, known_name(kind, name) if name else ""

@@ -73,7 +73,11 @@ def read_job(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...
     if not isinstance(arguments, TrainingArguments):
         raise InputError("an inference workload is no training job", "write AICB's own file with --compat aicb")
     device = launch.device_or(WORDS["devices"].get(arguments.gpu_type or ""), "the command names none")
-    return job_of(arguments, device), ()
+    job = job_of(arguments, device)
+    if launch.num_devices not in (None, job.num_devices):
+        problem = f"--num-devices is {launch.num_devices}; the command runs on {job.num_devices}"
+        raise InputError(problem, "leave it out")
+    return job, ()
 
 
 def file_of_job(job: TrainingJob, target: str | None, times: Path | None) -> GeneratedFile:

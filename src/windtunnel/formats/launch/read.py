@@ -13,7 +13,7 @@ from typing import Any
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.files import read_text
+from windtunnel.files import is_file, read_text
 from windtunnel.schema import Schema, decode, read_yaml, set_path
 from windtunnel.serving.engines.command_line import Options, Reading
 from windtunnel.serving.engines.contract import engine_of
@@ -64,20 +64,12 @@ def servers() -> dict[str, Options]:
 
 
 def _words(text: str) -> list[str]:
-    if "\n" not in text and _is_file(text):
+    if "\n" not in text and is_file(Path(text)):
         text = read_text(Path(text))
     try:
         return shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise InputError(f"--from-command: {error} in the command line") from None
-
-
-def _is_file(text: str) -> bool:
-    try:
-        return Path(text).is_file()
-    except OSError:
-        # A command is often longer than the name of any file may be.
-        return False
 
 
 def _engine_of(words: list[str]) -> tuple[str, Options, list[str]]:
@@ -169,7 +161,8 @@ def _take(reading: Reading, server: Options, name: str, value: Any) -> None:
     elif flag is None:
         known = other_options()
         lists = ((known.without_effect, reading.without_effect), (known.not_modelled, reading.not_modelled))
-        next((into for names, into in lists if {name, option} & names), reading.unknown).append(f"--{name}")
+        dashes = "-" if len(option) == 1 or name[0].isupper() else "--"
+        next((into for names, into in lists if {name, option} & names), reading.unknown).append(f"{dashes}{name}")
         return
     else:
         converted: Any = flag.value

@@ -31,6 +31,12 @@ WORD = "tok"
 
 Notify = Callable[[int, int], None]
 """Called with (requests answered, requests in all)."""
+MODELS_S = 30.0
+"""Longest wait for a server's list of models."""
+SILENCE_S = 10.0
+"""Time without any answer after which the user is told, and again whenever it has doubled."""
+TellSilence = Callable[[float], None]
+"""Called with the seconds since the last answer."""
 
 
 @dataclass(frozen=True)
@@ -82,27 +88,35 @@ class BenchRun:
 
 
 def bench(
-    endpoint: Endpoint, load: RequestArrays, seed: int = 0, notify: Notify = lambda _done, _total: None
+    endpoint: Endpoint,
+    load: RequestArrays,
+    seed: int = 0,
+    notify: Notify = lambda _done, _total: None,
+    tell_silence: TellSilence = lambda _silence_s: None,
 ) -> BenchRun:
     """Send a workload to a server and record the answers.
 
     Args:
         load: the requests to send; in a closed loop each at its arrival time or later.
         notify: called after every answer.
+        tell_silence: called while requests wait and none is answered.
 
     Raises:
         MissingExtraError: httpx is not installed.
         InputError: nobody answers there, or it has no such model.
         WindtunnelError: every request failed.
     """
-    return asyncio.run(_bench(import_extra("httpx", "bench"), endpoint, load, seed, notify))
+    httpx = import_extra("httpx", "bench")
+    return asyncio.run(_bench(httpx, endpoint, load, seed, (notify, tell_silence)))
 
 
-async def _bench(httpx: Any, endpoint: Endpoint, load: RequestArrays, seed: int, notify: Notify) -> BenchRun:
+async def _bench(
+    httpx: Any, endpoint: Endpoint, load: RequestArrays, seed: int, tell: tuple[Notify, TellSilence]
+) -> BenchRun:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(timeout=endpoint.timeout_s, limits=limits, headers=dict(endpoint.headers)) as http:
-        model = endpoint.model or await _first_model(http, endpoint.url)
-        client = _BenchClient(http, endpoint, model, load, seed, notify)
+        model = endpoint.model or await _first_model(http, endpoint.url, endpoint.timeout_s)
+        client = _BenchClient(http, endpoint, model, load, seed, tell)
         warmup, measured = np.arange(load.num_warmup), np.arange(load.num_warmup, load.arrival_s.size)
         await client.run(warmup)
         await client.run(measured)
@@ -123,11 +137,11 @@ async def _bench(httpx: Any, endpoint: Endpoint, load: RequestArrays, seed: int,
     )
 
 
-async def _first_model(http: httpx.AsyncClient, url: str) -> str:
+async def _first_model(http: httpx.AsyncClient, url: str, timeout_s: float) -> str:
     import httpx
 
     try:
-        answer = await http.get(f"{url.rstrip('/')}/models")
+        answer = await http.get(f"{url.rstrip('/')}/models", timeout=min(timeout_s, MODELS_S))
         answer.raise_for_status()
         return str(answer.json()["data"][0]["id"])
     except httpx.HTTPStatusError as error:
@@ -135,7 +149,8 @@ async def _first_model(http: httpx.AsyncClient, url: str) -> str:
             f"{url}/models answers {error.response.status_code}", "name the model: --served-model"
         ) from None
     except httpx.HTTPError as error:
-        raise InputError(f"no server answers at {url}: {error}", "is it running, and is /v1 in the address?") from None
+        why = str(error) or type(error).__name__
+        raise InputError(f"no server answers at {url}: {why}", "is it running, and is /v1 in the address?") from None
     except (ValueError, KeyError, IndexError, TypeError):
         raise InputError(f"{url}/models lists no model", "name it: --served-model") from None
 
@@ -144,24 +159,46 @@ class _BenchClient:
     """The client of one run: sends requests and collects their answers."""
 
     def __init__(
-        self, http: httpx.AsyncClient, endpoint: Endpoint, model: str, load: RequestArrays, seed: int, notify: Notify
+        self,
+        http: httpx.AsyncClient,
+        endpoint: Endpoint,
+        model: str,
+        load: RequestArrays,
+        seed: int,
+        tell: tuple[Notify, TellSilence],
     ) -> None:
         self.http, self.endpoint, self.model, self.load = http, endpoint, model, load
-        self.notify, self.seed = notify, seed
+        self.notify, self.tell_silence = tell
+        self.seed = seed
         self.shared = {} if load.prefixes is None else shared_prompts(load.prefixes, endpoint.vocabulary, seed)
         self.answers = [_BenchAnswer(tokens) for tokens in load.input_tokens.tolist()]
-        self.num_answered = 0
+        self.num_answered = self.num_sent = 0
+        self.answered_s = 0.0
         self.started_s = 0.0
 
     async def run(self, rows: Ints) -> None:
         """Send the requests of these rows, timed from now, and wait for all answers."""
         if not rows.size:
             return
-        self.started_s = time.perf_counter()
+        self.started_s, self.answered_s = time.perf_counter(), 0.0
         places = asyncio.Semaphore(self.load.concurrency) if self.load.concurrency else None
         chains = _chains(rows, self.load.previous)
         # Chains begin in the order of their first rows, which is the order that a semaphore serves.
+        listening = asyncio.create_task(self._listen())
         await asyncio.gather(*(self._chain(chain, places) for chain in chains))
+        listening.cancel()
+
+    async def _listen(self) -> None:
+        """Tell of long times without an answer, for as long as the run lasts."""
+        limit_s = SILENCE_S
+        while True:
+            await asyncio.sleep(SILENCE_S / 10)
+            silence_s = self._now_s() - self.answered_s if self.num_sent > self.num_answered else 0.0
+            if silence_s < SILENCE_S:
+                limit_s = SILENCE_S
+            elif silence_s >= limit_s:
+                self.tell_silence(silence_s)
+                limit_s *= 2
 
     def _now_s(self) -> float:
         return time.perf_counter() - self.started_s
@@ -186,6 +223,9 @@ class _BenchClient:
         answer, body = self.answers[row], self._body(row)
         path = "chat/completions" if self.endpoint.api == "chat" else "completions"
         answer.sent_s = self._now_s()
+        if self.num_sent == self.num_answered:
+            self.answered_s = answer.sent_s
+        self.num_sent += 1
         answer.late_s = max(answer.sent_s - planned_s, 0.0)
         try:
             async with self.http.stream("POST", f"{self.endpoint.url.rstrip('/')}/{path}", json=body) as response:
@@ -194,9 +234,10 @@ class _BenchClient:
                     answer.error = f"status {response.status_code}: {text[:200]}"
                 else:
                     await self._receive(answer, response.aiter_lines())
-        except (httpx.HTTPError, ValueError) as error:
+        except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             answer.error = f"{type(error).__name__}: {error}"
         self.num_answered += 1
+        self.answered_s = self._now_s()
         self.notify(self.num_answered, len(self.answers))
 
     async def _receive(self, answer: _BenchAnswer, lines: AsyncIterator[str]) -> None:

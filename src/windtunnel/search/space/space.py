@@ -151,10 +151,13 @@ def space_from(
     fields = [name for name in Space.__struct_fields__ if name not in ("scenario", "job")]
     own_keys = {name: value for name, value in raw.items() if name in fields}
     shared = {name: copy.deepcopy(value) for name, value in raw.items() if name not in own_keys}
+    for name in ("vary", "workloads"):
+        if not isinstance(own_keys.get(name) or {}, dict):
+            raise InputError(f"{source}: $.{name} is {own_keys[name]!r:.60}; a table of keys and values is needed")
     for dotted, value in overrides.items():
         name, _, below = dotted.partition(".")
         if name in ("vary", "workloads") and below:
-            own_keys[name] = {**own_keys.get(name, {}), below: value}
+            own_keys[name] = {**(own_keys.get(name) or {}), below: value}
         else:
             set_path(own_keys if name in fields else shared, dotted, value)
     is_training = bool(ONLY_OF_JOBS & shared.keys())

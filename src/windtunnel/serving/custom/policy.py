@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, did_you_mean, place
 from windtunnel.plugins import Registry
+from windtunnel.serving.custom.time_limit import call_in_time
 from windtunnel.serving.per_request import custom_batch
 from windtunnel.serving.state.records import Speculation
 from windtunnel.serving.state.tables import PoolTables, RunTables
@@ -149,7 +150,9 @@ class PolicyCaller:
         )
         waiting, ready = self.waiting[: self.num_waiting[replica]], self.batches[row, 0, : self.num_ready[replica]]
         try:
-            answer = self.policy(self.view, waiting, ready, engine)
+            answer = call_in_time(f"the scheduler {self.name}", self.policy, self.view, waiting, ready, engine)
+        except InputError:
+            raise
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise InputError(f"the scheduler {self.name} failed at {engine.now_s:g} s: {what}", place(error)) from error
@@ -164,8 +167,13 @@ class PolicyCaller:
     def _as_pairs(self, answer: Sequence[tuple[int, int]] | Ints | None) -> Ints:
         """Return the policy's answer as an int64 array [n, 2]."""
         try:
-            pairs = np.asarray(answer if answer is not None else (), np.int64).reshape(-1, 2)
-        except (TypeError, ValueError):
+            given = np.asarray(answer if answer is not None else ()).reshape(-1, 2)
+            with np.errstate(invalid="ignore"):
+                pairs = given.astype(np.int64, copy=False)
+            # A float that is whole is a number of tokens.
+            if given.size and given.dtype.kind not in "iu" and not (given.dtype.kind == "f" and (given == pairs).all()):
+                raise ValueError
+        except (TypeError, ValueError, OverflowError):
             raise InputError(
                 f"the scheduler {self.name} returned {answer!r:.80}",
                 "return (request, tokens) pairs: a list of tuples or an int64 array [n, 2]",

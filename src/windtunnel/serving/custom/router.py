@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, place
 from windtunnel.serving import codes
+from windtunnel.serving.custom.time_limit import call_in_time
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import PoolPlan
@@ -114,7 +115,9 @@ class RouterCaller:
         waiting, running, waiting_tokens, free_blocks = columns
         replicas = Replicas(now_s, is_up, waiting, running, waiting_tokens, free_blocks, self.num_blocks, self.pool)
         try:
-            answer = self.router(request, replicas)
+            answer = call_in_time(f"the router {self.name}", self.router, request, replicas)
+        except InputError:
+            raise
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise InputError(f"the router {self.name} failed at {now_s:g} s: {what}", place(error)) from error

@@ -212,7 +212,7 @@ def _json_objects(path: Path) -> list[dict[str, Any]]:
         raise _is_empty(path)
     try:
         return msgspec.json.decode(content, type=list[dict[str, Any]])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         hint = "with one object a line, call it .jsonl"
         raise InputError(f"{path} is not a JSON list of objects: {error}".replace("`", ""), hint) from None
 

@@ -1,0 +1,58 @@
+"""A time limit for calls of users' functions in Python."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from ctypes import c_ulong, py_object, pythonapi
+from typing import Any
+
+from windtunnel.errors import InputError
+
+MOST_CALL_S = 120.0
+"""A function that has not returned by then is ended; numba compiles one in a tenth of that, in its first call."""
+POLL_S = 0.05
+
+_started_s: dict[int, float] = {}
+"""Thread -> when its call began."""
+_late: set[int] = set()
+"""Threads whose call is being ended."""
+_watching = threading.Lock()
+
+
+def call_in_time(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of the user's. One that is compiled cannot be ended while it runs.
+
+    Args:
+        what: names the function.
+
+    Raises:
+        InputError: it has not returned after `MOST_CALL_S`.
+    """
+    thread = threading.get_ident()
+    if not _watching.locked() and _watching.acquire(blocking=False):
+        threading.Thread(target=_watch, daemon=True).start()
+    _started_s[thread] = time.monotonic()
+    try:
+        return function(*arguments)
+    except KeyboardInterrupt:
+        if thread not in _late:
+            raise
+        raise InputError(f"{what} has not returned for {MOST_CALL_S:g} s", "does it loop without an end?") from None
+    finally:
+        del _started_s[thread]
+        _late.discard(thread)
+
+
+def _watch() -> None:
+    """Interrupt calls that take too long, for as long as this process runs."""
+    while True:
+        time.sleep(POLL_S)
+        for thread, started_s in list(_started_s.items()):
+            if time.monotonic() - started_s > MOST_CALL_S and thread not in _late:
+                _late.add(thread)
+                if thread == threading.main_thread().ident:
+                    # A signal ends a sleep too.
+                    signal.pthread_kill(thread, signal.SIGINT)
+                else:
+                    pythonapi.PyThreadState_SetAsyncExc(c_ulong(thread), py_object(KeyboardInterrupt))
