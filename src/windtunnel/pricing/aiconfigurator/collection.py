@@ -187,7 +187,7 @@ class Collection(KernelChoices):
         name = f"{name} from {place.wheel}" if place.wheel else name
         if place.engine != self.engine:
             return f"{name}, in place of {self.engine}"
-        return name if place.version == self.version else f"{name}, nearest to {self.version}"
+        return name if self.version in (place.version, NEWEST) else f"{name}, nearest to {self.version}"
 
 
 def _distance(version: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
