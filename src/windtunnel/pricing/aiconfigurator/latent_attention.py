@@ -11,7 +11,7 @@ import numpy as np
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import (
     ENGINES,
-    KV_DTYPES,
+    KERNELS,
     NEWEST,
     Collection,
     GemmPrices,
@@ -28,7 +28,7 @@ _LATENT_DECODE_WIDTHS = {"kv_lora_rank": 512.0, "rope_head_dim": 64.0, "qk_nope_
 
 
 def _latent_rows(collection: Collection, table: str, tokens: str, op: Any) -> Rows | None:
-    kv = KV_DTYPES.get(op.kv_format)
+    kv = KERNELS.kv_dtypes.get(op.kv_format)
     if kv is None:
         return None
     return first_rows(collection, "mla", table, ("batch_size", tokens, "num_heads"), [{"kv_cache_dtype": kv}])
@@ -36,7 +36,7 @@ def _latent_rows(collection: Collection, table: str, tokens: str, op: Any) -> Ro
 
 def _module_rows(collection: Collection, table: str, tokens: str, op: Any) -> Rows | None:
     """Read whole attention modules of the engine itself, with bf16 projections."""
-    words = {"kv_cache_dtype": KV_DTYPES[op.kv_format], "gemm_type": "bfloat16"}
+    words = {"kv_cache_dtype": KERNELS.kv_dtypes[op.kv_format], "gemm_type": "bfloat16"}
     rows = first_rows(collection, "mla", table, ("batch_size", tokens, "num_heads"), [words])
     return rows if rows is not None and rows.place.engine == collection.engine else None
 
@@ -106,15 +106,10 @@ def _same_form(collection: Collection, op: Any, rows: Rows, module: Rows, left_s
     return min(cores.values(), key=unlikeness)
 
 
-_PROJECTIONS_ERROR, _CORE_ERROR = 0.1, 0.3
-"""Relative error of the projections' price (nine of ten measured GEMMs that are left out lie within 0.15), and relative
-difference between engines' kernels of one form (a factor of 0.64 to 2.0 at the longest prompts)."""
-
-
 def _weight(left_over_projections: Floats) -> Floats:
     """Return the weight of a module less its projections against another engine's core, by inverse variances."""
-    relative_error = _PROJECTIONS_ERROR / np.maximum(left_over_projections, 1e-6)
-    return np.asarray(_CORE_ERROR**2 / (_CORE_ERROR**2 + relative_error**2))
+    relative_error = KERNELS.projections_error / np.maximum(left_over_projections, 1e-6)
+    return np.asarray(KERNELS.core_error**2 / (KERNELS.core_error**2 + relative_error**2))
 
 
 def _projections(heads: int) -> Iterator[tuple[int, int]]:
