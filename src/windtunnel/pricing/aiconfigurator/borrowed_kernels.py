@@ -21,9 +21,6 @@ from windtunnel.pricing.aiconfigurator.collection import (
 from windtunnel.pricing.table import Floats
 from windtunnel.versions import version_key
 
-MANY_TOKENS_AN_EXPERT = 16
-"""Tokens per expert from which on arithmetic bounds an expert, and not the reading of its weights."""
-
 
 def at_rate_of(backend: Rows, others: Rows) -> Rows:
     """Return rows of other kernels, no faster than `backend` was measured to be with as many tokens for each expert.
@@ -46,7 +43,7 @@ def at_rate_of(backend: Rows, others: Rows) -> Rows:
         reached = np.interp(np.log(load[here]), np.log(per_expert[curve]), rate[curve])
         least_s[here] = _flops(others)[here] / reached
     measured = others.columns["latency"]
-    latency = np.where(load >= MANY_TOKENS_AN_EXPERT, np.maximum(measured, least_s * 1e3), measured)
+    latency = np.where(load >= KERNELS.many_tokens_an_expert, np.maximum(measured, least_s * 1e3), measured)
     slowed = others.with_latency(latency)
     if not (latency > measured).any():
         return slowed

@@ -82,6 +82,9 @@ class MeasuredKernels(Schema, frozen=True):
     sparse_launch_bound: float
     sparse_without_graphs: float
     sparse_least_share: float
+    latent_prefill_widths: dict[str, float]
+    latent_decode_widths: dict[str, float]
+    many_tokens_an_expert: int
 
 
 KERNELS = catalog.entry(Path(__file__).with_name("kernels.yaml"), MeasuredKernels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,10 +21,6 @@ from windtunnel.pricing.aiconfigurator.collection import (
     projection_seconds,
 )
 from windtunnel.pricing.table import Floats, MeasurementTable
-
-_LATENT_PREFILL_WIDTHS = {"qk_head_dim": 192.0, "v_head_dim": 128.0}
-_LATENT_DECODE_WIDTHS = {"kv_lora_rank": 512.0, "rope_head_dim": 64.0, "qk_nope_head_dim": 128.0, "v_head_dim": 128.0}
-"""Latent attention was measured at DeepSeek-V3's widths only."""
 
 
 def _latent_rows(collection: Collection, table: str, tokens: str, op: Any) -> Rows | None:
@@ -64,10 +60,17 @@ def latent_prefill_table(collection: Collection, op: Any, price: GemmPrices) -> 
         lower = (bound > 0.0) & (bound < 1.0)
         seconds = rows.seconds * np.where(lower, bound, 1.0) ** np.where(lower, weight, 0.0)
         label = f"{collection.label('mla', rows)}, at most {collection.label('mla', module)} less its projections"
-    columns = rows.columns
-    widths = {name: np.full(len(rows), value) for name, value in _LATENT_PREFILL_WIDTHS.items()}
-    sites = {"num_heads": columns["num_heads"], **widths}
-    axes = {"batch": columns["batch_size"], "num_tokens": columns["isl"]}
+    return _table(op, rows, seconds, label, KERNELS.latent_prefill_widths, {"num_tokens": rows.columns["isl"]})
+
+
+def _table(
+    op: Any, rows: Rows, seconds: Floats, label: str, widths: Mapping[str, float], tokens: Mapping[str, Floats]
+) -> MeasurementTable:
+    sites = {
+        "num_heads": rows.columns["num_heads"],
+        **{name: np.full(len(rows), width) for name, width in widths.items()},
+    }
+    axes = {"batch": rows.columns["batch_size"], **tokens}
     return MeasurementTable(op.kind, sites, axes, seconds, label, {"kv_format": op.kv_format.value})
 
 
@@ -137,10 +140,7 @@ def latent_decode_table(collection: Collection, op: Any) -> MeasurementTable | N
         seconds = _grown(rows, module)
         label = f"{label}, growing as {collection.label('mla', module)}"
     seconds = seconds + _absorb_seconds(collection, columns["num_heads"], columns["batch_size"])
-    widths = {name: np.full(len(rows), value) for name, value in _LATENT_DECODE_WIDTHS.items()}
-    sites = {"num_heads": columns["num_heads"], **widths}
-    axes = {"batch": columns["batch_size"], "context_tokens": columns["step"]}
-    return MeasurementTable(op.kind, sites, axes, seconds, label, {"kv_format": op.kv_format.value})
+    return _table(op, rows, seconds, label, KERNELS.latent_decode_widths, {"context_tokens": columns["step"]})
 
 
 def _grown(core: Rows, module: Rows) -> Floats:

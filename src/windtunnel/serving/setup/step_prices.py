@@ -256,7 +256,7 @@ def _draft_s(pricer: _Pricer, drafter: Shard | None, queries: int, max_num_seqs:
 
 
 @dataclass(frozen=True)
-class _Pricing:
+class Pricing:
     """An estimator that is one function."""
 
     estimate: Callable[[Op], Estimate]
@@ -289,7 +289,7 @@ def priced_parts(
         return estimate
 
     def priced(estimate: Callable[[Op], Estimate]) -> StepPrices:
-        return price_steps(_Pricing(estimate), setup.device, shard, setup.engine, setup.max_model_len)
+        return price_steps(Pricing(estimate), setup.device, shard, setup.engine, setup.max_model_len)
 
     priced(recorded)
     return {name: priced(replayed(name)) for name in dict.fromkeys(name for _, parts in answers for name in parts)}
