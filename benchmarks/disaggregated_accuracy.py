@@ -23,9 +23,8 @@ import numpy as np
 import yaml
 
 from readers.silicon.runs import DISAGGREGATED, read_measurements
-from windtunnel.calibration.cross_validation import LEAST_CONFIGURATIONS
 from windtunnel.calibration.measured_runs import Measurement
-from windtunnel.calibration.profiles import SHARED_ERROR, spread_of
+from windtunnel.calibration.profiles import LEAST_CONFIGURATIONS, SHARED_ERROR, spread_of
 from windtunnel.calibration.validate import RunPrediction, predict_runs
 from windtunnel.metrics.accuracy import score
 from windtunnel.metrics.uncertainty import Spread

@@ -14,9 +14,9 @@ import os
 import sys
 from pathlib import Path
 
+from windtunnel.calibration.steps.fit import scores_by_kind, validate_steps
 from windtunnel.calibration.steps.price import KINDS, PricedSteps
-from windtunnel.calibration.steps.runs import read_step_runs
-from windtunnel.calibration.steps.validate import scores_by_kind, validate_steps
+from windtunnel.calibration.steps.read import read_step_runs
 from windtunnel.metrics.accuracy import Score
 
 DEVICE = "b300_sxm"

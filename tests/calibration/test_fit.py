@@ -6,7 +6,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from windtunnel.calibration.cross_validation import averaged_fit, folds, held_out
 from windtunnel.calibration.fit import (
     CANDIDATES,
     PRIORS,
@@ -21,7 +20,7 @@ from windtunnel.calibration.fit import (
     refit,
 )
 from windtunnel.calibration.measured_runs import Measurement
-from windtunnel.calibration.profiles import kin, profiles, spreads
+from windtunnel.calibration.profiles import averaged_fit, folds, held_out, kin, profiles, spreads
 from windtunnel.pricing.estimator import Estimator, roofline_estimator
 from windtunnel.serving.analysis.intervals import uncalibrated_spreads
 from windtunnel.serving.calibration import NONE

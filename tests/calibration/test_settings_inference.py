@@ -6,10 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from windtunnel.calibration.cross_validation import folds, held_out
 from windtunnel.calibration.fit import Fit, PricedServer, fit_runs, predict, priced_servers
 from windtunnel.calibration.measured_runs import Measurement
-from windtunnel.calibration.profiles import profiles
+from windtunnel.calibration.profiles import folds, held_out, profiles
 from windtunnel.calibration.settings_inference import Learnt, RunSeries, Trials, infer, values_of
 from windtunnel.pricing.estimator import Estimator, roofline_estimator
 from windtunnel.report.calibration.calibration import write_calibration

@@ -20,8 +20,14 @@ from windtunnel.model.precision import BITS, Format, Precision
 from windtunnel.model.shape import Shard
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.defaults import for_architecture, with_defaults
-from windtunnel.serving.setup.activations import activations, sampler_bytes
-from windtunnel.serving.setup.memory import MemoryPlan, group_layers, plan_memory, profiled_memory
+from windtunnel.serving.setup.memory import (
+    MemoryPlan,
+    activations,
+    group_layers,
+    plan_memory,
+    profiled_memory,
+    sampler_bytes,
+)
 
 LLAMA, LLAMA_70B = "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B"
 MIXTRAL, QWEN_MOE = "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen3-30B-A3B"

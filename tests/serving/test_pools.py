@@ -25,7 +25,7 @@ from windtunnel.serving import codes
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL
 from windtunnel.serving.custom.policy import PolicyEngine, PolicyRequests
 from windtunnel.serving.run import Custom, LoopRun, first_pool, run_loop
-from windtunnel.serving.setup.kv_retention import KvRetention, caches_of
+from windtunnel.serving.setup.prefix_cache import KvRetention, caches_of
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.per_request import PerRequestRules
 from windtunnel.serving.state.pools import HandoffRules, PoolPlan, Pools

@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.calibration.measured_runs import Measurement, reason_of
-from windtunnel.calibration.priced_parts import priced_parts
 from windtunnel.errors import InputError
 from windtunnel.pricing.calibrated import factor, shares
 from windtunnel.pricing.estimator import Estimator
@@ -42,7 +41,7 @@ from windtunnel.serving.setup.frontend import client_delay_s, turnaround_s, usua
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
 from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter
-from windtunnel.serving.setup.step_prices import StepPrices, combined, price_steps
+from windtunnel.serving.setup.step_prices import StepPrices, combined, price_steps, priced_parts
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.pools import PoolPlan
 from windtunnel.workload.client import IN_TTFT, Client, name_of
@@ -326,21 +325,20 @@ class Fit:
         """Factors by the names of a run's parts, format and all; `factor` then finds no others to multiply."""
         return {name: math.exp(self.logarithm(name, priced.scope)) for name in priced.parts}
 
+    def _moved(
+        self, default: HostOverheads | Client, kind: str, names: Iterable[str], scope: Scope
+    ) -> dict[str, float]:
+        """Return times from their defaults; parameters are called `kind` and the time."""
+        moved = {name: math.exp(self.logarithm(f"{kind}.{name}", scope)) for name in names}
+        return {name: float(getattr(default, name) or 0.0) * ratio for name, ratio in moved.items()}
+
     def host(self, default: HostOverheads, scope: Scope) -> HostOverheads:
         """Return the overheads of an engine's release on a device, from their defaults."""
-        return HostOverheads(
-            **{
-                name: float(getattr(default, name) or 0.0) * math.exp(self.logarithm(f"host.{name}", scope))
-                for name in HOST
-            }
-        )
+        return HostOverheads(**self._moved(default, "host", HOST, scope))
 
     def client(self, default: Client, scope: Scope) -> Client:
         """Return the times of a client before an engine's release on a device, from its times in the catalog."""
-        moved = {
-            name: float(getattr(default, name) or 0.0) * math.exp(self.logarithm(f"client.{name}", scope))
-            for name in IN_TTFT
-        }
+        moved = self._moved(default, "client", IN_TTFT, scope)
         return msgspec.structs.replace(default, **moved) if scope.client else default
 
 

@@ -1,19 +1,24 @@
-"""Calibrations from a fit to measured runs: overheads, factors, spreads of the remaining error, and provenance."""
+"""Calibrations from a fit to measured runs: overheads, factors, spreads of the remaining error, and provenance.
+
+Spreads are the errors of fits that did not see the runs: whole configurations are left out at a time.
+"""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from windtunnel.calibration.cross_validation import LEAST_CONFIGURATIONS, averaged_fit, folds, held_out
 from windtunnel.calibration.fit import (
+    CANDIDATES,
     FITTED,
     HOST,
     METRICS,
     NOISE,
     Fit,
     Floats,
+    LocalFit,
     PricedServer,
     Scope,
     around_again,
@@ -21,6 +26,7 @@ from windtunnel.calibration.fit import (
     crowding_weights,
     fit_runs,
     predict,
+    refit,
 )
 from windtunnel.calibration.settings_inference import Learnt, Trials, infer, inferred, reserve, with_learnt
 from windtunnel.metrics.uncertainty import Spread
@@ -29,6 +35,52 @@ from windtunnel.serving.calibration import Calibration, Provenance
 from windtunnel.serving.deployment import HostOverheads
 from windtunnel.versions import version_key
 from windtunnel.workload.client import IN_TTFT, Client
+
+NUM_FOLDS = 5
+LEAST_CONFIGURATIONS = 5
+"""Fewest configurations that a spread is taken from; with fewer, the engine's runs on all devices stand in."""
+
+
+def folds(
+    runs: Sequence[PricedServer],
+    key: Callable[[PricedServer], str] = by_configuration,
+    count: int | None = NUM_FOLDS,
+    seed: int = 0,
+) -> NDArray[np.int64]:
+    """Return the fold of every run; runs of equal `key` share one, and with `count` None every key has its own."""
+    keys = sorted({key(priced) for priced in runs})
+    order = np.random.default_rng(seed).permutation(len(keys))
+    fold = {name: int(order[index]) % (count or len(keys)) for index, name in enumerate(keys)}
+    return np.array([fold[key(priced)] for priced in runs])
+
+
+def averaged_fit(runs: Sequence[PricedServer], around: LocalFit, kept: NDArray[np.bool_]) -> Fit:
+    """Return the mean of the fits to the runs that are `kept` under all candidate priors, effect by effect.
+
+    No prior is chosen: which one predicts runs left out best changes with the drawing of the folds.
+    """
+    fits = [refit(runs, around, kept, priors) for priors in CANDIDATES]
+    return Fit({effect: float(np.mean([fit.effects[effect] for fit in fits])) for effect in fits[0].effects})
+
+
+def held_out(
+    runs: Sequence[PricedServer], around: LocalFit, fold: NDArray[np.int64], trials: Trials | None = None
+) -> list[dict[str, float]]:
+    """Predict every run by a fit, and with settings, that were learnt from runs of other folds alone.
+
+    Args:
+        around: their predictions, as linear around a fit to all.
+        trials: of `runs`; given again, nothing is simulated twice.
+    """
+    predictions: list[dict[str, float]] = [{} for _ in runs]
+    trials = trials or Trials(runs)
+    for left_out in np.unique(fold):
+        kept = fold != left_out
+        fit = averaged_fit(runs, around, kept)
+        learnt = infer(trials, around, fit, kept)
+        for index in np.flatnonzero(~kept).tolist():
+            predictions[index] = predict(with_learnt([runs[index]], learnt)[0], fit)
+    return predictions
 
 
 def ratios(runs: Sequence[PricedServer], predictions: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
@@ -75,9 +127,10 @@ def profile(
     return Calibration(
         engine=engine,
         device=device,
-        host=_rounded(fit.host(latest, place)),
+        host=HostOverheads(**_rounded(fit.host(latest, place), HOST)),
         releases={
-            release: _rounded(fit.host(of_release[release], place._replace(release=release))) for release in numbered
+            release: HostOverheads(**_rounded(fit.host(of_release[release], place._replace(release=release)), HOST))
+            for release in numbered
         },
         clients=_clients([priced for priced, _ in covered], fit, place),
         factors=_factors({name for priced, _ in covered for name in priced.parts}, fit, place),
@@ -93,13 +146,9 @@ def _clients(runs: Sequence[PricedServer], fit: Fit, place: Scope) -> dict[str, 
     """Return the times of every named client of the runs."""
     usual = {priced.client_name: priced.setup.client for priced in runs if priced.client_name}
     return {
-        name: _rounded_client(fit.client(client, place._replace(client=name))) for name, client in sorted(usual.items())
+        name: msgspec.structs.replace(Client(), **_rounded(fit.client(client, place._replace(client=name)), IN_TTFT))
+        for name, client in sorted(usual.items())
     }
-
-
-def _rounded_client(client: Client) -> Client:
-    rounded = {name: float(f"{getattr(client, name):.4g}") for name in IN_TTFT}
-    return msgspec.structs.replace(Client(), **rounded)
 
 
 def _factors(names: Collection[str], fit: Fit, place: Scope) -> dict[str, float]:
@@ -185,8 +234,8 @@ def _widened(spread: Spread, usual: Spread) -> Spread:
     return msgspec.structs.replace(spread, p10=p10, p90=p90)
 
 
-def _rounded(host: HostOverheads) -> HostOverheads:
-    return HostOverheads(**{name: float(f"{getattr(host, name):.4g}") for name in HOST})
+def _rounded(times: HostOverheads | Client, names: Collection[str]) -> dict[str, float]:
+    return {name: float(f"{getattr(times, name):.4g}") for name in names}
 
 
 def spreads(runs: Sequence[PricedServer], predictions: Sequence[Mapping[str, float]]) -> dict[str, Spread]:

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from windtunnel import catalog
-from windtunnel.calibration.fit import NOISE, PRIORS, Floats, Scope, crowding_weights
+from windtunnel.calibration.fit import LEAST_RELATIVE, NOISE, NUM_ROUNDS, PRIORS, Floats, Scope, crowding_weights
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.errors import InputError
 from windtunnel.pricing.estimator import Estimator
@@ -47,10 +47,6 @@ STARTS = (1.0, 10.0, 100.0)
 
 LEAST_GAIN = 0.01
 """Smallest relative fall of the left-out runs' error for which the values are kept."""
-
-NUM_ROUNDS = 2
-LEAST_RELATIVE = 0.05
-"""Lower bound of a linear prediction, as a share of its starting point."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from windtunnel.metrics.checks import Checks
 from windtunnel.metrics.fleet import FleetSummary, lost_steps
-from windtunnel.metrics.power import PowerModel
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.tokens import rows_by_replica
 from windtunnel.schema import Schema
 
 Floats = NDArray[np.float64]
+
+Share = TypeVar("Share", float, NDArray[np.float64])
 
 PERCENTILES = (50, 90, 95, 99)
 SECONDS_PER_HOUR = 3600.0
@@ -221,6 +222,22 @@ class ServiceLimits:
     slo: Slo | None = None
     tenants: Mapping[str, Slo | None] = field(default_factory=dict)
     """Tenants' names in the order of the column `tenant`, with limits of their own or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class PowerModel:
+    """Electric power of a device, linear in the share of time u in which the device runs steps: idle + (busy - idle) u.
+
+    Every step draws `busy_w`, an upper estimate: decode alone draws less than the power limit.
+    Source: Fan, Weber and Barroso, Power Provisioning for a Warehouse-sized Computer (ISCA 2007), section 4.
+    """
+
+    idle_w: float
+    busy_w: float
+
+    def at(self, busy_fraction: Share) -> Share:
+        """Return the watts at one share of busy time, or at each of several."""
+        return self.idle_w + (self.busy_w - self.idle_w) * busy_fraction
 
 
 @dataclass(frozen=True)

@@ -17,19 +17,9 @@ from numpy.typing import NDArray
 from windtunnel.hardware import Device
 from windtunnel.model import operators as ops
 from windtunnel.pricing.estimator import Estimate, Estimator
-from windtunnel.pricing.roofline import machine
+from windtunnel.pricing.roofline import KINDS, machine
 
-CLASSES: Mapping[str, str] = {
-    "gemm": "gemm",
-    "experts": "experts",
-    "prefill_attention": "prefill_attention",
-    "latent_prefill_attention": "prefill_attention",
-    "decode_attention": "decode_attention",
-    "latent_decode_attention": "decode_attention",
-    "sparse_latent_prefill": "prefill_attention",
-    "sparse_latent_decode": "decode_attention",
-    "collective": "collective",
-}
+CLASSES: Mapping[str, str] = KINDS["classes"]
 """Kind of operator -> its class; kinds that are not named are `other`."""
 
 

@@ -16,7 +16,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node
 from windtunnel.model import operators as ops
 from windtunnel.pricing.interpolate import Curve, Interpolated, Point, Surface, bend, corner_sites, gaps, nearest_sites
-from windtunnel.pricing.roofline import CPU, CPU_MEDIAN_ERROR, UNFITTED_ERROR, Roofline, fit_for, has_closed_form
+from windtunnel.pricing.roofline import CPU, CPU_MEDIAN_ERROR, KINDS, UNFITTED_ERROR, Roofline, fit_for, has_closed_form
 from windtunnel.pricing.table import Floats, MeasurementTable, operator_type, site_fields, site_names, site_of
 from windtunnel.schema import read_yaml
 
@@ -359,7 +359,7 @@ def neighbours(kind: str, sites: Floats, site: Floats) -> tuple[NDArray[np.intp]
 
 
 def _nearest(kind: str, sites: Floats, site: Floats, count: int) -> tuple[NDArray[np.intp], Floats]:
-    scales = np.array([_DISTANCE.get(kind, {}).get(name, 1.0) for name in site_names(kind)])
+    scales = np.array([KINDS["distances"].get(kind, {}).get(name, 1.0) for name in site_names(kind)])
     positive = np.where(sites <= 0, _ABSENT, sites)
     target = np.where(site <= 0, _ABSENT, site)
     return nearest_sites(positive**scales, target**scales, count)
@@ -367,13 +367,6 @@ def _nearest(kind: str, sites: Floats, site: Floats, count: int) -> tuple[NDArra
 
 _ABSENT = 2.0**20
 """Stands for a window of 0, which means none: as far as the longest context."""
-
-_DISTANCE: Mapping[str, Mapping[str, float]] = {
-    "gemm": {"n": 4.0},
-    "prefill_attention": {"head_dim": 4.0, "window_tokens": 4.0},
-    "decode_attention": {"head_dim": 4.0, "window_tokens": 4.0},
-    "experts": {"gated": 8.0},
-}
 
 
 def _with(op: ops.Op, dimensions: Mapping[str, Any]) -> ops.Op:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,9 @@ UNKNOWN_NUM_SMS = 128
 UNKNOWN_L2_BYTES = 50e6
 
 _FOLDER = catalog.shipped("roofline")
+
+KINDS: Mapping[str, Mapping[str, Any]] = read_yaml(Path(__file__).with_name("kinds.yaml"))
+"""Facts on kinds of operators, by subject."""
 
 
 @dataclass(frozen=True)
@@ -310,20 +314,6 @@ def unfitted_seconds(op: ops.Op, on: Machine, c: Coefficients) -> Size:
     return op.num_kernels * c["launch_us"] * US + work
 
 
-_NEAREST_VARIANT = {
-    "fp32": "bf16",
-    "tf32": "bf16",
-    "fp8_block": "fp8",
-    "int8": "fp8",
-    "int4": "bf16",
-    "nvfp4": "fp8",
-    "mxfp4": "int4",
-    "fp8": "bf16",
-    "send_recv": "all_gather",
-}
-"""Variant that nobody measured -> variant whose coefficients it borrows; its bytes and peak rate stay its own."""
-
-
 def family(device: Device) -> str:
     """Return the family of devices with the same kernels: an architecture, with or without a scale-up network.
 
@@ -376,7 +366,7 @@ def fit_for(op: ops.Op) -> RooflineFit:
     known = fits(op.kind if has_closed_form(op) else ops.Elementwise.kind)
     name = op.variant
     while name not in known:
-        name = _NEAREST_VARIANT.get(name, next(iter(known)))
+        name = KINDS["nearest_variants"].get(name, next(iter(known)))
     return known[name]
 
 

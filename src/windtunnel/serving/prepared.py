@@ -24,7 +24,6 @@ from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.fleet_plan import FleetRun, fleet_plan, start_fleet
 from windtunnel.serving.setup.kernel_settings import kernel_settings
-from windtunnel.serving.setup.kv_retention import KvRetention, caches_of, has_one_group, shares_prefixes
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
 from windtunnel.serving.setup.per_request import (
     check_per_request,
@@ -33,7 +32,15 @@ from windtunnel.serving.setup.per_request import (
     refuse_features,
     schedules_per_request,
 )
-from windtunnel.serving.setup.prefix_cache import MAX_ENTRIES, check_windows, kv_tiers
+from windtunnel.serving.setup.prefix_cache import (
+    MAX_ENTRIES,
+    KvRetention,
+    caches_of,
+    check_windows,
+    has_one_group,
+    kv_tiers,
+    shares_prefixes,
+)
 from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.serving.setup.step_prices import LoweredSteps, lower_steps
 from windtunnel.serving.setup.transfers import handoff_rules_of, kv_copies, with_links

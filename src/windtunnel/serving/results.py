@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from windtunnel.metrics.power import PowerModel
 from windtunnel.metrics.records import Table
-from windtunnel.metrics.summary import ServiceLimits, Summary
+from windtunnel.metrics.summary import PowerModel, ServiceLimits, Summary
 from windtunnel.metrics.uncertainty import Interval
 from windtunnel.pricing.estimator import Coverage
 from windtunnel.serving.scenario import Scenario, Setup

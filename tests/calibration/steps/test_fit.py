@@ -12,10 +12,10 @@ from windtunnel.calibration.steps.fit import (
     fit_factors,
     held_out_by_tp,
     residual_shares,
+    scores_by_kind,
 )
 from windtunnel.calibration.steps.price import ATTENTION_DECODE, HOST, PricedSteps
-from windtunnel.calibration.steps.runs import StepRun
-from windtunnel.calibration.steps.validate import scores_by_kind
+from windtunnel.calibration.steps.read import StepRun
 from windtunnel.serving.scenario import resolve
 from windtunnel.serving.shorthand import scenario
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from windtunnel.calibration.steps.price import KINDS, SLOW, TOGETHER, PricedSteps, batch_rows, price_run
-from windtunnel.calibration.steps.runs import StepRun, read_step_runs
+from windtunnel.calibration.steps.read import StepRun, read_step_runs
 from windtunnel.errors import InputError
 from windtunnel.serving.explain import explain_step, step_batch
 from windtunnel.serving.setup.estimators import estimator_for

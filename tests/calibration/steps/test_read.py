@@ -9,8 +9,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from windtunnel.calibration.steps.read import read_steps
-from windtunnel.calibration.steps.runs import read_step_runs
+from windtunnel.calibration.steps.read import read_step_runs, read_steps
 from windtunnel.errors import InputError
 
 TABLE = """\

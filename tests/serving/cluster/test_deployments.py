@@ -22,7 +22,7 @@ from windtunnel.serving.codes import BOTH, DECODE, PREFILL
 from windtunnel.serving.custom.router import Arrival, Replicas
 from windtunnel.serving.run import Custom, LoopRun, run_loop
 from windtunnel.serving.setup.fleet_plan import FleetPlan, FleetRun, start_fleet
-from windtunnel.serving.setup.kv_retention import KvRetention, caches_of
+from windtunnel.serving.setup.prefix_cache import KvRetention, caches_of
 from windtunnel.serving.state.per_request import PerRequestRules
 from windtunnel.serving.state.pools import PoolPlan
 from windtunnel.workload.generate.requests import RequestArrays

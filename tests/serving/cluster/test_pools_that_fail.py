@@ -20,7 +20,7 @@ from windtunnel.serving import codes
 from windtunnel.serving.codes import BOTH, PREFILL
 from windtunnel.serving.run import Custom, LoopRun, run_loop
 from windtunnel.serving.setup.fleet_plan import Fault, FleetPlan, FleetRun, start_fleet
-from windtunnel.serving.setup.kv_retention import caches_of
+from windtunnel.serving.setup.prefix_cache import caches_of
 from windtunnel.serving.state.per_request import PerRequestRules
 
 

@@ -10,8 +10,7 @@ import pytest
 from windtunnel.errors import InputError
 from windtunnel.schema import Schema, decode, set_path
 from windtunnel.serving.deployment import EngineSettings
-from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, OTHER_SCHEDULERS
-from windtunnel.serving.engines.effects import read_by
+from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, OTHER_SCHEDULERS, read_by
 from windtunnel.serving.scenario import Scenario, resolve
 from windtunnel.serving.simulate import simulate
 

@@ -10,9 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.calibration.priced_parts import priced_parts
-from windtunnel.calibration.steps.read import StepTable
-from windtunnel.calibration.steps.runs import StepRun
+from windtunnel.calibration.steps.read import StepRun, StepTable
 from windtunnel.compiled.jit import passed
 from windtunnel.errors import InputError
 from windtunnel.model import operators as ops
@@ -22,7 +20,7 @@ from windtunnel.serving.deployment import HostOverheads
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.schedulers.batch_rows import BATCH_ROW, price_batch_rows
 from windtunnel.serving.setup.estimators import shard_of
-from windtunnel.serving.setup.step_prices import Split, StepPrices, combined
+from windtunnel.serving.setup.step_prices import Split, StepPrices, combined, priced_parts
 from windtunnel.serving.state.records import StepCost
 
 Floats = NDArray[np.float64]

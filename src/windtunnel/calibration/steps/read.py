@@ -1,16 +1,24 @@
-"""Read tables of recorded steps: CSV, Parquet and JSON lines, with the column names of several recorders."""
+"""Read recorded steps, and the deployments that took them: tables with the column names of several recorders."""
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.calibration.measured_runs import parallelism_label, reason_of
 from windtunnel.errors import InputError, did_you_mean, missing_file
-from windtunnel.files import check_depth
-from windtunnel.schema import Schema, decode, read_yaml
+from windtunnel.files import check_depth, read_text
+from windtunnel.formats.launch.read import read_launch_command, servers
+from windtunnel.schema import Schema, decode, read_yaml, set_path
+from windtunnel.serving.scenario import Scenario, Setup, resolve, scenario_from
+from windtunnel.serving.shorthand import raw_scenario
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -114,3 +122,135 @@ def _field(path: Path, table: pa.Table, column: StepColumn) -> NDArray[Any]:
         reason = str(error).splitlines()[0]
         raise InputError(f"{path.name}: {given[0]} is not a number everywhere: {reason}", column.meaning) from None
     return np.asarray(numbers.to_numpy(), np.float64) * column.names[given[0]]
+
+
+RUNS = "runs.csv"
+"""File of a folder that names the deployment of every run."""
+
+_WORKLOAD = {"arrivals": {"type": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1}
+
+
+@dataclass(frozen=True)
+class StepRun:
+    """A run whose steps were recorded."""
+
+    name: str
+    model: str
+    steps: StepTable
+    setup: Setup | None
+    """What took the steps; None where it is unknown, and `refused` says why."""
+    refused: str = ""
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Name, model and layout."""
+        layout = "" if self.setup is None else parallelism_label(self.setup.parallelism)
+        return " ".join(filter(None, (self.name, self.model.rpartition("/")[2], layout)))
+
+
+def read_step_runs(path: Path, base: Mapping[str, Any], options: Mapping[str, Any]) -> list[StepRun]:
+    """Read the runs of a table of steps, or of a folder with one and `runs.csv`.
+
+    Args:
+        path: the table or the folder.
+        base: raw scenario of a server's command line; a folder has one for each run instead.
+        options: options of a deployment, by their short names, over it; a device is needed.
+
+    Raises:
+        InputError: a file that is missing or malformed, or a deployment that is not described.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if "device" not in given and not base.get("deployment", {}).get("device"):
+        raise InputError("steps do not say what device took them: --device is missing", "for instance b300_sxm")
+    if not path.is_dir():
+        steps = read_steps(path)
+        if "model" not in given and "model" not in base:
+            hint = 'for instance --model qwen3-32b, or --from-command "vllm serve ..."'
+            raise InputError(f"{path.name} does not say what was served: --model is missing", hint)
+        return [_run(name or path.name, steps[steps["run"] == name], base, given) for name in _names(steps)]
+    if base:
+        raise InputError(f"--from-command describes one server; {path / RUNS} describes each", "leave it out")
+    described = _described(path / RUNS)
+    steps = read_steps(_table_of(path))
+    if unknown := [name for name in _names(steps) if name not in described]:
+        raise InputError(f"{RUNS} does not describe the run {unknown[0]!r}", f"it has {', '.join(described)}")
+    return [_described_run(described[name], steps[steps["run"] == name], given) for name in _names(steps)]
+
+
+def _names(steps: StepTable) -> list[str]:
+    return [str(name) for name in dict.fromkeys(steps["run"].tolist())]
+
+
+def _described(path: Path) -> dict[str, dict[str, str]]:
+    """Return run -> its line of `runs.csv`."""
+    rows = list(csv.DictReader(read_text(path).splitlines()))
+    for name in ("run", "engine_args"):
+        if not rows or name not in rows[0]:
+            raise InputError(f"{path} has no column {name!r}", "run, engine_args and vllm_version are needed")
+    return {row["run"]: row for row in rows}
+
+
+def _table_of(folder: Path) -> Path:
+    tables = [path for path in sorted(folder.iterdir()) if is_step_table(path) and path.stem.startswith("steps")]
+    if len(tables) != 1:
+        raise InputError(f"{folder} has {len(tables)} tables of steps; one is needed", "name it steps.csv.gz, ...")
+    return tables[0]
+
+
+def _described_run(row: Mapping[str, str], steps: StepTable, given: Mapping[str, Any]) -> StepRun:
+    """Return a run with the deployment of its line: the engine's arguments, its version, and fused all-reduces."""
+    engine = next((name for name in servers() if row.get(f"{name}_version")), row.get("engine") or "vllm")
+    try:
+        reading = read_launch_command(f"{' '.join(servers()[engine].command)} {row['engine_args']}")
+    except InputError as error:
+        return StepRun(row["run"], row.get("model", ""), steps, None, reason_of(error))
+    base = reading.raw
+    if version := row.get(f"{engine}_version") or row.get("version"):
+        set_path(base, "deployment.engine.version", version)
+    if fused := row.get("fuse_allreduce_rms"):
+        set_path(base, "deployment.engine.fused_all_reduce", fused == "True")
+    run = _run(row["run"], steps, base, given)
+    remarks = [*run.remarks, *_not_in_force(row, steps)]
+    return StepRun(run.name, run.model, steps, run.setup, run.refused, tuple(remarks))
+
+
+def _not_in_force(row: Mapping[str, str], steps: StepTable) -> list[str]:
+    """Return a sentence for a recorded limit that some step exceeds."""
+    recorded = row.get("max_num_batched_tokens_recorded") or row.get("max_num_batched_tokens") or ""
+    widest = _widest(steps)["max_num_batched_tokens"]
+    if not recorded.isdigit() or widest <= int(recorded):
+        return []
+    return [f"max_num_batched_tokens is recorded as {int(recorded):,}, and a step has {widest:,} tokens: not in force"]
+
+
+def _widest(steps: StepTable) -> dict[str, int]:
+    tokens = np.nan_to_num(steps["prefill_tokens"]) + np.nan_to_num(steps["decode_requests"])
+    requests = np.nan_to_num(steps["prefill_requests"]) + np.nan_to_num(steps["decode_requests"])
+    return {"max_num_batched_tokens": int(tokens.max()), "max_num_seqs": int(requests.max())}
+
+
+def _run(name: str, steps: StepTable, base: Mapping[str, Any], given: Mapping[str, Any]) -> StepRun:
+    model = str(given.get("model") or base.get("model"))
+    try:
+        raw = raw_scenario({**base, "workload": _WORKLOAD}, dict(given))
+        setup, remarks = _wide_enough(scenario_from(raw, name), steps)
+    except InputError as error:
+        return StepRun(name, model, steps, None, reason_of(error))
+    ranks = int(np.unique(steps["dp_rank"]).size)
+    if setup.parallelism.attention_dp > ranks:
+        remarks.append(
+            f"{ranks} of {setup.parallelism.attention_dp} attention data-parallel ranks is recorded; "
+            "the others are taken to be as busy"
+        )
+    return StepRun(name, model, steps, setup, "", tuple(remarks))
+
+
+def _wide_enough(scenario: Scenario, steps: StepTable) -> tuple[Setup, list[str]]:
+    """Resolve a scenario with limits that hold the widest recorded step, and sentences on those that were raised."""
+    setup, remarks = resolve(scenario), []
+    raised = {name: widest for name, widest in _widest(steps).items() if widest > getattr(setup.engine, name)}
+    for name, widest in raised.items():
+        limit = getattr(setup.engine, name)
+        remarks.append(f"{name} is {limit:,} by the deployment, and a step has {widest:,}: taken as {widest:,}")
+    return replace(setup, engine=msgspec.structs.replace(setup.engine, **raised)), remarks

@@ -6,9 +6,9 @@ import click
 
 from windtunnel.calibration.measured_runs import METRICS
 from windtunnel.calibration.odd_runs import with_odd_runs
+from windtunnel.calibration.steps.fit import scores_by_kind, validate_steps
 from windtunnel.calibration.steps.price import KINDS
-from windtunnel.calibration.steps.runs import read_step_runs
-from windtunnel.calibration.steps.validate import scores_by_kind, validate_steps
+from windtunnel.calibration.steps.read import read_step_runs
 from windtunnel.calibration.validate import RunPrediction, predict_runs
 from windtunnel.cli.options import launched
 from windtunnel.cli.output import answer, remark, write_page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.pricing.aiconfigurator.collection import (
     HICCUP,
+    KERNELS,
     Collection,
     Rows,
     all_rows,
@@ -20,16 +20,6 @@ from windtunnel.pricing.aiconfigurator.collection import (
 )
 from windtunnel.pricing.table import Floats
 from windtunnel.versions import version_key
-
-SAME_ALL_REDUCE: Mapping[str, tuple[str, str]] = {"vllm": ("sglang", "0.5.9")}
-"""Engine -> another one and version whose all-reduce is the same source (`custom_all_reduce.cuh`).
-
-On eight H100 the two tables agree within 4% up to 4 MiB. vLLM 0.14.0's on eight H200, the same links, takes 1.3 to 2.7
-times as long from 256 KiB to 4 MiB, which its other versions do not show: the faster of both stands."""
-
-
-MANY_TOKENS_AN_EXPERT = 16
-"""Tokens per expert from which on arithmetic bounds an expert, and not the reading of its weights."""
 
 
 def at_rate_of(backend: Rows, others: Rows) -> Rows:
@@ -53,7 +43,7 @@ def at_rate_of(backend: Rows, others: Rows) -> Rows:
         reached = np.interp(np.log(load[here]), np.log(per_expert[curve]), rate[curve])
         least_s[here] = _flops(others)[here] / reached
     measured = others.columns["latency"]
-    latency = np.where(load >= MANY_TOKENS_AN_EXPERT, np.maximum(measured, least_s * 1e3), measured)
+    latency = np.where(load >= KERNELS.many_tokens_an_expert, np.maximum(measured, least_s * 1e3), measured)
     slowed = others.with_latency(latency)
     if not (latency > measured).any():
         return slowed
@@ -75,18 +65,6 @@ def _expert_width(rows: Rows) -> Floats:
     return rows.columns["inter_size"] / rows.columns["moe_tp_size"]
 
 
-_ATTENTION_KERNELS: Mapping[str, tuple[str, ...]] = {
-    "trtllm": ("trtllm_mha", "vllm_flashinfer_trtllmdecode", "torch_flow"),
-    "flashinfer": ("flashinfer", "vllm_flashinfer_fidecode", "torch_flow_flashinfer"),
-    "flash_attention": (
-        *("flash_attention", "fa3"),
-        *("vllm_flash_attn", "vllm_flash_attn_fa2", "vllm_flash_attn_fa3", "vllm_flash_attn_fa4"),
-    ),
-    "triton": ("triton", "vllm_triton_attn"),
-}
-"""Backend -> its kernels, as the collectors of the three engines call them."""
-
-
 def attention_rows(
     collection: Collection, table: str, numbers: tuple[str, ...], choices: list[dict[str, str]]
 ) -> Rows | None:
@@ -99,7 +77,7 @@ def attention_rows(
     """
     if collection.attention_backend is None:
         return first_rows(collection, "attention", table, numbers, choices)
-    names = _ATTENTION_KERNELS[collection.attention_backend]
+    names = KERNELS.attention_backends[collection.attention_backend]
     rows = None
     for rows in all_rows(collection, "attention", table, numbers, choices):
         chosen = rows.named(lambda kernel: kernel in names)
@@ -113,15 +91,9 @@ def attention_rows(
     )
 
 
-FP8_TILES_SINCE: Mapping[str, str] = {"vllm": "0.11.1"}
-"""Engine -> its version with tiles of FlashAttention 3 that suit decoding in fp8 (vllm-project/flash-attention, pull
-requests 91 and 96, the latter opened on 2025-09-29): "with the current mainline config, FP8 decoding is not faster at
-all than BF16". Attention was measured in 0.24 only."""
-
-
 def before_fp8_tiles(collection: Collection, rows: Rows, numbers: tuple[str, ...]) -> Rows:
-    """Return decode attention over an fp8 cache; on Hopper, before `FP8_TILES_SINCE`, no faster than over bf16."""
-    since = FP8_TILES_SINCE.get(collection.engine)
+    """Return decode attention over an fp8 cache; on Hopper, before `fp8_tiles_since`, no faster than over bf16."""
+    since = KERNELS.fp8_tiles_since.get(collection.engine)
     is_old = since is not None and version_key(collection.version) < version_key(since)
     if not is_old or not rows.named(lambda kernel: "fa3" in kernel).all():
         return rows
@@ -134,19 +106,10 @@ def before_fp8_tiles(collection: Collection, rows: Rows, numbers: tuple[str, ...
     return rows.with_latency(latency)
 
 
-BELIEVED: Mapping[str, float] = {"trtllm": 1.0}
-"""Engine -> the largest ratio to a longer context's time that is believed, where it is not `HICCUP`.
-
-TensorRT-LLM captures the graph of a decode step with one sequence of the greatest length (1.0 `model_engine.py`,
-`_get_cuda_graph_warmup_request`: "one dummy request with the maximum possible sequence length"), so that attention's
-kernel is the one for long contexts whatever is decoded then. Timed alone it is chosen by the length at hand: eight
-sequences with 16 query heads and one of keys take 11.6, 25.6 and 12.8 us at 255, 511 and 1,023 keys on H100."""
-
-
 def sound_latency(engine: str, rows: Rows, numbers: tuple[str, ...]) -> Floats:
     """Return the milliseconds of decode attention, no longer than the same batch over more keys takes, times `HICCUP`.
 
-    Without `HICCUP` where the engine runs the kernel for more keys (`BELIEVED`).
+    Without `HICCUP` where the engine runs the kernel for more keys (`believed`).
     """
     keys = [rows.columns[name] for name in point_of(numbers) if name != "step"]
     order = np.lexsort((rows.columns["step"], *keys))
@@ -156,4 +119,4 @@ def sound_latency(engine: str, rows: Rows, numbers: tuple[str, ...]) -> Floats:
     least = np.empty_like(latency)
     for curve in np.split(order, starts):
         least[curve] = np.minimum.accumulate(latency[curve][::-1])[::-1]
-    return np.where(latency > BELIEVED.get(engine, HICCUP) * least, least, latency)
+    return np.where(latency > KERNELS.believed.get(engine, HICCUP) * least, least, latency)

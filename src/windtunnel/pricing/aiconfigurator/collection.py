@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel import catalog
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.published import dated, is_newer
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import Floats, MeasurementTable, as_numpy, numeric_column, read_parquet, require_columns
-from windtunnel.schema import read_yaml
+from windtunnel.schema import Schema, read_yaml
 from windtunnel.versions import version_key
 
 ENGINES = ("vllm", "sglang", "trtllm")
@@ -39,11 +40,54 @@ are chosen, and for over 2,047 tokens on 8 expert-parallel ranks 1.41 (1.01) and
 trained towards balance and real prompts pull them from it, so the milder measured skew is the default."""
 
 
-KV_DTYPES: Mapping[Format, str] = {Format.BF16: "bfloat16", Format.FP8: "fp8"}
-"""Format of a KV cache -> its name in tables."""
-
 GemmPrices = Callable[[ops.Gemm], "Floats | None"]
 """Seconds of a GEMM at every one of its `m`; None where nobody measured its format."""
+
+
+class MeasuredKernels(Schema, frozen=True):
+    """Everything in `kernels.yaml`, which describes the fields and has their sources."""
+
+    gemm_dtypes: dict[Format, tuple[str, ...]]
+    moe_dtypes: dict[Format, tuple[str, ...]]
+    moe_dtypes_fp4: dict[Format, tuple[str, ...]]
+    shared_moe_dtypes: dict[Format, tuple[str, ...]]
+    kv_dtypes: dict[Format, str]
+    moe_backends: dict[str, tuple[str, ...]]
+    attention_backends: dict[str, tuple[str, ...]]
+    longest_share: dict[str, float]
+    same_all_reduce: dict[str, tuple[str, str]]
+    one_shot_below_bytes: dict[str, dict[int, float]]
+    bare_gemms_of: dict[str, str]
+    fp8_tiles_since: dict[str, str]
+    flashinfer_across_ranks_since: dict[str, str]
+    overlapped_since: dict[str, str]
+    held_by: dict[str, str]
+    believed: dict[str, float]
+    not_gated: tuple[int, ...]
+    slower_than_bf16: float
+    slower_than_newest: float
+    skewed_at_one_token: float
+    few_tokens: int
+    slow_curve: float
+    falls: float
+    quantises: float
+    launch_bound_s: float
+    bound_below: float
+    free_above: float
+    quantised_before: str
+    projections_error: float
+    core_error: float
+    sparse_widths: tuple[str, ...]
+    sparse_models: tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]
+    sparse_launch_bound: float
+    sparse_without_graphs: float
+    sparse_least_share: float
+    latent_prefill_widths: dict[str, float]
+    latent_decode_widths: dict[str, float]
+    many_tokens_an_expert: int
+
+
+KERNELS = catalog.entry(Path(__file__).with_name("kernels.yaml"), MeasuredKernels)
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from windtunnel.pricing.aiconfigurator.borrowed_kernels import SAME_ALL_REDUCE
-from windtunnel.pricing.aiconfigurator.collection import HICCUP, Collection, Place, Rows, all_rows, read_rows
+from windtunnel.pricing.aiconfigurator.collection import HICCUP, KERNELS, Collection, Place, Rows, all_rows, read_rows
 from windtunnel.pricing.table import Floats, MeasurementTable
 from windtunnel.versions import version_key
 
@@ -24,8 +22,8 @@ def collective_table(collection: Collection, op: Any) -> MeasurementTable | None
     if op.span_nodes > 1:
         return None
     tables = [nccl_table(collection, op), _custom_all_reduce(collection, op), _fused_all_reduce(collection, op)]
-    if collection.engine in SAME_ALL_REDUCE:
-        engine, version = SAME_ALL_REDUCE[collection.engine]
+    if collection.engine in KERNELS.same_all_reduce:
+        engine, version = KERNELS.same_all_reduce[collection.engine]
         tables.append(_custom_all_reduce(replace(collection.of(engine), version=version), op))
     parts = [part for part in tables if part is not None]
     if not parts:
@@ -37,19 +35,10 @@ def collective_table(collection: Collection, op: Any) -> MeasurementTable | None
     return replace(fastest, source=label, steps=_steps(collection, op))
 
 
-_ONE_SHOT_BELOW_BYTES: Mapping[str, Mapping[int, float]] = {
-    "vllm": {4: 512 * 1024.0, 8: 256 * 1024.0},
-    "sglang": {4: 512 * 1024.0, 8: 256 * 1024.0},
-}
-"""Engine -> most ranks -> the message below which every rank reads all of it in `custom_all_reduce.cuh` of both
-(`REDUCE_CASE`; two ranks always do), between devices that are all linked. On eight B200 the time goes from 9.4 to 26 us
-between 128 and 256 KiB, on four from 8.6 to 18 us between 256 and 512 KiB."""
-
-
 def _steps(collection: Collection, op: Any) -> dict[tuple[float, ...], tuple[float, ...]]:
     """Return site -> message from which on the engine's all-reduce is another kernel."""
     linked = collection.roofline.device.scale_up_bytes_per_s is not None
-    limits = _ONE_SHOT_BELOW_BYTES.get(collection.engine)
+    limits = KERNELS.one_shot_below_bytes.get(collection.engine)
     if op.op != "all_reduce" or limits is None or not linked:
         return {}
     if collection.fused_all_reduce_bytes > 0:
@@ -96,20 +85,11 @@ def _fused_all_reduce(collection: Collection, op: Any) -> MeasurementTable | Non
     if table is None:
         return None
     small = table.axes["message_bytes"] <= limit
-    sites = {name: column[small] for name, column in table.sites.items()}
-    axes = {name: column[small] for name, column in table.axes.items()}
-    return replace(table, sites=sites, axes=axes, seconds=table.seconds[small]) if small.any() else None
-
-
-FALLS = 1.4
-"""A message that takes this many times as long as a larger one, and as a smaller one, takes the larger one's time.
-
-vLLM's all-reduce of eight B200 takes 9.4 us for 128 KiB, 25.8 and 26.1 for 256 and 512, and 17.2 for 1 MiB; four B200
-take 8.6 us for 256 KiB."""
+    return table.take(small) if small.any() else None
 
 
 def sound_latency(rows: Rows) -> Floats:
-    """Return the milliseconds of messages: NaN for a hiccup, and the larger message's for what `FALLS`.
+    """Return the milliseconds of messages: NaN for a hiccup, and the larger message's for what `falls`.
 
     A hiccup took `HICCUP` times as long as the next smaller message and as some larger one. Of all files that are read
     15 rows did: an all-to-all of eight H100 takes 7.5 us at 8 KiB and 8.7 us at 64 KiB, but 16 and 17 us at 16 and 32
@@ -123,7 +103,7 @@ def sound_latency(rows: Rows) -> Floats:
         took = rows.columns["latency"][curve]
         least_later = np.minimum.accumulate(took[::-1])[::-1]
         least_before = np.minimum.accumulate(took)
-        kept = np.where(took > FALLS * np.maximum(least_before, least_later), least_later, took)
+        kept = np.where(took > KERNELS.falls * np.maximum(least_before, least_later), least_later, took)
         smaller = 0
         for row in range(1, len(curve) - 1):
             if took[row] > HICCUP * max(took[smaller], least_later[row + 1]):

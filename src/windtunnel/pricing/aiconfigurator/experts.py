@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from windtunnel.pricing.aiconfigurator.borrowed_kernels import at_rate_of
 from windtunnel.pricing.aiconfigurator.collection import (
     BALANCED,
     ENGINES,
+    KERNELS,
     NEWEST,
     Collection,
     Place,
@@ -28,30 +29,10 @@ from windtunnel.pricing.aiconfigurator.collection import (
     read_file,
     with_words,
 )
-from windtunnel.pricing.aiconfigurator.suspects import slow_curves
 from windtunnel.pricing.choices import MOE_BACKENDS
 from windtunnel.pricing.roofline import machine
 from windtunnel.pricing.table import Floats, MeasurementTable
 from windtunnel.versions import version_key
-
-_MOE_DTYPES: Mapping[Format, tuple[str, ...]] = {
-    Format.BF16: ("bfloat16",),
-    Format.FP8: ("fp8",),
-    Format.FP8_BLOCK: ("fp8_block",),
-    Format.INT4: ("int4_wo",),
-    Format.NVFP4: ("nvfp4",),
-    Format.MXFP4: ("w4a16_mxfp4",),
-}
-
-_MOE_DTYPES_FP4: Mapping[Format, tuple[str, ...]] = {Format.MXFP4: ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8")}
-"""More on devices with an fp4 rate: their tensor cores take mxfp4 weights with mxfp8 activations, and engines offer it
-beside bf16 activations (vLLM: `mxfp4_bf16` and `mxfp4_mxfp8` kernels; SGLang: both through FlashInfer). On B200, B300,
-GB200 and GB300 the mxfp8 kernels are 3.2 (TRT-LLM 1.3.0rc20) and 1.2 (SGLang 0.5.14) times as fast as the bf16 ones of
-the same file, medians over shapes; so the faster at each point is what a tuned deployment runs."""
-
-_SHARED_KERNELS: Mapping[Format, tuple[str, ...]] = {Format.MXFP4: ("w4a8_mxfp4_mxfp8",)}
-"""Formats whose fastest kernels (TRTLLM-gen, which FlashInfer gives to vLLM and SGLang too) not every engine's file
-times for every shape: vLLM's files have them for other widths than gpt-oss's only."""
 
 
 def _with_shared_kernels(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) -> tuple[Rows, str]:
@@ -98,41 +79,11 @@ def _other_engines(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) 
 
 def _is_of_backend(rows: Rows, backend: str) -> NDArray[np.bool_]:
     """Return a mask of the rows of a backend's kernels."""
-    names = _MOE_BACKEND_KERNELS.get(backend, (backend,))
+    names = KERNELS.moe_backends.get(backend, (backend,))
     return rows.named(lambda kernel: any(name in kernel for name in names))
 
 
-_MOE_BACKEND_KERNELS: Mapping[str, tuple[str, ...]] = {
-    "trtllm": ("trtllm", "min_latency"),
-    "triton": ("triton", "fused_moe"),
-}
-"""Names of a backend's kernels, where they are not the backend's name: TRT-LLM's tables call the TRTLLM-gen
-kernels `min_latency`, vLLM's older ones its Triton kernel `fused_moe`."""
-
-
-_NOT_GATED = (1856 * 1000 + 6, 2688 * 1000 + 22, 5120 * 1000 + 22)
-"""Experts measured with two matrices and not three, as expert width x 1000 + experts per token: the shapes whose rows
-TRT-LLM's tables call `nongated` (squared ReLU); other engines' tables do not tell."""
-
-
 MOE_POINT = ("hidden_size", "inter_size", "num_experts", "topk", "moe_tp_size", "moe_ep_size", "num_tokens")
-
-_SLOWER_THAN_BF16 = 1.5
-"""A narrower format whose median time is above this multiple of bf16's in the same file is not what the engine serves.
-
-Of 68 pairs all are below 1.3 but vLLM 0.24.0's fp8 on H100 and H200 (2.2 and 2.6; 0.7 in vLLM 0.19.0 and in TRT-LLM,
-whose times it exceeds six-fold) and vLLM 0.19.0's int4 on H200 and B200 (2.3 and 2.4; 0.7 to 0.8 in SGLang)."""
-
-_SLOWER_THAN_NEWEST = 1.85
-"""An older collection whose median time is above this multiple of its engine's newest one measured another kernel than
-the engine picks. Of 34 pairs all are below 1.75 (Triton against TRTLLM-gen in vLLM on B200: a real step between its
-versions) but vLLM 0.19.0's mxfp4 on H200 and B200 (2.0 and 11) and, again, its int4 (2.4)."""
-
-_SKEWED_AT_ONE_TOKEN = 1.1
-"""One token meets as many experts however tokens are spread over them, so rows of a skewed spread whose median time for
-one token is above this multiple of the balanced rows' of the same file were timed with something else on top. Of 334
-files, spreads and formats all are between 0.89 and 1.05 but TRT-LLM 1.3.0rc10's Hopper kernels, with 1.15 to 1.29: its
-skewed experts of Qwen3-235B take 80 us for one token, the balanced ones 30 to 38, as do 1.3.0rc20's of both kinds."""
 
 
 def _experts_rows(collection: Collection, dtypes: tuple[str, ...]) -> tuple[Rows | None, str]:
@@ -213,30 +164,53 @@ def _sound_file(collection: Collection, place: Place) -> tuple[Rows, Texts]:
 _LAUNCHES_S = 20e-6
 """Time of the few launches around experts, which no bound of arithmetic and bytes holds."""
 
+_SAMPLES = 7
+"""Levels of the axis at which curves are compared with the bound: they are evenly spread over those of the file."""
+
 
 def suspect_experts(device: Device, rows: Rows, texts: Texts) -> NDArray[np.bool_]:
-    """Return a mask of the rows of a file of experts that `slow_curves` rejects."""
-    formats, names = texts["moe_dtype"]
+    """Return a mask of the rows of `slow_curve`s in a file of experts; a curve runs along the tokens of one shape."""
+    dtypes, names = texts["moe_dtype"]
     spreads, labels = texts["distribution"]
+    formats = dtypes * len(labels) + spreads
+    *shape_columns, num_tokens = (rows.columns[name] for name in MOE_POINT)
+    levels = np.unique(num_tokens)
+    few = levels[np.linspace(0, len(levels) - 1, _SAMPLES).astype(np.intp)]
+    sample = np.flatnonzero(np.isin(num_tokens, few))
+    shapes = np.zeros(len(rows), dtype=np.int64)
+    for column in (*shape_columns, rows.kernel_codes):  # a number for each shape; int64 wraps around on purpose
+        shapes = shapes * 1_000_003 + column.astype(np.int64)
+    keys = shapes * (int(formats.max()) + 1) + formats
+    curves, first, codes = np.unique(keys[sample], return_index=True, return_inverse=True)
+    log_ratio = np.log(rows.seconds[sample] / _bound_s(device, rows.take(sample), dtypes[sample], names))
+    excess = np.bincount(codes, log_ratio) / np.bincount(codes)
+    of_format = formats[sample][first]
+    for form in np.unique(of_format):
+        excess[of_format == form] -= np.median(excess[of_format == form])
+    _, shape = np.unique(shapes[sample][first], return_inverse=True)
+    least = np.full(int(shape.max()) + 1, np.inf)
+    np.minimum.at(least, shape, excess)
+    slow = excess - np.maximum(least[shape], 0.0) > np.log(KERNELS.slow_curve)
+    return np.isin(keys, curves[slow]) if slow.any() else np.zeros(len(rows), dtype=bool)
 
-    def bound_s(some: NDArray[np.intp]) -> Floats:
-        least = np.empty(len(some))
-        for code, name in enumerate(names):
-            here = formats[some] == code
-            *shape, num_tokens = (rows.columns[column][some[here]] for column in MOE_POINT)
-            hidden_size, width, num_experts, topk, tp, ep = shape
-            experts = Experts(num_tokens, hidden_size, width, num_experts, topk, tp, ep, _format_of(name))
-            on = machine(device, experts.format)
-            busy_s = np.maximum(experts.flops / on.flops_per_s, experts.num_bytes / on.bytes_per_s)
-            least[here] = _LAUNCHES_S + busy_s
-        return least
 
-    return slow_curves(rows, MOE_POINT[:-1], MOE_POINT[-1], formats * len(labels) + spreads, bound_s)
+def _bound_s(device: Device, rows: Rows, dtypes: NDArray[np.intp], names: list[str]) -> Floats:
+    """Return the least seconds of the rows' work on the device; `dtypes` are positions in `names`."""
+    least = np.empty(len(rows))
+    for code, name in enumerate(names):
+        here = dtypes == code
+        *shape, num_tokens = (rows.columns[column][here] for column in MOE_POINT)
+        hidden_size, width, num_experts, topk, tp, ep = shape
+        experts = Experts(num_tokens, hidden_size, width, num_experts, topk, tp, ep, _format_of(name))
+        on = machine(device, experts.format)
+        least[here] = _LAUNCHES_S + np.maximum(experts.flops / on.flops_per_s, experts.num_bytes / on.bytes_per_s)
+    return least
 
 
 def _format_of(dtype: str) -> Format:
     """Return the weights' format of a `moe_dtype`; bf16 of one that nothing reads."""
-    every = {name: form for forms in (_MOE_DTYPES, _MOE_DTYPES_FP4) for form, names in forms.items() for name in names}
+    dtypes = KERNELS.moe_dtypes | KERNELS.moe_dtypes_fp4
+    every = {name: form for form, names in dtypes.items() for name in names}
     return every.get(dtype, Format.BF16)
 
 
@@ -258,43 +232,32 @@ def _too_slow(collection: Collection, rows: Rows, newest: Rows | None, dtypes: t
     collection = replace(collection, moe_backend=None)
     plain = None if "bfloat16" in dtypes else _experts_rows_of(collection, rows.place, ("bfloat16",))
     ratio = _median_ratio(rows, plain)
-    if ratio > _SLOWER_THAN_BF16:
+    if ratio > KERNELS.slower_than_bf16:
         return f"{ratio:.1f} times as slow as its bf16"
     ratio = _median_ratio(rows, newest)
-    if newest is not None and ratio > _SLOWER_THAN_NEWEST:
+    if newest is not None and ratio > KERNELS.slower_than_newest:
         return f"{ratio:.1f} times as slow as {newest.place.version}"
     if collection.expert_distribution != BALANCED:
         balanced = _experts_rows_of(replace(collection, expert_distribution=BALANCED), rows.place, dtypes)
         ratio = _median_ratio(rows.take(rows.columns["num_tokens"] == 1), balanced)
-        if ratio > _SKEWED_AT_ONE_TOKEN:
+        if ratio > KERNELS.skewed_at_one_token:
             return f"one token takes it {ratio:.1f} times as long as with balanced experts"
     return ""
 
 
-_FEW_TOKENS = 64
-"""Tokens up to which vLLM's Triton kernel of experts works on blocks of 16 tokens, and above on blocks of 64, without
-tuning (0.19 `get_default_config` of fused_moe.py): its time jumps by 1.4 to 1.8 between 64 and 80 tokens on B200."""
-
-
 def _is_slow_at_many_tokens(rows: Rows, newest: Rows | None) -> bool:
-    """Whether `_SLOWER_THAN_NEWEST` holds beyond `_FEW_TOKENS`.
+    """Whether `slower_than_newest` holds beyond `few_tokens`.
 
     It holds for vLLM 0.19.0's and 0.22.0's fp8_block on B200 (1.90; 1.25 to 1.31 below): they were timed with Triton's
     kernel, and servers take FlashInfer's at every size unless they are told not to (vllm-project/vllm, pull request
     37056). MiniMax-M2.5 follows the one in 0.19, the other in 0.17 with FlashInfer's off. All others are at most 1.78.
     """
-    many = rows.take(rows.columns["num_tokens"] > _FEW_TOKENS)
-    return _median_ratio(many, newest) > _SLOWER_THAN_NEWEST
-
-
-_FLASHINFER_ACROSS_RANKS_SINCE: Mapping[str, str] = {"vllm": "0.17"}
-"""Engine -> its version that takes FlashInfer's CUTLASS kernels for block-scaled experts spread over ranks on Hopper,
-and Triton's for others (`_get_priority_backends` of `fused_moe/oracle/fp8.py`; vllm-project/vllm, pull request
-34260)."""
+    many = rows.take(rows.columns["num_tokens"] > KERNELS.few_tokens)
+    return _median_ratio(many, newest) > KERNELS.slower_than_newest
 
 
 def _takes_flashinfer_across_ranks(collection: Collection, place: Place, dtypes: tuple[str, ...]) -> bool:
-    since = _FLASHINFER_ACROSS_RANKS_SINCE.get(collection.engine)
+    since = KERNELS.flashinfer_across_ranks_since.get(collection.engine)
     return (
         since is not None
         and collection.engine == place.engine
@@ -337,14 +300,14 @@ def _completed(rows: Rows, others: Rows) -> Rows:
 def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
     """Return mixtures of experts, one kernel at every point, of the nearest version that was measured sanely."""
     collection = replace(collection, files={})
-    dtypes = _MOE_DTYPES.get(op.format, ())
+    dtypes = KERNELS.moe_dtypes.get(op.format, ())
     if "fp4" in collection.roofline.device.peak_flops_per_s:
-        dtypes = _MOE_DTYPES_FP4.get(op.format, dtypes)
+        dtypes = KERNELS.moe_dtypes_fp4.get(op.format, dtypes)
     rows, remark = _experts_rows(collection, dtypes)
     if rows is None:
         return None
-    if op.format in _SHARED_KERNELS and "fp4" in collection.roofline.device.peak_flops_per_s:
-        rows, shared = _with_shared_kernels(collection, rows, _SHARED_KERNELS[op.format])
+    if op.format in KERNELS.shared_moe_dtypes and "fp4" in collection.roofline.device.peak_flops_per_s:
+        rows, shared = _with_shared_kernels(collection, rows, KERNELS.shared_moe_dtypes[op.format])
         remark += shared
     rows = _with_kernels_of_backend(collection, rows, dtypes)
     columns = rows.columns
@@ -355,7 +318,7 @@ def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
         "experts_per_token": columns["topk"],
         "tp": columns["moe_tp_size"],
         "ep": columns["moe_ep_size"],
-        "gated": np.where(np.isin(columns["inter_size"] * 1000 + columns["topk"], _NOT_GATED), 0.0, 1.0),
+        "gated": np.where(np.isin(columns["inter_size"] * 1000 + columns["topk"], KERNELS.not_gated), 0.0, 1.0),
     }
     words = {"format": op.format.value}
     axes = {"num_tokens": columns["num_tokens"]}

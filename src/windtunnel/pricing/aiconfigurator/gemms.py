@@ -1,17 +1,20 @@
-"""Dense matrix products from the tables of `aiconfigurator-core`'s layout: the kernels that the engine runs."""
+"""Dense matrix products, and conversions of their inputs, from the tables of `aiconfigurator-core`'s layout."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import (
+    ENGINES,
     HICCUP,
+    KERNELS,
     Collection,
     Rows,
     all_rows,
@@ -22,25 +25,14 @@ from windtunnel.pricing.aiconfigurator.collection import (
     no_slower_than,
     read_rows,
 )
-from windtunnel.pricing.aiconfigurator.conversions import QUANTISED_BYTES, conversions, fastest_conversion, lower_middle
 from windtunnel.pricing.table import Floats, MeasurementTable
-
-_GEMM_DTYPES: Mapping[Format, tuple[str, ...]] = {
-    Format.BF16: ("bfloat16",),
-    Format.FP8: ("fp8",),
-    Format.FP8_BLOCK: ("fp8_block",),
-    Format.INT8: ("sq",),
-    Format.INT4: ("int4_wo",),
-    Format.NVFP4: ("nvfp4",),
-}
-
 
 _GEMM_POINT = ("m", "n", "k")
 
 
 def gemm_table(collection: Collection, op: Any) -> MeasurementTable | None:
     """Return GEMMs as the engine runs them: without hiccups, quantisation that it spares, and launches by the host."""
-    choices = [{"gemm_dtype": name} for name in _GEMM_DTYPES.get(op.format, ())]
+    choices = [{"gemm_dtype": name} for name in KERNELS.gemm_dtypes.get(op.format, ())]
     candidates = (_with_quantisation(collection, rows) for rows in _all_gemm_rows(collection, choices))
     rows = next(candidates, None)
     if rows is None:
@@ -71,27 +63,13 @@ def _all_gemm_rows(collection: Collection, choices: list[dict[str, str]]) -> Ite
         yield rows.sound(sound_latency(rows))
 
 
-_BARE_GEMMS_OF: Mapping[str, str] = {"trtllm": "sglang"}
-"""Engine that timed GEMMs with quantisation -> the one that timed them alone.
-
-TensorRT-LLM's nvfp4 rows time the linear layer: on B200 they exceed SGLang's bare kernel by 3 us at 8,192 x 1,024 and
-7 to 9 us at 8,192 x 8,192, up to 256 rows, and are level with it or faster at 1,024. The engine fuses the quantisation
-into the norm, activation or all-reduce before, and tunes over more kernels than the one that was timed."""
-
-
 def _bare_rows(collection: Collection, rows: Rows, choices: list[dict[str, str]]) -> Rows | None:
     """Read the GEMMs alone, for rows that time them with quantisation of their input; None where nobody has them."""
-    engine = _BARE_GEMMS_OF.get(rows.place.engine)
+    engine = KERNELS.bare_gemms_of.get(rows.place.engine)
     if engine is None:
         return None
     bare = next(_all_gemm_rows(collection.of(engine), choices), None)
     return bare if bare is not None and bare.place.engine == engine else None
-
-
-_QUANTISES = 0.75
-"""A kernel that takes this share of the quantisation longer than a bf16 GEMM, both at the smallest shapes, quantises
-its input too. The share is 0.99 to 1.12 for TRT-LLM 1.3.0rc20 (floors of 11 to 14 us against 2 to 3 us), 0.91 to 1.48
-for vLLM 0.24.0 and 0.23 to 0.58 for SGLang 0.5.14 on H100, H200, B200, B300, GB200, GB300, L40S and RTX Pro 6000."""
 
 
 def _quantisation_s(collection: Collection, rows: Rows) -> Floats | None:
@@ -111,7 +89,7 @@ def _quantisation_s(collection: Collection, rows: Rows) -> Floats | None:
     if plain is None:
         return None
     excess = _launch_floors_s(rows).min() - _launch_floors_s(plain).min()
-    return total if excess >= _QUANTISES * np.median(total[_smallest(rows)]) else None
+    return total if excess >= KERNELS.quantises * np.median(total[_smallest(rows)]) else None
 
 
 def _without_quantisation(rows: Rows, quantisation_s: Floats) -> Rows:
@@ -129,21 +107,12 @@ def _without_quantisation(rows: Rows, quantisation_s: Floats) -> Rows:
     return rows.with_latency(np.maximum(latency - quantisation_s * 1e3, least))
 
 
-_QUANTISED_BEFORE = "sglang_deepgemm_gemm_nt_f8f8bf16"
-"""The kernel of SGLang's fp8_block tables, DeepGEMM's bare entry: its input was quantised before the clock started.
-
-On H100 and H200, where TRT-LLM's table times the linear layer, it exceeds SGLang's at up to 2,048 columns by 12, 31 to
-36 and 109 to 139 us for 1,024, 4,096 and 16,384 rows, and quantising those takes 9 to 11, 30 to 41 and 113 to 155 us.
-TRT-LLM's `deepgemm` on B200 and B300 agrees with SGLang's to 1 us and so times the bare kernel too; it is taken as it
-is, as nothing measured says how TRT-LLM quantises there."""
-
-
 def _with_quantisation(collection: Collection, rows: Rows) -> Rows:
     """Return the rows of the kernel that takes quantised input with the launch that quantises it; others unchanged.
 
     Scales of blocks of 128 values are dynamic, so that engines launch it before every such GEMM.
     """
-    bare = rows.named(lambda name: name == _QUANTISED_BEFORE)
+    bare = rows.named(lambda name: name == KERNELS.quantised_before)
     by_engine = conversions(collection) if bare.any() else []
     if not by_engine:
         return rows
@@ -151,7 +120,7 @@ def _with_quantisation(collection: Collection, rows: Rows) -> Rows:
     num_bytes = rows.columns["m"] * rows.columns["k"] * QUANTISED_BYTES
     launch_s = np.where(bare, np.interp(np.log(num_bytes), np.log(sizes), seconds), 0.0)
     latency = rows.columns["latency"] + launch_s * 1e3
-    named = {_QUANTISED_BEFORE: f"{_QUANTISED_BEFORE} and quantisation"}
+    named = {KERNELS.quantised_before: f"{KERNELS.quantised_before} and quantisation"}
     names = np.array([named.get(name, name) for name in rows.kernel_names.tolist()])
     return replace(rows.with_latency(latency), kernel_names=names)
 
@@ -173,16 +142,6 @@ def sound_latency(rows: Rows) -> Floats:
     return latency
 
 
-_LAUNCH_BOUND_S = 25e-6
-"""A GEMM of no work takes 2 to 14 us on every device when it runs from a graph. Tables whose smallest GEMMs take longer
-timed the host: vLLM 0.24.0's fp8_block, 61 us on H100 and 170 to 400 us on B200, GB300 and L40S, against 4 to 6 us with
-the same DeepGEMM kernels in the tables of SGLang and TRT-LLM. Engines that decode from CUDA graphs do not pay that."""
-
-_BOUND_BELOW, _FREE_ABOVE = 1.5, 4.0
-"""Multiples of a kernel's floor: below the first a time says nothing about the device, above the second it is the
-device's (between vLLM's and SGLang's tables the median ratio is 0.9 to 1.15 from four floors on, 3 to 11 below two)."""
-
-
 def _launch_floors_s(rows: Rows) -> Floats:
     """Return, for every row, the seconds of its kernel with next to nothing to compute."""
     floor = np.zeros(len(rows.kernel_names))
@@ -199,7 +158,7 @@ def _smallest(rows: Rows) -> NDArray[np.bool_]:
 
 
 def _launch_bound(rows: Rows) -> bool:
-    return bool(_launch_floors_s(rows).min() > _LAUNCH_BOUND_S)
+    return bool(_launch_floors_s(rows).min() > KERNELS.launch_bound_s)
 
 
 def _free_of_launches(rows: Rows, donor: Rows | None) -> Rows:
@@ -209,8 +168,8 @@ def _free_of_launches(rows: Rows, donor: Rows | None) -> Rows:
     dropped; shapes that only the donor has are added.
     """
     latency = rows.columns["latency"]
-    above = rows.seconds / (_BOUND_BELOW * _launch_floors_s(rows))
-    weight = np.clip(np.log(above) / np.log(_FREE_ABOVE / _BOUND_BELOW), 0.0, 1.0)
+    above = rows.seconds / (KERNELS.bound_below * _launch_floors_s(rows))
+    weight = np.clip(np.log(above) / np.log(KERNELS.free_above / KERNELS.bound_below), 0.0, 1.0)
     if donor is None:
         return rows.take(weight == 1.0)
     other = at_same_points(rows, donor, donor.columns["latency"], _GEMM_POINT)
@@ -219,3 +178,49 @@ def _free_of_launches(rows: Rows, donor: Rows | None) -> Rows:
     freed = freed.take(np.isfinite(freed.columns["latency"]))
     lacking = np.isnan(at_same_points(donor, freed, freed.seconds, _GEMM_POINT))
     return joined(freed, donor.take(lacking))
+
+
+QUANTISED_BYTES = 3.0
+"""Static fp8 quantisation reads two bytes and writes one for every value."""
+
+
+def elementwise_table(collection: Collection, op: ops.Op) -> MeasurementTable | None:
+    """Return static fp8 quantisation, at every size by the engine with the fastest kernel: memory bounds it.
+
+    SGLang 0.5.14 timed a kernel that takes 7 to 13 times as long as vLLM's and TRT-LLM's, which lie within 1.5 of each
+    other (764 us against 60 and 90 us for 16,384 x 8,192 values on B200); that says nothing of norms and activations.
+    """
+    by_engine = conversions(collection)
+    if not by_engine:
+        return None
+    num_bytes, seconds = fastest_conversion(by_engine)
+    label = " or ".join(collection.label("quantize", rows).partition(",")[0] for rows, _, _ in by_engine)
+    label = label if len(by_engine) == 1 else f"the fastest of {label}"
+    sites = {"bytes_per_row": np.ones(len(num_bytes))}
+    return MeasurementTable(op.kind, sites, {"rows": num_bytes}, seconds, label, {"name": "any"})
+
+
+def conversions(collection: Collection) -> list[tuple[Rows, Floats, Floats]]:
+    """Return each engine's static fp8 quantisation on this system: rows, bytes moved and seconds."""
+    by_engine = []
+    for engine in dict.fromkeys((collection.engine, *ENGINES)):
+        rows = first_rows(collection.of(engine), "quantize", "scale_matrix_perf", ("m", "k"), [{}])
+        if rows is not None and rows.place.engine == engine:
+            num_bytes = rows.columns["m"] * rows.columns["k"] * QUANTISED_BYTES
+            by_engine.append((rows, *lower_middle(num_bytes, rows.seconds)))
+    return by_engine
+
+
+def fastest_conversion(by_engine: list[tuple[Rows, Floats, Floats]]) -> tuple[Floats, Floats]:
+    """Return bytes and the least seconds of any engine, at the sizes of the first."""
+    num_bytes = by_engine[0][1]
+    curves = [np.interp(np.log(num_bytes), np.log(sizes), seconds) for _, sizes, seconds in by_engine]
+    return num_bytes, np.asarray(np.min(curves, axis=0), dtype=np.float64)
+
+
+def lower_middle(num_bytes: Floats, seconds: Floats) -> tuple[Floats, Floats]:
+    """Return bytes and seconds: the median over shapes in every half octave, made non-decreasing."""
+    octave = np.round(np.log2(num_bytes) * 2) / 2
+    octaves = np.unique(octave)
+    middle = np.array([np.median(seconds[octave == value]) for value in octaves])
+    return 2.0**octaves, np.maximum.accumulate(middle)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import (
     ENGINES,
-    KV_DTYPES,
+    KERNELS,
     NEWEST,
     Collection,
     GemmPrices,
@@ -22,13 +22,9 @@ from windtunnel.pricing.aiconfigurator.collection import (
 )
 from windtunnel.pricing.table import Floats, MeasurementTable
 
-_LATENT_PREFILL_WIDTHS = {"qk_head_dim": 192.0, "v_head_dim": 128.0}
-_LATENT_DECODE_WIDTHS = {"kv_lora_rank": 512.0, "rope_head_dim": 64.0, "qk_nope_head_dim": 128.0, "v_head_dim": 128.0}
-"""Latent attention was measured at DeepSeek-V3's widths only."""
-
 
 def _latent_rows(collection: Collection, table: str, tokens: str, op: Any) -> Rows | None:
-    kv = KV_DTYPES.get(op.kv_format)
+    kv = KERNELS.kv_dtypes.get(op.kv_format)
     if kv is None:
         return None
     return first_rows(collection, "mla", table, ("batch_size", tokens, "num_heads"), [{"kv_cache_dtype": kv}])
@@ -36,7 +32,7 @@ def _latent_rows(collection: Collection, table: str, tokens: str, op: Any) -> Ro
 
 def _module_rows(collection: Collection, table: str, tokens: str, op: Any) -> Rows | None:
     """Read whole attention modules of the engine itself, with bf16 projections."""
-    words = {"kv_cache_dtype": KV_DTYPES[op.kv_format], "gemm_type": "bfloat16"}
+    words = {"kv_cache_dtype": KERNELS.kv_dtypes[op.kv_format], "gemm_type": "bfloat16"}
     rows = first_rows(collection, "mla", table, ("batch_size", tokens, "num_heads"), [words])
     return rows if rows is not None and rows.place.engine == collection.engine else None
 
@@ -64,10 +60,17 @@ def latent_prefill_table(collection: Collection, op: Any, price: GemmPrices) -> 
         lower = (bound > 0.0) & (bound < 1.0)
         seconds = rows.seconds * np.where(lower, bound, 1.0) ** np.where(lower, weight, 0.0)
         label = f"{collection.label('mla', rows)}, at most {collection.label('mla', module)} less its projections"
-    columns = rows.columns
-    widths = {name: np.full(len(rows), value) for name, value in _LATENT_PREFILL_WIDTHS.items()}
-    sites = {"num_heads": columns["num_heads"], **widths}
-    axes = {"batch": columns["batch_size"], "num_tokens": columns["isl"]}
+    return _table(op, rows, seconds, label, KERNELS.latent_prefill_widths, {"num_tokens": rows.columns["isl"]})
+
+
+def _table(
+    op: Any, rows: Rows, seconds: Floats, label: str, widths: Mapping[str, float], tokens: Mapping[str, Floats]
+) -> MeasurementTable:
+    sites = {
+        "num_heads": rows.columns["num_heads"],
+        **{name: np.full(len(rows), width) for name, width in widths.items()},
+    }
+    axes = {"batch": rows.columns["batch_size"], **tokens}
     return MeasurementTable(op.kind, sites, axes, seconds, label, {"kv_format": op.kv_format.value})
 
 
@@ -106,15 +109,10 @@ def _same_form(collection: Collection, op: Any, rows: Rows, module: Rows, left_s
     return min(cores.values(), key=unlikeness)
 
 
-_PROJECTIONS_ERROR, _CORE_ERROR = 0.1, 0.3
-"""Relative error of the projections' price (nine of ten measured GEMMs that are left out lie within 0.15), and relative
-difference between engines' kernels of one form (a factor of 0.64 to 2.0 at the longest prompts)."""
-
-
 def _weight(left_over_projections: Floats) -> Floats:
     """Return the weight of a module less its projections against another engine's core, by inverse variances."""
-    relative_error = _PROJECTIONS_ERROR / np.maximum(left_over_projections, 1e-6)
-    return np.asarray(_CORE_ERROR**2 / (_CORE_ERROR**2 + relative_error**2))
+    relative_error = KERNELS.projections_error / np.maximum(left_over_projections, 1e-6)
+    return np.asarray(KERNELS.core_error**2 / (KERNELS.core_error**2 + relative_error**2))
 
 
 def _projections(heads: int) -> Iterator[tuple[int, int]]:
@@ -142,10 +140,7 @@ def latent_decode_table(collection: Collection, op: Any) -> MeasurementTable | N
         seconds = _grown(rows, module)
         label = f"{label}, growing as {collection.label('mla', module)}"
     seconds = seconds + _absorb_seconds(collection, columns["num_heads"], columns["batch_size"])
-    widths = {name: np.full(len(rows), value) for name, value in _LATENT_DECODE_WIDTHS.items()}
-    sites = {"num_heads": columns["num_heads"], **widths}
-    axes = {"batch": columns["batch_size"], "context_tokens": columns["step"]}
-    return MeasurementTable(op.kind, sites, axes, seconds, label, {"kv_format": op.kv_format.value})
+    return _table(op, rows, seconds, label, KERNELS.latent_decode_widths, {"context_tokens": columns["step"]})
 
 
 def _grown(core: Rows, module: Rows) -> Floats:

@@ -14,24 +14,14 @@ import numpy as np
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.borrowed_kernels import attention_rows, before_fp8_tiles, sound_latency
-from windtunnel.pricing.aiconfigurator.collection import KV_DTYPES, Collection, GemmPrices, Place, Rows, all_rows
+from windtunnel.pricing.aiconfigurator.collection import KERNELS, Collection, GemmPrices, Place, Rows, all_rows
 from windtunnel.pricing.aiconfigurator.collectives import collective_table
-from windtunnel.pricing.aiconfigurator.conversions import elementwise_table
 from windtunnel.pricing.aiconfigurator.experts import experts_table
-from windtunnel.pricing.aiconfigurator.gemms import gemm_table
+from windtunnel.pricing.aiconfigurator.gemms import elementwise_table, gemm_table
 from windtunnel.pricing.aiconfigurator.latent_attention import latent_decode_table, latent_prefill_table
 from windtunnel.pricing.aiconfigurator.sparse_attention import sparse_table
 from windtunnel.pricing.estimator import TableModel
 from windtunnel.pricing.table import Floats, MeasurementTable
-
-LONGEST_SHARE = {"vllm_flashinfer_trtllmdecode": 0.45, "trtllm_mha": 0.45}
-"""Kernel of decode attention that gives every request as many blocks -> `MeasurementTable.longest_share`.
-
-Both are TensorRT-LLM's generated kernel, which FlashInfer calls on Blackwell without a plan. The share gives the least
-median error of 12,872 decode steps of vLLM 0.20.1 with Qwen3-32B on B300 at TP 1 and 4, whose contexts deviate by 0.3
-to 2 times their mean (forward-pass metrics of ai-dynamo/aiconfigurator f4c378da, `benchmarks/engine_steps.py`).
-FlashAttention 3 and FlashInfer's own kernels plan their blocks by length.
-"""
 
 Reader = Callable[[Collection, Any], "MeasurementTable | None"]
 
@@ -62,7 +52,7 @@ def _attention(table: str, batch_axis: str, tokens: str, added: int) -> Reader:
     """Return a reader of an attention table; its context is `tokens` + `added`."""
 
     def read(collection: Collection, op: Any) -> MeasurementTable | None:
-        kv = KV_DTYPES.get(op.kv_format)
+        kv = KERNELS.kv_dtypes.get(op.kv_format)
         if kv is None:
             return None
         numbers = ("batch_size", tokens, "num_heads", "num_key_value_heads", "head_dim", "window_size?")
@@ -83,7 +73,7 @@ def _attention(table: str, batch_axis: str, tokens: str, added: int) -> Reader:
         }
         axes = {"batch": columns["batch_size"], batch_axis: columns[tokens] + added}
         label = collection.label("attention", rows)
-        share = LONGEST_SHARE.get(rows.main_kernel, 0.0) if op.kind == "decode_attention" else 0.0
+        share = KERNELS.longest_share.get(rows.main_kernel, 0.0) if op.kind == "decode_attention" else 0.0
         words = {"kv_format": op.kv_format.value}
         return MeasurementTable(op.kind, sites, axes, rows.seconds, label, words, longest_share=share)
 
@@ -99,7 +89,7 @@ def _sparse_latent(collection: Collection, op: Any) -> MeasurementTable | None:
         """Return the GEMM prices of the engine and version that was measured."""
         return _gemm_prices(replace(collection, engine=place.engine, version=place.version, read={}))
 
-    kv = KV_DTYPES.get(op.kv_format)
+    kv = KERNELS.kv_dtypes.get(op.kv_format)
     return None if kv is None else sparse_table(collection, op.kind, kv, op.kv_format, prices)
 
 

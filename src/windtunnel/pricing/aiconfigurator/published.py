@@ -20,6 +20,7 @@ from typing import Any
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
+from windtunnel.files import write_bytes
 from windtunnel.schema import Schema, decode, read_yaml
 from windtunnel.versions import version_key
 
@@ -96,7 +97,7 @@ def fetch(name: str, installed: Path | None, say: Say) -> Path:
                 say(f"{name}: {number:,} of {len(kept):,} files")
                 if not (folder / place).is_file():
                     _keep(archive.read(entry), folder / place, entry)
-    _write(folder / DONE, f"{wheel.project} {wheel.version}, Apache-2.0, sha256 {wheel.sha256}\n".encode())
+    write_bytes(folder / DONE, f"{wheel.project} {wheel.version}, Apache-2.0, sha256 {wheel.sha256}\n".encode())
     return folder
 
 
@@ -155,7 +156,7 @@ def _place(wheel: Wheel, parts: tuple[str, ...]) -> Path | None:
 def _keep(content: bytes, path: Path, entry: str) -> None:
     """Write a config as it is, and a table as Parquet without foreign rows; one that has no others is left out."""
     if path.suffix == ".json":
-        _write(path, content)
+        write_bytes(path, content)
         return
     import pyarrow as pa
     import pyarrow.csv as text
@@ -167,7 +168,7 @@ def _keep(content: bytes, path: Path, entry: str) -> None:
     if rows.num_rows:
         sink = pa.BufferOutputStream()
         pq.write_table(rows, sink)
-        _write(path, sink.getvalue())
+        write_bytes(path, sink.getvalue())
 
 
 def own_rows(rows: Any, engine: str, version: str) -> Any:
@@ -194,14 +195,6 @@ def _mapped(column: Any, change: Callable[[str], Any], kind: Any) -> Any:
     coded = column.combine_chunks().dictionary_encode()
     coded = coded.combine_chunks() if hasattr(coded, "num_chunks") else coded
     return pa.array([change(str(word)) for word in coded.dictionary.to_pylist()], kind).take(coded.indices)
-
-
-def _write(path: Path, content: Any) -> None:
-    """Write a file completely or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(content)
-    partial.replace(path)
 
 
 def dated(name: str) -> str:

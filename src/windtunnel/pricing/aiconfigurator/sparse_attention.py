@@ -17,6 +17,7 @@ from windtunnel.model import operators as ops
 from windtunnel.model.attention.latent import LatentPrefillAttention, SparseLatentDecode
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import (
+    KERNELS,
     Collection,
     GemmPrices,
     Place,
@@ -28,28 +29,10 @@ from windtunnel.pricing.aiconfigurator.collection import (
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import Floats, MeasurementTable, site_names
 
-_WIDTHS = (
-    *("kv_lora_rank", "rope_head_dim", "qk_nope_head_dim", "v_head_dim", "hidden_size", "q_lora_rank"),
-    *("index_num_heads", "index_head_dim", "top_k"),
-)
-_MODELS: Mapping[tuple[str, ...], tuple[int, ...]] = {
-    ("deepseek-ai/DeepSeek-V3.2",): (512, 64, 128, 128, 7168, 1536, 64, 128, 2048),
-    ("zai-org/GLM-5", "zai-org/GLM-5-FP8"): (512, 64, 192, 256, 6144, 2048, 32, 128, 2048),
-}
-"""Names of a model in tables -> its widths, in the order of `_WIDTHS` (the models' config.json)."""
-
 _FORMATS: Mapping[str, Format] = {"bfloat16": Format.BF16, "fp8_block": Format.FP8_BLOCK}
 """Formats of the measured projections; the first that a file has."""
 
 _POINT = ("num_heads", "batch_size", "isl", "step")
-_LAUNCH_BOUND = 1.5
-"""Prefill ran without graphs: up to this multiple of its fastest row a module waits for the host (0.74 to 0.84 ms at 4
-to 16,384 tokens in SGLang 0.5.14 on H200 and B200), and says nothing of the device."""
-_WITHOUT_GRAPHS = 4.0
-"""A decode module that takes this many times as long as at half its batch ran beyond the captured graphs (1.3 ms after
-0.10 ms from a batch of 512 on in SGLang 0.5.14 on H200)."""
-_LEAST_SHARE = 0.1
-"""Least share of a module that is left for its core, where the prices of its projections add up to more."""
 
 
 def sparse_table(
@@ -69,7 +52,7 @@ def _parts(
     place: Place, file: str, kv_dtype: str, decode: bool, price: GemmPrices, roofline: Roofline
 ) -> Iterator[tuple[Rows, tuple[int, ...], Floats]]:
     """Yield, for each measured model, the rows, its widths, and seconds without the projections."""
-    for names, widths in _MODELS.items():
+    for names, widths in KERNELS.sparse_models:
         for words in ({"model": name, "gemm_type": gemm} for gemm in _FORMATS for name in names):
             rows = read_rows(place, file, _POINT, {**words, "kv_cache_dtype": kv_dtype})
             if rows is None:
@@ -78,7 +61,7 @@ def _parts(
             projections = projection_seconds(rows, _projections(widths), _FORMATS[words["gemm_type"]], price)
             if not len(rows) or projections is None:
                 continue
-            left = np.maximum(rows.seconds - projections, _LEAST_SHARE * rows.seconds)
+            left = np.maximum(rows.seconds - projections, KERNELS.sparse_least_share * rows.seconds)
             dense = rows.named(_is_dense)
             left[dense] = np.fmin(left[dense], _dense_seconds(rows.take(dense), widths, roofline))
             yield rows, widths, left
@@ -93,7 +76,7 @@ def _is_dense(kernel: str) -> bool:
 def _unbound_by_launches(rows: Rows) -> NDArray[np.bool_]:
     """Return a mask of whole prompts that do not wait for launches, or that have another price."""
     prompts: NDArray[np.bool_] = rows.columns["step"] == 0
-    slow: NDArray[np.bool_] = rows.seconds > _LAUNCH_BOUND * rows.seconds[prompts].min(initial=np.inf)
+    slow: NDArray[np.bool_] = rows.seconds > KERNELS.sparse_launch_bound * rows.seconds[prompts].min(initial=np.inf)
     return prompts & (slow | rows.named(_is_dense))
 
 
@@ -118,7 +101,7 @@ def _captured(rows: Rows) -> NDArray[np.bool_]:
     for curve in np.unique(curves, axis=0):
         here = np.flatnonzero(np.all(curves == curve, axis=1))
         here = here[np.argsort(columns["batch_size"][here], kind="stable")]
-        jumps = np.flatnonzero(rows.seconds[here][1:] > _WITHOUT_GRAPHS * rows.seconds[here][:-1])
+        jumps = np.flatnonzero(rows.seconds[here][1:] > KERNELS.sparse_without_graphs * rows.seconds[here][:-1])
         if len(jumps):
             keep[here[jumps[0] + 1 :]] = False
     return keep
@@ -143,12 +126,12 @@ def _joined(
     decode: bool,
     parts: list[tuple[Rows, tuple[int, ...], Floats]],
 ) -> MeasurementTable:
-    columns: dict[str, list[Floats]] = {name: [] for name in (*_POINT, *_WIDTHS, "seconds")}
+    columns: dict[str, list[Floats]] = {name: [] for name in (*_POINT, *KERNELS.sparse_widths, "seconds")}
     for rows, widths, seconds in parts:
         kept = fastest_kernel_only(replace(rows, columns={**rows.columns, "left": seconds}), _POINT)
         for name in _POINT:
             columns[name].append(kept.columns[name])
-        for name, width in zip(_WIDTHS, widths, strict=True):
+        for name, width in zip(KERNELS.sparse_widths, widths, strict=True):
             columns[name].append(np.full(len(kept), float(width)))
         columns["seconds"].append(kept.columns["left"])
     merged = {name: np.concatenate(values) for name, values in columns.items()}

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from windtunnel.calibration.steps.fit import FIRST_FRACTION, LEARNT_UP_TO_TP
+from windtunnel.calibration.steps.fit import FIRST_FRACTION, LEARNT_UP_TO_TP, StepValidation, scores_by_kind
 from windtunnel.calibration.steps.price import KINDS, PricedSteps
-from windtunnel.calibration.steps.validate import StepValidation, scores_by_kind
 from windtunnel.report.calibration.validation import score_cells
 from windtunnel.report.render.plots import Series, equality_figure
 from windtunnel.report.report import Figures, OnPage, Report, Section, Table

@@ -9,7 +9,7 @@ from windtunnel.metrics.records import Table
 from windtunnel.model.forward import StepBatch
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimator
-from windtunnel.serving.setup.step_prices import LoweredSteps, price_step
+from windtunnel.serving.setup.step_prices import LoweredSteps, Pricing, price_step
 from windtunnel.serving.state import records as state
 
 NUM_SAMPLED_STEPS = 16
@@ -78,7 +78,7 @@ def provenance(
     ends = np.cumsum(steps["duration_s"])
     moments = (np.arange(NUM_SAMPLED_STEPS) + 0.5) / NUM_SAMPLED_STEPS * ends[-1]
     rows, counts = np.unique(np.searchsorted(ends, moments), return_counts=True)
-    remembering = _Remembering(estimator)
+    remembering = Pricing(cache(estimator.estimate))  # sampled steps differ in contexts, and seldom in sizes
     by_coverage: dict[Coverage, float] = {}
     by_source: dict[str, float] = {}
     by_operator: dict[str, float] = {}
@@ -96,13 +96,6 @@ def provenance(
         dict(sources),
         dict(operators),
     )
-
-
-class _Remembering:
-    """An estimator that prices equal operators once: sampled steps differ in contexts, and seldom in sizes."""
-
-    def __init__(self, estimator: Estimator) -> None:
-        self.estimate = cache(estimator.estimate)
 
 
 def batch_of(steps: Table, row: int, num_ranks: int = 1) -> StepBatch:

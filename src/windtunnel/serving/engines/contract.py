@@ -84,22 +84,13 @@ class Behaviour(Schema):
     """Behind its proxies the decode side computes the last prompt token again, and so the first output."""
 
 
-def _as_resolved(_given: EngineSettings, resolved: EngineSettings) -> EngineSettings:
-    """Return the resolved settings: nothing limits them further."""
-    return resolved
-
-
-def _undivided(_settings: dict[str, Any], _attention_dp: int) -> None:
-    """Leave the limits as they are: they are those of one rank."""
-
-
 @dataclass(frozen=True)
 class Engine:
     """Functions of an engine; the first three go with its schedulers, whatever engine runs them."""
 
-    limited: Callable[[EngineSettings, EngineSettings], EngineSettings] = _as_resolved
+    limited: Callable[[EngineSettings, EngineSettings], EngineSettings] = lambda _given, resolved: resolved
     """(given, resolved) -> settings within the limits that the engine sets itself."""
-    split_over_ranks: Callable[[dict[str, Any], int], None] = _undivided
+    split_over_ranks: Callable[[dict[str, Any], int], None] = lambda _settings, _attention_dp: None
     """Divides the defaults, in place, over the attention data-parallel ranks."""
     memory_share: Callable[[EngineSettings, Device, Parallelism], float] | None = None
     """Default of `gpu_memory_utilization`, for versions whose entry says `static_memory`."""

@@ -1,5 +1,8 @@
 """Turn the shared beginnings of prompts into the prefix caches that the loop works on."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -148,3 +151,36 @@ def session_state(requests: RequestArrays) -> state.Sessions | None:
         time_s=np.zeros(size + 1),
         turn=np.zeros(size + 1, np.int64),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class KvRetention:
+    """Where a pool keeps KV blocks that no running request uses."""
+
+    on_device: bool
+    """Whether it has prefix caches."""
+    tiers: state.Table = field(default_factory=lambda: NO_TIERS)
+    """`Tier` records of memory below the device's."""
+    load_overlaps: bool = False
+
+    @property
+    def anywhere(self) -> bool:
+        return self.on_device or self.tiers.size > 0
+
+
+def shares_prefixes(retention: Sequence[KvRetention], requests: RequestArrays) -> bool:
+    """Whether prompts share beginnings, and any pool has prefix caches for them."""
+    return requests.prefixes is not None and any(pool.on_device for pool in retention)
+
+
+def caches_of(settings: state.KernelSettings, retention: KvRetention, requests: RequestArrays) -> state.Cache:
+    """Return empty prefix caches of a pool; where it keeps nothing, caches of segments that no block fits into."""
+    cache = prefix_cache(settings, requests, retention.tiers, retention.load_overlaps)
+    if not retention.anywhere:
+        cache.nodes["first_block"] = cache.nodes["end_block"] = 0
+    return cache
+
+
+def has_one_group(settings: state.KernelSettings) -> bool:
+    """Whether one group of layers keeps every token, which is all that the caches can count."""
+    return settings.num_groups - settings.num_window_groups == 1

@@ -25,6 +25,7 @@ from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 from windtunnel.pricing.roofline import machine
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.launches import graph_sizes, num_launches, padded_sizes
+from windtunnel.serving.scenario import Setup
 from windtunnel.serving.state.records import StepCost, played_back
 
 Floats = NDArray[np.float64]
@@ -252,6 +253,46 @@ def _draft_s(pricer: _Pricer, drafter: Shard | None, queries: int, max_num_seqs:
     nodes, batches = token_nodes(max(max_num_seqs, 2)), np.arange(max_num_seqs + 1)
     pass_s = pricer.total(token_launches(drafter, nodes))[0] + pricer.total(head_launches(drafter, nodes))[0]
     return np.asarray((queries - 1) * np.interp(batches, nodes, pass_s) * (batches > 0))
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """An estimator that is one function."""
+
+    estimate: Callable[[Op], Estimate]
+
+
+def priced_parts(
+    estimator: Estimator, setup: Setup, shard: Shard, split: Callable[[Op], Mapping[str, Floats]]
+) -> dict[str, StepPrices]:
+    """Price every step that the engine can form, part by part; the parts add up to the whole (`combined`).
+
+    Args:
+        estimator: prices each operator once.
+        setup: device, engine and longest request.
+        shard: the deployed model.
+        split: operator -> part -> its share of the operator's time, at every point of its axes; shares sum to 1.
+    """
+    answers: list[tuple[Estimate, Mapping[str, Floats]]] = []
+
+    def recorded(op: Op) -> Estimate:
+        answers.append((estimator.estimate(op), split(op)))
+        return answers[-1][0]
+
+    def replayed(name: str) -> Callable[[Op], Estimate]:
+        remaining = iter(answers)
+
+        def estimate(_op: Op) -> Estimate:
+            whole, parts = next(remaining)
+            return replace(whole, seconds=np.asarray(whole.seconds) * parts.get(name, np.asarray(0.0)))
+
+        return estimate
+
+    def priced(estimate: Callable[[Op], Estimate]) -> StepPrices:
+        return price_steps(Pricing(estimate), setup.device, shard, setup.engine, setup.max_model_len)
+
+    priced(recorded)
+    return {name: priced(replayed(name)) for name in dict.fromkeys(name for _, parts in answers for name in parts)}
 
 
 def combined(parts: Mapping[str, StepPrices], weights: Mapping[str, float]) -> StepPrices:

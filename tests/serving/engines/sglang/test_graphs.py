@@ -8,7 +8,7 @@ from windtunnel import catalog
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import Shard
 from windtunnel.serving.deployment import EngineSettings, Speculative
-from windtunnel.serving.engines.sglang.launches import most_tokens_in_pieces
+from windtunnel.serving.engines.sglang.limits import most_tokens_in_pieces
 
 DENSE, LATENT, HYBRID = "Qwen/Qwen3-32B", "deepseek-ai/DeepSeek-R1", "Qwen/Qwen3-Next-80B-A3B-Instruct"
 DRAFTS = Speculative(method="ngram", num_draft_tokens=2, acceptance_fraction=0.5)

@@ -2,9 +2,12 @@
 
 from windtunnel.serving.engines.contract import Engine
 from windtunnel.serving.engines.sglang.command_line import COMMAND_LINE
-from windtunnel.serving.engines.sglang.launches import most_tokens_in_pieces
-from windtunnel.serving.engines.sglang.limits import graphs_for_requests, split_over_ranks
-from windtunnel.serving.engines.sglang.memory import static_memory_fraction
+from windtunnel.serving.engines.sglang.limits import (
+    graphs_for_requests,
+    most_tokens_in_pieces,
+    split_over_ranks,
+    static_memory_fraction,
+)
 
 ENGINE = Engine(
     limited=graphs_for_requests,
