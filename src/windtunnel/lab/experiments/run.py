@@ -46,8 +46,8 @@ from windtunnel.lab.experiments.schema import (
     Experiment,
     NcuOptions,
     load_experiment,
-    save_experiment,
 )
+from windtunnel.schema import save
 
 DONE, FAILED = "done", "failed"
 
@@ -90,7 +90,7 @@ def run_experiment(experiment: Experiment, results: Path, resume: bool = False) 
         return outcome
     check_tools(experiment)
     folder = _new_folder(experiment, results)
-    save_experiment(experiment, folder / CONFIG)
+    save(experiment, folder / CONFIG)
     (folder / SCRIPT).write_text(_SCRIPT.format(name=folder.name, script=SCRIPT), encoding="utf-8")
     started_s = time.perf_counter()
     try:

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-
 from windtunnel.errors import InputError, check_known
 from windtunnel.schema import (
     AtLeastOne,
@@ -17,7 +15,6 @@ from windtunnel.schema import (
     check_non_negative,
     check_seed,
     decode,
-    encode,
     parse_yaml,
     read_table,
     read_yaml,
@@ -129,11 +126,6 @@ def load_sweep(path: Path | None, changes: Mapping[str, Any], sweep: Mapping[str
             raise InputError("no model is given", "name a folder with config.json: --model path/to/model")
         experiments.append(decode(changed, Experiment, str(path or "")))
     return experiments
-
-
-def save_experiment(experiment: Experiment, path: Path) -> None:
-    """Write an experiment as YAML; loading the file gives an equal one."""
-    path.write_text(yaml.safe_dump(encode(experiment), sort_keys=False, width=120), encoding="utf-8")
 
 
 PRESETS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {

@@ -31,7 +31,6 @@ from windtunnel.lab.profile.machine import (
     last_level_cache_bytes,
     provenance_of,
     today,
-    write_device,
 )
 from windtunnel.lab.profile.overheads import overheads_rows, write_overheads
 from windtunnel.lab.profile.samples import Journal, MeasuredStep, read_journal
@@ -45,6 +44,7 @@ from windtunnel.model.precision import Precision
 from windtunnel.model.shape import ModelSpec, Shard, operator_types
 from windtunnel.pricing.profile import profile_provenance, write_profile
 from windtunnel.pricing.table import MeasurementTable, read_tables
+from windtunnel.schema import save
 from windtunnel.serving.scenario import check_parallelism
 
 OVERHEAD_CONTEXT = 128
@@ -201,7 +201,7 @@ def write_steps(
     source = f"{device.name}, {about['engine']} {about.get('engine_version', about['torch'])}, {about['clock']}"
     tables = operator_tables(measured, source)
     write_profile(folder, tables, about | {"date": today()})
-    write_device(device, folder / "device.yaml")
+    save(device, folder / "device.yaml")
     return tables
 
 

@@ -9,9 +9,9 @@ from windtunnel.calibration.steps.fit import FIRST_FRACTION, LEARNT_UP_TO_TP
 from windtunnel.calibration.steps.price import KINDS, PricedSteps
 from windtunnel.calibration.steps.validate import StepValidation, scores_by_kind
 from windtunnel.report.calibration.validation import score_cells
+from windtunnel.report.render.json import version
 from windtunnel.report.render.plots import Series, equality_figure
 from windtunnel.report.report import Figures, OnPage, Report, Section, Table
-from windtunnel.report.version import version
 from windtunnel.units import format_count
 
 NUM_TERMS = 5

@@ -11,9 +11,9 @@ from typing import Any
 
 from windtunnel.calibration.validate import RunPrediction
 from windtunnel.metrics.accuracy import score
+from windtunnel.report.render.json import version
 from windtunnel.report.render.plots import Axis, Series, equality_figure, histogram
 from windtunnel.report.report import Block, Cards, Facts, Figures, OnPage, OnTerminal, Report, Section, Table
-from windtunnel.report.version import version
 from windtunnel.units import format_count, format_seconds
 
 LATENCIES = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "end to end"}

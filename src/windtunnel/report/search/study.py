@@ -1,15 +1,21 @@
-"""A search: its best points, how sure they are, what each setting is worth, and what cannot run."""
+"""A search: its best points, how sure they are, what each setting is worth, what cannot run; its folder of files."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from windtunnel.formats.launch.scripts import launch_script
+from windtunnel.files import new_files
+from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, launch_script
+from windtunnel.formats.megatron.write import megatron_script
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
 from windtunnel.report.numbers import number, percent
+from windtunnel.report.render.html import page
+from windtunnel.report.render.json import as_text, version
 from windtunnel.report.report import (
     Block,
     Cards,
@@ -36,14 +42,14 @@ from windtunnel.report.search.figures import (
     limits_text,
     objective_text,
 )
-from windtunnel.report.version import version
-from windtunnel.schema import encode, fields_of
+from windtunnel.schema import encode, fields_of, save
 from windtunnel.search.answers import (
     FleetSize,
     Worth,
     best_by_objective,
     confidence,
     frontier,
+    job_of,
     scenario_of,
     worths,
 )
@@ -51,12 +57,14 @@ from windtunnel.search.capacity.limits import METRICS, limits_from
 from windtunnel.search.capacity.probe import LEAST_STREAM
 from windtunnel.search.confidence import CONFIDENCE, lower_bound
 from windtunnel.search.evaluation.training import MEMORY
-from windtunnel.search.scores import frontier_names, is_more_better, objectives_of
+from windtunnel.search.scores import frontier_names, is_more_better, label_of, objectives_of
 from windtunnel.search.space.space import Space, as_builtins, value_text
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.engines.defaults import engine_defaults
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, pool_scenario
+from windtunnel.training.job import TrainingJob
+from windtunnel.training.setup import resolve as resolve_job
 from windtunnel.training.step import TrainingResult
 from windtunnel.units import format_count, format_seconds
 
@@ -486,3 +494,61 @@ def point_document(study: Study, outcome: SearchOutcome, index: int) -> dict[str
         "load_at_least": lower_bound(loads),
         **encode(outcome.evaluations[index]),
     }
+
+
+def write_study(evidence: SearchEvidence, folder: Path) -> None:
+    """Write a study to `folder`: every point as Parquet, the document, the page, and each workload's winner to run.
+
+    Raises:
+        InputError: the folder cannot be written to.
+    """
+    study = evidence.study
+    with new_files(folder) as draft:
+        _write_points(study, draft / "points.parquet")
+        (draft / "search.json").write_text(as_text(study_document(evidence)) + "\n", encoding="utf-8")
+        (draft / "search.html").write_text(page(search_report(evidence)), encoding="utf-8")
+        for outcome in study.outcomes:
+            if outcome.ranking and study.space.is_training:
+                _write_job(job_of(study, outcome.ranking[0]), draft)
+            elif outcome.ranking:
+                _write_winner(scenario_of(study, outcome, outcome.ranking[0]), draft, outcome.workload)
+
+
+def _write_winner(scenario: Scenario, folder: Path, workload: str | None) -> None:
+    prefix = "" if workload is None else f"{workload}-"
+    versions = engine_versions(scenario)
+    save(scenario, folder / f"{prefix}scenario.yaml")
+    (folder / f"{prefix}launch.sh").write_text(launch_script(scenario, versions), encoding="utf-8")
+    (folder / f"{prefix}kubernetes.yaml").write_text(kubernetes_manifests(scenario, versions), encoding="utf-8")
+    for path, text in helm_chart(scenario, versions).items():
+        file = folder / f"{prefix}chart" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+
+def _write_job(job: TrainingJob, folder: Path) -> None:
+    save(job, folder / "job.yaml")
+    if job.framework == "megatron":
+        (folder / "launch.sh").write_text(megatron_script(resolve_job(job)), encoding="utf-8")
+
+
+def _write_points(study: Study, path: Path) -> None:
+    """Write one row per point and workload: its choice, its answer, its figures."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    answers = [
+        (outcome, index, evaluation) for outcome in study.outcomes for index, evaluation in outcome.evaluations.items()
+    ]
+    columns: dict[str, Any] = {
+        "workload": [outcome.workload for outcome, _, _ in answers],
+        "point": [index for _, index, _ in answers],
+    }
+    choices = [study.point(index).choice for _, index, _ in answers]
+    for name in study.space.vary:
+        columns[f"vary.{name}"] = [label_of(choice[name]) for choice in choices]
+    for column in ("holds", "load", "limited_by", "refused", "num_runs", "num_requests"):
+        columns[column] = [getattr(evaluation, column) for _, _, evaluation in answers]
+    for name in sorted({name for _, _, evaluation in answers for name in evaluation.figures}):
+        columns[name] = np.array([evaluation.figures.get(name, np.nan) for _, _, evaluation in answers])
+    pq.write_table(pa.table(columns), path)

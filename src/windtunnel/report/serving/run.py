@@ -1,15 +1,19 @@
-"""A simulated serving run: latency, throughput, memory, cost, bounds, and how sure they are."""
+"""A simulated serving run: latency, throughput, memory, cost, bounds, how sure they are; and its folder of files."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from windtunnel.errors import InputError
+from windtunnel.files import check_writable_folder, new_files
 from windtunnel.metrics.client import ClientSummary
 from windtunnel.metrics.records import Table as Records
 from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import Summary, queue_growth, to_builtins
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, rows_of, table_of
 from windtunnel.report.numbers import percent
+from windtunnel.report.render.json import as_text, version
 from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.serving.curves import curves_over_time, distributions
 from windtunnel.report.serving.setup import (
@@ -23,13 +27,12 @@ from windtunnel.report.serving.setup import (
     sampling_document,
     sampling_rows,
 )
-from windtunnel.report.version import version
 from windtunnel.schema import decode, encode, fields_of
 from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import MOST_GROWTH
 from windtunnel.serving.over_time import over_time
 from windtunnel.serving.results import Result
-from windtunnel.serving.scenario import Scenario, Setup, pool_scenario
+from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, save
 from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.units import format_bytes, format_count, format_seconds
 
@@ -254,3 +257,31 @@ def _limits(slo: Slo) -> str:
 
 def _limit(limit_s: float) -> str:
     return f"{limit_s:g} s" if limit_s >= 1 else f"{limit_s * 1e3:g} ms"
+
+
+def check_folder(folder: Path, overwrite: bool) -> None:
+    """Raise InputError where no run can be written to `folder`: a file, not empty and no `overwrite`, or forbidden."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; a run is written to a folder", "choose another name")
+    check_writable_folder(folder, folder)
+    if not overwrite and folder.is_dir() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty", "choose another folder, or replace a former run with --overwrite")
+
+
+def write_run(result: Result, folder: Path) -> None:
+    """Write the records, the summary and the resolved scenario of a run to `folder`, making it where it is missing.
+
+    A fleet that changes adds the phases of its replicas, and which request was where.
+
+    Raises:
+        InputError: the folder cannot be written to.
+    """
+    with new_files(folder) as draft:
+        result.requests.write_parquet(draft / "requests.parquet")
+        result.steps.write_parquet(draft / "steps.parquet")
+        over_time(result).write_parquet(draft / "series.parquet")
+        (draft / "summary.json").write_text(as_text(run_document(result)) + "\n", encoding="utf-8")
+        save(result.scenario, draft / "scenario.yaml")
+        if result.fleet is not None:
+            result.fleet.phases.write_parquet(draft / "replicas.parquet")
+            result.fleet.stays.write_parquet(draft / "stays.parquet")

@@ -8,6 +8,7 @@ import msgspec
 
 from windtunnel.model import operators as ops
 from windtunnel.report.layout import filled, layouts_beside, rows_of, table_of
+from windtunnel.report.render.json import version
 from windtunnel.report.render.plots import Axis, bar_chart
 from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.serving.run import memory_document
@@ -19,7 +20,6 @@ from windtunnel.report.serving.setup import (
     sampling_document,
     sampling_rows,
 )
-from windtunnel.report.version import version
 from windtunnel.schema import encode, fields_of
 from windtunnel.serving.explain import ExplainedLaunch, Explanation
 

@@ -12,10 +12,9 @@ from windtunnel.hardware import Device, Node
 from windtunnel.metrics.summary import SECONDS_PER_HOUR
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import decode, set_path
-from windtunnel.search.evaluation.evaluate import code_digest
+from windtunnel.search.evaluation.evaluate import code_digest, files_digest
 from windtunnel.search.evaluation.figures import Takes, check_budget
 from windtunnel.search.evaluation.schema import Evaluation
-from windtunnel.search.space.files import files_digest
 from windtunnel.search.space.layouts import with_uneven_stages
 from windtunnel.search.space.space import Space, point_at
 from windtunnel.training.campaign import campaign
