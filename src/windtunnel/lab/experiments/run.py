@@ -46,6 +46,7 @@ from windtunnel.lab.experiments.schema import (
     Experiment,
     NcuOptions,
     load_experiment,
+    read_summary,
 )
 from windtunnel.schema import save
 
@@ -110,15 +111,6 @@ def finished_run(experiment: Experiment, results: Path) -> Outcome | None:
         if summary is not None and summary.get("status") == DONE and load_experiment(folder / CONFIG, {}) == experiment:
             return Outcome(folder, summary, was_there=True)
     return None
-
-
-def read_summary(folder: Path) -> dict[str, Any] | None:
-    """Read an experiment's summary; None where it has none, because it still runs or was stopped."""
-    try:
-        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return summary if isinstance(summary, dict) else None
 
 
 def _new_folder(experiment: Experiment, results: Path) -> Path:

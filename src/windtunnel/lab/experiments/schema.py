@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -126,6 +127,15 @@ def load_sweep(path: Path | None, changes: Mapping[str, Any], sweep: Mapping[str
             raise InputError("no model is given", "name a folder with config.json: --model path/to/model")
         experiments.append(decode(changed, Experiment, str(path or "")))
     return experiments
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """Read an experiment's summary; None where it has none, because it still runs or was stopped."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return summary if isinstance(summary, dict) else None
 
 
 PRESETS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {

@@ -1,7 +1,5 @@
 """A fitted calibration: its file, and its report."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Recorded steps against their prices: scores by run and kind, what is missing, and what a few factors mend."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A client's measurements of a server: for people, as JSON, and under the names of `vllm bench serve`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

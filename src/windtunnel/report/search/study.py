@@ -1,6 +1,7 @@
 """A search: its best points, how sure they are, what each setting is worth, what cannot run; its folder of files."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -432,12 +433,9 @@ def _fleet_sections(evidence: SearchEvidence, fleets: Sequence[FleetSize]) -> li
 
 def _refusals(outcome: SearchOutcome, heading: str, notes: Sequence[str] = ()) -> list[Section]:
     """Return how many points cannot run, by reason: on a terminal by kind of reason. `notes` follow."""
-    counts: dict[str, int] = {}
-    for reason, points in outcome.refusals.items():
-        counts[_kind_of(reason)] = counts.get(_kind_of(reason), 0) + len(points)
-    if not counts:
+    ordered = Counter(_kind_of(reason) for reason, points in outcome.refusals.items() for _ in points).most_common()
+    if not ordered:
         return []
-    ordered = sorted(counts.items(), key=lambda item: -item[1])
     short = [(reason, f"{count:,}") for reason, count in ordered[:SHOWN_REFUSALS]]
     more = [f"and {len(ordered) - SHOWN_REFUSALS} more reasons"] if len(ordered) > SHOWN_REFUSALS else []
     rows = [(reason, f"{len(points):,}") for reason, points in outcome.refusals.items()]
