@@ -15,18 +15,8 @@ from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside,
 from windtunnel.report.numbers import percent
 from windtunnel.report.render.json import as_text, version
 from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, Report, Section, Table
+from windtunnel.report.serving import setup as setup_text
 from windtunnel.report.serving.curves import curves_over_time, distributions
-from windtunnel.report.serving.setup import (
-    client_document,
-    client_rows,
-    deployment_line,
-    load_line,
-    model_line,
-    network_lines,
-    provenance_rows,
-    sampling_document,
-    sampling_rows,
-)
 from windtunnel.schema import decode, encode, fields_of
 from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import MOST_GROWTH
@@ -46,8 +36,8 @@ def run_document(result: Result) -> dict[str, Any]:
         "windtunnel": version(),
         "scenario": encode(result.scenario),
         "summary": to_builtins(result.summary),
-        "sampling": sampling_document(result.setup),
-        "client": client_document(result.setup),
+        "sampling": setup_text.sampling_document(result.setup),
+        "client": setup_text.client_document(result.setup),
         "memory": memory_document(result.memory),
         **({"memory_by_pool": by_pool} if by_pool else {}),
         "coverage": {coverage.value: share for coverage, share in result.coverage.items()},
@@ -70,12 +60,14 @@ def memory_document(memory: MemoryPlan) -> dict[str, Any]:
 
 def run_report(result: Result) -> Report:
     """Return the report of a simulation."""
-    lead = [*deployment_lines(result), load_line(result.scenario)]
+    lead = [*deployment_lines(result), setup_text.load_line(result.scenario)]
     document = run_document(result)
     sections = run_sections(
         result.scenario, document, result.requests, lambda: over_time(result), calibration=_calibration_text(result)
     )
-    return Report(model_line(result.setup), lead, sections, verdict=verdict(result.summary, result.scenario.slo))
+    return Report(
+        setup_text.model_line(result.setup), lead, sections, verdict=verdict(result.summary, result.scenario.slo)
+    )
 
 
 def run_sections(
@@ -107,7 +99,8 @@ def run_sections(
             ],
         ),
         Section(
-            "Where the operator times come from", [Facts(provenance_rows(document["coverage"], document["sources"]))]
+            "Where the operator times come from",
+            [Facts(setup_text.provenance_rows(document["coverage"], document["sources"]))],
         ),
         *_failed_checks(summary),
     ]
@@ -128,8 +121,8 @@ def _summary_section(
         facts_of({**document, **sure}, LAYOUT["sureness"]),
         Facts(
             [
-                *sampling_rows(document.get("sampling", {})),
-                *client_rows(document.get("client", {})),
+                *setup_text.sampling_rows(document.get("sampling", {})),
+                *setup_text.client_rows(document.get("client", {})),
                 *rows_of(_derived(scenario, summary, document, requests), LAYOUT["facts"]),
             ]
         ),
@@ -215,11 +208,11 @@ def deployment_lines(result: Result) -> list[str]:
     """Return devices, engine and network in a line, or in a line per pool."""
     deployment = result.scenario.deployment
     if not result.pools:
-        line = deployment_line(result.setup, deployment.fewest_replicas, deployment.most_replicas)
-        return [line, *network_lines(result.setup.network)]
+        line = setup_text.deployment_line(result.setup, deployment.fewest_replicas, deployment.most_replicas)
+        return [line, *setup_text.network_lines(result.setup.network)]
     pools = zip(deployment.pools, result.pools, strict=True)
-    lines = [f"{pool.name}: {deployment_line(made.setup, pool.replicas)}" for pool, made in pools]
-    return [*lines, *network_lines(deployment.network)]
+    lines = [f"{pool.name}: {setup_text.deployment_line(made.setup, pool.replicas)}" for pool, made in pools]
+    return [*lines, *setup_text.network_lines(deployment.network)]
 
 
 def _failed_checks(summary: Summary) -> list[Section]:
