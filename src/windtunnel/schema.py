@@ -85,6 +85,16 @@ def encode(struct: Any) -> Any:
     return msgspec.to_builtins(struct)
 
 
+def yaml_text(struct: Any) -> str:
+    """Return a struct as YAML; loading it gives an equal one."""
+    return yaml.safe_dump(encode(struct), sort_keys=False, width=120)
+
+
+def save(struct: Any, path: Path) -> None:
+    """Write a struct as YAML; loading the file gives an equal one."""
+    path.write_text(yaml_text(struct), encoding="utf-8")
+
+
 def read_yaml(path: Path) -> Any:
     """Read the content of a YAML or JSON file.
 

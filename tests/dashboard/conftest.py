@@ -17,10 +17,10 @@ import pytest
 import windtunnel as wt
 from windtunnel import cli
 from windtunnel.dashboard.server import DashboardServer
-from windtunnel.dashboard.state import dashboard_of
+from windtunnel.dashboard.view import dashboard_of
 from windtunnel.metrics.client import client_summary, client_tables
 from windtunnel.report.lab.bench import bench_document, write_bench
-from windtunnel.report.serving.files import write_run
+from windtunnel.report.serving.run import write_run
 
 SERVED: dict[str, Any] = {
     "model": "meta-llama/Llama-3.1-8B",

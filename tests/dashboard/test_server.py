@@ -19,7 +19,7 @@ from windtunnel.cli.dashboard import command
 from windtunnel.cli.verbs import Options
 from windtunnel.dashboard.app import RefusedError, check_host, check_origin
 from windtunnel.dashboard.server import DashboardServer
-from windtunnel.dashboard.state import dashboard_of
+from windtunnel.dashboard.view import dashboard_of
 from windtunnel.errors import InputError, MissingExtraError
 
 

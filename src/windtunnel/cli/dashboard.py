@@ -21,7 +21,7 @@ def command(options: Options) -> None:
             raise
         raise MissingExtraError(package, "dashboard") from None
 
-    from windtunnel.dashboard.state import dashboard_of
+    from windtunnel.dashboard.view import dashboard_of
 
     folder, host = options.folder, options.host
     with DashboardServer(dashboard_of(folder), host or HOST, options.port) as server:

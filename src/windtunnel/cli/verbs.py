@@ -216,7 +216,7 @@ def _option(names: list[str], section: str, given: str | Mapping[str, Any]) -> c
 
 def _show_version(ctx: click.Context, _param: click.Parameter, is_set: bool) -> None:
     if is_set:
-        from windtunnel.report.version import version
+        from windtunnel.report.render.json import version
 
         click.echo(f"windtunnel {version()}")
         ctx.exit()

@@ -29,8 +29,7 @@ from starlette.staticfiles import StaticFiles
 
 from windtunnel.dashboard.pages import catalog, compare, run, runs, search, step, timeline, try_scenario
 from windtunnel.dashboard.results import NotThereError
-from windtunnel.dashboard.state import Dashboard
-from windtunnel.dashboard.view import Download, Query, View
+from windtunnel.dashboard.view import Dashboard, Download, Query, View
 from windtunnel.errors import InputError, WindtunnelError, did_you_mean
 from windtunnel.report.render.json import as_text
 

@@ -8,7 +8,7 @@ from typing import Self
 import uvicorn
 
 from windtunnel.dashboard.app import dashboard_app
-from windtunnel.dashboard.state import Dashboard
+from windtunnel.dashboard.view import Dashboard
 from windtunnel.errors import InputError
 
 HOST = "127.0.0.1"

@@ -17,7 +17,7 @@ from windtunnel.files import is_file
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.report.layout import layouts_beside
 from windtunnel.report.search.capacity import capacity_document
-from windtunnel.report.serving.files import check_folder, write_run
+from windtunnel.report.serving.run import check_folder, write_run
 from windtunnel.schema import parse_yaml
 from windtunnel.search.capacity.capacity import CHECKS, Capacities, Capacity, capacity
 from windtunnel.search.capacity.limits import limits_of

@@ -1,5 +1,6 @@
-"""Pages of the dashboard: what they show, and the frame around it."""
+"""Pages of the dashboard: what they show, the frame around it, and the state that outlives a request."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,14 +9,40 @@ from urllib.parse import quote, urlencode
 
 from starlette.datastructures import QueryParams
 
+from windtunnel.dashboard.results import Results
+from windtunnel.errors import InputError
 from windtunnel.report.render.html import template
 from windtunnel.report.report import Section
+from windtunnel.search.watch import Watched
 
 PAGES = {"": "Runs", "compare": "Compare", "try": "Try", "search": "Search", "catalog": "Catalog"}
 """First part of a page's address -> its name in the menu."""
 
 Query = QueryParams
 """Fields of an address or a form."""
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """The results, the lock and the searches behind the pages."""
+
+    results: Results
+    running: threading.Lock = field(default_factory=threading.Lock)
+    """Taken while something is simulated: one at a time is fastest for all."""
+    watched: dict[str, Watched] = field(default_factory=dict)
+    """Searches that were opened, by the digest of their space."""
+
+
+def dashboard_of(folder: Path) -> Dashboard:
+    """Return the dashboard of a folder of results.
+
+    Raises:
+        InputError: there is no such folder.
+    """
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise InputError(f"{folder} {what}; a folder of results is needed", "windtunnel simulate ... --out FOLDER/NAME")
+    return Dashboard(Results(folder))
 
 
 @dataclass(frozen=True)

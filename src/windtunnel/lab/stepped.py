@@ -1,7 +1,7 @@
 """Step an engine by hand in this process, and measure the host's share of its steps."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -30,19 +30,19 @@ class HostSample:
         return self.schedule_s + self.prepare_s + self.process_s
 
 
-@dataclass(frozen=True)
+@dataclass
 class EngineStep:
-    """The record of one engine step."""
+    """The record of one engine step, which hooks inside the engine may fill in."""
 
-    scheduled: Mapping[str, int]
+    scheduled: Mapping[str, int] = field(default_factory=dict)
     """Request -> tokens in the step."""
-    step_s: float
-    schedule_s: float
-    forward_s: float
+    step_s: float = 0.0
+    schedule_s: float = 0.0
+    forward_s: float = 0.0
     """Time of the model, the head and sampling."""
-    process_s: float
+    process_s: float = 0.0
     """Time in which the scheduler takes in the sampled tokens."""
-    progressed: Mapping[str, int]
+    progressed: Mapping[str, int] = field(default_factory=dict)
     """Request -> its output tokens so far."""
 
     @property

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,18 +24,6 @@ QUEUE_AHEAD_S, MOST_AHEAD_S = 0.01, 0.2
 CYCLES_PER_S = 2e9
 """Clock rate that `torch.cuda._sleep` counts: H100 SXM 1.98 GHz, A100 1.41, others up to 2.6 (data sheets)."""
 EMPTY_MARKS = 200
-
-
-class Stopwatch(Protocol):
-    """Times the spans between marks."""
-
-    def mark(self, name: str) -> None:
-        """End a span called `name`; an empty name drops it."""
-        ...
-
-    def durations(self) -> dict[str, list[float]]:
-        """Name -> seconds of each of its spans, in order."""
-        ...
 
 
 @dataclass
@@ -133,6 +121,10 @@ class KinetoStopwatch:
                 spent_us = event.device_time_total if self.is_cuda else event.cpu_time_total
                 seconds[int(event.name.removeprefix(RANGE))] = spent_us / 1e6
         return _spans(self.names, seconds[:-1])
+
+
+Stopwatch = HostStopwatch | CudaStopwatch | KinetoStopwatch
+"""`mark` ends a span by name, which an empty name drops; `durations` are the seconds of the spans of each name."""
 
 
 def _spans(names: Sequence[str], seconds: Sequence[float]) -> dict[str, list[float]]:

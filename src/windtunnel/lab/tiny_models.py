@@ -9,12 +9,14 @@ import numpy as np
 
 from windtunnel.errors import import_extra
 from windtunnel.lab.bench.client import FIRST_TOKEN_ID, WORD
+from windtunnel.schema import read_yaml
 
 _FILES = Path(__file__).with_name("tiny_model")
 """Config and tokenizer, but for the words of its vocabulary.
 
 An end that no tokenizer ever gives: answers have the requested length, also where a server refuses ignore_eos.
 """
+_LAYOUT: dict[str, dict[str, Any]] = read_yaml(Path(__file__).with_suffix(".yaml"))
 TINY: dict[str, Any] = json.loads((_FILES / "config.json").read_text(encoding="utf-8"))
 """1.2 million parameters: a few milliseconds a step on any processor."""
 
@@ -50,28 +52,17 @@ def _tokenizer() -> dict[str, Any]:
 
 def _llama_weights() -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    width, inner, dim = TINY["hidden_size"], TINY["intermediate_size"], TINY["head_dim"]
-    query, kv = TINY["num_attention_heads"] * dim, TINY["num_key_value_heads"] * dim
-
-    def matrix(*shape: int) -> Any:
-        return (rng.standard_normal(shape) * 0.02).astype(np.float32)
-
-    weights = {"model.embed_tokens.weight": matrix(TINY["vocab_size"], width)}
+    dim = TINY["head_dim"]
+    sizes = TINY | {"query": TINY["num_attention_heads"] * dim, "kv": TINY["num_key_value_heads"] * dim}
+    shapes = dict(_LAYOUT["first"])
     for layer in range(TINY["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}"
-        weights |= {
-            f"{prefix}.self_attn.q_proj.weight": matrix(query, width),
-            f"{prefix}.self_attn.k_proj.weight": matrix(kv, width),
-            f"{prefix}.self_attn.v_proj.weight": matrix(kv, width),
-            f"{prefix}.self_attn.o_proj.weight": matrix(width, query),
-            f"{prefix}.mlp.gate_proj.weight": matrix(inner, width),
-            f"{prefix}.mlp.up_proj.weight": matrix(inner, width),
-            f"{prefix}.mlp.down_proj.weight": matrix(width, inner),
-            f"{prefix}.input_layernorm.weight": np.ones(width, np.float32),
-            f"{prefix}.post_attention_layernorm.weight": np.ones(width, np.float32),
-        }
-    norm = {"model.norm.weight": np.ones(width, np.float32)}
-    return weights | norm | {"lm_head.weight": matrix(TINY["vocab_size"], width)}
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _LAYOUT["layer"].items()}
+    weights = {}
+    for name, shape in (shapes | _LAYOUT["last"]).items():
+        lengths = [sizes[size] for size in shape]
+        drawn = np.ones(lengths) if len(lengths) == 1 else rng.standard_normal(lengths) * 0.02
+        weights[f"{name}.weight"] = drawn.astype(np.float32)
+    return weights
 
 
 SPACE = "\u2581"
@@ -92,14 +83,8 @@ def write_tiny_gguf(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tokens, types = _pieces(TINY["vocab_size"])
     writer = gguf.GGUFWriter(folder / "tiny.gguf", "llama")
-    writer.add_context_length(TINY["max_position_embeddings"])
-    writer.add_embedding_length(TINY["hidden_size"])
-    writer.add_block_count(TINY["num_hidden_layers"])
-    writer.add_feed_forward_length(TINY["intermediate_size"])
-    writer.add_head_count(TINY["num_attention_heads"])
-    writer.add_head_count_kv(TINY["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(TINY["rms_norm_eps"])
-    writer.add_rope_dimension_count(TINY["head_dim"])
+    for name, key in _LAYOUT["gguf"].items():
+        getattr(writer, f"add_{name}")(TINY[key])
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
     writer.add_token_scores([-float(number) for number in range(len(tokens))])

@@ -8,10 +8,10 @@ import numpy as np
 
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
 from windtunnel.report.numbers import number, percent
+from windtunnel.report.render.json import version
 from windtunnel.report.render.plots import Axis, Bar, tracks
 from windtunnel.report.report import Bars, Block, Figures, OnPage, OnTerminal, Report, Section, Table
 from windtunnel.report.serving.setup import network_lines
-from windtunnel.report.version import version
 from windtunnel.schema import encode, fields_of
 from windtunnel.training.campaign import Campaign
 from windtunnel.training.costs import PHASES, ExplainedTask

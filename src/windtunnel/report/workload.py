@@ -1,14 +1,10 @@
 """The contents of a workload or trace, for people and as a document."""
 
-from __future__ import annotations
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
+from windtunnel.formats.collective_calls import CollectiveCall, Contents
 from windtunnel.report.layout import layouts_beside, rows_of, table_of
 from windtunnel.report.report import Facts, Report, Section
-
-if TYPE_CHECKING:
-    from windtunnel.formats.collective_calls import CollectiveCall, Contents
 
 LAYOUT = layouts_beside(__file__)
 

@@ -2,37 +2,27 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
+from windtunnel.schema import read_yaml
 from windtunnel.search.confidence import lower_bound
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.space.space import Space, point_at
 
-LATENCIES = tuple(
-    f"{metric}_{statistic}" for metric in ("ttft", "tpot", "itl", "e2e") for statistic in ("mean", "p50", "p90", "p99")
-)
-MORE_IS_BETTER = (
-    "requests_per_usd",
-    "requests_per_s",
-    "output_tokens_per_s",
-    "output_tokens_per_s_per_device",
-    "output_tokens_per_s_per_user",
-)
-LESS_IS_BETTER = ("usd_per_million_output_tokens", "usd_per_hour", "devices", "output_token_j", "mean_w", *LATENCIES)
-OBJECTIVES = (*MORE_IS_BETTER, *LESS_IS_BETTER)
-MORE_OF_JOBS = ("tokens_per_s_per_device", "tokens_per_s", "tokens_per_usd", "mfu")
-LESS_OF_JOBS = ("step_s", "run_s", "run_usd", "run_j", "token_j", "usd_per_hour", "devices", "memory_bytes")
+_NAMES: Mapping[str, Sequence[str]] = read_yaml(Path(__file__).with_suffix(".yaml"))
+OBJECTIVES = (*_NAMES["more_is_better"], *_NAMES["less_is_better"])
 
 
 def objectives_of(space: Space) -> tuple[str, ...]:
     """Return the names of the objectives that a space can be searched for."""
-    return (*MORE_OF_JOBS, *LESS_OF_JOBS) if space.is_training else OBJECTIVES
+    return (*_NAMES["more_of_jobs"], *_NAMES["less_of_jobs"]) if space.is_training else OBJECTIVES
 
 
 def is_more_better(objective: str) -> bool:
     """Whether a greater value of an objective is better."""
-    return objective in MORE_IS_BETTER or objective in MORE_OF_JOBS
+    return objective in _NAMES["more_is_better"] or objective in _NAMES["more_of_jobs"]
 
 
 def score(evaluation: Evaluation, objective: str) -> float:

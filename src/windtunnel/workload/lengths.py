@@ -21,18 +21,25 @@ class Fixed(Schema, tag="fixed", tag_field="type"):
     tokens: Tokens
 
 
-class Uniform(Schema, tag="uniform", tag_field="type"):
+class Bounded(Schema):
+    """A distribution from `min_tokens` to `max_tokens`, which may be None."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where the bounds are out of order."""
+        super().__post_init__()
+        least, largest = (getattr(self, name) for name in ("min_tokens", "max_tokens"))
+        if largest is not None and least > largest:
+            raise ValueError(f"min_tokens is {least}, above max_tokens, which is {largest}")
+
+
+class Uniform(Bounded, tag="uniform", tag_field="type"):
     """Uniform over the integers from `min_tokens` to `max_tokens`, both included."""
 
     min_tokens: Tokens
     max_tokens: Tokens
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_bounds(self.min_tokens, self.max_tokens)
 
-
-class Normal(Schema, tag="normal", tag_field="type"):
+class Normal(Bounded, tag="normal", tag_field="type"):
     """Normal, rounded, then clipped: lengths beyond a bound are set to it."""
 
     mean_tokens: Positive
@@ -40,12 +47,8 @@ class Normal(Schema, tag="normal", tag_field="type"):
     min_tokens: Tokens = 1
     max_tokens: Tokens | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_bounds(self.min_tokens, self.max_tokens)
 
-
-class Lognormal(Schema, tag="lognormal", tag_field="type"):
+class Lognormal(Bounded, tag="lognormal", tag_field="type"):
     """exp(Normal(log(median_tokens), sigma)), rounded, then clipped: lengths beyond a bound are set to it.
 
     Before clipping the mean is median * exp(sigma^2 / 2). A mean m and standard deviation s need
@@ -58,12 +61,8 @@ class Lognormal(Schema, tag="lognormal", tag_field="type"):
     min_tokens: Tokens = 1
     max_tokens: Tokens | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_bounds(self.min_tokens, self.max_tokens)
 
-
-class Zipf(Schema, tag="zipf", tag_field="type"):
+class Zipf(Bounded, tag="zipf", tag_field="type"):
     """The r-th shortest length has a probability proportional to r^-alpha: `min_tokens` (r = 1) is the likeliest.
 
     Bounded, so that any alpha >= 0 is allowed; 0 is uniform.
@@ -75,7 +74,6 @@ class Zipf(Schema, tag="zipf", tag_field="type"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_bounds(self.min_tokens, self.max_tokens)
         if self.max_tokens - self.min_tokens >= MAX_DISTINCT_TOKENS:
             raise ValueError(f"max_tokens - min_tokens must be below {MAX_DISTINCT_TOKENS}")
 
@@ -113,8 +111,3 @@ class Empirical(Schema, tag="empirical", tag_field="type"):
 
 
 Lengths = Tokens | Fixed | Uniform | Normal | Lognormal | Zipf | Empirical
-
-
-def _check_bounds(min_tokens: int, max_tokens: int | None) -> None:
-    if max_tokens is not None and min_tokens > max_tokens:
-        raise ValueError(f"min_tokens is {min_tokens}, above max_tokens, which is {max_tokens}")

@@ -11,8 +11,8 @@ from windtunnel.lab.experiments.schema import (
     load_experiment,
     load_sweep,
     parse_sweep,
-    save_experiment,
 )
+from windtunnel.schema import save
 
 
 def test_a_file_is_read_with_changes_over_it_and_written_back(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_a_file_is_read_with_changes_over_it_and_written_back(tmp_path: Path) ->
     found = load_experiment(path, {"batch_size": 4, "ncu_options.launch_count": 3})
     assert (found.mode, found.batch_size) == ("nsys_ncu", 4)
     assert (found.ncu_options.kernel_name, found.ncu_options.launch_count) == ("gemm.*", 3)
-    save_experiment(found, path)
+    save(found, path)
     assert load_experiment(path, {}) == found
 
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from windtunnel.lab.profile.grid import Point, Refinement, octaves
+from windtunnel.lab.profile.compute import Point, Refinement, octaves
 
 
 def refined(seconds_of, axes, tolerance: float, limit: int = 200) -> tuple[Refinement, int]:

@@ -20,7 +20,7 @@ from windtunnel.report.lab.comparison import (
 )
 from windtunnel.report.render.html import page
 from windtunnel.report.render.terminal import show
-from windtunnel.report.serving.files import write_run
+from windtunnel.report.serving.run import write_run
 from windtunnel.serving.scenario import Scenario, resolve, scenario_from
 from windtunnel.serving.simulate import simulate
 

@@ -7,7 +7,7 @@ import pytest
 import windtunnel as wt
 from windtunnel.errors import WindtunnelError
 from windtunnel.metrics.records import Table
-from windtunnel.report.serving.files import check_folder, write_run
+from windtunnel.report.serving.run import check_folder, write_run
 from windtunnel.serving.results import Result
 
 

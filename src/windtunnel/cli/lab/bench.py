@@ -22,7 +22,7 @@ from windtunnel.lab.tiny_models import write_tiny_gguf, write_tiny_model
 from windtunnel.metrics.client import client_summary
 from windtunnel.report.lab.bench import bench_document, bench_report, vllm_document, write_bench
 from windtunnel.report.render.json import as_text
-from windtunnel.report.serving.files import check_folder
+from windtunnel.report.serving.run import check_folder
 from windtunnel.schema import read_yaml
 from windtunnel.serving.scenario import Scenario, scenario_from
 from windtunnel.units import format_count

@@ -13,8 +13,13 @@ from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import Flows
 from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import BACKENDS, NetworkSettings
-from windtunnel.report.network.files import write_flow_times, write_link_use, write_queues
-from windtunnel.report.network.network import collective_document, collective_report
+from windtunnel.report.network.network import (
+    collective_document,
+    collective_report,
+    write_flow_times,
+    write_link_use,
+    write_queues,
+)
 from windtunnel.units import format_count, parse_quantity
 
 

@@ -12,9 +12,8 @@ from windtunnel.cli.output import answer, remark, remark_left_out, write_page
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, WindtunnelError, check_known
-from windtunnel.report.search.files import write_study
-from windtunnel.report.search.study import SearchEvidence, search_report, study_document
-from windtunnel.report.serving.files import check_folder
+from windtunnel.report.search.study import SearchEvidence, search_report, study_document, write_study
+from windtunnel.report.serving.run import check_folder
 from windtunnel.search.answers import fleets, misconfiguration, why
 from windtunnel.search.capacity.limits import named_values
 from windtunnel.search.executors import EXECUTORS, Means

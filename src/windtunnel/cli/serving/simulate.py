@@ -10,7 +10,7 @@ from windtunnel.errors import InputError
 from windtunnel.formats.timeline.file import check_file
 from windtunnel.formats.timeline.write import MAX_EVENTS, write_timeline
 from windtunnel.formats.vidur.write import check_metrics_file, request_metrics, write_request_metrics
-from windtunnel.report.version import version
+from windtunnel.report.render.json import version
 from windtunnel.units import format_count
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ def command(options: Options) -> None:
     described = scenario_of(options, options.slo, launched(options.from_command))
 
     # Loading the engine takes most of a second; a wrong scenario is answered before.
-    from windtunnel.report.serving.files import check_folder, write_run
-    from windtunnel.report.serving.run import run_document, run_report
+    from windtunnel.report.serving.run import check_folder, run_document, run_report, write_run
     from windtunnel.serving.simulate import simulate
 
     if options.out is not None:

@@ -7,8 +7,8 @@ from windtunnel.cli.output import answer, remark, remark_left_out, remark_node, 
 from windtunnel.cli.verbs import Options
 from windtunnel.formats.timeline.file import check_file
 from windtunnel.formats.timeline.training import write_step_timeline
+from windtunnel.report.render.json import version
 from windtunnel.report.report import Report
-from windtunnel.report.version import version
 from windtunnel.schema import encode
 from windtunnel.serving.shorthand import JOB_PATHS
 from windtunnel.training.job import TrainingJob, load

@@ -4,8 +4,7 @@ from typing import Any
 
 from windtunnel.catalog import KINDS, known_name, names
 from windtunnel.dashboard.results import NotThereError
-from windtunnel.dashboard.state import Dashboard
-from windtunnel.dashboard.view import Query, View, link
+from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.errors import did_you_mean
 from windtunnel.report import catalog
 from windtunnel.report.report import Section

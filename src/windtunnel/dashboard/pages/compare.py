@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from windtunnel.dashboard.results import ResultEntry, records
-from windtunnel.dashboard.state import Dashboard
-from windtunnel.dashboard.view import Query, View, link
+from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.errors import InputError
 from windtunnel.report.layout import Column, layouts_beside, table_of
 from windtunnel.report.numbers import quantity, span_text

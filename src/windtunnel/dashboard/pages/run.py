@@ -8,8 +8,7 @@ import numpy as np
 
 from windtunnel.dashboard.pages.document import document_sections
 from windtunnel.dashboard.results import ResultEntry, records
-from windtunnel.dashboard.state import Dashboard
-from windtunnel.dashboard.view import Query, View, link
+from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.errors import InputError
 from windtunnel.metrics.client import ClientSummary
 from windtunnel.metrics.records import REQUEST_COLUMNS

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 
 from windtunnel.dashboard.results import MOST_RESULTS, ResultEntry
-from windtunnel.dashboard.state import Dashboard
-from windtunnel.dashboard.view import Query, View, link
+from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.report.layout import layouts_beside, table_of
 from windtunnel.report.numbers import percent, quantity, span_text
 from windtunnel.report.report import Cell, Section

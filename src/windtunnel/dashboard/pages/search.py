@@ -6,8 +6,7 @@ from typing import Any
 
 from windtunnel.dashboard.pages.document import TOP
 from windtunnel.dashboard.results import NotThereError
-from windtunnel.dashboard.state import Dashboard
-from windtunnel.dashboard.view import Query, View, link
+from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.errors import InputError
 from windtunnel.report.report import Block, Cell, Section, Table
 from windtunnel.report.search.figures import objective_text, space_line

@@ -4,8 +4,7 @@ from typing import Any
 
 from windtunnel.dashboard.pages.run import result_view
 from windtunnel.dashboard.results import records
-from windtunnel.dashboard.state import Dashboard
-from windtunnel.dashboard.view import Query, View
+from windtunnel.dashboard.view import Dashboard, Query, View
 from windtunnel.errors import InputError
 from windtunnel.report.report import Section
 from windtunnel.report.serving.step import batch_line, step_document, step_sections

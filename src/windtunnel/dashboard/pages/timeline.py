@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from windtunnel.dashboard.pages.run import result_view
 from windtunnel.dashboard.results import records
-from windtunnel.dashboard.state import Dashboard
-from windtunnel.dashboard.view import Download, Query, View, link
+from windtunnel.dashboard.view import Dashboard, Download, Query, View, link
 from windtunnel.errors import InputError
 from windtunnel.formats.timeline.plan import TrackBatches, batches_by_track
 from windtunnel.formats.timeline.write import write_timeline

@@ -6,8 +6,7 @@ from typing import Any, TypeVar
 
 from windtunnel import catalog
 from windtunnel.dashboard import trial as trials
-from windtunnel.dashboard.state import Dashboard
-from windtunnel.dashboard.view import Query, View, link
+from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.errors import InputError
 from windtunnel.model.precision import Format
 from windtunnel.report.layout import table_of

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +19,12 @@ from windtunnel.lab.stepped import OVERHEAD_TOKENS, EngineStep
 from windtunnel.lab.timing import Stopwatch
 from windtunnel.schema import read_yaml
 
-MODULES: Mapping[str, str] = read_yaml(Path(__file__).with_name("vllm.yaml"))
+_SETTINGS: Mapping[str, dict[str, str]] = read_yaml(Path(__file__).with_name("vllm.yaml"))
+MODULES = _SETTINGS["modules"]
 """Last name of a module of vLLM's models -> the launch that ends when it returns."""
 
-ENVIRONMENT: Mapping[str, str] = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "DO_NOT_TRACK": "1",
-    **OFFLINE,
-}
 SERVER = EngineServer(
-    ("-m", "vllm.entrypoints.openai.api_server"),
-    "--model",
-    environment={"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", **OFFLINE},
+    ("-m", "vllm.entrypoints.openai.api_server"), "--model", environment={**_SETTINGS["server_environment"], **OFFLINE}
 )
 
 
@@ -47,16 +38,6 @@ class VllmSettings:
     dtype: str = "bfloat16"
     kv_cache_gib: int = 1
     """Size of the KV cache on a CPU."""
-
-
-@dataclass
-class _Spans:
-    """Seconds of the parts of the current step."""
-
-    schedule_s: float = 0.0
-    forward_s: float = 0.0
-    process_s: float = 0.0
-    scheduled: dict[str, int] = field(default_factory=dict)
 
 
 def is_installed() -> bool:
@@ -74,7 +55,7 @@ def version() -> str:
     """
     if not is_installed():
         raise InputError("vLLM is not installed", "see docs/guides/bench.md")
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(_SETTINGS["server_environment"] | _SETTINGS["engine_environment"] | OFFLINE)
     import vllm
 
     return str(vllm.__version__)
@@ -121,7 +102,7 @@ class VllmEngine:
         self.runner = getattr(worker, "worker", worker).model_runner
         self.num_blocks = int(core.scheduler.cache_config.num_gpu_blocks)
         self.block_size = int(core.scheduler.cache_config.block_size)
-        self._spans = _Spans()
+        self._step = EngineStep()
         self._forward_from_s = 0.0
         self._watch_parts()
 
@@ -134,19 +115,12 @@ class VllmEngine:
 
     def step(self) -> EngineStep:
         """Schedule, compute and process one batch."""
-        self._spans = _Spans()
+        step = self._step = EngineStep()
         before_s = self.now()
         outputs = self.engine.step()
-        step_s = self.now() - before_s
-        spans = self._spans
-        return EngineStep(
-            scheduled=spans.scheduled,
-            step_s=step_s,
-            schedule_s=spans.schedule_s,
-            forward_s=spans.forward_s,
-            process_s=spans.process_s,
-            progressed={str(output.request_id): len(output.outputs[0].token_ids) for output in outputs},
-        )
+        step.step_s = self.now() - before_s
+        step.progressed = {str(output.request_id): len(output.outputs[0].token_ids) for output in outputs}
+        return step
 
     def close(self) -> None:
         """End the engine, so that another can start in this process."""
@@ -204,16 +178,16 @@ class VllmEngine:
         def timed_schedule(*arguments: Any, **options: Any) -> Any:
             before_s = self.now()
             output = schedule(*arguments, **options)
-            self._spans.schedule_s += self.now() - before_s
+            self._step.schedule_s += self.now() - before_s
             # vLLM appends `-` and eight random characters to a request's name.
             tokens = output.num_scheduled_tokens.items()
-            self._spans.scheduled = {str(key).rpartition("-")[0] or str(key): int(n) for key, n in tokens}
+            self._step.scheduled = {str(key).rpartition("-")[0] or str(key): int(n) for key, n in tokens}
             return output
 
         def timed_update(*arguments: Any, **options: Any) -> Any:
             before_s = self.now()
             output = update(*arguments, **options)
-            self._spans.process_s += self.now() - before_s
+            self._step.process_s += self.now() - before_s
             return output
 
         self.scheduler.schedule, self.scheduler.update_from_output = timed_schedule, timed_update
@@ -228,7 +202,7 @@ class VllmEngine:
 
     def _leave(self, *_: Any) -> None:
         _wait_for_gpu()
-        self._spans.forward_s += self.now() - self._forward_from_s
+        self._step.forward_s += self.now() - self._forward_from_s
 
 
 def start_stepped(config: Mapping[str, Any], batch: int) -> VllmEngine:

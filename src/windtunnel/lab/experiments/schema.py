@@ -2,27 +2,14 @@
 
 import copy
 import itertools
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-
+from windtunnel import schema
 from windtunnel.errors import InputError, check_known
-from windtunnel.schema import (
-    AtLeastOne,
-    NonNegative,
-    Schema,
-    check_non_negative,
-    check_seed,
-    decode,
-    encode,
-    parse_yaml,
-    read_table,
-    read_yaml,
-    set_path,
-)
 
 CONFIG, SUMMARY, METRICS, LOG = "config.yaml", "summary.json", "metrics.json", "experiment.log"
 SCRIPT, TRACE = "inference_script.py", "torch_trace.json.gz"
@@ -30,7 +17,7 @@ REQUESTS, STEPS, KERNELS = "requests.parquet", "steps.parquet", "kernels.parquet
 """Files of a result folder."""
 
 
-class NsysOptions(Schema):
+class NsysOptions(schema.Schema):
     """Options of Nsight Systems."""
 
     trace: str = "cuda,nvtx,osrt,cublas,cudnn"
@@ -41,7 +28,7 @@ class NsysOptions(Schema):
     """Record hardware counters over time; needs rights that most machines do not give."""
 
 
-class NcuOptions(Schema):
+class NcuOptions(schema.Schema):
     """Options of Nsight Compute."""
 
     kernel_name: str | None = None
@@ -54,7 +41,7 @@ class NcuOptions(Schema):
     """A set of sections: `basic`, `detailed`, `full`, `roofline`."""
 
 
-class TorchOptions(Schema):
+class TorchOptions(schema.Schema):
     """Options of torch.profiler."""
 
     num_steps: int = 32
@@ -64,7 +51,7 @@ class TorchOptions(Schema):
     """Record Python stacks; traces are about ten times as large, and take minutes to write."""
 
 
-class Experiment(Schema):
+class Experiment(schema.Schema):
     """An experiment: one model, one batch of equal requests, one way to observe them."""
 
     model: str
@@ -72,17 +59,17 @@ class Experiment(Schema):
     mode: Literal["inference_only", "nsys", "nsys_ncu", "torch"] = "inference_only"
     engine: Literal["transformers", "vllm"] = "transformers"
     prompt: str = "Hello, how are you?"
-    prompt_tokens: AtLeastOne | None = None
+    prompt_tokens: schema.AtLeastOne | None = None
     """Number of random tokens in place of the text; needs no tokenizer."""
-    max_tokens: AtLeastOne = 100
-    temperature: NonNegative = 0.7
-    batch_size: AtLeastOne = 1
-    tensor_parallel_size: AtLeastOne = 1
+    max_tokens: schema.AtLeastOne = 100
+    temperature: schema.NonNegative = 0.7
+    batch_size: schema.AtLeastOne = 1
+    tensor_parallel_size: schema.AtLeastOne = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    num_warmup: Annotated[int, check_non_negative] = 1
+    num_warmup: Annotated[int, schema.check_non_negative] = 1
     """Runs before the measured one."""
-    seed: Annotated[int, check_seed] = 0
+    seed: Annotated[int, schema.check_seed] = 0
     name: str | None = None
     """Name of the results; None: the model's."""
     nsys_options: NsysOptions = NsysOptions()
@@ -119,26 +106,30 @@ def load_sweep(path: Path | None, changes: Mapping[str, Any], sweep: Mapping[str
     Raises:
         InputError: names the field that is wrong or missing.
     """
-    raw = read_table(path, "an experiment", "model: path/to/model") if path is not None else {}
+    raw = schema.read_table(path, "an experiment", "model: path/to/model") if path is not None else {}
     experiments = []
     for values in itertools.product(*sweep.values()):
         changed = copy.deepcopy(raw)
         for dotted, value in [*changes.items(), *zip(sweep, values, strict=True)]:
-            set_path(changed, dotted, value)
+            schema.set_path(changed, dotted, value)
         if "model" not in changed:
             raise InputError("no model is given", "name a folder with config.json: --model path/to/model")
-        experiments.append(decode(changed, Experiment, str(path or "")))
+        experiments.append(schema.decode(changed, Experiment, str(path or "")))
     return experiments
 
 
-def save_experiment(experiment: Experiment, path: Path) -> None:
-    """Write an experiment as YAML; loading the file gives an equal one."""
-    path.write_text(yaml.safe_dump(encode(experiment), sort_keys=False, width=120), encoding="utf-8")
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """Read an experiment's summary; None where it has none, because it still runs or was stopped."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return summary if isinstance(summary, dict) else None
 
 
 PRESETS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     name: {field: tuple(values) for field, values in sweep.items()}
-    for name, sweep in read_yaml(Path(__file__).with_name("presets.yaml")).items()
+    for name, sweep in schema.read_yaml(Path(__file__).with_name("presets.yaml")).items()
 }
 """Name -> fields and values of a sweep."""
 
@@ -162,7 +153,7 @@ def parse_sweep(text: str) -> dict[str, tuple[Any, ...]]:
         check_known(field, known, f"--parameter-sweep: there is no field {field!r}", ", ".join(known))
         if field in fields:
             raise InputError(f"--parameter-sweep: {field} stands twice")
-        fields[field] = tuple(parse_yaml(value) for value in values.split(","))
+        fields[field] = tuple(schema.parse_yaml(value) for value in values.split(","))
     if not fields:
         raise InputError("--parameter-sweep is empty", 'for instance "batch_size:1,2,4;max_tokens:50,100"')
     return fields

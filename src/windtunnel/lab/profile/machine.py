@@ -9,8 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
@@ -62,11 +60,6 @@ def device_of(name: str, torch_device: str, clock: str) -> Device:
         },
         **figures,
     )
-
-
-def write_device(device: Device, path: Path) -> None:
-    """Write the device as YAML, to be named as `--device`."""
-    path.write_text(yaml.safe_dump(encode(device), sort_keys=False, width=120), encoding="utf-8")
 
 
 def _cpu_figures() -> dict[str, Any]:

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 from windtunnel.formats.vidur.profiles import Cell, VidurRow
 from windtunnel.lab.stepped import HostSample
-from windtunnel.schema import encode, read_yaml
+from windtunnel.schema import read_yaml, save
 from windtunnel.serving.calibration import Calibration, Provenance
 from windtunnel.serving.deployment import HostOverheads
 
@@ -68,8 +67,7 @@ def write_overheads(folder: Path, about: Mapping[str, str], model: str, samples:
             devices=(about["device"],),
         ),
     )
-    text = yaml.safe_dump(encode(calibration), sort_keys=False, width=120)
-    (folder / CALIBRATION).write_text(text, encoding="utf-8")
+    save(calibration, folder / CALIBRATION)
 
 
 def overheads_rows(model: str, samples: Sequence[HostSample]) -> list[VidurRow]:

@@ -13,26 +13,13 @@ import numpy as np
 
 from windtunnel import catalog
 from windtunnel.errors import InputError, check_known
-from windtunnel.formats.vidur.profiles import (
-    STATISTICS_OF,
-    ProfiledStep,
-    collective_files,
-    vidur_files,
-    write_vidur_rows,
-)
+from windtunnel.formats.vidur import profiles as vidur
 from windtunnel.hardware import ANY_DEVICE, Device
 from windtunnel.lab.engines.vllm import version as vllm_version
+from windtunnel.lab.profile import machine
 from windtunnel.lab.profile.attention import attention_version, check_attention
 from windtunnel.lab.profile.collectives import CollectivesPlan, TimedCollective, collective_tables
 from windtunnel.lab.profile.compute import Extent, Progress, Stepper, TimeBudget, measure_steps, operator_tables
-from windtunnel.lab.profile.machine import (
-    device_of,
-    free_memory_bytes,
-    last_level_cache_bytes,
-    provenance_of,
-    today,
-    write_device,
-)
 from windtunnel.lab.profile.overheads import overheads_rows, write_overheads
 from windtunnel.lab.profile.samples import Journal, MeasuredStep, read_journal
 from windtunnel.lab.profile.torch_steps import require_torch, torch_steppers
@@ -45,6 +32,7 @@ from windtunnel.model.precision import Precision
 from windtunnel.model.shape import ModelSpec, Shard, operator_types
 from windtunnel.pricing.profile import profile_provenance, write_profile
 from windtunnel.pricing.table import MeasurementTable, read_tables
+from windtunnel.schema import save
 from windtunnel.serving.scenario import check_parallelism
 
 OVERHEAD_CONTEXT = 128
@@ -131,9 +119,9 @@ def profile_compute(
     any_node = msgspec.structs.replace(catalog.node("pcie"), device=ANY_DEVICE, num_devices=1024)
     for degree in plan.tp:
         check_parallelism(model, Parallelism(tp=degree), any_node)
-    device = device_of(device_name, torch_device, clock)
+    device = machine.device_of(device_name, torch_device, clock)
     kernels = ENGINES[plan.engine]
-    about = provenance_of(device, torch_device, clock) | {"engine": plan.engine} | kernels.versions(plan)
+    about = machine.provenance_of(device, torch_device, clock) | {"engine": plan.engine} | kernels.versions(plan)
     pressure = measure_pressure()
     host: list[HostSample] = []
     for degree in plan.tp:
@@ -165,7 +153,7 @@ def _vllm_steppers(shard: Shard, plan: ComputePlan, host: list[HostSample]) -> I
 
 def _torch_steppers(shard: Shard, plan: ComputePlan, _host: list[HostSample]) -> Iterator[Stepper]:
     device = str(plan.torch_device)
-    cache_bytes, memory_bytes = last_level_cache_bytes(device), free_memory_bytes(device)
+    cache_bytes, memory_bytes = machine.last_level_cache_bytes(device), machine.free_memory_bytes(device)
     return torch_steppers(shard, device, str(plan.clock), plan.extent, cache_bytes, memory_bytes, plan.attention)
 
 
@@ -200,8 +188,8 @@ def write_steps(
     measured = ((operator.op, operator.statistics) for step in steps for operator in step.operators)
     source = f"{device.name}, {about['engine']} {about.get('engine_version', about['torch'])}, {about['clock']}"
     tables = operator_tables(measured, source)
-    write_profile(folder, tables, about | {"date": today()})
-    write_device(device, folder / "device.yaml")
+    write_profile(folder, tables, about | {"date": machine.today()})
+    save(device, folder / "device.yaml")
     return tables
 
 
@@ -228,7 +216,7 @@ def profile_overheads(
     folder.mkdir(parents=True, exist_ok=True)
     about = {"engine": engine, "engine_version": known[engine].version(), "device": device_name}
     write_overheads(folder, about, model.name, host)
-    write_vidur_rows(overheads_rows(model.name, host), folder / "cpu_overheads.csv")
+    vidur.write_vidur_rows(overheads_rows(model.name, host), folder / "cpu_overheads.csv")
     return host
 
 
@@ -245,7 +233,7 @@ def write_collectives(folder: Path, device_name: str, plan: CollectivesPlan, tim
         if other != device_name:
             raise InputError(f"{folder} is a profile of {other}, not of {device_name}", "choose another folder")
     tables = collective_tables(timed, f"{device_name}, {plan.backend}, torch {torch.__version__}")
-    about = {"device": device_name, "backend": plan.backend, "torch": torch.__version__, "date": today()}
+    about = {"device": device_name, "backend": plan.backend, "torch": torch.__version__, "date": machine.today()}
     how = ", replayed as a CUDA graph" if plan.backend == "nccl" else ""
     write_profile(folder, tables, about | {"method": f"wall time of executions in a row{how}, slowest rank"})
 
@@ -266,23 +254,23 @@ def write_vidur(folder: Path, model: ModelSpec, block_size: int, out: Path) -> l
     organisation, _, name = model.name.rpartition("/")
     below = out / "compute" / device / (organisation or "local") / name
     written = []
-    for file, rows in vidur_files(model, steps, block_size).items():
-        write_vidur_rows(rows, below / file)
+    for file, rows in vidur.vidur_files(model, steps, block_size).items():
+        vidur.write_vidur_rows(rows, below / file)
         written.append(below / file)
     if (folder / "collective.parquet").is_file():
-        for file, rows in collective_files(read_tables(folder / "collective.parquet")).items():
-            write_vidur_rows(rows, out / "network" / device / file)
+        for file, rows in vidur.collective_files(read_tables(folder / "collective.parquet")).items():
+            vidur.write_vidur_rows(rows, out / "network" / device / file)
             written.append(out / "network" / device / file)
     return written
 
 
-def _vidur_step(step: MeasuredStep, tp: int) -> ProfiledStep:
+def _vidur_step(step: MeasuredStep, tp: int) -> vidur.ProfiledStep:
     times = {
-        operator.name: {name: getattr(operator.statistics, f"{name}_s") for name in STATISTICS_OF}
+        operator.name: {name: getattr(operator.statistics, f"{name}_s") for name in vidur.STATISTICS_OF}
         for operator in step.operators
     }
     cached = step.shape.context if step.shape.chunk else step.shape.context - 1
-    return ProfiledStep(tp, step.shape.batch, step.shape.chunk, cached, times)
+    return vidur.ProfiledStep(tp, step.shape.batch, step.shape.chunk, cached, times)
 
 
 def _digest(shard: Shard, index: int) -> str:

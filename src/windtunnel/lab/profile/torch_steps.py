@@ -5,16 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from windtunnel.errors import InputError, import_extra
+from windtunnel.lab.profile import model as torch_model
 from windtunnel.lab.profile.compute import Extent
-from windtunnel.lab.profile.model import (
-    LayerStack,
-    Mark,
-    StepShape,
-    cache_token_bytes,
-    check_profilable,
-    layer_weight_bytes,
-    operators_of,
-)
 from windtunnel.lab.profile.samples import MeasuredStep, Repeats
 from windtunnel.lab.timing import CLOCKS_OF_HOST, CudaStopwatch, captured, event_cost_s, stopwatch
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
@@ -24,7 +16,7 @@ from windtunnel.units import format_bytes
 
 WARM_UPS = 2
 
-Forward = Callable[[Mark], object]
+Forward = Callable[[torch_model.Mark], object]
 """Runs a step, and marks the boundaries between its operators."""
 
 
@@ -32,20 +24,20 @@ Forward = Callable[[Mark], object]
 class TorchStepper:
     """Steps of a few layers in torch."""
 
-    stack: LayerStack
+    stack: torch_model.LayerStack
     clock: str
 
-    def fits(self, shape: StepShape) -> bool:
+    def fits(self, shape: torch_model.StepShape) -> bool:
         length, attention = shape.context + shape.chunk, self.stack.group.attention
         window = (attention.window_tokens or 0) if isinstance(attention, GroupedQueryAttention) else 0
         # torch's own kernels have no window; a prompt within it, or one token's last keys, need none.
         is_within = not (shape.chunk and window) or length <= window
         return is_within and shape.num_tokens <= self.stack.max_tokens and shape.batch * length <= self.stack.max_cached
 
-    def measure(self, shape: StepShape) -> MeasuredStep:
+    def measure(self, shape: torch_model.StepShape) -> MeasuredStep:
         self.stack.prepare(shape)
 
-        def forward(mark: Mark) -> object:
+        def forward(mark: torch_model.Mark) -> object:
             return self.stack.run(shape, mark)
 
         for _ in range(WARM_UPS):
@@ -54,7 +46,7 @@ class TorchStepper:
         repeats = Repeats()
         while not repeats.is_enough:
             repeats.add(timed(), untimed())
-        return repeats.step(shape, operators_of(self.stack.shard, self.stack.group, shape))
+        return repeats.step(shape, torch_model.operators_of(self.stack.shard, self.stack.group, shape))
 
 
 def _no_mark(_name: str) -> None:
@@ -150,7 +142,7 @@ def torch_steppers(
     Raises:
         InputError: a single layer does not fit.
     """
-    check_profilable(shard)
+    torch_model.check_profilable(shard)
     if attention != "sdpa" and not all(
         isinstance(group.attention, GroupedQueryAttention) and not group.attention.window_tokens
         for group in shard.model.layers
@@ -165,18 +157,20 @@ def torch_steppers(
     for group, num_fitting in zip(shard.model.layers, fitting, strict=True):
         # Weights that the last level holds twice over are read from memory, as in the whole model; no more layers than
         # it has, or a small model would seem slower than it is.
-        enough = -(-2 * cache_bytes // layer_weight_bytes(shard, group))
+        enough = -(-2 * cache_bytes // torch_model.layer_weight_bytes(shard, group))
         num_layers = min(max(3, enough), max(group.num_layers, 3), num_fitting)
-        fitting_tokens = int(CACHE_SHARE * memory_bytes / (num_layers * cache_token_bytes(shard, group)))
+        fitting_tokens = int(CACHE_SHARE * memory_bytes / (num_layers * torch_model.cache_token_bytes(shard, group)))
         cached = min(extent.max_context * extent.max_batch, MOST_CACHED_TOKENS[device], fitting_tokens)
-        yield TorchStepper(LayerStack(shard, group, num_layers, device, extent.max_tokens, cached, attention), clock)
+        yield TorchStepper(
+            torch_model.LayerStack(shard, group, num_layers, device, extent.max_tokens, cached, attention), clock
+        )
 
 
 def _num_fitting(shard: Shard, group: LayerGroup, ends_bytes: float, memory_bytes: int) -> int:
     """Return how many layers of a group fit beside the embedding and the head."""
-    num_layers = int((MEMORY_SHARE * memory_bytes - ends_bytes) / layer_weight_bytes(shard, group))
+    num_layers = int((MEMORY_SHARE * memory_bytes - ends_bytes) / torch_model.layer_weight_bytes(shard, group))
     if num_layers < 1:
-        size = format_bytes(layer_weight_bytes(shard, group) + ends_bytes)
+        size = format_bytes(torch_model.layer_weight_bytes(shard, group) + ends_bytes)
         raise InputError(
             f"a layer of {shard.model.name} with its embedding and head takes {size}, too much for the "
             f"{format_bytes(memory_bytes)} that are free",

@@ -1,18 +1,14 @@
 """A fitted calibration: its file, and its report."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from windtunnel.files import write_text
 from windtunnel.report.layout import filled, layouts_beside, table_of
 from windtunnel.report.report import Facts, Report, Section
-from windtunnel.schema import encode, fields_of
+from windtunnel.schema import encode, fields_of, yaml_text
 from windtunnel.serving.calibration import Calibration, Inferred, Provenance, Reserve
 from windtunnel.units import format_bytes, format_count, format_seconds
 
@@ -26,7 +22,7 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
     Raises:
         InputError: the file cannot be written.
     """
-    write_text(path, yaml.safe_dump(encode(calibration), sort_keys=False, width=120))
+    write_text(path, yaml_text(calibration))
 
 
 def calibration_report(made: Mapping[str, Calibration], num_runs: int, num_fitted: int, out: Path) -> Report:

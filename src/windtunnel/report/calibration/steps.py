@@ -1,16 +1,14 @@
 """Recorded steps against their prices: scores by run and kind, what is missing, and what a few factors mend."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from windtunnel.calibration.steps.fit import FIRST_FRACTION, LEARNT_UP_TO_TP, StepValidation, scores_by_kind
 from windtunnel.calibration.steps.price import KINDS, PricedSteps
 from windtunnel.report.calibration.validation import score_cells
+from windtunnel.report.render.json import version
 from windtunnel.report.render.plots import Series, equality_figure
 from windtunnel.report.report import Figures, OnPage, Report, Section, Table
-from windtunnel.report.version import version
 from windtunnel.units import format_count
 
 NUM_TERMS = 5

@@ -3,17 +3,16 @@
 All but the document is written from the document of `validation_document`, which a dashboard reads from a file.
 """
 
-from __future__ import annotations
-
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from windtunnel.calibration.validate import RunPrediction
 from windtunnel.metrics.accuracy import score
+from windtunnel.report.render.json import version
 from windtunnel.report.render.plots import Axis, Series, equality_figure, histogram
 from windtunnel.report.report import Block, Cards, Facts, Figures, OnPage, OnTerminal, Report, Section, Table
-from windtunnel.report.version import version
 from windtunnel.units import format_count, format_seconds
 
 LATENCIES = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "end to end"}
@@ -54,7 +53,9 @@ def validation_document(
         "left_out": dict(left_out or {}),
         "scores": {name: _score_document(done, name) for name in metrics},
         "scores_of_acceptance_fitted": {name: _score_document(drafting, name) for name in metrics if drafting},
-        "interval_coverage": {name: _covered(done, name) for name in metrics if _intervals(done, name)},
+        "interval_coverage": {
+            name: sum(inside) / len(inside) for name in metrics if (inside := _within_intervals(done, name))
+        },
         "by": {
             group: {
                 label: {name: _score_document(members, name) for name in metrics}
@@ -118,7 +119,7 @@ def _is_number(text: str) -> bool:
     return text.replace(".", "", 1).isdigit()
 
 
-def _intervals(done: Sequence[RunPrediction], metric: str) -> list[bool]:
+def _within_intervals(done: Sequence[RunPrediction], metric: str) -> list[bool]:
     return [
         run.intervals[metric].low <= run.measurement.measured[metric] <= run.intervals[metric].high
         for run in done
@@ -126,19 +127,9 @@ def _intervals(done: Sequence[RunPrediction], metric: str) -> list[bool]:
     ]
 
 
-def _covered(done: Sequence[RunPrediction], metric: str) -> float:
-    """Return the share of measured values inside their intervals."""
-    inside = _intervals(done, metric)
-    return sum(inside) / len(inside) if inside else math.nan
-
-
 def refusals(predictions: Sequence[RunPrediction]) -> dict[str, int]:
     """Return reason -> number of refused runs, the most frequent first."""
-    counts: dict[str, int] = {}
-    for run in predictions:
-        if run.refused:
-            counts[run.refused] = counts.get(run.refused, 0) + 1
-    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+    return dict(Counter(run.refused for run in predictions if run.refused).most_common())
 
 
 def validation_report(

@@ -1,7 +1,5 @@
 """A client's measurements of a server: for people, as JSON, and under the names of `vllm bench serve`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,9 @@ from windtunnel.files import new_files
 from windtunnel.metrics.client import ClientSummary, gaps_of
 from windtunnel.metrics.records import Table as Records
 from windtunnel.report.layout import cards_of, layouts_beside, rows_of
-from windtunnel.report.render.json import as_text
+from windtunnel.report.render.json import as_text, version
 from windtunnel.report.report import Facts, Report, Section
 from windtunnel.report.serving.run import latency_table
-from windtunnel.report.version import version
 from windtunnel.schema import encode
 from windtunnel.serving.scenario import Scenario, save
 from windtunnel.workload.arrivals import Arrivals, Static

@@ -16,7 +16,7 @@ from windtunnel.formats.captures.capture import CLASSES, Capture, read_capture, 
 from windtunnel.formats.captures.kernel_names import short_name
 from windtunnel.formats.captures.step_operators import MEASURED
 from windtunnel.hardware import Device
-from windtunnel.lab.experiments.schema import CONFIG, STEPS, SUMMARY, TRACE
+from windtunnel.lab.experiments.schema import CONFIG, STEPS, SUMMARY, TRACE, read_summary
 from windtunnel.pricing.table import read_parquet
 from windtunnel.report.layout import cards_of, facts_of, layouts_beside, table_of
 from windtunnel.report.numbers import percent
@@ -95,12 +95,10 @@ def finished_summary(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: there is none, or the run failed.
     """
-    path = folder / SUMMARY
-    try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise InputError(f"{folder} holds no finished run of `windtunnel lab run`", f"{SUMMARY} is missing") from None
-    if not isinstance(summary, dict) or summary.get("status") != "done":
+    summary = read_summary(folder)
+    if summary is None:
+        raise InputError(f"{folder} holds no finished run of `windtunnel lab run`", f"{SUMMARY} is missing")
+    if summary.get("status") != "done":
         raise InputError(f"the run in {folder} did not finish", "see its experiment.log")
     return summary
 
@@ -160,15 +158,10 @@ def capture_sections(capture: Capture, drawn: Mapping[str, str] | None, device: 
         drawn: of `capture_figures`; None: drawn for a page.
         device: of the roofline.
     """
-    captions = {
-        "classes": "By what kernels are for.",
-        "kernel_time": "The kernels that take most of it.",
-        "cuda_api": "Calls of the API, on the host.",
-    }
 
     def figures() -> list[Block]:
         known = drawn if drawn is not None else capture_figures(capture)
-        return [Figures([(known[name], caption) for name, caption in captions.items() if name in known])]
+        return [Figures([(known[name], caption) for name, caption in LAYOUT["captions"].items() if name in known])]
 
     shares = _shares(kernel_time.class_time(capture))
     times: list[Block] = [OnTerminal(lambda: [Bars(shares)]), OnPage(figures)]

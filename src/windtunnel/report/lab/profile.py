@@ -1,23 +1,19 @@
 """Answers of `windtunnel profile`, for people and as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from windtunnel.lab.profile.collectives import TimedCollective
+from windtunnel.lab.profile.run import ComputeProfile
 from windtunnel.pricing.regress import MethodScore
 from windtunnel.pricing.table import MeasurementTable
 from windtunnel.report.layout import facts_of, filled, layouts_beside, table_of
 from windtunnel.report.report import Facts, Report, Table
 from windtunnel.schema import fields_of
 from windtunnel.serving.deployment import HostOverheads
-
-if TYPE_CHECKING:
-    from windtunnel.lab.profile.collectives import TimedCollective
-    from windtunnel.lab.profile.run import ComputeProfile
 
 CLOSED = 0.05
 """A step is closed where its operators add up to the whole forward within this fraction."""

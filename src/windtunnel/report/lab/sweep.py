@@ -6,7 +6,7 @@ from typing import Any
 
 from windtunnel.files import write_text
 from windtunnel.lab.experiments.schema import Experiment
-from windtunnel.report.layout import filled
+from windtunnel.report.layout import filled, layouts_beside
 from windtunnel.report.render.html import page
 from windtunnel.report.render.plots import Axis, figure, marked_lines
 from windtunnel.report.report import Cards, Figures, OnPage, OnTerminal, Report, Section, Table, Text
@@ -16,18 +16,7 @@ Rows = Sequence[tuple[Experiment, Mapping[str, Any]]]
 """Each point with its summary."""
 
 PAGE = "sweep_report.html"
-_FIGURES = (
-    ("output_tokens_per_s", "output tokens/s", 1.0),
-    ("tpot_s", "TPOT (ms)", 1e3),
-    ("ttft_s", "TTFT (ms)", 1e3),
-)
-_COLUMNS = {
-    "TTFT": "{metrics.ttft_s}",
-    "TPOT": "{metrics.tpot_s}",
-    "tokens/s": "{metrics.output_tokens_per_s}",
-    "status": "{status}",
-}
-"""Columns of a point's summary, behind the swept fields."""
+LAYOUT = layouts_beside(__file__)
 
 
 def sweep_document(fields: Sequence[str], rows: Rows) -> dict[str, Any]:
@@ -42,7 +31,7 @@ def sweep_report(fields: Sequence[str], rows: Rows) -> Report:
     """Return the report of a sweep: its points, and curves over the swept fields."""
     done = [(point, summary) for point, summary in rows if summary["status"] == "done"]
     failed = sorted({str(summary["error"]) for _, summary in rows if "error" in summary})
-    heads = (*fields, *_COLUMNS)
+    heads = (*fields, *LAYOUT["columns"])
     points = [_cells(fields, *row) for row in rows]
     folders = [[*cells, str(summary.get("folder", ""))] for cells, (_, summary) in zip(points, rows, strict=True)]
     name = rows[0][0].label if rows else "sweep"
@@ -59,7 +48,7 @@ def sweep_report(fields: Sequence[str], rows: Rows) -> Report:
 
 def _cells(fields: Sequence[str], point: Experiment, summary: Mapping[str, Any]) -> list[str]:
     values = [str(getattr(point, name)) for name in fields]
-    return [*values, *(filled(template, summary) for template in _COLUMNS.values())]
+    return [*values, *(filled(template, summary) for template in LAYOUT["columns"].values())]
 
 
 def write_sweep_page(results: Path, fields: Sequence[str], rows: Rows) -> Path:
@@ -78,7 +67,7 @@ def _curves(fields: Sequence[str], rows: Rows) -> list[tuple[str, str]]:
     for field in fields:
         values = {getattr(point, field) for point, _ in rows}
         if len(values) > 1 and all(isinstance(value, int | float) for value in values):
-            for metric, label, scale in _FIGURES:
+            for metric, label, scale in LAYOUT["figures"]:
                 points = [
                     (
                         ", ".join(f"{name} {getattr(point, name)}" for name in fields if name != field),

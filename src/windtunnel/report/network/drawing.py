@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from windtunnel.network.fabric import Fabric, NodeKind
+from windtunnel.report.layout import layouts_beside
 from windtunnel.report.render.templates import template
 from windtunnel.units import format_count
 
@@ -22,15 +23,8 @@ class DrawnKind(NamedTuple):
     colour: str
 
 
-GPU = DrawnKind("GPU", "#4c78a8")
-SWITCHES = (
-    DrawnKind("scale-up switch", "#f58518"),
-    DrawnKind("leaf", "#54a24b"),
-    DrawnKind("spine", "#b279a2"),
-    DrawnKind("core", "#e45756"),
-    DrawnKind("switch", "#e45756"),
-)
-"""By tier; the last for any tier above."""
+GPU, *SWITCHES = (DrawnKind(**kind) for kind in layouts_beside(__file__))
+"""GPUs; switches by tier, the last for any tier above."""
 
 
 def drawing(fabric: Fabric) -> tuple[str, str]:

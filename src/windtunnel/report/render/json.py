@@ -1,5 +1,7 @@
-"""Results as JSON documents: SI numbers, units in the names, independent of machine and time."""
+"""Results as JSON documents: SI numbers, units in the names, independent of machine and time; and who made them."""
 
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
 from operator import methodcaller
 from typing import Any
 
@@ -9,3 +11,11 @@ import msgspec
 def as_text(document: Any) -> str:
     """Return a document as indented JSON; numbers of numpy are plain ones."""
     return msgspec.json.format(msgspec.json.encode(document, enc_hook=methodcaller("item")), indent=2).decode()
+
+
+def version() -> str:
+    """Return the version of the installed package; `unknown` where it is not installed."""
+    try:
+        return installed_version("windtunnel")
+    except PackageNotFoundError:
+        return "unknown"

@@ -5,13 +5,11 @@ label as a tooltip; the page's script shows the values of lines (`page.js`). Wha
 written as SVG by `templates/plots.svg`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, cycle, pairwise
-from typing import Any
+from typing import Any, Self
 
 from windtunnel.report.render.templates import template
 
@@ -124,7 +122,7 @@ class _Scale:
     is_count: bool = False
 
     @classmethod
-    def over(cls, axis: Axis, values: list[float], start: float, end: float) -> _Scale:
+    def over(cls, axis: Axis, values: list[float], start: float, end: float) -> Self:
         low = min(values, default=0.0) if axis.low is None else axis.low
         high = max(values, default=1.0) if axis.high is None else axis.high
         if axis.is_log:

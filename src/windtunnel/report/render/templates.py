@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windtunnel.report.version import version
+from windtunnel.report.render.json import version
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template

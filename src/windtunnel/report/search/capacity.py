@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from windtunnel.report.numbers import number, percent
+from windtunnel.report.render.json import version
 from windtunnel.report.report import Block, Cards, Facts, Report, Section, Table
 from windtunnel.report.search.figures import burst_text, limit_name, limit_text
 from windtunnel.report.serving.setup import deployment_line, load_line, model_line
-from windtunnel.report.version import version
 from windtunnel.schema import encode
 from windtunnel.search.capacity.capacity import Capacities
 from windtunnel.search.capacity.limits import METRICS

@@ -1,15 +1,22 @@
-"""A search: its best points, how sure they are, what each setting is worth, and what cannot run."""
+"""A search: its best points, how sure they are, what each setting is worth, what cannot run; its folder of files."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from windtunnel.formats.launch.scripts import launch_script
+from windtunnel.files import new_files
+from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, launch_script
+from windtunnel.formats.megatron.write import megatron_script
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
 from windtunnel.report.numbers import number, percent
+from windtunnel.report.render.html import page
+from windtunnel.report.render.json import as_text, version
 from windtunnel.report.report import (
     Block,
     Cards,
@@ -25,38 +32,21 @@ from windtunnel.report.report import (
     Table,
     Text,
 )
-from windtunnel.report.search.figures import (
-    FIGURE_TITLES,
-    burst_text,
-    figure_cell,
-    figure_text,
-    figure_title,
-    limit_name,
-    limit_text,
-    limits_text,
-    objective_text,
-)
-from windtunnel.report.version import version
-from windtunnel.schema import encode, fields_of
-from windtunnel.search.answers import (
-    FleetSize,
-    Worth,
-    best_by_objective,
-    confidence,
-    frontier,
-    scenario_of,
-    worths,
-)
+from windtunnel.report.search import figures as naming
+from windtunnel.schema import encode, fields_of, save
+from windtunnel.search import answers
 from windtunnel.search.capacity.limits import METRICS, limits_from
 from windtunnel.search.capacity.probe import LEAST_STREAM
 from windtunnel.search.confidence import CONFIDENCE, lower_bound
 from windtunnel.search.evaluation.training import MEMORY
-from windtunnel.search.scores import frontier_names, is_more_better, objectives_of
+from windtunnel.search.scores import frontier_names, is_more_better, label_of, objectives_of
 from windtunnel.search.space.space import Space, as_builtins, value_text
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.engines.defaults import engine_defaults
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, pool_scenario
+from windtunnel.training.job import TrainingJob
+from windtunnel.training.setup import resolve as resolve_job
 from windtunnel.training.step import TrainingResult
 from windtunnel.units import format_count, format_seconds
 
@@ -83,7 +73,7 @@ class SearchEvidence:
     """For each workload: points with their runs in full; empty while a search runs."""
     misconfiguration: list[list[float]] = field(default_factory=list)
     """Empty for a single workload."""
-    fleets: list[list[FleetSize]] = field(default_factory=list)
+    fleets: list[list[answers.FleetSize]] = field(default_factory=list)
     """For each workload; empty without `--load`."""
     load: float | None = None
 
@@ -91,7 +81,7 @@ class SearchEvidence:
 def search_report(evidence: SearchEvidence) -> Report:
     """Return the report of a finished search: the answer first, then its evidence."""
     space = evidence.study.space
-    asked = Facts([("limits", limits_text(space)), ("objective", objective_text(space.objective))])
+    asked = Facts([("limits", naming.limits_text(space)), ("objective", naming.objective_text(space.objective))])
     sections = search_sections(evidence)
     counters = LAYOUT["count_of_jobs" if space.is_training else "count"]
     sections.append(Section("", [facts_of(evidence.study.count, counters)]))
@@ -107,8 +97,8 @@ def _verdict(evidence: SearchEvidence) -> str:
         under = "" if outcome.workload is None else f" under {outcome.workload}"
         best = _nothing_text(evidence)
         if outcome.ranking:
-            figure = figure_text(outcome.mean(outcome.ranking[0]), objective)
-            best = f"{study.point(outcome.ranking[0]).title} ({figure} {figure_title(objective)})."
+            figure = naming.figure_text(outcome.mean(outcome.ranking[0]), objective)
+            best = f"{study.point(outcome.ranking[0]).title} ({figure} {naming.figure_title(objective)})."
         texts.append(f"Best{under}: {best}" if outcome.ranking else f"{best.removesuffix('.')}{under}.")
     return " ".join(texts)
 
@@ -139,7 +129,7 @@ def _workload_sections(evidence: SearchEvidence, place: int, outcome: SearchOutc
         refused = _refusals(outcome, heading("What cannot run"), [text])
         return [_title(outcome, counts if refused else [*counts, text]), *refused]
     why = evidence.why[place] if evidence.why else []
-    effects = worths(space, outcome)
+    effects = answers.worths(space, outcome)
     return [
         _title(outcome, counts),
         Section("", _best(evidence, outcome, why), heading("The best points")),
@@ -191,10 +181,10 @@ def _winner(study: Study, outcome: SearchOutcome, result: Result | TrainingResul
     """Return the headline figures of the best point, and the command that launches it."""
     best = outcome.mean(outcome.ranking[0])
     if study.space.is_training:
-        return [Cards([(figure_text(best, name), figure_title(name)) for name in LAYOUT["job_cards"]])]
+        return [Cards([(naming.figure_text(best, name), naming.figure_title(name)) for name in LAYOUT["job_cards"]])]
     known = {**best.figures, "load": best.load, "bound_by": bound_text(result)}
-    scenario = scenario_of(study, outcome, outcome.ranking[0])
-    limit = limit_text(best.limited_by, limits_from(study.space.limits))
+    scenario = answers.scenario_of(study, outcome, outcome.ranking[0])
+    limit = naming.limit_text(best.limited_by, limits_from(study.space.limits))
     remark = f"The best point: {limit}. Figures are means over the streams of requests that a point met."
     return [cards_of(known, LAYOUT["cards"]), Code(launch_script(scenario, engine_versions(scenario))), remark]
 
@@ -216,14 +206,14 @@ def best_table(study: Study, outcome: SearchOutcome, top: int, is_on_page: bool 
     rows: list[Row] = []
     for rank, index in enumerate(outcome.ranking[:top], start=1):
         mean, bound = outcome.mean(index), lower_bound([run.load for run in outcome.runs(index)])
-        figures = [figure_cell(mean, name) for name in names]
+        figures = [naming.figure_cell(mean, name) for name in names]
         point = Cell(study.point(index).title) if is_on_page else Cell(str(rank))
         if is_training:
             rows.append([point, *figures])
             continue
-        limit = limit_name(outcome.evaluations[index].limited_by)
+        limit = naming.limit_name(outcome.evaluations[index].limited_by)
         rows.append([point, number(mean.load), "" if bound is None else number(max(bound, 0.0)), *figures, limit])
-    titles = [limit_name(name) or figure_title(name) for name in names]
+    titles = [naming.limit_name(name) or naming.figure_title(name) for name in names]
     first = "point" if is_on_page else ""
     if is_training:
         return Table([first, *titles], rows)
@@ -237,7 +227,7 @@ def _table_figures(study: Study, outcome: SearchOutcome) -> list[str]:
         known = outcome.evaluations[outcome.ranking[0]].figures
         return list(dict.fromkeys([*(name for name in LAYOUT["job_figures"] if name in known), objective]))
     is_latency = objective.partition("_")[0] in METRICS
-    shown = objective if objective in FIGURE_TITLES else "requests_per_usd"
+    shown = objective if objective in naming.FIGURE_TITLES else "requests_per_usd"
     limited = [limit.name for limit in limits_from(study.space.limits)]
     return list(dict.fromkeys(["devices", "usd_per_hour", shown, *limited, *([objective] if is_latency else [])]))
 
@@ -256,7 +246,7 @@ def _burst_texts(evidence: SearchEvidence, outcome: SearchOutcome) -> list[str]:
     short = sum(times < LEAST_STREAM for times in lasting[: evidence.top])
     if not short or space.load == "given" or space.is_training:
         return []
-    return [f"{short} of these loads: {burst_text(min(lasting[: evidence.top]))}"]
+    return [f"{short} of these loads: {naming.burst_text(min(lasting[: evidence.top]))}"]
 
 
 def sureness_texts(study: Study, outcome: SearchOutcome) -> list[str]:
@@ -265,14 +255,14 @@ def sureness_texts(study: Study, outcome: SearchOutcome) -> list[str]:
         best = outcome.evaluations[outcome.ranking[0]].figures
         low, high = format_seconds(best["step_low_s"]), format_seconds(best["step_high_s"])
         return [f"Of the first, 80% of measured steps are expected from {low} to {high}."]
-    sure = confidence(outcome, study.space.objective)
+    sure = answers.confidence(outcome, study.space.objective)
     runs = outcome.num_streams
     if sure is None:
         return ["One stream of requests: nothing is said of chance (finalist_seeds: 5 would)."] if runs < 2 else []
     first, second = (study.point(index).title for index in outcome.ranking[:2])
     text = f"{first} beats {second} with {certainty(sure)} confidence" if sure > 0.5 else f"{second} may be as good"
     text = f"Of {runs} streams of requests, the same for all; bounds at {CONFIDENCE:.0%}. {text}."
-    others = [confidence(outcome, study.space.objective, rank) for rank in range(1, outcome.num_finalists - 1)]
+    others = [answers.confidence(outcome, study.space.objective, rank) for rank in range(1, outcome.num_finalists - 1)]
     known = [f"{rank} {certainty(share)}" for rank, share in enumerate(others, start=2) if share is not None]
     return [text, *([f"Confidence of the others that they beat the next: {', '.join(known)}."] if known else [])]
 
@@ -312,7 +302,7 @@ def bound_text(result: Result | TrainingResult) -> str:
 
 
 def _worth_section(
-    space: Space, outcome: SearchOutcome, effects: Mapping[str, Mapping[str, Worth]], head: str
+    space: Space, outcome: SearchOutcome, effects: Mapping[str, Mapping[str, answers.Worth]], head: str
 ) -> Section:
     """Return the worth of each value of each setting."""
     title = "What each setting is worth: the best point with it, of the best of all"
@@ -331,7 +321,7 @@ def _worth_section(
     return Section(title, [*blocks, OnPage(lambda: [f"{title}.", Table(("setting", "value", "worth"), rows, 2)])], head)
 
 
-def worth_text(worth: Worth) -> str:
+def worth_text(worth: answers.Worth) -> str:
     """Return a share of the best, with its margin."""
     if not worth.share:
         return "none"
@@ -339,7 +329,7 @@ def worth_text(worth: Worth) -> str:
     return percent(worth.share) if is_sure else f"{percent(worth.share)} ± {percent(worth.margin or 0.0)}"
 
 
-def _worth_on_page(worth: Worth) -> str:
+def _worth_on_page(worth: answers.Worth) -> str:
     return worth_text(worth) if worth.share else "none meets the limits"
 
 
@@ -352,11 +342,11 @@ def _all_points(study: Study, outcome: SearchOutcome) -> list[Block]:
     """Return the figure of all points that meet the limits, and the frontier: the best of it on a terminal."""
     names = names_of_frontier(study, outcome)
     head = "frontier" if study.space.is_training else f"frontier, {streams_text(outcome)}"
-    indices = frontier(outcome, names)
+    indices = answers.frontier(outcome, names)
     rows: list[Row] = [
         [study.point(index).title, *(_sure_cell(outcome, index, name) for name in names)] for index in indices
     ]
-    heads = [head, *map(figure_title, names)]
+    heads = [head, *map(naming.figure_title, names)]
     more = [f"and {len(rows) - SHOWN_FRONTIER} more"] if len(rows) > SHOWN_FRONTIER else []
     remark = "The large dot is the best point; the dashed line is the frontier of the two axes."
     if outcome.num_streams > 1:
@@ -378,7 +368,7 @@ def names_of_frontier(study: Study, outcome: SearchOutcome) -> tuple[str, str]:
 def _sure_cell(outcome: SearchOutcome, index: int, name: str) -> Cell:
     """Return a figure with its margin, where that is known."""
     mean, off = outcome.mean(index), outcome.margin(index, name)
-    text = figure_text(mean, name)
+    text = naming.figure_text(mean, name)
     if off is not None and name in mean.figures and off >= LEAST_MARGIN * abs(mean.figures[name]):
         text = f"{text} ± {percent(off / abs(mean.figures[name]))}"
     return Cell(text, mean.figures.get(name))
@@ -391,7 +381,7 @@ def _plotted(study: Study, outcome: SearchOutcome) -> dict[str, Any]:
     points = [study.point(index).choice for index in indices]
     means = [outcome.mean(index).figures for index in indices]
     known = {name for mean in means for name in mean}
-    figures = sorted(known, key=lambda name: (name not in FIGURE_TITLES, name))
+    figures = sorted(known, key=lambda name: (name not in naming.FIGURE_TITLES, name))
     x, y = reversed(names_of_frontier(study, outcome))
     return {
         "figures": [_axis_title(name) for name in figures],
@@ -408,14 +398,14 @@ def _plotted(study: Study, outcome: SearchOutcome) -> dict[str, Any]:
 def _axis_title(name: str) -> str:
     """Return a figure's name on an axis."""
     is_time = name.partition("_")[0] in METRICS or (name.endswith("_s") and not name.endswith("_per_s"))
-    return f"{figure_title(name)} [s]" if is_time else figure_title(name)
+    return f"{naming.figure_title(name)} [s]" if is_time else naming.figure_title(name)
 
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def _fleet_sections(evidence: SearchEvidence, fleets: Sequence[FleetSize]) -> list[Section]:
+def _fleet_sections(evidence: SearchEvidence, fleets: Sequence[answers.FleetSize]) -> list[Section]:
     """Return the replicas that serve the requested load."""
     columns = {filled(header, {"load": evidence.load}): column for header, column in LAYOUT["fleets"].items()}
     rows = [{"title": evidence.study.point(fleet.index).title, **msgspec.to_builtins(fleet)} for fleet in fleets]
@@ -424,12 +414,9 @@ def _fleet_sections(evidence: SearchEvidence, fleets: Sequence[FleetSize]) -> li
 
 def _refusals(outcome: SearchOutcome, heading: str, notes: Sequence[str] = ()) -> list[Section]:
     """Return how many points cannot run, by reason: on a terminal by kind of reason. `notes` follow."""
-    counts: dict[str, int] = {}
-    for reason, points in outcome.refusals.items():
-        counts[_kind_of(reason)] = counts.get(_kind_of(reason), 0) + len(points)
-    if not counts:
+    ordered = Counter(_kind_of(reason) for reason, points in outcome.refusals.items() for _ in points).most_common()
+    if not ordered:
         return []
-    ordered = sorted(counts.items(), key=lambda item: -item[1])
     short = [(reason, f"{count:,}") for reason, count in ordered[:SHOWN_REFUSALS]]
     more = [f"and {len(ordered) - SHOWN_REFUSALS} more reasons"] if len(ordered) > SHOWN_REFUSALS else []
     rows = [(reason, f"{len(points):,}") for reason, points in outcome.refusals.items()]
@@ -454,15 +441,15 @@ def study_document(evidence: SearchEvidence) -> dict[str, Any]:
                 "workload": outcome.workload,
                 "ranking": outcome.ranking[: evidence.top],
                 "confidence_beats_next": [
-                    confidence(outcome, study.space.objective, rank)
+                    answers.confidence(outcome, study.space.objective, rank)
                     for rank in range(min(outcome.num_finalists, evidence.top))
                 ],
                 "points": [point_document(study, outcome, index) for index in outcome.ranking[: evidence.top]],
-                "best_by_objective": best_by_objective(outcome, objectives_of(study.space)),
-                "frontier": frontier(outcome, names_of_frontier(study, outcome)),
+                "best_by_objective": answers.best_by_objective(outcome, objectives_of(study.space)),
+                "frontier": answers.frontier(outcome, names_of_frontier(study, outcome)),
                 "sensitivity": {
                     name: {value: msgspec.to_builtins(worth) for value, worth in by_value.items()}
-                    for name, by_value in worths(study.space, outcome).items()
+                    for name, by_value in answers.worths(study.space, outcome).items()
                 },
                 "bound_by": {str(index): bound_text(result) for index, result in why},
                 "refusals": {reason: len(points) for reason, points in outcome.refusals.items()},
@@ -486,3 +473,61 @@ def point_document(study: Study, outcome: SearchOutcome, index: int) -> dict[str
         "load_at_least": lower_bound(loads),
         **encode(outcome.evaluations[index]),
     }
+
+
+def write_study(evidence: SearchEvidence, folder: Path) -> None:
+    """Write a study to `folder`: every point as Parquet, the document, the page, and each workload's winner to run.
+
+    Raises:
+        InputError: the folder cannot be written to.
+    """
+    study = evidence.study
+    with new_files(folder) as draft:
+        _write_points(study, draft / "points.parquet")
+        (draft / "search.json").write_text(as_text(study_document(evidence)) + "\n", encoding="utf-8")
+        (draft / "search.html").write_text(page(search_report(evidence)), encoding="utf-8")
+        for outcome in study.outcomes:
+            if outcome.ranking and study.space.is_training:
+                _write_job(answers.job_of(study, outcome.ranking[0]), draft)
+            elif outcome.ranking:
+                _write_winner(answers.scenario_of(study, outcome, outcome.ranking[0]), draft, outcome.workload)
+
+
+def _write_winner(scenario: Scenario, folder: Path, workload: str | None) -> None:
+    prefix = "" if workload is None else f"{workload}-"
+    versions = engine_versions(scenario)
+    save(scenario, folder / f"{prefix}scenario.yaml")
+    (folder / f"{prefix}launch.sh").write_text(launch_script(scenario, versions), encoding="utf-8")
+    (folder / f"{prefix}kubernetes.yaml").write_text(kubernetes_manifests(scenario, versions), encoding="utf-8")
+    for path, text in helm_chart(scenario, versions).items():
+        file = folder / f"{prefix}chart" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+
+def _write_job(job: TrainingJob, folder: Path) -> None:
+    save(job, folder / "job.yaml")
+    if job.framework == "megatron":
+        (folder / "launch.sh").write_text(megatron_script(resolve_job(job)), encoding="utf-8")
+
+
+def _write_points(study: Study, path: Path) -> None:
+    """Write one row per point and workload: its choice, its answer, its figures."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [
+        (outcome, index, evaluation) for outcome in study.outcomes for index, evaluation in outcome.evaluations.items()
+    ]
+    columns: dict[str, Any] = {
+        "workload": [outcome.workload for outcome, _, _ in rows],
+        "point": [index for _, index, _ in rows],
+    }
+    choices = [study.point(index).choice for _, index, _ in rows]
+    for name in study.space.vary:
+        columns[f"vary.{name}"] = [label_of(choice[name]) for choice in choices]
+    for column in ("holds", "load", "limited_by", "refused", "num_runs", "num_requests"):
+        columns[column] = [getattr(evaluation, column) for _, _, evaluation in rows]
+    for name in sorted({name for _, _, evaluation in rows for name in evaluation.figures}):
+        columns[name] = np.array([evaluation.figures.get(name, np.nan) for _, _, evaluation in rows])
+    pq.write_table(pa.table(columns), path)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from windtunnel.errors import InputError, did_you_mean
+from windtunnel.report.render.json import version
 from windtunnel.report.render.plots import Axis, figure, marked_lines
 from windtunnel.report.report import Block, Cell, Figures, OnPage, Report, Row, Section, Table, Text
 from windtunnel.report.search.figures import figure_cell, figure_title, limit_name
-from windtunnel.report.version import version
 from windtunnel.schema import encode
 from windtunnel.search.capacity.limits import METRICS
 from windtunnel.search.evaluation.schema import Evaluation

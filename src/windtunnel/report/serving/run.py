@@ -1,35 +1,28 @@
-"""A simulated serving run: latency, throughput, memory, cost, bounds, and how sure they are."""
+"""A simulated serving run: latency, throughput, memory, cost, bounds, how sure they are; and its folder of files."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from windtunnel.errors import InputError
+from windtunnel.files import check_writable_folder, new_files
 from windtunnel.metrics.client import ClientSummary
 from windtunnel.metrics.records import Table as Records
 from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import Summary, queue_growth, to_builtins
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, rows_of, table_of
 from windtunnel.report.numbers import percent
+from windtunnel.report.render.json import as_text, version
 from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, Report, Section, Table
+from windtunnel.report.serving import setup as setup_text
 from windtunnel.report.serving.curves import curves_over_time, distributions
-from windtunnel.report.serving.setup import (
-    client_document,
-    client_rows,
-    deployment_line,
-    load_line,
-    model_line,
-    network_lines,
-    provenance_rows,
-    sampling_document,
-    sampling_rows,
-)
-from windtunnel.report.version import version
 from windtunnel.schema import decode, encode, fields_of
 from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import MOST_GROWTH
 from windtunnel.serving.over_time import over_time
 from windtunnel.serving.results import Result
-from windtunnel.serving.scenario import Scenario, Setup, pool_scenario
+from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, save
 from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.units import format_bytes, format_count, format_seconds
 
@@ -43,8 +36,8 @@ def run_document(result: Result) -> dict[str, Any]:
         "windtunnel": version(),
         "scenario": encode(result.scenario),
         "summary": to_builtins(result.summary),
-        "sampling": sampling_document(result.setup),
-        "client": client_document(result.setup),
+        "sampling": setup_text.sampling_document(result.setup),
+        "client": setup_text.client_document(result.setup),
         "memory": memory_document(result.memory),
         **({"memory_by_pool": by_pool} if by_pool else {}),
         "coverage": {coverage.value: share for coverage, share in result.coverage.items()},
@@ -67,12 +60,14 @@ def memory_document(memory: MemoryPlan) -> dict[str, Any]:
 
 def run_report(result: Result) -> Report:
     """Return the report of a simulation."""
-    lead = [*deployment_lines(result), load_line(result.scenario)]
+    lead = [*deployment_lines(result), setup_text.load_line(result.scenario)]
     document = run_document(result)
     sections = run_sections(
         result.scenario, document, result.requests, lambda: over_time(result), calibration=_calibration_text(result)
     )
-    return Report(model_line(result.setup), lead, sections, verdict=verdict(result.summary, result.scenario.slo))
+    return Report(
+        setup_text.model_line(result.setup), lead, sections, verdict=verdict(result.summary, result.scenario.slo)
+    )
 
 
 def run_sections(
@@ -104,7 +99,8 @@ def run_sections(
             ],
         ),
         Section(
-            "Where the operator times come from", [Facts(provenance_rows(document["coverage"], document["sources"]))]
+            "Where the operator times come from",
+            [Facts(setup_text.provenance_rows(document["coverage"], document["sources"]))],
         ),
         *_failed_checks(summary),
     ]
@@ -125,8 +121,8 @@ def _summary_section(
         facts_of({**document, **sure}, LAYOUT["sureness"]),
         Facts(
             [
-                *sampling_rows(document.get("sampling", {})),
-                *client_rows(document.get("client", {})),
+                *setup_text.sampling_rows(document.get("sampling", {})),
+                *setup_text.client_rows(document.get("client", {})),
                 *rows_of(_derived(scenario, summary, document, requests), LAYOUT["facts"]),
             ]
         ),
@@ -212,11 +208,11 @@ def deployment_lines(result: Result) -> list[str]:
     """Return devices, engine and network in a line, or in a line per pool."""
     deployment = result.scenario.deployment
     if not result.pools:
-        line = deployment_line(result.setup, deployment.fewest_replicas, deployment.most_replicas)
-        return [line, *network_lines(result.setup.network)]
+        line = setup_text.deployment_line(result.setup, deployment.fewest_replicas, deployment.most_replicas)
+        return [line, *setup_text.network_lines(result.setup.network)]
     pools = zip(deployment.pools, result.pools, strict=True)
-    lines = [f"{pool.name}: {deployment_line(made.setup, pool.replicas)}" for pool, made in pools]
-    return [*lines, *network_lines(deployment.network)]
+    lines = [f"{pool.name}: {setup_text.deployment_line(made.setup, pool.replicas)}" for pool, made in pools]
+    return [*lines, *setup_text.network_lines(deployment.network)]
 
 
 def _failed_checks(summary: Summary) -> list[Section]:
@@ -254,3 +250,31 @@ def _limits(slo: Slo) -> str:
 
 def _limit(limit_s: float) -> str:
     return f"{limit_s:g} s" if limit_s >= 1 else f"{limit_s * 1e3:g} ms"
+
+
+def check_folder(folder: Path, overwrite: bool) -> None:
+    """Raise InputError where no run can be written to `folder`: a file, not empty and no `overwrite`, or forbidden."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; a run is written to a folder", "choose another name")
+    check_writable_folder(folder, folder)
+    if not overwrite and folder.is_dir() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty", "choose another folder, or replace a former run with --overwrite")
+
+
+def write_run(result: Result, folder: Path) -> None:
+    """Write the records, the summary and the resolved scenario of a run to `folder`, making it where it is missing.
+
+    A fleet that changes adds the phases of its replicas, and which request was where.
+
+    Raises:
+        InputError: the folder cannot be written to.
+    """
+    with new_files(folder) as draft:
+        result.requests.write_parquet(draft / "requests.parquet")
+        result.steps.write_parquet(draft / "steps.parquet")
+        over_time(result).write_parquet(draft / "series.parquet")
+        (draft / "summary.json").write_text(as_text(run_document(result)) + "\n", encoding="utf-8")
+        save(result.scenario, draft / "scenario.yaml")
+        if result.fleet is not None:
+            result.fleet.phases.write_parquet(draft / "replicas.parquet")
+            result.fleet.stays.write_parquet(draft / "stays.parquet")

@@ -91,7 +91,7 @@ def sampling_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the row of the sampling, from its document; none for greedy benchmark clients."""
     if not document or (document["text"] == GREEDY.text and document["source"] == GREEDY_CLIENT):
         return []
-    kernel = f" by {KERNEL_TITLES[document['kernel']]}" if document["kernel"] else ""
+    kernel = f" by {LAYOUT['sampling_kernels'][document['kernel']]}" if document["kernel"] else ""
     return [("sampling", f"{document['text']}{kernel} ({document['source']})")]
 
 
@@ -109,14 +109,6 @@ def client_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     if not document or document["title"] == client_of(None).title:
         return []
     return [("client", f"{document['title']}: {format_seconds(document['first_token_s'])} of TTFT, at least")]
-
-
-KERNEL_TITLES = {
-    "sort": "PyTorch's sort",
-    "triton": "vLLM's Triton kernel",
-    "triton_split": "vLLM's split Triton kernel",
-    "flashinfer": "FlashInfer's kernels",
-}
 
 
 def load_line(scenario: Scenario, says_rate: bool = True) -> str:

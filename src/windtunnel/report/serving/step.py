@@ -8,18 +8,11 @@ import msgspec
 
 from windtunnel.model import operators as ops
 from windtunnel.report.layout import filled, layouts_beside, rows_of, table_of
+from windtunnel.report.render.json import version
 from windtunnel.report.render.plots import Axis, bar_chart
 from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, Report, Section, Table
+from windtunnel.report.serving import setup as setup_text
 from windtunnel.report.serving.run import memory_document
-from windtunnel.report.serving.setup import (
-    deployment_line,
-    model_line,
-    network_lines,
-    provenance_rows,
-    sampling_document,
-    sampling_rows,
-)
-from windtunnel.report.version import version
 from windtunnel.schema import encode, fields_of
 from windtunnel.serving.explain import ExplainedLaunch, Explanation
 
@@ -38,7 +31,7 @@ def step_document(step: Explanation) -> dict[str, Any]:
         "parallelism": msgspec.structs.asdict(setup.parallelism),
         "precision": msgspec.structs.asdict(setup.precision),
         "engine": encode(setup.engine),
-        "sampling": sampling_document(setup),
+        "sampling": setup_text.sampling_document(setup),
         "batch": asdict(step.batch),
         **fields_of(step, "num_computed_tokens", "device_s", "host_s", "host_overlaps"),
         **fields_of(step, "launch_s", "unhidden_s", "step_s", "bound_by"),
@@ -64,8 +57,8 @@ def step_document(step: Explanation) -> dict[str, Any]:
 
 def step_report(step: Explanation) -> Report:
     """Return the report of a step: its operators in the order of a layer, their sums, and where times come from."""
-    lead = [deployment_line(step.setup), *network_lines(step.setup.network), batch_line(step)]
-    return Report(model_line(step.setup), lead, step_sections(step))
+    lead = [setup_text.deployment_line(step.setup), *setup_text.network_lines(step.setup.network), batch_line(step)]
+    return Report(setup_text.model_line(step.setup), lead, step_sections(step))
 
 
 def step_sections(step: Explanation) -> list[Section]:
@@ -80,7 +73,7 @@ def step_sections(step: Explanation) -> list[Section]:
                 OnPage(lambda: [_operator_figure(document)]),
                 time_table(document),
                 table_of(map(_work, step.launches), LAYOUT["work"], left=2),
-                Facts([*rows_of(_totals(step), LAYOUT["totals"]), *sampling_rows(document["sampling"])]),
+                Facts([*rows_of(_totals(step), LAYOUT["totals"]), *setup_text.sampling_rows(document["sampling"])]),
             ],
             heading="Operators",
         ),
@@ -91,7 +84,7 @@ def step_sections(step: Explanation) -> list[Section]:
                 Bars(by_kind, "by kind of operator", "share of the device's time (%)"),
             ],
         ),
-        Section("Where the operator times come from", [Facts(provenance_rows(*sources))]),
+        Section("Where the operator times come from", [Facts(setup_text.provenance_rows(*sources))]),
     ]
 
 

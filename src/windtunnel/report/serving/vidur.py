@@ -1,5 +1,6 @@
 """A replayed Vidur run: its latencies, and their differences from the recorded ones."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +13,13 @@ from windtunnel.formats.vidur.write import columns_of
 from windtunnel.metrics.records import Table as Records
 from windtunnel.metrics.records import request_table
 from windtunnel.report.layout import facts_of, filled, layouts_beside, table_of
+from windtunnel.report.render.json import version
 from windtunnel.report.report import Report, Section, Table
-from windtunnel.report.version import version
 from windtunnel.serving.run import LoopRun
 
 LAYOUT = layouts_beside(__file__)
-COMPARED = {
-    "end to end": "request_e2e_time",
-    "TTFT": "prefill_e2e_time",
-    "scheduling delay": "request_scheduling_delay",
-    "execution": "request_execution_time",
-    "preemption": "request_preemption_time",
-}
+COMPARED: Mapping[str, str] = LAYOUT["compared"]
 """Name in the table -> Vidur's column."""
-KNOWN_AT_ARRIVAL = (
-    *("Request Id", "request_inter_arrival_delay", "request_num_tokens", "request_num_prefill_tokens"),
-    *("request_num_decode_tokens", "request_pd_ratio"),
-)
-"""Columns that Vidur fills also for requests that a time limit cut off."""
 
 
 def replay_metrics(
@@ -63,7 +53,9 @@ def replay_metrics(
     finished = np.isfinite(run.requests["finish_s"])
     if finished.all():
         return metrics
-    return {name: v if name in KNOWN_AT_ARRIVAL else np.where(finished, v, np.nan) for name, v in metrics.items()}
+    return {
+        name: v if name in LAYOUT["known_at_arrival"] else np.where(finished, v, np.nan) for name, v in metrics.items()
+    }
 
 
 def replay_document(run: LoopRun, recorded: Path | None) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Evaluate the points of a space: whether they can be deployed, the load that they sustain, and their figures."""
 
 import hashlib
+import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import metadata
@@ -18,7 +20,6 @@ from windtunnel.search.capacity.probe import probe
 from windtunnel.search.evaluation.duplicates import Neighbours
 from windtunnel.search.evaluation.figures import Deployed, check_budget, figures, load_worth, taken_by
 from windtunnel.search.evaluation.schema import Evaluation, Question
-from windtunnel.search.space.files import files_digest
 from windtunnel.search.space.space import Point, Space, point_at, scenario_at
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.defaults import overlay
@@ -219,6 +220,41 @@ def names_digest(deployed: Deployed) -> bytes:
     ]
     files = files_digest(msgspec.to_builtins(deployed.scenario.deployment))
     return hashlib.sha256(msgspec.json.encode((resolved, [setup.engine for setup in pools])) + files).digest()
+
+
+def files_digest(raw: Any) -> bytes:
+    """Digest the content of all files, `folder`s and `module:function`s that `raw` (builtins of a schema) names."""
+    digest = hashlib.sha256()
+    for path in _files_of(raw, ""):
+        digest.update(f"{path}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.digest()
+
+
+def _files_of(raw: Any, name: str) -> Iterator[Path]:
+    if isinstance(raw, dict):
+        for key, value in raw.items():
+            yield from _files_of(value, str(key))
+    elif isinstance(raw, list | tuple):
+        for value in raw:
+            yield from _files_of(value, name)
+    elif isinstance(raw, str) and raw:
+        path = Path(raw)
+        if name == "folder" and path.is_dir():
+            yield from sorted(file for file in path.rglob("*") if file.is_file())
+        elif path.is_file():
+            yield path
+        elif ":" in raw:
+            yield from _module_file(raw.partition(":")[0])
+
+
+def _module_file(name: str) -> Iterator[Path]:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return
+    if spec is not None and spec.origin is not None and Path(spec.origin).is_file():
+        yield Path(spec.origin)
 
 
 def stream_digest(stream: Stream) -> bytes:

@@ -11,11 +11,10 @@ from windtunnel.errors import InputError, check_known
 from windtunnel.hardware import Device, Node
 from windtunnel.metrics.summary import SECONDS_PER_HOUR
 from windtunnel.model.shape import ModelSpec
-from windtunnel.schema import decode, set_path
-from windtunnel.search.evaluation.evaluate import code_digest
+from windtunnel.schema import decode, fields_of, set_path
+from windtunnel.search.evaluation.evaluate import code_digest, files_digest
 from windtunnel.search.evaluation.figures import Takes, check_budget
 from windtunnel.search.evaluation.schema import Evaluation
-from windtunnel.search.space.files import files_digest
 from windtunnel.search.space.layouts import with_uneven_stages
 from windtunnel.search.space.space import Space, point_at
 from windtunnel.training.campaign import campaign
@@ -142,11 +141,7 @@ def training_figures(result: TrainingResult) -> dict[str, float]:
         "step_s": result.step_s,
         "step_low_s": interval.low,
         "step_high_s": interval.high,
-        "tokens_per_s": result.tokens_per_s,
-        "tokens_per_s_per_device": result.tokens_per_s_per_device,
-        "mfu": result.mfu,
-        "hfu": result.hfu,
-        "bubble_fraction": result.bubble_fraction,
+        **fields_of(result, "tokens_per_s", "tokens_per_s_per_device", "mfu", "hfu", "bubble_fraction"),
         "exposed_fraction": exposed / result.step_s,
         "memory_bytes": memory,
         "memory_fraction": memory / result.setup.device.memory_bytes,

@@ -16,7 +16,7 @@ import msgspec
 from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.metrics.slo import Slo
 from windtunnel.plugins import Registry
-from windtunnel.schema import Schema, check_at_least, check_seed, decode, read_table, set_path
+from windtunnel.schema import Schema, check_at_least, check_seed, decode, read_table, read_yaml, set_path
 from windtunnel.search.capacity.limits import limits_from, limits_of
 from windtunnel.search.space.layouts import vary_layouts
 from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
@@ -26,14 +26,7 @@ from windtunnel.training.job import TrainingJob
 STRATEGIES = Registry("windtunnel.strategies", "windtunnel.search.strategies", "search strategy")
 DEFAULT_STRATEGY = "exhaustive"
 
-SHORT_PATHS = {
-    **PATHS,
-    "kv_cache": "precision.kv_cache",
-    "rate": "workload.arrivals.rate_per_s",
-    "concurrency": "workload.arrivals.concurrency",
-    "workload.rate": "workload.arrivals.rate_per_s",
-    "workload.concurrency": "workload.arrivals.concurrency",
-}
+SHORT_PATHS: Mapping[str, str] = PATHS | read_yaml(Path(__file__).with_suffix(".yaml"))
 """Short name in `vary` -> path in a scenario."""
 
 ONLY_OF_JOBS = {"sequence_tokens", "global_batch"}
@@ -112,7 +105,7 @@ class Space(Schema):
         return name if isinstance(name, str) else str(name.get("name", ""))
 
     @property
-    def short_paths(self) -> dict[str, str]:
+    def short_paths(self) -> Mapping[str, str]:
         """Short name in `vary` -> path in a scenario or job."""
         return JOB_PATHS if self.is_training else SHORT_PATHS
 

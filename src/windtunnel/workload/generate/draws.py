@@ -7,15 +7,6 @@ from numpy.typing import NDArray
 
 from windtunnel.workload import sessions as spec
 from windtunnel.workload.lengths import MAX_TOKENS, Empirical, Fixed, Lengths, Lognormal, Normal, Uniform, Zipf
-from windtunnel.workload.sessions import (
-    MAX_TURNS,
-    Durations,
-    EmpiricalCount,
-    Exponential,
-    Geometric,
-    UniformCount,
-    UniformSeconds,
-)
 from windtunnel.workload.traces.requests import read_lengths
 
 STREAMS = (
@@ -125,22 +116,22 @@ def draw_counts(counts: spec.Counts, size: int, rng: np.random.Generator) -> Cou
     match counts:
         case int():
             return np.full(size, counts, np.int64)
-        case Geometric(mean=mean, least=least):
-            return np.minimum(least - 1 + rng.geometric(1 / (1 + mean - least), size), MAX_TURNS)
-        case UniformCount(least=least, most=most):
+        case spec.Geometric(mean=mean, least=least):
+            return np.minimum(least - 1 + rng.geometric(1 / (1 + mean - least), size), spec.MAX_TURNS)
+        case spec.UniformCount(least=least, most=most):
             return rng.integers(least, most, size, np.int64, endpoint=True)
-        case EmpiricalCount(values=values, weights=weights):
+        case spec.EmpiricalCount(values=values, weights=weights):
             return _draw_values(np.array(values, np.int64), weights, size, rng)
 
 
-def draw_durations(durations: Durations, size: int, rng: np.random.Generator) -> Seconds:
+def draw_durations(durations: spec.Durations, size: int, rng: np.random.Generator) -> Seconds:
     """Draw independent times in seconds, shape `[size]`."""
     match durations:
         case int() | float():
             return np.full(size, float(durations))
-        case Exponential(mean_s=mean_s):
+        case spec.Exponential(mean_s=mean_s):
             return rng.standard_exponential(size) * mean_s
-        case UniformSeconds(min_s=min_s, max_s=max_s):
+        case spec.UniformSeconds(min_s=min_s, max_s=max_s):
             return rng.random(size) * (max_s - min_s) + min_s
         case _:
             return np.exp(rng.standard_normal(size) * durations.sigma) * durations.median_s

@@ -7,15 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.workload.generate.draws import (
-    Counts,
-    Seconds,
-    draw_counts,
-    draw_durations,
-    draw_indices,
-    draw_lengths,
-    spawn,
-)
+from windtunnel.workload.generate import draws
 from windtunnel.workload.schema import RequestSource
 from windtunnel.workload.sessions import SharedPrompts
 
@@ -24,15 +16,15 @@ from windtunnel.workload.sessions import SharedPrompts
 class Turns:
     """The requests of sessions, one session after the other; arrays of shape [num_requests]."""
 
-    session: Counts
-    new_tokens: Counts
+    session: draws.Counts
+    new_tokens: draws.Counts
     """Tokens of text that no earlier turn had."""
-    input_tokens: Counts
-    output_tokens: Counts
-    wait_s: Seconds
-    prompt: Counts
+    input_tokens: draws.Counts
+    output_tokens: draws.Counts
+    wait_s: draws.Seconds
+    prompt: draws.Counts
     """Shared prompt of the session, or -1."""
-    prompt_tokens: Counts
+    prompt_tokens: draws.Counts
     """`[num_prompts]` Length of each shared prompt."""
 
     def take(self, rows: NDArray[np.bool_] | slice) -> "Turns":
@@ -56,7 +48,7 @@ def draw_turns(source: RequestSource, num_starts: int, limit: int | None, seed: 
     assert source.sessions is not None
     num_sessions = num_starts
     if limit is not None:
-        turns = draw_counts(source.sessions.turns, num_sessions, spawn(seed)["turns"])
+        turns = draws.draw_counts(source.sessions.turns, num_sessions, draws.spawn(seed)["turns"])
         num_sessions = min(int(np.searchsorted(np.cumsum(turns), limit)) + 1, num_sessions)
     drawn = _turns(source, num_sessions, seed)
     while limit is not None and drawn.input_tokens.size < limit and num_sessions < num_starts:
@@ -71,14 +63,14 @@ def draw_turns(source: RequestSource, num_starts: int, limit: int | None, seed: 
 
 def _turns(source: RequestSource, num_sessions: int, seed: np.random.SeedSequence) -> Turns:
     """Draw all requests of the first `num_sessions` sessions, without those beyond `max_context_tokens`."""
-    sessions, rngs = source.sessions, spawn(seed)
+    sessions, rngs = source.sessions, draws.spawn(seed)
     assert sessions is not None
     assert source.input_tokens is not None
     assert source.output_tokens is not None
-    turns = draw_counts(sessions.turns, num_sessions, rngs["turns"])
+    turns = draws.draw_counts(sessions.turns, num_sessions, rngs["turns"])
     calls = np.zeros(int(turns.sum()), np.int64)
     if sessions.tool_calls is not None:
-        calls = draw_counts(sessions.tool_calls.per_turn, calls.size, rngs["tool_calls"])
+        calls = draws.draw_counts(sessions.tool_calls.per_turn, calls.size, rngs["tool_calls"])
     turn = np.repeat(np.arange(calls.size), calls + 1)
     session = np.repeat(np.arange(num_sessions), turns)[turn]
     begins_turn, begins_session = begins(turn), begins(session)
@@ -86,16 +78,16 @@ def _turns(source: RequestSource, num_sessions: int, seed: np.random.SeedSequenc
 
     new_tokens = np.empty(turn.size, np.int64)
     wait_s = np.zeros(turn.size)
-    new_tokens[begins_session] = draw_lengths(source.input_tokens, num_sessions, rngs["input_tokens"])
+    new_tokens[begins_session] = draws.draw_lengths(source.input_tokens, num_sessions, rngs["input_tokens"])
     num_follow = int(follows.sum())
     followup = sessions.followup_tokens if sessions.followup_tokens is not None else source.input_tokens
-    new_tokens[follows] = draw_lengths(followup, num_follow, rngs["followup_tokens"])
-    wait_s[follows] = draw_durations(sessions.think_s, num_follow, rngs["think_times"])
+    new_tokens[follows] = draws.draw_lengths(followup, num_follow, rngs["followup_tokens"])
+    wait_s[follows] = draws.draw_durations(sessions.think_s, num_follow, rngs["think_times"])
     if sessions.tool_calls is not None:
         num_calls = int(is_call.sum())
-        new_tokens[is_call] = draw_lengths(sessions.tool_calls.output_tokens, num_calls, rngs["tool_tokens"])
-        wait_s[is_call] = draw_durations(sessions.tool_calls.run_s, num_calls, rngs["tool_times"])
-    output_tokens = draw_lengths(source.output_tokens, turn.size, rngs["output_tokens"], "output_tokens")
+        new_tokens[is_call] = draws.draw_lengths(sessions.tool_calls.output_tokens, num_calls, rngs["tool_tokens"])
+        wait_s[is_call] = draws.draw_durations(sessions.tool_calls.run_s, num_calls, rngs["tool_times"])
+    output_tokens = draws.draw_lengths(source.output_tokens, turn.size, rngs["output_tokens"], "output_tokens")
 
     prompt, prompt_tokens = np.full(num_sessions, -1), np.zeros(0, np.int64)
     context = within(new_tokens + output_tokens, begins_session)
@@ -107,7 +99,7 @@ def _turns(source: RequestSource, num_sessions: int, seed: np.random.SeedSequenc
     return drawn if max_tokens is None else drawn.take(context <= max_tokens)
 
 
-def begins(group: Counts) -> NDArray[np.bool_]:
+def begins(group: draws.Counts) -> NDArray[np.bool_]:
     """Return a mask of the rows at which a new group begins, in a sorted column of groups."""
     return np.concatenate([np.ones(min(group.size, 1), bool), group[1:] != group[:-1]])
 
@@ -122,8 +114,10 @@ def within(values: NDArray[Number], begins_group: NDArray[np.bool_]) -> NDArray[
     return np.asarray(sums - np.repeat(before, np.diff(np.append(np.flatnonzero(begins_group), values.size))))
 
 
-def draw_prompts(prompts: SharedPrompts, size: int, rngs: dict[str, np.random.Generator]) -> tuple[Counts, Counts]:
+def draw_prompts(
+    prompts: SharedPrompts, size: int, rngs: dict[str, np.random.Generator]
+) -> tuple[draws.Counts, draws.Counts]:
     """Draw the prompt of each of `size` requests, and the tokens of each of `prompts.count` prompts."""
     weights = np.arange(1, prompts.count + 1, dtype=np.float64) ** -prompts.alpha
-    tokens = draw_lengths(prompts.tokens, prompts.count, rngs["prompt_tokens"])
-    return draw_indices(weights, size, rngs["prompts"]), tokens
+    tokens = draws.draw_lengths(prompts.tokens, prompts.count, rngs["prompt_tokens"])
+    return draws.draw_indices(weights, size, rngs["prompts"]), tokens
