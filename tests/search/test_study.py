@@ -79,7 +79,7 @@ def test_where_a_search_runs_makes_no_difference(study: Study, means: Means) -> 
 def test_a_search_whose_answers_are_known_starts_no_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grid = space({"tp": [1, 2]}, finalist_seeds=1)
     first = search(grid, quiet(tmp_path / "answers.sqlite"))
-    monkeypatch.setattr(executors, "ProcessPoolExecutor", lambda *_, **__: pytest.fail("processes began"))
+    monkeypatch.setattr(executors, "WorkerProcesses", lambda *_, **__: pytest.fail("processes began"))
     again = search(grid, quiet(tmp_path / "answers.sqlite"), Means("processes", 2))
     assert answers(again) == answers(first)
     assert again.count.num_runs == 0
