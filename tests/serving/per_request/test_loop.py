@@ -1,8 +1,10 @@
 """The per-request loop against its plain-Python oracle, and what must hold for any scheduler."""
 
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -359,11 +361,14 @@ def test_a_policy_that_chooses_nothing_is_named(answer: object) -> None:
 @pytest.mark.parametrize("sleeps", [False, True])
 @pytest.mark.parametrize("is_main_thread", [False, True])
 def test_a_policy_that_does_not_return_is_named(
-    sleeps: bool, is_main_thread: bool, monkeypatch: pytest.MonkeyPatch
+    sleeps: bool, is_main_thread: bool, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     if sleeps and not is_main_thread:
         pytest.skip("only a signal ends a sleep")
     monkeypatch.setattr(time_limit, "MOST_CALL_S", 0.1)
+    request.addfinalizer(partial(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT)))
+    # A test run in the background ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler if sleeps else signal.SIG_IGN)
 
     def hangs(*_arguments: object) -> list[tuple[int, int]]:
         end_s = time.monotonic() + 60

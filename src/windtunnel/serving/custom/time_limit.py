@@ -51,8 +51,9 @@ def _watch() -> None:
         for thread, started_s in list(_started_s.items()):
             if time.monotonic() - started_s > MOST_CALL_S and thread not in _late:
                 _late.add(thread)
-                if thread == threading.main_thread().ident:
-                    # A signal ends a sleep too.
+                is_ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+                if thread == threading.main_thread().ident and not is_ignored:
+                    # A signal ends a sleep too. Commands that a script starts in the background ignore this one.
                     signal.pthread_kill(thread, signal.SIGINT)
                 else:
                     pythonapi.PyThreadState_SetAsyncExc(c_ulong(thread), py_object(KeyboardInterrupt))
