@@ -84,7 +84,11 @@ class TestModels:
             quantisation = path.with_name(path.name.replace("_config.json", "_hf_quant_config.json"))
             quant_config = json.loads(quantisation.read_text()) if quantisation.exists() else None
             theirs = model_from_config(json.loads(path.read_text()), known[name.lower()], quant_config)
-            assert msgspec.structs.replace(catalog.model(name), generation=None) == theirs
+            ours = msgspec.structs.replace(catalog.model(name), generation=None)
+            # Kimi-K2 is computed by DeepSeek-V3's code, and a quantised checkpoint of it says so.
+            if (ours.architecture, theirs.architecture) == ("kimi_k2", "deepseek_v3"):
+                ours = msgspec.structs.replace(ours, architecture="deepseek_v3")
+            assert ours == theirs
             compared += 1
         assert compared >= 25
 
