@@ -48,7 +48,7 @@ def test_every_short_name_leads_to_a_field() -> None:
         "min_p": 0.1,
         "logprobs": 2,
         "structured_output": True,
-        "client": "vllm_bench",
+        "client": "vllm",
     }
     assert set(values) == set(PATHS)
     made = scenario(rate_per_s=1, **values)
