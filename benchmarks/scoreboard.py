@@ -152,6 +152,8 @@ def main() -> int:
     runs = [run for run in read if predicted.get(run.id)]
     refused = len([run for run in read if run.use in ("primary", "secondary")]) - len(runs)
     counted = f"{len(runs)} runs scored, {refused} refused; predicted: {way}."
+    if way == "shipped calibration":
+        counted += " It has seen most of these runs, so that its errors here are too optimistic."
     text = "\n\n".join(
         [
             f"{counted}",

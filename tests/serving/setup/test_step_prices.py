@@ -170,6 +170,9 @@ def test_decodes_beyond_the_largest_graph_wait_for_the_host() -> None:
     in_decode = num_launches(shard, engine, np.array([1, 4, 5]), in_decode=True)
     assert in_decode.tolist() == [0.0, 0.0, float(num_launches(shard, engine, 5))]
     assert num_launches(shard, EngineSettings(cudagraph_sizes=()), 1, in_decode=True) == in_decode[-1]
+    hybrid = Shard(model("Qwen/Qwen3.5-397B-A17B"), Precision(), Parallelism())
+    recurrences = 45
+    assert num_launches(hybrid, engine, 5) - num_launches(hybrid, engine, 5, in_decode=True) == recurrences * (16 - 3)
 
 
 def test_an_engine_that_compiles_nothing_launches_what_others_fuse() -> None:

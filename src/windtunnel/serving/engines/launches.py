@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.model.feed_forward.experts import Experts, ExpertsFeedForward
-from windtunnel.model.forward import head_launches, prefill_launches, token_launches
+from windtunnel.model.forward import decode_launches, head_launches, prefill_launches, token_launches
 from windtunnel.model.operators import Collective, Gemm, Launch
 from windtunnel.model.precision import ACTIVATION_BITS, Format
 from windtunnel.model.shape import Shard
@@ -59,7 +59,8 @@ def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any, in_decod
     the graphs between; in a step that only decodes, `in_decode`, up to the largest captured size none but the graph.
     """
     behaviour = behaviour_of(engine.name).launches
-    attention, head = prefill_launches(shard, 1.0, 1.0), head_launches(shard, 1.0)
+    attention = (decode_launches if in_decode else prefill_launches)(shard, 1.0, 1.0)
+    head = head_launches(shard, 1.0)
     launches = (*token_launches(shard, 1.0), *attention, *head)
     kernels = sum(launch.count * _kernels_of(launch, shard, engine, behaviour) for launch in launches)
     kernels += _unlisted_kernels(shard, behaviour)
@@ -77,7 +78,7 @@ def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any, in_decod
 
 
 def _kernels_of(launch: Launch, shard: Shard, engine: EngineSettings, behaviour: Launches) -> int:
-    """Count the kernels of one execution of `launch` in a step with prefill, where the host launches all of them."""
+    """Count the kernels of one execution of `launch`, where the host launches all of them."""
     if isinstance(launch.op, Experts):
         return LAUNCHES_OF_FUSED_EXPERTS if _has_fused_experts(shard, engine, behaviour) else LAUNCHES_OF_EXPERTS
     kernels = behaviour.kernels.get(launch.name) or launch.op.num_kernels
