@@ -1,0 +1,176 @@
+"""Fuzz for as long as wanted, in ranges of seeds: `python -m fuzz.night --cases 100000`; see `make fuzz`.
+
+A chunk of cases has a seed of its own, so that any chunk can be run again alone, and a night goes on at `--first`.
+Failures are minimised, and written as lines of data for tests/cases/.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+CHUNK = 250
+
+
+def check(name: str, tree: dict[str, Any], folder: Path, client: Any) -> str:
+    """Run one case; returns how it ended, raises what it may not do."""
+    from fuzz import answers
+
+    if tree.get("results"):
+        answers.ask_results(tree, folder)
+        return "asked"
+    if "http" in tree:
+        status, _ = answers.ask(client, tree)
+        return str(status)
+    if tree["command"][:2] == ["lab", "run"]:
+        # A real model would be run for a minute; what is read of the file is judged before.
+        tree["command"] = ["lab", "run", "experiment.yaml", "--set", "model=./missing", "--out", "results"]
+    answer = answers.run_command(tree, folder)
+    answers.judge(tree, answer)
+    return f"exit {answer.code}"
+
+
+def prepare() -> None:
+    """Set this process up: small limits, errors as they are."""
+    from fuzz import answers
+
+    os.environ |= answers.SIZE | {"WINDTUNNEL_DEBUG": "1", "NO_COLOR": "1", "COLUMNS": "120", "XDG_CACHE_HOME": "/nonexistent"}
+
+
+def served(folder: Path) -> Any:
+    """A client of a dashboard with one run."""
+    import windtunnel as wt
+    from fuzz import answers
+    from windtunnel.report.serving.run import write_run
+
+    scenario = wt.scenario(
+        model="llama-3.1-8b", device="h100_sxm", input_tokens=30, output_tokens=3, num_requests=4, rate_per_s=4.0
+    )
+    write_run(wt.simulate(scenario), folder / "served")
+    return answers.client_of(folder)
+
+
+def fuzz(
+    cases: int, number: int | None, seen: set[str], ended: Callable[[str], None], only: str = ""
+) -> list[dict[str, Any]]:
+    """Run `cases` cases of the chunk `number` (None: the fixed cases of CI); returns the minimised failures."""
+    from fuzz import answers
+    from fuzz.edits import edits
+    from fuzz.inputs import edited, seeds
+
+    prepare()
+    every = {name: tree for name, tree in seeds().items() if only in name}
+    last: dict[str, Any] = {}
+    failures = []
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as place:
+        results, work = Path(place) / "results", Path(place) / "work"
+        results.mkdir()
+        work.mkdir()
+        client = served(results)
+
+        @st.composite
+        def case(draw: st.DrawFn) -> tuple[str, list[Any]]:
+            name = draw(st.sampled_from(sorted(every)))
+            return name, draw(edits(every[name]))
+
+        @given(case())
+        def run(drawn: tuple[str, list[Any]]) -> None:
+            name, changes = drawn
+            tree = edited(every[name], changes)
+            try:
+                ended(check(name, tree, work, client))
+            except (Exception, answers.HangError) as error:
+                sign = answers.signature(error)
+                if sign in seen:
+                    ended("seen")
+                    return
+                last[sign] = {"seed": name, "edits": [edit.as_data() for edit in changes], "failed": f"{sign}: {error}"[:400]}
+                last["sign"] = sign
+                if isinstance(error, answers.HangError):
+                    raise TimeoutError(str(error)) from error
+                raise
+
+        phases = (Phase.generate, Phase.shrink)
+        checks = list(HealthCheck)
+        options = settings(
+            max_examples=cases, deadline=None, database=None, phases=phases, suppress_health_check=checks,
+            derandomize=number is None, report_multiple_bugs=False,
+        )  # fmt: skip
+        test = options(run)
+        if number is not None:
+            test = seed(number)(test)
+        try:
+            test()
+        except BaseException as error:  # noqa: BLE001 what a case did is in `last`
+            if "sign" not in last:
+                raise error
+            failures.append(last[last["sign"]])
+            seen.add(last["sign"])
+    return failures
+
+
+def chunk(number: int, seen: list[str], only: str = "") -> tuple[int, list[dict[str, Any]], dict[str, int]]:
+    """Run a chunk until nothing new fails in it."""
+    counts: dict[str, int] = {}
+
+    def ended(how: str) -> None:
+        counts[how] = counts.get(how, 0) + 1
+
+    known, failures = set(seen), []
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 hypothesis reports every failure there
+    while found := fuzz(CHUNK, number, known, ended, only):
+        failures += found
+        if len(failures) > 8:
+            break
+    return number, failures, counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--first", type=int, default=1, help="first chunk, to go on where a night stopped")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--only", default="", help="seeds whose names contain this")
+    parser.add_argument("--out", type=Path, default=Path("fuzz-failures.yaml"))
+    options = parser.parse_args()
+    numbers = range(options.first, options.first + -(-options.cases // CHUNK))
+    totals: dict[str, int] = {}
+    seen: set[str] = set()
+    started_s = time.monotonic()
+    with ProcessPoolExecutor(options.workers) as workers:
+        waiting = iter(numbers)
+        running = {workers.submit(chunk, number, [], options.only) for number, _ in zip(waiting, range(options.workers))}
+        while running:
+            done = next(iter([each for each in running if each.done()]), None)
+            if done is None:
+                time.sleep(0.2)
+                continue
+            running.discard(done)
+            number, failures, counts = done.result()
+            for how, count in counts.items():
+                totals[how] = totals.get(how, 0) + count
+            for failure in failures:
+                sign = failure["failed"].split(": ")[0]
+                if sign not in seen:
+                    seen.add(sign)
+                    with options.out.open("a", encoding="utf-8") as file:
+                        file.write(yaml.safe_dump([failure], default_flow_style=True, width=10**6, allow_unicode=False))
+            ran = sum(totals.values())
+            print(f"chunk {number}: {ran:,} cases in {time.monotonic() - started_s:.0f} s; {len(seen)} kinds of failures; {totals}", flush=True)  # noqa: T201
+            following = next(waiting, None)
+            if following is not None:
+                running.add(workers.submit(chunk, following, sorted(seen), options.only))
+    sys.exit(1 if seen else 0)
+
+
+if __name__ == "__main__":
+    main()
