@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import re
 import shutil
 import signal
@@ -13,23 +12,23 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import pytest
 from starlette.testclient import TestClient
 
 from fuzz.inputs import Tree, write_files
 from fuzz.nonsense import nonsense, read
-from windtunnel import cli, limits
+from windtunnel import cli
 from windtunnel.dashboard.app import dashboard_app
 from windtunnel.dashboard.view import dashboard_of
-from windtunnel.errors import WindtunnelError
 
 MOST_S = 20.0
 """An answer that takes longer hangs."""
-SIZE = {limits.MEMORY: "500MiB", limits.TIME: "4ms"}
-"""Limits that keep a run small where loops are interpreted, a hundred times slower than compiled."""
 MAY_FAIL = re.compile(
     r"is above|does not hold|failed|no answer|cannot be reached|Connection refused|holds no|none of|is gone|memory"
 )
 """Words of failures that are no wrong input, for which a command exits with 1."""
+_NO_BYTE = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
+"""Characters that no word of a command line has: bytes that are not UTF-8 become others."""
 INJECTED = ("<script>alert(1)", "'\"><b>x")
 
 
@@ -78,20 +77,24 @@ def run_command(tree: Tree, folder: Path) -> Answer:
     Raises:
         Exception: what the command did not turn into a sentence.
     """
+    answer = _run(tree, folder)
+    if "bug in windtunnel" in answer.stderr:
+        # Once more, to see where.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(cli.DEBUG_VARIABLE, "1")
+            _run(tree, folder)
+    return answer
+
+
+def _run(tree: Tree, folder: Path) -> Answer:
     for path in folder.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     write_files(tree, folder)
-    before, here = snapshot(folder), Path.cwd()
-    out, err = io.StringIO(), io.StringIO()
-    words = [str(word).replace("\0", "") for word in tree["command"]]
-    os.chdir(folder)
-    try:
-        with in_time(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = cli.run(words)
-    finally:
-        os.chdir(here)
-    after = snapshot(folder)
-    files = {name: content for name, content in after.items() if before.get(name) != content}
+    before, out, err = snapshot(folder), io.StringIO(), io.StringIO()
+    words = [_NO_BYTE.sub("\udcff", str(word)) for word in tree["command"]]
+    with contextlib.chdir(folder), in_time(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli.run(words)
+    files = {name: content for name, content in snapshot(folder).items() if before.get(name) != content}
     return Answer(code, out.getvalue(), err.getvalue(), files)
 
 
@@ -179,7 +182,9 @@ def ask(client: TestClient, tree: Tree) -> tuple[int, str]:
 
 
 def _pairs(table: Any) -> list[tuple[Any, Any]]:
-    return list(table.items()) if isinstance(table, dict) else []
+    if not isinstance(table, dict):
+        return []
+    return [(name, part) for name, value in table.items() for part in (value if isinstance(value, list) else [value])]
 
 
 def _latin(value: Any) -> str:
@@ -212,8 +217,5 @@ def signature(error: BaseException) -> str:
     ours = [frame for frame in frames if "/windtunnel/" in frame.filename and "/cli/__init__" not in frame.filename]
     where = f"{Path(ours[-1].filename).name}:{ours[-1].name}" if ours else ""
     if isinstance(error, ProblemError):
-        return re.sub(r"[\d.e+-]+", "0", str(error))[:90]
+        return re.sub(r"\d[\d.e+-]*", "0", str(error))[:90]
     return f"{type(error).__name__} in {where}"
-
-
-EXPECTED = (WindtunnelError,)

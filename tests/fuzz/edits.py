@@ -34,21 +34,27 @@ EXTREME = [
     *(float("nan"), float("inf"), float("-inf")),
 ]
 TEXTS = [
-    *("", " ", "0", "-1", "1e400", "nan", "inf", "None", "null", "true", "yes", "~", "1_000", "0x10", "1,000", "١٢"),
-    *("2026-13-45", "2026-01-31", "2023-11-16 18:01:51", "12:30:45", "1s", "1 parsec", "-5ms", "1e300h", "10GiB", "5%", "1e9d"),
-    *("<script>alert(1)</script>", "'\"><b>x", "{{7*7}}", "%s%n", "a\0b", "a\nb", "\ud800", "\u202eabc", "\U0001f600" * 3, "é" * 50),
-    *("../../etc/passwd", "/etc/passwd", "/dev/null/x", "~", "x" * 300, "x" * 5000, "[1, 2", "&a [*a]", "!!python/object:os.system", "-"),
-    *("1-5", "5-1", "1:2:0", "1:9:1e-9", "a=b", "=", "module:function", "os:system", "math:sqrt", "tp=1", "ttft=1s", "*", "0-0"),
+    *("", " ", "0", "-1", "1e400", "nan", "inf", "None", "null", "true", "yes", "~", "1_000", "0x10", "1,000"),
+    *("2026-13-45", "2026-01-31", "2023-11-16 18:01:51", "12:30:45", "1s", "1 parsec", "-5ms", "1e300h", "10GiB"),
+    *("<script>alert(1)</script>", "'\"><b>x", "{{7*7}}", "%s%n", "a\0b", "a\nb", "\ud800", "\u202eabc", "é" * 50),
+    *("\U0001f600" * 3, "../../etc/passwd", "/etc/passwd", "/dev/null/x", "~", "x" * 300, "x" * 5000, "[1, 2", "-"),
+    *("&a [*a]", "!!python/object:os.system", "module:function", "os:system", "math:sqrt", "5%", "1e9d", "0-0"),
+    *("1-5", "5-1", "1:2:0", "1:9:1e-9", "a=b", "=", "tp=1", "ttft=1s", "*"),
 ]  # fmt: skip
 KEYS = ["x", "", "type", "name", "path", "é", "<b>", "__class__", "0"]
-FORBIDDEN = {"--hub", "--open", "--start", "--ray", "--executor", "--processes", "--workers", "--address", "fetch", "--on-ray", "--store", "--resume"}  # fmt: skip
+FORBIDDEN = (
+    *("--hub", "--open", "--start", "--ray", "--executor", "--processes", "--workers", "--address", "--store"),
+    *("--resume", "fetch"),
+)
 """Words that would use the network, another process, or files of the user's."""
 
 
 @cache
 def vocabulary() -> list[str]:
     """Names of the catalog and of alternatives, and every text in the seeds."""
-    texts = {value for tree in seeds().values() for place in places(tree) if isinstance(value := value_at(tree, place), str)}
+    texts = {
+        value for tree in seeds().values() for place in places(tree) if isinstance(value := value_at(tree, place), str)
+    }
     names = [name for kind in ("models", "devices", "nodes", "engines", "traces") for name in catalog.names(kind)]
     short = sorted(text for text in texts if len(text) < 200)
     return [*short, *names[::3], *SCHEDULERS, *PER_REQUEST_SCHEDULERS]
@@ -75,7 +81,9 @@ def scalars() -> st.SearchStrategy[Any]:
 
 def structures() -> st.SearchStrategy[Any]:
     huge = st.sampled_from([[1] * 5000, ["a"] * 3000, {str(key): 1 for key in range(2000)}, [[[[[[[1]]]]]]]])
-    return st.one_of(st.lists(scalars(), max_size=3), st.dictionaries(st.sampled_from(KEYS), scalars(), max_size=2), huge)
+    return st.one_of(
+        st.lists(scalars(), max_size=3), st.dictionaries(st.sampled_from(KEYS), scalars(), max_size=2), huge
+    )
 
 
 @st.composite
@@ -87,7 +95,11 @@ def near(draw: st.DrawFn, old: Any, key: Any) -> Any:
     elif isinstance(old, int | float):
         choices += [st.sampled_from([old + 1, old - 1, old * 2, old / 2, -old, 0, 1]), st.sampled_from(SMALL)]
     elif isinstance(old, str):
-        choices += [st.sampled_from(vocabulary()), st.sampled_from(TEXTS), st.sampled_from(["0", "1", "2", "8", "0.5", "3"])]
+        choices += [
+            st.sampled_from(vocabulary()),
+            st.sampled_from(TEXTS),
+            st.sampled_from(["0", "1", "2", "8", "0.5", "3"]),
+        ]
     if others := by_key().get(str(key)):
         choices.append(st.sampled_from(others))
     if not choices:
@@ -150,7 +162,9 @@ def of_type(kind: Any, name: str, depth: int = 0) -> st.SearchStrategy[Any]:
         case msgspec.inspect.TupleType():
             return st.tuples(*(of_type(item, name, depth + 1) for item in kind.item_types)).map(list)
         case msgspec.inspect.DictType():
-            return st.dictionaries(st.sampled_from(_words(name) or KEYS), of_type(kind.value_type, name, depth + 1), max_size=2)
+            return st.dictionaries(
+                st.sampled_from(_words(name) or KEYS), of_type(kind.value_type, name, depth + 1), max_size=2
+            )
         case _:
             return st.sampled_from(by_key().get(name) or [1, "x", {}])
 
@@ -190,9 +204,11 @@ def _edit(draw: st.DrawFn, tree: Tree) -> Edit:
     old = value_at(tree, place)
     kind = draw(st.sampled_from([*["near"] * 6, *["fill"] * 4, "wild", "delete", "double", "new", "move", "text"]))
     if place[0] == "command" and kind in ("new", "fill"):
-        return _checked(Edit("set", ("command", place[1]), draw(st.sampled_from(vocabulary()) | st.sampled_from(TEXTS))))
+        return _checked(
+            Edit("set", ("command", place[1]), draw(st.sampled_from(vocabulary()) | st.sampled_from(TEXTS)))
+        )
     if kind == "fill" and place[0] == "files":
-        if filled := draw(_filled(tree, place)):
+        if filled := draw(_filled(place)):
             return filled
         kind = "near"
     match kind:
@@ -214,12 +230,10 @@ def _edit(draw: st.DrawFn, tree: Tree) -> Edit:
 
 
 @st.composite
-def _filled(draw: st.DrawFn, tree: Tree, place: Place) -> Edit | None:
+def _filled(draw: st.DrawFn, place: Place) -> Edit | None:
     """Give a struct one more field of its schema, or a field another value of its type."""
     for _ in range(3):
-        choices = [
-            field for schema in SCHEMAS.get(str(place[1]), ()) for field in _fields(schema, place[2:])
-        ]
+        choices = [field for schema in SCHEMAS.get(str(place[1]), ()) for field in _fields(schema, place[2:])]
         if choices:
             field = draw(st.sampled_from(choices))
             return Edit("set", (*place, field.encode_name), draw(of_type(field.type, field.encode_name)))

@@ -20,9 +20,9 @@ Place = tuple[Any, ...]
 class Edit(NamedTuple):
     """A change of a tree.
 
-    `set` writes `value` at `place`, also under a new key; `delete` removes what is there; `double` repeats an item of a
-    list, or a key of a file's table in its text; `move` renames a key to `value`; `cut` keeps the first `value` characters
-    of the file's text; `insert` writes a text at a share `value[0]` of it.
+    `set` writes `value` at `place`, also under a new key; `delete` removes what is there; `double` repeats an item of
+    a list, or a key of a file's table in its text; `move` renames a key to `value`; `cut` keeps a share of the file's
+    text; `insert` writes a text at a share `value[0]` of it.
     """
 
     kind: str

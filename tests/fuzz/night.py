@@ -5,23 +5,25 @@ Failures are minimised, and written as lines of data for tests/cases/.
 """
 
 import argparse
+import json
 import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 CHUNK = 250
 
 
-def check(name: str, tree: dict[str, Any], folder: Path, client: Any) -> str:
+def check(tree: dict[str, Any], folder: Path, client: Any) -> str:
     """Run one case; returns how it ended, raises what it may not do."""
     from fuzz import answers
 
@@ -34,28 +36,32 @@ def check(name: str, tree: dict[str, Any], folder: Path, client: Any) -> str:
     if tree["command"][:2] == ["lab", "run"]:
         # A real model would be run for a minute; what is read of the file is judged before.
         tree["command"] = ["lab", "run", "experiment.yaml", "--set", "model=./missing", "--out", "results"]
+    if tree["command"][:2] == ["lab", "replay"]:
+        tree["command"] = ["lab", "replay", "job.yaml", "--set", "parallelism.dp=9999"]
     answer = answers.run_command(tree, folder)
     answers.judge(tree, answer)
     return f"exit {answer.code}"
 
 
-def prepare() -> None:
-    """Set this process up: small limits, errors as they are."""
-    from fuzz import answers
-
-    os.environ |= answers.SIZE | {"WINDTUNNEL_DEBUG": "1", "NO_COLOR": "1", "COLUMNS": "120", "XDG_CACHE_HOME": "/nonexistent"}
+SURROUNDINGS = {
+    "WINDTUNNEL_MEMORY_LIMIT": "500MiB",
+    "WINDTUNNEL_TIME_LIMIT": "4ms",
+    "NO_COLOR": "1",
+    "COLUMNS": "120",
+    "XDG_CACHE_HOME": "/nonexistent",
+}
+"""Environment of every case: limits that keep runs small where loops are interpreted."""
 
 
 def served(folder: Path) -> Any:
-    """A client of a dashboard with one run."""
+    """A client of a dashboard with two runs."""
     import windtunnel as wt
     from fuzz import answers
     from windtunnel.report.serving.run import write_run
 
-    scenario = wt.scenario(
-        model="llama-3.1-8b", device="h100_sxm", input_tokens=30, output_tokens=3, num_requests=4, rate_per_s=4.0
-    )
-    write_run(wt.simulate(scenario), folder / "served")
+    for name, rate_per_s in (("served", 4.0), ("other", 8.0)):
+        load = {"input_tokens": 30, "output_tokens": 3, "num_requests": 4, "rate_per_s": rate_per_s}
+        write_run(wt.simulate(wt.scenario(model="llama-3.1-8b", device="h100_sxm", **load)), folder / name)
     return answers.client_of(folder)
 
 
@@ -67,7 +73,6 @@ def fuzz(
     from fuzz.edits import edits
     from fuzz.inputs import edited, seeds
 
-    prepare()
     every = {name: tree for name, tree in seeds().items() if only in name}
     last: dict[str, Any] = {}
     failures = []
@@ -87,14 +92,14 @@ def fuzz(
             name, changes = drawn
             tree = edited(every[name], changes)
             try:
-                ended(check(name, tree, work, client))
+                ended(check(tree, work, client))
             except (Exception, answers.HangError) as error:
                 sign = answers.signature(error)
                 if sign in seen:
                     ended("seen")
                     return
-                last[sign] = {"seed": name, "edits": [edit.as_data() for edit in changes], "failed": f"{sign}: {error}"[:400]}
-                last["sign"] = sign
+                steps = [edit.as_data() for edit in changes]
+                last.update(sign=sign, seed=name, edits=steps, failed=str(error)[:400])
                 if isinstance(error, answers.HangError):
                     raise TimeoutError(str(error)) from error
                 raise
@@ -110,10 +115,10 @@ def fuzz(
             test = seed(number)(test)
         try:
             test()
-        except BaseException as error:  # noqa: BLE001 what a case did is in `last`
+        except BaseException as error:
             if "sign" not in last:
                 raise error
-            failures.append(last[last["sign"]])
+            failures.append(dict(last))
             seen.add(last["sign"])
     return failures
 
@@ -126,6 +131,7 @@ def chunk(number: int, seen: list[str], only: str = "") -> tuple[int, list[dict[
         counts[how] = counts.get(how, 0) + 1
 
     known, failures = set(seen), []
+    os.environ |= SURROUNDINGS
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 hypothesis reports every failure there
     while found := fuzz(CHUNK, number, known, ended, only):
         failures += found
@@ -140,35 +146,29 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=1, help="first chunk, to go on where a night stopped")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", default="", help="seeds whose names contain this")
-    parser.add_argument("--out", type=Path, default=Path("fuzz-failures.yaml"))
+    parser.add_argument("--out", type=Path, default=Path("fuzz-failures.jsonl"))
     options = parser.parse_args()
-    numbers = range(options.first, options.first + -(-options.cases // CHUNK))
-    totals: dict[str, int] = {}
+    numbers = iter(range(options.first, options.first + -(-options.cases // CHUNK)))
+    totals: Counter[str] = Counter()
     seen: set[str] = set()
     started_s = time.monotonic()
-    with ProcessPoolExecutor(options.workers) as workers:
-        waiting = iter(numbers)
-        running = {workers.submit(chunk, number, [], options.only) for number, _ in zip(waiting, range(options.workers))}
+    with ProcessPoolExecutor(options.workers) as workers, options.out.open("a", encoding="utf-8") as file:
+        running = {workers.submit(chunk, number, [], options.only) for number in islice(numbers, options.workers)}
         while running:
-            done = next(iter([each for each in running if each.done()]), None)
-            if done is None:
-                time.sleep(0.2)
-                continue
-            running.discard(done)
-            number, failures, counts = done.result()
-            for how, count in counts.items():
-                totals[how] = totals.get(how, 0) + count
-            for failure in failures:
-                sign = failure["failed"].split(": ")[0]
-                if sign not in seen:
-                    seen.add(sign)
-                    with options.out.open("a", encoding="utf-8") as file:
-                        file.write(yaml.safe_dump([failure], default_flow_style=True, width=10**6, allow_unicode=False))
-            ran = sum(totals.values())
-            print(f"chunk {number}: {ran:,} cases in {time.monotonic() - started_s:.0f} s; {len(seen)} kinds of failures; {totals}", flush=True)  # noqa: T201
-            following = next(waiting, None)
-            if following is not None:
-                running.add(workers.submit(chunk, following, sorted(seen), options.only))
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                running.remove(done)
+                number, failures, counts = done.result()
+                totals.update(counts)
+                for failure in failures:
+                    if failure["sign"] not in seen:
+                        seen.add(failure["sign"])
+                        file.write(json.dumps(failure) + "\n")
+                file.flush()
+                passed_s = time.monotonic() - started_s
+                say = f"chunk {number}: {totals.total():,} cases in {passed_s:.0f} s; {len(seen)} kinds of failures"
+                print(f"{say}; {dict(totals)}", flush=True)  # noqa: T201
+                for following in islice(numbers, 1):
+                    running.add(workers.submit(chunk, following, sorted(seen), options.only))
     sys.exit(1 if seen else 0)
 
 

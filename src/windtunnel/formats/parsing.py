@@ -1,7 +1,7 @@
 """Parse numbers and JSON of other tools, with errors that name the place."""
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -11,7 +11,7 @@ from windtunnel.files import read_bytes
 T = TypeVar("T")
 
 
-def parse_number(text: str, what: str) -> float:
+def parse_number(text: Any, what: str) -> float:
     """Return a finite number of at least 0; `what` names it and its place.
 
     Raises:
@@ -19,14 +19,14 @@ def parse_number(text: str, what: str) -> float:
     """
     try:
         number = float(text)
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
         raise InputError(f"{what} is {text!r}; a number is needed") from None
     if not 0 <= number < float("inf"):
         raise InputError(f"{what} is {text}; at least 0 is needed")
     return number
 
 
-def parse_whole(text: str, what: str, least: int | None = 0) -> int:
+def parse_whole(text: Any, what: str, least: int | None = 0) -> int:
     """Return a whole number of at least `least`; `what` names it and its place.
 
     Raises:
@@ -34,8 +34,8 @@ def parse_whole(text: str, what: str, least: int | None = 0) -> int:
     """
     try:
         number = int(text)
-    except ValueError:
-        raise InputError(f"{what} is {text!r}; a whole number is needed") from None
+    except (ValueError, TypeError, OverflowError):
+        raise InputError(f"{what} is {text!r:.60}; a whole number is needed") from None
     if least is not None and number < least:
         raise InputError(f"{what} is {number}; at least {least} is needed")
     return number
