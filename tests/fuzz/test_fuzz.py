@@ -15,7 +15,7 @@ from fuzz import answers, night
 from fuzz.inputs import Edit, edited, seeds
 from windtunnel import units
 
-CASES, CHUNKS = 2_000, 8
+CASES, CHUNKS = 2_000, 4
 REFUSED = {"experiment": "there is no model", "replay": "num_devices = 8", "bench": "no server answers"}
 """Seeds that would start something; they are answered before they do."""
 
