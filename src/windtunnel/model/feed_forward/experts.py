@@ -78,7 +78,7 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
     operators: ClassVar[tuple[type[Op], ...]] = (Experts,)
     layer_types: ClassVar[tuple[str, ...]] = ("moe",)
     shared_modules: ClassVar[tuple[Names, ...]] = (
-        ("mlp.shared_experts.down_proj", "mlp.shared_expert.down_proj", "mixer.shared_experts.down_proj"),
+        ("mlp.shared_experts.down_proj", "mlp.shared_expert.down_proj", "mixer.shared_experts.down_proj", "ffn.shared_experts.w2"),
     )
     routed_modules: ClassVar[tuple[Names, ...]] = (
         (
@@ -87,6 +87,7 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
             "mlp.experts.down_proj",
             "mlp.experts",
             "mixer.experts.0.down_proj",
+            "ffn.experts.0.w2",
         ),
     )
     num_experts: int
