@@ -102,7 +102,7 @@ def _precision(reader: ConfigReader, quant_config: Mapping[str, Any] | None, mod
     """Return the formats of a checkpoint; DeepSeek-V4 says apart that its experts have four bits (vLLM 0.24
     `models/deepseek_v4/quant_config.py`)."""
     precision = precision_from_config(reader.raw.get("quantization_config"), quant_config, modules, reader.name)
-    experts = Format.MXFP4 if reader.raw.get("expert_dtype") == "fp4" else precision.experts
+    experts = precision.experts or (Format.MXFP4 if reader.raw.get("expert_dtype") == "fp4" else None)
     return replace(precision, experts=experts, kv_cache=reader.architecture.kv_cache or precision.kv_cache)
 
 

@@ -56,7 +56,10 @@ def count_parameters(model: ModelSpec) -> ParameterCount:
         routed_experts=sum(num_layers * count.routed for num_layers, count in counts),
         shared_experts=sum(num_layers * count.shared for num_layers, count in counts),
         router=sum(num_layers * count.router for num_layers, count in counts),
-        norms=norm + _mixing_parameters(model) + sum(group.num_layers * group.num_norms * norm for group in model.layers) + inner_norms,
+        norms=norm
+        + _mixing_parameters(model)
+        + sum(group.num_layers * group.num_norms * norm for group in model.layers)
+        + inner_norms,
         inactive_experts=sum(num_layers * count.inactive for num_layers, count in counts),
     )
 

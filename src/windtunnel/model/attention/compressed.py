@@ -18,6 +18,7 @@ from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.operators import (
     BF16_BYTES,
     FP32_BYTES,
+    Column,
     DecodeBatch,
     Floats,
     Launch,
@@ -38,7 +39,7 @@ _SCALED = 64
 """Values of a cached key that share a scale of one byte (vLLM 0.24 `DeepseekCompressor`, `_quant_block`)."""
 
 
-def _first_token(columns: Mapping[str, Floats]) -> Floats:
+def _whole_or_alone(columns: Mapping[str, Floats]) -> Floats:
     """Return a mask of rows that `PrefillBatch` can express as they are: whole prompts, and single chunks."""
     return (columns["batch_size"] == 1) | (columns["step"] == 0)
 
@@ -71,7 +72,7 @@ _FLASH = dict(zip(_WIDTHS, (512, 4096, 1024, 1024, 8, 128, 64, 128, 512), strict
 _PRO = dict(zip(_WIDTHS, (512, 7168, 1536, 1024, 16, 128, 64, 128, 1024), strict=True))
 
 
-def _measured(phase: str, axes: Mapping[str, Any]) -> MeasuredTable:
+def _measured(phase: str, axes: Mapping[str, Column], is_point: Column | None = None) -> MeasuredTable:
     """Return where engines' whole modules of a phase were measured."""
     return MeasuredTable(
         "sparse_attention",
@@ -90,7 +91,7 @@ def _measured(phase: str, axes: Mapping[str, Any]) -> MeasuredTable:
             "sgl-project/DeepSeek-V4-Pro-FP8": _PRO,
             "deepseek-ai/DeepSeek-V4-Pro": _PRO,
         },
-        is_point=_first_token,
+        is_point=is_point,
         sums_kernels=False,
         projections=_projections,
     )
@@ -99,6 +100,7 @@ def _measured(phase: str, axes: Mapping[str, Any]) -> MeasuredTable:
 _MEASURED_PREFILL = _measured(
     "context",
     {"batch": lambda columns: columns["batch_size"] * columns["isl"] / _length(columns), "num_tokens": _length},
+    _whole_or_alone,
 )
 _MEASURED_DECODE = _measured(
     "generation", {"batch": itemgetter("batch_size"), "context_tokens": lambda columns: columns["step"] + 1}
@@ -337,11 +339,15 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
 
     def decode_launches(self, shard: Shard, batch: Size, context_tokens: Size) -> Iterator[Launch]:
         core = CompressedDecode(**self._dimensions(shard), batch=batch, context_tokens=context_tokens)
-        yield Launch("compressed_attention_decode", core)
+        yield Launch(f"{self._core_name}_decode", core)
 
     def prefill_launches(self, shard: Shard, batch: Size, num_tokens: Size) -> Iterator[Launch]:
         core = CompressedPrefill(**self._dimensions(shard), batch=batch, num_tokens=num_tokens)
-        yield Launch("compressed_attention_prefill", core)
+        yield Launch(f"{self._core_name}_prefill", core)
+
+    @property
+    def _core_name(self) -> str:
+        return "compressed_sparse_attention" if self.is_chosen else "heavily_compressed_attention"
 
     def _dimensions(self, shard: Shard) -> dict[str, Any]:
         """Return the dimensions of one rank. A window alone is priced with the fewest compressed tokens beside it,

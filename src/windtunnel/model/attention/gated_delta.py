@@ -26,7 +26,6 @@ from windtunnel.model.quantization import Names
 from windtunnel.model.shape import Attention, Shard
 from windtunnel.schema import Schema
 
-
 _MEASURED = MeasuredTable(
     "linear_attention",
     ("gdn_perf",),

@@ -78,7 +78,12 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
     operators: ClassVar[tuple[type[Op], ...]] = (Experts,)
     layer_types: ClassVar[tuple[str, ...]] = ("moe",)
     shared_modules: ClassVar[tuple[Names, ...]] = (
-        ("mlp.shared_experts.down_proj", "mlp.shared_expert.down_proj", "mixer.shared_experts.down_proj", "ffn.shared_experts.w2"),
+        (
+            "mlp.shared_experts.down_proj",
+            "mlp.shared_expert.down_proj",
+            "mixer.shared_experts.down_proj",
+            "ffn.shared_experts.w2",
+        ),
     )
     routed_modules: ClassVar[tuple[Names, ...]] = (
         (

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.borrowed_kernels import attention_rows, before_fp8_tiles, sound_latency
