@@ -87,7 +87,10 @@ class TestModels:
             ours = msgspec.structs.replace(catalog.model(name), generation=None)
             # Kimi-K2 is computed by DeepSeek-V3's code, and a quantised checkpoint of it says so; some checkpoints of
             # DeepSeek-V4 call its code by another name.
-            if (ours.architecture, theirs.architecture) in (("kimi_k2", "deepseek_v3"), ("deepseek_v4", "deepseek_ref")):
+            if (ours.architecture, theirs.architecture) in (
+                ("kimi_k2", "deepseek_v3"),
+                ("deepseek_v4", "deepseek_ref"),
+            ):
                 ours = msgspec.structs.replace(ours, architecture=theirs.architecture)
             assert ours == theirs
             compared += 1

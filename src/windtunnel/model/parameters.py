@@ -20,7 +20,7 @@ class ParameterCount:
     routed_experts: int
     shared_experts: int
     router: int
-    """Routers, their biases and the gates of shared experts."""
+    """Routers, their biases, the gates of shared experts, and projections to and from experts' latent width."""
     norms: int
     """Norms, and the weights of hyper-connections."""
     inactive_experts: int

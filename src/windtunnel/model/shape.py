@@ -156,7 +156,7 @@ class FeedForwardParameters:
     routed: int = 0
     shared: int = 0
     router: int = 0
-    """The router, its bias and the gate of shared experts."""
+    """The router, its bias, the gate of shared experts, and projections to and from experts' latent width."""
     inactive: int = 0
     """Parameters of `routed` that a token does not use."""
 
