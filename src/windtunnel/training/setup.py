@@ -194,6 +194,8 @@ def _check_kinds(group: LayerGroup, model: ModelSpec) -> None:
         raise InputError(f"training {model.name} cannot be modelled: it has layers of {attention.text}")
     if not isinstance(feed_forward, DenseFeedForward | ExpertsFeedForward):
         raise InputError(f"training {model.name} cannot be modelled: {type(feed_forward).__name__} is not known")
+    if isinstance(feed_forward, ExpertsFeedForward) and feed_forward.latent_size:
+        raise InputError(f"training {model.name} cannot be modelled: its experts have a latent width")
 
 
 def _check_experts(feed_forward: ExpertsFeedForward, known: Degrees, model: ModelSpec) -> None:
