@@ -14,8 +14,9 @@ from windtunnel.training.iteration.layers import (
     LayerPhase,
     LayerWorkload,
     RankGroup,
+    groups_of,
+    run_layers,
 )
-from windtunnel.training.iteration.run import groups_of, run_layers
 from windtunnel.training.iteration.shared_fabric import max_min_rates, place_jobs, run_jobs
 
 FLOW = NetworkSettings(backend="flow", routing="spray")

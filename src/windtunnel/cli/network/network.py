@@ -14,8 +14,7 @@ from windtunnel.report.network.network import (
     shared_document,
     shared_report,
 )
-from windtunnel.training.iteration.layers import Iteration, LayerWorkload
-from windtunnel.training.iteration.run import run_layers
+from windtunnel.training.iteration.layers import Iteration, LayerWorkload, run_layers
 from windtunnel.training.iteration.shared_fabric import place_jobs, run_jobs
 
 
