@@ -12,7 +12,7 @@ from formats.vidur.test_replay import RECORDED, case, tables_of
 from recorded import REFERENCE
 from windtunnel.formats.vidur.read import read_config
 from windtunnel.formats.vidur.replay import replay
-from windtunnel.formats.vidur.traces import chrome_events, event_trace, trail_of, write_chrome_trace
+from windtunnel.formats.vidur.write import chrome_events, event_trace, trail_of, write_chrome_trace
 from windtunnel.serving.run import LoopRun
 
 

@@ -5,9 +5,9 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.network.collectives.run import groups_seconds
-from windtunnel.network.named_fabrics import fabric_of
 from windtunnel.network.paths import Paths
 from windtunnel.network.settings import NetworkSettings
+from windtunnel.network.topology import fabric_of
 from windtunnel.training.iteration.layers import (
     Communication,
     IterationLayer,

@@ -3,7 +3,7 @@
 from windtunnel.cli.output import answer
 from windtunnel.cli.verbs import Options
 from windtunnel.formats.timeline.file import check_file
-from windtunnel.formats.vidur import traces
+from windtunnel.formats.vidur import write as traces
 from windtunnel.formats.vidur.read import (
     OperatorTables,
     VidurConfig,

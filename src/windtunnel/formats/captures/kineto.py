@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from windtunnel.errors import InputError
+from windtunnel.files import decode_json
 from windtunnel.formats.captures.capture import (
     CLASSES,
     COPY,
@@ -26,13 +27,13 @@ from windtunnel.formats.captures.capture import (
     Capture,
     Names,
     TableKind,
+    call_name,
     capture_table,
     innermost_ranges,
+    kernel_class,
     shape_columns,
 )
-from windtunnel.formats.captures.kernel_names import call_name, kernel_class
 from windtunnel.formats.collective_calls import CollectiveCall, Contents, element_bytes, torch_call, totals
-from windtunnel.formats.parsing import decode_json
 from windtunnel.formats.recognise import FileContent
 from windtunnel.metrics.records import Table
 

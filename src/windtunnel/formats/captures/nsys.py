@@ -26,11 +26,12 @@ from windtunnel.formats.captures.capture import (
     MEMSET,
     Capture,
     Names,
+    call_name,
     capture_table,
     innermost_ranges,
+    kernel_class,
     theoretical_occupancy,
 )
-from windtunnel.formats.captures.kernel_names import call_name, kernel_class
 from windtunnel.formats.recognise import FileContent
 from windtunnel.metrics.records import Table
 from windtunnel.schema import read_yaml
