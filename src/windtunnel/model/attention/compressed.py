@@ -40,8 +40,8 @@ _SCALED = 64
 
 
 def _whole_or_alone(columns: Mapping[str, Floats]) -> Floats:
-    """Return a mask of rows that `PrefillBatch` can express as they are: whole prompts, and single chunks."""
-    return (columns["batch_size"] == 1) | (columns["step"] == 0)
+    """Return 1 for rows that `PrefillBatch` can express as they are, whole prompts and single chunks, else 0."""
+    return np.asarray((columns["batch_size"] == 1) | (columns["step"] == 0), np.float64)
 
 
 def _length(columns: Mapping[str, Floats]) -> Floats:

@@ -91,17 +91,18 @@ def search_report(evidence: SearchEvidence) -> Report:
     title = f"{format_count(space.num_points, 'point')} of {space.model or 'the space'}"
     if evidence.recommends:
         sentence = recommendation(evidence.study, evidence.load)
-        lead = [OnTerminal(lambda: [Text([sentence])]), asked]
+        lead: list[Block] = [OnTerminal(lambda: [Text([sentence])]), asked]
         return Report(title, lead, _shortened(sections), verdict=sentence, script="plot.js")
     return Report(title, [asked], sections, verdict=_verdict(evidence), script="plot.js")
 
 
 def _shortened(sections: Sequence[Section]) -> list[Section]:
     """Leave on the terminal what a recommendation rests on; the page has everything."""
-    return [
-        replace(each, blocks=[OnPage(lambda blocks=each.blocks: blocks)]) if each.heading in _ON_PAGE else each
-        for each in sections
-    ]
+    return [_on_page(each) if each.heading in _ON_PAGE else each for each in sections]
+
+
+def _on_page(section: Section) -> Section:
+    return replace(section, blocks=[OnPage(lambda: section.blocks)])
 
 
 _ON_PAGE = ("What each setting is worth", "Every point that meets the limits")
