@@ -15,6 +15,7 @@ from windtunnel.limits import set_limits
 VERBS = {
     "simulate": "Predict latency, throughput and cost of a served model.",
     "capacity": "Find the greatest load that a deployment sustains within its limits.",
+    "recommend": "Say what to serve a model on, and what it costs.",
     "search": "Find the cheapest deployment that meets the objective.",
     "whatif": "Vary a few settings of a scenario and compare.",
     "train": "Predict a training job's step time, memory and cost.",

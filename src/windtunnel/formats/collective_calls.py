@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from windtunnel.formats.parsing import parse_whole
+from windtunnel.files import parse_whole
 from windtunnel.schema import read_yaml
 
 _TORCH: Mapping[str, Mapping[Any, list[str]]] = read_yaml(Path(__file__).with_name("torch_names.yaml"))

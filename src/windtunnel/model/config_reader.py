@@ -87,7 +87,8 @@ class ConfigReader:
 
     @property
     def num_layers(self) -> int:
-        num_layers = self.count("num_hidden_layers")
+        blocks = self.raw.get("layers_block_type")
+        num_layers = self.count("num_hidden_layers", default=len(blocks) if isinstance(blocks, list) else None)
         if num_layers > _MOST_LAYERS:
             raise InputError(f"{self.name}: {num_layers} layers are not plausible; at most {_MOST_LAYERS} are read")
         return num_layers

@@ -7,8 +7,8 @@ GEMM at every token count) and an estimator prices the family in one call. An `O
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from string import Formatter
 from typing import Any, ClassVar
 
@@ -28,19 +28,36 @@ FP32_BYTES = 4.0
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 
 
+Column = Callable[[Mapping[str, Floats]], Floats]
+"""Function of a table's columns; `operator.itemgetter` of a name is that column."""
+
+
 @dataclass(frozen=True)
 class MeasuredTable:
-    """Table of `aiconfigurator-core`'s layout that holds an operator's measurements: `<family>/.../<name>.parquet`.
+    """Tables of `aiconfigurator-core`'s layout that hold an operator's measurements: `<family>/.../<name>.parquet`.
 
     `columns` are the numbers that tell its points apart. `sites` and `axes` give each dimension of the operator from
     them; kernels of one point (a convolution and a recurrence) are summed.
     """
 
     family: str
-    name: str
+    names: tuple[str, ...]
+    """Tables whose rows are joined."""
     columns: tuple[str, ...]
-    sites: Mapping[str, Callable[[Mapping[str, Floats]], Floats]]
-    axes: Mapping[str, str]
+    sites: Mapping[str, Column]
+    axes: Mapping[str, Column]
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Column of words -> the words of its rows, any of them."""
+    models: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Name in the column `model` -> further columns: dimensions of that model which the table leaves out."""
+    is_point: Column | None = None
+    """Mask of the rows to read; None reads all."""
+    repeats: Column | None = None
+    """Executions that a row holds; None: one."""
+    sums_kernels: bool = True
+    """Whether an execution runs every kernel of the table; else each point was measured with the one that it runs."""
+    projections: Callable[[Mapping[str, float]], Iterator[tuple[float, float]]] | None = None
+    """(n, k) of the fp8 products that were measured with the operator and that a step launches apart, by its sites."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +76,13 @@ class Op(ABC):
     """Dimension that acts like the batch: kernels see only the product of both. With other shapes left out, the median
     error falls from 2.8 % to 2.4 % (decode), 4.7 % to 3.5 % (latent prefill), 2.7 % to 1.8 % (Gated DeltaNet); of
     latent decode, whose heads share the one cache, it rises from 3.2 % to 4.6 %."""
-    measured: ClassVar[MeasuredTable | None] = None
     shown: ClassVar[str] = ""
     """Dimensions for people, as a format string over the operator's fields and properties."""
+
+    @property
+    def measured(self) -> MeasuredTable | None:
+        """Where its measurements are; None: a reader of its own knows, or there are none."""
+        return None
 
     @property
     @abstractmethod

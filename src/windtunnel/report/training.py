@@ -15,10 +15,9 @@ from windtunnel.report.serving.setup import network_lines
 from windtunnel.schema import encode, fields_of
 from windtunnel.training.campaign import Campaign
 from windtunnel.training.costs import PHASES, ExplainedTask
-from windtunnel.training.intervals import step_interval
 from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, PAIRED, WEIGHT
 from windtunnel.training.setup import TrainingSetup
-from windtunnel.training.step import Timeline, TrainingResult
+from windtunnel.training.step import Timeline, TrainingResult, step_interval
 from windtunnel.units import format_bytes, format_seconds, format_si
 
 LAYOUT = layouts_beside(__file__)

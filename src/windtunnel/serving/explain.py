@@ -216,13 +216,17 @@ def _num_computed_tokens(setup: Setup, batch: StepBatch) -> int:
     return int(padded_sizes(graph_sizes(setup.engine), batch.decode_requests)[-1])
 
 
+_OUTPUTS = ("o_proj", "o_a_proj", "out_proj")
+"""Ends of the names of the first product after the core of attention or of a recurrence."""
+
+
 def _step_launches(shard: Shard, batch: StepBatch, num_tokens: int) -> list[Launch]:
     """List the launches of a step as the simulator adds them up: `num_tokens` computed, attention over the batch alone.
 
     In the order of execution of a layer; launches that several layer groups share are one, with the sum of the counts.
     """
     tokens = token_launches(shard, num_tokens)
-    after_cores = next(place for place, launch in enumerate(tokens) if launch.name == "o_proj")
+    after_cores = next(place for place, launch in enumerate(tokens) if launch.name.endswith(_OUTPUTS))
     cores = attention_launches(shard, batch)
     head = head_launches(shard, batch.sampled if batch.prefill_tokens else num_tokens)
     merged: dict[tuple[str, Op], Launch] = {}

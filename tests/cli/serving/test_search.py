@@ -175,3 +175,36 @@ def test_wrong_input_is_answered(
     assert done.code == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+RECOMMEND = ("recommend", "llama-3.1-8b", "--input-tokens", "512", "--output-tokens", "64", "--num-requests", "100")
+
+
+def test_a_recommendation_leads_with_its_sentence(windtunnel: Command, tmp_path: Path) -> None:
+    given = (*RECOMMEND, "--devices", "h100_sxm,l40s", "--slo", "ttft_p90=1s", "--max-devices", "1", "--no-store")
+    done = windtunnel(*given, "--rate", "100", "--out", str(tmp_path / "found"))
+    assert done.code == 0
+    assert done.stdout.splitlines()[1].startswith("Serve it on ")
+    assert "What each setting is worth" not in done.stdout
+    document = json.loads((tmp_path / "found" / "search.json").read_text())
+    assert document["recommendation"] in " ".join(done.stdout.split())
+    scenario = yaml.safe_load((tmp_path / "found" / "scenario.yaml").read_text())
+    assert scenario["deployment"]["replicas"] == document["workloads"][0]["fleets"][0]["copies"] > 1
+    assert scenario["workload"]["arrivals"]["rate_per_s"] == 100
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--slo", "ttft_p90=1s"), "--devices is missing"),
+        (("--devices", "h100_sxm"), "--slo is missing"),
+        (("--devices", "h100", "--slo", "ttft_p90=1s"), "h100"),
+        (("--devices", "h100_sxm", "--slo", "ttft_p90=fast"), "fast"),
+        (("--devices", "h100_sxm", "--slo", "ttft_p90=1s", "--executor", "cloud"), "there is no 'cloud'"),
+    ],
+)
+def test_a_recommendation_needs_devices_and_limits(windtunnel: Command, options: tuple[str, ...], message: str) -> None:
+    done = windtunnel(*RECOMMEND, *options)
+    assert done.code == 2
+    assert message in done.stderr
+    assert done.stdout == ""

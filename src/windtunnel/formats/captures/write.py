@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from windtunnel.files import write_bytes
 from windtunnel.formats.captures import kernel_time
-from windtunnel.formats.captures.capture import CLASSES, Capture
-from windtunnel.formats.captures.kernel_names import short_name
+from windtunnel.formats.captures.capture import CLASSES, Capture, short_name
 from windtunnel.metrics.records import Table
 
 

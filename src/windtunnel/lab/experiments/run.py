@@ -22,8 +22,7 @@ from typing import Any
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError, unwritable
 from windtunnel.files import csv_text, write_text
 from windtunnel.formats.captures import write as written
-from windtunnel.formats.captures.capture import KERNEL, Capture, read_capture, within
-from windtunnel.formats.captures.kernel_names import short_name
+from windtunnel.formats.captures.capture import KERNEL, Capture, read_capture, short_name, within
 from windtunnel.formats.captures.kernel_time import kernel_time
 from windtunnel.formats.captures.nsys import scrub_nsys
 from windtunnel.formats.captures.step_operators import MEASURED

@@ -12,8 +12,7 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.files import write_text
 from windtunnel.formats.captures import kernel_time
-from windtunnel.formats.captures.capture import CLASSES, Capture, read_capture, within
-from windtunnel.formats.captures.kernel_names import short_name
+from windtunnel.formats.captures.capture import CLASSES, Capture, read_capture, short_name, within
 from windtunnel.formats.captures.step_operators import MEASURED
 from windtunnel.hardware import Device
 from windtunnel.lab.experiments.schema import CONFIG, STEPS, SUMMARY, TRACE, read_summary
