@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel import catalog
 from windtunnel.errors import InputError, did_you_mean
+from windtunnel.limits import check_size
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.topology_file import read_topology
 from windtunnel.schema import AtLeastOne, NonNegative, Positive, Schema, decode, parse_yaml, read_yaml
@@ -244,6 +245,7 @@ def build_fabric(topology: Topology) -> Fabric:
     Raises:
         InputError: the parameters do not fit each other, or the file is missing or wrong.
     """
+    check_size(GPUs=prod(topology.dimensions) if isinstance(topology, Torus) else getattr(topology, "num_gpus", 0))
     match topology:
         case SpectrumX() | AlibabaHpn() | DcnPlus() | TwoTier():
             return _two_tier(topology)
@@ -272,6 +274,9 @@ class _Wiring:
     error_fraction: float = 0.0
     links: list[tuple[NDArray[Any], ...]] = field(default_factory=list)
     """(ends, other ends, bytes per second, seconds) of each group."""
+
+    def __post_init__(self) -> None:
+        check_size(GPUs=self.num_gpus)
 
     @property
     def first_leaf(self) -> int:
