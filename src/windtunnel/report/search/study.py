@@ -91,8 +91,7 @@ def search_report(evidence: SearchEvidence) -> Report:
     title = f"{format_count(space.num_points, 'point')} of {space.model or 'the space'}"
     if evidence.recommends:
         sentence = recommendation(evidence.study, evidence.load)
-        lead: list[Block] = [OnTerminal(lambda: [Text([sentence])]), asked]
-        return Report(title, lead, _shortened(sections), verdict=sentence, script="plot.js")
+        return Report(title, [asked], _shortened(sections), verdict=sentence, script="plot.js")
     return Report(title, [asked], sections, verdict=_verdict(evidence), script="plot.js")
 
 
