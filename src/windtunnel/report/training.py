@@ -96,9 +96,8 @@ def training_sections(document: Mapping[str, Any]) -> tuple[Section, Section, Se
 def _verdict(document: Mapping[str, Any]) -> str:
     needed, has = _fullest(document)["total_bytes"], document["device_memory_bytes"]
     if document["fits"]:
-        return (
-            f"A step takes {format_seconds(document['step_s'])}, and the fullest device uses {percent(needed / has)}."
-        )
+        step = format_seconds(document["step_s"])
+        return f"A step takes {step}; the fullest device uses {percent(needed / has)} of its memory."
     return f"Does not fit: the fullest device needs {format_bytes(needed)} and has {format_bytes(has)}."
 
 

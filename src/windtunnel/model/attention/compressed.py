@@ -301,10 +301,7 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
 
     @property
     def text(self) -> str:
-        if not self.compress_ratio:
-            return f"window {self.sliding_window}"
-        chosen = f", best {self.top_k}" if self.is_chosen else ""
-        return f"compressed 1 of {self.compress_ratio}{chosen}"
+        return "CSA" if self.is_chosen else "HCA" if self.compress_ratio else "SWA"
 
     @property
     def is_chosen(self) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -197,22 +198,23 @@ def _latency_text(summary: Summary) -> str:
 
 
 def _slo_text(summary: Summary, slo: Slo | None) -> str:
-    """Name the limit that comes first: the 99th percentile farthest above, or nearest to, what the SLO allows."""
+    """Name the limit that most requests miss, by the lowest percentile above it; else the one nearest to its limit."""
     assert summary.goodput is not None
     assert slo is not None
-    shares = {
-        label: latency.p99 / limit
-        for name, label in (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "end to end"))
-        if (limit := getattr(slo, name)) is not None and (latency := getattr(summary, name)) is not None
-    }
     met = f"{percent(summary.goodput.fraction)} of the requests meet {_limits(slo)}"
     holds = "Holds the SLO" if summary.goodput.fraction >= LEAST_SHARE else "Breaks the SLO"
-    if not shares:
-        return f"{holds}: {met}."
-    first = max(shares, key=lambda label: shares[label])
-    share = shares[first]
-    times = f"{share:.3g} times" if share > 1 else f"{percent(share)} of"
-    return f"{holds}: {met}; {first} p99 is {times} its limit."
+    for statistic in ("p50", "p90", "p95", "p99"):
+        first, share = max(_shares_of_limits(summary, slo, statistic).items(), key=itemgetter(1), default=("", 0.0))
+        if share > 1:
+            return f"{holds}: {met}; {first} {statistic} is {share:.3g} times its limit."
+    return f"{holds}: {met}; {first} p99 is {percent(share)} of its limit." if first else f"{holds}: {met}."
+
+
+def _shares_of_limits(summary: Summary, slo: Slo, statistic: str) -> dict[str, float]:
+    """Latency -> a statistic of it over its limit."""
+    known = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "end to end"))
+    pairs = ((label, getattr(summary, name), getattr(slo, name)) for name, label in known)
+    return {label: getattr(latency, statistic) / limit for label, latency, limit in pairs if latency and limit}
 
 
 def _calibration_text(result: Result) -> str:
