@@ -14,7 +14,7 @@ from windtunnel.report.report import Bars, Block, Figures, OnPage, OnTerminal, R
 from windtunnel.report.serving.setup import network_lines
 from windtunnel.schema import encode, fields_of
 from windtunnel.training.campaign import Campaign
-from windtunnel.training.costs import PHASES, ExplainedTask
+from windtunnel.training.costs import PHASES
 from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, PAIRED, WEIGHT
 from windtunnel.training.setup import TrainingSetup
 from windtunnel.training.step import Timeline, TrainingResult, step_interval
@@ -29,7 +29,7 @@ MOST_PASSES = 160
 """Most passes of a device in one drawing, as bars of 6 pixels; of more, the first and last halves are drawn."""
 
 
-def training_document(result: TrainingResult, run: Campaign | None, tasks: list[ExplainedTask]) -> dict[str, Any]:
+def training_document(result: TrainingResult, run: Campaign | None, tasks: list[dict[str, Any]]) -> dict[str, Any]:
     """Document a step, its breakdown, the memory of every stage, the whole run, and the job with its defaults."""
     document: dict[str, Any] = {
         "windtunnel": version(),
@@ -48,12 +48,12 @@ def training_document(result: TrainingResult, run: Campaign | None, tasks: list[
     if run is not None:
         document["run"] = asdict(run)
     if tasks:
-        document["tasks"] = [asdict(task) for task in tasks]
+        document["tasks"] = tasks
     return document
 
 
 def training_report(
-    result: TrainingResult, run: Campaign | None, changes: Changes, tasks: list[ExplainedTask]
+    result: TrainingResult, run: Campaign | None, changes: Changes, tasks: list[dict[str, Any]]
 ) -> Report:
     """Return the report of a job.
 
@@ -152,17 +152,16 @@ def _fitting_changes(result: TrainingResult, changes: Changes) -> Section:
     return Section(f"It would fit {title} with one of", [table_of(rows, LAYOUT["changes"])])
 
 
-def _task_sections(tasks: list[ExplainedTask]) -> list[Section]:
+def _task_sections(tasks: list[dict[str, Any]]) -> list[Section]:
     """Return one layer of a middle chunk and the ends of the model, task by task."""
     sections = []
     for phase in PHASES:
-        runs = dict.fromkeys((task.where, task.times) for task in tasks if task.phase == phase)
+        runs = dict.fromkeys((task["where"], task["times"]) for task in tasks if task["phase"] == phase)
         for where, times in runs:
             these = [
-                fields_of(task, "name", "group", "coverage", "seconds", "num_bytes")
-                | {"flops_per_s": task.flops / task.seconds if task.flops else None}
+                task | {"flops_per_s": task["flops"] / task["seconds"] if task["flops"] else None}
                 for task in tasks
-                if (task.phase, task.where, task.times) == (phase, where, times)
+                if (task["phase"], task["where"], task["times"]) == (phase, where, times)
             ]
             often = f", {times:g} times" if times > 1 else ""
             sections.append(Section(f"{phase}: {where}{often}", [table_of(these, LAYOUT["tasks"], left=3)]))
