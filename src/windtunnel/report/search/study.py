@@ -210,8 +210,7 @@ def _winner(study: Study, outcome: SearchOutcome, result: Result | TrainingResul
 
 def engine_versions(scenario: Scenario) -> dict[str, str]:
     """Return engine -> simulated version."""
-    parts = [pool_scenario(scenario, pool).deployment for pool in scenario.deployment.pools] or [scenario.deployment]
-    engines = [part.engine for part in parts]
+    engines = [pool_scenario(scenario, pool).deployment.engine for pool in scenario.deployment.groups]
     return {engine.name: engine.version or engine_defaults(engine.name).default_version for engine in engines}
 
 

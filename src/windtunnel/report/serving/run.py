@@ -18,12 +18,12 @@ from windtunnel.report.render.json import as_text, version
 from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.serving import setup as setup_text
 from windtunnel.report.serving.curves import curves_over_time, distributions
-from windtunnel.schema import decode, encode, fields_of
+from windtunnel.schema import decode, encode, fields_of, save
 from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import MOST_GROWTH
 from windtunnel.serving.over_time import over_time
 from windtunnel.serving.results import Result
-from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, save
+from windtunnel.serving.scenario import Scenario, Setup, pool_scenario
 from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.units import format_bytes, format_count, format_seconds
 
@@ -136,8 +136,7 @@ def _derived(
     scenario: Scenario, summary: Summary, document: Mapping[str, Any], requests: Records | None
 ) -> dict[str, Any]:
     """Return a document's summary and memory, with what the facts of a run need besides."""
-    pools, stages = scenario.deployment.pools, summary.stages
-    first = pool_scenario(scenario, pools[0]).deployment if pools else scenario.deployment
+    stages, first = summary.stages, pool_scenario(scenario, scenario.deployment.groups[0]).deployment
     ranks = first.parallelism.attention_dp
     cached = summary.cache_hit_fractions or {}
     below = [f", {percent(share)} in the {name}'s" for name, share in cached.items() if name != "device"]
@@ -146,7 +145,7 @@ def _derived(
         "memory": document["memory"],
         "limits": _limits(scenario.slo) if scenario.slo is not None else None,
         "queue_growth": None if requests is None else _overload(scenario, requests),
-        "pool": pools[0].name if pools else None,
+        "pool": scenario.deployment.groups[0].name or None,
         "num_ranks": ranks if ranks > 1 else None,
         "cached_fractions": cached,
         "cached_below": "".join(below),
