@@ -79,6 +79,10 @@ def _attention(table: str, batch_axis: str, tokens: str, added: int) -> Reader:
     return read
 
 
+def _experts(collection: Collection, op: Any) -> MeasurementTable | None:
+    return experts_table(collection, op, _gemm_prices(collection))
+
+
 def _latent_prefill(collection: Collection, op: Any) -> MeasurementTable | None:
     return latent_prefill_table(collection, op, _gemm_prices(collection))
 
@@ -105,7 +109,7 @@ _READERS: Mapping[str, Reader] = {
     "latent_decode_attention": latent_decode_table,
     "sparse_latent_prefill": _sparse_latent,
     "sparse_latent_decode": _sparse_latent,
-    "experts": experts_table,
+    "experts": _experts,
     "elementwise": elementwise_table,
     "collective": collective_table,
 }
