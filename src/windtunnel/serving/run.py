@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from windtunnel.compiled.jit import passed
 from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.limits import check_size
 from windtunnel.metrics.records import STEP_COLUMNS, Table
 from windtunnel.serving import codes
 from windtunnel.serving.custom.policy import Policy, PolicyCaller, policy_name
@@ -244,7 +245,11 @@ def prepare_loop(
         fleet: None where all replicas are there all the time; it keeps the log.
         stage_tables: price the steps of a per-request scheduler, in place of its plan's costs.
         replicas: of every request, where the router is `codes.ASSIGNED`.
+
+    Raises:
+        InputError: the run exceeds a limit of memory or time.
     """
+    check_size(requests=requests.arrival_s.size, tokens=float(requests.output_tokens.sum(dtype=np.float64)))
     settings, records = plans[0].settings, new_records(requests)
     if replicas is not None:
         records.rank = replicas

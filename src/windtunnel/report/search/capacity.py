@@ -18,6 +18,7 @@ from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.units import format_count, format_seconds
 
 POINTS = (50, 90, 99)
+ONE_STREAM = "; one stream of requests, as a replay always is: nothing is said of chance"
 
 
 def capacity_report(capacities: Capacities) -> Report:
@@ -68,7 +69,7 @@ def _capacity_rows(capacities: Capacities, unit: str) -> list[tuple[str, str]]:
         ("capacity", f"{_load(capacities, capacities.load)} {unit}{sure}"),
         ("limits", limits + stable),
         ("limited by", "all requests that the workload has" if first.beyond is None else beyond),
-        ("streams", f"{streams}; {tried}{apart}"),
+        ("streams", f"{streams}; {tried}{apart}{'' if bound is not None else ONE_STREAM}"),
     ]
 
 

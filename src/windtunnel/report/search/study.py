@@ -276,7 +276,9 @@ def sureness_texts(study: Study, outcome: SearchOutcome) -> list[str]:
     sure = answers.confidence(outcome, study.space.objective)
     runs = outcome.num_streams
     if sure is None:
-        return ["One stream of requests: nothing is said of chance (finalist_seeds: 5 would)."] if runs < 2 else []
+        is_replay = study.space.finalist_seeds > 1
+        why = "every seed gives the same ones" if is_replay else "finalist_seeds: 5 would"
+        return [f"One stream of requests: nothing is said of chance ({why})."] if runs < 2 else []
     first, second = (study.point(index).title for index in outcome.ranking[:2])
     text = f"{first} beats {second} with {certainty(sure)} confidence" if sure > 0.5 else f"{second} may be as good"
     text = f"Of {runs} streams of requests, the same for all; bounds at {CONFIDENCE:.0%}. {text}."
