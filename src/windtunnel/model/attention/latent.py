@@ -4,7 +4,6 @@ Prefill expands the compressed keys and values, cached ones too (`kv_b_proj`); d
 absorb that product.
 """
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,6 +19,7 @@ from windtunnel.model.operators import (
     Launch,
     Op,
     PrefillBatch,
+    Queries,
     Size,
     prefill_context_tokens,
 )
@@ -89,7 +89,7 @@ class LatentDecodeAttention(DecodeBatch):
 
 
 @dataclass(frozen=True)
-class SparseLatent(Op):
+class SparseLatent(Queries):
     """Sparse latent attention: an indexer with its projections, which scores every earlier token in fp8, and absorbed
     attention to the `top_k` best tokens (DeepSeek-V3.2, arXiv:2512.02556).
     """
@@ -108,19 +108,14 @@ class SparseLatent(Op):
     kv_format: Format = Format.BF16
 
     @property
-    @abstractmethod
-    def num_queries(self) -> Size:
-        """Tokens that are computed."""
-
-    @property
-    @abstractmethod
     def kept_pairs(self) -> Size:
         """Query-key pairs that attention computes."""
+        return self.pairs_within(self.top_k)
 
     @property
-    @abstractmethod
     def scored_pairs(self) -> Size:
         """Query-key pairs that the indexer scores."""
+        return self.pairs_within(0)
 
     @property
     def flops(self) -> Size:
@@ -170,18 +165,6 @@ class SparseLatentPrefill(SparseLatent, PrefillBatch):
     kind: ClassVar[str] = "sparse_latent_prefill"
 
     @property
-    def num_queries(self) -> Size:
-        return self.batch * self.num_tokens
-
-    @property
-    def kept_pairs(self) -> Size:
-        return self.pairs_within(self.top_k)
-
-    @property
-    def scored_pairs(self) -> Size:
-        return self.batch * self.num_tokens**2 / 2
-
-    @property
     def num_bytes(self) -> Size:
         moved = self.batch * self.num_tokens * self.bytes_per_query
         return self.weight_bytes + moved + self.context_tokens * (self.kept_bytes + self.scored_bytes)
@@ -192,18 +175,6 @@ class SparseLatentDecode(SparseLatent, DecodeBatch):
     """Decode of sparse latent attention."""
 
     kind: ClassVar[str] = "sparse_latent_decode"
-
-    @property
-    def num_queries(self) -> Size:
-        return self.batch
-
-    @property
-    def kept_pairs(self) -> Size:
-        return self.batch * np.minimum(self.context_tokens, self.top_k)
-
-    @property
-    def scored_pairs(self) -> Size:
-        return self.batch * self.context_tokens
 
     @property
     def num_bytes(self) -> Size:
@@ -245,7 +216,7 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
     """None: every query attends to all keys."""
 
     @classmethod
-    def reads_all(cls, reader: ConfigReader) -> bool:
+    def reads(cls, reader: ConfigReader, index: int) -> bool:
         return reader.raw.get("kv_lora_rank") is not None
 
     @classmethod
