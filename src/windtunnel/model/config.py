@@ -228,13 +228,11 @@ def _block(reader: ConfigReader, index: int, name: str) -> Layer:
 def _attentions(reader: ConfigReader) -> Iterator[Attention]:
     """Yield the attention of every layer, in order."""
     kinds = attention_kinds()
-    only = next((kind for kind in kinds if kind.reads_all(reader)), None)
-    if only is not None:
-        yield from (only.read(reader, index, "") for index in range(reader.num_layers))
-        return
+    unnamed = [next((kind for kind in kinds if kind.reads(reader, index)), None) for index in range(reader.num_layers)]
     by_name = {name: kind for kind in kinds for name in kind.layer_types}
-    for index, name in enumerate(_layer_types(reader, tuple(by_name))):
-        yield by_name[name].read(reader, index, name)
+    names = _layer_types(reader, tuple(by_name)) if None in unnamed else [""] * reader.num_layers
+    for index, (kind, name) in enumerate(zip(unnamed, names, strict=True)):
+        yield (kind or by_name[name]).read(reader, index, name)
 
 
 def _layer_types(reader: ConfigReader, known: tuple[str, ...]) -> list[str]:

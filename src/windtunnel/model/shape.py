@@ -64,8 +64,9 @@ class Attention(LayerKind):
     """Whether it keeps a state of fixed size for a request, in place of keys and values of every token."""
 
     @classmethod
-    def reads_all(cls, reader: ConfigReader) -> bool:
-        """Whether all layers of the config are of this kind although it gives them no names."""
+    def reads(cls, reader: ConfigReader, index: int) -> bool:
+        """Whether layer `index` is of this kind although the config gives it no name; the first kind that says so has
+        it, in the order of their names."""
         return False
 
     @classmethod

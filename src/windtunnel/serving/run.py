@@ -270,11 +270,7 @@ def prepare_loop(
         shares = [pools.ranks, pools.slots, pools.lists, pools.stages]
     pool = _pool_tables(settings, plans, cache, shares)
     if pool.rules is not None:
-        lists = [per_request.new_batches(plan.settings, plan.rules or pool.rules) for plan in plans]
-        unknown = dict.fromkeys(("last_token_s", "left_stage_s", "started_s"), np.nan)
-        prompts = {"prompt_tokens": records.input_tokens, "next": state.NONE}
-        sequences = new_table(per_request.SequenceState, records.size, **prompts, **unknown)
-        pool = pool._replace(sequences=sequences, batches=joined_lists(lists), stage_tables=stage_tables)
+        pool = _with_sequences(pool, pool.rules, plans, records)._replace(stage_tables=stage_tables)
     if pool_records is not None:
         nothing: Any = None
         pool = pool._replace(settings=nothing, rules=nothing, records=pool_records)
@@ -289,6 +285,15 @@ def prepare_loop(
         pairs=no_pairs,
     )
     return Loop(plans, requests, pool, run, cost, pools, fleet)
+
+
+def _with_sequences(pool: PoolTables, rules: Any, plans: Sequence[PoolPlan], records: Any) -> PoolTables:
+    """Return the tables with what schedulers of single requests keep: a row a request, and the pools' batches."""
+    lists = [per_request.new_batches(plan.settings, plan.rules or rules) for plan in plans]
+    unknown = dict.fromkeys(("last_token_s", "left_stage_s", "started_s"), np.nan)
+    prompts = {"prompt_tokens": records.input_tokens, "next": state.NONE}
+    sequences = new_table(per_request.SequenceState, records.size, **prompts, **unknown)
+    return pool._replace(sequences=sequences, batches=joined_lists(lists))
 
 
 def _pool_tables(

@@ -11,21 +11,19 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, ClassVar
 
-import numpy as np
-
 from windtunnel.errors import InputError
 from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.operators import (
     BF16_BYTES,
     FP32_BYTES,
-    Column,
     DecodeBatch,
-    Floats,
     Launch,
     MeasuredTable,
     Op,
     PrefillBatch,
+    Queries,
     Size,
+    module_points,
 )
 from windtunnel.model.precision import BITS, Format
 from windtunnel.model.quantization import Names
@@ -37,15 +35,6 @@ CHOSEN_RATIO, FEWEST_RATIO = 4, 128
 
 _SCALED = 64
 """Values of a cached key that share a scale of one byte (vLLM 0.24 `DeepseekCompressor`, `_quant_block`)."""
-
-
-def _whole_or_alone(columns: Mapping[str, Floats]) -> Floats:
-    """Return 1 for rows that `PrefillBatch` can express as they are, whole prompts and single chunks, else 0."""
-    return np.asarray((columns["batch_size"] == 1) | (columns["step"] == 0), np.float64)
-
-
-def _length(columns: Mapping[str, Floats]) -> Floats:
-    return columns["isl"] + 2 * columns["step"]
 
 
 def _projections(site: Mapping[str, float]) -> Iterator[tuple[float, float]]:
@@ -72,7 +61,7 @@ _FLASH = dict(zip(_WIDTHS, (512, 4096, 1024, 1024, 8, 128, 64, 128, 512), strict
 _PRO = dict(zip(_WIDTHS, (512, 7168, 1536, 1024, 16, 128, 64, 128, 1024), strict=True))
 
 
-def _measured(phase: str, axes: Mapping[str, Column], is_point: Column | None = None) -> MeasuredTable:
+def _measured(phase: str) -> MeasuredTable:
     """Return where engines' whole modules of a phase were measured."""
     return MeasuredTable(
         "sparse_attention",
@@ -84,31 +73,22 @@ def _measured(phase: str, axes: Mapping[str, Column], is_point: Column | None = 
             "compress_ratio": itemgetter("compress_ratio"),
             **{name: itemgetter(name) for name in _WIDTHS if name != "all_groups"},
         },
-        axes,
         words={"kv_cache_dtype": ("fp8", "fp8_e4m3"), "gemm_type": ("fp8_block",)},
         models={
             "sgl-project/DeepSeek-V4-Flash-FP8": _FLASH,
             "sgl-project/DeepSeek-V4-Pro-FP8": _PRO,
             "deepseek-ai/DeepSeek-V4-Pro": _PRO,
         },
-        is_point=is_point,
-        sums_kernels=False,
         projections=_projections,
+        **module_points(phase),
     )
 
 
-_MEASURED_PREFILL = _measured(
-    "context",
-    {"batch": lambda columns: columns["batch_size"] * columns["isl"] / _length(columns), "num_tokens": _length},
-    _whole_or_alone,
-)
-_MEASURED_DECODE = _measured(
-    "generation", {"batch": itemgetter("batch_size"), "context_tokens": lambda columns: columns["step"] + 1}
-)
+_MEASURED_PREFILL, _MEASURED_DECODE = _measured("context"), _measured("generation")
 
 
 @dataclass(frozen=True)
-class CompressedCore(Op):
+class CompressedCore(Queries):
     """What one rank's compressed attention takes above its four large projections: compressors, indexer, attention,
     norms and rotation.
     """
@@ -128,17 +108,8 @@ class CompressedCore(Op):
     kv_format: Format = Format.FP8
 
     @property
-    def num_queries(self) -> Size:
-        """Tokens that are computed."""
-        raise NotImplementedError
-
-    @property
     def read_tokens(self) -> Size:
         """Cached tokens, compressed or not, and keys of the indexer that are read from memory."""
-        raise NotImplementedError
-
-    def pairs(self, last: Size) -> Size:
-        """Return the pairs of queries and their last `last` tokens."""
         raise NotImplementedError
 
     @property
@@ -149,8 +120,8 @@ class CompressedCore(Op):
     @property
     def kept_pairs(self) -> Size:
         """Pairs of queries and tokens that attention computes: the window's, and compressed ones."""
-        compressed = self.pairs(self.top_k * self.compress_ratio if self.is_chosen else np.inf) / self.compress_ratio
-        return self.pairs(self.window_tokens) + compressed
+        last = self.top_k * self.compress_ratio if self.is_chosen else 0
+        return self.pairs_within(self.window_tokens) + self.pairs_within(last) / self.compress_ratio
 
     @property
     def flops_per_kept_pair(self) -> float:
@@ -159,7 +130,7 @@ class CompressedCore(Op):
     @property
     def scored_pairs(self) -> Size:
         """Pairs of queries and compressed tokens that the indexer scores."""
-        return self.pairs(np.inf) / self.compress_ratio if self.is_chosen else 0.0
+        return self.pairs_within(0) / self.compress_ratio if self.is_chosen else 0.0
 
     @property
     def flops(self) -> Size:
@@ -191,17 +162,9 @@ class CompressedPrefill(CompressedCore, PrefillBatch):
         return _MEASURED_PREFILL if self.kv_format is Format.FP8 else None
 
     @property
-    def num_queries(self) -> Size:
-        return self.batch * self.num_tokens
-
-    @property
     def read_tokens(self) -> Size:
         keys = self.index_head_dim / self.head_dim if self.is_chosen else 0.0
         return self.context_tokens * (1 + (1 + keys) / self.compress_ratio)
-
-    def pairs(self, last: Size) -> Size:
-        seen = np.minimum(self.num_tokens, last)
-        return self.batch * (self.num_tokens * seen - seen * seen / 2)
 
 
 @dataclass(frozen=True)
@@ -215,15 +178,8 @@ class CompressedDecode(CompressedCore, DecodeBatch):
         return _MEASURED_DECODE if self.kv_format is Format.FP8 else None
 
     @property
-    def num_queries(self) -> Size:
-        return self.batch
-
-    @property
     def read_tokens(self) -> Size:
         return self.kept_pairs + self.scored_pairs * self.index_head_dim / self.head_dim
-
-    def pairs(self, last: Size) -> Size:
-        return self.batch * np.minimum(self.context_tokens, last)
 
 
 def _overlap(compress_ratio: int) -> int:
@@ -263,7 +219,7 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
     top_k: int
 
     @classmethod
-    def reads_all(cls, reader: ConfigReader) -> bool:
+    def reads(cls, reader: ConfigReader, index: int) -> bool:
         return reader.raw.get("compress_ratios") is not None
 
     @classmethod

@@ -9,7 +9,6 @@ from itertools import product
 import numpy as np
 
 from windtunnel.model import operators as ops
-from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import (
     KERNELS,
     Collection,
@@ -106,7 +105,7 @@ def _summed_kernels(rows: Rows, codes: np.ndarray, num_points: int) -> tuple[Flo
 
 
 def _without_projections(rows: Rows, table: ops.MeasuredTable, price: GemmPrices) -> Floats | None:
-    """Return the milliseconds of modules above their fp8 projections; None where nobody measured those."""
+    """Return the milliseconds of modules above their projections; None where nobody measured those."""
     assert table.projections is not None
     sites = {name: value(rows.columns) for name, value in table.sites.items()}
     unique, codes = np.unique(np.column_stack(list(sites.values())), axis=0, return_inverse=True)
@@ -115,7 +114,7 @@ def _without_projections(rows: Rows, table: ops.MeasuredTable, price: GemmPrices
     for code, site in enumerate(unique.tolist()):
         here = codes.ravel() == code
         for n, k in table.projections(dict(zip(sites, site, strict=True))):
-            seconds = price(ops.Gemm(num_tokens[here], int(n), int(k), Format.FP8_BLOCK))
+            seconds = price(ops.Gemm(num_tokens[here], int(n), int(k), table.projections_format))
             if seconds is None:
                 return None
             taken[here] += seconds

@@ -27,7 +27,8 @@ Reader = Callable[[Collection, Any], "MeasurementTable | None"]
 
 def table_for(collection: Collection, op: ops.Op) -> MeasurementTable | None:
     """Return the table that prices `op`, or None where nobody measured its kind in its format on this system."""
-    key = (op.kind, op.variant, str(getattr(op, "span_nodes", 1) > 1))
+    chooses = getattr(op, "index_num_heads", 1) > 0
+    key = (op.kind, op.variant, str(getattr(op, "span_nodes", 1) > 1), str(chooses))
     if key not in collection.read:
         collection.read[key] = _READERS.get(op.kind, _described)(collection, op)
     return collection.read[key]
@@ -94,7 +95,7 @@ def _prices_at(collection: Collection) -> Callable[[Place], GemmPrices]:
 
 def _sparse_latent(collection: Collection, op: Any) -> MeasurementTable | None:
     kv = KERNELS.kv_dtypes.get(op.kv_format)
-    return None if kv is None else sparse_table(collection, op.kind, kv, op.kv_format, _prices_at(collection))
+    return None if kv is None else sparse_table(collection, op, kv, _prices_at(collection))
 
 
 def _described(collection: Collection, op: ops.Op) -> MeasurementTable | None:

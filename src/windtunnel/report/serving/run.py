@@ -66,8 +66,7 @@ def run_report(result: Result) -> Report:
     sections = run_sections(
         result.scenario, document, result.requests, lambda: over_time(result), calibration=_calibration_text(result)
     )
-    growth = None if result.requests is None else _overload(result.scenario, result.requests)
-    answer = verdict(result.summary, result.scenario.slo, growth)
+    answer = verdict(result.summary, result.scenario.slo, _overload(result.scenario, result.requests))
     return Report(setup_text.model_line(result.setup), lead, sections, verdict=answer)
 
 
