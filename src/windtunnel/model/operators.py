@@ -244,7 +244,7 @@ class DecodeBatch(Queries):
 
 
 def _is_point(columns: Mapping[str, Floats]) -> Floats:
-    """Return 1 for measured rows that `PrefillBatch` can express as they are, whole prompts and single chunks, else 0."""
+    """Return 1 for measured rows that `PrefillBatch` can express, whole prompts and single chunks, else 0."""
     return np.asarray((columns["batch_size"] == 1) | (columns["step"] == 0), np.float64)
 
 
