@@ -74,6 +74,16 @@ def test_pools_are_tried_when_asked() -> None:
     assert [pool["replicas"] for pool in point.settings["deployment.pools"]] == [1, 2]
 
 
+def test_a_device_needs_a_price() -> None:
+    with pytest.raises(InputError, match="gb200 has no list price"):
+        deployments_space(shared(), ["h100_sxm", "gb200"], LIMITS, {})
+    with pytest.raises(InputError, match="a price of gb300, which is not among"):
+        deployments_space(shared(), ["h100_sxm"], LIMITS, {}, {"gb300": 9.0})
+    space = deployments_space(shared(), ["gb200"], LIMITS, {}, {"gb200": 10.5}, splits=True)
+    prices = [point_at(space, i).settings["deployment.price_usd_per_hour"] for i in range(space.num_points)]
+    assert set(prices) == {10.5}
+
+
 def test_wrong_names_are_refused() -> None:
     with pytest.raises(InputError, match="h100_sxn"):
         deployments_space(shared(), ["h100_sxn"], LIMITS, {})

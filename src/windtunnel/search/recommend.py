@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
@@ -24,6 +26,7 @@ def deployments_space(
     devices: Sequence[str],
     limits: Sequence[Limit],
     budget: Mapping[str, Any],
+    prices: Mapping[str, float] = {},
     splits: bool = False,
 ) -> Space:
     """Return the space of every checkpoint of a model on every device, in every layout that a node holds.
@@ -33,15 +36,19 @@ def deployments_space(
         devices: of the catalog.
         limits: what requests must keep.
         budget: fields of `Budget`.
+        prices: device -> USD an hour for one of them, where it is not the catalog's.
         splits: whether prefill and decode are tried in pools of their own, too.
 
     Raises:
-        InputError: a device or the model is unknown, or nothing can be tried.
+        InputError: a device or the model is unknown, a device has no price, or nothing can be tried.
     """
+    foreign = next((name for name in prices if name not in devices), None)
+    if foreign is not None:
+        raise InputError(f"there is a price of {foreign}, which is not among the devices {', '.join(devices)}")
     checkpoints = catalog.checkpoints(shared["model"])
     alternatives: dict[str, dict[str, Any]] = {}
     for name in devices:
-        device = catalog.device(name)
+        device = _priced(catalog.device(name), prices.get(name))
         for checkpoint, model in checkpoints.items():
             if _is_native(device, model):
                 alternatives |= _on_device(device, checkpoint, model, splits)
@@ -56,6 +63,15 @@ def deployments_space(
     return space_from(raw, "windtunnel recommend")
 
 
+def _priced(device: Device, usd_per_hour: float | None) -> Device:
+    """Return a device with its price: the given one, else the catalog's."""
+    price = device.price_usd_per_hour if usd_per_hour is None else usd_per_hour
+    if price is None:
+        hint = f"give USD an hour for one device: --prices {device.name}=10.50"
+        raise InputError(f"{device.name} has no list price, and deployments are compared by money", hint)
+    return replace(device, price_usd_per_hour=price)
+
+
 def _is_native(device: Device, model: ModelSpec) -> bool:
     """Whether a device computes the checkpoint's weights at their own rate, or the format computes in bf16 anyway."""
     formats = {model.precision.weights, model.precision.experts_format}
@@ -68,12 +84,13 @@ def _on_device(device: Device, checkpoint: str, model: ModelSpec, splits: bool) 
     for layout in layouts(model, catalog.default_node(device).num_devices):
         degrees = " ".join(f"{name.upper().replace('_', ' ')} {degree}" for name, degree in layout.items())
         title = f"{device.name} {degrees}, {formats_text(model)}"
-        settings = {"model": checkpoint, "device": device.name, **layout}
+        priced = {"deployment.price_usd_per_hour": device.price_usd_per_hour}
+        settings = {"model": checkpoint, "device": device.name, **layout, **priced}
         found[title] = settings
         for name, (prefill, decode) in SPLITS.items() if splits else ():
             pools = [
-                {"name": "prefill", "role": "prefill", "replicas": prefill},
-                {"name": "decode", "role": "decode", "replicas": decode},
+                {"name": role, "role": role, "replicas": replicas, "price_usd_per_hour": device.price_usd_per_hour}
+                for role, replicas in (("prefill", prefill), ("decode", decode))
             ]
             found[f"{title}, {name}"] = settings | {"deployment.pools": pools}
     return found

@@ -201,6 +201,9 @@ def test_a_recommendation_leads_with_its_sentence(windtunnel: Command, tmp_path:
         (("--devices", "h100", "--slo", "ttft_p90=1s"), "h100"),
         (("--devices", "h100_sxm", "--slo", "ttft_p90=fast"), "fast"),
         (("--devices", "h100_sxm", "--slo", "ttft_p90=1s", "--executor", "cloud"), "there is no 'cloud'"),
+        (("--devices", "gb200", "--slo", "ttft_p90=1s"), "gb200 has no list price"),
+        (("--devices", "gb200", "--slo", "ttft_p90=1s", "--prices", "gb200=cheap"), "--prices"),
+        (("--devices", "gb200", "--slo", "ttft_p90=1s", "--prices", "missing.yaml"), "missing.yaml"),
     ],
 )
 def test_a_recommendation_needs_devices_and_limits(windtunnel: Command, options: tuple[str, ...], message: str) -> None:

@@ -1,13 +1,14 @@
 """`windtunnel recommend`: say what to serve a model on."""
 
+from pathlib import Path
 from typing import Any
 
-from windtunnel.cli.options import scenario_of
+from windtunnel.cli.options import assignments, scenario_of
 from windtunnel.cli.serving.search import means_of, show_study, store_of, write_evidence
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.report.serving.run import check_folder
-from windtunnel.schema import encode
+from windtunnel.schema import Positive, decode, encode, read_yaml
 from windtunnel.search.capacity.limits import parse_limits
 from windtunnel.search.recommend import deployments_space
 from windtunnel.search.space.space import Space
@@ -38,4 +39,13 @@ def _space(options: Options) -> Space:
     shared.pop("slo", None)
     shared.pop("precision", None)
     budget = {"devices": options.max_devices, "usd_per_hour": options.max_usd_per_hour}
-    return deployments_space(shared, devices, parse_limits(options.slo), budget, options.split)
+    return deployments_space(shared, devices, parse_limits(options.slo), budget, _prices(options.prices), options.split)
+
+
+def _prices(text: str | None) -> dict[str, float]:
+    """Parse `gb200=10.50,mi300x=2.50`, or read a YAML file of such pairs: device -> USD an hour for one device."""
+    if text is None:
+        return {}
+    if "=" not in text:
+        return decode(read_yaml(Path(text)), dict[str, Positive], f"--prices: {text}")
+    return decode(assignments(tuple(text.split(","))), dict[str, Positive], "--prices")

@@ -23,12 +23,21 @@ def recommendation(study: Study, load: float | None) -> str:
     other = next((way for way in ways if _title(study, way) != title), None)
     if other is not None:
         costs = [_usd_per_request(outcome, way, load) for way in (best, other)]
-        more = f" costs {percent(costs[1] / costs[0] - 1)} more" if costs[0] and costs[1] else " follows"
-        sentences.append(f"The next best, {_title(study, other)},{more}")
+        sentences.append(f"The next best, {_title(study, other)}, {_difference_text(*costs)}")
         sure = confidence_between(outcome, study.space.objective, best.index, other.index)
         if load is None and sure is not None:
             sentences.append(f"Sure at {percent(sure)}")
+    if catalog.device(study.point(best.index).settings[PATHS["device"]]).measured_as is None:
+        sentences.append("No operator was measured on this device, so expect larger errors")
     return ". ".join(sentences) + "."
+
+
+def _difference_text(best: float | None, other: float | None) -> str:
+    """Compare the mean costs of a request; the order goes by what is sure, so that the second may cost less."""
+    if not best or not other:
+        return "follows"
+    more = other / best - 1
+    return f"costs {percent(more)} more" if more >= 0 else f"costs {percent(-more)} less in the mean, but less surely"
 
 
 def _ways(outcome: SearchOutcome, load: float | None) -> list[FleetSize]:
