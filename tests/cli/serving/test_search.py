@@ -211,3 +211,28 @@ def test_a_recommendation_needs_devices_and_limits(windtunnel: Command, options:
     assert done.code == 2
     assert message in done.stderr
     assert done.stdout == ""
+
+
+SERVER = "vllm serve meta-llama/Llama-3.1-8B -tp 2 --max-num-seqs 32"
+SAME = ("--model", "meta-llama/Llama-3.1-8B", "--tp", "2", "--max-num-seqs", "32")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("capacity", "--input-tokens", "512", "--output-tokens", "64", "--slo", "ttft_p90=1s", "--seeds", "1"),
+        ("whatif", "--input-tokens", "512", "--output-tokens", "64", "--vary", "rate=1,2"),
+        ("explain", "--batch", "8"),
+    ],
+)
+def test_a_server_command_describes_the_deployment(windtunnel: Command, command: tuple[str, ...]) -> None:
+    given, named = (
+        windtunnel(*command, *deployment, "--device", "h100_sxm", "--json")
+        for deployment in (("--from-command", SERVER), SAME)
+    )
+    assert given.code == named.code == 0
+    documents = [json.loads(done.stdout) for done in (given, named)]
+    for document in documents:
+        for part in ("scenario", "space", "engine"):  # a command line names its engine
+            document.pop(part, None)
+    assert documents[0] == documents[1]
