@@ -13,6 +13,7 @@ from windtunnel.errors import InputError, check_known
 from windtunnel.limits import set_limits
 
 VERBS = {
+    "init": "Write a file to begin with, and the schema that editors complete it by.",
     "simulate": "Predict latency, throughput and cost of a served model.",
     "capacity": "Find the greatest load that a deployment sustains within its limits.",
     "recommend": "Say what to serve a model on, and what it costs.",
