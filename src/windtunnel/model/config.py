@@ -76,8 +76,16 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         left_out=_left_out(config, reader),
         tower_parameters=tower_parameters(config),
         residual_streams=reader.count("hc_mult", default=1),
+        earlier_blocks=_earlier_blocks(reader),
         rotary_values=_rotary_values(reader, max((part.rotary_size for part, _ in layers if part), default=0)),
     )
+
+
+def _earlier_blocks(reader: ConfigReader) -> float:
+    """Return the mean number of blocks before a layer, its own first layers included (vLLM 0.33
+    `kimi_k3/nvidia/model.py`, `prev_valid_blocks`)."""
+    size = reader.count("attn_res_block_size", default=0, minimum=0)
+    return sum(-(-index // size) for index in range(reader.num_layers)) / reader.num_layers if size else 0.0
 
 
 def _rotary_values(reader: ConfigReader, rotary_size: int) -> int:

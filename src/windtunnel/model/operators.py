@@ -57,6 +57,8 @@ class MeasuredTable:
     """Executions that a row holds; None: one."""
     sums_kernels: bool = True
     """Whether an execution runs every kernel of the table; else each point was measured with the one that it runs."""
+    kernels: tuple[tuple[str, ...], ...] = ()
+    """Groups of kernels any of which computes the operator, each run whole; the fastest counts. Empty: see above."""
     projections: Callable[[Mapping[str, float]], Iterator[tuple[float, float]]] | None = None
     """(n, k) of the products that were measured with the operator and that a step launches apart, by `sites`."""
     projections_format: Format = Format.FP8_BLOCK

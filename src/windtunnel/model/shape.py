@@ -254,6 +254,8 @@ class ModelSpec(Schema):
     """Parameters of a vision tower, which count in memory only; 0 where there is none or its config lacks its sizes."""
     residual_streams: int = 1
     """Streams of the residual; several are mixed by hyper-connections."""
+    earlier_blocks: float = 0.0
+    """Hidden states of earlier blocks of layers that the norm before a part of a layer adds, on average (Kimi-K3)."""
     rotary_values: int = 0
     """Cosines and sines of every position that an engine keeps in tables."""
     generation: Sampling | None = None
@@ -322,7 +324,8 @@ class Shard:
 
     def norm(self, name: str, num_tokens: Size, output: Format, count: int = 1) -> Launch:
         """Return residual add and norm in one kernel: it reads two streams, writes residual and normed activation."""
-        num_bytes = self.model.hidden_size * (3 * BF16_BYTES + ACTIVATION_BITS[output] / 8)
+        streams = 3 + self.model.earlier_blocks
+        num_bytes = self.model.hidden_size * (streams * BF16_BYTES + ACTIVATION_BITS[output] / 8)
         return Launch(name, Elementwise("norm", num_tokens, num_bytes), count)
 
     def mix(self, part: str, num_tokens: Size) -> Iterator[Launch]:
