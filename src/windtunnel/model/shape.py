@@ -130,10 +130,23 @@ class Attention(LayerKind):
 
     def decode_launches(self, shard: "Shard", batch: Size, context_tokens: Size) -> Iterator[Launch]:
         """Yield the core for `batch` decoding requests with `context_tokens` keys each, the new one included."""
-        raise NotImplementedError
+        core: Any = self.operators[1]
+        fields = self.core_fields(shard)
+        yield Launch(f"{self.core_name}_decode", core(batch=batch, context_tokens=context_tokens, **fields))
 
     def prefill_launches(self, shard: "Shard", batch: Size, num_tokens: Size) -> Iterator[Launch]:
         """Yield the core of prefill chunks, `batch` and `num_tokens` as in `operators.PrefillBatch`."""
+        core: Any = self.operators[0]
+        fields = self.core_fields(shard)
+        yield Launch(f"{self.core_name}_prefill", core(batch=batch, num_tokens=num_tokens, **fields))
+
+    @property
+    def core_name(self) -> str:
+        """Name of the core in lists of launches, of a kind whose operators are one for prefill and one for decode."""
+        raise NotImplementedError
+
+    def core_fields(self, shard: "Shard") -> dict[str, Any]:
+        """Return the dimensions of that core on one rank, the same in prefill and decode."""
         raise NotImplementedError
 
     def bytes_per_token(self, shard: "Shard") -> float:

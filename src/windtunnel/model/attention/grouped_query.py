@@ -189,20 +189,11 @@ class SharedHeads(Schema, Attention):
         """Return the key/value heads of one of `tp` ranks."""
         return max(self.num_kv_heads // tp, 1)
 
-    def decode_launches(self, shard: Shard, batch: Size, context_tokens: Size) -> Iterator[Launch]:
-        core = DecodeAttention(batch=batch, context_tokens=context_tokens, **self._heads(shard))
-        yield Launch(f"{self._core_name}_decode", core)
-
-    def prefill_launches(self, shard: Shard, batch: Size, num_tokens: Size) -> Iterator[Launch]:
-        core = PrefillAttention(batch=batch, num_tokens=num_tokens, **self._heads(shard))
-        yield Launch(f"{self._core_name}_prefill", core)
-
     @property
-    def _core_name(self) -> str:
+    def core_name(self) -> str:
         return "window_attention" if self.window_tokens else "attention"
 
-    def _heads(self, shard: Shard) -> dict[str, Any]:
-        """Return the heads of one rank, the same in prefill and decode."""
+    def core_fields(self, shard: Shard) -> dict[str, Any]:
         return {
             "num_heads": self.num_heads // shard.tp,
             "num_kv_heads": self.rank_kv_heads(shard.tp),

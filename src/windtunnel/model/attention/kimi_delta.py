@@ -5,10 +5,9 @@ Sources: vLLM 0.33 `models/kimi_k3/nvidia/kda.py`, `MambaStateShapeCalculator.kd
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import ClassVar
 
-from windtunnel.model.attention.gated_delta import GatedDelta
+from windtunnel.model.attention.gated_delta import GatedDelta, delta_rule_table
 from windtunnel.model.attention.mamba2 import CausalConvolution
 from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.operators import (
@@ -25,19 +24,10 @@ from windtunnel.model.quantization import Names
 from windtunnel.model.shape import Attention, Shard
 from windtunnel.schema import Schema
 
-_MEASURED = MeasuredTable(
+_MEASURED = delta_rule_table(
     "kda",
-    ("kda_perf",),
-    ("batch_size", "seq_len", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "d_conv"),
-    {
-        "num_key_heads": itemgetter("num_k_heads"),
-        "num_value_heads": itemgetter("num_v_heads"),
-        "key_head_dim": itemgetter("head_k_dim"),
-        "value_head_dim": itemgetter("head_v_dim"),
-        "conv_kernel_size": itemgetter("d_conv"),
-    },
-    {"batch": itemgetter("batch_size"), "num_tokens": itemgetter("seq_len")},
-    kernels=(
+    "kda_perf",
+    (
         ("flashkda_fwd",),
         ("chunk_kda",),
         ("chunk_kda_with_fused_gate",),
