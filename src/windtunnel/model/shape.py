@@ -200,6 +200,11 @@ class FeedForward(LayerKind):
         raise NotImplementedError
 
     @property
+    def expert_modules(self) -> tuple[Names, ...]:
+        """Return those of `routed_modules` that this layer may have."""
+        return self.routed_modules
+
+    @property
     def num_experts(self) -> int:
         """Routed experts; 0 where there are none."""
         return 0
