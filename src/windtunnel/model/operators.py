@@ -57,6 +57,8 @@ class MeasuredTable:
     """Executions that a row holds; None: one."""
     sums_kernels: bool = True
     """Whether an execution runs every kernel of the table; else each point was measured with the one that it runs."""
+    kernels: tuple[tuple[str, ...], ...] = ()
+    """Groups of kernels any of which computes the operator, each run whole; the fastest counts. Empty: see above."""
     projections: Callable[[Mapping[str, float]], Iterator[tuple[float, float]]] | None = None
     """(n, k) of the products that were measured with the operator and that a step launches apart, by `sites`."""
     projections_format: Format = Format.FP8_BLOCK
@@ -180,6 +182,9 @@ def prefill_context_tokens(batch: Size, num_tokens: Size) -> Size:
 class Queries(Op):
     """Tokens that are computed and meet earlier ones."""
 
+    phase: ClassVar[str]
+    """Name of the phase in tables of attention modules."""
+
     @property
     @abstractmethod
     def num_queries(self) -> Size:
@@ -188,6 +193,10 @@ class Queries(Op):
     @abstractmethod
     def pairs_within(self, window_tokens: int) -> Size:
         """Return the pairs of a query and one of the last `window_tokens` tokens that it sees; 0: of all."""
+
+    def read_within(self, window_tokens: int) -> Size:
+        """Return the cached tokens that are read from memory where each query meets `window_tokens` tokens."""
+        return self.pairs_within(window_tokens)
 
 
 @dataclass(frozen=True)
@@ -200,6 +209,7 @@ class PrefillBatch(Queries):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("batch", "num_tokens")
+    phase: ClassVar[str] = "context"
     batch: Size
     num_tokens: Size
 
@@ -211,6 +221,10 @@ class PrefillBatch(Queries):
     @property
     def num_queries(self) -> Size:
         return self.batch * self.num_tokens
+
+    def read_within(self, window_tokens: int) -> Size:  # noqa: ARG002
+        """Return every token once: neighbouring queries meet mostly the same ones, which stay in the cache."""
+        return self.context_tokens
 
     def pairs_within(self, window_tokens: int) -> Size:
         """Return the query-key pairs: s^2 / 2, or s w - w^2 / 2 in a window of w < s."""
@@ -227,6 +241,7 @@ class DecodeBatch(Queries):
     """One query token for each of `batch` requests that have `context_tokens` keys and values cached (their mean)."""
 
     axes: ClassVar[tuple[str, ...]] = ("batch", "context_tokens")
+    phase: ClassVar[str] = "generation"
     batch: Size
     context_tokens: Size
 
