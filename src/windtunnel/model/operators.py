@@ -155,7 +155,27 @@ def prefill_context_tokens(batch: Size, num_tokens: Size) -> Size:
 
 
 @dataclass(frozen=True)
-class PrefillBatch(Op):
+class Batch(Op):
+    """Requests that attend together; the second axis says how long they are."""
+
+    batch: Size
+
+    @property
+    @abstractmethod
+    def num_queries(self) -> Size:
+        """Tokens that are computed."""
+
+    @abstractmethod
+    def pairs_within(self, window_tokens: int) -> Size:
+        """Return the query-key pairs in a window; 0: of all keys."""
+
+    @property
+    def batch_text(self) -> str:
+        return f"{size_text(self.batch)} x {size_text(getattr(self, self.axes[1]))}"
+
+
+@dataclass(frozen=True)
+class PrefillBatch(Batch):
     """A batch of `batch` prompts of `num_tokens` tokens each, without earlier context.
 
     A batch of chunks that differ, or that have context already cached, is expressed by the two sums that decide its
@@ -164,7 +184,6 @@ class PrefillBatch(Op):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("batch", "num_tokens")
-    batch: Size
     num_tokens: Size
 
     @property
@@ -172,27 +191,30 @@ class PrefillBatch(Op):
         """Keys that all chunks see together."""
         return prefill_context_tokens(self.batch, self.num_tokens)
 
+    @property
+    def num_queries(self) -> Size:
+        return self.batch * self.num_tokens
+
     def pairs_within(self, window_tokens: int) -> Size:
         """Return the query-key pairs: s^2 / 2, or s w - w^2 / 2 in a window of w < s."""
         seen = np.minimum(self.num_tokens, window_tokens) if window_tokens else self.num_tokens
         return self.batch * (self.num_tokens * seen - seen * seen / 2)
 
-    @property
-    def batch_text(self) -> str:
-        return f"{size_text(self.batch)} x {size_text(self.num_tokens)}"
-
 
 @dataclass(frozen=True)
-class DecodeBatch(Op):
+class DecodeBatch(Batch):
     """One query token for each of `batch` requests that have `context_tokens` keys and values cached (their mean)."""
 
     axes: ClassVar[tuple[str, ...]] = ("batch", "context_tokens")
-    batch: Size
     context_tokens: Size
 
     @property
-    def batch_text(self) -> str:
-        return f"{size_text(self.batch)} x {size_text(self.context_tokens)}"
+    def num_queries(self) -> Size:
+        return self.batch
+
+    def pairs_within(self, window_tokens: int) -> Size:
+        seen = np.minimum(self.context_tokens, window_tokens) if window_tokens else self.context_tokens
+        return self.batch * seen
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ Prefill expands the compressed keys and values, cached ones too (`kv_b_proj`); d
 absorb that product.
 """
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,6 +14,7 @@ from windtunnel.errors import InputError
 from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.operators import (
     BF16_BYTES,
+    Batch,
     DecodeBatch,
     Elementwise,
     Launch,
@@ -89,7 +89,7 @@ class LatentDecodeAttention(DecodeBatch):
 
 
 @dataclass(frozen=True)
-class SparseLatent(Op):
+class SparseLatent(Batch):
     """Sparse latent attention: an indexer with its projections, which scores every earlier token in fp8, and absorbed
     attention to the `top_k` best tokens (DeepSeek-V3.2, arXiv:2512.02556).
     """
@@ -108,25 +108,15 @@ class SparseLatent(Op):
     kv_format: Format = Format.BF16
 
     @property
-    @abstractmethod
-    def num_queries(self) -> Size:
-        """Tokens that are computed."""
-
-    @property
-    @abstractmethod
     def kept_pairs(self) -> Size:
         """Query-key pairs that attention computes."""
-
-    @property
-    @abstractmethod
-    def scored_pairs(self) -> Size:
-        """Query-key pairs that the indexer scores."""
+        return self.pairs_within(self.top_k)
 
     @property
     def flops(self) -> Size:
         """FLOPs of attention to the kept pairs, of absorbing products and projections, and half the FLOPs of the scores
-        (fp8 runs at twice the rate)."""
-        scores = self.scored_pairs * (2.0 * self.index_num_heads * self.index_head_dim) / 2
+        of all pairs (fp8 runs at twice the rate)."""
+        scores = self.pairs_within(0) * (2.0 * self.index_num_heads * self.index_head_dim) / 2
         return self.kept_pairs * self.flops_per_kept_pair + scores + self.num_queries * (2.0 * self.num_weights)
 
     @property
@@ -170,18 +160,6 @@ class SparseLatentPrefill(SparseLatent, PrefillBatch):
     kind: ClassVar[str] = "sparse_latent_prefill"
 
     @property
-    def num_queries(self) -> Size:
-        return self.batch * self.num_tokens
-
-    @property
-    def kept_pairs(self) -> Size:
-        return self.pairs_within(self.top_k)
-
-    @property
-    def scored_pairs(self) -> Size:
-        return self.batch * self.num_tokens**2 / 2
-
-    @property
     def num_bytes(self) -> Size:
         moved = self.batch * self.num_tokens * self.bytes_per_query
         return self.weight_bytes + moved + self.context_tokens * (self.kept_bytes + self.scored_bytes)
@@ -192,18 +170,6 @@ class SparseLatentDecode(SparseLatent, DecodeBatch):
     """Decode of sparse latent attention."""
 
     kind: ClassVar[str] = "sparse_latent_decode"
-
-    @property
-    def num_queries(self) -> Size:
-        return self.batch
-
-    @property
-    def kept_pairs(self) -> Size:
-        return self.batch * np.minimum(self.context_tokens, self.top_k)
-
-    @property
-    def scored_pairs(self) -> Size:
-        return self.batch * self.context_tokens
 
     @property
     def num_bytes(self) -> Size:

@@ -6,6 +6,7 @@ only for the model, the workload or a degree of 1 is accepted: a search passes t
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from windtunnel.errors import InputError, did_you_mean
 from windtunnel.hardware import Device
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.plugins import Registry
-from windtunnel.schema import Schema
+from windtunnel.schema import Schema, read_yaml
 from windtunnel.serving import codes
 from windtunnel.serving.deployment import EngineSettings, HostOverheads
 from windtunnel.serving.engines.contract import Scheduler, owner_of, scheduler_of, schedulers
@@ -326,16 +327,7 @@ def read_by() -> Mapping[str, tuple[str, ...]]:
     return readers
 
 
-OFF: Mapping[str, Any] = {
-    "long_prefill_token_threshold": 0,
-    "receive_interval_steps": 1,
-    "batch_wait_timeout_iters": 0,
-    "batch_wait_max_tokens_ratio": 0.0,
-    "attention_dp_timeout_iters": 0,
-    "attention_dp_batching_wait_iters": 0,
-    "watermark_fraction": 0.0,
-    "max_waiting_steps": 0,
-}
+OFF: Mapping[str, Any] = read_yaml(Path(__file__).with_name("off.yaml"))
 """Values that mean the same as leaving the setting out."""
 
 
