@@ -132,10 +132,6 @@ class GroupedQueryAttention(Schema, Attention, tag="grouped_query", tag_field="t
         )
 
     @property
-    def widest_tp(self) -> int:
-        return self.num_heads
-
-    @property
     def shared_kv_heads(self) -> int | None:
         return self.num_kv_heads
 

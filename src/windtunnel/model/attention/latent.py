@@ -228,10 +228,6 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         )
 
     @property
-    def widest_tp(self) -> int:
-        return self.num_heads
-
-    @property
     def text(self) -> str:
         return f"latent, best {self.indexer.top_k}" if self.indexer else "MLA"
 
