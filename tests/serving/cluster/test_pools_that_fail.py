@@ -21,7 +21,6 @@ from windtunnel.serving.codes import BOTH, PREFILL
 from windtunnel.serving.run import Custom, LoopRun, prepare_loop
 from windtunnel.serving.setup.fleet_plan import Fault, FleetPlan, FleetRun, start_fleet
 from windtunnel.serving.setup.prefix_cache import caches_of
-from windtunnel.serving.state.per_request import PerRequestRules
 
 
 @dataclass
@@ -148,9 +147,11 @@ def test_a_policy_of_ones_own_fails_and_scales_as_the_one_that_it_copies(failing
         num_window_blocks=0,
         balance_steps=0,
         blocks_per_request=0,
+        max_batch_seqs=first.max_num_seqs,
+        fuses_steps=0,
     )
     cost = random_cost(np.random.default_rng(seed), own.max_num_seqs, 2_000, overlaps=False)
-    scheduled = case.plans[0]._replace(settings=own, cost=cost, rules=PerRequestRules(own.max_num_seqs, fuses_steps=0))
+    scheduled = case.plans[0]._replace(settings=own, cost=cost)
     counts = [plan.settings.num_replicas for plan in case.plans]
     runs = []
     for scheduler, policy in ((codes.SARATHI, None), (codes.USER, first_come)):
