@@ -82,7 +82,6 @@ def assert_conserved(failing: Failing, finished: LoopRun, fleet: FleetRun) -> No
 
 
 @pytest.mark.full
-@pytest.mark.compiled
 @pytest.mark.usefixtures("all_features_compiled")
 @settings(max_examples=cases_to_try(60))
 @given(failing_cases())
@@ -92,7 +91,6 @@ def test_nothing_is_lost_between_pools_that_fail(failing: Failing) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.compiled
 @pytest.mark.usefixtures("all_features_compiled")
 @settings(max_examples=cases_to_try(40))
 @given(failing_cases())
@@ -122,7 +120,6 @@ def test_pools_that_do_everything_are_one_fleet(failing: Failing) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.compiled
 @pytest.mark.usefixtures("all_features_compiled")
 @settings(max_examples=cases_to_try(40))
 @given(failing_cases(), st.integers(0, 2**32))
