@@ -18,14 +18,15 @@ from windtunnel import cli
 from windtunnel.errors import InputError
 from windtunnel.formats.timeline import write
 from windtunnel.formats.timeline.file import check_file
-from windtunnel.formats.timeline.write import MAX_EVENTS, timeline, write_timeline
+from windtunnel.formats.timeline.plan import plan_timeline
+from windtunnel.formats.timeline.write import MAX_EVENTS, write_timeline
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table
 from windtunnel.serving.results import Result
 from windtunnel.serving.shorthand import scenario
 from windtunnel.serving.simulate import simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 Event = dict[str, Any]
 
@@ -37,6 +38,10 @@ KEYS = {
 }
 """Phase -> keys that the Trace Event Format asks for."""
 MORE_KEYS = {"M": {"tid"}, "b": {"args"}, "f": {"bp"}}
+
+
+def timeline(requests: Table, steps: Table, max_events: int = MAX_EVENTS) -> Iterator[Event]:
+    return write.timeline(plan_timeline(requests, steps, max_events))
 
 
 def check(events: list[Event]) -> None:
@@ -438,7 +443,7 @@ def test_nothing_is_left_of_a_timeline_that_cannot_be_finished(tmp_path: Path, m
         yield {"ph": "M"}
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(write, "_events", breaks)
+    monkeypatch.setattr(write, "timeline", breaks)
     with pytest.raises(InputError, match=r"run\.json cannot be written: No space left on device"):
         write_timeline(tmp_path / "run.json", requests_of([]), steps_of(start_s=[]))
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]

@@ -20,17 +20,6 @@ MAX_EVENTS = 200_000
 """About 30 MB, which Perfetto opens in a few seconds."""
 
 
-def timeline(requests: Table, steps: Table, max_events: int = MAX_EVENTS) -> Iterator[Event]:
-    """Yield the events of a run in order of time, after the metadata that names processes and threads.
-
-    There is one process for each replica, one thread for each batch that a replica has in flight at once, and a slice
-    (`X`) for each row of the step table. Requests are async slices (`b`, `e`) with their phases inside, and flows (`s`,
-    `t`, `f`) from the batch that schedules a request to the batches of its first and last token. Counters (`C`) show KV
-    blocks, requests and tokens/s. Times are whole microseconds. `write_timeline` documents arguments and errors.
-    """
-    return _events(plan_timeline(requests, steps, max_events))
-
-
 def write_timeline(
     path: Path,
     requests: Table,
@@ -60,11 +49,18 @@ def write_timeline(
     """
     plan = plan_timeline(requests, steps, max_events, replica_phases)
     notes = {**(about or {}), **asdict(plan.detail), "sampling": plan.detail.sampling}
-    write_events(path, trace_head(notes), _events(plan), b"\n]}\n")
+    write_events(path, trace_head(notes), timeline(plan), b"\n]}\n")
     return plan.detail
 
 
-def _events(plan: TimelinePlan) -> Iterator[Event]:
+def timeline(plan: TimelinePlan) -> Iterator[Event]:
+    """Yield the events of a run in order of time, after the metadata that names processes and threads.
+
+    There is one process for each replica, one thread for each batch that a replica has in flight at once, and a slice
+    (`X`) for each row of the step table. Requests are async slices (`b`, `e`) with their phases inside, and flows (`s`,
+    `t`, `f`) from the batch that schedules a request to the batches of its first and last token. Counters (`C`) show KV
+    blocks, requests and tokens/s. Times are whole microseconds.
+    """
     yield from _names(plan)
     # The merge orders events at one time by kind: a flow must find the slice that it enters.
     lives = (event for event in plan.lives if event["ph"] == "X")
