@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from windtunnel import cli
 from windtunnel.errors import InputError
+from windtunnel.files import check_replaceable
 from windtunnel.formats.timeline import write
-from windtunnel.formats.timeline.file import check_file
+from windtunnel.formats.timeline.file import SUFFIXES
 from windtunnel.formats.timeline.plan import plan_timeline
 from windtunnel.formats.timeline.write import MAX_EVENTS, write_timeline
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table
@@ -453,7 +454,7 @@ def test_nothing_is_left_of_a_timeline_that_cannot_be_finished(tmp_path: Path, m
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("run.yaml", "ends in .json or .json.gz"),
+        ("run.yaml", "does not end in .json or .json.gz"),
         ("folder.json", "is a folder"),
         ("there.json", "exists"),
         ("there.json/run.json", "not a folder that you may write to"),
@@ -463,7 +464,7 @@ def test_wrong_files_are_refused(name: str, message: str, tmp_path: Path) -> Non
     (tmp_path / "folder.json").mkdir()
     (tmp_path / "there.json").write_text("mine")
     with pytest.raises(InputError, match=message):
-        check_file(tmp_path / name, overwrite=False)
+        check_replaceable(tmp_path / name, False, *SUFFIXES)
 
 
 SMALL = [
@@ -489,7 +490,7 @@ def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("options", "message"),
     [
         (["--timeline", "scenario.yaml/run.json"], "is not a folder that you may write to"),
-        (["--timeline", "scenario.yaml"], "ends in .json or .json.gz"),
+        (["--timeline", "scenario.yaml"], "does not end in .json or .json.gz"),
         (["--timeline-events", "5"], "--timeline-events is the size of a --timeline"),
         (["--timeline", "run.json", "--timeline-events", "5"], "5 events has no room for the 2 processes and threads"),
     ],

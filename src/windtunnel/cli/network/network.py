@@ -1,10 +1,10 @@
 """`windtunnel network run`: SimAI's job in one command."""
 
 from windtunnel.cli.network.options import fabric_with_failures, network_settings
-from windtunnel.cli.output import answer, check_replaceable, remark
+from windtunnel.cli.output import answer, remark
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
-from windtunnel.files import write_text
+from windtunnel.files import check_replaceable, write_text
 from windtunnel.formats.simai.analytical import read_layers, run_simai_analytical, simai_servers
 from windtunnel.formats.simai.report import end_to_end_csv
 from windtunnel.network.settings import NetworkSettings

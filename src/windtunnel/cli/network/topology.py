@@ -6,9 +6,9 @@ import click
 
 from windtunnel.cli.network.options import fabric_with_failures
 from windtunnel.cli.options import assignments
-from windtunnel.cli.output import answer, check_replaceable, remark, write_page
+from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.cli.verbs import Options
-from windtunnel.files import write_text
+from windtunnel.files import check_replaceable, write_text
 from windtunnel.network import fabric as fabrics
 from windtunnel.network.topology import fabric_from
 from windtunnel.network.topology_file import topology_text

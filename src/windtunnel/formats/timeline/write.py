@@ -196,15 +196,8 @@ def _phase_events(plan: TimelinePlan) -> Iterator[Event]:
         position, phase = divmod(code, len(REQUEST_PHASES))
         kind, name = REQUEST_PHASES[phase]
         number, home = request[position], replica[position]
-        event = {
-            "ph": kind,
-            "cat": "request",
-            "id": hex(number),
-            "name": name,
-            "pid": plan.pids[home],
-            "tid": plan.tids.get((home, 0), plan.pids[home]),
-            "ts": time_us,
-        }
+        place = {"pid": plan.pids[home], "tid": plan.tids.get((home, 0), plan.pids[home]), "ts": time_us}
+        event = {"ph": kind, "cat": "request", "id": hex(number), "name": name, **place}
         if (kind, name) == REQUEST_PHASES[0]:
             event["args"] = _request_args(plan.requests, number)
         yield event
@@ -227,15 +220,8 @@ def _flow_events(plan: TimelinePlan) -> Iterator[Event]:
     flows = plan.flows
     for time_us, code, i in zip(flows.time_us.tolist(), flows.codes.tolist(), flows.slices.tolist(), strict=True):
         position, point = divmod(code, len(FLOW))
-        event = {
-            "ph": FLOW[point],
-            "cat": "request",
-            "id": hex(request[position]),
-            "name": "request",
-            "pid": plan.pids[replica[i]],
-            "tid": plan.tids[replica[i], track[i]],
-            "ts": time_us,
-        }
+        place = {"pid": plan.pids[replica[i]], "tid": plan.tids[replica[i], track[i]], "ts": time_us}
+        event = {"ph": FLOW[point], "cat": "request", "id": hex(request[position]), "name": "request", **place}
         if FLOW[point] == "f":
             event["bp"] = "e"  # it ends in the slice around it, not in the next one
         yield event
