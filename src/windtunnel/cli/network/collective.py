@@ -4,7 +4,8 @@ from windtunnel.cli.network.options import fabric_with_failures, network_setting
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
-from windtunnel.formats.simai.report import write_flow_table
+from windtunnel.files import write_text
+from windtunnel.formats.simai.report import flow_table_csv
 from windtunnel.network.collectives.call import ALGORITHMS, CollectiveChoices, CollectiveRun
 from windtunnel.network.collectives.closed_forms import LAUNCH_S
 from windtunnel.network.collectives.placement import chosen_gpus
@@ -96,7 +97,8 @@ def _write_flow_files(
     if not ALGORITHMS.get(run.algorithm).OPERATIONS:
         remark(f"note: {run.algorithm} has only a closed form; the flows are those of {algorithm}")
     if options.flows is not None:
-        write_flow_table(table, run.op, run.size_bytes, algorithm, options.flows)
+        lines = flow_table_csv(table, run.op, run.size_bytes, algorithm)
+        write_text(options.flows, "".join(f"{line}\n" for line in lines))
         remark(f"wrote {options.flows}: {format_count(len(table), 'flow')}")
     if any((options.times, options.links, options.queues)):
         _write_simulated_flows(options, fabric, table, settings)
