@@ -11,7 +11,8 @@ tensor parallelism with or without experts spread over the same devices, and Fla
 All requests are sent at once (`mlenergy/llm/benchmark.py`), 1,024 for chat and 198 for gpqa, repeated as often as the
 sweeps of most models say. The table's percentiles are those of every interval between tokens of the run, its first
 and its last wave included (`mlenergy_data`, `_client_itl_percentiles_ms`); its rate is that between the first token of
-the `max_num_seqs`-th request and the end of the last one but `max_num_seqs` + 1, and the mean is its batch over its rate.
+the `max_num_seqs`-th request and the end of the last one but `max_num_seqs` + 1, and the mean is its batch over its
+rate.
 
 Assumed, as the table does not say it: prompts of 100 to 200 tokens for chat and 200 to 300 for gpqa (evenly drawn).
 Outputs are drawn from the model's published histogram, scaled to the row's mean.
@@ -113,7 +114,7 @@ def scenario_of(row: Row, histograms: Histograms, version: str | None) -> Scenar
         raise InputError(f"prompt lengths of {row['task']} are not documented")
     shortest, longest = PROMPT_TOKENS[row["task"]]
     num_seqs, experts = int(row["max_num_seqs"]), int(row["expert_parallel"])
-    engine = {"max_num_seqs": num_seqs, "max_num_batched_tokens": 8192, "async_scheduling": True}
+    engine: dict[str, Any] = {"max_num_seqs": num_seqs, "max_num_batched_tokens": 8192, "async_scheduling": True}
     if row["model_id"].startswith("deepseek-ai/"):
         engine["moe_backend"] = "trtllm"
     return scenario_from(

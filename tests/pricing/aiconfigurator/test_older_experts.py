@@ -36,7 +36,10 @@ def test_padded_blocks_take_what_the_same_kernels_were_measured_to_take(system: 
     """Under SGLang 128 of DeepSeek's experts on a rank were timed, with prompts in the same layout."""
     tokens = [64, 128, 256, 512, 1024]
     measured = measured_ms(
-        f"{system}/moe/sglang/0.5.10/wideep_context_moe_perf.parquet", tokens, distribution="power_law_1.01", moe_ep_size=2
+        f"{system}/moe/sglang/0.5.10/wideep_context_moe_perf.parquet",
+        tokens,
+        distribution="power_law_1.01",
+        moe_ep_size=2,
     )
     op = Experts(np.array(tokens, float), **DEEPSEEK, ep=2, format=Format.FP8_BLOCK)
     assert priced_ms("0.12.0", op, system) == pytest.approx(measured, rel=error)
@@ -54,9 +57,13 @@ def test_padded_blocks_take_what_the_same_kernels_were_measured_to_take(system: 
         ("0.12.0", {"format": Format.FP8}, False),
     ],
 )
-def test_few_tokens_fill_blocks_in_the_versions_that_pad(version: str, changes: dict[str, Any], is_padded: bool) -> None:
+def test_few_tokens_fill_blocks_in_the_versions_that_pad(
+    version: str, changes: dict[str, Any], is_padded: bool
+) -> None:
     """A block of 128 rows for each expert costs one token nearly what it costs 16; elsewhere tokens choose experts."""
-    one, some = priced_ms(version, Experts(np.array([1.0, 16.0]), **QWEN, **{"ep": 4, "format": Format.FP8_BLOCK, **changes}))
+    one, some = priced_ms(
+        version, Experts(np.array([1.0, 16.0]), **QWEN, **{"ep": 4, "format": Format.FP8_BLOCK, **changes})
+    )
     assert (some / one < 1.4) == is_padded
 
 
@@ -66,7 +73,7 @@ def test_a_named_backend_keeps_its_kernels() -> None:
 
 
 def test_untuned_tiles_cost_what_they_cost_the_engine_that_kept_them() -> None:
-    """SGLang 0.5.10 has the tiles that vLLM had before 0.17; with few tokens for the rank's experts there is no loss."""
+    """SGLang 0.5.10 has the tiles that vLLM had before 0.17; few tokens for the rank's experts lose nothing."""
     tokens = [4, 32, 64, 128, 512]
     shape = {"hidden_size": 4096, "inter_size": 1536, "num_experts": 128, "moe_ep_size": 8, "moe_tp_size": 1}
     words = {**shape, "moe_dtype": "bfloat16", "distribution": "power_law_1.01"}

@@ -8,7 +8,7 @@ from windtunnel.formats.simai.report import write_flow_table
 from windtunnel.network.collectives.call import ALGORITHMS, CollectiveChoices, CollectiveRun
 from windtunnel.network.collectives.closed_forms import LAUNCH_S
 from windtunnel.network.collectives.placement import chosen_gpus
-from windtunnel.network.collectives.run import flows_like, read_traffic, run_collective, run_traffic
+from windtunnel.network.collectives.run import flows_like, read_traffic, run_collective
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import Flows
 from windtunnel.network.paths import run_flows
@@ -76,7 +76,9 @@ def _run_traffic(options: Options, fabric: Fabric, ranks: int | list[int], setti
     if odd:
         raise InputError(f"--traffic is an all-to-all's; it does not go with {odd[0]}")
     matrix = read_traffic(options.traffic, len(chosen_gpus(fabric, ranks)))
-    return run_traffic(fabric, matrix, ranks, settings.backend, settings, options.algorithm or "auto")
+    most_bytes = int((matrix.sum(axis=1) - matrix.diagonal()).max())
+    choices = CollectiveChoices(options.algorithm or "auto")
+    return run_collective(fabric, "all_to_all", most_bytes, ranks, settings.backend, settings, choices, matrix)
 
 
 def _whole_bytes(size: str) -> int:

@@ -4,8 +4,7 @@ from windtunnel.cli.network.options import fabric_with_failures, network_setting
 from windtunnel.cli.output import answer, check_replaceable, remark
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
-from windtunnel.formats.simai.analytical import hardware_from, overlap_from, run_simai_analytical
-from windtunnel.formats.simai.layers import read_layers
+from windtunnel.formats.simai.analytical import hardware_from, overlap_from, read_layers, run_simai_analytical
 from windtunnel.formats.simai.report import write_end_to_end
 from windtunnel.network.settings import NetworkSettings
 from windtunnel.report.network.network import (
@@ -14,8 +13,7 @@ from windtunnel.report.network.network import (
     shared_document,
     shared_report,
 )
-from windtunnel.training.iteration.layers import Iteration, LayerWorkload
-from windtunnel.training.iteration.run import run_layers
+from windtunnel.training.iteration.layers import Iteration, LayerWorkload, run_layers
 from windtunnel.training.iteration.shared_fabric import place_jobs, run_jobs
 
 

@@ -9,7 +9,7 @@ from windtunnel.cli.options import assignments
 from windtunnel.cli.output import answer, check_replaceable, remark, write_page
 from windtunnel.cli.verbs import Options
 from windtunnel.network import fabric as fabrics
-from windtunnel.network.named_fabrics import fabric_from
+from windtunnel.network.topology import fabric_from
 from windtunnel.network.topology_file import write_topology
 from windtunnel.report.network.network import topology_document, topology_report
 from windtunnel.report.render.terminal import show as show_report

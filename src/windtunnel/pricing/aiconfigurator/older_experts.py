@@ -18,7 +18,6 @@ from windtunnel.pricing.aiconfigurator.collection import (
     read_rows,
 )
 from windtunnel.pricing.roofline import machine
-from windtunnel.pricing.table import Floats
 from windtunnel.versions import version_key
 
 
