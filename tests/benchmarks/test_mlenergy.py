@@ -53,7 +53,7 @@ def test_all_requests_are_sent_at_once() -> None:
 
 
 def test_the_mean_is_of_the_steady_state_and_the_median_of_the_whole_run() -> None:
-    """The steady state begins with the first token of the last place and ends with the request whose place stays empty."""
+    """A steady state lasts from the first token in the last place to the request whose place stays empty."""
     steps = {
         "start_s": np.array([0.0, 10.0, 20.0, 30.0]),
         "duration_s": np.array([10.0, 1.0, 3.0, 9.0]),
