@@ -83,7 +83,7 @@ def read_text(path: Path) -> str:
         raise unreadable(path, error) from None
 
 
-def parse_number(text: str, what: str) -> float:
+def parse_number(text: Any, what: str) -> float:
     """Return a finite number of at least 0; `what` names it and its place.
 
     Raises:
@@ -91,14 +91,14 @@ def parse_number(text: str, what: str) -> float:
     """
     try:
         number = float(text)
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
         raise InputError(f"{what} is {text!r}; a number is needed") from None
     if not 0 <= number < float("inf"):
         raise InputError(f"{what} is {text}; at least 0 is needed")
     return number
 
 
-def parse_whole(text: str, what: str, least: int | None = 0) -> int:
+def parse_whole(text: Any, what: str, least: int | None = 0) -> int:
     """Return a whole number of at least `least`; `what` names it and its place.
 
     Raises:
@@ -106,8 +106,8 @@ def parse_whole(text: str, what: str, least: int | None = 0) -> int:
     """
     try:
         number = int(text)
-    except ValueError:
-        raise InputError(f"{what} is {text!r}; a whole number is needed") from None
+    except (ValueError, TypeError, OverflowError):
+        raise InputError(f"{what} is {text!r:.60}; a whole number is needed") from None
     if least is not None and number < least:
         raise InputError(f"{what} is {number}; at least {least} is needed")
     return number

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import msgspec
 import yaml
@@ -27,6 +27,11 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for name, check in _ranges(type(self)):
             if isinstance(value := getattr(self, name), int | float):
                 check(**{name: value})
+
+    def over(self, default: Self) -> Self:
+        """Merge with `default`: own values win, `default` fills the gaps, which are None."""
+        gaps = [name for name in self.__struct_fields__ if getattr(self, name) is None]
+        return msgspec.structs.replace(self, **fields_of(default, *gaps))
 
 
 @cache
@@ -91,9 +96,9 @@ def yaml_text(struct: Any) -> str:
     return yaml.safe_dump(encode(struct), sort_keys=False, width=120)
 
 
-def save(struct: Any, path: Path) -> None:
+def save(struct: Any, path: Path | str) -> None:
     """Write a struct as YAML; loading the file gives an equal one."""
-    path.write_text(yaml_text(struct), encoding="utf-8")
+    Path(path).write_text(yaml_text(struct), encoding="utf-8")
 
 
 def read_yaml(path: Path) -> Any:
@@ -383,6 +388,7 @@ def check_positive(**values: float | None) -> None:
 Positive = Annotated[float, check_positive]
 NonNegative = Annotated[float, check_non_negative]
 AtLeastOne = Annotated[int, partial(check_at_least, 1)]
+Whole = Annotated[int, partial(check_at_least, 0)]
 
 
 def check_between(least: float, largest: float, /, **values: float | None) -> None:
@@ -399,6 +405,10 @@ def check_positive_fraction(**values: float | None) -> None:
     """Raise ValueError unless every value that is given is above 0 and at most 1."""
     check_positive(**values)
     check_fraction(**values)
+
+
+Fraction = Annotated[float, check_fraction]
+PositiveFraction = Annotated[float, check_positive_fraction]
 
 
 def check_seed(seed: int) -> None:

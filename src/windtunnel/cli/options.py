@@ -53,7 +53,7 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
     with suppress(InputError):
         remark_left_out(catalog.model(scenario.model))
         for pool in scenario.deployment.groups:
-            deployment = (pool_scenario(scenario, pool) if scenario.deployment.pools else scenario).deployment
+            deployment = pool_scenario(scenario, pool).deployment
             remark_version(deployment.engine)
             if deployment.parallelism.num_devices > 1:
                 remark_node(deployment.device, deployment.node)

@@ -66,9 +66,9 @@ def training_report(
     document = training_document(result, run, tasks)
     network = network_lines(result.setup.job.network)
     rates, step, memory = training_sections(document)
-    sections = [rates, step, Section("Pipeline", [OnPage(lambda: [_pipeline(result.timeline)])]), memory]
-    sections += [] if result.fits else [_fitting_changes(result, changes)]
-    if run is not None:
+    pipeline = Section("Pipeline", [OnPage(lambda: [_pipeline(result.timeline)])])
+    sections = [rates, step, pipeline, memory] if result.fits else [_fitting_changes(result, changes), memory]
+    if run is not None and result.fits:
         sections.append(Section(f"To {number(run.total_tokens / 1e9)} billion tokens", [facts_of(run, LAYOUT["run"])]))
     total_s = sum(result.by_coverage.values())
     known = ", ".join(
@@ -94,9 +94,11 @@ def training_sections(document: Mapping[str, Any]) -> tuple[Section, Section, Se
 
 
 def _verdict(document: Mapping[str, Any]) -> str:
-    fullest = _fullest(document)["total_bytes"] / document["device_memory_bytes"]
-    fits = "Fits" if document["fits"] else "Does not fit"
-    return f"{fits} the devices' memory: the fullest uses {percent(fullest)}."
+    needed, has = _fullest(document)["total_bytes"], document["device_memory_bytes"]
+    if document["fits"]:
+        step = format_seconds(document["step_s"])
+        return f"A step takes {step}; the fullest device uses {percent(needed / has)} of its memory."
+    return f"Does not fit: the fullest device needs {format_bytes(needed)} and has {format_bytes(has)}."
 
 
 def _stage_table(document: Mapping[str, Any]) -> Table:
