@@ -110,11 +110,6 @@ def with_transfers(
     return calibrations
 
 
-def fitted_calibration(made: Mapping[str, Calibration], engine: str, device: str) -> Calibration | None:
-    """Return the calibration of an engine on a device, else of the engine, from those named by `profiles.profiles`."""
-    return made.get(f"{engine}-{device}") or made.get(engine)
-
-
 def _kin(priced: PricedPools) -> tuple[str, str]:
     """Return engine and device of the pool that decodes."""
     decodes = next(part.setup for part in priced.deployment.pools if part.pool.role != "prefill")
@@ -140,7 +135,7 @@ def _priced_pools(runs: Sequence[Measurement], made: Mapping[str, Calibration]) 
 
     def calibration_of(alone: Scenario) -> Calibration | None:
         engine, device = alone.deployment.engine.name, catalog.device(alone.deployment.device).name
-        return fitted_calibration(made, engine, device)
+        return made.get(f"{engine}-{device}") or made.get(engine)
 
     for run in runs:
         try:

@@ -13,13 +13,7 @@ from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import Flows
 from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import BACKENDS, NetworkSettings
-from windtunnel.report.network.network import (
-    collective_document,
-    collective_report,
-    write_flow_times,
-    write_link_use,
-    write_queues,
-)
+from windtunnel.report.network import network as report
 from windtunnel.units import format_count, parse_quantity
 
 
@@ -36,7 +30,7 @@ def command(options: Options) -> None:
     run = (_run if options.traffic is None else _run_traffic)(options, fabric, ranks, settings)
     if any(options.of("flow_files").values()):
         _write_flow_files(options, fabric, ranks, run, settings)
-    answer(options.as_json, lambda: collective_document(run), lambda: collective_report(run, fabric))
+    answer(options.as_json, lambda: report.collective_document(run), lambda: report.collective_report(run, fabric))
 
 
 def _check_files(options: Options, settings: NetworkSettings) -> None:
@@ -64,8 +58,10 @@ def _run(options: Options, fabric: Fabric, ranks: int | list[int], settings: Net
         pxn=options.pxn,
         launch_s=LAUNCH_S if has_launch and not options.cuda_graph else 0.0,
     )
-    op, size_bytes = options.op.lower(), _whole_bytes(options.size)
-    return run_collective(fabric, op, size_bytes, ranks, settings.backend, settings, choices)
+    size_bytes = parse_quantity("size_bytes", options.size)
+    if size_bytes != int(size_bytes):
+        raise InputError(f"--size: {options.size!r} is not a whole number of bytes")
+    return run_collective(fabric, options.op.lower(), int(size_bytes), ranks, settings.backend, settings, choices)
 
 
 def _run_traffic(options: Options, fabric: Fabric, ranks: int | list[int], settings: NetworkSettings) -> CollectiveRun:
@@ -77,13 +73,6 @@ def _run_traffic(options: Options, fabric: Fabric, ranks: int | list[int], setti
         raise InputError(f"--traffic is an all-to-all's; it does not go with {odd[0]}")
     matrix = read_traffic(options.traffic, len(chosen_gpus(fabric, ranks)))
     return run_traffic(fabric, matrix, ranks, settings.backend, settings, options.algorithm or "auto")
-
-
-def _whole_bytes(size: str) -> int:
-    num_bytes = parse_quantity("size_bytes", size)
-    if num_bytes != int(num_bytes):
-        raise InputError(f"--size: {size!r} is not a whole number of bytes")
-    return int(num_bytes)
 
 
 def _write_flow_files(
@@ -105,12 +94,12 @@ def _write_simulated_flows(options: Options, fabric: Fabric, table: Flows, setti
     flow_times = run_flows(fabric, table, settings)
     files = [file for file in (options.times, options.links, options.queues) if file is not None]
     if options.times is not None:
-        write_flow_times(table, flow_times, options.times)
+        report.write_flow_times(table, flow_times, options.times)
     if options.links is not None:
-        write_link_use(fabric, flow_times, options.links)
+        report.write_link_use(fabric, flow_times, options.links)
     if options.queues is not None:
         queues = BACKENDS.get(settings.backend).trace_queues(fabric, table, settings, flow_times)
-        write_queues(fabric, queues, options.queues)
+        report.write_queues(fabric, queues, options.queues)
     remark(f"wrote {', '.join(map(str, files))}")
 
 

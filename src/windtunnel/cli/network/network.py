@@ -8,13 +8,8 @@ from windtunnel.formats.simai.analytical import hardware_from, overlap_from, run
 from windtunnel.formats.simai.layers import read_layers
 from windtunnel.formats.simai.report import write_end_to_end
 from windtunnel.network.settings import NetworkSettings
-from windtunnel.report.network.network import (
-    iteration_document,
-    iteration_report,
-    shared_document,
-    shared_report,
-)
-from windtunnel.training.iteration.layers import Iteration, LayerWorkload
+from windtunnel.report.network import network as report
+from windtunnel.training.iteration.layers import LayerWorkload
 from windtunnel.training.iteration.run import run_layers
 from windtunnel.training.iteration.shared_fabric import place_jobs, run_jobs
 
@@ -39,7 +34,10 @@ def command(options: Options) -> None:
         _share(options, jobs, settings)
         return
     if not is_analytical:
-        iteration = _on_topology(options, jobs[0], settings)
+        if options.topology is None:
+            hint = "a topology file, a type such as spectrum_x:num_gpus=128, or a node"
+            raise InputError("--topology is missing", hint)
+        iteration = run_layers(jobs[0], fabric_with_failures(options, options.topology), settings)
     elif options.topology is not None or options.fail_links or options.fail_nodes:
         raise InputError("SimAI-Analytical knows no topology", "leave --topology out, or --compat simai")
     else:
@@ -47,14 +45,7 @@ def command(options: Options) -> None:
     if options.out is not None:
         write_end_to_end(iteration, options.out)
         remark(f"wrote {options.out}")
-    answer(options.as_json, iteration_document, iteration_report, iteration)
-
-
-def _on_topology(options: Options, job: LayerWorkload, settings: NetworkSettings) -> Iteration:
-    """Predict an iteration on a topology."""
-    if options.topology is None:
-        raise InputError("--topology is missing", "a topology file, a type such as spectrum_x:num_gpus=128, or a node")
-    return run_layers(job, fabric_with_failures(options, options.topology), settings)
+    answer(options.as_json, report.iteration_document, report.iteration_report, iteration)
 
 
 def _share(options: Options, jobs: list[LayerWorkload], settings: NetworkSettings) -> None:
@@ -63,4 +54,4 @@ def _share(options: Options, jobs: list[LayerWorkload], settings: NetworkSetting
         raise InputError("--out writes the report of one job", "leave it out; --json prints all of them")
     fabric, placement = fabric_with_failures(options, options.topology), options.placement or "packed"
     jobs_run = run_jobs(place_jobs(jobs, fabric, placement), fabric, settings, options.iterations or 10)
-    answer(options.as_json, shared_document, shared_report, jobs_run, fabric, placement)
+    answer(options.as_json, report.shared_document, report.shared_report, jobs_run, fabric, placement)

@@ -3,15 +3,7 @@
 from windtunnel.cli.output import answer
 from windtunnel.cli.verbs import Options
 from windtunnel.formats.timeline.file import check_file
-from windtunnel.formats.vidur import traces
-from windtunnel.formats.vidur.read import (
-    OperatorTables,
-    VidurConfig,
-    find_tables,
-    read_config,
-    read_requests,
-    read_tables,
-)
+from windtunnel.formats.vidur import read, traces
 from windtunnel.formats.vidur.replay import host_s, replay
 from windtunnel.formats.vidur.write import check_metrics_file, write_request_metrics
 from windtunnel.report.serving.vidur import replay_document, replay_metrics, replay_report
@@ -25,16 +17,16 @@ def command(options: Options) -> None:
     paths = [path for path in (options.chrome_trace, options.event_trace) if path is not None]
     for path in paths:
         check_file(path, options.overwrite)
-    config = read_config(options.config)
+    config = read.read_config(options.config)
     predictor, tables = config.execution_time_predictor_config, options.tables
     if tables.is_dir():
-        tables = find_tables(tables, config)
-    operators = read_tables(tables, predictor.kv_cache_prediction_granularity)
+        tables = read.find_tables(tables, config)
+    operators = read.read_tables(tables, predictor.kv_cache_prediction_granularity)
     keeps_trail = bool(paths) or (options.metrics is not None and not predictor.skip_cpu_overhead_modeling)
     run = replay(
         config,
         operators,
-        read_requests(options.requests, options.first_arrival),
+        read.read_requests(options.requests, options.first_arrival),
         replicates_bugs=not options.right,
         fuses_steps=not keeps_trail,
         keeps_trail=keeps_trail,
@@ -44,7 +36,7 @@ def command(options: Options) -> None:
     answer(options.as_json, lambda: replay_document(run, recorded), lambda: replay_report(config, run, recorded))
 
 
-def _write(run: LoopRun, config: VidurConfig, operators: OperatorTables, options: Options) -> None:
+def _write(run: LoopRun, config: read.VidurConfig, operators: read.OperatorTables, options: Options) -> None:
     """Write the requested metrics and traces."""
     if options.metrics is not None:
         has_host = not config.execution_time_predictor_config.skip_cpu_overhead_modeling

@@ -26,14 +26,9 @@ OVERHEADS = ("num_requests", "num_steps", "schedule_s", "prepare_s", "process_s"
 
 def tables_report(tables: Sequence[MeasurementTable]) -> Report:
     """Return the report of measured tables, a line each."""
-    return Report("", [_measured(tables)])
-
-
-def _measured(tables: Sequence[MeasurementTable]) -> Table:
-    documents = tables_document(tables)["tables"]
-    titles = (" ".join([table.kind, *table.words.values()]) for table in tables)
-    rows = zip(titles, documents, strict=True)
-    return table_of(({"name": title, "spread_fraction": row["spread"], **row} for title, row in rows), LAYOUT["tables"])
+    rows = zip(tables, tables_document(tables)["tables"], strict=True)
+    titled = ({"name": " ".join([table.kind, *table.words.values()]), **row} for table, row in rows)
+    return Report("", [table_of(titled, LAYOUT["tables"])])
 
 
 def spread_of(table: MeasurementTable) -> float | None:
@@ -66,7 +61,7 @@ def compute_report(profile: ComputeProfile) -> Report:
     """Return the report of a profile of operators: its tables, and how well they add up to whole forwards."""
     document = compute_document(profile)
     known = {**document, "sum": 1 + document["closure"]["median_error"], "limit": CLOSED}
-    return Report("", [_measured(profile.tables), facts_of(known, LAYOUT["compute"])])
+    return Report("", [*tables_report(profile.tables).lead, facts_of(known, LAYOUT["compute"])])
 
 
 def compute_document(profile: ComputeProfile) -> dict[str, Any]:
@@ -94,15 +89,9 @@ def collectives_report(timed: Sequence[TimedCollective]) -> Report:
 def collectives_document(timed: Sequence[TimedCollective]) -> dict[str, Any]:
     """Document timed collectives."""
     names = ("algorithm_bytes_per_s", "bus_bytes_per_s")
-    rows = [
-        {
-            **fields_of(row, "op", "num_workers", "size_bytes"),
-            "median_s": row.statistics.median_s,
-            **fields_of(row, *names),
-        }
-        for row in timed
-    ]
-    return {"collectives": rows}
+    times = ({"median_s": row.statistics.median_s, **fields_of(row, *names)} for row in timed)
+    works = (fields_of(row, "op", "num_workers", "size_bytes") for row in timed)
+    return {"collectives": [work | time for work, time in zip(works, times, strict=True)]}
 
 
 def overheads_report(host: HostOverheads, medians: Sequence[Sequence[float]]) -> Report:

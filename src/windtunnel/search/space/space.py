@@ -26,7 +26,8 @@ from windtunnel.training.job import TrainingJob
 STRATEGIES = Registry("windtunnel.strategies", "windtunnel.search.strategies", "search strategy")
 DEFAULT_STRATEGY = "exhaustive"
 
-SHORT_PATHS: Mapping[str, str] = PATHS | read_yaml(Path(__file__).with_suffix(".yaml"))
+_NAMES: Mapping[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))
+SHORT_PATHS: Mapping[str, str] = PATHS | _NAMES["short_paths"]
 """Short name in `vary` -> path in a scenario."""
 
 ONLY_OF_JOBS = {"sequence_tokens", "global_batch"}
@@ -37,18 +38,6 @@ LAYOUTS, ALL = "layouts", "all"
 """`vary: {layouts: all}` means every way to spread a training job over its devices."""
 
 ENGINE_PREFIX = "deployment.engine."
-ENGINE_IDENTITY = (
-    "name",
-    "version",
-    "scheduler",
-    "scheduling_policy",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "max_cudagraph_capture_size",
-    "speculative",
-)
-"""Engine settings that the defaults of other settings depend on."""
 
 
 class Budget(Schema):
@@ -126,11 +115,6 @@ def load_space(path: Path, overrides: Mapping[str, Any] = {}) -> Space:
     """
     raw = read_table(path, "a space", "see docs/guides/search.md")
     return space_from(raw, str(path), path.parent, overrides)
-
-
-def space_of_text(text: str) -> Space:
-    """Decode a space that `msgspec.json.encode` wrote."""
-    return msgspec.json.decode(text, type=Space)
 
 
 def space_from(
@@ -259,7 +243,7 @@ class Point:
 def is_knob(path: str) -> bool:
     """Whether a path leads to an engine's setting that no other's default depends on."""
     name = path.removeprefix(ENGINE_PREFIX)
-    return name != path and "." not in name and name not in ENGINE_IDENTITY
+    return name != path and "." not in name and name not in _NAMES["engine_identity"]
 
 
 def value_text(value: Any) -> str:
