@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.calibration.measured_runs import parallelism_label, reason_of
+from windtunnel.calibration.measured_runs import columns_of, parallelism_label, reason_of
 from windtunnel.errors import InputError, did_you_mean, missing_file
 from windtunnel.files import check_depth, read_text
 from windtunnel.formats.launch.read import read_launch_command, servers
-from windtunnel.schema import Schema, decode, read_yaml, set_path
+from windtunnel.schema import Schema, set_path
 from windtunnel.serving.scenario import Scenario, Setup, resolve, scenario_from
 from windtunnel.serving.shorthand import raw_scenario
 
@@ -40,12 +40,7 @@ class StepColumn(Schema):
     is_text: bool = False
 
 
-def _columns() -> dict[str, StepColumn]:
-    path = Path(__file__).with_name("columns.yaml")
-    return {column.name: column for column in decode(read_yaml(path), list[StepColumn], path.name)}
-
-
-COLUMNS = _columns()
+COLUMNS: Mapping[str, StepColumn] = columns_of(StepColumn, Path(__file__).with_name("columns.yaml"))
 
 
 def is_step_table(path: Path) -> bool:

@@ -31,15 +31,10 @@ def tables_report(tables: Sequence[MeasurementTable]) -> Report:
     return Report("", [table_of(titled, LAYOUT["tables"])])
 
 
-def spread_of(table: MeasurementTable) -> float | None:
-    """Return the median over the rows of standard deviation over mean; None where they were not kept."""
-    if not table.statistics:
-        return None
-    return float(np.nanmedian(table.statistics["std_s"] / table.statistics["mean_s"]))
-
-
 def tables_document(tables: Sequence[MeasurementTable]) -> dict[str, Any]:
-    """Document measured tables."""
+    """Document measured tables; a spread is the median of standard deviation over mean, where these were kept."""
+    kept = [table.statistics for table in tables]
+    spreads = [float(np.nanmedian(each["std_s"] / each["mean_s"])) if each else None for each in kept]
     return {
         "tables": [
             {
@@ -49,10 +44,10 @@ def tables_document(tables: Sequence[MeasurementTable]) -> dict[str, Any]:
                 "num_points": len(table),
                 "fastest_s": float(table.seconds.min()),
                 "slowest_s": float(table.seconds.max()),
-                "spread": spread_of(table),
+                "spread": spread,
                 "source": table.source,
             }
-            for table in tables
+            for table, spread in zip(tables, spreads, strict=True)
         ]
     }
 
