@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import msgspec
 import yaml
@@ -28,6 +28,11 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             if isinstance(value := getattr(self, name), int | float):
                 check(**{name: value})
 
+    def over(self, default: Self) -> Self:
+        """Merge with `default`: own values win, `default` fills the gaps, which are None."""
+        gaps = [name for name in self.__struct_fields__ if getattr(self, name) is None]
+        return msgspec.structs.replace(self, **fields_of(default, *gaps))
+
 
 @cache
 def _ranges(schema: type[Schema]) -> tuple[tuple[str, Callable[..., None]], ...]:
@@ -39,11 +44,12 @@ def _ranges(schema: type[Schema]) -> tuple[tuple[str, Callable[..., None]], ...]
 
 SchemaT = TypeVar("SchemaT")
 
-_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
-_MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
-_BAD_WORD = re.compile(r"Invalid (?:enum )?value '(?P<value>[^']*)' - at `(?P<path>[^`]*)`")
-_BAD_NUMBER = re.compile(r"Invalid enum value (?P<value>-?\d+) - at `(?P<path>[^`]*)`")
-_WRONG_TYPE = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<given>[^`]*)`(?: - at `(?P<path>[^`]*)`)?$")
+_PROBLEM = re.compile(
+    r"(?:Object (?:contains (?P<unknown>unknown)|missing required) field `(?P<field>[^`]*)`"
+    r"|Invalid (?:enum )?value (?P<value>'[^']*'|-?\d+)|Expected `(?P<expected>[^`]*)`, got `(?P<given>[^`]*)`)"
+    r"(?: - at `(?P<path>[^`]*)`)?$"
+)
+"""Messages of msgspec that are told in other words."""
 _TYPE_WORDS = {
     "array": "a list",
     "bool": "true or false",
@@ -90,9 +96,9 @@ def yaml_text(struct: Any) -> str:
     return yaml.safe_dump(encode(struct), sort_keys=False, width=120)
 
 
-def save(struct: Any, path: Path) -> None:
+def save(struct: Any, path: Path | str) -> None:
     """Write a struct as YAML; loading the file gives an equal one."""
-    path.write_text(yaml_text(struct), encoding="utf-8")
+    Path(path).write_text(yaml_text(struct), encoding="utf-8")
 
 
 def read_yaml(path: Path) -> Any:
@@ -245,25 +251,24 @@ def _quantity(key: str, table: str) -> str:
 
 def _input_error(message: str, where: str, schema: type, raw: Any) -> InputError:
     """Return msgspec's message as an `InputError` that lists near fields."""
-    if match := _UNKNOWN_FIELD.match(message):
-        path, field = match["path"] or "$", match["field"]
+    match = _PROBLEM.match(message)
+    if match is None:
+        return InputError(f"{where}{message[:1].lower()}{message[1:]}".replace(" - at `", " at ").replace("`", ""))
+    path, field, value = match["path"] or "$", match["field"], match["value"]
+    if match["unknown"]:
         known = _fields_at(schema, path, raw)
         hint = did_you_mean(field, known, f"known here: {', '.join(known)}" if known else None)
         return InputError(f"{where}unknown key {path}.{field}", hint)
-    if match := _MISSING_FIELD.match(message):
-        path = f"{match['path'] or '$'}.{match['field']}"
-        known = _tags_at(schema, path)
-        return InputError(f"{where}{path} is missing", f"one of: {', '.join(known)}" if known else None)
-    if match := _BAD_WORD.match(message):
-        known = _tags_at(schema, match["path"])
-        hint = did_you_mean(match["value"], known, f"known here: {', '.join(known)}" if known else None)
-        return InputError(f"{where}{match['path']} is {match['value']!r}, which is not known", hint)
-    if match := _BAD_NUMBER.match(message):
-        known = _tags_at(schema, match["path"])
-        return InputError(f"{where}{match['path']} is {match['value']}; one of {', '.join(known)} is needed")
-    if match := _WRONG_TYPE.match(message):
-        return _wrong_type(where, schema, raw, match["expected"].split(" | "), match["given"], match["path"] or "$")
-    return InputError(f"{where}{message[:1].lower()}{message[1:]}".replace(" - at `", " at ").replace("`", ""))
+    if field is not None:
+        known = _tags_at(schema, f"{path}.{field}")
+        return InputError(f"{where}{path}.{field} is missing", f"one of: {', '.join(known)}" if known else None)
+    if value is None:
+        return _wrong_type(where, schema, raw, match["expected"].split(" | "), match["given"], path)
+    known = _tags_at(schema, path)
+    if not value.startswith("'"):
+        return InputError(f"{where}{path} is {value}; one of {', '.join(known)} is needed")
+    hint = did_you_mean(value[1:-1], known, f"known here: {', '.join(known)}" if known else None)
+    return InputError(f"{where}{path} is {value[1:-1]!r}, which is not known", hint)
 
 
 def _wrong_type(where: str, schema: type, raw: Any, expected: list[str], given: str, path: str) -> InputError:
@@ -387,6 +392,7 @@ def check_positive(**values: float | None) -> None:
 Positive = Annotated[float, check_positive]
 NonNegative = Annotated[float, check_non_negative]
 AtLeastOne = Annotated[int, partial(check_at_least, 1)]
+Whole = Annotated[int, partial(check_at_least, 0)]
 
 
 def check_between(least: float, largest: float, /, **values: float | None) -> None:
@@ -405,6 +411,10 @@ def check_positive_fraction(**values: float | None) -> None:
     """Raise ValueError unless every value that is given is above 0 and at most 1."""
     check_positive(**values)
     check_fraction(**values)
+
+
+Fraction = Annotated[float, check_fraction]
+PositiveFraction = Annotated[float, check_positive_fraction]
 
 
 def check_seed(seed: int) -> None:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.schema import decode, encode
+from windtunnel.schema import decode, encode, save
 from windtunnel.training.degrees import degrees
-from windtunnel.training.job import TrainingJob, load, save
+from windtunnel.training.job import TrainingJob, load
 from windtunnel.training.setup import resolve
 
 JOB: dict[str, Any] = {

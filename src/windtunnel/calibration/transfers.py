@@ -22,10 +22,10 @@ from windtunnel.errors import InputError
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.calibration import Calibration, LearntTransfer, Provenance, TransferRecord, calibration_for
 from windtunnel.serving.deployment import LINK_EFFICIENCY, TRANSFER_LATENCY_S
-from windtunnel.serving.prepared import PreparedDeployment, alone_scenario, prepare
+from windtunnel.serving.prepared import PreparedDeployment, prepare
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.run import replicas_of
-from windtunnel.serving.scenario import Scenario, Setup, resolve
+from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
 from windtunnel.serving.setup.frontend import client_delay_s
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
@@ -154,7 +154,7 @@ def _priced(
     deployment = msgspec.structs.replace(run.scenario.deployment, transfer=transfer)
     scenario = msgspec.structs.replace(run.scenario, deployment=deployment)
     requests = generate(scenario.workload, scenario.seed)
-    alone = [alone_scenario(scenario, pool) for pool in deployment.pools]
+    alone = [pool_scenario(scenario, pool) for pool in deployment.pools]
     setups = [resolve(each, calibration=calibration_of(each)) for each in alone]
     return PricedPools(run, prepare(scenario, requests, setups, estimator_of=estimator_of), requests)
 

@@ -171,10 +171,7 @@ def _predicted(measurement: Measurement, calibration: str | None, priced: Priced
 
 def _decoding_setup(scenario: Scenario) -> Setup:
     """Resolve the scenario; with pools, the first that decodes."""
-    pools = scenario.deployment.pools
-    if not pools:
-        return resolve(scenario)
-    return resolve(pool_scenario(scenario, next(pool for pool in pools if pool.role != "prefill")))
+    return resolve(pool_scenario(scenario, next(pool for pool in scenario.deployment.groups if pool.role != "prefill")))
 
 
 def _accepting(measurement: Measurement, setup: Setup, scenario: Scenario) -> Scenario:

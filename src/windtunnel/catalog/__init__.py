@@ -271,6 +271,31 @@ def _models() -> dict[str, ModelEntry]:
     return entries
 
 
+def checkpoints(name: str) -> dict[str, ModelSpec]:
+    """Return the checkpoints of one model, one for each choice of formats: the named one, then by the shortest name.
+
+    A checkpoint of the same shape is the same model if its name begins with the model's (`Llama-3.3-70B-Instruct-FP8`).
+
+    Raises:
+        InputError: there is no such model.
+    """
+    named, entries = model(name), _models()
+    shape, tail = _shape_of(named.name, entries), named.name.rpartition("/")[2].lower()
+    found = {named.precision: named}
+    for other in sorted(entries, key=lambda entry: (len(entry), entry)):
+        rest = other.rpartition("/")[2].lower().partition(tail)
+        if not rest[0] and rest[1] and rest[2][:1] in ("", "-") and _shape_of(other, entries) == shape:
+            each = _resolve(other, entries)
+            found.setdefault(each.precision, each)
+    return {each.name: each for each in found.values()}
+
+
+def _shape_of(name: str, entries: Mapping[str, ModelEntry]) -> str:
+    """Return the entry whose config.json a checkpoint has the shape of; `name` where the catalog has none."""
+    entry = entries.get(name)
+    return entry.base if isinstance(entry, Variant) else name
+
+
 def entry(path: Path, kind: type[EntryT]) -> EntryT:
     """Read an entry of the catalog; a shipped one is read once in a process, as a search looks up thousands.
 

@@ -8,25 +8,23 @@ from windtunnel.cli.options import assignments
 from windtunnel.cli.output import answer, check_replaceable, remark, write_page
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
-from windtunnel.formats.simai.analytical import hardware_from, overlap_from, run_simai_analytical
+from windtunnel.formats.simai.analytical import hardware_from, overlap_from, read_layers, run_simai_analytical
 from windtunnel.formats.simai.conf import read_simai_conf
-from windtunnel.formats.simai.layers import read_layers
 from windtunnel.formats.simai.report import write_end_to_end, write_flow_table
 from windtunnel.network import fabric as fabrics
 from windtunnel.network.collectives.call import ALGORITHMS, CollectiveChoices, CollectiveRun
 from windtunnel.network.collectives.closed_forms import LAUNCH_S
 from windtunnel.network.collectives.placement import chosen_gpus
-from windtunnel.network.collectives.run import flows_like, read_traffic, run_collective, run_traffic
+from windtunnel.network.collectives.run import flows_like, read_traffic, run_collective
 from windtunnel.network.fabric import Fabric, without
 from windtunnel.network.flows import Flows
-from windtunnel.network.named_fabrics import fabric_from, fabric_of
 from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import BACKENDS, NetworkSettings, settings_from
+from windtunnel.network.topology import fabric_from, fabric_of
 from windtunnel.network.topology_file import write_topology
 from windtunnel.report.network import network as report
 from windtunnel.schema import encode
-from windtunnel.training.iteration.layers import LayerWorkload
-from windtunnel.training.iteration.run import run_layers
+from windtunnel.training.iteration.layers import LayerWorkload, run_layers
 from windtunnel.training.iteration.shared_fabric import place_jobs, run_jobs
 from windtunnel.units import format_count, parse_quantity
 
@@ -201,7 +199,9 @@ def _run_traffic(options: Options, fabric: Fabric, ranks: int | list[int], setti
     if odd:
         raise InputError(f"--traffic is an all-to-all's; it does not go with {odd[0]}")
     matrix = read_traffic(options.traffic, len(chosen_gpus(fabric, ranks)))
-    return run_traffic(fabric, matrix, ranks, settings.backend, settings, options.algorithm or "auto")
+    most_bytes = int((matrix.sum(axis=1) - matrix.diagonal()).max())
+    choices = CollectiveChoices(options.algorithm or "auto")
+    return run_collective(fabric, "all_to_all", most_bytes, ranks, settings.backend, settings, choices, matrix)
 
 
 def _write_flow_files(

@@ -54,7 +54,7 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
     with suppress(InputError):
         remark_left_out(catalog.model(scenario.model))
         for pool in scenario.deployment.groups:
-            deployment = (pool_scenario(scenario, pool) if scenario.deployment.pools else scenario).deployment
+            deployment = pool_scenario(scenario, pool).deployment
             if sentence := newer_than_known(deployment.engine):
                 remark(f"note: {sentence}")
             if deployment.parallelism.num_devices > 1:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from windtunnel.errors import InputError, check_known
+from windtunnel.limits import set_limits
 
 
 class WrittenFile(click.Path):
@@ -138,7 +139,7 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
         click.Argument([argument], **{**settings, "type": TYPES[settings.get("type", "path")]})
         for argument, settings in verb.get("arguments", {}).items()
     ]
-    options = [option for group in verb["options"] for option in options_in(group)]
+    options = [option for group in (*verb["options"], "limits") for option in options_in(group)]
     other_names = {} if verb.get("keeps_names_of_vllm") else declared("other_names")
 
     def normalised(name: str) -> str:
@@ -147,7 +148,8 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
 
     module, _, function = verb["in"].partition(":")
 
-    def run(**values: Any) -> None:
+    def run(memory_limit: str | None, time_limit: str | None, **values: Any) -> None:
+        set_limits(memory_limit, time_limit)
         getattr(import_module(f"windtunnel.cli.{module}"), function or "command")(Options(**values))
 
     return Verb(

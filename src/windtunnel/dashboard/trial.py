@@ -18,14 +18,14 @@ from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.report.layout import layouts_beside
 from windtunnel.report.search.capacity import capacity_document
 from windtunnel.report.serving.run import check_folder, write_run
-from windtunnel.schema import parse_yaml
+from windtunnel.schema import parse_yaml, save
 from windtunnel.search.capacity.capacity import CHECKS, Capacities, Capacity, capacity
 from windtunnel.search.capacity.limits import limits_of
 from windtunnel.search.capacity.load import stream_of
 from windtunnel.search.capacity.probe import Probe, probe
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.results import Result
-from windtunnel.serving.scenario import Scenario, pool_scenario, resolve, save, scenario_from
+from windtunnel.serving.scenario import Scenario, pool_scenario, resolve, scenario_from
 from windtunnel.serving.shorthand import PATHS, parse_lengths, raw_scenario
 from windtunnel.serving.simulate import simulate
 from windtunnel.units import format_count
@@ -242,7 +242,7 @@ def swept(scenario: Scenario) -> Sweep:
         raise InputError(many, f"take {MOST_SWEPT_REQUESTS:,} at most, or windtunnel capacity in a terminal")
     limits = limits_of(scenario.slo)
     pools = scenario.deployment.pools
-    setup = resolve(pool_scenario(scenario, pools[0]) if pools else scenario)
+    setup = resolve(pool_scenario(scenario, scenario.deployment.groups[0]))
     server = PricedDeployments().server(scenario, stream.unit, None if pools else setup)
     sustained: Capacity = capacity(server, stream, limits, checks=CHECKS)
     base = sustained.load or stream.usual_load

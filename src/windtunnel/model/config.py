@@ -8,9 +8,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.model.architectures import KNOWN, Architecture
 from windtunnel.model.config_reader import ConfigReader
+from windtunnel.model.precision import Format, Precision
 from windtunnel.model.quantization import Modules, list_of, precision_from_config
 from windtunnel.model.shape import (
     Attention,
@@ -69,9 +72,10 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         lm_head_bias=reader.rule(architecture.lm_head_bias),
         learned_positions=max_context_tokens + (architecture.position_rows or 0) if has_positions else 0,
         architecture=reader.model_type,
-        precision=precision_from_config(reader.raw.get("quantization_config"), quant_config, modules, name),
+        precision=_precision(reader, quant_config, modules),
         left_out=_left_out(config, reader),
         tower_parameters=tower_parameters(config),
+        residual_streams=reader.count("hc_mult", default=1),
         rotary_values=_rotary_values(reader, max((part.rotary_size for part, _ in layers if part), default=0)),
     )
 
@@ -92,6 +96,14 @@ def _rotary_values(reader: ConfigReader, rotary_size: int) -> int:
     rotated = reader.count("rotary_dim", default=int(rotary_size * share), minimum=0)
     tables = factor + ("rope_local_base_freq" in reader.raw)
     return int(reader.count("max_position_embeddings") * rotated * tables)
+
+
+def _precision(reader: ConfigReader, quant_config: Mapping[str, Any] | None, modules: list[Modules]) -> Precision:
+    """Return the formats of a checkpoint; DeepSeek-V4 says apart that its experts have four bits (vLLM 0.24
+    `models/deepseek_v4/quant_config.py`)."""
+    precision = precision_from_config(reader.raw.get("quantization_config"), quant_config, modules, reader.name)
+    experts = precision.experts or (Format.MXFP4 if reader.raw.get("expert_dtype") == "fp4" else None)
+    return replace(precision, experts=experts, kv_cache=reader.architecture.kv_cache or precision.kv_cache)
 
 
 def _modules(attention: Attention | None, feed_forward: FeedForward | None) -> Modules:
@@ -216,14 +228,11 @@ def _block(reader: ConfigReader, index: int, name: str) -> Layer:
 def _attentions(reader: ConfigReader) -> Iterator[Attention]:
     """Yield the attention of every layer, in order."""
     kinds = attention_kinds()
-    only = next((kind for kind in kinds if kind.reads_all(reader)), None)
-    if only is not None:
-        attention = only.read(reader, 0, "")
-        yield from (attention for _ in range(reader.num_layers))
-        return
+    unnamed = [next((kind for kind in kinds if kind.reads(reader, index)), None) for index in range(reader.num_layers)]
     by_name = {name: kind for kind in kinds for name in kind.layer_types}
-    for index, name in enumerate(_layer_types(reader, tuple(by_name))):
-        yield by_name[name].read(reader, index, name)
+    names = _layer_types(reader, tuple(by_name)) if None in unnamed else [""] * reader.num_layers
+    for index, (kind, name) in enumerate(zip(unnamed, names, strict=True)):
+        yield (kind or by_name[name]).read(reader, index, name)
 
 
 def _layer_types(reader: ConfigReader, known: tuple[str, ...]) -> list[str]:

@@ -7,8 +7,9 @@ GEMM at every token count) and an estimator prices the family in one call. An `O
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
 from string import Formatter
 from typing import Any, ClassVar
 
@@ -28,19 +29,37 @@ FP32_BYTES = 4.0
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 
 
+Column = Callable[[Mapping[str, Floats]], Floats]
+"""Function of a table's columns; `operator.itemgetter` of a name is that column."""
+
+
 @dataclass(frozen=True)
 class MeasuredTable:
-    """Table of `aiconfigurator-core`'s layout that holds an operator's measurements: `<family>/.../<name>.parquet`.
+    """Tables of `aiconfigurator-core`'s layout that hold an operator's measurements: `<family>/.../<name>.parquet`.
 
     `columns` are the numbers that tell its points apart. `sites` and `axes` give each dimension of the operator from
     them; kernels of one point (a convolution and a recurrence) are summed.
     """
 
     family: str
-    name: str
+    names: tuple[str, ...]
+    """Tables whose rows are joined."""
     columns: tuple[str, ...]
-    sites: Mapping[str, Callable[[Mapping[str, Floats]], Floats]]
-    axes: Mapping[str, str]
+    sites: Mapping[str, Column]
+    axes: Mapping[str, Column]
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Column of words -> the words of its rows, any of them."""
+    models: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Name in the column `model` -> further columns: dimensions of that model which the table leaves out."""
+    is_point: Column | None = None
+    """Mask of the rows to read; None reads all."""
+    repeats: Column | None = None
+    """Executions that a row holds; None: one."""
+    sums_kernels: bool = True
+    """Whether an execution runs every kernel of the table; else each point was measured with the one that it runs."""
+    projections: Callable[[Mapping[str, float]], Iterator[tuple[float, float]]] | None = None
+    """(n, k) of the products that were measured with the operator and that a step launches apart, by `sites`."""
+    projections_format: Format = Format.FP8_BLOCK
 
 
 @dataclass(frozen=True)
@@ -59,9 +78,13 @@ class Op(ABC):
     """Dimension that acts like the batch: kernels see only the product of both. With other shapes left out, the median
     error falls from 2.8 % to 2.4 % (decode), 4.7 % to 3.5 % (latent prefill), 2.7 % to 1.8 % (Gated DeltaNet); of
     latent decode, whose heads share the one cache, it rises from 3.2 % to 4.6 %."""
-    measured: ClassVar[MeasuredTable | None] = None
     shown: ClassVar[str] = ""
     """Dimensions for people, as a format string over the operator's fields and properties."""
+
+    @property
+    def measured(self) -> MeasuredTable | None:
+        """Where its measurements are; None: a reader of its own knows, or there are none."""
+        return None
 
     @property
     @abstractmethod
@@ -154,8 +177,21 @@ def prefill_context_tokens(batch: Size, num_tokens: Size) -> Size:
     return num_tokens * np.where(np.asarray(batch) < 1, (1 + batch) / 2, batch)
 
 
+class Queries(Op):
+    """Tokens that are computed and meet earlier ones."""
+
+    @property
+    @abstractmethod
+    def num_queries(self) -> Size:
+        """Tokens that are computed."""
+
+    @abstractmethod
+    def pairs_within(self, window_tokens: int) -> Size:
+        """Return the pairs of a query and one of the last `window_tokens` tokens that it sees; 0: of all."""
+
+
 @dataclass(frozen=True)
-class PrefillBatch(Op):
+class PrefillBatch(Queries):
     """A batch of `batch` prompts of `num_tokens` tokens each, without earlier context.
 
     A batch of chunks that differ, or that have context already cached, is expressed by the two sums that decide its
@@ -172,6 +208,10 @@ class PrefillBatch(Op):
         """Keys that all chunks see together."""
         return prefill_context_tokens(self.batch, self.num_tokens)
 
+    @property
+    def num_queries(self) -> Size:
+        return self.batch * self.num_tokens
+
     def pairs_within(self, window_tokens: int) -> Size:
         """Return the query-key pairs: s^2 / 2, or s w - w^2 / 2 in a window of w < s."""
         seen = np.minimum(self.num_tokens, window_tokens) if window_tokens else self.num_tokens
@@ -183,7 +223,7 @@ class PrefillBatch(Op):
 
 
 @dataclass(frozen=True)
-class DecodeBatch(Op):
+class DecodeBatch(Queries):
     """One query token for each of `batch` requests that have `context_tokens` keys and values cached (their mean)."""
 
     axes: ClassVar[tuple[str, ...]] = ("batch", "context_tokens")
@@ -191,8 +231,35 @@ class DecodeBatch(Op):
     context_tokens: Size
 
     @property
+    def num_queries(self) -> Size:
+        return self.batch
+
+    def pairs_within(self, window_tokens: int) -> Size:
+        seen = np.minimum(self.context_tokens, window_tokens) if window_tokens else self.context_tokens
+        return self.batch * seen
+
+    @property
     def batch_text(self) -> str:
         return f"{size_text(self.batch)} x {size_text(self.context_tokens)}"
+
+
+def _is_point(columns: Mapping[str, Floats]) -> Floats:
+    """Return 1 for measured rows that `PrefillBatch` can express, whole prompts and single chunks, else 0."""
+    return np.asarray((columns["batch_size"] == 1) | (columns["step"] == 0), np.float64)
+
+
+def _chunk_length(columns: Mapping[str, Floats]) -> Floats:
+    return columns["isl"] + 2 * columns["step"]
+
+
+def module_points(phase: str) -> dict[str, Any]:
+    """Return the fields of `MeasuredTable` that say how a table of attention modules describes batches: by requests,
+    new tokens (`isl`) and cached ones (`step`), in the phase `context` or `generation`."""
+    if phase == "generation":
+        axes: dict[str, Column] = {"batch": itemgetter("batch_size"), "context_tokens": lambda of: of["step"] + 1}
+        return {"axes": axes, "sums_kernels": False}
+    chunks: Column = lambda of: of["batch_size"] * of["isl"] / _chunk_length(of)  # noqa: E731
+    return {"axes": {"batch": chunks, "num_tokens": _chunk_length}, "sums_kernels": False, "is_point": _is_point}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 from windtunnel.errors import InputError
 from windtunnel.model.architectures import Architecture
 from windtunnel.model.config_reader import ConfigReader
+from windtunnel.model.hyper_connections import HyperConnection
 from windtunnel.model.operators import BF16_BYTES, Collective, Elementwise, Gemm, Launch, Op, Size
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import ACTIVATION_BITS, Format, Precision
@@ -63,8 +64,9 @@ class Attention(LayerKind):
     """Whether it keeps a state of fixed size for a request, in place of keys and values of every token."""
 
     @classmethod
-    def reads_all(cls, reader: ConfigReader) -> bool:
-        """Whether all layers of the config are of this kind although it gives them no names."""
+    def reads(cls, reader: ConfigReader, index: int) -> bool:
+        """Whether layer `index` is of this kind although the config gives it no name; the first kind that says so has
+        it, in the order of their names."""
         return False
 
     @classmethod
@@ -155,7 +157,7 @@ class FeedForwardParameters:
     routed: int = 0
     shared: int = 0
     router: int = 0
-    """The router, its bias and the gate of shared experts."""
+    """The router, its bias, the gate of shared experts, and projections to and from experts' latent width."""
     inactive: int = 0
     """Parameters of `routed` that a token does not use."""
 
@@ -250,6 +252,8 @@ class ModelSpec(Schema):
     """Parts of the published model that are not modelled: a vision tower, an audio tower."""
     tower_parameters: int = 0
     """Parameters of a vision tower, which count in memory only; 0 where there is none or its config lacks its sizes."""
+    residual_streams: int = 1
+    """Streams of the residual; several are mixed by hyper-connections."""
     rotary_values: int = 0
     """Cosines and sines of every position that an engine keeps in tables."""
     generation: Sampling | None = None
@@ -321,6 +325,12 @@ class Shard:
         num_bytes = self.model.hidden_size * (3 * BF16_BYTES + ACTIVATION_BITS[output] / 8)
         return Launch(name, Elementwise("norm", num_tokens, num_bytes), count)
 
+    def mix(self, part: str, num_tokens: Size) -> Iterator[Launch]:
+        """Yield what several streams of the residual add before (`pre`) or after (`post`) a part of a layer."""
+        streams = self.model.residual_streams
+        if streams > 1:
+            yield Launch(f"hyper_{part}", HyperConnection(part, num_tokens, self.model.hidden_size, streams))
+
     def attention_gemm(self, name: str, num_tokens: Size, num_outputs: int, num_inputs: int) -> Launch:
         """Return a projection of attention, in the format of attention's weights."""
         return Launch(name, Gemm(num_tokens, num_outputs, num_inputs, self.precision.attention_format))
@@ -338,7 +348,7 @@ def feed_forward_kinds() -> tuple[type[FeedForward], ...]:
 
 def operator_types() -> dict[str, type[Op]]:
     """Return the class of every kind of operator, by the kind's name."""
-    types: list[type[Op]] = [Gemm, Elementwise, Collective, TokenFilter]
+    types: list[type[Op]] = [Gemm, Elementwise, Collective, TokenFilter, HyperConnection]
     for kind in (*attention_kinds(), *feed_forward_kinds()):
         types += kind.operators
     return {operator.kind: operator for operator in types}

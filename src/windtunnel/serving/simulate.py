@@ -31,16 +31,10 @@ from windtunnel.serving.analysis.device_use import stage_uses, step_work, total_
 from windtunnel.serving.analysis.intervals import intervals, remarks
 from windtunnel.serving.custom.policy import Policy, policy_name
 from windtunnel.serving.custom.router import Router
-from windtunnel.serving.prepared import (
-    PreparedDeployment,
-    PreparedPool,
-    alone_scenario,
-    prepare,
-    users_router,
-)
+from windtunnel.serving.prepared import PreparedDeployment, PreparedPool, prepare, users_router
 from windtunnel.serving.results import PoolResult, Result, limits_of, power_model, resolved_scenario
 from windtunnel.serving.run import LoopRun, Progress, Watch, first_pool, replicas_of
-from windtunnel.serving.scenario import Scenario, Setup
+from windtunnel.serving.scenario import Scenario, Setup, pool_scenario
 from windtunnel.serving.setup.estimators import estimator_for
 from windtunnel.serving.setup.fleet_plan import (
     FleetRecord,
@@ -310,7 +304,7 @@ def _pool_summary(scenario: Scenario, pools: Sequence[PreparedPool], number: int
         stages = stage_uses(work, steps, pp, mean_number, span_of(requests))
     ended_here = (requests["replica"] >= first_replica) & (requests["replica"] < end_replica)
     preemptions = int(requests["num_preemptions"][ended_here].sum())
-    power = power_model(alone_scenario(scenario, pool), setup)
+    power = power_model(pool_scenario(scenario, pool), setup)
     return PoolSummary(
         name=pool.name,
         role=pool.role,
@@ -350,7 +344,7 @@ def _resolved(scenario: Scenario, prepared: PreparedDeployment) -> Scenario:
         return resolved_scenario(scenario, first.setup, first.memory)
     pools = []
     for each in prepared.pools:
-        alone = resolved_scenario(alone_scenario(scenario, each.pool), each.setup, each.memory).deployment
+        alone = resolved_scenario(pool_scenario(scenario, each.pool), each.setup, each.memory).deployment
         fields = {name: getattr(alone, name) for name in ("device", "node", "parallelism", "engine")}
         pools.append(msgspec.structs.replace(each.pool, **fields))
     transfer = transfer_of(scenario, [each.setup for each in prepared.pools])

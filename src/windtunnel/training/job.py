@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node
 from windtunnel.model.precision import Format
@@ -16,7 +14,6 @@ from windtunnel.schema import (
     Schema,
     check_non_negative,
     decode,
-    encode,
     read_table,
     read_yaml,
     set_path,
@@ -268,9 +265,3 @@ _NEEDED = {
     "sequence_tokens": "tokens of one sequence",
     "global_batch": "sequences of one optimizer step",
 }
-
-
-def save(job: TrainingJob, path: Path | str) -> None:
-    """Write `job` as YAML; loading it gives an equal one."""
-    text = yaml.safe_dump(encode(job), sort_keys=False, width=120)
-    Path(path).write_text(text, encoding="utf-8")

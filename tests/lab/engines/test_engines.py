@@ -106,8 +106,7 @@ def test_an_engine_in_process_forms_the_simulators_batches(
     from benchmarks.test_recorded_engine import settings
     from readers.engine_run import read_engine_runs
     from serving.pool_of_one import run_pool
-    from windtunnel.serving.deployment import EngineSettings
-    from windtunnel.serving.setup.step_prices import recorded_steps
+    from windtunnel.serving.state.records import played_back
 
     path = tmp_path / "run.json"
     root = Path(__file__).parents[3]
@@ -119,7 +118,7 @@ def test_an_engine_in_process_forms_the_simulators_batches(
     for run in runs:
         priority = np.zeros(run.arrival_s.size, np.int64)
         arrays = RequestArrays(run.arrival_s, run.input_tokens, run.output_tokens, priority)
-        _, steps = run_pool(engine, recorded_steps(run.duration_s, EngineSettings(max_num_seqs=4)), arrays)
+        _, steps = run_pool(engine, played_back(run.duration_s, 4), arrays)
         np.testing.assert_array_equal(steps["decode_tokens"], run.batches.decode_requests)
         np.testing.assert_array_equal(steps["prefill_tokens"], run.batches.prefill_tokens)
 

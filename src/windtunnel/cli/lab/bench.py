@@ -109,8 +109,10 @@ def _scenario_of(options: Options) -> Scenario:
         raw = {"workload": raw}
     raw = with_load(raw, options.of("requests", "bench_settings"), options.slo)
     raw.setdefault("model", "unknown")
-    raw.setdefault("deployment", {}).setdefault("device", "unknown")
-    if not raw["workload"].keys() & {"arrivals", "trace", "clients", "tenants"}:
+    # Tables of a wrong type are left to the decoder, which refuses them.
+    if isinstance(deployment := raw.setdefault("deployment", {}), dict):
+        deployment.setdefault("device", "unknown")
+    if isinstance(raw["workload"], dict) and not raw["workload"].keys() & {"arrivals", "trace", "clients", "tenants"}:
         raise InputError("there is nothing to send", "give --workload, --trace, or --rate with --input-tokens")
     folder = workload.parent if workload is not None and options.trace is None else None
     return scenario_from(raw, "" if workload is None else str(workload), folder)

@@ -3,9 +3,9 @@
 from windtunnel.cli.output import answer
 from windtunnel.cli.verbs import Options
 from windtunnel.formats.timeline.file import check_file
-from windtunnel.formats.vidur import read, traces
+from windtunnel.formats.vidur import read
 from windtunnel.formats.vidur.replay import host_s, replay
-from windtunnel.formats.vidur.write import check_metrics_file, write_request_metrics
+from windtunnel.formats.vidur.write import check_metrics_file, chrome_events, write_chrome_trace, write_request_metrics
 from windtunnel.report.serving.vidur import replay_document, replay_metrics, replay_report
 from windtunnel.serving.run import LoopRun
 
@@ -14,15 +14,15 @@ def command(options: Options) -> None:
     """Replay a run of Vidur, and write and print its metrics."""
     if options.metrics is not None:
         check_metrics_file(options.metrics, options.overwrite)
-    paths = [path for path in (options.chrome_trace, options.event_trace) if path is not None]
-    for path in paths:
-        check_file(path, options.overwrite)
+    if options.chrome_trace is not None:
+        check_file(options.chrome_trace, options.overwrite)
     config = read.read_config(options.config)
     predictor, tables = config.execution_time_predictor_config, options.tables
     if tables.is_dir():
         tables = read.find_tables(tables, config)
     operators = read.read_tables(tables, predictor.kv_cache_prediction_granularity)
-    keeps_trail = bool(paths) or (options.metrics is not None and not predictor.skip_cpu_overhead_modeling)
+    needs_host = options.metrics is not None and not predictor.skip_cpu_overhead_modeling
+    keeps_trail = options.chrome_trace is not None or needs_host
     run = replay(
         config,
         operators,
@@ -37,12 +37,10 @@ def command(options: Options) -> None:
 
 
 def _write(run: LoopRun, config: read.VidurConfig, operators: read.OperatorTables, options: Options) -> None:
-    """Write the requested metrics and traces."""
+    """Write the requested metrics and trace."""
     if options.metrics is not None:
         has_host = not config.execution_time_predictor_config.skip_cpu_overhead_modeling
         spent_s = host_s(run, config, operators) if has_host else 0.0
         write_request_metrics(options.metrics, replay_metrics(run, spent_s, replicates_bugs=not options.right))
     if options.chrome_trace is not None:
-        traces.write_chrome_trace(options.chrome_trace, traces.chrome_events(run))
-    if options.event_trace is not None:
-        traces.write_event_trace(options.event_trace, traces.event_trace(run))
+        write_chrome_trace(options.chrome_trace, chrome_events(run))

@@ -10,8 +10,8 @@ from windtunnel.cli.output import answer, check_replaceable, remark
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.files import read_text, write_text
+from windtunnel.formats.aicb import COMMAND, file_of_job
 from windtunnel.formats.aicb.commands import read_command
-from windtunnel.formats.aicb.contents import COMMAND, file_of_job
 from windtunnel.formats.aicb.csv_records import records_text
 from windtunnel.formats.aicb.training import training_records
 from windtunnel.formats.aicb.write import GeneratedFile, generate

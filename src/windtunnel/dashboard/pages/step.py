@@ -39,8 +39,7 @@ def _explained(dashboard: Dashboard, name: str, given: dict[str, int]) -> Explan
     if "scenario" not in document:
         raise InputError(f"{name} has no scenario: no step of it can be explained")
     scenario = decode(document["scenario"], Scenario, name)
-    pools = scenario.deployment.pools
-    setup = resolve(pool_scenario(scenario, pools[0]) if pools else scenario)
+    setup = resolve(pool_scenario(scenario, scenario.deployment.groups[0]))
     batch = step_batch(given["batch"], given["context"], given["prefill_tokens"], given["prefill_context"])
     return explain_step(setup, batch)
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.formats.parsing import decode_json
+from windtunnel.files import decode_json
 from windtunnel.schema import read_yaml
 from windtunnel.units import GIB
 from windtunnel.workload.generate.requests import RequestArrays

@@ -26,6 +26,20 @@ from windtunnel.model.quantization import Names
 from windtunnel.model.shape import Attention, Shard
 from windtunnel.schema import Schema
 
+_MEASURED = MeasuredTable(
+    "linear_attention",
+    ("gdn_perf",),
+    ("batch_size", "seq_len", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "d_conv"),
+    {
+        "num_key_heads": itemgetter("num_k_heads"),
+        "num_value_heads": itemgetter("num_v_heads"),
+        "key_head_dim": itemgetter("head_k_dim"),
+        "value_head_dim": itemgetter("head_v_dim"),
+        "conv_kernel_size": itemgetter("d_conv"),
+    },
+    {"batch": itemgetter("batch_size"), "num_tokens": itemgetter("seq_len")},
+)
+
 
 @dataclass(frozen=True)
 class GatedDelta(PrefillBatch):
@@ -37,25 +51,16 @@ class GatedDelta(PrefillBatch):
     kind: ClassVar[str] = "gated_delta"
     shares_batch: ClassVar[str | None] = "num_value_heads"
     shown: ClassVar[str] = "{batch_text}, {num_value_heads} x {key_head_dim} x {value_head_dim}"
-    measured: ClassVar[MeasuredTable | None] = MeasuredTable(
-        "linear_attention",
-        "gdn_perf",
-        ("batch_size", "seq_len", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "d_conv"),
-        {
-            "num_key_heads": itemgetter("num_k_heads"),
-            "num_value_heads": itemgetter("num_v_heads"),
-            "key_head_dim": itemgetter("head_k_dim"),
-            "value_head_dim": itemgetter("head_v_dim"),
-            "conv_kernel_size": itemgetter("d_conv"),
-        },
-        {"batch": "batch_size", "num_tokens": "seq_len"},
-    )
     num_key_heads: int
     num_value_heads: int
     key_head_dim: int
     value_head_dim: int
     conv_kernel_size: int
     decode: bool = False
+
+    @property
+    def measured(self) -> MeasuredTable:
+        return _MEASURED
 
     @property
     def state_bytes(self) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -78,11 +78,9 @@ class DecodeAttention(GroupedQueryHeads, DecodeBatch):
         return self.batch * (cached + 2 * self.num_heads * self.head_dim * BF16_BYTES)
 
 
-class GroupedQueryAttention(Schema, Attention, tag="grouped_query", tag_field="type"):
-    """Softmax attention with `num_kv_heads` shared key/value heads (multi-head where they equal `num_heads`)."""
+class SharedHeads(Schema, Attention):
+    """What kinds of softmax attention with `num_kv_heads` shared key/value heads have in common."""
 
-    operators: ClassVar[tuple[type[Op], ...]] = (PrefillAttention, DecodeAttention)
-    layer_types: ClassVar[tuple[str, ...]] = ("full_attention", "sliding_attention", "chunked_attention", "attention")
     modules: ClassVar[tuple[Names, ...]] = (
         ("self_attn.q_proj", "self_attn.qkv_proj", "mixer.q_proj"),
         ("self_attn.o_proj", "mixer.o_proj"),
@@ -113,8 +111,8 @@ class GroupedQueryAttention(Schema, Attention, tag="grouped_query", tag_field="t
         return self.num_kv_heads * self.head_dim
 
     @classmethod
-    def read(cls, reader: ConfigReader, index: int, layer_type: str) -> "GroupedQueryAttention":
-        """Return the attention of a layer."""
+    def read(cls, reader: ConfigReader, index: int, layer_type: str, **others: Any) -> Self:
+        """Return the attention of a layer; `others` are further fields of a kind."""
         architecture = reader.architecture
         num_heads = reader.count("num_attention_heads")
         # Falcon's newer blocks group queries although they say multi_query.
@@ -133,6 +131,7 @@ class GroupedQueryAttention(Schema, Attention, tag="grouped_query", tag_field="t
             output_gate=reader.rule(architecture.output_gate),
             sinks=architecture.sinks,
             rotary=architecture.rotary,
+            **others,
         )
 
     @property
@@ -214,6 +213,13 @@ class GroupedQueryAttention(Schema, Attention, tag="grouped_query", tag_field="t
 
     def bytes_per_token(self, shard: Shard) -> float:
         return 2 * self.rank_kv_heads(shard.tp) * self.head_dim * BITS[shard.precision.kv_cache] / 8
+
+
+class GroupedQueryAttention(SharedHeads, tag="grouped_query", tag_field="type"):
+    """Softmax attention with `num_kv_heads` shared key/value heads (multi-head where they equal `num_heads`)."""
+
+    operators: ClassVar[tuple[type[Op], ...]] = (PrefillAttention, DecodeAttention)
+    layer_types: ClassVar[tuple[str, ...]] = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 
 
 def _head_dim(reader: ConfigReader, num_heads: int) -> int:

@@ -4,7 +4,6 @@ Prefill expands the compressed keys and values, cached ones too (`kv_b_proj`); d
 absorb that product.
 """
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,6 +19,7 @@ from windtunnel.model.operators import (
     Launch,
     Op,
     PrefillBatch,
+    Queries,
     Size,
     prefill_context_tokens,
 )
@@ -89,7 +89,7 @@ class LatentDecodeAttention(DecodeBatch):
 
 
 @dataclass(frozen=True)
-class SparseLatent(Op):
+class SparseLatent(Queries):
     """Sparse latent attention: an indexer with its projections, which scores every earlier token in fp8, and absorbed
     attention to the `top_k` best tokens (DeepSeek-V3.2, arXiv:2512.02556).
     """
@@ -108,19 +108,14 @@ class SparseLatent(Op):
     kv_format: Format = Format.BF16
 
     @property
-    @abstractmethod
-    def num_queries(self) -> Size:
-        """Tokens that are computed."""
-
-    @property
-    @abstractmethod
     def kept_pairs(self) -> Size:
         """Query-key pairs that attention computes."""
+        return self.pairs_within(self.top_k)
 
     @property
-    @abstractmethod
     def scored_pairs(self) -> Size:
         """Query-key pairs that the indexer scores."""
+        return self.pairs_within(0)
 
     @property
     def flops(self) -> Size:
@@ -157,7 +152,7 @@ class SparseLatent(Op):
     @property
     def scored_bytes(self) -> float:
         """Bytes of one cached token as the indexer reads it: a key in fp8 and its scale."""
-        return self.index_head_dim + 4.0
+        return self.index_head_dim + 4.0 if self.index_num_heads else 0.0
 
 
 @dataclass(frozen=True)
@@ -170,18 +165,6 @@ class SparseLatentPrefill(SparseLatent, PrefillBatch):
     kind: ClassVar[str] = "sparse_latent_prefill"
 
     @property
-    def num_queries(self) -> Size:
-        return self.batch * self.num_tokens
-
-    @property
-    def kept_pairs(self) -> Size:
-        return self.pairs_within(self.top_k)
-
-    @property
-    def scored_pairs(self) -> Size:
-        return self.batch * self.num_tokens**2 / 2
-
-    @property
     def num_bytes(self) -> Size:
         moved = self.batch * self.num_tokens * self.bytes_per_query
         return self.weight_bytes + moved + self.context_tokens * (self.kept_bytes + self.scored_bytes)
@@ -192,18 +175,6 @@ class SparseLatentDecode(SparseLatent, DecodeBatch):
     """Decode of sparse latent attention."""
 
     kind: ClassVar[str] = "sparse_latent_decode"
-
-    @property
-    def num_queries(self) -> Size:
-        return self.batch
-
-    @property
-    def kept_pairs(self) -> Size:
-        return self.batch * np.minimum(self.context_tokens, self.top_k)
-
-    @property
-    def scored_pairs(self) -> Size:
-        return self.batch * self.context_tokens
 
     @property
     def num_bytes(self) -> Size:
@@ -219,6 +190,8 @@ class Indexer(Schema):
     num_heads: int
     head_dim: int
     top_k: int
+    is_shared: bool = False
+    """Whether the choice is that of an earlier layer, so that this one has no weights and keys for it (GLM-5.2)."""
 
 
 class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
@@ -245,12 +218,12 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
     """None: every query attends to all keys."""
 
     @classmethod
-    def reads_all(cls, reader: ConfigReader) -> bool:
+    def reads(cls, reader: ConfigReader, index: int) -> bool:
         return reader.raw.get("kv_lora_rank") is not None
 
     @classmethod
     def read(cls, reader: ConfigReader, index: int, layer_type: str) -> "LatentAttention":
-        """Return the attention of a layer; all layers have the same."""
+        """Return the attention of a layer."""
         return cls(
             num_heads=reader.count("num_attention_heads"),
             q_lora_rank=reader.count("q_lora_rank", default=0) or None,
@@ -258,7 +231,7 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
             qk_nope_head_dim=reader.count("qk_nope_head_dim"),
             qk_rope_head_dim=reader.count("qk_rope_head_dim"),
             v_head_dim=reader.count("v_head_dim"),
-            indexer=None if reader.raw.get("index_topk") is None else _indexer(reader),
+            indexer=None if reader.raw.get("index_topk") is None else _indexer(reader, index),
         )
 
     @property
@@ -267,7 +240,9 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
 
     @property
     def text(self) -> str:
-        return f"latent, best {self.indexer.top_k}" if self.indexer else "MLA"
+        if self.indexer is None:
+            return "MLA"
+        return f"latent, best {self.indexer.top_k}{' of another layer' if self.indexer.is_shared else ''}"
 
     @property
     def latent_size(self) -> int:
@@ -294,13 +269,13 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
 
     def _indexer_parameters(self, hidden_size: int) -> int:
         """Count the parameters of one layer's indexer, without its norm; every rank holds the whole indexer."""
-        if self.indexer is None:
+        if self.indexer is None or self.indexer.is_shared:
             return 0
         queries = (self.q_lora_rank or 0) * self.indexer.num_heads * self.indexer.head_dim
         return queries + hidden_size * (self.indexer.head_dim + self.indexer.num_heads)
 
     def norm_parameters(self) -> int:
-        index_norm = 2 * self.indexer.head_dim if self.indexer else 0
+        index_norm = 2 * self.indexer.head_dim if self.indexer and not self.indexer.is_shared else 0
         return (self.q_lora_rank or 0) + self.kv_lora_rank + index_norm
 
     def repeated_parameters(self, hidden_size: int, tp: int) -> tuple[int, float]:
@@ -373,25 +348,29 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         return self._absorbed(shard) | {
             "hidden_size": shard.model.hidden_size,
             "q_lora_rank": self.q_lora_rank or 0,
-            "index_num_heads": indexer.num_heads,
-            "index_head_dim": indexer.head_dim,
+            "index_num_heads": 0 if indexer.is_shared else indexer.num_heads,
+            "index_head_dim": 0 if indexer.is_shared else indexer.head_dim,
             "top_k": indexer.top_k,
         }
 
     def bytes_per_token(self, shard: Shard) -> float:
         """The latent vector, not split over `tp`, and the indexer's key, fp8 with its fp32 scale (vLLM 0.24
         `DeepseekV32IndexerCache`)."""
-        index_bytes = self.indexer.head_dim + 4 if self.indexer else 0
+        index_bytes = self.indexer.head_dim + 4 if self.indexer and not self.indexer.is_shared else 0
         return self.latent_size * BITS[shard.precision.kv_cache] / 8 + index_bytes
 
 
-def _indexer(reader: ConfigReader) -> Indexer:
+def _indexer(reader: ConfigReader, index: int) -> Indexer:
     if reader.count("q_lora_rank", default=0, minimum=0) == 0:
         raise InputError(f"{reader.name}: an indexer without compressed queries (q_lora_rank) cannot be modelled")
+    types = reader.named_layers("indexer_types", ("full", "shared"))
+    if types and types[0] == "shared":
+        raise InputError(f"{reader.name}: indexer_types begins with 'shared', and no layer is before it")
     return Indexer(
         num_heads=reader.count("index_n_heads"),
         head_dim=reader.count("index_head_dim"),
         top_k=reader.count("index_topk"),
+        is_shared=bool(types) and types[index] == "shared",
     )
 
 

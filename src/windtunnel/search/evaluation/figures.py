@@ -14,7 +14,7 @@ from windtunnel.search.capacity.limits import Limit
 from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import Served
 from windtunnel.search.space.space import Budget
-from windtunnel.serving.prepared import PreparedDeployment, alone_scenario
+from windtunnel.serving.prepared import PreparedDeployment
 from windtunnel.serving.results import power_model
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario
 
@@ -84,7 +84,7 @@ def check_budget(takes: Takes, budget: Budget) -> None:
 def taken_by(scenario: Scenario) -> Takes:
     """Return the resources that the deployment of `scenario` takes."""
     deployment = scenario.deployment
-    parts = [pool_scenario(scenario, pool).deployment for pool in deployment.pools] or [deployment]
+    parts = [pool_scenario(scenario, pool).deployment for pool in deployment.groups]
     prices = [pool.price_usd_per_hour for pool in deployment.pools] or [deployment.price_usd_per_hour]
     usd_per_hour: float | None = 0.0
     power_w: float | None = 0.0
@@ -149,7 +149,7 @@ def _use(deployed: Deployed, server: PreparedDeployment, served: Served, span_s:
     """Return the busy fraction, the peak of KV use and the mean power of the devices."""
     steps, scenario = served.steps, deployed.scenario
     parts = [
-        (alone_scenario(scenario, pool.pool), pool.setup, pool.memory, pool.settings.ranks_per_replica)
+        (pool_scenario(scenario, pool.pool), pool.setup, pool.memory, pool.settings.ranks_per_replica)
         for pool in server.pools
     ]
     first, busy_s, slots, mean_w, peaks = 0, 0.0, 0, 0.0, [0.0]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, place
+from windtunnel.errors import InputError
 from windtunnel.serving import codes
 from windtunnel.serving.custom.time_limit import call_in_time
 from windtunnel.serving.state import records as state
@@ -114,13 +114,7 @@ class RouterCaller:
         is_up = (self.phase == codes.UP) & self.computes_prompts
         waiting, running, waiting_tokens, free_blocks = columns
         replicas = Replicas(now_s, is_up, waiting, running, waiting_tokens, free_blocks, self.num_blocks, self.pool)
-        try:
-            answer = call_in_time(f"the router {self.name}", self.router, request, replicas)
-        except InputError:
-            raise
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            raise InputError(f"the router {self.name} failed at {now_s:g} s: {what}", place(error)) from error
+        answer = call_in_time(f"the router {self.name}", now_s, self.router, request, replicas)
         control["answer"] = self._checked(answer, is_up, i, now_s)
 
     def _checked(self, answer: Any, is_up: NDArray[np.bool_], i: int, now_s: float) -> int:

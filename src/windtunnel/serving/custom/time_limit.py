@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ctypes import c_ulong, py_object, pythonapi
 from typing import Any
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, place
 
 MOST_CALL_S = 120.0
 """A function that has not returned by then is ended; numba compiles one in a tenth of that, in its first call."""
@@ -20,14 +20,16 @@ _late: set[int] = set()
 _watching = threading.Lock()
 
 
-def call_in_time(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+def call_in_time(what: str, now_s: float, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function of the user's. One that is compiled cannot be ended while it runs.
 
     Args:
         what: names the function.
+        now_s: the simulated time.
+        function, arguments: what to call.
 
     Raises:
-        InputError: it has not returned after `MOST_CALL_S`.
+        InputError: it raised, or has not returned after `MOST_CALL_S`.
     """
     thread = threading.get_ident()
     if not _watching.locked() and _watching.acquire(blocking=False):
@@ -39,6 +41,10 @@ def call_in_time(what: str, function: Callable[..., Any], *arguments: Any) -> An
         if thread not in _late:
             raise
         raise InputError(f"{what} has not returned for {MOST_CALL_S:g} s", "does it loop without an end?") from None
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{what} failed at {now_s:g} s: {type(error).__name__}: {error}", place(error)) from error
     finally:
         del _started_s[thread]
         _late.discard(thread)

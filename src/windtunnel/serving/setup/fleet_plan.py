@@ -25,11 +25,6 @@ Fault = tuple[float, float]
 """Begin and duration of a fault, seconds."""
 
 
-def no_faults(_replica: int) -> Iterator[Fault]:
-    """Return no faults, for a fleet that never fails."""
-    return iter(())
-
-
 @dataclass(frozen=True)
 class FleetPlan:
     """Scaling and faults of a run."""
@@ -39,7 +34,7 @@ class FleetPlan:
     rules: kernel.FleetRules = field(default_factory=kernel.FleetRules)
     changes: Sequence[Sequence[tuple[float, int]]] = ((),)
     """Of every pool (time in seconds, replicas) of scheduled changes, in order."""
-    faults_of: Callable[[int], Iterator[Fault]] = no_faults
+    faults_of: Callable[[int], Iterator[Fault]] = lambda _replica: iter(())
     """Replica, counted through all pools -> its faults, in order."""
 
 
