@@ -38,6 +38,7 @@ from windtunnel.model.attention.block_sparse import BlockSparseDecode, BlockSpar
 from windtunnel.model.attention.compressed import CompressedDecode, CompressedPrefill
 from windtunnel.model.attention.gated_delta import GatedDelta
 from windtunnel.model.attention.grouped_query import DecodeAttention, PrefillAttention
+from windtunnel.model.attention.kimi_delta import KimiDelta
 from windtunnel.model.attention.latent import (
     LatentDecodeAttention,
     LatentPrefillAttention,
@@ -115,6 +116,7 @@ def probes() -> Iterator[tuple[Class, ops.Op]]:
         yield ("hyper_connection", part), HyperConnection(part, 1, 1, 1)
     for decode in (False, True):
         yield ("gated_delta", "decode" if decode else "prefill"), GatedDelta(1, 1, 1, 1, 1, 1, 1, decode)
+        yield ("kimi_delta", "decode" if decode else "prefill"), KimiDelta(1, 1, 1, 1, 1, 1, 1, decode)
         yield ("causal_convolution", "decode" if decode else "prefill"), CausalConvolution(1, 1, 1, 1, decode)
     yield ("elementwise", "any"), ops.Elementwise("any", 1, 1)
     for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
@@ -301,7 +303,7 @@ def left_out_sites(
 ) -> Iterator[float]:
     """Errors of points of whole sites left out of the table."""
     sites = list(table.rows_by_site)
-    if len(sites) < 8:
+    if len(sites) < 4:
         return
     for index in rng.permutation(len(sites))[:num_sites]:
         site = sites[index]

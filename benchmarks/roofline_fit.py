@@ -79,6 +79,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "block_sparse_decode": _SPARSE,
     "hyper_connection": ("launch_us", *_MEMORY),
     "gated_delta": ("launch_us", *_MEMORY, "chunk_us", "wave_cost", "passes", "overlap"),
+    "kimi_delta": ("launch_us", *_MEMORY, "chunk_us", "wave_cost", "passes", "overlap"),
     "causal_convolution": ("launch_us", *_MEMORY, "block_us", "overlap"),
     "elementwise": ("launch_us", *_MEMORY),
     "collective": ("launch_us", "step_us", "link_efficiency", "ramp_us"),

@@ -294,7 +294,6 @@ class TestErrors:
         ("key", "value"),
         [
             ("hybrid_override_pattern", "M-MZ"),
-            ("linear_attn_config", {"kda_layers": [1]}),
             ("state_size", 16),
             ("num_attention_heads_per_layer", [8, 8, 4, 4]),
             ("attn_type_list", [0, 0, 0, 1]),

@@ -5,12 +5,13 @@ from pathlib import Path
 import click
 
 from windtunnel.cli.options import assignments
-from windtunnel.cli.output import answer, check_replaceable, remark, write_page
+from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
-from windtunnel.formats.simai.analytical import hardware_from, overlap_from, read_layers, run_simai_analytical
+from windtunnel.files import check_replaceable, write_text
+from windtunnel.formats.simai.analytical import read_layers, run_simai_analytical, simai_servers
 from windtunnel.formats.simai.conf import read_simai_conf
-from windtunnel.formats.simai.report import write_end_to_end, write_flow_table
+from windtunnel.formats.simai.report import end_to_end_csv, flow_table_csv
 from windtunnel.network import fabric as fabrics
 from windtunnel.network.collectives.call import ALGORITHMS, CollectiveChoices, CollectiveRun
 from windtunnel.network.collectives.closed_forms import LAUNCH_S
@@ -21,7 +22,7 @@ from windtunnel.network.flows import Flows
 from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import BACKENDS, NetworkSettings, settings_from
 from windtunnel.network.topology import fabric_from, fabric_of
-from windtunnel.network.topology_file import write_topology
+from windtunnel.network.topology_file import topology_text
 from windtunnel.report.network import network as report
 from windtunnel.schema import encode
 from windtunnel.training.iteration.layers import LayerWorkload, run_layers
@@ -73,7 +74,7 @@ def generate(options: Options) -> None:
         remark(f"note: --num-leaves {options.num_leaves} does not fit; the GPUs need {leaves}")
     path = options.out or Path(fabric.name)
     check_replaceable(path, options.overwrite)
-    write_topology(fabric, path)
+    write_text(path, topology_text(fabric))
     answer(False, report.topology_document, report.topology_report, fabric)
     remark(f"wrote {path}")
 
@@ -125,9 +126,9 @@ def run(options: Options) -> None:
     elif options.topology is not None or options.fail_links or options.fail_nodes:
         raise InputError("SimAI-Analytical knows no topology", "leave --topology out, or --compat simai")
     else:
-        iteration = run_simai_analytical(jobs[0], hardware_from(analytical), overlap_from(analytical))
+        iteration = run_simai_analytical(jobs[0], *simai_servers(analytical))
     if options.out is not None:
-        write_end_to_end(iteration, options.out)
+        write_text(options.out, end_to_end_csv(iteration, options.out.stem.removesuffix("EndToEnd")))
         remark(f"wrote {options.out}")
     answer(options.as_json, report.iteration_document, report.iteration_report, iteration)
 
@@ -212,7 +213,8 @@ def _write_flow_files(
     if not ALGORITHMS.get(run.algorithm).OPERATIONS:
         remark(f"note: {run.algorithm} has only a closed form; the flows are those of {algorithm}")
     if options.flows is not None:
-        write_flow_table(table, run.op, run.size_bytes, algorithm, options.flows)
+        lines = flow_table_csv(table, run.op, run.size_bytes, algorithm)
+        write_text(options.flows, "".join(f"{line}\n" for line in lines))
         remark(f"wrote {options.flows}: {format_count(len(table), 'flow')}")
     if any((options.times, options.links, options.queues)):
         _write_simulated_flows(options, fabric, table, settings)

@@ -57,6 +57,8 @@ class MeasuredTable:
     """Executions that a row holds; None: one."""
     sums_kernels: bool = True
     """Whether an execution runs every kernel of the table; else each point was measured with the one that it runs."""
+    kernels: tuple[tuple[str, ...], ...] = ()
+    """Groups of kernels any of which computes the operator, each run whole; the fastest counts. Empty: see above."""
     projections: Callable[[Mapping[str, float]], Iterator[tuple[float, float]]] | None = None
     """(n, k) of the products that were measured with the operator and that a step launches apart, by `sites`."""
     projections_format: Format = Format.FP8_BLOCK
@@ -177,8 +179,13 @@ def prefill_context_tokens(batch: Size, num_tokens: Size) -> Size:
     return num_tokens * np.where(np.asarray(batch) < 1, (1 + batch) / 2, batch)
 
 
-class Queries(Op):
-    """Tokens that are computed and meet earlier ones."""
+@dataclass(frozen=True)
+class Batch(Op):
+    """Requests that attend together; the second axis says how long they are."""
+
+    phase: ClassVar[str]
+    """Name of the phase in tables of attention modules."""
+    batch: Size
 
     @property
     @abstractmethod
@@ -189,9 +196,17 @@ class Queries(Op):
     def pairs_within(self, window_tokens: int) -> Size:
         """Return the pairs of a query and one of the last `window_tokens` tokens that it sees; 0: of all."""
 
+    def read_within(self, window_tokens: int) -> Size:
+        """Return the cached tokens that are read from memory where each query meets `window_tokens` tokens."""
+        return self.pairs_within(window_tokens)
+
+    @property
+    def batch_text(self) -> str:
+        return f"{size_text(self.batch)} x {size_text(getattr(self, self.axes[1]))}"
+
 
 @dataclass(frozen=True)
-class PrefillBatch(Queries):
+class PrefillBatch(Batch):
     """A batch of `batch` prompts of `num_tokens` tokens each, without earlier context.
 
     A batch of chunks that differ, or that have context already cached, is expressed by the two sums that decide its
@@ -200,7 +215,7 @@ class PrefillBatch(Queries):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("batch", "num_tokens")
-    batch: Size
+    phase: ClassVar[str] = "context"
     num_tokens: Size
 
     @property
@@ -212,22 +227,22 @@ class PrefillBatch(Queries):
     def num_queries(self) -> Size:
         return self.batch * self.num_tokens
 
+    def read_within(self, window_tokens: int) -> Size:  # noqa: ARG002
+        """Return every token once: neighbouring queries meet mostly the same ones, which stay in the cache."""
+        return self.context_tokens
+
     def pairs_within(self, window_tokens: int) -> Size:
         """Return the query-key pairs: s^2 / 2, or s w - w^2 / 2 in a window of w < s."""
         seen = np.minimum(self.num_tokens, window_tokens) if window_tokens else self.num_tokens
         return self.batch * (self.num_tokens * seen - seen * seen / 2)
 
-    @property
-    def batch_text(self) -> str:
-        return f"{size_text(self.batch)} x {size_text(self.num_tokens)}"
-
 
 @dataclass(frozen=True)
-class DecodeBatch(Queries):
+class DecodeBatch(Batch):
     """One query token for each of `batch` requests that have `context_tokens` keys and values cached (their mean)."""
 
     axes: ClassVar[tuple[str, ...]] = ("batch", "context_tokens")
-    batch: Size
+    phase: ClassVar[str] = "generation"
     context_tokens: Size
 
     @property
@@ -237,10 +252,6 @@ class DecodeBatch(Queries):
     def pairs_within(self, window_tokens: int) -> Size:
         seen = np.minimum(self.context_tokens, window_tokens) if window_tokens else self.context_tokens
         return self.batch * seen
-
-    @property
-    def batch_text(self) -> str:
-        return f"{size_text(self.batch)} x {size_text(self.context_tokens)}"
 
 
 def _is_point(columns: Mapping[str, Floats]) -> Floats:

@@ -297,6 +297,7 @@ FORMS: dict[str, Closed] = {
     "block_sparse_prefill": sparse_latent_seconds,
     "block_sparse_decode": sparse_latent_seconds,
     "gated_delta": gated_delta_seconds,
+    "kimi_delta": gated_delta_seconds,
     "causal_convolution": convolution_seconds,
     "elementwise": elementwise_seconds,
     "hyper_connection": elementwise_seconds,

@@ -1,5 +1,6 @@
 """Simulate any scenario: names -> prepared pools -> loop -> records and summary."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -328,13 +329,13 @@ def _provenance(pools: Sequence[PreparedPool], records: _Records) -> list[dict[A
     if len(pools) == 1:
         return list(shares[0])
     total_s = sum(float(steps["duration_s"].sum()) for steps in tables)
-    totals: list[dict[Any, float]] = [{}, {}, {}]
+    totals: list[Any] = [Counter() for _ in range(3)]
     for steps, each in zip(tables, shares, strict=True):
         busy_fraction = float(steps["duration_s"].sum()) / total_s
         for total, share in zip(totals, each, strict=True):
             for name, fraction in share.items():
-                total[name] = total.get(name, 0.0) + busy_fraction * fraction
-    return [dict(sorted(total.items(), key=lambda item: -item[1])) for total in totals]
+                total[name] += busy_fraction * fraction
+    return [dict(total.most_common()) for total in totals]
 
 
 def _resolved(scenario: Scenario, prepared: PreparedDeployment) -> Scenario:

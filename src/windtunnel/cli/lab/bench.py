@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from windtunnel.cli.options import with_load
-from windtunnel.cli.output import answer, check_replaceable, remark
+from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import status
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
-from windtunnel.files import write_text
+from windtunnel.files import check_replaceable, write_text
 from windtunnel.lab.bench.client import FIRST_TOKEN_ID, Endpoint, bench
 from windtunnel.lab.servers import server_of, started
 from windtunnel.lab.tiny_models import write_tiny_gguf, write_tiny_model

@@ -2,31 +2,28 @@
 
 from windtunnel.cli.output import answer
 from windtunnel.cli.verbs import Options
-from windtunnel.formats.timeline.file import check_file
-from windtunnel.formats.vidur import read
+from windtunnel.files import check_replaceable
+from windtunnel.formats.timeline.file import SUFFIXES
+from windtunnel.formats.vidur.read import OperatorTables, VidurConfig, read_config, read_requests, read_tables
 from windtunnel.formats.vidur.replay import host_s, replay
-from windtunnel.formats.vidur.write import check_metrics_file, chrome_events, write_chrome_trace, write_request_metrics
+from windtunnel.formats.vidur.write import chrome_events, write_chrome_trace, write_request_metrics
 from windtunnel.report.serving.vidur import replay_document, replay_metrics, replay_report
 from windtunnel.serving.run import LoopRun
 
 
 def command(options: Options) -> None:
     """Replay a run of Vidur, and write and print its metrics."""
-    if options.metrics is not None:
-        check_metrics_file(options.metrics, options.overwrite)
-    if options.chrome_trace is not None:
-        check_file(options.chrome_trace, options.overwrite)
-    config = read.read_config(options.config)
-    predictor, tables = config.execution_time_predictor_config, options.tables
-    if tables.is_dir():
-        tables = read.find_tables(tables, config)
-    operators = read.read_tables(tables, predictor.kv_cache_prediction_granularity)
+    check_replaceable(options.metrics, options.overwrite, ".csv")
+    check_replaceable(options.chrome_trace, options.overwrite, *SUFFIXES)
+    config = read_config(options.config)
+    predictor = config.execution_time_predictor_config
+    operators = read_tables(options.tables, predictor.kv_cache_prediction_granularity)
     needs_host = options.metrics is not None and not predictor.skip_cpu_overhead_modeling
     keeps_trail = options.chrome_trace is not None or needs_host
     run = replay(
         config,
         operators,
-        read.read_requests(options.requests, options.first_arrival),
+        read_requests(options.requests, options.first_arrival),
         replicates_bugs=not options.right,
         fuses_steps=not keeps_trail,
         keeps_trail=keeps_trail,
@@ -36,7 +33,7 @@ def command(options: Options) -> None:
     answer(options.as_json, lambda: replay_document(run, recorded), lambda: replay_report(config, run, recorded))
 
 
-def _write(run: LoopRun, config: read.VidurConfig, operators: read.OperatorTables, options: Options) -> None:
+def _write(run: LoopRun, config: VidurConfig, operators: OperatorTables, options: Options) -> None:
     """Write the requested metrics and trace."""
     if options.metrics is not None:
         has_host = not config.execution_time_predictor_config.skip_cpu_overhead_modeling

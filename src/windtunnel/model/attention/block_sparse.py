@@ -16,12 +16,12 @@ from windtunnel.model.attention.grouped_query import SharedHeads
 from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.operators import (
     BF16_BYTES,
+    Batch,
     DecodeBatch,
     Launch,
     MeasuredTable,
     Op,
     PrefillBatch,
-    Queries,
     Size,
     module_points,
 )
@@ -63,13 +63,12 @@ _MEASURED = {
 
 
 @dataclass(frozen=True)
-class BlockSparseCore(Queries):
+class BlockSparseCore(Batch):
     """What one rank's block-sparse attention takes above its projections: norms and rotation, scores and choice of
     blocks, attention to `top_k` tokens of the chosen ones.
     """
 
     shown: ClassVar[str] = "{batch_text}, {num_heads}/{num_kv_heads} x {head_dim} of the best {top_k} {kv_format}"
-    phase: ClassVar[str]
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -95,23 +94,20 @@ class BlockSparseCore(Queries):
         scores = 2.0 * self.pairs_within(0) * self.num_kv_heads * self.index_head_dim
         return self.kept_pairs * self.flops_per_kept_pair + scores
 
-    def cache_bytes(self, kept: Size, scored: Size) -> Size:
-        """Return the bytes of queries and outputs, of `kept` cached tokens and of `scored` keys of the indexer."""
+    @property
+    def num_bytes(self) -> Size:
+        """Queries and outputs, keys and values of the chosen tokens, and every key of the indexer."""
         queries = self.num_queries * 2 * self.num_heads * self.head_dim * BF16_BYTES
         key_and_value = 2 * self.num_kv_heads * self.head_dim * BITS[self.kv_format] / 8
-        return queries + kept * key_and_value + scored * self.index_head_dim * BF16_BYTES
+        scored = self.read_within(0) * self.index_head_dim * BF16_BYTES
+        return queries + self.read_within(self.top_k) * key_and_value + scored
 
 
 @dataclass(frozen=True)
 class BlockSparsePrefill(BlockSparseCore, PrefillBatch):
-    """Block-sparse attention in prefill; neighbouring queries read mostly the same blocks."""
+    """Block-sparse attention in prefill."""
 
     kind: ClassVar[str] = "block_sparse_prefill"
-    phase: ClassVar[str] = "context"
-
-    @property
-    def num_bytes(self) -> Size:
-        return self.cache_bytes(self.context_tokens, self.context_tokens)
 
 
 @dataclass(frozen=True)
@@ -119,11 +115,6 @@ class BlockSparseDecode(BlockSparseCore, DecodeBatch):
     """Block-sparse attention in decode."""
 
     kind: ClassVar[str] = "block_sparse_decode"
-    phase: ClassVar[str] = "generation"
-
-    @property
-    def num_bytes(self) -> Size:
-        return self.cache_bytes(self.kept_pairs, self.pairs_within(0))
 
 
 class BlockSparseAttention(SharedHeads, tag="block_sparse", tag_field="type", kw_only=True):
@@ -169,20 +160,16 @@ class BlockSparseAttention(SharedHeads, tag="block_sparse", tag_field="type", kw
 
     def projections(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
         """Norms, rotation and the cache's write were measured as one with the core."""
-        names, site = ("qkv_index_proj", "o_proj"), self._heads(shard) | {"hidden_size": shard.model.hidden_size}
+        names, site = ("qkv_index_proj", "o_proj"), self.core_fields(shard) | {"hidden_size": shard.model.hidden_size}
         for name, (outputs, inputs) in zip(names, _projections(site), strict=True):
             yield shard.attention_gemm(name, num_tokens, int(outputs), int(inputs))
 
-    def decode_launches(self, shard: Shard, batch: Size, context_tokens: Size) -> Iterator[Launch]:
-        core = BlockSparseDecode(**self._heads(shard), batch=batch, context_tokens=context_tokens)
-        yield Launch("block_sparse_attention_decode", core)
+    @property
+    def core_name(self) -> str:
+        return "block_sparse_attention"
 
-    def prefill_launches(self, shard: Shard, batch: Size, num_tokens: Size) -> Iterator[Launch]:
-        core = BlockSparsePrefill(**self._heads(shard), batch=batch, num_tokens=num_tokens)
-        yield Launch("block_sparse_attention_prefill", core)
-
-    def _heads(self, shard: Shard) -> dict[str, Any]:
-        heads = super()._heads(shard) | {"index_head_dim": self.index_head_dim, "top_k": self.top_k}
+    def core_fields(self, shard: Shard) -> dict[str, Any]:
+        heads = super().core_fields(shard) | {"index_head_dim": self.index_head_dim, "top_k": self.top_k}
         return {name: value for name, value in heads.items() if name != "window_tokens"}
 
     def bytes_per_token(self, shard: Shard) -> float:

@@ -16,12 +16,12 @@ from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.operators import (
     BF16_BYTES,
     FP32_BYTES,
+    Batch,
     DecodeBatch,
     Launch,
     MeasuredTable,
     Op,
     PrefillBatch,
-    Queries,
     Size,
     module_points,
 )
@@ -84,11 +84,11 @@ def _measured(phase: str) -> MeasuredTable:
     )
 
 
-_MEASURED_PREFILL, _MEASURED_DECODE = _measured("context"), _measured("generation")
+_MEASURED = {phase: _measured(phase) for phase in ("context", "generation")}
 
 
 @dataclass(frozen=True)
-class CompressedCore(Queries):
+class CompressedCore(Batch):
     """What one rank's compressed attention takes above its four large projections: compressors, indexer, attention,
     norms and rotation.
     """
@@ -108,9 +108,15 @@ class CompressedCore(Queries):
     kv_format: Format = Format.FP8
 
     @property
+    def measured(self) -> MeasuredTable | None:
+        return _MEASURED[self.phase] if self.kv_format is Format.FP8 else None
+
+    @property
     def read_tokens(self) -> Size:
         """Cached tokens, compressed or not, and keys of the indexer that are read from memory."""
-        raise NotImplementedError
+        last = self.top_k * self.compress_ratio if self.is_chosen else 0
+        keys = self.read_within(0) * self.index_head_dim / self.head_dim if self.is_chosen else 0.0
+        return self.read_within(self.window_tokens) + (self.read_within(last) + keys) / self.compress_ratio
 
     @property
     def is_chosen(self) -> bool:
@@ -153,18 +159,9 @@ class CompressedCore(Queries):
 
 @dataclass(frozen=True)
 class CompressedPrefill(CompressedCore, PrefillBatch):
-    """Compressed attention in prefill; neighbouring queries read mostly the same compressed tokens."""
+    """Compressed attention in prefill."""
 
     kind: ClassVar[str] = "compressed_prefill"
-
-    @property
-    def measured(self) -> MeasuredTable | None:
-        return _MEASURED_PREFILL if self.kv_format is Format.FP8 else None
-
-    @property
-    def read_tokens(self) -> Size:
-        keys = self.index_head_dim / self.head_dim if self.is_chosen else 0.0
-        return self.context_tokens * (1 + (1 + keys) / self.compress_ratio)
 
 
 @dataclass(frozen=True)
@@ -172,14 +169,6 @@ class CompressedDecode(CompressedCore, DecodeBatch):
     """Compressed attention in decode."""
 
     kind: ClassVar[str] = "compressed_decode"
-
-    @property
-    def measured(self) -> MeasuredTable | None:
-        return _MEASURED_DECODE if self.kv_format is Format.FP8 else None
-
-    @property
-    def read_tokens(self) -> Size:
-        return self.kept_pairs + self.scored_pairs * self.index_head_dim / self.head_dim
 
 
 def _overlap(compress_ratio: int) -> int:
@@ -287,22 +276,14 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
 
     def projections(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
         names = ("q_kv_a_proj", "q_b_proj", "o_a_proj", "o_proj")
-        for name, (outputs, inputs) in zip(names, _projections(self._dimensions(shard)), strict=True):
+        for name, (outputs, inputs) in zip(names, _projections(self.core_fields(shard)), strict=True):
             yield shard.attention_gemm(name, num_tokens, int(outputs), int(inputs))
 
-    def decode_launches(self, shard: Shard, batch: Size, context_tokens: Size) -> Iterator[Launch]:
-        core = CompressedDecode(**self._dimensions(shard), batch=batch, context_tokens=context_tokens)
-        yield Launch(f"{self._core_name}_decode", core)
-
-    def prefill_launches(self, shard: Shard, batch: Size, num_tokens: Size) -> Iterator[Launch]:
-        core = CompressedPrefill(**self._dimensions(shard), batch=batch, num_tokens=num_tokens)
-        yield Launch(f"{self._core_name}_prefill", core)
-
     @property
-    def _core_name(self) -> str:
+    def core_name(self) -> str:
         return "compressed_sparse_attention" if self.is_chosen else "heavily_compressed_attention"
 
-    def _dimensions(self, shard: Shard) -> dict[str, Any]:
+    def core_fields(self, shard: Shard) -> dict[str, Any]:
         """Return the dimensions of one rank. A window alone is priced with the fewest compressed tokens beside it,
         which no engine was measured without."""
         return {

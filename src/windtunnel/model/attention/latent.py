@@ -14,12 +14,12 @@ from windtunnel.errors import InputError
 from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.operators import (
     BF16_BYTES,
+    Batch,
     DecodeBatch,
     Elementwise,
     Launch,
     Op,
     PrefillBatch,
-    Queries,
     Size,
     prefill_context_tokens,
 )
@@ -89,7 +89,7 @@ class LatentDecodeAttention(DecodeBatch):
 
 
 @dataclass(frozen=True)
-class SparseLatent(Queries):
+class SparseLatent(Batch):
     """Sparse latent attention: an indexer with its projections, which scores every earlier token in fp8, and absorbed
     attention to the `top_k` best tokens (DeepSeek-V3.2, arXiv:2512.02556).
     """
@@ -120,8 +120,8 @@ class SparseLatent(Queries):
     @property
     def flops(self) -> Size:
         """FLOPs of attention to the kept pairs, of absorbing products and projections, and half the FLOPs of the scores
-        (fp8 runs at twice the rate)."""
-        scores = self.scored_pairs * (2.0 * self.index_num_heads * self.index_head_dim) / 2
+        of all pairs (fp8 runs at twice the rate)."""
+        scores = self.pairs_within(0) * (2.0 * self.index_num_heads * self.index_head_dim) / 2
         return self.kept_pairs * self.flops_per_kept_pair + scores + self.num_queries * (2.0 * self.num_weights)
 
     @property
@@ -216,6 +216,10 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
     v_head_dim: int
     indexer: Indexer | None = None
     """None: every query attends to all keys."""
+    rotary: bool = True
+    """Whether a part of queries and keys is rotated by their position (Kimi-Linear's is not)."""
+    output_gate: bool = False
+    """A gate as wide as the values is computed beside the queries (Kimi-K3)."""
 
     @classmethod
     def reads(cls, reader: ConfigReader, index: int) -> bool:
@@ -232,11 +236,9 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
             qk_rope_head_dim=reader.count("qk_rope_head_dim"),
             v_head_dim=reader.count("v_head_dim"),
             indexer=None if reader.raw.get("index_topk") is None else _indexer(reader, index),
+            rotary=not reader.flag("mla_use_nope"),
+            output_gate=reader.flag("mla_use_output_gate"),
         )
-
-    @property
-    def widest_tp(self) -> int:
-        return self.num_heads
 
     @property
     def text(self) -> str:
@@ -251,7 +253,7 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
 
     @property
     def rotary_size(self) -> int:
-        return self.qk_rope_head_dim
+        return self.qk_rope_head_dim if self.rotary else 0
 
     def absorbed_parameters(self, tp: int) -> int:
         """The up-projection is kept whole for prefill and in two parts for decode (vLLM 0.19 `mla_attention.py`,
@@ -264,7 +266,8 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         query_projection = hidden_size * query if query_rank is None else query_rank * (hidden_size + query)
         down = hidden_size * self.latent_size
         up = self.kv_lora_rank * self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
-        core = query_projection + down + up + self.num_heads * self.v_head_dim * hidden_size
+        outputs = (2 if self.output_gate else 1) * self.num_heads * self.v_head_dim
+        core = query_projection + down + up + outputs * hidden_size
         return core + self._indexer_parameters(hidden_size)
 
     def _indexer_parameters(self, hidden_size: int) -> int:
@@ -287,11 +290,13 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         width = shard.model.hidden_size
         heads = self.num_heads // shard.tp
         query = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
+        gate = heads * self.v_head_dim if self.output_gate else 0
         output = shard.attention_gemm("o_proj", num_tokens, width, heads * self.v_head_dim)
         if self.q_lora_rank is None:
-            yield shard.attention_gemm("q_kv_a_proj", num_tokens, query + self.latent_size, width)
+            yield shard.attention_gemm("q_kv_a_proj", num_tokens, query + gate + self.latent_size, width)
         else:
-            yield shard.attention_gemm("q_kv_a_proj", num_tokens, self.q_lora_rank + self.latent_size, width)
+            down = self.q_lora_rank + gate + self.latent_size
+            yield shard.attention_gemm("q_kv_a_proj", num_tokens, down, width)
             yield shard.attention_gemm("q_b_proj", num_tokens, query, self.q_lora_rank)
         if self.indexer:
             # Norms, rotation and the cache's write were measured as one with the indexer.
@@ -299,10 +304,13 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
             return
         normed = (self.q_lora_rank or 0) + self.kv_lora_rank
         yield Launch("latent_norm", Elementwise("latent_norm", num_tokens, 2 * normed * BF16_BYTES))
-        rotated = 2 * (heads + 1) * self.qk_rope_head_dim * BF16_BYTES
-        yield Launch("rope", Elementwise("rope", num_tokens, rotated))
+        if self.rotary:
+            rotated = 2 * (heads + 1) * self.qk_rope_head_dim * BF16_BYTES
+            yield Launch("rope", Elementwise("rope", num_tokens, rotated))
         cached = self.latent_size * (BF16_BYTES + BITS[shard.precision.kv_cache] / 8)
         yield Launch("kv_cache_write", Elementwise("kv_cache_write", num_tokens, cached))
+        if gate:
+            yield Launch("attention_gate", Elementwise("attention_gate", num_tokens, 3 * gate * BF16_BYTES))
         yield output
 
     def decode_launches(self, shard: Shard, batch: Size, context_tokens: Size) -> Iterator[Launch]:

@@ -80,7 +80,7 @@ def _measurements(
     names = [name for name in rows.columns if name != "latency"]
     points = np.column_stack([rows.columns[name] for name in names])
     unique, codes = np.unique(points, axis=0, return_inverse=True)
-    total, complete = _summed_kernels(rows, codes.ravel(), len(unique))
+    total, complete = _fastest_group(rows, codes.ravel(), len(unique), table.kernels)
     column = dict(zip(names, unique[complete].T, strict=True))
     given = {name: value(column) for name, value in table.sites.items()}
     if hasattr(op, "decode"):
@@ -89,6 +89,21 @@ def _measurements(
     axes = {axis: value(column) for axis, value in table.axes.items()}
     words = {name: str(getattr(op, name)) for name in text_names(op.kind)}
     return MeasurementTable(op.kind, sites, axes, total[complete], label, words)
+
+
+def _fastest_group(
+    rows: Rows, codes: np.ndarray, num_points: int, groups: tuple[tuple[str, ...], ...]
+) -> tuple[Floats, np.ndarray]:
+    """Return the seconds of each point in the fastest group of kernels, and a mask of points that have one."""
+    if not groups:
+        return _summed_kernels(rows, codes, num_points)
+    fastest = np.full(num_points, np.inf)
+    for group in groups:
+        here = rows.named(group.__contains__)
+        if len(np.unique(rows.kernel_codes[here])) == len(group):
+            total, complete = _summed_kernels(rows.take(here), codes[here], num_points)
+            fastest[complete] = np.minimum(fastest, total)[complete]
+    return fastest, np.isfinite(fastest)
 
 
 def _summed_kernels(rows: Rows, codes: np.ndarray, num_points: int) -> tuple[Floats, np.ndarray]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,34 +41,20 @@ def sparse_table(
     """Return the table of layers like `op`, with an indexer or without one, of the nearest version that has one; None
     without one."""
     decode = op.kind == SparseLatentDecode.kind
-    models = [
-        (names, widths)
-        for names, widths in KERNELS.sparse_models
-        if bool(dict(zip(KERNELS.sparse_widths, widths, strict=True))["index_num_heads"]) == bool(op.index_num_heads)
-    ]
     file = "dsa_generation_module_perf" if decode else "dsa_context_module_perf"
     for place in collection.places("sparse_attention", file):
-        chosen = _Chosen(place, file, kv_dtype, decode)
-        parts = list(_parts(chosen, models, prices(place), collection.roofline))
+        parts = list(_parts(place, file, kv_dtype, op, prices(place), collection.roofline))
         if parts:
             return _joined(collection, op.kind, op.kv_format, decode, parts)
     return None
 
 
-class _Chosen(NamedTuple):
-    """What is read of a place."""
-
-    place: Place
-    file: str
-    kv_dtype: str
-    decode: bool
-
-
 def _parts(
-    chosen: _Chosen, models: list[tuple[tuple[str, ...], tuple[int, ...]]], price: GemmPrices, roofline: Roofline
+    place: Place, file: str, kv_dtype: str, op: SparseLatent, price: GemmPrices, roofline: Roofline
 ) -> Iterator[tuple[Rows, tuple[int, ...], Floats]]:
     """Yield, for each measured model, the rows, its widths, and seconds without the projections."""
-    place, file, kv_dtype, decode = chosen
+    decode, position = op.kind == SparseLatentDecode.kind, KERNELS.sparse_widths.index("index_num_heads")
+    models = (model for model in KERNELS.sparse_models if bool(model[1][position]) == bool(op.index_num_heads))
     for names, widths in models:
         for words in ({"model": name, "gemm_type": gemm} for gemm in _FORMATS for name in names):
             rows = read_rows(place, file, _POINT, {**words, "kv_cache_dtype": kv_dtype})
