@@ -13,8 +13,6 @@ from windtunnel.model.shape import ModelSpec
 from windtunnel.report.render.html import page
 from windtunnel.report.render.json import as_text
 from windtunnel.report.report import Report
-from windtunnel.serving.deployment import EngineSettings
-from windtunnel.serving.engines.defaults import newer_than_known
 
 
 def answer(as_json: bool, document: Callable[..., Any], report: Callable[..., Report], *result: Any) -> None:
@@ -37,12 +35,6 @@ def remark_left_out(model: ModelSpec) -> None:
     """Say on stderr which parts of a published model the predictions leave out."""
     if model.left_out:
         remark(f"note: {model.name} is predicted without its {' and '.join(model.left_out)}: text only")
-
-
-def remark_version(engine: EngineSettings) -> None:
-    """Say on stderr that an engine's version is newer than all whose defaults are known."""
-    if sentence := newer_than_known(engine):
-        remark(f"note: {sentence}")
 
 
 def remark_node(device: str, node: str | Node | None) -> None:

@@ -15,11 +15,11 @@ from windtunnel.metrics.checks import check_run
 from windtunnel.metrics.fleet import fleet_summary, lost_steps, mean_replicas
 from windtunnel.metrics.records import POOL_COLUMNS, Table
 from windtunnel.metrics.summary import (
-    IDLE,
     DeploymentSize,
     DeviceTerms,
     PoolSummary,
     Summary,
+    Utilisation,
     span_of,
     summarise,
     utilisation_of,
@@ -293,7 +293,7 @@ def _pool_summary(scenario: Scenario, pools: Sequence[PreparedPool], number: int
     num_devices = num_replicas * setup.parallelism.num_devices
     mean_devices = mean_number * setup.parallelism.num_devices
     price = setup.device.price_usd_per_hour if pool.price_usd_per_hour is None else pool.price_usd_per_hour
-    utilisation, fractions, stages = IDLE, {}, []
+    utilisation, fractions, stages = Utilisation(), {}, []
     steps = records.steps_of(pools, number)
     steps = steps.replaced(replica=steps["replica"] - first_replica)
     if len(steps):

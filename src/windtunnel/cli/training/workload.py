@@ -1,7 +1,6 @@
 """`windtunnel workload`: read any workload or trace, say what it holds, write a job in another simulator's format."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 import yaml
@@ -24,7 +23,7 @@ from windtunnel.formats.simai.workload import workload_text
 from windtunnel.report.workload import contents_document, contents_report
 from windtunnel.schema import encode
 from windtunnel.training.job import TrainingJob
-from windtunnel.training.setup import TrainingSetup, resolve
+from windtunnel.training.setup import resolve
 
 MAX_TRACES = 1024
 """Most trace files that are written without `--ranks`."""
@@ -87,7 +86,11 @@ def _write(job: TrainingJob, options: Options) -> None:
     if target == "aicb":
         _put(records_text([training_records(setup, stage)]), out, options.overwrite)
         return
-    seconds = _prices(setup)
+    from windtunnel.training.pricing import pricer
+    from windtunnel.training.step import training_estimator
+
+    prices = pricer(training_estimator(setup), setup.device, setup.node)
+    seconds = lambda task: prices.task(task).seconds  # noqa: E731
     if target == "simai":
         _put(workload_text(training_workload(setup, seconds, stage)), out, options.overwrite)
         for what in left_out(setup):
@@ -113,15 +116,6 @@ def _chosen(ranks: str | None, num_ranks: int) -> range:
     if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) < int(first):
         raise InputError(f"--ranks is {ranks!r}; it is one rank or two with a dash, such as 0-63")
     return range(int(first), int(last or first) + 1)
-
-
-def _prices(setup: TrainingSetup) -> Any:
-    """Return the function that prices a task in seconds, as `windtunnel train` does."""
-    from windtunnel.training.pricing import pricer
-    from windtunnel.training.step import training_estimator
-
-    prices = pricer(training_estimator(setup), setup.device, setup.node)
-    return lambda task: prices.task(task).seconds
 
 
 def _deliver(made: GeneratedFile, options: Options) -> None:
