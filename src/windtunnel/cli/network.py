@@ -206,14 +206,14 @@ def _run_traffic(options: Options, fabric: Fabric, ranks: int | list[int], setti
 
 
 def _write_flow_files(
-    options: Options, fabric: Fabric, ranks: int | list[int], run: CollectiveRun, settings: NetworkSettings
+    options: Options, fabric: Fabric, ranks: int | list[int], done: CollectiveRun, settings: NetworkSettings
 ) -> None:
     """Write the flows of the run; their times, links and queues need one more simulation."""
-    table, algorithm = flows_like(fabric, run, ranks, settings, options.pxn)
-    if not ALGORITHMS.get(run.algorithm).OPERATIONS:
-        remark(f"note: {run.algorithm} has only a closed form; the flows are those of {algorithm}")
+    table, algorithm = flows_like(fabric, done, ranks, settings, options.pxn)
+    if not ALGORITHMS.get(done.algorithm).OPERATIONS:
+        remark(f"note: {done.algorithm} has only a closed form; the flows are those of {algorithm}")
     if options.flows is not None:
-        lines = flow_table_csv(table, run.op, run.size_bytes, algorithm)
+        lines = flow_table_csv(table, done.op, done.size_bytes, algorithm)
         write_text(options.flows, "".join(f"{line}\n" for line in lines))
         remark(f"wrote {options.flows}: {format_count(len(table), 'flow')}")
     if any((options.times, options.links, options.queues)):
