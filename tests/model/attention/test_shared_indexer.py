@@ -78,6 +78,7 @@ def test_shared_layers_cost_their_own_measured_modules(engine: str, device: str,
     projections = [own.estimate(launch.op).seconds for launch in layer.projections(on, 16.0)]
     file = f"{device}/sparse_attention/sglang/0.5.14/dsa_generation_module_perf.parquet"
     rows = pq.read_table(systems_folder() / file).to_pandas()
+    rows = rows[rows.op_name == "dsa_generation_module_skip_indexer"]
     wanted = {"model": measured_model, "kv_cache_dtype": "bfloat16", "num_heads": 8, "batch_size": 16, "step": 8192}
     for column, value in wanted.items():
         rows = rows[rows[column] == value]
