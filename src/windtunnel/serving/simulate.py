@@ -329,7 +329,7 @@ def _provenance(pools: Sequence[PreparedPool], records: _Records) -> list[dict[A
     if len(pools) == 1:
         return list(shares[0])
     total_s = sum(float(steps["duration_s"].sum()) for steps in tables)
-    totals = [Counter[Any]() for _ in range(3)]
+    totals: list[Any] = [Counter() for _ in range(3)]
     for steps, each in zip(tables, shares, strict=True):
         busy_fraction = float(steps["duration_s"].sum()) / total_s
         for total, share in zip(totals, each, strict=True):
