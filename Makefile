@@ -17,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest
 DEPLOYMENT := --model meta-llama/Llama-3.1-70B --device h100_sxm --tp 4 --quant fp8 --engine vllm
 
 # The tests that run kernels.
-KERNEL_TESTS := tests/compiled tests/network tests/serving/cluster tests/serving/custom tests/serving/kv tests/serving/loop \
+KERNEL_TESTS := tests/compiled tests/fuzz tests/network tests/serving/cluster tests/serving/custom tests/serving/kv tests/serving/loop \
 	tests/serving/per_request tests/serving/setup tests/serving/test_combinations.py tests/serving/test_pools.py tests/training/pipeline
 
 # Commands that tests start would compile Python's byte code anew, 0.2 s each.
@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Real engines, which bring a torch of their own.
 ENGINES := .venv-engines
 
-.PHONY: help venv demo test lint format test-all test-fast test-nojit test-engines test-nsys validate-cpu profile-gpu examples bench docs build clean
+.PHONY: help venv demo test lint format test-all test-fast test-nojit fuzz test-engines test-nsys validate-cpu profile-gpu examples bench docs build clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-20s%s\n", $$1, $$2}'
@@ -61,6 +61,9 @@ test-fast: $(TOOLS) ## a minute: one case of every quick test, in every package
 
 test-nojit: $(TOOLS) ## the small scenarios again, interpreted: the compiled and the plain loop must agree to the bit
 	NUMBA_DISABLE_JIT=1 $(PYTEST) -n $(WORKERS) --dist worksteal -m 'not compiled and not slow' $(KERNEL_TESTS)
+
+fuzz: $(TOOLS) ## N edited inputs (fuzz N=100000) from the chunk FIRST on; failures go to fuzz-failures.jsonl
+	NUMBA_DISABLE_JIT=1 PYTHONPATH=tests $(BIN)/python -m fuzz.night --cases $(or $(N),2000) --first $(or $(FIRST),1) $(ARGS)
 
 test-engines: $(TOOLS) $(ENGINES)/.installed ## real engines on this CPU serve a tiny model
 	WINDTUNNEL_ENGINE_PYTHON=$(abspath $(ENGINES)/bin/python) VLLM_CPU_KVCACHE_SPACE=1 OMP_NUM_THREADS=1 \

@@ -19,8 +19,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from windtunnel.formats.simai.analytical import run_simai_analytical
-from windtunnel.formats.simai.layers import read_layers
+from windtunnel.formats.simai.analytical import read_layers, run_simai_analytical
 from windtunnel.network.collectives.algorithms.ring import ring
 from windtunnel.network.collectives.call import CollectiveChoices
 from windtunnel.network.collectives.ring_classes import ring_seconds
@@ -31,8 +30,7 @@ from windtunnel.network.flow.run import run_flow_level
 from windtunnel.network.flows import Flows, together
 from windtunnel.network.packet.runner import run_in_parts
 from windtunnel.network.packet.tables import tables_of
-from windtunnel.network.packet_settings import SIMAI_PACKETS
-from windtunnel.network.settings import SIMAI_SETTINGS, NetworkSettings
+from windtunnel.network.settings import SIMAI_PACKETS, SIMAI_SETTINGS, NetworkSettings
 from windtunnel.network.topology import GBPS, SpectrumX, build_fabric
 
 MIB = 2**20

@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 
 from windtunnel.network.backends.flow import full_between_switches
+from windtunnel.network.backends.packet import simulate_packets
 from windtunnel.network.collectives.algorithms.direct import all_to_all
 from windtunnel.network.collectives.algorithms.nvls import nvls
 from windtunnel.network.collectives.algorithms.ring import ring
@@ -31,10 +32,8 @@ from windtunnel.network.collectives.rings import simai_rings
 from windtunnel.network.collectives.run import flows_seconds
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Flows, Reduction, together
-from windtunnel.network.packet.simulate import simulate_packets
-from windtunnel.network.packet_settings import SIMAI_PACKETS
 from windtunnel.network.paths import FlowTimes, run_flows
-from windtunnel.network.settings import SIMAI_SETTINGS
+from windtunnel.network.settings import SIMAI_PACKETS, SIMAI_SETTINGS
 from windtunnel.network.topology import GBPS, AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier, build_fabric
 from windtunnel.network.topology_file import read_topology
 

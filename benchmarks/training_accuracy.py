@@ -23,10 +23,16 @@ from readers.training.runs import TrainingRun, runs_in
 from windtunnel.errors import InputError
 from windtunnel.metrics.uncertainty import Spread
 from windtunnel.schema import encode
-from windtunnel.training.intervals import SPREADS_FILE, kind_of_job, step_interval
 from windtunnel.training.pricing import TrainingPricer
 from windtunnel.training.setup import TrainingSetup, resolve
-from windtunnel.training.step import TrainingResult, simulate_with, training_prices
+from windtunnel.training.step import (
+    SPREADS_FILE,
+    TrainingResult,
+    kind_of_job,
+    simulate_with,
+    step_interval,
+    training_prices,
+)
 
 QUANTILES = (0.1, 0.5, 0.9)
 STEPS = (0.92, 0.96, 1.0, 1.04, 1.08)

@@ -85,9 +85,13 @@ class TestModels:
             quant_config = json.loads(quantisation.read_text()) if quantisation.exists() else None
             theirs = model_from_config(json.loads(path.read_text()), known[name.lower()], quant_config)
             ours = msgspec.structs.replace(catalog.model(name), generation=None)
-            # Kimi-K2 is computed by DeepSeek-V3's code, and a quantised checkpoint of it says so.
-            if (ours.architecture, theirs.architecture) == ("kimi_k2", "deepseek_v3"):
-                ours = msgspec.structs.replace(ours, architecture="deepseek_v3")
+            # Kimi-K2 is computed by DeepSeek-V3's code, and a quantised checkpoint of it says so; some checkpoints of
+            # DeepSeek-V4 call its code by another name.
+            if (ours.architecture, theirs.architecture) in (
+                ("kimi_k2", "deepseek_v3"),
+                ("deepseek_v4", "deepseek_ref"),
+            ):
+                ours = msgspec.structs.replace(ours, architecture=theirs.architecture)
             assert ours == theirs
             compared += 1
         assert compared >= 25

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.files import write_bytes
-from windtunnel.formats.parsing import decode_json
+from windtunnel.files import decode_json, write_bytes
 from windtunnel.schema import decode
 
 Floats = NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""Files of other programs: read completely, plain or gzipped, and written completely or not at all."""
+"""Files of other programs: read completely, plain or gzipped, and written completely or not at all; their numbers."""
 
 import csv
 import gzip
@@ -8,10 +8,13 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
+
+import msgspec
 
 from windtunnel.errors import InputError, unreadable, unwritable
 
+T = TypeVar("T")
 MOST_DEPTH = 500
 """Brackets of a JSON file that may be open at once."""
 
@@ -80,12 +83,75 @@ def read_text(path: Path) -> str:
         raise unreadable(path, error) from None
 
 
+def parse_number(text: Any, what: str) -> float:
+    """Return a finite number of at least 0; `what` names it and its place.
+
+    Raises:
+        InputError: it is not a number, is below 0, or is not finite.
+    """
+    try:
+        number = float(text)
+    except (ValueError, TypeError, OverflowError):
+        raise InputError(f"{what} is {text!r}; a number is needed") from None
+    if not 0 <= number < float("inf"):
+        raise InputError(f"{what} is {text}; at least 0 is needed")
+    return number
+
+
+def parse_whole(text: Any, what: str, least: int | None = 0) -> int:
+    """Return a whole number of at least `least`; `what` names it and its place.
+
+    Raises:
+        InputError: it is not a whole number, or is below `least`.
+    """
+    try:
+        number = int(text)
+    except (ValueError, TypeError, OverflowError):
+        raise InputError(f"{what} is {text!r:.60}; a whole number is needed") from None
+    if least is not None and number < least:
+        raise InputError(f"{what} is {number}; at least {least} is needed")
+    return number
+
+
+def decode_json(path: Path, kind: type[T], what: str, hint: str | None = None) -> T:
+    """Decode a JSON file, plain or gzipped; keys that `kind` does not have are ignored.
+
+    Raises:
+        InputError: the file is missing, is not JSON, or is not `what`.
+    """
+    content = read_bytes(path)
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{path} is not {what}: {error}", hint) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        text = f"{path} is not {what}: it cannot be read as JSON: {error}"
+        raise InputError(text, "is the file cut off?") from None
+
+
 def check_writable(path: Path) -> None:
     """Raise InputError where no file can be written to `path`, before hours of work are lost."""
     if path.is_dir():
         raise InputError(f"{path} is a folder; a file is written", f"for instance {path / 'NAME'}")
     if not _is_special(path):
         check_writable_folder(path, path.absolute().parent)
+
+
+def check_replaceable(path: Path | None, overwrite: bool, *suffixes: str) -> None:
+    """Raise InputError where no file can be written to `path`, or one is there that may not be replaced.
+
+    Args:
+        path: None where nothing is to be written.
+        overwrite: whether a file may be replaced.
+        suffixes: ends of its name, of which it has to have one.
+    """
+    if path is None:
+        return
+    if suffixes and not path.name.endswith(suffixes):
+        raise InputError(f"{path} does not end in {' or '.join(suffixes)}", f"for instance run{suffixes[0]}")
+    check_writable(path)
+    if path.exists() and not overwrite:
+        raise InputError(f"{path} exists already", "choose another name, or replace it with --overwrite")
 
 
 def check_writable_folder(path: Path, folder: Path) -> None:

@@ -44,11 +44,12 @@ def _ranges(schema: type[Schema]) -> tuple[tuple[str, Callable[..., None]], ...]
 
 SchemaT = TypeVar("SchemaT")
 
-_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
-_MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
-_BAD_WORD = re.compile(r"Invalid (?:enum )?value '(?P<value>[^']*)' - at `(?P<path>[^`]*)`")
-_BAD_NUMBER = re.compile(r"Invalid enum value (?P<value>-?\d+) - at `(?P<path>[^`]*)`")
-_WRONG_TYPE = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<given>[^`]*)`(?: - at `(?P<path>[^`]*)`)?$")
+_PROBLEM = re.compile(
+    r"(?:Object (?:contains (?P<unknown>unknown)|missing required) field `(?P<field>[^`]*)`"
+    r"|Invalid (?:enum )?value (?P<value>'[^']*'|-?\d+)|Expected `(?P<expected>[^`]*)`, got `(?P<given>[^`]*)`)"
+    r"(?: - at `(?P<path>[^`]*)`)?$"
+)
+"""Messages of msgspec that are told in other words."""
 _TYPE_WORDS = {
     "array": "a list",
     "bool": "true or false",
@@ -250,25 +251,24 @@ def _quantity(key: str, table: str) -> str:
 
 def _input_error(message: str, where: str, schema: type, raw: Any) -> InputError:
     """Return msgspec's message as an `InputError` that lists near fields."""
-    if match := _UNKNOWN_FIELD.match(message):
-        path, field = match["path"] or "$", match["field"]
+    match = _PROBLEM.match(message)
+    if match is None:
+        return InputError(f"{where}{message[:1].lower()}{message[1:]}".replace(" - at `", " at ").replace("`", ""))
+    path, field, value = match["path"] or "$", match["field"], match["value"]
+    if match["unknown"]:
         known = _fields_at(schema, path, raw)
         hint = did_you_mean(field, known, f"known here: {', '.join(known)}" if known else None)
         return InputError(f"{where}unknown key {path}.{field}", hint)
-    if match := _MISSING_FIELD.match(message):
-        path = f"{match['path'] or '$'}.{match['field']}"
-        known = _tags_at(schema, path)
-        return InputError(f"{where}{path} is missing", f"one of: {', '.join(known)}" if known else None)
-    if match := _BAD_WORD.match(message):
-        known = _tags_at(schema, match["path"])
-        hint = did_you_mean(match["value"], known, f"known here: {', '.join(known)}" if known else None)
-        return InputError(f"{where}{match['path']} is {match['value']!r}, which is not known", hint)
-    if match := _BAD_NUMBER.match(message):
-        known = _tags_at(schema, match["path"])
-        return InputError(f"{where}{match['path']} is {match['value']}; one of {', '.join(known)} is needed")
-    if match := _WRONG_TYPE.match(message):
-        return _wrong_type(where, schema, raw, match["expected"].split(" | "), match["given"], match["path"] or "$")
-    return InputError(f"{where}{message[:1].lower()}{message[1:]}".replace(" - at `", " at ").replace("`", ""))
+    if field is not None:
+        known = _tags_at(schema, f"{path}.{field}")
+        return InputError(f"{where}{path}.{field} is missing", f"one of: {', '.join(known)}" if known else None)
+    if value is None:
+        return _wrong_type(where, schema, raw, match["expected"].split(" | "), match["given"], path)
+    known = _tags_at(schema, path)
+    if not value.startswith("'"):
+        return InputError(f"{where}{path} is {value}; one of {', '.join(known)} is needed")
+    hint = did_you_mean(value[1:-1], known, f"known here: {', '.join(known)}" if known else None)
+    return InputError(f"{where}{path} is {value[1:-1]!r}, which is not known", hint)
 
 
 def _wrong_type(where: str, schema: type, raw: Any, expected: list[str], given: str, path: str) -> InputError:
@@ -356,23 +356,21 @@ def fields_of(thing: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(thing, name) for name in names}
 
 
-def _shown(value: float) -> str:
-    """Return a number as people write it: 0 for 0.0."""
-    return str(value).removesuffix(".0")
+def _check(holds: Callable[[float], bool], needed: str, values: dict[str, float | None]) -> None:
+    """Raise ValueError unless every value that is given passes; 0.0 is shown as people write it, as 0."""
+    for name, value in values.items():
+        if value is not None and not holds(value):
+            raise ValueError(f"{name} is {str(value).removesuffix('.0')}; {needed} is needed")
 
 
 def check_at_least(least: float, /, **values: float | None) -> None:
     """Raise ValueError unless every value that is given is at least `least`."""
-    for name, value in values.items():
-        if value is not None and not value >= least:
-            raise ValueError(f"{name} is {_shown(value)}; at least {least} is needed")
+    _check(lambda value: value >= least, f"at least {least}", values)
 
 
 def check_finite(**values: float | None) -> None:
     """Raise ValueError unless every value that is given is finite."""
-    for name, value in values.items():
-        if value is not None and not math.isfinite(value):
-            raise ValueError(f"{name} is {_shown(value)}; a finite number is needed")
+    _check(math.isfinite, "a finite number", values)
 
 
 def check_non_negative(**values: float | None) -> None:
@@ -383,9 +381,7 @@ def check_non_negative(**values: float | None) -> None:
 
 def check_positive(**values: float | None) -> None:
     """Raise ValueError unless every value that is given is finite and above 0."""
-    for name, value in values.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} is {_shown(value)}; more than 0 is needed")
+    _check(lambda value: value > 0, "more than 0", values)
     check_finite(**values)
 
 
@@ -397,9 +393,7 @@ Whole = Annotated[int, partial(check_at_least, 0)]
 
 def check_between(least: float, largest: float, /, **values: float | None) -> None:
     """Raise ValueError unless every value that is given is from `least` to `largest`."""
-    for name, value in values.items():
-        if value is not None and not least <= value <= largest:
-            raise ValueError(f"{name} is {_shown(value)}; from {least} to {largest} is needed")
+    _check(lambda value: least <= value <= largest, f"from {least} to {largest}", values)
 
 
 def check_fraction(**values: float | None) -> None:

@@ -57,7 +57,7 @@ def test_every_verb_is_declared() -> None:
 
 def test_every_group_of_options_has_a_verb() -> None:
     named = {group for verb in commands(verbs.declared("verbs")) for group in verb["options"]}
-    assert named == set(verbs.declared("options"))
+    assert named | {"limits"} == set(verbs.declared("options"))  # every verb has limits of memory and time
 
 
 @pytest.mark.parametrize("verb", list(commands(verbs.declared("verbs"))), ids=lambda verb: verb["in"])

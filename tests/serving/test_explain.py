@@ -84,5 +84,5 @@ def test_layers_that_share_an_operator_share_a_row() -> None:
 def test_nothing_beats_the_device_by_much() -> None:
     """Achieved rates beyond the peaks would mean that work is counted wrong; small operands may come from the cache."""
     for launch in explained(MODELS[0], 64, 4096, 4096).launches:
-        assert launch.flops_fraction <= 1.05, launch.name
-        assert launch.bandwidth_fraction <= 1.2, launch.name
+        assert launch.flops_over_peak <= 1.05, launch.name
+        assert launch.bytes_over_peak <= 1.2, launch.name

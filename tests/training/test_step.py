@@ -12,10 +12,16 @@ from windtunnel.pricing.roofline import Roofline
 from windtunnel.schema import decode
 from windtunnel.training.campaign import campaign
 from windtunnel.training.fitting_changes import fitting_changes
-from windtunnel.training.intervals import spreads, step_interval
 from windtunnel.training.job import TrainingJob
 from windtunnel.training.setup import resolve
-from windtunnel.training.step import TrainingResult, simulate_training, simulate_with, training_prices
+from windtunnel.training.step import (
+    TrainingResult,
+    simulate_training,
+    simulate_with,
+    spreads,
+    step_interval,
+    training_prices,
+)
 
 JOB: dict[str, Any] = {
     "model": "meta-llama/Llama-3.1-8B",

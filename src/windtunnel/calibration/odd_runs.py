@@ -54,10 +54,12 @@ def _residual_s(prediction: RunPrediction) -> float:
 
 
 def _load(prediction: RunPrediction) -> int:
-    """Return the clients of a closed loop; 0 of another load."""
+    """Return the requests that run at once: the clients of a closed loop, or its server's limit; 0 of another load."""
     scenario = prediction.measurement.scenario
     arrivals = None if scenario is None else scenario.workload.arrivals
-    return arrivals.concurrency if isinstance(arrivals, ClosedLoop) else 0
+    if scenario is None or not isinstance(arrivals, ClosedLoop):
+        return 0
+    return min(arrivals.concurrency, scenario.deployment.engine.max_num_seqs or arrivals.concurrency)
 
 
 def _shape(prediction: RunPrediction) -> Series:

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from windtunnel import catalog
-from windtunnel.errors import InputError
 from windtunnel.files import write_text
 from windtunnel.hardware import Node
 from windtunnel.model.shape import ModelSpec
@@ -57,9 +56,3 @@ def write_page(file: Path | None, report: Callable[..., Report], *result: Any) -
     if file is not None:
         write_text(file, page(report(*result)))
         remark(f"wrote {file}")
-
-
-def check_replaceable(file: Path | None, overwrite: bool) -> None:
-    """Raise InputError where `file` is there already and `overwrite` does not allow to replace it."""
-    if file is not None and file.exists() and not overwrite:
-        raise InputError(f"{file} exists already", "choose another name, or replace it with --overwrite")

@@ -10,10 +10,13 @@ from typing import Any
 import click
 
 from windtunnel.errors import InputError, check_known
+from windtunnel.limits import set_limits
 
 VERBS = {
+    "init": "Write a file to begin with, and the schema that editors complete it by.",
     "simulate": "Predict latency, throughput and cost of a served model.",
     "capacity": "Find the greatest load that a deployment sustains within its limits.",
+    "recommend": "Say what to serve a model on, and what it costs.",
     "search": "Find the cheapest deployment that meets the objective.",
     "whatif": "Vary a few settings of a scenario and compare.",
     "train": "Predict a training job's step time, memory and cost.",
@@ -164,12 +167,13 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
             return click.Group(name, commands, no_args_is_help=False, **texts)
         return VerbGroup(name, commands, callback=_show_help, invoke_without_command=True, **texts)
     arguments = [_argument(name, settings) for name, settings in verb.get("arguments", {}).items()]
-    options = [option for group in verb["options"] for option in options_in(group)]
+    options = [option for group in (*verb["options"], "limits") for option in options_in(group)]
     named = _with_dashes if verb.get("keeps_names_of_vllm") else _our_name
     settings = {"token_normalize_func": named}
     module, _, function = verb["in"].partition(":")
 
-    def run(**values: Any) -> None:
+    def run(memory_limit: str | None, time_limit: str | None, **values: Any) -> None:
+        set_limits(memory_limit, time_limit)
         getattr(import_module(f"windtunnel.cli.{module}"), function or "command")(Options(**values))
 
     return Verb(name, callback=run, params=[*arguments, *options], context_settings=settings, **texts)

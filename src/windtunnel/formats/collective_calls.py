@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from windtunnel.files import parse_whole
 from windtunnel.schema import read_yaml
 
 _TORCH: Mapping[str, Mapping[Any, list[str]]] = read_yaml(Path(__file__).with_name("torch_names.yaml"))
@@ -69,14 +70,18 @@ def torch_call(
         attributes: metadata of the call.
         keys: metadata keys of input elements, output elements, format, group and group size.
         duration_s: measured time; None where it is unknown.
+
+    Raises:
+        InputError: a count is no whole number of at least 0.
     """
     operation = TORCH_NAMES.get(name)
     if operation is None:
         return None
-    sent, received, dtype, group, group_size = (attributes.get(key) for key in keys)
-    elements = received if operation in ("all_gather", "receive") else sent
-    width = element_bytes(str(dtype))
-    size = int(elements) * width if elements is not None and width is not None else None
-    return CollectiveCall(
-        operation, str(group or ""), int(group_size) if group_size is not None else None, size, duration_s=duration_s
+    of_elements = keys[operation in ("all_gather", "receive")]
+    elements, num_ranks = (
+        None if attributes.get(key) is None else parse_whole(attributes[key], f"{key} of {name}")
+        for key in (of_elements, keys[4])
     )
+    width, group = element_bytes(str(attributes.get(keys[2]))), attributes.get(keys[3])
+    size = elements * width if elements is not None and width is not None else None
+    return CollectiveCall(operation, str(group or ""), num_ranks, size, duration_s=duration_s)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from windtunnel.model.precision import Format
 from windtunnel.schema import Schema, decode, read_yaml
 
 Rule = bool | str
@@ -36,6 +37,8 @@ class Architecture(Schema):
     """Number of shared experts where the config does not say."""
     width_multiple: int | None = None
     """Width of a feed-forward over the hidden size where the config gives none."""
+    kv_cache: Format | None = None
+    """Format of cached keys and values that engines take whatever the checkpoint says."""
     position_rows: int | None = None
     """Rows that a table of learned positions has beyond the longest context; None: positions are not learned."""
 

@@ -8,9 +8,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.model.architectures import KNOWN, Architecture
 from windtunnel.model.config_reader import ConfigReader
+from windtunnel.model.precision import Format, Precision
 from windtunnel.model.quantization import Modules, list_of, precision_from_config
 from windtunnel.model.shape import (
     Attention,
@@ -69,11 +72,20 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         lm_head_bias=reader.rule(architecture.lm_head_bias),
         learned_positions=max_context_tokens + (architecture.position_rows or 0) if has_positions else 0,
         architecture=reader.model_type,
-        precision=precision_from_config(reader.raw.get("quantization_config"), quant_config, modules, name),
+        precision=_precision(reader, quant_config, modules),
         left_out=_left_out(config, reader),
         tower_parameters=tower_parameters(config),
+        residual_streams=reader.count("hc_mult", default=1),
+        earlier_blocks=_earlier_blocks(reader),
         rotary_values=_rotary_values(reader, max((part.rotary_size for part, _ in layers if part), default=0)),
     )
+
+
+def _earlier_blocks(reader: ConfigReader) -> float:
+    """Return the mean number of blocks before a layer, its own first layers included (vLLM 0.33
+    `kimi_k3/nvidia/model.py`, `prev_valid_blocks`)."""
+    size = reader.count("attn_res_block_size", default=0, minimum=0)
+    return sum(-(-index // size) for index in range(reader.num_layers)) / reader.num_layers if size else 0.0
 
 
 def _rotary_values(reader: ConfigReader, rotary_size: int) -> int:
@@ -94,13 +106,21 @@ def _rotary_values(reader: ConfigReader, rotary_size: int) -> int:
     return int(reader.count("max_position_embeddings") * rotated * tables)
 
 
+def _precision(reader: ConfigReader, quant_config: Mapping[str, Any] | None, modules: list[Modules]) -> Precision:
+    """Return the formats of a checkpoint; DeepSeek-V4 says apart that its experts have four bits (vLLM 0.24
+    `models/deepseek_v4/quant_config.py`)."""
+    precision = precision_from_config(reader.raw.get("quantization_config"), quant_config, modules, reader.name)
+    experts = precision.experts or (Format.MXFP4 if reader.raw.get("expert_dtype") == "fp4" else None)
+    return replace(precision, experts=experts, kv_cache=reader.architecture.kv_cache or precision.kv_cache)
+
+
 def _modules(attention: Attention | None, feed_forward: FeedForward | None) -> Modules:
     """Return the names of a layer's modules in checkpoints."""
     if feed_forward is None:
         return attention.modules if attention else (), (), ()
     shares = getattr(feed_forward, "shared_intermediate_size", 0) > 0
     linear = feed_forward.shared_modules if shares else feed_forward.modules
-    return attention.modules if attention else (), linear, feed_forward.routed_modules
+    return attention.modules if attention else (), linear, feed_forward.expert_modules
 
 
 def known_model_types() -> tuple[str, ...]:
@@ -172,7 +192,8 @@ def _refuse_other_models(raw: Mapping[str, Any], name: str, model_type: str) -> 
 def _num_norms(reader: ConfigReader) -> int:
     """Return the norms of a layer; Falcon's have one where attention and feed-forward run side by side."""
     if "parallel_attn" not in reader.raw:
-        return reader.architecture.num_norms
+        # Gemma 4 norms before and after its experts too, and the output of the dense part beside them.
+        return reader.architecture.num_norms + 3 * reader.flag("enable_moe_block")
     side_by_side = reader.flag("parallel_attn") and not reader.flag("new_decoder_architecture")
     return reader.count("num_ln_in_parallel_attn", default=1 if side_by_side else 2)
 
@@ -216,14 +237,11 @@ def _block(reader: ConfigReader, index: int, name: str) -> Layer:
 def _attentions(reader: ConfigReader) -> Iterator[Attention]:
     """Yield the attention of every layer, in order."""
     kinds = attention_kinds()
-    only = next((kind for kind in kinds if kind.reads_all(reader)), None)
-    if only is not None:
-        attention = only.read(reader, 0, "")
-        yield from (attention for _ in range(reader.num_layers))
-        return
+    unnamed = [next((kind for kind in kinds if kind.reads(reader, index)), None) for index in range(reader.num_layers)]
     by_name = {name: kind for kind in kinds for name in kind.layer_types}
-    for index, name in enumerate(_layer_types(reader, tuple(by_name))):
-        yield by_name[name].read(reader, index, name)
+    names = _layer_types(reader, tuple(by_name)) if None in unnamed else [""] * reader.num_layers
+    for index, (kind, name) in enumerate(zip(unnamed, names, strict=True)):
+        yield (kind or by_name[name]).read(reader, index, name)
 
 
 def _layer_types(reader: ConfigReader, known: tuple[str, ...]) -> list[str]:
@@ -234,6 +252,11 @@ def _layer_types(reader: ConfigReader, known: tuple[str, ...]) -> list[str]:
     neo = reader.named_layers("attention_layers", ("global", "local"))
     if neo:
         return ["sliding_attention" if layer == "local" else _FULL for layer in neo]
+    pattern = reader.numbers("hybrid_layer_pattern")
+    if pattern:
+        return [
+            "sliding_attention" if slides else _FULL for slides in reader.per_layer("hybrid_layer_pattern", pattern)
+        ]
     is_hybrid = reader.raw.get("linear_num_value_heads") is not None
     every = reader.count("full_attention_interval", default=_QWEN3_NEXT_INTERVAL if is_hybrid else 1)
     return [_LINEAR if (index + 1) % every else _FULL for index in range(reader.num_layers)]

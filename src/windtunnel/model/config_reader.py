@@ -1,7 +1,7 @@
 """Typed access to one `config.json`: keys by any of their names, checked, with the facts that its architecture adds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from windtunnel.errors import InputError, did_you_mean
@@ -53,6 +53,13 @@ class ConfigReader:
             raise InputError(f"{self.name}: {key} is {value!r}; true or false is needed")
         return value
 
+    def inner(self, key: str) -> "ConfigReader":
+        """Return a reader of the object under `key`, with this config's number of layers."""
+        value = self.raw.get(key)
+        if not isinstance(value, Mapping):
+            raise InputError(f"{self.name}: {key} is {value!r}; an object is needed")
+        return replace(self, raw={"num_hidden_layers": self.num_layers, **value})
+
     def numbers(self, key: str) -> list[int]:
         """Return a list of whole numbers; empty where it is not given."""
         return list_of(int, "whole numbers", self.raw, key, self.name)
@@ -87,7 +94,8 @@ class ConfigReader:
 
     @property
     def num_layers(self) -> int:
-        num_layers = self.count("num_hidden_layers")
+        blocks = self.raw.get("layers_block_type")
+        num_layers = self.count("num_hidden_layers", default=len(blocks) if isinstance(blocks, list) else None)
         if num_layers > _MOST_LAYERS:
             raise InputError(f"{self.name}: {num_layers} layers are not plausible; at most {_MOST_LAYERS} are read")
         return num_layers

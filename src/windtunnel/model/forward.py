@@ -111,11 +111,22 @@ def _layer(shard: Shard, group: LayerGroup, num_tokens: Size) -> Iterator[Launch
     attention, feed_forward = group.attention, group.feed_forward
     precision = shard.precision
     normed = feed_forward.input_format(shard) if feed_forward else Format.BF16
-    yield shard.norm("input_norm", num_tokens, precision.attention_format if attention else normed)
+    yield from _entered(shard, "input_norm", num_tokens, precision.attention_format if attention else normed)
     if attention is not None:
         yield from attention.projections(shard, num_tokens)
         yield from shard.all_reduce("attention_all_reduce", num_tokens)
+        yield from shard.mix("post", num_tokens)
     if group.num_norms > 1:
-        yield shard.norm("post_attention_norm", num_tokens, normed, group.num_norms - 1)
+        yield from _entered(shard, "post_attention_norm", num_tokens, normed, group.num_norms - 1)
     if feed_forward is not None:
         yield from feed_forward.launches(shard, num_tokens)
+        yield from shard.mix("post", num_tokens)
+
+
+def _entered(shard: Shard, name: str, num_tokens: Size, output: Format, count: int = 1) -> Iterator[Launch]:
+    """Yield the norm before a part of a layer; with several streams of the residual their mixing, which norms too
+    (vLLM 0.24 `mhc_pre_tilelang`)."""
+    if shard.model.residual_streams > 1:
+        yield from shard.mix("pre", num_tokens)
+    else:
+        yield shard.norm(name, num_tokens, output, count)

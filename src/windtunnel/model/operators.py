@@ -7,8 +7,9 @@ GEMM at every token count) and an estimator prices the family in one call. An `O
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
 from string import Formatter
 from typing import Any, ClassVar
 
@@ -28,19 +29,39 @@ FP32_BYTES = 4.0
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 
 
+Column = Callable[[Mapping[str, Floats]], Floats]
+"""Function of a table's columns; `operator.itemgetter` of a name is that column."""
+
+
 @dataclass(frozen=True)
 class MeasuredTable:
-    """Table of `aiconfigurator-core`'s layout that holds an operator's measurements: `<family>/.../<name>.parquet`.
+    """Tables of `aiconfigurator-core`'s layout that hold an operator's measurements: `<family>/.../<name>.parquet`.
 
     `columns` are the numbers that tell its points apart. `sites` and `axes` give each dimension of the operator from
     them; kernels of one point (a convolution and a recurrence) are summed.
     """
 
     family: str
-    name: str
+    names: tuple[str, ...]
+    """Tables whose rows are joined."""
     columns: tuple[str, ...]
-    sites: Mapping[str, Callable[[Mapping[str, Floats]], Floats]]
-    axes: Mapping[str, str]
+    sites: Mapping[str, Column]
+    axes: Mapping[str, Column]
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Column of words -> the words of its rows, any of them."""
+    models: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Name in the column `model` -> further columns: dimensions of that model which the table leaves out."""
+    is_point: Column | None = None
+    """Mask of the rows to read; None reads all."""
+    repeats: Column | None = None
+    """Executions that a row holds; None: one."""
+    sums_kernels: bool = True
+    """Whether an execution runs every kernel of the table; else each point was measured with the one that it runs."""
+    kernels: tuple[tuple[str, ...], ...] = ()
+    """Groups of kernels any of which computes the operator, each run whole; the fastest counts. Empty: see above."""
+    projections: Callable[[Mapping[str, float]], Iterator[tuple[float, float]]] | None = None
+    """(n, k) of the products that were measured with the operator and that a step launches apart, by `sites`."""
+    projections_format: Format = Format.FP8_BLOCK
 
 
 @dataclass(frozen=True)
@@ -59,9 +80,13 @@ class Op(ABC):
     """Dimension that acts like the batch: kernels see only the product of both. With other shapes left out, the median
     error falls from 2.8 % to 2.4 % (decode), 4.7 % to 3.5 % (latent prefill), 2.7 % to 1.8 % (Gated DeltaNet); of
     latent decode, whose heads share the one cache, it rises from 3.2 % to 4.6 %."""
-    measured: ClassVar[MeasuredTable | None] = None
     shown: ClassVar[str] = ""
     """Dimensions for people, as a format string over the operator's fields and properties."""
+
+    @property
+    def measured(self) -> MeasuredTable | None:
+        """Where its measurements are; None: a reader of its own knows, or there are none."""
+        return None
 
     @property
     @abstractmethod
@@ -158,6 +183,8 @@ def prefill_context_tokens(batch: Size, num_tokens: Size) -> Size:
 class Batch(Op):
     """Requests that attend together; the second axis says how long they are."""
 
+    phase: ClassVar[str]
+    """Name of the phase in tables of attention modules."""
     batch: Size
 
     @property
@@ -167,7 +194,11 @@ class Batch(Op):
 
     @abstractmethod
     def pairs_within(self, window_tokens: int) -> Size:
-        """Return the query-key pairs in a window; 0: of all keys."""
+        """Return the pairs of a query and one of the last `window_tokens` tokens that it sees; 0: of all."""
+
+    def read_within(self, window_tokens: int) -> Size:
+        """Return the cached tokens that are read from memory where each query meets `window_tokens` tokens."""
+        return self.pairs_within(window_tokens)
 
     @property
     def batch_text(self) -> str:
@@ -184,6 +215,7 @@ class PrefillBatch(Batch):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("batch", "num_tokens")
+    phase: ClassVar[str] = "context"
     num_tokens: Size
 
     @property
@@ -194,6 +226,10 @@ class PrefillBatch(Batch):
     @property
     def num_queries(self) -> Size:
         return self.batch * self.num_tokens
+
+    def read_within(self, window_tokens: int) -> Size:  # noqa: ARG002
+        """Return every token once: neighbouring queries meet mostly the same ones, which stay in the cache."""
+        return self.context_tokens
 
     def pairs_within(self, window_tokens: int) -> Size:
         """Return the query-key pairs: s^2 / 2, or s w - w^2 / 2 in a window of w < s."""
@@ -206,6 +242,7 @@ class DecodeBatch(Batch):
     """One query token for each of `batch` requests that have `context_tokens` keys and values cached (their mean)."""
 
     axes: ClassVar[tuple[str, ...]] = ("batch", "context_tokens")
+    phase: ClassVar[str] = "generation"
     context_tokens: Size
 
     @property
@@ -215,6 +252,25 @@ class DecodeBatch(Batch):
     def pairs_within(self, window_tokens: int) -> Size:
         seen = np.minimum(self.context_tokens, window_tokens) if window_tokens else self.context_tokens
         return self.batch * seen
+
+
+def _is_point(columns: Mapping[str, Floats]) -> Floats:
+    """Return 1 for measured rows that `PrefillBatch` can express, whole prompts and single chunks, else 0."""
+    return np.asarray((columns["batch_size"] == 1) | (columns["step"] == 0), np.float64)
+
+
+def _chunk_length(columns: Mapping[str, Floats]) -> Floats:
+    return columns["isl"] + 2 * columns["step"]
+
+
+def module_points(phase: str) -> dict[str, Any]:
+    """Return the fields of `MeasuredTable` that say how a table of attention modules describes batches: by requests,
+    new tokens (`isl`) and cached ones (`step`), in the phase `context` or `generation`."""
+    if phase == "generation":
+        axes: dict[str, Column] = {"batch": itemgetter("batch_size"), "context_tokens": lambda of: of["step"] + 1}
+        return {"axes": axes, "sums_kernels": False}
+    chunks: Column = lambda of: of["batch_size"] * of["isl"] / _chunk_length(of)  # noqa: E731
+    return {"axes": {"batch": chunks, "num_tokens": _chunk_length}, "sums_kernels": False, "is_point": _is_point}
 
 
 @dataclass(frozen=True)

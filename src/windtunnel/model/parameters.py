@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from windtunnel.model.hyper_connections import site_parameters
 from windtunnel.model.shape import ModelSpec
 
 
@@ -19,8 +20,9 @@ class ParameterCount:
     routed_experts: int
     shared_experts: int
     router: int
-    """Routers, their biases and the gates of shared experts."""
+    """Routers, their biases, the gates of shared experts, and projections to and from experts' latent width."""
     norms: int
+    """Norms, and the weights of hyper-connections."""
     inactive_experts: int
     """Parameters of `routed_experts` that a token does not use."""
 
@@ -54,6 +56,17 @@ def count_parameters(model: ModelSpec) -> ParameterCount:
         routed_experts=sum(num_layers * count.routed for num_layers, count in counts),
         shared_experts=sum(num_layers * count.shared for num_layers, count in counts),
         router=sum(num_layers * count.router for num_layers, count in counts),
-        norms=norm + sum(group.num_layers * group.num_norms * norm for group in model.layers) + inner_norms,
+        norms=norm
+        + _mixing_parameters(model)
+        + sum(group.num_layers * group.num_norms * norm for group in model.layers)
+        + inner_norms,
         inactive_experts=sum(num_layers * count.inactive for num_layers, count in counts),
     )
+
+
+def _mixing_parameters(model: ModelSpec) -> int:
+    """Count the parameters of hyper-connections: at both places of a layer, and of the streams' sum at the end."""
+    width, streams = model.hidden_size, model.residual_streams
+    if streams == 1:
+        return 0
+    return 2 * model.num_layers * site_parameters(width, streams) + streams * (streams * width + 1) + 1

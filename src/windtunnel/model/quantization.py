@@ -142,6 +142,11 @@ _ALL = _Modules(("Linear",))
 
 
 def _scheme(quantization_config: Any, hf_quant_config: Mapping[str, Any] | None, model: str) -> _Scheme | None:
+    if isinstance(quantization_config, Mapping) and quantization_config.get("moe_quant_algo"):
+        # Routed experts of their own format beside one for all others (vLLM 0.24 `DeepseekV4FP8Config`).
+        others = _single_format(quantization_config, model)
+        experts = _modelopt_format(quantization_config["moe_quant_algo"], model)
+        return _Scheme(((_Modules(("experts",)), experts), *others.groups), others.ignored)
     if hf_quant_config is not None:
         inner = _object(hf_quant_config, "hf_quant_config.json", model).get("quantization", hf_quant_config)
         return _modelopt(_object(inner, "hf_quant_config.json", model), model)

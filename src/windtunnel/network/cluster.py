@@ -11,9 +11,9 @@ from windtunnel.model import operators as ops
 from windtunnel.network.collectives.run import groups_seconds
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import flows_of
-from windtunnel.network.named_fabrics import fabric_from, fabric_of
 from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import ClusterNetwork
+from windtunnel.network.topology import fabric_from, fabric_of
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 
 FABRIC_ERROR = 0.15

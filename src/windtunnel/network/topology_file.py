@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import catalog
-from windtunnel.errors import InputError, did_you_mean, missing_file
-from windtunnel.files import read_text, write_text
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.files import read_text
 from windtunnel.network.fabric import Fabric, NodeKind, check
 from windtunnel.units import format_count, parse_quantity
 
@@ -66,15 +66,6 @@ def read_topology(path: Path) -> Fabric:
     return fabric
 
 
-def write_topology(fabric: Fabric, path: Path) -> None:
-    """Write a fabric as SimAI's generator does.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    write_text(path, topology_text(fabric))
-
-
 def topology_text(fabric: Fabric) -> str:
     """Return the text of a topology file, byte for byte as SimAI's generator writes it."""
     num_scale_up, num_switches = (len(fabric.nodes_of(kind)) for kind in (NodeKind.SCALE_UP_SWITCH, NodeKind.SWITCH))
@@ -98,11 +89,7 @@ def _plain(value: float) -> str:
 
 
 def _read_lines(path: Path) -> list[str]:
-    if not path.exists():
-        raise missing_file(path)
-    lines = read_text(path).splitlines()
-    while lines and not lines[-1].strip():
-        lines.pop()
+    lines = read_text(path).rstrip().splitlines()
     if len(lines) < 2:
         raise InputError(
             f"{path} has {format_count(len(lines), 'line')}; a topology has a header, a line of switches, and its links"
@@ -117,20 +104,16 @@ def _header(lines: list[str], path: Path) -> tuple[list[int], str]:
             f"{path}, line 1: it has {format_count(len(words), 'field')}; 6 are needed",
             "nodes, GPUs per server, NVSwitches, switches, links, GPU type",
         )
-    counts = [_count(word, what, f"{path}, line 1") for word, what in zip(words, _HEADER, strict=False)]
+    wrong = next((pair for pair in zip(words, _HEADER, strict=False) if not pair[0].isdecimal()), None)
+    if wrong:
+        raise InputError(f"{path}, line 1: {wrong[0]!r} is not a number of {wrong[1]}")
     known = [*GPU_TYPES, *(name.partition("_")[0].upper() for name in catalog.names("devices"))]
     if words[5].partition("_")[0].upper() not in known:
         raise InputError(
             f"{path}, line 1: the GPU type {words[5]!r} is not known",
             did_you_mean(words[5], known, f"known: {', '.join(GPU_TYPES)} and the catalog's devices"),
         )
-    return counts, words[5]
-
-
-def _count(word: str, what: str, where: str) -> int:
-    if not word.isdecimal():
-        raise InputError(f"{where}: {word!r} is not a number of {what}")
-    return int(word)
+    return list(map(int, words[:5])), words[5]
 
 
 def _check_switch_ids(lines: list[str], path: Path, num_gpus: int, num_nodes: int) -> None:

@@ -284,7 +284,7 @@ class _Similar:
         return bends
 
 
-CHUNKED = ("prefill_attention", "latent_prefill_attention")
+CHUNKED = ("prefill_attention", "latent_prefill_attention", "compressed_prefill", "block_sparse_prefill")
 """Kinds whose batches may be chunks of prompts."""
 
 

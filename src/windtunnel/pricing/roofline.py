@@ -22,11 +22,14 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node
 from windtunnel.model import operators as ops
+from windtunnel.model.attention.block_sparse import BlockSparseCore
+from windtunnel.model.attention.compressed import CompressedCore
 from windtunnel.model.attention.gated_delta import GatedDelta
 from windtunnel.model.attention.grouped_query import DecodeAttention, PrefillAttention
 from windtunnel.model.attention.latent import LatentDecodeAttention, LatentPrefillAttention, SparseLatent
 from windtunnel.model.attention.mamba2 import CausalConvolution
 from windtunnel.model.feed_forward.experts import Experts
+from windtunnel.model.hyper_connections import HyperConnection
 from windtunnel.model.precision import ACTIVATION_BITS, BITS, COMPUTE, Format
 from windtunnel.model.sampling import TokenFilter
 from windtunnel.schema import read_yaml
@@ -231,7 +234,7 @@ def decode_seconds(op: DecodeAttention | LatentDecodeAttention, on: Machine, c: 
     return soft_max(c["launch_us"] * US, work, c["hiding"])
 
 
-def sparse_latent_seconds(op: SparseLatent, on: Machine, c: Coefficients) -> Size:
+def sparse_latent_seconds(op: SparseLatent | CompressedCore | BlockSparseCore, on: Machine, c: Coefficients) -> Size:
     """Return the seconds of a chain of small kernels, of the choice of keys for each query (`query_us`), and of the
     products, whose tiles of attention have at least `tile_rows` heads."""
     padding = np.maximum(c["tile_rows"] / op.num_heads, 1.0) - 1.0
@@ -260,7 +263,7 @@ def convolution_seconds(op: CausalConvolution, on: Machine, c: Coefficients) -> 
     return c["launch_us"] * US + soft_max(memory_seconds(op.num_bytes, on, c), waves, c["overlap"])
 
 
-def elementwise_seconds(op: ops.Elementwise, on: Machine, c: Coefficients) -> Size:
+def elementwise_seconds(op: ops.Elementwise | HyperConnection, on: Machine, c: Coefficients) -> Size:
     """Return the seconds of a kernel that streams its bytes."""
     return c["launch_us"] * US + memory_seconds(op.num_bytes, on, c)
 
@@ -289,9 +292,15 @@ FORMS: dict[str, Closed] = {
     "latent_decode_attention": decode_seconds,
     "sparse_latent_prefill": sparse_latent_seconds,
     "sparse_latent_decode": sparse_latent_seconds,
+    "compressed_prefill": sparse_latent_seconds,
+    "compressed_decode": sparse_latent_seconds,
+    "block_sparse_prefill": sparse_latent_seconds,
+    "block_sparse_decode": sparse_latent_seconds,
     "gated_delta": gated_delta_seconds,
+    "kimi_delta": gated_delta_seconds,
     "causal_convolution": convolution_seconds,
     "elementwise": elementwise_seconds,
+    "hyper_connection": elementwise_seconds,
     "token_filter": token_filter_seconds,
 }
 """Kind of operator -> its closed form; collectives depend on links, see `collective_seconds`."""

@@ -22,7 +22,7 @@ class Report:
     notes: Sequence[str] = ()
     """Remarks, below everything."""
     verdict: str = ""
-    """The answer in one sentence; pages show it first."""
+    """The answer in one sentence, below the title."""
     script: str = ""
     """Name of a script in `assets/` that the report's page needs besides `page.js`."""
 

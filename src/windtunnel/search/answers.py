@@ -106,8 +106,12 @@ def confidence(outcome: SearchOutcome, objective: str, rank: int = 0) -> float |
     """Return the confidence that a point of the ranking beats the next; None without enough streams or a next point."""
     if outcome.num_finalists < rank + 2:
         return None
-    first, second = (outcome.seeds[index] for index in outcome.ranking[rank : rank + 2])
-    scores = [[score(run, objective) for run in runs] for runs in (first, second)]
+    return confidence_between(outcome, objective, *outcome.ranking[rank : rank + 2])
+
+
+def confidence_between(outcome: SearchOutcome, objective: str, first: int, second: int) -> float | None:
+    """Return the confidence that one point beats another; None where they did not meet the same several streams."""
+    scores = [[score(run, objective) for run in outcome.runs(index)] for index in (first, second)]
     if len(scores[0]) != len(scores[1]) or not all(math.isfinite(value) for runs in scores for value in runs):
         return None
     return confidence_above(*scores)
@@ -171,6 +175,15 @@ def fleets(outcome: SearchOutcome, load: float, limit: int) -> list[FleetSize]:
         options.append(FleetSize(index, copies, devices * copies, cost, 1 - load / (copies * mean.load)))
     options.sort(key=lambda fleet: (math.inf if fleet.usd_per_hour is None else fleet.usd_per_hour, fleet.devices))
     return options[:limit]
+
+
+def copied(scenario: Scenario, fleet: FleetSize | None, load: float | None) -> Scenario:
+    """Return copies of a deployment under a load that they share; `scenario` without one, or of pools."""
+    if fleet is None or load is None or scenario.deployment.pools:
+        return scenario
+    deployment = msgspec.structs.replace(scenario.deployment, replicas=fleet.copies)
+    workload = at_load(scenario.workload, load, own_load(scenario.workload, scenario.seed))
+    return msgspec.structs.replace(scenario, deployment=deployment, workload=workload)
 
 
 def scenario_of(study: Study, outcome: SearchOutcome, index: int) -> Scenario:

@@ -123,11 +123,16 @@ def _search_workload(asker: Asker, workload: str | None) -> SearchOutcome:
 def _finalists(
     asker: Asker, workload: str | None, finalists: list[int], evaluations: dict[int, Evaluation]
 ) -> dict[int, list[Evaluation]]:
-    """Evaluate the finalists with further streams of requests, until the best is surely better than the next."""
+    """Evaluate the finalists with further streams of requests, until the best is surely better than the next.
+
+    A workload of which nothing is drawn, such as a replayed trace, has one stream.
+    """
     space = asker.space
     seeds = {index: [evaluations[index]] for index in finalists}
     for seed in range(1, space.finalist_seeds):
         _meet(asker, workload, seeds, finalists, seed)
+        if seed == 1 and all(first.figures == second.figures for first, second in seeds.values()):
+            return {index: [first] for index, (first, _) in seeds.items()}
         if seed >= 2 and len(finalists) > 1 and _is_sure(seeds, space.objective):
             break
     return seeds

@@ -27,12 +27,22 @@ class ExplainedLaunch(PricedLaunch):
     flops: float
     num_bytes: float
     """Moved to and from memory; of a collective, sent over the link (bus-bandwidth convention of nccl-tests)."""
-    flops_fraction: float
-    """Achieved rate over the device's peak for this format."""
-    bandwidth_fraction: float
-    """Achieved rate over the memory's bandwidth, or the link's."""
+    flops_over_peak: float
+    """Rate at which its FLOPs are computed over the device's peak for this format."""
+    bytes_over_peak: float
+    """Rate at which its bytes move over the memory's bandwidth, or the link's; above 1 where a cache holds some."""
     bound_by: str
     """`compute` or `memory`, whichever takes longer at the device's peak rates, or `communication`."""
+
+    @property
+    def flops_fraction(self) -> float:
+        """Share of the device's peak that is achieved."""
+        return min(self.flops_over_peak, 1.0)
+
+    @property
+    def bandwidth_fraction(self) -> float:
+        """Share of the memory's bandwidth, or the link's, that is achieved: what is faster comes from a cache."""
+        return min(self.bytes_over_peak, 1.0)
 
     @property
     def family(self) -> str:
@@ -206,13 +216,17 @@ def _num_computed_tokens(setup: Setup, batch: StepBatch) -> int:
     return int(padded_sizes(graph_sizes(setup.engine), batch.decode_requests)[-1])
 
 
+_OUTPUTS = ("o_proj", "o_a_proj", "out_proj")
+"""Ends of the names of the first product after the core of attention or of a recurrence."""
+
+
 def _step_launches(shard: Shard, batch: StepBatch, num_tokens: int) -> list[Launch]:
     """List the launches of a step as the simulator adds them up: `num_tokens` computed, attention over the batch alone.
 
     In the order of execution of a layer; launches that several layer groups share are one, with the sum of the counts.
     """
     tokens = token_launches(shard, num_tokens)
-    after_cores = next(place for place, launch in enumerate(tokens) if launch.name == "o_proj")
+    after_cores = next(place for place, launch in enumerate(tokens) if launch.name.endswith(_OUTPUTS))
     cores = attention_launches(shard, batch)
     head = head_launches(shard, batch.sampled if batch.prefill_tokens else num_tokens)
     merged: dict[tuple[str, Op], Launch] = {}
@@ -234,8 +248,8 @@ def _explain(launch: Launch, estimator: Estimator, setup: Setup) -> ExplainedLau
         **vars(priced),
         flops=flops * launch.count,
         num_bytes=num_bytes * launch.count,
-        flops_fraction=flops / (each_s * peak.flops_per_s) if each_s else 0.0,
-        bandwidth_fraction=num_bytes / (each_s * bytes_per_s) if each_s else 0.0,
+        flops_over_peak=flops / (each_s * peak.flops_per_s) if each_s else 0.0,
+        bytes_over_peak=num_bytes / (each_s * bytes_per_s) if each_s else 0.0,
         bound_by=_bound_by(op, setup),
     )
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from windtunnel.compiled.jit import passed
 from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.limits import check_size
 from windtunnel.metrics.records import STEP_COLUMNS, Table
 from windtunnel.serving import codes
 from windtunnel.serving.custom.policy import Policy, PolicyCaller, policy_name
@@ -244,7 +245,11 @@ def prepare_loop(
         fleet: None where all replicas are there all the time; it keeps the log.
         stage_tables: price the steps of a per-request scheduler, in place of its plan's costs.
         replicas: of every request, where the router is `codes.ASSIGNED`.
+
+    Raises:
+        InputError: the run exceeds a limit of memory or time.
     """
+    check_size(requests=requests.arrival_s.size, tokens=float(requests.output_tokens.sum(dtype=np.float64)))
     settings, records = plans[0].settings, new_records(requests)
     if replicas is not None:
         records.rank = replicas
@@ -265,11 +270,7 @@ def prepare_loop(
         shares = [pools.ranks, pools.slots, pools.lists, pools.stages]
     pool = _pool_tables(settings, plans, cache, shares)
     if any(plan.settings.scheduler >= codes.VLLM_V0 for plan in plans):
-        lists = [per_request.new_batches(plan.settings) for plan in plans]
-        unknown = dict.fromkeys(("last_token_s", "left_stage_s", "started_s"), np.nan)
-        prompts = {"prompt_tokens": records.input_tokens, "next": state.NONE}
-        sequences = new_table(per_request.SequenceState, records.size, **prompts, **unknown)
-        pool = pool._replace(sequences=sequences, batches=joined_lists(lists), stage_tables=stage_tables)
+        pool = _with_sequences(pool, plans, records)._replace(stage_tables=stage_tables)
     if pool_records is not None:
         nothing: Any = None
         pool = pool._replace(settings=nothing, records=pool_records)
@@ -284,6 +285,15 @@ def prepare_loop(
         pairs=no_pairs,
     )
     return Loop(plans, requests, pool, run, cost, pools, fleet)
+
+
+def _with_sequences(pool: PoolTables, plans: Sequence[PoolPlan], records: Any) -> PoolTables:
+    """Return the tables with what schedulers of single requests keep: a row a request, and the pools' batches."""
+    lists = [per_request.new_batches(plan.settings) for plan in plans]
+    unknown = dict.fromkeys(("last_token_s", "left_stage_s", "started_s"), np.nan)
+    prompts = {"prompt_tokens": records.input_tokens, "next": state.NONE}
+    sequences = new_table(per_request.SequenceState, records.size, **prompts, **unknown)
+    return pool._replace(sequences=sequences, batches=joined_lists(lists))
 
 
 def _pool_tables(

@@ -1,9 +1,15 @@
-"""A training job made ready to run: names looked up, the framework's defaults filled in, all of it checked together."""
+"""A training job made ready to run: names looked up, the framework's defaults filled in, all of it checked together.
+
+A setting that its other settings turn off is refused where a person gives it, so that nobody relies on what has no
+effect, and left out where a framework's defaults do. Settings that only a degree of 1 turns off are allowed: a search
+passes through it.
+"""
 
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,9 +22,8 @@ from windtunnel.model.attention.latent import LatentAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.shape import LayerGroup, ModelSpec
-from windtunnel.schema import read_yaml
+from windtunnel.schema import Schema, read_yaml
 from windtunnel.training.degrees import Degrees, degrees
-from windtunnel.training.effects import without_idle_settings
 from windtunnel.training.job import CHUNKED_SCHEDULES, GEMM_FORMATS, UNITS, V_SCHEDULES, ScheduleName, TrainingJob
 from windtunnel.units import format_count
 
@@ -122,6 +127,56 @@ def _filled(schema: Any, defaults: dict[str, Any], where: str) -> Any:
     return msgspec.structs.replace(schema, **changes)
 
 
+class Condition(Schema):
+    """The condition under which settings have an effect; `effects.yaml` describes the fields."""
+
+    settings: tuple[str, ...]
+    when: tuple[dict[str, list[Any] | Literal["given"]], ...]
+    needs: str
+
+    def holds(self, job: TrainingJob) -> bool:
+        """Whether the settings have an effect in a job with its framework's defaults."""
+        return any(all(_is_allowed(job, *item) for item in alternative.items()) for alternative in self.when)
+
+
+def _is_allowed(job: TrainingJob, path: str, allowed: list[Any] | Literal["given"]) -> bool:
+    value = attrgetter(path)(job)
+    return value is not None if allowed == "given" else value in allowed
+
+
+@cache
+def conditions() -> tuple[Condition, ...]:
+    """Return the conditions, in the order in which they are checked."""
+    return msgspec.convert(read_yaml(Path(__file__).with_name("effects.yaml")), tuple[Condition, ...])
+
+
+def without_idle_settings(given: TrainingJob, filled: TrainingJob) -> TrainingJob:
+    """Return `filled`, which is `given` with its framework's defaults, without the defaults that change nothing.
+
+    Raises:
+        InputError: `given` itself has a setting that changes nothing.
+    """
+    for condition, path in ((each, path) for each in conditions() for path in each.settings):
+        if condition.holds(filled):
+            continue
+        section, name = path.split(".")
+        schema: Any = getattr(filled, section)
+        unset = next(field.default for field in msgspec.structs.fields(schema) if field.name == name)
+        off = False if isinstance(getattr(schema, name), bool) and unset is None else unset
+        if getattr(getattr(given, section), name) not in (unset, off):
+            raise InputError(
+                f"{path} = {_shown(getattr(schema, name))} changes nothing here: it needs {condition.needs}",
+                f"leave {path} out",
+            )
+        if getattr(schema, name) != off:
+            filled = msgspec.structs.replace(filled, **{section: msgspec.structs.replace(schema, **{name: off})})
+    return filled
+
+
+def _shown(value: Any) -> str:
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value).lower()
+
+
 def layers_per_chunk(job: TrainingJob, known: Degrees, model: ModelSpec) -> tuple[int, ...]:
     """Return the layers of each chunk of the pipeline, in the order of the forward pass.
 
@@ -190,10 +245,13 @@ def _check_kinds(group: LayerGroup, model: ModelSpec) -> None:
         raise InputError(f"training {model.name} cannot be modelled: it has layers of one part, as hybrids have")
     if isinstance(attention, LatentAttention) and attention.indexer:
         raise InputError(f"training {model.name} cannot be modelled: its sparse attention has an indexer")
-    if not isinstance(attention, GroupedQueryAttention | LatentAttention | GatedDeltaAttention):
+    is_narrow = isinstance(attention, GroupedQueryAttention) and (attention.value_head_dim or attention.values_are_keys)
+    if is_narrow or not isinstance(attention, GroupedQueryAttention | LatentAttention | GatedDeltaAttention):
         raise InputError(f"training {model.name} cannot be modelled: it has layers of {attention.text}")
     if not isinstance(feed_forward, DenseFeedForward | ExpertsFeedForward):
         raise InputError(f"training {model.name} cannot be modelled: {type(feed_forward).__name__} is not known")
+    if isinstance(feed_forward, ExpertsFeedForward) and feed_forward.latent_size:
+        raise InputError(f"training {model.name} cannot be modelled: its experts have a latent width")
 
 
 def _check_experts(feed_forward: ExpertsFeedForward, known: Degrees, model: ModelSpec) -> None:

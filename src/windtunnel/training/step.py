@@ -1,16 +1,21 @@
 """Simulate one step of a training job: price the operators of each chunk, then replay the pipeline schedule."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel import catalog
+from windtunnel.metrics.uncertainty import Interval, Spread, interval
 from windtunnel.model.parameters import count_parameters
 from windtunnel.network.cluster import network_of
 from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
 from windtunnel.pricing.estimator import Coverage, Estimator
 from windtunnel.pricing.roofline import machine
+from windtunnel.schema import decode, read_yaml
 from windtunnel.training.costs import ChunkCost, chunk_costs, message_seconds
 from windtunnel.training.job import GEMM_FORMATS, TrainingJob
 from windtunnel.training.layers.chunks import Parameters, trained
@@ -27,6 +32,11 @@ from windtunnel.units import format_seconds
 KERNELS_OF = (("vllm", "0.24.0"), ("trtllm", "1.3.0"))
 """Engines whose measured tables price training, the faster of the two at each operator: vLLM's bf16 GEMMs and
 attention are cuBLAS and FlashAttention, TensorRT-LLM's fp8 GEMMs are cuBLAS, as in Transformer Engine."""
+
+SPREADS_FILE = catalog.shipped("training_spreads.yaml")
+"""Written by `benchmarks/training_accuracy.py --write`."""
+MEASURED_ARCHITECTURES = ("volta", "ampere", "hopper", "blackwell")
+"""Architectures of the published runs' devices."""
 
 Floats = NDArray[np.float64]
 
@@ -326,3 +336,24 @@ def straggling(setup: TrainingSetup) -> float:
     num_devices = setup.degrees.num_devices
     sigma = setup.job.faults.straggler_fraction
     return 1.0 + sigma * math.sqrt(2.0 * math.log(num_devices)) if num_devices > 1 else 1.0
+
+
+def kind_of_job(job: TrainingJob) -> str:
+    """Return the class of jobs with equal errors: `experts`, `lora` or `dense`."""
+    if job.lora is not None:
+        return "lora"
+    return "experts" if job.parallelism.ep > 1 else "dense"
+
+
+@cache
+def spreads() -> Mapping[str, Spread]:
+    """Return, by class of jobs, measured over predicted step times; a data set weighs the root of its runs."""
+    return {kind: decode(raw, Spread) for kind, raw in read_yaml(SPREADS_FILE).items()}
+
+
+def step_interval(result: TrainingResult, known: Mapping[str, Spread] | None = None) -> Interval:
+    """Return the 80% interval of a step's seconds; `known` replaces the shipped spreads."""
+    total = sum(result.by_coverage.values())
+    coverage = {how.value: seconds / total for how, seconds in result.by_coverage.items()} if total else {}
+    num_outside = int(result.setup.device.architecture not in MEASURED_ARCHITECTURES)
+    return interval(result.step_s, (known or spreads())[kind_of_job(result.setup.job)], num_outside, coverage)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from windtunnel.formats.captures.capture import CLASSES
-from windtunnel.formats.captures.kernel_names import call_name, kernel_class, short_name
+from windtunnel.formats.captures.capture import CLASSES, call_name, kernel_class, short_name
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from windtunnel.formats.captures.capture import (
     Capture,
     Names,
     capture_table,
+    kernel_class,
     read_capture,
 )
-from windtunnel.formats.captures.kernel_names import kernel_class
 from windtunnel.formats.captures.step_operators import (
     CapturedStep,
     captured_steps,

@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.formats.simai.analytical import SimaiHardware, SimaiOverlap, collective_ns, run_simai_analytical
-from windtunnel.formats.simai.layers import read_layers
+from windtunnel.formats.simai.analytical import (
+    SimaiHardware,
+    SimaiOverlap,
+    collective_ns,
+    read_layers,
+    run_simai_analytical,
+)
 from windtunnel.formats.simai.report import end_to_end_csv, flow_table_csv
 from windtunnel.formats.simai.workload import OPERATIONS
 from windtunnel.network.collectives.algorithms.direct import all_to_all

@@ -1,6 +1,5 @@
-"""Vidur's own traces of a run: the bars that it recorded, and events that follow from one another."""
+"""Vidur's own trace of a run: the bars that it recorded."""
 
-from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from formats.vidur.test_replay import RECORDED, case, tables_of
 from recorded import REFERENCE
 from windtunnel.formats.vidur.read import read_config
 from windtunnel.formats.vidur.replay import replay
-from windtunnel.formats.vidur.traces import chrome_events, event_trace, trail_of, write_chrome_trace
+from windtunnel.formats.vidur.write import chrome_events, write_chrome_trace
 from windtunnel.serving.run import LoopRun
 
 
@@ -53,28 +52,3 @@ def test_bars_are_those_that_vidur_drew(reference: Path, name: str, tmp_path: Pa
     np.testing.assert_allclose([event["ts"] for event in ours], theirs["start_us"].to_numpy(), rtol=1e-9)
     np.testing.assert_allclose([event["dur"] for event in ours], theirs["duration_us"].to_numpy(), rtol=1e-6)
     assert all(event["name"] == str(event["args"]["request_ids"]) for event in ours)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_events_run_every_batch_through_every_stage(reference: Path, name: str) -> None:
-    run = run_of(reference, name)
-    stage_s = trail_of(run).stage_s
-    num_batches, num_stages = stage_s.shape[:2]
-    num_begun, kinds, formed, last_s, begun_s = 0, Counter[str](), [], 0.0, np.zeros((num_batches, num_stages))
-    for event in event_trace(run):
-        kinds[event["event_type"]] += 1
-        assert event["time"] >= last_s
-        last_s = event["time"]
-        formed += event.get("batch_ids", [])
-        if event["event_type"] == "REPLICA_STAGE_SCHEDULE" and event["batch_id"] is not None:
-            begun_s[event["batch_id"], event["stage_id"]] = event["time"]
-            num_begun += 1
-    assert sorted(formed) == list(range(num_batches))
-    assert num_begun == num_batches * num_stages
-    np.testing.assert_array_equal(begun_s, stage_s[:, :, 0])
-    n = len(run.requests)
-    assert kinds["REQUEST_ARRIVAL"] == kinds["GLOBAL_SCHEDULE"] == n
-    assert kinds["BATCH_END"] == num_batches
-    assert kinds["BATCH_STAGE_END"] == kinds["BATCH_STAGE_ARRIVAL"] == num_batches * num_stages
-    assert kinds["REPLICA_STAGE_SCHEDULE"] == 2 * num_batches * num_stages
-    assert kinds["REPLICA_SCHEDULE"] == n + num_batches

@@ -88,7 +88,6 @@ def test_names_of_blocks_say_the_same_as_letters() -> None:
         ({"hybrid_override_pattern": "Z" * 52}, r"has 'Z', which cannot be modelled; allowed: M \* - E"),
         ({"mamba_num_heads": 12}, "mamba_num_heads 12 is not a multiple of n_groups 8"),
         ({"ssm_state_size": None}, "has no ssm_state_size"),
-        ({"moe_latent_size": 1024}, "experts behind a projection, as in Nemotron-3-Super, cannot be modelled"),
     ],
 )
 def test_what_cannot_be_read_is_refused(changes: dict[str, Any], message: str) -> None:

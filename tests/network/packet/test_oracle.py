@@ -14,8 +14,7 @@ from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import Reduction, flows_of, with_columns
 from windtunnel.network.packet.runner import run_tables
 from windtunnel.network.packet.tables import PacketTables, tables_of
-from windtunnel.network.packet_settings import EcnThreshold, PacketSettings
-from windtunnel.network.settings import NetworkSettings
+from windtunnel.network.settings import EcnThreshold, NetworkSettings, PacketSettings
 from windtunnel.network.topology import GBPS, DcnPlus, SpectrumX, build_fabric
 
 FABRICS = (

@@ -10,8 +10,7 @@ from windtunnel.network.collectives.rings import simai_rings
 from windtunnel.network.flows import Flows, flows_of, together, with_columns
 from windtunnel.network.packet.runner import PacketOutcome, run_in_parts, run_tables, split
 from windtunnel.network.packet.tables import PacketTables, tables_of
-from windtunnel.network.packet_settings import SIMAI_PACKETS, PacketSettings
-from windtunnel.network.settings import SIMAI_SETTINGS
+from windtunnel.network.settings import SIMAI_PACKETS, SIMAI_SETTINGS, PacketSettings
 from windtunnel.network.topology import DcnPlus, SpectrumX, build_fabric
 
 pytestmark = pytest.mark.compiled  # thousands of packets

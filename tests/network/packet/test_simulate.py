@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
+from windtunnel.network.backends.packet import PacketTimes, simulate_packets
 from windtunnel.network.collectives.algorithms.direct import all_to_all
 from windtunnel.network.collectives.algorithms.nvls import nvls
 from windtunnel.network.collectives.algorithms.ring import ring
@@ -15,10 +16,8 @@ from windtunnel.network.collectives.rings import simai_rings
 from windtunnel.network.collectives.run import groups_seconds
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Flows, flows_of, together, with_columns
-from windtunnel.network.packet.simulate import PacketTimes, simulate_packets
-from windtunnel.network.packet_settings import SIMAI_PACKETS, EcnThreshold, PacketSettings
 from windtunnel.network.paths import find_paths, run_flows
-from windtunnel.network.settings import SIMAI_SETTINGS, NetworkSettings
+from windtunnel.network.settings import SIMAI_PACKETS, SIMAI_SETTINGS, EcnThreshold, NetworkSettings, PacketSettings
 from windtunnel.network.topology import GBPS, DcnPlus, SpectrumX, build_fabric
 
 pytestmark = pytest.mark.compiled  # thousands of packets

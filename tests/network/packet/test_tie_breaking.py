@@ -4,14 +4,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from windtunnel.network.backends.packet import simulate_packets
 from windtunnel.network.collectives.algorithms.direct import all_to_all
 from windtunnel.network.collectives.algorithms.ring import ring
 from windtunnel.network.collectives.rings import simai_rings
 from windtunnel.network.flows import together
-from windtunnel.network.packet.simulate import simulate_packets
 from windtunnel.network.packet.tie_breaking import INSERTION_SORTED, begin_order, order_of_equals, partitions, senders
-from windtunnel.network.packet_settings import SIMAI_PACKETS
-from windtunnel.network.settings import SIMAI_SETTINGS
+from windtunnel.network.settings import SIMAI_PACKETS, SIMAI_SETTINGS
 from windtunnel.network.topology import GBPS, DcnPlus, SpectrumX, build_fabric
 
 MIB = 2**20

@@ -82,7 +82,7 @@ def assert_conserved(failing: Failing, finished: LoopRun, fleet: FleetRun) -> No
 
 
 @pytest.mark.full
-@pytest.mark.compiled
+@pytest.mark.usefixtures("all_features_compiled")
 @settings(max_examples=cases_to_try(60))
 @given(failing_cases())
 def test_nothing_is_lost_between_pools_that_fail(failing: Failing) -> None:
@@ -91,7 +91,7 @@ def test_nothing_is_lost_between_pools_that_fail(failing: Failing) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.compiled
+@pytest.mark.usefixtures("all_features_compiled")
 @settings(max_examples=cases_to_try(40))
 @given(failing_cases())
 def test_pools_that_do_everything_are_one_fleet(failing: Failing) -> None:
@@ -120,7 +120,7 @@ def test_pools_that_do_everything_are_one_fleet(failing: Failing) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.compiled
+@pytest.mark.usefixtures("all_features_compiled")
 @settings(max_examples=cases_to_try(40))
 @given(failing_cases(), st.integers(0, 2**32))
 def test_a_policy_of_ones_own_fails_and_scales_as_the_one_that_it_copies(failing: Failing, seed: int) -> None:

@@ -5,17 +5,18 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.network.collectives.run import groups_seconds
-from windtunnel.network.named_fabrics import fabric_of
 from windtunnel.network.paths import Paths
 from windtunnel.network.settings import NetworkSettings
+from windtunnel.network.topology import fabric_of
 from windtunnel.training.iteration.layers import (
     Communication,
     IterationLayer,
     LayerPhase,
     LayerWorkload,
     RankGroup,
+    groups_of,
+    run_layers,
 )
-from windtunnel.training.iteration.run import groups_of, run_layers
 from windtunnel.training.iteration.shared_fabric import max_min_rates, place_jobs, run_jobs
 
 FLOW = NetworkSettings(backend="flow", routing="spray")

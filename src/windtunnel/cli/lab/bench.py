@@ -11,11 +11,11 @@ from typing import Any
 import click
 
 from windtunnel.cli.options import with_load
-from windtunnel.cli.output import answer, check_replaceable, remark
+from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import status
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
-from windtunnel.files import write_text
+from windtunnel.files import check_replaceable, write_text
 from windtunnel.lab.bench.client import FIRST_TOKEN_ID, Endpoint, bench
 from windtunnel.lab.servers import server_of, started
 from windtunnel.lab.tiny_models import write_tiny_gguf, write_tiny_model
@@ -112,8 +112,10 @@ def _scenario_of(options: Options) -> Scenario:
         raw = {"workload": raw}
     raw = with_load(raw, options.of("requests", "bench_settings"), options.slo)
     raw.setdefault("model", "unknown")
-    raw.setdefault("deployment", {}).setdefault("device", "unknown")
-    if not raw["workload"].keys() & {"arrivals", "trace", "clients", "tenants"}:
+    # Tables of a wrong type are left to the decoder, which refuses them.
+    if isinstance(deployment := raw.setdefault("deployment", {}), dict):
+        deployment.setdefault("device", "unknown")
+    if isinstance(raw["workload"], dict) and not raw["workload"].keys() & {"arrivals", "trace", "clients", "tenants"}:
         raise InputError("there is nothing to send", "give --workload, --trace, or --rate with --input-tokens")
     folder = workload.parent if workload is not None and options.trace is None else None
     return scenario_from(raw, "" if workload is None else str(workload), folder)

@@ -4,11 +4,12 @@ from windtunnel.cli.network.options import fabric_with_failures, network_setting
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
-from windtunnel.formats.simai.report import write_flow_table
+from windtunnel.files import write_text
+from windtunnel.formats.simai.report import flow_table_csv
 from windtunnel.network.collectives.call import ALGORITHMS, CollectiveChoices, CollectiveRun
 from windtunnel.network.collectives.closed_forms import LAUNCH_S
 from windtunnel.network.collectives.placement import chosen_gpus
-from windtunnel.network.collectives.run import flows_like, read_traffic, run_collective, run_traffic
+from windtunnel.network.collectives.run import flows_like, read_traffic, run_collective
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import Flows
 from windtunnel.network.paths import run_flows
@@ -76,7 +77,9 @@ def _run_traffic(options: Options, fabric: Fabric, ranks: int | list[int], setti
     if odd:
         raise InputError(f"--traffic is an all-to-all's; it does not go with {odd[0]}")
     matrix = read_traffic(options.traffic, len(chosen_gpus(fabric, ranks)))
-    return run_traffic(fabric, matrix, ranks, settings.backend, settings, options.algorithm or "auto")
+    most_bytes = int((matrix.sum(axis=1) - matrix.diagonal()).max())
+    choices = CollectiveChoices(options.algorithm or "auto")
+    return run_collective(fabric, "all_to_all", most_bytes, ranks, settings.backend, settings, choices, matrix)
 
 
 def _whole_bytes(size: str) -> int:
@@ -94,7 +97,8 @@ def _write_flow_files(
     if not ALGORITHMS.get(run.algorithm).OPERATIONS:
         remark(f"note: {run.algorithm} has only a closed form; the flows are those of {algorithm}")
     if options.flows is not None:
-        write_flow_table(table, run.op, run.size_bytes, algorithm, options.flows)
+        lines = flow_table_csv(table, run.op, run.size_bytes, algorithm)
+        write_text(options.flows, "".join(f"{line}\n" for line in lines))
         remark(f"wrote {options.flows}: {format_count(len(table), 'flow')}")
     if any((options.times, options.links, options.queues)):
         _write_simulated_flows(options, fabric, table, settings)

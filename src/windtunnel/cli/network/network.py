@@ -1,12 +1,12 @@
 """`windtunnel network run`: SimAI's job in one command."""
 
 from windtunnel.cli.network.options import fabric_with_failures, network_settings
-from windtunnel.cli.output import answer, check_replaceable, remark
+from windtunnel.cli.output import answer, remark
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
-from windtunnel.formats.simai.analytical import hardware_from, overlap_from, run_simai_analytical
-from windtunnel.formats.simai.layers import read_layers
-from windtunnel.formats.simai.report import write_end_to_end
+from windtunnel.files import check_replaceable, write_text
+from windtunnel.formats.simai.analytical import read_layers, run_simai_analytical, simai_servers
+from windtunnel.formats.simai.report import end_to_end_csv
 from windtunnel.network.settings import NetworkSettings
 from windtunnel.report.network.network import (
     iteration_document,
@@ -14,8 +14,7 @@ from windtunnel.report.network.network import (
     shared_document,
     shared_report,
 )
-from windtunnel.training.iteration.layers import Iteration, LayerWorkload
-from windtunnel.training.iteration.run import run_layers
+from windtunnel.training.iteration.layers import Iteration, LayerWorkload, run_layers
 from windtunnel.training.iteration.shared_fabric import place_jobs, run_jobs
 
 
@@ -43,9 +42,9 @@ def command(options: Options) -> None:
     elif options.topology is not None or options.fail_links or options.fail_nodes:
         raise InputError("SimAI-Analytical knows no topology", "leave --topology out, or --compat simai")
     else:
-        iteration = run_simai_analytical(jobs[0], hardware_from(analytical), overlap_from(analytical))
+        iteration = run_simai_analytical(jobs[0], *simai_servers(analytical))
     if options.out is not None:
-        write_end_to_end(iteration, options.out)
+        write_text(options.out, end_to_end_csv(iteration, options.out.stem.removesuffix("EndToEnd")))
         remark(f"wrote {options.out}")
     answer(options.as_json, iteration_document, iteration_report, iteration)
 

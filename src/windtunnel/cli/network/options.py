@@ -4,8 +4,8 @@ from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.formats.simai.conf import read_simai_conf
 from windtunnel.network.fabric import Fabric, without
-from windtunnel.network.named_fabrics import fabric_of
 from windtunnel.network.settings import BACKENDS, NetworkSettings, settings_from
+from windtunnel.network.topology import fabric_of
 from windtunnel.schema import encode
 
 

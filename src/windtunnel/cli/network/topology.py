@@ -6,11 +6,12 @@ import click
 
 from windtunnel.cli.network.options import fabric_with_failures
 from windtunnel.cli.options import assignments
-from windtunnel.cli.output import answer, check_replaceable, remark, write_page
+from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.cli.verbs import Options
+from windtunnel.files import check_replaceable, write_text
 from windtunnel.network import fabric as fabrics
-from windtunnel.network.named_fabrics import fabric_from
-from windtunnel.network.topology_file import write_topology
+from windtunnel.network.topology import fabric_from
+from windtunnel.network.topology_file import topology_text
 from windtunnel.report.network.network import topology_document, topology_report
 from windtunnel.report.render.terminal import show as show_report
 from windtunnel.units import format_count
@@ -30,7 +31,7 @@ def generate(options: Options) -> None:
         remark(f"note: --num-leaves {options.num_leaves} does not fit; the GPUs need {leaves}")
     path = options.out or Path(fabric.name)
     check_replaceable(path, options.overwrite)
-    write_topology(fabric, path)
+    write_text(path, topology_text(fabric))
     show_report(topology_report(fabric))
     remark(f"wrote {path}")
 

@@ -28,11 +28,16 @@ def command(options: Options) -> None:
         raise InputError(f"--top is {options.top}; at least 1 is needed")
     if options.out is not None:
         check_folder(options.out, options.overwrite)
-    means, store = _means(options), _store(options)
+    means, store = means_of(options), store_of(options)
     space = _resumed_space(options.space, store) if options.resume else _space(options)
     if space.is_training and options.load is not None:
         raise InputError("--load is a load of requests", "vary num_devices to see what more devices give")
     evidence = show_study(space, store, means, options.top, options.as_json, options.load)
+    write_evidence(options, evidence)
+
+
+def write_evidence(options: Options, evidence: SearchEvidence) -> None:
+    """Write the page and the folder that the options ask for."""
     write_page(options.html, search_report, evidence)
     if options.out is not None:
         write_study(evidence, options.out)
@@ -40,7 +45,13 @@ def command(options: Options) -> None:
 
 
 def show_study(
-    space: Space, store: Store, means: Means, top: int, as_json: bool, load: float | None = None
+    space: Space,
+    store: Store,
+    means: Means,
+    top: int,
+    as_json: bool,
+    load: float | None = None,
+    recommends: bool = False,
 ) -> SearchEvidence:
     """Search, print the best points and why they win; Ctrl-C leaves the answers so far in the store."""
     # A model that cannot be read is refused in the search; one of the points, in its own answer.
@@ -59,6 +70,7 @@ def show_study(
             misconfiguration=misconfiguration(study, store) if are_several else [],
             fleets=[fleets(outcome, load, 5) for outcome in study.outcomes] if load is not None else [],
             load=load,
+            recommends=recommends,
         )
     answer(as_json, study_document, search_report, evidence)
     return evidence
@@ -98,7 +110,8 @@ def _space(options: Options) -> Space:
     return load_space(options.space, overrides)
 
 
-def _means(options: Options) -> Means:
+def means_of(options: Options) -> Means:
+    """Return the workers that the options of a search name."""
     workers, address = options.workers, options.address
     name = options.executor or ("ray" if address else "processes" if (workers or 1) > 1 else "here")
     check_known(name, EXECUTORS, f"--executor: there is no {name!r}")
@@ -111,7 +124,8 @@ def _means(options: Options) -> Means:
     return Means(name, workers or os.cpu_count() or 1, address)  # type: ignore[arg-type]
 
 
-def _store(options: Options) -> Store:
+def store_of(options: Options) -> Store:
+    """Return the store of answers that the options of a search name."""
     if options.no_store and options.store is not None:
         raise InputError("--store and --no-store exclude each other")
     path = None if options.no_store else options.store or default_path()

@@ -2,35 +2,24 @@
 
 from windtunnel.cli.output import answer
 from windtunnel.cli.verbs import Options
-from windtunnel.formats.timeline.file import check_file
-from windtunnel.formats.vidur import traces
-from windtunnel.formats.vidur.read import (
-    OperatorTables,
-    VidurConfig,
-    find_tables,
-    read_config,
-    read_requests,
-    read_tables,
-)
+from windtunnel.files import check_replaceable
+from windtunnel.formats.timeline.file import SUFFIXES
+from windtunnel.formats.vidur.read import OperatorTables, VidurConfig, read_config, read_requests, read_tables
 from windtunnel.formats.vidur.replay import host_s, replay
-from windtunnel.formats.vidur.write import check_metrics_file, write_request_metrics
+from windtunnel.formats.vidur.write import chrome_events, write_chrome_trace, write_request_metrics
 from windtunnel.report.serving.vidur import replay_document, replay_metrics, replay_report
 from windtunnel.serving.run import LoopRun
 
 
 def command(options: Options) -> None:
     """Replay a run of Vidur, and write and print its metrics."""
-    if options.metrics is not None:
-        check_metrics_file(options.metrics, options.overwrite)
-    paths = [path for path in (options.chrome_trace, options.event_trace) if path is not None]
-    for path in paths:
-        check_file(path, options.overwrite)
+    check_replaceable(options.metrics, options.overwrite, ".csv")
+    check_replaceable(options.chrome_trace, options.overwrite, *SUFFIXES)
     config = read_config(options.config)
-    predictor, tables = config.execution_time_predictor_config, options.tables
-    if tables.is_dir():
-        tables = find_tables(tables, config)
-    operators = read_tables(tables, predictor.kv_cache_prediction_granularity)
-    keeps_trail = bool(paths) or (options.metrics is not None and not predictor.skip_cpu_overhead_modeling)
+    predictor = config.execution_time_predictor_config
+    operators = read_tables(options.tables, predictor.kv_cache_prediction_granularity)
+    needs_host = options.metrics is not None and not predictor.skip_cpu_overhead_modeling
+    keeps_trail = options.chrome_trace is not None or needs_host
     run = replay(
         config,
         operators,
@@ -45,12 +34,10 @@ def command(options: Options) -> None:
 
 
 def _write(run: LoopRun, config: VidurConfig, operators: OperatorTables, options: Options) -> None:
-    """Write the requested metrics and traces."""
+    """Write the requested metrics and trace."""
     if options.metrics is not None:
         has_host = not config.execution_time_predictor_config.skip_cpu_overhead_modeling
         spent_s = host_s(run, config, operators) if has_host else 0.0
         write_request_metrics(options.metrics, replay_metrics(run, spent_s, replicates_bugs=not options.right))
     if options.chrome_trace is not None:
-        traces.write_chrome_trace(options.chrome_trace, traces.chrome_events(run))
-    if options.event_trace is not None:
-        traces.write_event_trace(options.event_trace, traces.event_trace(run))
+        write_chrome_trace(options.chrome_trace, chrome_events(run))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from windtunnel.cli.options import scenario_of
+from windtunnel.cli.options import launched, scenario_of
 from windtunnel.cli.output import answer, write_page
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
@@ -49,7 +49,7 @@ def _space(options: Options) -> Space:
     if options.scenario is None:
         axes = axes_of(options.vary)
         vars(options).update({name: _first(axes, name) for name in NEEDED if getattr(options, name) is None})
-    base = scenario_of(options)
+    base = scenario_of(options, base=launched(options.from_command))
     limits = parse_limits(options.slo) if options.slo is not None else limits_of(base.slo)
     raw = {**encode(base), "limits": {limit.name: limit.most_s for limit in limits}}
     raw.pop("slo", None)

@@ -7,12 +7,12 @@ import click
 import yaml
 
 from windtunnel.cli.options import assignments
-from windtunnel.cli.output import answer, check_replaceable, remark
+from windtunnel.cli.output import answer, remark
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
-from windtunnel.files import read_text, write_text
+from windtunnel.files import check_replaceable, read_text, write_text
+from windtunnel.formats.aicb import COMMAND, file_of_job
 from windtunnel.formats.aicb.commands import read_command
-from windtunnel.formats.aicb.contents import COMMAND, file_of_job
 from windtunnel.formats.aicb.csv_records import records_text
 from windtunnel.formats.aicb.training import training_records
 from windtunnel.formats.aicb.write import GeneratedFile, generate
@@ -95,8 +95,7 @@ def _write(job: TrainingJob, options: Options) -> None:
         return
     if out is None:
         raise InputError("Chakra traces are one file a rank", "name their beginning: --out traces/job")
-    if not options.overwrite and out.with_name(f"{out.name}.groups.json").exists():
-        raise InputError(f"{out}.groups.json is there already", "replace the traces with --overwrite")
+    check_replaceable(out.with_name(f"{out.name}.groups.json"), options.overwrite)
     chosen = _chosen(options.ranks, setup.degrees.num_devices)
     written = write_training_traces(setup, seconds, out, chosen)
     remark(f"wrote {written[0]} and {len(written) - 2} more traces, {written[-1].name} with their groups")

@@ -7,17 +7,115 @@ Refused: commands on which AICB fails, jobs that its arguments cannot describe, 
 docs/reference/aicb-differences.md lists where its workloads differ from what the frameworks do.
 """
 
-from windtunnel.formats.aicb.contents import AIOB, COMMAND, LIST, is_command, read_job, read_list, read_times
-from windtunnel.formats.aicb.csv_records import COLUMNS
-from windtunnel.formats.recognise import FileFormat
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from windtunnel.errors import InputError
+from windtunnel.files import read_text
+from windtunnel.formats.aicb.aiob_times import read_aiob_times
+from windtunnel.formats.aicb.arguments import WORDS, Command, TrainingArguments
+from windtunnel.formats.aicb.commands import read_command
+from windtunnel.formats.aicb.csv_records import COLUMNS, read_records
+from windtunnel.formats.aicb.job import arguments_of, job_of
+from windtunnel.formats.aicb.write import GeneratedFile, generate
+from windtunnel.formats.collective_calls import CollectiveCall, Contents, totals
+from windtunnel.formats.job_files import JobLaunch
+from windtunnel.formats.recognise import FileContent, FileFormat
+from windtunnel.training.job import TrainingJob
+from windtunnel.training.setup import resolve
+
+LIST, AIOB, COMMAND = "AICB list", "AIOB times", "AICB command"
+
+_AIOB_STARTS = ("train_iter:", "inference_term:")
+_GROUPS = {"ep_dp_group": "dp_ep", "all": "all"}
+_KINDS = {"isend": "send", "irecv": "receive"}
+_SCRIPT = re.compile(r"^[^#\n]*\b(?:ba)?sh\s+\S*?(?:_workload_with_aiob|megatron_gpt|deepspeed_llama)\.sh\b", re.M)
+"""A line that runs one of AICB's scripts."""
+
+
+def is_command(file: FileContent) -> bool:
+    """Whether a text runs one of AICB's generators or scripts."""
+    return not file.is_json and ("workload_generator." in file.text or _SCRIPT.search(file.text) is not None)
+
+
+def read_list(path: Path) -> Contents:
+    """Read a list and sum up its computation and communication."""
+    lists = read_records(path)
+    facts = [("lists", str(len(lists))), ("lines", f"{sum(part.num_records for part in lists):,}")]
+    facts += [("ranks", part.title) for part in lists if part.title]
+    records = [record for part in lists for record in part.records()]
+    products = [record for record in records if record.kind == "computation"]
+    if products:
+        facts.append(("products", f"{len(products):,} of matrices"))
+    timed = [record.elapsed_ms for record in products if record.elapsed_ms is not None]
+    calls = (
+        CollectiveCall(
+            _KINDS.get(record.kind, record.kind),
+            _GROUPS.get(record.group or "", (record.group or "").removesuffix("_group")),
+            record.group_size,
+            round(record.size) if not isinstance(record.size, tuple) else None,
+            record.num_calls,
+            record.elapsed_ms * 1e-3 if record.elapsed_ms is not None else None,
+        )
+        for record in records
+        if record.kind not in ("computation", "epoch_end")
+    )
+    return Contents(LIST, tuple(facts), tuple(totals(calls)), sum(timed) * 1e-3 if timed else None)
+
+
+def read_times(path: Path) -> Contents:
+    """Read AIOB times as the time of each module."""
+    times = read_aiob_times(path)
+    modules = {name: module.mean_us * 1e-6 for name, module in times.modules.items()}
+    return Contents(AIOB, (("run", times.title),), (), sum(modules.values()), modules)
+
+
+def read_job(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...]]:
+    """Read a command as a training job.
+
+    Raises:
+        InputError: the command is wrong, of inference, or leaves a value open that `launch` does not give.
+    """
+    arguments = read_command(read_text(path)).arguments
+    if not isinstance(arguments, TrainingArguments):
+        raise InputError("an inference workload is no training job", "write AICB's own file with --compat aicb")
+    device = launch.device_or(WORDS["devices"].get(arguments.gpu_type or ""), "the command names none")
+    job = job_of(arguments, device)
+    if launch.num_devices not in (None, job.num_devices):
+        problem = f"--num-devices is {launch.num_devices}; the command runs on {job.num_devices}"
+        raise InputError(problem, "leave it out")
+    return job, ()
+
+
+def file_of_job(job: TrainingJob, target: str | None, times: Path | None) -> GeneratedFile:
+    """Return the file that AICB itself would write for a job: a workload (`simai`) or a list (`aicb`).
+
+    Raises:
+        InputError: AICB would fail, or has no argument for a part of the job.
+    """
+    arguments = arguments_of(resolve(job))
+    if target not in ("simai", "aicb"):
+        raise InputError("--compat aicb needs to know which of AICB's files", "--write simai or --write aicb")
+    if times is not None:
+        arguments = replace(arguments, aiob_enable=True)
+    return generate(Command(_generator(arguments, target), arguments), times)
+
+
+def _generator(arguments: TrainingArguments, target: str) -> str:
+    is_deepspeed = arguments.frame == "DeepSpeed"
+    if target == "simai":
+        if is_deepspeed:
+            raise InputError("AICB has no SimAI workload for DeepSpeed or FSDP", "--write aicb, or leave --compat out")
+        return "SimAI_training_workload_generator"
+    if not is_deepspeed:
+        return "generate_megatron_workload"
+    stages = "stage3" if arguments.stage == 3 else "stage1_2"
+    return f"generate_deepspeed_{stages}_workload"
+
 
 FORMATS = (
     FileFormat(LIST, "workload or trace", lambda file: COLUMNS in file.text[:100_000], read_list),
-    FileFormat(
-        AIOB,
-        "workload or trace",
-        lambda file: file.first_word.startswith(("train_iter:", "inference_term:")),
-        read_times,
-    ),
+    FileFormat(AIOB, "workload or trace", lambda file: file.first_word.startswith(_AIOB_STARTS), read_times),
     FileFormat(COMMAND, "training job", is_command, read_job),
 )

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from windtunnel.errors import InputError
-from windtunnel.files import read_text
+from windtunnel.files import parse_number, read_text
 from windtunnel.formats.aicb.arguments import WORDS
-from windtunnel.formats.parsing import parse_number
 
 FIELDS = ("time_gpu_max", "time_gpu_min", "time_gpu_avg")
 

@@ -16,13 +16,13 @@ from typing import Any, NoReturn
 import msgspec
 
 from windtunnel.errors import InputError, check_known, did_you_mean
+from windtunnel.files import parse_whole
 from windtunnel.formats.aicb.arguments import (
     WORDS,
     Command,
     InferenceArguments,
     TrainingArguments,
 )
-from windtunnel.formats.parsing import parse_whole
 from windtunnel.schema import Schema, read_yaml
 
 LIST_SCRIPT = "megatron_gpt.sh"

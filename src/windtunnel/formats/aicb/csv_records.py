@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from windtunnel.errors import InputError, check_known
-from windtunnel.files import read_text
-from windtunnel.formats.parsing import parse_number
+from windtunnel.files import parse_number, read_text
 
 COLUMNS = "comm_type,comm_group,comm_group_size,msg_size,stage,dst,src,additional,_elapsed_time,algbw,busbw,count"
 KINDS = (

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError
+from windtunnel.files import decode_json
 from windtunnel.formats.aicb.arguments import WORDS, InferenceArguments
 from windtunnel.formats.aicb.simai import FP8_SHARE, NOTHING, UNIT
-from windtunnel.formats.parsing import decode_json
 from windtunnel.formats.simai.workload import Block, FilePhase, Header, SimaiWorkload, WorkloadLayer
 
 

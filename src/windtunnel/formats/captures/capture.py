@@ -1,4 +1,4 @@
-"""One profile in memory, whatever the profiler: the device's kernels and copies, API calls, and named ranges.
+"""One profile in memory, whatever the profiler: the device's kernels and copies, API calls, ranges, and names.
 
 Texts are stored once, in `Capture.names`; the tables' `name` columns are positions in it. Times are seconds from the
 start of the capture. Unknown values are -1 in a column of whole numbers and NaN in one of floats.
@@ -6,8 +6,10 @@ start of the capture. Unknown values are -1 in a column of whole numbers and NaN
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +35,11 @@ CLASSES = (
     *("sampling", "quantization", "elementwise", "copy", "graph", "other"),
 )
 """Purposes of kernels."""
+
+_PATTERNS = tuple(
+    (CLASSES.index(name), re.compile("|".join(patterns), re.IGNORECASE))
+    for name, patterns in read_yaml(Path(__file__).with_name("kernel_classes.yaml")).items()
+)
 
 TableKind = Literal["kernels", "calls", "ranges"]
 COLUMNS: Mapping[str, Mapping[str, str]] = read_yaml(Path(__file__).with_name("columns.yaml"))
@@ -162,6 +169,37 @@ def within(capture: Capture, range_name: str) -> Capture:
         calls=capture.calls.where(in_calls),
         ranges=capture.ranges.where(in_ranges),
     )
+
+
+@cache
+def kernel_class(name: str) -> int:
+    """Return the position in CLASSES of a kernel's or operator's purpose, by its name; `other` where it is unclear."""
+    return next((code for code, pattern in _PATTERNS if pattern.search(name)), CLASSES.index("other"))
+
+
+@cache
+def short_name(name: str) -> str:
+    """Return a kernel's name without its return type, template arguments, namespace and parameters.
+
+    `void at::native::elementwise_kernel<128, 4, ...>(int, ...)` -> `elementwise_kernel`.
+    """
+    if name.startswith("["):
+        return name
+    text = name.replace("(anonymous namespace)::", "")
+    depth, kept = 0, list[str]()
+    for letter in text:
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and depth == 0 and kept:
+            break
+        if depth == 0 and letter != ">":
+            kept.append(letter)
+    plain = "".join(kept).strip().split(" ")[-1]
+    return plain.rsplit("::", 1)[-1] or name
+
+
+def call_name(name: str) -> str:
+    """Return a function's name without CUPTI's version: `cudaLaunchKernel_v7000` -> `cudaLaunchKernel`."""
+    return re.sub(r"_v\d{4,5}$", "", name)
 
 
 def theoretical_occupancy(

@@ -17,22 +17,9 @@ import msgspec
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.formats.captures.capture import (
-    CLASSES,
-    COPY,
-    KERNEL,
-    MEMSET,
-    OPERATOR,
-    Capture,
-    Names,
-    TableKind,
-    capture_table,
-    innermost_ranges,
-    shape_columns,
-)
-from windtunnel.formats.captures.kernel_names import call_name, kernel_class
+from windtunnel.files import decode_json
+from windtunnel.formats.captures import capture as profile
 from windtunnel.formats.collective_calls import CollectiveCall, Contents, element_bytes, torch_call, totals
-from windtunnel.formats.parsing import decode_json
 from windtunnel.formats.recognise import FileContent
 from windtunnel.metrics.records import Table
 
@@ -152,11 +139,11 @@ def _from_shape(event: KinetoEvent) -> dict[str, Any]:
 GRAPHS = "{number:,} kernels were launched by CUDA graphs: the trace does not say by which operators"
 NO_DEVICE = "no device was traced: the rows are the outermost operators of the CPU, with what they call"
 
-_ACTIVITY = {"kernel": KERNEL, "gpu_memcpy": COPY, "gpu_memset": MEMSET}
+_ACTIVITY = {"kernel": profile.KERNEL, "gpu_memcpy": profile.COPY, "gpu_memset": profile.MEMSET}
 _CALL_CATEGORIES = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime")
 
 
-def read_kineto_capture(path: Path) -> Capture:
+def read_kineto_capture(path: Path) -> profile.Capture:
     """Read a trace of `torch.profiler`, plain or gzipped, as a capture.
 
     Raises:
@@ -174,18 +161,18 @@ def read_kineto_capture(path: Path) -> Capture:
         kernels = reading.kernels(of_device, rows)
         if len(calls):
             call = kernels["call"]
-            kernels = kernels.replaced(range=np.where(call >= 0, innermost_ranges(calls, ranges)[call], -1))
+            kernels = kernels.replaced(range=np.where(call >= 0, profile.innermost_ranges(calls, ranges)[call], -1))
         num_graphed = _num_graphed(of_device)
         notes += [GRAPHS.format(number=num_graphed)] if num_graphed else []
     else:
-        calls = capture_table("calls")
+        calls = profile.capture_table("calls")
         kernels = reading.host_operators(ranges)
         notes.append(NO_DEVICE)
     devices = {
         number if isinstance(number := device.get("id"), int) else position: str(device.get("name", ""))
         for position, device in enumerate(trace.device_properties)
     }
-    return Capture("torch.profiler", tuple(reading.names), kernels, calls, ranges, devices, tuple(notes))
+    return profile.Capture("torch.profiler", tuple(reading.names), kernels, calls, ranges, devices, tuple(notes))
 
 
 class _KinetoReading:
@@ -194,21 +181,21 @@ class _KinetoReading:
     def __init__(self, trace: KinetoTrace) -> None:
         self.trace = trace
         self.operators = trace.of_category("cpu_op")
-        self.names = Names()
+        self.names = profile.Names()
         timed = trace.of_category("cpu_op", "user_annotation", *_CALL_CATEGORIES, *_ACTIVITY)
         self.start_us = min((event.start_us for event in timed), default=0.0)
         threads = sorted({event.tid for event in timed}, key=str)
         # Threads keep their numbers where they have one.
         self.threads = {tid: tid if isinstance(tid, int) else position for position, tid in enumerate(threads)}
 
-    def table(self, kind: TableKind, events: Sequence[KinetoEvent], values: Mapping[str, Any]) -> Table:
+    def table(self, kind: profile.TableKind, events: Sequence[KinetoEvent], values: Mapping[str, Any]) -> Table:
         """Make a table of events, with their times and further values."""
         common = {
             "start_s": np.array([event.start_us - self.start_us for event in events]) * 1e-6,
             "duration_s": np.array([event.duration_us for event in events]) * 1e-6,
             "thread": [self.threads[event.tid] for event in events],
         }
-        return capture_table(kind, len(events), {**common, **values})
+        return profile.capture_table(kind, len(events), {**common, **values})
 
     def ranges(self) -> Table:
         events = self.trace.of_category("user_annotation")
@@ -219,7 +206,7 @@ class _KinetoReading:
     def calls(self) -> tuple[Table, dict[int, int]]:
         """Return the API calls, and correlation -> row of the call that launched."""
         events = sorted(self.trace.of_category(*_CALL_CATEGORIES), key=lambda event: event.start_us)
-        names = self.names.codes([call_name(event.name) for event in events])
+        names = self.names.codes([profile.call_name(event.name) for event in events])
         rows = {number: row for row, event in enumerate(events) if (number := _int(event, "correlation")) > 0}
         return self.table("calls", events, {"name": names}), rows
 
@@ -227,7 +214,10 @@ class _KinetoReading:
         """Return the kernel table of a device's events; `calls` maps a correlation to a row of the call table."""
         by_id = {event.external_id: event for event in self.operators if event.external_id is not None}
         launched_by = [by_id.get(event.external_id or -1) if event.cat == "kernel" else None for event in events]
-        classes = [kernel_class(event.name) if event.cat == "kernel" else CLASSES.index("copy") for event in events]
+        classes = [
+            profile.kernel_class(event.name) if event.cat == "kernel" else profile.CLASSES.index("copy")
+            for event in events
+        ]
         work = _work_of_kernels(events, launched_by, classes)
         columns: dict[str, Any] = {
             "name": self.names.codes([event.name for event in events]),
@@ -248,7 +238,7 @@ class _KinetoReading:
         }
         for shape in ("grid", "block"):
             sizes = (event.args.get(shape) for event in events)
-            columns |= shape_columns(shape, (size if isinstance(size, list) else None for size in sizes))
+            columns |= profile.shape_columns(shape, (size if isinstance(size, list) else None for size in sizes))
         return self.table("kernels", events, columns)
 
     def host_operators(self, ranges: Table) -> Table:
@@ -259,10 +249,10 @@ class _KinetoReading:
         calls = self.table("calls", events, {"name": codes})
         columns = {
             "name": codes,
-            "activity": OPERATOR,
-            "kernel_class": [kernel_class(event.name) for event in events],
+            "activity": profile.OPERATOR,
+            "kernel_class": [profile.kernel_class(event.name) for event in events],
             "stream": calls["thread"],
-            "range": innermost_ranges(calls, ranges),
+            "range": profile.innermost_ranges(calls, ranges),
             "operator": codes,
             "flops": [flops for flops, _ in work],
             "num_bytes": [moved for _, moved in work],
@@ -287,7 +277,7 @@ def _work_of_kernels(
     """Return FLOPs and bytes of the kernels that alone do the work of an operator; NaN for all others."""
     doing: dict[int | None, list[int]] = {}
     for i, (operator, code) in enumerate(zip(operators, classes, strict=True)):
-        if operator is not None and CLASSES[code] in ("gemm", "attention"):
+        if operator is not None and profile.CLASSES[code] in ("gemm", "attention"):
             doing.setdefault(operator.external_id, []).append(i)
     work = [(nan, nan)] * len(events)
     for kernels in doing.values():

@@ -18,8 +18,7 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.files import read_text
-from windtunnel.formats.captures.capture import KERNEL, Capture, Names, capture_table, shape_columns
-from windtunnel.formats.captures.kernel_names import kernel_class
+from windtunnel.formats.captures.capture import KERNEL, Capture, Names, capture_table, kernel_class, shape_columns
 from windtunnel.formats.recognise import FileContent
 from windtunnel.schema import read_yaml
 

@@ -18,19 +18,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, WindtunnelError, unreadable
 from windtunnel.files import draft_of
-from windtunnel.formats.captures.capture import (
-    CLASSES,
-    COPY,
-    GRAPH,
-    KERNEL,
-    MEMSET,
-    Capture,
-    Names,
-    capture_table,
-    innermost_ranges,
-    theoretical_occupancy,
-)
-from windtunnel.formats.captures.kernel_names import call_name, kernel_class
+from windtunnel.formats.captures import capture as profile
 from windtunnel.formats.recognise import FileContent
 from windtunnel.metrics.records import Table
 from windtunnel.schema import read_yaml
@@ -72,7 +60,7 @@ def is_nsys(file: FileContent) -> bool:
     return MAGIC.startswith(file.start[: len(MAGIC)]) or file.path.suffix in REPORTS
 
 
-def read_nsys(path: Path) -> Capture:
+def read_nsys(path: Path) -> profile.Capture:
     """Read an exported SQLite file.
 
     Raises:
@@ -123,20 +111,20 @@ class _Export:
         if missing:
             raise InputError(f"{path} is no whole capture of Nsight Systems: {missing} is missing")
         self.texts = dict(self.rows("StringIds", "id", "value", order="id")) if "StringIds" in self.columns else {}
-        self.names = Names()
+        self.names = profile.Names()
         self.start_ns = self._start_ns()
 
-    def capture(self) -> Capture:
+    def capture(self) -> profile.Capture:
         ranges = self.ranges()
         calls, call_rows = self.calls()
         kernels = self.kernels(call_rows)
         if len(calls):
-            inner = innermost_ranges(calls, ranges)
+            inner = profile.innermost_ranges(calls, ranges)
             kernels = kernels.replaced(range=np.where(kernels["call"] >= 0, inner[kernels["call"]], -1))
         order = np.argsort(kernels["start_s"], kind="stable")
         kernels = kernels.where(order)
         notes = tuple(_notes(kernels))
-        return Capture(self.tool(), tuple(self.names), kernels, calls, ranges, self.devices(), notes)
+        return profile.Capture(self.tool(), tuple(self.names), kernels, calls, ranges, self.devices(), notes)
 
     def missing(self) -> Iterator[str]:
         """Yield missing tables and columns without which nothing can be read."""
@@ -231,20 +219,20 @@ class _Export:
             "thread": _whole_numbers([-1 if row[5] is None else row[5] for row in rows], _RANGES),
             "is_nested": [int(row[0] == _PUSH_POP) for row in rows],
         }
-        return capture_table("ranges", len(rows), values)
+        return profile.capture_table("ranges", len(rows), values)
 
     def calls(self) -> tuple[Table, dict[tuple[int, int], int]]:
         """Return the API calls, and (process, correlation) -> row of the call that launched."""
         calls = self.arrays(_CALLS, "start", "end", "nameId", "globalTid", "correlationId")
         ids = calls["nameId"].tolist()
-        codes = {code: self.names[call_name(self.text(code))] for code in sorted(set(ids))}
+        codes = {code: self.names[profile.call_name(self.text(code))] for code in sorted(set(ids))}
         values = {
             "name": [codes[code] for code in ids],
             **self.span(calls["start"], calls["end"]),
             "thread": calls["globalTid"],
         }
         keys = zip((calls["globalTid"] & _PROCESS).tolist(), calls["correlationId"].tolist(), strict=True)
-        return capture_table("calls", len(ids), values), {key: row for row, key in enumerate(keys)}
+        return profile.capture_table("calls", len(ids), values), {key: row for row, key in enumerate(keys)}
 
     def kernels(self, call_rows: Mapping[tuple[int, int], int]) -> Table:
         """Return kernels, copies, memsets and whole graphs, one kind after another."""
@@ -258,17 +246,17 @@ class _Export:
         graph_names = [f"[CUDA graph {number}]" for number in graphs["graphId"].tolist()]
         shared_bytes = kernels["staticSharedMemory"] + kernels["dynamicSharedMemory"]
         of_kernels = {
-            "kernel_class": list(map(kernel_class, kernel_names)),
+            "kernel_class": list(map(profile.kernel_class, kernel_names)),
             "shared_bytes": shared_bytes,
             "occupancy_fraction": self.occupancy(kernels, shared_bytes),
             **{column: kernels[theirs] for column, theirs in _SHAPE.items()},
         }
-        copy = CLASSES.index("copy")
+        copy = profile.CLASSES.index("copy")
         parts = (
-            (KERNEL, kernel_names, kernels, of_kernels),
-            (COPY, copy_names, copies, {"kernel_class": copy, "num_bytes": copies["bytes"]}),
-            (MEMSET, memset_names, memsets, {"kernel_class": copy, "num_bytes": memsets["bytes"]}),
-            (GRAPH, graph_names, graphs, {"kernel_class": CLASSES.index("graph")}),
+            (profile.KERNEL, kernel_names, kernels, of_kernels),
+            (profile.COPY, copy_names, copies, {"kernel_class": copy, "num_bytes": copies["bytes"]}),
+            (profile.MEMSET, memset_names, memsets, {"kernel_class": copy, "num_bytes": memsets["bytes"]}),
+            (profile.GRAPH, graph_names, graphs, {"kernel_class": profile.CLASSES.index("graph")}),
         )
         tables = []
         for activity, names, columns, values in parts:
@@ -281,7 +269,7 @@ class _Export:
                 "stream": columns["streamId"],
                 "call": [call_rows.get(key, -1) for key in launches],
             }
-            tables.append(capture_table("kernels", len(names), {**common, **values}))
+            tables.append(profile.capture_table("kernels", len(names), {**common, **values}))
         columns = {name: np.concatenate([table[name] for table in tables]) for name in tables[0].columns}
         return Table(columns, tables[0].meanings)
 
@@ -291,7 +279,7 @@ class _Export:
         threads = kernels["blockX"] * kernels["blockY"] * kernels["blockZ"]
         for device, (limits, reserved_bytes) in self.limits().items():
             rows = kernels["deviceId"] == device
-            occupancy[rows] = theoretical_occupancy(
+            occupancy[rows] = profile.theoretical_occupancy(
                 threads[rows], kernels["registersPerThread"][rows], shared_bytes[rows], limits, reserved_bytes
             )
         return occupancy
@@ -312,8 +300,8 @@ def _whole_numbers(values: Sequence[Any], table: str) -> NDArray[np.int64]:
 
 def _notes(kernels: Table) -> Iterator[str]:
     total_s = kernels["duration_s"].sum()
-    graphs_s = kernels["duration_s"][kernels["activity"] == GRAPH].sum()
-    if not np.isin(kernels["activity"], (KERNEL, GRAPH)).any():
+    graphs_s = kernels["duration_s"][kernels["activity"] == profile.GRAPH].sum()
+    if not np.isin(kernels["activity"], (profile.KERNEL, profile.GRAPH)).any():
         yield NO_KERNELS
     if graphs_s:
         yield GRAPHS_ONLY.format(share=graphs_s / total_s)

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from windtunnel.errors import InputError
+from windtunnel.files import decode_json
 from windtunnel.formats.captures.kineto import is_kineto
 from windtunnel.formats.collective_calls import CollectiveCall, Contents, torch_call, totals
-from windtunnel.formats.parsing import decode_json
 from windtunnel.formats.recognise import FileContent
 
 TRACE = "PyTorch execution trace"

@@ -16,32 +16,14 @@ from windtunnel.schema import read_yaml
 VERSION = "0.0.4"
 
 
-class ChakraKind(IntEnum):
-    """Kinds of nodes."""
-
-    INVALID = 0
-    METADATA = 1
-    MEMORY_LOAD = 2
-    MEMORY_STORE = 3
-    COMPUTE = 4
-    SEND = 5
-    RECEIVE = 6
-    COLLECTIVE = 7
-
-
-class ChakraCollective(IntEnum):
-    """Values of a collective's attribute `comm_type`. ASTRA-sim 2 runs the first, third, seventh and eighth."""
-
-    ALL_REDUCE = 0
-    REDUCE = 1
-    ALL_GATHER = 2
-    GATHER = 3
-    SCATTER = 4
-    BROADCAST = 5
-    ALL_TO_ALL = 6
-    REDUCE_SCATTER = 7
-    REDUCE_SCATTER_BLOCK = 8
-    BARRIER = 9
+ChakraKind = IntEnum("ChakraKind", "INVALID METADATA MEMORY_LOAD MEMORY_STORE COMPUTE SEND RECEIVE COLLECTIVE", start=0)
+"""Kinds of nodes."""
+ChakraCollective = IntEnum(
+    "ChakraCollective",
+    "ALL_REDUCE REDUCE ALL_GATHER GATHER SCATTER BROADCAST ALL_TO_ALL REDUCE_SCATTER REDUCE_SCATTER_BLOCK BARRIER",
+    start=0,
+)
+"""Values of a collective's attribute `comm_type`. ASTRA-sim 2 runs the first, third, seventh and eighth."""
 
 
 def _fields() -> dict[str, list[tuple[int, str, str]]]:

@@ -1,4 +1,4 @@
-"""SimAI-Analytical's closed forms, number for number, for `compat: simai`.
+"""A SimAI workload as an iteration, and SimAI-Analytical's closed forms, number for number, for `compat: simai`.
 
 Source: SimAI 1.6, `Layer::compute_time` and `calbusbw.cc`. They differ from the default model
 (`network/collectives/closed_forms.py`) on purpose:
@@ -12,6 +12,7 @@ Source: SimAI 1.6, `Layer::compute_time` and `calbusbw.cc`. They differ from the
 
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,8 @@ from numpy.typing import NDArray
 
 from windtunnel import catalog
 from windtunnel.errors import InputError, check_known
-from windtunnel.schema import Positive, Schema, SchemaT, check_fraction, check_positive, decode, read_yaml
+from windtunnel.formats.simai.workload import HEADER_KEYS, TRANSFORMER, FilePhase, WorkloadLayer, meaning, read_workload
+from windtunnel.schema import Positive, Schema, check_fraction, check_positive, decode, read_yaml
 from windtunnel.training.iteration.layers import (
     Communication,
     Iteration,
@@ -69,37 +71,27 @@ class SimaiOverlap(Schema):
     """`-pp_o`. SimAI reads it as a bandwidth too, so that 1 makes transfers between stages free."""
 
 
-def hardware_from(options: Mapping[str, Any]) -> SimaiHardware:
-    """Return hardware from SimAI-Analytical's options by name; types give bandwidths that are None.
+def simai_servers(options: Mapping[str, Any]) -> tuple[SimaiHardware, SimaiOverlap]:
+    """Return hardware and overlap ratios from SimAI-Analytical's options by name; types give bandwidths that are None.
 
     Raises:
-        InputError: a type is unknown, or a number not above zero.
+        InputError: a type is unknown, a number not above zero, or a ratio not from 0 to 1.
     """
-    nvlink, nic = options["nvlink_busbw"], options["nic_busbw"]
-    if nvlink is None and options["gpu_type"] is not None:
-        nvlink = _known("GPU type", options["gpu_type"].upper(), NVLINK_GIB_PER_S)
-    if nic is None and options["nic_type"] is not None:
-        nic = _known("NIC type", options["nic_type"].lower(), NIC_GIB_PER_S)
-    per_server = {name: options[name] for name in ("nics_per_server", "gpus_per_server")}
-    return _decoded(SimaiHardware, {"nvlink_gib_per_s": nvlink, "nic_gib_per_s": nic, **per_server})
-
-
-def overlap_from(options: Mapping[str, Any]) -> SimaiOverlap:
-    """Return overlap ratios from SimAI-Analytical's options by name.
-
-    Raises:
-        InputError: a ratio is not from 0 to 1.
-    """
-    return _decoded(SimaiOverlap, {f"{kind}_fraction": options[f"{kind}_overlap"] for kind in ("dp", "ep", "tp", "pp")})
-
-
-def _decoded(kind: type[SchemaT], values: Mapping[str, Any]) -> SchemaT:
-    return decode({name: value for name, value in values.items() if value is not None}, kind)
-
-
-def _known(what: str, name: str, table: Mapping[str, float]) -> float:
-    check_known(name, table, f"SimAI knows no {what} {name!r}")
-    return table[name]
+    rates = {"nvlink_gib_per_s": options["nvlink_busbw"], "nic_gib_per_s": options["nic_busbw"]}
+    gpu, nic = (options["gpu_type"] or "").upper(), (options["nic_type"] or "").lower()
+    for field, what, name, table in (
+        ("nvlink_gib_per_s", "GPU type", gpu, NVLINK_GIB_PER_S),
+        ("nic_gib_per_s", "NIC type", nic, NIC_GIB_PER_S),
+    ):
+        if rates[field] is None and name:
+            check_known(name, table, f"SimAI knows no {what} {name!r}")
+            rates[field] = table[name]
+    servers = rates | {name: options[name] for name in ("nics_per_server", "gpus_per_server")}
+    overlap = {f"{kind}_fraction": options[f"{kind}_overlap"] for kind in ("dp", "ep", "tp", "pp")}
+    hardware, ratios = (
+        {name: value for name, value in given.items() if value is not None} for given in (servers, overlap)
+    )
+    return decode(hardware, SimaiHardware), decode(ratios, SimaiOverlap)
 
 
 class _Span(NamedTuple):
@@ -256,3 +248,53 @@ def _pipeline_ns(workload: LayerWorkload, overlap: SimaiOverlap) -> float:
         return 0.0
     each_ns = workload.pp_bytes / GIB / overlap.pp_fraction * 1e9
     return int(2 * workload.vpp * workload.num_micro_batches * each_ns / 1000 * (1 - overlap.pp_fraction)) * 1000
+
+
+_NEEDED = ("tp", "ep", "pp", "vpp", "num_microbatches", "num_devices")
+
+
+def read_layers(path: Path) -> LayerWorkload:
+    """Read the iteration in a workload file.
+
+    Raises:
+        InputError: the file is missing or wrong, or lacks what a network needs; names the line.
+    """
+    workload = read_workload(path)
+    if workload.policy != TRANSFORMER:
+        raise InputError(f"{path}, line 1: the policy {workload.policy} is not run", f"{TRANSFORMER} is")
+    header = workload.header
+    words = {field: key for key, field in reversed(HEADER_KEYS.items())}
+    if missing := [field for field in _NEEDED if getattr(header, field) is None]:
+        raise InputError(f"{path}, line 1: {words[missing[0]]} is missing")
+    known: dict[WorkloadLayer, IterationLayer] = {}
+    for line, row in enumerate(workload.layers(), FIRST_LAYER_LINE):
+        if row not in known:
+            phases = ((row.forward, False), (row.input_gradient, False), (row.weight_gradient, True))
+            known[row] = IterationLayer(row.name, *(_phase(*phase, f"{path}, line {line}") for phase in phases))
+    try:
+        return LayerWorkload(
+            name=path.name,
+            tp=header.tp or 1,
+            ep=header.ep or 1,
+            pp=header.pp or 1,
+            vpp=header.vpp or 1,
+            num_micro_batches=header.num_microbatches or 1,
+            num_gpus=header.num_devices or 1,
+            pp_bytes=int(header.pp_comm_bytes or 0),
+            layers=tuple(known[row] for row in workload.layers()),
+        )
+    except InputError as error:
+        raise InputError(f"{path}, line 1: {error.message.removeprefix(f'{path.name}: ')}", error.hint) from None
+
+
+def _phase(phase: FilePhase, is_weight_gradient: bool, where: str) -> LayerPhase:
+    collective = meaning(phase.collective, is_weight_gradient)
+    largest = max(phase.compute_ns, phase.size_bytes)
+    if largest >= 2**63:
+        raise InputError(f"{where}: {largest} is too large; below 2^63 is possible")
+    if collective is None:
+        return LayerPhase(phase.compute_ns * 1e-9)
+    operation, group = collective
+    if operation == "broadcast":
+        raise InputError(f"{where}: BROADCAST has no time in SimAI, which ignores it, nor here", "take it out")
+    return LayerPhase(phase.compute_ns * 1e-9, Communication(operation, RankGroup(group), phase.size_bytes))

@@ -12,10 +12,8 @@ from typing import Any
 import msgspec
 
 from windtunnel.errors import InputError, did_you_mean
-from windtunnel.files import read_text
-from windtunnel.formats.parsing import parse_number, parse_whole
-from windtunnel.network.packet_settings import SIMAI_PACKETS, EcnThreshold, PacketSettings
-from windtunnel.network.settings import SIMAI_SETTINGS, NetworkSettings
+from windtunnel.files import parse_number, parse_whole, read_text
+from windtunnel.network.settings import SIMAI_PACKETS, SIMAI_SETTINGS, EcnThreshold, NetworkSettings, PacketSettings
 from windtunnel.schema import read_yaml
 from windtunnel.units import parse_quantity
 

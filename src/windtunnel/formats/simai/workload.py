@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from windtunnel.errors import InputError, check_known, did_you_mean
-from windtunnel.files import read_text
+from windtunnel.files import parse_number, parse_whole, read_text
 from windtunnel.formats.collective_calls import CollectiveCall, Contents, totals
-from windtunnel.formats.parsing import parse_number, parse_whole
 from windtunnel.formats.recognise import FileContent
 from windtunnel.schema import read_yaml
 

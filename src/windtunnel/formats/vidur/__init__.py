@@ -1,8 +1,8 @@
 """Vidur's files (https://github.com/microsoft/vidur at 7d47513).
 
 Read: a run's `config.json`, look-up tables and requests (`read`), profiling data (`profiles`). Written: request metrics
-(`write`), `chrome_trace.json` and `event_trace.json` (`traces`), profiling data. `replay` runs a configuration on
-Vidur's tables, with Vidur's results.
+and `chrome_trace.json` (`write`), profiling data. `replay` runs a configuration on Vidur's tables, with Vidur's
+results.
 
 Refused: unknown schedulers, tables with missing operators or gaps, models that its profiles have no columns for.
 """

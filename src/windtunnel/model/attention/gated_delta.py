@@ -27,6 +27,28 @@ from windtunnel.model.shape import Attention, Shard
 from windtunnel.schema import Schema
 
 
+def delta_rule_table(family: str, name: str, kernels: tuple[tuple[str, ...], ...] = ()) -> MeasuredTable:
+    """Return where cores of delta rules were measured."""
+    sites = {
+        "num_key_heads": "num_k_heads",
+        "num_value_heads": "num_v_heads",
+        "key_head_dim": "head_k_dim",
+        "value_head_dim": "head_v_dim",
+        "conv_kernel_size": "d_conv",
+    }
+    return MeasuredTable(
+        family,
+        (name,),
+        ("batch_size", "seq_len", *sites.values()),
+        {dimension: itemgetter(column) for dimension, column in sites.items()},
+        {"batch": itemgetter("batch_size"), "num_tokens": itemgetter("seq_len")},
+        kernels=kernels,
+    )
+
+
+_MEASURED = delta_rule_table("linear_attention", "gdn_perf")
+
+
 @dataclass(frozen=True)
 class GatedDelta(PrefillBatch):
     """The core of Gated DeltaNet (short convolution and delta rule); in decode `num_tokens` is 1.
@@ -37,25 +59,16 @@ class GatedDelta(PrefillBatch):
     kind: ClassVar[str] = "gated_delta"
     shares_batch: ClassVar[str | None] = "num_value_heads"
     shown: ClassVar[str] = "{batch_text}, {num_value_heads} x {key_head_dim} x {value_head_dim}"
-    measured: ClassVar[MeasuredTable | None] = MeasuredTable(
-        "linear_attention",
-        "gdn_perf",
-        ("batch_size", "seq_len", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "d_conv"),
-        {
-            "num_key_heads": itemgetter("num_k_heads"),
-            "num_value_heads": itemgetter("num_v_heads"),
-            "key_head_dim": itemgetter("head_k_dim"),
-            "value_head_dim": itemgetter("head_v_dim"),
-            "conv_kernel_size": itemgetter("d_conv"),
-        },
-        {"batch": "batch_size", "num_tokens": "seq_len"},
-    )
     num_key_heads: int
     num_value_heads: int
     key_head_dim: int
     value_head_dim: int
     conv_kernel_size: int
     decode: bool = False
+
+    @property
+    def measured(self) -> MeasuredTable:
+        return _MEASURED
 
     @property
     def state_bytes(self) -> float:

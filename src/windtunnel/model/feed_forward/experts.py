@@ -78,7 +78,13 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
     operators: ClassVar[tuple[type[Op], ...]] = (Experts,)
     layer_types: ClassVar[tuple[str, ...]] = ("moe",)
     shared_modules: ClassVar[tuple[Names, ...]] = (
-        ("mlp.shared_experts.down_proj", "mlp.shared_expert.down_proj", "mixer.shared_experts.down_proj"),
+        (
+            "mlp.shared_experts.down_proj",
+            "mlp.shared_expert.down_proj",
+            "mixer.shared_experts.down_proj",
+            "ffn.shared_experts.w2",
+            "mlp.down_proj",
+        ),
     )
     routed_modules: ClassVar[tuple[Names, ...]] = (
         (
@@ -87,6 +93,7 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
             "mlp.experts.down_proj",
             "mlp.experts",
             "mixer.experts.0.down_proj",
+            "ffn.experts.0.w2",
         ),
     )
     num_experts: int
@@ -102,6 +109,14 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
     router_bias: bool = False
     fp32_router: bool = False
     """Engines keep the router's weights in fp32 and multiply in fp32 (MiniMax-M2)."""
+    latent_size: int | None = None
+    """Width of the routed experts' inputs and outputs, between two projections that every rank keeps whole in bf16
+    (vLLM 0.33 `nemotron_h.py`, `fc1_latent_proj`; `kimi_k3/nvidia/model.py`); None: the hidden size."""
+    has_dense: bool = False
+    """The shared expert is a dense feed-forward of its own beside the routed ones: normed and summed over ranks apart
+    (Gemma 4; vLLM 0.33 `gemma4.py`)."""
+    latent_norm: bool = False
+    """Whether outputs are normed before the projection back (Kimi K3)."""
 
     @classmethod
     def layers(cls, reader: ConfigReader) -> Iterable[bool]:
@@ -135,6 +150,9 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
             raise InputError(f"{reader.name}: each token uses {chosen} experts, and there are {num_experts}")
         width = reader.count("moe_intermediate_size", "intermediate_size")
         shared = reader.count("shared_expert_intermediate_size", default=0, minimum=0)
+        has_dense = reader.flag("enable_moe_block")
+        if has_dense:
+            shared = reader.count("intermediate_size")
         num_shared = reader.count("n_shared_experts", default=architecture.shared_experts, minimum=0)
         return cls(
             num_experts=num_experts,
@@ -146,7 +164,14 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
             bias=reader.rule(architecture.feed_forward_bias),
             router_bias=reader.rule(architecture.router_bias),
             fp32_router=architecture.fp32_router,
+            latent_size=reader.count("moe_latent_size", default=0) or None,
+            latent_norm=reader.flag("latent_moe_use_norm"),
+            has_dense=has_dense,
         )
+
+    @property
+    def expert_modules(self) -> tuple[Names, ...]:
+        return (("experts.0.down_proj",),) if self.has_dense else self.routed_modules
 
     def parameters(self, hidden_size: int) -> FeedForwardParameters:
         expert = self.expert_parameters(hidden_size)
@@ -156,16 +181,18 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
             shared=matrix_parameters(hidden_size, shared, self.gated, self.bias) if shared else 0,
             router=hidden_size * self.num_experts
             + (self.num_experts if self.router_bias else 0)
-            + (hidden_size if self.shared_gate else 0),
+            + (hidden_size if self.shared_gate else 0)
+            + (self.latent_size or 0) * (2 * hidden_size + self.latent_norm),
             inactive=(self.num_experts - self.experts_per_token) * expert,
         )
 
     def expert_parameters(self, hidden_size: int) -> int:
         """Count the parameters of one routed expert."""
-        return matrix_parameters(hidden_size, self.intermediate_size, self.gated, self.bias)
+        return matrix_parameters(self.latent_size or hidden_size, self.intermediate_size, self.gated, self.bias)
 
     def weight_bits(self, shard: Shard) -> float:
-        """Routed experts are split over all ranks of the group; every rank keeps the whole router."""
+        """Routed experts are split over all ranks of the group; every rank keeps the whole router and the projections
+        to and from a latent width."""
         count, precision = self.parameters(shard.model.hidden_size), shard.precision
         return (
             count.routed * BITS[precision.experts_format] / shard.num_group_ranks
@@ -175,9 +202,12 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
 
     def launches(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
         width, ranks, parallelism = shard.model.hidden_size, shard.num_group_ranks, shard.parallelism
+        latent = self.latent_size or width
         all_tokens = num_tokens * parallelism.attention_dp
-        message = all_tokens * width * BF16_BYTES
+        message = all_tokens * latent * BF16_BYTES
         yield from self._router(shard, num_tokens)
+        if self.latent_size:
+            yield Launch("latent_down_proj", Gemm(num_tokens, latent, width))
         yield Launch("top_k", Elementwise("top_k", num_tokens, 3 * FP32_BYTES * self.num_experts))
         if parallelism.attention_dp > 1:
             yield Launch("dispatch_all_gather", shard.collective("all_gather", message, ranks))
@@ -185,7 +215,7 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
             "experts",
             Experts(
                 num_tokens=all_tokens,
-                hidden_size=width,
+                hidden_size=latent,
                 intermediate_size=self.intermediate_size,
                 num_experts=self.num_experts,
                 experts_per_token=self.experts_per_token,
@@ -199,14 +229,27 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
             adds = np.where(np.asarray(num_tokens) <= shard.beside_tokens, 0.0, 1.0)
             for launch in matrix_launches(shard, num_tokens, self.shared_intermediate_size, self.gated, "shared_"):
                 yield replace(launch, adds=adds)
-        if parallelism.attention_dp > 1:
+            if self.has_dense:
+                yield from shard.all_reduce("shared_all_reduce", num_tokens)
+        yield from self._combined(shard, num_tokens, message)
+
+    def _combined(self, shard: Shard, num_tokens: Size, message: Size) -> Iterator[Launch]:
+        """Yield the sum of experts' outputs over ranks and the projection back from the latent width. What is normed in
+        between is summed at both widths; else the projection comes before the sum, with which it commutes."""
+        width, ranks, latent = shard.model.hidden_size, shard.num_group_ranks, self.latent_size
+        if shard.parallelism.attention_dp > 1:
             yield Launch("combine_reduce_scatter", shard.collective("reduce_scatter", message, ranks))
-            if shard.tp > 1:
-                # Each rank is left with its share of its group's tokens.
-                share = num_tokens * width * BF16_BYTES
-                yield Launch("tokens_all_gather", shard.collective("all_gather", share, shard.tp))
-        elif ranks > 1:
-            yield Launch("experts_all_reduce", shard.collective("all_reduce", message, ranks))
+        if latent:
+            yield Launch("latent_up_proj", Gemm(num_tokens, width, latent))
+        if latent and self.latent_norm:
+            yield Launch("latent_norm", Elementwise("latent_norm", num_tokens, 2 * latent * BF16_BYTES))
+        share = num_tokens * width * BF16_BYTES
+        if shard.parallelism.attention_dp == 1 and ranks > 1:
+            share += num_tokens * latent * BF16_BYTES if latent and self.latent_norm else 0.0
+            yield Launch("experts_all_reduce", shard.collective("all_reduce", share, ranks))
+        elif shard.tp > 1 and ranks > 1:
+            # Each rank is left with its share of its group's tokens.
+            yield Launch("tokens_all_gather", shard.collective("all_gather", share, shard.tp))
 
     def _router(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
         """Yield the router; one in fp32 converts its input first (vLLM 0.18 `MiniMaxM2MoE.forward`)."""
@@ -221,7 +264,7 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         """The permuted inputs and outputs of every token's experts, beside hidden states and residual."""
         inner, width = self.intermediate_size / shard.parallelism.experts_tp, shard.model.hidden_size
         rows = self.experts_per_token * shard.parallelism.attention_dp / shard.parallelism.ep
-        return rows * (3 * inner + width) + 2 * width
+        return rows * (3 * inner + (self.latent_size or width)) + 2 * width
 
     def workspace_values(self, shard: Shard) -> float:
         """Two buffers for the experts of the tokens of all ranks (vLLM 0.13 to 0.24 `TritonExperts.workspace_shapes`,
@@ -229,7 +272,10 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         """
         if shard.precision.experts_format in (Format.NVFP4, Format.MXFP4):
             return 0.0
-        inner, width = self.intermediate_size / shard.parallelism.experts_tp, shard.model.hidden_size
+        inner, width = (
+            self.intermediate_size / shard.parallelism.experts_tp,
+            self.latent_size or shard.model.hidden_size,
+        )
         columns = max(inner, width) + max((2 if self.gated else 1) * inner, width)
         return self.experts_per_token * shard.parallelism.attention_dp * columns
 

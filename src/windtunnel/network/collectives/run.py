@@ -26,12 +26,9 @@ from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import BACKENDS, NetworkSettings
 
 USUAL_ALGORITHMS = {
-    "all_reduce": "ring",
-    "all_gather": "ring",
-    "reduce_scatter": "ring",
-    "all_to_all": "direct",
+    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), "ring"),
+    **dict.fromkeys(("all_to_all", "send_recv"), "direct"),
     "broadcast": "pipeline",
-    "send_recv": "direct",
 }
 """Operation -> algorithm whose flows are simulated where NCCL's model chooses none that has flows."""
 
@@ -44,6 +41,7 @@ def run_collective(
     backend: str = "analytic",
     settings: NetworkSettings | None = None,
     choices: CollectiveChoices | None = None,
+    traffic_bytes: NDArray[np.int64] | None = None,
 ) -> CollectiveRun:
     """Return one collective with its algorithm and time.
 
@@ -52,6 +50,8 @@ def run_collective(
         size_bytes: as nccl-tests counts: the whole buffer; for an all-to-all, the buffer of one rank.
         ranks: the number of GPUs, from the first on, or their ids.
         backend: name of the network backend.
+        traffic_bytes: (n, n) from each rank to each other, where an all-to-all moves its own number between every pair,
+            as tokens for experts do; the diagonal moves nothing, and `size_bytes` is the most that a rank sends.
 
     Raises:
         InputError: no such operation, backend or ranks, the fabric does not connect them, or the choices do not fit.
@@ -65,7 +65,9 @@ def run_collective(
     timer = BACKENDS.get(backend)
     if choices.pxn and (hasattr(timer, "run_collective") or settings.compat != "simai"):
         raise InputError("pxn is for SimAI's rings", "give --compat simai and --backend flow or packet")
-    call = CollectiveCall(fabric, op, size_bytes, gpus, place_of(fabric, gpus), settings, choices)
+    if traffic_bytes is not None and hasattr(timer, "run_collective"):
+        raise InputError("closed forms know only balanced traffic", "give --backend flow or packet")
+    call = CollectiveCall(fabric, op, size_bytes, gpus, place_of(fabric, gpus), settings, choices, traffic_bytes)
     if hasattr(timer, "run_collective"):
         run: CollectiveRun = timer.run_collective(call)
         return run
@@ -110,38 +112,6 @@ def _seconds_by_class(algorithm: str, calls: Sequence[CollectiveCall], timer: An
     """Return when calls at once are complete, where algorithm and backend can tell without all of their flows."""
     seconds = getattr(ALGORITHMS.get(algorithm), "seconds", None)
     return seconds(calls, timer) if seconds is not None else None
-
-
-def run_traffic(
-    fabric: Fabric,
-    traffic_bytes: NDArray[np.int64],
-    ranks: int | Sequence[int],
-    backend: str = "flow",
-    settings: NetworkSettings | None = None,
-    algorithm: str = "auto",
-) -> CollectiveRun:
-    """Run an all-to-all in which every pair moves its own number of bytes, as tokens for experts do.
-
-    Args:
-        traffic_bytes: (n, n) from each rank to each other; the diagonal moves nothing.
-        backend: one that simulates flows, such as `flow` or `packet`.
-        algorithm: one that does an all-to-all, such as `direct` or `hierarchical`; `auto` is direct.
-
-    Raises:
-        InputError: the matrix has another shape or moves nothing, or the backend knows no flows.
-    """
-    settings, choices = settings or NetworkSettings(), CollectiveChoices(algorithm)
-    gpus = chosen_gpus(fabric, ranks)
-    if hasattr(BACKENDS.get(backend), "run_collective"):
-        raise InputError("closed forms know only balanced traffic", "give --backend flow or packet")
-    _check_choices(choices)
-    call = CollectiveCall(fabric, "all_to_all", 0, gpus, place_of(fabric, gpus), settings, choices, traffic_bytes)
-    name = _algorithm(call)
-    flows = ALGORITHMS.get(name).flows(call)
-    seconds = flows_seconds(fabric, flows, settings, backend)
-    largest_bytes = int((traffic_bytes.sum(axis=1) - np.diag(traffic_bytes)).max())
-    source = f"{backend} level, {len(flows)} flows"
-    return replace(call, size_bytes=largest_bytes).run(seconds, name, "simple", backend, source)
 
 
 def groups_seconds(

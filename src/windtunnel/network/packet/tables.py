@@ -13,9 +13,8 @@ from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Flows, flows_of
 from windtunnel.network.packet.kernel import codes, groups, state
 from windtunnel.network.packet.tie_breaking import begin_order, partitions, senders
-from windtunnel.network.packet_settings import GBPS, PacketSettings
 from windtunnel.network.paths import Paths, find_paths, followers, graph_of, send_delay_s
-from windtunnel.network.settings import NetworkSettings
+from windtunnel.network.settings import GBPS, NetworkSettings, PacketSettings
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.borrowed_kernels import attention_rows, before_fp8_tiles, sound_latency
-from windtunnel.pricing.aiconfigurator.collection import KERNELS, Collection, GemmPrices, Place, Rows, all_rows
+from windtunnel.pricing.aiconfigurator.collection import KERNELS, Collection, GemmPrices, Place
 from windtunnel.pricing.aiconfigurator.collectives import collective_table
+from windtunnel.pricing.aiconfigurator.described import described_table
 from windtunnel.pricing.aiconfigurator.experts import experts_table
 from windtunnel.pricing.aiconfigurator.gemms import elementwise_table, gemm_table
 from windtunnel.pricing.aiconfigurator.latent_attention import latent_decode_table, latent_prefill_table
@@ -28,7 +27,8 @@ Reader = Callable[[Collection, Any], "MeasurementTable | None"]
 
 def table_for(collection: Collection, op: ops.Op) -> MeasurementTable | None:
     """Return the table that prices `op`, or None where nobody measured its kind in its format on this system."""
-    key = (op.kind, op.variant, str(getattr(op, "span_nodes", 1) > 1))
+    chooses = getattr(op, "index_num_heads", 1) > 0
+    key = (op.kind, op.variant, str(getattr(op, "span_nodes", 1) > 1), str(chooses))
     if key not in collection.read:
         collection.read[key] = _READERS.get(op.kind, _described)(collection, op)
     return collection.read[key]
@@ -80,50 +80,26 @@ def _attention(table: str, batch_axis: str, tokens: str, added: int) -> Reader:
     return read
 
 
+def _experts(collection: Collection, op: Any) -> MeasurementTable | None:
+    return experts_table(collection, op, _gemm_prices(collection))
+
+
 def _latent_prefill(collection: Collection, op: Any) -> MeasurementTable | None:
     return latent_prefill_table(collection, op, _gemm_prices(collection))
 
 
-def _sparse_latent(collection: Collection, op: Any) -> MeasurementTable | None:
-    def prices(place: Place) -> GemmPrices:
-        """Return the GEMM prices of the engine and version that was measured."""
-        return _gemm_prices(replace(collection, engine=place.engine, version=place.version, read={}))
+def _prices_at(collection: Collection) -> Callable[[Place], GemmPrices]:
+    """Return the GEMM prices of the engine and version that were measured at a place."""
+    return lambda place: _gemm_prices(replace(collection, engine=place.engine, version=place.version, read={}))
 
+
+def _sparse_latent(collection: Collection, op: Any) -> MeasurementTable | None:
     kv = KERNELS.kv_dtypes.get(op.kv_format)
-    return None if kv is None else sparse_table(collection, op.kind, kv, op.kv_format, prices)
+    return None if kv is None else sparse_table(collection, op, kv, _prices_at(collection))
 
 
 def _described(collection: Collection, op: ops.Op) -> MeasurementTable | None:
-    """Return the table that an operator's class names; None where it names none."""
-    table = op.measured
-    if table is None:
-        return None
-    phases = {"decode": "generation", "prefill": "context"}
-    words = {"phase": phases[op.variant]} if hasattr(op, "decode") else {}
-    rows = next(all_rows(collection, table.family, table.name, table.columns, [words]), None)
-    return None if rows is None else _summed_kernels(collection, op, rows, table)
-
-
-def _summed_kernels(collection: Collection, op: ops.Op, rows: Rows, table: ops.MeasuredTable) -> MeasurementTable:
-    """Return one row per point: the sum over kernels (convolution and delta rule), each the median of its repeats."""
-    points = np.column_stack([rows.columns[name] for name in table.columns])
-    unique, codes = np.unique(points, axis=0, return_inverse=True)
-    total = np.zeros(len(unique))
-    complete = np.ones(len(unique), dtype=bool)
-    for kernel in np.unique(rows.kernel_codes):
-        here = rows.kernel_codes == kernel
-        order = np.lexsort((rows.seconds[here], codes.ravel()[here]))
-        code, took = codes.ravel()[here][order], rows.seconds[here][order]
-        present, starts, counts = np.unique(code, return_index=True, return_counts=True)
-        total[present] += took[starts + counts // 2]
-        complete &= np.isin(np.arange(len(unique)), present)
-    column = dict(zip(table.columns, unique[complete].T, strict=True))
-    sites = {name: value(column) for name, value in table.sites.items()}
-    if hasattr(op, "decode"):
-        sites["decode"] = np.full(int(complete.sum()), float(op.decode))
-    axes = {axis: column[name] for axis, name in table.axes.items()}
-    label = collection.label(table.family, rows)
-    return MeasurementTable(op.kind, sites, axes, total[complete], label, {})
+    return described_table(collection, op, _prices_at(collection))
 
 
 _READERS: Mapping[str, Reader] = {
@@ -134,7 +110,7 @@ _READERS: Mapping[str, Reader] = {
     "latent_decode_attention": latent_decode_table,
     "sparse_latent_prefill": _sparse_latent,
     "sparse_latent_decode": _sparse_latent,
-    "experts": experts_table,
+    "experts": _experts,
     "elementwise": elementwise_table,
     "collective": collective_table,
 }

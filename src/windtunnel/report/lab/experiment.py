@@ -12,11 +12,11 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.files import write_text
 from windtunnel.formats.captures import kernel_time
-from windtunnel.formats.captures.capture import CLASSES, Capture, read_capture, within
-from windtunnel.formats.captures.kernel_names import short_name
+from windtunnel.formats.captures.capture import CLASSES, Capture, read_capture, short_name, within
 from windtunnel.formats.captures.step_operators import MEASURED
 from windtunnel.hardware import Device
 from windtunnel.lab.experiments.schema import CONFIG, STEPS, SUMMARY, TRACE, read_summary
+from windtunnel.metrics.records import Table as RecordTable
 from windtunnel.pricing.table import read_parquet
 from windtunnel.report.layout import cards_of, facts_of, layouts_beside, table_of
 from windtunnel.report.numbers import percent
@@ -166,8 +166,8 @@ def capture_sections(capture: Capture, drawn: Mapping[str, str] | None, device: 
     shares = _shares(kernel_time.class_time(capture))
     times: list[Block] = [OnTerminal(lambda: [Bars(shares)]), OnPage(figures)]
     statistics = {
-        ("API call", "API calls"): kernel_time.call_time(capture),
-        ("copy", "Copies"): kernel_time.copy_time(capture),
+        ("API call", "API calls"): kernel_time.by_name(capture, "api_calls"),
+        ("copy", "Copies"): kernel_time.by_name(capture, "copies"),
     }
     return [
         Section("", times, "Where the time goes"),
@@ -239,23 +239,23 @@ def _grid(kernel: Mapping[str, Any]) -> str:
     return "" if min(sizes) < 0 else " x ".join(map(str, sizes)) + (f", {others} more" if others else "")
 
 
-def _statistics_table(capture: Capture, statistics: kernel_time.NameStatistics, name: str, limit: int) -> Table:
+def _statistics_table(capture: Capture, statistics: RecordTable, name: str, limit: int) -> Table:
     """Return a row per name, the first `limit`: count, total, share, median and longest."""
     values = {
-        "count": statistics.count,
-        "total_s": statistics.total,
-        "share_fraction": statistics.share,
-        "median_s": statistics.median,
-        "most_s": statistics.most,
+        "count": statistics["count"],
+        "total_s": statistics["total"],
+        "share_fraction": statistics["share"],
+        "median_s": statistics["median"],
+        "most_s": statistics["most"],
     }
     rows = [
         {name: capture.names[code], **{key: column[place] for key, column in values.items()}}
-        for place, code in enumerate(statistics.names[:limit])
+        for place, code in enumerate(statistics["name"][:limit])
     ]
     moved = []
     if name == "copy" and limit > MOST_BARS:
-        copied = kernel_time.copy_bytes(capture)
-        pairs = zip(copied.names, copied.total.tolist(), strict=True)
+        copied = kernel_time.by_name(capture, "copied")
+        pairs = zip(copied["name"], copied["total"].tolist(), strict=True)
         moved = [f"Moved: {', '.join(f'{capture.names[code]} {format_bytes(total)}' for code, total in pairs)}."]
     return table_of(rows, {name: name, **LAYOUT["statistics"]}, notes=moved)
 
@@ -277,10 +277,10 @@ def capture_figures(capture: Capture) -> dict[str, str]:
             Axis("time (ms)"),
             [_class_colour(CLASSES.index(name)) for name in by_class],
         )
-    calls = kernel_time.call_time(capture)
+    calls = kernel_time.by_name(capture, "api_calls")
     if len(calls):
-        labels = [capture.names[code] for code in calls.names[:MOST_BARS]]
-        drawn["cuda_api"] = bar_chart(labels, (calls.total[:MOST_BARS] * 1e3).tolist(), Axis("time (ms)"))
+        labels = [capture.names[code] for code in calls["name"][:MOST_BARS]]
+        drawn["cuda_api"] = bar_chart(labels, (calls["total"][:MOST_BARS] * 1e3).tolist(), Axis("time (ms)"))
     return drawn
 
 
@@ -295,13 +295,13 @@ def _ranges(capture: Capture) -> list[Section]:
 
     def blocks() -> list[Block]:
         ranges = kernel_time.range_time(capture)
-        if not len(ranges.names):
-            hosts = kernel_time.host_range_time(capture)
+        if not len(ranges):
+            hosts = kernel_time.by_name(capture, "host_ranges")
             return [_statistics_table(capture, hosts, "range on the host", MOST_ROWS)] if len(hosts) else []
         spans = ("host_s", "device_s", "busy_s", "num_kernels")
         rows = [
-            {"title": capture.name_of(name), **{span: getattr(ranges, span)[place] for span in spans}}
-            for place, name in enumerate(ranges.names[:MOST_ROWS])
+            {"title": capture.name_of(name), **{span: ranges[span][place] for span in spans}}
+            for place, name in enumerate(ranges["name"][:MOST_ROWS])
         ]
         return [table_of(rows, LAYOUT["ranges"])]
 

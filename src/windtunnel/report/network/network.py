@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.files import csv_text, write_text
+from windtunnel.network.backends.packet import PacketTimes, QueueTrace
 from windtunnel.network.collectives.call import CollectiveRun
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Flows
-from windtunnel.network.packet.simulate import PacketTimes, QueueTrace
 from windtunnel.network.paths import FlowTimes
 from windtunnel.report.layout import facts_of, filled, layouts_beside, rows_of, table_of
 from windtunnel.report.network.drawing import GPU, SWITCHES, drawing

@@ -18,6 +18,7 @@ from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.units import format_count, format_seconds
 
 POINTS = (50, 90, 99)
+ONE_STREAM = "; one stream of requests, as a replay always is: nothing is said of chance"
 
 
 def capacity_report(capacities: Capacities) -> Report:
@@ -34,7 +35,20 @@ def capacity_report(capacities: Capacities) -> Report:
         is_short = not capacities.is_closed and times < LEAST_STREAM
         blocks.append(_latency_table(at, _latencies(first.passing.served)))
         blocks += [f"Too short to tell: {burst_text(times)}."] if is_short else []
-    return Report(model_line(setup), lead, [Section("", blocks)])
+    return Report(model_line(setup), lead, [Section("", blocks)], verdict=_verdict(capacities, unit))
+
+
+def _verdict(capacities: Capacities, unit: str) -> str:
+    """Say what is sustained, and what breaks first above it."""
+    first = capacities.streams[0]
+    if first.passing is None or first.beyond is None:
+        return "" if first.beyond is None else f"Sustains no load: {_broken(capacities)}."
+    return f"Sustains {_load(capacities, capacities.load)} {unit}; above it, {_broken(capacities)}."
+
+
+def _broken(capacities: Capacities) -> str:
+    beyond = capacities.streams[0].beyond
+    return "" if beyond is None else limit_text(beyond.limited_by, capacities.limits).removeprefix("above this load ")
 
 
 def _capacity_rows(capacities: Capacities, unit: str) -> list[tuple[str, str]]:
@@ -43,7 +57,7 @@ def _capacity_rows(capacities: Capacities, unit: str) -> list[tuple[str, str]]:
     limits = "; ".join(limit.title for limit in capacities.limits) or "none"
     beyond = "" if first.beyond is None else limit_text(first.beyond.limited_by, capacities.limits)
     if first.passing is None or first.passing.served is None:
-        text = f"no load is sustained: {beyond.removeprefix('above this load ')}, even when hardly anything is sent"
+        text = f"no load is sustained: {_broken(capacities)}, even when hardly anything is sent"
         return [("capacity", text), ("limits", limits + stable)]
     bound = capacities.at_least
     sure = f", at least {_load(capacities, bound)} with {percent(CONFIDENCE)} confidence" if bound is not None else ""
@@ -55,7 +69,7 @@ def _capacity_rows(capacities: Capacities, unit: str) -> list[tuple[str, str]]:
         ("capacity", f"{_load(capacities, capacities.load)} {unit}{sure}"),
         ("limits", limits + stable),
         ("limited by", "all requests that the workload has" if first.beyond is None else beyond),
-        ("streams", f"{streams}; {tried}{apart}"),
+        ("streams", f"{streams}; {tried}{apart}{'' if bound is not None else ONE_STREAM}"),
     ]
 
 

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from windtunnel.report.report import (
     Text,
 )
 from windtunnel.report.search import figures as naming
+from windtunnel.report.search.recommendation import recommendation
 from windtunnel.schema import encode, fields_of, save
 from windtunnel.search import answers
 from windtunnel.search.capacity.limits import METRICS, limits_from
@@ -76,6 +77,8 @@ class SearchEvidence:
     fleets: list[list[answers.FleetSize]] = field(default_factory=list)
     """For each workload; empty without `--load`."""
     load: float | None = None
+    recommends: bool = False
+    """The search is a recommendation's: `recommendation` leads."""
 
 
 def search_report(evidence: SearchEvidence) -> Report:
@@ -86,7 +89,23 @@ def search_report(evidence: SearchEvidence) -> Report:
     counters = LAYOUT["count_of_jobs" if space.is_training else "count"]
     sections.append(Section("", [facts_of(evidence.study.count, counters)]))
     title = f"{format_count(space.num_points, 'point')} of {space.model or 'the space'}"
+    if evidence.recommends:
+        sentence = recommendation(evidence.study, evidence.load)
+        return Report(title, [asked], _shortened(sections), verdict=sentence, script="plot.js")
     return Report(title, [asked], sections, verdict=_verdict(evidence), script="plot.js")
+
+
+def _shortened(sections: Sequence[Section]) -> list[Section]:
+    """Leave on the terminal what a recommendation rests on; the page has everything."""
+    return [_on_page(each) if each.heading in _ON_PAGE else each for each in sections]
+
+
+def _on_page(section: Section) -> Section:
+    return replace(section, blocks=[OnPage(lambda: section.blocks)])
+
+
+_ON_PAGE = ("What each setting is worth", "Every point that meets the limits")
+"""Headings of sections that a recommendation shows on its page alone."""
 
 
 def _verdict(evidence: SearchEvidence) -> str:
@@ -257,7 +276,9 @@ def sureness_texts(study: Study, outcome: SearchOutcome) -> list[str]:
     sure = answers.confidence(outcome, study.space.objective)
     runs = outcome.num_streams
     if sure is None:
-        return ["One stream of requests: nothing is said of chance (finalist_seeds: 5 would)."] if runs < 2 else []
+        is_replay = study.space.finalist_seeds > 1
+        why = "every seed gives the same ones" if is_replay else "finalist_seeds: 5 would"
+        return [f"One stream of requests: nothing is said of chance ({why})."] if runs < 2 else []
     first, second = (study.point(index).title for index in outcome.ranking[:2])
     text = f"{first} beats {second} with {certainty(sure)} confidence" if sure > 0.5 else f"{second} may be as good"
     text = f"Of {runs} streams of requests, the same for all; bounds at {CONFIDENCE:.0%}. {text}."
@@ -456,6 +477,7 @@ def study_document(evidence: SearchEvidence) -> dict[str, Any]:
             }
             for place, (outcome, why) in enumerate(zip(study.outcomes, evidence.why, strict=True))
         ],
+        **({"recommendation": recommendation(study, evidence.load)} if evidence.recommends else {}),
         "misconfiguration": evidence.misconfiguration,
         "num_runs": study.count.num_runs,
         "num_requests": study.count.num_requests,
@@ -485,11 +507,13 @@ def write_study(evidence: SearchEvidence, folder: Path) -> None:
         _write_points(study, draft / "points.parquet")
         (draft / "search.json").write_text(as_text(study_document(evidence)) + "\n", encoding="utf-8")
         (draft / "search.html").write_text(page(search_report(evidence)), encoding="utf-8")
-        for outcome in study.outcomes:
+        for place, outcome in enumerate(study.outcomes):
             if outcome.ranking and study.space.is_training:
                 _write_job(answers.job_of(study, outcome.ranking[0]), draft)
             elif outcome.ranking:
-                _write_winner(answers.scenario_of(study, outcome, outcome.ranking[0]), draft, outcome.workload)
+                fleet = evidence.fleets[place][0] if evidence.recommends and evidence.fleets else None
+                scenario = answers.scenario_of(study, outcome, fleet.index if fleet else outcome.ranking[0])
+                _write_winner(answers.copied(scenario, fleet, evidence.load), draft, outcome.workload)
 
 
 def _write_winner(scenario: Scenario, folder: Path, workload: str | None) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from windtunnel.metrics.records import Table as Records
 from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import Summary, queue_growth, to_builtins
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, rows_of, table_of
-from windtunnel.report.numbers import percent
+from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.json import as_text, version
 from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.serving import setup as setup_text
@@ -65,9 +66,8 @@ def run_report(result: Result) -> Report:
     sections = run_sections(
         result.scenario, document, result.requests, lambda: over_time(result), calibration=_calibration_text(result)
     )
-    return Report(
-        setup_text.model_line(result.setup), lead, sections, verdict=verdict(result.summary, result.scenario.slo)
-    )
+    answer = verdict(result.summary, result.scenario.slo, _overload(result.scenario, result.requests))
+    return Report(setup_text.model_line(result.setup), lead, sections, verdict=answer)
 
 
 def run_sections(
@@ -169,12 +169,50 @@ def distribution_sections(
     return [Section("Distributions", [OnPage(shares)]), Section("Over time", [OnPage(curves)])]
 
 
-def verdict(summary: Summary, slo: Slo | None) -> str:
-    """Say whether a run meets its SLO, and what bounds it."""
-    bound = f"Bound by {summary.bound_by.replace('_', ' ')}."
-    if summary.goodput is None or slo is None:
-        return bound
-    return f"{percent(summary.goodput.fraction)} of the requests meet the SLO ({_limits(slo)}). {bound}"
+LEAST_SHARE = 0.99
+"""Share of the requests that must meet an SLO for it to hold, as for `windtunnel capacity`."""
+
+
+def verdict(summary: Summary, slo: Slo | None, growth: float | None = None) -> str:
+    """Say whether a run holds its SLO and by how much, whether its queue grows, and what bounds it.
+
+    Args:
+        summary: of the run.
+        slo: the limits of a request; None without any.
+        growth: seconds of queueing that each second of arrivals adds; None where the queue does not grow.
+    """
+    known = slo is not None and summary.goodput is not None
+    parts = [_slo_text(summary, slo) if known else _latency_text(summary)]
+    if growth is not None:
+        parts.append(f"Overloaded: each second of arrivals adds {format_seconds(growth)} of queueing.")
+    return " ".join([*parts, f"Bound by {summary.bound_by.replace('_', ' ')}."])
+
+
+def _latency_text(summary: Summary) -> str:
+    """Return the rate of a run without an SLO, and the latencies that nearly all requests have."""
+    tpot = "" if summary.tpot_s is None else f", TPOT p99 {format_seconds(summary.tpot_s.p99)}"
+    rate = number(summary.throughput.requests_per_s)
+    return f"Serves {rate} requests/s with TTFT p99 {format_seconds(summary.ttft_s.p99)}{tpot}."
+
+
+def _slo_text(summary: Summary, slo: Slo | None) -> str:
+    """Name the limit that most requests miss, by the lowest percentile above it; else the one nearest to its limit."""
+    assert summary.goodput is not None
+    assert slo is not None
+    met = f"{percent(summary.goodput.fraction)} of the requests meet {_limits(slo)}"
+    holds = "Holds the SLO" if summary.goodput.fraction >= LEAST_SHARE else "Breaks the SLO"
+    for statistic in ("p50", "p90", "p95", "p99"):
+        first, share = max(_shares_of_limits(summary, slo, statistic).items(), key=itemgetter(1), default=("", 0.0))
+        if share > 1:
+            return f"{holds}: {met}; {first} {statistic} is {share:.3g} times its limit."
+    return f"{holds}: {met}; {first} p99 is {percent(share)} of its limit." if first else f"{holds}: {met}."
+
+
+def _shares_of_limits(summary: Summary, slo: Slo, statistic: str) -> dict[str, float]:
+    """Latency -> a statistic of it over its limit."""
+    known = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "end to end"))
+    pairs = ((label, getattr(summary, name), getattr(slo, name)) for name, label in known)
+    return {label: getattr(latency, statistic) / limit for label, latency, limit in pairs if latency and limit}
 
 
 def _calibration_text(result: Result) -> str:

@@ -17,6 +17,8 @@ from windtunnel.schema import encode, fields_of
 from windtunnel.serving.explain import ExplainedLaunch, Explanation
 
 MAX_DRAWN_OPERATORS = 20
+BEYOND = 1.005
+"""Rates above this share of a peak, which is published with three digits, are remarked on."""
 LAYOUT = layouts_beside(__file__)
 
 
@@ -135,6 +137,7 @@ def _totals(step: Explanation) -> dict[str, Any]:
     """Return the totals of a step: time, host, work, memory, KV cache."""
     tokens = step.batch.num_tokens * step.setup.parallelism.attention_dp
     flops = sum(launch.flops for launch in step.launches)
+    beyond = [launch.name for launch in step.launches if max(launch.flops_over_peak, launch.bytes_over_peak) > BEYOND]
     num_bytes = sum(launch.num_bytes for launch in step.launches if not isinstance(launch.op, ops.Collective))
     return {
         **fields_of(step, "step_s", "device_s", "host_s", "unhidden_s", "launch_s", "memory"),
@@ -145,5 +148,6 @@ def _totals(step: Explanation) -> dict[str, Any]:
         "flops_per_s": flops / step.device_s,
         "num_bytes": num_bytes,
         "bytes_per_s": num_bytes / step.device_s,
+        "beyond": ", ".join(beyond) or None,
         "max_num_seqs": step.setup.engine.max_num_seqs,
     }

@@ -12,6 +12,7 @@ from windtunnel.search.confidence import lower_bound
 from windtunnel.serving.prepared import PreparedDeployment
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
+from windtunnel.workload.arrivals import MAX_RATE_PER_S
 
 TOLERANCE = 0.01
 """Relative distance of neighbouring loads on a fixed grid: the answer does not depend on where the search began, and
@@ -24,6 +25,8 @@ FIRST_SHARE = 0.85
 LEAP = 0.28
 """Growth of a stride, in the logarithm of the load, for each unit of log(figure / limit): about the distance of the
 limit on vLLM's scheduler, where the median deployment holds it by a factor e."""
+MOST_EXCESS = 10.0
+"""Excesses above it leap no further."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +103,7 @@ class _Search:
 
     def run(self, near: float, lowest_load: float, highest_load: float) -> Capacity:
         """Search from `near`, between `lowest_load` and `highest_load`."""
-        lowest = self.position(lowest_load)
-        highest = self.position(highest_load) if math.isfinite(highest_load) else 1 << 40
+        lowest, highest = self.position(lowest_load), self.position(min(highest_load, MAX_RATE_PER_S))
         return self.between(min(max(self.position(near), lowest), highest), lowest, highest)
 
     def between(self, start: int, lowest: int, highest: int) -> Capacity:
@@ -131,7 +133,8 @@ class _Search:
         return float(position) if self.is_closed else math.exp(position * self.step)
 
     def leap(self, position: int, excess: float) -> int:
-        """Return the number of positions to skip at this excess."""
+        """Return the number of positions to skip at this excess, which is infinite where nothing limits the load."""
+        excess = min(excess, MOST_EXCESS)
         return round(position * math.expm1(LEAP * excess)) if self.is_closed else round(LEAP * excess / self.step)
 
     def at(self, position: int) -> Probe:
@@ -207,6 +210,8 @@ def capacities(
 ) -> Capacities:
     """Find the greatest load that a scenario's deployment sustains, for `num_seeds` streams of its requests.
 
+    A workload of which nothing is drawn, such as a replayed trace, has one stream.
+
     Raises:
         InputError: the deployment is impossible, or its workload has no load to change.
     """
@@ -214,8 +219,11 @@ def capacities(
     pools = scenario.deployment.pools
     setup = resolve(pool_scenario(scenario, scenario.deployment.groups[0]), allow_download)
     streams: list[Capacity] = []
+    first = stream_of(scenario.workload, scenario.seed)
     for seed in range(num_seeds):
-        stream = stream_of(scenario.workload, scenario.seed + seed)
+        stream = stream_of(scenario.workload, scenario.seed + seed) if seed else first
+        if seed and stream.has_requests_of(first):
+            break
         server = priced.server(scenario, stream.unit, None if pools else setup)
         near = streams[0].load or None if streams else None
         streams.append(capacity(server, stream, limits, tolerance, near, CHECKS))

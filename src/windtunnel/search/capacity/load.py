@@ -107,6 +107,13 @@ class Stream:
     def is_closed(self) -> bool:
         return is_closed(self.workload)
 
+    def has_requests_of(self, other: "Stream") -> bool:
+        """Whether another stream has the same requests: nothing in the workload is drawn by a seed."""
+        columns: list[list[Any]] = [[], []]
+        for stream, known in zip((self, other), columns, strict=True):
+            stream.unit.mapped(lambda _, column, known=known: known.append(column) or column)  # type: ignore[misc]
+        return all(map(np.array_equal, *columns))
+
     def at(self, load: float) -> RequestArrays:
         """Return the requests at `load`, the same bytes as those of the workload that `at_load` gives."""
         if self.is_closed:

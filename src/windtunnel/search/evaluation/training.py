@@ -18,11 +18,10 @@ from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.space.layouts import with_uneven_stages
 from windtunnel.search.space.space import Space, point_at
 from windtunnel.training.campaign import campaign
-from windtunnel.training.intervals import step_interval
 from windtunnel.training.job import TrainingJob
 from windtunnel.training.pricing import TrainingPricer
 from windtunnel.training.setup import TrainingSetup, look_up, resolve
-from windtunnel.training.step import TrainingResult, simulate_with, training_prices
+from windtunnel.training.step import TrainingResult, simulate_with, step_interval, training_prices
 from windtunnel.units import parse_quantity
 
 LIMITS = {"step": "step_s", "run": "run_s"}

@@ -81,7 +81,7 @@ def provenance(
     moments = (np.arange(NUM_SAMPLED_STEPS) + 0.5) / NUM_SAMPLED_STEPS * ends[-1]
     rows, counts = np.unique(np.searchsorted(ends, moments), return_counts=True)
     remembering = Pricing(cache(estimator.estimate))  # sampled steps differ in contexts, and seldom in sizes
-    totals: list[Any] = [Counter() for _ in range(3)]
+    totals: Any = Counter(), Counter(), Counter()
     for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
         launches = price_step(remembering, shard, batch_of(steps, row, num_ranks))
         step_s = sum(launch.total_s for launch in launches)

@@ -23,8 +23,7 @@ from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import Flows, together
 from windtunnel.network.paths import Paths, data_bytes_per_s, find_paths
 from windtunnel.network.settings import NetworkSettings
-from windtunnel.training.iteration.layers import Communication, LayerPhase, LayerWorkload
-from windtunnel.training.iteration.run import groups_of
+from windtunnel.training.iteration.layers import Communication, LayerPhase, LayerWorkload, groups_of
 
 PLACEMENTS = ("packed", "striped")
 """Jobs take servers one after the other, or are dealt servers in turn."""
@@ -165,7 +164,7 @@ def run_jobs(
     """Run every job over and over until each has ended `num_iterations` iterations beside the others.
 
     Forward and input-gradient collectives block, those of weight gradients queue beside what follows, as in
-    `iteration.run.run_layers`; a pipeline's transfers and idle time follow the iteration.
+    `iteration.layers.run_layers`; a pipeline's transfers and idle time follow the iteration.
 
     Raises:
         InputError: a job's groups do not spread evenly over servers or are not connected, or it does nothing.

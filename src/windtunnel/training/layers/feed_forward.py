@@ -10,20 +10,15 @@ from windtunnel.model.shape import LayerGroup
 from windtunnel.training.layers.part import (
     Part,
     Task,
-    accumulated,
     activation,
     collective,
     enter_tensor_parallel,
     leave_tensor_parallel,
     linear,
     pointwise,
-    quantised,
+    products,
 )
 from windtunnel.training.layers.rank import BF16_BYTES, WIRE_BYTES, Group, Rank
-
-GROUPED_EFFICIENCY = 0.7
-"""Rate of grouped GEMMs against dense ones of the same rows: median over four models' experts, 65,536 tokens, bf16 and
-fp8, on H100, B200 and GB200 in the tables of aiconfigurator-core 0.12 (0.53 to 0.93)."""
 
 
 def feed_forward_parts(rank: Rank, group: LayerGroup) -> Iterator[Part]:
@@ -86,26 +81,10 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
 
 
 def _grouped_linear(rank: Rank, name: str, pairs: float, num_groups: int, num_outputs: int, num_inputs: int) -> Part:
-    """Return the same linear layer for each of a rank's experts, tokens evenly spread: as many GEMMs of fewer rows."""
-    rows = max(pairs / num_groups, 1.0)
-
-    def each(suffix: str, gemm: ops.Gemm) -> Task:
-        return Task(f"{name}{suffix}", gemm, num_groups / GROUPED_EFFICIENCY, flops_factor=num_groups)
-
-    forward = (
-        *quantised(rank, f"{name}_input", pairs, num_inputs, rank.format),
-        each("", ops.Gemm(rows, num_outputs, num_inputs, rank.format)),
-    )
-    backward = (
-        *quantised(rank, f"{name}_gradient", pairs, num_outputs, rank.format),
-        each("_dgrad", ops.Gemm(rows, num_inputs, num_outputs, rank.format)),
-    )
+    """Return the same linear layer for each of a rank's experts, tokens evenly spread."""
+    forward, backward, weights = products(rank, name, pairs, (num_outputs, num_inputs), rank.format, num_groups)
     if rank.setup.job.lora is not None:
         return Part(name, forward, backward, module="experts")
-    weights = (
-        each("_wgrad", ops.Gemm(num_outputs, num_inputs, int(rows), rank.format)),
-        *accumulated(rank, name, num_groups * num_outputs * num_inputs),
-    )
     return Part(name, forward, backward, weights, pairs * num_inputs * rank.kept_input_bytes, "experts")
 
 

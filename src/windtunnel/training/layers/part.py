@@ -17,6 +17,11 @@ transposed copy, of columns: what made a layer of Llama 3 8B 4.3 ms slower than 
 (6,412 and 7,186 tokens/s, pytorch/torchtitan commit 7a04053; 570 million values a layer)."""
 
 
+GROUPED_EFFICIENCY = 0.7
+"""Rate of grouped GEMMs against dense ones of the same rows: median over four models' experts, 65,536 tokens, bf16 and
+fp8, on H100, B200 and GB200 in the tables of aiconfigurator-core 0.12 (0.53 to 0.93)."""
+
+
 @dataclass(frozen=True)
 class Task:
     """An operator at its place in a layer. One rank's, for one micro-batch."""
@@ -124,18 +129,7 @@ def linear(
     """Return a linear layer: `[rows, in] x [in, out]`, the gradient of its input and that of its weights."""
     gemm_format = rank.format if number_format is None else number_format
     kept = rows * num_inputs * rank.kept_input_bytes if kept_bytes is None else kept_bytes
-    forward = (
-        *quantised(rank, f"{name}_input", rows, num_inputs, gemm_format),
-        Task(name, ops.Gemm(rows, num_outputs, num_inputs, gemm_format)),
-    )
-    backward = (
-        *quantised(rank, f"{name}_gradient", rows, num_outputs, gemm_format),
-        Task(f"{name}_dgrad", ops.Gemm(rows, num_inputs, num_outputs, gemm_format)),
-    )
-    weight = (
-        Task(f"{name}_wgrad", ops.Gemm(num_outputs, num_inputs, int(rows), gemm_format)),
-        *accumulated(rank, name, num_outputs * num_inputs),
-    )
+    forward, backward, weight = products(rank, name, rows, (num_outputs, num_inputs), gemm_format)
     lora = rank.setup.job.lora
     if lora is not None:
         down = Task(f"{name}_adapter", ops.Gemm(rows, lora.rank, num_inputs))
@@ -146,6 +140,31 @@ def linear(
         # A frozen layer keeps no input; its adapter keeps the 16-bit one.
         return Part(name, (*forward, down, up), (*backward, down, up), (down, up), kept if adapts else 0.0, module)
     return Part(name, forward, backward, weight, kept, module)
+
+
+def products(
+    rank: Rank, name: str, rows: float, shape: tuple[int, int], gemm_format: Format, num_groups: int | None = None
+) -> tuple[tuple[Task, ...], tuple[Task, ...], tuple[Task, ...]]:
+    """Return the tasks of a weight of `shape` (outputs, inputs): forward, and the gradients of its input and of itself.
+
+    With `num_groups` it is as many weights, over which the rows are spread evenly: as many GEMMs of fewer rows.
+    """
+    num_outputs, num_inputs = shape
+    count, factor, each = 1.0, 1.0, rows
+    if num_groups is not None:
+        count, factor, each = num_groups / GROUPED_EFFICIENCY, num_groups, max(rows / num_groups, 1.0)
+
+    def gemm(suffix: str, m: float, n: int, k: int) -> Task:
+        return Task(f"{name}{suffix}", ops.Gemm(m, n, k, gemm_format), count, flops_factor=factor)
+
+    forward = quantised(rank, f"{name}_input", rows, num_inputs, gemm_format)
+    backward = quantised(rank, f"{name}_gradient", rows, num_outputs, gemm_format)
+    weight = accumulated(rank, name, (num_groups or 1) * num_outputs * num_inputs)
+    return (
+        (*forward, gemm("", each, num_outputs, num_inputs)),
+        (*backward, gemm("_dgrad", each, num_inputs, num_outputs)),
+        (gemm("_wgrad", num_outputs, num_inputs, int(each)), *weight),
+    )
 
 
 def accumulated(rank: Rank, name: str, num_values: float) -> tuple[Task, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from windtunnel.errors import InputError
+from windtunnel.limits import check_size
 from windtunnel.workload.arrivals import (
     MAX_REQUESTS,
     Arrivals,
@@ -146,4 +147,5 @@ def _enough(limit: int | None, duration_s: float | None, rate_per_s: float, num_
     expected = duration_s * rate_per_s + num_per_burst + 1
     if limit is None and expected > MAX_REQUESTS:
         raise InputError(f"the workload has about {expected:.3g} requests, but at most {MAX_REQUESTS} can be simulated")
+    check_size(requests_drawn=expected if limit is None else min(limit, expected))
     return math.ceil(expected) if limit is None else math.ceil(min(limit, expected))

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
+from windtunnel.limits import check_size
 from windtunnel.workload.arrivals import MAX_REQUESTS
 from windtunnel.workload.generate.draws import Counts, Seconds, draw_indices
 from windtunnel.workload.schema import ClientModel
@@ -42,6 +43,7 @@ def draw_clients(
     expected = sum(_expected(client, model.start_s, last_s, window_s).sum() for client in clients) * factor
     if expected > MAX_REQUESTS:
         raise InputError(f"the workload has about {expected:.3g} requests, but at most {MAX_REQUESTS} can be simulated")
+    check_size(requests_drawn=expected)
     parts = [_requests_of(client, model.start_s, last_s, window_s, factor, rngs) for client in clients]
     arrival_s, inputs, outputs = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     order = np.argsort(arrival_s, kind="stable")[:limit]

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
+from windtunnel.limits import check_size
 from windtunnel.workload.arrivals import ClosedLoop
 from windtunnel.workload.generate.arrival_times import draw_times
 from windtunnel.workload.generate.clients import draw_clients
@@ -123,6 +124,8 @@ def generate(workload: Workload, seed: np.random.SeedSequence | int) -> RequestA
     Raises:
         InputError: a file that cannot be read or is too short, or no request before `duration_s`.
     """
+    warmup = workload.arrivals.num_warmup_requests if isinstance(workload.arrivals, ClosedLoop) else 0
+    check_size(requests_drawn=(workload.num_requests or 0) + warmup)
     root = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
     if workload.clients is not None:
         drawn = draw_clients(workload.clients, workload.num_requests, workload.duration_s, spawn(root))

@@ -1,0 +1,79 @@
+"""Limits of memory and time: what a run takes is estimated before it, and a larger one is refused in a sentence."""
+
+import os
+import resource
+from pathlib import Path
+
+from windtunnel.errors import InputError
+from windtunnel.units import format_bytes, format_seconds, parse_quantity
+
+MEMORY, TIME = "WINDTUNNEL_MEMORY_LIMIT", "WINDTUNNEL_TIME_LIMIT"
+"""Environment variables of the limits, which worker processes inherit; `--memory-limit` and `--time-limit` set them."""
+MOST_S = 86_400.0
+"""Limit of a run's estimated time where none is given."""
+COSTS = {
+    "requests drawn": (60, 2e-7),
+    "requests": (600, 5e-6),
+    "tokens": (0, 2e-7),
+    "flows": (150, 5e-6),
+    "GPUs": (3_000, 2e-6),
+    "tasks": (400, 1e-5),
+    "points": (4_000, 1e-3),
+}
+"""Kind of things -> bytes and seconds that each takes, measured on one core of 2.9 GHz, rounded up."""
+
+
+def check_size(**counts: float) -> None:
+    """Raise InputError where a run of so many things would exceed a limit.
+
+    Args:
+        counts: kind of things in `COSTS`, with `_` for its space, -> their number.
+    """
+    numbers = {name.replace("_", " "): count for name, count in counts.items()}
+    needed_bytes, needed_s = (sum(count * COSTS[name][part] for name, count in numbers.items()) for part in (0, 1))
+    many = " and ".join(f"{count:,.0f} {name}" for name, count in numbers.items())
+    limit_bytes, limit_s = memory_limit_bytes(), time_limit_s()
+    if needed_bytes > limit_bytes:
+        limit = f"{format_bytes(limit_bytes)} {'is the limit' if os.environ.get(MEMORY) else 'are free'}"
+        raise InputError(
+            f"{many} take about {format_bytes(needed_bytes)} of memory; {limit}",
+            "take fewer, or raise --memory-limit",
+        )
+    if needed_s > limit_s:
+        raise InputError(
+            f"{many} take about {format_seconds(needed_s)} to compute; {format_seconds(limit_s)} is the limit",
+            "take fewer, or raise --time-limit",
+        )
+
+
+def set_limits(memory: str | None, time: str | None) -> None:
+    """Set the limits of this process and of those that it starts; None leaves one as it is.
+
+    Raises:
+        InputError: a text is no quantity above 0.
+    """
+    for variable, field, text in ((MEMORY, "memory_limit_bytes", memory), (TIME, "time_limit_s", time)):
+        if text is not None:
+            if not parse_quantity(field, text) > 0:
+                raise InputError(f"{field} is {text!r}; more than 0 is needed")
+            os.environ[variable] = text
+
+
+def memory_limit_bytes() -> float:
+    """Return the limit of a run's memory: the given one, or what the machine has free for this process."""
+    if text := os.environ.get(MEMORY):
+        return parse_quantity("memory_limit_bytes", text)
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    own = float(most) if most != resource.RLIM_INFINITY else float("inf")
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        free = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min(own, free)
+
+
+def time_limit_s() -> float:
+    """Return the limit of a run's estimated time."""
+    text = os.environ.get(TIME)
+    return parse_quantity("time_limit_s", text) if text else MOST_S

@@ -1,0 +1,329 @@
+"""Compressed attention (DeepSeek-V4): a sliding window, and beside it tokens that are compressed several into one.
+
+Layers differ in their ratio. With 4, an indexer chooses the `top_k` compressed tokens that a query attends to
+(compressed sparse attention); with 128, every query attends to all of them (heavily compressed attention); with 0 a
+layer has its window alone. One vector per token is key and value of all heads. The output's projection is of low rank,
+in groups of heads (vLLM 0.24 `models/deepseek_v4/attention.py`, `compressor.py`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, ClassVar
+
+from windtunnel.errors import InputError
+from windtunnel.model.config_reader import ConfigReader
+from windtunnel.model.operators import (
+    BF16_BYTES,
+    FP32_BYTES,
+    Batch,
+    DecodeBatch,
+    Launch,
+    MeasuredTable,
+    Op,
+    PrefillBatch,
+    Size,
+    module_points,
+)
+from windtunnel.model.precision import BITS, Format
+from windtunnel.model.quantization import Names
+from windtunnel.model.shape import Attention, Shard
+from windtunnel.schema import Schema
+
+CHOSEN_RATIO, FEWEST_RATIO = 4, 128
+"""Ratio of the layers with an indexer, and of the layers with the fewest compressed tokens."""
+
+_SCALED = 64
+"""Values of a cached key that share a scale of one byte (vLLM 0.24 `DeepseekCompressor`, `_quant_block`)."""
+
+
+def _projections(site: Mapping[str, float]) -> Iterator[tuple[float, float]]:
+    """Yield (n, k) of the four large projections on one rank."""
+    width = site["num_heads"] * site["head_dim"]
+    yield site["q_lora_rank"] + site["head_dim"], site["hidden_size"]
+    yield width, site["q_lora_rank"]
+    yield site["num_groups"] * site["o_lora_rank"], width / site["num_groups"]
+    yield site["hidden_size"], site["num_groups"] * site["o_lora_rank"]
+
+
+_WIDTHS = (
+    "head_dim",
+    "hidden_size",
+    "q_lora_rank",
+    "o_lora_rank",
+    "all_groups",
+    "window_tokens",
+    "index_num_heads",
+    "index_head_dim",
+    "top_k",
+)
+_FLASH = dict(zip(_WIDTHS, (512, 4096, 1024, 1024, 8, 128, 64, 128, 512), strict=True))
+_PRO = dict(zip(_WIDTHS, (512, 7168, 1536, 1024, 16, 128, 64, 128, 1024), strict=True))
+
+
+def _measured(phase: str) -> MeasuredTable:
+    """Return where engines' whole modules of a phase were measured."""
+    return MeasuredTable(
+        "sparse_attention",
+        (f"dsv4_csa_{phase}_module_perf", f"dsv4_hca_{phase}_module_perf"),
+        ("num_heads", "tp_size", "batch_size", "isl", "step", "compress_ratio"),
+        {
+            "num_heads": itemgetter("num_heads"),
+            "num_groups": lambda columns: columns["all_groups"] / columns["tp_size"],
+            "compress_ratio": itemgetter("compress_ratio"),
+            **{name: itemgetter(name) for name in _WIDTHS if name != "all_groups"},
+        },
+        words={"kv_cache_dtype": ("fp8", "fp8_e4m3"), "gemm_type": ("fp8_block",)},
+        models={
+            "sgl-project/DeepSeek-V4-Flash-FP8": _FLASH,
+            "sgl-project/DeepSeek-V4-Pro-FP8": _PRO,
+            "deepseek-ai/DeepSeek-V4-Pro": _PRO,
+        },
+        projections=_projections,
+        **module_points(phase),
+    )
+
+
+_MEASURED = {phase: _measured(phase) for phase in ("context", "generation")}
+
+
+@dataclass(frozen=True)
+class CompressedCore(Batch):
+    """What one rank's compressed attention takes above its four large projections: compressors, indexer, attention,
+    norms and rotation.
+    """
+
+    shown: ClassVar[str] = "{batch_text}, {num_heads} x {head_dim}, 1 of {compress_ratio} {kv_format}"
+    num_heads: int
+    head_dim: int
+    hidden_size: int
+    q_lora_rank: int
+    o_lora_rank: int
+    num_groups: int
+    window_tokens: int
+    index_num_heads: int
+    index_head_dim: int
+    top_k: int
+    compress_ratio: int
+    kv_format: Format = Format.FP8
+
+    @property
+    def measured(self) -> MeasuredTable | None:
+        return _MEASURED[self.phase] if self.kv_format is Format.FP8 else None
+
+    @property
+    def read_tokens(self) -> Size:
+        """Cached tokens, compressed or not, and keys of the indexer that are read from memory."""
+        last = self.top_k * self.compress_ratio if self.is_chosen else 0
+        keys = self.read_within(0) * self.index_head_dim / self.head_dim if self.is_chosen else 0.0
+        return self.read_within(self.window_tokens) + (self.read_within(last) + keys) / self.compress_ratio
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether an indexer chooses compressed tokens."""
+        return self.compress_ratio == CHOSEN_RATIO
+
+    @property
+    def kept_pairs(self) -> Size:
+        """Pairs of queries and tokens that attention computes: the window's, and compressed ones."""
+        last = self.top_k * self.compress_ratio if self.is_chosen else 0
+        return self.pairs_within(self.window_tokens) + self.pairs_within(last) / self.compress_ratio
+
+    @property
+    def flops_per_kept_pair(self) -> float:
+        return 4.0 * self.num_heads * self.head_dim
+
+    @property
+    def scored_pairs(self) -> Size:
+        """Pairs of queries and compressed tokens that the indexer scores."""
+        return self.pairs_within(0) / self.compress_ratio if self.is_chosen else 0.0
+
+    @property
+    def flops(self) -> Size:
+        """FLOPs of attention, of scores at half their number (fp8 runs at twice the rate), and of the compressors' and
+        the indexer's products."""
+        scores = self.scored_pairs * self.index_num_heads * self.index_head_dim
+        return self.kept_pairs * self.flops_per_kept_pair + scores + 2.0 * self.num_queries * self.num_weights
+
+    @property
+    def num_bytes(self) -> Size:
+        """Weights, queries and outputs, and what is read of the cache."""
+        queries = self.num_queries * (2 * self.num_heads + 1) * self.head_dim * BF16_BYTES
+        return self.num_weights * BF16_BYTES + queries + self.read_tokens * self.head_dim * BITS[self.kv_format] / 8
+
+    @property
+    def num_weights(self) -> float:
+        """Parameters of the compressors and of the indexer, which every rank has whole."""
+        return _whole_parameters(self, self.hidden_size)
+
+
+@dataclass(frozen=True)
+class CompressedPrefill(CompressedCore, PrefillBatch):
+    """Compressed attention in prefill."""
+
+    kind: ClassVar[str] = "compressed_prefill"
+
+
+@dataclass(frozen=True)
+class CompressedDecode(CompressedCore, DecodeBatch):
+    """Compressed attention in decode."""
+
+    kind: ClassVar[str] = "compressed_decode"
+
+
+def _overlap(compress_ratio: int) -> int:
+    """Return the compressed tokens that a token is part of: those that are chosen from overlap."""
+    return 2 if compress_ratio == CHOSEN_RATIO else 1
+
+
+def _whole_parameters(part: "CompressedCore | CompressedAttention", hidden_size: int) -> int:
+    """Count the parameters that every rank has whole beside the down-projection: of compressors, which compute a value
+    and its weight for each token and add a weight for its place, and of the indexer."""
+    if not part.compress_ratio:
+        return 0
+    compressor = 2 * _overlap(part.compress_ratio) * hidden_size + _overlap(part.compress_ratio) * part.compress_ratio
+    if part.compress_ratio != CHOSEN_RATIO:
+        return compressor * part.head_dim
+    indexer = part.q_lora_rank * part.index_num_heads * part.index_head_dim + hidden_size * part.index_num_heads
+    return compressor * (part.head_dim + part.index_head_dim) + indexer
+
+
+class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type"):
+    """Compressed attention; `num_heads` heads share one key and value of `head_dim` for each token."""
+
+    operators: ClassVar[tuple[type[Op], ...]] = (CompressedPrefill, CompressedDecode)
+    modules: ClassVar[tuple[Names, ...]] = (("attn.wq_a", "attn.wq_b"), ("attn.wkv",), ("attn.wo_a", "attn.wo_b"))
+    num_heads: int
+    head_dim: int
+    rope_head_dim: int
+    q_lora_rank: int
+    o_lora_rank: int
+    num_groups: int
+    """Groups of heads whose outputs are projected apart."""
+    sliding_window: int
+    compress_ratio: int
+    """Tokens in a compressed one; 0: the layer has its window alone."""
+    index_num_heads: int
+    index_head_dim: int
+    top_k: int
+
+    @classmethod
+    def reads(cls, reader: ConfigReader, index: int) -> bool:
+        return reader.raw.get("compress_ratios") is not None
+
+    @classmethod
+    def read(cls, reader: ConfigReader, index: int, layer_type: str) -> "CompressedAttention":
+        """Return the attention of layer `index`; the ratios of draft layers follow those of the layers."""
+        ratios = reader.numbers("compress_ratios")
+        if len(ratios) < reader.num_layers or set(ratios) - {0, CHOSEN_RATIO, FEWEST_RATIO}:
+            raise InputError(
+                f"{reader.name}: compress_ratios is {ratios!r}; 0, {CHOSEN_RATIO} or {FEWEST_RATIO} for each of the "
+                f"{reader.num_layers} layers is needed"
+            )
+        num_heads, num_groups = reader.count("num_attention_heads"), reader.count("o_groups")
+        reader.check_multiple("num_attention_heads", num_heads, "o_groups", num_groups)
+        return cls(
+            num_heads=num_heads,
+            head_dim=reader.count("head_dim"),
+            rope_head_dim=reader.count("qk_rope_head_dim"),
+            q_lora_rank=reader.count("q_lora_rank"),
+            o_lora_rank=reader.count("o_lora_rank"),
+            num_groups=num_groups,
+            sliding_window=reader.count("sliding_window"),
+            compress_ratio=ratios[index],
+            index_num_heads=reader.count("index_n_heads"),
+            index_head_dim=reader.count("index_head_dim"),
+            top_k=reader.count("index_topk"),
+        )
+
+    @property
+    def widest_tp(self) -> int:
+        return self.num_groups
+
+    @property
+    def window_tokens(self) -> int | None:
+        return None if self.compress_ratio else self.sliding_window
+
+    @property
+    def text(self) -> str:
+        return "CSA" if self.is_chosen else "HCA" if self.compress_ratio else "SWA"
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether an indexer chooses compressed tokens."""
+        return self.compress_ratio == CHOSEN_RATIO
+
+    @property
+    def rotary_size(self) -> int:
+        return self.rope_head_dim
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """The projections, a sink of each head, compressors with the weights of positions, and the indexer."""
+        heads, outputs = self.num_heads * self.head_dim, self.num_groups * self.o_lora_rank
+        down = hidden_size * (self.q_lora_rank + self.head_dim)
+        up = self.q_lora_rank * heads
+        output = heads // self.num_groups * outputs + outputs * hidden_size
+        return down + up + output + self.num_heads + _whole_parameters(self, hidden_size)
+
+    def norm_parameters(self) -> int:
+        compressed = (self.head_dim if self.compress_ratio else 0) + (self.index_head_dim if self.is_chosen else 0)
+        return self.q_lora_rank + self.head_dim + compressed
+
+    def repeated_parameters(self, hidden_size: int, tp: int) -> tuple[int, float]:
+        """Every rank keeps the down-projection, compressors and indexer."""
+        down = hidden_size * (self.q_lora_rank + self.head_dim)
+        return down + _whole_parameters(self, hidden_size), tp
+
+    def projections(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
+        names = ("q_kv_a_proj", "q_b_proj", "o_a_proj", "o_proj")
+        for name, (outputs, inputs) in zip(names, _projections(self.core_fields(shard)), strict=True):
+            yield shard.attention_gemm(name, num_tokens, int(outputs), int(inputs))
+
+    @property
+    def core_name(self) -> str:
+        return "compressed_sparse_attention" if self.is_chosen else "heavily_compressed_attention"
+
+    def core_fields(self, shard: Shard) -> dict[str, Any]:
+        """Return the dimensions of one rank. A window alone is priced with the fewest compressed tokens beside it,
+        which no engine was measured without."""
+        return {
+            "num_heads": self.num_heads // shard.tp,
+            "head_dim": self.head_dim,
+            "hidden_size": shard.model.hidden_size,
+            "q_lora_rank": self.q_lora_rank,
+            "o_lora_rank": self.o_lora_rank,
+            "num_groups": self.num_groups // shard.tp,
+            "window_tokens": self.sliding_window,
+            "index_num_heads": self.index_num_heads,
+            "index_head_dim": self.index_head_dim,
+            "top_k": self.top_k,
+            "compress_ratio": self.compress_ratio or FEWEST_RATIO,
+            "kv_format": shard.precision.kv_cache,
+        }
+
+    def _key_bytes(self, shard: Shard) -> float:
+        """Return the bytes of a cached key: in fp8 with scales, the rotated values in bf16 (584 in vLLM 0.24
+        `MLAAttentionSpec.real_page_size_bytes`)."""
+        if shard.precision.kv_cache is Format.BF16:
+            return self.head_dim * BF16_BYTES
+        plain = self.head_dim - self.rope_head_dim
+        return plain * BITS[shard.precision.kv_cache] / 8 + self.rope_head_dim * BF16_BYTES + plain // _SCALED + 1
+
+    def bytes_per_token(self, shard: Shard) -> float:
+        """Return the bytes of a token's part of a compressed key, and of the indexer's key in fp8 with its scale in
+        fp32; of a key where the layer has its window alone."""
+        indexed = self.index_head_dim + FP32_BYTES if self.is_chosen else 0.0
+        return (self._key_bytes(shard) + indexed) / max(self.compress_ratio, 1)
+
+    def state_bytes(self, shard: Shard) -> float:
+        """Return the bytes of the window, and of values and weights in fp32 of the tokens that are still to be
+        compressed (vLLM 0.24 `CompressorStateCache`)."""
+        if not self.compress_ratio:
+            return 0.0
+        overlap = _overlap(self.compress_ratio)
+        width = self.head_dim + (self.index_head_dim if self.is_chosen else 0)
+        pending = overlap * self.compress_ratio * 2 * overlap * width * FP32_BYTES
+        return self.sliding_window * self._key_bytes(shard) + pending
+
+
+KIND = CompressedAttention

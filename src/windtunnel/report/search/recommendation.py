@@ -1,0 +1,92 @@
+"""A recommendation in a sentence: what to serve a model on, what it costs, and what the next best would cost."""
+
+from windtunnel import catalog
+from windtunnel.report.numbers import number, percent
+from windtunnel.report.search.figures import figure_title, limits_text
+from windtunnel.search.answers import FleetSize, confidence_between, fleets
+from windtunnel.search.recommend import AS_IT_IS, CHANGE, DEPLOYMENT
+from windtunnel.search.scores import score
+from windtunnel.search.study import SearchOutcome, Study
+from windtunnel.serving.shorthand import PATHS
+
+
+def recommendation(study: Study, load: float | None) -> str:
+    """Say what to serve the model on, for a load in requests/s or else for the least money a request.
+
+    The next best is another deployment: not the same one with another token budget.
+    """
+    outcome = study.outcomes[0]
+    if CHANGE in study.space.vary:
+        return _changes_text(study, outcome)
+    ways = _ways(outcome, load)
+    if not ways:
+        return f"Nothing tried keeps {limits_text(study.space)} at any load: try other devices, or allow more time."
+    best, title = ways[0], _title(study, ways[0])
+    sentences = [f"Serve it {_way_text(study, outcome, best)}"]
+    other = next((way for way in ways if _title(study, way) != title), None)
+    if other is not None:
+        costs = [_usd_per_request(outcome, way, load) for way in (best, other)]
+        sentences.append(f"The next best, {_title(study, other)}, {_difference_text(*costs)}")
+        sure = confidence_between(outcome, study.space.objective, best.index, other.index)
+        if load is None and sure is not None:
+            sentences.append(f"Sure at {percent(sure)}")
+    if catalog.device(study.point(best.index).settings[PATHS["device"]]).measured_as is None:
+        sentences.append("No operator was measured on this device, so expect larger errors")
+    return ". ".join(sentences) + "."
+
+
+def _changes_text(study: Study, outcome: SearchOutcome) -> str:
+    """Say which single change gains most over the deployment as it is."""
+    names = {index: str(study.point(index).choice[CHANGE]) for index in outcome.evaluations}
+    present = next(index for index, name in names.items() if name == AS_IT_IS)
+    limits = limits_text(study.space)
+    if present not in outcome.ranking:
+        if not outcome.ranking:
+            return f"As it is, the deployment does not keep {limits} at any load, and no change tried mends it."
+        held = number(outcome.mean(outcome.ranking[0]).load)
+        return f"As it is, it does not keep {limits}; with {names[outcome.ranking[0]]} it holds {held} requests/s."
+    best = outcome.ranking[0]
+    before, after = (outcome.mean(index) for index in (present, best))
+    objective = study.space.objective
+    gain = score(after, objective) / score(before, objective) - 1
+    if best == present or gain <= 0:
+        return f"Leave it as it is: it holds {number(before.load)} requests/s, and no change tried gains anything."
+    sure = confidence_between(outcome, objective, best, present)
+    text = f"Set {names[best]}: {percent(gain)} more {figure_title(objective)}"
+    text += f", {number(after.load)} requests/s in place of {number(before.load)}"
+    return f"{text}. Sure at {percent(sure)}." if sure is not None else f"{text}."
+
+
+def _difference_text(best: float | None, other: float | None) -> str:
+    """Compare the mean costs of a request; the order goes by what is sure, so that the second may cost less."""
+    if not best or not other:
+        return "follows"
+    more = other / best - 1
+    return f"costs {percent(more)} more" if more >= 0 else f"costs {percent(-more)} less in the mean, but less surely"
+
+
+def _ways(outcome: SearchOutcome, load: float | None) -> list[FleetSize]:
+    """Return replicas for the load, the least money first; one copy of each point in their order without a load."""
+    if load is not None:
+        return fleets(outcome, load, len(outcome.ranking))
+    figures = [(index, outcome.mean(index).figures) for index in outcome.ranking]
+    return [FleetSize(index, 1, round(known["devices"]), known.get("usd_per_hour"), 0.0) for index, known in figures]
+
+
+def _way_text(study: Study, outcome: SearchOutcome, way: FleetSize) -> str:
+    """Return devices, replicas, what they cost and hold, and the checkpoint."""
+    settings = study.point(way.index).settings
+    device = catalog.device(settings[PATHS["device"]])
+    replicas = f" as {way.copies} replicas of" if way.copies > 1 else " as"
+    cost = "a price that is not known" if way.usd_per_hour is None else f"${way.usd_per_hour:,.2f}/h"
+    held = number(way.copies * outcome.mean(way.index).load)
+    layout = _title(study, way).removeprefix(f"{device.name} ")
+    return f"on {way.devices} x {device.title}{replicas} {layout} ({settings['model']}): {cost} holds {held} requests/s"
+
+
+def _title(study: Study, way: FleetSize) -> str:
+    return str(study.point(way.index).choice[DEPLOYMENT])
+
+
+def _usd_per_request(outcome: SearchOutcome, way: FleetSize, load: float | None) -> float | None:
+    return None if way.usd_per_hour is None else way.usd_per_hour / (load or outcome.mean(way.index).load)

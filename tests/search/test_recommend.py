@@ -1,0 +1,172 @@
+"""The deployments that a recommendation tries, and the sentence that it ends in."""
+
+from typing import Any
+
+import pytest
+
+from windtunnel import catalog
+from windtunnel.errors import InputError
+from windtunnel.report.search.recommendation import recommendation
+from windtunnel.search.answers import copied, fleets, scenario_of
+from windtunnel.search.capacity.limits import parse_limits
+from windtunnel.search.recommend import AS_IT_IS, CHANGE, DEPLOYMENT, changes_space, deployments_space, layouts
+from windtunnel.search.space.space import Space, point_at
+from windtunnel.search.store import Store
+from windtunnel.search.study import Study, search
+from windtunnel.serving.scenario import Scenario, scenario_from
+
+LIMITS = parse_limits("ttft_p90=1s,tpot_p99=50ms")
+
+
+def shared(model: str = "meta-llama/Llama-3.1-8B") -> dict[str, Any]:
+    return {
+        "model": model,
+        "deployment": {"device": "h100_sxm"},
+        "workload": {
+            "arrivals": {"type": "poisson", "rate_per_s": 1},
+            "input_tokens": 512,
+            "output_tokens": 64,
+            "num_requests": 100,
+        },
+    }
+
+
+def names(space: Space) -> list[str]:
+    return list(space.vary[DEPLOYMENT])
+
+
+def test_checkpoints_are_those_of_the_same_model() -> None:
+    """Llama-3.3-70B has the shape of Llama-3.1-70B, and is another model."""
+    found = catalog.checkpoints("meta-llama/Llama-3.3-70B-Instruct")
+    assert next(iter(found)) == "meta-llama/Llama-3.3-70B-Instruct"
+    assert all("Llama-3.3-70B" in name for name in found)
+    assert {str(model.precision.weights) for model in found.values()} == {"bf16", "fp8", "nvfp4", "int8"}
+    assert "deepseek-ai/DeepSeek-V3.1" not in catalog.checkpoints("deepseek-ai/DeepSeek-V3")
+
+
+def test_a_format_is_tried_where_a_device_computes_it() -> None:
+    space = deployments_space(shared("qwen3-32b"), ["a100_sxm", "h100_sxm", "b200_sxm"], LIMITS, {})
+    by_device = {
+        device: {name.partition(", ")[2] for name in names(space) if name.startswith(device)}
+        for device in ("a100_sxm", "h100_sxm", "b200_sxm")
+    }
+    assert by_device == {
+        "a100_sxm": {"bf16"},
+        "h100_sxm": {"bf16", "fp8_block"},
+        "b200_sxm": {"bf16", "fp8_block", "nvfp4"},
+    }
+
+
+def test_layouts_are_those_that_divide_the_heads_of_a_node() -> None:
+    dense, experts, latent = (
+        list(layouts(catalog.model(name), 8)) for name in ("qwen2.5-0.5b", "qwen3-30b-a3b", "deepseek-ai/DeepSeek-V3")
+    )
+    assert dense == [{"tp": 1}, {"tp": 2}]  # 14 heads
+    assert {"tp": 4, "ep": 4} in experts
+    assert not any("attention_dp" in layout for layout in experts)
+    assert {"tp": 1, "attention_dp": 8, "ep": 8} in latent
+
+
+def test_pools_are_tried_when_asked() -> None:
+    plain = deployments_space(shared(), ["h100_sxm"], LIMITS, {})
+    split = deployments_space(shared(), ["h100_sxm"], LIMITS, {}, splits=True)
+    assert len(names(split)) == 4 * len(names(plain))
+    point = next(p for p in (point_at(split, i) for i in range(split.num_points)) if "2 decode" in p.title)
+    assert [pool["replicas"] for pool in point.settings["deployment.pools"]] == [1, 2]
+
+
+def test_a_device_needs_a_price() -> None:
+    with pytest.raises(InputError, match="gb200 has no list price"):
+        deployments_space(shared(), ["h100_sxm", "gb200"], LIMITS, {})
+    with pytest.raises(InputError, match="a price of gb300, which is not among"):
+        deployments_space(shared(), ["h100_sxm"], LIMITS, {}, {"gb300": 9.0})
+    space = deployments_space(shared(), ["gb200"], LIMITS, {}, {"gb200": 10.5}, splits=True)
+    prices = [point_at(space, i).settings["deployment.price_usd_per_hour"] for i in range(space.num_points)]
+    assert set(prices) == {10.5}
+
+
+def test_wrong_names_are_refused() -> None:
+    with pytest.raises(InputError, match="h100_sxn"):
+        deployments_space(shared(), ["h100_sxn"], LIMITS, {})
+    with pytest.raises(InputError, match=r"no checkpoint of .*nvidia/Qwen3-32B-NVFP4"):
+        deployments_space(shared("nvidia/Qwen3-32B-NVFP4"), ["a100_sxm"], LIMITS, {})
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    space = deployments_space(shared(), ["h100_sxm", "l40s"], LIMITS, {"devices": 2})
+    return search(space, Store(None, print))
+
+
+@pytest.mark.compiled
+def test_the_sentence_names_the_cheapest_and_what_the_next_costs(study: Study) -> None:
+    outcome = study.outcomes[0]
+    best = outcome.mean(outcome.ranking[0])
+    text = recommendation(study, None)
+    title = point_at(study.space, outcome.ranking[0]).choice[DEPLOYMENT]
+    other = next(i for i in outcome.ranking if point_at(study.space, i).choice[DEPLOYMENT] != title)
+    more = best.figures["requests_per_usd"] / outcome.mean(other).figures["requests_per_usd"] - 1
+    assert text.startswith("Serve it on 1 x NVIDIA ")
+    assert f"${best.figures['usd_per_hour']:,.2f}/h holds " in text
+    assert f"{point_at(study.space, other).choice[DEPLOYMENT]}, costs {more:.1%} more" in text
+
+
+@pytest.mark.compiled
+def test_a_load_takes_as_many_replicas_as_it_needs(study: Study) -> None:
+    load = 500.0
+    cheapest = fleets(study.outcomes[0], load, 1)[0]
+    assert f"{cheapest.devices} x NVIDIA" in recommendation(study, load)
+    assert f"as {cheapest.copies} replicas of" in recommendation(study, load)
+    scenario = copied(scenario_of(study, study.outcomes[0], cheapest.index), cheapest, load)
+    assert scenario.deployment.replicas == cheapest.copies
+    assert scenario.workload.arrivals.rate_per_s == load  # type: ignore[union-attr]
+
+
+@pytest.mark.compiled
+def test_nothing_is_recommended_where_nothing_holds() -> None:
+    space = deployments_space(shared(), ["l40s"], parse_limits("ttft_p90=1us"), {"devices": 1})
+    text = recommendation(search(space, Store(None, print)), None)
+    assert text.startswith("Nothing tried keeps TTFT p90 <= 1.00 us")
+
+
+def served(**engine: object) -> Scenario:
+    raw = shared()
+    raw["deployment"] = {"device": "h100_sxm", "parallelism": {"tp": 2}, "engine": {"max_num_seqs": 64, **engine}}
+    return scenario_from(raw, "")
+
+
+def test_changes_are_single_and_none_is_what_there_is() -> None:
+    changes = changes_space(served(max_num_batched_tokens=2048), LIMITS).vary[CHANGE]
+    assert isinstance(changes, dict)
+    assert changes[AS_IT_IS] == {}
+    assert all(len(settings) == 1 or "model" in settings for name, settings in changes.items() if name != AS_IT_IS)
+    assert {"max_num_seqs 128", "max_num_batched_tokens 8192", "tp 1", "tp 4", "kv_cache fp8"} <= set(changes)
+    assert "max_num_seqs 64" not in changes
+    assert "max_num_batched_tokens 2048" not in changes
+    assert changes["model nvidia/Llama-3.1-8B-Instruct-FP8"]["model"] == "nvidia/Llama-3.1-8B-Instruct-FP8"
+
+
+def test_pools_have_settings_of_their_own() -> None:
+    raw = shared()
+    raw["deployment"]["pools"] = [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]
+    with pytest.raises(InputError, match="pools are not tried"):
+        changes_space(scenario_from(raw, ""), LIMITS)
+
+
+@pytest.mark.compiled
+def test_the_change_that_gains_most_is_named() -> None:
+    space = changes_space(served(), LIMITS)
+    text = recommendation(search(space, Store(None, print)), None)
+    assert text.startswith("Set tp 1: ")  # an 8B model needs no second device
+    assert "more requests/$" in text
+
+
+@pytest.mark.compiled
+def test_a_deployment_that_breaks_its_limits_is_mended() -> None:
+    """One request at a time keeps no load; more of them do."""
+    raw = shared()
+    raw["deployment"] = {"device": "h100_sxm", "engine": {"max_num_seqs": 1}}
+    raw["workload"] = {**raw["workload"], "arrivals": {"type": "closed_loop", "concurrency": 8}}
+    space = changes_space(scenario_from(raw, ""), parse_limits("ttft_p90=10ms"))
+    text = recommendation(search(space, Store(None, print)), None)
+    assert text.startswith("As it is, "), text
