@@ -16,6 +16,7 @@ from typing import Any
 
 from windtunnel.errors import InputError, WindtunnelError, check_known
 from windtunnel.plugins import Registry
+from windtunnel.processes import end_with_parent
 
 ENGINES = Registry("windtunnel.lab_engines", "windtunnel.lab.engines", "engine")
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
@@ -81,6 +82,7 @@ def started(engine: str, model: str, arguments: Sequence[str] = (), python: str 
                     stderr=subprocess.STDOUT,
                     env={**os.environ, **server.environment},
                     start_new_session=True,
+                    preexec_fn=end_with_parent,  # noqa: PLW1509 it only calls the kernel
                 )
             except OSError as error:
                 raise InputError(f"{python} cannot be run: {error.strerror}", "name the engine's interpreter") from None
