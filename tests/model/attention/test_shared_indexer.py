@@ -15,7 +15,8 @@ from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.parameters import count_parameters
 from windtunnel.model.shape import ModelSpec, Shard
 from windtunnel.pricing.aiconfigurator.estimator import measured_estimator, systems_folder
-from windtunnel.pricing.estimator import Coverage, roofline_estimator
+from windtunnel.pricing.estimator import Coverage, RooflineEstimator
+from windtunnel.pricing.roofline import Roofline
 from windtunnel.schema import decode, encode
 
 GLM = "zai-org/GLM-5.2"
@@ -88,7 +89,7 @@ def test_shared_layers_cost_their_own_measured_modules(engine: str, device: str,
 def test_a_choice_costs_more_than_none() -> None:
     for estimator in (
         measured_estimator(catalog.device("h200_sxm"), None, "sglang", "0.5.14"),
-        roofline_estimator(catalog.device("mi300x")),
+        RooflineEstimator(Roofline(catalog.device("mi300x"))),
     ):
         by_kind = cores(shard(tp=8), 64.0, 32_768.0)
         assert estimator.estimate(by_kind[False]).seconds < estimator.estimate(by_kind[True]).seconds
