@@ -23,8 +23,8 @@ PATHS = {
     "/": "run1",
     "/api/runs": "run1",
     "/run/run1": "TTFT",
-    "/catalog/devices": "h100_sxm",
-    "/assets/style.css": "{",
+    "/api/catalog/devices": "h100_sxm",
+    "/assets/page.css": "{",
 }
 """Page that is read -> words that its answer has."""
 

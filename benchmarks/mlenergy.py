@@ -3,13 +3,19 @@
     python benchmarks/mlenergy.py DIR                 every text row, and the same without the engine's version
     python benchmarks/mlenergy.py DIR --rows          a line for each row too
 
-DIR holds `mlenergy/llm_serving_energy.csv`; it is also taken from WINDTUNNEL_REFERENCE. A row is a steady state at one
-`max_num_seqs`; its settings are those that the benchmark documents: 8,192 batched tokens, asynchronous scheduling,
-temperature 0.8 and top-p 0.95 (top-k and penalties are those of the model's generation config, as in `vllm serve`).
+DIR holds `mlenergy/llm_serving_energy.csv`; it is also taken from WINDTUNNEL_REFERENCE. A row is a run at one
+`max_num_seqs`; its settings are those of the benchmark's launch files: 8,192 batched tokens, asynchronous scheduling,
+temperature 0.8 and top-p 0.95 (top-k and penalties are those of the model's generation config, as in `vllm serve`),
+tensor parallelism with or without experts spread over the same devices, and FlashInfer's experts for DeepSeek.
 
-Assumed, as the table does not say it: prompts of 100 to 200 tokens for chat and 200 to 300 for gpqa (evenly drawn);
-a quarter more clients than `max_num_seqs`, so that a request always waits; experts over n devices have attention
-divided over them too. Outputs are drawn from the model's published histogram, scaled to the row's mean.
+All requests are sent at once (`mlenergy/llm/benchmark.py`), 1,024 for chat and 198 for gpqa, repeated as often as the
+sweeps of most models say. The table's percentiles are those of every interval between tokens of the run, its first
+and its last wave included (`mlenergy_data`, `_client_itl_percentiles_ms`); its rate is that between the first token of
+the `max_num_seqs`-th request and the end of the last one but `max_num_seqs` + 1, and the mean is its batch over its
+rate.
+
+Assumed, as the table does not say it: prompts of 100 to 200 tokens for chat and 200 to 300 for gpqa (evenly drawn).
+Outputs are drawn from the model's published histogram, scaled to the row's mean.
 """
 
 from __future__ import annotations
@@ -30,8 +36,7 @@ import numpy as np
 
 from windtunnel import catalog
 from windtunnel.calibration.measured_runs import Measurement
-from windtunnel.calibration.odd_runs import with_odd_runs
-from windtunnel.calibration.validate import RunPrediction
+from windtunnel.calibration.validate import RunPrediction, with_odd_runs
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import score
 from windtunnel.metrics.records import Table
@@ -46,8 +51,12 @@ PROMPT_TOKENS = {"lm-arena-chat": (100, 200), "gpqa": (200, 300)}
 TEXT_TASKS = ("lm-arena-chat", "gpqa", "sourcegraph-fim")
 METRICS = {"median": "median ITL", "mean": "mean ITL", "rate": "tokens/s"}
 VERSION = "0.11.1"
-WAVES = 4
-"""Requests in a run for each of `max_num_seqs`."""
+NUM_PROMPTS = {"lm-arena-chat": 1024, "gpqa": 198}
+REPEATS = {
+    "lm-arena-chat": {256: 1, 1024: 2, 2048: 3, 3072: 4, 4096: 6},
+    "gpqa": {128: 1, 256: 2, 512: 3, 1024: 6, 1536: 9, 2048: 12, 3072: 18, 4096: 24},
+}
+"""`max_num_seqs` up to which the prompts are sent so many times (`configs/vllm/<task>/<model>/<gpu>/sweeps.yaml`)."""
 
 Row = Mapping[str, str]
 Histograms = Mapping[str, Mapping[str, Sequence[float]]]
@@ -88,6 +97,12 @@ def output_lengths(row: Row, histograms: Histograms) -> Any:
     return {"type": "empirical", "values": values.tolist(), "weights": counts[kept].tolist()}
 
 
+def num_requests(row: Row) -> int:
+    """Return the requests that a row's run sent, all at once."""
+    repeats, num_seqs = REPEATS[row["task"]], int(row["max_num_seqs"])
+    return NUM_PROMPTS[row["task"]] * repeats[min(limit for limit in repeats if num_seqs <= limit)]
+
+
 def scenario_of(row: Row, histograms: Histograms, version: str | None) -> Scenario:
     """Return the row's run as a scenario.
 
@@ -98,7 +113,9 @@ def scenario_of(row: Row, histograms: Histograms, version: str | None) -> Scenar
         raise InputError(f"prompt lengths of {row['task']} are not documented")
     shortest, longest = PROMPT_TOKENS[row["task"]]
     num_seqs, experts = int(row["max_num_seqs"]), int(row["expert_parallel"])
-    engine = {"max_num_seqs": num_seqs, "max_num_batched_tokens": 8192, "async_scheduling": True}
+    engine: dict[str, Any] = {"max_num_seqs": num_seqs, "max_num_batched_tokens": 8192, "async_scheduling": True}
+    if row["model_id"].startswith("deepseek-ai/"):
+        engine["moe_backend"] = "trtllm"
     return scenario_from(
         {
             "model": row["model_id"],
@@ -108,31 +125,32 @@ def scenario_of(row: Row, histograms: Histograms, version: str | None) -> Scenar
                 "parallelism": {"tp": int(row["num_gpus"]), "ep": experts},
             },
             "workload": {
-                "arrivals": {"type": "closed_loop", "concurrency": num_seqs + max(num_seqs // 4, 1)},
+                "arrivals": {"type": "closed_loop", "concurrency": num_requests(row)},
                 "input_tokens": {"type": "uniform", "min_tokens": shortest, "max_tokens": longest},
                 "output_tokens": output_lengths(row, histograms),
-                "num_requests": max(WAVES * num_seqs, 100),
+                "num_requests": num_requests(row),
                 "sampling": {"temperature": 0.8, "top_p": 0.95},
             },
         }
     )
 
 
-def steady(steps: Table, requests: Table, num_seqs: int) -> dict[str, float]:
-    """Return ITL and output rate of the steps between the first wave's end and the last request's start."""
-    finished, scheduled = np.sort(requests["finish_s"]), np.sort(requests["scheduled_s"])
-    first_s, last_s = finished[min(num_seqs, finished.size // 4)], scheduled[-1]
-    inside = (steps["start_s"] >= first_s) & (steps["start_s"] < last_s)
-    each_s = steps["duration_s"][inside] / steps["num_steps"][inside]
-    count, tokens = steps["num_steps"][inside], steps["decode_tokens"][inside]
-    weights = (count * tokens).astype(np.float64)
+def measured_as(steps: Table, requests: Table, num_seqs: int) -> dict[str, float]:
+    """Return the median ITL of the whole run, and mean ITL and output rate of its steady part."""
+    each_s = steps["duration_s"] / steps["num_steps"]
+    weights = (steps["num_steps"] * steps["decode_tokens"]).astype(np.float64)
     order = np.argsort(each_s)
     middle = np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)
-    generated = weights.sum() + np.maximum(steps["num_sampled"][inside] - tokens, 0).sum()
+    first_s, finish_s = np.sort(requests["first_token_s"]), np.sort(requests["finish_s"])
+    begin_s = first_s[num_seqs - 1]
+    end_s = finish_s[max(finish_s.size - num_seqs - 2, 0)]
+    inside = (steps["start_s"] >= begin_s) & (steps["start_s"] < end_s)
+    inside = inside if inside.any() else weights > 0
+    tokens = weights[inside].sum() + np.maximum(steps["num_sampled"][inside] - steps["decode_tokens"][inside], 0).sum()
     return {
         "median": float(each_s[order][middle]),
-        "mean": float(np.average(each_s, weights=weights)),
-        "rate": float(generated / steps["duration_s"][inside].sum()),
+        "mean": float(np.average(each_s[inside], weights=weights[inside])),
+        "rate": float(tokens / steps["duration_s"][inside].sum()),
     }
 
 
@@ -152,7 +170,7 @@ def scored(rows: Sequence[Row], histograms: Histograms, version: str | None) -> 
             "mean": float(row["avg_batch_size"]) / rate,
             "rate": rate,
         }
-        yield ScoredRow(row, scenario, measured, steady(result.steps, result.requests, int(row["max_num_seqs"])))
+        yield ScoredRow(row, scenario, measured, measured_as(result.steps, result.requests, int(row["max_num_seqs"])))
 
 
 def line_of(name: str, rows: Sequence[ScoredRow]) -> str:

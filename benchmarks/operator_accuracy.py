@@ -34,9 +34,11 @@ from numpy.typing import NDArray
 from roofline_fit import Sample, fit_family, fit_roofline, sample, without
 from windtunnel import catalog
 from windtunnel.model import operators as ops
+from windtunnel.model.attention.block_sparse import BlockSparseDecode, BlockSparsePrefill
 from windtunnel.model.attention.compressed import CompressedDecode, CompressedPrefill
 from windtunnel.model.attention.gated_delta import GatedDelta
 from windtunnel.model.attention.grouped_query import DecodeAttention, PrefillAttention
+from windtunnel.model.attention.kimi_delta import KimiDelta
 from windtunnel.model.attention.latent import (
     LatentDecodeAttention,
     LatentPrefillAttention,
@@ -105,6 +107,8 @@ def probes() -> Iterator[tuple[Class, ops.Op]]:
         latent = (1, 1, 1, 512, 64, 128, 128, 7168, 1536, 64, 128, 2048, kv)
         yield ("sparse_latent_prefill", kv.value), SparseLatentPrefill(*latent)
         yield ("sparse_latent_decode", kv.value), SparseLatentDecode(*latent)
+        yield ("block_sparse_prefill", kv.value), BlockSparsePrefill(1, 1, 1, 1, 128, 128, 2048, kv)
+        yield ("block_sparse_decode", kv.value), BlockSparseDecode(1, 1, 1, 1, 128, 128, 2048, kv)
     compressed = (1, 1, 1, 512, 4096, 1024, 1024, 1, 128, 64, 128, 512, 4, Format.FP8)
     yield ("compressed_prefill", "fp8"), CompressedPrefill(*compressed)
     yield ("compressed_decode", "fp8"), CompressedDecode(*compressed)
@@ -112,6 +116,7 @@ def probes() -> Iterator[tuple[Class, ops.Op]]:
         yield ("hyper_connection", part), HyperConnection(part, 1, 1, 1)
     for decode in (False, True):
         yield ("gated_delta", "decode" if decode else "prefill"), GatedDelta(1, 1, 1, 1, 1, 1, 1, decode)
+        yield ("kimi_delta", "decode" if decode else "prefill"), KimiDelta(1, 1, 1, 1, 1, 1, 1, decode)
         yield ("causal_convolution", "decode" if decode else "prefill"), CausalConvolution(1, 1, 1, 1, decode)
     yield ("elementwise", "any"), ops.Elementwise("any", 1, 1)
     for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
@@ -298,7 +303,7 @@ def left_out_sites(
 ) -> Iterator[float]:
     """Errors of points of whole sites left out of the table."""
     sites = list(table.rows_by_site)
-    if len(sites) < 8:
+    if len(sites) < 4:
         return
     for index in rng.permutation(len(sites))[:num_sites]:
         site = sites[index]

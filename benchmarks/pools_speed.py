@@ -10,7 +10,7 @@ import numpy as np
 
 import serving_speed
 from windtunnel.serving.codes import DECODE, PREFILL, ROUTERS
-from windtunnel.serving.run import LoopRun, run_loop
+from windtunnel.serving.run import LoopRun, prepare_loop
 from windtunnel.serving.state.pools import HandoffRules, PoolPlan
 from windtunnel.workload.generate.requests import RequestArrays
 
@@ -38,9 +38,9 @@ def main() -> None:
                 PoolPlan(own._replace(num_replicas=count), cost, role=role, link_bytes_per_s=4e10)
                 for count, role in ((prefill, PREFILL), (decode, DECODE))
             ]
-            apart_s, num_rows = timed(lambda: run_loop(plans, sent, handoff_rules=TRAVEL))  # noqa: B023
+            apart_s, num_rows = timed(lambda: prepare_loop(plans, sent, handoff_rules=TRAVEL).run())  # noqa: B023
             together = own._replace(num_replicas=prefill + decode)
-            together_s, _ = timed(lambda: run_loop([PoolPlan(together, cost)], sent))  # noqa: B023
+            together_s, _ = timed(lambda: prepare_loop([PoolPlan(together, cost)], sent).run())  # noqa: B023
             print(
                 f"| {prefill} + {decode} | {load} | {NUM_REQUESTS / apart_s:,.0f} | {apart_s / num_rows * 1e9:,.0f} | "
                 f"{together_s / apart_s:.2f} |"

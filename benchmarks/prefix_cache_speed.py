@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import windtunnel as wt
-from windtunnel.serving.run import run_loop
+from windtunnel.serving.run import prepare_loop
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import plan_memory
@@ -104,7 +104,7 @@ def timed(name: str, requests: RequestArrays, replicas: int = 1) -> None:
     for _ in range(REPEATS):
         cache = prefix_cache(settings, requests)
         started_s = time.process_time()
-        run = run_loop([PoolPlan(settings, cost)], requests, [cache])
+        run = prepare_loop([PoolPlan(settings, cost)], requests, [cache]).run()
         records, steps = run.requests, run.steps
         best_s = min(best_s, time.process_time() - started_s)
         assert np.isfinite(records["finish_s"]).all()
@@ -114,7 +114,7 @@ def timed(name: str, requests: RequestArrays, replicas: int = 1) -> None:
         )
         hits = found / records["input_tokens"].sum()
         started_s = time.process_time()
-        run_loop([PoolPlan(settings, cost)], requests)
+        prepare_loop([PoolPlan(settings, cost)], requests).run()
         plain_s = min(plain_s, time.process_time() - started_s)
     n = requests.num_requests
     print(f"| {name} | {n:,} | {hits:.0%} | {best_s:.2f} | {n / best_s:,.0f} | {n / plain_s:,.0f} |")

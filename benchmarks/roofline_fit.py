@@ -75,8 +75,11 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "sparse_latent_decode": _SPARSE,
     "compressed_prefill": _SPARSE,
     "compressed_decode": _SPARSE,
+    "block_sparse_prefill": _SPARSE,
+    "block_sparse_decode": _SPARSE,
     "hyper_connection": ("launch_us", *_MEMORY),
     "gated_delta": ("launch_us", *_MEMORY, "chunk_us", "wave_cost", "passes", "overlap"),
+    "kimi_delta": ("launch_us", *_MEMORY, "chunk_us", "wave_cost", "passes", "overlap"),
     "causal_convolution": ("launch_us", *_MEMORY, "block_us", "overlap"),
     "elementwise": ("launch_us", *_MEMORY),
     "collective": ("launch_us", "step_us", "link_efficiency", "ramp_us"),
@@ -112,7 +115,7 @@ def sample(table: MeasurementTable, roofline: Roofline, num_rows: int, rng: np.r
     """
     rows = rng.permutation(len(table))[:num_rows]
     part = table.take(rows)
-    every = ("window_tokens", "compress_ratio", "gated", "decode", "span_nodes", "num_ranks")
+    every = ("window_tokens", "top_k", "compress_ratio", "gated", "decode", "span_nodes", "num_ranks")
     branching = [name for name in every if name in part.sites]
     keys = np.column_stack([part.sites[name] for name in branching]) if branching else np.zeros((len(part), 1))
     operators, seconds = [], []

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # the or
 
 from oracles.serving.deployment import ReferenceDeployment
 from oracles.serving.state import Request
-from windtunnel.serving.run import run_loop
+from windtunnel.serving.run import prepare_loop
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import plan_memory
@@ -58,7 +58,7 @@ def timed_loop(settings: KernelSettings, cost: StepCost, requests: RequestArrays
     """Best wall time of the loop, steps and rows; asserts that every token was produced."""
     best_s = np.inf
     for _ in range(REPEATS):
-        run = run_loop([PoolPlan(settings, cost)], requests)
+        run = prepare_loop([PoolPlan(settings, cost)], requests).run()
         records, steps = run.requests, run.steps
         assert np.isfinite(records["finish_s"]).all()
         assert (steps["decode_tokens"] * steps["num_steps"]).sum() == (requests.output_tokens - 1).sum()
@@ -155,7 +155,7 @@ print(f"one million requests: {{time.perf_counter() - started_s:.2f}} s in all, 
 
 if __name__ == "__main__":
     settings, cost, requests = prepared(8, 16, 64, 16)
-    run_loop([PoolPlan(settings, cost)], requests)
+    prepare_loop([PoolPlan(settings, cost)], requests).run()
     loop_speed()
     flat_in_batch()
     against_plain_python()

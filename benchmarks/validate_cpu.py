@@ -138,16 +138,16 @@ def simulated(load: Load, folder: Path, profile: Path, engine: VllmEngine) -> "R
 
 def num_same_batches(run: EngineRun, result: "Result") -> int:
     """How many of the engine's batches the simulated scheduler forms when each step takes what it took there."""
-    from windtunnel.serving.run import run_loop
+    from windtunnel.serving.run import prepare_loop
     from windtunnel.serving.setup.kernel_settings import kernel_settings
-    from windtunnel.serving.setup.step_prices import recorded_steps
     from windtunnel.serving.state.pools import PoolPlan
+    from windtunnel.serving.state.records import played_back
     from windtunnel.workload.generate.requests import RequestArrays
 
     arrays = RequestArrays(run.arrival_s, run.input_tokens, run.output_tokens, np.zeros(run.arrival_s.size, np.int64))
     settings = kernel_settings(result.setup, result.memory, 1, arrays)
-    cost = recorded_steps(run.duration_s, result.setup.engine)
-    steps = run_loop([PoolPlan(settings, cost)], arrays).steps
+    cost = played_back(run.duration_s, result.setup.engine.max_num_seqs or 0)
+    steps = prepare_loop([PoolPlan(settings, cost)], arrays).run().steps
     ours = np.column_stack([steps["decode_tokens"], steps["prefill_tokens"], steps["prefill_pairs"]])
     batches = run.batches
     theirs = np.column_stack([batches.decode_requests, batches.prefill_tokens, batches.prefill_pairs])

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from windtunnel.model.shape import Shard
     from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
     from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
+    from windtunnel.schema import save
     from windtunnel.serving.explain import explain_step, step_batch
     from windtunnel.serving.results import Result
-    from windtunnel.serving.scenario import Scenario, load, resolve, save
+    from windtunnel.serving.scenario import Scenario, load, resolve
     from windtunnel.serving.setup.step_prices import price_step
     from windtunnel.serving.shorthand import scenario
     from windtunnel.serving.simulate import simulate
@@ -44,9 +45,10 @@ _HOME = {
         "model.shape": ("Shard",),
         "pricing.aiconfigurator.estimator": ("measured_estimator",),
         "pricing.estimator": ("Coverage", "Estimate", "Estimator"),
+        "schema": ("save",),
         "serving.explain": ("explain_step", "step_batch"),
         "serving.results": ("Result",),
-        "serving.scenario": ("Scenario", "load", "resolve", "save"),
+        "serving.scenario": ("Scenario", "load", "resolve"),
         "serving.setup.step_prices": ("price_step",),
         "serving.shorthand": ("scenario",),
         "serving.simulate": ("simulate",),

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import msgspec
 import yaml
@@ -27,6 +27,11 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for name, check in _ranges(type(self)):
             if isinstance(value := getattr(self, name), int | float):
                 check(**{name: value})
+
+    def over(self, default: Self) -> Self:
+        """Merge with `default`: own values win, `default` fills the gaps, which are None."""
+        gaps = [name for name in self.__struct_fields__ if getattr(self, name) is None]
+        return msgspec.structs.replace(self, **fields_of(default, *gaps))
 
 
 @cache
@@ -91,9 +96,9 @@ def yaml_text(struct: Any) -> str:
     return yaml.safe_dump(encode(struct), sort_keys=False, width=120)
 
 
-def save(struct: Any, path: Path) -> None:
+def save(struct: Any, path: Path | str) -> None:
     """Write a struct as YAML; loading the file gives an equal one."""
-    path.write_text(yaml_text(struct), encoding="utf-8")
+    Path(path).write_text(yaml_text(struct), encoding="utf-8")
 
 
 def read_yaml(path: Path) -> Any:
@@ -351,23 +356,21 @@ def fields_of(thing: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(thing, name) for name in names}
 
 
-def _shown(value: float) -> str:
-    """Return a number as people write it: 0 for 0.0."""
-    return str(value).removesuffix(".0")
+def _check(holds: Callable[[float], bool], needed: str, values: dict[str, float | None]) -> None:
+    """Raise ValueError unless every value that is given passes; 0.0 is shown as people write it, as 0."""
+    for name, value in values.items():
+        if value is not None and not holds(value):
+            raise ValueError(f"{name} is {str(value).removesuffix('.0')}; {needed} is needed")
 
 
 def check_at_least(least: float, /, **values: float | None) -> None:
     """Raise ValueError unless every value that is given is at least `least`."""
-    for name, value in values.items():
-        if value is not None and not value >= least:
-            raise ValueError(f"{name} is {_shown(value)}; at least {least} is needed")
+    _check(lambda value: value >= least, f"at least {least}", values)
 
 
 def check_finite(**values: float | None) -> None:
     """Raise ValueError unless every value that is given is finite."""
-    for name, value in values.items():
-        if value is not None and not math.isfinite(value):
-            raise ValueError(f"{name} is {_shown(value)}; a finite number is needed")
+    _check(math.isfinite, "a finite number", values)
 
 
 def check_non_negative(**values: float | None) -> None:
@@ -378,22 +381,19 @@ def check_non_negative(**values: float | None) -> None:
 
 def check_positive(**values: float | None) -> None:
     """Raise ValueError unless every value that is given is finite and above 0."""
-    for name, value in values.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} is {_shown(value)}; more than 0 is needed")
+    _check(lambda value: value > 0, "more than 0", values)
     check_finite(**values)
 
 
 Positive = Annotated[float, check_positive]
 NonNegative = Annotated[float, check_non_negative]
 AtLeastOne = Annotated[int, partial(check_at_least, 1)]
+Whole = Annotated[int, partial(check_at_least, 0)]
 
 
 def check_between(least: float, largest: float, /, **values: float | None) -> None:
     """Raise ValueError unless every value that is given is from `least` to `largest`."""
-    for name, value in values.items():
-        if value is not None and not least <= value <= largest:
-            raise ValueError(f"{name} is {_shown(value)}; from {least} to {largest} is needed")
+    _check(lambda value: least <= value <= largest, f"from {least} to {largest}", values)
 
 
 def check_fraction(**values: float | None) -> None:
@@ -405,6 +405,10 @@ def check_positive_fraction(**values: float | None) -> None:
     """Raise ValueError unless every value that is given is above 0 and at most 1."""
     check_positive(**values)
     check_fraction(**values)
+
+
+Fraction = Annotated[float, check_fraction]
+PositiveFraction = Annotated[float, check_positive_fraction]
 
 
 def check_seed(seed: int) -> None:

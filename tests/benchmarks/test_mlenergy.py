@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlenergy import ScoredRow, output_lengths, scenario_of, scored, steady
+from mlenergy import ScoredRow, measured_as, output_lengths, scenario_of, scored
 from windtunnel.errors import InputError
 from windtunnel.metrics.records import Table
 from windtunnel.serving.scenario import resolve
+from windtunnel.workload.arrivals import ClosedLoop
 
 ROW = {
     "task": "lm-arena-chat",
@@ -44,17 +45,25 @@ def test_output_lengths_have_the_row_s_mean() -> None:
     assert output_lengths(ROW, {}) == 400
 
 
-def test_the_steady_state_leaves_out_the_first_wave_and_the_last_requests() -> None:
+def test_all_requests_are_sent_at_once() -> None:
+    """1,024 prompts or gpqa's 198, more than once where they would not fill a steady state."""
+    assert scenario_of(ROW, {}, None).workload.arrivals == ClosedLoop(concurrency=1024)
+    assert scenario_of(ROW | {"max_num_seqs": "512"}, {}, None).workload.num_requests == 2048
+    assert scenario_of(ROW | {"task": "gpqa", "max_num_seqs": "256"}, {}, None).workload.num_requests == 396
+
+
+def test_the_mean_is_of_the_steady_state_and_the_median_of_the_whole_run() -> None:
+    """A steady state lasts from the first token in the last place to the request whose place stays empty."""
     steps = {
         "start_s": np.array([0.0, 10.0, 20.0, 30.0]),
         "duration_s": np.array([10.0, 1.0, 3.0, 9.0]),
         "num_steps": np.array([1, 1, 1, 1]),
-        "decode_tokens": np.array([4, 3, 1, 1]),
+        "decode_tokens": np.array([1, 3, 1, 6]),
         "num_sampled": np.array([4, 3, 2, 1]),
     }
-    requests = {"finish_s": np.array([9.0, 10.0, 21.0, 40.0]), "scheduled_s": np.array([0.0, 0.0, 0.0, 25.0])}
-    found = steady(Table(steps, {}), Table(requests, {}), 1)
-    assert found == {"median": 1.0, "mean": 1.5, "rate": 5 / 4}
+    requests = {"finish_s": np.array([9.0, 21.0, 29.0, 40.0]), "first_token_s": np.array([10.0, 10.0, 11.0, 25.0])}
+    found = measured_as(Table(steps, {}), Table(requests, {}), 1)
+    assert found == {"median": 9.0, "mean": 1.5, "rate": 5 / 4}
 
 
 @pytest.mark.slow

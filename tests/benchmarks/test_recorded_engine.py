@@ -10,9 +10,7 @@ from recorded import entries
 from serving.pool_of_one import run_pool
 from step_model import fit_step_model, lower_step_model
 from windtunnel.metrics.records import Table
-from windtunnel.serving.deployment import EngineSettings
-from windtunnel.serving.setup.step_prices import recorded_steps
-from windtunnel.serving.state.records import KernelSettings, StepCost
+from windtunnel.serving.state.records import KernelSettings, StepCost, played_back
 from windtunnel.workload.generate.requests import RequestArrays
 
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 32, 512
@@ -52,7 +50,7 @@ RECORDED = entries("engine_runs/*.json.gz")
 @pytest.mark.parametrize("file", RECORDED)
 def test_batches_equal_the_engine_step_for_step(reference: Path, file: str) -> None:
     for run in read_engine_runs(reference / "engine_runs" / file):
-        _, steps = simulate(run, recorded_steps(run.duration_s, EngineSettings(max_num_seqs=MAX_NUM_SEQS)))
+        _, steps = simulate(run, played_back(run.duration_s, MAX_NUM_SEQS))
         np.testing.assert_array_equal(steps["num_steps"], 1)
         np.testing.assert_array_equal(steps["decode_tokens"], run.batches.decode_requests)
         np.testing.assert_array_equal(steps["prefill_tokens"], run.batches.prefill_tokens)
@@ -65,7 +63,7 @@ def test_batches_equal_the_engine_step_for_step(reference: Path, file: str) -> N
 @pytest.mark.parametrize("file", RECORDED)
 def test_token_times_equal_the_engines(reference: Path, file: str) -> None:
     for run in read_engine_runs(reference / "engine_runs" / file):
-        records, _ = simulate(run, recorded_steps(run.duration_s, EngineSettings(max_num_seqs=MAX_NUM_SEQS)))
+        records, _ = simulate(run, played_back(run.duration_s, MAX_NUM_SEQS))
         np.testing.assert_allclose(records["first_token_s"], run.first_token_s, rtol=0, atol=1e-6)
         np.testing.assert_allclose(records["finish_s"], run.finish_s, rtol=0, atol=1e-6)
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 CHUNK = 250
 SHRINK_S = 30.0
-"""Longest search for a smaller case that fails alike."""
+"""Longest search for a smaller case that fails in the same way."""
 SLOW = {"calibrate", "form_sweep", "pools", "result", "search", "search_jobs", "steps", "tables", "validate", "whatif"}
 
 

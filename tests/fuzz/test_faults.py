@@ -176,7 +176,7 @@ import ctypes
 from windtunnel.serving.custom import time_limit
 
 time_limit.MOST_CALL_S = time_limit.GRACE_S = 0.5
-time_limit.call_in_time("the scheduler greedy", ctypes.PyDLL(None).sleep, 60)
+time_limit.call_in_time("the scheduler greedy", 0.0, ctypes.PyDLL(None).sleep, 60)
 """
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.metrics.records import Table
-from windtunnel.serving.run import Custom, run_loop
+from windtunnel.serving.run import Custom, prepare_loop
 from windtunnel.serving.setup.fleet_plan import FleetRun
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.pools import PoolPlan
@@ -25,5 +25,5 @@ def run_pool(
     """Return the records of the requests and the step table."""
     caches = [] if cache is None else [cache]
     plan = PoolPlan(settings, cost, speculation=speculation)
-    run = run_loop([plan], requests, caches, fleet=fleet, custom=Custom(router))
+    run = prepare_loop([plan], requests, caches, fleet=fleet).run(Custom(router))
     return run.requests, run.steps

@@ -24,10 +24,9 @@ from windtunnel.metrics.summary import itl_distribution
 from windtunnel.serving import codes
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL
 from windtunnel.serving.custom.policy import PolicyEngine, PolicyRequests
-from windtunnel.serving.run import Custom, LoopRun, first_pool, run_loop
+from windtunnel.serving.run import Custom, LoopRun, first_pool, prepare_loop
 from windtunnel.serving.setup.prefix_cache import KvRetention, caches_of
 from windtunnel.serving.state import records as state
-from windtunnel.serving.state.per_request import PerRequestRules
 from windtunnel.serving.state.pools import HandoffRules, PoolPlan, Pools
 from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 
@@ -174,7 +173,7 @@ def pools_of(run: LoopRun) -> Pools:
 def run_compiled(case: Case) -> LoopRun:
     plans = with_speculation(case)
     caches = [caches_of(plan.settings, kept, case.requests) for plan, kept in zip(plans, case.retention, strict=False)]
-    return run_loop(plans, case.requests, caches, case.handoff_rules)
+    return prepare_loop(plans, case.requests, caches, case.handoff_rules).run()
 
 
 @st.composite
@@ -338,9 +337,12 @@ def test_users_policies_run_in_pools_as_the_scheduler_that_they_copy(case: Case,
         cost = cost._replace(sample_s=samples, draft_s=1e-4 * np.arange(limits.max_num_seqs + 1.0))
         engines.append(plan._replace(settings=limits, cost=cost))
     users = [
-        plan._replace(settings=plan.settings._replace(scheduler=codes.USER), rules=rules)
+        plan._replace(
+            settings=plan.settings._replace(
+                scheduler=codes.USER, max_batch_seqs=plan.settings.max_num_seqs, fuses_steps=0
+            )
+        )
         for plan in engines
-        for rules in [PerRequestRules(plan.settings.max_num_seqs, fuses_steps=0)]
     ]
     runs = []
     for plans, policies in ((engines, [None for _ in engines]), (users, [first_come for _ in users])):
@@ -348,7 +350,7 @@ def test_users_policies_run_in_pools_as_the_scheduler_that_they_copy(case: Case,
         caches = [
             caches_of(plan.settings, kept, case.requests) for plan, kept in zip(plans, case.retention, strict=False)
         ]
-        runs.append(run_loop(plans, case.requests, caches, case.handoff_rules, custom=Custom(None, policies)))
+        runs.append(prepare_loop(plans, case.requests, caches, case.handoff_rules).run(Custom(None, policies)))
     expected, run = runs
     for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s"):
         np.testing.assert_allclose(run.requests[name], expected.requests[name], rtol=1e-9, err_msg=name)
@@ -410,7 +412,8 @@ def test_invariants(case: Case) -> None:
 def test_pools_that_do_everything_are_one_pool(case: Case) -> None:
     """Invariant 12. Equal pools of role `both` are the replicas of one deployment, to the bit."""
     plan = case.plans[0]._replace(role=BOTH)
-    run = run_loop([plan, plan], case.requests, handoff_rules=case.handoff_rules._replace(local_tokens=0))
+    handoff_rules = case.handoff_rules._replace(local_tokens=0)
+    run = prepare_loop([plan, plan], case.requests, handoff_rules=handoff_rules).run()
     records, steps = run.requests, run.steps
     whole = plan.settings._replace(num_replicas=2 * plan.settings.num_replicas)
     expected, expected_steps = run_pool(whole, plan.cost, case.requests)
@@ -436,7 +439,7 @@ def test_time_to_first_token_is_that_of_prefill_alone(case: Case) -> None:
     # The decode side looks at its queue when it forms a batch; until then blocks are held, which must not matter.
     prefill = prefill._replace(settings=prefill.settings._replace(num_blocks=10**6))
     handoff_rules = HandoffRules(decode_router=case.handoff_rules.decode_router)
-    records = run_loop([prefill, roomy], case.requests, handoff_rules=handoff_rules).requests
+    records = prepare_loop([prefill, roomy], case.requests, handoff_rules=handoff_rules).run().requests
     ones = replace(case.requests, output_tokens=np.ones_like(case.requests.output_tokens))
     alone, _ = run_pool(prefill.settings, prefill.cost, ones)
     if case.plans[0].settings.router == codes.ROUTERS.index("round_robin") or prefill.settings.num_replicas == 1:
@@ -464,7 +467,7 @@ def one_slow_link(tail_fraction: float, num_requests: int) -> tuple[np.ndarray, 
     arrays = [np.full(num_requests, value) for value in (0.0, 16, 4, 0)]
     requests = RequestArrays(arrays[0], *(array.astype(np.int64) for array in arrays[1:]))
     handoff_rules = HandoffRules(bytes_per_token=250.0, latency_s=1e-3, tail_fraction=tail_fraction)
-    run = run_loop(plans, requests, handoff_rules=handoff_rules)
+    run = prepare_loop(plans, requests, handoff_rules=handoff_rules).run()
     return run.requests, pools_of(run).transfers
 
 

@@ -11,7 +11,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Format, Precision
-from windtunnel.schema import decode, encode, set_path
+from windtunnel.schema import decode, encode, save, set_path
 from windtunnel.serving.deployment import Deployment, EngineSettings, HostOverheads
 from windtunnel.serving.scenario import (
     Scenario,
@@ -22,7 +22,6 @@ from windtunnel.serving.scenario import (
     load,
     pool_scenario,
     resolve,
-    save,
     scenario_from,
 )
 from windtunnel.serving.setup.estimators import shard_of

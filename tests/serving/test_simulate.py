@@ -10,20 +10,20 @@ from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.metrics.records import REQUEST_COLUMNS, STEP_COLUMNS, Table
 from windtunnel.model.operators import Op
 from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimate
+from windtunnel.schema import save
 from windtunnel.serving.analysis.attribution import batch_of, provenance
-from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.prepared import check_requests, prepare
 from windtunnel.serving.results import Result
-from windtunnel.serving.run import LoopRun
-from windtunnel.serving.scenario import Scenario, load, resolve, save
+from windtunnel.serving.run import Loop, LoopRun
+from windtunnel.serving.scenario import Scenario, load, resolve
 from windtunnel.serving.setup.estimators import shard_of
 from windtunnel.serving.setup.fleet_plan import FleetPlan, start_fleet
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import plan_memory
-from windtunnel.serving.setup.step_prices import recorded_steps
 from windtunnel.serving.shorthand import scenario
 from windtunnel.serving.simulate import simulate
 from windtunnel.serving.state.fleet import Scaling
+from windtunnel.serving.state.records import played_back
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
 LLAMA, MOE = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B"
@@ -325,7 +325,7 @@ def test_recorded_durations_may_run_out() -> None:
     setup = resolve(made())
     memory = plan_memory(shard_of(setup), setup.device, setup.engine, setup.max_model_len)
     settings = kernel_settings(setup, memory, 1, requests)
-    cost = recorded_steps(np.full(3, 0.1), EngineSettings(max_num_seqs=4))
+    cost = played_back(np.full(3, 0.1), 4)
     with pytest.raises(WindtunnelError, match="the 3 recorded steps end before"):
         run_pool(settings, cost, requests)
 
@@ -362,15 +362,17 @@ def test_a_fleet_begins_again_for_the_run_in_which_preempted_requests_find_their
     fleet = start_fleet(FleetPlan([Scaling(initial_replicas=1)]), [1], 3)
     runs = []
 
-    def preempting(*arguments: Any) -> LoopRun:
-        runs.append((len(arguments[2]), arguments[4].fleet))
-        records = np.ones(3, [("num_preemptions", "i8")])
-        return LoopRun(arguments[0], records, Table({}, {}), 0.5, None, None)
+    class Preempting(Loop):
+        def run(self, *_: Any) -> LoopRun:
+            assert self.fleet is not None
+            runs.append((self.pool.cache is not None, self.fleet.fleet))
+            records = np.ones(3, [("num_preemptions", "i8")])
+            return LoopRun(self.plans, records, Table({}, {}), 0.5, None, None)
 
-    monkeypatch.setattr("windtunnel.serving.prepared.run_loop", preempting)
+    monkeypatch.setattr("windtunnel.serving.run.Loop", Preempting)
     assert prepared.serve(requests, fleet).engine_time_s == 1.0
-    (num_caches, first), (num_caches_again, second) = runs
-    assert (num_caches, num_caches_again) == (0, 1)
+    (is_cached, first), (is_cached_again, second) = runs
+    assert (is_cached, is_cached_again) == (False, True)
     assert first is not second
     assert prepared.serve(requests, fleet, lambda *_: 0).engine_time_s == 0.5  # which would be asked twice
 

@@ -34,7 +34,7 @@ from windtunnel.serving.deployment import EngineSettings, HostOverheads
 from windtunnel.serving.engines.defaults import for_architecture, whole_prompt_tokens, with_defaults
 from windtunnel.serving.prepared import check_requests, with_model_len
 from windtunnel.serving.priced_deployments import PricedDeployments
-from windtunnel.serving.run import run_loop
+from windtunnel.serving.run import prepare_loop
 from windtunnel.serving.scenario import Setup, resolve
 from windtunnel.serving.setup.estimators import shard_of
 from windtunnel.serving.setup.frontend import client_delay_s, turnaround_s, usual_streams
@@ -216,7 +216,7 @@ class PricedServer:
         busy = usual_streams(settings.max_num_seqs, self.setup, settings.num_replicas, requests.concurrency)
         frontend = client.behind(host)
         timed = settings._replace(frontend_s=turnaround_s(frontend, requests, busy))
-        records = run_loop([PoolPlan(timed, cost, speculation=self.speculation)], requests).requests
+        records = prepare_loop([PoolPlan(timed, cost, speculation=self.speculation)], requests).run().requests
         replica = records["rank"] // settings.ranks_per_replica
         seen_s = client_delay_s(frontend, requests, records, replica, settings.num_replicas)
         measured = np.arange(records.size) >= self.requests.num_warmup

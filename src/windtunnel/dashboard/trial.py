@@ -18,14 +18,14 @@ from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.report.layout import layouts_beside
 from windtunnel.report.search.capacity import capacity_document
 from windtunnel.report.serving.run import check_folder, write_run
-from windtunnel.schema import parse_yaml
+from windtunnel.schema import parse_yaml, save
 from windtunnel.search.capacity.capacity import CHECKS, Capacities, Capacity, capacity
 from windtunnel.search.capacity.limits import limits_of
 from windtunnel.search.capacity.load import stream_of
 from windtunnel.search.capacity.probe import Probe, probe
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.results import Result
-from windtunnel.serving.scenario import Scenario, pool_scenario, resolve, save, scenario_from
+from windtunnel.serving.scenario import Scenario, pool_scenario, resolve, scenario_from
 from windtunnel.serving.shorthand import PATHS, parse_lengths, raw_scenario
 from windtunnel.serving.simulate import simulate
 from windtunnel.units import format_count
@@ -34,7 +34,7 @@ MOST_S = 60.0
 """A longer simulation is ended: it belongs in a terminal."""
 MOST_REQUESTS = 1_000_000
 MOST_SWEPT_REQUESTS = 20_000
-STATISTICS = ("mean", "p50", "p99")
+
 SWEPT_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2)
 """Loads of a sweep, as fractions of the capacity."""
 
@@ -242,7 +242,7 @@ def swept(scenario: Scenario) -> Sweep:
         raise InputError(many, f"take {MOST_SWEPT_REQUESTS:,} at most, or windtunnel capacity in a terminal")
     limits = limits_of(scenario.slo)
     pools = scenario.deployment.pools
-    setup = resolve(pool_scenario(scenario, pools[0]) if pools else scenario)
+    setup = resolve(pool_scenario(scenario, scenario.deployment.groups[0]))
     server = PricedDeployments().server(scenario, stream.unit, None if pools else setup)
     sustained: Capacity = capacity(server, stream, limits, checks=CHECKS)
     base = sustained.load or stream.usual_load
@@ -262,11 +262,10 @@ def point_of(tried: Probe) -> dict[str, Any]:
     served = tried.served
     assert served is not None, "a patient run is not given up"
     latencies: dict[str, float] = {}
-    for name in ("ttft", "tpot", "e2e"):
-        values = served.values(name)
-        if values.size:
-            figures = (values.mean(), *np.percentile(values, (50, 99)))
-            latencies |= {f"{name}_{key}_s": float(value) for key, value in zip(STATISTICS, figures, strict=True)}
+    for name, percentiles in served.percentiles((50, 99)).items():
+        if name != "queueing":
+            figures = {"mean": float(served.values(name).mean()), **percentiles}
+            latencies |= {f"{name}_{statistic}_s": value for statistic, value in figures.items()}
     span_s = float((served.arrival_s + served.e2e_s).max() - served.arrival_s.min())
     return {
         "load": tried.load,

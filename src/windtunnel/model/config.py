@@ -76,8 +76,16 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         left_out=_left_out(config, reader),
         tower_parameters=tower_parameters(config),
         residual_streams=reader.count("hc_mult", default=1),
+        earlier_blocks=_earlier_blocks(reader),
         rotary_values=_rotary_values(reader, max((part.rotary_size for part, _ in layers if part), default=0)),
     )
+
+
+def _earlier_blocks(reader: ConfigReader) -> float:
+    """Return the mean number of blocks before a layer, its own first layers included (vLLM 0.33
+    `kimi_k3/nvidia/model.py`, `prev_valid_blocks`)."""
+    size = reader.count("attn_res_block_size", default=0, minimum=0)
+    return sum(-(-index // size) for index in range(reader.num_layers)) / reader.num_layers if size else 0.0
 
 
 def _rotary_values(reader: ConfigReader, rotary_size: int) -> int:
@@ -112,7 +120,7 @@ def _modules(attention: Attention | None, feed_forward: FeedForward | None) -> M
         return attention.modules if attention else (), (), ()
     shares = getattr(feed_forward, "shared_intermediate_size", 0) > 0
     linear = feed_forward.shared_modules if shares else feed_forward.modules
-    return attention.modules if attention else (), linear, feed_forward.routed_modules
+    return attention.modules if attention else (), linear, feed_forward.expert_modules
 
 
 def known_model_types() -> tuple[str, ...]:
@@ -184,7 +192,8 @@ def _refuse_other_models(raw: Mapping[str, Any], name: str, model_type: str) -> 
 def _num_norms(reader: ConfigReader) -> int:
     """Return the norms of a layer; Falcon's have one where attention and feed-forward run side by side."""
     if "parallel_attn" not in reader.raw:
-        return reader.architecture.num_norms
+        # Gemma 4 norms before and after its experts too, and the output of the dense part beside them.
+        return reader.architecture.num_norms + 3 * reader.flag("enable_moe_block")
     side_by_side = reader.flag("parallel_attn") and not reader.flag("new_decoder_architecture")
     return reader.count("num_ln_in_parallel_attn", default=1 if side_by_side else 2)
 
@@ -228,13 +237,11 @@ def _block(reader: ConfigReader, index: int, name: str) -> Layer:
 def _attentions(reader: ConfigReader) -> Iterator[Attention]:
     """Yield the attention of every layer, in order."""
     kinds = attention_kinds()
-    only = next((kind for kind in kinds if kind.reads_all(reader)), None)
-    if only is not None:
-        yield from (only.read(reader, index, "") for index in range(reader.num_layers))
-        return
+    unnamed = [next((kind for kind in kinds if kind.reads(reader, index)), None) for index in range(reader.num_layers)]
     by_name = {name: kind for kind in kinds for name in kind.layer_types}
-    for index, name in enumerate(_layer_types(reader, tuple(by_name))):
-        yield by_name[name].read(reader, index, name)
+    names = _layer_types(reader, tuple(by_name)) if None in unnamed else [""] * reader.num_layers
+    for index, (kind, name) in enumerate(zip(unnamed, names, strict=True)):
+        yield (kind or by_name[name]).read(reader, index, name)
 
 
 def _layer_types(reader: ConfigReader, known: tuple[str, ...]) -> list[str]:
@@ -245,6 +252,11 @@ def _layer_types(reader: ConfigReader, known: tuple[str, ...]) -> list[str]:
     neo = reader.named_layers("attention_layers", ("global", "local"))
     if neo:
         return ["sliding_attention" if layer == "local" else _FULL for layer in neo]
+    pattern = reader.numbers("hybrid_layer_pattern")
+    if pattern:
+        return [
+            "sliding_attention" if slides else _FULL for slides in reader.per_layer("hybrid_layer_pattern", pattern)
+        ]
     is_hybrid = reader.raw.get("linear_num_value_heads") is not None
     every = reader.count("full_attention_interval", default=_QWEN3_NEXT_INTERVAL if is_hybrid else 1)
     return [_LINEAR if (index + 1) % every else _FULL for index in range(reader.num_layers)]

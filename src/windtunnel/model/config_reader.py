@@ -1,7 +1,7 @@
 """Typed access to one `config.json`: keys by any of their names, checked, with the facts that its architecture adds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from windtunnel.errors import InputError, did_you_mean
@@ -52,6 +52,13 @@ class ConfigReader:
         if not isinstance(value, bool):
             raise InputError(f"{self.name}: {key} is {value!r}; true or false is needed")
         return value
+
+    def inner(self, key: str) -> "ConfigReader":
+        """Return a reader of the object under `key`, with this config's number of layers."""
+        value = self.raw.get(key)
+        if not isinstance(value, Mapping):
+            raise InputError(f"{self.name}: {key} is {value!r}; an object is needed")
+        return replace(self, raw={"num_hidden_layers": self.num_layers, **value})
 
     def numbers(self, key: str) -> list[int]:
         """Return a list of whole numbers; empty where it is not given."""

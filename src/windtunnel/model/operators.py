@@ -9,6 +9,7 @@ GEMM at every token count) and an estimator prices the family in one call. An `O
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from string import Formatter
 from typing import Any, ClassVar
 
@@ -56,8 +57,11 @@ class MeasuredTable:
     """Executions that a row holds; None: one."""
     sums_kernels: bool = True
     """Whether an execution runs every kernel of the table; else each point was measured with the one that it runs."""
+    kernels: tuple[tuple[str, ...], ...] = ()
+    """Groups of kernels any of which computes the operator, each run whole; the fastest counts. Empty: see above."""
     projections: Callable[[Mapping[str, float]], Iterator[tuple[float, float]]] | None = None
-    """(n, k) of the fp8 products that were measured with the operator and that a step launches apart, by its sites."""
+    """(n, k) of the products that were measured with the operator and that a step launches apart, by `sites`."""
+    projections_format: Format = Format.FP8_BLOCK
 
 
 @dataclass(frozen=True)
@@ -176,7 +180,33 @@ def prefill_context_tokens(batch: Size, num_tokens: Size) -> Size:
 
 
 @dataclass(frozen=True)
-class PrefillBatch(Op):
+class Batch(Op):
+    """Requests that attend together; the second axis says how long they are."""
+
+    phase: ClassVar[str]
+    """Name of the phase in tables of attention modules."""
+    batch: Size
+
+    @property
+    @abstractmethod
+    def num_queries(self) -> Size:
+        """Tokens that are computed."""
+
+    @abstractmethod
+    def pairs_within(self, window_tokens: int) -> Size:
+        """Return the pairs of a query and one of the last `window_tokens` tokens that it sees; 0: of all."""
+
+    def read_within(self, window_tokens: int) -> Size:
+        """Return the cached tokens that are read from memory where each query meets `window_tokens` tokens."""
+        return self.pairs_within(window_tokens)
+
+    @property
+    def batch_text(self) -> str:
+        return f"{size_text(self.batch)} x {size_text(getattr(self, self.axes[1]))}"
+
+
+@dataclass(frozen=True)
+class PrefillBatch(Batch):
     """A batch of `batch` prompts of `num_tokens` tokens each, without earlier context.
 
     A batch of chunks that differ, or that have context already cached, is expressed by the two sums that decide its
@@ -185,7 +215,7 @@ class PrefillBatch(Op):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("batch", "num_tokens")
-    batch: Size
+    phase: ClassVar[str] = "context"
     num_tokens: Size
 
     @property
@@ -193,27 +223,54 @@ class PrefillBatch(Op):
         """Keys that all chunks see together."""
         return prefill_context_tokens(self.batch, self.num_tokens)
 
+    @property
+    def num_queries(self) -> Size:
+        return self.batch * self.num_tokens
+
+    def read_within(self, window_tokens: int) -> Size:  # noqa: ARG002
+        """Return every token once: neighbouring queries meet mostly the same ones, which stay in the cache."""
+        return self.context_tokens
+
     def pairs_within(self, window_tokens: int) -> Size:
         """Return the query-key pairs: s^2 / 2, or s w - w^2 / 2 in a window of w < s."""
         seen = np.minimum(self.num_tokens, window_tokens) if window_tokens else self.num_tokens
         return self.batch * (self.num_tokens * seen - seen * seen / 2)
 
-    @property
-    def batch_text(self) -> str:
-        return f"{size_text(self.batch)} x {size_text(self.num_tokens)}"
-
 
 @dataclass(frozen=True)
-class DecodeBatch(Op):
+class DecodeBatch(Batch):
     """One query token for each of `batch` requests that have `context_tokens` keys and values cached (their mean)."""
 
     axes: ClassVar[tuple[str, ...]] = ("batch", "context_tokens")
-    batch: Size
+    phase: ClassVar[str] = "generation"
     context_tokens: Size
 
     @property
-    def batch_text(self) -> str:
-        return f"{size_text(self.batch)} x {size_text(self.context_tokens)}"
+    def num_queries(self) -> Size:
+        return self.batch
+
+    def pairs_within(self, window_tokens: int) -> Size:
+        seen = np.minimum(self.context_tokens, window_tokens) if window_tokens else self.context_tokens
+        return self.batch * seen
+
+
+def _is_point(columns: Mapping[str, Floats]) -> Floats:
+    """Return 1 for measured rows that `PrefillBatch` can express, whole prompts and single chunks, else 0."""
+    return np.asarray((columns["batch_size"] == 1) | (columns["step"] == 0), np.float64)
+
+
+def _chunk_length(columns: Mapping[str, Floats]) -> Floats:
+    return columns["isl"] + 2 * columns["step"]
+
+
+def module_points(phase: str) -> dict[str, Any]:
+    """Return the fields of `MeasuredTable` that say how a table of attention modules describes batches: by requests,
+    new tokens (`isl`) and cached ones (`step`), in the phase `context` or `generation`."""
+    if phase == "generation":
+        axes: dict[str, Column] = {"batch": itemgetter("batch_size"), "context_tokens": lambda of: of["step"] + 1}
+        return {"axes": axes, "sums_kernels": False}
+    chunks: Column = lambda of: of["batch_size"] * of["isl"] / _chunk_length(of)  # noqa: E731
+    return {"axes": {"batch": chunks, "num_tokens": _chunk_length}, "sums_kernels": False, "is_point": _is_point}
 
 
 @dataclass(frozen=True)

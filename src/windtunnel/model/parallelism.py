@@ -1,6 +1,6 @@
 """Parallelism: the devices of one replica of a model."""
 
-from windtunnel.schema import Schema, check_at_least
+from windtunnel.schema import AtLeastOne, Schema
 
 
 class Parallelism(Schema):
@@ -11,13 +11,13 @@ class Parallelism(Schema):
     expert is sharded `tp * attention_dp / ep` ways.
     """
 
-    tp: int = 1
-    pp: int = 1
-    ep: int = 1
-    attention_dp: int = 1
+    tp: AtLeastOne = 1
+    pp: AtLeastOne = 1
+    ep: AtLeastOne = 1
+    attention_dp: AtLeastOne = 1
 
     def __post_init__(self) -> None:
-        check_at_least(1, tp=self.tp, pp=self.pp, ep=self.ep, attention_dp=self.attention_dp)
+        super().__post_init__()
         if (self.tp * self.attention_dp) % self.ep:
             raise ValueError(f"ep = {self.ep} does not divide tp x attention_dp = {self.tp * self.attention_dp}")
 

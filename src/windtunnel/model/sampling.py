@@ -2,26 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
 
 from windtunnel.model.operators import Elementwise, Launch, Op, Size
-from windtunnel.schema import (
-    NonNegative,
-    Positive,
-    Schema,
-    check_at_least,
-    check_finite,
-    check_fraction,
-    check_positive_fraction,
-)
+from windtunnel.schema import Fraction, NonNegative, Positive, PositiveFraction, Schema, Whole, check_finite
 
-Fraction = Annotated[float, check_fraction]
 Finite = Annotated[float, check_finite]
-Whole = Annotated[int, partial(check_at_least, 0)]
 
 
 class Sampling(Schema):
@@ -32,7 +21,7 @@ class Sampling(Schema):
 
     temperature: NonNegative | None = None
     """0: greedy, the token with the largest logit."""
-    top_p: Annotated[float, check_positive_fraction] | None = None
+    top_p: PositiveFraction | None = None
     """Share of the probability that the likeliest tokens share; 1 keeps all."""
     top_k: Whole | None = None
     """Number of the likeliest tokens that are kept; 0 keeps all."""
@@ -45,11 +34,6 @@ class Sampling(Schema):
     """Log probabilities that a request returns with every token; None: none."""
     structured_output: bool | None = None
     """Whether a grammar masks the logits (JSON schema, regular expression)."""
-
-    def over(self, default: "Sampling") -> "Sampling":
-        """Merge with `default`: own values win, `default` fills the gaps."""
-        given = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
-        return msgspec.structs.replace(default, **given)
 
     @property
     def is_greedy(self) -> bool:

@@ -64,8 +64,9 @@ class Attention(LayerKind):
     """Whether it keeps a state of fixed size for a request, in place of keys and values of every token."""
 
     @classmethod
-    def reads_all(cls, reader: ConfigReader) -> bool:
-        """Whether all layers of the config are of this kind although it gives them no names."""
+    def reads(cls, reader: ConfigReader, index: int) -> bool:
+        """Whether layer `index` is of this kind although the config gives it no name; the first kind that says so has
+        it, in the order of their names."""
         return False
 
     @classmethod
@@ -77,10 +78,13 @@ class Attention(LayerKind):
         """
         raise NotImplementedError
 
+    num_heads: int
+    """A kind without it has a `widest_tp` of its own."""
+
     @property
     def widest_tp(self) -> int:
         """Heads that tensor-parallel ranks share: `tp` must divide their number."""
-        raise NotImplementedError
+        return self.num_heads
 
     @property
     def shared_kv_heads(self) -> int | None:
@@ -129,10 +133,23 @@ class Attention(LayerKind):
 
     def decode_launches(self, shard: "Shard", batch: Size, context_tokens: Size) -> Iterator[Launch]:
         """Yield the core for `batch` decoding requests with `context_tokens` keys each, the new one included."""
-        raise NotImplementedError
+        core: Any = self.operators[1]
+        fields = self.core_fields(shard)
+        yield Launch(f"{self.core_name}_decode", core(batch=batch, context_tokens=context_tokens, **fields))
 
     def prefill_launches(self, shard: "Shard", batch: Size, num_tokens: Size) -> Iterator[Launch]:
         """Yield the core of prefill chunks, `batch` and `num_tokens` as in `operators.PrefillBatch`."""
+        core: Any = self.operators[0]
+        fields = self.core_fields(shard)
+        yield Launch(f"{self.core_name}_prefill", core(batch=batch, num_tokens=num_tokens, **fields))
+
+    @property
+    def core_name(self) -> str:
+        """Name of the core in lists of launches, of a kind whose operators are one for prefill and one for decode."""
+        raise NotImplementedError
+
+    def core_fields(self, shard: "Shard") -> dict[str, Any]:
+        """Return the dimensions of that core on one rank, the same in prefill and decode."""
         raise NotImplementedError
 
     def bytes_per_token(self, shard: "Shard") -> float:
@@ -184,6 +201,11 @@ class FeedForward(LayerKind):
             InputError: a key is missing or impossible.
         """
         raise NotImplementedError
+
+    @property
+    def expert_modules(self) -> tuple[Names, ...]:
+        """Return those of `routed_modules` that this layer may have."""
+        return self.routed_modules
 
     @property
     def num_experts(self) -> int:
@@ -253,6 +275,8 @@ class ModelSpec(Schema):
     """Parameters of a vision tower, which count in memory only; 0 where there is none or its config lacks its sizes."""
     residual_streams: int = 1
     """Streams of the residual; several are mixed by hyper-connections."""
+    earlier_blocks: float = 0.0
+    """Hidden states of earlier blocks of layers that the norm before a part of a layer adds, on average (Kimi-K3)."""
     rotary_values: int = 0
     """Cosines and sines of every position that an engine keeps in tables."""
     generation: Sampling | None = None
@@ -321,7 +345,8 @@ class Shard:
 
     def norm(self, name: str, num_tokens: Size, output: Format, count: int = 1) -> Launch:
         """Return residual add and norm in one kernel: it reads two streams, writes residual and normed activation."""
-        num_bytes = self.model.hidden_size * (3 * BF16_BYTES + ACTIVATION_BITS[output] / 8)
+        streams = 3 + self.model.earlier_blocks
+        num_bytes = self.model.hidden_size * (streams * BF16_BYTES + ACTIVATION_BITS[output] / 8)
         return Launch(name, Elementwise("norm", num_tokens, num_bytes), count)
 
     def mix(self, part: str, num_tokens: Size) -> Iterator[Launch]:

@@ -17,11 +17,9 @@ from windtunnel import catalog
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.limits import check_size
 from windtunnel.network.fabric import Fabric, NodeKind
+from windtunnel.network.settings import GBPS
 from windtunnel.network.topology_file import read_topology
 from windtunnel.schema import AtLeastOne, NonNegative, Positive, Schema, decode, parse_yaml, read_yaml
-
-GBPS = 125e6
-"""Bytes per second of one gigabit per second."""
 
 
 def _check_loss(error_fraction: float) -> None:
@@ -53,6 +51,7 @@ class _Servers(Schema):
         super().__post_init__()
         if self.num_gpus % self.gpus_per_server:
             raise ValueError(f"gpus_per_server = {self.gpus_per_server} does not divide num_gpus = {self.num_gpus}")
+        check_size(GPUs=self.num_gpus)
 
 
 class _TwoTier(_Servers):
@@ -70,6 +69,10 @@ class _TwoTier(_Servers):
     """`-app`: ports to spines, which bounds how many segments there may be. None: 64; 240 in HPN, 120 with two planes;
     8 in DCN+.
     """
+
+    def build(self) -> Fabric:
+        """Join servers to leaves, and leaves to the spines of their plane."""
+        return _two_tier(self)
 
 
 class TwoTier(_TwoTier, tag="two_tier"):
@@ -108,9 +111,6 @@ class DcnPlus(_TwoTier, tag="dcn_plus"):
     dual_tor: bool = False
 
 
-TwoTierTopology: TypeAlias = SpectrumX | AlibabaHpn | DcnPlus | TwoTier
-
-
 class FatTree(_Servers, tag="fat_tree"):
     """A Clos network of switches with `radix` ports, of two or three tiers, with oversubscription at the leaves.
 
@@ -143,6 +143,32 @@ class FatTree(_Servers, tag="fat_tree"):
     def ports_down(self) -> int:
         return self.radix - self.ports_up
 
+    def build(self) -> Fabric:
+        """Join leaves to spines, and with three tiers the spines of pods to cores."""
+        up, down, radix = self.ports_up, self.ports_down, self.radix
+        leaves = ceil(self.num_gpus / down)
+        most_leaves = radix if self.num_tiers == 2 else radix // 2 * radix
+        if leaves > most_leaves:
+            raise InputError(
+                f"{self.num_gpus} GPUs need {leaves} leaves; {most_leaves} of {radix} ports can be joined in "
+                f"{self.num_tiers} tiers",
+                "raise radix or num_tiers",
+            )
+        rate, latency = self.nic_bytes_per_s, self.latency_s
+        wiring = _wired_servers(self, rate, np.arange(self.num_gpus) // down)
+        first, leaf = wiring.first_leaf, np.arange(leaves)
+        name = f"FatTree_{self.num_gpus}g_{self.num_tiers}tiers_radix{radix}_{self.gpu_type}"
+        if self.num_tiers == 2:
+            wiring.link(first + leaf[:, None], first + leaves + np.arange(up), rate, latency)
+            return wiring.fabric(name, [leaves, up])
+        pods = ceil(leaves / (radix // 2))
+        spine_of_leaf = leaf[:, None] // (radix // 2) * up + np.arange(up)
+        wiring.link(first + leaf[:, None], first + leaves + spine_of_leaf, rate, latency)
+        spine = np.arange(pods * up)
+        core = spine[:, None] % up * (radix // 2) + np.arange(radix // 2)
+        wiring.link(first + leaves + spine[:, None], first + leaves + pods * up + core, rate, latency)
+        return wiring.fabric(name, [leaves, pods * up, up * (radix // 2)])
+
 
 class NvLinkDomains(_Servers, tag="nvl"):
     """NVLink domains of 36, 72 or 576 GPUs, joined by scale-out rails.
@@ -170,6 +196,19 @@ class NvLinkDomains(_Servers, tag="nvl"):
         if self.gpus_per_server % self.num_rails:
             raise ValueError(f"num_rails = {self.num_rails} does not divide gpus_per_server = {self.gpus_per_server}")
 
+    def build(self) -> Fabric:
+        """Join the rails of domains to leaves, and every leaf to every spine."""
+        gpu, rails = np.arange(self.num_gpus), self.num_rails
+        segment = gpu // self.gpus_per_server // self.domains_per_leaf
+        leaf = segment * rails + gpu % self.gpus_per_server % rails
+        wiring = _wired_servers(self, self.nic_bytes_per_s, leaf)
+        leaves = ceil(self.num_gpus // self.gpus_per_server / self.domains_per_leaf) * rails
+        spine = wiring.first_leaf + leaves + np.arange(self.num_spines)
+        leaf_ids = wiring.first_leaf + np.arange(leaves)
+        wiring.link(leaf_ids[:, None], spine, self.leaf_spine_bytes_per_s, self.latency_s)
+        name = f"NVL{self.gpus_per_server}_{self.num_gpus}g_{rails}rails_{self.gpu_type}"
+        return wiring.fabric(name, [leaves, self.num_spines])
+
 
 class NodeRails(Schema, tag="node"):
     """Servers of one kind of the catalog (`dgx_h100`, `gb200_nvl72`, pair-wise NVLink, ...) on scale-out rails.
@@ -184,6 +223,35 @@ class NodeRails(Schema, tag="node"):
     """Of every scale-out link."""
     num_spines: AtLeastOne = 8
 
+    def build(self) -> Fabric:
+        """Join the devices of each node, and the nodes by rails."""
+        node = catalog.node(self.node)
+        size, num_servers, out = node.num_devices, self.num_servers, node.scale_out
+        if num_servers > 1 and out is None:
+            raise InputError(
+                f"{node.name} has no link to other servers", "use num_servers = 1, or a node with scale_out"
+            )
+        num_gpus = size * num_servers
+        wiring = _Wiring(node.device, num_gpus, size, num_servers)
+        gpu = np.arange(num_gpus)
+        group, up = node.scale_up_group_size or size, node.scale_up
+        if group < size:
+            if node.host is None:
+                raise InputError(f"{node.name} joins {group} of {size} devices, and no host link joins the others")
+            up = node.host
+            for step in range(1, group):
+                first_of_pair = gpu[gpu % group + step < group]
+                wiring.link(first_of_pair, first_of_pair + step, node.scale_up.bytes_per_s / (group - 1), 0.0)
+        wiring.link(gpu, num_gpus + gpu // size, up.bytes_per_s, up.latency_s / 2)
+        tiers: list[int] = []
+        if num_servers > 1 and out is not None:
+            leaf, spines = wiring.first_leaf, self.num_spines
+            wiring.link(gpu, leaf + gpu % size, out.bytes_per_s, self.latency_s)
+            leaf_ids, spine_ids = leaf + np.arange(size), leaf + size + np.arange(spines)
+            wiring.link(leaf_ids[:, None], spine_ids, out.bytes_per_s * num_servers / spines, self.latency_s)
+            tiers = [size, spines]
+        return wiring.fabric(f"{node.name}_{num_servers}servers", tiers)
+
 
 class Torus(Schema, tag="torus"):
     """GPUs in a ring along each dimension, as TPU v4 pods are wired; a dimension of 2 has one link, not two."""
@@ -197,7 +265,22 @@ class Torus(Schema, tag="torus"):
     def __post_init__(self) -> None:
         if not self.dimensions or min(self.dimensions) < 1 or prod(self.dimensions) < 2:
             raise ValueError(f"dimensions are {list(self.dimensions)}; at least two devices are needed")
+        check_size(GPUs=prod(self.dimensions))
         super().__post_init__()
+
+    def build(self) -> Fabric:
+        """Join neighbours along every dimension."""
+        ids = np.arange(prod(self.dimensions)).reshape(self.dimensions)
+        wiring = _Wiring(self.gpu_type, ids.size, 1, 0)
+        for axis, length in enumerate(self.dimensions):
+            if length == 1:
+                continue
+            near, far = ids, np.roll(ids, -1, axis)
+            if length == 2:
+                near, far = np.take(ids, [0], axis), np.take(ids, [1], axis)
+            wiring.link(near, far, self.link_bytes_per_s, self.latency_s)
+        name = f"Torus_{'x'.join(map(str, self.dimensions))}_{self.gpu_type}"
+        return wiring.fabric(name, [], gpus_forward=True)
 
 
 class Dragonfly(_Servers, tag="dragonfly"):
@@ -226,41 +309,37 @@ class Dragonfly(_Servers, tag="dragonfly"):
     def num_groups(self) -> int:
         return ceil(self.num_gpus / (self.nics_per_switch * self.switches_per_group))
 
+    def build(self) -> Fabric:
+        """Deal each group's links to its switches in turn; link l of group i goes to group l, or l + 1 from i on."""
+        leaf = np.arange(self.num_gpus) // self.nics_per_switch
+        wiring = _wired_servers(self, self.nic_bytes_per_s, leaf)
+        per_group, groups = self.switches_per_group, self.num_groups
+        switch = wiring.first_leaf + np.arange(groups * per_group).reshape(groups, per_group)
+        rate, latency = self.switch_bytes_per_s, self.latency_s
+        for step in range(1, per_group):
+            wiring.link(switch[:, :-step], switch[:, step:], rate, latency)
+        low, high = np.triu_indices(groups, 1)
+        if groups > 1:
+            per_switch = ceil((groups - 1) / per_group)
+            wiring.link(switch[low, (high - 1) // per_switch], switch[high, low // per_switch], rate, latency)
+        name = f"Dragonfly_{self.num_gpus}g_{groups}groups_{self.gpu_type}"
+        return wiring.fabric(name, [groups * per_group])
+
 
 class TopologyFile(Schema, tag="file"):
     """A topology file in SimAI's format."""
 
     path: str
 
+    def build(self) -> Fabric:
+        """Read the file."""
+        return read_topology(Path(self.path))
+
 
 Topology: TypeAlias = (
     SpectrumX | AlibabaHpn | DcnPlus | TwoTier | FatTree | NvLinkDomains | NodeRails | Torus | Dragonfly | TopologyFile
 )
 """Topologies that a scenario or the command line can name."""
-
-
-def build_fabric(topology: Topology) -> Fabric:
-    """Return the fabric of a topology's parameters, or in its file.
-
-    Raises:
-        InputError: the parameters do not fit each other, or the file is missing or wrong.
-    """
-    check_size(GPUs=prod(topology.dimensions) if isinstance(topology, Torus) else getattr(topology, "num_gpus", 0))
-    match topology:
-        case SpectrumX() | AlibabaHpn() | DcnPlus() | TwoTier():
-            return _two_tier(topology)
-        case FatTree():
-            return _fat_tree(topology)
-        case NvLinkDomains():
-            return _nvlink_domains(topology)
-        case NodeRails():
-            return _node_rails(topology)
-        case Torus():
-            return _torus(topology)
-        case Dragonfly():
-            return _dragonfly(topology)
-        case TopologyFile():
-            return read_topology(Path(topology.path))
 
 
 @dataclass
@@ -323,7 +402,7 @@ def _wired_servers(servers: _Servers, nic_bytes_per_s: float, *leaf_of_port: NDA
     return wiring
 
 
-def _two_tier(topology: TwoTierTopology) -> Fabric:
+def _two_tier(topology: _TwoTier) -> Fabric:
     """Lay out rails, planes and doubled leaves, and name the network, as `gen_Topo_Template.py` of SimAI 1.6 does."""
     size = f"{topology.num_gpus}g_{topology.gpus_per_server}gps"
     rails, dual_tor, dual_plane, ports_up = False, False, False, 64
@@ -347,7 +426,12 @@ def _two_tier(topology: TwoTierTopology) -> Fabric:
         raise InputError("dual_plane needs rail_optimised and dual_tor", "two planes need two ports per GPU, by rail")
     if dual_plane and topology.num_spines % 2:
         raise InputError(f"num_spines = {topology.num_spines} cannot be split over two planes")
-    _check_segments(topology, num_segments, topology.leaf_ports_up or ports_up, num_rails if rails else 1 + dual_tor)
+    ports_up = topology.leaf_ports_up or ports_up
+    if num_segments > (allowed := ports_up // (num_rails if rails else 1 + dual_tor)):
+        raise InputError(
+            f"{topology.num_gpus} GPUs need {num_segments} segments; leaf_ports_up = {ports_up} allows {allowed}",
+            "raise leaf_ports_up or gpus_per_leaf, or use fewer GPUs",
+        )
     leaves = num_segments * num_rails * (2 if dual_tor else 1)
     leaf = gpu // (num_rails * gpus_per_leaf) * num_rails + gpu % num_rails
     wiring = _wired_servers(topology, nic_bytes_per_s, *([leaf, leaf + leaves // 2] if dual_tor else [leaf]))
@@ -359,114 +443,6 @@ def _two_tier(topology: TwoTierTopology) -> Fabric:
         wiring.link(leaves_of_plane[:, None], spines_of_plane, topology.leaf_spine_bytes_per_s, topology.latency_s)
     name = f"{name}_{nic_bytes_per_s / GBPS:g}Gbps_{topology.gpu_type}"
     return wiring.fabric(name, [leaves, topology.num_spines])
-
-
-def _check_segments(topology: TwoTierTopology, num_segments: int, leaf_ports_up: int, leaves: int) -> None:
-    """Raise InputError where a segment of so many leaves cannot reach all others."""
-    num_allowed = leaf_ports_up // leaves
-    if num_segments > num_allowed:
-        raise InputError(
-            f"{topology.num_gpus} GPUs need {num_segments} segments; leaf_ports_up = {leaf_ports_up} allows "
-            f"{num_allowed}",
-            "raise leaf_ports_up or gpus_per_leaf, or use fewer GPUs",
-        )
-
-
-def _fat_tree(topology: FatTree) -> Fabric:
-    up, down, radix = topology.ports_up, topology.ports_down, topology.radix
-    leaves = ceil(topology.num_gpus / down)
-    most_leaves = radix if topology.num_tiers == 2 else radix // 2 * radix
-    if leaves > most_leaves:
-        raise InputError(
-            f"{topology.num_gpus} GPUs need {leaves} leaves; {most_leaves} of {radix} ports can be joined in "
-            f"{topology.num_tiers} tiers",
-            "raise radix or num_tiers",
-        )
-    rate, latency = topology.nic_bytes_per_s, topology.latency_s
-    wiring = _wired_servers(topology, rate, np.arange(topology.num_gpus) // down)
-    first, leaf = wiring.first_leaf, np.arange(leaves)
-    name = f"FatTree_{topology.num_gpus}g_{topology.num_tiers}tiers_radix{radix}_{topology.gpu_type}"
-    if topology.num_tiers == 2:
-        wiring.link(first + leaf[:, None], first + leaves + np.arange(up), rate, latency)
-        return wiring.fabric(name, [leaves, up])
-    pods = ceil(leaves / (radix // 2))
-    spine_of_leaf = leaf[:, None] // (radix // 2) * up + np.arange(up)
-    wiring.link(first + leaf[:, None], first + leaves + spine_of_leaf, rate, latency)
-    spine = np.arange(pods * up)
-    core = spine[:, None] % up * (radix // 2) + np.arange(radix // 2)
-    wiring.link(first + leaves + spine[:, None], first + leaves + pods * up + core, rate, latency)
-    return wiring.fabric(name, [leaves, pods * up, up * (radix // 2)])
-
-
-def _nvlink_domains(topology: NvLinkDomains) -> Fabric:
-    gpu, rails = np.arange(topology.num_gpus), topology.num_rails
-    segment = gpu // topology.gpus_per_server // topology.domains_per_leaf
-    leaf = segment * rails + gpu % topology.gpus_per_server % rails
-    wiring = _wired_servers(topology, topology.nic_bytes_per_s, leaf)
-    leaves = ceil(topology.num_gpus // topology.gpus_per_server / topology.domains_per_leaf) * rails
-    spine = wiring.first_leaf + leaves + np.arange(topology.num_spines)
-    leaf_ids = wiring.first_leaf + np.arange(leaves)
-    wiring.link(leaf_ids[:, None], spine, topology.leaf_spine_bytes_per_s, topology.latency_s)
-    name = f"NVL{topology.gpus_per_server}_{topology.num_gpus}g_{rails}rails_{topology.gpu_type}"
-    return wiring.fabric(name, [leaves, topology.num_spines])
-
-
-def _node_rails(topology: NodeRails) -> Fabric:
-    node = catalog.node(topology.node)
-    size, num_servers, out = node.num_devices, topology.num_servers, node.scale_out
-    if num_servers > 1 and out is None:
-        raise InputError(f"{node.name} has no link to other servers", "use num_servers = 1, or a node with scale_out")
-    num_gpus = size * num_servers
-    wiring = _Wiring(node.device, num_gpus, size, num_servers)
-    gpu = np.arange(num_gpus)
-    group, up = node.scale_up_group_size or size, node.scale_up
-    if group < size:
-        if node.host is None:
-            raise InputError(f"{node.name} joins {group} of {size} devices, and no host link joins the others")
-        up = node.host
-        for step in range(1, group):
-            first_of_pair = gpu[gpu % group + step < group]
-            wiring.link(first_of_pair, first_of_pair + step, node.scale_up.bytes_per_s / (group - 1), 0.0)
-    wiring.link(gpu, num_gpus + gpu // size, up.bytes_per_s, up.latency_s / 2)
-    tiers: list[int] = []
-    if num_servers > 1 and out is not None:
-        leaf, spines = wiring.first_leaf, topology.num_spines
-        wiring.link(gpu, leaf + gpu % size, out.bytes_per_s, topology.latency_s)
-        leaf_ids, spine_ids = leaf + np.arange(size), leaf + size + np.arange(spines)
-        wiring.link(leaf_ids[:, None], spine_ids, out.bytes_per_s * num_servers / spines, topology.latency_s)
-        tiers = [size, spines]
-    return wiring.fabric(f"{node.name}_{num_servers}servers", tiers)
-
-
-def _torus(topology: Torus) -> Fabric:
-    ids = np.arange(prod(topology.dimensions)).reshape(topology.dimensions)
-    wiring = _Wiring(topology.gpu_type, ids.size, 1, 0)
-    for axis, length in enumerate(topology.dimensions):
-        if length == 1:
-            continue
-        near, far = ids, np.roll(ids, -1, axis)
-        if length == 2:
-            near, far = np.take(ids, [0], axis), np.take(ids, [1], axis)
-        wiring.link(near, far, topology.link_bytes_per_s, topology.latency_s)
-    name = f"Torus_{'x'.join(map(str, topology.dimensions))}_{topology.gpu_type}"
-    return wiring.fabric(name, [], gpus_forward=True)
-
-
-def _dragonfly(topology: Dragonfly) -> Fabric:
-    """Deal the links of each group to its switches in turn; link l of group i goes to group l, or l + 1 from i on."""
-    leaf = np.arange(topology.num_gpus) // topology.nics_per_switch
-    wiring = _wired_servers(topology, topology.nic_bytes_per_s, leaf)
-    per_group, groups = topology.switches_per_group, topology.num_groups
-    switch = wiring.first_leaf + np.arange(groups * per_group).reshape(groups, per_group)
-    rate, latency = topology.switch_bytes_per_s, topology.latency_s
-    for step in range(1, per_group):
-        wiring.link(switch[:, :-step], switch[:, step:], rate, latency)
-    low, high = np.triu_indices(groups, 1)
-    if groups > 1:
-        per_switch = ceil((groups - 1) / per_group)
-        wiring.link(switch[low, (high - 1) // per_switch], switch[high, low // per_switch], rate, latency)
-    name = f"Dragonfly_{topology.num_gpus}g_{groups}groups_{topology.gpu_type}"
-    return wiring.fabric(name, [groups * per_group])
 
 
 KINDS = tuple(str(kind.__struct_config__.tag) for kind in get_args(Topology) if kind is not TopologyFile)
@@ -515,7 +491,8 @@ def fabric_from(raw: Any, source: str) -> Fabric:
             raise InputError(f"there is no topology {kind!r}", did_you_mean(kind, [*KINDS, *nodes], otherwise))
         raw |= {"type": "node", "node": kind}
     schema: Any = Topology
-    return build_fabric(decode(raw, schema, source))
+    fabric: Fabric = decode(raw, schema, source).build()
+    return fabric
 
 
 def _parameters(text: str, name: str) -> dict[str, Any]:

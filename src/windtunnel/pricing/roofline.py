@@ -22,6 +22,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node
 from windtunnel.model import operators as ops
+from windtunnel.model.attention.block_sparse import BlockSparseCore
 from windtunnel.model.attention.compressed import CompressedCore
 from windtunnel.model.attention.gated_delta import GatedDelta
 from windtunnel.model.attention.grouped_query import DecodeAttention, PrefillAttention
@@ -233,7 +234,7 @@ def decode_seconds(op: DecodeAttention | LatentDecodeAttention, on: Machine, c: 
     return soft_max(c["launch_us"] * US, work, c["hiding"])
 
 
-def sparse_latent_seconds(op: SparseLatent | CompressedCore, on: Machine, c: Coefficients) -> Size:
+def sparse_latent_seconds(op: SparseLatent | CompressedCore | BlockSparseCore, on: Machine, c: Coefficients) -> Size:
     """Return the seconds of a chain of small kernels, of the choice of keys for each query (`query_us`), and of the
     products, whose tiles of attention have at least `tile_rows` heads."""
     padding = np.maximum(c["tile_rows"] / op.num_heads, 1.0) - 1.0
@@ -293,7 +294,10 @@ FORMS: dict[str, Closed] = {
     "sparse_latent_decode": sparse_latent_seconds,
     "compressed_prefill": sparse_latent_seconds,
     "compressed_decode": sparse_latent_seconds,
+    "block_sparse_prefill": sparse_latent_seconds,
+    "block_sparse_decode": sparse_latent_seconds,
     "gated_delta": gated_delta_seconds,
+    "kimi_delta": gated_delta_seconds,
     "causal_convolution": convolution_seconds,
     "elementwise": elementwise_seconds,
     "hyper_connection": elementwise_seconds,

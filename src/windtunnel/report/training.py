@@ -14,7 +14,7 @@ from windtunnel.report.report import Bars, Block, Figures, OnPage, OnTerminal, R
 from windtunnel.report.serving.setup import network_lines
 from windtunnel.schema import encode, fields_of
 from windtunnel.training.campaign import Campaign
-from windtunnel.training.costs import PHASES, ExplainedTask
+from windtunnel.training.costs import PHASES
 from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, PAIRED, WEIGHT
 from windtunnel.training.setup import TrainingSetup
 from windtunnel.training.step import Timeline, TrainingResult, step_interval
@@ -29,7 +29,7 @@ MOST_PASSES = 160
 """Most passes of a device in one drawing, as bars of 6 pixels; of more, the first and last halves are drawn."""
 
 
-def training_document(result: TrainingResult, run: Campaign | None, tasks: list[ExplainedTask]) -> dict[str, Any]:
+def training_document(result: TrainingResult, run: Campaign | None, tasks: list[dict[str, Any]]) -> dict[str, Any]:
     """Document a step, its breakdown, the memory of every stage, the whole run, and the job with its defaults."""
     document: dict[str, Any] = {
         "windtunnel": version(),
@@ -48,12 +48,12 @@ def training_document(result: TrainingResult, run: Campaign | None, tasks: list[
     if run is not None:
         document["run"] = asdict(run)
     if tasks:
-        document["tasks"] = [asdict(task) for task in tasks]
+        document["tasks"] = tasks
     return document
 
 
 def training_report(
-    result: TrainingResult, run: Campaign | None, changes: Changes, tasks: list[ExplainedTask]
+    result: TrainingResult, run: Campaign | None, changes: Changes, tasks: list[dict[str, Any]]
 ) -> Report:
     """Return the report of a job.
 
@@ -66,9 +66,9 @@ def training_report(
     document = training_document(result, run, tasks)
     network = network_lines(result.setup.job.network)
     rates, step, memory = training_sections(document)
-    sections = [rates, step, Section("Pipeline", [OnPage(lambda: [_pipeline(result.timeline)])]), memory]
-    sections += [] if result.fits else [_fitting_changes(result, changes)]
-    if run is not None:
+    pipeline = Section("Pipeline", [OnPage(lambda: [_pipeline(result.timeline)])])
+    sections = [rates, step, pipeline, memory] if result.fits else [_fitting_changes(result, changes), memory]
+    if run is not None and result.fits:
         sections.append(Section(f"To {number(run.total_tokens / 1e9)} billion tokens", [facts_of(run, LAYOUT["run"])]))
     total_s = sum(result.by_coverage.values())
     known = ", ".join(
@@ -84,8 +84,13 @@ def training_sections(document: Mapping[str, Any]) -> tuple[Section, Section, Se
     shares = {name: seconds / document["step_s"] for name, seconds in document["breakdown_s"].items()}
     ordered = dict(sorted(shares.items(), key=lambda item: -item[1]))
     shown = {name: share for name, share in ordered.items() if share >= 0.0005}
+    device_bytes = document["device_memory_bytes"]
+    stages = [{**stage, "share_fraction": stage["total_bytes"] / device_bytes} for stage in document["memory"]]
     rates: list[Block] = [OnPage(lambda: [cards_of(document, LAYOUT["cards"])]), facts_of(document, LAYOUT["rates"])]
-    memory: list[Block] = [OnTerminal(lambda: [_memory_table(document)]), OnPage(lambda: [_stage_table(document)])]
+    memory: list[Block] = [
+        OnTerminal(lambda: [_memory_table(document)]),
+        OnPage(lambda: [table_of(stages, LAYOUT["stages"])]),
+    ]
     return (
         Section("", rates, "Step"),
         Section("Where the step goes", [Bars(shown, "where the step goes", "time (s)", document["step_s"])]),
@@ -94,16 +99,11 @@ def training_sections(document: Mapping[str, Any]) -> tuple[Section, Section, Se
 
 
 def _verdict(document: Mapping[str, Any]) -> str:
-    fullest = _fullest(document)["total_bytes"] / document["device_memory_bytes"]
-    fits = "Fits" if document["fits"] else "Does not fit"
-    return f"{fits} the devices' memory: the fullest uses {percent(fullest)}."
-
-
-def _stage_table(document: Mapping[str, Any]) -> Table:
-    """Return the memory of every pipeline stage's device by part."""
-    device_bytes = document["device_memory_bytes"]
-    rows = ({**stage, "share_fraction": stage["total_bytes"] / device_bytes} for stage in document["memory"])
-    return table_of(rows, LAYOUT["stages"])
+    needed, has = _fullest(document)["total_bytes"], document["device_memory_bytes"]
+    if document["fits"]:
+        step = format_seconds(document["step_s"])
+        return f"A step takes {step}; the fullest device uses {percent(needed / has)} of its memory."
+    return f"Does not fit: the fullest device needs {format_bytes(needed)} and has {format_bytes(has)}."
 
 
 def model_line(result: TrainingResult) -> str:
@@ -150,17 +150,16 @@ def _fitting_changes(result: TrainingResult, changes: Changes) -> Section:
     return Section(f"It would fit {title} with one of", [table_of(rows, LAYOUT["changes"])])
 
 
-def _task_sections(tasks: list[ExplainedTask]) -> list[Section]:
+def _task_sections(tasks: list[dict[str, Any]]) -> list[Section]:
     """Return one layer of a middle chunk and the ends of the model, task by task."""
     sections = []
     for phase in PHASES:
-        runs = dict.fromkeys((task.where, task.times) for task in tasks if task.phase == phase)
+        runs = dict.fromkeys((task["where"], task["times"]) for task in tasks if task["phase"] == phase)
         for where, times in runs:
             these = [
-                fields_of(task, "name", "group", "coverage", "seconds", "num_bytes")
-                | {"flops_per_s": task.flops / task.seconds if task.flops else None}
+                task | {"flops_per_s": task["flops"] / task["seconds"] if task["flops"] else None}
                 for task in tasks
-                if (task.phase, task.where, task.times) == (phase, where, times)
+                if (task["phase"], task["where"], task["times"]) == (phase, where, times)
             ]
             often = f", {times:g} times" if times > 1 else ""
             sections.append(Section(f"{phase}: {where}{often}", [table_of(these, LAYOUT["tasks"], left=3)]))

@@ -1,20 +1,26 @@
-"""The deployments that a model may have on some devices, as a search space: no file names them."""
+"""Search spaces that no file names: the deployments of a model on some devices, and the changes to one deployment."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
-from windtunnel.model.precision import COMPUTE
+from windtunnel.model.precision import COMPUTE, Format
 from windtunnel.model.shape import ModelSpec
+from windtunnel.schema import encode
 from windtunnel.search.capacity.limits import Limit
-from windtunnel.search.space.space import Space, space_from
+from windtunnel.search.space.space import Space, space_from, value_text
+from windtunnel.serving.scenario import Scenario, Setup, resolve
 
 DEPLOYMENT = "deployment"
 """Name of the setting in `vary` whose values are whole deployments."""
 TOKEN_BUDGETS = (None, 4096, 16384)
 """Token budgets of a step to try; None is the engine's default."""
+CHANGE, AS_IT_IS = "change", "as it is"
+"""Name of the setting in `vary` whose values are single changes to a deployment, and of the one that is none."""
 SPLITS = {"1 prefill + 1 decode": (1, 1), "1 prefill + 2 decode": (1, 2), "2 prefill + 1 decode": (2, 1)}
 """Name -> replicas of the prefill pool and of the decode pool."""
 
@@ -24,6 +30,7 @@ def deployments_space(
     devices: Sequence[str],
     limits: Sequence[Limit],
     budget: Mapping[str, Any],
+    prices: Mapping[str, float] = {},
     splits: bool = False,
 ) -> Space:
     """Return the space of every checkpoint of a model on every device, in every layout that a node holds.
@@ -33,15 +40,19 @@ def deployments_space(
         devices: of the catalog.
         limits: what requests must keep.
         budget: fields of `Budget`.
+        prices: device -> USD an hour for one of them, where it is not the catalog's.
         splits: whether prefill and decode are tried in pools of their own, too.
 
     Raises:
-        InputError: a device or the model is unknown, or nothing can be tried.
+        InputError: a device or the model is unknown, a device has no price, or nothing can be tried.
     """
+    foreign = next((name for name in prices if name not in devices), None)
+    if foreign is not None:
+        raise InputError(f"there is a price of {foreign}, which is not among the devices {', '.join(devices)}")
     checkpoints = catalog.checkpoints(shared["model"])
     alternatives: dict[str, dict[str, Any]] = {}
     for name in devices:
-        device = catalog.device(name)
+        device = _priced(catalog.device(name), prices.get(name))
         for checkpoint, model in checkpoints.items():
             if _is_native(device, model):
                 alternatives |= _on_device(device, checkpoint, model, splits)
@@ -56,6 +67,53 @@ def deployments_space(
     return space_from(raw, "windtunnel recommend")
 
 
+def changes_space(scenario: Scenario, limits: Sequence[Limit]) -> Space:
+    """Return the space of single changes to a deployment: engine settings, formats, and tensor parallelism.
+
+    Raises:
+        InputError: the deployment has pools, whose settings are their own.
+    """
+    if scenario.deployment.pools:
+        raise InputError("changes of a deployment of pools are not tried", "vary them: windtunnel search")
+    raw = {**encode(scenario), "limits": {limit.name: limit.most_s for limit in limits}}
+    raw.pop("slo", None)
+    return space_from({**raw, "vary": {CHANGE: _changes(resolve(scenario))}}, "windtunnel recommend")
+
+
+def _changes(setup: Setup) -> dict[str, dict[str, Any]]:
+    """Return name -> settings of each change, and of none."""
+    engine, tp = setup.engine, setup.parallelism.tp
+    found: dict[str, dict[str, Any]] = {AS_IT_IS: {}}
+
+    def add(name: str, values: Iterable[Any], present: Any) -> None:
+        found.update({f"{name} {value_text(value)}": {name: value} for value in values if value != present})
+
+    seqs, budget = engine.max_num_seqs, engine.max_num_batched_tokens
+    add("max_num_seqs", [max(seqs // 2, 1), seqs * 2, seqs * 4] if seqs else [], seqs)
+    add("max_num_batched_tokens", [2048, 4096, 8192, 16384] if budget else [], budget)
+    add("gpu_memory_utilization", [0.95], engine.gpu_memory_utilization)
+    add("enable_prefix_caching", [True], engine.enable_prefix_caching)
+    add("deployment.engine.async_scheduling", [True], engine.async_scheduling)
+    add("kv_cache", [str(Format.FP8)] if "fp8" in setup.device.peak_flops_per_s else [], str(setup.precision.kv_cache))
+    for checkpoint, model in catalog.checkpoints(setup.model.name).items():
+        if _is_native(setup.device, model) and model.precision.weights != setup.precision.weights:
+            formats = {"model": checkpoint, "precision": {}}
+            found[f"model {checkpoint}"] = formats
+    within_node = [degree for degree in (tp // 2, tp * 2) if 1 <= degree <= setup.node.num_devices]
+    widest = [attention.widest_tp for _, attention in setup.model.attentions]
+    add("tp", [degree for degree in within_node if not any(heads % degree for heads in widest)], tp)
+    return found
+
+
+def _priced(device: Device, usd_per_hour: float | None) -> Device:
+    """Return a device with its price: the given one, else the catalog's."""
+    price = device.price_usd_per_hour if usd_per_hour is None else usd_per_hour
+    if price is None:
+        hint = f"give USD an hour for one device: --prices {device.name}=10.50"
+        raise InputError(f"{device.name} has no list price, and deployments are compared by money", hint)
+    return replace(device, price_usd_per_hour=price)
+
+
 def _is_native(device: Device, model: ModelSpec) -> bool:
     """Whether a device computes the checkpoint's weights at their own rate, or the format computes in bf16 anyway."""
     formats = {model.precision.weights, model.precision.experts_format}
@@ -68,12 +126,13 @@ def _on_device(device: Device, checkpoint: str, model: ModelSpec, splits: bool) 
     for layout in layouts(model, catalog.default_node(device).num_devices):
         degrees = " ".join(f"{name.upper().replace('_', ' ')} {degree}" for name, degree in layout.items())
         title = f"{device.name} {degrees}, {formats_text(model)}"
-        settings = {"model": checkpoint, "device": device.name, **layout}
+        priced = {"deployment.price_usd_per_hour": device.price_usd_per_hour}
+        settings = {"model": checkpoint, "device": device.name, **layout, **priced}
         found[title] = settings
         for name, (prefill, decode) in SPLITS.items() if splits else ():
             pools = [
-                {"name": "prefill", "role": "prefill", "replicas": prefill},
-                {"name": "decode", "role": "decode", "replicas": decode},
+                {"name": role, "role": role, "replicas": replicas, "price_usd_per_hour": device.price_usd_per_hour}
+                for role, replicas in (("prefill", prefill), ("decode", decode))
             ]
             found[f"{title}, {name}"] = settings | {"deployment.pools": pools}
     return found

@@ -7,7 +7,6 @@ and device.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
@@ -16,11 +15,11 @@ from windtunnel.errors import InputError, did_you_mean
 from windtunnel.metrics.uncertainty import Spread
 from windtunnel.schema import (
     NonNegative,
+    PositiveFraction,
     Schema,
+    Whole,
     check_fraction,
-    check_non_negative,
     check_positive,
-    check_positive_fraction,
     decode,
     read_yaml,
 )
@@ -86,7 +85,7 @@ class Inferred(Schema):
 class Reserve(Schema):
     """Memory on every device that is neither KV cache nor weights nor activations."""
 
-    reserved_bytes: Annotated[int, check_non_negative]
+    reserved_bytes: Whole
     num_runs: int
     num_configurations: int
     median_error_before: dict[str, float] = {}
@@ -108,7 +107,7 @@ class LearntTransfer(Schema):
     """KV transfers to this engine, fitted to measured runs: see `serving.deployment.Transfer`."""
 
     latency_s: NonNegative
-    link_efficiency: Annotated[float, check_positive_fraction]
+    link_efficiency: PositiveFraction
     record: TransferRecord
 
 

@@ -3,24 +3,22 @@
 from functools import partial
 from typing import Annotated, Literal
 
-import msgspec
-
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.sampling import KERNELS
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.plugins import Registry
 from windtunnel.pricing.choices import ATTENTION_BACKENDS, MOE_BACKENDS, estimators
 from windtunnel.schema import (
+    AtLeastOne,
+    Fraction,
     NonNegative,
     Positive,
+    PositiveFraction,
     Schema,
+    Whole,
     check_at_least,
     check_between,
     check_fraction,
-    check_non_negative,
-    check_positive,
-    check_positive_fraction,
-    fields_of,
 )
 from windtunnel.serving.codes import LONGEST_PREFIX_MATCH, QUEUE_ORDERS, ROUTERS, Role, Router, ScalingMetric
 
@@ -40,32 +38,24 @@ class HostOverheads(Schema):
     The client's own time is not among it (`workload.client.Client`).
     """
 
-    step_s: float | None = None
+    step_s: NonNegative | None = None
     """Per step: scheduling, input preparation, sampling, output processing."""
-    request_s: float | None = None
+    request_s: NonNegative | None = None
     """Per step and running request."""
-    first_token_s: float | None = None
+    first_token_s: NonNegative | None = None
     """Per request, outside the steps: HTTP, detokenisation of the first token; part of TTFT."""
-    stream_s: float | None = None
+    stream_s: NonNegative | None = None
     """Per other request whose tokens are being streamed: the API server handles a token of each before a new request;
     part of TTFT."""
-    prompt_token_s: float | None = None
+    prompt_token_s: NonNegative | None = None
     """Per prompt token, outside the steps: tokenisation and validation; part of TTFT."""
-    launch_s: float | None = None
+    launch_s: NonNegative | None = None
     """Per kernel, or piece, of a step with prefill, which no single CUDA graph covers: the host launches them one by
     one, and a faster device waits."""
-    unhidden_step_s: float | None = None
+    unhidden_step_s: NonNegative | None = None
     """Per step, not hidden by asynchronous scheduling: copying tokens out and updated inputs in."""
-    unhidden_request_s: float | None = None
+    unhidden_request_s: NonNegative | None = None
     """Per sampled request, not hidden either."""
-
-    def __post_init__(self) -> None:
-        check_non_negative(**fields_of(self, *self.__struct_fields__))
-
-    def over(self, default: "HostOverheads") -> "HostOverheads":
-        """Merge with `default`: own values win, `default` fills the gaps."""
-        given = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
-        return msgspec.structs.replace(default, **given)
 
 
 class Speculative(Schema):
@@ -74,14 +64,14 @@ class Speculative(Schema):
     method: Literal["mtp", "draft_model", "ngram"]
     """`mtp`: the model's own draft layer, run once a token; `draft_model`: a smaller model; `ngram`: looked up in the
     text so far, at no cost."""
-    num_draft_tokens: int
+    num_draft_tokens: Annotated[int, partial(check_between, 1, MAX_DRAFT_TOKENS)]
     acceptance_fraction: float | tuple[float, ...]
     """Share of draft tokens that are right if those before them are: one for all, or one for each position."""
     draft_model: str | None = None
     """A catalog name, of method `draft_model`."""
 
     def __post_init__(self) -> None:
-        check_between(1, MAX_DRAFT_TOKENS, num_draft_tokens=self.num_draft_tokens)
+        super().__post_init__()
         for share in self.acceptance_by_position:
             check_fraction(acceptance_fraction=share)
         if len(self.acceptance_by_position) != self.num_draft_tokens:
@@ -118,38 +108,28 @@ class KvTier(Schema):
     Computed blocks are written there beside the device's work, and loaded again once the device has evicted them.
     """
 
-    capacity_bytes: int
+    capacity_bytes: AtLeastOne
     """Of all devices of a replica, or of the deployment where `shared_by` says so [kv_offloading_size]."""
-    bandwidth_bytes_per_s: float
+    bandwidth_bytes_per_s: Annotated[float, partial(check_at_least, 1)]
     """Loading bandwidth to each device."""
     name: str = "host"
     shared_by: Literal["replica", "deployment"] = "replica"
 
     def __post_init__(self) -> None:
-        check_at_least(1, capacity_bytes=self.capacity_bytes, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s)
+        super().__post_init__()
         if self.name == "device":
             raise ValueError("a KV tier cannot be named 'device': that is the pool above all tiers")
 
 
 WindowKv = Literal["full", "shared_pool", "own_pool"]
 
-AT_LEAST_ONE = (
-    *("max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens", "max_model_len", "block_size"),
-    *("num_gpu_blocks", "receive_interval_steps"),
-)
-NON_NEGATIVE = (
-    *("long_prefill_token_threshold", "reserved_bytes", "fused_all_reduce_bytes", "max_cudagraph_capture_size"),
-    "batch_wait_timeout_iters",
-    *("attention_dp_timeout_iters", "attention_dp_batching_wait_iters", "watermark_fraction", "max_waiting_steps"),
-    *("batch_wait_max_tokens_ratio", "schedule_conservativeness", "shared_experts_beside_tokens"),
-)
 CHOICES = {
     "scheduling_policy": SCHEDULING_POLICIES,
     "attention_backend": ATTENTION_BACKENDS,
     "moe_backend": MOE_BACKENDS,
     "sampler": tuple(KERNELS),
 }
-"""Ranges and known values of fields of `EngineSettings`."""
+"""Known values of fields of `EngineSettings`."""
 
 
 class EngineSettings(Schema):
@@ -164,13 +144,13 @@ class EngineSettings(Schema):
     """`vllm_v1`, `sglang`, `trtllm` or `trtllm_max_utilization`; `vllm_v0`, `sarathi`, `orca`, `faster_transformer` or
     `lightllm`; or a policy of one's own: `module:function`, or the name of one that an installed package offers (entry
     points in `windtunnel.schedulers`)."""
-    max_num_seqs: int | None = None
+    max_num_seqs: AtLeastOne | None = None
     """[max_running_requests, max_batch_size]"""
-    max_num_batched_tokens: int | None = None
+    max_num_batched_tokens: AtLeastOne | None = None
     """[chunked_prefill_size, max_num_tokens]"""
-    max_prefill_tokens: int | None = None
+    max_prefill_tokens: AtLeastOne | None = None
     """Prompt tokens of one prefill batch (SGLang)."""
-    long_prefill_token_threshold: int | None = None
+    long_prefill_token_threshold: Whole | None = None
     enable_chunked_prefill: bool | None = None
     scheduler_reserve_full_isl: bool | None = None
     """Admit a request only if blocks are free for its whole prompt, not for its first chunk alone (vLLM)."""
@@ -186,27 +166,27 @@ class EngineSettings(Schema):
     (`shortest`), with the earliest deadline for its first token (`deadline`: its tenant's SLO), or of the tenant with
     the least service so far (`fair_share`); of equal ones the oldest. SGLang's `lpm` puts requests with more cached
     tokens first."""
-    max_model_len: int | None = None
+    max_model_len: AtLeastOne | None = None
     """Longest prompt and output together; None takes the model's."""
-    block_size: int | None = None
+    block_size: AtLeastOne | None = None
     """Tokens of one KV block [page_size, tokens_per_block]."""
-    num_gpu_blocks: int | None = None
+    num_gpu_blocks: AtLeastOne | None = None
     """KV blocks of one rank; None plans them from memory."""
     window_kv: WindowKv | None = None
     """KV of layers with a sliding window: `full`, every token, as in other layers [disable-hybrid-kv-cache-manager,
     disable-hybrid-swa-memory, no max_attention_window]; `shared_pool`, the window alone, in groups of layers that share
     one block pool with the others (vLLM); `own_pool`, the window alone in a block pool of its own (SGLang,
     TensorRT-LLM)."""
-    window_pool_ratio: float | None = None
+    window_pool_ratio: PositiveFraction | None = None
     """Tokens of the windows' own pool for each token of the other layers' pool [swa-full-tokens-ratio]; None: the
     window's length over `max_model_len`."""
-    gpu_memory_utilization: float | None = None
+    gpu_memory_utilization: PositiveFraction | None = None
     """Share of the device's memory that the engine may use [mem_fraction_static, kv_cache_free_gpu_mem_fraction]."""
     memory_fraction_of_free: bool | None = None
     """True: the share is of the memory that is free after loading the weights (TensorRT-LLM)."""
-    reserved_bytes: int | None = None
+    reserved_bytes: Whole | None = None
     """Memory outside the planner's terms: context, NCCL buffers, kernels' workspaces."""
-    max_cudagraph_capture_size: int | None = None
+    max_cudagraph_capture_size: Whole | None = None
     """Largest decode batch with a CUDA graph; 0: eager."""
     cudagraph_sizes: tuple[int, ...] | None = None
     """Captured sizes; None takes the engine's own list up to `max_cudagraph_capture_size`."""
@@ -215,21 +195,21 @@ class EngineSettings(Schema):
     FULL_AND_PIECEWISE, enable_piecewise_cuda_graph]; SGLang's up to any number, with latent attention up to 2,048."""
     async_scheduling: bool | None = None
     """Host work runs beside the device's step [overlap scheduler]."""
-    schedule_conservativeness: float | None = None
-    receive_interval_steps: int | None = None
+    schedule_conservativeness: NonNegative | None = None
+    receive_interval_steps: AtLeastOne | None = None
     """Decode steps between looks at new requests [scheduler-recv-interval]."""
-    batch_wait_timeout_iters: int | None = None
+    batch_wait_timeout_iters: Whole | None = None
     """TensorRT-LLM: decode steps for which prompts may wait; 0 or None: never."""
-    batch_wait_max_tokens_ratio: float | None = None
+    batch_wait_max_tokens_ratio: NonNegative | None = None
     """TensorRT-LLM: share of `max_num_batched_tokens` at which prompts no longer wait."""
-    attention_dp_timeout_iters: int | None = None
+    attention_dp_timeout_iters: Whole | None = None
     """TensorRT-LLM: steps for which prompts may wait until every attention data-parallel rank has one, while all of
     them decode; 0 or None: never [attention_dp_config.timeout_iters where enable_balance is on]."""
-    attention_dp_batching_wait_iters: int | None = None
+    attention_dp_batching_wait_iters: Whole | None = None
     """TensorRT-LLM: further steps for which they then wait [attention_dp_config.batching_wait_iters]."""
-    watermark_fraction: float | None = None
+    watermark_fraction: NonNegative | None = None
     """vLLM V0 and Sarathi: share of the KV blocks that admission leaves free."""
-    max_waiting_steps: int | None = None
+    max_waiting_steps: Whole | None = None
     """LightLLM: decode steps between looks at waiting requests."""
     attention_backend: str | None = None
     """One of `ATTENTION_BACKENDS`; None takes the engine's own choice in the measurements [attention-backend,
@@ -244,9 +224,9 @@ class EngineSettings(Schema):
     fused_all_reduce: bool | None = None
     """FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called in place of the engine's own [fuse_allreduce_rms,
     flashinfer-allreduce-fusion-backend]. The norms that it fuses are still priced as kernels of their own."""
-    fused_all_reduce_bytes: int | None = None
+    fused_all_reduce_bytes: Whole | None = None
     """Largest message of a fused all-reduce; None: any [fi_allreduce_fusion_max_size_mb]."""
-    shared_experts_beside_tokens: int | None = None
+    shared_experts_beside_tokens: Whole | None = None
     """Tokens of a step up to which shared experts run on a stream of their own beside the routed ones, which take
     longer; 0: one after the other [VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD]."""
     tf32: bool | None = None
@@ -257,9 +237,8 @@ class EngineSettings(Schema):
     host: HostOverheads = HostOverheads()
 
     def __post_init__(self) -> None:
-        check_at_least(1, **fields_of(self, *AT_LEAST_ONE), cudagraph_sizes=min(self.cudagraph_sizes or (1,)))
-        check_non_negative(**fields_of(self, *NON_NEGATIVE))
-        check_positive_fraction(**fields_of(self, "window_pool_ratio", "gpu_memory_utilization"))
+        super().__post_init__()
+        check_at_least(1, cudagraph_sizes=min(self.cudagraph_sizes or (1,)))
         names = [tier.name for tier in self.kv_tiers or ()]
         if len(set(names)) < len(names):
             raise ValueError(f"kv_tiers has two tiers of one name: {', '.join(names)}")
@@ -358,31 +337,30 @@ class Fault(Schema):
     """Failure of one replica, whose devices are back after `repair_s`."""
 
     at_s: NonNegative
-    replica: Annotated[int, check_non_negative]
+    replica: Whole
     repair_s: NonNegative
 
 
 class Faults(Schema):
     """Replicas that fail: drawn, scheduled, or both. A replica fails when one of its devices does."""
 
-    device_mtbf_s: float | None = None
+    device_mtbf_s: Positive | None = None
     """Mean time between failures of one device; a replica of n devices fails n times as often."""
-    mttr_s: float | None = None
+    mttr_s: Positive | None = None
     """Mean time to repair; then the replica starts again."""
     scheduled: tuple[Fault, ...] = ()
-    retry_s: float = 1.0
+    retry_s: NonNegative = 1.0
     """Time from a failure until the router sends its requests to other replicas."""
     retry: Literal["resume", "start_over"] = "resume"
     """`resume`: the prompt is sent again with the tokens streamed so far and continues (NVIDIA Dynamo's request
     migration); `start_over`: the prompt alone, as a client's retry."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.device_mtbf_s is None) != (self.mttr_s is None):
             raise ValueError("device_mtbf_s and mttr_s go together")
         if self.device_mtbf_s is None and not self.scheduled:
             raise ValueError("no faults: device_mtbf_s and mttr_s, or scheduled ones, are needed")
-        check_positive(device_mtbf_s=self.device_mtbf_s, mttr_s=self.mttr_s)
-        check_non_negative(retry_s=self.retry_s)
 
 
 LINK_EFFICIENCY = 0.72
@@ -397,15 +375,15 @@ TransferLink = Literal["scale_out", "scale_up"]
 class Transfer(Schema):
     """Transfer of requests and their KV cache from the replica that prefills them to the one that decodes them."""
 
-    bytes_per_s: float | None = None
+    bytes_per_s: Positive | None = None
     """Bandwidth between two ranks, one direction; None takes the nodes' links of all devices of a rank, times
     `link_efficiency`."""
     link: TransferLink = "scale_out"
     """Links between nodes, or inside a node that holds both pools."""
-    link_efficiency: float | None = None
+    link_efficiency: PositiveFraction | None = None
     """Share of the links' published bandwidth that large transfers reach; None takes that of the calibration of the
     engine that decodes, or `LINK_EFFICIENCY`."""
-    latency_s: float | None = None
+    latency_s: NonNegative | None = None
     """Latency of an empty transfer; None takes that of the same calibration, or `TRANSFER_LATENCY_S`."""
     overlap: bool = False
     """True: each layer's KV is sent as soon as it is computed, so that only the last layer's follows the prefill."""
@@ -417,21 +395,13 @@ class Transfer(Schema):
     request enters a batch there, after the transfer and any wait. None: as the engine does."""
     router: Router = "round_robin"
     """Chooses the decode replica of a prefilled request."""
-    local_prefill_tokens: int = 0
+    local_prefill_tokens: Whole = 0
     """Tokens up to which prompts are prefilled where they decode."""
 
     def __post_init__(self) -> None:
-        check_positive(bytes_per_s=self.bytes_per_s)
-        check_positive_fraction(link_efficiency=self.link_efficiency)
+        super().__post_init__()
         if self.first_token == "decode" and self.streamed_by == "prefill":
             raise ValueError("first_token is decode, so that streamed_by cannot be prefill")
-        check_non_negative(latency_s=self.latency_s, local_prefill_tokens=self.local_prefill_tokens)
-
-    def over(self, default: "Transfer") -> "Transfer":
-        """Fill the gaps from `default`."""
-        names = ("link_efficiency", "latency_s", "streamed_by")
-        left_open = {name: getattr(default, name) for name in names if getattr(self, name) is None}
-        return msgspec.structs.replace(self, **left_open)
 
 
 class Profile(Schema):
@@ -474,12 +444,12 @@ class Deployment(Schema):
     requests (Vidur's lor). `deferred` keeps requests at the router, in order, until some replica has fewer than
     `router_limit`, and takes the one with the fewest. `module:function` is the user's router, and so is one that an
     installed package offers by name (entry points in `windtunnel.routers`)."""
-    router_limit: int | None = None
+    router_limit: AtLeastOne | None = None
     """`deferred`: limit of requests at a replica; None takes as many as it runs at once."""
     autoscaling: TargetScaling | ScheduledScaling | None = None
     """None: `replicas` all the time."""
     faults: Faults | None = None
-    start_s: float | None = None
+    start_s: NonNegative | None = None
     """Time from the launch or repair of a replica until it serves: loading weights, capturing graphs, booting its
     node. The first replicas serve at once."""
     engine: EngineSettings = EngineSettings()
@@ -490,11 +460,11 @@ class Deployment(Schema):
     version lies among those that it was fitted to."""
     settings_assumed: bool = False
     """True: the server's or the client's flags were not recorded; intervals are as wide as errors of such runs."""
-    price_usd_per_hour: float | None = None
+    price_usd_per_hour: NonNegative | None = None
     """Price of one device; None takes the catalog's list price."""
-    busy_w: float | None = None
+    busy_w: NonNegative | None = None
     """Power of one device that runs steps; None takes the catalog's thermal design power."""
-    idle_fraction: float = 0.15
+    idle_fraction: Fraction = 0.15
     """Share of `busy_w` that an idle device draws. Measured on an A100 SXM: 62 W of 400 W."""
     pools: tuple[Pool, ...] = ()
     """Replicas of several kinds, instead of `replicas` of one."""
@@ -505,9 +475,6 @@ class Deployment(Schema):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(1, router_limit=self.router_limit)
-        check_non_negative(price_usd_per_hour=self.price_usd_per_hour, busy_w=self.busy_w, start_s=self.start_s)
-        check_fraction(idle_fraction=self.idle_fraction)
         if self.router not in BUILT_IN_ROUTERS and not is_own_router(self.router):
             known = (*BUILT_IN_ROUTERS, *OWN_ROUTERS.names(), "module:function")
             raise ValueError(f"router is {self.router!r}; known: {', '.join(known)}")

@@ -25,7 +25,7 @@ from windtunnel.schema import Schema
 from windtunnel.serving import codes
 from windtunnel.serving.prepared import PreparedPool, prepare
 from windtunnel.serving.results import limits_of, power_model
-from windtunnel.serving.run import Progress, run_loop
+from windtunnel.serving.run import Progress, prepare_loop
 from windtunnel.serving.scenario import Scenario, Setup, resolve
 from windtunnel.serving.setup.fleet_plan import has_fleet
 from windtunnel.serving.setup.frontend import client_table
@@ -152,7 +152,7 @@ def _run_replica(pool: PreparedPool, requests: RequestArrays) -> tuple[Table, "_
     """Simulate one replica; return its request table and what the summary counts."""
     setup, plan = pool.setup, pool.plan._replace(settings=pool.settings._replace(num_replicas=1))
     started_cpu_s = time.thread_time()
-    run = run_loop([plan], requests)
+    run = prepare_loop([plan], requests).run()
     engine_cpu_s = time.thread_time() - started_cpu_s
     steps, table = run.steps, client_table(setup, requests, run.requests, np.zeros(requests.num_requests, np.int64), 1)
     del run

@@ -19,7 +19,7 @@ from windtunnel.serving.custom.router import Router
 from windtunnel.serving.deployment import OWN_ROUTERS, Deployment, EngineSettings, KvTier, Pool, is_own_router
 from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, OWN_SCHEDULERS, is_own_scheduler
-from windtunnel.serving.run import BUILT_IN, UNWATCHED, Custom, LoopRun, Watch, run_loop
+from windtunnel.serving.run import BUILT_IN, UNWATCHED, Custom, LoopRun, Watch, prepare_loop
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.fleet_plan import FleetRun, fleet_plan, start_fleet
@@ -28,7 +28,7 @@ from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
 from windtunnel.serving.setup.per_request import (
     check_per_request,
     most_batch_tokens,
-    per_request_rules,
+    per_request_settings,
     refuse_features,
     schedules_per_request,
 )
@@ -37,7 +37,6 @@ from windtunnel.serving.setup.prefix_cache import (
     KvRetention,
     caches_of,
     check_windows,
-    has_one_group,
     kv_tiers,
     shares_prefixes,
 )
@@ -131,7 +130,7 @@ class PreparedDeployment:
 
         def run_with(kept: Sequence[KvRetention]) -> LoopRun:
             caches = [caches_of(plan.settings, own, requests) for plan, own in zip(plans, kept, strict=False)]
-            return run_loop(plans, requests, caches, self.handoff_rules, fleet, custom, watch)
+            return prepare_loop(plans, requests, caches, self.handoff_rules, fleet).run(custom, watch)
 
         retention = [pool.retention for pool in self.pools]
         if shares_prefixes(retention, requests):
@@ -139,8 +138,8 @@ class PreparedDeployment:
         # Lower tiers still take the KV blocks of preempted requests: preemption by swap.
         requests = replace(requests, prefixes=None)
         countable = [
-            replace(kept, on_device=kept.on_device and has_one_group(plan.settings))
-            for kept, plan in zip(retention, plans, strict=True)
+            replace(kept, on_device=kept.on_device and pool.memory.num_full_groups == 1)
+            for kept, pool in zip(retention, self.pools, strict=True)
         ]
         if any(kept.tiers.size for kept in countable):
             return run_with(countable)
@@ -182,7 +181,7 @@ def prepare(
     """
     groups = scenario.deployment.groups
     if setups is None:
-        setups = [resolve(alone_scenario(scenario, pool), allow_download) for pool in groups]
+        setups = [resolve(pool_scenario(scenario, pool), allow_download) for pool in groups]
     pools = []
 
     def find(setup: Setup) -> Estimator:
@@ -210,11 +209,6 @@ def prepare(
     return PreparedDeployment(pools, rules)
 
 
-def alone_scenario(scenario: Scenario, pool: Pool) -> Scenario:
-    """Return the scenario of one pool alone: the whole one where the deployment has no pools."""
-    return pool_scenario(scenario, pool) if scenario.deployment.pools else scenario
-
-
 def _prepared(
     scenario: Scenario,
     pool: Pool,
@@ -239,14 +233,14 @@ def _prepared(
             kv_tiers(setup, memory, settings),
             bool(setup.engine.kv_load_overlaps),
         )
-        rules, reach = None, setup.engine
+        reach = setup.engine
         if schedules_per_request(setup):
-            given = alone_scenario(scenario, pool).deployment.engine
+            given = pool_scenario(scenario, pool).deployment.engine
             refuse_features(given, setup, memory, requests, _transfers_kv(scenario.deployment, pool))
-            rules = per_request_rules(setup, memory, settings, requests)
-            check_per_request(settings, rules, requests)
+            settings = per_request_settings(setup, memory, settings, requests)
+            check_per_request(settings, requests)
             policy = policy or users_policy(setup.engine)
-            most_tokens = most_batch_tokens(settings, rules, requests)
+            most_tokens = most_batch_tokens(settings, requests)
             reach = msgspec.structs.replace(setup.engine, max_num_batched_tokens=most_tokens)
             if policy is None:
                 retention = KvRetention(False)
@@ -259,7 +253,6 @@ def _prepared(
     plan = PoolPlan(
         settings,
         lowered.cost,
-        rules,
         # A pool that only prefills has no decode steps.
         None if pool.role == "prefill" else speculation,
         ROLES[pool.role],

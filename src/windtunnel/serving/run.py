@@ -103,34 +103,6 @@ class LoopRun:
         return np.asarray(self.requests["finish_s"] - started_s - self.sequences["paused_s"])
 
 
-def run_loop(
-    plans: Sequence[PoolPlan],
-    requests: RequestArrays,
-    caches: Sequence[state.Cache] = (),
-    handoff_rules: HandoffRules | None = None,
-    fleet: FleetRun | None = None,
-    custom: Custom = BUILT_IN,
-    watch: Watch = UNWATCHED,
-) -> LoopRun:
-    """Run the compiled loop to its end.
-
-    Args:
-        plans: the pools, each with how its replicas form batches and what their steps take.
-        requests: in order of sending.
-        caches: prefix caches of every pool, changed in place; empty without prefix caching.
-        handoff_rules: how requests go from pool to pool; None where there is one.
-        fleet: None where all replicas are there all the time; it keeps the log.
-        custom: a router and policies of the user.
-        watch: who follows the run.
-
-    Raises:
-        WindtunnelError: recorded step durations ran out before the requests did.
-        InputError: a request can never be scheduled, or a function of the user fails.
-    """
-    loop = prepare_loop(plans, requests, caches, handoff_rules, fleet)
-    return loop.run(custom, watch)
-
-
 @dataclass(eq=False)
 class Loop:
     """The tables of one run at its beginning."""
@@ -144,9 +116,16 @@ class Loop:
     fleet: FleetRun | None
 
     def run(self, custom: Custom = BUILT_IN, watch: Watch = UNWATCHED, keeps_trail: bool = False) -> LoopRun:
-        """Run the loop buffer by buffer until it ends; arguments as of `run_loop`.
+        """Run the loop buffer by buffer until it ends.
 
-        `keeps_trail` records the requests of every batch.
+        Args:
+            custom: a router and policies of the user.
+            watch: who follows the run.
+            keeps_trail: records the requests of every batch.
+
+        Raises:
+            WindtunnelError: recorded step durations ran out before the requests did.
+            InputError: a request can never be scheduled, or a function of the user fails.
         """
         requests, num_requests = self.run_tables.requests, self.run_tables.requests.size
         callers = self._callers(custom)
@@ -198,7 +177,7 @@ class Loop:
         if any(policy is not None for policy in custom.policies):
             policies = self._policy_callers(custom.policies)
             callers[status.ASK_POLICY] = lambda: self._policy_that_asks(policies).form_batch()
-            callers[status.REFUSED] = lambda: self._refuse(policies)
+            callers[status.REFUSED] = lambda: self._policy_that_asks(policies).refuse()
         return callers
 
     def _policy_callers(self, policies: Sequence[Policy | None]) -> list[PolicyCaller | None]:
@@ -218,10 +197,6 @@ class Loop:
         caller = policies[0 if self.pools is None else int(self.pools.pool_of_event[event])]
         assert caller is not None
         return caller
-
-    def _refuse(self, policies: Sequence[PolicyCaller | None]) -> None:
-        """Raise InputError for a batch that no engine can run."""
-        raise self._policy_that_asks(policies).refuse()
 
     def _check_end(self, reason: int, policies: Sequence[Policy | None]) -> None:
         """Raise an error where the loop ended before all requests did."""
@@ -260,10 +235,14 @@ def prepare_loop(
     stage_tables: per_request.StageTables | None = None,
     replicas: NDArray[np.int64] | None = None,
 ) -> Loop:
-    """Make the tables of a run; arguments as of `run_loop`.
+    """Make the tables of a run.
 
     Args:
-        plans, requests, caches, handoff_rules, fleet: as of `run_loop`.
+        plans: the pools, each with how its replicas form batches and what their steps take.
+        requests: in order of sending.
+        caches: prefix caches of every pool, changed in place; empty without prefix caching.
+        handoff_rules: how requests go from pool to pool; None where there is one.
+        fleet: None where all replicas are there all the time; it keeps the log.
         stage_tables: price the steps of a per-request scheduler, in place of its plan's costs.
         replicas: of every request, where the router is `codes.ASSIGNED`.
 
@@ -290,15 +269,11 @@ def prepare_loop(
         cost = state.StepCost(*(np.asarray(field)[0] for field in pools.cost))
         shares = [pools.ranks, pools.slots, pools.lists, pools.stages]
     pool = _pool_tables(settings, plans, cache, shares)
-    if pool.rules is not None:
-        lists = [per_request.new_batches(plan.settings, plan.rules or pool.rules) for plan in plans]
-        unknown = dict.fromkeys(("last_token_s", "left_stage_s", "started_s"), np.nan)
-        prompts = {"prompt_tokens": records.input_tokens, "next": state.NONE}
-        sequences = new_table(per_request.SequenceState, records.size, **prompts, **unknown)
-        pool = pool._replace(sequences=sequences, batches=joined_lists(lists), stage_tables=stage_tables)
+    if any(plan.settings.scheduler >= codes.VLLM_V0 for plan in plans):
+        pool = _with_sequences(pool, plans, records)._replace(stage_tables=stage_tables)
     if pool_records is not None:
         nothing: Any = None
-        pool = pool._replace(settings=nothing, rules=nothing, records=pool_records)
+        pool = pool._replace(settings=nothing, records=pool_records)
     no_pairs: Any = np.zeros((0, 2), np.int64) if asks_policy else None
     run = RunTables(
         records,
@@ -312,6 +287,15 @@ def prepare_loop(
     return Loop(plans, requests, pool, run, cost, pools, fleet)
 
 
+def _with_sequences(pool: PoolTables, plans: Sequence[PoolPlan], records: Any) -> PoolTables:
+    """Return the tables with what schedulers of single requests keep: a row a request, and the pools' batches."""
+    lists = [per_request.new_batches(plan.settings) for plan in plans]
+    unknown = dict.fromkeys(("last_token_s", "left_stage_s", "started_s"), np.nan)
+    prompts = {"prompt_tokens": records.input_tokens, "next": state.NONE}
+    sequences = new_table(per_request.SequenceState, records.size, **prompts, **unknown)
+    return pool._replace(sequences=sequences, batches=joined_lists(lists))
+
+
 def _pool_tables(
     settings: Any, plans: Sequence[PoolPlan], cache: state.Cache | None, shares: Sequence[Any]
 ) -> PoolTables:
@@ -320,7 +304,6 @@ def _pool_tables(
     A run compiles only the features that one of its pools uses: SGLang's scheduler is a seventh of the loop.
     """
     ranks, slots, lists, stages = shares
-    rules: Any = next((plan.rules for plan in plans if plan.rules is not None), None)
     every = [plan.settings for plan in plans]
     batched = [plan for plan in every if plan.scheduler < codes.VLLM_V0]
     return PoolTables(
@@ -336,7 +319,6 @@ def _pool_tables(
         slots=slots,
         lists=lists,
         stages=stages,
-        rules=rules,
     )
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
@@ -17,7 +16,7 @@ from windtunnel.model.precision import COMPUTE, Precision
 from windtunnel.model.sampling import GREEDY, Sampling
 from windtunnel.model.shape import ModelSpec
 from windtunnel.network.settings import ClusterNetwork
-from windtunnel.schema import Schema, check_seed, decode, encode, read_table, set_path
+from windtunnel.schema import Schema, check_seed, decode, encode, fields_of, read_table, set_path
 from windtunnel.serving.calibration import NONE, Calibration, Choice, calibration_for, load_calibration
 from windtunnel.serving.deployment import Deployment, EngineSettings, Pool, Profile
 from windtunnel.serving.engines.defaults import (
@@ -137,11 +136,6 @@ def _beside(folder: Path, raw: Any) -> Any:
     return table
 
 
-def save(scenario: Scenario, path: Path | str) -> None:
-    """Write `scenario` as YAML; loading it gives an equal one."""
-    Path(path).write_text(yaml.safe_dump(encode(scenario), sort_keys=False, width=120), encoding="utf-8")
-
-
 def keep_published_formats(raw: dict[str, Any], allow_download: bool = False) -> None:
     """Fill in the formats that `raw` leaves out from the published checkpoint, where it gives some.
 
@@ -194,20 +188,17 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
         precision=precision,
         device=device,
         node=node,
-        parallelism=deployment.parallelism,
         engine=engine,
-        profile=deployment.profile,
         max_model_len=max_model_len,
         calibration=chosen.calibration,
         calibration_name=chosen.name,
         not_calibrated=chosen.reason,
-        settings_assumed=deployment.settings_assumed,
         learnt={name: value for name, value in learnt.items() if getattr(engine, name) == value},
-        network=deployment.network,
         sampling=sampling,
         sampling_source=sampling_source,
         client=client,
         client_name=name_of(scenario.workload.client),
+        **fields_of(deployment, "parallelism", "profile", "settings_assumed", "network"),
     )
     check_node(node, device)
     check_parallelism(model, deployment.parallelism, node)
@@ -241,10 +232,12 @@ def _learnt(
 def pool_scenario(scenario: Scenario, pool: Pool) -> Scenario:
     """Return the scenario of one pool alone; fields that it leaves out are the deployment's.
 
-    Where some pool runs the deployment's engine, a pool with another engine does not take over the settings that only
-    the former reads, its version and its calibration.
+    It is the scenario itself where the deployment has no pools. Where some pool runs the deployment's engine, a pool
+    with another engine does not take over the settings that only the former reads, its version and its calibration.
     """
     deployment = scenario.deployment
+    if not deployment.pools:
+        return scenario
     # The name of a pool that leaves the engine out: the deployment's engine is meant.
     deployment_names = (EngineSettings().name, deployment.engine.name)
     is_other = pool.engine.name not in deployment_names

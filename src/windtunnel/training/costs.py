@@ -1,6 +1,7 @@
 """Costs of one micro-batch on every chunk of a pipeline, and of a chunk's parameters once a step."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from windtunnel.training.layers.chunks import (
     LayerChunk,
@@ -147,30 +148,14 @@ def message_seconds(rank: Rank, prices: TrainingPricer) -> float:
 PHASES = ("forward", "backward", "weights' gradients")
 
 
-@dataclass(frozen=True)
-class ExplainedTask:
-    """One task of one micro-batch, as `--explain` shows it."""
+def explain_tasks(rank: Rank, prices: TrainingPricer) -> list[dict[str, Any]]:
+    """Return every task of one micro-batch in the pipeline's first, middle and last chunk, equal layers once.
 
-    phase: str
-    where: str
-    """A layer, or the ends of the model."""
-    name: str
-    group: str | None
-    times: float
-    """Count in one chunk."""
-    seconds: float
-    flops: float
-    num_bytes: float
-    """Bytes that a computation moves or a collective sends."""
-    coverage: str
-    source: str
-    beside: str | None
-
-
-def explain_tasks(rank: Rank, prices: TrainingPricer) -> list[ExplainedTask]:
-    """Return every task of the pipeline's first, middle and last chunk, equal layers once."""
+    `where` is a layer or the ends of the model, `times` its count in one chunk, and `num_bytes` are those that a
+    computation moves or a collective sends.
+    """
     every = chunks(rank.setup)
-    rows: dict[tuple[str, str, str], ExplainedTask] = {}
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for chunk in (every[0], every[len(every) // 2], every[-1]):
         for work, count in chunk_work(rank, chunk):
             where = (
@@ -179,17 +164,17 @@ def explain_tasks(rank: Rank, prices: TrainingPricer) -> list[ExplainedTask]:
             for phase, tasks in zip(PHASES, (work.forward, work.backward_input, work.backward_weight), strict=True):
                 for task in tasks:
                     cost = prices.task(task)
-                    rows[phase, where, task.name] = ExplainedTask(
-                        phase,
-                        where,
-                        task.name,
-                        None if task.group is None else task.group.value,
-                        count,
-                        cost.seconds,
-                        task.flops,
-                        task.wire_bytes if task.group else float(task.op.num_bytes) * task.count,
-                        cost.coverage.value,
-                        cost.source,
-                        task.beside,
-                    )
+                    rows[phase, where, task.name] = {
+                        "phase": phase,
+                        "where": where,
+                        "name": task.name,
+                        "group": None if task.group is None else task.group.value,
+                        "times": count,
+                        "seconds": cost.seconds,
+                        "flops": task.flops,
+                        "num_bytes": task.wire_bytes if task.group else float(task.op.num_bytes) * task.count,
+                        "coverage": cost.coverage.value,
+                        "source": cost.source,
+                        "beside": task.beside,
+                    }
     return list(rows.values())

@@ -1,11 +1,11 @@
 """Schema of a client: the time that the program which sends requests and stamps answers adds to what it measures."""
 
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 from windtunnel import catalog
-from windtunnel.schema import NonNegative, Schema, fields_of
+from windtunnel.schema import NonNegative, Schema
 
 DEFAULT_CLIENT = "python"
 """Client of a workload that names none."""
@@ -30,10 +30,10 @@ class Client(Schema):
     sources: dict[str, str] = {}
     """Field -> where its value comes from."""
 
-    def over(self, default: "Client") -> "Client":
+    def over(self, default: Self) -> Self:
         """Merge with `default`: own values win, `default` fills the gaps."""
-        given = {name: value for name, value in fields_of(self, *CLIENT_TIMES).items() if value is not None}
-        return msgspec.structs.replace(default, title=self.title or default.title, sources={}, **given)
+        merged = super().over(default)
+        return msgspec.structs.replace(merged, title=self.title or default.title, sources={})
 
     def behind(self, server: Any) -> "Client":
         """Add a server's seconds of the same names, to what a user sees of both."""

@@ -193,6 +193,23 @@ def test_a_recommendation_leads_with_its_sentence(windtunnel: Command, tmp_path:
     assert scenario["workload"]["arrivals"]["rate_per_s"] == 100
 
 
+def test_a_recommendation_is_for_the_named_engine(windtunnel: Command, tmp_path: Path) -> None:
+    given = ("--devices", "h100_sxm", "--slo", "ttft_p90=1s", "--max-devices", "1", "--no-store", "--engine", "sglang")
+    assert windtunnel(*RECOMMEND, *given, "--out", str(tmp_path / "found")).code == 0
+    assert "sglang.launch_server" in (tmp_path / "found" / "launch.sh").read_text()
+
+
+def test_a_server_command_is_told_what_to_change(windtunnel: Command) -> None:
+    lengths = ("--input-tokens", "512", "--output-tokens", "64", "--num-requests", "100", "--no-store")
+    given = ("--devices", "h100_sxm", "--slo", "ttft_p90=1s,tpot_p99=30ms", *lengths)
+    done = windtunnel("recommend", "--from-command", SERVER, *given)
+    assert done.code == 0
+    assert done.stdout.splitlines()[1].startswith("Set ")
+    refused = windtunnel("recommend", "llama-3.1-8b", "--from-command", SERVER, *given)
+    assert refused.code == 2
+    assert "one server on one device" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -201,6 +218,9 @@ def test_a_recommendation_leads_with_its_sentence(windtunnel: Command, tmp_path:
         (("--devices", "h100", "--slo", "ttft_p90=1s"), "h100"),
         (("--devices", "h100_sxm", "--slo", "ttft_p90=fast"), "fast"),
         (("--devices", "h100_sxm", "--slo", "ttft_p90=1s", "--executor", "cloud"), "there is no 'cloud'"),
+        (("--devices", "gb200", "--slo", "ttft_p90=1s"), "gb200 has no list price"),
+        (("--devices", "gb200", "--slo", "ttft_p90=1s", "--prices", "gb200=cheap"), "--prices"),
+        (("--devices", "gb200", "--slo", "ttft_p90=1s", "--prices", "missing.yaml"), "missing.yaml"),
     ],
 )
 def test_a_recommendation_needs_devices_and_limits(windtunnel: Command, options: tuple[str, ...], message: str) -> None:
@@ -208,3 +228,28 @@ def test_a_recommendation_needs_devices_and_limits(windtunnel: Command, options:
     assert done.code == 2
     assert message in done.stderr
     assert done.stdout == ""
+
+
+SERVER = "vllm serve meta-llama/Llama-3.1-8B -tp 2 --max-num-seqs 32"
+SAME = ("--model", "meta-llama/Llama-3.1-8B", "--tp", "2", "--max-num-seqs", "32")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("capacity", "--input-tokens", "512", "--output-tokens", "64", "--slo", "ttft_p90=1s", "--seeds", "1"),
+        ("whatif", "--input-tokens", "512", "--output-tokens", "64", "--vary", "rate=1,2"),
+        ("explain", "--batch", "8"),
+    ],
+)
+def test_a_server_command_describes_the_deployment(windtunnel: Command, command: tuple[str, ...]) -> None:
+    given, named = (
+        windtunnel(*command, *deployment, "--device", "h100_sxm", "--json")
+        for deployment in (("--from-command", SERVER), SAME)
+    )
+    assert given.code == named.code == 0
+    documents = [json.loads(done.stdout) for done in (given, named)]
+    for document in documents:
+        for part in ("scenario", "space", "engine"):  # a command line names its engine
+            document.pop(part, None)
+    assert documents[0] == documents[1]

@@ -10,7 +10,7 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.formats.captures.capture import CLASSES, COPY, KERNEL, OPERATOR, Capture, read_capture
-from windtunnel.formats.captures.kernel_time import class_time, kernel_time, launch_times
+from windtunnel.formats.captures.kernel_time import by_name, class_time, launch_times
 from windtunnel.formats.captures.step_operators import captured_steps
 
 
@@ -107,8 +107,8 @@ def test_a_real_trace_of_vllm_on_a_cpu(reference: Path) -> None:
     assert steps[1].batch.prefill_pairs == 14400 - 11936 / 2
     assert steps[2].batch.decode_context_tokens == 406 / 4
     # The layers of the 12-layer model: four products each and the head, in each of 21 steps.
-    table = kernel_time(capture)
-    counts = dict(zip((capture.names[code] for code in table.names), table.count.tolist(), strict=True))
+    table = by_name(capture, "kernels")
+    counts = dict(zip((capture.names[code] for code in table["name"]), table["count"].tolist(), strict=True))
     assert counts["_C::onednn_mm"] == 21 * (12 * 4 + 1)
     assert counts["vllm::unified_attention_with_output"] == 21 * 12
     # Operators that run within others are not counted twice: 76% of a decode step is in outermost operators.

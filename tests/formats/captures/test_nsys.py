@@ -16,21 +16,17 @@ import nsys_report
 from windtunnel.errors import InputError
 from windtunnel.formats.captures.capture import CLASSES, GRAPH, Capture, read_capture, within
 from windtunnel.formats.captures.kernel_time import (
-    NameStatistics,
-    call_time,
+    by_name,
     class_time,
-    copy_bytes,
-    copy_time,
     device_time,
-    host_range_time,
     kernel_table,
-    kernel_time,
     launch_times,
     launched_kernels,
     range_time,
     statistics,
 )
 from windtunnel.formats.captures.nsys import read_nsys, scrub_nsys
+from windtunnel.metrics.records import Table
 
 STATS = Path(__file__).parent / "nsys_stats"
 
@@ -46,19 +42,17 @@ def capture(request: pytest.FixtureRequest, tmp_path: Path) -> Capture:
     return read_capture(tmp_path / "s.sqlite")
 
 
-def check(
-    capture: Capture, measured: NameStatistics, report: str, name: str, unit: str, scale: float, decimals: int
-) -> None:
+def check(capture: Capture, measured: Table, report: str, name: str, unit: str, scale: float, decimals: int) -> None:
     """Every statistic of every row, to the last digit that `nsys stats` prints."""
     rows = {row[name]: row for row in printed(report)}
-    assert [capture.names[code] for code in measured.names] == list(rows)
+    assert [capture.names[code] for code in measured["name"]] == list(rows)
     for place, row in enumerate(rows.values()):
         for column, values in (
-            ("Avg", measured.mean),
-            ("Med", measured.median),
-            ("Min", measured.least),
-            ("Max", measured.most),
-            ("StdDev", measured.deviation),
+            ("Avg", measured["mean"]),
+            ("Med", measured["median"]),
+            ("Min", measured["least"]),
+            ("Max", measured["most"]),
+            ("StdDev", measured["deviation"]),
         ):
             ours = values[place] * scale
             assert ours == pytest.approx(float(row[f"{column} ({unit})"]), abs=0.51 * 10.0**-decimals), (row, column)
@@ -67,21 +61,21 @@ def check(
 @pytest.mark.parametrize(
     ("of", "report", "name"),
     [
-        (kernel_time, "cuda_gpu_kern_sum", "Name"),
-        (call_time, "cuda_api_sum", "Name"),
-        (copy_time, "cuda_gpu_mem_time_sum", "Operation"),
+        ("kernels", "cuda_gpu_kern_sum", "Name"),
+        ("api_calls", "cuda_api_sum", "Name"),
+        ("copies", "cuda_gpu_mem_time_sum", "Operation"),
     ],
 )
-def test_times_are_those_of_nsys_stats(capture: Capture, of, report: str, name: str) -> None:  # type: ignore[no-untyped-def]
-    measured = of(capture)
+def test_times_are_those_of_nsys_stats(capture: Capture, of: str, report: str, name: str) -> None:
+    measured = by_name(capture, of)
     check(capture, measured, report, name, "ns", 1e9, 1)
     rows = printed(report)
-    assert [round(total * 1e9) for total in measured.total] == [int(row["Total Time (ns)"]) for row in rows]
-    assert [round(share * 100, 1) for share in measured.share] == [float(row["Time (%)"]) for row in rows]
+    assert [round(total * 1e9) for total in measured["total"]] == [int(row["Total Time (ns)"]) for row in rows]
+    assert [round(share * 100, 1) for share in measured["share"]] == [float(row["Time (%)"]) for row in rows]
 
 
 def test_sizes_of_copies_are_those_of_nsys_stats(capture: Capture) -> None:
-    check(capture, copy_bytes(capture), "cuda_gpu_mem_size_sum", "Operation", "MB", 1e-6, 3)
+    check(capture, by_name(capture, "copied"), "cuda_gpu_mem_size_sum", "Operation", "MB", 1e-6, 3)
 
 
 def test_kernels_by_grid_are_those_of_nsys_stats(capture: Capture) -> None:
@@ -113,19 +107,19 @@ def test_ranges_on_the_device_are_those_of_nsys_stats(capture: Capture) -> None:
     times = range_time(capture)
     style = {"PushPop": 1, "StartEnd": 0}
     rows = printed("nvtx_gpu_proj_sum")
-    assert len(times.names) == sum(int(row["Range Instances"]) for row in rows)
+    assert len(times) == sum(int(row["Range Instances"]) for row in rows)
     for row in rows:
-        is_mine = [capture.names[code] == row["Range"] for code in times.names]
-        mine = np.array(is_mine) & (times.is_nested == style[row["Style"]])
-        assert round(times.device_s[mine].sum() * 1e9) == int(row["Total Proj Time (ns)"])
-        assert round(times.host_s[mine].sum() * 1e9) == int(row["Total Range Time (ns)"])
-        assert times.num_kernels[mine].sum() == int(row["Total GPU Ops"])
+        is_mine = [capture.names[code] == row["Range"] for code in times["name"]]
+        mine = np.array(is_mine) & (times["is_nested"] == style[row["Style"]])
+        assert round(times["device_s"][mine].sum() * 1e9) == int(row["Total Proj Time (ns)"])
+        assert round(times["host_s"][mine].sum() * 1e9) == int(row["Total Range Time (ns)"])
+        assert times["num_kernels"][mine].sum() == int(row["Total GPU Ops"])
 
 
 def test_ranges_on_the_host_are_those_of_nsys_stats(capture: Capture) -> None:
     """`nsys stats` splits them by style too, which the one range with both styles shows."""
-    times = host_range_time(capture)
-    ours = {capture.names[code]: round(total * 1e9) for code, total in zip(times.names, times.total, strict=True)}
+    times = by_name(capture, "host_ranges")
+    ours = {capture.names[code]: round(total * 1e9) for code, total in zip(times["name"], times["total"], strict=True)}
     expected: dict[str, int] = {}
     for row in printed("nvtx_sum"):
         expected[row["Range"]] = expected.get(row["Range"], 0) + int(row["Total Time (ns)"])
@@ -142,7 +136,9 @@ def test_the_whole_schema_gives_the_same(version: str, reference: Path, tmp_path
         == f"nsys {version}.{'54' if version[3] == '3' else '50'} (schema {'3.7.2' if version[3] == '3' else '3.0.0'})"
     )
     rows = printed("cuda_gpu_kern_sum")
-    assert [round(total * 1e9) for total in kernel_time(capture).total] == [int(row["Total Time (ns)"]) for row in rows]
+    assert [round(total * 1e9) for total in by_name(capture, "kernels")["total"]] == [
+        int(row["Total Time (ns)"]) for row in rows
+    ]
 
 
 def test_every_kernel_has_its_class_range_and_occupancy(capture: Capture) -> None:
@@ -207,7 +203,7 @@ def test_a_capture_without_kernels_says_so(tmp_path: Path) -> None:
     capture = read_nsys(path)
     assert len(capture.kernels) == 9
     assert "no kernels" in capture.notes[0]
-    assert len(kernel_time(capture)) == 0
+    assert len(by_name(capture, "kernels")) == 0
 
 
 def test_scrubbing_takes_the_environment_out_of_the_file_and_nothing_else(tmp_path: Path) -> None:
@@ -282,8 +278,8 @@ def test_a_report_that_was_not_exported_names_the_command(tmp_path: Path) -> Non
 def test_statistics_of_nothing_and_of_one() -> None:
     assert len(statistics(np.empty(0, np.int64), np.empty(0))) == 0
     single = statistics(np.array([3]), np.array([2.0]))
-    assert (single.total[0], single.median[0]) == (2.0, 2.0)
-    assert np.isnan(single.deviation[0])
+    assert (single["total"][0], single["median"][0]) == (2.0, 2.0)
+    assert np.isnan(single["deviation"][0])
 
 
 @pytest.mark.parametrize(
@@ -314,4 +310,4 @@ def test_a_name_that_is_missing_is_not_passed_off_as_empty(tmp_path: Path) -> No
         database.commit()
     capture = read_capture(path)
     assert {capture.names[code] for code in capture.kernels_of(0)["name"]} >= {"(name 7 is missing)"}
-    assert len(kernel_time(capture)) == 7
+    assert len(by_name(capture, "kernels")) == 7

@@ -10,22 +10,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from readers.vidur_runs import VidurBatches, read_case
+from readers.vidur_runs import VidurBatches, find_tables, read_case
 from recorded import entries
 from windtunnel.errors import InputError
 from windtunnel.formats.vidur.read import (
     OperatorTables,
     VidurConfig,
-    find_tables,
     random_replicas,
     read_config,
     read_tables,
 )
 from windtunnel.formats.vidur.replay import host_s, pool_plan, replay
 from windtunnel.report.serving.vidur import replay_metrics
-from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.run import LoopRun, prepare_loop
-from windtunnel.serving.setup.step_prices import recorded_steps
+from windtunnel.serving.state.records import played_back
 
 RECORDED = entries("vidur/cases/*/config.json")
 
@@ -77,7 +75,7 @@ def run_on_recorded_durations(recorded: Case) -> LoopRun:
     is_random = recorded.config.cluster_config.global_scheduler_config.name == "random"
     replicas = random_replicas(recorded.config, requests.num_requests) if is_random else None
     max_num_seqs = recorded.config.cluster_config.replica_scheduler_config.batch_size_cap
-    cost = recorded_steps(recorded.batches.duration_s, EngineSettings(max_num_seqs=max_num_seqs))
+    cost = played_back(recorded.batches.duration_s, max_num_seqs)
     return prepare_loop([plan._replace(cost=cost)], requests, replicas=replicas).run(keeps_trail=True)
 
 

@@ -16,7 +16,6 @@ from windtunnel.workload.generate.requests import RequestArrays
 
 PYTHON = os.environ.get("WINDTUNNEL_ENGINE_PYTHON", "")
 LLAMA_PYTHON = os.environ.get("WINDTUNNEL_LLAMA_PYTHON", "")
-OPENVINO_PYTHON = os.environ.get("WINDTUNNEL_OPENVINO_PYTHON", "")
 
 TRANSFORMERS_PYTHON = sys.executable if find_spec("torch") and find_spec("transformers") else PYTHON
 
@@ -65,17 +64,6 @@ def test_llama_cpp_over_http(tmp_path: Path) -> None:
     assert (run.requests["output_tokens"] == 6).all()
 
 
-@pytest.mark.engine
-@pytest.mark.skipif(not OPENVINO_PYTHON, reason="WINDTUNNEL_OPENVINO_PYTHON names no interpreter with openvino-genai")
-def test_openvino_genai_over_http(tmp_path: Path) -> None:
-    model = str(write_tiny_model(tmp_path / "tiny"))
-    with started("openvino", model, python=OPENVINO_PYTHON) as url:
-        run = bench(Endpoint(url, vocabulary=256), LOAD)
-    assert client_summary(run.requests, run.tokens).num_failed == 0
-    assert (run.requests["output_tokens"] == 6).all()
-    assert (run.requests["input_tokens"] == 24).all()
-
-
 DRIVE = """
 import sys
 import numpy as np
@@ -118,8 +106,7 @@ def test_an_engine_in_process_forms_the_simulators_batches(
     from benchmarks.test_recorded_engine import settings
     from readers.engine_run import read_engine_runs
     from serving.pool_of_one import run_pool
-    from windtunnel.serving.deployment import EngineSettings
-    from windtunnel.serving.setup.step_prices import recorded_steps
+    from windtunnel.serving.state.records import played_back
 
     path = tmp_path / "run.json"
     root = Path(__file__).parents[3]
@@ -131,7 +118,7 @@ def test_an_engine_in_process_forms_the_simulators_batches(
     for run in runs:
         priority = np.zeros(run.arrival_s.size, np.int64)
         arrays = RequestArrays(run.arrival_s, run.input_tokens, run.output_tokens, priority)
-        _, steps = run_pool(engine, recorded_steps(run.duration_s, EngineSettings(max_num_seqs=4)), arrays)
+        _, steps = run_pool(engine, played_back(run.duration_s, 4), arrays)
         np.testing.assert_array_equal(steps["decode_tokens"], run.batches.decode_requests)
         np.testing.assert_array_equal(steps["prefill_tokens"], run.batches.prefill_tokens)
 

@@ -68,7 +68,7 @@ def test_a_section_without_blocks_in_a_medium_is_left_out(capsys: pytest.Capture
 def test_a_terminal_has_an_empty_line_between_blocks(capsys: pytest.CaptureFixture[str]) -> None:
     show(REPORT)
     assert capsys.readouterr().out == (
-        "<title>\na < b\n<fact>          x & y\n\n         n\n<name>  ms\n──────────\nx & y    1\n<note>\n\n"
+        "<title>\n<verdict>\na < b\n<fact>          x & y\n\n         n\n<name>  ms\n──────────\nx & y    1\n<note>\n\n"
         "Only on terminals\none\ntwo\n\nShares\n<half>          50.0%  ████████████\nnote: <done>\n"
     )
 

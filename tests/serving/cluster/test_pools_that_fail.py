@@ -18,10 +18,9 @@ from serving.test_pools import cases as pool_cases
 from windtunnel.metrics.fleet import lost_steps
 from windtunnel.serving import codes
 from windtunnel.serving.codes import BOTH, PREFILL
-from windtunnel.serving.run import Custom, LoopRun, run_loop
+from windtunnel.serving.run import Custom, LoopRun, prepare_loop
 from windtunnel.serving.setup.fleet_plan import Fault, FleetPlan, FleetRun, start_fleet
 from windtunnel.serving.setup.prefix_cache import caches_of
-from windtunnel.serving.state.per_request import PerRequestRules
 
 
 @dataclass
@@ -48,7 +47,7 @@ def run(failing: Failing) -> tuple[LoopRun, FleetRun]:
     case = failing.case
     fleet = start_fleet(failing.plan, [plan.settings.num_replicas for plan in case.plans], case.requests.arrival_s.size)
     caches = [caches_of(plan.settings, kept, case.requests) for plan, kept in zip(case.plans, case.retention)]  # noqa: B905
-    return run_loop(case.plans, case.requests, caches, case.handoff_rules, fleet), fleet
+    return prepare_loop(case.plans, case.requests, caches, case.handoff_rules, fleet).run(), fleet
 
 
 def assert_conserved(failing: Failing, finished: LoopRun, fleet: FleetRun) -> None:
@@ -83,7 +82,6 @@ def assert_conserved(failing: Failing, finished: LoopRun, fleet: FleetRun) -> No
 
 
 @pytest.mark.full
-@pytest.mark.compiled
 @pytest.mark.usefixtures("all_features_compiled")
 @settings(max_examples=cases_to_try(60))
 @given(failing_cases())
@@ -93,7 +91,6 @@ def test_nothing_is_lost_between_pools_that_fail(failing: Failing) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.compiled
 @pytest.mark.usefixtures("all_features_compiled")
 @settings(max_examples=cases_to_try(40))
 @given(failing_cases())
@@ -110,15 +107,12 @@ def test_pools_that_do_everything_are_one_fleet(failing: Failing) -> None:
     requests = failing.case.requests
     apart = FleetPlan([scaling, scaling], rules, [[], []], faults_of)
     whole = FleetPlan([scaling._replace(initial_replicas=2 * count)], rules, [[]], faults_of)
-    two = run_loop(
-        [plan, plan],
-        requests,
-        (),
-        failing.case.handoff_rules._replace(local_tokens=0),
-        start_fleet(apart, [count, count], requests.arrival_s.size),
-    )
+    handoff_rules = failing.case.handoff_rules._replace(local_tokens=0)
+    fleet = start_fleet(apart, [count, count], requests.arrival_s.size)
+    two = prepare_loop([plan, plan], requests, (), handoff_rules, fleet).run()
     together = plan._replace(settings=plan.settings._replace(num_replicas=2 * count))
-    one = run_loop([together], requests, fleet=start_fleet(whole, [2 * count], requests.arrival_s.size))
+    alone = start_fleet(whole, [2 * count], requests.arrival_s.size)
+    one = prepare_loop([together], requests, fleet=alone).run()
     for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions", "rank"):
         np.testing.assert_array_equal(two.requests[name], one.requests[name], err_msg=name)
     for name in ("start_s", "replica", "decode_tokens", "prefill_tokens", "used_blocks"):
@@ -126,7 +120,6 @@ def test_pools_that_do_everything_are_one_fleet(failing: Failing) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.compiled
 @pytest.mark.usefixtures("all_features_compiled")
 @settings(max_examples=cases_to_try(40))
 @given(failing_cases(), st.integers(0, 2**32))
@@ -151,18 +144,19 @@ def test_a_policy_of_ones_own_fails_and_scales_as_the_one_that_it_copies(failing
         num_window_blocks=0,
         balance_steps=0,
         blocks_per_request=0,
+        max_batch_seqs=first.max_num_seqs,
+        fuses_steps=0,
     )
     cost = random_cost(np.random.default_rng(seed), own.max_num_seqs, 2_000, overlaps=False)
-    scheduled = case.plans[0]._replace(settings=own, cost=cost, rules=PerRequestRules(own.max_num_seqs, fuses_steps=0))
+    scheduled = case.plans[0]._replace(settings=own, cost=cost)
     counts = [plan.settings.num_replicas for plan in case.plans]
     runs = []
     for scheduler, policy in ((codes.SARATHI, None), (codes.USER, first_come)):
         plan = scheduled._replace(settings=own._replace(scheduler=scheduler))
         fleet = start_fleet(failing.plan, counts, case.requests.arrival_s.size)
         policies = [policy, *(None for _ in case.plans[1:])]
-        runs.append(
-            run_loop([plan, *case.plans[1:]], case.requests, (), case.handoff_rules, fleet, Custom(None, policies))
-        )
+        loop = prepare_loop([plan, *case.plans[1:]], case.requests, (), case.handoff_rules, fleet)
+        runs.append(loop.run(Custom(None, policies)))
     engines, users = runs
     assert np.isfinite(engines.requests["finish_s"]).all()
     for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "rank"):

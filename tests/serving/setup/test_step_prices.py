@@ -28,11 +28,10 @@ from windtunnel.serving.setup.step_prices import (
     lower_steps,
     padded_sizes,
     price_step,
-    recorded_steps,
     token_nodes,
 )
 from windtunnel.serving.shorthand import scenario
-from windtunnel.serving.state.records import StepCost
+from windtunnel.serving.state.records import StepCost, played_back
 
 MAX_MODEL_LEN, MAX_NUM_SEQS, MAX_TOKENS = 8192, 256, 4096
 
@@ -339,7 +338,7 @@ def test_prices_say_where_they_come_from() -> None:
 
 def test_recorded_steps_ignore_the_batch() -> None:
     durations: NDArray[np.float64] = np.array([0.1, 0.2])
-    cost = recorded_steps(durations, EngineSettings(max_num_seqs=3))
+    cost = played_back(durations, 3)
     np.testing.assert_array_equal(cost.recorded_step_s, durations)
     assert Prices(cost).decode_attention_s(3, 300) == 0
     assert cost.decode_token_s.size == 4

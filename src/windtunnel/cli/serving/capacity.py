@@ -1,6 +1,6 @@
 """`windtunnel capacity`: find the greatest load that a deployment sustains."""
 
-from windtunnel.cli.options import scenario_of
+from windtunnel.cli.options import launched, scenario_of
 from windtunnel.cli.output import answer
 from windtunnel.cli.progress import status
 from windtunnel.cli.verbs import Options
@@ -10,13 +10,11 @@ from windtunnel.search.capacity.limits import limits_of, parse_limits
 
 def command(options: Options) -> None:
     """Find the greatest load that a deployment sustains within its limits."""
-    if options.seeds < 1:
-        raise InputError(f"--seeds is {options.seeds}; at least 1 is needed")
     if not 1e-4 <= options.tolerance <= 0.5:
         raise InputError(f"--tolerance is {options.tolerance}; 0.0001 to 0.5 is possible")
     if options.scenario is None and not any((options.rate, options.concurrency, options.trace, options.settings)):
         options.rate = 1.0
-    deployment = scenario_of(options)
+    deployment = scenario_of(options, base=launched(options.from_command))
     limits = parse_limits(options.slo) if options.slo is not None else limits_of(deployment.slo)
 
     # Loading the engine takes most of a second; wrong input is answered before.

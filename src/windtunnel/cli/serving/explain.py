@@ -1,6 +1,6 @@
 """`windtunnel explain`: one forward step, operator by operator."""
 
-from windtunnel.cli.options import scenario_of
+from windtunnel.cli.options import launched, scenario_of
 from windtunnel.cli.output import answer
 from windtunnel.cli.verbs import Options
 from windtunnel.report.serving.step import step_document, step_report
@@ -18,5 +18,5 @@ def command(options: Options) -> None:
     if options.scenario is None:
         # A step has no workload, but a scenario has.
         options.concurrency, options.input_tokens, options.output_tokens = max(batch, 1), "1", "1"
-    setup = resolve(scenario_of(options), allow_download=options.hub)
+    setup = resolve(scenario_of(options, base=launched(options.from_command)), allow_download=options.hub)
     answer(options.as_json, step_document, step_report, explain_step(setup, step))

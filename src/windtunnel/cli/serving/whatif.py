@@ -2,15 +2,14 @@
 
 from typing import Any
 
-from windtunnel.cli.options import scenario_of
+from windtunnel.cli.options import launched, scenario_of
 from windtunnel.cli.output import answer, write_page
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.schema import encode
 from windtunnel.search.capacity.limits import limits_of, parse_limits
-from windtunnel.search.space.space import Space
-from windtunnel.search.whatif import axes_of, grid_of
+from windtunnel.search.space.space import Space, axes_of, grid_of
 
 NEEDED = ("model", "device", "rate", "concurrency", "input_tokens", "output_tokens")
 """Options that a scenario needs; one that varies need not be given too."""
@@ -49,7 +48,7 @@ def _space(options: Options) -> Space:
     if options.scenario is None:
         axes = axes_of(options.vary)
         vars(options).update({name: _first(axes, name) for name in NEEDED if getattr(options, name) is None})
-    base = scenario_of(options)
+    base = scenario_of(options, base=launched(options.from_command))
     limits = parse_limits(options.slo) if options.slo is not None else limits_of(base.slo)
     raw = {**encode(base), "limits": {limit.name: limit.most_s for limit in limits}}
     raw.pop("slo", None)

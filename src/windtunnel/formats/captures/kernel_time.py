@@ -3,6 +3,7 @@
 The summaries count as those of `nsys stats` (2023.4) with the same names, so that both print the same sums.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,31 +19,12 @@ Ints = NDArray[np.int64]
 COMMUNICATION = CLASSES.index("communication")
 
 
-@dataclass(frozen=True)
-class NameStatistics:
-    """Values by name, the largest sum first."""
+def statistics(names: NDArray[Any], values: NDArray[Any]) -> Table:
+    """Return sums, means and spreads of `values` by the equal `names` beside them, the largest sum first.
 
-    names: Ints
-    total: Floats
-    count: Ints
-    mean: Floats
-    median: Floats
-    least: Floats
-    most: Floats
-    deviation: Floats
-
-    @property
-    def share(self) -> Floats:
-        """Share of the sum over all names."""
-        total = self.total.sum()
-        return self.total / total if total else np.zeros_like(self.total)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-
-def statistics(names: NDArray[Any], values: NDArray[Any]) -> NameStatistics:
-    """Return sums, means and spreads of `values` by the equal `names` beside them, the largest sum first."""
+    Columns are `name`, `total`, `share` of the sum over all names, `count`, `mean`, `median`, `least`, `most` and
+    `deviation`.
+    """
     order = np.lexsort((values, names))
     ordered = values[order].astype(np.float64)
     different, first, count = np.unique(names[order], return_index=True, return_counts=True)
@@ -51,52 +33,47 @@ def statistics(names: NDArray[Any], values: NDArray[Any]) -> NameStatistics:
     squares = np.add.reduceat((ordered - np.repeat(mean, count)) ** 2, first)
     variance = np.full(len(first), np.nan)
     np.divide(squares, count - 1, out=variance, where=count > 1)
-    by_name = NameStatistics(
-        names=different.astype(np.int64),
-        total=total,
-        count=count,
-        mean=mean,
-        median=(ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2,
-        least=ordered[first],
-        most=ordered[first + count - 1],
-        deviation=np.sqrt(variance),
-    )
-    rank = np.lexsort((by_name.names, -by_name.total))
-    return NameStatistics(**{name: column[rank] for name, column in vars(by_name).items()})
+    largest_first = np.lexsort((different, -total))
+    whole = total[largest_first].sum()
+    columns = {
+        "name": different.astype(np.int64),
+        "total": total,
+        "share": total / whole if whole else np.zeros_like(total),
+        "count": count,
+        "mean": mean,
+        "median": (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2,
+        "least": ordered[first],
+        "most": ordered[first + count - 1],
+        "deviation": np.sqrt(variance),
+    }
+    return Table(columns, {}).where(largest_first)
 
 
-def kernel_time(capture: Capture) -> NameStatistics:
-    """Sum seconds of kernels by name (`cuda_gpu_kern_sum`); also of whole graphs and of operators."""
-    rows = capture.kernels_of(KERNEL, GRAPH, OPERATOR)
-    return statistics(rows["name"], rows["duration_s"])
+_SUBJECTS: Mapping[str, tuple[str, tuple[int, ...] | None, str]] = {
+    "kernels": ("kernels", (KERNEL, GRAPH, OPERATOR), "duration_s"),
+    "api_calls": ("calls", None, "duration_s"),
+    "copies": ("kernels", (COPY, MEMSET), "duration_s"),
+    "copied": ("kernels", (COPY, MEMSET), "num_bytes"),
+    "host_ranges": ("ranges", None, "duration_s"),
+}
+"""Subject -> table, activities of its rows where not all count, and the column that is summed up."""
+
+
+def by_name(capture: Capture, subject: str) -> Table:
+    """Sum up a subject by name: seconds of `kernels` (also of whole graphs and operators), `api_calls`, `copies` and
+    memsets by direction and `host_ranges` (nested ones count in both), or the bytes `copied`.
+
+    They are `cuda_gpu_kern_sum`, `cuda_api_sum`, `cuda_gpu_mem_time_sum`, `nvtx_sum` and `cuda_gpu_mem_size_sum`.
+    """
+    table, activities, column = _SUBJECTS[subject]
+    rows: Table = getattr(capture, table) if activities is None else capture.kernels_of(*activities)
+    return statistics(rows["name"], rows[column])
 
 
 def class_time(capture: Capture) -> dict[str, float]:
     """Return class -> seconds of its kernels, copies and operators, the largest first."""
     by_class = statistics(capture.kernels["kernel_class"], capture.kernels["duration_s"])
-    return {CLASSES[code]: float(total) for code, total in zip(by_class.names, by_class.total, strict=True)}
-
-
-def call_time(capture: Capture) -> NameStatistics:
-    """Sum seconds of API calls by name (`cuda_api_sum`)."""
-    return statistics(capture.calls["name"], capture.calls["duration_s"])
-
-
-def copy_time(capture: Capture) -> NameStatistics:
-    """Sum seconds of copies and memsets by direction (`cuda_gpu_mem_time_sum`)."""
-    rows = capture.kernels_of(COPY, MEMSET)
-    return statistics(rows["name"], rows["duration_s"])
-
-
-def copy_bytes(capture: Capture) -> NameStatistics:
-    """Sum bytes of copies and memsets by direction (`cuda_gpu_mem_size_sum`)."""
-    rows = capture.kernels_of(COPY, MEMSET)
-    return statistics(rows["name"], rows["num_bytes"])
-
-
-def host_range_time(capture: Capture) -> NameStatistics:
-    """Sum seconds of ranges on the host by name (`nvtx_sum`); nested ranges count in both."""
-    return statistics(capture.ranges["name"], capture.ranges["duration_s"])
+    return {CLASSES[code]: float(total) for code, total in zip(by_class["name"], by_class["total"], strict=True)}
 
 
 class LaunchTimes(NamedTuple):
@@ -122,22 +99,12 @@ def launched_kernels(capture: Capture) -> Table:
     return capture.kernels.where((capture.kernels["activity"] == KERNEL) & (capture.kernels["call"] >= 0))
 
 
-@dataclass(frozen=True)
-class RangeTime:
-    """Time of named ranges on host and device (`nvtx_gpu_proj_sum`): one entry for each instance with device work."""
+def range_time(capture: Capture) -> Table:
+    """Project every range onto the device, by the calls that lie wholly within it on its thread (`nvtx_gpu_proj_sum`).
 
-    names: Ints
-    is_nested: Ints
-    host_s: Floats
-    device_s: Floats
-    """From the first start to the last end of the kernels launched within."""
-    num_kernels: Ints
-    busy_s: Floats
-    """Sum over the kernels launched within."""
-
-
-def range_time(capture: Capture) -> RangeTime:
-    """Project every range onto the device, by the calls that lie wholly within it on its thread."""
+    There is a row for each instance with device work: `device_s` is from the first start to the last end of the kernels
+    launched within, `busy_s` the sum over them.
+    """
     kernels, calls, ranges = capture.kernels, capture.calls, capture.ranges
     launched = np.flatnonzero(kernels["call"] >= 0)
     by_call = kernels["call"][launched]
@@ -160,14 +127,14 @@ def range_time(capture: Capture) -> RangeTime:
                 numbers.append(len(inside))
                 busy_s.append(kernels["duration_s"][inside].sum())
     chosen = np.array(rows, np.int64)
-    return RangeTime(
-        names=ranges["name"][chosen],
-        is_nested=ranges["is_nested"][chosen],
-        host_s=ranges["duration_s"][chosen],
-        device_s=np.array(spans_s),
-        num_kernels=np.array(numbers, np.int64),
-        busy_s=np.array(busy_s),
-    )
+    columns = {
+        **{name: ranges[name][chosen] for name in ("name", "is_nested")},
+        "host_s": ranges["duration_s"][chosen],
+        "device_s": np.array(spans_s),
+        "num_kernels": np.array(numbers, np.int64),
+        "busy_s": np.array(busy_s),
+    }
+    return Table(columns, {})
 
 
 @dataclass(frozen=True)
@@ -245,19 +212,19 @@ def _length(intervals: Intervals) -> float:
 def kernel_table(capture: Capture) -> Table:
     """Return one row for each name of a kernel, copy or operator, with the columns `names` of `columns.yaml`."""
     kernels = capture.kernels
-    by_name = statistics(kernels["name"], kernels["duration_s"])
+    known = statistics(kernels["name"], kernels["duration_s"])
     order = np.argsort(kernels["name"], kind="stable")
-    edges = np.searchsorted(kernels["name"][order], by_name.names, "left")
-    groups = [order[edge : edge + count] for edge, count in zip(edges, by_name.count, strict=True)]
+    edges = np.searchsorted(kernels["name"][order], known["name"], "left")
+    groups = [order[edge : edge + count] for edge, count in zip(edges, known["count"], strict=True)]
     streams = np.array([_commonest(kernels["stream"][rows]) for rows in groups], np.int64).reshape(-1, 2)
     return Table(
         {
-            "name": by_name.names,
+            "name": known["name"],
             "kernel_class": np.array([kernels["kernel_class"][rows[0]] for rows in groups], np.int64),
-            "count": by_name.count,
-            "total_s": by_name.total,
-            "share": by_name.share,
-            **{f"{name}_s": getattr(by_name, name) for name in ("mean", "median", "least", "most", "deviation")},
+            "count": known["count"],
+            "total_s": known["total"],
+            "share": known["share"],
+            **{f"{name}_s": known[name] for name in ("mean", "median", "least", "most", "deviation")},
             "stream": streams[:, 0],
             "num_streams": streams[:, 1],
             **_grids(kernels, groups),

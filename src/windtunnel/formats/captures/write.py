@@ -16,16 +16,16 @@ from windtunnel.metrics.records import Table
 
 def capture_summary(capture: Capture, num_kernels: int = 10) -> dict[str, Any]:
     """Return the top kernels with their share, the time by class, and the notes."""
-    kernels = kernel_time.kernel_time(capture)
+    kernels = kernel_time.by_name(capture, "kernels")
     return {
         "tool": capture.tool,
         "notes": list(capture.notes),
         "top_kernels": [
             {
-                "name": capture.names[kernels.names[row]],
-                "time_percentage": float(kernels.share[row] * 100),
-                "total_s": float(kernels.total[row]),
-                "count": int(kernels.count[row]),
+                "name": capture.names[kernels["name"][row]],
+                "time_percentage": float(kernels["share"][row] * 100),
+                "total_s": float(kernels["total"][row]),
+                "count": int(kernels["count"][row]),
             }
             for row in range(min(num_kernels, len(kernels)))
         ],
@@ -48,18 +48,16 @@ def capture_document(capture: Capture) -> dict[str, Any]:
             }
             for device, times in kernel_time.device_time(capture).items()
         },
-        "kernels": _statistics_document(capture, kernel_time.kernel_time(capture), "s"),
-        "api_calls": _statistics_document(capture, kernel_time.call_time(capture), "s"),
-        "copies": _statistics_document(capture, kernel_time.copy_time(capture), "s"),
-        "copied": _statistics_document(capture, kernel_time.copy_bytes(capture), "bytes"),
+        **{subject: _statistics_document(capture, subject) for subject in ("kernels", "api_calls", "copies", "copied")},
         "launch_latency_s": _spread(queue.latency_s),
         "queue_s": _spread(queue.queue_s),
-        "host_ranges": _statistics_document(capture, kernel_time.host_range_time(capture), "s"),
+        "host_ranges": _statistics_document(capture, "host_ranges"),
         "ranges": [
-            {"name": capture.name_of(name), "host_s": float(host_s), "device_s": float(device_s), "num_kernels": int(n)}
-            for name, host_s, device_s, n in zip(
-                ranges.names, ranges.host_s, ranges.device_s, ranges.num_kernels, strict=True
-            )
+            {
+                "name": capture.name_of(ranges["name"][row]),
+                **{name: ranges[name][row].item() for name in ("host_s", "device_s", "num_kernels")},
+            }
+            for row in range(len(ranges))
         ],
     }
 
@@ -75,16 +73,14 @@ def _spread(values: NDArray[np.float64]) -> dict[str, float] | None:
     return {"mean": float(known.mean()), "median": float(np.median(known)), "p99": float(np.percentile(known, 99))}
 
 
-def _statistics_document(capture: Capture, values: kernel_time.NameStatistics, unit: str) -> list[dict[str, Any]]:
+def _statistics_document(capture: Capture, subject: str) -> list[dict[str, Any]]:
+    values, unit = kernel_time.by_name(capture, subject), "bytes" if subject == "copied" else "s"
     return [
         {
-            "name": capture.names[values.names[row]],
-            "share": float(values.share[row]),
-            "count": int(values.count[row]),
-            **{
-                f"{name}_{unit}": float(getattr(values, name)[row])
-                for name in ("total", "mean", "median", "least", "most")
-            },
+            "name": capture.names[values["name"][row]],
+            "share": float(values["share"][row]),
+            "count": int(values["count"][row]),
+            **{f"{name}_{unit}": float(values[name][row]) for name in ("total", "mean", "median", "least", "most")},
         }
         for row in range(len(values))
     ]

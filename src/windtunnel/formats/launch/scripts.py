@@ -129,10 +129,8 @@ def _mount(pod: dict[str, Any], app: str) -> None:
 
 def _parts(scenario: Scenario) -> list[tuple[str, str, Deployment]]:
     """Return (name, role, deployment) of each kind of replica."""
-    pools = scenario.deployment.pools
-    if not pools:
-        return [("server", "both", scenario.deployment)]
-    return [(pool.name, pool.role, pool_scenario(scenario, pool).deployment) for pool in pools]
+    groups = scenario.deployment.groups
+    return [(pool.name or "server", pool.role, pool_scenario(scenario, pool).deployment) for pool in groups]
 
 
 def _formats(scenario: Scenario) -> tuple[str | None, str | None]:

@@ -23,7 +23,7 @@ from windtunnel.errors import InputError, MissingExtraError, WindtunnelError, un
 from windtunnel.files import csv_text, write_text
 from windtunnel.formats.captures import write as written
 from windtunnel.formats.captures.capture import KERNEL, Capture, read_capture, short_name, within
-from windtunnel.formats.captures.kernel_time import kernel_time
+from windtunnel.formats.captures.kernel_time import by_name
 from windtunnel.formats.captures.nsys import scrub_nsys
 from windtunnel.formats.captures.step_operators import MEASURED
 from windtunnel.lab.experiments import schema
@@ -261,8 +261,8 @@ def top_kernel_pattern(capture: Capture, num_kernels: int) -> str:
     rows = capture.kernels_of(KERNEL)
     if not len(rows):
         raise WindtunnelError("there is no kernel to count", "; ".join(capture.notes) or None)
-    times = kernel_time(capture)
-    names = [capture.names[code] for code in times.names if code in set(rows["name"].tolist())]
+    times = by_name(capture, "kernels")
+    names = [capture.names[code] for code in times["name"] if code in set(rows["name"].tolist())]
     different = list(dict.fromkeys(short_name(name) for name in names))
     return f"^({'|'.join(map(re.escape, different[:num_kernels]))})$"
 

@@ -11,21 +11,19 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, ClassVar
 
-import numpy as np
-
 from windtunnel.errors import InputError
 from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.operators import (
     BF16_BYTES,
     FP32_BYTES,
-    Column,
+    Batch,
     DecodeBatch,
-    Floats,
     Launch,
     MeasuredTable,
     Op,
     PrefillBatch,
     Size,
+    module_points,
 )
 from windtunnel.model.precision import BITS, Format
 from windtunnel.model.quantization import Names
@@ -37,15 +35,6 @@ CHOSEN_RATIO, FEWEST_RATIO = 4, 128
 
 _SCALED = 64
 """Values of a cached key that share a scale of one byte (vLLM 0.24 `DeepseekCompressor`, `_quant_block`)."""
-
-
-def _whole_or_alone(columns: Mapping[str, Floats]) -> Floats:
-    """Return 1 for rows that `PrefillBatch` can express as they are, whole prompts and single chunks, else 0."""
-    return np.asarray((columns["batch_size"] == 1) | (columns["step"] == 0), np.float64)
-
-
-def _length(columns: Mapping[str, Floats]) -> Floats:
-    return columns["isl"] + 2 * columns["step"]
 
 
 def _projections(site: Mapping[str, float]) -> Iterator[tuple[float, float]]:
@@ -72,7 +61,7 @@ _FLASH = dict(zip(_WIDTHS, (512, 4096, 1024, 1024, 8, 128, 64, 128, 512), strict
 _PRO = dict(zip(_WIDTHS, (512, 7168, 1536, 1024, 16, 128, 64, 128, 1024), strict=True))
 
 
-def _measured(phase: str, axes: Mapping[str, Column], is_point: Column | None = None) -> MeasuredTable:
+def _measured(phase: str) -> MeasuredTable:
     """Return where engines' whole modules of a phase were measured."""
     return MeasuredTable(
         "sparse_attention",
@@ -84,31 +73,22 @@ def _measured(phase: str, axes: Mapping[str, Column], is_point: Column | None = 
             "compress_ratio": itemgetter("compress_ratio"),
             **{name: itemgetter(name) for name in _WIDTHS if name != "all_groups"},
         },
-        axes,
         words={"kv_cache_dtype": ("fp8", "fp8_e4m3"), "gemm_type": ("fp8_block",)},
         models={
             "sgl-project/DeepSeek-V4-Flash-FP8": _FLASH,
             "sgl-project/DeepSeek-V4-Pro-FP8": _PRO,
             "deepseek-ai/DeepSeek-V4-Pro": _PRO,
         },
-        is_point=is_point,
-        sums_kernels=False,
         projections=_projections,
+        **module_points(phase),
     )
 
 
-_MEASURED_PREFILL = _measured(
-    "context",
-    {"batch": lambda columns: columns["batch_size"] * columns["isl"] / _length(columns), "num_tokens": _length},
-    _whole_or_alone,
-)
-_MEASURED_DECODE = _measured(
-    "generation", {"batch": itemgetter("batch_size"), "context_tokens": lambda columns: columns["step"] + 1}
-)
+_MEASURED = {phase: _measured(phase) for phase in ("context", "generation")}
 
 
 @dataclass(frozen=True)
-class CompressedCore(Op):
+class CompressedCore(Batch):
     """What one rank's compressed attention takes above its four large projections: compressors, indexer, attention,
     norms and rotation.
     """
@@ -128,18 +108,15 @@ class CompressedCore(Op):
     kv_format: Format = Format.FP8
 
     @property
-    def num_queries(self) -> Size:
-        """Tokens that are computed."""
-        raise NotImplementedError
+    def measured(self) -> MeasuredTable | None:
+        return _MEASURED[self.phase] if self.kv_format is Format.FP8 else None
 
     @property
     def read_tokens(self) -> Size:
         """Cached tokens, compressed or not, and keys of the indexer that are read from memory."""
-        raise NotImplementedError
-
-    def pairs(self, last: Size) -> Size:
-        """Return the pairs of queries and their last `last` tokens."""
-        raise NotImplementedError
+        last = self.top_k * self.compress_ratio if self.is_chosen else 0
+        keys = self.read_within(0) * self.index_head_dim / self.head_dim if self.is_chosen else 0.0
+        return self.read_within(self.window_tokens) + (self.read_within(last) + keys) / self.compress_ratio
 
     @property
     def is_chosen(self) -> bool:
@@ -149,8 +126,8 @@ class CompressedCore(Op):
     @property
     def kept_pairs(self) -> Size:
         """Pairs of queries and tokens that attention computes: the window's, and compressed ones."""
-        compressed = self.pairs(self.top_k * self.compress_ratio if self.is_chosen else np.inf) / self.compress_ratio
-        return self.pairs(self.window_tokens) + compressed
+        last = self.top_k * self.compress_ratio if self.is_chosen else 0
+        return self.pairs_within(self.window_tokens) + self.pairs_within(last) / self.compress_ratio
 
     @property
     def flops_per_kept_pair(self) -> float:
@@ -159,7 +136,7 @@ class CompressedCore(Op):
     @property
     def scored_pairs(self) -> Size:
         """Pairs of queries and compressed tokens that the indexer scores."""
-        return self.pairs(np.inf) / self.compress_ratio if self.is_chosen else 0.0
+        return self.pairs_within(0) / self.compress_ratio if self.is_chosen else 0.0
 
     @property
     def flops(self) -> Size:
@@ -182,26 +159,9 @@ class CompressedCore(Op):
 
 @dataclass(frozen=True)
 class CompressedPrefill(CompressedCore, PrefillBatch):
-    """Compressed attention in prefill; neighbouring queries read mostly the same compressed tokens."""
+    """Compressed attention in prefill."""
 
     kind: ClassVar[str] = "compressed_prefill"
-
-    @property
-    def measured(self) -> MeasuredTable | None:
-        return _MEASURED_PREFILL if self.kv_format is Format.FP8 else None
-
-    @property
-    def num_queries(self) -> Size:
-        return self.batch * self.num_tokens
-
-    @property
-    def read_tokens(self) -> Size:
-        keys = self.index_head_dim / self.head_dim if self.is_chosen else 0.0
-        return self.context_tokens * (1 + (1 + keys) / self.compress_ratio)
-
-    def pairs(self, last: Size) -> Size:
-        seen = np.minimum(self.num_tokens, last)
-        return self.batch * (self.num_tokens * seen - seen * seen / 2)
 
 
 @dataclass(frozen=True)
@@ -209,21 +169,6 @@ class CompressedDecode(CompressedCore, DecodeBatch):
     """Compressed attention in decode."""
 
     kind: ClassVar[str] = "compressed_decode"
-
-    @property
-    def measured(self) -> MeasuredTable | None:
-        return _MEASURED_DECODE if self.kv_format is Format.FP8 else None
-
-    @property
-    def num_queries(self) -> Size:
-        return self.batch
-
-    @property
-    def read_tokens(self) -> Size:
-        return self.kept_pairs + self.scored_pairs * self.index_head_dim / self.head_dim
-
-    def pairs(self, last: Size) -> Size:
-        return self.batch * np.minimum(self.context_tokens, last)
 
 
 def _overlap(compress_ratio: int) -> int:
@@ -263,7 +208,7 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
     top_k: int
 
     @classmethod
-    def reads_all(cls, reader: ConfigReader) -> bool:
+    def reads(cls, reader: ConfigReader, index: int) -> bool:
         return reader.raw.get("compress_ratios") is not None
 
     @classmethod
@@ -301,10 +246,7 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
 
     @property
     def text(self) -> str:
-        if not self.compress_ratio:
-            return f"window {self.sliding_window}"
-        chosen = f", best {self.top_k}" if self.is_chosen else ""
-        return f"compressed 1 of {self.compress_ratio}{chosen}"
+        return "CSA" if self.is_chosen else "HCA" if self.compress_ratio else "SWA"
 
     @property
     def is_chosen(self) -> bool:
@@ -334,22 +276,14 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
 
     def projections(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
         names = ("q_kv_a_proj", "q_b_proj", "o_a_proj", "o_proj")
-        for name, (outputs, inputs) in zip(names, _projections(self._dimensions(shard)), strict=True):
+        for name, (outputs, inputs) in zip(names, _projections(self.core_fields(shard)), strict=True):
             yield shard.attention_gemm(name, num_tokens, int(outputs), int(inputs))
 
-    def decode_launches(self, shard: Shard, batch: Size, context_tokens: Size) -> Iterator[Launch]:
-        core = CompressedDecode(**self._dimensions(shard), batch=batch, context_tokens=context_tokens)
-        yield Launch(f"{self._core_name}_decode", core)
-
-    def prefill_launches(self, shard: Shard, batch: Size, num_tokens: Size) -> Iterator[Launch]:
-        core = CompressedPrefill(**self._dimensions(shard), batch=batch, num_tokens=num_tokens)
-        yield Launch(f"{self._core_name}_prefill", core)
-
     @property
-    def _core_name(self) -> str:
+    def core_name(self) -> str:
         return "compressed_sparse_attention" if self.is_chosen else "heavily_compressed_attention"
 
-    def _dimensions(self, shard: Shard) -> dict[str, Any]:
+    def core_fields(self, shard: Shard) -> dict[str, Any]:
         """Return the dimensions of one rank. A window alone is priced with the fewest compressed tokens beside it,
         which no engine was measured without."""
         return {

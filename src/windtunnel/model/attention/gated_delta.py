@@ -26,19 +26,27 @@ from windtunnel.model.quantization import Names
 from windtunnel.model.shape import Attention, Shard
 from windtunnel.schema import Schema
 
-_MEASURED = MeasuredTable(
-    "linear_attention",
-    ("gdn_perf",),
-    ("batch_size", "seq_len", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "d_conv"),
-    {
-        "num_key_heads": itemgetter("num_k_heads"),
-        "num_value_heads": itemgetter("num_v_heads"),
-        "key_head_dim": itemgetter("head_k_dim"),
-        "value_head_dim": itemgetter("head_v_dim"),
-        "conv_kernel_size": itemgetter("d_conv"),
-    },
-    {"batch": itemgetter("batch_size"), "num_tokens": itemgetter("seq_len")},
-)
+
+def delta_rule_table(family: str, name: str, kernels: tuple[tuple[str, ...], ...] = ()) -> MeasuredTable:
+    """Return where cores of delta rules were measured."""
+    sites = {
+        "num_key_heads": "num_k_heads",
+        "num_value_heads": "num_v_heads",
+        "key_head_dim": "head_k_dim",
+        "value_head_dim": "head_v_dim",
+        "conv_kernel_size": "d_conv",
+    }
+    return MeasuredTable(
+        family,
+        (name,),
+        ("batch_size", "seq_len", *sites.values()),
+        {dimension: itemgetter(column) for dimension, column in sites.items()},
+        {"batch": itemgetter("batch_size"), "num_tokens": itemgetter("seq_len")},
+        kernels=kernels,
+    )
+
+
+_MEASURED = delta_rule_table("linear_attention", "gdn_perf")
 
 
 @dataclass(frozen=True)

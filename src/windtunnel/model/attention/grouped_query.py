@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from windtunnel.model.config_reader import ConfigReader
-from windtunnel.model.operators import BF16_BYTES, DecodeBatch, Elementwise, Launch, Op, PrefillBatch, Size
+from windtunnel.model.operators import BF16_BYTES, Batch, DecodeBatch, Elementwise, Launch, Op, PrefillBatch, Size
 from windtunnel.model.precision import BITS, Format
 from windtunnel.model.quantization import Names
 from windtunnel.model.shape import Attention, Shard
@@ -17,8 +17,25 @@ SQUARES_BYTES = 8.0
 """Bytes of one token's sums of squares on a rank, of the query and of the key, in fp32."""
 
 
+_FULL_KEYS = {
+    "num_attention_heads": "num_attention_heads",
+    "num_kv_heads": "num_global_key_value_heads",
+    "head_dim": "global_head_dim",
+    "value_head_dim": "v_head_dim",
+    "sinks": "add_full_attention_sink_bias",
+}
+_WINDOW_KEYS = {
+    "num_attention_heads": "swa_num_attention_heads",
+    "num_kv_heads": "swa_num_key_value_heads",
+    "head_dim": "swa_head_dim",
+    "value_head_dim": "swa_v_head_dim",
+    "sinks": "add_swa_attention_sink_bias",
+}
+"""Keys of what layers that attend to everything (Gemma 4), or to a window (MiMo-V2), have of their own."""
+
+
 @dataclass(frozen=True)
-class GroupedQueryHeads:
+class GroupedQueryHeads(Batch):
     """Heads of softmax attention, of which `num_heads / num_kv_heads` share a key and a value."""
 
     shown: ClassVar[str] = "{batch_text}, {num_heads}/{num_kv_heads} x {head_dim} {kv_format}{window_text}"
@@ -33,14 +50,6 @@ class GroupedQueryHeads:
     def window_text(self) -> str:
         return f", window {self.window_tokens}" if self.window_tokens else ""
 
-
-@dataclass(frozen=True)
-class PrefillAttention(GroupedQueryHeads, PrefillBatch):
-    """Causal attention in prefill."""
-
-    kind: ClassVar[str] = "prefill_attention"
-    shares_batch: ClassVar[str | None] = "num_heads"
-
     @property
     def num_pairs(self) -> Size:
         """Query-key pairs."""
@@ -49,6 +58,14 @@ class PrefillAttention(GroupedQueryHeads, PrefillBatch):
     @property
     def flops(self) -> Size:
         return 4.0 * self.num_pairs * self.num_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class PrefillAttention(GroupedQueryHeads, PrefillBatch):
+    """Causal attention in prefill."""
+
+    kind: ClassVar[str] = "prefill_attention"
+    shares_batch: ClassVar[str | None] = "num_heads"
 
     @property
     def num_bytes(self) -> Size:
@@ -69,20 +86,14 @@ class DecodeAttention(GroupedQueryHeads, DecodeBatch):
         return np.minimum(self.context_tokens, self.window_tokens) if self.window_tokens else self.context_tokens
 
     @property
-    def flops(self) -> Size:
-        return 4.0 * self.batch * self.seen_tokens * self.num_heads * self.head_dim
-
-    @property
     def num_bytes(self) -> Size:
         cached = 2 * self.seen_tokens * self.num_kv_heads * self.head_dim * BITS[self.kv_format] / 8
         return self.batch * (cached + 2 * self.num_heads * self.head_dim * BF16_BYTES)
 
 
-class GroupedQueryAttention(Schema, Attention, tag="grouped_query", tag_field="type"):
-    """Softmax attention with `num_kv_heads` shared key/value heads (multi-head where they equal `num_heads`)."""
+class SharedHeads(Schema, Attention):
+    """What kinds of softmax attention with `num_kv_heads` shared key/value heads have in common."""
 
-    operators: ClassVar[tuple[type[Op], ...]] = (PrefillAttention, DecodeAttention)
-    layer_types: ClassVar[tuple[str, ...]] = ("full_attention", "sliding_attention", "chunked_attention", "attention")
     modules: ClassVar[tuple[Names, ...]] = (
         ("self_attn.q_proj", "self_attn.qkv_proj", "mixer.q_proj"),
         ("self_attn.o_proj", "mixer.o_proj"),
@@ -103,6 +114,10 @@ class GroupedQueryAttention(Schema, Attention, tag="grouped_query", tag_field="t
     """One learned sink logit per head (gpt-oss)."""
     rotary: bool = True
     """Queries and keys are rotated by their position (Nemotron-H's are not)."""
+    value_head_dim: int | None = None
+    """Width of a value; None: that of a key (MiMo-V2's are narrower)."""
+    values_are_keys: bool = False
+    """Values have no weights of their own; engines load the keys' twice (Gemma 4; vLLM 0.33 `gemma4.py`)."""
 
     @property
     def query_size(self) -> int:
@@ -113,31 +128,31 @@ class GroupedQueryAttention(Schema, Attention, tag="grouped_query", tag_field="t
         return self.num_kv_heads * self.head_dim
 
     @classmethod
-    def read(cls, reader: ConfigReader, index: int, layer_type: str) -> "GroupedQueryAttention":
-        """Return the attention of a layer."""
-        architecture = reader.architecture
-        num_heads = reader.count("num_attention_heads")
+    def read(cls, reader: ConfigReader, index: int, layer_type: str, **others: Any) -> Self:
+        """Return the attention of a layer; `others` are further fields of a kind."""
+        architecture, is_window = reader.architecture, layer_type == "sliding_attention"
+        own = _WINDOW_KEYS if is_window else _FULL_KEYS
+        num_heads = reader.count(own["num_attention_heads"], "num_attention_heads")
         # Falcon's newer blocks group queries although they say multi_query.
         shares_one = reader.flag("multi_query") and not reader.flag("new_decoder_architecture")
-        num_kv_heads = 1 if shares_one else reader.count("num_key_value_heads", default=num_heads)
+        num_kv_heads = 1 if shares_one else reader.count(own["num_kv_heads"], "num_key_value_heads", default=num_heads)
         reader.check_multiple("num_attention_heads", num_heads, "num_key_value_heads", num_kv_heads)
         return cls(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
-            head_dim=_head_dim(reader, num_heads),
+            head_dim=reader.count(own["head_dim"], default=0) or _head_dim(reader, num_heads),
             window_tokens=_window(reader, index, layer_type),
             qkv_bias=reader.rule(architecture.qkv_bias),
             output_bias=reader.rule(architecture.output_bias),
             qk_norm=reader.rule(architecture.qk_norm),
             qk_norm_over_heads=reader.raw.get("qk_norm_type") == "per_layer",
             output_gate=reader.rule(architecture.output_gate),
-            sinks=architecture.sinks,
+            sinks=architecture.sinks or reader.flag(own["sinks"]),
             rotary=architecture.rotary,
+            value_head_dim=reader.count(own["value_head_dim"], "v_head_dim", default=0) or None,
+            values_are_keys=reader.flag("attention_k_eq_v") and not is_window,
+            **others,
         )
-
-    @property
-    def widest_tp(self) -> int:
-        return self.num_heads
 
     @property
     def shared_kv_heads(self) -> int | None:
@@ -152,10 +167,20 @@ class GroupedQueryAttention(Schema, Attention, tag="grouped_query", tag_field="t
         kind = "MHA" if self.num_kv_heads == self.num_heads else "GQA"
         return f"{kind} {self.window_tokens}" if self.window_tokens else kind
 
+    @property
+    def _value_width(self) -> int:
+        return self.value_head_dim or self.head_dim
+
+    @property
+    def _kv_columns(self) -> int:
+        """Outputs of the matrices of keys and values."""
+        return self.num_kv_heads * (self.head_dim + (0 if self.values_are_keys else self._value_width))
+
     def num_parameters(self, hidden_size: int) -> int:
-        qkv = self.query_size * (2 if self.output_gate else 1) + 2 * self.kv_size
+        qkv = self.query_size * (2 if self.output_gate else 1) + self._kv_columns
         biases = (qkv if self.qkv_bias else 0) + (hidden_size if self.output_bias else 0)
-        return hidden_size * (qkv + self.query_size) + biases + (self.num_heads if self.sinks else 0)
+        outputs = self.num_heads * self._value_width
+        return hidden_size * (qkv + outputs) + biases + (self.num_heads if self.sinks else 0)
 
     def norm_parameters(self) -> int:
         if self.qk_norm_over_heads:
@@ -164,14 +189,15 @@ class GroupedQueryAttention(Schema, Attention, tag="grouped_query", tag_field="t
 
     def repeated_parameters(self, hidden_size: int, tp: int) -> tuple[int, float]:
         """Every rank keeps at least one key/value head."""
-        return 2 * hidden_size * self.kv_size, max(tp / self.num_kv_heads, 1.0)
+        return hidden_size * self._kv_columns, max(tp / self.num_kv_heads, 1.0)
 
     def projections(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
         width = shard.model.hidden_size
         query = self.query_size // shard.tp
         kv = self.rank_kv_heads(shard.tp) * self.head_dim
+        kv_and_values = kv + self.rank_kv_heads(shard.tp) * self._value_width
         gate = query if self.output_gate else 0
-        yield shard.attention_gemm("qkv_proj", num_tokens, query + gate + 2 * kv, width)
+        yield shard.attention_gemm("qkv_proj", num_tokens, query + gate + kv_and_values, width)
         if self.qk_norm_over_heads and shard.tp > 1:
             # One kernel before the sum over ranks and one after it (vLLM 0.16 `MiniMaxText01RMSNormTP.forward_qk`).
             yield Launch("qk_squares", Elementwise("qk_squares", num_tokens, (query + kv) * BF16_BYTES))
@@ -180,30 +206,21 @@ class GroupedQueryAttention(Schema, Attention, tag="grouped_query", tag_field="t
             yield Launch("qk_norm", Elementwise("qk_norm", num_tokens, 2 * (query + kv) * BF16_BYTES))
         if self.rotary:
             yield Launch("rope", Elementwise("rope", num_tokens, 2 * (query + kv) * BF16_BYTES))
-        cached = 2 * kv * (BF16_BYTES + BITS[shard.precision.kv_cache] / 8)
+        cached = kv_and_values * (BF16_BYTES + BITS[shard.precision.kv_cache] / 8)
         yield Launch("kv_cache_write", Elementwise("kv_cache_write", num_tokens, cached))
         if gate:
             yield Launch("attention_gate", Elementwise("attention_gate", num_tokens, 3 * query * BF16_BYTES))
-        yield shard.attention_gemm("o_proj", num_tokens, width, query)
+        yield shard.attention_gemm("o_proj", num_tokens, width, self.num_heads // shard.tp * self._value_width)
 
     def rank_kv_heads(self, tp: int) -> int:
         """Return the key/value heads of one of `tp` ranks."""
         return max(self.num_kv_heads // tp, 1)
 
-    def decode_launches(self, shard: Shard, batch: Size, context_tokens: Size) -> Iterator[Launch]:
-        core = DecodeAttention(batch=batch, context_tokens=context_tokens, **self._heads(shard))
-        yield Launch(f"{self._core_name}_decode", core)
-
-    def prefill_launches(self, shard: Shard, batch: Size, num_tokens: Size) -> Iterator[Launch]:
-        core = PrefillAttention(batch=batch, num_tokens=num_tokens, **self._heads(shard))
-        yield Launch(f"{self._core_name}_prefill", core)
-
     @property
-    def _core_name(self) -> str:
+    def core_name(self) -> str:
         return "window_attention" if self.window_tokens else "attention"
 
-    def _heads(self, shard: Shard) -> dict[str, Any]:
-        """Return the heads of one rank, the same in prefill and decode."""
+    def core_fields(self, shard: Shard) -> dict[str, Any]:
         return {
             "num_heads": self.num_heads // shard.tp,
             "num_kv_heads": self.rank_kv_heads(shard.tp),
@@ -213,7 +230,15 @@ class GroupedQueryAttention(Schema, Attention, tag="grouped_query", tag_field="t
         }
 
     def bytes_per_token(self, shard: Shard) -> float:
-        return 2 * self.rank_kv_heads(shard.tp) * self.head_dim * BITS[shard.precision.kv_cache] / 8
+        width = self.head_dim + self._value_width
+        return self.rank_kv_heads(shard.tp) * width * BITS[shard.precision.kv_cache] / 8
+
+
+class GroupedQueryAttention(SharedHeads, tag="grouped_query", tag_field="type"):
+    """Softmax attention with `num_kv_heads` shared key/value heads (multi-head where they equal `num_heads`)."""
+
+    operators: ClassVar[tuple[type[Op], ...]] = (PrefillAttention, DecodeAttention)
+    layer_types: ClassVar[tuple[str, ...]] = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 
 
 def _head_dim(reader: ConfigReader, num_heads: int) -> int:
@@ -233,7 +258,7 @@ def _window(reader: ConfigReader, index: int, layer_type: str) -> int | None:
         or not reader.flag("use_sliding_window", default=True)
     ):
         return None
-    if "layer_types" in reader.raw or "attention_layers" in reader.raw:
+    if reader.raw.keys() & {"layer_types", "attention_layers", "hybrid_layer_pattern"}:
         return window if layer_type in ("sliding_attention", "chunked_attention") else None
     if reader.flag("use_sliding_window"):
         return window if index >= reader.count("max_window_layers", default=0, minimum=0) else None

@@ -4,7 +4,6 @@ Prefill expands the compressed keys and values, cached ones too (`kv_b_proj`); d
 absorb that product.
 """
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,6 +14,7 @@ from windtunnel.errors import InputError
 from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.operators import (
     BF16_BYTES,
+    Batch,
     DecodeBatch,
     Elementwise,
     Launch,
@@ -89,7 +89,7 @@ class LatentDecodeAttention(DecodeBatch):
 
 
 @dataclass(frozen=True)
-class SparseLatent(Op):
+class SparseLatent(Batch):
     """Sparse latent attention: an indexer with its projections, which scores every earlier token in fp8, and absorbed
     attention to the `top_k` best tokens (DeepSeek-V3.2, arXiv:2512.02556).
     """
@@ -108,25 +108,20 @@ class SparseLatent(Op):
     kv_format: Format = Format.BF16
 
     @property
-    @abstractmethod
-    def num_queries(self) -> Size:
-        """Tokens that are computed."""
-
-    @property
-    @abstractmethod
     def kept_pairs(self) -> Size:
         """Query-key pairs that attention computes."""
+        return self.pairs_within(self.top_k)
 
     @property
-    @abstractmethod
     def scored_pairs(self) -> Size:
         """Query-key pairs that the indexer scores."""
+        return self.pairs_within(0)
 
     @property
     def flops(self) -> Size:
         """FLOPs of attention to the kept pairs, of absorbing products and projections, and half the FLOPs of the scores
-        (fp8 runs at twice the rate)."""
-        scores = self.scored_pairs * (2.0 * self.index_num_heads * self.index_head_dim) / 2
+        of all pairs (fp8 runs at twice the rate)."""
+        scores = self.pairs_within(0) * (2.0 * self.index_num_heads * self.index_head_dim) / 2
         return self.kept_pairs * self.flops_per_kept_pair + scores + self.num_queries * (2.0 * self.num_weights)
 
     @property
@@ -157,7 +152,7 @@ class SparseLatent(Op):
     @property
     def scored_bytes(self) -> float:
         """Bytes of one cached token as the indexer reads it: a key in fp8 and its scale."""
-        return self.index_head_dim + 4.0
+        return self.index_head_dim + 4.0 if self.index_num_heads else 0.0
 
 
 @dataclass(frozen=True)
@@ -170,18 +165,6 @@ class SparseLatentPrefill(SparseLatent, PrefillBatch):
     kind: ClassVar[str] = "sparse_latent_prefill"
 
     @property
-    def num_queries(self) -> Size:
-        return self.batch * self.num_tokens
-
-    @property
-    def kept_pairs(self) -> Size:
-        return self.pairs_within(self.top_k)
-
-    @property
-    def scored_pairs(self) -> Size:
-        return self.batch * self.num_tokens**2 / 2
-
-    @property
     def num_bytes(self) -> Size:
         moved = self.batch * self.num_tokens * self.bytes_per_query
         return self.weight_bytes + moved + self.context_tokens * (self.kept_bytes + self.scored_bytes)
@@ -192,18 +175,6 @@ class SparseLatentDecode(SparseLatent, DecodeBatch):
     """Decode of sparse latent attention."""
 
     kind: ClassVar[str] = "sparse_latent_decode"
-
-    @property
-    def num_queries(self) -> Size:
-        return self.batch
-
-    @property
-    def kept_pairs(self) -> Size:
-        return self.batch * np.minimum(self.context_tokens, self.top_k)
-
-    @property
-    def scored_pairs(self) -> Size:
-        return self.batch * self.context_tokens
 
     @property
     def num_bytes(self) -> Size:
@@ -219,6 +190,8 @@ class Indexer(Schema):
     num_heads: int
     head_dim: int
     top_k: int
+    is_shared: bool = False
+    """Whether the choice is that of an earlier layer, so that this one has no weights and keys for it (GLM-5.2)."""
 
 
 class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
@@ -243,14 +216,18 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
     v_head_dim: int
     indexer: Indexer | None = None
     """None: every query attends to all keys."""
+    rotary: bool = True
+    """Whether a part of queries and keys is rotated by their position (Kimi-Linear's is not)."""
+    output_gate: bool = False
+    """A gate as wide as the values is computed beside the queries (Kimi-K3)."""
 
     @classmethod
-    def reads_all(cls, reader: ConfigReader) -> bool:
+    def reads(cls, reader: ConfigReader, index: int) -> bool:
         return reader.raw.get("kv_lora_rank") is not None
 
     @classmethod
     def read(cls, reader: ConfigReader, index: int, layer_type: str) -> "LatentAttention":
-        """Return the attention of a layer; all layers have the same."""
+        """Return the attention of a layer."""
         return cls(
             num_heads=reader.count("num_attention_heads"),
             q_lora_rank=reader.count("q_lora_rank", default=0) or None,
@@ -258,16 +235,16 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
             qk_nope_head_dim=reader.count("qk_nope_head_dim"),
             qk_rope_head_dim=reader.count("qk_rope_head_dim"),
             v_head_dim=reader.count("v_head_dim"),
-            indexer=None if reader.raw.get("index_topk") is None else _indexer(reader),
+            indexer=None if reader.raw.get("index_topk") is None else _indexer(reader, index),
+            rotary=not reader.flag("mla_use_nope"),
+            output_gate=reader.flag("mla_use_output_gate"),
         )
 
     @property
-    def widest_tp(self) -> int:
-        return self.num_heads
-
-    @property
     def text(self) -> str:
-        return f"latent, best {self.indexer.top_k}" if self.indexer else "MLA"
+        if self.indexer is None:
+            return "MLA"
+        return f"latent, best {self.indexer.top_k}{' of another layer' if self.indexer.is_shared else ''}"
 
     @property
     def latent_size(self) -> int:
@@ -276,7 +253,7 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
 
     @property
     def rotary_size(self) -> int:
-        return self.qk_rope_head_dim
+        return self.qk_rope_head_dim if self.rotary else 0
 
     def absorbed_parameters(self, tp: int) -> int:
         """The up-projection is kept whole for prefill and in two parts for decode (vLLM 0.19 `mla_attention.py`,
@@ -289,18 +266,19 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         query_projection = hidden_size * query if query_rank is None else query_rank * (hidden_size + query)
         down = hidden_size * self.latent_size
         up = self.kv_lora_rank * self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
-        core = query_projection + down + up + self.num_heads * self.v_head_dim * hidden_size
+        outputs = (2 if self.output_gate else 1) * self.num_heads * self.v_head_dim
+        core = query_projection + down + up + outputs * hidden_size
         return core + self._indexer_parameters(hidden_size)
 
     def _indexer_parameters(self, hidden_size: int) -> int:
         """Count the parameters of one layer's indexer, without its norm; every rank holds the whole indexer."""
-        if self.indexer is None:
+        if self.indexer is None or self.indexer.is_shared:
             return 0
         queries = (self.q_lora_rank or 0) * self.indexer.num_heads * self.indexer.head_dim
         return queries + hidden_size * (self.indexer.head_dim + self.indexer.num_heads)
 
     def norm_parameters(self) -> int:
-        index_norm = 2 * self.indexer.head_dim if self.indexer else 0
+        index_norm = 2 * self.indexer.head_dim if self.indexer and not self.indexer.is_shared else 0
         return (self.q_lora_rank or 0) + self.kv_lora_rank + index_norm
 
     def repeated_parameters(self, hidden_size: int, tp: int) -> tuple[int, float]:
@@ -312,11 +290,13 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         width = shard.model.hidden_size
         heads = self.num_heads // shard.tp
         query = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
+        gate = heads * self.v_head_dim if self.output_gate else 0
         output = shard.attention_gemm("o_proj", num_tokens, width, heads * self.v_head_dim)
         if self.q_lora_rank is None:
-            yield shard.attention_gemm("q_kv_a_proj", num_tokens, query + self.latent_size, width)
+            yield shard.attention_gemm("q_kv_a_proj", num_tokens, query + gate + self.latent_size, width)
         else:
-            yield shard.attention_gemm("q_kv_a_proj", num_tokens, self.q_lora_rank + self.latent_size, width)
+            down = self.q_lora_rank + gate + self.latent_size
+            yield shard.attention_gemm("q_kv_a_proj", num_tokens, down, width)
             yield shard.attention_gemm("q_b_proj", num_tokens, query, self.q_lora_rank)
         if self.indexer:
             # Norms, rotation and the cache's write were measured as one with the indexer.
@@ -324,10 +304,13 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
             return
         normed = (self.q_lora_rank or 0) + self.kv_lora_rank
         yield Launch("latent_norm", Elementwise("latent_norm", num_tokens, 2 * normed * BF16_BYTES))
-        rotated = 2 * (heads + 1) * self.qk_rope_head_dim * BF16_BYTES
-        yield Launch("rope", Elementwise("rope", num_tokens, rotated))
+        if self.rotary:
+            rotated = 2 * (heads + 1) * self.qk_rope_head_dim * BF16_BYTES
+            yield Launch("rope", Elementwise("rope", num_tokens, rotated))
         cached = self.latent_size * (BF16_BYTES + BITS[shard.precision.kv_cache] / 8)
         yield Launch("kv_cache_write", Elementwise("kv_cache_write", num_tokens, cached))
+        if gate:
+            yield Launch("attention_gate", Elementwise("attention_gate", num_tokens, 3 * gate * BF16_BYTES))
         yield output
 
     def decode_launches(self, shard: Shard, batch: Size, context_tokens: Size) -> Iterator[Launch]:
@@ -373,25 +356,29 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         return self._absorbed(shard) | {
             "hidden_size": shard.model.hidden_size,
             "q_lora_rank": self.q_lora_rank or 0,
-            "index_num_heads": indexer.num_heads,
-            "index_head_dim": indexer.head_dim,
+            "index_num_heads": 0 if indexer.is_shared else indexer.num_heads,
+            "index_head_dim": 0 if indexer.is_shared else indexer.head_dim,
             "top_k": indexer.top_k,
         }
 
     def bytes_per_token(self, shard: Shard) -> float:
         """The latent vector, not split over `tp`, and the indexer's key, fp8 with its fp32 scale (vLLM 0.24
         `DeepseekV32IndexerCache`)."""
-        index_bytes = self.indexer.head_dim + 4 if self.indexer else 0
+        index_bytes = self.indexer.head_dim + 4 if self.indexer and not self.indexer.is_shared else 0
         return self.latent_size * BITS[shard.precision.kv_cache] / 8 + index_bytes
 
 
-def _indexer(reader: ConfigReader) -> Indexer:
+def _indexer(reader: ConfigReader, index: int) -> Indexer:
     if reader.count("q_lora_rank", default=0, minimum=0) == 0:
         raise InputError(f"{reader.name}: an indexer without compressed queries (q_lora_rank) cannot be modelled")
+    types = reader.named_layers("indexer_types", ("full", "shared"))
+    if types and types[0] == "shared":
+        raise InputError(f"{reader.name}: indexer_types begins with 'shared', and no layer is before it")
     return Indexer(
         num_heads=reader.count("index_n_heads"),
         head_dim=reader.count("index_head_dim"),
         top_k=reader.count("index_topk"),
+        is_shared=bool(types) and types[index] == "shared",
     )
 
 

@@ -83,6 +83,7 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
             "mlp.shared_expert.down_proj",
             "mixer.shared_experts.down_proj",
             "ffn.shared_experts.w2",
+            "mlp.down_proj",
         ),
     )
     routed_modules: ClassVar[tuple[Names, ...]] = (
@@ -111,6 +112,9 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
     latent_size: int | None = None
     """Width of the routed experts' inputs and outputs, between two projections that every rank keeps whole in bf16
     (vLLM 0.33 `nemotron_h.py`, `fc1_latent_proj`; `kimi_k3/nvidia/model.py`); None: the hidden size."""
+    has_dense: bool = False
+    """The shared expert is a dense feed-forward of its own beside the routed ones: normed and summed over ranks apart
+    (Gemma 4; vLLM 0.33 `gemma4.py`)."""
     latent_norm: bool = False
     """Whether outputs are normed before the projection back (Kimi K3)."""
 
@@ -146,6 +150,9 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
             raise InputError(f"{reader.name}: each token uses {chosen} experts, and there are {num_experts}")
         width = reader.count("moe_intermediate_size", "intermediate_size")
         shared = reader.count("shared_expert_intermediate_size", default=0, minimum=0)
+        has_dense = reader.flag("enable_moe_block")
+        if has_dense:
+            shared = reader.count("intermediate_size")
         num_shared = reader.count("n_shared_experts", default=architecture.shared_experts, minimum=0)
         return cls(
             num_experts=num_experts,
@@ -159,7 +166,12 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
             fp32_router=architecture.fp32_router,
             latent_size=reader.count("moe_latent_size", default=0) or None,
             latent_norm=reader.flag("latent_moe_use_norm"),
+            has_dense=has_dense,
         )
+
+    @property
+    def expert_modules(self) -> tuple[Names, ...]:
+        return (("experts.0.down_proj",),) if self.has_dense else self.routed_modules
 
     def parameters(self, hidden_size: int) -> FeedForwardParameters:
         expert = self.expert_parameters(hidden_size)
@@ -217,6 +229,8 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
             adds = np.where(np.asarray(num_tokens) <= shard.beside_tokens, 0.0, 1.0)
             for launch in matrix_launches(shard, num_tokens, self.shared_intermediate_size, self.gated, "shared_"):
                 yield replace(launch, adds=adds)
+            if self.has_dense:
+                yield from shard.all_reduce("shared_all_reduce", num_tokens)
         yield from self._combined(shard, num_tokens, message)
 
     def _combined(self, shard: Shard, num_tokens: Size, message: Size) -> Iterator[Launch]:

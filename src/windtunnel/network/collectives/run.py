@@ -27,12 +27,9 @@ from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import BACKENDS, NetworkSettings
 
 USUAL_ALGORITHMS = {
-    "all_reduce": "ring",
-    "all_gather": "ring",
-    "reduce_scatter": "ring",
-    "all_to_all": "direct",
+    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), "ring"),
+    **dict.fromkeys(("all_to_all", "send_recv"), "direct"),
     "broadcast": "pipeline",
-    "send_recv": "direct",
 }
 """Operation -> algorithm whose flows are simulated where NCCL's model chooses none that has flows."""
 

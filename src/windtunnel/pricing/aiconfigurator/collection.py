@@ -28,6 +28,9 @@ ENGINES = ("vllm", "sglang", "trtllm")
 NEWEST = "nightly"
 """A version above all released ones."""
 
+MOE_POINT = ("hidden_size", "inter_size", "num_experts", "topk", "moe_tp_size", "moe_ep_size", "num_tokens")
+"""Columns that tell the measured points of experts apart."""
+
 HICCUP = 1.75
 """A row that takes this many times as long as both less work and more work is left out as a fault of measurement."""
 
@@ -60,6 +63,14 @@ class MeasuredKernels(Schema, frozen=True):
     bare_gemms_of: dict[str, str]
     fp8_tiles_since: dict[str, str]
     flashinfer_across_ranks_since: dict[str, str]
+    padded_experts: dict[str, tuple[str, str]]
+    padded_on: tuple[str, ...]
+    padded_below_tp: int
+    block_rows: int
+    padded_small_kernels: int
+    small_tiles: dict[str, tuple[str, str]]
+    tiles_of: tuple[tuple[str, str], tuple[str, str]]
+    tiles_on: str
     overlapped_since: dict[str, str]
     held_by: dict[str, str]
     believed: dict[str, float]

@@ -9,7 +9,6 @@ from itertools import product
 import numpy as np
 
 from windtunnel.model import operators as ops
-from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import (
     KERNELS,
     Collection,
@@ -81,7 +80,7 @@ def _measurements(
     names = [name for name in rows.columns if name != "latency"]
     points = np.column_stack([rows.columns[name] for name in names])
     unique, codes = np.unique(points, axis=0, return_inverse=True)
-    total, complete = _summed_kernels(rows, codes.ravel(), len(unique))
+    total, complete = _fastest_group(rows, codes.ravel(), len(unique), table.kernels)
     column = dict(zip(names, unique[complete].T, strict=True))
     given = {name: value(column) for name, value in table.sites.items()}
     if hasattr(op, "decode"):
@@ -90,6 +89,21 @@ def _measurements(
     axes = {axis: value(column) for axis, value in table.axes.items()}
     words = {name: str(getattr(op, name)) for name in text_names(op.kind)}
     return MeasurementTable(op.kind, sites, axes, total[complete], label, words)
+
+
+def _fastest_group(
+    rows: Rows, codes: np.ndarray, num_points: int, groups: tuple[tuple[str, ...], ...]
+) -> tuple[Floats, np.ndarray]:
+    """Return the seconds of each point in the fastest group of kernels, and a mask of points that have one."""
+    if not groups:
+        return _summed_kernels(rows, codes, num_points)
+    fastest = np.full(num_points, np.inf)
+    for group in groups:
+        here = rows.named(group.__contains__)
+        if len(np.unique(rows.kernel_codes[here])) == len(group):
+            total, complete = _summed_kernels(rows.take(here), codes[here], num_points)
+            fastest[complete] = np.minimum(fastest, total)[complete]
+    return fastest, np.isfinite(fastest)
 
 
 def _summed_kernels(rows: Rows, codes: np.ndarray, num_points: int) -> tuple[Floats, np.ndarray]:
@@ -106,7 +120,7 @@ def _summed_kernels(rows: Rows, codes: np.ndarray, num_points: int) -> tuple[Flo
 
 
 def _without_projections(rows: Rows, table: ops.MeasuredTable, price: GemmPrices) -> Floats | None:
-    """Return the milliseconds of modules above their fp8 projections; None where nobody measured those."""
+    """Return the milliseconds of modules above their projections; None where nobody measured those."""
     assert table.projections is not None
     sites = {name: value(rows.columns) for name, value in table.sites.items()}
     unique, codes = np.unique(np.column_stack(list(sites.values())), axis=0, return_inverse=True)
@@ -115,7 +129,7 @@ def _without_projections(rows: Rows, table: ops.MeasuredTable, price: GemmPrices
     for code, site in enumerate(unique.tolist()):
         here = codes.ravel() == code
         for n, k in table.projections(dict(zip(sites, site, strict=True))):
-            seconds = price(ops.Gemm(num_tokens[here], int(n), int(k), Format.FP8_BLOCK))
+            seconds = price(ops.Gemm(num_tokens[here], int(n), int(k), table.projections_format))
             if seconds is None:
                 return None
             taken[here] += seconds

@@ -17,8 +17,10 @@ from windtunnel.pricing.aiconfigurator.collection import (
     BALANCED,
     ENGINES,
     KERNELS,
+    MOE_POINT,
     NEWEST,
     Collection,
+    GemmPrices,
     Place,
     Rows,
     Texts,
@@ -29,6 +31,7 @@ from windtunnel.pricing.aiconfigurator.collection import (
     read_file,
     with_words,
 )
+from windtunnel.pricing.aiconfigurator.older_experts import as_served
 from windtunnel.pricing.choices import MOE_BACKENDS
 from windtunnel.pricing.roofline import machine
 from windtunnel.pricing.table import Floats, MeasurementTable
@@ -81,9 +84,6 @@ def _is_of_backend(rows: Rows, backend: str) -> NDArray[np.bool_]:
     """Return a mask of the rows of a backend's kernels."""
     names = KERNELS.moe_backends.get(backend, (backend,))
     return rows.named(lambda kernel: any(name in kernel for name in names))
-
-
-MOE_POINT = ("hidden_size", "inter_size", "num_experts", "topk", "moe_tp_size", "moe_ep_size", "num_tokens")
 
 
 def _experts_rows(collection: Collection, dtypes: tuple[str, ...]) -> tuple[Rows | None, str]:
@@ -297,8 +297,11 @@ def _completed(rows: Rows, others: Rows) -> Rows:
     return replace(_with_lacking_shapes(rows, others), place=place)
 
 
-def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
-    """Return mixtures of experts, one kernel at every point, of the nearest version that was measured sanely."""
+def experts_table(collection: Collection, op: Any, price: GemmPrices) -> MeasurementTable | None:
+    """Return mixtures of experts, one kernel at every point, of the nearest version that was measured sanely.
+
+    `price` tells the seconds of GEMMs of which older versions' kernels are made.
+    """
     collection = replace(collection, files={})
     dtypes = KERNELS.moe_dtypes.get(op.format, ())
     if "fp4" in collection.roofline.device.peak_flops_per_s:
@@ -310,6 +313,8 @@ def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
         rows, shared = _with_shared_kernels(collection, rows, KERNELS.shared_moe_dtypes[op.format])
         remark += shared
     rows = _with_kernels_of_backend(collection, rows, dtypes)
+    rows, older = as_served(collection, op, rows, price)
+    remark += older
     columns = rows.columns
     sites = {
         "hidden_size": columns["hidden_size"],

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from windtunnel import catalog
 from windtunnel.hardware import Device
 from windtunnel.pricing.aiconfigurator import borrowed_kernels, collectives, experts, gemms
-from windtunnel.pricing.aiconfigurator.collection import Place, Rows, Texts, at_same_points, read_file
+from windtunnel.pricing.aiconfigurator.collection import MOE_POINT, Place, Rows, Texts, at_same_points, read_file
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, systems_folder
 from windtunnel.pricing.aiconfigurator.published import fetched_folders, is_newer, published
 from windtunnel.pricing.table import Floats
@@ -165,7 +165,7 @@ _MESSAGES = "takes 1.4 times as long as a smaller and a larger message, or 1.75 
 _COLLECTIVES = _per_choice(lambda _, rows: collectives.sound_latency(rows))
 _CHECKS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Rule, str]] = {
     "gemm_perf": (("n", "k", "m"), ("gemm_dtype",), _per_choice(lambda _, rows: gemms.sound_latency(rows)), _HICCUP),
-    "moe_perf": (experts.MOE_POINT, ("moe_dtype", "distribution"), _experts, _SLOW_SHAPE),
+    "moe_perf": (MOE_POINT, ("moe_dtype", "distribution"), _experts, _SLOW_SHAPE),
     "generation_attention_perf": (
         *(_DECODE, ("attn_dtype", "kv_cache_dtype")),
         *(_per_choice(lambda place, rows: borrowed_kernels.sound_latency(place.engine, rows, _DECODE)), _LONGER),

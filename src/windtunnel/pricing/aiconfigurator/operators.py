@@ -27,7 +27,8 @@ Reader = Callable[[Collection, Any], "MeasurementTable | None"]
 
 def table_for(collection: Collection, op: ops.Op) -> MeasurementTable | None:
     """Return the table that prices `op`, or None where nobody measured its kind in its format on this system."""
-    key = (op.kind, op.variant, str(getattr(op, "span_nodes", 1) > 1))
+    chooses = getattr(op, "index_num_heads", 1) > 0
+    key = (op.kind, op.variant, str(getattr(op, "span_nodes", 1) > 1), str(chooses))
     if key not in collection.read:
         collection.read[key] = _READERS.get(op.kind, _described)(collection, op)
     return collection.read[key]
@@ -79,6 +80,10 @@ def _attention(table: str, batch_axis: str, tokens: str, added: int) -> Reader:
     return read
 
 
+def _experts(collection: Collection, op: Any) -> MeasurementTable | None:
+    return experts_table(collection, op, _gemm_prices(collection))
+
+
 def _latent_prefill(collection: Collection, op: Any) -> MeasurementTable | None:
     return latent_prefill_table(collection, op, _gemm_prices(collection))
 
@@ -90,7 +95,7 @@ def _prices_at(collection: Collection) -> Callable[[Place], GemmPrices]:
 
 def _sparse_latent(collection: Collection, op: Any) -> MeasurementTable | None:
     kv = KERNELS.kv_dtypes.get(op.kv_format)
-    return None if kv is None else sparse_table(collection, op.kind, kv, op.kv_format, _prices_at(collection))
+    return None if kv is None else sparse_table(collection, op, kv, _prices_at(collection))
 
 
 def _described(collection: Collection, op: ops.Op) -> MeasurementTable | None:
@@ -105,7 +110,7 @@ _READERS: Mapping[str, Reader] = {
     "latent_decode_attention": latent_decode_table,
     "sparse_latent_prefill": _sparse_latent,
     "sparse_latent_decode": _sparse_latent,
-    "experts": experts_table,
+    "experts": _experts,
     "elementwise": elementwise_table,
     "collective": collective_table,
 }

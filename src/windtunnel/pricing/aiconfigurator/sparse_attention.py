@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.model import operators as ops
-from windtunnel.model.attention.latent import LatentPrefillAttention, SparseLatentDecode
+from windtunnel.model.attention.latent import LatentPrefillAttention, SparseLatent, SparseLatentDecode
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import (
     KERNELS,
@@ -36,25 +36,29 @@ _POINT = ("num_heads", "batch_size", "isl", "step")
 
 
 def sparse_table(
-    collection: Collection, kind: str, kv_dtype: str, kv_format: Format, prices: Callable[[Place], GemmPrices]
+    collection: Collection, op: SparseLatent, kv_dtype: str, prices: Callable[[Place], GemmPrices]
 ) -> MeasurementTable | None:
-    """Return the table of `kind` with a cache of `kv_format`, of the nearest version that has one; None without one."""
-    decode = kind == SparseLatentDecode.kind
+    """Return the table of layers like `op`, with an indexer or without one, of the nearest version that has one; None
+    without one."""
+    decode = op.kind == SparseLatentDecode.kind
     file = "dsa_generation_module_perf" if decode else "dsa_context_module_perf"
     for place in collection.places("sparse_attention", file):
-        parts = list(_parts(place, file, kv_dtype, decode, prices(place), collection.roofline))
+        parts = list(_parts(place, file, kv_dtype, op, prices(place), collection.roofline))
         if parts:
-            return _joined(collection, kind, kv_format, decode, parts)
+            return _joined(collection, op.kind, op.kv_format, decode, parts)
     return None
 
 
 def _parts(
-    place: Place, file: str, kv_dtype: str, decode: bool, price: GemmPrices, roofline: Roofline
+    place: Place, file: str, kv_dtype: str, op: SparseLatent, price: GemmPrices, roofline: Roofline
 ) -> Iterator[tuple[Rows, tuple[int, ...], Floats]]:
     """Yield, for each measured model, the rows, its widths, and seconds without the projections."""
-    for names, widths in KERNELS.sparse_models:
+    decode, position = op.kind == SparseLatentDecode.kind, KERNELS.sparse_widths.index("index_num_heads")
+    models = (model for model in KERNELS.sparse_models if bool(model[1][position]) == bool(op.index_num_heads))
+    for names, widths in models:
         for words in ({"model": name, "gemm_type": gemm} for gemm in _FORMATS for name in names):
-            rows = read_rows(place, file, _POINT, {**words, "kv_cache_dtype": kv_dtype})
+            without = {} if op.index_num_heads else {"op_name": file.replace("_perf", "_skip_indexer")}
+            rows = read_rows(place, file, _POINT, {**words, **without, "kv_cache_dtype": kv_dtype})
             if rows is None:
                 continue
             rows = rows.take(_captured(rows) if decode else _unbound_by_launches(rows))

@@ -90,7 +90,7 @@ def steps_report(validation: StepValidation) -> Report:
     remarks = [f"{', '.join(runs)}: {text}" for text, runs in document["remarks"].items()]
     return Report(
         f"{document['steps']:,} recorded steps priced, of {num_priced}",
-        [verdict, _DEFINITION],
+        [_DEFINITION],
         [
             Section("Errors by run and kind of step, worst first", [_groups(document)]),
             Section("Parts of what is missing", [_shares(document["residual_shares"])]),
@@ -99,6 +99,7 @@ def steps_report(validation: StepValidation) -> Report:
             *([Section("Refused", [Table(("runs", "reason"), refused, right=1)])] if refused else []),
         ],
         remarks,
+        verdict,
     )
 
 

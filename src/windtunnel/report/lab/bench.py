@@ -13,8 +13,8 @@ from windtunnel.report.layout import cards_of, layouts_beside, rows_of
 from windtunnel.report.render.json import as_text, version
 from windtunnel.report.report import Facts, Report, Section
 from windtunnel.report.serving.run import latency_table
-from windtunnel.schema import encode
-from windtunnel.serving.scenario import Scenario, save
+from windtunnel.schema import encode, save
+from windtunnel.serving.scenario import Scenario
 from windtunnel.workload.arrivals import Arrivals, Static
 
 LAYOUT = layouts_beside(__file__)

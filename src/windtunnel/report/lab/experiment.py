@@ -1,7 +1,7 @@
-"""A real run, or any profiler's file: its latency and throughput, kernels, calls, copies, steps and roofline."""
+"""A real run, a sweep of them, or any profiler's file: latency, throughput, kernels, calls, copies, steps, roofline."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,19 +15,35 @@ from windtunnel.formats.captures import kernel_time
 from windtunnel.formats.captures.capture import CLASSES, Capture, read_capture, short_name, within
 from windtunnel.formats.captures.step_operators import MEASURED
 from windtunnel.hardware import Device
-from windtunnel.lab.experiments.schema import CONFIG, STEPS, SUMMARY, TRACE, read_summary
+from windtunnel.lab.experiments.schema import CONFIG, STEPS, SUMMARY, TRACE, Experiment, read_summary
+from windtunnel.metrics.records import Table as RecordTable
 from windtunnel.pricing.table import read_parquet
-from windtunnel.report.layout import cards_of, facts_of, layouts_beside, table_of
-from windtunnel.report.numbers import percent
+from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
+from windtunnel.report.numbers import percent, shares_of
 from windtunnel.report.render.html import page
-from windtunnel.report.render.plots import COLOURS, Axis, Series, bar_chart, figure, shortened
-from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, OnTerminal, Report, Section, Table
+from windtunnel.report.render.plots import COLOURS, Axis, Series, bar_chart, figure, marked_lines, shortened
+from windtunnel.report.report import (
+    Bars,
+    Block,
+    Cards,
+    Facts,
+    Figures,
+    OnPage,
+    OnTerminal,
+    Report,
+    Section,
+    Table,
+    Text,
+)
 from windtunnel.schema import read_yaml
 from windtunnel.units import format_bytes, format_count, format_seconds, format_si
 
 LAYOUT = layouts_beside(__file__)
 MOST_BARS, MOST_ROWS, MOST_POINTS = 20, 200, 2000
-PAGES = "visualization"
+PAGES, SWEEP_PAGE = "visualization", "sweep_report.html"
+
+Rows = Sequence[tuple[Experiment, Mapping[str, Any]]]
+"""Each point with its summary."""
 
 
 # --------------------------------------------------------------------------------------------------- a finished run
@@ -40,7 +56,7 @@ def experiment_report(summary: Mapping[str, Any]) -> Report:
     facts = facts_of({**metrics, "slowed": slowed}, LAYOUT["facts"])
     sections = []
     if summary.get("top_kernels"):
-        bars = Bars(_shares(summary["seconds_by_class"]))
+        bars = Bars(shares_of(summary["seconds_by_class"]))
         sections = [Section(f"Where the time goes, by {summary['tool']}", [bars, top_kernel_table(summary)])]
     notes = [f"note: {note}" for note in summary.get("notes", ())]
     return Report(f"{summary['model']}, {summary['mode']}", [facts], sections, notes)
@@ -50,11 +66,6 @@ def top_kernel_table(summary: Mapping[str, Any]) -> Table:
     """Return name, runs, total time and share of the kernels that take longest."""
     kernels = [{**kernel, "short_name": short_name(kernel["name"])} for kernel in summary.get("top_kernels") or []]
     return table_of(kernels, LAYOUT["top_kernels"])
-
-
-def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
-    total_s = sum(seconds.values()) or 1.0
-    return {name.replace("_", " "): part / total_s for name, part in seconds.items()}
 
 
 def write_experiment_page(folder: Path, device: Device | None = None) -> Path:
@@ -162,11 +173,11 @@ def capture_sections(capture: Capture, drawn: Mapping[str, str] | None, device: 
         known = drawn if drawn is not None else capture_figures(capture)
         return [Figures([(known[name], caption) for name, caption in LAYOUT["captions"].items() if name in known])]
 
-    shares = _shares(kernel_time.class_time(capture))
+    shares = shares_of(kernel_time.class_time(capture))
     times: list[Block] = [OnTerminal(lambda: [Bars(shares)]), OnPage(figures)]
     statistics = {
-        ("API call", "API calls"): kernel_time.call_time(capture),
-        ("copy", "Copies"): kernel_time.copy_time(capture),
+        ("API call", "API calls"): kernel_time.by_name(capture, "api_calls"),
+        ("copy", "Copies"): kernel_time.by_name(capture, "copies"),
     }
     return [
         Section("", times, "Where the time goes"),
@@ -184,13 +195,6 @@ def capture_sections(capture: Capture, drawn: Mapping[str, str] | None, device: 
 def _in_both(table: Callable[[int], Table], heading: str) -> Section:
     """Return a section of the first rows of a table on a terminal, and of many more on a page."""
     return Section("", [OnTerminal(lambda: [table(MOST_BARS)]), OnPage(lambda: [table(MOST_ROWS)])], heading)
-
-
-def _without_empty(table: Table) -> Table:
-    """Return a table without its empty columns."""
-    kept = [place for place in range(len(table.headers)) if place < 2 or any(str(row[place]) for row in table.rows)]
-    rows = [[row[place] for place in kept] for row in table.rows]
-    return replace(table, headers=[table.headers[place] for place in kept], rows=rows)
 
 
 def _devices(capture: Capture) -> list[Block]:
@@ -229,7 +233,10 @@ def _kernel_table(capture: Capture, limit: int) -> Table:
             | {"stream": "several" if row["num_streams"] > 1 else stream}
         )
     columns = LAYOUT["kernels"] | (LAYOUT["kernels_on_page"] if is_on_page else {})
-    return _without_empty(table_of(rows, columns, left=2))
+    table = table_of(rows, columns, left=2)
+    kept = [place for place in range(len(columns)) if place < 2 or any(str(cells[place]) for cells in table.rows)]
+    heads = [table.headers[place] for place in kept]
+    return replace(table, headers=heads, rows=[[cells[place] for place in kept] for cells in table.rows])
 
 
 def _grid(kernel: Mapping[str, Any]) -> str:
@@ -238,23 +245,23 @@ def _grid(kernel: Mapping[str, Any]) -> str:
     return "" if min(sizes) < 0 else " x ".join(map(str, sizes)) + (f", {others} more" if others else "")
 
 
-def _statistics_table(capture: Capture, statistics: kernel_time.NameStatistics, name: str, limit: int) -> Table:
+def _statistics_table(capture: Capture, statistics: RecordTable, name: str, limit: int) -> Table:
     """Return a row per name, the first `limit`: count, total, share, median and longest."""
     values = {
-        "count": statistics.count,
-        "total_s": statistics.total,
-        "share_fraction": statistics.share,
-        "median_s": statistics.median,
-        "most_s": statistics.most,
+        "count": statistics["count"],
+        "total_s": statistics["total"],
+        "share_fraction": statistics["share"],
+        "median_s": statistics["median"],
+        "most_s": statistics["most"],
     }
     rows = [
         {name: capture.names[code], **{key: column[place] for key, column in values.items()}}
-        for place, code in enumerate(statistics.names[:limit])
+        for place, code in enumerate(statistics["name"][:limit])
     ]
     moved = []
     if name == "copy" and limit > MOST_BARS:
-        copied = kernel_time.copy_bytes(capture)
-        pairs = zip(copied.names, copied.total.tolist(), strict=True)
+        copied = kernel_time.by_name(capture, "copied")
+        pairs = zip(copied["name"], copied["total"].tolist(), strict=True)
         moved = [f"Moved: {', '.join(f'{capture.names[code]} {format_bytes(total)}' for code, total in pairs)}."]
     return table_of(rows, {name: name, **LAYOUT["statistics"]}, notes=moved)
 
@@ -276,10 +283,10 @@ def capture_figures(capture: Capture) -> dict[str, str]:
             Axis("time (ms)"),
             [_class_colour(CLASSES.index(name)) for name in by_class],
         )
-    calls = kernel_time.call_time(capture)
+    calls = kernel_time.by_name(capture, "api_calls")
     if len(calls):
-        labels = [capture.names[code] for code in calls.names[:MOST_BARS]]
-        drawn["cuda_api"] = bar_chart(labels, (calls.total[:MOST_BARS] * 1e3).tolist(), Axis("time (ms)"))
+        labels = [capture.names[code] for code in calls["name"][:MOST_BARS]]
+        drawn["cuda_api"] = bar_chart(labels, (calls["total"][:MOST_BARS] * 1e3).tolist(), Axis("time (ms)"))
     return drawn
 
 
@@ -294,13 +301,13 @@ def _ranges(capture: Capture) -> list[Section]:
 
     def blocks() -> list[Block]:
         ranges = kernel_time.range_time(capture)
-        if not len(ranges.names):
-            hosts = kernel_time.host_range_time(capture)
+        if not len(ranges):
+            hosts = kernel_time.by_name(capture, "host_ranges")
             return [_statistics_table(capture, hosts, "range on the host", MOST_ROWS)] if len(hosts) else []
         spans = ("host_s", "device_s", "busy_s", "num_kernels")
         rows = [
-            {"title": capture.name_of(name), **{span: getattr(ranges, span)[place] for span in spans}}
-            for place, name in enumerate(ranges.names[:MOST_ROWS])
+            {"title": capture.name_of(name), **{span: ranges[span][place] for span in spans}}
+            for place, name in enumerate(ranges["name"][:MOST_ROWS])
         ]
         return [table_of(rows, LAYOUT["ranges"])]
 
@@ -342,3 +349,70 @@ def _roofs(device: Device, intensity: np.ndarray[Any, np.dtype[np.float64]]) -> 
         rates = [min(peak, value * device.memory_bytes_per_s) / 1e9 for value in intensities]
         roofs.append(Series(f"peak {name}", intensities, rates, "line"))
     return roofs
+
+
+# ----------------------------------------------------------------------------------------------------------- a sweep
+
+
+def sweep_document(fields: Sequence[str], rows: Rows) -> dict[str, Any]:
+    """Document a sweep."""
+    return {
+        "fields": list(fields),
+        "points": [{"values": {name: getattr(point, name) for name in fields}, **summary} for point, summary in rows],
+    }
+
+
+def sweep_report(fields: Sequence[str], rows: Rows) -> Report:
+    """Return the report of a sweep: its points, and curves over the swept fields."""
+    done = [(point, summary) for point, summary in rows if summary["status"] == "done"]
+    failed = sorted({str(summary["error"]) for _, summary in rows if "error" in summary})
+    heads = (*fields, *LAYOUT["sweep"]["columns"])
+    points = [_cells(fields, *row) for row in rows]
+    folders = [[*cells, str(summary.get("folder", ""))] for cells, (_, summary) in zip(points, rows, strict=True)]
+    name = rows[0][0].label if rows else "sweep"
+    sections = [
+        Section("", [OnPage(lambda: [Cards([(str(len(rows)), "experiments"), (str(len(done)), "finished")])])]),
+        Section("Curves", [OnPage(lambda: [Figures(_curves(fields, done))])]),
+        Section("Experiments", [OnPage(lambda: [Table((*heads, "folder"), folders, left=0)])]),
+        Section("What did not run", [OnPage(lambda: [Text(failed)] if failed else [])]),
+    ]
+    lead = [OnPage(lambda: [f"Sweep of {name} over {', '.join(fields)}."])]
+    table = OnTerminal(lambda: [Table(heads, points, left=0)])
+    return Report(f"{format_count(len(rows), 'experiment')}", [*lead, table], sections)
+
+
+def _cells(fields: Sequence[str], point: Experiment, summary: Mapping[str, Any]) -> list[str]:
+    values = [str(getattr(point, name)) for name in fields]
+    return [*values, *(filled(template, summary) for template in LAYOUT["sweep"]["columns"].values())]
+
+
+def write_sweep_page(results: Path, fields: Sequence[str], rows: Rows) -> Path:
+    """Write the page of a sweep into the folder of its experiments.
+
+    Returns:
+        The page's path.
+    """
+    write_text(results / SWEEP_PAGE, page(sweep_report(fields, rows)))
+    return results / SWEEP_PAGE
+
+
+def _curves(fields: Sequence[str], rows: Rows) -> list[tuple[str, str]]:
+    """Plot every figure over every field with several numeric values, a line for each combination of the others."""
+    curves = []
+    for field in fields:
+        values = {getattr(point, field) for point, _ in rows}
+        if len(values) > 1 and all(isinstance(value, int | float) for value in values):
+            for metric, label, scale in LAYOUT["sweep"]["figures"]:
+                points = [
+                    (
+                        ", ".join(f"{name} {getattr(point, name)}" for name in fields if name != field),
+                        float(getattr(point, field)),
+                        summary["metrics"][metric] * scale,
+                    )
+                    for point, summary in rows
+                    if summary["metrics"][metric] is not None
+                ]
+                words = field.replace("_", " ")
+                drawn = figure(marked_lines(points, has_tooltips=True), Axis(words), Axis(label, low=0.0))
+                curves.append((drawn, f"{label} over {words}"))
+    return curves

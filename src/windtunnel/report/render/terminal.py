@@ -40,6 +40,7 @@ def show(report: Report) -> None:
 def parts_of(report: Report) -> list[RenderableType]:
     """Return what a terminal prints, one part below the other: blocks have an empty line between them."""
     parts: list[RenderableType] = [Styled(report.title, style="bold")] if report.title else []
+    parts += [Styled(report.verdict, style="bold")] if report.verdict else []
     parts += _rendered(report.lead)
     for section in report.sections:
         heading = section.title

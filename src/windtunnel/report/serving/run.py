@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,17 @@ from windtunnel.metrics.records import Table as Records
 from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import Summary, queue_growth, to_builtins
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, rows_of, table_of
-from windtunnel.report.numbers import percent
+from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.json import as_text, version
 from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.serving import setup as setup_text
 from windtunnel.report.serving.curves import curves_over_time, distributions
-from windtunnel.schema import decode, encode, fields_of
+from windtunnel.schema import decode, encode, fields_of, save
 from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import MOST_GROWTH
 from windtunnel.serving.over_time import over_time
 from windtunnel.serving.results import Result
-from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, save
+from windtunnel.serving.scenario import Scenario, pool_scenario
 from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.units import format_bytes, format_count, format_seconds
 
@@ -65,9 +66,8 @@ def run_report(result: Result) -> Report:
     sections = run_sections(
         result.scenario, document, result.requests, lambda: over_time(result), calibration=_calibration_text(result)
     )
-    return Report(
-        setup_text.model_line(result.setup), lead, sections, verdict=verdict(result.summary, result.scenario.slo)
-    )
+    answer = verdict(result.summary, result.scenario.slo, _overload(result.scenario, result.requests))
+    return Report(setup_text.model_line(result.setup), lead, sections, verdict=answer)
 
 
 def run_sections(
@@ -135,8 +135,7 @@ def _derived(
     scenario: Scenario, summary: Summary, document: Mapping[str, Any], requests: Records | None
 ) -> dict[str, Any]:
     """Return a document's summary and memory, with what the facts of a run need besides."""
-    pools, stages = scenario.deployment.pools, summary.stages
-    first = pool_scenario(scenario, pools[0]).deployment if pools else scenario.deployment
+    stages, first = summary.stages, pool_scenario(scenario, scenario.deployment.groups[0]).deployment
     ranks = first.parallelism.attention_dp
     cached = summary.cache_hit_fractions or {}
     below = [f", {percent(share)} in the {name}'s" for name, share in cached.items() if name != "device"]
@@ -145,7 +144,7 @@ def _derived(
         "memory": document["memory"],
         "limits": _limits(scenario.slo) if scenario.slo is not None else None,
         "queue_growth": None if requests is None else _overload(scenario, requests),
-        "pool": pools[0].name if pools else None,
+        "pool": scenario.deployment.groups[0].name or None,
         "num_ranks": ranks if ranks > 1 else None,
         "cached_fractions": cached,
         "cached_below": "".join(below),
@@ -170,12 +169,50 @@ def distribution_sections(
     return [Section("Distributions", [OnPage(shares)]), Section("Over time", [OnPage(curves)])]
 
 
-def verdict(summary: Summary, slo: Slo | None) -> str:
-    """Say whether a run meets its SLO, and what bounds it."""
-    bound = f"Bound by {summary.bound_by.replace('_', ' ')}."
-    if summary.goodput is None or slo is None:
-        return bound
-    return f"{percent(summary.goodput.fraction)} of the requests meet the SLO ({_limits(slo)}). {bound}"
+LEAST_SHARE = 0.99
+"""Share of the requests that must meet an SLO for it to hold, as for `windtunnel capacity`."""
+
+
+def verdict(summary: Summary, slo: Slo | None, growth: float | None = None) -> str:
+    """Say whether a run holds its SLO and by how much, whether its queue grows, and what bounds it.
+
+    Args:
+        summary: of the run.
+        slo: the limits of a request; None without any.
+        growth: seconds of queueing that each second of arrivals adds; None where the queue does not grow.
+    """
+    known = slo is not None and summary.goodput is not None
+    parts = [_slo_text(summary, slo) if known else _latency_text(summary)]
+    if growth is not None:
+        parts.append(f"Overloaded: each second of arrivals adds {format_seconds(growth)} of queueing.")
+    return " ".join([*parts, f"Bound by {summary.bound_by.replace('_', ' ')}."])
+
+
+def _latency_text(summary: Summary) -> str:
+    """Return the rate of a run without an SLO, and the latencies that nearly all requests have."""
+    tpot = "" if summary.tpot_s is None else f", TPOT p99 {format_seconds(summary.tpot_s.p99)}"
+    rate = number(summary.throughput.requests_per_s)
+    return f"Serves {rate} requests/s with TTFT p99 {format_seconds(summary.ttft_s.p99)}{tpot}."
+
+
+def _slo_text(summary: Summary, slo: Slo | None) -> str:
+    """Name the limit that most requests miss, by the lowest percentile above it; else the one nearest to its limit."""
+    assert summary.goodput is not None
+    assert slo is not None
+    met = f"{percent(summary.goodput.fraction)} of the requests meet {_limits(slo)}"
+    holds = "Holds the SLO" if summary.goodput.fraction >= LEAST_SHARE else "Breaks the SLO"
+    for statistic in ("p50", "p90", "p95", "p99"):
+        first, share = max(_shares_of_limits(summary, slo, statistic).items(), key=itemgetter(1), default=("", 0.0))
+        if share > 1:
+            return f"{holds}: {met}; {first} {statistic} is {share:.3g} times its limit."
+    return f"{holds}: {met}; {first} p99 is {percent(share)} of its limit." if first else f"{holds}: {met}."
+
+
+def _shares_of_limits(summary: Summary, slo: Slo, statistic: str) -> dict[str, float]:
+    """Latency -> a statistic of it over its limit."""
+    known = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "end to end"))
+    pairs = ((label, getattr(summary, name), getattr(slo, name)) for name, label in known)
+    return {label: getattr(latency, statistic) / limit for label, latency, limit in pairs if latency and limit}
 
 
 def _calibration_text(result: Result) -> str:
@@ -185,7 +222,12 @@ def _calibration_text(result: Result) -> str:
     record = result.setup.calibration.provenance
     runs = format_count(record.num_runs, "run")
     basis = f"{result.setup.calibration_name}, {runs} in {format_count(record.num_configurations, 'configuration')}"
-    return "; ".join([basis, *_learnt(result.setup), *result.calibration_remarks])
+    learnt = {
+        name: format_bytes(value) if name.endswith("_bytes") else f"{value:,}"
+        for name, value in result.setup.learnt.items()
+    }
+    settings = [f"{name} {value}, as its runs speak for it" for name, value in learnt.items()]
+    return "; ".join([basis, *settings, *result.calibration_remarks])
 
 
 def _documented_calibration(document: Mapping[str, Any]) -> str:
@@ -194,14 +236,6 @@ def _documented_calibration(document: Mapping[str, Any]) -> str:
     name, reason = calibration.get("name"), calibration.get("not_calibrated")
     text = str(name) if name else f"none: {reason}" if reason else "none"
     return "; ".join([text, *calibration.get("remarks", [])])
-
-
-def _learnt(setup: Setup) -> list[str]:
-    """Return the engine settings that the calibration decided, as they were not given."""
-    sizes = {
-        name: format_bytes(value) if name.endswith("_bytes") else f"{value:,}" for name, value in setup.learnt.items()
-    }
-    return [f"{name} {value}, as its runs speak for it" for name, value in sizes.items()]
 
 
 def deployment_lines(result: Result) -> list[str]:
@@ -245,11 +279,10 @@ def _overload(scenario: Scenario, requests: Records) -> float | None:
 
 def _limits(slo: Slo) -> str:
     named = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("end to end", slo.e2e_s))
-    return ", ".join(f"{name} {_limit(limit)}" for name, limit in named if limit is not None)
-
-
-def _limit(limit_s: float) -> str:
-    return f"{limit_s:g} s" if limit_s >= 1 else f"{limit_s * 1e3:g} ms"
+    known = ((name, limit_s) for name, limit_s in named if limit_s is not None)
+    return ", ".join(
+        f"{name} {limit_s:g} s" if limit_s >= 1 else f"{name} {limit_s * 1e3:g} ms" for name, limit_s in known
+    )
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:

@@ -217,7 +217,7 @@ def capacities(
     """
     priced = PricedDeployments()
     pools = scenario.deployment.pools
-    setup = resolve(pool_scenario(scenario, pools[0]) if pools else scenario, allow_download)
+    setup = resolve(pool_scenario(scenario, scenario.deployment.groups[0]), allow_download)
     streams: list[Capacity] = []
     first = stream_of(scenario.workload, scenario.seed)
     for seed in range(num_seeds):

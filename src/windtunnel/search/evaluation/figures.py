@@ -14,7 +14,7 @@ from windtunnel.search.capacity.limits import Limit
 from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import Served
 from windtunnel.search.space.space import Budget
-from windtunnel.serving.prepared import PreparedDeployment, alone_scenario
+from windtunnel.serving.prepared import PreparedDeployment
 from windtunnel.serving.results import power_model
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario
 
@@ -84,7 +84,7 @@ def check_budget(takes: Takes, budget: Budget) -> None:
 def taken_by(scenario: Scenario) -> Takes:
     """Return the resources that the deployment of `scenario` takes."""
     deployment = scenario.deployment
-    parts = [pool_scenario(scenario, pool).deployment for pool in deployment.pools] or [deployment]
+    parts = [pool_scenario(scenario, pool).deployment for pool in deployment.groups]
     prices = [pool.price_usd_per_hour for pool in deployment.pools] or [deployment.price_usd_per_hour]
     usd_per_hour: float | None = 0.0
     power_w: float | None = 0.0
@@ -132,12 +132,9 @@ def figures(
     values |= _use(deployed, server, served, span_s)
     if "mean_w" in values:
         values["output_token_j"] = values["mean_w"] / output_per_s
-    for metric in ("ttft", "tpot", "e2e", "queueing"):
-        times_s = served.values(metric)
-        if times_s.size:
-            values[f"{metric}_mean"] = float(times_s.mean())
-            for name, value in zip(STATISTICS, np.percentile(times_s, STATISTIC_PERCENTS), strict=True):
-                values[f"{metric}_{name}"] = float(value)
+    for metric, percentiles in served.percentiles((50, 90, 99)).items():
+        values[f"{metric}_mean"] = float(served.values(metric).mean())
+        values |= {f"{metric}_{name}": value for name, value in percentiles.items()}
     itl = itl_distribution(served.steps)
     if itl is not None:
         values |= {f"itl_{name}": float(getattr(itl, name)) for name in ("mean", *STATISTICS)}
@@ -145,14 +142,14 @@ def figures(
     return values | {limit.name: served.statistic(limit) for limit in known if limit.name not in values}
 
 
-STATISTICS, STATISTIC_PERCENTS = ("p50", "p90", "p99"), (50, 90, 99)
+STATISTICS = ("p50", "p90", "p99")
 
 
 def _use(deployed: Deployed, server: PreparedDeployment, served: Served, span_s: float) -> dict[str, float]:
     """Return the busy fraction, the peak of KV use and the mean power of the devices."""
     steps, scenario = served.steps, deployed.scenario
     parts = [
-        (alone_scenario(scenario, pool.pool), pool.setup, pool.memory, pool.settings.ranks_per_replica)
+        (pool_scenario(scenario, pool.pool), pool.setup, pool.memory, pool.settings.ranks_per_replica)
         for pool in server.pools
     ]
     first, busy_s, slots, mean_w, peaks = 0, 0.0, 0, 0.0, [0.0]

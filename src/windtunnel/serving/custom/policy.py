@@ -4,12 +4,12 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, did_you_mean, place
+from windtunnel.errors import InputError, did_you_mean
 from windtunnel.plugins import Registry
 from windtunnel.serving.custom.time_limit import call_in_time
 from windtunnel.serving.per_request import custom_batch
@@ -149,20 +149,15 @@ class PolicyCaller:
             self.decode_tokens,
         )
         waiting, ready = self.waiting[: self.num_waiting[replica]], self.batches[row, 0, : self.num_ready[replica]]
-        try:
-            answer = call_in_time(f"the scheduler {self.name}", self.policy, self.view, waiting, ready, engine)
-        except InputError:
-            raise
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            raise InputError(f"the scheduler {self.name} failed at {engine.now_s:g} s: {what}", place(error)) from error
+        what = f"the scheduler {self.name}"
+        answer = call_in_time(what, engine.now_s, self.policy, self.view, waiting, ready, engine)
         self.answered[0] = 1
         return self._as_pairs(answer)
 
-    def refuse(self) -> InputError:
-        """Return the error for the latest batch, which no engine can run."""
+    def refuse(self) -> NoReturn:
+        """Raise InputError for the latest batch, which no engine can run."""
         problem = PROBLEMS[int(self.problem[0])].format(i=int(self.culprit[0]))
-        return InputError(f"the scheduler {self.name} {problem}, at {float(self.now_s[0]):g} s")
+        raise InputError(f"the scheduler {self.name} {problem}, at {float(self.now_s[0]):g} s")
 
     def _as_pairs(self, answer: Sequence[tuple[int, int]] | Ints | None) -> Ints:
         """Return the policy's answer as an int64 array [n, 2]."""

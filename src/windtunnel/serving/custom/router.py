@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, place
+from windtunnel.errors import InputError
 from windtunnel.serving import codes
 from windtunnel.serving.custom.time_limit import call_in_time
 from windtunnel.serving.state import records as state
@@ -72,9 +72,7 @@ class RouterCaller:
     ) -> None:
         self.router = router
         self.name = getattr(router, "__name__", type(router).__name__)
-        self.nobody = np.full(requests.arrival_s.size, -1)
-        self.tenant = self.nobody if requests.tenant is None else requests.tenant
-        self.session = self.nobody if requests.session is None else requests.session
+        nobody = np.full(requests.arrival_s.size, -1)
         columns, replicas = ranks.view(np.ndarray), fleet.replicas.view(np.ndarray)
         # A field of a record array costs 4 us a look; of its columns, seen as plain arrays, 0.1 us.
         self.ranks = [columns[name] for name in ("num_waiting", "num_running", "waiting_tokens", "free_blocks")]
@@ -86,9 +84,10 @@ class RouterCaller:
         self.computes_prompts = np.array([plan.role != codes.DECODE for plan in plans])[self.pool]
         self.has_one_rank = bool((widths == 1).all())
         self.phase, self.control = replicas["phase"], fleet.control.view(np.ndarray)
-        self.sent_s, self.num_retries = fleet.sent_s, fleet.num_retries
-        self.input_tokens, self.output_tokens = requests.input_tokens, requests.output_tokens
-        self.priority = requests.priority
+        self.sent_s = fleet.sent_s
+        tenant, session = (nobody if column is None else column for column in (requests.tenant, requests.session))
+        known = requests.input_tokens, requests.output_tokens, requests.priority
+        self.columns = (*known, tenant, session, fleet.num_retries)
 
     def route(self) -> None:
         """Choose a replica for the request that the loop has at the router.
@@ -98,29 +97,14 @@ class RouterCaller:
         """
         control = self.control[0]
         i, now_s = int(control["pending"]), float(control["pending_s"])
-        request = Arrival(
-            i,
-            float(self.sent_s[i]),
-            int(self.input_tokens[i]),
-            int(self.output_tokens[i]),
-            int(self.priority[i]),
-            int(self.tenant[i]),
-            int(self.session[i]),
-            int(self.num_retries[i]),
-        )
+        request = Arrival(i, float(self.sent_s[i]), *(int(column[i]) for column in self.columns))
         columns: list[Ints] = self.ranks
         if not self.has_one_rank:
             columns = [np.add.reduceat(column, self.first_ranks) for column in self.ranks]
         is_up = (self.phase == codes.UP) & self.computes_prompts
         waiting, running, waiting_tokens, free_blocks = columns
         replicas = Replicas(now_s, is_up, waiting, running, waiting_tokens, free_blocks, self.num_blocks, self.pool)
-        try:
-            answer = call_in_time(f"the router {self.name}", self.router, request, replicas)
-        except InputError:
-            raise
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            raise InputError(f"the router {self.name} failed at {now_s:g} s: {what}", place(error)) from error
+        answer = call_in_time(f"the router {self.name}", now_s, self.router, request, replicas)
         control["answer"] = self._checked(answer, is_up, i, now_s)
 
     def _checked(self, answer: Any, is_up: NDArray[np.bool_], i: int, now_s: float) -> int:

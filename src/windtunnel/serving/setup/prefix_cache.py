@@ -179,8 +179,3 @@ def caches_of(settings: state.KernelSettings, retention: KvRetention, requests: 
     if not retention.anywhere:
         cache.nodes["first_block"] = cache.nodes["end_block"] = 0
     return cache
-
-
-def has_one_group(settings: state.KernelSettings) -> bool:
-    """Whether one group of layers keeps every token, which is all that the caches can count."""
-    return settings.num_groups - settings.num_window_groups == 1

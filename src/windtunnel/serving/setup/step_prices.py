@@ -26,7 +26,7 @@ from windtunnel.pricing.roofline import machine
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.launches import graph_sizes, num_launches, padded_sizes
 from windtunnel.serving.scenario import Setup
-from windtunnel.serving.state.records import StepCost, played_back
+from windtunnel.serving.state.records import StepCost
 
 Floats = NDArray[np.float64]
 
@@ -327,12 +327,6 @@ def lower_steps(
 ) -> LoweredSteps:
     """Return `price_steps` as the arrays in which the loop looks up durations."""
     return price_steps(estimator, device, shard, engine, max_model_len, drafter).lowered()
-
-
-def recorded_steps(duration_s: Floats, engine: EngineSettings) -> StepCost:
-    """Return a cost that plays back measured step durations, one for each step, whatever the step holds."""
-    assert engine.max_num_seqs is not None
-    return played_back(np.asarray(duration_s, np.float64), engine.max_num_seqs)
 
 
 def price_step(estimator: Estimator, shard: Shard, batch: StepBatch) -> list[PricedLaunch]:

@@ -2,15 +2,14 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
 from windtunnel.errors import InputError
-from windtunnel.files import opened
+from windtunnel.files import opened, read_bytes
 from windtunnel.units import format_count
 
 BLOCK_BYTES = 1 << 24
@@ -27,7 +26,8 @@ def header_of(path: Path) -> list[str]:
     Raises:
         InputError: a missing, empty or broken file, or an unknown ending.
     """
-    return _READERS[_suffix(path)][0](path)
+    header: list[str] = next(_READERS[_suffix(path)](path, None))
+    return header
 
 
 def batches_of(path: Path, names: list[str]) -> Iterator[Batch]:
@@ -36,7 +36,7 @@ def batches_of(path: Path, names: list[str]) -> Iterator[Batch]:
     Raises:
         InputError: a broken file; names its row where that can be found.
     """
-    return _READERS[_suffix(path)][1](path, names)
+    return _READERS[_suffix(path)](path, names)
 
 
 def _suffix(path: Path) -> str:
@@ -62,11 +62,6 @@ def _is_empty(path: Path) -> InputError:
 # CSV
 
 
-def _csv_header(path: Path) -> list[str]:
-    with opened(path, BLOCK_BYTES) as file:
-        return _csv_names(path, _first_line(path, file))
-
-
 def _csv_names(path: Path, line: bytes) -> list[str]:
     try:
         return [name.strip() for name in next(csv.reader(io.StringIO(line.decode("utf-8-sig"))))]
@@ -74,11 +69,15 @@ def _csv_names(path: Path, line: bytes) -> list[str]:
         raise InputError(f"{path} does not begin with a line of column names", "is it another kind of file?") from None
 
 
-def _csv_batches(path: Path, names: list[str]) -> Iterator[Batch]:
+def _csv(path: Path, names: list[str] | None) -> Iterator[Any]:
     """Read columns of the types that pyarrow sees in the first block.
 
     From a block that does not fit them on, columns are read as text and converted block by block.
     """
+    if names is None:
+        with opened(path, BLOCK_BYTES) as file:
+            yield _csv_names(path, _first_line(path, file))
+        return
     import pyarrow as pa
 
     num_read = 0
@@ -154,18 +153,15 @@ def _broken_csv_row(path: Path, error: Exception) -> InputError:
 _LINES = msgspec.json.Decoder(dict[str, Any])
 
 
-def _json_lines_header(path: Path) -> list[str]:
-    with opened(path, BLOCK_BYTES) as file:
-        line = _first_line(path, file)
-    try:
-        return list(_LINES.decode(line))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} row 1 is not a JSON object: {error}", "one object a line is needed") from None
-
-
-def _json_lines_batches(path: Path, names: list[str]) -> Iterator[Batch]:
+def _json_lines(path: Path, names: list[str] | None) -> Iterator[Any]:
     row = 0
     with opened(path, BLOCK_BYTES) as file:
+        if names is None:
+            try:
+                yield list(_LINES.decode(_first_line(path, file)))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise InputError(f"{path} row 1 is not a JSON object: {error}", "one object a line is needed") from None
+            return
         while lines := file.readlines(BLOCK_BYTES):
             try:
                 rows = _LINES.decode_lines(b"".join(lines))
@@ -205,51 +201,36 @@ def _broken_json_row(path: Path, lines: list[bytes], first_row: int, is_end: boo
     return InputError(f"{path} is not valid JSON Lines")
 
 
-def _json_objects(path: Path) -> list[dict[str, Any]]:
-    with opened(path, BLOCK_BYTES) as file:
-        content = file.read()
+def _json(path: Path, names: list[str] | None) -> Iterator[Any]:
+    content = read_bytes(path)
     if not content.strip():
         raise _is_empty(path)
     try:
-        return msgspec.json.decode(content, type=list[dict[str, Any]])
+        rows = msgspec.json.decode(content, type=list[dict[str, Any]])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         hint = "with one object a line, call it .jsonl"
         raise InputError(f"{path} is not a JSON list of objects: {error}".replace("`", ""), hint) from None
-
-
-def _json_header(path: Path) -> list[str]:
-    return list(next(iter(_json_objects(path)), ()))
-
-
-def _json_batches(path: Path, names: list[str]) -> Iterator[Batch]:
-    yield _columns(_json_objects(path), names)
+    yield list(next(iter(rows), ())) if names is None else _columns(rows, names)
 
 
 # Parquet
 
 
-def _parquet_header(path: Path) -> list[str]:
-    with _parquet(path) as file:
-        return [str(name) for name in file.schema_arrow.names]
-
-
-def _parquet_batches(path: Path, names: list[str]) -> Iterator[Batch]:
-    with _parquet(path) as file:
-        for batch in file.iter_batches(batch_size=BLOCK_ROWS, columns=names):
-            yield {name: batch.column(name) for name in names}
-
-
-@contextmanager
-def _parquet(path: Path) -> Iterator[Any]:
+def _parquet(path: Path, names: list[str] | None) -> Iterator[Any]:
     import pyarrow as pa
     from pyarrow import parquet
 
     with opened(path, BLOCK_BYTES) as file:
-        if not file.peek(1) if isinstance(file, io.BufferedReader) else False:
+        if isinstance(file, io.BufferedReader) and not file.peek(1):
             raise _is_empty(path)
         source = pa.BufferReader(file.read()) if path.name.lower().endswith(".gz") else file
         try:
-            yield parquet.ParquetFile(source)
+            table = parquet.ParquetFile(source)
+            if names is None:
+                yield [str(name) for name in table.schema_arrow.names]
+                return
+            for batch in table.iter_batches(batch_size=BLOCK_ROWS, columns=names):
+                yield {name: batch.column(name) for name in names}
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path} is not a valid Parquet file: {_first_sentence(error)}") from None
 
@@ -258,11 +239,11 @@ def _first_sentence(error: Exception) -> str:
     return str(error).strip().splitlines()[0].rstrip(".")
 
 
-_READERS: dict[str, tuple[Callable[[Path], list[str]], Callable[[Path, list[str]], Iterator[Batch]]]] = {
-    ".csv": (_csv_header, _csv_batches),
-    ".jsonl": (_json_lines_header, _json_lines_batches),
-    ".ndjson": (_json_lines_header, _json_lines_batches),
-    ".json": (_json_header, _json_batches),
-    ".parquet": (_parquet_header, _parquet_batches),
+_READERS: Mapping[str, Callable[[Path, list[str] | None], Iterator[Any]]] = {
+    ".csv": _csv,
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json,
+    ".parquet": _parquet,
 }
-"""Ending of a file's name -> readers of its column names and of its blocks."""
+"""Ending of a file's name -> a reader that yields blocks of the named columns; without names, those of all columns."""

@@ -1,0 +1,96 @@
+"""Experts of older versions: DeepGEMM's padded blocks, and the Triton kernel in its former tiles."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from windtunnel import catalog
+from windtunnel.model.feed_forward.experts import Experts
+from windtunnel.model.precision import Format
+from windtunnel.pricing.aiconfigurator.collection import KernelChoices
+from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, measured_estimator, systems_folder
+
+pytestmark = pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"{PACKAGE} has no wheel for this platform")
+
+DEEPSEEK: dict[str, Any] = {"hidden_size": 7168, "intermediate_size": 2048, "num_experts": 256, "experts_per_token": 8}
+QWEN: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 1536, "num_experts": 128, "experts_per_token": 8}
+
+
+def priced_ms(version: str, op: Experts, system: str = "h100_sxm", backend: str | None = None) -> Any:
+    device = catalog.device(system)
+    estimator = measured_estimator(device, None, "vllm", version, kernels=KernelChoices(moe_backend=backend))
+    return np.asarray(estimator.estimate(op).seconds) * 1e3
+
+
+def measured_ms(table: str, tokens: list[int], **words: str | int) -> Any:
+    rows = pq.read_table(systems_folder() / table, filters=[(name, "=", word) for name, word in words.items()])
+    latency = dict(zip(rows["num_tokens"].to_pylist(), rows["latency"].to_pylist(), strict=True))
+    return np.array([latency[count] for count in tokens])
+
+
+@pytest.mark.parametrize(("system", "error"), [("h100_sxm", 0.04), ("h200_sxm", 0.2), ("b200_sxm", 0.1)])
+def test_padded_blocks_take_what_the_same_kernels_were_measured_to_take(system: str, error: float) -> None:
+    """Under SGLang 128 of DeepSeek's experts on a rank were timed, with prompts in the same layout."""
+    tokens = [64, 128, 256, 512, 1024]
+    measured = measured_ms(
+        f"{system}/moe/sglang/0.5.10/wideep_context_moe_perf.parquet",
+        tokens,
+        distribution="power_law_1.01",
+        moe_ep_size=2,
+    )
+    op = Experts(np.array(tokens, float), **DEEPSEEK, ep=2, format=Format.FP8_BLOCK)
+    assert priced_ms("0.12.0", op, system) == pytest.approx(measured, rel=error)
+
+
+@pytest.mark.parametrize(
+    ("version", "changes", "is_padded"),
+    [
+        ("0.11.0", {}, False),
+        ("0.11.1", {}, True),
+        ("0.15.1", {}, True),
+        ("0.16.0", {}, False),
+        ("0.12.0", {"ep": 1, "tp": 4}, True),
+        ("0.12.0", {"ep": 1, "tp": 8}, False),
+        ("0.12.0", {"format": Format.FP8}, False),
+    ],
+)
+def test_few_tokens_fill_blocks_in_the_versions_that_pad(
+    version: str, changes: dict[str, Any], is_padded: bool
+) -> None:
+    """A block of 128 rows for each expert costs one token nearly what it costs 16; elsewhere tokens choose experts."""
+    one, some = priced_ms(
+        version, Experts(np.array([1.0, 16.0]), **QWEN, **{"ep": 4, "format": Format.FP8_BLOCK, **changes})
+    )
+    assert (some / one < 1.4) == is_padded
+
+
+def test_a_named_backend_keeps_its_kernels() -> None:
+    op = Experts(np.array([8.0]), **QWEN, ep=4, format=Format.FP8_BLOCK)
+    assert priced_ms("0.12.0", op, backend="triton") < 0.8 * priced_ms("0.12.0", op)
+
+
+def test_untuned_tiles_cost_what_they_cost_the_engine_that_kept_them() -> None:
+    """SGLang 0.5.10 has the tiles that vLLM had before 0.17; few tokens for the rank's experts lose nothing."""
+    tokens = [4, 32, 64, 128, 512]
+    shape = {"hidden_size": 4096, "inter_size": 1536, "num_experts": 128, "moe_ep_size": 8, "moe_tp_size": 1}
+    words = {**shape, "moe_dtype": "bfloat16", "distribution": "power_law_1.01"}
+    former = measured_ms("h100_sxm/moe/sglang/0.5.10/moe_perf.parquet", tokens, **words)
+    since = measured_ms("h100_sxm/moe/vllm/0.24.0/moe_perf.parquet", tokens, **words)
+    op = Experts(np.array(tokens, float), **QWEN, ep=8)
+    assert priced_ms("0.16.0", op) == pytest.approx(np.maximum(former, since), rel=1e-6)
+    assert priced_ms("0.17.0", op) == pytest.approx(since, rel=1e-6)
+    assert (former / since > [1.0, 1.2, 1.2, 1.2, 2.0]).all()
+
+
+def test_tuned_shapes_lose_nothing() -> None:
+    op = Experts(np.array([32.0, 128.0, 512.0]), **QWEN, tp=2)
+    assert priced_ms("0.16.0", op) == pytest.approx(priced_ms("0.17.0", op), rel=0.03)
+
+
+def test_other_devices_lose_the_same_share() -> None:
+    op = Experts(np.array([32.0, 128.0]), **QWEN, ep=8)
+    lost = priced_ms("0.16.0", op) / priced_ms("0.17.0", op)
+    assert priced_ms("0.16.0", op, "b200_sxm") / priced_ms("0.18.0", op, "b200_sxm") == pytest.approx(lost, rel=1e-6)
