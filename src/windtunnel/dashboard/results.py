@@ -102,7 +102,11 @@ class Results:
         parts = name.split("/")
         hidden = any(part.startswith(".") or not part or "\0" in part or "\\" in part for part in parts)
         path = self.folder.joinpath(*parts) if not hidden else self.folder
-        if hidden or not path.resolve().is_relative_to(self.folder) or not path.exists():
+        try:
+            is_there = not hidden and path.resolve().is_relative_to(self.folder) and path.exists()
+        except OSError:
+            is_there = False  # too long for a name
+        if not is_there:
             raise NotThereError(f"there is no {name!r} in {self.folder.name}")
         return path
 

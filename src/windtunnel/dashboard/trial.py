@@ -297,7 +297,7 @@ def kept(query: Mapping[str, str], folder: Path) -> str:
         write_run(simulated(trial.scenario), folder / name)
         return name
     name = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
-    if (folder / name).exists():
+    if _exists(folder / name):
         raise InputError(f"{name} exists", "choose another name")
     try:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

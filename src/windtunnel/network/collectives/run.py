@@ -25,7 +25,6 @@ from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import MOST_FLOWS, Flows, together
 from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import BACKENDS, NetworkSettings
-from windtunnel.units import format_bytes
 
 USUAL_ALGORITHMS = {
     **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), "ring"),
@@ -67,7 +66,7 @@ def run_collective(
     if size_bytes < 1:
         raise InputError(f"{op} of {size_bytes} bytes moves nothing", "give a size of at least 1 byte")
     if size_bytes > MOST_BYTES:
-        raise InputError(f"{op} of {size_bytes:.3g} bytes is not plausible; {format_bytes(MOST_BYTES)} at most")
+        raise InputError(f"{op} of {size_bytes:.3g} bytes is not plausible; at most {MOST_BYTES:.3g} are")
     timer = BACKENDS.get(backend)
     if choices.pxn and (hasattr(timer, "run_collective") or settings.compat != "simai"):
         raise InputError("pxn is for SimAI's rings", "give --compat simai and --backend flow or packet")
