@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel import catalog
 from windtunnel.errors import InputError, did_you_mean
+from windtunnel.limits import check_size
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.settings import GBPS
 from windtunnel.network.topology_file import read_topology
@@ -50,6 +51,7 @@ class _Servers(Schema):
         super().__post_init__()
         if self.num_gpus % self.gpus_per_server:
             raise ValueError(f"gpus_per_server = {self.gpus_per_server} does not divide num_gpus = {self.num_gpus}")
+        check_size(GPUs=self.num_gpus)
 
 
 class _TwoTier(_Servers):
@@ -263,6 +265,7 @@ class Torus(Schema, tag="torus"):
     def __post_init__(self) -> None:
         if not self.dimensions or min(self.dimensions) < 1 or prod(self.dimensions) < 2:
             raise ValueError(f"dimensions are {list(self.dimensions)}; at least two devices are needed")
+        check_size(GPUs=prod(self.dimensions))
         super().__post_init__()
 
     def build(self) -> Fabric:
@@ -350,6 +353,9 @@ class _Wiring:
     error_fraction: float = 0.0
     links: list[tuple[NDArray[Any], ...]] = field(default_factory=list)
     """(ends, other ends, bytes per second, seconds) of each group."""
+
+    def __post_init__(self) -> None:
+        check_size(GPUs=self.num_gpus)
 
     @property
     def first_leaf(self) -> int:
