@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Real engines, which bring a torch of their own.
 ENGINES := .venv-engines
 
-.PHONY: help venv demo test lint format test-all test-fast test-nojit fuzz test-engines test-nsys validate-cpu profile-gpu examples bench docs build clean
+.PHONY: help venv demo test lint format test-all test-fast test-nojit fuzz test-engines test-nsys validate-cpu profile-gpu examples bench docs build faults licences lock sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-20s%s\n", $$1, $$2}'
@@ -90,6 +90,19 @@ docs: $(TOOLS) ## run every command and follow every link in the pages
 build: $(TOOLS) ## wheel and source distribution in dist/
 	$(PIP) install 'build>=1.2'
 	$(BIN)/python -m build
+
+faults: $(TOOLS) ## kill commands N times each (faults N=200) and run them again
+	WINDTUNNEL_FAULTS=$(or $(N),200) NUMBA_DISABLE_JIT=1 $(PYTEST) tests/fuzz/test_faults.py $(ARGS)
+
+licences: $(TOOLS) ## licences of all packages that are needed
+	$(BIN)/python .ci/licences.py $(ARGS)
+
+lock: $(TOOLS) ## write the versions that are installed to .ci/constraints.txt, which CI installs
+	$(BIN)/python .ci/licences.py --lock .ci/constraints.txt
+
+sbom: $(TOOLS) ## write sbom.json, a CycloneDX bill of materials
+	$(PIP) install 'cyclonedx-bom>=7,<8'
+	$(BIN)/python .ci/licences.py --sbom sbom.json
 
 clean: ## remove .venv, builds and caches
 	rm -rf $(VENV) $(ENGINES) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -45,7 +45,8 @@ from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import score
 from windtunnel.metrics.uncertainty import Spread
 from windtunnel.pricing.calibrated import factor
-from windtunnel.pricing.estimator import Estimator, roofline_estimator
+from windtunnel.pricing.estimator import Estimator, RooflineEstimator
+from windtunnel.pricing.roofline import Roofline
 from windtunnel.schema import encode
 from windtunnel.serving.analysis.intervals import SPREADS_FILE
 from windtunnel.serving.calibration import Calibration, calibration_for, load_calibration
@@ -87,7 +88,7 @@ def shipped_calibrations() -> dict[str, Calibration]:
 
 
 def roofline_of(setup: Setup) -> Estimator:
-    return roofline_estimator(setup.device, setup.node)
+    return RooflineEstimator(Roofline(setup.device, setup.node))
 
 
 def regression(runs: Sequence[Measurement], fold: np.ndarray) -> Predicted:

@@ -37,7 +37,8 @@ import numpy as np
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import score
-from windtunnel.pricing.estimator import Estimator, roofline_estimator
+from windtunnel.pricing.estimator import Estimator, RooflineEstimator
+from windtunnel.pricing.roofline import Roofline
 from windtunnel.serving.calibration import NONE
 from windtunnel.serving.deployment import LINK_EFFICIENCY
 from windtunnel.serving.scenario import Scenario, keep_published_formats, resolve, scenario_from
@@ -365,7 +366,7 @@ def predicted(scenario: Scenario, roofline: bool, tables: dict[Any, Estimator]) 
     device = catalog.device(scenario.deployment.device)
     estimator: Estimator | None = None
     if roofline:
-        estimator = roofline_estimator(device, catalog.default_node(device))
+        estimator = RooflineEstimator(Roofline(device, catalog.default_node(device)))
     elif not scenario.deployment.pools:
         setup = resolve(scenario)
         key = estimator_key(setup)

@@ -20,8 +20,8 @@ from windtunnel.network.collectives.algorithms.hierarchical import all_to_all_by
 from windtunnel.network.collectives.call import CollectiveChoices
 from windtunnel.network.collectives.closed_forms import LAUNCH_S
 from windtunnel.network.collectives.run import flows_seconds, run_collective
-from windtunnel.network.settings import NetworkSettings
-from windtunnel.network.topology import GBPS, NodeRails, SpectrumX, build_fabric
+from windtunnel.network.settings import GBPS, NetworkSettings
+from windtunnel.network.topology import NodeRails, SpectrumX
 
 REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared" / "reference")
 NODES = {"H100": "dgx_h100", "H200": "hgx_h200", "B200": "hgx_b200", "A100": "dgx_a100"}
@@ -38,7 +38,7 @@ def print_nccl() -> None:
             node, servers, ranks = NODES.get(row["system"].split()[0]), int(row["nodes"]), int(row["n_gpus"])
             if node is None or "SHARP" in row["algo"] or not row["time_us"]:
                 continue
-            fabric, size = build_fabric(NodeRails(node=node, num_servers=servers)), int(row["size_bytes"])
+            fabric, size = NodeRails(node=node, num_servers=servers).build(), int(row["size_bytes"])
             if "Ring" in row["algo"]:
                 seconds = run_collective(fabric, row["collective"], size, ranks, choices=RING).seconds
             else:
@@ -83,15 +83,13 @@ def print_deepep() -> None:
                 measured[int(row["ep"]), row["op"]].append(float(row["bw_GBps"]))
     print(f"\n{'DeepEP, normal':16s}{'op':10s}{'here':>10s}{'published versions, GB/s':>30s}{'off the fastest':>18s}")
     for (ranks, op), published in sorted(measured.items()):
-        fabric = build_fabric(
-            SpectrumX(
-                num_gpus=ranks,
-                num_spines=8,
-                gpu_type="H800",
-                nic_bytes_per_s=400 * GBPS,
-                scale_up_bytes_per_s=160e9,
-            )
-        )
+        fabric = SpectrumX(
+            num_gpus=ranks,
+            num_spines=8,
+            gpu_type="H800",
+            nic_bytes_per_s=400 * GBPS,
+            scale_up_bytes_per_s=160e9,
+        ).build()
         to_server, to_gpu = routed(ranks)
         gpus = np.arange(ranks, dtype=np.int32)
         if ranks == 8:

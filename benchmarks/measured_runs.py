@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 from readers.silicon.runs import is_silicon, read_measurements
-from windtunnel.calibration.run_file import write_run_file
+from windtunnel.calibration.measured_runs import write_run_file
 from windtunnel.errors import WindtunnelError
 
 

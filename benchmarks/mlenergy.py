@@ -36,8 +36,7 @@ import numpy as np
 
 from windtunnel import catalog
 from windtunnel.calibration.measured_runs import Measurement
-from windtunnel.calibration.odd_runs import with_odd_runs
-from windtunnel.calibration.validate import RunPrediction
+from windtunnel.calibration.validate import RunPrediction, with_odd_runs
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import score
 from windtunnel.metrics.records import Table

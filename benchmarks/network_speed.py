@@ -30,8 +30,8 @@ from windtunnel.network.flow.run import run_flow_level
 from windtunnel.network.flows import Flows, together
 from windtunnel.network.packet.runner import run_in_parts
 from windtunnel.network.packet.tables import tables_of
-from windtunnel.network.settings import SIMAI_PACKETS, SIMAI_SETTINGS, NetworkSettings
-from windtunnel.network.topology import GBPS, SpectrumX, build_fabric
+from windtunnel.network.settings import GBPS, SIMAI_PACKETS, SIMAI_SETTINGS, NetworkSettings
+from windtunnel.network.topology import SpectrumX
 
 MIB = 2**20
 REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared" / "reference")
@@ -42,7 +42,7 @@ RING = CollectiveChoices(algorithm="ring")
 def a100(n: int) -> Fabric:
     """Servers of A100 on NICs of 100 Gbps."""
     rates = {"nic_bytes_per_s": 100 * GBPS, "scale_up_bytes_per_s": 2400 * GBPS}
-    return build_fabric(msgspec.structs.replace(SpectrumX(num_gpus=n, gpu_type="A100"), **rates))
+    return msgspec.structs.replace(SpectrumX(num_gpus=n, gpu_type="A100"), **rates).build()
 
 
 def all_reduce(n: int, size: int) -> Flows:
@@ -79,7 +79,7 @@ def packet_128_as_simai() -> str:
 
 def flow_16384() -> str:
     """All-reduce of 8 GiB over 16,384 GPUs, the fabric built anew."""
-    fabric = build_fabric(SpectrumX(num_gpus=16384, leaf_ports_up=256))
+    fabric = SpectrumX(num_gpus=16384, leaf_ports_up=256).build()
     rings = nccl_rings(np.arange(16384, dtype=np.int32), 2048)
     return f"{ring_seconds(fabric, rings, 8192 * MIB // 16384 // 8, 2 * 16383, FLOW) * 1e3:.1f} ms"
 
@@ -127,7 +127,7 @@ def print_growth() -> None:
     print(f"\n{'GPUs':>8s}{'flows':>10s}{'flow events':>14s}{'ns each':>10s}{'packet events':>15s}{'ns each':>10s}")
     run_flow_level(a100(64), rings_of_four(64), SIMAI_SETTINGS)
     for num_gpus in (64, 256, 1024, 4096):
-        fabric, flows = build_fabric(SpectrumX(num_gpus=num_gpus)), rings_of_four(num_gpus)
+        fabric, flows = SpectrumX(num_gpus=num_gpus).build(), rings_of_four(num_gpus)
         start = time.process_time()
         num_flow_events = run_flow_level(fabric, flows, SIMAI_SETTINGS).num_events
         flow_ns = (time.process_time() - start) / num_flow_events * 1e9

@@ -33,8 +33,8 @@ from windtunnel.network.collectives.run import flows_seconds
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Flows, Reduction, together
 from windtunnel.network.paths import FlowTimes, run_flows
-from windtunnel.network.settings import SIMAI_PACKETS, SIMAI_SETTINGS
-from windtunnel.network.topology import GBPS, AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier, build_fabric
+from windtunnel.network.settings import GBPS, SIMAI_PACKETS, SIMAI_SETTINGS
+from windtunnel.network.topology import AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier
 from windtunnel.network.topology_file import read_topology
 
 REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared" / "reference")
@@ -126,7 +126,7 @@ def run(row: dict[str, str]) -> Run:
     control = CONTROLS[number(r"cc(\d+)", row["dir"], 1)]
     packet = msgspec.structs.replace(SIMAI_PACKETS, congestion=control, ecn="noecn" not in row["dir"])
     file = REFERENCE / "simai" / "topo" / f"{row['topology']}.gz"
-    fabric = read_topology(file) if file.exists() else build_fabric(topology_of(row["topology"]))
+    fabric = read_topology(file) if file.exists() else topology_of(row["topology"]).build()
     packet_us, flow_us, packet_cpu_s, flow_cpu_s, where = [], [], 0.0, 0.0, ""
     for flows in layers_of(row):
         started = time.process_time()

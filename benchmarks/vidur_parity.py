@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from readers.vidur_runs import read_case
+from readers.vidur_runs import find_tables, read_case
 from windtunnel.errors import InputError
-from windtunnel.formats.vidur.read import find_tables, read_tables
+from windtunnel.formats.vidur.read import read_tables
 from windtunnel.formats.vidur.replay import replay
 
 VIDUR_LOOP_S = {

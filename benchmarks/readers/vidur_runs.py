@@ -1,5 +1,6 @@
-"""Recorded runs of Vidur: the configuration, the requests and every batch."""
+"""Recorded runs of Vidur: the configuration, the requests and every batch; the look-up tables of each."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from windtunnel.errors import InputError
-from windtunnel.formats.vidur.read import VidurConfig, read_config, read_requests
+from windtunnel.formats.vidur.read import HOST_OPERATORS, VidurConfig, read_config, read_requests
 from windtunnel.workload.generate.requests import RequestArrays
 
 Floats = NDArray[np.float64]
@@ -80,3 +81,60 @@ def read_case(folder: Path) -> VidurCase:
         raise InputError(f"{folder / 'iterations.parquet'} has no batches")
     requests = read_requests(folder / "requests.parquet", first_arrival_s=float(batches.start_s[0]))
     return VidurCase(read_config(folder / "config.json"), requests, batches)
+
+
+def find_tables(folder: Path, config: VidurConfig) -> Path:
+    """Find the look-up tables in `folder` that a run was made with, by their names and their contents.
+
+    Names are `tables_MODEL_tpN[ppM][_NOTE...].npz`. A note names the network, which must be the run's, or the tables'
+    scheduler; LightLLM's tables have blocks of a token, and no other scheduler's do.
+
+    Raises:
+        InputError: none has the run's model and tensor parallelism, its operators, and reaches its batches.
+    """
+    replica, scheduler = config.cluster_config.replica_config, config.cluster_config.replica_scheduler_config
+    model = _plain(replica.model_name.split("/")[-1])
+    candidates = []
+    for path in sorted(folder.glob("tables_*.npz")):
+        parts = _TABLES_NAME.fullmatch(path.stem)
+        if parts is None or not model.startswith(_plain(parts["model"])):
+            continue
+        notes, pp = parts["notes"].lower().split("_"), int(parts["pp"] or 1)
+        networks = [note for note in notes if note in ("pairwise", "dgx")]
+        if int(parts["tp"]) != replica.tensor_parallel_size or ("lightllm" in notes) != (scheduler.name == "lightllm"):
+            continue
+        if all(note in replica.network_device for note in networks) and _reach(path, config):
+            pipelines = pp != replica.num_pipeline_stages
+            candidates.append((pipelines, scheduler.name not in notes, path.stat().st_size, path))
+    if not candidates:
+        raise InputError(
+            f"{folder} has no look-up tables of {replica.model_name} with tp {replica.tensor_parallel_size}, "
+            f"pp {replica.num_pipeline_stages} for {scheduler.name}",
+            "they are named tables_MODEL_tpN[ppM][_NOTE].npz",
+        )
+    return min(candidates)[-1]
+
+
+_TABLES_NAME = re.compile(r"tables_(?P<model>[^_]+)_tp(?P<tp>\d+)(?:pp(?P<pp>\d+))?(?P<notes>(?:_.*)?)")
+
+
+def _plain(model: str) -> str:
+    """Return the same text for `Meta-Llama-3-8B` and `llama3-8b`."""
+    return re.sub(r"[^a-z0-9]", "", model.lower()).removeprefix("meta")
+
+
+def _reach(path: Path, config: VidurConfig) -> bool:
+    """Whether these tables have the operators of a run and all batches of its predictor."""
+    replica, predictor = config.cluster_config.replica_config, config.execution_time_predictor_config
+    needed = ["all_reduce"] if replica.tensor_parallel_size > 1 else []
+    needed += ["send_recv"] if replica.num_pipeline_stages > 1 else []
+    needed += [] if predictor.skip_cpu_overhead_modeling else HOST_OPERATORS
+    try:
+        with np.load(path) as archive:
+            return (
+                all(name in archive for name in needed)
+                and len(archive["attn_prefill_chunk"]) >= predictor.prediction_max_prefill_chunk_size
+                and len(archive["attn_decode_bs"]) >= predictor.prediction_max_batch_size
+            )
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{path} is not an archive of Vidur's prediction tables") from error

@@ -5,10 +5,14 @@ A message follows one order: what was asked, what was found, what is allowed. Th
 
 import difflib
 import errno
+import os
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of a disk, or of a limit of files, that holds no more."""
 
 
 class WindtunnelError(Exception):
@@ -87,9 +91,11 @@ def unwritable(path: Path, error: OSError) -> InputError:
     """Return the error for a file or folder that cannot be written."""
     if error.errno == errno.ENAMETOOLONG:
         return _too_long(path)
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    full = error.errno in FULL
+    # pyarrow's own text repeats the error's.
+    reason = os.strerror(error.errno) if error.errno else error
     hint = "free some space, or choose another place" if full else "choose another place"
-    return InputError(f"{path} cannot be written: {error.strerror or error}", hint)
+    return InputError(f"{path} cannot be written: {reason}", hint)
 
 
 def _too_long(path: Path) -> InputError:

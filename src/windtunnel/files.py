@@ -137,6 +137,23 @@ def check_writable(path: Path) -> None:
         check_writable_folder(path, path.absolute().parent)
 
 
+def check_replaceable(path: Path | None, overwrite: bool, *suffixes: str) -> None:
+    """Raise InputError where no file can be written to `path`, or one is there that may not be replaced.
+
+    Args:
+        path: None where nothing is to be written.
+        overwrite: whether a file may be replaced.
+        suffixes: ends of its name, of which it has to have one.
+    """
+    if path is None:
+        return
+    if suffixes and not path.name.endswith(suffixes):
+        raise InputError(f"{path} does not end in {' or '.join(suffixes)}", f"for instance run{suffixes[0]}")
+    check_writable(path)
+    if path.exists() and not overwrite:
+        raise InputError(f"{path} exists already", "choose another name, or replace it with --overwrite")
+
+
 def check_writable_folder(path: Path, folder: Path) -> None:
     """Raise InputError unless a file can be made in `folder`, or in its nearest parent where `folder` is missing."""
     nearest = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())

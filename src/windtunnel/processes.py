@@ -1,8 +1,10 @@
 """Worker processes that end with the process that starts them, however it ends."""
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.connection import Connection
@@ -43,3 +45,17 @@ def _end_with(parents: Connection) -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl (linux/prctl.h): the signal that a process gets when its parent ends."""
+
+
+def end_with_parent() -> None:
+    """Let Linux end this process when its parent ends, even if it is killed; a `preexec_fn` of a child process.
+
+    A server gets SIGTERM, on which it ends its own workers.
+    """
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -356,23 +356,21 @@ def fields_of(thing: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(thing, name) for name in names}
 
 
-def _shown(value: float) -> str:
-    """Return a number as people write it: 0 for 0.0."""
-    return str(value).removesuffix(".0")
+def _check(holds: Callable[[float], bool], needed: str, values: dict[str, float | None]) -> None:
+    """Raise ValueError unless every value that is given passes; 0.0 is shown as people write it, as 0."""
+    for name, value in values.items():
+        if value is not None and not holds(value):
+            raise ValueError(f"{name} is {str(value).removesuffix('.0')}; {needed} is needed")
 
 
 def check_at_least(least: float, /, **values: float | None) -> None:
     """Raise ValueError unless every value that is given is at least `least`."""
-    for name, value in values.items():
-        if value is not None and not value >= least:
-            raise ValueError(f"{name} is {_shown(value)}; at least {least} is needed")
+    _check(lambda value: value >= least, f"at least {least}", values)
 
 
 def check_finite(**values: float | None) -> None:
     """Raise ValueError unless every value that is given is finite."""
-    for name, value in values.items():
-        if value is not None and not math.isfinite(value):
-            raise ValueError(f"{name} is {_shown(value)}; a finite number is needed")
+    _check(math.isfinite, "a finite number", values)
 
 
 def check_non_negative(**values: float | None) -> None:
@@ -383,9 +381,7 @@ def check_non_negative(**values: float | None) -> None:
 
 def check_positive(**values: float | None) -> None:
     """Raise ValueError unless every value that is given is finite and above 0."""
-    for name, value in values.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} is {_shown(value)}; more than 0 is needed")
+    _check(lambda value: value > 0, "more than 0", values)
     check_finite(**values)
 
 
@@ -397,9 +393,7 @@ Whole = Annotated[int, partial(check_at_least, 0)]
 
 def check_between(least: float, largest: float, /, **values: float | None) -> None:
     """Raise ValueError unless every value that is given is from `least` to `largest`."""
-    for name, value in values.items():
-        if value is not None and not least <= value <= largest:
-            raise ValueError(f"{name} is {_shown(value)}; from {least} to {largest} is needed")
+    _check(lambda value: least <= value <= largest, f"from {least} to {largest}", values)
 
 
 def check_fraction(**values: float | None) -> None:

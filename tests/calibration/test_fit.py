@@ -21,7 +21,8 @@ from windtunnel.calibration.fit import (
 )
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.calibration.profiles import averaged_fit, folds, held_out, kin, profiles, spreads
-from windtunnel.pricing.estimator import Estimator, roofline_estimator
+from windtunnel.pricing.estimator import Estimator, RooflineEstimator
+from windtunnel.pricing.roofline import Roofline
 from windtunnel.serving.analysis.intervals import uncalibrated_spreads
 from windtunnel.serving.calibration import NONE
 from windtunnel.serving.scenario import Scenario, Setup
@@ -38,7 +39,7 @@ TRUTH = Fit(
 
 
 def of_roofline(setup: Setup) -> Estimator:
-    return roofline_estimator(setup.device, setup.node)
+    return RooflineEstimator(Roofline(setup.device, setup.node))
 
 
 def run_of(tp: int, concurrency: int) -> Measurement:

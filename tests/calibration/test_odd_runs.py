@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from windtunnel.calibration.measured_runs import Measurement
-from windtunnel.calibration.odd_runs import with_odd_runs
-from windtunnel.calibration.validate import RunPrediction
+from windtunnel.calibration.validate import RunPrediction, with_odd_runs
 from windtunnel.serving.scenario import scenario_from
 
 LOADS = (8, 16, 32, 64, 128)

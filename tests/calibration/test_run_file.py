@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from readers.silicon.runs import read_measurements
-from windtunnel.calibration.measured_runs import Measurement, read_table
-from windtunnel.calibration.run_file import is_run_file, read_run_file, write_run_file
+from windtunnel.calibration.measured_runs import Measurement, is_run_file, read_run_file, read_table, write_run_file
 from windtunnel.errors import InputError
 from windtunnel.serving.shorthand import scenario
 

@@ -10,7 +10,8 @@ from windtunnel.calibration.fit import Fit, PricedServer, fit_runs, predict, pri
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.calibration.profiles import folds, held_out, profiles
 from windtunnel.calibration.settings_inference import Learnt, RunSeries, Trials, infer, values_of
-from windtunnel.pricing.estimator import Estimator, roofline_estimator
+from windtunnel.pricing.estimator import Estimator, RooflineEstimator
+from windtunnel.pricing.roofline import Roofline
 from windtunnel.report.calibration.calibration import write_calibration
 from windtunnel.serving.calibration import NONE, load_calibration
 from windtunnel.serving.scenario import Scenario, Setup, resolve
@@ -25,7 +26,7 @@ SERIES = RunSeries("vllm", "h100_sxm", "0.19.0", "meta-llama/Llama-3.1-8B")
 
 
 def of_roofline(setup: Setup) -> Estimator:
-    return roofline_estimator(setup.device, setup.node)
+    return RooflineEstimator(Roofline(setup.device, setup.node))
 
 
 def ran(

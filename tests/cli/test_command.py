@@ -28,10 +28,10 @@ FOLDER = Path(cli.__file__).parent
 def test_without_arguments_it_helps(windtunnel: Command) -> None:
     done = windtunnel()
     assert done.code == 0
-    assert all(verb in done.stdout for verb in verbs.VERBS)
+    assert all(verb in done.stdout for verb in verbs.declared("verbs"))
 
 
-@pytest.mark.parametrize("verb", verbs.VERBS)
+@pytest.mark.parametrize("verb", verbs.declared("verbs"))
 def test_every_verb_has_help(windtunnel: Command, verb: str) -> None:
     done = windtunnel(verb, "--help")
     assert done.code == 0
@@ -51,8 +51,8 @@ def test_options_stand_under_their_headings(windtunnel: Command) -> None:
     assert headings == ["What is served, on what:", "Engine:", "Load:", "Sampling:", "Result:", "General:"]
 
 
-def test_every_verb_is_declared() -> None:
-    assert list(verbs.declared("verbs")) == list(verbs.VERBS)
+def test_every_verb_has_a_line_in_the_list() -> None:
+    assert all(verb["line"].endswith(".") for verb in verbs.declared("verbs").values())
 
 
 def test_every_group_of_options_has_a_verb() -> None:

@@ -6,9 +6,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from numba import config, njit
+from numba.core.compiler import Flags
 
 from windtunnel.compiled.calendar import Clock, new_clock, schedule, take_next
-from windtunnel.compiled.jit import NamedApart, entry
+from windtunnel.compiled.jit import KernelFlags, NamedApart, entry
 from windtunnel.serving.loop.serve import serve
 
 
@@ -53,3 +54,13 @@ def test_processes_that_compile_at_once_keep_their_code_apart(tmp_path: Path) ->
     first._save_data(names[0], "code for few")
     assert second.load("many arguments") == "code for many"
     assert first.load("few arguments") is None
+
+
+@pytest.mark.skipif(bool(config.DISABLE_JIT), reason="nothing is compiled")
+def test_flags_are_equal_where_they_set_the_same() -> None:
+    first, second = (take_several._compiler._customize_flags(Flags()) for _ in range(2))
+    assert isinstance(first, KernelFlags)
+    first.error_model = second.error_model = "numpy"
+    assert (first, hash(first)) == (second, hash(second))
+    second.error_model = "python"
+    assert first != second

@@ -17,8 +17,7 @@ from dashboard.conftest import Ask
 from windtunnel.catalog import model_config
 from windtunnel.cli.dashboard import command
 from windtunnel.cli.verbs import Options
-from windtunnel.dashboard.app import RefusedError, check_host, check_origin
-from windtunnel.dashboard.server import DashboardServer
+from windtunnel.dashboard.server import DashboardServer, RefusedError, check_host, check_origin
 from windtunnel.dashboard.view import dashboard_of
 from windtunnel.errors import InputError, MissingExtraError
 
@@ -166,7 +165,7 @@ def test_a_port_that_is_taken_is_said(folder: Path) -> None:
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
 def test_a_missing_extra_is_named(package: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = ("windtunnel.dashboard.server", "windtunnel.dashboard.app")
+    modules = ("windtunnel.dashboard.server",)
     for name in [name for name in sys.modules if name in modules or name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)

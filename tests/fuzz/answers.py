@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from fuzz.inputs import Tree, write_files
 from fuzz.nonsense import nonsense, read
 from windtunnel import cli
-from windtunnel.dashboard.app import dashboard_app
+from windtunnel.dashboard.server import dashboard_app
 from windtunnel.dashboard.view import dashboard_of
 
 MOST_S = 20.0

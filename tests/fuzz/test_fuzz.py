@@ -3,6 +3,7 @@
 `make fuzz N=100000` runs as many cases as wanted; these are the first ones, the same everywhere.
 """
 
+import socket
 import time
 from collections import Counter
 from pathlib import Path
@@ -26,7 +27,22 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_runs_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that is tried here looks up or reaches another machine: no flag of it asks for one."""
+
+    def refuse_host(host: object, *_: object, **__: object) -> object:
+        if str(host) not in ("127.0.0.1", "localhost", "::1", "None"):
+            raise answers.HangError(f"{host} was looked up")
+        return look_up(host, *_, **__)
+
+    def refuse_address(self: socket.socket, address: object) -> None:
+        if isinstance(address, tuple) and address[0] not in ("127.0.0.1", "::1"):
+            raise answers.HangError(f"{address} was called")
+        connect(self, address)
+
+    look_up, connect = socket.getaddrinfo, socket.socket.connect
+    monkeypatch.setattr(socket, "getaddrinfo", refuse_host)
+    monkeypatch.setattr(socket.socket, "connect", refuse_address)
     for name, value in night.SURROUNDINGS.items():
         monkeypatch.setenv(name, value)
 
@@ -89,6 +105,13 @@ def test_nonsense_is_seen(text: str, said: str) -> None:
 def test_a_hang_is_seen() -> None:
     with answers.in_time(0.05), pytest.raises(answers.HangError):
         time.sleep(60)
+
+
+def test_a_call_of_another_machine_is_seen() -> None:
+    with pytest.raises(answers.HangError, match="was looked up"):
+        socket.create_connection(("example.org", 80))
+    with socket.socket() as caller, pytest.raises(answers.HangError, match="was called"):
+        caller.connect(("192.0.2.1", 80))
 
 
 def test_edits_write_what_they_say() -> None:

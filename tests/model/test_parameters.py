@@ -14,6 +14,8 @@ from windtunnel.model.shape import LayerGroup, ModelSpec
 SAFETENSORS = "parameters in the safetensors files, three digits, as the model's page on huggingface.co shows"
 CARD = "model card"
 
+QWEN3 = "safetensors metadata of the Qwen3 that is its language model"
+
 TOTALS = [
     # model, published number of parameters in billions, source
     ("meta-llama/Llama-2-7b-hf", 6.74, SAFETENSORS),
@@ -99,6 +101,20 @@ TOTALS = [
     ("zai-org/GLM-5", 744.0, CARD),
     ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 31.6, SAFETENSORS),
     ("nvidia/Nemotron-H-56B-Base-8K", 56.0, CARD),
+    ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", 120.6, "Nemotron 3 Super, technical report"),
+    ("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", 550.0, CARD),
+    ("MiniMaxAI/MiniMax-M3", 428.0, "model card, with the vision tower"),
+    ("zai-org/GLM-5.2", 744.0, "model card of GLM-5, which has 57 indexers more"),
+    ("XiaomiMiMo/MiMo-V2-Flash", 309.0, CARD),
+    ("google/gemma-4-26B-A4B", 25.2, CARD),
+    ("google/gemma-4-31B-it", 30.7, CARD),
+    ("stepfun-ai/Step-3.7-Flash", 196.0, "model card of Step-3.5-Flash, which has the same layers"),
+    ("Qwen/Qwen3.6-27B", 27.0, CARD),
+    ("Qwen/Qwen3-VL-4B-Instruct", 4.02, QWEN3),
+    ("Qwen/Qwen3-VL-8B-Instruct", 8.19, QWEN3),
+    ("Qwen/Qwen3-VL-32B-Instruct", 32.8, QWEN3),
+    ("Qwen/Qwen3-VL-30B-A3B-Instruct", 30.5, QWEN3),
+    ("Qwen/Qwen3-VL-235B-A22B-Instruct", 235.0, QWEN3),
     ("deepseek-ai/DeepSeek-V3.2", 671.878, "transformers 5.23, DeepseekV32ForCausalLM on the meta device"),
     ("meta-llama/Llama-4-Maverick-17B-128E-Instruct", 400.0, CARD),
     ("meta-llama/Llama-4-Scout-17B-16E-Instruct", 107.77, "transformers 5.23, Llama4ForCausalLM on the meta device"),

@@ -14,7 +14,7 @@ from windtunnel.model.operators import Collective
 from windtunnel.network.cluster import network_of
 from windtunnel.network.collectives.run import run_collective
 from windtunnel.network.settings import BACKENDS, ClusterNetwork, NetworkSettings
-from windtunnel.network.topology import NodeRails, build_fabric
+from windtunnel.network.topology import NodeRails
 from windtunnel.schema import decode, encode
 
 HOCKNEY = '''
@@ -35,7 +35,7 @@ def run_flows(fabric, flows, settings):
     unused = np.zeros(2 * fabric.num_links)
     return FlowTimes(begin, finish, finish, unused, unused > 0, len(flows), float(finish.max()))
 '''
-FABRIC = build_fabric(NodeRails(node="dgx_h100"))
+FABRIC = NodeRails(node="dgx_h100").build()
 COMMAND = "collective --op send_recv --size 1MB --topology dgx_h100 --backend hockney"
 
 

@@ -25,18 +25,8 @@ from windtunnel.network.fabric import NodeKind
 from windtunnel.network.flow.run import run_flow_level
 from windtunnel.network.flows import Flows, Steps, flows_of, together
 from windtunnel.network.paths import find_paths, run_flows, wire_bytes
-from windtunnel.network.settings import SIMAI_SETTINGS, NetworkSettings
-from windtunnel.network.topology import (
-    GBPS,
-    AlibabaHpn,
-    DcnPlus,
-    FatTree,
-    NodeRails,
-    SpectrumX,
-    Topology,
-    Torus,
-    build_fabric,
-)
+from windtunnel.network.settings import GBPS, SIMAI_SETTINGS, NetworkSettings
+from windtunnel.network.topology import AlibabaHpn, DcnPlus, FatTree, NodeRails, SpectrumX, Topology, Torus
 
 PLAIN = NetworkSettings(backend="flow", send_latency_s=0.0, header_bytes=0, payload_bytes=1)
 """Nothing but bytes and propagation: a packet is one byte."""
@@ -60,7 +50,7 @@ def sends(*triples: tuple[int, int, int], start_s: float | list[float] = 0.0) ->
 
 
 def sent(flows: Flows, topology: Topology | None = None) -> np.ndarray:
-    return run_flow_level(build_fabric(topology or flat(8)), flows, PLAIN).sent_s
+    return run_flow_level((topology or flat(8)).build(), flows, PLAIN).sent_s
 
 
 SIZE = 50_000_000
@@ -91,7 +81,7 @@ def test_a_late_flow_slows_the_early_one_from_then_on() -> None:
 
 
 def test_the_last_byte_needs_the_propagation_of_every_link() -> None:
-    fabric = build_fabric(flat(8))
+    fabric = flat(8).build()
     times = run_flow_level(fabric, sends((0, 1, SIZE)), PLAIN)
     # Two links of 500 ns, and the last byte stored and forwarded once.
     assert times.finish_s[0] - times.sent_s[0] == pytest.approx(1e-6 + 1 / NIC)
@@ -99,7 +89,7 @@ def test_the_last_byte_needs_the_propagation_of_every_link() -> None:
 
 def test_bytes_are_conserved_on_every_link() -> None:
     """Invariant 20."""
-    fabric = build_fabric(SpectrumX(num_gpus=16, gpus_per_server=4, num_spines=2))
+    fabric = SpectrumX(num_gpus=16, gpus_per_server=4, num_spines=2).build()
     flows = all_to_all(ranks(16), 16 * 4096)
     paths = find_paths(fabric, flows, PLAIN)
     hops = np.diff(paths.pointer)[paths.of_flow]
@@ -136,7 +126,7 @@ def slow_twin(fabric_rates: np.ndarray, paths: list[list[int]], sizes: np.ndarra
 @settings(max_examples=40)
 @given(st.data())
 def test_random_flows_end_when_the_slow_twin_says(data: st.DataObject) -> None:
-    fabric = build_fabric(data.draw(st.sampled_from([flat(8), DcnPlus(num_gpus=16, gpus_per_leaf=4, num_spines=2)])))
+    fabric = data.draw(st.sampled_from([flat(8), DcnPlus(num_gpus=16, gpus_per_leaf=4, num_spines=2)])).build()
     n = fabric.num_gpus
     count = data.draw(st.integers(1, 12))
     triples = []
@@ -153,7 +143,7 @@ def test_random_flows_end_when_the_slow_twin_says(data: st.DataObject) -> None:
 
 
 def test_paths_are_shortest_and_stay_in_the_server_where_they_can() -> None:
-    fabric = build_fabric(SpectrumX(num_gpus=32, num_spines=4))
+    fabric = SpectrumX(num_gpus=32, num_spines=4).build()
     flows = sends((0, 1, 1), (0, 8, 1), (0, 9, 1))
     paths = find_paths(fabric, flows, PLAIN)
     hops = np.diff(paths.pointer)[paths.of_flow]
@@ -163,7 +153,7 @@ def test_paths_are_shortest_and_stay_in_the_server_where_they_can() -> None:
 
 
 def test_spraying_spreads_evenly() -> None:
-    fabric = build_fabric(SpectrumX(num_gpus=16, num_spines=4))
+    fabric = SpectrumX(num_gpus=16, num_spines=4).build()
     settings_ = msgspec.structs.replace(PLAIN, routing="spray")
     paths = find_paths(fabric, sends((0, 9, 4000)), settings_)
     assert sorted(paths.share.tolist()) == [0.25] * 8 + [1.0] * 2
@@ -172,7 +162,7 @@ def test_spraying_spreads_evenly() -> None:
 
 
 def test_the_seed_moves_paths_and_nothing_else_does() -> None:
-    fabric = build_fabric(DcnPlus(num_gpus=64, gpus_per_leaf=8, num_spines=8))
+    fabric = DcnPlus(num_gpus=64, gpus_per_leaf=8, num_spines=8).build()
     flows = all_to_all(ranks(64), 64)
     first, again = (find_paths(fabric, flows, PLAIN).link for _ in range(2))
     np.testing.assert_array_equal(first, again)
@@ -180,7 +170,7 @@ def test_the_seed_moves_paths_and_nothing_else_does() -> None:
 
 
 def test_a_torus_passes_traffic_on() -> None:
-    paths = find_paths(build_fabric(Torus(dimensions=(4, 4))), sends((0, 10, 1)), PLAIN)
+    paths = find_paths(Torus(dimensions=(4, 4)).build(), sends((0, 10, 1)), PLAIN)
     assert np.diff(paths.pointer).tolist() == [4]
 
 
@@ -189,7 +179,7 @@ def test_flows_that_wait_for_each_other_are_refused() -> None:
         np.array([0, 1]), np.array([1, 0]), 10, parents=(np.array([0, 1, 2]), np.array([1, 0])), connection=ranks(2)
     )
     with pytest.raises(WindtunnelError, match="wait for each other"):
-        run_flow_level(build_fabric(flat(2)), cycle, PLAIN)
+        run_flow_level(flat(2).build(), cycle, PLAIN)
 
 
 @pytest.mark.compiled
@@ -204,7 +194,7 @@ def test_flows_that_wait_for_each_other_are_refused() -> None:
 )
 def test_equivalent_connections_once_give_the_time_of_all(topology: Topology, n: int, routing: str) -> None:
     """Invariant 22."""
-    fabric = build_fabric(topology)
+    fabric = topology.build()
     settings_ = NetworkSettings(backend="flow", routing=routing)
     rings = nccl_rings(ranks(n), n // 8)
     every = run_flow_level(fabric, ring(rings, 20_000, 2 * (n - 1)), settings_).total_s
@@ -216,7 +206,7 @@ def test_equivalent_connections_once_give_the_time_of_all(topology: Topology, n:
 
 @pytest.mark.compiled
 def test_long_rings_are_continued_from_steady_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    fabric = build_fabric(SpectrumX(num_gpus=64))
+    fabric = SpectrumX(num_gpus=64).build()
     rings = nccl_rings(ranks(64), 8)
     settings_ = NetworkSettings(backend="flow")
     every = ring_seconds(fabric, rings, 100_000, 2000, settings_)
@@ -256,7 +246,7 @@ SMALL = {"gpu_type": "A100", "nic_bytes_per_s": 100 * GBPS, "scale_up_bytes_per_
     ],
 )
 def test_flows_that_do_not_meet_take_as_long_as_in_ns3(topology: Topology, flows: Flows, recorded_us: float) -> None:
-    seconds = run_flows(build_fabric(topology), flows, SIMAI_SETTINGS).total_s
+    seconds = run_flows(topology.build(), flows, SIMAI_SETTINGS).total_s
     assert seconds * 1e6 == pytest.approx(recorded_us, rel=0.01)
 
 
@@ -266,7 +256,7 @@ def test_wire_bytes_count_a_header_a_packet() -> None:
 
 
 def test_the_three_depths_agree_where_nothing_meets() -> None:
-    fabric = build_fabric(NodeRails(node="dgx_h100", num_servers=2))
+    fabric = NodeRails(node="dgx_h100", num_servers=2).build()
     seconds = [run_collective(fabric, "send_recv", 2**30, (0, 8), backend).seconds for backend in ("analytic", "flow")]
     assert seconds[0] == pytest.approx(seconds[1], rel=0.05)
     many = flows_of(ranks(4), ranks(4) + 8, 2**30, connection=np.arange(4))
@@ -274,7 +264,7 @@ def test_the_three_depths_agree_where_nothing_meets() -> None:
 
 
 def test_the_analytic_depth_lets_nothing_wait() -> None:
-    fabric = build_fabric(flat(8))
+    fabric = flat(8).build()
     flows = sends((0, 7, SIZE), (1, 7, SIZE))
     assert run_flows(fabric, flows, PLAIN, "analytic").sent_s.tolist() == pytest.approx([ALONE_S] * 2)
 
@@ -283,7 +273,7 @@ def test_the_analytic_depth_lets_nothing_wait() -> None:
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"])
 @pytest.mark.parametrize("backend", ["analytic", "flow"])
 def test_every_collective_runs_and_grows_with_its_size(op: str, backend: str) -> None:
-    fabric = build_fabric(NodeRails(node="dgx_h100", num_servers=2))
+    fabric = NodeRails(node="dgx_h100", num_servers=2).build()
     times = [run_collective(fabric, op, size, 16, backend).seconds for size in (2**22, 2**24, 2**28)]
     assert times == sorted(times)
     assert times[0] > 0
@@ -293,7 +283,7 @@ def test_every_collective_runs_and_grows_with_its_size(op: str, backend: str) ->
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "pat", "nvls"])
 def test_algorithms_move_the_bytes_that_they_must(algorithm: str) -> None:
     op = "all_gather" if algorithm == "pat" else "all_reduce"
-    fabric = build_fabric(NodeRails(node="dgx_h100"))
+    fabric = NodeRails(node="dgx_h100").build()
     run = run_collective(fabric, op, 2**28, 8, "flow", choices=CollectiveChoices(algorithm))
     assert run.algorithm == algorithm
     # No algorithm beats the link, but for the switch that adds: then a byte goes up once and down once.
@@ -312,11 +302,11 @@ def test_algorithms_move_the_bytes_that_they_must(algorithm: str) -> None:
 )
 def test_wrong_collectives_are_refused(call: tuple[str, int, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        run_collective(build_fabric(NodeRails(node="dgx_h100")), *call)
+        run_collective(NodeRails(node="dgx_h100").build(), *call)
 
 
 def test_links_that_fail_change_the_way() -> None:
-    fabric = build_fabric(SpectrumX(num_gpus=16, num_spines=2))
+    fabric = SpectrumX(num_gpus=16, num_spines=2).build()
     flows = sends((0, 9, 1000))
     used = set((find_paths(fabric, flows, PLAIN).link // 2).tolist())
     spine = next(link for link in used if fabric.tier[fabric.link_b[link]] == 2)
@@ -341,7 +331,7 @@ def test_measured_bus_bandwidth(reference: Path) -> None:
             node = nodes.get(row["system"].split()[0])
             if node is None or int(row["size_bytes"]) < MIB or row["n_gpus"] != "8" or "Ring" in row["algo"]:
                 continue
-            fabric = build_fabric(NodeRails(node=node))
+            fabric = NodeRails(node=node).build()
             seconds = run_collective(fabric, row["collective"], int(row["size_bytes"]), 8).seconds + LAUNCH_S
             errors.append(abs(seconds * 1e6 / float(row["time_us"]) - 1))
     assert len(errors) > 80
@@ -363,7 +353,7 @@ def late_first() -> Flows:
 
 def test_as_in_simai_no_step_of_a_ring_begins_before_the_one_before() -> None:
     """Rank 1's second chunk has arrived first (another path); it posts the receive when it begins to send the first."""
-    fabric = build_fabric(flat(3))
+    fabric = flat(3).build()
     times = run_flows(fabric, late_first(), SIMAI_SETTINGS, "flow")
     assert times.finish_s[1] < times.begin_s[0]
     assert times.begin_s[3] == pytest.approx(times.begin_s[2], rel=1e-9)
@@ -371,7 +361,7 @@ def test_as_in_simai_no_step_of_a_ring_begins_before_the_one_before() -> None:
 
 @pytest.mark.compiled
 def test_nor_does_it_packet_by_packet() -> None:
-    times = run_flows(build_fabric(flat(3)), late_first(), SIMAI_SETTINGS, "packet")
+    times = run_flows(flat(3).build(), late_first(), SIMAI_SETTINGS, "packet")
     assert times.finish_s[1] < times.begin_s[0]
     assert times.begin_s[3] == pytest.approx(times.begin_s[2], rel=1e-9)
 
@@ -390,7 +380,7 @@ def test_simai_s_rings_run_once_where_the_links_between_switches_never_fill(
     topology: Topology, n: int, is_apart: bool
 ) -> None:
     """It refuses exactly where the full run says that such a link was full."""
-    fabric = build_fabric(topology)
+    fabric = topology.build()
     rings = simai_rings(ranks(n), n // 8)
     every = run_flow_level(fabric, ring(rings, 20_000, 2 * (n - 1)), SIMAI_SETTINGS)
     assert full_between_switches(fabric, every) == (not is_apart)
@@ -401,8 +391,8 @@ def test_simai_s_rings_run_once_where_the_links_between_switches_never_fill(
 @pytest.mark.compiled
 def test_where_hashes_decide_which_flows_meet_the_time_as_simai_is_that_of_several_hashes() -> None:
     """Recorded ns-3 runs of SimAI over 32 GPUs on DCN+ with 8 spines; a plain fluid model is 17 % low on the second."""
-    dcn = build_fabric(DcnPlus(num_gpus=32, gpus_per_leaf=8, num_spines=8))
-    rails = build_fabric(SpectrumX(num_gpus=32, num_spines=8))
+    dcn = DcnPlus(num_gpus=32, gpus_per_leaf=8, num_spines=8).build()
+    rails = SpectrumX(num_gpus=32, num_spines=8).build()
     for fabric, flows, recorded_us in (
         (dcn, all_reduce(32, 16 * MIB), 277.798),
         (rails, all_reduce(32, 64 * MIB), 595.487),
@@ -418,7 +408,7 @@ def test_where_hashes_decide_which_flows_meet_the_time_as_simai_is_that_of_sever
 
 def test_a_host_with_two_nics_chooses_as_ns3_hashes() -> None:
     """`RdmaQueuePair::GetHash` is ns-3's `Hash32` of addresses and ports: MurmurHash3, seeded with 0x8BADF00D."""
-    fabric = build_fabric(AlibabaHpn(num_gpus=32, num_spines=2))
+    fabric = AlibabaHpn(num_gpus=32, num_spines=2).build()
     flows = flows_of(np.arange(8), np.arange(16, 24), SIZE, connection=np.arange(8))
     paths = find_paths(fabric, flows, SIMAI_SETTINGS)
     for flow in range(8):

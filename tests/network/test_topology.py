@@ -17,7 +17,6 @@ from windtunnel.network.topology import (
     Topology,
     Torus,
     TwoTier,
-    build_fabric,
 )
 
 EVERY: list[Topology] = [
@@ -41,7 +40,7 @@ EVERY: list[Topology] = [
 
 @pytest.mark.parametrize("topology", EVERY, ids=lambda topology: type(topology).__name__)
 def test_every_fabric_is_sound(topology: Topology) -> None:
-    check(build_fabric(topology))
+    check(topology.build())
 
 
 @pytest.mark.parametrize(
@@ -57,33 +56,33 @@ def test_every_fabric_is_sound(topology: Topology) -> None:
     ],
 )
 def test_counts_are_those_of_simai(topology: Topology, header: tuple[int, ...]) -> None:
-    fabric = build_fabric(topology)
+    fabric = topology.build()
     switches = [len(fabric.nodes_of(kind)) for kind in (NodeKind.SCALE_UP_SWITCH, NodeKind.SWITCH)]
     assert (fabric.num_nodes, *switches, fabric.num_links) == header
 
 
 def test_a_k_ary_fat_tree_has_k_cubed_over_four_hosts() -> None:
     # Al-Fares et al. 2008: k = 8 gives 128 hosts, 32 leaves, 32 aggregation and 16 core switches.
-    fabric = build_fabric(FatTree(num_gpus=128, gpus_per_server=1, radix=8, num_tiers=3))
+    fabric = FatTree(num_gpus=128, gpus_per_server=1, radix=8, num_tiers=3).build()
     assert [len(fabric.nodes_of(NodeKind.SWITCH, tier)) for tier in (1, 2, 3)] == [32, 32, 16]
     ports = np.bincount(np.concatenate([fabric.link_a, fabric.link_b]), minlength=fabric.num_nodes)
     assert set(ports[fabric.kind == NodeKind.SWITCH].tolist()) == {8}
 
 
 def test_a_torus_has_two_links_a_dimension_each() -> None:
-    fabric = build_fabric(Torus(dimensions=(4, 4, 4)))
+    fabric = Torus(dimensions=(4, 4, 4)).build()
     ports = np.bincount(np.concatenate([fabric.link_a, fabric.link_b]))
     assert set(ports.tolist()) == {6}
 
 
 def test_pairs_are_bridged() -> None:
-    fabric = build_fabric(NodeRails(node="a100_pairwise_nvlink"))
+    fabric = NodeRails(node="a100_pairwise_nvlink").build()
     pairs = {(int(a), int(b)) for a, b in zip(fabric.link_a, fabric.link_b, strict=True) if b < fabric.num_gpus}
     assert pairs == {(0, 1), (2, 3)}
 
 
 def test_failures_are_taken_out_and_seen() -> None:
-    fabric = build_fabric(SpectrumX(num_gpus=16, num_spines=1))
+    fabric = SpectrumX(num_gpus=16, num_spines=1).build()
     leaf = int(fabric.nodes_of(NodeKind.SWITCH, 1)[0])
     left = without(fabric, nodes=(leaf,))
     assert left.num_links == fabric.num_links - 3
@@ -109,7 +108,7 @@ def test_failures_are_taken_out_and_seen() -> None:
     ],
 )
 def test_a_wrong_link_is_named(change: dict[str, float], message: str) -> None:
-    fabric = build_fabric(SpectrumX(num_gpus=16, num_spines=1))
+    fabric = SpectrumX(num_gpus=16, num_spines=1).build()
     ((name, value),) = change.items()
     column = getattr(fabric, name)
     column[0] = value
@@ -144,4 +143,4 @@ def test_parameters_that_cannot_be_are_refused(schema: type, fields: dict[str, o
 )
 def test_sizes_that_do_not_fit_are_refused(topology: Topology, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        build_fabric(topology)
+        topology.build()

@@ -10,7 +10,7 @@ from windtunnel.model import operators as ops
 from windtunnel.model.attention.grouped_query import PrefillAttention
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.precision import Format
-from windtunnel.pricing.estimator import COVERAGES, Coverage, TableEstimator, canonical, roofline_estimator
+from windtunnel.pricing.estimator import COVERAGES, Coverage, RooflineEstimator, TableEstimator, canonical
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import Floats, MeasurementTable
 
@@ -183,12 +183,12 @@ def test_without_a_table_the_roofline_answers_and_says_so() -> None:
     assert estimated.coverage is Coverage.ROOFLINE
     assert estimated.source.startswith("roofline fitted on ")
     assert estimated.seconds == pytest.approx(float(np.asarray(ROOFLINE.seconds(op))))
-    assert estimated == roofline_estimator(ROOFLINE.device).estimate(op)
+    assert estimated == RooflineEstimator(Roofline(ROOFLINE.device)).estimate(op)
 
 
 @pytest.mark.parametrize("size", [0.0, -1.0, float("nan"), float("inf")])
 def test_an_operator_without_a_size_is_refused(size: float) -> None:
-    for priced in (estimator(), roofline_estimator(ROOFLINE.device)):
+    for priced in (estimator(), RooflineEstimator(Roofline(ROOFLINE.device))):
         with pytest.raises(InputError, match=r"gemm: m is .*; an operator needs a positive finite size"):
             priced.estimate(ops.Gemm(np.array([4.0, size]), 64, 64))
 

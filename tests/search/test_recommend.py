@@ -9,10 +9,11 @@ from windtunnel.errors import InputError
 from windtunnel.report.search.recommendation import recommendation
 from windtunnel.search.answers import copied, fleets, scenario_of
 from windtunnel.search.capacity.limits import parse_limits
-from windtunnel.search.recommend import DEPLOYMENT, deployments_space, layouts
+from windtunnel.search.recommend import AS_IT_IS, CHANGE, DEPLOYMENT, changes_space, deployments_space, layouts
 from windtunnel.search.space.space import Space, point_at
 from windtunnel.search.store import Store
 from windtunnel.search.study import Study, search
+from windtunnel.serving.scenario import Scenario, scenario_from
 
 LIMITS = parse_limits("ttft_p90=1s,tpot_p99=50ms")
 
@@ -126,3 +127,46 @@ def test_nothing_is_recommended_where_nothing_holds() -> None:
     space = deployments_space(shared(), ["l40s"], parse_limits("ttft_p90=1us"), {"devices": 1})
     text = recommendation(search(space, Store(None, print)), None)
     assert text.startswith("Nothing tried keeps TTFT p90 <= 1.00 us")
+
+
+def served(**engine: object) -> Scenario:
+    raw = shared()
+    raw["deployment"] = {"device": "h100_sxm", "parallelism": {"tp": 2}, "engine": {"max_num_seqs": 64, **engine}}
+    return scenario_from(raw, "")
+
+
+def test_changes_are_single_and_none_is_what_there_is() -> None:
+    changes = changes_space(served(max_num_batched_tokens=2048), LIMITS).vary[CHANGE]
+    assert isinstance(changes, dict)
+    assert changes[AS_IT_IS] == {}
+    assert all(len(settings) == 1 or "model" in settings for name, settings in changes.items() if name != AS_IT_IS)
+    assert {"max_num_seqs 128", "max_num_batched_tokens 8192", "tp 1", "tp 4", "kv_cache fp8"} <= set(changes)
+    assert "max_num_seqs 64" not in changes
+    assert "max_num_batched_tokens 2048" not in changes
+    assert changes["model nvidia/Llama-3.1-8B-Instruct-FP8"]["model"] == "nvidia/Llama-3.1-8B-Instruct-FP8"
+
+
+def test_pools_have_settings_of_their_own() -> None:
+    raw = shared()
+    raw["deployment"]["pools"] = [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]
+    with pytest.raises(InputError, match="pools are not tried"):
+        changes_space(scenario_from(raw, ""), LIMITS)
+
+
+@pytest.mark.compiled
+def test_the_change_that_gains_most_is_named() -> None:
+    space = changes_space(served(), LIMITS)
+    text = recommendation(search(space, Store(None, print)), None)
+    assert text.startswith("Set tp 1: ")  # an 8B model needs no second device
+    assert "more requests/$" in text
+
+
+@pytest.mark.compiled
+def test_a_deployment_that_breaks_its_limits_is_mended() -> None:
+    """One request at a time keeps no load; more of them do."""
+    raw = shared()
+    raw["deployment"] = {"device": "h100_sxm", "engine": {"max_num_seqs": 1}}
+    raw["workload"] = {**raw["workload"], "arrivals": {"type": "closed_loop", "concurrency": 8}}
+    space = changes_space(scenario_from(raw, ""), parse_limits("ttft_p90=10ms"))
+    text = recommendation(search(space, Store(None, print)), None)
+    assert text.startswith("As it is, "), text

@@ -25,10 +25,9 @@ from windtunnel.search.evaluation.evaluate import Evaluator, Neighbours
 from windtunnel.search.evaluation.schema import Question
 from windtunnel.search.executors import Means, start_workers
 from windtunnel.search.scores import OBJECTIVES, score
-from windtunnel.search.space.space import Point, Space, load_space, point_at, space_from
+from windtunnel.search.space.space import Point, Space, grid_of, load_space, point_at, space_from
 from windtunnel.search.store import Store
 from windtunnel.search.study import Study, search
-from windtunnel.search.whatif import grid_of
 from windtunnel.serving.simulate import simulate
 
 pytestmark = pytest.mark.compiled

@@ -27,7 +27,6 @@ from windtunnel.serving.custom.policy import PolicyEngine, PolicyRequests
 from windtunnel.serving.run import Custom, LoopRun, first_pool, prepare_loop
 from windtunnel.serving.setup.prefix_cache import KvRetention, caches_of
 from windtunnel.serving.state import records as state
-from windtunnel.serving.state.per_request import PerRequestRules
 from windtunnel.serving.state.pools import HandoffRules, PoolPlan, Pools
 from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 
@@ -338,9 +337,12 @@ def test_users_policies_run_in_pools_as_the_scheduler_that_they_copy(case: Case,
         cost = cost._replace(sample_s=samples, draft_s=1e-4 * np.arange(limits.max_num_seqs + 1.0))
         engines.append(plan._replace(settings=limits, cost=cost))
     users = [
-        plan._replace(settings=plan.settings._replace(scheduler=codes.USER), rules=rules)
+        plan._replace(
+            settings=plan.settings._replace(
+                scheduler=codes.USER, max_batch_seqs=plan.settings.max_num_seqs, fuses_steps=0
+            )
+        )
         for plan in engines
-        for rules in [PerRequestRules(plan.settings.max_num_seqs, fuses_steps=0)]
     ]
     runs = []
     for plans, policies in ((engines, [None for _ in engines]), (users, [first_come for _ in users])):

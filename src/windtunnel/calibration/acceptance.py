@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from windtunnel.calibration.fit import PricedServer, priced_servers
 from windtunnel.calibration.measured_runs import Measurement
-from windtunnel.calibration.transfers import fitted_calibration
 from windtunnel.pricing.calibrated import CalibratedEstimator
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.calibration import Calibration
@@ -53,7 +52,8 @@ def drafting(
     plain_estimator = PricedDeployments().estimator
 
     def fitted(setup: Setup) -> Calibration | None:
-        return fitted_calibration(calibrations, setup.engine.name, setup.device.name)
+        engine, device = setup.engine.name, setup.device.name
+        return calibrations.get(f"{engine}-{device}") or calibrations.get(engine)
 
     def calibrated_estimator(setup: Setup) -> Estimator:
         calibration, plain = fitted(setup), plain_estimator(setup)

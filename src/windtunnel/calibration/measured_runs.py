@@ -1,26 +1,28 @@
 """Measured serving runs from any source, as one schema: the scenario that was run, and the measured values.
 
-Read are tables of runs (CSV or Parquet, a row each, `COLUMNS`) and the result files of benchmark clients.
+Read are tables of runs (CSV or Parquet, a row each, `COLUMNS`), the result files of benchmark clients, and files of
+measured runs (`.jsonl`, a `MeasuredRun` each): the neutral form that a converter writes once for any source.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from windtunnel import catalog
 from windtunnel.errors import InputError, did_you_mean
-from windtunnel.files import read_text
+from windtunnel.files import read_bytes, read_text, write_text
 from windtunnel.formats.clients.read import MS, read_client_results
 from windtunnel.model.parallelism import Parallelism
-from windtunnel.schema import Schema, decode, read_yaml, set_path
+from windtunnel.schema import Schema, decode, encode, read_yaml, set_path
 from windtunnel.serving.deployment import EngineSettings, Pool
 from windtunnel.serving.engines.contract import behaviour_of
 from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
@@ -64,12 +66,13 @@ class Column(Schema):
     """One of `METRICS`, which it measured."""
 
 
-def _columns() -> dict[str, Column]:
-    path = Path(__file__).with_name("columns.yaml")
-    return {column.name: column for column in decode(read_yaml(path), list[Column], path.name)}
+def columns_of(kind: type[Any], path: Path) -> dict[str, Any]:
+    """Read the columns that a YAML file describes, by name."""
+    columns: list[Any] = decode(read_yaml(path), list[kind], path.name)  # type: ignore[valid-type]
+    return {column.name: column for column in columns}
 
 
-COLUMNS = _columns()
+COLUMNS: Mapping[str, Column] = columns_of(Column, Path(__file__).with_name("columns.yaml"))
 """Columns of a table of runs by name; beside the needed ones a measured value is needed, and a concurrency or rate."""
 _PUBLISHED = "silicon_ttft_ms"
 """A column of the published table that `benchmarks/measured_runs.py` converts."""
@@ -368,3 +371,113 @@ def parallelism_label(shape: Parallelism, pools: Sequence[Pool] = ()) -> str:
         return " ".join(f"{role} {replicas}x {parallelism_label(pool_shape)}" for role, replicas, pool_shape in parts)
     widths = {"tp": shape.tp, "pp": shape.pp, "ep": shape.ep, "dp": shape.attention_dp}
     return " ".join(f"{name}{width}" for name, width in widths.items() if width > 1 or name == "tp")
+
+
+# ------------------------------------------------------------------------------------------- files of measured runs
+
+MARK = '{"windtunnel":"measured_run"'
+"""First bytes of each line, which tell the file from a benchmark client's."""
+
+
+class Measured(Schema):
+    """Measured values of a run; unmeasured ones are left out."""
+
+    ttft_s: float | None = None
+    """Time to the first token."""
+    tpot_s: float | None = None
+    """Time per output token after the first."""
+    e2e_s: float | None = None
+    """Latency of a request."""
+    output_tokens_per_s: float | None = None
+    """Output tokens per second of the whole deployment."""
+
+
+_FIELDS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "throughput": "output_tokens_per_s"}
+"""Metric of a `Measurement` -> field of `Measured`."""
+
+_SHARED = ("id", "refused", "statistic", "use", "weight", "labels", "unknown", "lacks_acceptance")
+"""Fields that a `Measurement` and a `MeasuredRun` share."""
+
+
+class MeasuredRun(Schema):
+    """A line of a file of measured runs."""
+
+    windtunnel: Literal["measured_run"]
+    """Tag of the line."""
+    id: str
+    measured: Measured = Measured()
+    scenario: dict[str, Any] | None = None
+    """The scenario that was run, as in a scenario file; absent where it is unknown, and then `refused` says why."""
+    refused: str = ""
+    """Why the run has no scenario."""
+    statistic: Literal["mean", "p50"] = "mean"
+    """Statistic of the three latencies over requests."""
+    use: str = "primary"
+    """`primary` or `secondary` runs are scored; anything else leaves the run out unless `--use` names it."""
+    weight: float = 1.0
+    """Weight in a calibration; 0 leaves the run out of the fit."""
+    labels: dict[str, str] = {}
+    """Name -> value to group results by: engine, version, device, model, format, parallelism, ..."""
+    unknown: tuple[str, ...] = ()
+    """Engine settings that nobody recorded; a calibration may infer them."""
+    lacks_acceptance: bool = False
+    """The run used speculative decoding, and the number of accepted draft tokens was not recorded."""
+
+    def __post_init__(self) -> None:
+        if (self.scenario is None) != bool(self.refused):
+            raise ValueError("a run has either a scenario or a reason why it is refused")
+
+
+def is_run_file(path: Path) -> bool:
+    """Whether a file begins as a file of measured runs does.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    return read_bytes(path, len(MARK)) == MARK.encode()
+
+
+def read_run_file(path: Path) -> list[Measurement]:
+    """Read every run of a file of measured runs.
+
+    Raises:
+        InputError: a line is not JSON, has an unknown key or a wrong value, or two runs have one id; names the line.
+    """
+    lines = read_text(path).splitlines()
+    runs = [_measured_run(f"{path.name} line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    check_ids(runs, path, "give each run an id of its own")
+    return runs
+
+
+def write_run_file(runs: Iterable[Measurement], path: Path) -> None:
+    """Write runs so that `read_run_file` gives equal ones.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    write_text(path, "".join(f"{_line(run)}\n" for run in runs))
+
+
+def _measured_run(where: str, line: str) -> Measurement:
+    try:
+        raw = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where} is not valid JSON: {error}", "is the file cut off?") from None
+    run: MeasuredRun = decode(raw, MeasuredRun, where)
+    values = {metric: getattr(run.measured, field) for metric, field in _FIELDS.items()}
+    return Measurement(
+        scenario=None if run.scenario is None else scenario_from(run.scenario, where),
+        measured={metric: value for metric, value in values.items() if value is not None},
+        **{name: getattr(run, name) for name in _SHARED},
+    )
+
+
+def _line(run: Measurement) -> str:
+    measured = Measured(**{_FIELDS[metric]: value for metric, value in run.measured.items()})
+    row = MeasuredRun(
+        windtunnel="measured_run",
+        measured=measured,
+        scenario=None if run.scenario is None else encode(run.scenario),
+        **{name: getattr(run, name) for name in _SHARED},
+    )
+    return msgspec.json.encode(row).decode()

@@ -10,24 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.calibration.fit import (
-    CANDIDATES,
-    FITTED,
-    HOST,
-    METRICS,
-    NOISE,
-    Fit,
-    Floats,
-    LocalFit,
-    PricedServer,
-    Scope,
-    around_again,
-    by_configuration,
-    crowding_weights,
-    fit_runs,
-    predict,
-    refit,
-)
+from windtunnel.calibration import fit as fits
+from windtunnel.calibration.fit import FITTED, NOISE, Fit, Floats, LocalFit, PricedServer, Scope, by_configuration
 from windtunnel.calibration.settings_inference import Learnt, Trials, infer, inferred, reserve, with_learnt
 from windtunnel.metrics.uncertainty import Spread
 from windtunnel.serving.analysis.intervals import uncalibrated_spreads
@@ -59,8 +43,8 @@ def averaged_fit(runs: Sequence[PricedServer], around: LocalFit, kept: NDArray[n
 
     No prior is chosen: which one predicts runs left out best changes with the drawing of the folds.
     """
-    fits = [refit(runs, around, kept, priors) for priors in CANDIDATES]
-    return Fit({effect: float(np.mean([fit.effects[effect] for fit in fits])) for effect in fits[0].effects})
+    solved = [fits.refit(runs, around, kept, priors) for priors in fits.CANDIDATES]
+    return Fit({effect: float(np.mean([fit.effects[effect] for fit in solved])) for effect in solved[0].effects})
 
 
 def held_out(
@@ -79,7 +63,7 @@ def held_out(
         fit = averaged_fit(runs, around, kept)
         learnt = infer(trials, around, fit, kept)
         for index in np.flatnonzero(~kept).tolist():
-            predictions[index] = predict(with_learnt([runs[index]], learnt)[0], fit)
+            predictions[index] = fits.predict(with_learnt([runs[index]], learnt)[0], fit)
     return predictions
 
 
@@ -127,9 +111,11 @@ def profile(
     return Calibration(
         engine=engine,
         device=device,
-        host=HostOverheads(**_rounded(fit.host(latest, place), HOST)),
+        host=HostOverheads(**_rounded(fit.host(latest, place), fits.HOST)),
         releases={
-            release: HostOverheads(**_rounded(fit.host(of_release[release], place._replace(release=release)), HOST))
+            release: HostOverheads(
+                **_rounded(fit.host(of_release[release], place._replace(release=release)), fits.HOST)
+            )
             for release in numbered
         },
         clients=_clients([priced for priced, _ in covered], fit, place),
@@ -183,13 +169,16 @@ def _provenance(pairs: Sequence[tuple[PricedServer, Mapping[str, float]]], sourc
         formats=tuple(sorted(formats)),
         devices=tuple(sorted({setup.device.name for setup in setups})),
         median_error=_median_errors(runs, left_out),
-        median_error_before=_median_errors(runs, [predict(priced, Fit({})) for priced in runs]),
+        median_error_before=_median_errors(runs, [fits.predict(priced, Fit({})) for priced in runs]),
     )
 
 
 def _median_errors(runs: Sequence[PricedServer], predictions: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Metric -> median relative error."""
-    return {metric: _median_error(values) for metric, values in ratios(runs, predictions).items()}
+    return {
+        metric: float(f"{np.median([abs(1 / value - 1) for value in values]):.3g}")
+        for metric, values in ratios(runs, predictions).items()
+    }
 
 
 def kin(
@@ -240,9 +229,9 @@ def _rounded(times: HostOverheads | Client, names: Collection[str]) -> dict[str,
 
 def spreads(runs: Sequence[PricedServer], predictions: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
     """Metric -> quantiles of measured over predicted that hold 80% of a further value, not of those seen."""
-    shares = crowding_weights([by_configuration(priced) for priced in runs], SHARED_ERROR)
+    shares = fits.crowding_weights([by_configuration(priced) for priced in runs], SHARED_ERROR)
     by_metric = {}
-    for metric in (*METRICS, "throughput"):
+    for metric in (*fits.METRICS, "throughput"):
         values, weights = [], []
         for priced, predicted, share in zip(runs, predictions, shares, strict=True):
             if run_ratios := ratios([priced], [predicted]).get(metric):
@@ -262,17 +251,13 @@ def spread_of(values: Floats, weights: Floats) -> Spread:
     return Spread(p10=float(f"{p10:.4g}"), p50=float(f"{p50:.4g}"), p90=float(f"{p90:.4g}"), num_runs=values.size)
 
 
-def _median_error(values: Sequence[float]) -> float:
-    return float(f"{np.median([abs(1 / value - 1) for value in values]):.3g}")
-
-
 def profiles(runs: Sequence[PricedServer], source: str) -> dict[str, Calibration]:
     """Name -> calibration: one for every engine on any device, and for every device that is better with its own.
 
     Where there are several devices, the spread of an engine's calibration is that of devices left out whole. A device
     gets its own where its runs, configurations held out, are predicted better than by a fit to the other devices alone.
     """
-    local_fit, trials, every = fit_runs(runs), Trials(runs), np.ones(len(runs), np.bool_)
+    local_fit, trials, every = fits.fit_runs(runs), Trials(runs), np.ones(len(runs), np.bool_)
     left_out = held_out(runs, local_fit, folds(runs), trials)
     several = len({priced.scope.device for priced in runs}) > 1
     devices_apart = folds(runs, lambda priced: priced.scope.device, None)
@@ -281,7 +266,7 @@ def profiles(runs: Sequence[PricedServer], source: str) -> dict[str, Calibration
     if learnt := infer(trials, local_fit, fit, every):
         served = with_learnt(runs, learnt)
         changed = [a is not b for a, b in zip(served, runs, strict=True)]
-        fit = averaged_fit(served, around_again(served, local_fit, changed), every)
+        fit = averaged_fit(served, fits.around_again(served, local_fit, changed), every)
     calibrations = {}
     for engine, device in sorted({priced.scope[:2] for priced in runs}):
         indices = [index for index, priced in enumerate(runs) if priced.scope[:2] == (engine, device)]

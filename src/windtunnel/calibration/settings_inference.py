@@ -16,18 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.calibration.fit import (
-    FITTED,
-    NOISE,
-    TRIED,
-    Fit,
-    Floats,
-    LocalFit,
-    PricedServer,
-    by_configuration,
-    crowding_weights,
-    predict,
-)
+from windtunnel.calibration import fit as fits
+from windtunnel.calibration.fit import FITTED, NOISE, TRIED, Fit, Floats, LocalFit, PricedServer, by_configuration
 from windtunnel.errors import InputError
 from windtunnel.serving.calibration import Inferred, Reserve
 from windtunnel.serving.state import records as state
@@ -94,8 +84,8 @@ class Trials:
         if _limits(other) == _limits(priced):
             return dict.fromkeys(FITTED, 0.0)
         if index not in self._before:
-            self._before[index] = predict(priced, Fit({}))
-        after = predict(other, Fit({}))
+            self._before[index] = fits.predict(priced, Fit({}))
+        after = fits.predict(other, Fit({}))
         return {metric: math.log(after[metric] / self._before[index][metric]) for metric in FITTED}
 
 
@@ -154,7 +144,10 @@ def infer(trials: Trials, around: LocalFit, fit: Fit, kept: NDArray[np.bool_]) -
     left_open = _left_open(runs)
     for series, members in (unrecorded | retention).items():
         names = left_open.get(series, (RESERVE,))
-        residuals = _residuals(runs, members, around, fit)
+        residuals = []
+        for index in members:
+            measured, predicted = runs[index].measurement.measured, around.predict(index, runs[index], fit)
+            residuals.append({name: math.log(measured[name] / predicted[name]) for name in FITTED if name in measured})
         taken = _taken(_SettingsQuestion(trials, members, residuals, names))
         if taken.values:
             learnt[series] = taken
@@ -197,16 +190,6 @@ def with_learnt(runs: Sequence[PricedServer], learnt: Learnt) -> list[PricedServ
     return [served(priced) for priced in runs]
 
 
-def _residuals(
-    runs: Sequence[PricedServer], members: Sequence[int], around: LocalFit, fit: Fit
-) -> list[dict[str, float]]:
-    residuals = []
-    for index in members:
-        measured, predicted = runs[index].measurement.measured, around.predict(index, runs[index], fit)
-        residuals.append({name: math.log(measured[name] / predicted[name]) for name in FITTED if name in measured})
-    return residuals
-
-
 class _SettingsQuestion(NamedTuple):
     """The question which values of the settings `names` explain the runs `members`."""
 
@@ -233,7 +216,7 @@ class _SettingsQuestion(NamedTuple):
         for residual in left:
             squares = [(value / NOISE[name]) ** 2 for name, value in residual.items()]
             costs.append(sum(0.5 * OUTLIER**2 * math.log1p(square / OUTLIER**2) for square in squares))
-        crowding = crowding_weights([by_configuration(self.trials.runs[index]) for index in self.members])
+        crowding = fits.crowding_weights([by_configuration(self.trials.runs[index]) for index in self.members])
         return np.asarray(crowding * np.array(costs), np.float64)
 
 

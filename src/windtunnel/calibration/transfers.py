@@ -110,11 +110,6 @@ def with_transfers(
     return calibrations
 
 
-def fitted_calibration(made: Mapping[str, Calibration], engine: str, device: str) -> Calibration | None:
-    """Return the calibration of an engine on a device, else of the engine, from those named by `profiles.profiles`."""
-    return made.get(f"{engine}-{device}") or made.get(engine)
-
-
 def _kin(priced: PricedPools) -> tuple[str, str]:
     """Return engine and device of the pool that decodes."""
     decodes = next(part.setup for part in priced.deployment.pools if part.pool.role != "prefill")
@@ -140,7 +135,7 @@ def _priced_pools(runs: Sequence[Measurement], made: Mapping[str, Calibration]) 
 
     def calibration_of(alone: Scenario) -> Calibration | None:
         engine, device = alone.deployment.engine.name, catalog.device(alone.deployment.device).name
-        return fitted_calibration(made, engine, device)
+        return made.get(f"{engine}-{device}") or made.get(engine)
 
     for run in runs:
         try:
@@ -164,24 +159,12 @@ def _priced(
     return PricedPools(run, prepare(scenario, requests, setups, estimator_of=estimator_of), requests)
 
 
-@dataclass(frozen=True)
-class _LocalTransfers:
-    """TTFT of runs, linear around some values: `base_s + by_latency x seconds + by_inverse x (1 / share)`, both as
-    changes.
-    """
-
-    around: Values
-    base_s: Floats
-    by_latency: Floats
-    by_inverse: Floats
-
-    def ttft_s(self, values: Values) -> Floats:
-        change = self.by_latency * (values[0] - self.around[0])
-        change = change + self.by_inverse * (1 / values[1] - 1 / self.around[1])
-        return np.maximum(self.base_s + change, LEAST_RELATIVE * self.base_s)
+LocalTtft = Callable[[Values], Floats]
+"""Returns the TTFT of every run with some values."""
 
 
-def _local(priced_servers: Sequence[PricedPools], around: Values) -> _LocalTransfers:
+def _local(priced_servers: Sequence[PricedPools], around: Values) -> LocalTtft:
+    """Return TTFT as linear around some values: base + by_latency x seconds + by_inverse x (1 / share), as changes."""
     latency_s, efficiency = around
     moved = (latency_s + LATENCY_STEP_S, efficiency * SHARE_STEP)
     base, later, slower = (
@@ -189,7 +172,13 @@ def _local(priced_servers: Sequence[PricedPools], around: Values) -> _LocalTrans
         for values in (around, (moved[0], efficiency), (latency_s, moved[1]))
     )
     by_inverse = (slower - base) / (1 / moved[1] - 1 / efficiency)
-    return _LocalTransfers(around, base, (later - base) / LATENCY_STEP_S, by_inverse)
+    by_latency = (later - base) / LATENCY_STEP_S
+
+    def ttft_s(values: Values) -> Floats:
+        change = by_latency * (values[0] - latency_s) + by_inverse * (1 / values[1] - 1 / efficiency)
+        return np.asarray(np.maximum(base + change, LEAST_RELATIVE * base))
+
+    return ttft_s
 
 
 def fit_transfers(priced_servers: Sequence[PricedPools]) -> LearntTransfer | None:
@@ -200,17 +189,18 @@ def fit_transfers(priced_servers: Sequence[PricedPools]) -> LearntTransfer | Non
         return None
     measured = np.array([priced.measurement.measured["ttft"] for priced in priced_servers])
     weights = np.array([priced.measurement.weight for priced in priced_servers]) * crowding_weights(names.tolist())
-    local = _local(priced_servers, DEFAULT)
-    before_s, values = local.base_s, DEFAULT
+    around = values = DEFAULT
+    ttft_s = _local(priced_servers, around)
+    before_s = ttft_s(around)
     for number in range(NUM_ROUNDS):
-        values = _fitted(local, measured, weights)
+        values = _fitted(ttft_s, around, measured, weights)
         if number + 1 < NUM_ROUNDS:
-            local = _local(priced_servers, values)
+            around, ttft_s = values, _local(priced_servers, values)
     after_s = np.empty_like(measured)
     for configuration in configurations:
         left_out = names == configuration
-        after_s[left_out] = local.ttft_s(_fitted(local, measured, weights * ~left_out))[left_out]
-    before, after = (float(np.median(np.abs(ttft_s / measured - 1))) for ttft_s in (before_s, after_s))
+        after_s[left_out] = ttft_s(_fitted(ttft_s, around, measured, weights * ~left_out))[left_out]
+    before, after = (float(np.median(np.abs(times_s / measured - 1))) for times_s in (before_s, after_s))
     if after >= before * (1 - LEAST_GAIN):
         return None
     return LearntTransfer(
@@ -225,19 +215,19 @@ def fit_transfers(priced_servers: Sequence[PricedPools]) -> LearntTransfer | Non
     )
 
 
-def _fitted(local: _LocalTransfers, measured: Floats, weights: Floats) -> Values:
+def _fitted(ttft_s: LocalTtft, around: Values, measured: Floats, weights: Floats) -> Values:
     """Return the values of least loss; logarithms are counted from the defaults."""
 
     def values_of(moved: Floats) -> Values:
         return DEFAULT[0] * math.exp(moved[0]), DEFAULT[1] * math.exp(moved[1])
 
     def loss(moved: Floats) -> float:
-        residual = np.log(measured / local.ttft_s(values_of(moved))) / NOISE["ttft"]
+        residual = np.log(measured / ttft_s(values_of(moved))) / NOISE["ttft"]
         robust = residual**2 / (1 + (residual / PRIORS.outlier) ** 2)
         return float((weights * robust).sum() + ((moved / np.array(PRIOR)) ** 2).sum())
 
-    around = [math.log(mine / default) for mine, default in zip(local.around, DEFAULT, strict=True)]
-    starts = [around, *([math.log(times), 0.0] for times in STARTS)]
+    middle = [math.log(mine / default) for mine, default in zip(around, DEFAULT, strict=True)]
+    starts = [middle, *([math.log(times), 0.0] for times in STARTS)]
     bounds = [(-8.0, 8.0), (-3.0, -math.log(DEFAULT[1]))]
     minima = [minimize(loss, np.array(start), method="L-BFGS-B", bounds=bounds) for start in starts]
     best = min(minima, key=lambda minimum: float(minimum.fun))

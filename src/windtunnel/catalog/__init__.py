@@ -110,12 +110,7 @@ def known_name(kind: str, name: str) -> str:
     Raises:
         InputError: there is no such entry.
     """
-    if kind != "models":
-        return spelling(kind, name)
-    entries = _models()
-    match = _match_model(name, entries)
-    check_known(match or name, entries, f"there is no model {name!r} in the catalog", "list them")
-    return match or name
+    return _known_model(name, _models()) if kind == "models" else spelling(kind, name)
 
 
 def model(name: str | ModelSpec | Mapping[str, Any], allow_download: bool = False) -> ModelSpec:
@@ -138,17 +133,9 @@ def model(name: str | ModelSpec | Mapping[str, Any], allow_download: bool = Fals
     if _looks_like_path(name):
         return _model_from_files(_path(name))
     entries = _models()
-    match = _match_model(name, entries)
-    if match is not None:
-        return _resolve(match, entries)
-    if allow_download:
+    if allow_download and _match_model(name, entries) is None:
         return _download(name)
-    raise InputError(
-        f"there is no model {name!r} in the catalog",
-        did_you_mean(
-            name, entries, "give the path of its config.json, or list models with `windtunnel catalog models`"
-        ),
-    )
+    return _resolve(_known_model(name, entries), entries)
 
 
 def _inline_model(keys: Mapping[str, Any]) -> ModelSpec:
@@ -167,10 +154,7 @@ def model_config(name: str) -> dict[str, Any]:
     if _looks_like_path(name):
         return _read_json(_config_file(_path(name)))
     entries = _models()
-    match = _match_model(name, entries)
-    if match is None:
-        raise InputError(f"there is no model {name!r} in the catalog", did_you_mean(name, entries))
-    entry = entries[_target(match, entries)]
+    entry = entries[_target(_known_model(name, entries), entries)]
     if not isinstance(entry, Path):
         raise InputError(f"{name} has no config.json of its own", f"take the model that it is a variant of: {entry!r}")
     return _read_json(entry)
@@ -325,6 +309,15 @@ def _match_model(name: str, entries: Mapping[str, ModelEntry]) -> str | None:
     if len(targets) > 1:
         raise InputError(f"{name!r} may be {' or '.join(sorted(tails))}", "give the organisation too")
     return tails[0] if tails else None
+
+
+def _known_model(name: str, entries: Mapping[str, ModelEntry]) -> str:
+    """Return the entry that `name` means; raise InputError where there is none."""
+    match = _match_model(name, entries)
+    if match is None:
+        hint = "give the path of its config.json, or list models with `windtunnel catalog models`"
+        raise InputError(f"there is no model {name!r} in the catalog", did_you_mean(name, entries, hint))
+    return match
 
 
 def _target(name: str, entries: Mapping[str, ModelEntry]) -> str:

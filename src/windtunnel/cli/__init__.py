@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.errors import WindtunnelError, unwritable
+from windtunnel.errors import FULL, WindtunnelError, unwritable
 
 if TYPE_CHECKING:
     import click
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DEBUG_VARIABLE = "WINDTUNNEL_DEBUG"
 _PLACES = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST),
-    *(errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG),
+    *(*FULL, errno.ENAMETOOLONG),
 )
 """Error numbers of a place where nothing can be written."""
 INTERRUPTED = 130

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from windtunnel import catalog
-from windtunnel.cli.output import check_replaceable, remark
+from windtunnel.cli.output import remark
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import check_known
-from windtunnel.files import write_text
+from windtunnel.files import check_replaceable, write_text
 from windtunnel.keys import json_schema, space_schema
 from windtunnel.report.render.json import as_text
 

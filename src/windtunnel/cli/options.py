@@ -7,12 +7,13 @@ from typing import Any
 import yaml
 
 from windtunnel import catalog
-from windtunnel.cli.output import remark, remark_left_out, remark_node, remark_version
+from windtunnel.cli.output import remark, remark_left_out, remark_node
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, check_known
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.schema import parse_yaml, read_table
 from windtunnel.search.capacity.limits import named_values
+from windtunnel.serving.engines.defaults import newer_than_known
 from windtunnel.serving.scenario import SCENARIO_HINT, Scenario, pool_scenario, scenario_from
 from windtunnel.serving.shorthand import PATHS, lay_over, parse_lengths, raw_scenario
 from windtunnel.units import parse_quantity
@@ -54,7 +55,8 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
         remark_left_out(catalog.model(scenario.model))
         for pool in scenario.deployment.groups:
             deployment = pool_scenario(scenario, pool).deployment
-            remark_version(deployment.engine)
+            if sentence := newer_than_known(deployment.engine):
+                remark(f"note: {sentence}")
             if deployment.parallelism.num_devices > 1:
                 remark_node(deployment.device, deployment.node)
     return scenario

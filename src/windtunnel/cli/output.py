@@ -7,15 +7,12 @@ from typing import Any
 import click
 
 from windtunnel import catalog
-from windtunnel.errors import InputError
 from windtunnel.files import write_text
 from windtunnel.hardware import Node
 from windtunnel.model.shape import ModelSpec
 from windtunnel.report.render.html import page
 from windtunnel.report.render.json import as_text
 from windtunnel.report.report import Report
-from windtunnel.serving.deployment import EngineSettings
-from windtunnel.serving.engines.defaults import newer_than_known
 
 
 def answer(as_json: bool, document: Callable[..., Any], report: Callable[..., Report], *result: Any) -> None:
@@ -40,12 +37,6 @@ def remark_left_out(model: ModelSpec) -> None:
         remark(f"note: {model.name} is predicted without its {' and '.join(model.left_out)}: text only")
 
 
-def remark_version(engine: EngineSettings) -> None:
-    """Say on stderr that an engine's version is newer than all whose defaults are known."""
-    if sentence := newer_than_known(engine):
-        remark(f"note: {sentence}")
-
-
 def remark_node(device: str, node: str | Node | None) -> None:
     """Say on stderr that the links of a device, for which no node is named or known, are assumed to be PCIe."""
     if node is None and catalog.default_node(catalog.device(device)).name == catalog.GENERIC_NODE:
@@ -57,9 +48,3 @@ def write_page(file: Path | None, report: Callable[..., Report], *result: Any) -
     if file is not None:
         write_text(file, page(report(*result)))
         remark(f"wrote {file}")
-
-
-def check_replaceable(file: Path | None, overwrite: bool) -> None:
-    """Raise InputError where `file` is there already and `overwrite` does not allow to replace it."""
-    if file is not None and file.exists() and not overwrite:
-        raise InputError(f"{file} exists already", "choose another name, or replace it with --overwrite")

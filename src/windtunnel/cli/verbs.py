@@ -12,44 +12,6 @@ import click
 from windtunnel.errors import InputError, check_known
 from windtunnel.limits import set_limits
 
-VERBS = {
-    "init": "Write a file to begin with, and the schema that editors complete it by.",
-    "simulate": "Predict latency, throughput and cost of a served model.",
-    "capacity": "Find the greatest load that a deployment sustains within its limits.",
-    "recommend": "Say what to serve a model on, and what it costs.",
-    "search": "Find the cheapest deployment that meets the objective.",
-    "whatif": "Vary a few settings of a scenario and compare.",
-    "train": "Predict a training job's step time, memory and cost.",
-    "explain": "Show one forward step operator by operator.",
-    "validate": "Predict measured runs and show how far off the predictions are.",
-    "calibrate": "Fit host overheads and operator factors to measured runs.",
-    "profile": "Measure operators, collectives and host overheads of this machine.",
-    "bench": "Measure a real server under a simulation's workload.",
-    "collective": "Predict the time and bandwidth of one collective.",
-    "network": "Run a training workload on a network (SimAI's job).",
-    "topology": "Generate, show and check networks of GPUs.",
-    "workload": "Read workloads and traces; write jobs for SimAI, AICB and Chakra.",
-    "lab": "Run and profile real models; compare them with a simulation.",
-    "vidur": "Run what a Vidur config.json describes, event for event.",
-    "dashboard": "Show results in the browser, compare them and try scenarios.",
-    "tables": "List, fetch and check the measured tables that price operators.",
-    "catalog": "List known models, devices, nodes, engines and traces.",
-}
-"""Verb -> its line of help; `verbs.yaml` declares the rest."""
-
-OTHER_NAMES = {
-    "tensor-parallel-size": "tp",
-    "pipeline-parallel-size": "pp",
-    "expert-parallel-size": "ep",
-    "quantization": "quant",
-    "request-rate": "rate",
-    "max-concurrency": "concurrency",
-    "num-prompts": "num-requests",
-    "random-input-len": "input-tokens",
-    "random-output-len": "output-tokens",
-}
-"""Option of `vllm serve` or `vllm bench serve` -> the same option here."""
-
 
 class WrittenFile(click.Path):
     """A file that a verb writes; one that cannot be written is refused before any work."""
@@ -85,11 +47,17 @@ class Options(SimpleNamespace):
 
 
 class SectionedOption(click.Option):
-    """An option with the heading that `--help` shows it under."""
+    """An option with the heading that `--help` shows it under, and the least value that it takes."""
 
-    def __init__(self, *names: Any, section: str, **settings: Any) -> None:
+    def __init__(self, *names: Any, section: str, least: int | None = None, **settings: Any) -> None:
         super().__init__(*names, **settings)
-        self.section = section
+        self.section, self.least = section, least
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        number = super().process_value(ctx, value)
+        if isinstance(number, int) and self.least is not None and number < self.least:
+            raise InputError(f"{self.opts[0]} is {number}; at least {self.least} is needed")
+        return number
 
 
 class Verb(click.Command):
@@ -133,19 +101,20 @@ class Verbs(VerbGroup):
     """The group of all verbs, each of which is made when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(VERBS)
+        return list(declared("verbs"))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        return _command(cmd_name, declared("verbs")[cmd_name]) if cmd_name in VERBS else None
+        verb = declared("verbs").get(cmd_name)
+        return None if verb is None else _command(cmd_name, verb)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
+            formatter.write_dl([(name, verb["line"]) for name, verb in declared("verbs").items()])
 
 
 @cache
 def declared(file: str) -> Mapping[str, Any]:
-    """Return the content of `verbs.yaml` or `options.yaml`."""
+    """Return the content of a YAML file beside this module."""
     from windtunnel.schema import read_yaml
 
     content: Mapping[str, Any] = read_yaml(Path(__file__).with_name(f"{file}.yaml"))
@@ -166,30 +135,30 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
         if verb.get("needs_command"):
             return click.Group(name, commands, no_args_is_help=False, **texts)
         return VerbGroup(name, commands, callback=_show_help, invoke_without_command=True, **texts)
-    arguments = [_argument(name, settings) for name, settings in verb.get("arguments", {}).items()]
+    arguments = [
+        click.Argument([argument], **{**settings, "type": TYPES[settings.get("type", "path")]})
+        for argument, settings in verb.get("arguments", {}).items()
+    ]
     options = [option for group in (*verb["options"], "limits") for option in options_in(group)]
-    named = _with_dashes if verb.get("keeps_names_of_vllm") else _our_name
-    settings = {"token_normalize_func": named}
+    other_names = {} if verb.get("keeps_names_of_vllm") else declared("other_names")
+
+    def normalised(name: str) -> str:
+        dashed = name.replace("_", "-")
+        return str(other_names.get(dashed, dashed))
+
     module, _, function = verb["in"].partition(":")
 
     def run(memory_limit: str | None, time_limit: str | None, **values: Any) -> None:
         set_limits(memory_limit, time_limit)
         getattr(import_module(f"windtunnel.cli.{module}"), function or "command")(Options(**values))
 
-    return Verb(name, callback=run, params=[*arguments, *options], context_settings=settings, **texts)
-
-
-def _with_dashes(name: str) -> str:
-    return name.replace("_", "-")
-
-
-def _our_name(name: str) -> str:
-    return OTHER_NAMES.get(_with_dashes(name), _with_dashes(name))
-
-
-def _argument(name: str, settings: Mapping[str, Any]) -> click.Argument:
-    """Return an argument; without a type it is a path."""
-    return click.Argument([name], **{**settings, "type": TYPES[settings.get("type", "path")]})
+    return Verb(
+        name,
+        callback=run,
+        params=[*arguments, *options],
+        context_settings={"token_normalize_func": normalised},
+        **texts,
+    )
 
 
 @cache

@@ -16,14 +16,34 @@ from numba import _dynfunc, config, njit, types
 from numba.core import ir
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import CompilerBase, DefaultPassBuilder, _LowerResult
+from numba.core.compiler import CompilerBase, DefaultPassBuilder, Flags, _LowerResult
 from numba.core.compiler_machinery import FunctionPass, PassManager, register_pass
 from numba.core.ir_utils import get_definition, guard
-from numba.core.typed_passes import NativeLowering
-from numba.core.untyped_passes import DeadBranchPrune
+from numba.core.typed_passes import NativeLowering, NopythonRewrites
+from numba.core.untyped_passes import DeadBranchPrune, InlineClosureLikes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 """Compiling keeps a function's signature, so that a type checker finds swapped arguments in calls between kernels."""
+
+
+LEFT_OUT = (InlineClosureLikes, NopythonRewrites)
+"""Passes of numba's that find nothing in kernels, which have no closures and make no arrays."""
+
+
+class KernelFlags(Flags):
+    """Compilation flags that are hashed and compared by what is set.
+
+    Numba looks up every operator by its caller's flags, 31,000 times for the serving loop, and compares all 22 flags of
+    both each time.
+    """
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        return hash(KernelFlags)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KernelFlags) and self._values == other._values
 
 
 class Part(JITCodeLibrary):
@@ -146,7 +166,9 @@ class NoneTests(FunctionPass):
 
 
 def pipeline(state: Any, lowering: type[NativeLowering]) -> list[PassManager]:
-    """Return numba's own pipeline with another way of lowering, and `NoneTests` before branches are pruned."""
+    """Return numba's own pipeline with another way of lowering, `NoneTests` before branches are pruned, and without the
+    passes that are `LEFT_OUT`.
+    """
     builder, passes = DefaultPassBuilder, PassManager("kernels")
     for stage in (
         builder.define_untyped_pipeline,
@@ -156,7 +178,8 @@ def pipeline(state: Any, lowering: type[NativeLowering]) -> list[PassManager]:
         for step, description in stage(state).passes:
             if step is DeadBranchPrune:
                 passes.add_pass(NoneTests, "comparisons with None")
-            passes.add_pass(lowering if step is NativeLowering else step, description)
+            if step not in LEFT_OUT:
+                passes.add_pass(lowering if step is NativeLowering else step, description)
     passes.finalize()
     return [passes]
 
@@ -195,9 +218,17 @@ class EntryCache(FunctionCache):
         self._cache_file = NamedApart(self._cache_path, self._impl.filename_base, stamp)
 
 
+def kernel(function: Callable[..., Any], **options: Any) -> Any:
+    """Compile a function without reference counting, with `KernelFlags`."""
+    compiled = njit(_nrt=False, nogil=True, error_model="numpy", **options)(function)
+    if not config.DISABLE_JIT:
+        compiled._compiler._customize_flags = KernelFlags
+    return compiled
+
+
 def entry(function: Callable[..., Any]) -> Any:
     """Compile a function that Python calls; its machine code, callees included, is cached on disk."""
-    compiled = njit(_nrt=False, nogil=True, error_model="numpy", pipeline_class=WholeCompiler)(function)
+    compiled = kernel(function, pipeline_class=WholeCompiler)
     if not config.DISABLE_JIT:
         compiled._cache = EntryCache(function)
     return compiled
@@ -207,14 +238,7 @@ def inner(function: Function) -> Function:
     """Compile a function that only kernels call: called from Python it would crash, for it has no wrapper (use
     `.py_func`).
     """
-    compiled = njit(
-        _nrt=False,
-        nogil=True,
-        error_model="numpy",
-        no_cpython_wrapper=True,
-        no_cfunc_wrapper=True,
-        pipeline_class=PartCompiler,
-    )(function)
+    compiled = kernel(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, pipeline_class=PartCompiler)
     return cast(Function, compiled)
 
 
@@ -222,7 +246,7 @@ def inlined(function: Function) -> Function:
     """Compile a function into its callers: it may return parts of arrays, which numba without reference counting
     allows only inside the caller.
     """
-    return cast(Function, njit(_nrt=False, nogil=True, error_model="numpy", inline="always")(function))
+    return cast(Function, kernel(function, inline="always"))
 
 
 def passed(*tables: Any) -> tuple[Any, ...]:

@@ -225,7 +225,7 @@ def _read(file: Path, name: str) -> ResultEntry | None:
     changed_s = file.stat().st_mtime
     try:
         document = read_document(file)
-        kind = kind_of(document)
+        kind = next((kind for kind, known in KINDS.items() if all(key in document for key in known["keys"])), None)
         if kind is None:
             raise InputError(f"{file.name} is none that a verb of windtunnel writes")
         return _filled(ResultEntry(name, kind, changed_s), document)
@@ -233,11 +233,6 @@ def _read(file: Path, name: str) -> ResultEntry | None:
         return ResultEntry(name, "broken", changed_s, problem=error.message)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return ResultEntry(name, "broken", changed_s, problem=f"{file.name} is not whole: {error!r}")
-
-
-def kind_of(document: Mapping[str, Any]) -> str | None:
-    """Return the kind of a document; None where no verb writes such a one."""
-    return next((kind for kind, known in KINDS.items() if all(key in document for key in known["keys"])), None)
 
 
 def _filled(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:

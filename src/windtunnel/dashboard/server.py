@@ -1,20 +1,216 @@
-"""The dashboard's server: it answers on one address of this machine."""
+"""The dashboard's server: every page, below `/api` the same as a document, and who may ask for them.
 
+Everything that a page needs is shipped with the package, and the content security policy lets a browser load nothing
+else. Against other sites in the same browser: a request must name this machine as its host (DNS rebinding), and what
+changes anything must come from a page of the dashboard (its `Origin`).
+"""
+
+import asyncio
+import hashlib
 import ipaddress
 import socket
-from collections.abc import Callable
-from typing import Self
+import sys
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import parse_qsl, urlsplit
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 
-from windtunnel.dashboard.app import dashboard_app
-from windtunnel.dashboard.view import Dashboard
-from windtunnel.errors import InputError
+from windtunnel.dashboard.pages import catalog, compare, run, runs, search, step, timeline, try_scenario
+from windtunnel.dashboard.results import NotThereError
+from windtunnel.dashboard.view import Dashboard, Download, Query, View
+from windtunnel.errors import InputError, WindtunnelError, did_you_mean
+from windtunnel.report.layout import layouts_beside
+from windtunnel.report.render.json import as_text
 
 HOST = "127.0.0.1"
 BACKLOG = 64
 IDLE_S = 30
 """Seconds after which an idle connection is closed."""
+MAX_POSTED_BYTES = 1 << 20
+HEADERS: Mapping[str, str] = layouts_beside(__file__)
+"""Headers of every answer."""
+
+Show = Callable[[Dashboard, str, Query], Any]
+"""Makes a `View`, a `Download` or a document from the rest of the path and the fields of the address or form."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """The page and the document of an address."""
+
+    page: Show
+    document: Show | None = None
+    """Below `/api`; None: there is none."""
+    method: str = "GET"
+    """POST: it runs or writes something, and answers only a form of the dashboard."""
+
+
+PAGES: Mapping[str, Page] = {
+    "": Page(runs.page),
+    "runs": Page(runs.page, runs.document),
+    "run": Page(run.overview, run.document),
+    "requests": Page(run.requests, run.requests_document),
+    "scenario": Page(run.scenario),
+    "timeline": Page(timeline.page, timeline.document),
+    "trace": Page(timeline.trace),
+    "step": Page(step.page, step.document),
+    "compare": Page(compare.page, compare.document),
+    "catalog": Page(catalog.page, catalog.document),
+    "search": Page(search.page, search.document),
+    "try": Page(try_scenario.page),
+    "trial": Page(try_scenario.trial, try_scenario.trial_document, "POST"),
+    "sweep": Page(try_scenario.sweep, try_scenario.sweep_data, "POST"),
+    "save": Page(try_scenario.save, method="POST"),
+}
+"""First part of an address -> its page."""
+
+
+class RefusedError(InputError):
+    """A request from another host or site."""
+
+
+def dashboard_app(dashboard: Dashboard, host: str) -> Starlette:
+    """Return the application of a dashboard that listens on `host`."""
+    files = StaticFiles(packages=[("windtunnel.report", "assets"), ("windtunnel.dashboard", "assets")])
+    routes: list[BaseRoute] = [Mount("/assets", files)]
+    for name, page in PAGES.items():
+        for address, show in ((f"/{name}", page.page), (f"/api/{name}", page.document)):
+            if show is not None:
+                endpoint = _endpoint(dashboard, show)
+                routes += [
+                    Route(path, endpoint, methods=[page.method]) for path in (address, f"{address}/{{rest:path}}")
+                ]
+
+    async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        try:
+            check_host(request.headers.get("host"), host)
+            if request.method == "POST":
+                check_origin(request.headers.get("origin"), request.headers.get("host"))
+            response = await call_next(request)
+        except Exception as error:  # noqa: BLE001 a request that fails must not end the connection without an answer
+            response = _failed(request, dashboard, error)
+        response.headers.update(HEADERS)
+        return response
+
+    def absent(request: Request, error: Exception) -> Response:
+        return _failed(request, dashboard, error)
+
+    guarded = Middleware(BaseHTTPMiddleware, dispatch=guard)
+    return Starlette(routes=routes, middleware=[guarded], exception_handlers={HTTPException: absent})
+
+
+def _endpoint(dashboard: Dashboard, show: Show) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        posted = await _posted(request) if request.method == "POST" else []
+        query = Query([*request.query_params.multi_items(), *posted])
+        rest = request.path_params.get("rest", "").strip("/")
+        return await _in_thread(lambda: _response(request, dashboard, show(dashboard, rest, query)))
+
+    return answer
+
+
+async def _posted(request: Request) -> list[tuple[str, str]]:
+    """Read the fields of a form; one that is too long, or does not say how long it is, is not read."""
+    length = request.headers.get("content-length", "")
+    if not length.isdecimal() or int(length) > MAX_POSTED_BYTES:
+        raise InputError(f"a request of up to {MAX_POSTED_BYTES:,} bytes, its length given, is needed")
+    body = await request.body()
+    return parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True)
+
+
+async def _in_thread(work: Callable[[], Response]) -> Response:
+    """Run `work` beside the other requests, in a thread that a simulation under way cannot hold Ctrl-C up with."""
+    future: Future[Response] = Future()
+
+    def run_work() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 the request's answer tells it
+            future.set_exception(error)
+
+    threading.Thread(target=run_work, daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
+def _response(request: Request, dashboard: Dashboard, shown: Any, status: int = 200) -> Response:
+    """Return a page, a file or a document, unless the browser has it already."""
+    headers = {}
+    if isinstance(shown, Download):
+        kind, body = shown.kind, shown.body
+        headers["Content-Disposition"] = f'attachment; filename="{shown.name}"'
+    elif isinstance(shown, View):
+        kind = "text/html; charset=utf-8"
+        body = shown.page(request.url.path, dashboard.results.folder).encode("utf-8", "replace")
+    else:
+        kind, body = "application/json", f"{as_text(shown)}\n".encode()
+    headers["ETag"] = f'"{hashlib.sha256(body).hexdigest()[:24]}"'
+    if status == 200 and request.headers.get("if-none-match") == headers["ETag"]:
+        return Response(status_code=304, headers=headers)
+    return Response(body, status, headers, kind)
+
+
+def _failed(request: Request, dashboard: Dashboard, error: Exception) -> Response:
+    """Return one sentence on what is wrong, as a page or a document, whichever was requested."""
+    path, status = request.url.path, 500
+    message, hint = f"sorry, this is a bug in windtunnel ({type(error).__name__}: {error})", None
+    if isinstance(error, HTTPException):
+        status, names = error.status_code, path.removeprefix("/api").strip("/").partition("/")
+        message, hint = f"there is no page {path!r}", did_you_mean(names[0], filter(None, PAGES))
+        if status == 405:
+            message, hint = f"{path} does not answer {request.method}", "pages that run something answer their form"
+    elif isinstance(error, WindtunnelError):
+        message, hint = error.message, error.hint
+        known = {RefusedError: 403, NotThereError: 404, InputError: 400}
+        status = next((code for kind, code in known.items() if isinstance(error, kind)), 500)
+    elif isinstance(error, MemoryError):
+        message, hint = "this machine's memory does not hold that", "fewer requests, replicas or devices take less"
+    elif isinstance(error, RecursionError):
+        status, message = 400, "something in it is nested too deeply"
+    else:
+        traceback.print_exception(error, file=sys.stderr)
+    if path.startswith("/api/"):
+        return _response(request, dashboard, {"error": message, "hint": hint}, status)
+    title = {404: "Not there", 500: "Failed"}.get(status, "That cannot be")
+    view = View(title, template="problem.html", values={"message": message, "hint": hint})
+    return _response(request, dashboard, view, status)
+
+
+def check_host(host: str | None, own_host: str) -> None:
+    """Raise RefusedError unless a request names this machine: by an IP address, as localhost, or as it was told.
+
+    A page of another site whose name was made to lead here (DNS rebinding) sends that name; it cannot send an address.
+    """
+    try:
+        name = (urlsplit(f"//{host or ''}").hostname or "").lower()
+    except ValueError:
+        name = ""
+    if name in ("localhost", own_host.lower(), socket.gethostname().lower()):
+        return
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        raise RefusedError(
+            f"this dashboard is not at {name or 'no name'}", "open the address that it printed"
+        ) from None
+
+
+def check_origin(origin: str | None, host: str | None) -> None:
+    """Raise RefusedError unless what is posted comes from a page of the dashboard itself."""
+    if not host or origin != f"http://{host}":
+        raise RefusedError(f"a page of {origin or 'nowhere'} may not post to this dashboard")
 
 
 class DashboardServer:

@@ -34,7 +34,7 @@ MOST_S = 60.0
 """A longer simulation is ended: it belongs in a terminal."""
 MOST_REQUESTS = 1_000_000
 MOST_SWEPT_REQUESTS = 20_000
-STATISTICS = ("mean", "p50", "p99")
+
 SWEPT_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2)
 """Loads of a sweep, as fractions of the capacity."""
 
@@ -262,11 +262,10 @@ def point_of(tried: Probe) -> dict[str, Any]:
     served = tried.served
     assert served is not None, "a patient run is not given up"
     latencies: dict[str, float] = {}
-    for name in ("ttft", "tpot", "e2e"):
-        values = served.values(name)
-        if values.size:
-            figures = (values.mean(), *np.percentile(values, (50, 99)))
-            latencies |= {f"{name}_{key}_s": float(value) for key, value in zip(STATISTICS, figures, strict=True)}
+    for name, percentiles in served.percentiles((50, 99)).items():
+        if name != "queueing":
+            figures = {"mean": float(served.values(name).mean()), **percentiles}
+            latencies |= {f"{name}_{statistic}_s": value for statistic, value in figures.items()}
     span_s = float((served.arrival_s + served.e2e_s).max() - served.arrival_s.min())
     return {
         "load": tried.load,

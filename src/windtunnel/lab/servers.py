@@ -16,6 +16,7 @@ from typing import Any
 
 from windtunnel.errors import InputError, WindtunnelError, check_known
 from windtunnel.plugins import Registry
+from windtunnel.processes import end_with_parent
 
 ENGINES = Registry("windtunnel.lab_engines", "windtunnel.lab.engines", "engine")
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
@@ -68,7 +69,10 @@ def started(engine: str, model: str, arguments: Sequence[str] = (), python: str 
         InputError: there is no such engine or interpreter.
         WindtunnelError: it ended, or was not ready in time; the message has the last lines of its output.
     """
-    server, port = server_of(engine), _free_port()
+    server = server_of(engine)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = int(listener.getsockname()[1])
     named = [server.model_option, model] if server.model_option else [model]
     command = [python, *server.module, *named, "--port", str(port), *arguments]
     with tempfile.TemporaryDirectory(prefix="windtunnel-engine-") as folder:
@@ -81,6 +85,7 @@ def started(engine: str, model: str, arguments: Sequence[str] = (), python: str 
                     stderr=subprocess.STDOUT,
                     env={**os.environ, **server.environment},
                     start_new_session=True,
+                    preexec_fn=end_with_parent,  # noqa: PLW1509 it only calls the kernel
                 )
             except OSError as error:
                 raise InputError(f"{python} cannot be run: {error.strerror}", "name the engine's interpreter") from None
@@ -119,9 +124,3 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             except subprocess.TimeoutExpired:
                 continue
     process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

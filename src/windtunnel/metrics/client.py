@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from windtunnel.metrics.records import COLUMNS, Table, time_per_output_token_s
 from windtunnel.metrics.slo import Slo
-from windtunnel.metrics.summary import Distribution, Goodput, distribution, goodput, known_distribution
+from windtunnel.metrics.summary import Distribution, Goodput, distributions, goodput, known_distribution
 from windtunnel.schema import Schema
 
 Floats = NDArray[np.float64]
@@ -86,16 +86,13 @@ def client_summary(requests: Table, tokens: Table, slo: Slo | None = None) -> Cl
     measured = requests.where(~requests["is_warmup"])
     answered = measured.where(~measured["failed"])
     span_s = float(answered["finish_s"].max() - measured["arrival_s"].min())
-    gaps = gaps_of(requests, tokens)
     output, prompt = float(answered["output_tokens"].sum()), float(answered["input_tokens"].sum())
     return ClientSummary(
         num_requests=len(answered),
         num_failed=int(measured["failed"].sum()),
         span_s=span_s,
-        ttft_s=distribution(answered["ttft_s"]),
-        tpot_s=known_distribution(answered["tpot_s"]),
-        itl_s=known_distribution(gaps),
-        e2e_s=distribution(answered["e2e_s"]),
+        **distributions(answered, "ttft_s", "tpot_s", "e2e_s"),
+        itl_s=known_distribution(gaps_of(requests, tokens)),
         requests_per_s=len(answered) / span_s,
         output_tokens_per_s=output / span_s,
         total_tokens_per_s=(output + prompt) / span_s,

@@ -52,7 +52,9 @@ def fleet_summary(phases: Table, requests: Table, steps: Table, num_replicas: in
     for starts_s, codes in changes:
         lengths_s = np.diff(np.clip(np.append(starts_s, np.inf), begin_s, end_s))
         np.add.at(hours, codes, lengths_s / 3600.0)
-        restarting_s += float(lengths_s[_restarts(codes)].sum())
+        # After a failure a replica starts again by way of `off`.
+        restarts = (codes[2:] == STARTING) & (codes[1:-1] == OFF) & (codes[:-2] == FAILED)
+        restarting_s += float(lengths_s[2:][restarts].sum())
     lengths_s, holding = _count_over_time(changes, begin_s, end_s, HOLDING)
     up_lengths_s, up = _count_over_time(changes, begin_s, end_s, (UP,))
     serving_h = float(hours[UP] + hours[DRAINING])
@@ -101,13 +103,6 @@ def _changes(phases: Table, num_replicas: int) -> list[tuple[Floats, NDArray[np.
     """Return each replica's (start of each phase in seconds, code of the phase)."""
     rows = [phases["replica"] == replica for replica in range(num_replicas)]
     return [(phases["time_s"][chosen], phases["phase"][chosen]) for chosen in rows]
-
-
-def _restarts(codes: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return a mask of the phases in which a replica starts after a failure, which it leaves through `off`."""
-    restarts = np.zeros(codes.size, bool)
-    restarts[2:] = (codes[2:] == STARTING) & (codes[1:-1] == OFF) & (codes[:-2] == FAILED)
-    return restarts
 
 
 def _count_over_time(

@@ -59,31 +59,18 @@ class Goodput(Schema):
 class Utilisation(Schema):
     """Use of the replicas; means are over time."""
 
-    busy_fraction: float
+    busy_fraction: float = 0.0
     """Share of the span in which a replica ran a step, mean over replicas."""
-    mean_running: float
+    mean_running: float = 0.0
     """Requests admitted, per replica, while busy."""
-    mean_waiting: float
-    mean_present: float
+    mean_waiting: float = 0.0
+    mean_present: float = 0.0
     """Requests sent and not yet answered, over the whole deployment and span."""
-    bubble_fraction: float
+    bubble_fraction: float = 0.0
     """Share of a replica's pipeline stages that idle while another stage runs a step; 0 without a pipeline."""
-    kv_mean_fraction: float
-    kv_peak_fraction: float
-    num_preemptions: int
-
-
-IDLE = Utilisation(
-    busy_fraction=0.0,
-    mean_running=0.0,
-    mean_waiting=0.0,
-    mean_present=0.0,
-    bubble_fraction=0.0,
-    kv_mean_fraction=0.0,
-    kv_peak_fraction=0.0,
-    num_preemptions=0,
-)
-"""Of a pool that ran no step."""
+    kv_mean_fraction: float = 0.0
+    kv_peak_fraction: float = 0.0
+    num_preemptions: int = 0
 
 
 class Cost(Schema):
@@ -290,13 +277,8 @@ def summarise(
         num_requests=len(measured),
         num_devices=size.num_devices,
         span_s=span_s,
-        ttft_s=distribution(measured["ttft_s"]),
-        tpot_s=known_distribution(measured["tpot_s"]),
+        **distributions(measured, "ttft_s", "tpot_s", "itl_max_s", "e2e_s", "queueing_s", "prefill_s"),
         itl_s=itl_distribution(ended),
-        itl_max_s=known_distribution(measured["itl_max_s"]),
-        e2e_s=distribution(measured["e2e_s"]),
-        queueing_s=distribution(measured["queueing_s"]),
-        prefill_s=distribution(measured["prefill_s"]),
         batches=_batch_summary(ended),
         throughput=throughput,
         goodput=None if limits.slo is None else goodput(measured, limits.slo, span_s),
@@ -383,9 +365,7 @@ def _tenants(requests: Table, limits: ServiceLimits, span_s: float) -> dict[str,
         if len(rows):
             summaries[name] = TenantSummary(
                 num_requests=len(rows),
-                ttft_s=distribution(rows["ttft_s"]),
-                tpot_s=known_distribution(rows["tpot_s"]),
-                e2e_s=distribution(rows["e2e_s"]),
+                **distributions(rows, "ttft_s", "tpot_s", "e2e_s"),
                 output_tokens_per_s=float(rows["output_tokens"].sum()) / span_s,
                 goodput=None if in_force is None else goodput(rows, in_force, span_s),
             )
@@ -404,6 +384,11 @@ def _batch_summary(steps: Table) -> BatchSummary:
         decode_tokens=weighted_distribution(decode, weights),
         num_requests=weighted_distribution(steps["num_prefills"] + decode, weights),
     )
+
+
+def distributions(table: Table, *names: str) -> dict[str, Any]:
+    """Return the distributions of columns by name, None for one without a known value."""
+    return {name: known_distribution(table[name]) for name in names}
 
 
 def known_distribution(values: Floats | NDArray[np.float32]) -> Distribution | None:

@@ -179,11 +179,13 @@ def prefill_context_tokens(batch: Size, num_tokens: Size) -> Size:
     return num_tokens * np.where(np.asarray(batch) < 1, (1 + batch) / 2, batch)
 
 
-class Queries(Op):
-    """Tokens that are computed and meet earlier ones."""
+@dataclass(frozen=True)
+class Batch(Op):
+    """Requests that attend together; the second axis says how long they are."""
 
     phase: ClassVar[str]
     """Name of the phase in tables of attention modules."""
+    batch: Size
 
     @property
     @abstractmethod
@@ -198,9 +200,13 @@ class Queries(Op):
         """Return the cached tokens that are read from memory where each query meets `window_tokens` tokens."""
         return self.pairs_within(window_tokens)
 
+    @property
+    def batch_text(self) -> str:
+        return f"{size_text(self.batch)} x {size_text(getattr(self, self.axes[1]))}"
+
 
 @dataclass(frozen=True)
-class PrefillBatch(Queries):
+class PrefillBatch(Batch):
     """A batch of `batch` prompts of `num_tokens` tokens each, without earlier context.
 
     A batch of chunks that differ, or that have context already cached, is expressed by the two sums that decide its
@@ -210,7 +216,6 @@ class PrefillBatch(Queries):
 
     axes: ClassVar[tuple[str, ...]] = ("batch", "num_tokens")
     phase: ClassVar[str] = "context"
-    batch: Size
     num_tokens: Size
 
     @property
@@ -231,18 +236,13 @@ class PrefillBatch(Queries):
         seen = np.minimum(self.num_tokens, window_tokens) if window_tokens else self.num_tokens
         return self.batch * (self.num_tokens * seen - seen * seen / 2)
 
-    @property
-    def batch_text(self) -> str:
-        return f"{size_text(self.batch)} x {size_text(self.num_tokens)}"
-
 
 @dataclass(frozen=True)
-class DecodeBatch(Queries):
+class DecodeBatch(Batch):
     """One query token for each of `batch` requests that have `context_tokens` keys and values cached (their mean)."""
 
     axes: ClassVar[tuple[str, ...]] = ("batch", "context_tokens")
     phase: ClassVar[str] = "generation"
-    batch: Size
     context_tokens: Size
 
     @property
@@ -252,10 +252,6 @@ class DecodeBatch(Queries):
     def pairs_within(self, window_tokens: int) -> Size:
         seen = np.minimum(self.context_tokens, window_tokens) if window_tokens else self.context_tokens
         return self.batch * seen
-
-    @property
-    def batch_text(self) -> str:
-        return f"{size_text(self.batch)} x {size_text(self.context_tokens)}"
 
 
 def _is_point(columns: Mapping[str, Floats]) -> Floats:

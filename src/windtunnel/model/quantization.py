@@ -10,24 +10,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import translate
+from pathlib import Path
 from typing import Any, TypeVar
 
 from windtunnel.errors import InputError
 from windtunnel.model.precision import BITS, Format, Precision
+from windtunnel.schema import decode, read_yaml
 
 _HINT = "remove its quantization_config and choose the formats yourself"
 
-_MODELOPT: dict[str, Format] = {
-    "FP8": Format.FP8,
-    "FP8_PER_CHANNEL_PER_TOKEN": Format.FP8,
-    "FP8_BLOCK_SCALES": Format.FP8_BLOCK,
-    "FP8_PB_WO": Format.FP8_BLOCK,
-    "NVFP4": Format.NVFP4,
-    "INT8_SQ": Format.INT8,
-    "W8A8_SQ_PER_CHANNEL": Format.INT8,
-    "W4A16_AWQ": Format.INT4,
-    "W4A16": Format.INT4,
-}
+_MODELOPT = decode(read_yaml(Path(__file__).with_name("modelopt.yaml")), dict[str, Format])
 
 Names = tuple[str, ...]
 """Names that checkpoints give to one module, below `layers.N.`."""

@@ -78,10 +78,13 @@ class Attention(LayerKind):
         """
         raise NotImplementedError
 
+    num_heads: int
+    """A kind without it has a `widest_tp` of its own."""
+
     @property
     def widest_tp(self) -> int:
         """Heads that tensor-parallel ranks share: `tp` must divide their number."""
-        raise NotImplementedError
+        return self.num_heads
 
     @property
     def shared_kv_heads(self) -> int | None:

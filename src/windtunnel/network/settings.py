@@ -7,6 +7,7 @@ one.
 """
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec.structs import force_setattr
@@ -22,6 +23,7 @@ from windtunnel.schema import (
     check_seed,
     decode,
     encode,
+    read_yaml,
 )
 
 BACKENDS = Registry("windtunnel.network_backends", "windtunnel.network.backends", "network backend")
@@ -129,27 +131,8 @@ class PacketSettings(Schema):
     """`QLEN_MON_INTERVAL`: time between two records of the queues; 0: none."""
 
 
-SIMAI_PACKETS = PacketSettings(
-    window="fabric",
-    rate_ai_bytes_per_s=0.05 * GBPS,
-    rate_hai_bytes_per_s=0.1 * GBPS,
-    alpha_interval_s=1e-6,
-    decrease_interval_s=4e-6,
-    increase_interval_s=900e-6,
-    fast_recovery_times=1,
-    ecn_thresholds=tuple(
-        EcnThreshold(bytes_per_s=gbps * GBPS, min_bytes=low * 1000, max_bytes=high * 1000, max_probability=probability)
-        for gbps, low, high, probability in (
-            (25, 100, 400, 0.2),
-            (50, 200, 800, 0.2),
-            (100, 400, 1600, 0.2),
-            (200, 300, 1200, 0.8),
-            (400, 800, 3200, 0.2),
-            (1600, 600, 2400, 0.2),
-        )
-    ),
-)
-"""Settings of SimAI 1.6: its `SimAI.conf`, and the single window for all connections that its code imposes."""
+SIMAI_PACKETS = decode(read_yaml(Path(__file__).with_name("simai_packets.yaml")), PacketSettings)
+"""Settings of SimAI 1.6."""
 
 
 class NetworkSettings(Schema):

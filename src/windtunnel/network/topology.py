@@ -15,12 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel import catalog
 from windtunnel.errors import InputError, did_you_mean
+from windtunnel.limits import check_size
 from windtunnel.network.fabric import Fabric, NodeKind
+from windtunnel.network.settings import GBPS
 from windtunnel.network.topology_file import read_topology
 from windtunnel.schema import AtLeastOne, NonNegative, Positive, Schema, decode, parse_yaml, read_yaml
-
-GBPS = 125e6
-"""Bytes per second of one gigabit per second."""
 
 
 def _check_loss(error_fraction: float) -> None:
@@ -52,6 +51,7 @@ class _Servers(Schema):
         super().__post_init__()
         if self.num_gpus % self.gpus_per_server:
             raise ValueError(f"gpus_per_server = {self.gpus_per_server} does not divide num_gpus = {self.num_gpus}")
+        check_size(GPUs=self.num_gpus)
 
 
 class _TwoTier(_Servers):
@@ -69,6 +69,10 @@ class _TwoTier(_Servers):
     """`-app`: ports to spines, which bounds how many segments there may be. None: 64; 240 in HPN, 120 with two planes;
     8 in DCN+.
     """
+
+    def build(self) -> Fabric:
+        """Join servers to leaves, and leaves to the spines of their plane."""
+        return _two_tier(self)
 
 
 class TwoTier(_TwoTier, tag="two_tier"):
@@ -105,9 +109,6 @@ class DcnPlus(_TwoTier, tag="dcn_plus"):
     num_gpus: AtLeastOne = 512
     num_spines: AtLeastOne = 8
     dual_tor: bool = False
-
-
-TwoTierTopology: TypeAlias = SpectrumX | AlibabaHpn | DcnPlus | TwoTier
 
 
 class FatTree(_Servers, tag="fat_tree"):
@@ -264,6 +265,7 @@ class Torus(Schema, tag="torus"):
     def __post_init__(self) -> None:
         if not self.dimensions or min(self.dimensions) < 1 or prod(self.dimensions) < 2:
             raise ValueError(f"dimensions are {list(self.dimensions)}; at least two devices are needed")
+        check_size(GPUs=prod(self.dimensions))
         super().__post_init__()
 
     def build(self) -> Fabric:
@@ -340,15 +342,6 @@ Topology: TypeAlias = (
 """Topologies that a scenario or the command line can name."""
 
 
-def build_fabric(topology: Topology) -> Fabric:
-    """Return the fabric of a topology's parameters, or in its file.
-
-    Raises:
-        InputError: the parameters do not fit each other, or the file is missing or wrong.
-    """
-    return _two_tier(topology) if isinstance(topology, _TwoTier) else topology.build()
-
-
 @dataclass
 class _Wiring:
     """A fabric in the making: its nodes, and groups of links in the order in which they are added."""
@@ -360,6 +353,9 @@ class _Wiring:
     error_fraction: float = 0.0
     links: list[tuple[NDArray[Any], ...]] = field(default_factory=list)
     """(ends, other ends, bytes per second, seconds) of each group."""
+
+    def __post_init__(self) -> None:
+        check_size(GPUs=self.num_gpus)
 
     @property
     def first_leaf(self) -> int:
@@ -406,7 +402,7 @@ def _wired_servers(servers: _Servers, nic_bytes_per_s: float, *leaf_of_port: NDA
     return wiring
 
 
-def _two_tier(topology: TwoTierTopology) -> Fabric:
+def _two_tier(topology: _TwoTier) -> Fabric:
     """Lay out rails, planes and doubled leaves, and name the network, as `gen_Topo_Template.py` of SimAI 1.6 does."""
     size = f"{topology.num_gpus}g_{topology.gpus_per_server}gps"
     rails, dual_tor, dual_plane, ports_up = False, False, False, 64
@@ -430,7 +426,12 @@ def _two_tier(topology: TwoTierTopology) -> Fabric:
         raise InputError("dual_plane needs rail_optimised and dual_tor", "two planes need two ports per GPU, by rail")
     if dual_plane and topology.num_spines % 2:
         raise InputError(f"num_spines = {topology.num_spines} cannot be split over two planes")
-    _check_segments(topology, num_segments, topology.leaf_ports_up or ports_up, num_rails if rails else 1 + dual_tor)
+    ports_up = topology.leaf_ports_up or ports_up
+    if num_segments > (allowed := ports_up // (num_rails if rails else 1 + dual_tor)):
+        raise InputError(
+            f"{topology.num_gpus} GPUs need {num_segments} segments; leaf_ports_up = {ports_up} allows {allowed}",
+            "raise leaf_ports_up or gpus_per_leaf, or use fewer GPUs",
+        )
     leaves = num_segments * num_rails * (2 if dual_tor else 1)
     leaf = gpu // (num_rails * gpus_per_leaf) * num_rails + gpu % num_rails
     wiring = _wired_servers(topology, nic_bytes_per_s, *([leaf, leaf + leaves // 2] if dual_tor else [leaf]))
@@ -442,17 +443,6 @@ def _two_tier(topology: TwoTierTopology) -> Fabric:
         wiring.link(leaves_of_plane[:, None], spines_of_plane, topology.leaf_spine_bytes_per_s, topology.latency_s)
     name = f"{name}_{nic_bytes_per_s / GBPS:g}Gbps_{topology.gpu_type}"
     return wiring.fabric(name, [leaves, topology.num_spines])
-
-
-def _check_segments(topology: TwoTierTopology, num_segments: int, leaf_ports_up: int, leaves: int) -> None:
-    """Raise InputError where a segment of so many leaves cannot reach all others."""
-    num_allowed = leaf_ports_up // leaves
-    if num_segments > num_allowed:
-        raise InputError(
-            f"{topology.num_gpus} GPUs need {num_segments} segments; leaf_ports_up = {leaf_ports_up} allows "
-            f"{num_allowed}",
-            "raise leaf_ports_up or gpus_per_leaf, or use fewer GPUs",
-        )
 
 
 KINDS = tuple(str(kind.__struct_config__.tag) for kind in get_args(Topology) if kind is not TopologyFile)
@@ -501,7 +491,8 @@ def fabric_from(raw: Any, source: str) -> Fabric:
             raise InputError(f"there is no topology {kind!r}", did_you_mean(kind, [*KINDS, *nodes], otherwise))
         raw |= {"type": "node", "node": kind}
     schema: Any = Topology
-    return build_fabric(decode(raw, schema, source))
+    fabric: Fabric = decode(raw, schema, source).build()
+    return fabric
 
 
 def _parameters(text: str, name: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from windtunnel import catalog
 from windtunnel.errors import InputError, did_you_mean
-from windtunnel.files import read_text, write_text
+from windtunnel.files import read_text
 from windtunnel.network.fabric import Fabric, NodeKind, check
 from windtunnel.units import format_count, parse_quantity
 
@@ -64,15 +64,6 @@ def read_topology(path: Path) -> Fabric:
     fabric.tier[:] = _tiers(fabric)
     fabric.server[:] = _servers(fabric)
     return fabric
-
-
-def write_topology(fabric: Fabric, path: Path) -> None:
-    """Write a fabric as SimAI's generator does.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    write_text(path, topology_text(fabric))
 
 
 def topology_text(fabric: Fabric) -> str:

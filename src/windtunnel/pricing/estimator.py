@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.hardware import Device, Node
 from windtunnel.model import operators as ops
 from windtunnel.pricing.interpolate import Curve, Interpolated, Point, Surface, bend, corner_sites, gaps, nearest_sites
 from windtunnel.pricing.roofline import CPU, CPU_MEDIAN_ERROR, KINDS, UNFITTED_ERROR, Roofline, fit_for, has_closed_form
@@ -107,11 +106,6 @@ class RooflineEstimator:
             return Estimate(seconds, Coverage.ROOFLINE, f"plain roofline, not fitted to {op.kind}", UNFITTED_ERROR)
         fit = fit_for(op)
         return Estimate(seconds, Coverage.ROOFLINE, f"roofline fitted on {fit.fitted_on}", fit.median_error)
-
-
-def roofline_estimator(device: Device, node: Node | None = None) -> Estimator:
-    """Return the estimator of a device that nobody measured."""
-    return RooflineEstimator(Roofline(device, node))
 
 
 ANY = "any"

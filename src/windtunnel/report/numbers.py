@@ -1,5 +1,7 @@
 """Numbers as people read them."""
 
+from collections.abc import Mapping
+
 from windtunnel.model.precision import Precision
 from windtunnel.units import format_bytes, format_seconds, format_si
 
@@ -7,6 +9,12 @@ from windtunnel.units import format_bytes, format_seconds, format_si
 def percent(share: float) -> str:
     """Return a ratio as a percentage with three significant digits at most."""
     return f"{share:.0%}" if share >= 0.9995 else f"{share:.1%}"
+
+
+def shares_of(seconds: Mapping[str, float], has_words: bool = True) -> dict[str, float]:
+    """Return the shares of a whole by name; names that are words get spaces."""
+    total_s = sum(seconds.values()) or 1.0
+    return {name.replace("_", " ") if has_words else name: part / total_s for name, part in seconds.items()}
 
 
 def duration(seconds: float) -> str:

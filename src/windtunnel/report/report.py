@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 LABEL_WIDTH = 14
 """Characters that the labels of facts take on a terminal."""
@@ -25,16 +25,6 @@ class Report:
     """The answer in one sentence, below the title."""
     script: str = ""
     """Name of a script in `assets/` that the report's page needs besides `page.js`."""
-
-    @property
-    def lines(self) -> list[str]:
-        """Return the lines of the lead."""
-        return [block for block in self.lead if isinstance(block, str)]
-
-    @property
-    def tables(self) -> list[Block]:
-        """Return what else the lead has."""
-        return [block for block in self.lead if not isinstance(block, str)]
 
 
 @dataclass(frozen=True)
@@ -77,7 +67,6 @@ Row = Sequence["str | Cell"]
 class Table:
     """Rows below headers; the first `left` and the last `right` columns are texts, the others numbers."""
 
-    kind: ClassVar = "table"
     headers: Sequence[str]
     """A line break is one on a terminal, and a space on a page."""
     rows: Sequence[Row]
@@ -95,7 +84,6 @@ class Table:
 class Facts:
     """(Label, text) pairs."""
 
-    kind: ClassVar = "facts"
     rows: Sequence[tuple[str, str]]
     width: int = LABEL_WIDTH
     """Characters that labels take on a terminal."""
@@ -105,7 +93,6 @@ class Facts:
 class Bars:
     """Shares of a whole, as bars: of characters on a terminal, drawn on a page."""
 
-    kind: ClassVar = "bars"
     shares: Mapping[str, float]
     caption: str = ""
     axis: str = "share (%)"
@@ -117,7 +104,6 @@ class Bars:
 class Text:
     """Lines of text; a plain string is one line."""
 
-    kind: ClassVar = "text"
     lines: Sequence[str]
 
 
@@ -125,7 +111,6 @@ class Text:
 class Cards:
     """Headline figures of a page, as (value, label) pairs."""
 
-    kind: ClassVar = "cards"
     facts: Sequence[tuple[str, str]]
 
 
@@ -133,7 +118,6 @@ class Cards:
 class Figures:
     """Drawings of a page with their captions, as (SVG, caption) pairs, side by side as far as they fit."""
 
-    kind: ClassVar = "figures"
     drawn: Sequence[tuple[str, str]]
 
 
@@ -141,7 +125,6 @@ class Figures:
 class Code:
     """Text of a program or file on a page; with a summary, it is folded below it."""
 
-    kind: ClassVar = "code"
     text: str
     summary: str = ""
 
@@ -150,7 +133,6 @@ class Code:
 class Points:
     """A page's figure of many points, whose axes the reader chooses; `assets/plot.js` draws it."""
 
-    kind: ClassVar = "points"
     data: Mapping[str, Any] = field(default_factory=dict)
 
 

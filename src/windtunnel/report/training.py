@@ -84,8 +84,13 @@ def training_sections(document: Mapping[str, Any]) -> tuple[Section, Section, Se
     shares = {name: seconds / document["step_s"] for name, seconds in document["breakdown_s"].items()}
     ordered = dict(sorted(shares.items(), key=lambda item: -item[1]))
     shown = {name: share for name, share in ordered.items() if share >= 0.0005}
+    device_bytes = document["device_memory_bytes"]
+    stages = [{**stage, "share_fraction": stage["total_bytes"] / device_bytes} for stage in document["memory"]]
     rates: list[Block] = [OnPage(lambda: [cards_of(document, LAYOUT["cards"])]), facts_of(document, LAYOUT["rates"])]
-    memory: list[Block] = [OnTerminal(lambda: [_memory_table(document)]), OnPage(lambda: [_stage_table(document)])]
+    memory: list[Block] = [
+        OnTerminal(lambda: [_memory_table(document)]),
+        OnPage(lambda: [table_of(stages, LAYOUT["stages"])]),
+    ]
     return (
         Section("", rates, "Step"),
         Section("Where the step goes", [Bars(shown, "where the step goes", "time (s)", document["step_s"])]),
@@ -99,13 +104,6 @@ def _verdict(document: Mapping[str, Any]) -> str:
         step = format_seconds(document["step_s"])
         return f"A step takes {step}; the fullest device uses {percent(needed / has)} of its memory."
     return f"Does not fit: the fullest device needs {format_bytes(needed)} and has {format_bytes(has)}."
-
-
-def _stage_table(document: Mapping[str, Any]) -> Table:
-    """Return the memory of every pipeline stage's device by part."""
-    device_bytes = document["device_memory_bytes"]
-    rows = ({**stage, "share_fraction": stage["total_bytes"] / device_bytes} for stage in document["memory"])
-    return table_of(rows, LAYOUT["stages"])
 
 
 def model_line(result: TrainingResult) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from windtunnel.formats.collective_calls import CollectiveCall, Contents
+from windtunnel.formats.collective_calls import Contents
 from windtunnel.report.layout import layouts_beside, rows_of, table_of
 from windtunnel.report.report import Facts, Report, Section
 
@@ -14,22 +14,18 @@ def contents_report(contents: Contents) -> Report:
     facts = [*contents.facts, *rows_of(contents, LAYOUT["facts"])]
     tables = []
     if contents.modules_s:
-        tables.append(
-            table_of(
-                ({"name": name, "mean_s": mean_s} for name, mean_s in contents.modules_s.items()), LAYOUT["modules"]
-            )
-        )
+        modules = ({"name": name, "mean_s": mean_s} for name, mean_s in contents.modules_s.items())
+        tables.append(table_of(modules, LAYOUT["modules"]))
     if contents.calls:
         ordered = sorted(contents.calls, key=lambda call: -(call.size_bytes or 0) * call.num_calls)
         is_timed = any(call.duration_s is not None for call in ordered)
         columns = LAYOUT["calls"] | (LAYOUT["timed"] if is_timed else {})
-        tables.append(table_of(map(_call, ordered), columns, left=2))
+        rows = (
+            call._asdict() | {"together_bytes": call.size_bytes and call.size_bytes * call.num_calls}
+            for call in ordered
+        )
+        tables.append(table_of(rows, columns, left=2))
     return Report(contents.kind, [Facts(facts)], [Section("", tables)])
-
-
-def _call(call: CollectiveCall) -> dict[str, Any]:
-    """Return a collective with the bytes of all its calls."""
-    return call._asdict() | {"together_bytes": call.size_bytes and call.size_bytes * call.num_calls}
 
 
 def contents_document(contents: Contents) -> dict[str, Any]:

@@ -168,9 +168,7 @@ def fleets(outcome: SearchOutcome, load: float, limit: int) -> list[FleetSize]:
     for index in outcome.ranking:
         mean = outcome.mean(index)
         copies = math.ceil(load / mean.load * (1 - 1e-9))
-        figures = mean.figures
-        price = figures.get("usd_per_hour")
-        devices = round(figures["devices"])
+        price, devices = mean.figures.get("usd_per_hour"), round(mean.figures["devices"])
         cost = None if price is None else price * copies
         options.append(FleetSize(index, copies, devices * copies, cost, 1 - load / (copies * mean.load)))
     options.sort(key=lambda fleet: (math.inf if fleet.usd_per_hour is None else fleet.usd_per_hour, fleet.devices))

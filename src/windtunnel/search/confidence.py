@@ -3,35 +3,23 @@
 import math
 import statistics
 from collections.abc import Sequence
-from functools import cache
 
 CONFIDENCE = 0.95
 """One-sided confidence of lower bounds."""
 
 
 def student_cdf(t: float, dof: int) -> float:
-    """Return the probability that Student's t with `dof` degrees of freedom is at most `t`.
+    """Return the probability that Student's t with `dof` degrees of freedom is at most `t`."""
+    from scipy.special import stdtr
 
-    Source: Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.3 and 26.7.4.
-    """
-    theta = math.atan(abs(t) / math.sqrt(dof))
-    cosine, sine = math.cos(theta), math.sin(theta)
-    term, total = (cosine, 0.0) if dof % 2 else (1.0, 0.0)
-    for k in range(1 if dof % 2 else 0, dof - 1, 2):
-        total += term
-        term *= cosine**2 * (k + 1) / (k + 2)
-    inside = 2 / math.pi * (theta + sine * total) if dof % 2 else sine * total
-    return 0.5 + math.copysign(inside, t) / 2
+    return float(stdtr(dof, t))
 
 
-@cache
 def student_quantile(confidence: float, dof: int) -> float:
-    """Return the inverse of `student_cdf` for a confidence above one half."""
-    low, high = 0.0, 1e4
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if student_cdf(middle, dof) < confidence else (low, middle)
-    return high
+    """Return the inverse of `student_cdf`."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(dof, confidence))
 
 
 def margin(values: Sequence[float], confidence: float = CONFIDENCE) -> float | None:

@@ -7,7 +7,7 @@ which other points. Workers return answers; only the process that drives the sea
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -130,12 +130,7 @@ def _run_in_threads(
             local.evaluator = evaluator_of(space)
         return run_chunk(local.evaluator, number, chunk)
 
-    futures = [pool.submit(work, number, chunk) for number, chunk in enumerate(chunks)]
-    try:
-        yield from (future.result() for future in as_completed(futures))
-    finally:
-        for future in futures:
-            future.cancel()
+    yield from pool.map(work, range(len(chunks)), chunks)
 
 
 class _Processes:

@@ -1,6 +1,6 @@
-"""The deployments that a model may have on some devices, as a search space: no file names them."""
+"""Search spaces that no file names: the deployments of a model on some devices, and the changes to one deployment."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -8,15 +8,19 @@ from msgspec.structs import replace
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
-from windtunnel.model.precision import COMPUTE
+from windtunnel.model.precision import COMPUTE, Format
 from windtunnel.model.shape import ModelSpec
+from windtunnel.schema import encode
 from windtunnel.search.capacity.limits import Limit
-from windtunnel.search.space.space import Space, space_from
+from windtunnel.search.space.space import Space, space_from, value_text
+from windtunnel.serving.scenario import Scenario, Setup, resolve
 
 DEPLOYMENT = "deployment"
 """Name of the setting in `vary` whose values are whole deployments."""
 TOKEN_BUDGETS = (None, 4096, 16384)
 """Token budgets of a step to try; None is the engine's default."""
+CHANGE, AS_IT_IS = "change", "as it is"
+"""Name of the setting in `vary` whose values are single changes to a deployment, and of the one that is none."""
 SPLITS = {"1 prefill + 1 decode": (1, 1), "1 prefill + 2 decode": (1, 2), "2 prefill + 1 decode": (2, 1)}
 """Name -> replicas of the prefill pool and of the decode pool."""
 
@@ -61,6 +65,44 @@ def deployments_space(
         "budget": dict(budget),
     }
     return space_from(raw, "windtunnel recommend")
+
+
+def changes_space(scenario: Scenario, limits: Sequence[Limit]) -> Space:
+    """Return the space of single changes to a deployment: engine settings, formats, and tensor parallelism.
+
+    Raises:
+        InputError: the deployment has pools, whose settings are their own.
+    """
+    if scenario.deployment.pools:
+        raise InputError("changes of a deployment of pools are not tried", "vary them: windtunnel search")
+    raw = {**encode(scenario), "limits": {limit.name: limit.most_s for limit in limits}}
+    raw.pop("slo", None)
+    return space_from({**raw, "vary": {CHANGE: _changes(resolve(scenario))}}, "windtunnel recommend")
+
+
+def _changes(setup: Setup) -> dict[str, dict[str, Any]]:
+    """Return name -> settings of each change, and of none."""
+    engine, tp = setup.engine, setup.parallelism.tp
+    found: dict[str, dict[str, Any]] = {AS_IT_IS: {}}
+
+    def add(name: str, values: Iterable[Any], present: Any) -> None:
+        found.update({f"{name} {value_text(value)}": {name: value} for value in values if value != present})
+
+    seqs, budget = engine.max_num_seqs, engine.max_num_batched_tokens
+    add("max_num_seqs", [max(seqs // 2, 1), seqs * 2, seqs * 4] if seqs else [], seqs)
+    add("max_num_batched_tokens", [2048, 4096, 8192, 16384] if budget else [], budget)
+    add("gpu_memory_utilization", [0.95], engine.gpu_memory_utilization)
+    add("enable_prefix_caching", [True], engine.enable_prefix_caching)
+    add("deployment.engine.async_scheduling", [True], engine.async_scheduling)
+    add("kv_cache", [str(Format.FP8)] if "fp8" in setup.device.peak_flops_per_s else [], str(setup.precision.kv_cache))
+    for checkpoint, model in catalog.checkpoints(setup.model.name).items():
+        if _is_native(setup.device, model) and model.precision.weights != setup.precision.weights:
+            formats = {"model": checkpoint, "precision": {}}
+            found[f"model {checkpoint}"] = formats
+    within_node = [degree for degree in (tp // 2, tp * 2) if 1 <= degree <= setup.node.num_devices]
+    widest = [attention.widest_tp for _, attention in setup.model.attentions]
+    add("tp", [degree for degree in within_node if not any(heads % degree for heads in widest)], tp)
+    return found
 
 
 def _priced(device: Device, usd_per_hour: float | None) -> Device:

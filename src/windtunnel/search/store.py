@@ -93,10 +93,8 @@ class Store:
     def add(self, answers: Mapping[str, Evaluation]) -> None:
         """Store answers, all or none of them."""
         self.known.update(answers)
-        rows = []
-        for key, evaluation in answers.items():
-            answer = msgspec.json.encode(evaluation)
-            rows.append((key, answer, _checksum(answer)))
+        encoded = {key: msgspec.json.encode(evaluation) for key, evaluation in answers.items()}
+        rows = [(key, answer, _checksum(answer)) for key, answer in encoded.items()]
         self._write("insert or replace into evaluations values (?, ?, ?)", rows)
 
     def begin(self, name: str, space: str) -> None:

@@ -7,6 +7,7 @@ from statistics import fmean
 import msgspec
 
 from windtunnel.errors import InputError, check_known
+from windtunnel.limits import check_size
 from windtunnel.search.asker import Asker, Count
 from windtunnel.search.confidence import confidence_above, margin
 from windtunnel.search.evaluation.schema import Evaluation, Question
@@ -87,6 +88,7 @@ def search(space: Space, store: Store, means: Means = HERE) -> Study:
         InputError: the objective is unknown, or every point is refused.
     """
     check_known(space.objective, objectives_of(space), f"there is no objective {space.objective!r}")
+    check_size(points=space.num_points)
     name = hashlib.sha256(msgspec.json.encode(space)).hexdigest()
     likely_known = store.is_finished(name)
     store.begin(name, msgspec.json.encode(space).decode())

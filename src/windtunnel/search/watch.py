@@ -12,7 +12,7 @@ from windtunnel.search.asker import Count
 from windtunnel.search.evaluation.evaluate import Evaluator
 from windtunnel.search.evaluation.schema import Evaluation, Question
 from windtunnel.search.scores import ranked
-from windtunnel.search.space.space import Space, space_of_text, workload_names
+from windtunnel.search.space.space import Space, workload_names
 from windtunnel.search.store import Store
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.units import format_count
@@ -49,7 +49,7 @@ def kept_searches(path: Path) -> list[Kept]:
     searches = []
     for name, text, is_done, number in rows:
         try:
-            searches.append(Kept(str(name), space_of_text(text), bool(is_done), int(number)))
+            searches.append(Kept(str(name), msgspec.json.decode(text, type=Space), bool(is_done), int(number)))
         except msgspec.MsgspecError:
             continue  # written by another version of windtunnel; this one cannot resume it either
     return searches

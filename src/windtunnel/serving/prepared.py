@@ -28,7 +28,7 @@ from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
 from windtunnel.serving.setup.per_request import (
     check_per_request,
     most_batch_tokens,
-    per_request_rules,
+    per_request_settings,
     refuse_features,
     schedules_per_request,
 )
@@ -233,14 +233,14 @@ def _prepared(
             kv_tiers(setup, memory, settings),
             bool(setup.engine.kv_load_overlaps),
         )
-        rules, reach = None, setup.engine
+        reach = setup.engine
         if schedules_per_request(setup):
             given = pool_scenario(scenario, pool).deployment.engine
             refuse_features(given, setup, memory, requests, _transfers_kv(scenario.deployment, pool))
-            rules = per_request_rules(setup, memory, settings, requests)
-            check_per_request(settings, rules, requests)
+            settings = per_request_settings(setup, memory, settings, requests)
+            check_per_request(settings, requests)
             policy = policy or users_policy(setup.engine)
-            most_tokens = most_batch_tokens(settings, rules, requests)
+            most_tokens = most_batch_tokens(settings, requests)
             reach = msgspec.structs.replace(setup.engine, max_num_batched_tokens=most_tokens)
             if policy is None:
                 retention = KvRetention(False)
@@ -253,7 +253,6 @@ def _prepared(
     plan = PoolPlan(
         settings,
         lowered.cost,
-        rules,
         # A pool that only prefills has no decode steps.
         None if pool.role == "prefill" else speculation,
         ROLES[pool.role],

@@ -269,11 +269,11 @@ def prepare_loop(
         cost = state.StepCost(*(np.asarray(field)[0] for field in pools.cost))
         shares = [pools.ranks, pools.slots, pools.lists, pools.stages]
     pool = _pool_tables(settings, plans, cache, shares)
-    if pool.rules is not None:
-        pool = _with_sequences(pool, pool.rules, plans, records)._replace(stage_tables=stage_tables)
+    if any(plan.settings.scheduler >= codes.VLLM_V0 for plan in plans):
+        pool = _with_sequences(pool, plans, records)._replace(stage_tables=stage_tables)
     if pool_records is not None:
         nothing: Any = None
-        pool = pool._replace(settings=nothing, rules=nothing, records=pool_records)
+        pool = pool._replace(settings=nothing, records=pool_records)
     no_pairs: Any = np.zeros((0, 2), np.int64) if asks_policy else None
     run = RunTables(
         records,
@@ -287,9 +287,9 @@ def prepare_loop(
     return Loop(plans, requests, pool, run, cost, pools, fleet)
 
 
-def _with_sequences(pool: PoolTables, rules: Any, plans: Sequence[PoolPlan], records: Any) -> PoolTables:
+def _with_sequences(pool: PoolTables, plans: Sequence[PoolPlan], records: Any) -> PoolTables:
     """Return the tables with what schedulers of single requests keep: a row a request, and the pools' batches."""
-    lists = [per_request.new_batches(plan.settings, plan.rules or rules) for plan in plans]
+    lists = [per_request.new_batches(plan.settings) for plan in plans]
     unknown = dict.fromkeys(("last_token_s", "left_stage_s", "started_s"), np.nan)
     prompts = {"prompt_tokens": records.input_tokens, "next": state.NONE}
     sequences = new_table(per_request.SequenceState, records.size, **prompts, **unknown)
@@ -304,7 +304,6 @@ def _pool_tables(
     A run compiles only the features that one of its pools uses: SGLang's scheduler is a seventh of the loop.
     """
     ranks, slots, lists, stages = shares
-    rules: Any = next((plan.rules for plan in plans if plan.rules is not None), None)
     every = [plan.settings for plan in plans]
     batched = [plan for plan in every if plan.scheduler < codes.VLLM_V0]
     return PoolTables(
@@ -320,7 +319,6 @@ def _pool_tables(
         slots=slots,
         lists=lists,
         stages=stages,
-        rules=rules,
     )
 
 

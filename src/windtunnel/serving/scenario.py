@@ -16,7 +16,7 @@ from windtunnel.model.precision import COMPUTE, Precision
 from windtunnel.model.sampling import GREEDY, Sampling
 from windtunnel.model.shape import ModelSpec
 from windtunnel.network.settings import ClusterNetwork
-from windtunnel.schema import Schema, check_seed, decode, encode, read_table, set_path
+from windtunnel.schema import Schema, check_seed, decode, encode, fields_of, read_table, set_path
 from windtunnel.serving.calibration import NONE, Calibration, Choice, calibration_for, load_calibration
 from windtunnel.serving.deployment import Deployment, EngineSettings, Pool, Profile
 from windtunnel.serving.engines.defaults import (
@@ -188,20 +188,17 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
         precision=precision,
         device=device,
         node=node,
-        parallelism=deployment.parallelism,
         engine=engine,
-        profile=deployment.profile,
         max_model_len=max_model_len,
         calibration=chosen.calibration,
         calibration_name=chosen.name,
         not_calibrated=chosen.reason,
-        settings_assumed=deployment.settings_assumed,
         learnt={name: value for name, value in learnt.items() if getattr(engine, name) == value},
-        network=deployment.network,
         sampling=sampling,
         sampling_source=sampling_source,
         client=client,
         client_name=name_of(scenario.workload.client),
+        **fields_of(deployment, "parallelism", "profile", "settings_assumed", "network"),
     )
     check_node(node, device)
     check_parallelism(model, deployment.parallelism, node)

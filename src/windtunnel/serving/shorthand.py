@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack, get_type_hints
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.model.shape import ModelSpec
-from windtunnel.schema import set_path
+from windtunnel.schema import read_yaml, set_path
 from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
 
 
@@ -52,28 +53,7 @@ PATHS: dict[str, str] = {
 }
 """Short name -> path in a scenario."""
 
-JOB_PATHS: dict[str, str] = {
-    "model": "model",
-    "device": "device",
-    "node": "node",
-    "num_devices": "num_devices",
-    "sequence_tokens": "sequence_tokens",
-    "global_batch": "global_batch",
-    "micro_batch": "micro_batch",
-    "precision": "precision.compute",
-    "topology": "network.topology",
-    "backend": "network.backend",
-    "total_tokens": "total_tokens",
-    "framework": "framework",
-    "tp": "parallelism.tp",
-    "cp": "parallelism.cp",
-    "pp": "parallelism.pp",
-    "vpp": "parallelism.virtual_stages",
-    "ep": "parallelism.ep",
-    "zero": "sharding.zero",
-    "schedule": "schedule",
-    "recompute": "recompute.granularity",
-}
+JOB_PATHS: dict[str, str] = read_yaml(Path(__file__).with_name("job_paths.yaml"))
 """Short name -> path in a training job."""
 
 DEFAULT_REQUESTS_PER_SLOT = 10

@@ -1,5 +1,6 @@
 """Simulate any scenario: names -> prepared pools -> loop -> records and summary."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,11 +15,11 @@ from windtunnel.metrics.checks import check_run
 from windtunnel.metrics.fleet import fleet_summary, lost_steps, mean_replicas
 from windtunnel.metrics.records import POOL_COLUMNS, Table
 from windtunnel.metrics.summary import (
-    IDLE,
     DeploymentSize,
     DeviceTerms,
     PoolSummary,
     Summary,
+    Utilisation,
     span_of,
     summarise,
     utilisation_of,
@@ -292,7 +293,7 @@ def _pool_summary(scenario: Scenario, pools: Sequence[PreparedPool], number: int
     num_devices = num_replicas * setup.parallelism.num_devices
     mean_devices = mean_number * setup.parallelism.num_devices
     price = setup.device.price_usd_per_hour if pool.price_usd_per_hour is None else pool.price_usd_per_hour
-    utilisation, fractions, stages = IDLE, {}, []
+    utilisation, fractions, stages = Utilisation(), {}, []
     steps = records.steps_of(pools, number)
     steps = steps.replaced(replica=steps["replica"] - first_replica)
     if len(steps):
@@ -328,13 +329,13 @@ def _provenance(pools: Sequence[PreparedPool], records: _Records) -> list[dict[A
     if len(pools) == 1:
         return list(shares[0])
     total_s = sum(float(steps["duration_s"].sum()) for steps in tables)
-    totals: list[dict[Any, float]] = [{}, {}, {}]
+    totals: list[Any] = [Counter() for _ in range(3)]
     for steps, each in zip(tables, shares, strict=True):
         busy_fraction = float(steps["duration_s"].sum()) / total_s
         for total, share in zip(totals, each, strict=True):
             for name, fraction in share.items():
-                total[name] = total.get(name, 0.0) + busy_fraction * fraction
-    return [dict(sorted(total.items(), key=lambda item: -item[1])) for total in totals]
+                total[name] += busy_fraction * fraction
+    return [dict(total.most_common()) for total in totals]
 
 
 def _resolved(scenario: Scenario, prepared: PreparedDeployment) -> Scenario:

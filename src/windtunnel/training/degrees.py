@@ -7,6 +7,7 @@ as `experts_tp x ep x experts_dp x pp`. `dp` is the dense degree; data-parallel 
 from dataclasses import dataclass
 
 from windtunnel.errors import InputError
+from windtunnel.limits import check_size
 from windtunnel.training.job import V_SCHEDULES, TrainingJob, TrainingParallelism
 
 MAX_MICROBATCHES = 1_000_000
@@ -69,6 +70,7 @@ def degrees(job: TrainingJob) -> Degrees:
             f"a step of {num_microbatches:,} micro-batches on each rank is not simulated; at most {MAX_MICROBATCHES:,}",
             "reduce global_batch, or give more devices or a larger micro_batch",
         )
+    check_size(tasks=2.0 * num_microbatches * given.pp * given.virtual_stages)
     if job.num_microbatches not in (None, num_microbatches):
         raise InputError(
             f"num_microbatches = {job.num_microbatches}, but global_batch / (dp x micro_batch) = {job.global_batch} / "

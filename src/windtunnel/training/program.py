@@ -130,24 +130,16 @@ def check_device(setup: TrainingSetup, device: int) -> None:
 
 def _chunk_passes(rank: Rank, chunk: LayerChunk, is_split: bool, is_last: bool) -> _Passes:
     """Return a chunk's layers in order, between its embedding and its head; `is_last` closes its gradients."""
-    units = [(_passes_of(unit, is_split), unit) for unit in chunk_units(rank, chunk)]
-    if rank.setup.job.sharding.zero == 3:
-        return _sharded(rank, units)
-    closes = is_last and bool(rank.setup.job.overlap.gradient_reduce)
-    behind = [(passes.backward, passes.weights, unit.held) for passes, unit in reversed(units)]
+    job, units = rank.setup.job, [(_passes_of(unit, is_split), unit) for unit in chunk_units(rank, chunk)]
+    behind, is_sharded = units[::-1], job.sharding.zero == 3
+    closes = not is_sharded and is_last and bool(job.overlap.gradient_reduce)
+    gathers_again = is_sharded and job.sharding.reshard_after_forward
+    reduces = is_sharded or (closes and not is_split)
     return _Passes(
-        tuple(task for passes, _ in units for task in passes.forward),
-        tuple(_reduced(rank, [(backward, held) for backward, _, held in behind], closes and not is_split)),
-        tuple(_reduced(rank, [(weights, held) for _, weights, held in behind], closes and is_split)),
+        tuple(_with_collectives(rank, [(passes.forward, unit) for passes, unit in units], is_sharded, False)),
+        tuple(_with_collectives(rank, [(passes.backward, unit) for passes, unit in behind], gathers_again, reduces)),
+        tuple(_with_collectives(rank, [(passes.weights, unit) for passes, unit in behind], False, closes and is_split)),
     )
-
-
-def _reduced(rank: Rank, units: list[tuple[tuple[Task, ...], Parameters]], closes: bool) -> Iterator[Task]:
-    """Yield backward tasks; with `closes`, each unit's gradients are reduced as soon as they are computed."""
-    for tasks, held in units:
-        yield from tasks
-        if closes:
-            yield from reduce_tasks(rank, trained(rank, held), BESIDE_STEP)
 
 
 @dataclass(frozen=True)
@@ -226,15 +218,12 @@ def _in_order(tasks: list[Task]) -> tuple[Task, ...]:
     return tuple(ordered)
 
 
-def _sharded(rank: Rank, units: list[tuple[_Passes, Unit]]) -> _Passes:
-    """Gather every unit's parameters before it (ZeRO-3), one unit ahead where that is overlapped."""
-    again, behind = rank.setup.job.sharding.reshard_after_forward, units[::-1]
-    forward = _gathered(rank, [(passes.forward, unit) for passes, unit in units], gather=True, reduce=False)
-    backward = _gathered(rank, [(passes.backward, unit) for passes, unit in behind], gather=again, reduce=True)
-    return _Passes(tuple(forward), tuple(backward), tuple(task for passes, _ in behind for task in passes.weights))
-
-
-def _gathered(rank: Rank, units: list[tuple[tuple[Task, ...], Unit]], gather: bool, reduce: bool) -> Iterator[Task]:
+def _with_collectives(
+    rank: Rank, units: list[tuple[tuple[Task, ...], Unit]], gather: bool, reduce: bool
+) -> Iterator[Task]:
+    """Yield the tasks of units; gather each one's parameters before it (ZeRO-3), one unit ahead where that is
+    overlapped, and reduce its gradients as soon as they are computed.
+    """
     overlap = rank.setup.job.overlap
     for position, (tasks, unit) in enumerate(units):
         is_ahead = bool(overlap.parameter_gather)

@@ -193,6 +193,23 @@ def test_a_recommendation_leads_with_its_sentence(windtunnel: Command, tmp_path:
     assert scenario["workload"]["arrivals"]["rate_per_s"] == 100
 
 
+def test_a_recommendation_is_for_the_named_engine(windtunnel: Command, tmp_path: Path) -> None:
+    given = ("--devices", "h100_sxm", "--slo", "ttft_p90=1s", "--max-devices", "1", "--no-store", "--engine", "sglang")
+    assert windtunnel(*RECOMMEND, *given, "--out", str(tmp_path / "found")).code == 0
+    assert "sglang.launch_server" in (tmp_path / "found" / "launch.sh").read_text()
+
+
+def test_a_server_command_is_told_what_to_change(windtunnel: Command) -> None:
+    lengths = ("--input-tokens", "512", "--output-tokens", "64", "--num-requests", "100", "--no-store")
+    given = ("--devices", "h100_sxm", "--slo", "ttft_p90=1s,tpot_p99=30ms", *lengths)
+    done = windtunnel("recommend", "--from-command", SERVER, *given)
+    assert done.code == 0
+    assert done.stdout.splitlines()[1].startswith("Set ")
+    refused = windtunnel("recommend", "llama-3.1-8b", "--from-command", SERVER, *given)
+    assert refused.code == 2
+    assert "one server on one device" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

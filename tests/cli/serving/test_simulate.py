@@ -200,7 +200,7 @@ def test_the_requests_under_vidurs_names(windtunnel: Command, small: tuple[str, 
     assert len(lines) == 21
     again = windtunnel("simulate", *small, "--vidur-metrics", str(path))
     assert again.code == 2
-    assert "is there already" in again.stderr
+    assert "exists already" in again.stderr
 
 
 def test_tenants_have_a_line_each(windtunnel: Command, small: tuple[str, ...]) -> None:

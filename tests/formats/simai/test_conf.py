@@ -6,8 +6,7 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.formats.simai.conf import read_simai_conf
-from windtunnel.network.settings import SIMAI_PACKETS, SIMAI_SETTINGS
-from windtunnel.network.topology import GBPS
+from windtunnel.network.settings import GBPS, SIMAI_PACKETS, SIMAI_SETTINGS
 
 
 def write(folder: Path, *lines: str) -> Path:

@@ -23,7 +23,8 @@ from windtunnel.network.collectives.algorithms.nvls import nvls
 from windtunnel.network.collectives.algorithms.ring import ring
 from windtunnel.network.collectives.rings import simai_rings
 from windtunnel.network.flows import Flows
-from windtunnel.network.topology import GBPS, AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier, build_fabric
+from windtunnel.network.settings import GBPS
+from windtunnel.network.topology import AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier
 from windtunnel.network.topology_file import read_topology, topology_text
 from windtunnel.training.iteration.layers import (
     Communication,
@@ -53,7 +54,7 @@ def recorded(path: Path) -> str:
 
 @pytest.mark.parametrize("name", GENERATED)
 def test_generated_topologies_are_equal_to_the_byte(reference: Path, name: str) -> None:
-    fabric = build_fabric(GENERATED[name])
+    fabric = GENERATED[name].build()
     assert fabric.name == name
     assert topology_text(fabric) == recorded(reference / "simai" / "topo" / f"{name}.gz")
 
@@ -65,7 +66,7 @@ def test_what_is_read_is_written_again(reference: Path) -> None:
 
 
 def test_a_fabric_survives_its_file(tmp_path: Path) -> None:
-    fabric = build_fabric(AlibabaHpn(num_gpus=64, num_spines=16, dual_plane=True))
+    fabric = AlibabaHpn(num_gpus=64, num_spines=16, dual_plane=True).build()
     path = tmp_path / "topology"
     path.write_text(topology_text(fabric))
     read = read_topology(path)

@@ -16,16 +16,18 @@ from hypothesis import strategies as st
 
 from windtunnel import cli
 from windtunnel.errors import InputError
+from windtunnel.files import check_replaceable
 from windtunnel.formats.timeline import write
-from windtunnel.formats.timeline.file import check_file
-from windtunnel.formats.timeline.write import MAX_EVENTS, timeline, write_timeline
+from windtunnel.formats.timeline.file import SUFFIXES
+from windtunnel.formats.timeline.plan import plan_timeline
+from windtunnel.formats.timeline.write import MAX_EVENTS, write_timeline
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table
 from windtunnel.serving.results import Result
 from windtunnel.serving.shorthand import scenario
 from windtunnel.serving.simulate import simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 Event = dict[str, Any]
 
@@ -37,6 +39,10 @@ KEYS = {
 }
 """Phase -> keys that the Trace Event Format asks for."""
 MORE_KEYS = {"M": {"tid"}, "b": {"args"}, "f": {"bp"}}
+
+
+def timeline(requests: Table, steps: Table, max_events: int = MAX_EVENTS) -> Iterator[Event]:
+    return write.timeline(plan_timeline(requests, steps, max_events))
 
 
 def check(events: list[Event]) -> None:
@@ -438,7 +444,7 @@ def test_nothing_is_left_of_a_timeline_that_cannot_be_finished(tmp_path: Path, m
         yield {"ph": "M"}
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(write, "_events", breaks)
+    monkeypatch.setattr(write, "timeline", breaks)
     with pytest.raises(InputError, match=r"run\.json cannot be written: No space left on device"):
         write_timeline(tmp_path / "run.json", requests_of([]), steps_of(start_s=[]))
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
@@ -448,7 +454,7 @@ def test_nothing_is_left_of_a_timeline_that_cannot_be_finished(tmp_path: Path, m
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("run.yaml", "ends in .json or .json.gz"),
+        ("run.yaml", "does not end in .json or .json.gz"),
         ("folder.json", "is a folder"),
         ("there.json", "exists"),
         ("there.json/run.json", "not a folder that you may write to"),
@@ -458,7 +464,7 @@ def test_wrong_files_are_refused(name: str, message: str, tmp_path: Path) -> Non
     (tmp_path / "folder.json").mkdir()
     (tmp_path / "there.json").write_text("mine")
     with pytest.raises(InputError, match=message):
-        check_file(tmp_path / name, overwrite=False)
+        check_replaceable(tmp_path / name, False, *SUFFIXES)
 
 
 SMALL = [
@@ -484,7 +490,7 @@ def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("options", "message"),
     [
         (["--timeline", "scenario.yaml/run.json"], "is not a folder that you may write to"),
-        (["--timeline", "scenario.yaml"], "ends in .json or .json.gz"),
+        (["--timeline", "scenario.yaml"], "does not end in .json or .json.gz"),
         (["--timeline-events", "5"], "--timeline-events is the size of a --timeline"),
         (["--timeline", "run.json", "--timeline-events", "5"], "5 events has no room for the 2 processes and threads"),
     ],

@@ -10,13 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from readers.vidur_runs import VidurBatches, read_case
+from readers.vidur_runs import VidurBatches, find_tables, read_case
 from recorded import entries
 from windtunnel.errors import InputError
 from windtunnel.formats.vidur.read import (
     OperatorTables,
     VidurConfig,
-    find_tables,
     random_replicas,
     read_config,
     read_tables,

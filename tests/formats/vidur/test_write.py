@@ -7,8 +7,7 @@ import pytest
 
 import windtunnel as wt
 from recorded import entries
-from windtunnel.errors import InputError
-from windtunnel.formats.vidur.write import check_metrics_file, columns_of, request_metrics, write_request_metrics
+from windtunnel.formats.vidur.write import columns_of, request_metrics, write_request_metrics
 from windtunnel.metrics.records import Table
 
 
@@ -62,7 +61,3 @@ def test_a_run_is_written_and_read_again(tmp_path: Path) -> None:
     # 20 tokens take a step each; prompts are computed in one step.
     host_s = np.asarray(table["request_execution_time"]) - np.asarray(table["request_model_execution_time"])
     assert np.allclose(host_s, 20 * 0.002)
-    with pytest.raises(InputError, match="is there already"):
-        check_metrics_file(path, overwrite=False)
-    with pytest.raises(InputError, match=r"is not a \.csv file"):
-        check_metrics_file(tmp_path / "a.json", overwrite=False)

@@ -19,7 +19,8 @@ from windtunnel.model.parameters import count_parameters
 from windtunnel.model.precision import Format
 from windtunnel.model.shape import ModelSpec, Shard
 from windtunnel.pricing.aiconfigurator.estimator import measured_estimator, systems_folder
-from windtunnel.pricing.estimator import Coverage, roofline_estimator
+from windtunnel.pricing.estimator import Coverage, RooflineEstimator
+from windtunnel.pricing.roofline import Roofline
 from windtunnel.schema import decode, encode
 
 M3 = "MiniMaxAI/MiniMax-M3"
@@ -140,4 +141,4 @@ def test_devices_that_nobody_measured_have_a_price(operator: type[Any], kv: Form
     op = operator(
         batch=1.0, **lengths, kv_format=kv, num_heads=64, num_kv_heads=4, head_dim=128, index_head_dim=128, top_k=2048
     )
-    assert 1e-6 < float(np.asarray(roofline_estimator(catalog.device("mi300x")).estimate(op).seconds)) < 1e-2
+    assert 1e-6 < float(np.asarray(RooflineEstimator(Roofline(catalog.device("mi300x"))).estimate(op).seconds)) < 1e-2

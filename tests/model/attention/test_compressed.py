@@ -19,7 +19,8 @@ from windtunnel.model.parameters import count_parameters
 from windtunnel.model.precision import BITS, Format
 from windtunnel.model.shape import ModelSpec, Shard
 from windtunnel.pricing.aiconfigurator.estimator import measured_estimator, systems_folder
-from windtunnel.pricing.estimator import Coverage, roofline_estimator
+from windtunnel.pricing.estimator import Coverage, RooflineEstimator
+from windtunnel.pricing.roofline import Roofline
 from windtunnel.schema import decode, encode
 
 FLASH, PRO = "deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4-Pro"
@@ -192,4 +193,4 @@ def test_devices_that_nobody_measured_have_a_price(operator: type[Any], device: 
         top_k=512,
         compress_ratio=4,
     )
-    assert 1e-6 < float(np.asarray(roofline_estimator(catalog.device(device)).estimate(op).seconds)) < 1e-2
+    assert 1e-6 < float(np.asarray(RooflineEstimator(Roofline(catalog.device(device))).estimate(op).seconds)) < 1e-2

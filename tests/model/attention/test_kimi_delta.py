@@ -19,7 +19,8 @@ from windtunnel.model.parameters import count_parameters
 from windtunnel.model.precision import Format
 from windtunnel.model.shape import ModelSpec, Shard
 from windtunnel.pricing.aiconfigurator.estimator import measured_estimator, systems_folder
-from windtunnel.pricing.estimator import Coverage, roofline_estimator
+from windtunnel.pricing.estimator import Coverage, RooflineEstimator
+from windtunnel.pricing.roofline import Roofline
 from windtunnel.schema import decode, encode
 
 K3, LINEAR = "moonshotai/Kimi-K3", "moonshotai/Kimi-Linear-48B-A3B-Instruct"
@@ -161,4 +162,4 @@ def test_a_model_is_written_and_read() -> None:
 @pytest.mark.parametrize("decoding", [False, True])
 def test_devices_that_nobody_measured_have_a_price(decoding: bool) -> None:
     op = KimiDelta(8.0, 1.0 if decoding else 512.0, 12, 12, 128, 128, 4, decode=decoding)
-    assert 1e-6 < float(roofline_estimator(catalog.device("mi300x")).estimate(op).seconds) < 1e-2
+    assert 1e-6 < float(RooflineEstimator(Roofline(catalog.device("mi300x"))).estimate(op).seconds) < 1e-2

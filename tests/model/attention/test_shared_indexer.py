@@ -15,7 +15,8 @@ from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.parameters import count_parameters
 from windtunnel.model.shape import ModelSpec, Shard
 from windtunnel.pricing.aiconfigurator.estimator import measured_estimator, systems_folder
-from windtunnel.pricing.estimator import Coverage, roofline_estimator
+from windtunnel.pricing.estimator import Coverage, RooflineEstimator
+from windtunnel.pricing.roofline import Roofline
 from windtunnel.schema import decode, encode
 
 GLM = "zai-org/GLM-5.2"
@@ -62,12 +63,13 @@ def test_shared_layers_score_nothing() -> None:
     assert by_kind[True].num_bytes - by_kind[False].num_bytes == pytest.approx(keys + weights / 4)
 
 
+@pytest.mark.parametrize(("device", "measured_model"), [("b200_sxm", GLM), ("b300_sxm", "nvidia/GLM-5.2-NVFP4")])
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_shared_layers_cost_their_own_measured_modules(engine: str) -> None:
+def test_shared_layers_cost_their_own_measured_modules(engine: str, device: str, measured_model: str) -> None:
     """SGLang alone was measured without an indexer; its rows stand in for other engines, and the source says so."""
     on, version = shard(tp=8), {"sglang": "0.5.14", "vllm": "0.24.0"}[engine]
-    estimator = measured_estimator(catalog.device("b200_sxm"), None, engine, version)
-    own = measured_estimator(catalog.device("b200_sxm"), None, "sglang", "0.5.14")
+    estimator = measured_estimator(catalog.device(device), None, engine, version)
+    own = measured_estimator(catalog.device(device), None, "sglang", "0.5.14")
     op = cores(on, 16.0, 8193.0)[False]
     priced = estimator.estimate(op)
     assert priced.coverage is Coverage.MEASURED
@@ -75,9 +77,10 @@ def test_shared_layers_cost_their_own_measured_modules(engine: str) -> None:
     assert (", in place of vllm" in priced.source) == (engine == "vllm")
     layer = on.model.attentions[1][1]
     projections = [own.estimate(launch.op).seconds for launch in layer.projections(on, 16.0)]
-    file = "b200_sxm/sparse_attention/sglang/0.5.14/dsa_generation_module_perf.parquet"
+    file = f"{device}/sparse_attention/sglang/0.5.14/dsa_generation_module_perf.parquet"
     rows = pq.read_table(systems_folder() / file).to_pandas()
-    wanted = {"model": GLM, "kv_cache_dtype": "bfloat16", "num_heads": 8, "batch_size": 16, "step": 8192}
+    rows = rows[rows.op_name == "dsa_generation_module_skip_indexer"]
+    wanted = {"model": measured_model, "kv_cache_dtype": "bfloat16", "num_heads": 8, "batch_size": 16, "step": 8192}
     for column, value in wanted.items():
         rows = rows[rows[column] == value]
     assert priced.seconds + sum(projections) == pytest.approx(float(rows.latency.iloc[0]) * 1e-3, rel=0.02)
@@ -86,7 +89,7 @@ def test_shared_layers_cost_their_own_measured_modules(engine: str) -> None:
 def test_a_choice_costs_more_than_none() -> None:
     for estimator in (
         measured_estimator(catalog.device("h200_sxm"), None, "sglang", "0.5.14"),
-        roofline_estimator(catalog.device("mi300x")),
+        RooflineEstimator(Roofline(catalog.device("mi300x"))),
     ):
         by_kind = cores(shard(tp=8), 64.0, 32_768.0)
         assert estimator.estimate(by_kind[False]).seconds < estimator.estimate(by_kind[True]).seconds

@@ -14,8 +14,8 @@ from windtunnel.formats.simai.report import flow_table_csv
 from windtunnel.network.collectives.call import ALGORITHMS, CollectiveChoices
 from windtunnel.network.collectives.run import flows_like, run_collective
 from windtunnel.network.fabric import Fabric
-from windtunnel.network.settings import NetworkSettings
-from windtunnel.network.topology import GBPS, SpectrumX, build_fabric
+from windtunnel.network.settings import GBPS, NetworkSettings
+from windtunnel.network.topology import SpectrumX
 
 STAR = '''
 """An all-reduce in which all ranks send to the first, which adds and sends the sum back."""
@@ -57,7 +57,7 @@ def star_files(tmp_path: Path) -> Iterator[list[Path]]:
 @pytest.fixture
 def flat() -> Fabric:
     """Four GPUs in servers of one, on one leaf."""
-    return build_fabric(SpectrumX(num_gpus=NUM_RANKS, gpus_per_server=1, num_spines=1, latency_s=0.0))
+    return SpectrumX(num_gpus=NUM_RANKS, gpus_per_server=1, num_spines=1, latency_s=0.0).build()
 
 
 def test_an_algorithm_is_one_file(star_files: list[Path]) -> None:

@@ -14,8 +14,8 @@ from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import Reduction, flows_of, with_columns
 from windtunnel.network.packet.runner import run_tables
 from windtunnel.network.packet.tables import PacketTables, tables_of
-from windtunnel.network.settings import EcnThreshold, NetworkSettings, PacketSettings
-from windtunnel.network.topology import GBPS, DcnPlus, SpectrumX, build_fabric
+from windtunnel.network.settings import GBPS, EcnThreshold, NetworkSettings, PacketSettings
+from windtunnel.network.topology import DcnPlus, SpectrumX
 
 FABRICS = (
     SpectrumX(num_gpus=4, gpus_per_server=2, num_spines=2, nic_bytes_per_s=100 * GBPS),
@@ -27,7 +27,7 @@ FABRICS = (
 @st.composite
 def cases(draw: st.DrawFn) -> PacketTables:
     topology = draw(st.sampled_from(FABRICS))
-    fabric: Fabric = build_fabric(topology)
+    fabric: Fabric = topology.build()
     n = draw(st.integers(1, 25))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     source = rng.integers(0, topology.num_gpus, n)
@@ -98,7 +98,7 @@ def test_the_cases_meet_marks_and_pauses() -> None:
         pfc_shift=6,
         ecn_thresholds=(EcnThreshold(bytes_per_s=400 * GBPS, min_bytes=2_000, max_bytes=300_000, max_probability=0.5),),
     )
-    tables = tables_of(build_fabric(topology), flows, NetworkSettings(backend="packet"), packet)
+    tables = tables_of(topology.build(), flows, NetworkSettings(backend="packet"), packet)
     fast, slow = run_tables(tables), PacketReference(tables)
     np.testing.assert_array_equal(fast.flows.finish_ps, slow.finish_ps)
     assert fast.links.num_pauses.sum() > 2
@@ -108,7 +108,7 @@ def test_the_cases_meet_marks_and_pauses() -> None:
 def test_lost_packets_are_sent_again_as_the_oracle_does() -> None:
     topology = SpectrumX(num_gpus=4, gpus_per_server=2, num_spines=2, error_fraction=0.002)
     flows = flows_of(np.array([0, 1, 2]), np.array([2, 3, 1]), 300_000, connection=np.arange(3))
-    tables = tables_of(build_fabric(topology), flows, NetworkSettings(backend="packet", seed=3), PacketSettings())
+    tables = tables_of(topology.build(), flows, NetworkSettings(backend="packet", seed=3), PacketSettings())
     without_timer = replace(tables, settings=tables.settings._replace(timeout_ps=0))
     fast, slow = run_tables(without_timer), PacketReference(without_timer)
     np.testing.assert_array_equal(fast.flows.finish_ps, slow.finish_ps)

@@ -11,7 +11,7 @@ from windtunnel.network.flows import Flows, flows_of, together, with_columns
 from windtunnel.network.packet.runner import PacketOutcome, run_in_parts, run_tables, split
 from windtunnel.network.packet.tables import PacketTables, tables_of
 from windtunnel.network.settings import SIMAI_PACKETS, SIMAI_SETTINGS, PacketSettings
-from windtunnel.network.topology import DcnPlus, SpectrumX, build_fabric
+from windtunnel.network.topology import DcnPlus, SpectrumX
 
 pytestmark = pytest.mark.compiled  # thousands of packets
 
@@ -34,7 +34,7 @@ def data_parallel(num_gpus: int, size_bytes: int) -> Flows:
 
 
 def tables(flows: Flows, num_gpus: int = 32, **packet: object) -> PacketTables:
-    fabric = build_fabric(SpectrumX(num_gpus=num_gpus, num_spines=8))
+    fabric = SpectrumX(num_gpus=num_gpus, num_spines=8).build()
     settings: PacketSettings = msgspec.structs.replace(SIMAI_PACKETS, **packet)
     return tables_of(fabric, flows, SIMAI_SETTINGS, settings)
 
@@ -83,7 +83,7 @@ def incast(group: int) -> Flows:
 @pytest.mark.parametrize(("buffer_bytes", "events_fraction"), [(64 * MIB, 0.51), (3 * MIB, 1.0)])
 def test_a_buffer_that_parts_share_makes_them_one_when_it_is_tight(buffer_bytes: int, events_fraction: float) -> None:
     """Two incasts cross one switch; with a small buffer the one's packets decide when the other's sender is paused."""
-    fabric = build_fabric(DcnPlus(num_gpus=16, gpus_per_server=1, gpus_per_leaf=16, num_spines=2))
+    fabric = DcnPlus(num_gpus=16, gpus_per_server=1, gpus_per_leaf=16, num_spines=2).build()
     packet = msgspec.structs.replace(SIMAI_PACKETS, buffer_bytes=buffer_bytes, pfc_shift=6, ecn=False)
     both = tables_of(fabric, together([incast(0), incast(1)]), SIMAI_SETTINGS, packet)
     assert len(split(both)) == 2
@@ -94,7 +94,7 @@ def test_a_buffer_that_parts_share_makes_them_one_when_it_is_tight(buffer_bytes:
 
 
 def test_parts_that_draw_random_numbers_stand_for_themselves() -> None:
-    fabric = build_fabric(DcnPlus(num_gpus=16, gpus_per_server=1, gpus_per_leaf=16, num_spines=2))
+    fabric = DcnPlus(num_gpus=16, gpus_per_server=1, gpus_per_leaf=16, num_spines=2).build()
     thresholds = tuple(
         msgspec.structs.replace(threshold, min_bytes=10_000) for threshold in SIMAI_PACKETS.ecn_thresholds
     )

@@ -17,8 +17,15 @@ from windtunnel.network.collectives.run import groups_seconds
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Flows, flows_of, together, with_columns
 from windtunnel.network.paths import find_paths, run_flows
-from windtunnel.network.settings import SIMAI_PACKETS, SIMAI_SETTINGS, EcnThreshold, NetworkSettings, PacketSettings
-from windtunnel.network.topology import GBPS, DcnPlus, SpectrumX, build_fabric
+from windtunnel.network.settings import (
+    GBPS,
+    SIMAI_PACKETS,
+    SIMAI_SETTINGS,
+    EcnThreshold,
+    NetworkSettings,
+    PacketSettings,
+)
+from windtunnel.network.topology import DcnPlus, SpectrumX
 
 pytestmark = pytest.mark.compiled  # thousands of packets
 
@@ -175,7 +182,7 @@ def test_dcqcn_gives_incast_flows_their_fair_share_without_pauses() -> None:
 
 
 def test_spraying_uses_every_spine_where_one_path_uses_one() -> None:
-    fabric = build_fabric(DcnPlus(num_gpus=16, num_spines=4, gpus_per_leaf=8))
+    fabric = DcnPlus(num_gpus=16, num_spines=4, gpus_per_leaf=8).build()
     flows = sends([(0, 8)], 4 * MIB)
     spines = fabric.nodes_of(NodeKind.SWITCH, 2)
     up = np.isin(fabric.link_b, spines) & (fabric.link_a == fabric.nodes_of(NodeKind.SWITCH, 1)[0])
@@ -204,7 +211,7 @@ def test_a_trace_shows_the_queue_of_an_incast_grow_and_drain() -> None:
 
 def test_the_same_run_gives_the_same_bytes() -> None:
     flows = together([all_to_all(np.arange(16, dtype=np.int32), 4 * MIB)])
-    fabric = build_fabric(SpectrumX(num_gpus=16, num_spines=2))
+    fabric = SpectrumX(num_gpus=16, num_spines=2).build()
     first, second = (simulate_packets(fabric, flows, SIMAI_SETTINGS, SIMAI_PACKETS) for _ in range(2))
     assert first.finish_s.tobytes() == second.finish_s.tobytes()
     assert first.num_events == second.num_events
@@ -212,7 +219,7 @@ def test_the_same_run_gives_the_same_bytes() -> None:
 
 def test_bytes_are_conserved_on_every_link() -> None:
     """Invariant 20."""
-    fabric = build_fabric(SpectrumX(num_gpus=16, num_spines=2))
+    fabric = SpectrumX(num_gpus=16, num_spines=2).build()
     flows = all_to_all(np.arange(16, dtype=np.int32), MIB)
     times = run(fabric, flows, changed(FREE, ack_bytes=1))
     paths = find_paths(fabric, flows, PLAIN)
@@ -229,7 +236,7 @@ def test_bytes_are_conserved_on_every_link() -> None:
 
 
 def test_a_port_rate_without_a_threshold_is_an_error_that_names_both() -> None:
-    fabric = build_fabric(SpectrumX(num_gpus=16, num_spines=2, nic_bytes_per_s=300 * GBPS))
+    fabric = SpectrumX(num_gpus=16, num_spines=2, nic_bytes_per_s=300 * GBPS).build()
     with pytest.raises(InputError, match=r"ports of 300 Gb/s, for which no ECN threshold is given"):
         simulate_packets(fabric, sends([(0, 8)], 1000), SIMAI_SETTINGS, SIMAI_PACKETS)
 
@@ -282,12 +289,12 @@ def test_it_agrees_with_ns3(name: str, reference: Path) -> None:
         row = next(row for row in csv.DictReader(file) if row["dir"] == name)
     layer = row["layers_us"].split(" / ")[0]
     recorded_us = max(float(part.split("=")[1]) for part in layer.split(":")[1].split(","))
-    times = simulate_packets(build_fabric(topology), flows, SIMAI_SETTINGS, SIMAI_PACKETS)
+    times = simulate_packets(topology.build(), flows, SIMAI_SETTINGS, SIMAI_PACKETS)
     assert times.total_s * 1e6 == pytest.approx(recorded_us, rel=budget)
 
 
 def test_sprayed_packets_that_overtake_are_not_sent_again() -> None:
-    fabric = build_fabric(DcnPlus(num_gpus=16, num_spines=4, gpus_per_leaf=8))
+    fabric = DcnPlus(num_gpus=16, num_spines=4, gpus_per_leaf=8).build()
     flows = all_to_all(np.arange(16, dtype=np.int32), MIB)
     spray = msgspec.structs.replace(PLAIN, routing="spray")
     times = simulate_packets(fabric, flows, spray)
@@ -313,7 +320,7 @@ def test_rings_whose_nics_carry_one_flow_take_ns3_s_time_to_the_nanosecond(
     One nanosecond is of the state machine around the network.
     """
     hardware = A100 if op == "reduce_scatter" else {}
-    fabric = build_fabric(SpectrumX(num_gpus=num_gpus, num_spines=8, **hardware))
+    fabric = SpectrumX(num_gpus=num_gpus, num_spines=8, **hardware).build()
     groups = np.arange(num_gpus, dtype=np.int32).reshape(group_size, -1).T
     settings = msgspec.structs.replace(SIMAI_SETTINGS, backend="packet")
     seconds = groups_seconds(fabric, op, 16 * MIB, np.ascontiguousarray(groups), settings)

@@ -1,7 +1,7 @@
 """Schedulers that may batch any subset of requests, in plain Python: the oracle of `serving.per_request`.
 
-Lists for queues, one step at a time. `settings`, `rules` and `cost` are `serving.state.records.KernelSettings`,
-`serving.state.per_request.PerRequestRules` and `serving.state.records.StepCost` by shape.
+Lists for queues, one step at a time. `settings` (`rules` too) and `cost` are `serving.state.records.KernelSettings`
+and `serving.state.records.StepCost` by shape.
 """
 
 import math
@@ -107,7 +107,7 @@ class PerRequestPool:
         self.deployment, self.settings, self.rules, self.cost, self.role = (
             deployment,
             s,
-            plan.rules,
+            s,
             plan.cost,
             plan.role,
         )

@@ -4,7 +4,7 @@ import pytest
 from windtunnel import catalog
 from windtunnel.model import operators as ops
 from windtunnel.pricing.aiconfigurator.repeated_kernels import CountedOnce, counted_once
-from windtunnel.pricing.estimator import Coverage, Estimate, TableEstimator, roofline_estimator
+from windtunnel.pricing.estimator import Coverage, Estimate, RooflineEstimator, TableEstimator
 from windtunnel.pricing.roofline import Roofline
 
 H100 = catalog.device("h100_sxm")
@@ -57,5 +57,5 @@ def test_only_kernels_that_overlap_are_counted_once(engine: str, version: str, c
 
 
 def test_a_roofline_holds_nothing_twice() -> None:
-    estimator = roofline_estimator(H100)
+    estimator = RooflineEstimator(Roofline(H100))
     assert counted_once(estimator, "trtllm", "1.3.0", norms_in_all_reduce=True) is estimator

@@ -110,7 +110,7 @@ def test_prefill_is_the_sum_of_its_tokens() -> None:
     """Pairs of a prompt of n tokens: n^2 / 2 scored, and kept as in a window of `top_k`."""
     prefill = SparseLatentPrefill(num_heads=8, **WIDTHS, batch=2.0, num_tokens=8192.0)
     positions = np.arange(8192) + 0.5
-    assert float(prefill.scored_pairs) == pytest.approx(2 * positions.sum())
+    assert float(prefill.pairs_within(0)) == pytest.approx(2 * positions.sum())
     assert float(prefill.kept_pairs) == pytest.approx(2 * np.minimum(positions, 2048).sum(), rel=1e-6)
 
 

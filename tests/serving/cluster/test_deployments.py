@@ -23,7 +23,6 @@ from windtunnel.serving.custom.router import Arrival, Replicas
 from windtunnel.serving.run import Custom, LoopRun, prepare_loop
 from windtunnel.serving.setup.fleet_plan import FleetPlan, FleetRun, start_fleet
 from windtunnel.serving.setup.prefix_cache import KvRetention, caches_of
-from windtunnel.serving.state.per_request import PerRequestRules
 from windtunnel.serving.state.pools import PoolPlan
 from windtunnel.workload.generate.requests import RequestArrays
 
@@ -89,8 +88,6 @@ def scheduled_per_request(
         num_window_groups=0,
         window_pool=0,
         num_window_blocks=0,
-    )
-    rules = PerRequestRules(
         max_batch_seqs=most if is_users else max(most // stages, 1),
         watermark_blocks=watermark,
         reserved_blocks=largest if scheduler in (codes.ORCA, codes.FASTER_TRANSFORMER) else 0,
@@ -98,7 +95,7 @@ def scheduled_per_request(
         fuses_steps=draw(st.sampled_from([0, 1, 1])),
     )
     cost = random_cost(rng, most, most * longest + 100, draw(st.booleans()))
-    return plan._replace(settings=own, cost=cost, rules=rules)
+    return plan._replace(settings=own, cost=cost)
 
 
 @st.composite

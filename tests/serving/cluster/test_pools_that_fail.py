@@ -21,7 +21,6 @@ from windtunnel.serving.codes import BOTH, PREFILL
 from windtunnel.serving.run import Custom, LoopRun, prepare_loop
 from windtunnel.serving.setup.fleet_plan import Fault, FleetPlan, FleetRun, start_fleet
 from windtunnel.serving.setup.prefix_cache import caches_of
-from windtunnel.serving.state.per_request import PerRequestRules
 
 
 @dataclass
@@ -83,7 +82,6 @@ def assert_conserved(failing: Failing, finished: LoopRun, fleet: FleetRun) -> No
 
 
 @pytest.mark.full
-@pytest.mark.compiled
 @pytest.mark.usefixtures("all_features_compiled")
 @settings(max_examples=cases_to_try(60))
 @given(failing_cases())
@@ -93,7 +91,6 @@ def test_nothing_is_lost_between_pools_that_fail(failing: Failing) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.compiled
 @pytest.mark.usefixtures("all_features_compiled")
 @settings(max_examples=cases_to_try(40))
 @given(failing_cases())
@@ -123,7 +120,6 @@ def test_pools_that_do_everything_are_one_fleet(failing: Failing) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.compiled
 @pytest.mark.usefixtures("all_features_compiled")
 @settings(max_examples=cases_to_try(40))
 @given(failing_cases(), st.integers(0, 2**32))
@@ -148,9 +144,11 @@ def test_a_policy_of_ones_own_fails_and_scales_as_the_one_that_it_copies(failing
         num_window_blocks=0,
         balance_steps=0,
         blocks_per_request=0,
+        max_batch_seqs=first.max_num_seqs,
+        fuses_steps=0,
     )
     cost = random_cost(np.random.default_rng(seed), own.max_num_seqs, 2_000, overlaps=False)
-    scheduled = case.plans[0]._replace(settings=own, cost=cost, rules=PerRequestRules(own.max_num_seqs, fuses_steps=0))
+    scheduled = case.plans[0]._replace(settings=own, cost=cost)
     counts = [plan.settings.num_replicas for plan in case.plans]
     runs = []
     for scheduler, policy in ((codes.SARATHI, None), (codes.USER, first_come)):

@@ -27,7 +27,6 @@ from windtunnel.serving.custom.policy import Policy, PolicyEngine, PolicyRequest
 from windtunnel.serving.engines.defaults import OWN_SCHEDULERS
 from windtunnel.serving.run import Custom, LoopRun, prepare_loop
 from windtunnel.serving.state import records as state
-from windtunnel.serving.state.per_request import PerRequestRules
 from windtunnel.serving.state.pools import PoolPlan
 from windtunnel.workload.generate.requests import RequestArrays
 
@@ -44,7 +43,6 @@ ROUTERS = ("round_robin", "random", "power_of_two", "least_outstanding", "least_
 @dataclass(frozen=True)
 class Case:
     settings: state.KernelSettings
-    rules: PerRequestRules
     cost: state.StepCost
     arrival_s: np.ndarray
     input_tokens: np.ndarray
@@ -63,7 +61,7 @@ class Case:
 
     @property
     def plan(self) -> PoolPlan:
-        return PoolPlan(self.settings, self.cost, self.rules)
+        return PoolPlan(self.settings, self.cost)
 
     def run(self, keeps_trail: bool = False, policy: Policy | None = None) -> LoopRun:
         loop = prepare_loop([self.plan], self.requests)
@@ -100,8 +98,6 @@ def cases(draw: st.DrawFn) -> Case:
             frontend_s=draw(st.sampled_from([0.0, 0.004])),
             router=codes.ROUTERS.index(draw(st.sampled_from(ROUTERS))),
             seed=draw(st.integers(0, 2**32)),
-        ),
-        rules=PerRequestRules(
             max_batch_seqs=max(most // stages, 1),
             watermark_blocks=watermark,
             reserved_blocks=largest if scheduler in (codes.ORCA, codes.FASTER_TRANSFORMER) else 0,
@@ -128,7 +124,7 @@ def test_loop_equals_the_oracle(case: Case) -> None:
     oracle, steps = run_oracle(case)
     assert_equal_requests(run.requests, oracle.requests)
     assert_equal_steps(run.steps, oracle, steps)
-    if not case.rules.fuses_steps:
+    if not case.settings.fuses_steps:
         assert run.trail is not None
         np.testing.assert_array_equal(
             run.trail.members[:, 1:], [part for step in steps for part in step.scheduled.items()]
@@ -158,7 +154,7 @@ def test_recorded_steps_are_played_back_one_by_one(case: Case) -> None:
     """Equal ones are not taken at once: each has a duration of its own."""
     cost = case.cost._replace(recorded_step_s=np.linspace(0.01, 0.02, 10_000))
     fused, single = (
-        replace(case, cost=cost, rules=case.rules._replace(fuses_steps=fuses)).run().requests["finish_s"]
+        replace(case, cost=cost, settings=case.settings._replace(fuses_steps=fuses)).run().requests["finish_s"]
         for fuses in (1, 0)
     )
     np.testing.assert_array_equal(fused, single)
@@ -169,7 +165,7 @@ def test_recorded_steps_are_played_back_one_by_one(case: Case) -> None:
 def test_every_token_is_computed_once_and_every_block_comes_back(case: Case) -> None:
     """Invariant 1, Invariant 2 and Invariant 3."""
     settings = case.settings
-    run = replace(case, rules=case.rules._replace(loses_prompts=0)).run()
+    run = replace(case, settings=case.settings._replace(loses_prompts=0)).run()
     requests, steps = run.requests, run.steps
     assert (requests["arrival_s"] <= requests["scheduled_s"]).all()
     assert (requests["scheduled_s"] < requests["first_token_s"]).all()
@@ -200,9 +196,10 @@ def first_come(
     return batch
 
 
-def unbound(case: Case) -> PerRequestRules:
-    """Rules under which neither memory nor the size of a batch binds."""
-    return PerRequestRules(max_batch_seqs=case.settings.max_num_seqs, fuses_steps=case.rules.fuses_steps)
+def unbound(settings: state.KernelSettings) -> state.KernelSettings:
+    """Settings under which neither memory nor the size of a batch binds."""
+    rules = {"watermark_blocks": 0, "reserved_blocks": 0, "max_waiting_steps": 0, "loses_prompts": 0}
+    return settings._replace(num_blocks=10_000, max_batch_seqs=settings.max_num_seqs, **rules)
 
 
 @settings(max_examples=cases_to_try(100))
@@ -212,7 +209,8 @@ def test_a_users_policy_runs_on_the_same_loop(case: Case) -> None:
     settings = case.settings._replace(
         num_blocks=10_000, max_num_batched_tokens=max(case.settings.max_num_batched_tokens, 40), num_stages=1
     )
-    case = replace(case, rules=unbound(case), settings=settings)
+    settings = unbound(settings)
+    case = replace(case, settings=settings)
     ours = replace(case, settings=settings._replace(scheduler=codes.SARATHI)).run()
     users = replace(case, settings=settings._replace(scheduler=codes.USER)).run(policy=first_come)
     for column in ("scheduled_s", "first_token_s", "finish_s"):
@@ -247,7 +245,8 @@ def test_a_users_policy_equals_the_oracles(case: Case) -> None:
     settings = case.settings._replace(
         scheduler=codes.USER, num_blocks=10_000, max_num_batched_tokens=7 * case.settings.max_num_seqs
     )
-    case = replace(case, rules=unbound(case), settings=settings)
+    settings = unbound(settings)
+    case = replace(case, settings=settings)
     run = case.run(policy=moody)
     oracle, steps = run_oracle(case, moody_reference)
     assert_equal_requests(run.requests, oracle.requests)
@@ -260,13 +259,13 @@ def test_a_batch_that_leaks_its_blocks_leaves_room_for_one() -> None:
     Four requests fill the pool and three of them end early: then only one fits at a time, for good.
     """
     settings = state.KernelSettings(codes.FASTER_TRANSFORMER, 1, 1, 4, 100, block_size=16, num_blocks=8)
-    rules = PerRequestRules(max_batch_seqs=4, reserved_blocks=2)
+    settings = settings._replace(max_batch_seqs=4, reserved_blocks=2)
     n = 12
     outputs = np.arange(n) % 4 + 1
     cost = random_cost(np.random.default_rng(0), 4, 400, False)
-    case = Case(settings, rules, cost, np.zeros(n), np.full(n, 8), outputs)
+    case = Case(settings, cost, np.zeros(n), np.full(n, 8), outputs)
     right = case.run()
-    leaky = replace(case, rules=rules._replace(leaks_blocks=1)).run()
+    leaky = replace(case, settings=settings._replace(leaks_blocks=1)).run()
     assert right.sequences["num_blocks"].sum() == 0
     assert leaky.sequences["num_blocks"].sum() == 3 * 2
     assert right.steps["num_running"].max() == leaky.steps["num_running"].max() == 4
@@ -402,7 +401,7 @@ def test_ctrl_c_in_a_policy_is_no_time_limit() -> None:
 def users_case(input_tokens: np.ndarray, output_tokens: np.ndarray, num_blocks: int) -> Case:
     settings = state.KernelSettings(codes.USER, 1, 1, 8, 100, block_size=1, num_blocks=num_blocks)
     cost = random_cost(np.random.default_rng(0), 8, 108, overlaps=False)
-    return Case(settings, PerRequestRules(8), cost, np.zeros(input_tokens.size), input_tokens, output_tokens)
+    return Case(settings._replace(max_batch_seqs=8), cost, np.zeros(input_tokens.size), input_tokens, output_tokens)
 
 
 def test_a_policy_that_raises_is_named_with_its_line() -> None:

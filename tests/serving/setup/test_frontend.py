@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from windtunnel.pricing.estimator import roofline_estimator
+from windtunnel.pricing.estimator import RooflineEstimator
+from windtunnel.pricing.roofline import Roofline
 from windtunnel.serving.scenario import resolve
 from windtunnel.serving.setup.frontend import streams
 from windtunnel.serving.shorthand import scenario
@@ -33,6 +34,6 @@ def test_a_request_waits_for_a_token_of_every_other_stream() -> None:
             settings={"deployment.engine.host.stream_s": stream_s},
         )
         setup = resolve(made)
-        return simulate(made, roofline_estimator(setup.device, setup.node)).summary.ttft_s.mean
+        return simulate(made, RooflineEstimator(Roofline(setup.device, setup.node))).summary.ttft_s.mean
 
     assert ttft_s(1e-3) - ttft_s(0.0) == pytest.approx(15e-3, rel=0.25)

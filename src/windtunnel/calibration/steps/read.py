@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.calibration.measured_runs import parallelism_label, reason_of
+from windtunnel.calibration.measured_runs import columns_of, parallelism_label, reason_of
 from windtunnel.errors import InputError, did_you_mean, missing_file
 from windtunnel.files import check_depth, read_text
 from windtunnel.formats.launch.read import read_launch_command, servers
-from windtunnel.schema import Schema, decode, read_yaml, set_path
+from windtunnel.schema import Schema, set_path
 from windtunnel.serving.scenario import Scenario, Setup, resolve, scenario_from
 from windtunnel.serving.shorthand import raw_scenario
 
@@ -40,12 +40,7 @@ class StepColumn(Schema):
     is_text: bool = False
 
 
-def _columns() -> dict[str, StepColumn]:
-    path = Path(__file__).with_name("columns.yaml")
-    return {column.name: column for column in decode(read_yaml(path), list[StepColumn], path.name)}
-
-
-COLUMNS = _columns()
+COLUMNS: Mapping[str, StepColumn] = columns_of(StepColumn, Path(__file__).with_name("columns.yaml"))
 
 
 def is_step_table(path: Path) -> bool:
@@ -59,7 +54,11 @@ def read_steps(path: Path) -> StepTable:
     Raises:
         InputError: the file is missing or no table; a column is missing, given twice, or holds a text for a number.
     """
-    table = _flat(_table(path))
+    import pyarrow as pa
+
+    table = _table(path)
+    while any(pa.types.is_struct(kind) for kind in table.schema.types):
+        table = table.flatten()  # a nested key becomes a column, its path joined by dots
     if not table.num_rows:
         raise InputError(f"{path.name} has no steps", "a row a step is needed")
     fields = {column.name: _field(path, table, column) for column in COLUMNS.values()}
@@ -89,15 +88,6 @@ def _table(path: Path) -> pa.Table:
         return pc.read_csv(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is not a readable table: {str(error).splitlines()[0]}", "is it cut off?") from None
-
-
-def _flat(table: pa.Table) -> pa.Table:
-    """Return the table with a column for every nested key, its path joined by dots."""
-    import pyarrow as pa
-
-    while any(pa.types.is_struct(kind) for kind in table.schema.types):
-        table = table.flatten()
-    return table
 
 
 def _field(path: Path, table: pa.Table, column: StepColumn) -> NDArray[Any]:
@@ -172,7 +162,10 @@ def read_step_runs(path: Path, base: Mapping[str, Any], options: Mapping[str, An
     if base:
         raise InputError(f"--from-command describes one server; {path / RUNS} describes each", "leave it out")
     described = _described(path / RUNS)
-    steps = read_steps(_table_of(path))
+    tables = [file for file in sorted(path.iterdir()) if is_step_table(file) and file.stem.startswith("steps")]
+    if len(tables) != 1:
+        raise InputError(f"{path} has {len(tables)} tables of steps; one is needed", "name it steps.csv.gz, ...")
+    steps = read_steps(tables[0])
     if unknown := [name for name in _names(steps) if name not in described]:
         raise InputError(f"{RUNS} does not describe the run {unknown[0]!r}", f"it has {', '.join(described)}")
     return [_described_run(described[name], steps[steps["run"] == name], given) for name in _names(steps)]
@@ -189,13 +182,6 @@ def _described(path: Path) -> dict[str, dict[str, str]]:
         if not rows or name not in rows[0]:
             raise InputError(f"{path} has no column {name!r}", "run, engine_args and vllm_version are needed")
     return {row["run"]: row for row in rows}
-
-
-def _table_of(folder: Path) -> Path:
-    tables = [path for path in sorted(folder.iterdir()) if is_step_table(path) and path.stem.startswith("steps")]
-    if len(tables) != 1:
-        raise InputError(f"{folder} has {len(tables)} tables of steps; one is needed", "name it steps.csv.gz, ...")
-    return tables[0]
 
 
 def _described_run(row: Mapping[str, str], steps: StepTable, given: Mapping[str, Any]) -> StepRun:

@@ -4,18 +4,17 @@ import shlex
 import sys
 import tempfile
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from windtunnel.cli.options import with_load
-from windtunnel.cli.output import answer, check_replaceable, remark
+from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import status
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
-from windtunnel.files import write_text
+from windtunnel.files import check_replaceable, write_text
 from windtunnel.lab.bench.client import FIRST_TOKEN_ID, Endpoint, bench
 from windtunnel.lab.servers import server_of, started
 from windtunnel.lab.tiny_models import write_tiny_gguf, write_tiny_model
@@ -45,7 +44,9 @@ def command(options: Options) -> None:
         endpoint = _running(options, stack)
         with status() as say:
             progress = lambda done, total: say(f"{done:,} of {total:,} answered")  # noqa: E731
-            run = bench(endpoint, load, scenario.seed, progress, partial(_tell_silence, endpoint.timeout_s))
+            warning = f"; a request fails after {endpoint.timeout_s:g} s (--timeout)"
+            tell_silence = lambda silence_s: remark(f"no answer for {silence_s:.0f} s{warning}")  # noqa: E731
+            run = bench(endpoint, load, scenario.seed, progress, tell_silence)
     summary = client_summary(run.requests, run.tokens, scenario.slo)
     about = {"model": run.model, "endpoint": endpoint.url, **_remarks(run, summary)}
     document = bench_document(summary, about, scenario)
@@ -60,10 +61,6 @@ def command(options: Options) -> None:
     if summary.num_failed:
         remark(f"{summary.num_failed:,} of {format_count(summary.num_requests + summary.num_failed, 'request')} failed")
         click.get_current_context().exit(1)
-
-
-def _tell_silence(timeout_s: float, silence_s: float) -> None:
-    remark(f"no answer for {silence_s:.0f} s; a request fails after {timeout_s:g} s (--timeout)")
 
 
 def _running(options: Options, stack: ExitStack) -> Endpoint:

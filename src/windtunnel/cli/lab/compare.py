@@ -1,13 +1,11 @@
 """`windtunnel lab compare`: a real run and its simulation."""
 
-from typing import Any
-
 from windtunnel.cli.output import answer, write_page
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.lab.experiments.schema import REQUESTS
 from windtunnel.report.lab.comparison import METRICS, compare_run, comparison_report, request_columns
-from windtunnel.serving.scenario import Scenario, load, resolve
+from windtunnel.serving.scenario import load, resolve
 from windtunnel.serving.simulate import simulate
 
 
@@ -23,14 +21,9 @@ def command(options: Options) -> None:
         simulated = request_columns(simulation / REQUESTS)
     else:
         scenario = load(simulation)
-        simulated = _simulated(scenario)
+        requests = simulate(scenario).requests
+        keep, names = ~requests["is_warmup"], ("arrival_s", "input_tokens", "output_tokens", *METRICS)
+        simulated = {name: requests[name][keep].astype(float) for name in names}
     compared = compare_run(run, simulated, resolve(scenario))
     write_page(options.html, comparison_report, compared)
     answer(options.as_json, lambda shown: shown.document, comparison_report, compared)
-
-
-def _simulated(scenario: Scenario) -> dict[str, Any]:
-    requests = simulate(scenario).requests
-    keep = ~requests["is_warmup"]
-    names = ("arrival_s", "input_tokens", "output_tokens", *METRICS)
-    return {name: requests[name][keep].astype(float) for name in names}

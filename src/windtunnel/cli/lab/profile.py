@@ -1,8 +1,7 @@
 """`windtunnel profile`: measure operators, collectives and overheads of this machine, and check the measurements."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import click
 
@@ -14,17 +13,9 @@ from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, check_known
 from windtunnel.formats.vidur.profiles import operator_tables
 from windtunnel.lab.profile import collectives as lab
+from windtunnel.lab.profile import run as profiling
 from windtunnel.lab.profile.compute import Extent, Progress, TimeBudget
 from windtunnel.lab.profile.overheads import fit_overheads, medians_by_batch
-from windtunnel.lab.profile.run import (
-    ENGINES,
-    ComputePlan,
-    parse_degrees,
-    profile_compute,
-    profile_overheads,
-    write_collectives,
-    write_vidur,
-)
 from windtunnel.model.precision import Format, Precision
 from windtunnel.pricing.profile import profile_provenance, tables_by_words, write_profile
 from windtunnel.pricing.regress import check_methods, scores
@@ -34,30 +25,30 @@ from windtunnel.report.lab import profile as report
 from windtunnel.report.numbers import duration
 from windtunnel.units import format_count
 
-LEAST_EXTENT = {"max_batch": 1, "max_context": 16, "max_tokens": 4}
-
 
 def compute(options: Options) -> None:
     """Measure a model's operators inside a real forward."""
     spec = catalog.model(options.model)
     precision = spec.precision
     if options.quant:
-        precision = Precision(weights=_format(options.quant), lm_head=_format(options.quant))
-    kernels = ENGINES.get(options.engine)
+        check_known(options.quant, Format, f"--quant: there is no format {options.quant!r}", ", ".join(Format))
+        precision = Precision(weights=Format(options.quant), lm_head=Format(options.quant))
+
     budget = None if options.budget is None else quantity("--budget", "budget_s", options.budget)
-    plan = ComputePlan(
-        tp=parse_degrees(options.tp),
+    plan = profiling.ComputePlan(
+        tp=profiling.parse_degrees(options.tp),
         engine=options.engine,
-        config=catalog.model_config(options.model) if kernels is not None and kernels.needs_config else None,
+        config=catalog.model_config(options.model),
         torch_device=options.torch_device,
         clock=options.clock,
         attention=options.attention,
-        extent=_extent(options),
+        extent=Extent(options.max_batch, options.max_context, options.max_tokens),
         budget=TimeBudget(budget, options.tolerance),
         overwrite=options.overwrite,
     )
-    with _progress() as notify:
-        profile = profile_compute(spec, precision, options.device_name, options.out, plan, notify)
+    with status() as say:
+        notify = partial(_show, say)
+        profile = profiling.profile_compute(spec, precision, options.device_name, options.out, plan, notify)
     remark(f"wrote {options.out}")
     answer(options.as_json, report.compute_document, report.compute_report, profile)
 
@@ -66,14 +57,14 @@ def collectives(options: Options) -> None:
     """Time collectives between real processes."""
     plan = lab.CollectivesPlan(
         tuple(name.strip() for name in options.ops.split(",")),
-        parse_degrees(options.num_workers),
+        profiling.parse_degrees(options.num_workers),
         lab.sizes_between(*_sizes(options.sizes)),
         options.backend or lab.usual_backend(),
         options.workers_per_node,
     )
     with status() as notify:
         timed = (lab.time_collectives_on_ray if options.on_ray else lab.time_collectives)(plan, notify)
-    write_collectives(options.out, options.device_name, plan, timed)
+    profiling.write_collectives(options.out, options.device_name, plan, timed)
     remark(f"wrote {options.out / 'collective.parquet'}")
     answer(options.as_json, report.collectives_document, report.collectives_report, timed)
 
@@ -81,8 +72,8 @@ def collectives(options: Options) -> None:
 def overheads(options: Options) -> None:
     """Measure the host's work in a real engine's steps."""
     spec, config = catalog.model(options.model), catalog.model_config(options.model)
-    batches = parse_degrees(options.batches)
-    samples = profile_overheads(spec, config, options.engine, options.device_name, options.out, batches)
+    batches = profiling.parse_degrees(options.batches)
+    samples = profiling.profile_overheads(spec, config, options.engine, options.device_name, options.out, batches)
     remark(f"wrote {options.out}")
     host, medians = fit_overheads(samples), medians_by_batch(samples)
     answer(options.as_json, report.overheads_document, report.overheads_report, host, medians)
@@ -111,21 +102,8 @@ def from_vidur(options: Options) -> None:
 
 def to_vidur(options: Options) -> None:
     """Write a profile in Vidur's layout."""
-    for path in write_vidur(options.folder, catalog.model(options.model), options.block_size, options.out):
+    for path in profiling.write_vidur(options.folder, catalog.model(options.model), options.block_size, options.out):
         click.echo(path)
-
-
-def _extent(options: Options) -> Extent:
-    """Return the largest steps to measure."""
-    for name, least in LEAST_EXTENT.items():
-        if (value := getattr(options, name)) < least:
-            raise InputError(f"--{name.replace('_', '-')} is {value}; at least {least} is needed")
-    return Extent(options.max_batch, options.max_context, options.max_tokens)
-
-
-def _format(text: str) -> Format:
-    check_known(text, Format, f"--quant: there is no format {text!r}", ", ".join(Format))
-    return Format(text)
 
 
 def _sizes(text: str) -> tuple[int, int]:
@@ -136,14 +114,8 @@ def _sizes(text: str) -> tuple[int, int]:
     return low, high
 
 
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """Yield a callback that shows progress and the time left."""
-    with status() as say:
-
-        def show(tp: int, done: Progress) -> None:
-            left = "" if done.left_s is None else f", {duration(done.left_s)} left"
-            worst = "coarse grid" if done.expected_error >= 1 else f"refining, at most {done.expected_error:.0%} off"
-            say(f"tp {tp}: {format_count(done.num_steps, 'step')}, {worst}{left}")
-
-        yield show
+def _show(say: Callable[[str], None], tp: int, done: Progress) -> None:
+    """Say the progress of a profile, and the time left."""
+    left = "" if done.left_s is None else f", {duration(done.left_s)} left"
+    worst = "coarse grid" if done.expected_error >= 1 else f"refining, at most {done.expected_error:.0%} off"
+    say(f"tp {tp}: {format_count(done.num_steps, 'step')}, {worst}{left}")

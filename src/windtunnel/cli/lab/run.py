@@ -8,17 +8,16 @@ from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, check_known
 from windtunnel.lab.experiments.run import run_experiment, run_sweep
 from windtunnel.lab.experiments.schema import PRESETS, Experiment, load_experiment, load_sweep, parse_sweep
-from windtunnel.report.lab.experiment import experiment_report, write_experiment_page
-from windtunnel.report.lab.sweep import sweep_document, sweep_report, write_sweep_page
+from windtunnel.report.lab import experiment as report
 
 
 def run(options: Options) -> None:
     """Run a real model and record it."""
     outcome = run_experiment(load_experiment(options.experiment, _changes(options)), options.out, options.resume)
-    write_experiment_page(outcome.folder)
+    report.write_experiment_page(outcome.folder)
     remark(f"{'found' if outcome.was_there else 'wrote'} {outcome.folder}")
     folder = {"folder": str(outcome.folder)}
-    answer(options.as_json, lambda summary: folder | summary, experiment_report, outcome.summary)
+    answer(options.as_json, lambda summary: folder | summary, report.experiment_report, outcome.summary)
 
 
 def sweep(options: Options) -> None:
@@ -31,11 +30,11 @@ def sweep(options: Options) -> None:
         detail = outcome.folder if outcome.is_done else outcome.summary["error"]
         remark(f"{number + 1} of {len(experiments)} {status}: {detail}")
         if outcome.is_done:
-            write_experiment_page(outcome.folder)
+            report.write_experiment_page(outcome.folder)
         rows.append((experiments[number], {**outcome.summary, "folder": outcome.folder.name}))
-    page = write_sweep_page(options.out, tuple(chosen), rows)
+    page = report.write_sweep_page(options.out, tuple(chosen), rows)
     remark(f"wrote {page}")
-    answer(options.as_json, sweep_document, sweep_report, tuple(chosen), rows)
+    answer(options.as_json, report.sweep_document, report.sweep_report, tuple(chosen), rows)
     if not any(summary["status"] == "done" for _, summary in rows):
         raise InputError(f"none of the {len(rows)} experiments ran: {rows[0][1]['error']}", rows[0][1].get("hint"))
 

@@ -10,8 +10,6 @@ from windtunnel.search.capacity.limits import limits_of, parse_limits
 
 def command(options: Options) -> None:
     """Find the greatest load that a deployment sustains within its limits."""
-    if options.seeds < 1:
-        raise InputError(f"--seeds is {options.seeds}; at least 1 is needed")
     if not 1e-4 <= options.tolerance <= 0.5:
         raise InputError(f"--tolerance is {options.tolerance}; 0.0001 to 0.5 is possible")
     if options.scenario is None and not any((options.rate, options.concurrency, options.trace, options.settings)):

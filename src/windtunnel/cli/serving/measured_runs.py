@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from windtunnel.calibration.measured_runs import SCORED, Measurement, read_client_files, read_table
-from windtunnel.calibration.run_file import is_run_file, read_run_file
+from windtunnel.calibration import measured_runs as files
+from windtunnel.calibration.measured_runs import SCORED, Measurement
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, check_known, did_you_mean, missing_file
 from windtunnel.serving.shorthand import raw_scenario
@@ -66,12 +66,12 @@ def read_measurements(paths: Sequence[Path], options: Mapping[str, Any]) -> list
             raise InputError(f"{path} is a folder; files are needed", f"for instance {path}/*.csv")
         if not path.exists():
             raise missing_file(path)
-        if path.suffix == ".jsonl" and is_run_file(path):
-            runs += read_run_file(path)
+        if path.suffix == ".jsonl" and files.is_run_file(path):
+            runs += files.read_run_file(path)
         elif path.suffix in (".json", ".jsonl"):
-            runs += read_client_files(path, _deployment(path, options))
+            runs += files.read_client_files(path, _deployment(path, options))
         elif path.suffix in (".csv", ".parquet"):
-            runs += read_table(path)
+            runs += files.read_table(path)
         else:
             raise InputError(f"{path} is of no known kind", f"give {_KINDS}")
     return runs

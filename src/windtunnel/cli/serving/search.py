@@ -5,6 +5,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from windtunnel import catalog
 from windtunnel.cli import INTERRUPTED
 from windtunnel.cli.options import assignments
@@ -17,15 +19,13 @@ from windtunnel.report.serving.run import check_folder
 from windtunnel.search.answers import fleets, misconfiguration, why
 from windtunnel.search.capacity.limits import named_values
 from windtunnel.search.executors import EXECUTORS, Means
-from windtunnel.search.space.space import Space, load_space, space_of_text
+from windtunnel.search.space.space import Space, load_space
 from windtunnel.search.store import Store, default_path
 from windtunnel.search.study import search
 
 
 def command(options: Options) -> None:
     """Search a space, print the best points and write the requested files."""
-    if options.top < 1:
-        raise InputError(f"--top is {options.top}; at least 1 is needed")
     if options.out is not None:
         check_folder(options.out, options.overwrite)
     means, store = means_of(options), store_of(options)
@@ -94,7 +94,7 @@ def _resumed_space(file: Path | None, store: Store) -> Space:
     unfinished = store.unfinished()
     if unfinished is None:
         raise InputError(f"{store.path} has no interrupted search", "name a space: windtunnel search space.yaml")
-    space = space_of_text(unfinished)
+    space = msgspec.json.decode(unfinished, type=Space)
     remark(f"going on with the search that varies {', '.join(space.vary)}")
     return space
 
@@ -115,8 +115,7 @@ def means_of(options: Options) -> Means:
     workers, address = options.workers, options.address
     name = options.executor or ("ray" if address else "processes" if (workers or 1) > 1 else "here")
     check_known(name, EXECUTORS, f"--executor: there is no {name!r}")
-    if workers is not None and workers < 1:
-        raise InputError(f"--workers is {workers}; at least 1 is needed")
+
     if address is not None and name != "ray":
         raise InputError("--address is a Ray cluster's", "add --executor ray")
     if workers is not None and workers > 1 and name == "here":

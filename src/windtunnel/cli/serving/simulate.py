@@ -7,9 +7,10 @@ from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
-from windtunnel.formats.timeline.file import check_file
+from windtunnel.files import check_replaceable
+from windtunnel.formats.timeline.file import SUFFIXES
 from windtunnel.formats.timeline.write import MAX_EVENTS, write_timeline
-from windtunnel.formats.vidur.write import check_metrics_file, request_metrics, write_request_metrics
+from windtunnel.formats.vidur.write import request_metrics, write_request_metrics
 from windtunnel.report.render.json import version
 from windtunnel.units import format_count
 
@@ -27,12 +28,10 @@ def command(options: Options) -> None:
 
     if options.out is not None:
         check_folder(options.out, options.overwrite)
-    if options.timeline is not None:
-        check_file(options.timeline, options.overwrite)
-    elif options.timeline_events is not None:
+    check_replaceable(options.timeline, options.overwrite, *SUFFIXES)
+    if options.timeline is None and options.timeline_events is not None:
         raise InputError("--timeline-events is the size of a --timeline", "name its file: --timeline run.json")
-    if options.vidur_metrics is not None:
-        check_metrics_file(options.vidur_metrics, options.overwrite)
+    check_replaceable(options.vidur_metrics, options.overwrite, ".csv")
     with counted("simulating", "requests") as callback:
         result = simulate(described, progress=callback, allow_download=options.hub)
     if options.timeline is not None:

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 import click
 
 from windtunnel.calibration.measured_runs import METRICS
-from windtunnel.calibration.odd_runs import with_odd_runs
 from windtunnel.calibration.steps.fit import scores_by_kind, validate_steps
 from windtunnel.calibration.steps.price import KINDS
 from windtunnel.calibration.steps.read import read_step_runs
-from windtunnel.calibration.validate import RunPrediction, predict_runs
+from windtunnel.calibration.validate import RunPrediction, predict_runs, with_odd_runs
 from windtunnel.cli.options import launched
 from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.cli.progress import counted
@@ -41,8 +40,7 @@ def _validate_runs(options: Options) -> list[str]:
         if getattr(options, name) is not None:
             raise InputError(f"--{name.replace('_', '-')} is for recorded steps", "name their table with --steps")
     limits = error_limits(options.max_error, METRICS)
-    if options.processes is not None and options.processes < 1:
-        raise InputError(f"--processes is {options.processes}; at least 1 is needed")
+
     if calibration not in (None, NONE):
         load_calibration(calibration)
     measurements, left_out = measurements_of(options, options.of("deployment") | {"calibration": None})

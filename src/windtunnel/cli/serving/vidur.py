@@ -2,32 +2,22 @@
 
 from windtunnel.cli.output import answer
 from windtunnel.cli.verbs import Options
-from windtunnel.formats.timeline.file import check_file
-from windtunnel.formats.vidur.read import (
-    OperatorTables,
-    VidurConfig,
-    find_tables,
-    read_config,
-    read_requests,
-    read_tables,
-)
+from windtunnel.files import check_replaceable
+from windtunnel.formats.timeline.file import SUFFIXES
+from windtunnel.formats.vidur.read import OperatorTables, VidurConfig, read_config, read_requests, read_tables
 from windtunnel.formats.vidur.replay import host_s, replay
-from windtunnel.formats.vidur.write import check_metrics_file, chrome_events, write_chrome_trace, write_request_metrics
+from windtunnel.formats.vidur.write import chrome_events, write_chrome_trace, write_request_metrics
 from windtunnel.report.serving.vidur import replay_document, replay_metrics, replay_report
 from windtunnel.serving.run import LoopRun
 
 
 def command(options: Options) -> None:
     """Replay a run of Vidur, and write and print its metrics."""
-    if options.metrics is not None:
-        check_metrics_file(options.metrics, options.overwrite)
-    if options.chrome_trace is not None:
-        check_file(options.chrome_trace, options.overwrite)
+    check_replaceable(options.metrics, options.overwrite, ".csv")
+    check_replaceable(options.chrome_trace, options.overwrite, *SUFFIXES)
     config = read_config(options.config)
-    predictor, tables = config.execution_time_predictor_config, options.tables
-    if tables.is_dir():
-        tables = find_tables(tables, config)
-    operators = read_tables(tables, predictor.kv_cache_prediction_granularity)
+    predictor = config.execution_time_predictor_config
+    operators = read_tables(options.tables, predictor.kv_cache_prediction_granularity)
     needs_host = options.metrics is not None and not predictor.skip_cpu_overhead_modeling
     keeps_trail = options.chrome_trace is not None or needs_host
     run = replay(

@@ -9,8 +9,7 @@ from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.schema import encode
 from windtunnel.search.capacity.limits import limits_of, parse_limits
-from windtunnel.search.space.space import Space
-from windtunnel.search.whatif import axes_of, grid_of
+from windtunnel.search.space.space import Space, axes_of, grid_of
 
 NEEDED = ("model", "device", "rate", "concurrency", "input_tokens", "output_tokens")
 """Options that a scenario needs; one that varies need not be given too."""

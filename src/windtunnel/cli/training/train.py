@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from windtunnel.cli.options import assignments
 from windtunnel.cli.output import answer, remark, remark_left_out, remark_node, write_page
 from windtunnel.cli.verbs import Options
-from windtunnel.formats.timeline.file import check_file
+from windtunnel.files import check_replaceable
+from windtunnel.formats.timeline.file import SUFFIXES
 from windtunnel.formats.timeline.training import write_step_timeline
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Report
@@ -28,8 +29,7 @@ def command(options: Options) -> None:
         return
     setup = resolve(described, allow_download=options.hub)
     remark_left_out(setup.model)
-    if options.timeline is not None:
-        check_file(options.timeline, options.overwrite)
+    check_replaceable(options.timeline, options.overwrite, *SUFFIXES)
     _predict(setup, options)
 
 

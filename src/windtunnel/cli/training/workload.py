@@ -1,16 +1,15 @@
 """`windtunnel workload`: read any workload or trace, say what it holds, write a job in another simulator's format."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 import yaml
 
 from windtunnel.cli.options import assignments
-from windtunnel.cli.output import answer, check_replaceable, remark
+from windtunnel.cli.output import answer, remark
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
-from windtunnel.files import read_text, write_text
+from windtunnel.files import check_replaceable, read_text, write_text
 from windtunnel.formats.aicb import COMMAND, file_of_job
 from windtunnel.formats.aicb.commands import read_command
 from windtunnel.formats.aicb.csv_records import records_text
@@ -24,7 +23,7 @@ from windtunnel.formats.simai.workload import workload_text
 from windtunnel.report.workload import contents_document, contents_report
 from windtunnel.schema import encode
 from windtunnel.training.job import TrainingJob
-from windtunnel.training.setup import TrainingSetup, resolve
+from windtunnel.training.setup import resolve
 
 MAX_TRACES = 1024
 """Most trace files that are written without `--ranks`."""
@@ -87,7 +86,11 @@ def _write(job: TrainingJob, options: Options) -> None:
     if target == "aicb":
         _put(records_text([training_records(setup, stage)]), out, options.overwrite)
         return
-    seconds = _prices(setup)
+    from windtunnel.training.pricing import pricer
+    from windtunnel.training.step import training_estimator
+
+    prices = pricer(training_estimator(setup), setup.device, setup.node)
+    seconds = lambda task: prices.task(task).seconds  # noqa: E731
     if target == "simai":
         _put(workload_text(training_workload(setup, seconds, stage)), out, options.overwrite)
         for what in left_out(setup):
@@ -95,8 +98,7 @@ def _write(job: TrainingJob, options: Options) -> None:
         return
     if out is None:
         raise InputError("Chakra traces are one file a rank", "name their beginning: --out traces/job")
-    if not options.overwrite and out.with_name(f"{out.name}.groups.json").exists():
-        raise InputError(f"{out}.groups.json is there already", "replace the traces with --overwrite")
+    check_replaceable(out.with_name(f"{out.name}.groups.json"), options.overwrite)
     chosen = _chosen(options.ranks, setup.degrees.num_devices)
     written = write_training_traces(setup, seconds, out, chosen)
     remark(f"wrote {written[0]} and {len(written) - 2} more traces, {written[-1].name} with their groups")
@@ -114,15 +116,6 @@ def _chosen(ranks: str | None, num_ranks: int) -> range:
     if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) < int(first):
         raise InputError(f"--ranks is {ranks!r}; it is one rank or two with a dash, such as 0-63")
     return range(int(first), int(last or first) + 1)
-
-
-def _prices(setup: TrainingSetup) -> Any:
-    """Return the function that prices a task in seconds, as `windtunnel train` does."""
-    from windtunnel.training.pricing import pricer
-    from windtunnel.training.step import training_estimator
-
-    prices = pricer(training_estimator(setup), setup.device, setup.node)
-    return lambda task: prices.task(task).seconds
 
 
 def _deliver(made: GeneratedFile, options: Options) -> None:

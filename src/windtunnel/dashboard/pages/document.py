@@ -17,6 +17,7 @@ from windtunnel.report.search.whatif import grid_sections, shown_figures
 from windtunnel.report.serving.step import time_table
 from windtunnel.report.training import training_sections
 from windtunnel.schema import decode
+from windtunnel.search.capacity.limits import METRICS
 from windtunnel.search.evaluation.figures import FIGURES
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.space.space import Space, space_from
@@ -53,15 +54,12 @@ def _written_points(path: Path, space: Space) -> list[tuple[str | None, int, Eva
     """Read every point of a search from its Parquet file."""
     points = []
     for row in read_parquet(path).to_pylist():
-        figures_of = {name: row[name] for name in row if _is_figure(name) and math.isfinite(row[name])}
+        names = (name for name in row if name in FIGURES or name.partition("_")[0] in METRICS)
+        figures_of = {name: row[name] for name in names if math.isfinite(row[name])}
         plain = {name: row[name] for name in Evaluation.__struct_fields__ if name in row}
         workload = row["workload"] if space.workloads else None
         points.append((workload, row["point"], Evaluation(**plain, figures=figures_of)))
     return points
-
-
-def _is_figure(name: str) -> bool:
-    return name in FIGURES or name.partition("_")[0] in ("ttft", "tpot", "itl", "e2e", "queueing")
 
 
 def _grid(_path: Path, document: Document) -> list[Section]:

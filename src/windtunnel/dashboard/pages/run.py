@@ -13,6 +13,7 @@ from windtunnel.errors import InputError
 from windtunnel.metrics.client import ClientSummary
 from windtunnel.metrics.records import REQUEST_COLUMNS
 from windtunnel.report.lab.bench import client_section
+from windtunnel.report.layout import layouts_beside
 from windtunnel.report.report import Code, Figures, Section
 from windtunnel.report.serving.curves import client_over_time, measured
 from windtunnel.report.serving.run import distribution_sections, run_sections
@@ -20,19 +21,8 @@ from windtunnel.schema import decode
 from windtunnel.serving.scenario import Scenario
 from windtunnel.units import format_count, format_seconds
 
-PARTS = {
-    "run": "Summary",
-    "timeline": "Timeline",
-    "requests": "Requests",
-    "step": "Step",
-    "scenario": "Scenario",
-}
-CLIENT_PARTS = {name: PARTS[name] for name in ("run", "requests", "scenario")}
-"""Parts of a client's measurements, which know no steps."""
+LAYOUT = layouts_beside(__file__)
 PAGE_ROWS = 100
-FIRST_COLUMNS = ("request", "arrival_s", "ttft_s", "tpot_s", "e2e_s", "input_tokens", "output_tokens", "queueing_s")
-SPANS = ("queueing_s", "prefill_s", "ttft_s", "tpot_s", "e2e_s", "itl_max_s", "execution_s", "sent_late_s")
-"""Columns that are durations; the other times are moments."""
 
 
 def result_view(
@@ -44,11 +34,12 @@ def result_view(
     scripts: Sequence[str] = (),
 ) -> View:
     """Return a page of a result: model, deployment and load in a line each, links to its parts, and `sections`."""
-    parts = PARTS if entry.kind == "simulate" else CLIENT_PARTS if entry.kind == "bench" else {}
-    parts = {} if entry.name.endswith(".json") else parts
+    parts = LAYOUT["parts"].get(entry.kind, {}) if not entry.name.endswith(".json") else {}
     lead = (entry.model, entry.deployment, entry.load, entry.problem)
     tabs = {label: link(part, entry.name) for part, label in parts.items()}
-    return View(entry.name or ".", sections, lead, tabs, PARTS[here], "", template, values or {}, scripts)
+    return View(
+        entry.name or ".", sections, lead, tabs, LAYOUT["parts"]["simulate"][here], "", template, values or {}, scripts
+    )
 
 
 def overview(dashboard: Dashboard, name: str, _query: Query) -> View:
@@ -84,18 +75,15 @@ def requests(dashboard: Dashboard, name: str, query: Query) -> View:
     """Show one page of the request table."""
     entry, _ = dashboard.results.read(name)
     shown = requests_document(dashboard, name, query)
-    number, last = shown["page"], shown["num_pages"]
-    turns = [("first", 1), ("previous", number - 1), ("next", number + 1), ("last", last)]
+    number = shown.pop("page")  # a page of the dashboard has this name for itself
     values = shown | {
         "number": number,
-        "last": last,
         "count": format_count(shown["num_requests"], "request"),
-        "turns": [(label, to, to != number and 1 <= to <= last) for label, to in turns],
         "meanings": REQUEST_COLUMNS,
         "rows": [list(map(_request_cell, shown["columns"], row)) for row in shown["rows"]],
         "address": lambda sort, down, page: link("requests", name, sort=sort, down=str(int(down)), page=str(page)),
     }
-    return result_view(entry, [], "requests", "requests.html", {key: values[key] for key in values if key != "page"})
+    return result_view(entry, [], "requests", "requests.html", values)
 
 
 def requests_document(dashboard: Dashboard, name: str, query: Query) -> dict[str, Any]:
@@ -104,7 +92,7 @@ def requests_document(dashboard: Dashboard, name: str, query: Query) -> dict[str
     if not path.is_file():
         raise InputError(f"{name} has no requests.parquet")
     table = records(path)
-    columns = [name for name in FIRST_COLUMNS if name in table.columns]
+    columns = [name for name in LAYOUT["first_columns"] if name in table.columns]
     columns += [name for name in table.columns if name not in columns]
     sort, down = query.get("sort", columns[0]), query.get("down") == "1"
     if sort not in columns:
@@ -139,7 +127,7 @@ def _request_cell(column: str, value: Any) -> str:
         if np.isnan(value):
             return ""
         # Moments count from the start; spans are for people.
-        return format_seconds(value) if column in SPANS else f"{value:.6f}"
+        return format_seconds(value) if column in LAYOUT["spans"] else f"{value:.6f}"
     return f"{value:,}"
 
 

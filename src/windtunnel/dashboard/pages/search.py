@@ -9,7 +9,7 @@ from windtunnel.dashboard.results import NotThereError
 from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.errors import InputError
 from windtunnel.report.report import Block, Cell, Section, Table
-from windtunnel.report.search.figures import objective_text, space_line
+from windtunnel.report.search.figures import limits_text, objective_text
 from windtunnel.report.search.study import SearchEvidence, point_document, search_sections
 from windtunnel.search.space.space import as_builtins
 from windtunnel.search.store import default_path
@@ -119,10 +119,11 @@ def _search_view(dashboard: Dashboard, query: Query) -> View:
     kept, path = _kept(dashboard, query)
     study = _watched(dashboard, kept).study(path)
     state = _state(kept, path.stat().st_mtime)
+    limits, objective = limits_text(study.space), objective_text(study.space.objective)
     return View(
         f"Search {kept.number}: {study.space.scenario.get('model', '')}",
         search_sections(SearchEvidence(study, TOP)),
-        [space_line(study.space)],
+        [f"{format_count(study.space.num_points, 'point')}. Limits: {limits}. Objective: {objective}."],
         template="search.html",
         values={"progress": [_progress(study, outcome, state) for outcome in study.outcomes]},
         scripts=("plot.js",),

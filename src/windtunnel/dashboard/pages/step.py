@@ -1,23 +1,21 @@
 """A step of a run, operator by operator."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from windtunnel.dashboard.pages.run import result_view
 from windtunnel.dashboard.results import records
 from windtunnel.dashboard.view import Dashboard, Query, View
 from windtunnel.errors import InputError
+from windtunnel.report.layout import layouts_beside
 from windtunnel.report.report import Section
 from windtunnel.report.serving.step import batch_line, step_document, step_sections
 from windtunnel.schema import decode
 from windtunnel.serving.explain import Explanation, explain_step, step_batch
 from windtunnel.serving.scenario import Scenario, pool_scenario, resolve
 
-FIELDS = {
-    "batch": "decoding requests",
-    "context": "tokens of each",
-    "prefill_tokens": "prompt tokens",
-    "prefill_context": "of the prompt, cached before",
-}
+FIELDS: Mapping[str, str] = layouts_beside(__file__)
+"""Field of the form -> its label."""
 
 
 def page(dashboard: Dashboard, name: str, query: Query) -> View:

@@ -33,10 +33,12 @@ def statistics(names: NDArray[Any], values: NDArray[Any]) -> Table:
     squares = np.add.reduceat((ordered - np.repeat(mean, count)) ** 2, first)
     variance = np.full(len(first), np.nan)
     np.divide(squares, count - 1, out=variance, where=count > 1)
+    largest_first = np.lexsort((different, -total))
+    whole = total[largest_first].sum()
     columns = {
         "name": different.astype(np.int64),
         "total": total,
-        "share": total / total.sum() if total.sum() else np.zeros_like(total),
+        "share": total / whole if whole else np.zeros_like(total),
         "count": count,
         "mean": mean,
         "median": (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2,
@@ -44,7 +46,7 @@ def statistics(names: NDArray[Any], values: NDArray[Any]) -> Table:
         "most": ordered[first + count - 1],
         "deviation": np.sqrt(variance),
     }
-    return Table(columns, {}).where(np.lexsort((columns["name"], -total)))
+    return Table(columns, {}).where(largest_first)
 
 
 _SUBJECTS: Mapping[str, tuple[str, tuple[int, ...] | None, str]] = {

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from enum import IntEnum
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,10 +38,11 @@ def _fields() -> dict[str, list[tuple[int, str, str]]]:
 
 
 class Messages(NamedTuple):
-    """The classes, and the error that parsing raises."""
+    """The classes, protobuf's functions for files of them, and the error that parsing raises."""
 
     metadata: Any
     node: Any
+    proto: Any
     error: type[Exception]
 
 
@@ -52,7 +54,7 @@ def messages() -> Messages:
         MissingExtraError: protobuf is not installed.
     """
     try:
-        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, proto
         from google.protobuf.message import DecodeError
     except ImportError:
         raise MissingExtraError("protobuf", "chakra") from None
@@ -74,7 +76,7 @@ def messages() -> Messages:
     metadata, node = (
         message_factory.GetMessageClass(pool.FindMessageTypeByName(f"et.{name}")) for name in ("Metadata", "Node")
     )
-    return Messages(metadata, node, DecodeError)
+    return Messages(metadata, node, proto, DecodeError)
 
 
 class ChakraTrace(NamedTuple):
@@ -100,41 +102,22 @@ def read_trace(path: Path) -> ChakraTrace:
     Raises:
         InputError: the file is missing, empty, cut off or no Chakra trace; names the byte at which it breaks.
     """
-    content = read_bytes(path)
-    if not content:
+    content, classes, read = BytesIO(read_bytes(path)), messages(), list[Any]()
+    if not content.getbuffer():
         raise InputError(f"{path} is empty; a Chakra trace begins with its metadata")
-    classes, read = messages(), []
-    for number, (start, end) in enumerate(_messages(content, path)):
+    while True:
+        start = content.tell()
         try:
-            message = (classes.node if number else classes.metadata).FromString(content[start:end])
-            if number:
+            message = classes.proto.parse_length_prefixed(classes.node if read else classes.metadata, content)
+            if message is None:
+                return ChakraTrace(read[0], read[1:])
+            if read:
                 ChakraKind(message.kind)
-        except (ValueError, classes.error) as error:
-            what = f"node {number}" if number else "the metadata"
-            raise InputError(f"{path}, byte {start}: {what} is no message of a Chakra trace: {error}") from None
+        except (ValueError, OverflowError, classes.error) as error:
+            what = f"node {len(read)}" if read else "the metadata"
+            wrong = f"{path}, byte {start}: {what} is no message of a Chakra trace: {error}"
+            raise InputError(wrong, "is the file cut off?") from None
         read.append(message)
-    return ChakraTrace(read[0], read[1:])
-
-
-def _messages(content: bytes, path: Path) -> Iterator[tuple[int, int]]:
-    """Yield where each message begins and ends; its length stands before it, seven bits a byte, the lowest first."""
-    position = 0
-    while position < len(content):
-        start, length = position, 0
-        while start < len(content) and content[start] & 0x80:
-            length |= (content[start] & 0x7F) << 7 * (start - position)
-            start += 1
-        if start == len(content) or start - position > 9:
-            raise InputError(f"{path}, byte {position}: no length of a message stands here", "is the file cut off?")
-        length |= content[start] << 7 * (start - position)
-        start += 1
-        if start + length > len(content):
-            raise InputError(
-                f"{path}, byte {position} begins a message of {length} bytes; {len(content) - start} are left",
-                "is the file cut off, or no Chakra trace?",
-            )
-        yield start, start + length
-        position = start + length
 
 
 def write_trace(path: Path, trace: ChakraTrace) -> None:
@@ -144,17 +127,10 @@ def write_trace(path: Path, trace: ChakraTrace) -> None:
 
 def trace_bytes(trace: ChakraTrace) -> bytes:
     """Return the file that holds `trace`: its metadata, then its nodes, each with its length before it."""
-    contents = [message.SerializeToString() for message in (trace.metadata, *trace.nodes)]
-    return b"".join(_length(len(content)) + content for content in contents)
-
-
-def _length(number: int) -> bytes:
-    """Encode a length, seven bits a byte, the lowest first."""
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*encoded, number])
+    file = BytesIO()
+    for message in (trace.metadata, *trace.nodes):
+        messages().proto.serialize_length_prefixed(message, file)
+    return file.getvalue()
 
 
 TRACE = "Chakra trace"

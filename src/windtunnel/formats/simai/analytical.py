@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from windtunnel import catalog
 from windtunnel.errors import InputError, check_known
 from windtunnel.formats.simai.workload import HEADER_KEYS, TRANSFORMER, FilePhase, WorkloadLayer, meaning, read_workload
-from windtunnel.schema import Positive, Schema, SchemaT, check_fraction, check_positive, decode, read_yaml
+from windtunnel.schema import Positive, Schema, check_fraction, check_positive, decode, read_yaml
 from windtunnel.training.iteration.layers import (
     Communication,
     Iteration,
@@ -71,37 +71,27 @@ class SimaiOverlap(Schema):
     """`-pp_o`. SimAI reads it as a bandwidth too, so that 1 makes transfers between stages free."""
 
 
-def hardware_from(options: Mapping[str, Any]) -> SimaiHardware:
-    """Return hardware from SimAI-Analytical's options by name; types give bandwidths that are None.
+def simai_servers(options: Mapping[str, Any]) -> tuple[SimaiHardware, SimaiOverlap]:
+    """Return hardware and overlap ratios from SimAI-Analytical's options by name; types give bandwidths that are None.
 
     Raises:
-        InputError: a type is unknown, or a number not above zero.
+        InputError: a type is unknown, a number not above zero, or a ratio not from 0 to 1.
     """
-    nvlink, nic = options["nvlink_busbw"], options["nic_busbw"]
-    if nvlink is None and options["gpu_type"] is not None:
-        nvlink = _known("GPU type", options["gpu_type"].upper(), NVLINK_GIB_PER_S)
-    if nic is None and options["nic_type"] is not None:
-        nic = _known("NIC type", options["nic_type"].lower(), NIC_GIB_PER_S)
-    per_server = {name: options[name] for name in ("nics_per_server", "gpus_per_server")}
-    return _decoded(SimaiHardware, {"nvlink_gib_per_s": nvlink, "nic_gib_per_s": nic, **per_server})
-
-
-def overlap_from(options: Mapping[str, Any]) -> SimaiOverlap:
-    """Return overlap ratios from SimAI-Analytical's options by name.
-
-    Raises:
-        InputError: a ratio is not from 0 to 1.
-    """
-    return _decoded(SimaiOverlap, {f"{kind}_fraction": options[f"{kind}_overlap"] for kind in ("dp", "ep", "tp", "pp")})
-
-
-def _decoded(kind: type[SchemaT], values: Mapping[str, Any]) -> SchemaT:
-    return decode({name: value for name, value in values.items() if value is not None}, kind)
-
-
-def _known(what: str, name: str, table: Mapping[str, float]) -> float:
-    check_known(name, table, f"SimAI knows no {what} {name!r}")
-    return table[name]
+    rates = {"nvlink_gib_per_s": options["nvlink_busbw"], "nic_gib_per_s": options["nic_busbw"]}
+    gpu, nic = (options["gpu_type"] or "").upper(), (options["nic_type"] or "").lower()
+    for field, what, name, table in (
+        ("nvlink_gib_per_s", "GPU type", gpu, NVLINK_GIB_PER_S),
+        ("nic_gib_per_s", "NIC type", nic, NIC_GIB_PER_S),
+    ):
+        if rates[field] is None and name:
+            check_known(name, table, f"SimAI knows no {what} {name!r}")
+            rates[field] = table[name]
+    servers = rates | {name: options[name] for name in ("nics_per_server", "gpus_per_server")}
+    overlap = {f"{kind}_fraction": options[f"{kind}_overlap"] for kind in ("dp", "ep", "tp", "pp")}
+    hardware, ratios = (
+        {name: value for name, value in given.items() if value is not None} for given in (servers, overlap)
+    )
+    return decode(hardware, SimaiHardware), decode(ratios, SimaiOverlap)
 
 
 class _Span(NamedTuple):

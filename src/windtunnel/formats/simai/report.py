@@ -1,12 +1,10 @@
 """Write SimAI's report of an iteration, `EndToEnd.csv`, and SimCCL's table of flows."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.files import write_text
 from windtunnel.network.collectives.call import ALGORITHMS, bus_factor
 from windtunnel.network.flows import Flows, Hop
 from windtunnel.training.iteration.layers import Iteration, LayerPhase, LayerTimes, LayerWorkload, PhaseTimes, RankGroup
@@ -28,7 +26,7 @@ _LAYERS = (
 def end_to_end_csv(iteration: Iteration, prefix: str) -> str:
     """Return the text of `EndToEnd.csv`: totals, then a row per layer; microseconds, shares of the total, GiB/s.
 
-    `prefix` is the first column, SimAI's `-r`.
+    `prefix` is the first column, SimAI's `-r`, up to which the file has the same name.
     """
     total = iteration.total_ns
     by_group = iteration.exposed_ns
@@ -58,26 +56,12 @@ def _bandwidths(times: PhaseTimes, phase: LayerPhase, workload: LayerWorkload) -
     return f"{times.total_ns / 1000:.0f},{algorithm:.2f},{bus:.2f}"
 
 
-def write_end_to_end(iteration: Iteration, path: Path) -> None:
-    """Write `EndToEnd.csv` of an iteration; its first column is the file's name up to `EndToEnd`."""
-    write_text(path, end_to_end_csv(iteration, path.stem.removesuffix("EndToEnd")))
-
-
 FLOW_COLUMNS = (
     "collective,op,data_size,algorithm,protocol,channel_id,flow_id,src,dest,flow_size,chunk_id,chunk_count,conn_type,"
     "parent_flow_ids,prev_flow_ids,child_flow_ids"
 )
 _OP_CODES = {"all_reduce": 3, "all_gather": 2, "reduce_scatter": 1, "all_to_all": 4}
 """Operation -> MockNccl's `ComType`; -1 for other operations."""
-
-
-def write_flow_table(flows: Flows, op: str, size_bytes: int, algorithm: str, path: Path) -> None:
-    """Write SimCCL's CSV of a flow table.
-
-    Raises:
-        InputError: NCCL has no such algorithm, or the file cannot be written.
-    """
-    write_text(path, "".join(f"{line}\n" for line in flow_table_csv(flows, op, size_bytes, algorithm)))
 
 
 def flow_table_csv(flows: Flows, op: str, size_bytes: int, algorithm: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Write a timeline's file: its path is checked before the run, and it appears completely or not at all."""
+"""Write a timeline's file, which appears completely or not at all."""
 
 import gzip
 import itertools
@@ -9,23 +9,12 @@ from typing import Any
 
 import msgspec
 
-from windtunnel.errors import InputError, unwritable
-from windtunnel.files import check_writable, draft_of
+from windtunnel.errors import unwritable
+from windtunnel.files import draft_of
 
 Event = dict[str, Any]
 
 SUFFIXES = (".json", ".json.gz")
-
-
-def check_file(path: Path, overwrite: bool) -> None:
-    """Raise InputError where no timeline can be written to `path`: wrong suffix, existing file, no right to write."""
-    if not path.name.endswith(SUFFIXES):
-        raise InputError(f"a timeline's file ends in {' or '.join(SUFFIXES)}; {path} does not", "for instance run.json")
-    if path.is_dir():
-        raise InputError(f"{path} is a folder; a timeline is a file", f"for instance {path / 'timeline.json'}")
-    if path.exists() and not overwrite:
-        raise InputError(f"{path} exists", "choose another file, or replace it with --overwrite")
-    check_writable(path)
 
 
 def write_events(path: Path, head: bytes, events: Iterable[Event], tail: bytes) -> int:

@@ -20,17 +20,6 @@ MAX_EVENTS = 200_000
 """About 30 MB, which Perfetto opens in a few seconds."""
 
 
-def timeline(requests: Table, steps: Table, max_events: int = MAX_EVENTS) -> Iterator[Event]:
-    """Yield the events of a run in order of time, after the metadata that names processes and threads.
-
-    There is one process for each replica, one thread for each batch that a replica has in flight at once, and a slice
-    (`X`) for each row of the step table. Requests are async slices (`b`, `e`) with their phases inside, and flows (`s`,
-    `t`, `f`) from the batch that schedules a request to the batches of its first and last token. Counters (`C`) show KV
-    blocks, requests and tokens/s. Times are whole microseconds. `write_timeline` documents arguments and errors.
-    """
-    return _events(plan_timeline(requests, steps, max_events))
-
-
 def write_timeline(
     path: Path,
     requests: Table,
@@ -60,11 +49,18 @@ def write_timeline(
     """
     plan = plan_timeline(requests, steps, max_events, replica_phases)
     notes = {**(about or {}), **asdict(plan.detail), "sampling": plan.detail.sampling}
-    write_events(path, trace_head(notes), _events(plan), b"\n]}\n")
+    write_events(path, trace_head(notes), timeline(plan), b"\n]}\n")
     return plan.detail
 
 
-def _events(plan: TimelinePlan) -> Iterator[Event]:
+def timeline(plan: TimelinePlan) -> Iterator[Event]:
+    """Yield the events of a run in order of time, after the metadata that names processes and threads.
+
+    There is one process for each replica, one thread for each batch that a replica has in flight at once, and a slice
+    (`X`) for each row of the step table. Requests are async slices (`b`, `e`) with their phases inside, and flows (`s`,
+    `t`, `f`) from the batch that schedules a request to the batches of its first and last token. Counters (`C`) show KV
+    blocks, requests and tokens/s. Times are whole microseconds.
+    """
     yield from _names(plan)
     # The merge orders events at one time by kind: a flow must find the slice that it enters.
     lives = (event for event in plan.lives if event["ph"] == "X")
@@ -200,15 +196,8 @@ def _phase_events(plan: TimelinePlan) -> Iterator[Event]:
         position, phase = divmod(code, len(REQUEST_PHASES))
         kind, name = REQUEST_PHASES[phase]
         number, home = request[position], replica[position]
-        event = {
-            "ph": kind,
-            "cat": "request",
-            "id": hex(number),
-            "name": name,
-            "pid": plan.pids[home],
-            "tid": plan.tids.get((home, 0), plan.pids[home]),
-            "ts": time_us,
-        }
+        place = {"pid": plan.pids[home], "tid": plan.tids.get((home, 0), plan.pids[home]), "ts": time_us}
+        event = {"ph": kind, "cat": "request", "id": hex(number), "name": name, **place}
         if (kind, name) == REQUEST_PHASES[0]:
             event["args"] = _request_args(plan.requests, number)
         yield event
@@ -231,15 +220,8 @@ def _flow_events(plan: TimelinePlan) -> Iterator[Event]:
     flows = plan.flows
     for time_us, code, i in zip(flows.time_us.tolist(), flows.codes.tolist(), flows.slices.tolist(), strict=True):
         position, point = divmod(code, len(FLOW))
-        event = {
-            "ph": FLOW[point],
-            "cat": "request",
-            "id": hex(request[position]),
-            "name": "request",
-            "pid": plan.pids[replica[i]],
-            "tid": plan.tids[replica[i], track[i]],
-            "ts": time_us,
-        }
+        place = {"pid": plan.pids[replica[i]], "tid": plan.tids[replica[i], track[i]], "ts": time_us}
+        event = {"ph": FLOW[point], "cat": "request", "id": hex(request[position]), "name": "request", **place}
         if FLOW[point] == "f":
             event["bp"] = "e"  # it ends in the slice around it, not in the next one
         yield event

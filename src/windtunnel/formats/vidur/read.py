@@ -1,7 +1,6 @@
 """Read the `config.json` of a Vidur run, its look-up tables and its requests."""
 
 import random
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,63 +258,6 @@ def read_requests(path: Path, first_arrival_s: float = 0.0) -> RequestArrays:
     gaps_s[:1] = first_arrival_s
     tokens = prefill_tokens.astype(np.int64), decode_tokens.astype(np.int64)
     return RequestArrays(np.cumsum(gaps_s), *tokens, np.zeros(gaps_s.size, np.int64))
-
-
-def find_tables(folder: Path, config: VidurConfig) -> Path:
-    """Find the look-up tables in `folder` that a run was made with, by their names and their contents.
-
-    Names are `tables_MODEL_tpN[ppM][_NOTE...].npz`. A note names the network, which must be the run's, or the tables'
-    scheduler; LightLLM's tables have blocks of a token, and no other scheduler's do.
-
-    Raises:
-        InputError: none has the run's model and tensor parallelism, its operators, and reaches its batches.
-    """
-    replica, scheduler = config.cluster_config.replica_config, config.cluster_config.replica_scheduler_config
-    model = _plain(replica.model_name.split("/")[-1])
-    candidates = []
-    for path in sorted(folder.glob("tables_*.npz")):
-        parts = _TABLES_NAME.fullmatch(path.stem)
-        if parts is None or not model.startswith(_plain(parts["model"])):
-            continue
-        notes, pp = parts["notes"].lower().split("_"), int(parts["pp"] or 1)
-        networks = [note for note in notes if note in ("pairwise", "dgx")]
-        if int(parts["tp"]) != replica.tensor_parallel_size or ("lightllm" in notes) != (scheduler.name == "lightllm"):
-            continue
-        if all(note in replica.network_device for note in networks) and _reach(path, config):
-            pipelines = pp != replica.num_pipeline_stages
-            candidates.append((pipelines, scheduler.name not in notes, path.stat().st_size, path))
-    if not candidates:
-        raise InputError(
-            f"{folder} has no look-up tables of {replica.model_name} with tp {replica.tensor_parallel_size}, "
-            f"pp {replica.num_pipeline_stages} for {scheduler.name}",
-            "they are named tables_MODEL_tpN[ppM][_NOTE].npz",
-        )
-    return min(candidates)[-1]
-
-
-_TABLES_NAME = re.compile(r"tables_(?P<model>[^_]+)_tp(?P<tp>\d+)(?:pp(?P<pp>\d+))?(?P<notes>(?:_.*)?)")
-
-
-def _plain(model: str) -> str:
-    """Return the same text for `Meta-Llama-3-8B` and `llama3-8b`."""
-    return re.sub(r"[^a-z0-9]", "", model.lower()).removeprefix("meta")
-
-
-def _reach(path: Path, config: VidurConfig) -> bool:
-    """Whether these tables have the operators of a run and all batches of its predictor."""
-    replica, predictor = config.cluster_config.replica_config, config.execution_time_predictor_config
-    needed = ["all_reduce"] if replica.tensor_parallel_size > 1 else []
-    needed += ["send_recv"] if replica.num_pipeline_stages > 1 else []
-    needed += [] if predictor.skip_cpu_overhead_modeling else HOST_OPERATORS
-    try:
-        with np.load(path) as archive:
-            return (
-                all(name in archive for name in needed)
-                and len(archive["attn_prefill_chunk"]) >= predictor.prediction_max_prefill_chunk_size
-                and len(archive["attn_decode_bs"]) >= predictor.prediction_max_batch_size
-            )
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{path} is not an archive of Vidur's prediction tables") from error
 
 
 def random_replicas(config: VidurConfig, num_requests: int) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ from windtunnel.formats.vidur.read import (
 from windtunnel.serving import codes
 from windtunnel.serving.run import LoopRun, prepare_loop
 from windtunnel.serving.state import records as state
-from windtunnel.serving.state.per_request import PerRequestRules, StageTables
+from windtunnel.serving.state.per_request import StageTables
 from windtunnel.serving.state.pools import PoolPlan
 from windtunnel.workload.generate.requests import RequestArrays
 
@@ -83,8 +83,6 @@ def pool_plan(config: VidurConfig, replicates_bugs: bool, fuses_steps: bool) -> 
         block_size=scheduler.block_size,
         num_blocks=memory.num_blocks,
         router=ROUTERS[cluster.global_scheduler_config.name],
-    )
-    rules = PerRequestRules(
         max_batch_seqs=memory.max_batch_size if reserves else scheduler.batch_size_cap // stages,
         watermark_blocks=int(scheduler.watermark_blocks_fraction * memory.num_blocks),
         reserved_blocks=memory.blocks_per_request if reserves else 0,
@@ -94,7 +92,7 @@ def pool_plan(config: VidurConfig, replicates_bugs: bool, fuses_steps: bool) -> 
         fuses_steps=int(fuses_steps),
         end_s=float(config.time_limit or np.inf),
     )
-    return PoolPlan(settings, state.NO_COST, rules)
+    return PoolPlan(settings, state.NO_COST)
 
 
 def stage_tables(config: VidurConfig, tables: OperatorTables) -> StageTables:

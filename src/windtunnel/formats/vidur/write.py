@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError
-from windtunnel.files import check_writable, write_bytes
+from windtunnel.files import write_bytes
 from windtunnel.formats.timeline.file import Event, write_events
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.tokens import rows_by_replica, with_token_times
@@ -72,15 +71,6 @@ def _device_s(steps: Table, setup: Setup) -> NDArray[np.float64]:
         return np.asarray(steps["duration_s"])
     host_s = float(host.step_s or 0.0) + float(host.request_s or 0.0) * steps["num_running"]
     return np.asarray(np.maximum(steps["duration_s"] - host_s * steps["num_steps"], 0.0))
-
-
-def check_metrics_file(path: Path, overwrite: bool) -> None:
-    """Raise InputError where the metrics cannot be written to `path`."""
-    if path.suffix != ".csv":
-        raise InputError(f"{path} is not a .csv file", "for instance --vidur-metrics request_metrics.csv")
-    if path.exists() and not overwrite:
-        raise InputError(f"{path} is there already", "choose another name, or replace it with --overwrite")
-    check_writable(path)
 
 
 def write_request_metrics(path: Path, columns: dict[str, NDArray[Any]]) -> None:

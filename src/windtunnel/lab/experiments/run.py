@@ -28,6 +28,7 @@ from windtunnel.formats.captures.nsys import scrub_nsys
 from windtunnel.formats.captures.step_operators import MEASURED
 from windtunnel.lab.experiments import schema
 from windtunnel.lab.experiments.runners import model_folder
+from windtunnel.processes import end_with_parent
 from windtunnel.schema import save
 
 DONE, FAILED = "done", "failed"
@@ -191,7 +192,14 @@ def _execute(command: Sequence[str], folder: Path, stdout: Path | None = None) -
         log.flush()
         try:
             with nullcontext(log) if stdout is None else stdout.open("w", encoding="utf-8") as output:
-                code = subprocess.run(command, stdout=output, stderr=log, env=environment, check=False).returncode
+                code = subprocess.run(
+                    command,
+                    stdout=output,
+                    stderr=log,
+                    env=environment,
+                    check=False,
+                    preexec_fn=end_with_parent,
+                ).returncode
         except OSError as error:
             raise WindtunnelError(f"{command[0]} cannot be run: {error.strerror or error}") from None
     if code:

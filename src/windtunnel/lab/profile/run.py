@@ -43,7 +43,6 @@ JOURNALS = "steps"
 
 DEFAULT_EXTENT, DEFAULT_BUDGET = Extent(), TimeBudget()
 
-
 Notify = Callable[[int, Progress], None]
 """Called with the tensor-parallel size and its progress."""
 
@@ -71,9 +70,6 @@ class ComputePlan:
     """Whether to discard what the folder holds of this model and engine."""
 
 
-DEFAULT_PLAN = ComputePlan()
-
-
 @dataclass(frozen=True)
 class ComputeProfile:
     """The measured steps and operators of one device."""
@@ -96,7 +92,7 @@ def profile_compute(
     precision: Precision,
     device_name: str,
     folder: Path,
-    plan: ComputePlan = DEFAULT_PLAN,
+    plan: ComputePlan,
     notify: Notify = lambda _tp, _progress: None,
 ) -> ComputeProfile:
     """Measure the operators of `model` under each tensor-parallel split, on one device, and write them to `folder`.
@@ -120,31 +116,19 @@ def profile_compute(
     for degree in plan.tp:
         check_parallelism(model, Parallelism(tp=degree), any_node)
     device = machine.device_of(device_name, torch_device, clock)
-    kernels = ENGINES[plan.engine]
-    about = machine.provenance_of(device, torch_device, clock) | {"engine": plan.engine} | kernels.versions(plan)
+    versions, steppers = ENGINES[plan.engine]
+    about = machine.provenance_of(device, torch_device, clock) | {"engine": plan.engine} | versions(plan)
     pressure = measure_pressure()
     host: list[HostSample] = []
     for degree in plan.tp:
         shard = Shard(model, precision, Parallelism(tp=degree))
-        _measure_shard(shard, folder, plan, about, kernels.steppers(shard, plan, host), notify)
+        _measure_shard(shard, folder, plan, about, steppers(shard, plan, host), notify)
     paths = sorted((folder / JOURNALS).glob("*.jsonl"))
     steps = [step for path in paths for step in read_journal(path)]
     tables = write_steps(folder, device, about, steps)
     if host:
         write_overheads(folder, about, model.name, host)
     return ComputeProfile(folder, device, tuple(steps), tuple(tables), pressure())
-
-
-@dataclass(frozen=True)
-class ProfiledKernels:
-    """Kernels that can be measured, by their owner."""
-
-    versions: Callable[[ComputePlan], dict[str, str]]
-    """Provenance of the measured kernels."""
-    steppers: Callable[[Shard, ComputePlan, list[HostSample]], Iterator[Stepper]]
-    """Steppers of a shard's kinds of layer, one at a time; samples of the host are added to the list."""
-    needs_config: bool = False
-    """Whether the model's config.json is needed."""
 
 
 def _vllm_steppers(shard: Shard, plan: ComputePlan, host: list[HostSample]) -> Iterator[Stepper]:
@@ -157,11 +141,13 @@ def _torch_steppers(shard: Shard, plan: ComputePlan, _host: list[HostSample]) ->
     return torch_steppers(shard, device, str(plan.clock), plan.extent, cache_bytes, memory_bytes, plan.attention)
 
 
-ENGINES: Mapping[str, ProfiledKernels] = {
-    "torch": ProfiledKernels(lambda plan: {"attention": attention_version(plan.attention)}, _torch_steppers),
-    "vllm": ProfiledKernels(lambda _: {"engine_version": vllm_version()}, _vllm_steppers, needs_config=True),
+Steppers = Callable[[Shard, ComputePlan, list[HostSample]], Iterator[Stepper]]
+"""Yields the steppers of a shard's kinds of layer, one at a time; samples of the host are added to the list."""
+ENGINES: Mapping[str, tuple[Callable[[ComputePlan], dict[str, str]], Steppers]] = {
+    "torch": (lambda plan: {"attention": attention_version(plan.attention)}, _torch_steppers),
+    "vllm": (lambda _: {"engine_version": vllm_version()}, _vllm_steppers),
 }
-"""Owners of kernels that can be measured: torch's own, or those that vLLM's model calls."""
+"""Owner of kernels, torch or vLLM's model -> their provenance, and the steppers that measure them."""
 
 
 def _measure_shard(
@@ -174,7 +160,8 @@ def _measure_shard(
         path = folder / JOURNALS / f"{_slug(name)}_{plan.engine}_tp{shard.tp}_{index}.jsonl"
         if plan.overwrite:
             path.unlink(missing_ok=True)
-        journal = Journal(path, about | {"model": name, "shard": _digest(shard, index)})
+        digest = hashlib.sha256(msgspec.json.encode([shard.model, shard.precision, shard.tp, index]))
+        journal = Journal(path, about | {"model": name, "shard": digest.hexdigest()[:16]})
         part = replace(budget, seconds=seconds)
         for step in measure_steps(stepper, plan.extent, part, journal.steps, partial(notify, shard.tp)):
             journal.add(step)
@@ -253,15 +240,13 @@ def write_vidur(folder: Path, model: ModelSpec, block_size: int, out: Path) -> l
         raise InputError(f"the profile {folder} has no steps of {model.name}")
     organisation, _, name = model.name.rpartition("/")
     below = out / "compute" / device / (organisation or "local") / name
-    written = []
-    for file, rows in vidur.vidur_files(model, steps, block_size).items():
-        vidur.write_vidur_rows(rows, below / file)
-        written.append(below / file)
+    files = {below / file: rows for file, rows in vidur.vidur_files(model, steps, block_size).items()}
     if (folder / "collective.parquet").is_file():
-        for file, rows in vidur.collective_files(read_tables(folder / "collective.parquet")).items():
-            vidur.write_vidur_rows(rows, out / "network" / device / file)
-            written.append(out / "network" / device / file)
-    return written
+        tables = read_tables(folder / "collective.parquet")
+        files |= {out / "network" / device / file: rows for file, rows in vidur.collective_files(tables).items()}
+    for path, rows in files.items():
+        vidur.write_vidur_rows(rows, path)
+    return list(files)
 
 
 def _vidur_step(step: MeasuredStep, tp: int) -> vidur.ProfiledStep:
@@ -271,11 +256,6 @@ def _vidur_step(step: MeasuredStep, tp: int) -> vidur.ProfiledStep:
     }
     cached = step.shape.context if step.shape.chunk else step.shape.context - 1
     return vidur.ProfiledStep(tp, step.shape.batch, step.shape.chunk, cached, times)
-
-
-def _digest(shard: Shard, index: int) -> str:
-    text = msgspec.json.encode([shard.model, shard.precision, shard.tp, index])
-    return hashlib.sha256(text).hexdigest()[:16]
 
 
 def _slug(name: str) -> str:

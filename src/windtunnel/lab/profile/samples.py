@@ -115,10 +115,8 @@ class Repeats:
     def step(self, shape: StepShape, known: Mapping[str, Op]) -> MeasuredStep:
         """Return the step with the statistics of its operators, `known` by name: means of a forward's executions."""
         operators = tuple(
-            MeasuredOperator(
-                name, known[name], self.counts[name], statistics_of([s / self.counts[name] for s in totals_s])
-            )
-            for name, totals_s in self.totals_s.items()
+            MeasuredOperator(name, known[name], count, statistics_of([s / count for s in self.totals_s[name]]))
+            for name, count in self.counts.items()
         )
         timed_s = np.sum(list(self.totals_s.values()), axis=0)
         whole_s = np.median(timed_s) / np.median(timed_s / np.array(self.whole_s))

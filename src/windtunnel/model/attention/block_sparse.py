@@ -16,12 +16,12 @@ from windtunnel.model.attention.grouped_query import SharedHeads
 from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.operators import (
     BF16_BYTES,
+    Batch,
     DecodeBatch,
     Launch,
     MeasuredTable,
     Op,
     PrefillBatch,
-    Queries,
     Size,
     module_points,
 )
@@ -63,7 +63,7 @@ _MEASURED = {
 
 
 @dataclass(frozen=True)
-class BlockSparseCore(Queries):
+class BlockSparseCore(Batch):
     """What one rank's block-sparse attention takes above its projections: norms and rotation, scores and choice of
     blocks, attention to `top_k` tokens of the chosen ones.
     """

@@ -16,12 +16,12 @@ from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.operators import (
     BF16_BYTES,
     FP32_BYTES,
+    Batch,
     DecodeBatch,
     Launch,
     MeasuredTable,
     Op,
     PrefillBatch,
-    Queries,
     Size,
     module_points,
 )
@@ -88,7 +88,7 @@ _MEASURED = {phase: _measured(phase) for phase in ("context", "generation")}
 
 
 @dataclass(frozen=True)
-class CompressedCore(Queries):
+class CompressedCore(Batch):
     """What one rank's compressed attention takes above its four large projections: compressors, indexer, attention,
     norms and rotation.
     """

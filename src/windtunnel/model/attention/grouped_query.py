@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from windtunnel.model.config_reader import ConfigReader
-from windtunnel.model.operators import BF16_BYTES, DecodeBatch, Elementwise, Launch, Op, PrefillBatch, Size
+from windtunnel.model.operators import BF16_BYTES, Batch, DecodeBatch, Elementwise, Launch, Op, PrefillBatch, Size
 from windtunnel.model.precision import BITS, Format
 from windtunnel.model.quantization import Names
 from windtunnel.model.shape import Attention, Shard
@@ -35,7 +35,7 @@ _WINDOW_KEYS = {
 
 
 @dataclass(frozen=True)
-class GroupedQueryHeads:
+class GroupedQueryHeads(Batch):
     """Heads of softmax attention, of which `num_heads / num_kv_heads` share a key and a value."""
 
     shown: ClassVar[str] = "{batch_text}, {num_heads}/{num_kv_heads} x {head_dim} {kv_format}{window_text}"
@@ -50,14 +50,6 @@ class GroupedQueryHeads:
     def window_text(self) -> str:
         return f", window {self.window_tokens}" if self.window_tokens else ""
 
-
-@dataclass(frozen=True)
-class PrefillAttention(GroupedQueryHeads, PrefillBatch):
-    """Causal attention in prefill."""
-
-    kind: ClassVar[str] = "prefill_attention"
-    shares_batch: ClassVar[str | None] = "num_heads"
-
     @property
     def num_pairs(self) -> Size:
         """Query-key pairs."""
@@ -66,6 +58,14 @@ class PrefillAttention(GroupedQueryHeads, PrefillBatch):
     @property
     def flops(self) -> Size:
         return 4.0 * self.num_pairs * self.num_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class PrefillAttention(GroupedQueryHeads, PrefillBatch):
+    """Causal attention in prefill."""
+
+    kind: ClassVar[str] = "prefill_attention"
+    shares_batch: ClassVar[str | None] = "num_heads"
 
     @property
     def num_bytes(self) -> Size:
@@ -84,10 +84,6 @@ class DecodeAttention(GroupedQueryHeads, DecodeBatch):
     @property
     def seen_tokens(self) -> Size:
         return np.minimum(self.context_tokens, self.window_tokens) if self.window_tokens else self.context_tokens
-
-    @property
-    def flops(self) -> Size:
-        return 4.0 * self.batch * self.seen_tokens * self.num_heads * self.head_dim
 
     @property
     def num_bytes(self) -> Size:
@@ -157,10 +153,6 @@ class SharedHeads(Schema, Attention):
             values_are_keys=reader.flag("attention_k_eq_v") and not is_window,
             **others,
         )
-
-    @property
-    def widest_tp(self) -> int:
-        return self.num_heads
 
     @property
     def shared_kv_heads(self) -> int | None:

@@ -14,12 +14,12 @@ from windtunnel.errors import InputError
 from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.operators import (
     BF16_BYTES,
+    Batch,
     DecodeBatch,
     Elementwise,
     Launch,
     Op,
     PrefillBatch,
-    Queries,
     Size,
     prefill_context_tokens,
 )
@@ -89,7 +89,7 @@ class LatentDecodeAttention(DecodeBatch):
 
 
 @dataclass(frozen=True)
-class SparseLatent(Queries):
+class SparseLatent(Batch):
     """Sparse latent attention: an indexer with its projections, which scores every earlier token in fp8, and absorbed
     attention to the `top_k` best tokens (DeepSeek-V3.2, arXiv:2512.02556).
     """
@@ -120,8 +120,8 @@ class SparseLatent(Queries):
     @property
     def flops(self) -> Size:
         """FLOPs of attention to the kept pairs, of absorbing products and projections, and half the FLOPs of the scores
-        (fp8 runs at twice the rate)."""
-        scores = self.scored_pairs * (2.0 * self.index_num_heads * self.index_head_dim) / 2
+        of all pairs (fp8 runs at twice the rate)."""
+        scores = self.pairs_within(0) * (2.0 * self.index_num_heads * self.index_head_dim) / 2
         return self.kept_pairs * self.flops_per_kept_pair + scores + self.num_queries * (2.0 * self.num_weights)
 
     @property
@@ -241,14 +241,10 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         )
 
     @property
-    def widest_tp(self) -> int:
-        return self.num_heads
-
-    @property
     def text(self) -> str:
         if self.indexer is None:
             return "MLA"
-        return f"latent, best {self.indexer.top_k}{' of another layer' if self.indexer.is_shared else ''}"
+        return "DSA, shared" if self.indexer.is_shared else "DSA"
 
     @property
     def latent_size(self) -> int:

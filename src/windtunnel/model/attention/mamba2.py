@@ -153,10 +153,6 @@ class Mamba2(Schema, Attention, tag="mamba2", tag_field="type"):
         )
 
     @property
-    def widest_tp(self) -> int:
-        return self.num_heads
-
-    @property
     def text(self) -> str:
         return "Mamba-2"
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, check_known
 from windtunnel.files import read_text
+from windtunnel.limits import check_size
 from windtunnel.network.collectives.call import (
     ALGORITHMS,
     CollectiveCall,
@@ -26,12 +27,9 @@ from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import BACKENDS, NetworkSettings
 
 USUAL_ALGORITHMS = {
-    "all_reduce": "ring",
-    "all_gather": "ring",
-    "reduce_scatter": "ring",
-    "all_to_all": "direct",
+    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), "ring"),
+    **dict.fromkeys(("all_to_all", "send_recv"), "direct"),
     "broadcast": "pipeline",
-    "send_recv": "direct",
 }
 """Operation -> algorithm whose flows are simulated where NCCL's model chooses none that has flows."""
 
@@ -147,6 +145,7 @@ def groups_seconds(
     flows_of_call = ALGORITHMS.get(algorithm).flows
     first = flows_of_call(calls[0])
     num_flows = len(first) * len(groups)
+    check_size(flows=num_flows)
     if num_flows > MOST_FLOWS:
         raise InputError(
             f"{op} in {len(groups)} groups of {groups.shape[1]} is {num_flows} flows; {MOST_FLOWS} are the most",

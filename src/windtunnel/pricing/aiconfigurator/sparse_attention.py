@@ -57,7 +57,8 @@ def _parts(
     models = (model for model in KERNELS.sparse_models if bool(model[1][position]) == bool(op.index_num_heads))
     for names, widths in models:
         for words in ({"model": name, "gemm_type": gemm} for gemm in _FORMATS for name in names):
-            rows = read_rows(place, file, _POINT, {**words, "kv_cache_dtype": kv_dtype})
+            without = {} if op.index_num_heads else {"op_name": file.replace("_perf", "_skip_indexer")}
+            rows = read_rows(place, file, _POINT, {**words, **without, "kv_cache_dtype": kv_dtype})
             if rows is None:
                 continue
             rows = rows.take(_captured(rows) if decode else _unbound_by_launches(rows))

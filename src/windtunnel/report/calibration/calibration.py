@@ -57,15 +57,11 @@ def _fitted_values(calibration: Calibration) -> list[Section]:
 
 def _inferred_settings(made: Mapping[str, Calibration]) -> list[Section]:
     settings = [row for calibration in made.values() for row in _settings(calibration)]
-    is_alone = any(entry.num_configurations == 1 for calibration in made.values() for entry in _learnt(calibration))
+    is_alone = any(row["num_configurations"] == 1 for row in settings)
     note = "Where configs is 1, the errors are on the same runs that the value was inferred from."
     rows = [row for place, row in enumerate(settings) if row not in settings[:place]]
     table = table_of(rows, LAYOUT["inferred"], notes=[note] if is_alone else [])
     return [Section("Settings that nobody recorded", [table])] if rows else []
-
-
-def _learnt(calibration: Calibration) -> tuple[Inferred | Reserve, ...]:
-    return calibration.inferred if calibration.reserve is None else (*calibration.inferred, calibration.reserve)
 
 
 def _settings(calibration: Calibration) -> list[dict[str, Any]]:

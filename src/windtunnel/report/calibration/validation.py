@@ -5,7 +5,7 @@ All but the document is written from the document of `validation_document`, whic
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from windtunnel.calibration.validate import RunPrediction
@@ -44,7 +44,7 @@ def validation_document(
 ) -> dict[str, Any]:
     """Document the scores overall and by group, and every run."""
     done, drafting = predicted_runs(predictions)
-    metrics = _measured_metrics(done + drafting)
+    metrics = [name for name in NAMES if any(name in run.predicted for run in done + drafting)]
     return {
         "windtunnel": version(),
         "runs": len(predictions),
@@ -99,11 +99,6 @@ def predicted_runs(predictions: Sequence[RunPrediction]) -> tuple[list[RunPredic
     return [run for run in done if not run.measurement.lacks_acceptance], apart
 
 
-def _measured_metrics(done: Sequence[RunPrediction]) -> list[str]:
-    """Return the metrics that any run measured, in order."""
-    return [name for name in NAMES if any(name in run.predicted for run in done)]
-
-
 def _by_label(done: Sequence[RunPrediction], name: str) -> dict[str, list[RunPrediction]]:
     """Return label -> its runs, with numeric labels in ascending order."""
     runs: dict[str, list[RunPrediction]] = {}
@@ -111,12 +106,9 @@ def _by_label(done: Sequence[RunPrediction], name: str) -> dict[str, list[RunPre
         label = run.measurement.labels.get(name, "")
         if label:
             runs.setdefault(label, []).append(run)
-    order: Callable[[str], Any] = lambda label: (0, float(label), "") if _is_number(label) else (1, 0.0, label)  # noqa: E731
-    return {label: runs[label] for label in sorted(runs, key=order)}
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdigit()
+    numbers = {label: float(label) for label in runs if label.replace(".", "", 1).isdigit()}
+    ordered = [*sorted(numbers, key=lambda label: numbers[label]), *sorted(runs.keys() - numbers)]
+    return {label: runs[label] for label in ordered}
 
 
 def _within_intervals(done: Sequence[RunPrediction], metric: str) -> list[bool]:
@@ -164,6 +156,7 @@ def validation_sections(document: Mapping[str, Any], apart: Collection[int] = ()
     done = [run for place, run in enumerate(document["rows"]) if not run["refused"] and place not in apart]
     drafting = [run for place, run in enumerate(document["rows"]) if not run["refused"] and place in apart]
     metrics = [name for name in NAMES if name in document["scores"]]
+    refused = [(reason, str(count)) for reason, count in document["refused"].items()]
     coverage = [(NAMES[name], f"{share:.0%}") for name, share in document["interval_coverage"].items()]
     return [
         Section("", [OnTerminal(lambda: [_score_table(document, done, drafting)])]),
@@ -173,13 +166,8 @@ def validation_sections(document: Mapping[str, Any], apart: Collection[int] = ()
         Section("Errors by group", [OnPage(lambda: [_wide_scores(document, len(drafting))])]),
         *([Section("Share of measured values within the 80% interval", [Facts(coverage)])] if coverage else []),
         *_run_sections([*done, *drafting], metrics),
-        *_refused(document),
+        *([Section("Refused", [Table(("reason", "runs"), refused)])] if refused else []),
     ]
-
-
-def _refused(document: Mapping[str, Any]) -> list[Section]:
-    rows = [(reason, str(count)) for reason, count in document["refused"].items()]
-    return [Section("Refused", [Table(("reason", "runs"), rows)])] if rows else []
 
 
 # ------------------------------------------------------------------------------------------------------ on a terminal
@@ -277,23 +265,12 @@ def _worst_rows(done: Sequence[Run], metrics: Sequence[str], count: int) -> list
         if sizes:
             ranked.append((*max(sizes), run))
     ranked.sort(key=lambda item: (bool(item[2].get("odd")), -item[0]))
-    return [
-        (
-            run["id"],
-            NAMES[name],
-            _value(name, run["measured"][name]),
-            _value(name, run["predicted"][name]),
-            f"{_signed_percent(run['error'][name])}%",
-            run["reason"] or "",
-        )
-        for _, name, run in ranked[:count]
-    ]
-
-
-def _value(metric: str, value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:,.0f} tokens/s" if metric == "throughput" else format_seconds(value)
+    rows: list[tuple[str, ...]] = []
+    for _, name, run in ranked[:count]:
+        unit = " tokens/s" if name == "throughput" else ""
+        _, measured, predicted, error, _ = _run_cells(run, name)
+        rows.append((run["id"], NAMES[name], measured + unit, predicted + unit, error, run["reason"] or ""))
+    return rows
 
 
 # ---------------------------------------------------------------------------------------------------------- on a page

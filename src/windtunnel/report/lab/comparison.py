@@ -56,7 +56,10 @@ def compare_run(run: Path, simulated: Mapping[str, Floats], setup: Setup) -> Com
     measured = request_columns(run / REQUESTS)
     _check_same(measured, simulated)
     steps: list[dict[str, Any]] = []
-    capture = _capture(run)
+    try:
+        capture = capture_of(run, str(finished_summary(run)["mode"]))
+    except InputError:
+        capture = None  # only runs of the lab are profiled
     if capture is None:
         notes = ["the run was not profiled: operators are compared of runs with --mode torch or nsys"]
     else:
@@ -129,15 +132,6 @@ def _check_same(measured: Mapping[str, Floats], simulated: Mapping[str, Floats])
                 f"{simulated[name][first]:,.0f} in the simulation",
                 "simulate the workload that ran: the same requests in the same order",
             )
-
-
-def _capture(run: Path) -> Capture | None:
-    """Return the profile of a lab run; other folders of requests have none."""
-    try:
-        mode = str(finished_summary(run)["mode"])
-    except InputError:
-        return None
-    return capture_of(run, mode)
 
 
 def compare_steps(capture: Capture, setup: Setup) -> tuple[list[dict[str, Any]], list[str]]:

@@ -1,7 +1,7 @@
-"""A real run, or any profiler's file: its latency and throughput, kernels, calls, copies, steps and roofline."""
+"""A real run, a sweep of them, or any profiler's file: latency, throughput, kernels, calls, copies, steps, roofline."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,20 +15,35 @@ from windtunnel.formats.captures import kernel_time
 from windtunnel.formats.captures.capture import CLASSES, Capture, read_capture, short_name, within
 from windtunnel.formats.captures.step_operators import MEASURED
 from windtunnel.hardware import Device
-from windtunnel.lab.experiments.schema import CONFIG, STEPS, SUMMARY, TRACE, read_summary
+from windtunnel.lab.experiments.schema import CONFIG, STEPS, SUMMARY, TRACE, Experiment, read_summary
 from windtunnel.metrics.records import Table as RecordTable
 from windtunnel.pricing.table import read_parquet
-from windtunnel.report.layout import cards_of, facts_of, layouts_beside, table_of
-from windtunnel.report.numbers import percent
+from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
+from windtunnel.report.numbers import percent, shares_of
 from windtunnel.report.render.html import page
-from windtunnel.report.render.plots import COLOURS, Axis, Series, bar_chart, figure, shortened
-from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, OnTerminal, Report, Section, Table
+from windtunnel.report.render.plots import COLOURS, Axis, Series, bar_chart, figure, marked_lines, shortened
+from windtunnel.report.report import (
+    Bars,
+    Block,
+    Cards,
+    Facts,
+    Figures,
+    OnPage,
+    OnTerminal,
+    Report,
+    Section,
+    Table,
+    Text,
+)
 from windtunnel.schema import read_yaml
 from windtunnel.units import format_bytes, format_count, format_seconds, format_si
 
 LAYOUT = layouts_beside(__file__)
 MOST_BARS, MOST_ROWS, MOST_POINTS = 20, 200, 2000
-PAGES = "visualization"
+PAGES, SWEEP_PAGE = "visualization", "sweep_report.html"
+
+Rows = Sequence[tuple[Experiment, Mapping[str, Any]]]
+"""Each point with its summary."""
 
 
 # --------------------------------------------------------------------------------------------------- a finished run
@@ -41,7 +56,7 @@ def experiment_report(summary: Mapping[str, Any]) -> Report:
     facts = facts_of({**metrics, "slowed": slowed}, LAYOUT["facts"])
     sections = []
     if summary.get("top_kernels"):
-        bars = Bars(_shares(summary["seconds_by_class"]))
+        bars = Bars(shares_of(summary["seconds_by_class"]))
         sections = [Section(f"Where the time goes, by {summary['tool']}", [bars, top_kernel_table(summary)])]
     notes = [f"note: {note}" for note in summary.get("notes", ())]
     return Report(f"{summary['model']}, {summary['mode']}", [facts], sections, notes)
@@ -51,11 +66,6 @@ def top_kernel_table(summary: Mapping[str, Any]) -> Table:
     """Return name, runs, total time and share of the kernels that take longest."""
     kernels = [{**kernel, "short_name": short_name(kernel["name"])} for kernel in summary.get("top_kernels") or []]
     return table_of(kernels, LAYOUT["top_kernels"])
-
-
-def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
-    total_s = sum(seconds.values()) or 1.0
-    return {name.replace("_", " "): part / total_s for name, part in seconds.items()}
 
 
 def write_experiment_page(folder: Path, device: Device | None = None) -> Path:
@@ -163,7 +173,7 @@ def capture_sections(capture: Capture, drawn: Mapping[str, str] | None, device: 
         known = drawn if drawn is not None else capture_figures(capture)
         return [Figures([(known[name], caption) for name, caption in LAYOUT["captions"].items() if name in known])]
 
-    shares = _shares(kernel_time.class_time(capture))
+    shares = shares_of(kernel_time.class_time(capture))
     times: list[Block] = [OnTerminal(lambda: [Bars(shares)]), OnPage(figures)]
     statistics = {
         ("API call", "API calls"): kernel_time.by_name(capture, "api_calls"),
@@ -185,13 +195,6 @@ def capture_sections(capture: Capture, drawn: Mapping[str, str] | None, device: 
 def _in_both(table: Callable[[int], Table], heading: str) -> Section:
     """Return a section of the first rows of a table on a terminal, and of many more on a page."""
     return Section("", [OnTerminal(lambda: [table(MOST_BARS)]), OnPage(lambda: [table(MOST_ROWS)])], heading)
-
-
-def _without_empty(table: Table) -> Table:
-    """Return a table without its empty columns."""
-    kept = [place for place in range(len(table.headers)) if place < 2 or any(str(row[place]) for row in table.rows)]
-    rows = [[row[place] for place in kept] for row in table.rows]
-    return replace(table, headers=[table.headers[place] for place in kept], rows=rows)
 
 
 def _devices(capture: Capture) -> list[Block]:
@@ -230,7 +233,10 @@ def _kernel_table(capture: Capture, limit: int) -> Table:
             | {"stream": "several" if row["num_streams"] > 1 else stream}
         )
     columns = LAYOUT["kernels"] | (LAYOUT["kernels_on_page"] if is_on_page else {})
-    return _without_empty(table_of(rows, columns, left=2))
+    table = table_of(rows, columns, left=2)
+    kept = [place for place in range(len(columns)) if place < 2 or any(str(cells[place]) for cells in table.rows)]
+    heads = [table.headers[place] for place in kept]
+    return replace(table, headers=heads, rows=[[cells[place] for place in kept] for cells in table.rows])
 
 
 def _grid(kernel: Mapping[str, Any]) -> str:
@@ -343,3 +349,70 @@ def _roofs(device: Device, intensity: np.ndarray[Any, np.dtype[np.float64]]) -> 
         rates = [min(peak, value * device.memory_bytes_per_s) / 1e9 for value in intensities]
         roofs.append(Series(f"peak {name}", intensities, rates, "line"))
     return roofs
+
+
+# ----------------------------------------------------------------------------------------------------------- a sweep
+
+
+def sweep_document(fields: Sequence[str], rows: Rows) -> dict[str, Any]:
+    """Document a sweep."""
+    return {
+        "fields": list(fields),
+        "points": [{"values": {name: getattr(point, name) for name in fields}, **summary} for point, summary in rows],
+    }
+
+
+def sweep_report(fields: Sequence[str], rows: Rows) -> Report:
+    """Return the report of a sweep: its points, and curves over the swept fields."""
+    done = [(point, summary) for point, summary in rows if summary["status"] == "done"]
+    failed = sorted({str(summary["error"]) for _, summary in rows if "error" in summary})
+    heads = (*fields, *LAYOUT["sweep"]["columns"])
+    points = [_cells(fields, *row) for row in rows]
+    folders = [[*cells, str(summary.get("folder", ""))] for cells, (_, summary) in zip(points, rows, strict=True)]
+    name = rows[0][0].label if rows else "sweep"
+    sections = [
+        Section("", [OnPage(lambda: [Cards([(str(len(rows)), "experiments"), (str(len(done)), "finished")])])]),
+        Section("Curves", [OnPage(lambda: [Figures(_curves(fields, done))])]),
+        Section("Experiments", [OnPage(lambda: [Table((*heads, "folder"), folders, left=0)])]),
+        Section("What did not run", [OnPage(lambda: [Text(failed)] if failed else [])]),
+    ]
+    lead = [OnPage(lambda: [f"Sweep of {name} over {', '.join(fields)}."])]
+    table = OnTerminal(lambda: [Table(heads, points, left=0)])
+    return Report(f"{format_count(len(rows), 'experiment')}", [*lead, table], sections)
+
+
+def _cells(fields: Sequence[str], point: Experiment, summary: Mapping[str, Any]) -> list[str]:
+    values = [str(getattr(point, name)) for name in fields]
+    return [*values, *(filled(template, summary) for template in LAYOUT["sweep"]["columns"].values())]
+
+
+def write_sweep_page(results: Path, fields: Sequence[str], rows: Rows) -> Path:
+    """Write the page of a sweep into the folder of its experiments.
+
+    Returns:
+        The page's path.
+    """
+    write_text(results / SWEEP_PAGE, page(sweep_report(fields, rows)))
+    return results / SWEEP_PAGE
+
+
+def _curves(fields: Sequence[str], rows: Rows) -> list[tuple[str, str]]:
+    """Plot every figure over every field with several numeric values, a line for each combination of the others."""
+    curves = []
+    for field in fields:
+        values = {getattr(point, field) for point, _ in rows}
+        if len(values) > 1 and all(isinstance(value, int | float) for value in values):
+            for metric, label, scale in LAYOUT["sweep"]["figures"]:
+                points = [
+                    (
+                        ", ".join(f"{name} {getattr(point, name)}" for name in fields if name != field),
+                        float(getattr(point, field)),
+                        summary["metrics"][metric] * scale,
+                    )
+                    for point, summary in rows
+                    if summary["metrics"][metric] is not None
+                ]
+                words = field.replace("_", " ")
+                drawn = figure(marked_lines(points, has_tooltips=True), Axis(words), Axis(label, low=0.0))
+                curves.append((drawn, f"{label} over {words}"))
+    return curves

@@ -26,25 +26,15 @@ OVERHEADS = ("num_requests", "num_steps", "schedule_s", "prepare_s", "process_s"
 
 def tables_report(tables: Sequence[MeasurementTable]) -> Report:
     """Return the report of measured tables, a line each."""
-    return Report("", [_measured(tables)])
-
-
-def _measured(tables: Sequence[MeasurementTable]) -> Table:
-    documents = tables_document(tables)["tables"]
-    titles = (" ".join([table.kind, *table.words.values()]) for table in tables)
-    rows = zip(titles, documents, strict=True)
-    return table_of(({"name": title, "spread_fraction": row["spread"], **row} for title, row in rows), LAYOUT["tables"])
-
-
-def spread_of(table: MeasurementTable) -> float | None:
-    """Return the median over the rows of standard deviation over mean; None where they were not kept."""
-    if not table.statistics:
-        return None
-    return float(np.nanmedian(table.statistics["std_s"] / table.statistics["mean_s"]))
+    rows = zip(tables, tables_document(tables)["tables"], strict=True)
+    titled = ({"name": " ".join([table.kind, *table.words.values()]), **row} for table, row in rows)
+    return Report("", [table_of(titled, LAYOUT["tables"])])
 
 
 def tables_document(tables: Sequence[MeasurementTable]) -> dict[str, Any]:
-    """Document measured tables."""
+    """Document measured tables; a spread is the median of standard deviation over mean, where these were kept."""
+    kept = [table.statistics for table in tables]
+    spreads = [float(np.nanmedian(each["std_s"] / each["mean_s"])) if each else None for each in kept]
     return {
         "tables": [
             {
@@ -54,10 +44,10 @@ def tables_document(tables: Sequence[MeasurementTable]) -> dict[str, Any]:
                 "num_points": len(table),
                 "fastest_s": float(table.seconds.min()),
                 "slowest_s": float(table.seconds.max()),
-                "spread": spread_of(table),
+                "spread": spread,
                 "source": table.source,
             }
-            for table in tables
+            for table, spread in zip(tables, spreads, strict=True)
         ]
     }
 
@@ -66,7 +56,7 @@ def compute_report(profile: ComputeProfile) -> Report:
     """Return the report of a profile of operators: its tables, and how well they add up to whole forwards."""
     document = compute_document(profile)
     known = {**document, "sum": 1 + document["closure"]["median_error"], "limit": CLOSED}
-    return Report("", [_measured(profile.tables), facts_of(known, LAYOUT["compute"])])
+    return Report("", [*tables_report(profile.tables).lead, facts_of(known, LAYOUT["compute"])])
 
 
 def compute_document(profile: ComputeProfile) -> dict[str, Any]:
@@ -94,15 +84,9 @@ def collectives_report(timed: Sequence[TimedCollective]) -> Report:
 def collectives_document(timed: Sequence[TimedCollective]) -> dict[str, Any]:
     """Document timed collectives."""
     names = ("algorithm_bytes_per_s", "bus_bytes_per_s")
-    rows = [
-        {
-            **fields_of(row, "op", "num_workers", "size_bytes"),
-            "median_s": row.statistics.median_s,
-            **fields_of(row, *names),
-        }
-        for row in timed
-    ]
-    return {"collectives": rows}
+    times = ({"median_s": row.statistics.median_s, **fields_of(row, *names)} for row in timed)
+    works = (fields_of(row, "op", "num_workers", "size_bytes") for row in timed)
+    return {"collectives": [work | time for work, time in zip(works, times, strict=True)]}
 
 
 def overheads_report(host: HostOverheads, medians: Sequence[Sequence[float]]) -> Report:

@@ -55,7 +55,9 @@ def _layout(fabric: Fabric) -> tuple[dict[int, tuple[float, int]], list[dict[str
     """Return where each drawn node is, the boxes of servers, and the picture's height."""
     tiers = int(fabric.tier.max())
     places: dict[int, tuple[float, int]] = {}
-    first = 40 + (_MOST_BEND if _has_flat_links(fabric) else 0)
+    row = 100 * fabric.kind.astype(int) + fabric.tier
+    # Links within a row are arches, which need room.
+    first = 40 + (_MOST_BEND if (row[fabric.link_a] == row[fabric.link_b]).any() else 0)
     for tier in range(1, tiers + 1):
         switches = fabric.nodes_of(NodeKind.SWITCH, tier)[:MOST_SWITCHES]
         for x, node in zip(_spread(len(switches), 0, WIDTH), switches.tolist(), strict=True):
@@ -71,12 +73,6 @@ def _layout(fabric: Fabric) -> tuple[dict[int, tuple[float, int]], list[dict[str
             for x, node in zip(_spread(len(nodes), middle - width / 2, width), nodes.tolist(), strict=True):
                 places[node] = (x, y)
     return places, servers, top + 120
-
-
-def _has_flat_links(fabric: Fabric) -> bool:
-    """Whether links join nodes of one row."""
-    row = 100 * fabric.kind.astype(int) + fabric.tier
-    return bool((row[fabric.link_a] == row[fabric.link_b]).any())
 
 
 def _bend(start: tuple[float, int], end: tuple[float, int]) -> float:

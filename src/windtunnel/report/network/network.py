@@ -1,6 +1,6 @@
 """Fabrics, collectives and iterations for people and as documents; flows, links and queues as CSV files."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from windtunnel.report.numbers import percent
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.schema import fields_of
-from windtunnel.training.iteration.layers import Iteration, PhaseTimes, RankGroup
+from windtunnel.training.iteration.layers import Iteration, RankGroup
 from windtunnel.training.iteration.shared_fabric import SharedJob
 from windtunnel.units import format_bytes, format_count, format_seconds
 
@@ -32,6 +32,8 @@ _GROUPS = {
 }
 _MOST_ROWS = 12
 _PHASES = ("forward", "weight_gradient", "input_gradient")
+_SECONDS = {"compute_s": "compute_ns", "communication_s": "total_ns", "exposed_s": "exposed_ns"}
+"""Name in the document -> time of a phase."""
 _SUMMED = ("lines", "compute_s", "total_s", "exposed_s")
 
 
@@ -129,18 +131,13 @@ def iteration_document(iteration: Iteration) -> dict[str, Any]:
         "layers": [
             {
                 "name": row.layer.name,
-                "phases": {name: _phase_document(getattr(row, name)) for name in _PHASES},
+                "phases": {
+                    phase: {name: getattr(getattr(row, phase), field) * 1e-9 for name, field in _SECONDS.items()}
+                    for phase in _PHASES
+                },
             }
             for row in iteration.layers
         ],
-    }
-
-
-def _phase_document(phase: PhaseTimes) -> dict[str, float]:
-    return {
-        "compute_s": phase.compute_ns * 1e-9,
-        "communication_s": phase.total_ns * 1e-9,
-        "exposed_s": phase.exposed_ns * 1e-9,
     }
 
 
@@ -174,10 +171,15 @@ def write_flow_times(flows: Flows, times: FlowTimes, path: Path) -> None:
     Raises:
         InputError: the file cannot be written.
     """
-    head = ("group", "channel", "step", "source", "destination", "size_bytes", "begin_us", "sent_us", "finish_us")
-    rows: list[list[Any]] = [getattr(flows, name).tolist() for name in head[:6]]
-    rows += [np.round(each * 1e6, 6).tolist() for each in (times.begin_s, times.sent_s, times.finish_s)]
-    write_text(path, csv_text(head, zip(*rows, strict=True)))
+    columns = fields_of(flows, "group", "channel", "step", "source", "destination", "size_bytes")
+    columns |= {f"{name}_us": getattr(times, f"{name}_s") * 1e6 for name in ("begin", "sent", "finish")}
+    _write_columns(columns.items(), path)
+
+
+def _write_columns(columns: Iterable[tuple[str, NDArray[Any]]], path: Path) -> None:
+    """Write columns of equal length, by name, as CSV."""
+    names, values = zip(*columns, strict=True)
+    write_text(path, csv_text(names, zip(*(np.round(column, 6).tolist() for column in values), strict=True)))
 
 
 def write_link_use(fabric: Fabric, times: FlowTimes, path: Path) -> None:
@@ -193,20 +195,13 @@ def write_link_use(fabric: Fabric, times: FlowTimes, path: Path) -> None:
     rate = np.repeat(fabric.bandwidth_bytes_per_s, 2)
     used = np.flatnonzero(times.link_bytes)
     end_s = max(float(times.finish_s.max(initial=0.0)), 1e-12)
-    head = ["from", "to", "bytes_per_s", "bytes", "busy_fraction"]
-    columns: list[NDArray[Any]] = [
-        source,
-        target,
-        rate,
-        np.rint(times.link_bytes).astype(np.int64),
-        times.link_bytes / rate / end_s,
-    ]
+    columns: dict[str, NDArray[Any]] = {"from": source, "to": target, "bytes_per_s": rate}
+    columns |= {"bytes": np.rint(times.link_bytes).astype(np.int64), "busy_fraction": times.link_bytes / rate / end_s}
     if isinstance(times, PacketTimes):
         links = times.links
-        head += ["most_queued_bytes", "paused_us", "pauses", "marks", "drops"]
-        columns += [links.most_queued_bytes, links.paused_s * 1e6, links.num_pauses, links.num_marks, links.num_drops]
-    rounded = (np.round(each[used], 6).tolist() for each in columns)
-    write_text(path, csv_text(head, zip(*rounded, strict=True)))
+        columns |= {"most_queued_bytes": links.most_queued_bytes, "paused_us": links.paused_s * 1e6}
+        columns |= {name: getattr(links, f"num_{name}") for name in ("pauses", "marks", "drops")}
+    _write_columns(((name, column[used]) for name, column in columns.items()), path)
 
 
 def write_queues(fabric: Fabric, trace: QueueTrace, path: Path) -> None:
@@ -217,6 +212,5 @@ def write_queues(fabric: Fabric, trace: QueueTrace, path: Path) -> None:
     """
     ends = np.column_stack([fabric.link_a, fabric.link_b])
     names = [f"{source}-{target}" for source, target in zip(ends.ravel(), ends[:, ::-1].ravel(), strict=True)]
-    head = ["time_us", *(names[link] for link in trace.links.tolist())]
-    rows = zip(np.round(trace.time_s * 1e6, 6).tolist(), trace.queued_bytes.tolist(), strict=True)
-    write_text(path, csv_text(head, ((moment, *queued) for moment, queued in rows)))
+    queued = zip((names[link] for link in trace.links.tolist()), trace.queued_bytes.T, strict=True)
+    _write_columns([("time_us", trace.time_s * 1e6), *queued], path)

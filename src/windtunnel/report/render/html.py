@@ -32,7 +32,7 @@ def template(name: str) -> Template:
 
 
 def _shown(blocks: Sequence[Block]) -> Iterator[Any]:
-    """Yield the blocks that pages show; each has its kind, which names the macro that renders it."""
+    """Yield the blocks that pages show; the macro that renders a block is called like its class."""
     for block in blocks:
         if isinstance(block, OnPage):
             yield from _shown(block.make())

@@ -8,8 +8,10 @@ written as SVG by `templates/plots.svg`.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, cycle, pairwise
+from itertools import compress, count, cycle, pairwise
 from typing import Any, Self
+
+import numpy as np
 
 from windtunnel.report.render.templates import template
 
@@ -101,12 +103,9 @@ def histogram(
     label: str, values: Sequence[float], edges: Sequence[float], x: Axis, y_label: str = "count", **size: int
 ) -> str:
     """Draw how many `values` lie between neighbouring `edges`; the first and last bin count those outside too."""
-    counts = [0] * (len(edges) - 1)
-    for value in values:
-        if math.isfinite(value):
-            index = sum(value >= edge for edge in edges) - 1
-            counts[min(max(index, 0), len(counts) - 1)] += 1
-    bars = Series(label, list(edges), [*map(float, counts), 0.0], "bars")
+    known = [min(max(value, edges[0]), edges[-1]) for value in values if math.isfinite(value)]
+    counts, _ = np.histogram(known, edges)
+    bars = Series(label, list(edges), [*counts.astype(float).tolist(), 0.0], "bars")
     return figure([bars], x, Axis(y_label, low=0.0, is_count=True), **size)
 
 
@@ -176,9 +175,8 @@ def _drawable(series: Series, x: Axis, y: Axis) -> Series:
         math.isfinite(a) and math.isfinite(b) and (a > 0 or not x.is_log) and (b > 0 or not y.is_log)
         for a, b in zip(series.x, series.y, strict=True)
     ]
-    tooltips = [tip for tip, kept in zip(series.tooltips, keep, strict=True) if kept] if series.tooltips else []
-    points = [(a, b) for a, b, kept in zip(series.x, series.y, keep, strict=True) if kept]
-    return Series(series.label, [a for a, _ in points], [b for _, b in points], series.style, tooltips, series.colour)
+    x_kept, y_kept = list(compress(series.x, keep)), list(compress(series.y, keep))
+    return replace(series, x=x_kept, y=y_kept, tooltips=list(compress(series.tooltips, keep)))
 
 
 def _coloured(series: Sequence[Series]) -> list[Series]:

@@ -37,6 +37,7 @@ def environment() -> Environment:
     )
     made.globals |= {"version": version(), "asset": _asset}
     made.filters["px"] = lambda value: f"{value:.1f}"
+    made.filters["kind"] = lambda block: type(block).__name__.lower()
     return made
 
 

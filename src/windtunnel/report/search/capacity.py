@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Block, Cards, Facts, Report, Section, Table
@@ -13,7 +11,7 @@ from windtunnel.report.serving.setup import deployment_line, load_line, model_li
 from windtunnel.schema import encode
 from windtunnel.search.capacity.capacity import Capacities
 from windtunnel.search.capacity.limits import METRICS
-from windtunnel.search.capacity.probe import LEAST_STREAM, MOST_GROWTH, Served, growth
+from windtunnel.search.capacity.probe import LEAST_STREAM, MOST_GROWTH, growth
 from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.units import format_count, format_seconds
 
@@ -33,7 +31,7 @@ def capacity_report(capacities: Capacities) -> Report:
         at = f"at {_load(capacities, first.load)} {unit}"
         times = first.passing.served.stream_over_e2e
         is_short = not capacities.is_closed and times < LEAST_STREAM
-        blocks.append(_latency_table(at, _latencies(first.passing.served)))
+        blocks.append(_latency_table(at, first.passing.served.percentiles(POINTS)))
         blocks += [f"Too short to tell: {burst_text(times)}."] if is_short else []
     return Report(model_line(setup), lead, [Section("", blocks)], verdict=_verdict(capacities, unit))
 
@@ -90,16 +88,6 @@ def _latency_table(title: str, latencies: Mapping[str, Mapping[str, float]]) -> 
     return Table((title, *(f"p{point}" for point in POINTS)), rows)
 
 
-def _latencies(served: Served) -> dict[str, dict[str, float]]:
-    """Return the percentiles of each latency that the requests have, in seconds."""
-    known = {name: served.values(name) for name in ("ttft", "tpot", "e2e", "queueing")}
-    return {
-        name: {f"p{point}": float(np.percentile(values, point)) for point in POINTS}
-        for name, values in known.items()
-        if values.size
-    }
-
-
 def _load(capacities: Capacities, load: float) -> str:
     return f"{load:,.4g}" if capacities.is_closed else number(load)
 
@@ -108,7 +96,7 @@ def capacity_document(capacities: Capacities) -> dict[str, Any]:
     """Document a capacity."""
     first = capacities.streams[0]
     served = None if first.passing is None else first.passing.served
-    latencies = {} if served is None else _latencies(served)
+    latencies = {} if served is None else served.percentiles(POINTS)
     return {
         "windtunnel": version(),
         "scenario": encode(capacities.scenario),

@@ -11,7 +11,6 @@ from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.evaluation.training import job_limits
 from windtunnel.search.scores import is_more_better
 from windtunnel.search.space.space import Space
-from windtunnel.units import format_count
 
 LAYOUT = layouts_beside(__file__)
 FIGURE_TITLES: Mapping[str, str] = LAYOUT["titles"]
@@ -70,9 +69,3 @@ def limits_text(space: Space) -> str:
         limits = [f"{name} <= {duration(most_s)}" for name, most_s in job_limits(space.limits).items()]
         return "; ".join([*limits, "the job fits its devices"])
     return "; ".join([*(limit.title for limit in limits_from(space.limits)), "the queue does not grow"])
-
-
-def space_line(space: Space) -> str:
-    """Return the number of points, the limits and the objective in a line."""
-    points = format_count(space.num_points, "point")
-    return f"{points}. Limits: {limits_text(space)}. Objective: {objective_text(space.objective)}."

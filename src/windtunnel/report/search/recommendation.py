@@ -2,9 +2,10 @@
 
 from windtunnel import catalog
 from windtunnel.report.numbers import number, percent
-from windtunnel.report.search.figures import limits_text
+from windtunnel.report.search.figures import figure_title, limits_text
 from windtunnel.search.answers import FleetSize, confidence_between, fleets
-from windtunnel.search.recommend import DEPLOYMENT
+from windtunnel.search.recommend import AS_IT_IS, CHANGE, DEPLOYMENT
+from windtunnel.search.scores import score
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.shorthand import PATHS
 
@@ -15,6 +16,8 @@ def recommendation(study: Study, load: float | None) -> str:
     The next best is another deployment: not the same one with another token budget.
     """
     outcome = study.outcomes[0]
+    if CHANGE in study.space.vary:
+        return _changes_text(study, outcome)
     ways = _ways(outcome, load)
     if not ways:
         return f"Nothing tried keeps {limits_text(study.space)} at any load: try other devices, or allow more time."
@@ -30,6 +33,28 @@ def recommendation(study: Study, load: float | None) -> str:
     if catalog.device(study.point(best.index).settings[PATHS["device"]]).measured_as is None:
         sentences.append("No operator was measured on this device, so expect larger errors")
     return ". ".join(sentences) + "."
+
+
+def _changes_text(study: Study, outcome: SearchOutcome) -> str:
+    """Say which single change gains most over the deployment as it is."""
+    names = {index: str(study.point(index).choice[CHANGE]) for index in outcome.evaluations}
+    present = next(index for index, name in names.items() if name == AS_IT_IS)
+    limits = limits_text(study.space)
+    if present not in outcome.ranking:
+        if not outcome.ranking:
+            return f"As it is, the deployment does not keep {limits} at any load, and no change tried mends it."
+        held = number(outcome.mean(outcome.ranking[0]).load)
+        return f"As it is, it does not keep {limits}; with {names[outcome.ranking[0]]} it holds {held} requests/s."
+    best = outcome.ranking[0]
+    before, after = (outcome.mean(index) for index in (present, best))
+    objective = study.space.objective
+    gain = score(after, objective) / score(before, objective) - 1
+    if best == present or gain <= 0:
+        return f"Leave it as it is: it holds {number(before.load)} requests/s, and no change tried gains anything."
+    sure = confidence_between(outcome, objective, best, present)
+    text = f"Set {names[best]}: {percent(gain)} more {figure_title(objective)}"
+    text += f", {number(after.load)} requests/s in place of {number(before.load)}"
+    return f"{text}. Sure at {percent(sure)}." if sure is not None else f"{text}."
 
 
 def _difference_text(best: float | None, other: float | None) -> str:

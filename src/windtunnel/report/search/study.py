@@ -13,25 +13,12 @@ import numpy as np
 from windtunnel.files import new_files
 from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, launch_script
 from windtunnel.formats.megatron.write import megatron_script
+from windtunnel.report import report as all_blocks
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.html import page
 from windtunnel.report.render.json import as_text, version
-from windtunnel.report.report import (
-    Block,
-    Cards,
-    Cell,
-    Code,
-    Facts,
-    OnPage,
-    OnTerminal,
-    Points,
-    Report,
-    Row,
-    Section,
-    Table,
-    Text,
-)
+from windtunnel.report.report import Block, Cards, Cell, Code, Facts, OnPage, OnTerminal, Report, Section, Table, Text
 from windtunnel.report.search import figures as naming
 from windtunnel.report.search.recommendation import recommendation
 from windtunnel.schema import encode, fields_of, save
@@ -46,7 +33,6 @@ from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.engines.defaults import engine_defaults
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, pool_scenario
-from windtunnel.training.job import TrainingJob
 from windtunnel.training.setup import resolve as resolve_job
 from windtunnel.training.step import TrainingResult
 from windtunnel.units import format_count, format_seconds
@@ -221,7 +207,7 @@ def best_table(study: Study, outcome: SearchOutcome, top: int, is_on_page: bool 
     """
     names, is_training = _table_figures(study, outcome), study.space.is_training
     names = list(dict.fromkeys([*names, *LAYOUT["page_figures"]])) if is_on_page and not is_training else names
-    rows: list[Row] = []
+    rows: list[list[str | Cell]] = []
     for rank, index in enumerate(outcome.ranking[:top], start=1):
         mean, bound = outcome.mean(index), lower_bound([run.load for run in outcome.runs(index)])
         figures = [naming.figure_cell(mean, name) for name in names]
@@ -235,7 +221,9 @@ def best_table(study: Study, outcome: SearchOutcome, top: int, is_on_page: bool 
     first = "point" if is_on_page else ""
     if is_training:
         return Table([first, *titles], rows)
-    return Table([first, load_title(study), "at least", *titles, "limit"], rows)
+    arrivals = study.space.scenario.get("workload", {}).get("arrivals")
+    is_closed = isinstance(arrivals, dict) and arrivals.get("type") == "closed_loop"
+    return Table([first, "clients" if is_closed else "requests/s", "at least", *titles, "limit"], rows)
 
 
 def _table_figures(study: Study, outcome: SearchOutcome) -> list[str]:
@@ -248,13 +236,6 @@ def _table_figures(study: Study, outcome: SearchOutcome) -> list[str]:
     shown = objective if objective in naming.FIGURE_TITLES else "requests_per_usd"
     limited = [limit.name for limit in limits_from(study.space.limits)]
     return list(dict.fromkeys(["devices", "usd_per_hour", shown, *limited, *([objective] if is_latency else [])]))
-
-
-def load_title(study: Study) -> str:
-    """Return the unit of a load."""
-    arrivals = study.space.scenario.get("workload", {}).get("arrivals")
-    closed = isinstance(arrivals, dict) and arrivals.get("type") == "closed_loop"
-    return "clients" if closed else "requests/s"
 
 
 def _burst_texts(evidence: SearchEvidence, outcome: SearchOutcome) -> list[str]:
@@ -333,7 +314,7 @@ def _worth_section(
         for name, shares in short.items()
     ]
     rows = [
-        (name, value, Cell(_worth_on_page(worth), worth.share, bar=worth.share))
+        (name, value, Cell(worth_text(worth, "none meets the limits"), worth.share, bar=worth.share))
         for name, shares in short.items()
         for value, worth in shares.items()
     ]
@@ -341,16 +322,12 @@ def _worth_section(
     return Section(title, [*blocks, OnPage(lambda: [f"{title}.", Table(("setting", "value", "worth"), rows, 2)])], head)
 
 
-def worth_text(worth: answers.Worth) -> str:
-    """Return a share of the best, with its margin."""
+def worth_text(worth: answers.Worth, nothing: str = "none") -> str:
+    """Return a share of the best, with its margin; `nothing` where no point holds the limits."""
     if not worth.share:
-        return "none"
+        return nothing
     is_sure = worth.margin is None or worth.margin < LEAST_MARGIN
     return percent(worth.share) if is_sure else f"{percent(worth.share)} ± {percent(worth.margin or 0.0)}"
-
-
-def _worth_on_page(worth: answers.Worth) -> str:
-    return worth_text(worth) if worth.share else "none meets the limits"
 
 
 def streams_text(outcome: SearchOutcome) -> str:
@@ -363,7 +340,7 @@ def _all_points(study: Study, outcome: SearchOutcome) -> list[Block]:
     names = names_of_frontier(study, outcome)
     head = "frontier" if study.space.is_training else f"frontier, {streams_text(outcome)}"
     indices = answers.frontier(outcome, names)
-    rows: list[Row] = [
+    rows: list[list[str | Cell]] = [
         [study.point(index).title, *(_sure_cell(outcome, index, name) for name in names)] for index in indices
     ]
     heads = [head, *map(naming.figure_title, names)]
@@ -376,7 +353,7 @@ def _all_points(study: Study, outcome: SearchOutcome) -> list[Block]:
         )
     return [
         OnTerminal(lambda: [Table(heads, rows[:SHOWN_FRONTIER], notes=more)]),
-        OnPage(lambda: [Points(_plotted(study, outcome)), remark, Table(heads, rows)]),
+        OnPage(lambda: [all_blocks.Points(_plotted(study, outcome)), remark, Table(heads, rows)]),
     ]
 
 
@@ -509,7 +486,10 @@ def write_study(evidence: SearchEvidence, folder: Path) -> None:
         (draft / "search.html").write_text(page(search_report(evidence)), encoding="utf-8")
         for place, outcome in enumerate(study.outcomes):
             if outcome.ranking and study.space.is_training:
-                _write_job(answers.job_of(study, outcome.ranking[0]), draft)
+                job = answers.job_of(study, outcome.ranking[0])
+                save(job, draft / "job.yaml")
+                if job.framework == "megatron":
+                    (draft / "launch.sh").write_text(megatron_script(resolve_job(job)), encoding="utf-8")
             elif outcome.ranking:
                 fleet = evidence.fleets[place][0] if evidence.recommends and evidence.fleets else None
                 scenario = answers.scenario_of(study, outcome, fleet.index if fleet else outcome.ranking[0])
@@ -526,12 +506,6 @@ def _write_winner(scenario: Scenario, folder: Path, workload: str | None) -> Non
         file = folder / f"{prefix}chart" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-
-
-def _write_job(job: TrainingJob, folder: Path) -> None:
-    save(job, folder / "job.yaml")
-    if job.framework == "megatron":
-        (folder / "launch.sh").write_text(megatron_script(resolve_job(job)), encoding="utf-8")
 
 
 def _write_points(study: Study, path: Path) -> None:

@@ -23,7 +23,7 @@ from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import MOST_GROWTH
 from windtunnel.serving.over_time import over_time
 from windtunnel.serving.results import Result
-from windtunnel.serving.scenario import Scenario, Setup, pool_scenario
+from windtunnel.serving.scenario import Scenario, pool_scenario
 from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.units import format_bytes, format_count, format_seconds
 
@@ -222,7 +222,12 @@ def _calibration_text(result: Result) -> str:
     record = result.setup.calibration.provenance
     runs = format_count(record.num_runs, "run")
     basis = f"{result.setup.calibration_name}, {runs} in {format_count(record.num_configurations, 'configuration')}"
-    return "; ".join([basis, *_learnt(result.setup), *result.calibration_remarks])
+    learnt = {
+        name: format_bytes(value) if name.endswith("_bytes") else f"{value:,}"
+        for name, value in result.setup.learnt.items()
+    }
+    settings = [f"{name} {value}, as its runs speak for it" for name, value in learnt.items()]
+    return "; ".join([basis, *settings, *result.calibration_remarks])
 
 
 def _documented_calibration(document: Mapping[str, Any]) -> str:
@@ -231,14 +236,6 @@ def _documented_calibration(document: Mapping[str, Any]) -> str:
     name, reason = calibration.get("name"), calibration.get("not_calibrated")
     text = str(name) if name else f"none: {reason}" if reason else "none"
     return "; ".join([text, *calibration.get("remarks", [])])
-
-
-def _learnt(setup: Setup) -> list[str]:
-    """Return the engine settings that the calibration decided, as they were not given."""
-    sizes = {
-        name: format_bytes(value) if name.endswith("_bytes") else f"{value:,}" for name, value in setup.learnt.items()
-    }
-    return [f"{name} {value}, as its runs speak for it" for name, value in sizes.items()]
 
 
 def deployment_lines(result: Result) -> list[str]:
@@ -282,11 +279,10 @@ def _overload(scenario: Scenario, requests: Records) -> float | None:
 
 def _limits(slo: Slo) -> str:
     named = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("end to end", slo.e2e_s))
-    return ", ".join(f"{name} {_limit(limit)}" for name, limit in named if limit is not None)
-
-
-def _limit(limit_s: float) -> str:
-    return f"{limit_s:g} s" if limit_s >= 1 else f"{limit_s * 1e3:g} ms"
+    known = ((name, limit_s) for name, limit_s in named if limit_s is not None)
+    return ", ".join(
+        f"{name} {limit_s:g} s" if limit_s >= 1 else f"{name} {limit_s * 1e3:g} ms" for name, limit_s in known
+    )
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:

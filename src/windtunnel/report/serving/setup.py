@@ -125,7 +125,13 @@ def workload_text(workload: Workload, says_rate: bool = True) -> str:
         names = ", ".join(tenant.name for tenant in workload.tenants)
         shared = f"{arrivals_text(workload.arrivals, says_rate)}, " if workload.arrivals else ""
         return f"{shared}{format_count(len(workload.tenants), 'tenant')}: {names}"
-    return ", ".join([_streams_text(workload, says_rate), *_groups_text(workload)])
+    parts = [_streams_text(workload, says_rate)]
+    if workload.sessions is not None:
+        parts.append("sessions of several turns" + (" with tool calls" if workload.sessions.tool_calls else ""))
+    if workload.shared_prompts is not None:
+        count = workload.shared_prompts.count
+        parts.append("a shared prompt" if count == 1 else f"{count:,} shared prompts")
+    return ", ".join(parts)
 
 
 def _streams_text(requests: RequestSource, says_rate: bool) -> str:
@@ -139,16 +145,6 @@ def _streams_text(requests: RequestSource, says_rate: bool) -> str:
         parts[1:] = [f"lengths of {trace}"] if requests.arrivals else []
         parts[0] = parts[0] if requests.arrivals else f"replaying {trace}"
     return ", ".join(parts)
-
-
-def _groups_text(requests: RequestSource) -> list[str]:
-    parts = []
-    if requests.sessions is not None:
-        parts.append("sessions of several turns" + (" with tool calls" if requests.sessions.tool_calls else ""))
-    if requests.shared_prompts is not None:
-        count = requests.shared_prompts.count
-        parts.append("a shared prompt" if count == 1 else f"{count:,} shared prompts")
-    return parts
 
 
 def arrivals_text(arrivals: Arrivals, says_rate: bool = True) -> str:

@@ -8,6 +8,7 @@ import msgspec
 
 from windtunnel.model import operators as ops
 from windtunnel.report.layout import filled, layouts_beside, rows_of, table_of
+from windtunnel.report.numbers import shares_of
 from windtunnel.report.render.json import version
 from windtunnel.report.render.plots import Axis, bar_chart
 from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, Report, Section, Table
@@ -66,8 +67,7 @@ def step_report(step: Explanation) -> Report:
 def step_sections(step: Explanation) -> list[Section]:
     """Return the sections of a step's report."""
     document = step_document(step)
-    by_kind = {name.replace("_", " "): share for name, share in _shares(document["seconds_by_kind"]).items()}
-    sources = [_shares(document[f"seconds_by_{name}"]) for name in ("coverage", "source")]
+    sources = [shares_of(document[f"seconds_by_{name}"], has_words=False) for name in ("coverage", "source")]
     return [
         Section(
             "",
@@ -82,8 +82,12 @@ def step_sections(step: Explanation) -> list[Section]:
         Section(
             f"Where the device's time goes: bound by {step.bound_by}",
             [
-                Bars(_shares(document["seconds_by_bound"]), "by what bounds it", "share of the device's time (%)"),
-                Bars(by_kind, "by kind of operator", "share of the device's time (%)"),
+                Bars(
+                    shares_of(document["seconds_by_bound"], has_words=False),
+                    "by what bounds it",
+                    "share of the device's time (%)",
+                ),
+                Bars(shares_of(document["seconds_by_kind"]), "by kind of operator", "share of the device's time (%)"),
             ],
         ),
         Section("Where the operator times come from", [Facts(setup_text.provenance_rows(*sources))]),
@@ -103,11 +107,6 @@ def _operator_figure(document: Mapping[str, Any]) -> Block:
     names = [operator["name"] for operator in largest]
     milliseconds = [operator["total_s"] * 1e3 for operator in largest]
     return Figures([(bar_chart(names, milliseconds, Axis("time (ms)"), width=520), "device's time by operator")])
-
-
-def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
-    total_s = sum(seconds.values())
-    return {name: part / total_s for name, part in seconds.items()}
 
 
 def batch_line(step: Explanation) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.metrics.records import Table
+from windtunnel.metrics.records import Table, time_per_output_token_s
 from windtunnel.metrics.summary import itl_distribution, queue_growth
 from windtunnel.search.capacity.limits import Limit
 from windtunnel.search.capacity.load import Stream
@@ -54,6 +54,15 @@ class Served:
         """Return the known times of one latency."""
         times: Floats = getattr(self, f"{metric}_s")
         return times[~np.isnan(times)] if metric == "tpot" else times
+
+    def percentiles(self, points: Sequence[int]) -> dict[str, dict[str, float]]:
+        """Return latency -> percentile, such as `p90` -> seconds, for the latencies that requests have."""
+        known = {name: self.values(name) for name in ("ttft", "tpot", "e2e", "queueing")}
+        return {
+            name: {f"p{point}": float(np.percentile(values, point)) for point in points}
+            for name, values in known.items()
+            if values.size
+        }
 
     def statistic(self, limit: Limit) -> float:
         """Return the figure that `limit` bounds; 0 where there is no such time."""
@@ -129,15 +138,12 @@ def serve_requests(server: PreparedDeployment, requests: RequestArrays, give_up:
     _, replica, num_replicas = replicas_of(run)
     at_client_s = client_delay_s(server.pools[0].setup.frontend, requests, records, replica, num_replicas)
     arrival_s, first_s, finish_s = records["arrival_s"], records["first_token_s"], records["finish_s"]
-    gaps = records["output_tokens"] - 1
-    tpot_s = np.full(arrival_s.size, np.nan)
-    np.divide(finish_s - first_s, gaps, out=tpot_s, where=gaps > 0)
     rows = slice(requests.num_warmup, None)
     return Served(
         arrival_s=arrival_s[rows],
         queueing_s=(records["scheduled_s"] - arrival_s)[rows],
         ttft_s=(first_s - arrival_s + at_client_s)[rows],
-        tpot_s=tpot_s[rows],
+        tpot_s=time_per_output_token_s(first_s, finish_s, records["output_tokens"])[rows],
         e2e_s=(finish_s - arrival_s + at_client_s)[rows],
         output_tokens=records["output_tokens"][rows],
         num_preemptions=int(records["num_preemptions"].sum()),

@@ -10,6 +10,7 @@ from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.prepared import PreparedDeployment
+from windtunnel.serving.setup.per_request import schedules_per_request
 from windtunnel.serving.state import records as state
 
 BOUNDS = ("max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens", "gpu_memory_utilization", "num_gpu_blocks")
@@ -76,7 +77,7 @@ class Neighbours:
 
 def _is_plain(server: PreparedDeployment) -> bool:
     """Whether a deployment has one pool and no per-request scheduling."""
-    return len(server.pools) == 1 and server.pools[0].plan.rules is None
+    return len(server.pools) == 1 and not schedules_per_request(server.pools[0].setup)
 
 
 def _unbounded(server: PreparedDeployment) -> Unbounded:

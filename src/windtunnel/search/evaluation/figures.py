@@ -132,12 +132,9 @@ def figures(
     values |= _use(deployed, server, served, span_s)
     if "mean_w" in values:
         values["output_token_j"] = values["mean_w"] / output_per_s
-    for metric in ("ttft", "tpot", "e2e", "queueing"):
-        times_s = served.values(metric)
-        if times_s.size:
-            values[f"{metric}_mean"] = float(times_s.mean())
-            for name, value in zip(STATISTICS, np.percentile(times_s, STATISTIC_PERCENTS), strict=True):
-                values[f"{metric}_{name}"] = float(value)
+    for metric, percentiles in served.percentiles((50, 90, 99)).items():
+        values[f"{metric}_mean"] = float(served.values(metric).mean())
+        values |= {f"{metric}_{name}": value for name, value in percentiles.items()}
     itl = itl_distribution(served.steps)
     if itl is not None:
         values |= {f"itl_{name}": float(getattr(itl, name)) for name in ("mean", *STATISTICS)}
@@ -145,7 +142,7 @@ def figures(
     return values | {limit.name: served.statistic(limit) for limit in known if limit.name not in values}
 
 
-STATISTICS, STATISTIC_PERCENTS = ("p50", "p90", "p99"), (50, 90, 99)
+STATISTICS = ("p50", "p90", "p99")
 
 
 def _use(deployed: Deployed, server: PreparedDeployment, served: Served, span_s: float) -> dict[str, float]:

@@ -1,13 +1,17 @@
 """A question about a point of a search space, and its answer."""
 
+from msgspec.structs import force_setattr
+
 from windtunnel.schema import Schema
 from windtunnel.search.capacity.capacity import TOLERANCE
+
+_NOTHING = 0.0
 
 
 class Evaluation(Schema):
     """The answer of one point under one workload."""
 
-    load: float = 0.0
+    load: float = _NOTHING
     """Load sustained, or given; 0: the point fails at every load."""
     limited_by: str = ""
     """The limit that the next higher load breaks; with a given load, the broken or nearest limit."""
@@ -15,7 +19,7 @@ class Evaluation(Schema):
     """Figures at that load, by the names in `figures.FIGURES`; empty where no load is sustained."""
     holds: bool = False
     """Whether the point stays within the limits at `load`."""
-    beaten_by: float = 0.0
+    beaten_by: float = _NOTHING
     """For a dropped point, whose load at the mark fails: the logarithm of the broken figure over its limit there.
     Nothing else is known about the point."""
     num_runs: int = 0
@@ -23,6 +27,12 @@ class Evaluation(Schema):
     """Requests simulated in all runs together."""
     refused: str = ""
     """Reason why the point cannot be deployed; nothing was simulated then."""
+
+    def __post_init__(self) -> None:
+        # Encoding leaves out a default that is the same object, which a decoded 0.0 is not.
+        for name in ("load", "beaten_by"):
+            if getattr(self, name) == 0.0:
+                force_setattr(self, name, _NOTHING)
 
 
 class Question(Schema):

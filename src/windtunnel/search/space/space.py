@@ -4,7 +4,8 @@ docs/guides/search.md shows a file of each kind.
 """
 
 import copy
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -16,17 +17,19 @@ import msgspec
 from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.metrics.slo import Slo
 from windtunnel.plugins import Registry
-from windtunnel.schema import Schema, check_at_least, check_seed, decode, read_table, read_yaml, set_path
+from windtunnel.schema import Schema, check_at_least, check_seed, decode, parse_yaml, read_table, read_yaml, set_path
 from windtunnel.search.capacity.limits import limits_from, limits_of
 from windtunnel.search.space.layouts import vary_layouts
 from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
 from windtunnel.serving.shorthand import JOB_PATHS, PATHS
 from windtunnel.training.job import TrainingJob
+from windtunnel.units import format_count
 
 STRATEGIES = Registry("windtunnel.strategies", "windtunnel.search.strategies", "search strategy")
 DEFAULT_STRATEGY = "exhaustive"
 
-SHORT_PATHS: Mapping[str, str] = PATHS | read_yaml(Path(__file__).with_suffix(".yaml"))
+_NAMES: Mapping[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))
+SHORT_PATHS: Mapping[str, str] = PATHS | _NAMES["short_paths"]
 """Short name in `vary` -> path in a scenario."""
 
 ONLY_OF_JOBS = {"sequence_tokens", "global_batch"}
@@ -37,18 +40,6 @@ LAYOUTS, ALL = "layouts", "all"
 """`vary: {layouts: all}` means every way to spread a training job over its devices."""
 
 ENGINE_PREFIX = "deployment.engine."
-ENGINE_IDENTITY = (
-    "name",
-    "version",
-    "scheduler",
-    "scheduling_policy",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "max_cudagraph_capture_size",
-    "speculative",
-)
-"""Engine settings that the defaults of other settings depend on."""
 
 
 class Budget(Schema):
@@ -126,11 +117,6 @@ def load_space(path: Path, overrides: Mapping[str, Any] = {}) -> Space:
     """
     raw = read_table(path, "a space", "see docs/guides/search.md")
     return space_from(raw, str(path), path.parent, overrides)
-
-
-def space_of_text(text: str) -> Space:
-    """Decode a space that `msgspec.json.encode` wrote."""
-    return msgspec.json.decode(text, type=Space)
 
 
 def space_from(
@@ -259,7 +245,7 @@ class Point:
 def is_knob(path: str) -> bool:
     """Whether a path leads to an engine's setting that no other's default depends on."""
     name = path.removeprefix(ENGINE_PREFIX)
-    return name != path and "." not in name and name not in ENGINE_IDENTITY
+    return name != path and "." not in name and name not in _NAMES["engine_identity"]
 
 
 def value_text(value: Any) -> str:
@@ -315,3 +301,58 @@ def as_builtins(space: Space) -> dict[str, Any]:
     """Return the space as it stands in a file."""
     raw: dict[str, Any] = msgspec.to_builtins(space)
     return {**raw.pop("scenario", {}), **raw.pop("job", {}), **raw}
+
+
+# ------------------------------------------------------------------------------------------------- a small grid
+
+MOST_POINTS = 10_000
+
+_NUMBER = r"(-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+_RANGE = re.compile(f"{_NUMBER}:{_NUMBER}(?::{_NUMBER})?$")
+
+
+def axes_of(vary: Sequence[str]) -> dict[str, list[Any]]:
+    """Parse `--vary` options, `PATH=1,2,4`, `PATH=FIRST:LAST:STEP` or `PATH=[...]` with YAML, into path -> values.
+
+    Raises:
+        InputError: another form.
+    """
+    return dict(_axis(text) for text in vary)
+
+
+def grid_of(raw: dict[str, Any], vary: Sequence[str]) -> Space:
+    """Return the space that `--vary` options make of a scenario, given as builtins.
+
+    Raises:
+        InputError: as `axes_of`; a path that leads nowhere, or more than `MOST_POINTS` points.
+    """
+    space = space_from({**raw, "vary": axes_of(vary), "load": "given"}, "--vary")
+    if space.num_points > MOST_POINTS:
+        raise InputError(
+            f"--vary: {format_count(space.num_points, 'point')}; a grid has {MOST_POINTS:,} at most", "use a search"
+        )
+    return space
+
+
+def _axis(text: str) -> tuple[str, list[Any]]:
+    path, separator, value = text.partition("=")
+    path = path.strip()
+    if not separator or not path or not value.strip():
+        raise InputError(f"--vary: {text!r} is not of the form path=values", "for instance tp=1,2,4 or rate=1:20:2")
+    if match := _RANGE.match(value.strip()):
+        return path, _steps(text, *match.groups())
+    parsed = parse_yaml(value if value.lstrip().startswith("[") else f"[{value}]")
+    return path, list(parsed)
+
+
+def _steps(text: str, first: str, last: str, step: str | None) -> list[float]:
+    low, high, by = float(first), float(last), float(step or 1)
+    if by <= 0 or high < low:
+        raise InputError(f"--vary: {text!r} has no values", "write first:last:step, step above 0")
+    count = int((high - low) / by + 1e-9) + 1
+    if count > MOST_POINTS:
+        raise InputError(
+            f"--vary: {text!r} has {format_count(count, 'value')}; a grid has {MOST_POINTS:,} points at most"
+        )
+    values = [low + by * index for index in range(count)]
+    return [int(value) if value.is_integer() and "." not in first + (step or "") else value for value in values]

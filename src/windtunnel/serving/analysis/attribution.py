@@ -1,6 +1,8 @@
 """Attribute a run's time to what bounds it, and the times of its operators to their sources."""
 
+from collections import Counter
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,23 +81,17 @@ def provenance(
     moments = (np.arange(NUM_SAMPLED_STEPS) + 0.5) / NUM_SAMPLED_STEPS * ends[-1]
     rows, counts = np.unique(np.searchsorted(ends, moments), return_counts=True)
     remembering = Pricing(cache(estimator.estimate))  # sampled steps differ in contexts, and seldom in sizes
-    by_coverage: dict[Coverage, float] = {}
-    by_source: dict[str, float] = {}
-    by_operator: dict[str, float] = {}
+    totals: Any = Counter(), Counter(), Counter()
     for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
         launches = price_step(remembering, shard, batch_of(steps, row, num_ranks))
         step_s = sum(launch.total_s for launch in launches)
         for launch in launches:
             share = launch.total_s / step_s * count / NUM_SAMPLED_STEPS
-            by_coverage[launch.coverage] = by_coverage.get(launch.coverage, 0.0) + share
-            by_source[launch.source] = by_source.get(launch.source, 0.0) + share
-            by_operator[launch.name] = by_operator.get(launch.name, 0.0) + share
-    sources, operators = (sorted(shares.items(), key=lambda item: -item[1]) for shares in (by_source, by_operator))
-    return (
-        {coverage: by_coverage[coverage] for coverage in COVERAGES if coverage in by_coverage},
-        dict(sources),
-        dict(operators),
-    )
+            for total, name in zip(totals, (launch.coverage, launch.source, launch.name), strict=True):
+                total[name] += share
+    by_coverage, sources, operators = totals
+    coverages = {coverage: by_coverage[coverage] for coverage in COVERAGES if coverage in by_coverage}
+    return coverages, dict(sources.most_common()), dict(operators.most_common())
 
 
 def batch_of(steps: Table, row: int, num_ranks: int = 1) -> StepBatch:

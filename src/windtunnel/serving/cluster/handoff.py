@@ -4,6 +4,7 @@ import numpy as np
 
 from windtunnel.compiled.heap import push
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.linked_list import append, remove
 from windtunnel.compiled.records import is_unset
 from windtunnel.serving.cluster.routers import choose, fewest_outstanding
 from windtunnel.serving.codes import FCFS, VLLM_V0
@@ -59,20 +60,8 @@ def hand_off(
     set_queue_key(there, requests, ranks_of(pools, there), to_rank - there.first_rank, i, 0)
     pools.ranks[to_rank].num_outstanding += 1
     pools.handoffs[transfer.prefill_rank].num_held += 1
-    append_to_pull(requests, pools, to_rank, i)
+    append(requests, pools.waiting[to_rank], i)
     return replica
-
-
-@inner
-def append_to_pull(requests: Requests, pools: Pools, rank: int, i: int) -> None:
-    """Put request `i` behind those that wait for blocks of `rank` to read their KV into."""
-    requests[i].after = NONE
-    last = pools.handoffs[rank].pull_last
-    if last == NONE:
-        pools.handoffs[rank].pull_first = i
-    else:
-        requests[last].after = i
-    pools.handoffs[rank].pull_last = i
 
 
 @inner
@@ -88,9 +77,9 @@ def pull(pool: PoolTables, run: RunTables, pools: Pools, rank: int, slot: int, n
     """
     settings, requests, ranks, slots = pool.settings, run.requests, pool.ranks, pool.slots
     routing = pools.routing[0]
-    here = pools.handoffs[settings.first_rank + rank]
-    while here.pull_first != NONE:
-        i = here.pull_first
+    here, to_read = pools.handoffs[settings.first_rank + rank], pools.waiting[settings.first_rank + rank]
+    while to_read.first != NONE:
+        i = to_read.first
         transfer = pools.transfers[i]
         if transfer.handed_s > slots[slot].cutoff_s:
             slots[slot].looks_again = 1
@@ -122,9 +111,7 @@ def pull(pool: PoolTables, run: RunTables, pools: Pools, rank: int, slot: int, n
         transfer.taken_blocks = num_needed
         transfer.taken_window_blocks = num_window_blocks
         here.num_pulled += 1
-        here.pull_first = requests[i].after
-        if here.pull_first == NONE:
-            here.pull_last = NONE
+        remove(requests, to_read, i)
         begin_transfer(run, pools, i, cached, now_s)
 
 
@@ -168,13 +155,7 @@ def end_transfer(cache: Cache | None, requests: Requests, pools: Pools, i: int) 
     transfer = pools.transfers[i]
     transfer.stage = IS_READY
     occupy_links(pools, i, transfer.link_end_s)
-    here = pools.handoffs[transfer.decode_rank]
-    requests[i].after = NONE
-    if here.ready_last == NONE:
-        here.ready_first = i
-    else:
-        requests[here.ready_last].after = i
-    here.ready_last = i
+    append(requests, pools.arrived[transfer.decode_rank], i)
 
 
 @inner
@@ -211,16 +192,14 @@ def join_ready(pool: PoolTables, requests: Requests, pools: Pools, rank: int, sl
     settings, ranks, slots = pool.settings, pool.ranks, pool.slots
     samples_first = pools.routing[0].decode_samples_first
     streams_first = pools.routing[0].decode_streams_first
-    here = pools.handoffs[settings.first_rank + rank]
-    while here.ready_first != NONE and ranks[rank].num_running < settings.max_num_seqs:
-        i = here.ready_first
+    arrived = pools.arrived[settings.first_rank + rank]
+    while arrived.first != NONE and ranks[rank].num_running < settings.max_num_seqs:
+        i = arrived.first
         if pools.transfers[i].transfer_end_s > slots[slot].cutoff_s:
             slots[slot].looks_again = 1
             break
-        here.ready_first = requests[i].after
-        if here.ready_first == NONE:
-            here.ready_last = NONE
-        here.num_pulled -= 1
+        remove(requests, arrived, i)
+        pools.handoffs[settings.first_rank + rank].num_pulled -= 1
         pools.transfers[i].stage = NOT_HANDED
         requests[i].computed_tokens = requests[i].target_tokens - samples_first
         if pool.cache is not None:
@@ -228,7 +207,7 @@ def join_ready(pool: PoolTables, requests: Requests, pools: Pools, rank: int, sl
         if streams_first and not samples_first and is_unset(requests[i].first_token_s):
             requests[i].first_token_s = slots[slot].cutoff_s
             requests[i].last_token_s = slots[slot].cutoff_s
-        if pool.rules is not None:
+        if pool.batches is not None:
             if settings.scheduler >= VLLM_V0:
                 join_with_cache(pool, requests, rank, i)
         if pool.batched is not None and settings.scheduler < VLLM_V0:

@@ -4,8 +4,9 @@ import numpy as np
 
 from windtunnel.compiled.heap import meld, push
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.linked_list import remove
 from windtunnel.compiled.records import Records
-from windtunnel.serving.cluster.handoff import append_to_pull, free_prefill_blocks, hand_off, occupy_links
+from windtunnel.serving.cluster.handoff import free_prefill_blocks, hand_off, occupy_links
 from windtunnel.serving.cluster.router_queue import ask_again
 from windtunnel.serving.cluster.slots import wake_replica
 from windtunnel.serving.codes import DRAINING, UP, VLLM_V0
@@ -177,7 +178,7 @@ def clear(
     settings, ranks, slots = pool.settings, pool.ranks, pool.slots
     first, number = replica * settings.ranks_per_replica, settings.first_replica + replica
     for rank in range(first, first + settings.ranks_per_replica):
-        if pool.rules is not None:
+        if pool.batches is not None:
             if settings.scheduler >= VLLM_V0:
                 lose_sequences(pool, run, pools, fleet, rank, now_s)
         if pool.batched is not None and settings.scheduler < VLLM_V0:
@@ -272,7 +273,7 @@ def lose_handoffs(
 
     Replicas at the other ends have room then, so that all look for work, and the router for a replica.
     """
-    requests, transfers, handoffs = run.requests, pools.transfers, pools.handoffs
+    requests, transfers = run.requests, pools.transfers
     has_lost = False
     for i in range(requests.size):
         stage = transfers[i].stage
@@ -280,11 +281,11 @@ def lose_handoffs(
         if stage == NOT_HANDED or not (from_here or transfers[i].decode_rank == rank):
             continue
         has_lost = True
-        leave_decode_rank(caches, pools, i)
+        leave_decode_rank(caches, requests, pools, i)
         if stage == IS_READ and transfers[i].transfer_start_s < now_s:
             occupy_links(pools, i, min(transfers[i].link_end_s, now_s))
         if from_here:
-            handoffs[rank].num_held -= 1
+            pools.handoffs[rank].num_held -= 1
             if caches is not None:
                 number = pools.pool_of_rank[rank]
                 lose_shared(cache_of(caches, pools, number), rank - pools.pools[number].first_rank, i)
@@ -297,15 +298,6 @@ def lose_handoffs(
     ask_again(fleet, now_s)
     drop_lost_events(run, pools)
     free_links(run, pools)
-    for other in range(handoffs.size):
-        i = handoffs[other].pull_first
-        handoffs[other].pull_first, handoffs[other].pull_last = NONE, NONE
-        while i != NONE:
-            after = requests[i].after
-            if transfers[i].stage == WAITS and transfers[i].decode_rank == other:
-                append_to_pull(requests, pools, other, i)
-            i = after
-    handoffs[rank].ready_first, handoffs[rank].ready_last = NONE, NONE
     for other in range(fleet.replicas.size):
         if other != replica and fleet.replicas[other].phase in (UP, DRAINING):
             wake_replica(run, pools, other, now_s)
@@ -332,13 +324,16 @@ def free_links(run: RunTables, pools: Pools) -> None:
 
 
 @inner
-def leave_decode_rank(caches: Cache | None, pools: Pools, i: int) -> None:
+def leave_decode_rank(caches: Cache | None, requests: Requests, pools: Pools, i: int) -> None:
     """Take request `i`, which has not begun to run where it decodes, away from there."""
     transfer = pools.transfers[i]
     rank = transfer.decode_rank
     pools.ranks[rank].num_outstanding -= 1
     if transfer.stage == WAITS:
+        remove(requests, pools.waiting[rank], i)
         return
+    if transfer.stage == IS_READY:
+        remove(requests, pools.arrived[rank], i)
     pools.handoffs[rank].num_pulled -= 1
     pools.ranks[rank].free_window_blocks += transfer.taken_window_blocks
     if caches is None:

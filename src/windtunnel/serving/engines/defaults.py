@@ -6,6 +6,7 @@ only for the model, the workload or a degree of 1 is accepted: a search passes t
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from windtunnel.errors import InputError, did_you_mean
 from windtunnel.hardware import Device
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.plugins import Registry
-from windtunnel.schema import Schema
+from windtunnel.schema import Schema, read_yaml
 from windtunnel.serving import codes
 from windtunnel.serving.deployment import EngineSettings, HostOverheads
 from windtunnel.serving.engines.contract import Scheduler, owner_of, scheduler_of, schedulers
@@ -32,30 +33,18 @@ WIDE_TP = 4
 """Tensor-parallel devices from which SGLang captures more graphs (`server_args.py`)."""
 
 
-class MemoryDefaults(Schema):
-    """Settings on devices of at least `from_bytes`; they replace those of smaller devices."""
+class Case(Schema):
+    """Settings on the devices and shapes of a replica that it names; they replace those of the cases before."""
 
-    from_bytes: float
     settings: EngineSettings
     wide_settings: EngineSettings = EngineSettings()
-    """Settings over `WIDE_TP` or more devices."""
-    except_devices: tuple[str, ...] = ()
-    """Starts of the names of devices that keep those of smaller ones."""
-
-
-class RankDefaults(Schema):
-    """Settings of a device that shares each layer with others: `from_ranks` ranks or more."""
-
-    from_ranks: int
-    settings: EngineSettings
-
-
-class DeviceDefaults(Schema):
-    """Settings on some devices, by the tensor parallelism of a layer."""
-
-    devices: tuple[str, ...]
+    """Settings over `WIDE_TP` or more ranks."""
+    from_bytes: float = 0.0
+    """Least memory of the device."""
+    from_ranks: int = 1
+    """Least number of ranks that share each layer."""
+    devices: tuple[str, ...] = ("",)
     """Architectures, and starts of names."""
-    settings: EngineSettings
     except_devices: tuple[str, ...] = ()
     """Starts of the names of devices that are left out."""
     tp: tuple[int, ...] = ()
@@ -63,11 +52,12 @@ class DeviceDefaults(Schema):
     without: tuple[str, ...] = ()
     """Degrees of parallelism that must be 1: `pp`, `attention_dp`."""
 
-    def apply_to(self, device: Device, shape: Parallelism) -> bool:
+    def applies_to(self, device: Device, shape: Parallelism) -> bool:
         """Whether the settings hold for a `device` that runs a replica of this `shape`."""
         is_named = device.architecture in self.devices or device.name.startswith(self.devices)
+        is_large = device.memory_bytes >= self.from_bytes and shape.tp * shape.attention_dp >= self.from_ranks
         is_split = (not self.tp or shape.tp in self.tp) and all(getattr(shape, name) == 1 for name in self.without)
-        return is_named and is_split and not device.name.startswith(self.except_devices)
+        return is_named and is_large and is_split and not device.name.startswith(self.except_devices)
 
 
 class Profiling(Schema):
@@ -92,11 +82,11 @@ class VersionDefaults(Schema):
 
     since: str
     settings: EngineSettings
-    by_memory: tuple[MemoryDefaults, ...] = ()
+    by_memory: tuple[Case, ...] = ()
     """Ascending."""
-    by_ranks: tuple[RankDefaults, ...] = ()
+    by_ranks: tuple[Case, ...] = ()
     """Ascending; by tensor-parallel and attention data-parallel ranks."""
-    by_device: tuple[DeviceDefaults, ...] = ()
+    by_device: tuple[Case, ...] = ()
     """Later ones replace earlier ones."""
     fused_architectures: tuple[str, ...] | None = None
     """Model types whose all-reduces are fused, others' are not; None: those of the version before, and at first all."""
@@ -222,14 +212,10 @@ def _catalog_settings(entries: Sequence[VersionDefaults], device: Device, shape:
     ranks = shape.tp * shape.attention_dp
     for entry in entries:
         overlay(merged, entry.settings)
-        for tier in entry.by_memory:
-            if device.memory_bytes >= tier.from_bytes and not device.name.startswith(tier.except_devices):
-                overlay(merged, tier.settings)
-                overlay(merged, tier.wide_settings if ranks >= WIDE_TP else EngineSettings())
-        for group in entry.by_ranks:
-            overlay(merged, group.settings if ranks >= group.from_ranks else EngineSettings())
-        for kind in entry.by_device:
-            overlay(merged, kind.settings if kind.apply_to(device, shape) else EngineSettings())
+        for case in (*entry.by_memory, *entry.by_ranks, *entry.by_device):
+            if case.applies_to(device, shape):
+                overlay(merged, case.settings)
+                overlay(merged, case.wide_settings if ranks >= WIDE_TP else EngineSettings())
         overlay(merged, entry.stage_settings if ranks == 1 < shape.pp else EngineSettings())
     owner_of(merged["scheduler"]).split_over_ranks(merged, shape.attention_dp)
     return merged
@@ -326,16 +312,7 @@ def read_by() -> Mapping[str, tuple[str, ...]]:
     return readers
 
 
-OFF: Mapping[str, Any] = {
-    "long_prefill_token_threshold": 0,
-    "receive_interval_steps": 1,
-    "batch_wait_timeout_iters": 0,
-    "batch_wait_max_tokens_ratio": 0.0,
-    "attention_dp_timeout_iters": 0,
-    "attention_dp_batching_wait_iters": 0,
-    "watermark_fraction": 0.0,
-    "max_waiting_steps": 0,
-}
+OFF: Mapping[str, Any] = read_yaml(Path(__file__).with_name("off.yaml"))
 """Values that mean the same as leaving the setting out."""
 
 

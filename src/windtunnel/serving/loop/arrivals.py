@@ -53,7 +53,7 @@ def deliver(pool: PoolTables, run: RunTables, pools: Pools | None, fleet: Replic
             if pool.cache is not None:
                 forget_own(pool.cache, pools, k)
             keeps_key = pools.pools[pools.pool_of_rank[former_rank]].queue_order == settings.queue_order
-    if pool.rules is not None:
+    if pool.batches is not None:
         if settings.scheduler >= VLLM_V0:
             begin_sequence(pool.sequences, requests, k)
             put_last(pool.sequences, ranks, rank, k)

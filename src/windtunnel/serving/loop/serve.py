@@ -73,7 +73,7 @@ def run_events(
             event, event_s, ended_step = clock[0].event, clock[0].event_s, clock[0].ended_step == 1
             clock[0].event = NONE
         else:
-            if pool.rules is not None:
+            if pool.batches is not None:
                 if min(arrival_s, event_s) > end_of_run_s(pool, pools):
                     return DONE
             if fleet is not None:
@@ -148,8 +148,8 @@ def resume(pool: PoolTables, run: RunTables, pools: Pools | None, fleet: Replica
 @inner
 def end_of_run_s(pool: PoolTables, pools: Pools | None) -> float:
     """Return the time after which nothing happens."""
-    if pools is None and pool.rules is not None:
-        return pool.rules.end_s
+    if pools is None and pool.batches is not None:
+        return pool.settings.end_s
     return np.inf
 
 
@@ -157,7 +157,7 @@ def end_of_run_s(pool: PoolTables, pools: Pools | None) -> float:
 def has_room_for_rows(pool: PoolTables, run: RunTables, pools: Pools | None) -> bool:
     """Whether the buffers hold what one event may write: a row, of per-request scheduling one a pipeline stage."""
     num_rows = 1
-    if pool.rules is not None:
+    if pool.batches is not None:
         num_rows = pool.settings.num_stages if pools is None else pools.stages.shape[1]
     has_room = run.clock[0].rows + num_rows <= run.steps.size
     if run.trail is not None and pool.batches is not None:
@@ -204,7 +204,7 @@ def end_step(
     settings, slots = pool.settings, pool.slots
     num_outstanding = outstanding_at(pool, replica)
     ended_step = False
-    if pool.rules is not None:
+    if pool.batches is not None:
         if settings.scheduler >= VLLM_V0:
             if stage == NONE:
                 pool.ranks[replica].is_awake = 0
@@ -247,7 +247,7 @@ def start_steps(
 ) -> int:
     """Form and start the batches that a replica's event lets it run; returns DONE, or why the loop must stop."""
     settings = pool.settings
-    if pool.rules is not None:
+    if pool.batches is not None:
         if settings.scheduler >= VLLM_V0:
             slot = replica * settings.num_stages
             if pools is not None:

@@ -160,7 +160,7 @@ def release_together(pool: PoolTables, replica: int, slot: int, unfinished: int)
             continue
         if unfinished == NONE:
             release(pool, replica, i)
-        elif pool.rules.leaks_blocks:
+        elif pool.settings.leaks_blocks:
             pool.ranks[replica].num_running -= 1
         else:  # freed with the batch's last request
             pool.sequences[unfinished].num_blocks += pool.sequences[i].num_blocks
@@ -257,7 +257,9 @@ def start_batch(
             batch = emptied(batch)
     is_alone = batch.num_prefills == 0 and pool.settings.num_stages == 1 and pool.ranks[replica].num_ready == 0
     # Blocks of a restarted request may let it in again at the next step.
-    goes_on = pool.rules.fuses_steps == 1 and pool.settings.scheduler != USER and not pool.ranks[replica].has_restarted
+    goes_on = (
+        pool.settings.fuses_steps == 1 and pool.settings.scheduler != USER and not pool.ranks[replica].has_restarted
+    )
     if goes_on and is_alone and not (is_doomed or has_recorded_steps):
         horizon_s = min(horizon_of_steps(pool.settings, run, fleet), fails_s)
         if end_s < horizon_s:
@@ -450,7 +452,7 @@ def take_equal_steps(
     most_steps = steps_until_end(pool, replica, slot, listed.num_listed)
     reserves = reserves_blocks(pool)
     duration_s, num_steps = end_s - now_s, 1
-    while num_steps < most_steps and end_s < horizon_s and end_s <= pool.rules.end_s:
+    while num_steps < most_steps and end_s < horizon_s and end_s <= pool.settings.end_s:
         context = batch.context_tokens + (num_steps + 1) * batch.decode_tokens
         needed = 0 if reserves else pool.batches[row, SCRATCH, num_steps % pool.settings.block_size]
         if pool.stage_tables is None:
@@ -465,7 +467,7 @@ def take_equal_steps(
         end_s += step_s
         num_steps += 1
     if num_steps > 1 and pool.settings.scheduler == LIGHTLLM:
-        period = max(pool.rules.max_waiting_steps, 1)
+        period = max(pool.settings.max_waiting_steps, 1)
         pool.ranks[replica].waited_steps = (pool.ranks[replica].waited_steps + num_steps - 2) % period + 1
     if num_steps > 1 and not reserves:
         for position in range(listed.num_listed):
@@ -498,7 +500,7 @@ def steps_until_end(pool: PoolTables, replica: int, slot: int, size: int) -> int
         steps_to_full = pool.sequences[i].num_blocks * block_size + 1 - pool.sequences[i].processed_tokens
         pool.batches[row, SCRATCH, steps_to_full % block_size] += 1
     if pool.settings.scheduler == LIGHTLLM and pool.ranks[replica].num_waiting > 0:
-        fewest = min(fewest, pool.rules.max_waiting_steps - pool.ranks[replica].waited_steps + 1)
+        fewest = min(fewest, pool.settings.max_waiting_steps - pool.ranks[replica].waited_steps + 1)
     return fewest
 
 

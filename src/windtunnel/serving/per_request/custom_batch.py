@@ -95,7 +95,7 @@ def form_custom_batch(pool: PoolTables, run: RunTables, replica: int, slot: int,
         has_decodes = has_decodes or decodes == 1
         if num_tokens > pool.settings.max_num_batched_tokens:
             return TOO_LONG
-        if size > pool.rules.max_batch_seqs:
+        if size > pool.settings.max_batch_seqs:
             return TOO_MANY_SEQS
     pool.slots[slot].num_verified += has_decodes
     close_ready(pool, replica)

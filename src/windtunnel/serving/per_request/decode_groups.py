@@ -175,7 +175,7 @@ def take_group(pool: PoolTables, replica: int, slot: int) -> int:
         needed = pool.batches[slot, PHASES, pool.slots[slot].group_steps % pool.settings.block_size]
     takes = (
         pool.ranks[replica].ready_group == slot
-        and pool.slots[slot].group_size + num_ready <= min(pool.rules.max_batch_seqs, room)
+        and pool.slots[slot].group_size + num_ready <= min(pool.settings.max_batch_seqs, room)
         and needed + num_ready < room
     )
     for position in range(pool.ranks[replica].group_position):

@@ -95,7 +95,7 @@ def restart(pool: PoolTables, requests: Requests, replica: int, i: int) -> None:
     release(pool, replica, i)
     if pool.sequences[i].is_prefilled:
         pool.sequences[i].last_token_s = pool.sequences[i].left_stage_s
-    if pool.sequences[i].is_prefilled or pool.rules.loses_prompts:
+    if pool.sequences[i].is_prefilled or pool.settings.loses_prompts:
         pool.sequences[i].prompt_tokens = pool.sequences[i].processed_tokens
     pool.sequences[i].processed_tokens = 0
     pool.sequences[i].is_prefilled = 0
@@ -200,17 +200,17 @@ def form_batch_vllm_v0(pool: PoolTables, requests: Requests, replica: int, slot:
         longest = max(longest, pool.sequences[i].prompt_tokens)
         num_blocks = next_prompt_blocks(pool, i)
         if (
-            pool.ranks[replica].free_blocks - num_blocks < pool.rules.watermark_blocks
+            pool.ranks[replica].free_blocks - num_blocks < pool.settings.watermark_blocks
             or (size + 1) * longest > pool.settings.max_num_batched_tokens
             or pool.ranks[replica].num_running == pool.settings.max_num_seqs
-            or size == pool.rules.max_batch_seqs
+            or size == pool.settings.max_batch_seqs
         ):
             break
         admit(pool, requests, replica, num_blocks, now_s)
         size = add(pool, slot, size, i, pool.sequences[i].prompt_tokens)
     if size > 0:
         return size
-    room = pool.rules.max_batch_seqs - take_group(pool, replica, slot)
+    room = pool.settings.max_batch_seqs - take_group(pool, replica, slot)
     sort_ready(pool, requests, replica)
     size, _, position, end = decode_ready(pool, requests, replica, slot, room)
     drop_ready(pool, replica, position, end)
@@ -226,7 +226,7 @@ def form_batch_sarathi(pool: PoolTables, requests: Requests, replica: int, slot:
     above the watermark. When no block is free, the latest ready request is restarted.
     """
     num_tokens = take_group(pool, replica, slot)
-    room = pool.rules.max_batch_seqs - num_tokens
+    room = pool.settings.max_batch_seqs - num_tokens
     row = ready_row(pool, replica)
     size, begun, position, end = decode_ready(pool, requests, replica, slot, room)
     num_tokens += size
@@ -258,7 +258,7 @@ def form_batch_sarathi(pool: PoolTables, requests: Requests, replica: int, slot:
         if (
             pool.ranks[replica].num_running == pool.settings.max_num_seqs
             or size == room
-            or pool.ranks[replica].free_blocks - num_blocks < pool.rules.watermark_blocks
+            or pool.ranks[replica].free_blocks - num_blocks < pool.settings.watermark_blocks
             or chunk <= 0
         ):
             break
@@ -276,9 +276,9 @@ def admit_reserved(
     while (
         pool.ranks[replica].first_waiting != NONE
         and size < room
-        and pool.ranks[replica].free_blocks >= pool.rules.reserved_blocks
+        and pool.ranks[replica].free_blocks >= pool.settings.reserved_blocks
     ):
-        i = admit(pool, requests, replica, pool.rules.reserved_blocks, now_s)
+        i = admit(pool, requests, replica, pool.settings.reserved_blocks, now_s)
         size = add(pool, slot, size, i, pool.sequences[i].prompt_tokens)
     return size
 
@@ -288,7 +288,7 @@ def form_batch_orca(pool: PoolTables, requests: Requests, replica: int, slot: in
     """Orca's iteration-level scheduling (Yu et al., OSDI 2022, algorithm 1): everything that is ready, then waiting
     requests, prompts whole; a request is admitted with blocks for the longest sequence that the engine serves.
     """
-    room = pool.rules.max_batch_seqs - take_group(pool, replica, slot)
+    room = pool.settings.max_batch_seqs - take_group(pool, replica, slot)
     row = ready_row(pool, replica)
     size = min(pool.ranks[replica].num_ready, room)
     for position in range(size):
@@ -313,7 +313,7 @@ def form_batch_faster_transformer(pool: PoolTables, requests: Requests, replica:
     if size > 0:
         drop_ready(pool, replica, size, pool.ranks[replica].num_ready)
         return size
-    room = pool.rules.max_batch_seqs
+    room = pool.settings.max_batch_seqs
     size = admit_reserved(pool, requests, replica, slot, 0, room, now_s)
     pool.ranks[replica].num_groups += 1
     for position in range(size):
@@ -331,7 +331,7 @@ def form_batch_lightllm(pool: PoolTables, requests: Requests, replica: int, slot
     """
     is_empty = pool.ranks[replica].num_ready == 0 and pool.ranks[replica].ready_group == NONE
     size = 0
-    if is_empty or pool.ranks[replica].waited_steps >= pool.rules.max_waiting_steps:
+    if is_empty or pool.ranks[replica].waited_steps >= pool.settings.max_waiting_steps:
         if pool.ranks[replica].first_waiting != NONE:
             dissolve(pool, replica)
             size = admit_by_peak(pool, requests, replica, slot, now_s)
@@ -368,7 +368,7 @@ def admit_by_peak(pool: PoolTables, requests: Requests, replica: int, slot: int,
         if (
             num_tokens + prompt > pool.settings.max_num_batched_tokens
             or pool.ranks[replica].num_running == pool.settings.max_num_seqs
-            or size == pool.rules.max_batch_seqs
+            or size == pool.settings.max_batch_seqs
         ):
             break
         considered = consider(pool, row, considered, i, prompt + 1)

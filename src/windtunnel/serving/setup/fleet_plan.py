@@ -11,6 +11,7 @@ from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError
 from windtunnel.metrics.fleet import FLEET_COLUMNS, PHASE_COLUMNS, STAY_COLUMNS
 from windtunnel.metrics.records import Table
+from windtunnel.schema import fields_of
 from windtunnel.serving import codes
 from windtunnel.serving.deployment import Deployment, Faults, ScheduledScaling, TargetScaling, is_own_router
 from windtunnel.serving.state import fleet as kernel
@@ -146,11 +147,7 @@ def _scaling(replicas: int, autoscaling: TargetScaling | ScheduledScaling | None
         return scaling
     return scaling._replace(
         metric=codes.SCALING_METRICS.index(autoscaling.metric),
-        target=autoscaling.target,
-        min_replicas=autoscaling.min_replicas,
-        max_replicas=autoscaling.max_replicas,
-        interval_s=autoscaling.interval_s,
-        tolerance_fraction=autoscaling.tolerance_fraction,
+        **fields_of(autoscaling, "target", "min_replicas", "max_replicas", "interval_s", "tolerance_fraction"),
         up_looks=int(autoscaling.scale_up_after_s // autoscaling.interval_s),
         down_looks=int(autoscaling.scale_down_after_s // autoscaling.interval_s),
     )

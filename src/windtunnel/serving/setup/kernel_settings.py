@@ -1,5 +1,6 @@
 """Turn a setup, its memory and its requests into the settings of the compiled loop."""
 
+from windtunnel.schema import fields_of
 from windtunnel.serving import codes
 from windtunnel.serving.deployment import is_own_router
 from windtunnel.serving.engines.defaults import is_own_scheduler
@@ -36,9 +37,6 @@ def kernel_settings(
         queue_order=codes.QUEUE_ORDERS.index("fcfs" if is_lpm else engine.scheduling_policy or "fcfs"),
         # Without a radix cache SGLang falls back to fcfs (0.5 `SchedulePolicy._validate_and_adjust_policy`).
         longest_prefix_first=int(is_lpm and bool(engine.enable_prefix_caching)),
-        block_size=memory.block_size,
-        num_blocks=memory.num_blocks,
-        blocks_per_request=memory.blocks_per_request,
         schedule_conservativeness=1.0 if engine.schedule_conservativeness is None else engine.schedule_conservativeness,
         receive_interval_steps=engine.receive_interval_steps or 1,
         concurrency=requests.concurrency,
@@ -51,11 +49,9 @@ def kernel_settings(
         balance_wait_steps=_balance(setup, engine.attention_dp_batching_wait_iters),
         router=router_code(router),
         seed=seed,
-        window_tokens=memory.window_tokens,
-        num_groups=memory.num_groups,
-        num_window_groups=memory.num_window_groups,
         window_pool=int(memory.num_window_blocks > 0),
-        num_window_blocks=memory.num_window_blocks,
+        **fields_of(memory, "block_size", "num_blocks", "blocks_per_request", "window_tokens"),
+        **fields_of(memory, "num_groups", "num_window_groups", "num_window_blocks"),
     )
 
 

@@ -9,7 +9,6 @@ from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, is_own_scheduler
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.memory import MemoryPlan
-from windtunnel.serving.state.per_request import PerRequestRules
 from windtunnel.serving.state.records import KernelSettings
 from windtunnel.workload.generate.requests import RequestArrays
 
@@ -19,16 +18,16 @@ def schedules_per_request(setup: Setup) -> bool:
     return setup.engine.scheduler not in ENGINE_SCHEDULERS
 
 
-def per_request_rules(
+def per_request_settings(
     setup: Setup, memory: MemoryPlan, settings: KernelSettings, requests: RequestArrays
-) -> PerRequestRules:
-    """Return how such a scheduler forms batches, as the loop takes it."""
+) -> KernelSettings:
+    """Add to `settings` how such a scheduler forms batches."""
     engine = setup.engine
     longest = int((requests.input_tokens + requests.output_tokens).max())
     reserves = scheduler_of(engine).reserves_longest
     shares_stages = not reserves and settings.scheduler != codes.USER
     batch_seqs = settings.max_num_seqs // settings.num_stages if shares_stages else settings.max_num_seqs
-    return PerRequestRules(
+    return settings._replace(
         max_batch_seqs=max(batch_seqs, 1),
         watermark_blocks=int((engine.watermark_fraction or 0.0) * memory.num_blocks),
         reserved_blocks=-(-max(longest, setup.max_model_len) // memory.block_size) if reserves else 0,
@@ -36,11 +35,11 @@ def per_request_rules(
     )
 
 
-def most_batch_tokens(settings: KernelSettings, rules: PerRequestRules, requests: RequestArrays) -> int:
+def most_batch_tokens(settings: KernelSettings, requests: RequestArrays) -> int:
     """Return the most tokens of a batch; where prompts run whole and uncapped, all that memory admits."""
-    if not rules.reserved_blocks:
+    if not settings.reserved_blocks:
         return settings.max_num_batched_tokens
-    batch_seqs = min(rules.max_batch_seqs, max(settings.num_blocks // rules.reserved_blocks, 1))
+    batch_seqs = min(settings.max_batch_seqs, max(settings.num_blocks // settings.reserved_blocks, 1))
     return batch_seqs * int(requests.input_tokens.max())
 
 
@@ -77,17 +76,17 @@ def refuse_features(
         )
 
 
-def check_per_request(settings: KernelSettings, rules: PerRequestRules, requests: RequestArrays) -> None:
+def check_per_request(settings: KernelSettings, requests: RequestArrays) -> None:
     """Raise InputError for the first request that could never be scheduled."""
     lengths = requests.input_tokens + requests.output_tokens - 1
     longest = int(np.argmax(lengths))
     name = codes.PER_REQUEST_SCHEDULERS[settings.scheduler - codes.VLLM_V0]
-    if rules.reserved_blocks > settings.num_blocks:
+    if settings.reserved_blocks > settings.num_blocks:
         raise InputError(
-            f"{name} reserves {rules.reserved_blocks:,} blocks for every request; {settings.num_blocks:,} fit",
+            f"{name} reserves {settings.reserved_blocks:,} blocks for every request; {settings.num_blocks:,} fit",
             "lower engine.max_model_len, or use more devices",
         )
-    blocks = -(-int(lengths[longest]) // settings.block_size) + rules.watermark_blocks
+    blocks = -(-int(lengths[longest]) // settings.block_size) + settings.watermark_blocks
     if blocks > settings.num_blocks:
         raise InputError(
             f"request {longest} of {lengths[longest] + 1:,} tokens needs {blocks:,} blocks with the watermark; "

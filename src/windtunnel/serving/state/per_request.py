@@ -5,32 +5,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from windtunnel.compiled.records import F8, I8
-from windtunnel.serving.state.records import (
-    Floats,
-    Ints,
-    KernelSettings,
-)
-
-
-class PerRequestRules(NamedTuple):
-    """How a scheduler that may batch any subset of requests does it, beside its `KernelSettings`. Scalars."""
-
-    max_batch_seqs: int
-    """Requests of one batch."""
-    watermark_blocks: int = 0
-    """Blocks that admission leaves free."""
-    reserved_blocks: int = 0
-    """Orca and FasterTransformer: blocks that a request is given when it is admitted."""
-    max_waiting_steps: int = 0
-    """LightLLM: decode steps after which waiting requests are looked at."""
-    loses_prompts: int = 0
-    """1: a request that is restarted in the middle of its prompt computes the rest of it one token a step."""
-    leaks_blocks: int = 0
-    """1: the end of a FasterTransformer batch frees the blocks of its last step's requests only."""
-    fuses_steps: int = 1
-    """1: equal decode steps up to the next event are taken at once; the same times, fewer rows."""
-    end_s: float = np.inf
-    """Nothing after this time happens."""
+from windtunnel.serving.state.records import Floats, Ints, KernelSettings
 
 
 class SequenceState(Protocol):
@@ -80,12 +55,12 @@ class Trail(NamedTuple):
     """[rows, stages, 2] start and end; of a fused run of steps, of the whole."""
 
 
-def new_batches(settings: KernelSettings, rules: PerRequestRules) -> Ints:
+def new_batches(settings: KernelSettings) -> Ints:
     """Make empty lists `[slot or replica, list, position]`.
 
     A slot's row has the requests of its batch, their tokens, and its decode group's lists; a replica's row its ready
     requests (between two batches) and columns of scratch. `serving.per_request.decode_groups` names them.
     """
     rows = settings.num_replicas * (settings.num_stages + 1)
-    most = max(settings.max_num_seqs, rules.max_batch_seqs * settings.num_stages) + 1
+    most = max(settings.max_num_seqs, settings.max_batch_seqs * settings.num_stages) + 1
     return np.zeros((rows, 5, max(most, settings.block_size)), np.int64)

@@ -14,7 +14,6 @@ import numpy as np
 from windtunnel.compiled.jit import inlined
 from windtunnel.compiled.records import F8, I8, Records, new_table
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL, ROUND_ROBIN
-from windtunnel.serving.state.per_request import PerRequestRules
 from windtunnel.serving.state.records import (
     NONE,
     Cache,
@@ -42,8 +41,6 @@ class PoolPlan(NamedTuple):
     settings: KernelSettings
     """`first_*` are filled in by `new_pools`."""
     cost: StepCost
-    rules: PerRequestRules | None = None
-    """Of a scheduler that may batch any subset of requests; None for others."""
     speculation: Speculation | None = None
     """None where a decode step gives one token."""
     role: int = BOTH
@@ -73,8 +70,7 @@ class HandoffRules(NamedTuple):
 
 
 class PoolRecord(KernelSettings):
-    """The settings of a pool, with the fields of its `PerRequestRules`, and where it lies among all pools' replicas,
-    ranks and slots."""
+    """The settings of a pool, and where it lies among all pools' replicas, ranks and slots."""
 
     end_replica: int  # ends of the pool's share of the arrays of all pools
     end_rank: int
@@ -118,14 +114,17 @@ has come, and the request has not joined a batch yet."""
 class Handoff(Protocol):
     """One record a rank of a run with pools."""
 
-    pull_first: I8  # ends of the list of requests that wait for blocks to read their KV into
-    pull_last: I8
-    ready_first: I8  # ends of the list of those whose KV has come
-    ready_last: I8
     num_pulled: I8  # requests that hold blocks here and do not run yet
     num_held: I8  # requests handed off whose KV is still here
     link_free_s: F8  # when the rank's interfaces have sent and received all that they were given
     link_busy_s: F8  # until when they were busy with transfers that have ended or that a failure has cut short
+
+
+class RequestList(Protocol):
+    """The ends of a list of requests, which are linked by their `before` and `after`."""
+
+    first: I8
+    last: I8
 
 
 class Routing(HandoffRules):
@@ -148,6 +147,10 @@ class Pools(NamedTuple):
     stages: Floats
     handoffs: Records[Handoff]
     """[rank]"""
+    waiting: Records[RequestList]
+    """[rank] Requests that wait for blocks to read their KV into."""
+    arrived: Records[RequestList]
+    """[rank] Those whose KV has come."""
     transfers: Records[KvTransfer]
     """[request]"""
     routing: Records[Routing]
@@ -164,14 +167,13 @@ class Pools(NamedTuple):
 
 def new_pool_records(plans: Sequence[PoolPlan]) -> Table:
     """Make the records of pools, end to end in the order of `plans`."""
-    pools = new_table((KernelSettings, PerRequestRules, PoolRecord), len(plans))
+    pools = new_table(PoolRecord, len(plans))
     hands_off = any(plan.role == PREFILL for plan in plans)
     ends = np.zeros(4, np.int64)
     for pool, plan in zip(pools, plans, strict=True):
         num_replicas, num_stages = plan.settings.num_replicas, plan.settings.num_stages
         num_ranks = num_replicas * plan.settings.ranks_per_replica
-        scalars = plan.settings._asdict() | ({} if plan.rules is None else plan.rules._asdict())
-        for name, value in scalars.items():
+        for name, value in plan.settings._asdict().items():
             pool[name] = value
         pool.first_replica, pool.first_rank, pool.first_slot, pool.first_event = ends
         ends += (num_replicas, num_ranks, num_ranks * num_stages, num_replicas * num_stages)
@@ -190,7 +192,6 @@ def new_pools(plans: Sequence[PoolPlan], handoff_rules: HandoffRules, num_reques
     pools = new_pool_records(plans)
     hands_off, num_ranks = bool(pools.hands_off.any()), pools.end_rank[-1]
     unknown = dict.fromkeys(("handed_s", "transfer_start_s", "transfer_end_s"), np.nan)
-    nobody = dict.fromkeys(("pull_first", "pull_last", "ready_first", "ready_last"), NONE)
     routing = new_table(Routing, 1, **handoff_rules._asdict())
     routing.router = plans[0].settings.router
     routing.num_slot_events = (pools.num_replicas * pools.num_stages).sum()
@@ -204,7 +205,9 @@ def new_pools(plans: Sequence[PoolPlan], handoff_rules: HandoffRules, num_reques
         slots=np.concatenate([new_slots(plan.settings) for plan in plans]).view(np.recarray),
         lists=joined_lists([new_lists(plan.settings) for plan in plans]),
         stages=np.zeros((pools.end_replica[-1], max(plan.settings.num_stages for plan in plans))),
-        handoffs=new_table(Handoff, num_ranks, **nobody),
+        handoffs=new_table(Handoff, num_ranks),
+        waiting=new_table(RequestList, num_ranks, first=NONE, last=NONE),
+        arrived=new_table(RequestList, num_ranks, first=NONE, last=NONE),
         transfers=new_table(KvTransfer, num_requests, **unknown),
         routing=routing,
         pool_of_event=np.concatenate(

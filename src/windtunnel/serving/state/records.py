@@ -99,6 +99,22 @@ class KernelSettings(NamedTuple):
     window_pool: int = 0
     """1: those layers have a pool of their own instead, of `num_window_blocks`."""
     num_window_blocks: int = 0
+    max_batch_seqs: int = 0
+    """Per-request scheduling, from here on: requests of one batch."""
+    watermark_blocks: int = 0
+    """Blocks that admission leaves free."""
+    reserved_blocks: int = 0
+    """Orca and FasterTransformer: blocks that a request is given when it is admitted."""
+    max_waiting_steps: int = 0
+    """LightLLM: decode steps after which waiting requests are looked at."""
+    loses_prompts: int = 0
+    """1: a request that is restarted in the middle of its prompt computes the rest of it one token a step."""
+    leaks_blocks: int = 0
+    """1: the end of a FasterTransformer batch frees the blocks of its last step's requests only."""
+    fuses_steps: int = 1
+    """1: equal decode steps up to the next event are taken at once; the same times, fewer rows."""
+    end_s: float = np.inf
+    """Nothing after this time happens."""
 
 
 class Request(Protocol):

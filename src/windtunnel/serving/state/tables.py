@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from windtunnel.compiled.jit import inlined
 from windtunnel.compiled.records import Records
-from windtunnel.serving.state.per_request import PerRequestRules, SequenceState, StageTables, Trail
+from windtunnel.serving.state.per_request import SequenceState, StageTables, Trail
 from windtunnel.serving.state.pools import PoolRecord, Pools, cache_of, ranks_of, slots_of
 from windtunnel.serving.state.records import (
     Cache,
@@ -51,16 +51,14 @@ class PoolTables(NamedTuple):
     """[slot, list, position], see `serving.state.records.FINISH_KEY`."""
     stages: Floats
     """[replica, stage] Time at which each pipeline stage is free."""
-    rules: PerRequestRules = None  # type: ignore[assignment]
-    """None where no pool schedules per request; so are the next two."""
     sequences: Records[SequenceState] = None  # type: ignore[assignment]
-    """[request]"""
+    """[request]; None where no pool schedules per request, as the next."""
     batches: Ints = None  # type: ignore[assignment]
     """[slot or replica, list, position], see `serving.state.per_request.new_batches`."""
     stage_tables: StageTables | None = None
     """None where a `StepCost` prices steps."""
     records: Records[PoolRecord] | None = None
-    """[pool] Settings and rules, where a call unpacks them faster than 40 numbers; `in_pools` takes them from here."""
+    """[pool] Settings, where a call unpacks them faster than 40 numbers; `in_pools` takes them from here."""
 
 
 class RunTables(NamedTuple):
@@ -88,14 +86,13 @@ class RunTables(NamedTuple):
 def pool_tables_of(pools: Pools, number: int, common: PoolTables) -> PoolTables:
     """Return the tables of one pool; what all have in common, and the caches of all, are `common`'s."""
     settings = pools.pools[number]
-    cache, speculation, rules, batches = None, None, None, None
+    cache, speculation, batches = None, None, None
     if common.cache is not None:
         cache = cache_of(common.cache, pools, number)
     if common.speculation is not None:
         speculation = Speculation(settings.num_queries, settings.tokens_per_step)
     if common.batches is not None:
         first_row = settings.first_event + settings.first_replica
-        rules = settings  # has their fields
         batches = common.batches[first_row : first_row + settings.num_replicas * (settings.num_stages + 1)]
     return PoolTables(
         settings,
@@ -110,7 +107,6 @@ def pool_tables_of(pools: Pools, number: int, common: PoolTables) -> PoolTables:
         slots_of(pools, settings),
         pools.lists[settings.first_slot : settings.end_slot],
         pools.stages[settings.first_replica : settings.end_replica],
-        rules,  # type: ignore[arg-type]
         common.sequences,
         batches,
         common.stage_tables,
@@ -119,10 +115,7 @@ def pool_tables_of(pools: Pools, number: int, common: PoolTables) -> PoolTables:
 
 @inlined
 def with_record(pool: PoolTables, settings: PoolRecord) -> PoolTables:
-    """Return the tables of the only pool, or of the first one, with the `settings` of its record, and its rules."""
-    rules = None
-    if pool.batches is not None:
-        rules = settings
+    """Return the tables of the only pool, or of the first one, with the `settings` of its record."""
     return PoolTables(
         settings,
         pool.cache,
@@ -136,7 +129,6 @@ def with_record(pool: PoolTables, settings: PoolRecord) -> PoolTables:
         pool.slots,
         pool.lists,
         pool.stages,
-        rules,  # type: ignore[arg-type]
         pool.sequences,
         pool.batches,
         pool.stage_tables,

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
+from windtunnel.limits import check_size
 from windtunnel.network.collectives.call import CollectiveCall, Ranks
 from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
 from windtunnel.network.collectives.rings import Rings, nccl_rings, simai_rings
@@ -67,6 +68,7 @@ def flows(call: CollectiveCall) -> Flows:
     rings = rings_of(call)
     steps = ROUNDS[call.op] * (rings.num_ranks - 1)
     num_flows = rings.order.size * steps
+    check_size(flows=num_flows)
     if num_flows > MOST_FLOWS:
         raise InputError(
             f"a ring of {rings.num_ranks} ranks in {rings.num_channels} channels is {num_flows} flows; "

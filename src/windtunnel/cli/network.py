@@ -1,0 +1,244 @@
+"""`windtunnel topology`, `collective` and `network run`: networks of GPUs, one collective, SimAI's job."""
+
+from pathlib import Path
+
+import click
+
+from windtunnel.cli.options import assignments
+from windtunnel.cli.output import answer, remark, write_page
+from windtunnel.cli.verbs import Options
+from windtunnel.errors import InputError
+from windtunnel.files import check_replaceable, write_text
+from windtunnel.formats.simai.analytical import read_layers, run_simai_analytical, simai_servers
+from windtunnel.formats.simai.conf import read_simai_conf
+from windtunnel.formats.simai.report import end_to_end_csv, flow_table_csv
+from windtunnel.network import fabric as fabrics
+from windtunnel.network.collectives.call import ALGORITHMS, CollectiveChoices, CollectiveRun
+from windtunnel.network.collectives.closed_forms import LAUNCH_S
+from windtunnel.network.collectives.placement import chosen_gpus
+from windtunnel.network.collectives.run import flows_like, read_traffic, run_collective
+from windtunnel.network.fabric import Fabric, without
+from windtunnel.network.flows import Flows
+from windtunnel.network.paths import run_flows
+from windtunnel.network.settings import BACKENDS, NetworkSettings, settings_from
+from windtunnel.network.topology import fabric_from, fabric_of
+from windtunnel.network.topology_file import topology_text
+from windtunnel.report.network import network as report
+from windtunnel.schema import encode
+from windtunnel.training.iteration.layers import LayerWorkload, run_layers
+from windtunnel.training.iteration.shared_fabric import place_jobs, run_jobs
+from windtunnel.units import format_count, parse_quantity
+
+
+def network_settings(options: Options) -> NetworkSettings:
+    """Return the settings of the options, over the fields of a SimAI.conf, over the defaults of `--compat`."""
+    given = {name: value for name, value in options.of("network_settings").items() if value is not None}
+    conf, backend = given.pop("conf", None), given.get("backend", "analytic")
+    unused = next((name for name in ("routing", "send_latency", "seed") if name in given), None)
+    if unused is not None and hasattr(BACKENDS.get(backend), "run_collective"):
+        option = f"--{unused.replace('_', '-')}"
+        raise InputError(f"{option} is for flows; the {backend} backend has none", "give --backend flow")
+    if "send_latency" in given:
+        given["send_latency_s"] = given.pop("send_latency")
+    if conf is not None:
+        given = {**encode(read_simai_conf(conf)), **given}
+    return settings_from(given)
+
+
+def fabric_with_failures(options: Options, topology: str) -> Fabric:
+    """Return the fabric of a file, a type with parameters or a node, without what has failed."""
+    return without(fabric_of(topology), tuple(map(_node_pair, options.fail_links)), options.fail_nodes)
+
+
+def _node_pair(text: str) -> tuple[int, int]:
+    first, dash, second = text.partition("-")
+    if not (dash and first.isdecimal() and second.isdecimal()):
+        raise InputError(f"--fail-link: {text!r} is not two node ids, as 0-128")
+    return int(first), int(second)
+
+
+# ---------------------------------------------------------------------------------------------------------- topology
+
+OF_COMMAND = ("kind", "settings", "num_leaves", "out", "overwrite")
+"""Options of `generate` that are no fields of the type."""
+
+
+def generate(options: Options) -> None:
+    """Write a topology file, and show what it consists of."""
+    given = {name: value for name, value in vars(options).items() if name not in OF_COMMAND}
+    given = {name: value for name, value in given.items() if value is not None and value is not False}
+    fabric = fabric_from({"type": options.kind or "two_tier", **given, **assignments(options.settings)}, "")
+    needed = len(fabric.tier[fabric.tier == 1])
+    if options.num_leaves is not None and options.num_leaves != needed:
+        leaves = format_count(needed, "leaf", "leaves")
+        remark(f"note: --num-leaves {options.num_leaves} does not fit; the GPUs need {leaves}")
+    path = options.out or Path(fabric.name)
+    check_replaceable(path, options.overwrite)
+    write_text(path, topology_text(fabric))
+    answer(False, report.topology_document, report.topology_report, fabric)
+    remark(f"wrote {path}")
+
+
+def show(options: Options) -> None:
+    """Show what a topology consists of."""
+    fabric = fabric_with_failures(options, options.topology)
+    write_page(options.html, report.topology_report, fabric)
+    answer(options.as_json, report.topology_document, report.topology_report, fabric)
+
+
+def check(options: Options) -> None:
+    """Check counts, links, units and that every GPU reaches every other, also after failures."""
+    fabric = fabric_with_failures(options, options.topology)
+    fabrics.check(fabric)
+    click.echo(
+        f"{fabric.name}: {format_count(fabric.num_gpus, 'GPU')}, {format_count(fabric.num_links, 'link')}, "
+        "every GPU reaches every other"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- network run
+
+
+def run(options: Options) -> None:
+    """Predict a training iteration from a SimAI workload file, or those of several jobs on one network."""
+    if not options.workloads:
+        raise InputError("--workload is missing", "a workload file in SimAI's format")
+    if len(options.workloads) == 1 and (options.placement or options.iterations):
+        raise InputError("--placement and --iterations are for several jobs", "give --workload once for each")
+    check_replaceable(options.out, options.overwrite)
+    settings = network_settings(options)
+    is_analytical = settings.compat == "simai" and settings.backend == "analytic"
+    analytical = options.of("simai_analytical")
+    given = [name for name, value in analytical.items() if value is not None]
+    if given and not is_analytical:
+        raise InputError(
+            f"--{given[0].replace('_', '-')} is SimAI-Analytical's", "give --compat simai, and no --backend"
+        )
+    jobs = [read_layers(workload) for workload in options.workloads]
+    if options.topology is not None and len(jobs) > 1:
+        _share(options, jobs, settings)
+        return
+    if not is_analytical:
+        if options.topology is None:
+            hint = "a topology file, a type such as spectrum_x:num_gpus=128, or a node"
+            raise InputError("--topology is missing", hint)
+        iteration = run_layers(jobs[0], fabric_with_failures(options, options.topology), settings)
+    elif options.topology is not None or options.fail_links or options.fail_nodes:
+        raise InputError("SimAI-Analytical knows no topology", "leave --topology out, or --compat simai")
+    else:
+        iteration = run_simai_analytical(jobs[0], *simai_servers(analytical))
+    if options.out is not None:
+        write_text(options.out, end_to_end_csv(iteration, options.out.stem.removesuffix("EndToEnd")))
+        remark(f"wrote {options.out}")
+    answer(options.as_json, report.iteration_document, report.iteration_report, iteration)
+
+
+def _share(options: Options, jobs: list[LayerWorkload], settings: NetworkSettings) -> None:
+    """Run several jobs on one network and print what each loses to the others."""
+    if options.out is not None:
+        raise InputError("--out writes the report of one job", "leave it out; --json prints all of them")
+    fabric, placement = fabric_with_failures(options, options.topology), options.placement or "packed"
+    jobs_run = run_jobs(place_jobs(jobs, fabric, placement), fabric, settings, options.iterations or 10)
+    answer(options.as_json, report.shared_document, report.shared_report, jobs_run, fabric, placement)
+
+
+# -------------------------------------------------------------------------------------------------------- collective
+
+
+def collective(options: Options) -> None:
+    """Run a collective, write its flows and print its time."""
+    if options.op is None or options.topology is None or (options.size is None and options.traffic is None):
+        required = (("op", options.op), ("topology", options.topology), ("size", None))
+        missing = next(name for name, value in required if value is None)
+        raise InputError(f"--{missing} is missing", "see `windtunnel collective --help`")
+    fabric = fabric_with_failures(options, options.topology)
+    settings = network_settings(options)
+    _check_files(options, settings)
+    ranks = chosen_ranks(options.ranks, fabric.num_gpus)
+    made = (_run if options.traffic is None else _run_traffic)(options, fabric, ranks, settings)
+    if any(options.of("flow_files").values()):
+        _write_flow_files(options, fabric, ranks, made, settings)
+    answer(options.as_json, lambda: report.collective_document(made), lambda: report.collective_report(made, fabric))
+
+
+def _check_files(options: Options, settings: NetworkSettings) -> None:
+    """Refuse files that the backend has nothing for.
+
+    Raises:
+        InputError: there are no flows, or no packets that queue.
+    """
+    backend = BACKENDS.get(settings.backend)
+    name = next((name for name in ("times", "links", "queues") if getattr(options, name)), None)
+    if hasattr(backend, "run_collective") and name is not None:
+        raise InputError(f"--{name} is for flows; the {settings.backend} backend has none", "give --backend flow")
+    if not hasattr(backend, "trace_queues") and options.queues is not None:
+        raise InputError("--queues is for packets; flows do not queue", "give --backend packet")
+
+
+def _run(options: Options, fabric: Fabric, ranks: int | list[int], settings: NetworkSettings) -> CollectiveRun:
+    """Run a collective whose ranks all have the same share of `--size`."""
+    has_launch = hasattr(BACKENDS.get(settings.backend), "run_collective")
+    if options.cuda_graph and not has_launch:
+        raise InputError("--cuda-graph leaves out the host's launch, which only the analytic backend has")
+    choices = CollectiveChoices(
+        algorithm=options.algorithm or "auto",
+        protocol=options.protocol or "auto",
+        pxn=options.pxn,
+        launch_s=LAUNCH_S if has_launch and not options.cuda_graph else 0.0,
+    )
+    size_bytes = parse_quantity("size_bytes", options.size)
+    if size_bytes != int(size_bytes):
+        raise InputError(f"--size: {options.size!r} is not a whole number of bytes")
+    return run_collective(fabric, options.op.lower(), int(size_bytes), ranks, settings.backend, settings, choices)
+
+
+def _run_traffic(options: Options, fabric: Fabric, ranks: int | list[int], settings: NetworkSettings) -> CollectiveRun:
+    """Run an all-to-all in which every pair of ranks has its own share, from the file of `--traffic`."""
+    excluded = ("size", "pxn", "protocol", "cuda_graph", "flows", "times", "links", "queues")
+    odd = [f"--{name.replace('_', '-')}" for name in excluded if getattr(options, name)]
+    odd += [f"--op {options.op}"] if options.op.lower() != "all_to_all" else []
+    if odd:
+        raise InputError(f"--traffic is an all-to-all's; it does not go with {odd[0]}")
+    matrix = read_traffic(options.traffic, len(chosen_gpus(fabric, ranks)))
+    most_bytes = int((matrix.sum(axis=1) - matrix.diagonal()).max())
+    choices = CollectiveChoices(options.algorithm or "auto")
+    return run_collective(fabric, "all_to_all", most_bytes, ranks, settings.backend, settings, choices, matrix)
+
+
+def _write_flow_files(
+    options: Options, fabric: Fabric, ranks: int | list[int], done: CollectiveRun, settings: NetworkSettings
+) -> None:
+    """Write the flows of the run; their times, links and queues need one more simulation."""
+    table, algorithm = flows_like(fabric, done, ranks, settings, options.pxn)
+    if not ALGORITHMS.get(done.algorithm).OPERATIONS:
+        remark(f"note: {done.algorithm} has only a closed form; the flows are those of {algorithm}")
+    if options.flows is not None:
+        lines = flow_table_csv(table, done.op, done.size_bytes, algorithm)
+        write_text(options.flows, "".join(f"{line}\n" for line in lines))
+        remark(f"wrote {options.flows}: {format_count(len(table), 'flow')}")
+    if any((options.times, options.links, options.queues)):
+        _write_simulated_flows(options, fabric, table, settings)
+
+
+def _write_simulated_flows(options: Options, fabric: Fabric, table: Flows, settings: NetworkSettings) -> None:
+    """Run every flow of `table`, and write their times, the use of links, and queues."""
+    flow_times = run_flows(fabric, table, settings)
+    files = [file for file in (options.times, options.links, options.queues) if file is not None]
+    if options.times is not None:
+        report.write_flow_times(table, flow_times, options.times)
+    if options.links is not None:
+        report.write_link_use(fabric, flow_times, options.links)
+    if options.queues is not None:
+        queues = BACKENDS.get(settings.backend).trace_queues(fabric, table, settings, flow_times)
+        report.write_queues(fabric, queues, options.queues)
+    remark(f"wrote {', '.join(map(str, files))}")
+
+
+def chosen_ranks(text: str | None, num_gpus: int) -> int | list[int]:
+    """Read `8` as a number of ranks, `0,8,16` as their ids."""
+    if text is None:
+        return num_gpus
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise InputError(f"--ranks: {text!r} is neither a number of GPUs nor their ids", "as 16, or 0,8,16,24")
+    return int(text) if len(parts) == 1 else [int(part) for part in parts]

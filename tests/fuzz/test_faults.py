@@ -1,0 +1,213 @@
+"""What is left when a command is killed, or its disk, store or clock fails: the same answers the next time.
+
+Each kind of command is killed a few times; WINDTUNNEL_FAULTS=200 (`make faults`) kills each that often.
+"""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import Command
+from fuzz.test_relations import SPACE
+
+KILLS = int(os.environ.get("WINDTUNNEL_FAULTS", "1"))
+RUNS = """\
+id,model,device,tp,max_num_seqs,max_num_batched_tokens,input_tokens,output_tokens,range_ratio,concurrency,num_requests,ttft_ms,tpot_ms
+one,qwen2.5-0.5b,h100_sxm,1,16,1024,56,4,0.8,1,3,20,3
+two,qwen2.5-0.5b,h100_sxm,1,16,1024,56,4,0.8,2,4,30,4
+"""
+COMMANDS = {
+    "search": ("search", "space.json", "--store", "kept.sqlite", "--out", "found", "--overwrite"),
+    "simulate": ("simulate", "run.json", "--out", "run", "--overwrite"),
+    "calibrate": ("calibrate", "runs.csv", "--out", "profile.yaml"),
+}
+TRAIN = (
+    *("--model", "llama-3.1-8b", "--device", "h100_sxm", "--num-devices", "8", "--tp", "2"),
+    *("--sequence-tokens", "1024", "--global-batch", "8"),
+)
+NOT_COMPARED = (".sqlite", ".sqlite-journal", ".sqlite-wal", ".sqlite-shm", ".html")
+ENVIRONMENT = os.environ | {"NUMBA_DISABLE_JIT": "1", "NO_COLOR": "1"}
+
+pytestmark = pytest.mark.interpreted
+
+
+def inputs(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "space.json").write_text(json.dumps(SPACE))
+    (folder / "run.json").write_text(json.dumps({name: SPACE[name] for name in ("model", "deployment", "workload")}))
+    (folder / "runs.csv").write_text(RUNS)
+    return folder
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "windtunnel", *words]
+    return subprocess.Popen(
+        command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
+
+
+def complete(folder: Path, *words: str) -> None:
+    process = start(folder, *words)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said.decode()
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder; of a search its answers, for what it counts and draws tells how much was known before."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix not in NOT_COMPARED]
+    contents = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    return {
+        name: answers_of(content) if name.endswith("search.json") else content for name, content in contents.items()
+    }
+
+
+def answers_of(document: bytes | str) -> bytes:
+    return json.dumps(json.loads(document)["workloads"]).encode()
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_a_killed_command_is_done_again_to_the_same_bytes(verb: str, tmp_path: Path) -> None:
+    whole = inputs(tmp_path / "whole")
+    started_s = time.monotonic()
+    complete(whole, *COMMANDS[verb])
+    takes_s = time.monotonic() - started_s
+    moments = random.Random(verb)
+    for number in range(KILLS):
+        folder = inputs(tmp_path / str(number))
+        process = start(folder, *COMMANDS[verb])
+        time.sleep(moments.uniform(0.3, 1.0) * takes_s)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        complete(folder, *COMMANDS[verb])
+        assert written(folder) == written(whole)
+
+
+def test_two_searches_share_a_store(tmp_path: Path) -> None:
+    alone, folder = inputs(tmp_path / "alone"), inputs(tmp_path / "both")
+    words = ("search", "space.json", "--store", "kept.sqlite", "--out")
+    complete(alone, *words, "one")
+    both = [start(folder, *words, name) for name in ("one", "two")]
+    for process in both:
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said.decode()
+    for name in ("one", "two"):
+        assert written(folder / name) == written(alone / "one")
+
+
+@pytest.mark.parametrize("damage", ["cut", "noise", "empty", "text"])
+def test_a_damaged_store_costs_no_answer(
+    damage: str, windtunnel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(inputs(tmp_path / "work"))
+    words = ("search", "space.json", "--store", "kept.sqlite", "--json")
+    first = windtunnel(*words)
+    assert first.code == 0, first.stderr
+    store = Path("kept.sqlite")
+    content = bytearray(store.read_bytes())
+    noise = random.Random(damage)
+    for position in noise.sample(range(100, len(content)), 400):
+        content[position] = noise.randrange(256)
+    kept = {"cut": content[: len(content) // 2], "noise": content, "empty": b"", "text": b"not a database" * 99}
+    store.write_bytes(bytes(kept[damage]))
+    again = windtunnel(*words)
+    assert again.code == 0, again.stderr
+    assert answers_of(again.stdout) == answers_of(first.stdout)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("simulate", "run.json", "--html", "page.html"),
+        ("simulate", "run.json", "--out", "run"),
+        ("simulate", "run.json", "--timeline", "timeline.json"),
+        ("simulate", "run.json", "--vidur-metrics", "metrics.csv"),
+        ("topology", "generate", "--type", "spectrum_x", "--num-gpus", "64", "--out", "fabric"),
+        ("train", *TRAIN, "--html", "page.html"),
+    ],
+    ids=lambda words: "_".join(word.strip("-") for word in words[:4]),
+)
+def test_a_disk_that_fills_is_said(
+    words: tuple[str, ...], windtunnel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit of files stands for the disk: what is written first fits, the rest does not."""
+    folder = inputs(tmp_path / "work")
+    monkeypatch.chdir(folder)
+    before = sorted(folder.rglob("*"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400, hard))
+    try:
+        done = windtunnel(*words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (done.code, done.stdout) == (2, ""), done.stderr
+    assert "cannot be written: File too large" in done.stderr
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
+def test_a_read_only_folder_is_said(windtunnel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(inputs(tmp_path / "work"))
+    (tmp_path / "work").chmod(0o500)
+    done = windtunnel("simulate", "run.json", "--out", "run")
+    assert (done.code, "cannot be written" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_clock_that_jumps_changes_nothing(
+    windtunnel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(inputs(tmp_path / "work"))
+    words = ("search", "space.json", "--no-store", "--json")
+    first = windtunnel(*words)
+    jumps = random.Random(0)
+    monkeypatch.setattr(time, "time", lambda: jumps.uniform(-1e9, 4e9))
+    assert windtunnel(*words).stdout == first.stdout
+
+
+GREEDY = """
+import ctypes
+from windtunnel.serving.custom import time_limit
+
+time_limit.MOST_CALL_S = time_limit.GRACE_S = 0.5
+time_limit.call_in_time("the scheduler greedy", 0.0, ctypes.PyDLL(None).sleep, 60)
+"""
+
+
+def test_a_function_that_lets_no_thread_run_is_ended() -> None:
+    """What numba compiles holds the interpreter; so does a call of a library through PyDLL."""
+    started_s = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", GREEDY], capture_output=True, text=True, check=False, timeout=50)
+    assert done.returncode == -signal.SIGKILL
+    assert done.stderr.startswith("error: a compiled scheduler or router has not returned for 0.5 s\nhint: ")
+    assert time.monotonic() - started_s < 40
+
+
+PARENT = """
+import subprocess, sys, time
+from windtunnel.processes import end_with_parent
+
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True,
+    preexec_fn=end_with_parent)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a signal of Linux")
+def test_a_server_does_not_outlive_a_killed_bench() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        server = Path("/proc") / parent.stdout.readline().strip()
+        assert server.is_dir()
+        parent.kill()
+    end_s = time.monotonic() + 30
+    while server.is_dir() and server.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
