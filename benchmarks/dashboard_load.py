@@ -78,15 +78,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        deployment = wt.scenario(
-            model="llama-3.1-8b",
-            device="h100_sxm",
-            input_tokens=64,
-            output_tokens=8,
-            num_requests=50,
-            rate_per_s=4.0,
-        )
-        result = wt.simulate(deployment)
+        load: dict[str, Any] = {"input_tokens": 64, "output_tokens": 8, "num_requests": 50, "rate_per_s": 4.0}
+        result = wt.simulate(wt.scenario(model="llama-3.1-8b", device="h100_sxm", **load))
         for number in range(options.runs):
             write_run(result, Path(folder) / f"run{number}")
         context = multiprocessing.get_context("spawn")

@@ -20,7 +20,7 @@ TRAIN = (
 )
 LARGE = {
     "many requests": ("simulate", *SERVED, "--concurrency", "64", "--num-requests", "99000000"),
-    "a long time": (*SIMULATE, "--rate", "9", "--set", "workload={duration_s: 99d, input_tokens: 9, output_tokens: 9}"),
+    "a long time": (*SIMULATE, "--rate", "9", "--set=workload.duration_s=99d", "--set=workload.num_requests="),
     "many warm-ups": (*SIMULATE, "--concurrency", "4", "--set", "workload.arrivals.num_warmup_requests=99000000"),
     "a capacity": ("capacity", *SERVED, "--rate", "1", "--num-requests", "99000000"),
     "a grid": ("whatif", *SERVED, "--vary", "rate=1,2", "--num-requests", "99000000"),

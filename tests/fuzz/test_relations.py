@@ -68,7 +68,7 @@ def test_a_longer_request_is_never_cheaper(deployment: Any, lengths: Any, factor
         assert more.summary.ttft_s.mean >= ALMOST * one.summary.ttft_s.mean
 
 
-@settings(max_examples=cases_to_try(80))
+@settings(max_examples=cases_to_try(48))
 @given(DEPLOYMENTS, st.integers(1, 2000), st.integers(1, 64), st.sampled_from([2, 4]))
 def test_a_larger_step_is_never_cheaper(deployment: Any, context: int, batch: int, factor: int) -> None:
     setup = resolve(wt.scenario(**deployment, input_tokens=8000, output_tokens=100, rate_per_s=1.0))
@@ -79,7 +79,7 @@ def test_a_larger_step_is_never_cheaper(deployment: Any, context: int, batch: in
     assert explain_step(setup, step_batch(prefill_tokens=factor * context)).step_s >= ALMOST * prefill_s
 
 
-@settings(max_examples=cases_to_try(80))
+@settings(max_examples=cases_to_try(48))
 @given(DEPLOYMENTS, st.floats(0.5, 0.9), st.floats(0.01, 0.09))
 def test_more_memory_never_holds_less(deployment: Any, share: float, more: float) -> None:
     tokens = []

@@ -25,6 +25,7 @@ from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import MOST_FLOWS, Flows, together
 from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import BACKENDS, NetworkSettings
+from windtunnel.units import format_bytes
 
 USUAL_ALGORITHMS = {
     **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), "ring"),
@@ -32,6 +33,8 @@ USUAL_ALGORITHMS = {
     "broadcast": "pipeline",
 }
 """Operation -> algorithm whose flows are simulated where NCCL's model chooses none that has flows."""
+MOST_BYTES = 2**50
+"""Largest size of a collective; sums over ranks and steps of it fit in 64 bits."""
 
 
 def run_collective(
@@ -63,6 +66,8 @@ def run_collective(
     gpus = chosen_gpus(fabric, ranks)
     if size_bytes < 1:
         raise InputError(f"{op} of {size_bytes} bytes moves nothing", "give a size of at least 1 byte")
+    if size_bytes > MOST_BYTES:
+        raise InputError(f"{op} of {size_bytes:.3g} bytes is not plausible; {format_bytes(MOST_BYTES)} at most")
     timer = BACKENDS.get(backend)
     if choices.pxn and (hasattr(timer, "run_collective") or settings.compat != "simai"):
         raise InputError("pxn is for SimAI's rings", "give --compat simai and --backend flow or packet")
