@@ -51,7 +51,7 @@ SHARE_OF_WEIGHTS = 0.7
 @click.option("--budget", type=float, default=240.0, help="Seconds to refine each model's profile.  [240]")
 @click.option("--tp", default="1", help="Tensor-parallel splits of the profile.  [1]")
 @click.option("--attention", default="sdpa", help="sdpa, flash_attn or flashinfer.  [sdpa]")
-@click.option("--clock", default=None, help="cuda_event or cuda_graph.  [cuda_event]")
+@click.option("--clock", default=None, help="cuda_event, cuda_graph or kineto.  [cuda_event]")
 @click.option("--torch-device", default=None, help="cpu to try this script out.  [cuda where there is one]")
 @click.option("--max-context", default=4096, help="Longest request of the profile.  [4096]")
 @click.option("--max-batch", default=64, help="Most decoding requests of the profile.  [64]")

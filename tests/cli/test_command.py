@@ -137,6 +137,15 @@ def test_failures_end_in_one_sentence(
     assert "Traceback" not in done.stderr
 
 
+def test_a_file_cut_short_is_no_ctrl_c(windtunnel: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(_file: str) -> None:
+        raise EOFError("marshal data too short")
+
+    monkeypatch.setattr("windtunnel.cli.verbs.windtunnel.invoke", read)
+    done = windtunnel("simulate")
+    assert (done.code, done.stderr.strip().splitlines()[0]) == (1, "error: input ended early (marshal data too short)")
+
+
 def test_a_bug_shows_its_traceback_to_who_asks(windtunnel: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cli.DEBUG_VARIABLE, "1")
     ends_with(monkeypatch, ZeroDivisionError())

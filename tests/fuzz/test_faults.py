@@ -140,6 +140,7 @@ def test_a_disk_that_fills_is_said(
     folder = inputs(tmp_path / "work")
     monkeypatch.chdir(folder)
     before = sorted(folder.rglob("*"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python keeps a cut .pyc, and fails to import it for ever
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (400, hard))
     try:

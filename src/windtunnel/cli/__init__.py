@@ -84,7 +84,9 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(*_usage_error(error), error.exit_code)
     except click.ClickException as error:
         return _fail(error.format_message(), None, error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as error:
+        if isinstance(error.__cause__, EOFError):  # click takes it for Ctrl-C; a full disk cuts what Python compiled
+            return _fail(f"input ended early ({error.__cause__})", "if no file is cut, delete __pycache__ folders", 1)
         return _fail("interrupted; nothing was written", None, INTERRUPTED)
     except BrokenPipeError:
         # Whoever read our output has seen enough. What is still buffered must not fail again at exit.

@@ -10,11 +10,12 @@ import numpy as np
 
 from windtunnel.errors import InputError
 
-CLOCKS = ("cpu_time", "wall", "cuda_event", "cuda_graph")
+CLOCKS = ("cpu_time", "wall", "cuda_event", "cuda_graph", "kineto")
 """`cpu_time` counts this process alone: at a load of one other task per core, the spread of a forward on the wall
 clock is 17% to 75%, on the CPU-time clock 1% to 9%. It means seconds only where one thread computes.
 
-`cuda_event` times between events in the stream, `cuda_graph` the same inside a replayed graph, as engines decode."""
+`cuda_event` times between events in the stream, `cuda_graph` the same inside a replayed graph, as engines decode, and
+`kineto` adds up the kernels that torch.profiler saw, without the gaps between them."""
 
 CLOCKS_OF_HOST: Mapping[str, Callable[[], float]] = {"cpu_time": time.process_time, "wall": time.perf_counter}
 
@@ -77,7 +78,52 @@ class CudaStopwatch:
         return _spans(self.names, [max(span_s - self.mark_s, 0.0) for span_s in spent_s])
 
 
-Stopwatch = HostStopwatch | CudaStopwatch
+RANGE = "windtunnel:stretch:"
+
+
+@dataclass
+class KinetoStopwatch:
+    """A stopwatch whose spans are ranges of torch.profiler: each takes the time of the kernels that it launched.
+
+    Args:
+        is_cuda: whether to count a GPU's kernels, or the ranges' own time on the host.
+    """
+
+    is_cuda: bool = True
+    names: list[str] = field(default_factory=list)
+    profiler: Any = None
+    open_range: Any = None
+
+    def mark(self, name: str) -> None:
+        from torch import profiler
+
+        if self.profiler is None:
+            kinds = profiler.ProfilerActivity
+            self.profiler = profiler.profile(activities=[kinds.CPU, *([kinds.CUDA] if self.is_cuda else [])])
+            self.profiler.start()
+        if self.open_range is not None:
+            self.open_range.__exit__(None, None, None)
+        self.open_range = profiler.record_function(f"{RANGE}{len(self.names)}")
+        self.open_range.__enter__()
+        self.names.append(name)
+
+    def durations(self) -> dict[str, list[float]]:
+        import torch
+
+        self.open_range.__exit__(None, None, None)
+        if self.is_cuda:
+            torch.cuda.synchronize()
+        self.profiler.stop()
+        seconds = [0.0] * len(self.names)
+        for event in self.profiler.events():
+            # A range appears once more as what it covers on the GPU, gaps included.
+            if event.name.startswith(RANGE) and event.device_type == torch.autograd.DeviceType.CPU:
+                spent_us = event.device_time_total if self.is_cuda else event.cpu_time_total
+                seconds[int(event.name.removeprefix(RANGE))] = spent_us / 1e6
+        return _spans(self.names, seconds[:-1])
+
+
+Stopwatch = HostStopwatch | CudaStopwatch | KinetoStopwatch
 """`mark` ends a span by name, which an empty name drops; `durations` are the seconds of the spans of each name."""
 
 
@@ -95,6 +141,8 @@ def stopwatch(clock: str, launch_s: float = 0.0) -> Stopwatch:
     Args:
         launch_s: time in which the host queues the timed work of a GPU, where it is known.
     """
+    if clock == "kineto":
+        return KinetoStopwatch()
     if clock in CLOCKS_OF_HOST:
         return HostStopwatch(CLOCKS_OF_HOST[clock], mark_cost_s(clock))
     watch = CudaStopwatch(mark_s=event_cost_s(in_graph=False))

@@ -245,8 +245,9 @@ def _check_kinds(group: LayerGroup, model: ModelSpec) -> None:
         raise InputError(f"training {model.name} cannot be modelled: it has layers of one part, as hybrids have")
     if isinstance(attention, LatentAttention) and attention.indexer:
         raise InputError(f"training {model.name} cannot be modelled: its sparse attention has an indexer")
-    is_narrow = isinstance(attention, GroupedQueryAttention) and (attention.value_head_dim or attention.values_are_keys)
-    if is_narrow or not isinstance(attention, GroupedQueryAttention | LatentAttention | GatedDeltaAttention):
+    if isinstance(attention, GroupedQueryAttention) and (attention.value_head_dim or attention.values_are_keys):
+        raise InputError(f"training {model.name} cannot be modelled: its values differ from keys in width or weights")
+    if not isinstance(attention, GroupedQueryAttention | LatentAttention | GatedDeltaAttention):
         raise InputError(f"training {model.name} cannot be modelled: it has layers of {attention.text}")
     if not isinstance(feed_forward, DenseFeedForward | ExpertsFeedForward):
         raise InputError(f"training {model.name} cannot be modelled: {type(feed_forward).__name__} is not known")

@@ -202,6 +202,9 @@ def test_what_cannot_be_measured_is_said() -> None:
     quantised = replace(SHARD, precision=catalog.model("deepseek-ai/DeepSeek-V3").precision)
     with pytest.raises(InputError, match="has weights in fp8_block"):
         check_profilable(quantised)
+    narrow = replace(SHARD, model=catalog.model("XiaomiMiMo/MiMo-V2-Flash"))
+    with pytest.raises(InputError, match="has narrow values or latent experts"):
+        check_profilable(narrow)
     with pytest.raises(InputError, match="is not a list of sizes"):
         parse_degrees("1,two")
     assert parse_degrees("1, 2,2,8") == (1, 2, 8)

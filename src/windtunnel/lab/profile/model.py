@@ -84,6 +84,8 @@ def check_profilable(shard: Shard) -> None:
             raise InputError(f"{shard.model.name} has layers of one part, which cannot be measured yet")
         if isinstance(group.attention, LatentAttention) and group.attention.indexer:
             raise InputError(f"{shard.model.name} has sparse attention with an indexer, which cannot be measured yet")
+        if getattr(group.attention, "value_head_dim", None) or getattr(group.feed_forward, "latent_size", None):
+            raise InputError(f"{shard.model.name} has narrow values or latent experts, which cannot be measured yet")
 
 
 class LayerStack:

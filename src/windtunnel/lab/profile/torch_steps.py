@@ -63,7 +63,7 @@ def timed_forward(forward: Forward, clock: str) -> Callable[[], dict[str, list[f
         watch = CudaStopwatch(in_graph=True, mark_s=event_cost_s(in_graph=True))
         replay = captured(lambda: forward(watch.mark))
         if replay is None:
-            raise InputError("this forward cannot be captured as a CUDA graph", "take --clock cuda_event")
+            raise InputError("this forward cannot be captured as a CUDA graph", "take --clock cuda_event or kineto")
 
         def replayed() -> dict[str, list[float]]:
             replay()

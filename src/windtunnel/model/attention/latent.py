@@ -244,7 +244,7 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
     def text(self) -> str:
         if self.indexer is None:
             return "MLA"
-        return f"latent, best {self.indexer.top_k}{' of another layer' if self.indexer.is_shared else ''}"
+        return "DSA, shared" if self.indexer.is_shared else "DSA"
 
     @property
     def latent_size(self) -> int:
