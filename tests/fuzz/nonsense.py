@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 NEVER_NEGATIVE = ("_bytes", "_tokens", "_flops", "_per_s", "_per_hour", "_w", "_j", "_kwh", "_per_device")
-SIGNED = ("error", "offset", "slack", "change", "drift", "rise", "bias", "residual")
-"""Words in the path of numbers that have a sign."""
+SIGNED = ("error", "offset", "slack", "change", "drift", "rise", "bias", "residual", "launch_latency")
+"""Words in the path of numbers that have a sign; a launch's latency in a trace is a difference of two clocks."""
 SHARES = ("_fraction", "_share", "mfu", "mbu")
 SLACK = 1 + 1e-6
 

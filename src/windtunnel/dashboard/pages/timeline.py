@@ -79,7 +79,7 @@ def _moment(query: Query, name: str, default: float) -> float:
         value = float(text) if text else default
     except ValueError:
         value = np.nan
-    if not np.isfinite(value):
+    if not 0 <= value < np.inf:
         raise InputError(f"{name} is {text!r}; a number of seconds is needed")
     return value
 
