@@ -21,7 +21,12 @@ SERVED = ("--model", "llama-3.1-8b", "--device", "h100_sxm")
 SPACE = {
     "model": "llama-3.1-8b",
     "deployment": {"device": "h100_sxm"},
-    "workload": {"input_tokens": 64, "output_tokens": 4, "num_requests": 20, "arrivals": {"rate_per_s": 2.0}},
+    "workload": {
+        "input_tokens": 64,
+        "output_tokens": 4,
+        "num_requests": 20,
+        "arrivals": {"type": "poisson", "rate_per_s": 2.0},
+    },
     "load": "given",
 }
 
@@ -37,7 +42,7 @@ def collective(num_gpus: int) -> tuple[str, ...]:
 
 
 def topology(num_gpus: int) -> tuple[str, ...]:
-    return ("topology", "check", f"spectrum_x:num_gpus={num_gpus}")
+    return ("topology", "check", f"alibaba_hpn:num_gpus={num_gpus}")
 
 
 def train(global_batch: int) -> tuple[str, ...]:
@@ -57,9 +62,9 @@ def commands(folder: Path) -> dict[str, tuple[tuple[float, tuple[str, ...]], tup
         "requests": ((20_000, simulate(20_000, 2)), (400_000, simulate(400_000, 2))),
         "tokens": ((5_000_000, simulate(50_000, 100)), (50_000_000, simulate(50_000, 1_000))),
         "flows": tuple((2 * n * (n - 1), collective(n)) for n in (64, 512)),  # type: ignore[dict-item]
-        "GPUs": ((1_024, topology(1_024)), (65_536, topology(65_536))),
+        "GPUs": ((1_024, topology(1_024)), (16_384, topology(16_384))),
         "tasks": ((2 * 8 * 64, train(64)), (2 * 8 * 4_096, train(4_096))),
-        "points": ((20, search(20, folder)), (400, search(400, folder))),
+        "points": ((400, search(400, folder)), (1_600, search(1_600, folder))),
     }
 
 
