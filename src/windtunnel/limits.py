@@ -20,8 +20,8 @@ COSTS = {
     "tasks": (400, 1e-5),
     "points": (22_000, 1e-3),
 }
-"""Kind of things -> bytes and seconds that each takes, as `benchmarks/limits.py` measures them on one core of 2.9 GHz,
-rounded up. A point is the exception in time, 0.04 s where it is simulated: a search need not simulate all of its space.
+"""Kind of things -> bytes and seconds that each takes on one core of 2.9 GHz, at least what `benchmarks/limits.py`
+measures, which has no row for requests drawn. A point takes 0.04 s there, but a search need not simulate all of its space.
 """
 
 

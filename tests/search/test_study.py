@@ -22,12 +22,12 @@ from windtunnel.search.answers import (
 )
 from windtunnel.search.asker import Asker
 from windtunnel.search.evaluation.evaluate import Evaluator, Neighbours
-from windtunnel.search.evaluation.schema import Question
+from windtunnel.search.evaluation.schema import Evaluation, Question
 from windtunnel.search.executors import Means, start_workers
 from windtunnel.search.scores import OBJECTIVES, score
 from windtunnel.search.space.space import Point, Space, grid_of, load_space, point_at, space_from
 from windtunnel.search.store import Store
-from windtunnel.search.study import Study, search
+from windtunnel.search.study import SearchOutcome, Study, search
 from windtunnel.serving.simulate import simulate
 
 pytestmark = pytest.mark.compiled
@@ -336,6 +336,13 @@ def test_what_follows_from_a_study(study: Study) -> None:
     for fleet in fleets(outcome, 100.0, 3):
         load = fmean(evaluation.load for evaluation in outcome.runs(fleet.index))
         assert (fleet.copies - 1) * load < 100 <= fleet.copies * load * (1 + 1e-6)
+
+
+def test_of_equal_prices_the_better_point_comes_first() -> None:
+    """The mean of three streams is not above the price of each, by which a point of one stream would come first."""
+    one, other = (Evaluation(load=load, figures={"usd_per_hour": 2.95, "devices": 1.0}, holds=True) for load in (9, 4))
+    outcome = SearchOutcome(None, {0: one, 1: other}, {0: [one] * 3}, [0, 1])
+    assert [(fleet.index, fleet.usd_per_hour) for fleet in fleets(outcome, 3.0, 2)] == [(0, 2.95), (1, 2.95)]
 
 
 def test_several_workloads_have_a_matrix_of_what_the_others_best_is_worth() -> None:

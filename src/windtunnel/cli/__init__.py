@@ -86,7 +86,8 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(error.format_message(), None, error.exit_code)
     except (click.Abort, KeyboardInterrupt) as error:
         if isinstance(error.__cause__, EOFError):  # click takes it for Ctrl-C; a full disk cuts what Python compiled
-            return _fail(f"input ended early ({error.__cause__})", "if no file is cut, delete __pycache__ folders", 1)
+            hint = "an input file may be incomplete; if none is, delete the __pycache__ folders of windtunnel"
+            return _fail(f"input ended early ({error.__cause__})", hint, 1)
         return _fail("interrupted; nothing was written", None, INTERRUPTED)
     except BrokenPipeError:
         # Whoever read our output has seen enough. What is still buffered must not fail again at exit.

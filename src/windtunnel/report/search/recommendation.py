@@ -62,6 +62,8 @@ def _difference_text(best: float | None, other: float | None) -> str:
     if not best or not other:
         return "follows"
     more = other / best - 1
+    if abs(more) < 0.0005:
+        return "costs the same"
     return f"costs {percent(more)} more" if more >= 0 else f"costs {percent(-more)} less in the mean, but less surely"
 
 
