@@ -21,7 +21,7 @@ COSTS = {
     "points": (22_000, 1e-3),
 }
 """Kind of things -> bytes and seconds that each takes on one core of 2.9 GHz, at least what `benchmarks/limits.py`
-measures, which has no row for requests drawn. A point takes 0.04 s there, but a search need not simulate all of its space.
+measures. It has no row for requests drawn, and 0.04 s for a point: a search need not simulate all of its space.
 """
 
 
