@@ -165,7 +165,8 @@ def test_a_line_break_in_a_name_makes_no_header(ask: Ask) -> None:
 def test_malformed_requests_end_their_connection_alone(ask: Ask, server: DashboardServer, request_bytes: bytes) -> None:
     with connection(server) as client, contextlib.suppress(ConnectionError):
         client.sendall(request_bytes)
-        client.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # A server that has ended the connection leaves nothing to shut down.
+            client.shutdown(socket.SHUT_WR)
         said = b"".join(iter(lambda: client.recv(65536), b""))
         assert said == b"" or said.split(b" ")[1][:1] in (b"4", b"5"), said[:80]
         assert b"Traceback" not in said
