@@ -38,10 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests that draw loops. With `--fast`, keep the first case of each quick function; else reorder."""
-    for item in items:
-        if "all_features_compiled" in getattr(item, "fixturenames", ()):
-            item.add_marker("loops")
+    """With `--fast`, keep the first case of each quick function; else reorder."""
     if not config.getoption("--fast"):
         items[:] = longest_first(items)
         return

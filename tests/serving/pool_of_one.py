@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.forms import prepare_loop
 from windtunnel.metrics.records import Table
-from windtunnel.serving.run import Custom, prepare_loop
+from windtunnel.serving.run import Custom
 from windtunnel.serving.setup.fleet_plan import FleetRun
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.pools import PoolPlan

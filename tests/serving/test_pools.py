@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from effort import cases_to_try
 from oracles.serving.deployment import ReferenceDeployment
+from serving.forms import prepare_loop
 from serving.loop.test_oracle import Case as OnePool
 from serving.loop.test_oracle import (
     chains,
@@ -24,7 +25,7 @@ from windtunnel.metrics.summary import itl_distribution
 from windtunnel.serving import codes
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL
 from windtunnel.serving.custom.policy import PolicyEngine, PolicyRequests
-from windtunnel.serving.run import Custom, LoopRun, first_pool, prepare_loop
+from windtunnel.serving.run import Custom, LoopRun, first_pool
 from windtunnel.serving.setup.prefix_cache import KvRetention, caches_of
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.pools import HandoffRules, PoolPlan, Pools
@@ -32,7 +33,7 @@ from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 
 ROLES = ((PREFILL, DECODE), (PREFILL, DECODE, BOTH), (PREFILL, BOTH), (BOTH, BOTH), (PREFILL, PREFILL, DECODE, DECODE))
 
-pytestmark = pytest.mark.usefixtures("all_features_compiled")
+pytestmark = pytest.mark.loops
 
 
 @dataclass

@@ -12,6 +12,7 @@ from oracles.serving.deployment import ReferenceDeployment
 from oracles.serving.state import Request
 from serving.cluster.test_fleet import plans as fleet_plans
 from serving.cluster.test_pools_that_fail import Failing, assert_conserved
+from serving.forms import prepare_loop
 from serving.loop.test_oracle import random_cost
 from serving.per_request.test_loop import SCHEDULERS, moody, moody_reference
 from serving.served import assert_equal_fleets, assert_equal_requests, assert_equal_steps, assert_equal_transfers
@@ -20,7 +21,7 @@ from serving.test_pools import cases as pool_cases
 from windtunnel.serving import codes
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL
 from windtunnel.serving.custom.router import Arrival, Replicas
-from windtunnel.serving.run import Custom, LoopRun, prepare_loop
+from windtunnel.serving.run import Custom, LoopRun
 from windtunnel.serving.setup.fleet_plan import FleetPlan, FleetRun, start_fleet
 from windtunnel.serving.setup.prefix_cache import KvRetention, caches_of
 from windtunnel.serving.state.pools import PoolPlan
@@ -189,7 +190,7 @@ def assert_equal_to_the_oracle(deployed: Deployed) -> tuple[LoopRun, FleetRun | 
     return run, fleet
 
 
-@pytest.mark.usefixtures("all_features_compiled")
+@pytest.mark.loops
 @settings(max_examples=cases_to_try(100))
 @given(failing_deployments())
 def test_pools_of_engines_that_fail_equal_the_oracles(deployed: Deployed) -> None:
@@ -199,7 +200,7 @@ def test_pools_of_engines_that_fail_equal_the_oracles(deployed: Deployed) -> Non
     assert_conserved(Failing(deployed.case, deployed.fleet_plan), run, fleet)
 
 
-@pytest.mark.usefixtures("all_features_compiled")
+@pytest.mark.loops
 @settings(max_examples=cases_to_try(100))
 @given(mixed_deployments())
 def test_pools_of_any_scheduler_that_fail_equal_the_oracles(deployed: Deployed) -> None:

@@ -109,7 +109,7 @@ def fleet_cases(draw: st.DrawFn) -> FleetCase:
     return FleetCase(case, draw(plans(s.num_replicas)), speculation)
 
 
-@pytest.mark.usefixtures("all_features_compiled")
+@pytest.mark.loops
 @settings(max_examples=cases_to_try(200))
 @given(fleet_cases())
 def test_loop_equals_the_oracle(found: FleetCase) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import windtunnel as wt
 from effort import cases_to_try
 from serving.cluster.test_fleet import plans as fleet_plans
+from serving.forms import prepare_loop
 from serving.loop.test_oracle import random_cost
 from serving.per_request.test_loop import first_come
 from serving.test_pools import Case
@@ -18,7 +19,7 @@ from serving.test_pools import cases as pool_cases
 from windtunnel.metrics.fleet import lost_steps
 from windtunnel.serving import codes
 from windtunnel.serving.codes import BOTH, PREFILL
-from windtunnel.serving.run import Custom, LoopRun, prepare_loop
+from windtunnel.serving.run import Custom, LoopRun
 from windtunnel.serving.setup.fleet_plan import Fault, FleetPlan, FleetRun, start_fleet
 from windtunnel.serving.setup.prefix_cache import caches_of
 
@@ -82,7 +83,7 @@ def assert_conserved(failing: Failing, finished: LoopRun, fleet: FleetRun) -> No
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("all_features_compiled")
+@pytest.mark.loops
 @settings(max_examples=cases_to_try(60))
 @given(failing_cases())
 def test_nothing_is_lost_between_pools_that_fail(failing: Failing) -> None:
@@ -91,7 +92,7 @@ def test_nothing_is_lost_between_pools_that_fail(failing: Failing) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("all_features_compiled")
+@pytest.mark.loops
 @settings(max_examples=cases_to_try(40))
 @given(failing_cases())
 def test_pools_that_do_everything_are_one_fleet(failing: Failing) -> None:
@@ -120,7 +121,7 @@ def test_pools_that_do_everything_are_one_fleet(failing: Failing) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("all_features_compiled")
+@pytest.mark.loops
 @settings(max_examples=cases_to_try(40))
 @given(failing_cases(), st.integers(0, 2**32))
 def test_a_policy_of_ones_own_fails_and_scales_as_the_one_that_it_copies(failing: Failing, seed: int) -> None:

@@ -20,7 +20,7 @@ from windtunnel.serving.setup.prefix_cache import NO_TIERS, prefix_cache
 from windtunnel.serving.state import records as state
 from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 
-pytestmark = pytest.mark.usefixtures("all_features_compiled")
+pytestmark = pytest.mark.loops
 
 
 @dataclass

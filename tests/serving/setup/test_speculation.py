@@ -49,21 +49,21 @@ def speculative_cost(
     )
 
 
-@pytest.mark.usefixtures("all_features_compiled")
+@pytest.mark.loops
 @settings(max_examples=cases_to_try(300))
 @given(speculative_cases(cases()))
 def test_loop_equals_the_oracle(drawn: tuple[Case, state.Speculation]) -> None:
     assert_equal_to_the_oracle(*drawn)
 
 
-@pytest.mark.usefixtures("all_features_compiled")
+@pytest.mark.loops
 @settings(max_examples=cases_to_try(200))
 @given(speculative_cases(session_cases()))
 def test_cached_prefixes_and_sessions_equal_the_oracles(drawn: tuple[Case, state.Speculation]) -> None:
     assert_equal_to_the_oracle(*drawn)
 
 
-@pytest.mark.usefixtures("all_features_compiled")
+@pytest.mark.loops
 @pytest.mark.parametrize("scheduler", ["vllm_v1", "sglang"])
 def test_of_requests_that_a_step_ends_the_one_with_the_sooner_last_token_is_evicted_first(scheduler: str) -> None:
     """Requests 0 and 1 end in one step, the first with its second token and the other with its first."""
@@ -96,7 +96,7 @@ def test_of_requests_that_a_step_ends_the_one_with_the_sooner_last_token_is_evic
     assert cache.requests.cached_tokens.tolist() == [0, 0, 0, 10]
 
 
-@pytest.mark.usefixtures("all_features_compiled")
+@pytest.mark.loops
 @settings(max_examples=cases_to_try(100))
 @given(cases())
 def test_one_token_a_step_is_no_speculation(case: Case) -> None:
