@@ -27,11 +27,6 @@ class InferenceModel:
     layers: tuple[tuple[str, ...], ...]
     """The modules of each layer."""
 
-    @property
-    def sends_fp8(self) -> bool:
-        """Whether tokens are sent to experts in fp8, with their scales."""
-        return "DeepSeek" in self.frame or "Qwen3" in self.frame
-
 
 def inference_model(arguments: InferenceArguments) -> InferenceModel:
     """Return the model of a command.
@@ -88,11 +83,15 @@ class _Sizes:
 
 
 def _sizes(arguments: InferenceArguments, model: InferenceModel) -> _Sizes:
-    """Return message sizes in bytes; a prefill is one sequence, whatever the batch."""
+    """Return message sizes in bytes; a prefill is one sequence, whatever the batch.
+
+    Tokens are sent to the experts of DeepSeek and Qwen3 in fp8, with their scales.
+    """
     tokens = arguments.micro_batch if arguments.phase == "decode" else arguments.seq_length
     hidden_states = 2 * tokens * model.hidden_size
     combine = hidden_states * model.topk // arguments.tensor_model_parallel_size
-    return _Sizes(hidden_states, int(combine * FP8_SHARE) if model.sends_fp8 else combine, combine)
+    sends_fp8 = "DeepSeek" in model.frame or "Qwen3" in model.frame
+    return _Sizes(hidden_states, int(combine * FP8_SHARE) if sends_fp8 else combine, combine)
 
 
 def _compute_ns(name: str, times_ns: Mapping[str, int]) -> int:

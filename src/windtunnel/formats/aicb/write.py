@@ -56,14 +56,18 @@ def generate(command: Command, times: Path | None = None) -> GeneratedFile:
     if command.writes_nothing is not None:
         raise InputError(*command.writes_nothing)
     if isinstance(arguments, InferenceArguments):
-        return _inference(generator, arguments, times)
+        times_ns = inference_ns(read_aiob_times(times)) if times else {}
+        stem = _INFERENCE_NAME.format(model=inference_model(arguments).name, **vars(arguments))
+        if generator == "Vidur_workload_generator":
+            return GeneratedFile(f"vidur-{stem}.csv", vidur_table(arguments, times_ns))
+        return GeneratedFile(f"{stem}.txt", workload_text(simai_inference(arguments, times_ns)))
     remarks = (*command.remarks, *_remarks(arguments))
     if generator == "SimAI_training_workload_generator":
         measured = _times(arguments, times)
-        times_ns = training_ns(measured, arguments.recompute_activations) if measured else None
+        training_times = training_ns(measured, arguments.recompute_activations) if measured else None
         if measured and arguments.frame == "DeepSeek" and not set(WORDS["latent_modules"]) & set(measured.modules):
             remarks += ("the AIOB file times none of DeepSeek's attention: AICB gives it 0 ns",)
-        text = workload_text(simai_training(arguments, times_ns))
+        text = workload_text(simai_training(arguments, training_times))
         return GeneratedFile(_SIMAI_NAME.format(**vars(arguments)), text, remarks)
     if generator == "generate_collective_test":
         return GeneratedFile("multi_all_reduce_workload.csv", records_text([_collectives(arguments)]), remarks)
@@ -99,14 +103,6 @@ def _remarks(arguments: TrainingArguments) -> tuple[str, ...]:
             f"{arguments.pipeline_model_parallel}: AICB gives every stage {arguments.layers_per_stage}"
         )
     return tuple(remarks)
-
-
-def _inference(generator: str, arguments: InferenceArguments, times: Path | None) -> GeneratedFile:
-    times_ns = inference_ns(read_aiob_times(times)) if times else {}
-    stem = _INFERENCE_NAME.format(model=inference_model(arguments).name, **vars(arguments))
-    if generator == "Vidur_workload_generator":
-        return GeneratedFile(f"vidur-{stem}.csv", vidur_table(arguments, times_ns))
-    return GeneratedFile(f"{stem}.txt", workload_text(simai_inference(arguments, times_ns)))
 
 
 def _collectives(arguments: TrainingArguments) -> RecordList:

@@ -25,7 +25,7 @@ from windtunnel.lab.profile.samples import Journal, MeasuredStep, read_journal
 from windtunnel.lab.profile.torch_steps import require_torch, torch_steppers
 from windtunnel.lab.profile.vllm_steps import vllm_steppers
 from windtunnel.lab.servers import engines_with
-from windtunnel.lab.stepped import HostSample, SteppedEngine, host_samples
+from windtunnel.lab.stepped import EngineStep, SteppedEngine, decode_steps
 from windtunnel.lab.timing import clock_for, measure_pressure
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Precision
@@ -119,7 +119,7 @@ def profile_compute(
     versions, steppers = ENGINES[plan.engine]
     about = machine.provenance_of(device, torch_device, clock) | {"engine": plan.engine} | versions(plan)
     pressure = measure_pressure()
-    host: list[HostSample] = []
+    host: list[EngineStep] = []
     for degree in plan.tp:
         shard = Shard(model, precision, Parallelism(tp=degree))
         _measure_shard(shard, folder, plan, about, steppers(shard, plan, host), notify)
@@ -131,18 +131,18 @@ def profile_compute(
     return ComputeProfile(folder, device, tuple(steps), tuple(tables), pressure())
 
 
-def _vllm_steppers(shard: Shard, plan: ComputePlan, host: list[HostSample]) -> Iterator[Stepper]:
+def _vllm_steppers(shard: Shard, plan: ComputePlan, host: list[EngineStep]) -> Iterator[Stepper]:
     return vllm_steppers(shard, plan.config, str(plan.clock), plan.extent, host)
 
 
-def _torch_steppers(shard: Shard, plan: ComputePlan, _host: list[HostSample]) -> Iterator[Stepper]:
+def _torch_steppers(shard: Shard, plan: ComputePlan, _host: list[EngineStep]) -> Iterator[Stepper]:
     device = str(plan.torch_device)
     cache_bytes, memory_bytes = machine.last_level_cache_bytes(device), machine.free_memory_bytes(device)
     return torch_steppers(shard, device, str(plan.clock), plan.extent, cache_bytes, memory_bytes, plan.attention)
 
 
-Steppers = Callable[[Shard, ComputePlan, list[HostSample]], Iterator[Stepper]]
-"""Yields the steppers of a shard's kinds of layer, one at a time; samples of the host are added to the list."""
+Steppers = Callable[[Shard, ComputePlan, list[EngineStep]], Iterator[Stepper]]
+"""Yields the steppers of a shard's kinds of layer, one at a time; an engine's steps are added to the list."""
 ENGINES: Mapping[str, tuple[Callable[[ComputePlan], dict[str, str]], Steppers]] = {
     "torch": (lambda plan: {"attention": attention_version(plan.attention)}, _torch_steppers),
     "vllm": (lambda _: {"engine_version": vllm_version()}, _vllm_steppers),
@@ -187,7 +187,7 @@ def profile_overheads(
     device_name: str,
     folder: Path,
     batches: Sequence[int],
-) -> list[HostSample]:
+) -> list[EngineStep]:
     """Measure the host's share of an engine's decode steps; writes `calibration.yaml` and `cpu_overheads.csv`.
 
     Raises:
@@ -198,7 +198,7 @@ def profile_overheads(
     if config is None:
         raise InputError(f"{engine} needs the config.json of {model.name}", "give its path as --model")
     stepped: SteppedEngine = known[engine].start_stepped(config, max(batches))
-    host = host_samples(stepped, batches, OVERHEAD_CONTEXT, model.vocab_size)
+    host = decode_steps(stepped, batches, OVERHEAD_CONTEXT, model.vocab_size)
     stepped.close()
     folder.mkdir(parents=True, exist_ok=True)
     about = {"engine": engine, "engine_version": known[engine].version(), "device": device_name}

@@ -12,7 +12,7 @@ from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings
 from windtunnel.lab.profile.compute import Extent
 from windtunnel.lab.profile.model import StepShape, check_profilable, operators_of
 from windtunnel.lab.profile.samples import MeasuredStep, Repeats
-from windtunnel.lab.stepped import EngineStep, HostSample
+from windtunnel.lab.stepped import EngineStep
 from windtunnel.lab.timing import CLOCKS_OF_HOST, HostStopwatch
 from windtunnel.model.precision import Format
 from windtunnel.model.shape import Shard
@@ -29,8 +29,8 @@ class VllmStepper:
     engine: VllmEngine
     shard: Shard
     clock: Callable[[], float] = time.process_time
-    host: list[HostSample] = field(default_factory=list)
-    """Host samples of every step without timers inside."""
+    host: list[EngineStep] = field(default_factory=list)
+    """Every step without timers inside."""
     contexts: list[float] = field(default_factory=list)
     """Mean keys of the decoding requests, the new one included, at every step of the last measurement."""
     num_added: int = 0
@@ -64,7 +64,7 @@ class VllmStepper:
             else:
                 step = run()
                 repeats.add(durations, step.forward_s)
-                self.host.append(step.host_sample)
+                self.host.append(step)
         met = shape if shape.chunk else replace(shape, context=round(float(np.mean(self.contexts))))
         return replace(repeats.step(met, operators_of(self.shard, self.shard.model.layers[0], met)), shape=shape)
 
@@ -145,9 +145,9 @@ def sharded_config(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
 
 
 def vllm_steppers(
-    shard: Shard, config: Mapping[str, Any] | None, clock: str, extent: Extent, host: list[HostSample]
+    shard: Shard, config: Mapping[str, Any] | None, clock: str, extent: Extent, host: list[EngineStep]
 ) -> Iterator[VllmStepper]:
-    """Yield the stepper of a vLLM engine that holds one shard; the host's samples are added to `host`.
+    """Yield the stepper of a vLLM engine that holds one shard; its steps without timers are added to `host`.
 
     Raises:
         InputError: the model has layers of several kinds, or no config.json.
