@@ -10,7 +10,8 @@ taken one after the other.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,22 +61,19 @@ def series_of(priced: PricedServer) -> RunSeries | None:
     )
 
 
-@dataclass
 class Trials:
     """Simulations of measured runs with other settings, each made once, with the default overheads and factors."""
 
-    runs: Sequence[PricedServer]
-    _before: dict[int, Mapping[str, float]] = field(default_factory=dict)
-    _shifts: dict[tuple[int, Values], Mapping[str, float] | None] = field(default_factory=dict)
+    def __init__(self, runs: Sequence[PricedServer]) -> None:
+        self.runs = runs
+        self._before = cache(lambda index: fits.predict(runs[index], Fit({})))
+        self._shift = cache(self._simulated_shift)
 
     def shift(self, index: int, values: Values) -> Mapping[str, float] | None:
         """Metric -> log of its prediction with `values` over that without; None where `values` cannot serve the run."""
-        key = (index, tuple(sorted(values)))
-        if key not in self._shifts:
-            self._shifts[key] = self._shift(index, values)
-        return self._shifts[key]
+        return self._shift(index, tuple(sorted(values)))
 
-    def _shift(self, index: int, values: Values) -> Mapping[str, float] | None:
+    def _simulated_shift(self, index: int, values: Values) -> Mapping[str, float] | None:
         priced = self.runs[index]
         try:
             other = priced.served_with(dict(values))
@@ -83,10 +81,8 @@ class Trials:
             return None
         if _limits(other) == _limits(priced):
             return dict.fromkeys(FITTED, 0.0)
-        if index not in self._before:
-            self._before[index] = fits.predict(priced, Fit({}))
-        after = fits.predict(other, Fit({}))
-        return {metric: math.log(after[metric] / self._before[index][metric]) for metric in FITTED}
+        before, after = self._before(index), fits.predict(other, Fit({}))
+        return {metric: math.log(after[metric] / before[metric]) for metric in FITTED}
 
 
 def _limits(priced: PricedServer) -> state.KernelSettings:

@@ -1,9 +1,4 @@
-"""AICB's training arguments as a job, and a job as AICB's arguments.
-
-A job says more than AICB can (query groups, uneven stages, schedules, formats); what AICB cannot say is refused, not
-dropped. In the other direction, a job is the training run that the arguments name, not the one that AICB writes for
-it.
-"""
+"""AICB's training arguments as a job: the training run that they name, not the one that AICB writes for it."""
 
 from typing import Any
 
@@ -16,7 +11,6 @@ from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.shape import Attention, FeedForward, LayerGroup, ModelSpec
 from windtunnel.schema import decode, encode
 from windtunnel.training.job import TrainingJob
-from windtunnel.training.setup import TrainingSetup
 
 
 def job_of(arguments: TrainingArguments, device: str) -> TrainingJob:
@@ -104,74 +98,3 @@ def _model(arguments: TrainingArguments) -> ModelSpec:
             LayerGroup(num_layers=count, attention=attention, feed_forward=part) for count, part in groups if count
         ),
     )
-
-
-def arguments_of(setup: TrainingSetup) -> TrainingArguments:
-    """Return AICB's arguments for a job.
-
-    Raises:
-        InputError: the job has something that AICB has no argument for.
-    """
-    job, known, model = setup.job, setup.degrees, setup.model
-    _check(setup)
-    attention, feed_forward = model.layers[-1].attention, model.layers[-1].feed_forward
-    assert isinstance(attention, GroupedQueryAttention | LatentAttention)
-    assert isinstance(feed_forward, DenseFeedForward | ExpertsFeedForward)
-    is_deepspeed = job.framework in ("deepspeed", "fsdp2")
-    fields: dict[str, Any] = {
-        "frame": "DeepSpeed" if is_deepspeed else "Megatron",
-        "model_name": model.name.rsplit("/", 1)[-1],
-        "world_size": known.num_devices,
-        "tensor_model_parallel_size": known.tp,
-        "pipeline_model_parallel": known.pp,
-        **{theirs: getattr(job, ours) for theirs, ours in WORDS["job"].items()},
-        "hidden_size": model.hidden_size,
-        "num_layers": model.num_layers,
-        "num_attention_heads": attention.num_heads,
-        "vocab_size": model.vocab_size,
-        "ffn_hidden_size": feed_forward.intermediate_size,
-        "swiglu": feed_forward.gated,
-        "use_flash_attn": job.kernels.attention != "unfused",
-        "enable_sequence_parallel": bool(job.parallelism.sequence_parallel),
-        "use_distributed_optimizer": bool(job.sharding.zero),
-        "recompute_activations": job.recompute.granularity == "selective",
-        "stage": max(job.sharding.zero or 1, 1),
-    }
-    if isinstance(feed_forward, ExpertsFeedForward):
-        fields |= {
-            "moe_enable": True,
-            "expert_model_parallel_size": known.ep,
-            "num_experts": feed_forward.num_experts,
-            "moe_router_topk": feed_forward.experts_per_token,
-            "moe_grouped_gemm": True,
-        }
-    if isinstance(attention, LatentAttention):
-        assert isinstance(feed_forward, ExpertsFeedForward)
-        fields |= {
-            "frame": "DeepSeek",
-            "n_dense_layers": sum(g.num_layers for g in model.layers if isinstance(g.feed_forward, DenseFeedForward)),
-            "n_shared_expert": feed_forward.shared_intermediate_size // feed_forward.intermediate_size,
-            "q_lora_rank": attention.q_lora_rank or 0,
-            **{theirs: getattr(attention, ours) for theirs, ours in WORDS["latent_attention"].items()},
-        }
-    return TrainingArguments(**fields)
-
-
-def _check(setup: TrainingSetup) -> None:
-    """Raise InputError for what AICB has no argument for."""
-    job, known, model = setup.job, setup.degrees, setup.model
-    kinds = {type(group.attention) for group in model.layers}
-    refusals = {
-        "context parallelism": known.cp > 1,
-        "virtual stages": known.virtual_stages > 1,
-        "full recomputation": job.recompute.granularity == "full",
-        "uneven stages": len(set(setup.layers_per_chunk)) > 1,
-        "replicas (HSDP)": known.replicas > 1,
-        "layers of this kind of attention": not kinds <= {GroupedQueryAttention, LatentAttention} or len(kinds) > 1,
-        "latent attention without experts": kinds == {LatentAttention}
-        and not isinstance(model.layers[-1].feed_forward, ExpertsFeedForward),
-        "tensor parallelism with ZeRO-3": job.sharding.zero == 3 and known.tp > 1,
-    }
-    missing = [what for what, is_there in refusals.items() if is_there]
-    if missing:
-        raise InputError(f"AICB has no argument for {' and '.join(missing)}", "leave --compat out")
