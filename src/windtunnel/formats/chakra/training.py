@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.files import write_text
-from windtunnel.formats.chakra.trace import VERSION, ChakraCollective, ChakraKind, ChakraTrace, messages, write_trace
+from windtunnel.files import write_bytes, write_text
+from windtunnel.formats.chakra.trace import VERSION, ChakraCollective, ChakraKind, ChakraTrace, messages, trace_bytes
 from windtunnel.model import operators as ops
 from windtunnel.training.layers.part import Task
 from windtunnel.training.layers.rank import Group, Rank, group_ranks, stage_of_rank
@@ -61,7 +61,7 @@ def write_training_traces(
     written = []
     for number, trace in training_traces(setup, seconds, names, ranks):
         path = prefix.with_name(f"{prefix.name}.{number}.et")
-        write_trace(path, trace)
+        write_bytes(path, trace_bytes(trace))
         written.append(path)
     groups = prefix.with_name(f"{prefix.name}.groups.json")
     listed = {name: list(ranks) for ranks, name in names.items() if name != "0"}

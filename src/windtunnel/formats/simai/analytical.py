@@ -269,8 +269,7 @@ def read_layers(path: Path) -> LayerWorkload:
     known: dict[WorkloadLayer, IterationLayer] = {}
     for line, row in enumerate(workload.layers(), FIRST_LAYER_LINE):
         if row not in known:
-            phases = ((row.forward, False), (row.input_gradient, False), (row.weight_gradient, True))
-            known[row] = IterationLayer(row.name, *(_phase(*phase, f"{path}, line {line}") for phase in phases))
+            known[row] = IterationLayer(row.name, *(_phase(*phase, f"{path}, line {line}") for phase in row.phases))
     try:
         return LayerWorkload(
             name=path.name,

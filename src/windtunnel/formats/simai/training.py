@@ -156,21 +156,18 @@ class _Writer:
             lines.append(self._line(piece.name, compute, next(iter(piece.sent), None), next(iter(arriving), None)))
             lines += [self._line(piece.name, NOTHING, task, None) for task in piece.sent[1:]]
             arriving = piece.sent_back
-        lines += reversed(
-            [self._line("recompute", (FilePhase(), *pair), None, task) for pair, task in self._repeated(unit.again)]
-        )
+        lines += reversed([*self._repeated(unit.again)])
         return lines, arriving
 
-    def _repeated(self, again: tuple[Task, ...]) -> Iterator[tuple[tuple[FilePhase, FilePhase], Task | None]]:
-        """Yield recomputation, cut where it communicates."""
+    def _repeated(self, again: tuple[Task, ...]) -> Iterator[WorkloadLayer]:
+        """Yield the lines of recomputation, cut where it communicates."""
         waiting: list[Task] = []
-        for task in again:
-            waiting.append(task)
-            if task.group is not None:
-                yield (self._compute(waiting[:-1]), FilePhase()), task
+        for task in (*again, None):
+            if task is not None and task.group is None:
+                waiting.append(task)
+            elif task or waiting:
+                yield self._line("recompute", (FilePhase(), self._compute(waiting), FilePhase()), None, task)
                 waiting = []
-        if waiting:
-            yield (self._compute(waiting), FilePhase()), None
 
     def _line(
         self, name: str, compute: tuple[FilePhase, ...], sent: Task | None, sent_back: Task | None

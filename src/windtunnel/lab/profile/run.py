@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -175,7 +176,7 @@ def write_steps(
     measured = ((operator.op, operator.statistics) for step in steps for operator in step.operators)
     source = f"{device.name}, {about['engine']} {about.get('engine_version', about['torch'])}, {about['clock']}"
     tables = operator_tables(measured, source)
-    write_profile(folder, tables, about | {"date": machine.today()})
+    write_profile(folder, tables, about | {"date": str(datetime.now(UTC).date())})
     save(device, folder / "device.yaml")
     return tables
 
@@ -220,7 +221,8 @@ def write_collectives(folder: Path, device_name: str, plan: CollectivesPlan, tim
         if other != device_name:
             raise InputError(f"{folder} is a profile of {other}, not of {device_name}", "choose another folder")
     tables = collective_tables(timed, f"{device_name}, {plan.backend}, torch {torch.__version__}")
-    about = {"device": device_name, "backend": plan.backend, "torch": torch.__version__, "date": machine.today()}
+    about = {"device": device_name, "backend": plan.backend, "torch": torch.__version__}
+    about["date"] = str(datetime.now(UTC).date())
     how = ", replayed as a CUDA graph" if plan.backend == "nccl" else ""
     write_profile(folder, tables, about | {"method": f"wall time of executions in a row{how}, slowest rank"})
 
