@@ -13,7 +13,7 @@ from windtunnel.files import check_replaceable, read_text, write_text
 from windtunnel.formats.aicb import COMMAND
 from windtunnel.formats.aicb.commands import read_command
 from windtunnel.formats.aicb.csv_records import records_text
-from windtunnel.formats.aicb.training import training_records
+from windtunnel.formats.aicb.job import training_records
 from windtunnel.formats.aicb.write import GeneratedFile, generate
 from windtunnel.formats.chakra.training import write_training_traces
 from windtunnel.formats.job_files import JobLaunch, job_contents

@@ -42,7 +42,10 @@ def inference_model(arguments: InferenceArguments) -> InferenceModel:
     if arguments.config_file is None:
         shipped = ", ".join(WORDS["configurations"])
         raise InputError("AICB fails without a configuration file", f"shipped are {shipped}")
-    config = _configuration(arguments.config_file)
+    path = Path(arguments.config_file)
+    config: dict[str, Any] | None = WORDS["configurations"].get(path.name)
+    if config is None or path.exists():
+        config = decode_json(path, dict[str, Any], "a configuration of AICB's")
     try:
         layers = tuple(_deepseek_layers(config) if family == "DeepSeek" else _qwen_layers(config, family))
         topk = config["moe_router_topk"] if "moe_router_topk" in config else config["num_experts_per_tok"]
@@ -50,14 +53,6 @@ def inference_model(arguments: InferenceArguments) -> InferenceModel:
         return InferenceModel(name, frame, config["hidden_size"], topk, layers)
     except KeyError as error:
         raise InputError(f"{arguments.config_file} has no {error.args[0]!r}, which AICB needs") from None
-
-
-def _configuration(name: str) -> dict[str, Any]:
-    path = Path(name)
-    shipped: dict[str, Any] | None = WORDS["configurations"].get(path.name)
-    if shipped is not None and not path.exists():
-        return shipped
-    return decode_json(path, dict[str, Any], "a configuration of AICB's")
 
 
 def _deepseek_layers(config: Mapping[str, Any]) -> Iterable[tuple[str, ...]]:

@@ -7,11 +7,9 @@ from collections.abc import Iterable
 from itertools import chain
 
 from windtunnel.formats.aicb.arguments import TrainingArguments
-from windtunnel.formats.aicb.csv_records import Record, RecordList, Stretch
+from windtunnel.formats.aicb.csv_records import EPOCH_END, Record, RecordList, Stretch
 from windtunnel.formats.aicb.model import EXPERTS, AicbLayer, AicbModel, Linear, aicb_model
 from windtunnel.formats.aicb.simai import FP8_SHARE
-
-EPOCH_END = Record("epoch_end")
 
 
 def megatron_records(arguments: TrainingArguments) -> RecordList:

@@ -11,10 +11,10 @@ from pathlib import Path
 from windtunnel.errors import InputError
 from windtunnel.formats.aicb.aiob_times import AiobTimes, inference_ns, read_aiob_times, training_ns
 from windtunnel.formats.aicb.arguments import WORDS, Command, InferenceArguments, TrainingArguments
-from windtunnel.formats.aicb.csv_records import KINDS, Record, RecordList, Stretch, records_text
+from windtunnel.formats.aicb.csv_records import EPOCH_END, KINDS, Record, RecordList, Stretch, records_text
 from windtunnel.formats.aicb.deepspeed import zero_records
 from windtunnel.formats.aicb.inference import inference_model, simai_inference, vidur_table
-from windtunnel.formats.aicb.megatron import EPOCH_END, megatron_records
+from windtunnel.formats.aicb.megatron import megatron_records
 from windtunnel.formats.aicb.simai import simai_training
 from windtunnel.formats.simai.workload import workload_text
 
