@@ -8,7 +8,7 @@ A capture has the kernels with the operators that launched them, or without a de
 of matrix products and attention is known where the trace was recorded with shapes (`record_shapes=True`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import nan, prod
 from pathlib import Path
 from typing import Any
@@ -106,12 +106,11 @@ def read_contents(path: Path) -> Contents:
     return Contents(TRACE, tuple(facts), calls, compute_us * 1e-6 if kernels else None)
 
 
-def collective_calls(trace: KinetoTrace) -> list[CollectiveCall]:
-    """Return the collectives that ran: NCCL's kernels with their metadata, or without a device the calls of gloo.
+def collective_calls(trace: KinetoTrace) -> Iterator[CollectiveCall]:
+    """Yield the collectives that ran: NCCL's kernels with their metadata, or without a device the calls of gloo.
 
     A gloo call tells its shape, not its group.
     """
-    calls = []
     for event in trace.of_category("kernel", "user_annotation"):
         name, duration_s = str(event.args.get("Collective name", "")), event.duration_us * 1e-6
         if event.cat == "kernel":
@@ -121,8 +120,7 @@ def collective_calls(trace: KinetoTrace) -> list[CollectiveCall]:
         else:
             continue
         if call is not None:
-            calls.append(call)
-    return calls
+            yield call
 
 
 def _from_shape(event: KinetoEvent) -> dict[str, Any]:

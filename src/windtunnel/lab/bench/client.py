@@ -256,7 +256,9 @@ class _BenchClient:
             counted = event.get("usage") or counted
             if _has_text(event):
                 answer.part_times_s.append(self._now_s())
-                ends_empty = _only_ends(event)
+                # llama.cpp's last part, and vLLM's last token, have the reason why the answer ends and no text.
+                choice = event["choices"][0]
+                ends_empty = bool(choice.get("finish_reason")) and not choice.get("text")
         if ends_empty and (counted is None or len(answer.part_times_s) > int(counted.get("completion_tokens") or 0)):
             answer.part_times_s.pop()
         if not answer.part_times_s:
@@ -299,12 +301,6 @@ def _has_text(event: Mapping[str, Any]) -> bool:
     if delta is None:
         return "text" in choices[0]
     return bool(delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"))
-
-
-def _only_ends(event: Mapping[str, Any]) -> bool:
-    """Whether a part has no text, only the reason why the answer ends: llama.cpp's last part, and vLLM's last token."""
-    choice = event["choices"][0]
-    return bool(choice.get("finish_reason")) and not choice.get("text")
 
 
 def _chains(rows: Ints, previous: Ints | None) -> list[list[int]]:

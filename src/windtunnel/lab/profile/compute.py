@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,15 +29,13 @@ HALVED = 0.35
 """Share of an interval's error that its halves keep: a quarter where curves are smooth, half at a kink."""
 
 
-@dataclass(order=True, frozen=True)
-class GridInterval:
-    """Two neighbouring points along one axis, and the possible error of a straight line (log-log) between them."""
+class GridInterval(NamedTuple):
+    """Two neighbouring points along one axis, and less the possible error of a straight line (log-log) between them."""
 
     rank: float
     low: Point
     high: Point
-    axis: int = field(compare=False)
-    error: float = field(compare=False)
+    axis: int
 
 
 @dataclass
@@ -69,7 +67,7 @@ class Refinement:
 
     def worst(self) -> float:
         """Return the largest expected error that is left."""
-        return self.queue[0].error if self.queue else 0.0
+        return -self.queue[0].rank if self.queue else 0.0
 
     def next_point(self) -> tuple[GridInterval, Point] | None:
         """Return the worst interval and its midpoint; None when nothing is left to refine."""
@@ -93,7 +91,7 @@ class Refinement:
         return error
 
     def _push(self, low: Point, high: Point, axis: int, error: float) -> None:
-        heapq.heappush(self.queue, GridInterval(-error, low, high, axis, error))
+        heapq.heappush(self.queue, GridInterval(-error, low, high, axis))
 
 
 def _middle(interval: GridInterval) -> Point | None:

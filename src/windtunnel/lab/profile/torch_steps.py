@@ -8,7 +8,7 @@ from windtunnel.errors import InputError, import_extra
 from windtunnel.lab.profile import model as torch_model
 from windtunnel.lab.profile.compute import Extent
 from windtunnel.lab.profile.samples import MeasuredStep, Repeats
-from windtunnel.lab.timing import CLOCKS_OF_HOST, CudaStopwatch, captured, event_cost_s, stopwatch
+from windtunnel.lab.timing import CLOCKS_OF_HOST, captured, cuda_stopwatch, event_cost_s, stopwatch
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.precision import BITS
 from windtunnel.model.shape import LayerGroup, Shard
@@ -60,7 +60,7 @@ def timed_forward(forward: Forward, clock: str) -> Callable[[], dict[str, list[f
         InputError: the clock needs a CUDA graph, and the forward cannot be captured as one.
     """
     if clock == "cuda_graph":
-        watch = CudaStopwatch(in_graph=True, mark_s=event_cost_s(in_graph=True))
+        watch = cuda_stopwatch(in_graph=True, mark_s=event_cost_s(in_graph=True))
         replay = captured(lambda: forward(watch.mark))
         if replay is None:
             raise InputError("this forward cannot be captured as a CUDA graph", "take --clock cuda_event or kineto")
@@ -87,7 +87,7 @@ def launch_seconds(forward: Forward) -> float:
 
     torch.cuda.synchronize()
     before_s = time.perf_counter()
-    forward(CudaStopwatch().mark)
+    forward(cuda_stopwatch().mark)
     return time.perf_counter() - before_s
 
 
