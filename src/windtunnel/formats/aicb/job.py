@@ -52,7 +52,7 @@ def job_of(arguments: TrainingArguments, device: str) -> TrainingJob:
             # AICB splits every expert over the tensor-parallel ranks, as Megatron-Core did before expert-TP.
             "experts_tp": arguments.tensor_model_parallel_size if arguments.moe_enable else None,
         },
-        "sharding": _sharding(arguments),
+        "sharding": {"zero": int(arguments.use_distributed_optimizer)},
         "framework": "deepspeed" if arguments.frame == "DeepSpeed" else "megatron",
         "learned_positions": arguments.frame == "Megatron",
     }
@@ -60,14 +60,10 @@ def job_of(arguments: TrainingArguments, device: str) -> TrainingJob:
         fields["recompute"] = {"granularity": "selective"}
     if arguments.frame == "DeepSeek":
         fields["precision"] = {"experts_dispatch": "fp8"}
+    if arguments.frame == "DeepSpeed":
+        sizes = WORDS["sharding"]["below_3" if arguments.stage < 3 else "at_3"].items()
+        fields["sharding"] = {"zero": arguments.stage, **{ours: getattr(arguments, theirs) for theirs, ours in sizes}}
     return decode(fields, TrainingJob, "AICB's arguments")
-
-
-def _sharding(arguments: TrainingArguments) -> dict[str, Any]:
-    if arguments.frame != "DeepSpeed":
-        return {"zero": 1 if arguments.use_distributed_optimizer else 0}
-    sizes = WORDS["sharding"]["below_3" if arguments.stage < 3 else "at_3"]
-    return {"zero": arguments.stage, **{ours: getattr(arguments, theirs) for theirs, ours in sizes.items()}}
 
 
 def _model(arguments: TrainingArguments) -> ModelSpec:

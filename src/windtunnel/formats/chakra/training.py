@@ -160,7 +160,9 @@ class _RankTrace:
             waits = [*waits, *nodes]
 
     def _collective(self, task: Task, op: ops.Collective, action: Action, waits: list[int]) -> int:
-        ranks = self._ranks(task.group or Group.DATA, op.num_ranks)
+        ranks = group_ranks(self.rank, task.group or Group.DATA, self.number)
+        if len(ranks) != op.num_ranks:
+            ranks = tuple(range(self.rank.setup.degrees.num_devices))
         share = len(ranks) if op.op == "all_gather" else 1
         return self._add(
             task.name,
@@ -171,10 +173,6 @@ class _RankTrace:
             {"name": "pg_name", "string": self.names.setdefault(ranks, str(len(self.names)))},
             *self._where(action),
         )
-
-    def _ranks(self, group: Group, num_ranks: int) -> tuple[int, ...]:
-        ranks = group_ranks(self.rank, group, self.number)
-        return ranks if len(ranks) == num_ranks else tuple(range(self.rank.setup.degrees.num_devices))
 
     def _ring(self, task: Task, op: ops.Collective, waits: list[int]) -> list[int]:
         """Send this rank's block to the next rank and receive the block of the previous one."""

@@ -30,6 +30,7 @@ STEP_SUFFIXES = {Group.DATA: "", Group.EXPERTS_DATA: "_DP_EP"}
 """Group -> suffix for gradients of weights."""
 
 
+PASSES = ("forward", "backward_input", "backward_weight")
 NOTHING = (FilePhase(), FilePhase(), FilePhase())
 
 
@@ -149,7 +150,9 @@ class _Writer:
         """Return the lines of a layer, and the messages of its last piece in the backward pass."""
         lines = []
         for piece in _pieces(unit.parts):
-            compute = self._computation(piece.compute)
+            compute = tuple(
+                self._compute(task for part in piece.compute for task in getattr(part, name)) for name in PASSES
+            )
             # Further collectives at a boundary take lines without computation. SimAI goes back through the lines in
             # reverse: it meets the lines before this one after it.
             lines += [self._line(piece.name, NOTHING, None, task) for task in arriving[:0:-1]]
@@ -178,10 +181,6 @@ class _Writer:
         if sent_back:
             inputs = self._phase(sent_back, LAYER_SUFFIXES)._replace(compute_ns=inputs.compute_ns)
         return WorkloadLayer(name, forward, inputs, weights)
-
-    def _computation(self, parts: tuple[Part, ...]) -> tuple[FilePhase, ...]:
-        passes = ("forward", "backward_input", "backward_weight")
-        return tuple(self._compute(task for part in parts for task in getattr(part, name)) for name in passes)
 
     def _compute(self, tasks: Iterable[Task]) -> FilePhase:
         return FilePhase(round(sum(self.seconds(task) for task in tasks if task.group is None) * 1e9))

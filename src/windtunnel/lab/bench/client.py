@@ -268,7 +268,7 @@ class _BenchClient:
         answer.input_tokens = int((counted or {}).get("prompt_tokens") or answer.input_tokens)
 
     def _body(self, row: int) -> dict[str, Any]:
-        """Return the JSON of one request."""
+        """Return the JSON of one request; token ids are a shared beginning, then random ones."""
         tokens = int(self.load.input_tokens[row])
         body: dict[str, Any] = {
             "model": self.model,
@@ -282,14 +282,11 @@ class _BenchClient:
         words = f"{row} " + " ".join([WORD] * max(tokens - 1, 0))
         if self.endpoint.api == "chat":
             return body | {"messages": [{"role": "user", "content": words}]}
-        return body | {"prompt": self._token_ids(row, tokens) if self.endpoint.token_ids else words}
-
-    def _token_ids(self, row: int, tokens: int) -> list[int]:
-        """Return the prompt of a request: the shared beginning, then random token ids."""
-        shared = self.shared.get(row, [])[:tokens]
-        rng = np.random.default_rng([self.seed, row])
+        if not self.endpoint.token_ids:
+            return body | {"prompt": words}
+        shared, rng = self.shared.get(row, [])[:tokens], np.random.default_rng([self.seed, row])
         drawn = rng.integers(FIRST_TOKEN_ID, self.endpoint.vocabulary, tokens - len(shared))
-        return [*shared, *drawn.tolist()]
+        return body | {"prompt": [*shared, *drawn.tolist()]}
 
 
 def _has_text(event: Mapping[str, Any]) -> bool:

@@ -132,10 +132,6 @@ def profile_compute(
     return ComputeProfile(folder, device, tuple(steps), tuple(tables), pressure())
 
 
-def _vllm_steppers(shard: Shard, plan: ComputePlan, host: list[EngineStep]) -> Iterator[Stepper]:
-    return vllm_steppers(shard, plan.config, str(plan.clock), plan.extent, host)
-
-
 def _torch_steppers(shard: Shard, plan: ComputePlan, _host: list[EngineStep]) -> Iterator[Stepper]:
     device = str(plan.torch_device)
     cache_bytes, memory_bytes = machine.last_level_cache_bytes(device), machine.free_memory_bytes(device)
@@ -146,7 +142,10 @@ Steppers = Callable[[Shard, ComputePlan, list[EngineStep]], Iterator[Stepper]]
 """Yields the steppers of a shard's kinds of layer, one at a time; an engine's steps are added to the list."""
 ENGINES: Mapping[str, tuple[Callable[[ComputePlan], dict[str, str]], Steppers]] = {
     "torch": (lambda plan: {"attention": attention_version(plan.attention)}, _torch_steppers),
-    "vllm": (lambda _: {"engine_version": vllm_version()}, _vllm_steppers),
+    "vllm": (
+        lambda _: {"engine_version": vllm_version()},
+        lambda shard, plan, host: vllm_steppers(shard, plan.config, str(plan.clock), plan.extent, host),
+    ),
 }
 """Owner of kernels, torch or vLLM's model -> their provenance, and the steppers that measure them."""
 
