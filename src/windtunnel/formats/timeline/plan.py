@@ -124,12 +124,7 @@ class TimelinePlan:
 
 REQUEST_PHASES = (
     ("b", "request"),
-    ("b", "queueing"),
-    ("e", "queueing"),
-    ("b", "prefill"),
-    ("e", "prefill"),
-    ("b", "decode"),
-    ("e", "decode"),
+    *((kind, phase) for phase in ("queueing", "prefill", "decode") for kind in "be"),
     ("e", "request"),
 )
 """A request's async events in their order. All requests share the outer name: Perfetto then draws them on one track."""
