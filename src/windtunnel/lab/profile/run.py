@@ -20,7 +20,7 @@ from windtunnel.lab.engines.vllm import version as vllm_version
 from windtunnel.lab.profile import machine
 from windtunnel.lab.profile.attention import attention_version, check_attention
 from windtunnel.lab.profile.collectives import CollectivesPlan, TimedCollective, collective_tables
-from windtunnel.lab.profile.compute import Extent, Progress, Stepper, TimeBudget, measure_steps, operator_tables
+from windtunnel.lab.profile.compute import ComputePlan, Stepper, measure_steps, operator_tables
 from windtunnel.lab.profile.overheads import overheads_rows, write_overheads
 from windtunnel.lab.profile.samples import Journal, MeasuredStep, read_journal
 from windtunnel.lab.profile.torch_steps import require_torch, torch_steppers
@@ -42,33 +42,8 @@ OVERHEAD_CONTEXT = 128
 JOURNALS = "steps"
 """Folder of a profile that holds every measured step, so that a profile can go on or grow."""
 
-DEFAULT_EXTENT, DEFAULT_BUDGET = Extent(), TimeBudget()
-
-Notify = Callable[[int, Progress], None]
-"""Called with the tensor-parallel size and its progress."""
-
-
-@dataclass(frozen=True)
-class ComputePlan:
-    """The choices of a compute profile: splits, kernels, clock, extent and budget."""
-
-    tp: tuple[int, ...] = (1,)
-    """Tensor-parallel splits; each rank's shard is measured alone, without collectives."""
-    engine: str = "torch"
-    """Owner of the kernels: one of `ENGINES`."""
-    config: Mapping[str, Any] | None = None
-    """The model's config.json, which vLLM needs."""
-    torch_device: str | None = None
-    """`cpu` or `cuda`; None takes a GPU where torch finds one."""
-    clock: str | None = None
-    """Name in `lab.timing.CLOCKS`; None takes the steadiest."""
-    attention: str = "sdpa"
-    """Name in `lab.profile.attention.PACKAGES`, for torch."""
-    extent: Extent = DEFAULT_EXTENT
-    budget: TimeBudget = DEFAULT_BUDGET
-    """Time to refine in, shared evenly by the splits."""
-    overwrite: bool = False
-    """Whether to discard what the folder holds of this model and engine."""
+Notify = Callable[[int, int, float | None, float], None]
+"""Called with the tensor-parallel size and the progress (`lab.profile.compute.Notify`)."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +69,7 @@ def profile_compute(
     device_name: str,
     folder: Path,
     plan: ComputePlan,
-    notify: Notify = lambda _tp, _progress: None,
+    notify: Notify = lambda *_: None,
 ) -> ComputeProfile:
     """Measure the operators of `model` under each tensor-parallel split, on one device, and write them to `folder`.
 
@@ -135,17 +110,14 @@ def profile_compute(
 def _torch_steppers(shard: Shard, plan: ComputePlan, _host: list[EngineStep]) -> Iterator[Stepper]:
     device = str(plan.torch_device)
     cache_bytes, memory_bytes = machine.last_level_cache_bytes(device), machine.free_memory_bytes(device)
-    return torch_steppers(shard, device, str(plan.clock), plan.extent, cache_bytes, memory_bytes, plan.attention)
+    return torch_steppers(shard, plan, cache_bytes, memory_bytes)
 
 
 Steppers = Callable[[Shard, ComputePlan, list[EngineStep]], Iterator[Stepper]]
 """Yields the steppers of a shard's kinds of layer, one at a time; an engine's steps are added to the list."""
 ENGINES: Mapping[str, tuple[Callable[[ComputePlan], dict[str, str]], Steppers]] = {
     "torch": (lambda plan: {"attention": attention_version(plan.attention)}, _torch_steppers),
-    "vllm": (
-        lambda _: {"engine_version": vllm_version()},
-        lambda shard, plan, host: vllm_steppers(shard, plan.config, str(plan.clock), plan.extent, host),
-    ),
+    "vllm": (lambda _: {"engine_version": vllm_version()}, vllm_steppers),
 }
 """Owner of kernels, torch or vLLM's model -> their provenance, and the steppers that measure them."""
 
@@ -154,16 +126,15 @@ def _measure_shard(
     shard: Shard, folder: Path, plan: ComputePlan, about: dict[str, str], steppers: Iterator[Stepper], notify: Notify
 ) -> None:
     """Measure the steps of one rank's shard and add them to the journals in `folder`."""
-    name, budget = shard.model.name, plan.budget
-    seconds = budget.seconds and budget.seconds / len(plan.tp) / len(shard.model.layers)
+    name, num_layers = shard.model.name, len(shard.model.layers)
+    part = replace(plan, budget_s=plan.budget_s and plan.budget_s / len(plan.tp) / num_layers)
     for index, stepper in enumerate(steppers):
         path = folder / JOURNALS / f"{_slug(name)}_{plan.engine}_tp{shard.tp}_{index}.jsonl"
         if plan.overwrite:
             path.unlink(missing_ok=True)
         digest = hashlib.sha256(msgspec.json.encode([shard.model, shard.precision, shard.tp, index]))
         journal = Journal(path, about | {"model": name, "shard": digest.hexdigest()[:16]})
-        part = replace(budget, seconds=seconds)
-        for step in measure_steps(stepper, plan.extent, part, journal.steps, partial(notify, shard.tp)):
+        for step in measure_steps(stepper, part, journal.steps, partial(notify, shard.tp)):
             journal.add(step)
         del stepper  # its weights and caches go before the next one's come
 

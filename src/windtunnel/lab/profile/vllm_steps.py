@@ -9,7 +9,7 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings
-from windtunnel.lab.profile.compute import Extent
+from windtunnel.lab.profile.compute import ComputePlan
 from windtunnel.lab.profile.model import StepShape, check_profilable, operators_of
 from windtunnel.lab.profile.samples import MeasuredStep, Repeats
 from windtunnel.lab.stepped import EngineStep
@@ -144,32 +144,31 @@ def sharded_config(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
     return shard_config
 
 
-def vllm_steppers(
-    shard: Shard, config: Mapping[str, Any] | None, clock: str, extent: Extent, host: list[EngineStep]
-) -> Iterator[VllmStepper]:
+def vllm_steppers(shard: Shard, plan: ComputePlan, host: list[EngineStep]) -> Iterator[VllmStepper]:
     """Yield the stepper of a vLLM engine that holds one shard; its steps without timers are added to `host`.
 
     Raises:
         InputError: the model has layers of several kinds, or no config.json.
     """
     check_profilable(shard)
-    if config is None:
+    if plan.config is None:
         raise InputError(f"vLLM needs the config.json of {shard.model.name}", "give its path as --model")
-    if clock not in CLOCKS_OF_HOST:
+    if plan.clock not in CLOCKS_OF_HOST:
         raise InputError(
             "the operators of vLLM are timed on the host's clock, and run on the GPU here",
             "lab run --engine vllm --mode torch, then profile from-trace; or --engine torch; or --torch-device cpu",
         )
     if len(shard.model.layers) > 1:
         raise InputError(f"{shard.model.name} has layers of {len(shard.model.layers)} kinds; vLLM's are timed of one")
-    now = CLOCKS_OF_HOST[clock]
+    now = CLOCKS_OF_HOST[plan.clock]
     # Measured requests decode a while before and after the wanted context.
-    longest = 2 * extent.max_context + 4 * extent.max_batch
-    config = {**config, "max_position_embeddings": max(longest, int(config.get("max_position_embeddings", 0)))}
+    longest = 2 * plan.max_context + 4 * plan.max_batch
+    positions = max(longest, int(plan.config.get("max_position_embeddings", 0)))
+    config = {**plan.config, "max_position_embeddings": positions}
     settings = VllmSettings(
         max_model_len=longest,
-        max_num_seqs=extent.max_batch,
-        max_num_batched_tokens=extent.max_tokens,
+        max_num_seqs=plan.max_batch,
+        max_num_batched_tokens=plan.max_tokens,
         dtype="float32" if shard.precision.weights == Format.FP32 else "bfloat16",
     )
     engine = VllmEngine(sharded_config(config, shard.tp), settings, now)
