@@ -14,7 +14,6 @@ norm, however it is fused. Unclear kernels make the row `other`.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -239,13 +238,16 @@ def _work_key(flops: object) -> float:
 
 def _between(rows: list[str | None]) -> list[str]:
     """Fill in unclear kernels by the anchors around them."""
-
-    def last_anchors(rows: list[str | None]) -> list[str | None]:
-        """Return the last anchor before each row."""
-        return [*accumulate(rows, lambda anchor, row: row if row in _ANCHORS else anchor, initial=None)][:-1]
-
-    around = zip(rows, last_anchors(rows), reversed(last_anchors(rows[::-1])), strict=True)
-    return [row or _BETWEEN.get((str(before), after), OTHER) for row, before, after in around]
+    after: list[str | None] = []
+    anchor: str | None = None
+    for row in reversed(rows):
+        after.append(anchor)
+        anchor = row if row in _ANCHORS else anchor
+    filled, anchor = [], None
+    for row, next_anchor in zip(rows, reversed(after), strict=True):
+        filled.append(row or _BETWEEN.get((str(anchor), next_anchor), OTHER))
+        anchor = row if row in _ANCHORS else anchor
+    return filled
 
 
 # ------------------------------------------------------------------------------------------------ measurement tables
