@@ -7,8 +7,6 @@ dense layers are as wide as its experts (mocked_model/training). The right count
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
-from typing import NamedTuple
 
 from windtunnel.errors import InputError
 from windtunnel.formats.aicb.arguments import TrainingArguments
@@ -77,14 +75,20 @@ EXPERTS = "mlp_moelayer"
 """Name of a network of the routed experts of a rank, and of its second part, the shared expert."""
 
 
-class AicbLayer(NamedTuple):
+@dataclass(frozen=True)
+class AicbLayer:
     """A transformer layer."""
 
     attention: Parts
     norm: Weights
     feed_forward: Parts
-    bare: Weights
+    num_bare_parameters: int
     """The second norm's bias, which only the `.csv` generators count."""
+
+    @property
+    def num_parameters(self) -> int:
+        modules = (self.attention, self.norm, self.feed_forward)
+        return sum(module.num_parameters for module in modules) + self.num_bare_parameters
 
 
 @dataclass(frozen=True)
@@ -98,8 +102,8 @@ class AicbModel:
     @property
     def num_parameters(self) -> int:
         """All parameters: the `.csv` generators reduce and gather them."""
-        modules = (self.embedding, *chain.from_iterable(self.layers), self.head)
-        return sum(module.num_parameters for module in modules)
+        in_layers = sum(layer.num_parameters for layer in self.layers)
+        return self.embedding.num_parameters + in_layers + self.head.num_parameters
 
 
 Module = Weights | Linear | Parts
@@ -149,7 +153,7 @@ def _megatron_layers(arguments: TrainingArguments) -> tuple[AicbLayer, ...]:
         ),
     )
     feed_forward = _experts(arguments, num_matrices=2) if arguments.moe_enable else _dense(arguments)
-    return (AicbLayer(attention, Weights(2 * hidden), feed_forward, Weights(hidden)),) * arguments.layers_per_stage
+    return (AicbLayer(attention, Weights(2 * hidden), feed_forward, hidden),) * arguments.layers_per_stage
 
 
 def _deepseek_layers(arguments: TrainingArguments) -> tuple[AicbLayer, ...]:
@@ -168,9 +172,9 @@ def _deepseek_layers(arguments: TrainingArguments) -> tuple[AicbLayer, ...]:
             _linear(arguments, "attention_o_row", heads * value, hidden),
         ),
     )
-    dense = AicbLayer(attention, Weights(2 * hidden), _dense(arguments), Weights(hidden))
+    dense = AicbLayer(attention, Weights(2 * hidden), _dense(arguments), hidden)
     shared = [_dense(arguments)] if arguments.n_shared_expert > 0 else []
-    sparse = AicbLayer(attention, Weights(2 * hidden), _experts(arguments, 3, *shared), Weights(hidden))
+    sparse = AicbLayer(attention, Weights(2 * hidden), _experts(arguments, 3, *shared), hidden)
     num_dense = min(max(arguments.n_dense_layers, 0), arguments.layers_per_stage)
     return (dense,) * num_dense + (sparse,) * (arguments.layers_per_stage - num_dense)
 
