@@ -160,7 +160,7 @@ def vllm_steppers(shard: Shard, plan: ComputePlan, host: list[EngineStep]) -> It
         )
     if len(shard.model.layers) > 1:
         raise InputError(f"{shard.model.name} has layers of {len(shard.model.layers)} kinds; vLLM's are timed of one")
-    now = CLOCKS_OF_HOST[plan.clock]
+    now = CLOCKS_OF_HOST[str(plan.clock)]
     # Measured requests decode a while before and after the wanted context.
     longest = 2 * plan.max_context + 4 * plan.max_batch
     positions = max(longest, int(plan.config.get("max_position_embeddings", 0)))
