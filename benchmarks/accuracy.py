@@ -36,11 +36,10 @@ from scipy import stats
 
 from readers.silicon.runs import DISAGGREGATED, ODD_FLAGS, UNRECORDED_SOURCES, read_measurements
 from windtunnel import catalog
-from windtunnel.calibration.acceptance import Drafting, acceptances, best_share, drafting
 from windtunnel.calibration.fit import Fit, PricedServer, by_configuration, fit_runs, predict, priced_servers
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.calibration.profiles import LEAST_CONFIGURATIONS, folds, held_out, kin, spreads
-from windtunnel.calibration.settings_inference import Trials, infer
+from windtunnel.calibration.settings_inference import Drafting, Trials, acceptances, best_share, drafting, infer
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import score
 from windtunnel.metrics.uncertainty import Spread

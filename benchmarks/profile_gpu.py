@@ -20,10 +20,10 @@ import click
 import numpy as np
 
 from windtunnel import catalog
-from windtunnel.lab.profile.compute import Extent, Progress, TimeBudget
+from windtunnel.lab.profile.compute import ComputePlan
 from windtunnel.lab.profile.machine import free_memory_bytes
 from windtunnel.lab.profile.model import LayerStack, StepShape, layer_weight_bytes
-from windtunnel.lab.profile.run import ComputePlan, ComputeProfile, profile_compute
+from windtunnel.lab.profile.run import ComputeProfile, profile_compute
 from windtunnel.lab.profile.torch_steps import require_torch, whole_forward
 from windtunnel.lab.timing import clock_for
 from windtunnel.model.feed_forward.dense import DenseFeedForward
@@ -82,8 +82,9 @@ def main(
             torch_device=device,
             clock=clock,
             attention=attention,
-            extent=Extent(max_batch, max_context),
-            budget=TimeBudget(min(budget, left_s / 2)),
+            max_batch=max_batch,
+            max_context=max_context,
+            budget_s=min(budget, left_s / 2),
         )
         profile = profile_compute(model, Precision(), device_name, folder, plan, tell)
         errors = profile.closure_errors
@@ -96,8 +97,8 @@ def main(
         sys.exit(f"the sum of operators is off by {worst_dense:.1%}; the aim is {AIM:.0%}")
 
 
-def tell(tp: int, done: Progress) -> None:
-    click.echo(f"\r  tp {tp}: {done.num_steps} steps, {done.left_s or 0:.0f} s left   ", nl=False, err=True)
+def tell(tp: int, num_steps: int, left_s: float | None, _error: float) -> None:
+    click.echo(f"\r  tp {tp}: {num_steps} steps, {left_s or 0:.0f} s left   ", nl=False, err=True)
 
 
 def check(model: ModelSpec, profile: ComputeProfile, device: str, attention: str, ends_s: float) -> float | None:

@@ -20,7 +20,7 @@ from drive import drive
 from readers.engine_run import EngineRun, engine_run
 from windtunnel import catalog
 from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings, is_installed, version
-from windtunnel.lab.profile.compute import Extent, Progress, TimeBudget, measure_steps
+from windtunnel.lab.profile.compute import ComputePlan, measure_steps
 from windtunnel.lab.profile.machine import device_of, provenance_of
 from windtunnel.lab.profile.overheads import write_overheads
 from windtunnel.lab.profile.run import write_steps
@@ -57,9 +57,9 @@ CONFIG: dict[str, Any] = {
 """101 million parameters."""
 
 SETTINGS = VllmSettings(max_model_len=2304, max_num_seqs=32, max_num_batched_tokens=512)
-EXTENT = Extent(max_batch=32, max_context=1024, max_tokens=512)
 BUDGET_S = 100.0
 """Of choosing and measuring the steps the first time."""
+PLAN = ComputePlan(max_batch=32, max_context=1024, max_tokens=512, budget_s=BUDGET_S)
 CLOCK = "cpu_time"
 LOADS = ((1, 2.0), (2, 3.0), (3, 4.0))
 """(seed, arrivals a second)"""
@@ -185,10 +185,10 @@ def measure(stepper: VllmStepper, loads: list[Load]) -> tuple[list[list[Measured
         Measurements of each step, and runs of each load.
     """
 
-    def tell(done: Progress) -> None:
-        say(f"{done.num_steps} steps measured, {done.left_s:.0f} s left")
+    def tell(num_steps: int, left_s: float | None, _error: float) -> None:
+        say(f"{num_steps} steps measured, {left_s:.0f} s left")
 
-    steps = [[step] for step in measure_steps(stepper, EXTENT, TimeBudget(BUDGET_S), {}, tell)]
+    steps = [[step] for step in measure_steps(stepper, PLAN, {}, tell)]
     runs: list[list[EngineRun]] = [[] for _ in loads]
     for repeat in range(NUM_REPEATS):
         for number, load in enumerate(loads):

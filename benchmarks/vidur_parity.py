@@ -55,7 +55,7 @@ def main() -> None:
         except InputError:
             print(f"{path.name:38} {len(case.requests.arrival_s):8,} its look-up tables were not recorded")
             continue
-        tables = read_tables(file, case.config.execution_time_predictor_config.kv_cache_prediction_granularity)
+        tables = read_tables(file, case.config.kv_cache_prediction_granularity)
         runs = [replay(case.config, tables, case.requests) for _ in range(REPEATS)]
         expected = pq.read_table(path / "requests.parquet").sort_by("Request Id")
         theirs = expected["request_e2e_time"].to_numpy()

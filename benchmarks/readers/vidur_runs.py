@@ -92,8 +92,7 @@ def find_tables(folder: Path, config: VidurConfig) -> Path:
     Raises:
         InputError: none has the run's model and tensor parallelism, its operators, and reaches its batches.
     """
-    replica, scheduler = config.cluster_config.replica_config, config.cluster_config.replica_scheduler_config
-    model = _plain(replica.model_name.split("/")[-1])
+    model = _plain(config.model_name.split("/")[-1])
     candidates = []
     for path in sorted(folder.glob("tables_*.npz")):
         parts = _TABLES_NAME.fullmatch(path.stem)
@@ -101,15 +100,15 @@ def find_tables(folder: Path, config: VidurConfig) -> Path:
             continue
         notes, pp = parts["notes"].lower().split("_"), int(parts["pp"] or 1)
         networks = [note for note in notes if note in ("pairwise", "dgx")]
-        if int(parts["tp"]) != replica.tensor_parallel_size or ("lightllm" in notes) != (scheduler.name == "lightllm"):
+        if int(parts["tp"]) != config.tensor_parallel_size or ("lightllm" in notes) != (config.scheduler == "lightllm"):
             continue
-        if all(note in replica.network_device for note in networks) and _reach(path, config):
-            pipelines = pp != replica.num_pipeline_stages
-            candidates.append((pipelines, scheduler.name not in notes, path.stat().st_size, path))
+        if all(note in config.network_device for note in networks) and _reach(path, config):
+            pipelines = pp != config.num_pipeline_stages
+            candidates.append((pipelines, config.scheduler not in notes, path.stat().st_size, path))
     if not candidates:
         raise InputError(
-            f"{folder} has no look-up tables of {replica.model_name} with tp {replica.tensor_parallel_size}, "
-            f"pp {replica.num_pipeline_stages} for {scheduler.name}",
+            f"{folder} has no look-up tables of {config.model_name} with tp {config.tensor_parallel_size}, "
+            f"pp {config.num_pipeline_stages} for {config.scheduler}",
             "they are named tables_MODEL_tpN[ppM][_NOTE].npz",
         )
     return min(candidates)[-1]
@@ -125,16 +124,15 @@ def _plain(model: str) -> str:
 
 def _reach(path: Path, config: VidurConfig) -> bool:
     """Whether these tables have the operators of a run and all batches of its predictor."""
-    replica, predictor = config.cluster_config.replica_config, config.execution_time_predictor_config
-    needed = ["all_reduce"] if replica.tensor_parallel_size > 1 else []
-    needed += ["send_recv"] if replica.num_pipeline_stages > 1 else []
-    needed += [] if predictor.skip_cpu_overhead_modeling else HOST_OPERATORS
+    needed = ["all_reduce"] if config.tensor_parallel_size > 1 else []
+    needed += ["send_recv"] if config.num_pipeline_stages > 1 else []
+    needed += [] if config.skip_cpu_overhead_modeling else HOST_OPERATORS
     try:
         with np.load(path) as archive:
             return (
                 all(name in archive for name in needed)
-                and len(archive["attn_prefill_chunk"]) >= predictor.prediction_max_prefill_chunk_size
-                and len(archive["attn_decode_bs"]) >= predictor.prediction_max_batch_size
+                and len(archive["attn_prefill_chunk"]) >= config.prediction_max_prefill_chunk_size
+                and len(archive["attn_decode_bs"]) >= config.prediction_max_batch_size
             )
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{path} is not an archive of Vidur's prediction tables") from error

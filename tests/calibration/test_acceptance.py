@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from windtunnel.calibration.acceptance import Drafting, acceptances, drafting
 from windtunnel.calibration.measured_runs import Measurement
+from windtunnel.calibration.settings_inference import Drafting, acceptances, drafting
 from windtunnel.calibration.validate import predict_runs
 from windtunnel.report.calibration.validation import validation_document
 from windtunnel.schema import encode

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
 from windtunnel.formats.aicb.csv_records import read_records, records_text
-from windtunnel.formats.aicb.training import training_records
+from windtunnel.formats.aicb.job import training_records
 from windtunnel.formats.chakra.trace import ChakraCollective, ChakraKind, ChakraTrace, read_trace, value_of
 from windtunnel.formats.chakra.training import GroupNames, training_traces, write_training_traces
 from windtunnel.formats.simai.training import left_out, training_workload

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from windtunnel.lab.stepped import EngineStep, host_samples
+from windtunnel.lab.stepped import EngineStep, decode_steps
 
 
 @dataclass
@@ -50,7 +50,7 @@ class OneTokenAStep:
 
 def test_the_hosts_share_is_what_is_not_the_forward_in_steps_that_all_decode() -> None:
     engine = OneTokenAStep()
-    samples = host_samples(engine, [1, 3], prompt_tokens=8, vocabulary=100, num_steps=5)
-    assert [sample.num_requests for sample in samples] == [1] * 5 + [3] * 5
-    np.testing.assert_allclose([sample.total_s for sample in samples], 0.1 - 0.04)
+    samples = decode_steps(engine, [1, 3], prompt_tokens=8, vocabulary=100, num_steps=5)
+    assert [len(step.scheduled) for step in samples] == [1] * 5 + [3] * 5
+    np.testing.assert_allclose([step.host_s for step in samples], 0.1 - 0.04)
     assert engine.num_dropped == 4

@@ -70,7 +70,6 @@ tried."""
 PRICED_UP_TO = ("max_num_seqs", "max_num_batched_tokens")
 """Inferable settings whose largest value bounds the steps that are priced."""
 
-METRICS = ("tpot", "ttft", "e2e")
 FITTED = ("tpot", "ttft")
 NOISE: Mapping[str, float] = {"tpot": 0.04, "ttft": 0.10}
 """Relative difference of two runs with equal settings, rounded up: the scale in which residuals are counted."""

@@ -455,7 +455,16 @@ def write_run_file(runs: Iterable[Measurement], path: Path) -> None:
     Raises:
         InputError: the file cannot be written.
     """
-    write_text(path, "".join(f"{_line(run)}\n" for run in runs))
+    lines = []
+    for run in runs:
+        row = MeasuredRun(
+            windtunnel="measured_run",
+            measured=Measured(**{_FIELDS[metric]: value for metric, value in run.measured.items()}),
+            scenario=None if run.scenario is None else encode(run.scenario),
+            **{name: getattr(run, name) for name in _SHARED},
+        )
+        lines.append(f"{msgspec.json.encode(row).decode()}\n")
+    write_text(path, "".join(lines))
 
 
 def _measured_run(where: str, line: str) -> Measurement:
@@ -470,14 +479,3 @@ def _measured_run(where: str, line: str) -> Measurement:
         measured={metric: value for metric, value in values.items() if value is not None},
         **{name: getattr(run, name) for name in _SHARED},
     )
-
-
-def _line(run: Measurement) -> str:
-    measured = Measured(**{_FIELDS[metric]: value for metric, value in run.measured.items()})
-    row = MeasuredRun(
-        windtunnel="measured_run",
-        measured=measured,
-        scenario=None if run.scenario is None else encode(run.scenario),
-        **{name: getattr(run, name) for name in _SHARED},
-    )
-    return msgspec.json.encode(row).decode()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from windtunnel.calibration import fit as fits
 from windtunnel.calibration.fit import FITTED, NOISE, Fit, Floats, LocalFit, PricedServer, Scope, by_configuration
+from windtunnel.calibration.measured_runs import METRICS
 from windtunnel.calibration.settings_inference import Learnt, Trials, infer, inferred, reserve, with_learnt
 from windtunnel.metrics.uncertainty import Spread
 from windtunnel.serving.analysis.intervals import uncalibrated_spreads
@@ -231,14 +232,14 @@ def spreads(runs: Sequence[PricedServer], predictions: Sequence[Mapping[str, flo
     """Metric -> quantiles of measured over predicted that hold 80% of a further value, not of those seen."""
     shares = fits.crowding_weights([by_configuration(priced) for priced in runs], SHARED_ERROR)
     by_metric = {}
-    for metric in (*fits.METRICS, "throughput"):
-        values, weights = [], []
-        for priced, predicted, share in zip(runs, predictions, shares, strict=True):
-            if run_ratios := ratios([priced], [predicted]).get(metric):
-                values += run_ratios
-                weights.append(share)
-        if values:
-            by_metric[metric] = spread_of(np.array(values), np.array(weights))
+    for metric in METRICS:
+        known = [
+            (ratio, share)
+            for priced, predicted, share in zip(runs, predictions, shares, strict=True)
+            for ratio in ratios([priced], [predicted]).get(metric, ())
+        ]
+        if known:
+            by_metric[metric] = spread_of(*np.array(known).T)
     return by_metric
 
 

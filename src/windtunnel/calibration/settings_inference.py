@@ -6,20 +6,40 @@ where it explains them so much better than the default that it is twenty times a
 runs are predicted better with the value that the series' other configurations speak for, no metric worse in the median.
 Where all runs are of one configuration nothing but their own likelihood and median errors decide. Several settings are
 taken one after the other.
+
+The share of draft tokens that an engine accepted, where it was not recorded, is one for each model, from the measured
+TPOT.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.calibration import fit as fits
-from windtunnel.calibration.fit import FITTED, NOISE, TRIED, Fit, Floats, LocalFit, PricedServer, by_configuration
+from windtunnel.calibration.fit import (
+    FITTED,
+    NOISE,
+    TRIED,
+    Fit,
+    Floats,
+    LocalFit,
+    PricedServer,
+    by_configuration,
+    priced_servers,
+)
+from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.errors import InputError
-from windtunnel.serving.calibration import Inferred, Reserve
+from windtunnel.pricing.calibrated import CalibratedEstimator
+from windtunnel.pricing.estimator import Estimator
+from windtunnel.serving.calibration import Calibration, Inferred, Reserve
+from windtunnel.serving.priced_deployments import PricedDeployments
+from windtunnel.serving.scenario import Setup
 from windtunnel.serving.state import records as state
 from windtunnel.units import GIB
 
@@ -60,22 +80,19 @@ def series_of(priced: PricedServer) -> RunSeries | None:
     )
 
 
-@dataclass
 class Trials:
     """Simulations of measured runs with other settings, each made once, with the default overheads and factors."""
 
-    runs: Sequence[PricedServer]
-    _before: dict[int, Mapping[str, float]] = field(default_factory=dict)
-    _shifts: dict[tuple[int, Values], Mapping[str, float] | None] = field(default_factory=dict)
+    def __init__(self, runs: Sequence[PricedServer]) -> None:
+        self.runs = runs
+        self._before = cache(lambda index: fits.predict(runs[index], Fit({})))
+        self._shift = cache(self._simulated_shift)
 
     def shift(self, index: int, values: Values) -> Mapping[str, float] | None:
         """Metric -> log of its prediction with `values` over that without; None where `values` cannot serve the run."""
-        key = (index, tuple(sorted(values)))
-        if key not in self._shifts:
-            self._shifts[key] = self._shift(index, values)
-        return self._shifts[key]
+        return self._shift(index, tuple(sorted(values)))
 
-    def _shift(self, index: int, values: Values) -> Mapping[str, float] | None:
+    def _simulated_shift(self, index: int, values: Values) -> Mapping[str, float] | None:
         priced = self.runs[index]
         try:
             other = priced.served_with(dict(values))
@@ -83,10 +100,8 @@ class Trials:
             return None
         if _limits(other) == _limits(priced):
             return dict.fromkeys(FITTED, 0.0)
-        if index not in self._before:
-            self._before[index] = fits.predict(priced, Fit({}))
-        after = fits.predict(other, Fit({}))
-        return {metric: math.log(after[metric] / self._before[index][metric]) for metric in FITTED}
+        before, after = self._before(index), fits.predict(other, Fit({}))
+        return {metric: math.log(after[metric] / before[metric]) for metric in FITTED}
 
 
 def _limits(priced: PricedServer) -> state.KernelSettings:
@@ -298,3 +313,86 @@ def _record(runs: Sequence[PricedServer], taken: Taken) -> dict[str, Any]:
 def _median_errors(residuals: Sequence[Mapping[str, float]]) -> dict[str, float]:
     errors_of = {name: [math.exp(-residual[name]) - 1 for residual in residuals if name in residual] for name in FITTED}
     return {name: float(f"{np.median(np.abs(errors)):.3g}") for name, errors in errors_of.items() if errors}
+
+
+# --------------------------------------------------------------------------------------- acceptance of draft tokens
+
+SHARES = tuple(round(0.2 + 0.05 * step, 2) for step in range(16))
+"""Shares of accepted draft tokens to choose from."""
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """A measured run with speculative decoding, simulated at every share of `SHARES`."""
+
+    priced: PricedServer
+    predicted: tuple[Mapping[str, float], ...]
+
+    @property
+    def model(self) -> str:
+        return self.priced.setup.model.name
+
+    @property
+    def error(self) -> NDArray[np.float64]:
+        """|log(predicted / measured)| of TPOT at every share."""
+        measured = self.priced.measurement.measured["tpot"]
+        return np.abs(np.log([metrics["tpot"] / measured for metrics in self.predicted]))
+
+
+def drafting(
+    measurements: Iterable[Measurement], calibrations: Mapping[str, Calibration]
+) -> Iterator[tuple[Measurement, Drafting | str]]:
+    """Every run with its predictions, or with the reason why there are none.
+
+    Args:
+        measurements: runs with speculative decoding whose acceptance was not recorded.
+        calibrations: by engine and device (`vllm-h100_sxm`) or engine; what is fitted here corrects what they leave.
+    """
+
+    plain_estimator = PricedDeployments().estimator
+
+    def fitted(setup: Setup) -> Calibration | None:
+        engine, device = setup.engine.name, setup.device.name
+        return calibrations.get(f"{engine}-{device}") or calibrations.get(engine)
+
+    def calibrated_estimator(setup: Setup) -> Estimator:
+        calibration, plain = fitted(setup), plain_estimator(setup)
+        return plain if calibration is None else CalibratedEstimator(plain, setup.device, calibration.factors)
+
+    runs = (run.accepting(0.0) for run in measurements if run.scenario and "tpot" in run.measured)
+    for measurement, priced in priced_servers(runs, calibrated_estimator):
+        if isinstance(priced, str):
+            yield measurement, priced
+        else:
+            calibration, host, client = fitted(priced.setup), priced.setup.engine.host, priced.setup.client
+            if calibration is not None:
+                host = calibration.host_of(str(priced.setup.engine.version)).over(host)
+                client = calibration.clients.get(priced.client_name, client).over(client)
+            predicted = tuple(_accepting(priced, share).predict({}, host, client) for share in SHARES)
+            yield measurement, Drafting(priced, predicted)
+
+
+def _accepting(priced: PricedServer, share: float) -> PricedServer:
+    speculative = priced.setup.engine.speculative
+    assert speculative is not None
+    assert priced.speculation is not None
+    changed = msgspec.structs.replace(speculative, acceptance_fraction=share)
+    return replace(priced, speculation=priced.speculation._replace(tokens_per_step=changed.tokens_per_step))
+
+
+def best_share(runs: Sequence[Drafting]) -> int:
+    """The position in `SHARES` of the least median error of TPOT."""
+    return int(np.median([run.error for run in runs], axis=0).argmin())
+
+
+def acceptances(runs: Sequence[Drafting]) -> dict[str, float]:
+    """Model -> the share of its draft tokens that explains its runs best."""
+    models = sorted({run.model for run in runs})
+    return {model: SHARES[best_share([run for run in runs if run.model == model])] for model in models}
+
+
+def with_acceptances(made: Mapping[str, Calibration], measurements: Iterable[Measurement]) -> dict[str, Calibration]:
+    """The calibrations with the acceptance of every model of which runs with speculative decoding were measured."""
+    runs = [run for _, run in drafting(measurements, made) if isinstance(run, Drafting)]
+    shares = acceptances(runs)
+    return {name: msgspec.structs.replace(calibration, acceptance=shares) for name, calibration in made.items()}

@@ -19,13 +19,12 @@ from windtunnel import catalog
 from windtunnel.calibration.fit import LEAST_RELATIVE, NOISE, NUM_ROUNDS, PRIORS, Floats, Scope, crowding_weights
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.errors import InputError
-from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.calibration import Calibration, LearntTransfer, Provenance, TransferRecord, calibration_for
 from windtunnel.serving.deployment import LINK_EFFICIENCY, TRANSFER_LATENCY_S
 from windtunnel.serving.prepared import PreparedDeployment, prepare
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.run import replicas_of
-from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
+from windtunnel.serving.scenario import Scenario, pool_scenario, resolve
 from windtunnel.serving.setup.frontend import client_delay_s
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
@@ -138,25 +137,18 @@ def _priced_pools(runs: Sequence[Measurement], made: Mapping[str, Calibration]) 
         return made.get(f"{engine}-{device}") or made.get(engine)
 
     for run in runs:
+        assert run.scenario is not None
+        transfer = msgspec.structs.replace(run.scenario.deployment.transfer, latency_s=0.0, link_efficiency=1.0)
+        deployment = msgspec.structs.replace(run.scenario.deployment, transfer=transfer)
+        scenario = msgspec.structs.replace(run.scenario, deployment=deployment)
         try:
-            yield _priced(run, estimator_of, calibration_of)
+            requests = generate(scenario.workload, scenario.seed)
+            alone = [pool_scenario(scenario, pool) for pool in deployment.pools]
+            setups = [resolve(each, calibration=calibration_of(each)) for each in alone]
+            prepared = prepare(scenario, requests, setups, estimator_of=estimator_of)
         except InputError:
             continue
-
-
-def _priced(
-    run: Measurement,
-    estimator_of: Callable[[Setup], Estimator],
-    calibration_of: Callable[[Scenario], Calibration | None],
-) -> PricedPools:
-    assert run.scenario is not None
-    transfer = msgspec.structs.replace(run.scenario.deployment.transfer, latency_s=0.0, link_efficiency=1.0)
-    deployment = msgspec.structs.replace(run.scenario.deployment, transfer=transfer)
-    scenario = msgspec.structs.replace(run.scenario, deployment=deployment)
-    requests = generate(scenario.workload, scenario.seed)
-    alone = [pool_scenario(scenario, pool) for pool in deployment.pools]
-    setups = [resolve(each, calibration=calibration_of(each)) for each in alone]
-    return PricedPools(run, prepare(scenario, requests, setups, estimator_of=estimator_of), requests)
+        yield PricedPools(run, prepared, requests)
 
 
 LocalTtft = Callable[[Values], Floats]

@@ -9,7 +9,7 @@ from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.files import check_replaceable, write_text
-from windtunnel.formats.simai.analytical import read_layers, run_simai_analytical, simai_servers
+from windtunnel.formats.simai.analytical import read_layers, run_simai_analytical, simai_options
 from windtunnel.formats.simai.conf import read_simai_conf
 from windtunnel.formats.simai.report import end_to_end_csv, flow_table_csv
 from windtunnel.network import fabric as fabrics
@@ -126,7 +126,7 @@ def run(options: Options) -> None:
     elif options.topology is not None or options.fail_links or options.fail_nodes:
         raise InputError("SimAI-Analytical knows no topology", "leave --topology out, or --compat simai")
     else:
-        iteration = run_simai_analytical(jobs[0], *simai_servers(analytical))
+        iteration = run_simai_analytical(jobs[0], simai_options(analytical))
     if options.out is not None:
         write_text(options.out, end_to_end_csv(iteration, options.out.stem.removesuffix("EndToEnd")))
         remark(f"wrote {options.out}")

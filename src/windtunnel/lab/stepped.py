@@ -14,22 +14,6 @@ OVERHEAD_TOKENS = 512
 """Most tokens of a step where the host alone is measured."""
 
 
-@dataclass(frozen=True)
-class HostSample:
-    """Host time of one step, outside the forward."""
-
-    num_requests: int
-    schedule_s: float
-    prepare_s: float
-    """Time to prepare inputs and hand outputs on: the rest of the host's time."""
-    process_s: float
-    """Time in which the scheduler takes in the sampled tokens."""
-
-    @property
-    def total_s(self) -> float:
-        return self.schedule_s + self.prepare_s + self.process_s
-
-
 @dataclass
 class EngineStep:
     """The record of one engine step, which hooks inside the engine may fill in."""
@@ -46,10 +30,14 @@ class EngineStep:
     """Request -> its output tokens so far."""
 
     @property
-    def host_sample(self) -> HostSample:
-        """The host's part of the step."""
-        rest_s = self.step_s - self.forward_s - self.schedule_s - self.process_s
-        return HostSample(len(self.scheduled), self.schedule_s, rest_s, self.process_s)
+    def host_s(self) -> float:
+        """Time of the host outside the forward."""
+        return self.schedule_s + self.prepare_s + self.process_s
+
+    @property
+    def prepare_s(self) -> float:
+        """Time to prepare inputs and hand outputs on: the rest of the host's time."""
+        return self.step_s - self.forward_s - self.schedule_s - self.process_s
 
 
 class SteppedEngine(Protocol):
@@ -70,21 +58,19 @@ class SteppedEngine(Protocol):
         """End the engine, so that another can start in this process."""
 
 
-def host_samples(
+def decode_steps(
     engine: SteppedEngine, batches: Sequence[int], prompt_tokens: int, vocabulary: int, num_steps: int = 32
-) -> list[HostSample]:
-    """Measure the host's work in decode steps.
+) -> list[EngineStep]:
+    """Run decode steps, to measure the host's work in them.
 
     Args:
         engine: an idle engine that takes at least as many requests as the largest batch.
         prompt_tokens: tokens of each prompt, at most what the engine computes in a step.
         num_steps: measured steps of each batch, after two that are not counted.
 
-    Returns:
-        One sample per step.
     """
     rng = np.random.default_rng(0)
-    samples: list[HostSample] = []
+    measured: list[EngineStep] = []
     for batch in batches:
         names = [f"batch{batch}x{number}" for number in range(batch)]
         for name in names:
@@ -95,6 +81,6 @@ def host_samples(
         while len(decoding) < batch:
             decoding.update(name for name, count in engine.step().progressed.items() if count)
         steps = [engine.step() for _ in range(WARM_UP_STEPS + num_steps)]
-        samples += [step.host_sample for step in steps[WARM_UP_STEPS:]]
+        measured += steps[WARM_UP_STEPS:]
         engine.drop(names)
-    return samples
+    return measured

@@ -1,9 +1,11 @@
 """Clocks that time the operators inside a running forward."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -27,112 +29,98 @@ EMPTY_MARKS = 200
 
 
 @dataclass
-class HostStopwatch:
-    """A stopwatch whose marks read a clock of the host; right where operators run on the host.
+class Stopwatch:
+    """A stopwatch: `mark` ends a span by name, which an empty name drops.
 
-    `mark_s`, the cost of a mark itself, is subtracted from every span.
+    Args:
+        read: reads a clock, or leaves a mark in a GPU's stream.
+        spans_s: turns what was read at the marks into the seconds between them.
+        mark_s: cost of a mark itself, which is subtracted from every span.
     """
 
-    now: Callable[[], float]
+    read: Callable[[], Any]
+    spans_s: Callable[[list[Any]], Iterable[float]]
     mark_s: float = 0.0
     names: list[str] = field(default_factory=list)
-    times_s: list[float] = field(default_factory=list)
+    marks: list[Any] = field(default_factory=list)
 
     def mark(self, name: str) -> None:
         self.names.append(name)
-        self.times_s.append(self.now())
+        self.marks.append(self.read())
 
     def durations(self) -> dict[str, list[float]]:
-        return _spans(self.names, np.maximum(np.diff(self.times_s) - self.mark_s, 0.0).tolist())
+        """Return the seconds of the spans of each name."""
+        by_name: dict[str, list[float]] = {}
+        for name, span_s in zip(self.names[1:], self.spans_s(self.marks), strict=True):
+            if name:
+                by_name.setdefault(name, []).append(max(float(span_s) - self.mark_s, 0.0))
+        return by_name
 
 
-@dataclass
-class CudaStopwatch:
-    """A stopwatch whose marks are events in the stream; they are read when the GPU has done its work.
+def host_stopwatch(now: Callable[[], float], mark_s: float = 0.0) -> Stopwatch:
+    """Return a stopwatch whose marks read a clock of the host; right where operators run on the host."""
+    return Stopwatch(now, np.diff, mark_s)
+
+
+def cuda_stopwatch(in_graph: bool = False, mark_s: float = 0.0) -> Stopwatch:
+    """Return a stopwatch whose marks are events in the stream; they are read when the GPU has done its work.
 
     Args:
         in_graph: marks are made while a graph is captured, and read after each of its replays.
-        mark_s: time that an event itself takes in the stream; it is subtracted from every span.
+        mark_s: time that an event itself takes in the stream.
     """
+    import torch
 
-    in_graph: bool = False
-    mark_s: float = 0.0
-    names: list[str] = field(default_factory=list)
-    events: list[Any] = field(default_factory=list)
-
-    def mark(self, name: str) -> None:
-        import torch
-
+    def record() -> Any:
         # Events of a graph keep their times only where they are external to it.
-        event = torch.cuda.Event(enable_timing=True, **({"external": True} if self.in_graph else {}))
+        event = torch.cuda.Event(enable_timing=True, **({"external": True} if in_graph else {}))
         event.record()
-        self.names.append(name)
-        self.events.append(event)
+        return event
 
-    def durations(self) -> dict[str, list[float]]:
-        import torch
-
+    def spans_s(events: list[Any]) -> list[float]:
         torch.cuda.synchronize()
-        pairs = zip(self.events, self.events[1:], strict=False)
-        spent_s = [before.elapsed_time(after) / 1e3 for before, after in pairs]
-        return _spans(self.names, [max(span_s - self.mark_s, 0.0) for span_s in spent_s])
+        return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
+
+    return Stopwatch(record, spans_s, mark_s)
 
 
 RANGE = "windtunnel:stretch:"
 
 
-@dataclass
-class KinetoStopwatch:
-    """A stopwatch whose spans are ranges of torch.profiler: each takes the time of the kernels that it launched.
+def kineto_stopwatch(is_cuda: bool = True) -> Stopwatch:
+    """Return a stopwatch whose spans are ranges of torch.profiler: each takes the time of the kernels that it launched.
 
     Args:
         is_cuda: whether to count a GPU's kernels, or the ranges' own time on the host.
     """
+    import torch
+    from torch import profiler
 
-    is_cuda: bool = True
-    names: list[str] = field(default_factory=list)
-    profiler: Any = None
-    open_range: Any = None
+    kinds = profiler.ProfilerActivity
+    profile = profiler.profile(activities=[kinds.CPU, *([kinds.CUDA] if is_cuda else [])])
+    open_range, numbers = ExitStack(), count()
 
-    def mark(self, name: str) -> None:
-        from torch import profiler
+    def begin() -> None:
+        number = next(numbers)
+        if number == 0:
+            profile.start()
+        open_range.close()
+        open_range.enter_context(profiler.record_function(f"{RANGE}{number}"))
 
-        if self.profiler is None:
-            kinds = profiler.ProfilerActivity
-            self.profiler = profiler.profile(activities=[kinds.CPU, *([kinds.CUDA] if self.is_cuda else [])])
-            self.profiler.start()
-        if self.open_range is not None:
-            self.open_range.__exit__(None, None, None)
-        self.open_range = profiler.record_function(f"{RANGE}{len(self.names)}")
-        self.open_range.__enter__()
-        self.names.append(name)
-
-    def durations(self) -> dict[str, list[float]]:
-        import torch
-
-        self.open_range.__exit__(None, None, None)
-        if self.is_cuda:
+    def spans_s(marks: list[Any]) -> list[float]:
+        open_range.close()
+        if is_cuda:
             torch.cuda.synchronize()
-        self.profiler.stop()
-        seconds = [0.0] * len(self.names)
-        for event in self.profiler.events():
+        profile.stop()
+        seconds = [0.0] * len(marks)
+        for event in profile.events():
             # A range appears once more as what it covers on the GPU, gaps included.
             if event.name.startswith(RANGE) and event.device_type == torch.autograd.DeviceType.CPU:
-                spent_us = event.device_time_total if self.is_cuda else event.cpu_time_total
+                spent_us = event.device_time_total if is_cuda else event.cpu_time_total
                 seconds[int(event.name.removeprefix(RANGE))] = spent_us / 1e6
-        return _spans(self.names, seconds[:-1])
+        return seconds[:-1]
 
-
-Stopwatch = HostStopwatch | CudaStopwatch | KinetoStopwatch
-"""`mark` ends a span by name, which an empty name drops; `durations` are the seconds of the spans of each name."""
-
-
-def _spans(names: Sequence[str], seconds: Sequence[float]) -> dict[str, list[float]]:
-    by_name: dict[str, list[float]] = {}
-    for name, spent_s in zip(names[1:], seconds, strict=True):
-        if name:
-            by_name.setdefault(name, []).append(spent_s)
-    return by_name
+    return Stopwatch(begin, spans_s)
 
 
 def stopwatch(clock: str, launch_s: float = 0.0) -> Stopwatch:
@@ -142,10 +130,10 @@ def stopwatch(clock: str, launch_s: float = 0.0) -> Stopwatch:
         launch_s: time in which the host queues the timed work of a GPU, where it is known.
     """
     if clock == "kineto":
-        return KinetoStopwatch()
+        return kineto_stopwatch()
     if clock in CLOCKS_OF_HOST:
-        return HostStopwatch(CLOCKS_OF_HOST[clock], mark_cost_s(clock))
-    watch = CudaStopwatch(mark_s=event_cost_s(in_graph=False))
+        return host_stopwatch(CLOCKS_OF_HOST[clock], mark_cost_s(clock))
+    watch = cuda_stopwatch(mark_s=event_cost_s(in_graph=False))
     queue_ahead(launch_s)
     return watch
 
@@ -176,7 +164,7 @@ def captured(run: Callable[[], object]) -> Callable[[], object] | None:
 @cache
 def mark_cost_s(clock: str) -> float:
     """Cost of a mark on a clock of the host: the median of many in a row."""
-    watch = HostStopwatch(CLOCKS_OF_HOST[clock])
+    watch = host_stopwatch(CLOCKS_OF_HOST[clock])
     for _ in range(1000):
         watch.mark("empty")
     return float(np.median(watch.durations()["empty"]))
@@ -188,7 +176,7 @@ def event_cost_s(in_graph: bool) -> float:
 
     A forward without events does not pay it, and small kernels take no longer.
     """
-    watch = CudaStopwatch(in_graph)
+    watch = cuda_stopwatch(in_graph)
 
     def marks() -> None:
         for _ in range(EMPTY_MARKS):

@@ -10,7 +10,6 @@ from windtunnel.formats.captures.capture import (
     Capture,
     capture_table,
     innermost_ranges,
-    theoretical_occupancy,
 )
 from windtunnel.formats.captures.kernel_time import device_time, kernel_table, statistics
 
@@ -77,12 +76,3 @@ def test_the_innermost_range_is_found_on_the_same_thread_only() -> None:
     ranges = capture_table("ranges", len(starts), columns)
     calls = capture_table("calls", 5, {"start_s": [1.0, 2.5, 4.0, 6.0, 6.0], "thread": [1, 1, 1, 1, 3]})
     assert innermost_ranges(calls, ranges).tolist() == [0, 2, 1, 0, -1]
-
-
-def test_occupancy_is_that_of_the_vendors_calculator() -> None:
-    """Blocks of 256 threads on an A100 (64 warps, 32 blocks, 65536 registers, 164 KiB): 32, 64 and 128 registers."""
-    limits = {"warps": 64.0, "blocks": 32.0, "registers": 65536.0, "shared_bytes": 164 * 1024.0}
-    threads, registers = np.full(4, 256), np.array([32, 64, 128, 32])
-    occupancy = theoretical_occupancy(threads, registers, np.array([0, 0, 0, 48 * 1024]), limits, 1024.0)
-    # The last is held back by memory: three blocks of 49 KiB.
-    assert occupancy == pytest.approx([1.0, 0.5, 0.25, 24 / 64])

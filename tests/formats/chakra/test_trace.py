@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
+from windtunnel.files import write_bytes
 from windtunnel.formats.chakra.trace import (
     VERSION,
     ChakraCollective,
@@ -17,7 +18,6 @@ from windtunnel.formats.chakra.trace import (
     read_trace,
     trace_bytes,
     value_of,
-    write_trace,
 )
 
 
@@ -121,7 +121,7 @@ def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, 
 
 def test_packed_files_are_written_and_read(tmp_path: Path) -> None:
     path = tmp_path / "trace.0.et.gz"
-    write_trace(path, SAMPLE)
+    write_bytes(path, trace_bytes(SAMPLE))
     assert gzip.decompress(path.read_bytes()) == trace_bytes(SAMPLE)
     assert read_trace(path) == SAMPLE
 

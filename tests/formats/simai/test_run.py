@@ -10,8 +10,7 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.formats.simai.analytical import (
-    SimaiHardware,
-    SimaiOverlap,
+    SimaiOptions,
     collective_ns,
     read_layers,
     run_simai_analytical,
@@ -146,10 +145,10 @@ def test_a_wrong_workload_is_named_with_its_line(text: str, message: str, tmp_pa
 
 
 RUNS = {
-    "readme9216": (SimaiHardware(), SimaiOverlap()),
-    "nic2x_9216": (SimaiHardware(nic_gib_per_s=97.0), SimaiOverlap()),
-    "dpo05_9216": (SimaiHardware(), SimaiOverlap(dp_fraction=0.5, ep_fraction=0.3, tp_fraction=0.3, pp_fraction=0.8)),
-    "micro8": (SimaiHardware(), SimaiOverlap()),
+    "readme9216": SimaiOptions(),
+    "nic2x_9216": SimaiOptions(nic_gib_per_s=97.0),
+    "dpo05_9216": SimaiOptions(dp_fraction=0.5, ep_fraction=0.3, tp_fraction=0.3, pp_fraction=0.8),
+    "micro8": SimaiOptions(),
 }
 
 
@@ -158,21 +157,21 @@ def test_simai_analyticals_reports_are_equal_to_the_byte(reference: Path, name: 
     workload = "microAllReduce.txt" if name == "micro8" else "workload_analytical.txt"
     path = tmp_path / workload
     path.write_text(recorded(reference / "simai" / "workloads" / f"{workload}.gz"))
-    text = end_to_end_csv(run_simai_analytical(read_layers(path), *RUNS[name]), f"{name}-")
+    text = end_to_end_csv(run_simai_analytical(read_layers(path), RUNS[name]), f"{name}-")
     assert text == recorded(reference / "simai" / "analytical" / f"{name}-EndToEnd.csv.gz")
 
 
 @pytest.mark.parametrize(
     ("hardware", "total_us"),
     [
-        (SimaiHardware(gpus_per_server=64, nics_per_server=64), 5947375),
-        (SimaiHardware(nvlink_gib_per_s=900.0, nic_gib_per_s=97.0, gpus_per_server=72, nics_per_server=72), 5312485),
-        (SimaiHardware(nvlink_gib_per_s=8 * 20.6), 7954439),
-        (SimaiHardware(nvlink_gib_per_s=12 * 20.0, nic_gib_per_s=23.5), 10271609),
+        (SimaiOptions(gpus_per_server=64, nics_per_server=64), 5947375),
+        (SimaiOptions(nvlink_gib_per_s=900.0, nic_gib_per_s=97.0, gpus_per_server=72, nics_per_server=72), 5312485),
+        (SimaiOptions(nvlink_gib_per_s=8 * 20.6), 7954439),
+        (SimaiOptions(nvlink_gib_per_s=12 * 20.0, nic_gib_per_s=23.5), 10271609),
     ],
 )
 def test_other_hardware_totals_as_simai_does(
-    reference: Path, hardware: SimaiHardware, total_us: int, tmp_path: Path
+    reference: Path, hardware: SimaiOptions, total_us: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "workload.txt"
     path.write_text(recorded(reference / "simai" / "workloads" / "workload_analytical.txt.gz"))
@@ -185,7 +184,7 @@ def test_every_collective_of_simai_analytical_takes_as_long(reference: Path) -> 
     assert len(rows) > 1000
     for row in rows:
         job = LayerWorkload("", int(row["tp"]), int(row["ep"]), 1, 1, 1, int(row["gpus"]), 0, ())
-        hardware = SimaiHardware(
+        hardware = SimaiOptions(
             nvlink_gib_per_s=float(row["nv_GBps"]),
             nic_gib_per_s=float(row["nic_GBps"]),
             nics_per_server=int(row["nics_per_server"]),
@@ -263,4 +262,4 @@ def test_what_simai_cannot_price_is_answered_with_file_and_line() -> None:
     )
     workload = LayerWorkload("job.txt", 8, 1, 1, 1, 1, 8, 0, (layer,))
     with pytest.raises(InputError, match=r"job.txt, line 3: .*end at 16 GiB"):
-        run_simai_analytical(workload, SimaiHardware())
+        run_simai_analytical(workload, SimaiOptions())

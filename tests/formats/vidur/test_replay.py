@@ -30,7 +30,7 @@ RECORDED = entries("vidur/cases/*/config.json")
 
 def tables_of(reference: Path, config: VidurConfig) -> OperatorTables:
     path = find_tables(reference / "vidur" / "op_tables", config)
-    return read_tables(path, config.execution_time_predictor_config.kv_cache_prediction_granularity)
+    return read_tables(path, config.kv_cache_prediction_granularity)
 
 
 def tables_or_skip(reference: Path, config: VidurConfig) -> OperatorTables:
@@ -68,13 +68,13 @@ def assert_same_batches(run: LoopRun, expected: VidurBatches, time_limit_s: floa
 
 def run_on_recorded_durations(recorded: Case) -> LoopRun:
     """A run whose look-up tables were not recorded; its step durations were."""
-    if recorded.config.cluster_config.replica_config.num_pipeline_stages > 1 or recorded.config.time_limit:
+    if recorded.config.num_pipeline_stages > 1 or recorded.config.time_limit:
         pytest.skip("without look-up tables, durations of several stages and of batches in flight are not known")
     plan = pool_plan(recorded.config, replicates_bugs=True, fuses_steps=False)
     requests = recorded.requests
-    is_random = recorded.config.cluster_config.global_scheduler_config.name == "random"
+    is_random = recorded.config.router == "random"
     replicas = random_replicas(recorded.config, requests.num_requests) if is_random else None
-    max_num_seqs = recorded.config.cluster_config.replica_scheduler_config.batch_size_cap
+    max_num_seqs = recorded.config.batch_size_cap
     cost = played_back(recorded.batches.duration_s, max_num_seqs)
     return prepare_loop([plan._replace(cost=cost)], requests, replicas=replicas).run(keeps_trail=True)
 
@@ -110,7 +110,7 @@ def test_batches_and_times_equal_vidurs(reference: Path, name: str) -> None:
 def test_all_request_metrics_equal_vidurs(reference: Path, name: str) -> None:
     recorded = case(reference / "vidur" / "cases" / name)
     tables = tables_or_skip(reference, recorded.config)
-    has_host = not recorded.config.execution_time_predictor_config.skip_cpu_overhead_modeling
+    has_host = not recorded.config.skip_cpu_overhead_modeling
     run = replay(recorded.config, tables, recorded.requests, fuses_steps=not has_host, keeps_trail=has_host)
     spent_s = host_s(run, recorded.config, tables) if has_host else 0.0
     for column, ours in replay_metrics(run, spent_s).items():

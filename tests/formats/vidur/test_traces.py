@@ -18,8 +18,8 @@ from windtunnel.serving.run import LoopRun
 def recorded_cases() -> list[str]:
     """The first recorded run with a pipeline, and the first with several replicas; a time limit leaves bars out."""
     configs = {name: read_config(REFERENCE / "vidur" / "cases" / name / "config.json") for name in RECORDED}
-    clusters = {name: config.cluster_config for name, config in configs.items() if not config.time_limit}
-    pipelined = [name for name, cluster in clusters.items() if cluster.replica_config.num_pipeline_stages > 1]
+    clusters = {name: config for name, config in configs.items() if not config.time_limit}
+    pipelined = [name for name, cluster in clusters.items() if cluster.num_pipeline_stages > 1]
     replicated = [name for name, cluster in clusters.items() if cluster.num_replicas > 1]
     return pipelined[:1] + replicated[:1]
 

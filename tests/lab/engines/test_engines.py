@@ -98,8 +98,8 @@ engine = VllmEngine(TINY, VllmSettings(max_model_len=512, max_num_seqs=4, max_nu
 """
 
 TRANSFORMERS = """
-from windtunnel.lab.engines.transformers import TransformersEngine, TransformersSettings
-engine = TransformersEngine(TINY, TransformersSettings(max_num_seqs=4, max_num_batched_tokens=64))
+from windtunnel.lab.engines.transformers import TransformersEngine
+engine = TransformersEngine(TINY, max_num_seqs=4, max_num_batched_tokens=64)
 """
 
 

@@ -11,9 +11,9 @@ import pytest
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.lab.profile import samples as profile_samples
-from windtunnel.lab.profile.compute import Extent, TimeBudget, measure_steps
+from windtunnel.lab.profile.compute import ComputePlan, measure_steps
 from windtunnel.lab.profile.model import StepShape, check_profilable, operators_of
-from windtunnel.lab.profile.run import ComputePlan, parse_degrees, profile_compute, write_vidur
+from windtunnel.lab.profile.run import parse_degrees, profile_compute, write_vidur
 from windtunnel.lab.profile.samples import Journal, MeasuredOperator, MeasuredStep, TimeStatistics
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.attention.latent import LatentAttention
@@ -60,16 +60,18 @@ class CountingStepper:
 
 
 SHARD = Shard(model_of(), model_of().precision, Parallelism())
-EXTENT = Extent(max_batch=8, max_context=128, max_tokens=64)
+PLAN = ComputePlan(tp=(1, 2), max_batch=8, max_context=128, max_tokens=64)
 
 
-def run_of(stepper: CountingStepper, known: dict[StepShape, MeasuredStep], budget: TimeBudget) -> list[MeasuredStep]:
-    return list(measure_steps(stepper, EXTENT, budget, known, lambda _: None))
+def run_of(
+    stepper: CountingStepper, known: dict[StepShape, MeasuredStep], plan: ComputePlan = PLAN
+) -> list[MeasuredStep]:
+    return list(measure_steps(stepper, plan, known, lambda *_: None))
 
 
 def test_steps_keep_to_the_extent_and_go_on_where_they_stopped() -> None:
     first = CountingStepper(SHARD)
-    steps = run_of(first, {}, TimeBudget())
+    steps = run_of(first, {})
     shapes = [step.shape for step in steps]
     assert len(shapes) == len(set(shapes)) == len(first.shapes)
     for shape in shapes:
@@ -80,15 +82,15 @@ def test_steps_keep_to_the_extent_and_go_on_where_they_stopped() -> None:
     assert any(shape.chunk and shape.context for shape in shapes)
     half = {step.shape: step for step in steps[: len(steps) // 2]}
     second = CountingStepper(SHARD)
-    rest = run_of(second, half, TimeBudget())
+    rest = run_of(second, half)
     assert not half.keys() & set(second.shapes)
     assert {*half, *(step.shape for step in rest)} == set(shapes)
 
 
 def test_a_budget_that_is_spent_leaves_the_coarse_grid() -> None:
-    hurried = {step.shape for step in run_of(CountingStepper(SHARD), {}, TimeBudget(seconds=0.0))}
+    hurried = {step.shape for step in run_of(CountingStepper(SHARD), {}, replace(PLAN, budget_s=0.0))}
     assert StepShape(8, 128) in hurried
-    assert hurried < {step.shape for step in run_of(CountingStepper(SHARD), {}, TimeBudget(tolerance=0.001))}
+    assert hurried < {step.shape for step in run_of(CountingStepper(SHARD), {}, replace(PLAN, tolerance=0.001))}
 
 
 def test_a_journal_survives_an_interruption_and_refuses_another_measurement(tmp_path: Path) -> None:
@@ -145,8 +147,7 @@ def test_a_profile_is_measured_closed_and_simulated_from(tmp_path: Path, monkeyp
     torch.set_num_threads(1)
     model = model_of(WIDE, DenseFeedForward(intermediate_size=1536), hidden_size=512)
     folder = tmp_path / "profile"
-    plan = ComputePlan(tp=(1, 2), extent=EXTENT, budget=TimeBudget(seconds=0.0))
-    profile = profile_compute(model, model.precision, "test_cpu", folder, plan)
+    profile = profile_compute(model, model.precision, "test_cpu", folder, replace(PLAN, budget_s=0.0))
     assert {table.kind for table in profile.tables} == {
         "gemm",
         "prefill_attention",
@@ -168,7 +169,7 @@ def test_a_profile_is_measured_closed_and_simulated_from(tmp_path: Path, monkeyp
             if launch.op.kind != "collective":
                 assert estimator.estimate(launch.op).coverage in (Coverage.MEASURED, Coverage.INTERPOLATED), launch
     before = sorted((folder / "steps").glob("*"))
-    again = profile_compute(model, model.precision, "test_cpu", folder, replace(plan, tp=(1,)))
+    again = profile_compute(model, model.precision, "test_cpu", folder, replace(PLAN, tp=(1,), budget_s=0.0))
     assert len(again.steps) == len(profile.steps)
     assert sorted((folder / "steps").glob("*")) == before
     files = write_vidur(folder, model, 16, tmp_path / "vidur")
@@ -216,7 +217,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_fills_the_memory() -> No
 
     shard = Shard(catalog.model("deepseek-ai/DeepSeek-V3"), Precision(), Parallelism())
     with pytest.raises(InputError, match=r"takes .* too much for the 16.0 GiB that are free"):
-        list(torch_steppers(shard, "cpu", "wall", EXTENT, 1 << 25, 16 << 30))
+        list(torch_steppers(shard, replace(PLAN, torch_device="cpu", clock="wall"), 1 << 25, 16 << 30))
 
 
 def test_the_sharded_config_is_the_shard_of_the_config() -> None:

@@ -103,7 +103,9 @@ def _missing(factors: Factors, runs: Sequence[PricedSteps]) -> dict[str, float]:
     x = np.concatenate([part / run.measured_s[:, None] for part, run in zip(columns, runs, strict=True)])
     y = np.concatenate([1 - run.device_s / run.measured_s for run in runs])
     residual = y - x @ values
-    weight = np.concatenate([_kind_weights(run) for run in runs]) * _trust(residual)
+    # Geman and McClure's weights, their scale three times the median residual.
+    scale = max(3 * float(np.median(np.abs(residual))), 1e-9)
+    weight = np.concatenate([_kind_weights(run) for run in runs]) * (1 / (1 + (residual / scale) ** 2) ** 2)
     weight *= NUM_INDEPENDENT / weight.sum()
     products, target = (x * weight[:, None]).T @ x, (x * weight[:, None]).T @ y
     is_loose = [name in UNITS_S or name == UNEQUAL for name in names]
@@ -126,12 +128,6 @@ def _floor(factors: Factors, runs: Sequence[PricedSteps], in_pieces: bool) -> fl
     errors = np.maximum(device_s, FLOORS[:, None] * launch_s) / measured_s - 1
     losses = (errors**2 / (errors**2 + NOISE)).sum(axis=1) + np.log(FLOORS) ** 2
     return float(FLOORS[np.argmin(losses)])
-
-
-def _trust(residual: Floats) -> Floats:
-    """Return the weights of Geman and McClure's estimator, its scale three times the median residual."""
-    scale = max(3 * float(np.median(np.abs(residual))), 1e-9)
-    return np.asarray(1 / (1 + (residual / scale) ** 2) ** 2)
 
 
 def _kind_weights(run: PricedSteps) -> Floats:

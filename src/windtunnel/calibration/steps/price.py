@@ -114,6 +114,8 @@ def price_run(run: StepRun, estimator_of: Callable[[Setup], Estimator]) -> Price
     first = np.flatnonzero(np.diff(rows["step"], prepend=-1))
     sums = {name: np.add.reduceat(rows[name], first) for name in ("decode_requests", "prefill_tokens", "num_running")}
     widest = np.maximum.reduceat(rows["decode_requests"] + rows["prefill_tokens"], first)
+    mean_context = rows["context_tokens"] / np.maximum(rows["decode_requests"], 1)
+    variation = np.sqrt(rows["context_variance"]) / np.maximum(mean_context, 1.0)
     launch_s = cost.launch_s[np.minimum(widest, cost.launch_s.size - 1)] * (sums["prefill_tokens"] > 0)
     priced = PricedSteps(
         run=run,
@@ -125,7 +127,7 @@ def price_run(run: StepRun, estimator_of: Callable[[Setup], Estimator]) -> Price
         is_in_pieces=(launch_s > 0) & (launch_s < cost.launch_s.max()),
         families_s=families_s,
         num_requests=sums["num_running"].astype(np.float64),
-        context_variation=np.maximum.reduceat(_variation(rows), first),
+        context_variation=np.maximum.reduceat(variation, first),
         left_out=left_out,
     )
     return _without_outliers(priced)
@@ -187,11 +189,6 @@ def _group_tokens(rows: NDArray[np.void], attention_dp: int) -> NDArray[np.int64
     _, first, counts = np.unique(rows["step"], return_index=True, return_counts=True)
     tokens = np.add.reduceat(rows["prefill_tokens"] + rows["decode_requests"], first)
     return np.asarray(tokens * np.maximum(attention_dp, counts) // counts, np.int64)
-
-
-def _variation(rows: NDArray[np.void]) -> Floats:
-    mean = rows["context_tokens"] / np.maximum(rows["decode_requests"], 1)
-    return np.asarray(np.sqrt(rows["context_variance"]) / np.maximum(mean, 1.0))
 
 
 def family_shares(op: ops.Op) -> dict[str, Floats]:

@@ -196,24 +196,7 @@ def _described_run(row: Mapping[str, str], steps: StepTable, given: Mapping[str,
         set_path(base, "deployment.engine.version", version)
     if fused := row.get("fuse_allreduce_rms"):
         set_path(base, "deployment.engine.fused_all_reduce", fused == "True")
-    run = _run(row["run"], steps, base, given)
-    remarks = [*run.remarks, *_not_in_force(row, steps)]
-    return StepRun(run.name, run.model, steps, run.setup, run.refused, tuple(remarks))
-
-
-def _not_in_force(row: Mapping[str, str], steps: StepTable) -> list[str]:
-    """Return a sentence for a recorded limit that some step exceeds."""
-    recorded = row.get("max_num_batched_tokens_recorded") or row.get("max_num_batched_tokens") or ""
-    widest = _widest(steps)["max_num_batched_tokens"]
-    if not recorded.isdigit() or widest <= int(recorded):
-        return []
-    return [f"max_num_batched_tokens is recorded as {int(recorded):,}, and a step has {widest:,} tokens: not in force"]
-
-
-def _widest(steps: StepTable) -> dict[str, int]:
-    tokens = np.nan_to_num(steps["prefill_tokens"]) + np.nan_to_num(steps["decode_requests"])
-    requests = np.nan_to_num(steps["prefill_requests"]) + np.nan_to_num(steps["decode_requests"])
-    return {"max_num_batched_tokens": int(tokens.max()), "max_num_seqs": int(requests.max())}
+    return _run(row["run"], steps, base, given)
 
 
 def _run(name: str, steps: StepTable, base: Mapping[str, Any], given: Mapping[str, Any]) -> StepRun:
@@ -234,9 +217,12 @@ def _run(name: str, steps: StepTable, base: Mapping[str, Any], given: Mapping[st
 
 def _wide_enough(scenario: Scenario, steps: StepTable) -> tuple[Setup, list[str]]:
     """Resolve a scenario with limits that hold the widest recorded step, and sentences on those that were raised."""
-    setup, remarks = resolve(scenario), []
-    raised = {name: widest for name, widest in _widest(steps).items() if widest > getattr(setup.engine, name)}
-    for name, widest in raised.items():
+    setup, remarks, raised = resolve(scenario), [], {}
+    counts = {"max_num_batched_tokens": "prefill_tokens", "max_num_seqs": "prefill_requests"}
+    for name, count in counts.items():
+        widest = int((np.nan_to_num(steps[count]) + np.nan_to_num(steps["decode_requests"])).max())
         limit = getattr(setup.engine, name)
-        remarks.append(f"{name} is {limit:,} by the deployment, and a step has {widest:,}: taken as {widest:,}")
+        if widest > limit:
+            raised[name] = widest
+            remarks.append(f"{name} is {limit:,} by the deployment, and a step has {widest:,}: taken as {widest:,}")
     return replace(setup, engine=msgspec.structs.replace(setup.engine, **raised)), remarks

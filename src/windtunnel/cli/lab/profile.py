@@ -14,7 +14,7 @@ from windtunnel.errors import InputError, check_known
 from windtunnel.formats.vidur.profiles import operator_tables
 from windtunnel.lab.profile import collectives as lab
 from windtunnel.lab.profile import run as profiling
-from windtunnel.lab.profile.compute import Extent, Progress, TimeBudget
+from windtunnel.lab.profile.compute import ComputePlan
 from windtunnel.lab.profile.overheads import fit_overheads, medians_by_batch
 from windtunnel.model.precision import Format, Precision
 from windtunnel.pricing.profile import profile_provenance, tables_by_words, write_profile
@@ -35,15 +35,18 @@ def compute(options: Options) -> None:
         precision = Precision(weights=Format(options.quant), lm_head=Format(options.quant))
 
     budget = None if options.budget is None else quantity("--budget", "budget_s", options.budget)
-    plan = profiling.ComputePlan(
+    plan = ComputePlan(
         tp=profiling.parse_degrees(options.tp),
         engine=options.engine,
         config=catalog.model_config(options.model),
         torch_device=options.torch_device,
         clock=options.clock,
         attention=options.attention,
-        extent=Extent(options.max_batch, options.max_context, options.max_tokens),
-        budget=TimeBudget(budget, options.tolerance),
+        max_batch=options.max_batch,
+        max_context=options.max_context,
+        max_tokens=options.max_tokens,
+        budget_s=budget,
+        tolerance=options.tolerance,
         overwrite=options.overwrite,
     )
     with status() as say:
@@ -114,8 +117,8 @@ def _sizes(text: str) -> tuple[int, int]:
     return low, high
 
 
-def _show(say: Callable[[str], None], tp: int, done: Progress) -> None:
+def _show(say: Callable[[str], None], tp: int, num_steps: int, left_s: float | None, expected_error: float) -> None:
     """Say the progress of a profile, and the time left."""
-    left = "" if done.left_s is None else f", {duration(done.left_s)} left"
-    worst = "coarse grid" if done.expected_error >= 1 else f"refining, at most {done.expected_error:.0%} off"
-    say(f"tp {tp}: {format_count(done.num_steps, 'step')}, {worst}{left}")
+    left = "" if left_s is None else f", {duration(left_s)} left"
+    worst = "coarse grid" if expected_error >= 1 else f"refining, at most {expected_error:.0%} off"
+    say(f"tp {tp}: {format_count(num_steps, 'step')}, {worst}{left}")

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from windtunnel.calibration.acceptance import with_acceptances
 from windtunnel.calibration.fit import FITTED, PricedServer, priced_servers
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.calibration.profiles import profiles
+from windtunnel.calibration.settings_inference import with_acceptances
 from windtunnel.calibration.transfers import tells_of_transfers, with_transfers
 from windtunnel.cli.output import answer
 from windtunnel.cli.progress import status

@@ -16,9 +16,8 @@ def command(options: Options) -> None:
     check_replaceable(options.metrics, options.overwrite, ".csv")
     check_replaceable(options.chrome_trace, options.overwrite, *SUFFIXES)
     config = read_config(options.config)
-    predictor = config.execution_time_predictor_config
-    operators = read_tables(options.tables, predictor.kv_cache_prediction_granularity)
-    needs_host = options.metrics is not None and not predictor.skip_cpu_overhead_modeling
+    operators = read_tables(options.tables, config.kv_cache_prediction_granularity)
+    needs_host = options.metrics is not None and not config.skip_cpu_overhead_modeling
     keeps_trail = options.chrome_trace is not None or needs_host
     run = replay(
         config,
@@ -36,7 +35,7 @@ def command(options: Options) -> None:
 def _write(run: LoopRun, config: VidurConfig, operators: OperatorTables, options: Options) -> None:
     """Write the requested metrics and trace."""
     if options.metrics is not None:
-        has_host = not config.execution_time_predictor_config.skip_cpu_overhead_modeling
+        has_host = not config.skip_cpu_overhead_modeling
         spent_s = host_s(run, config, operators) if has_host else 0.0
         write_request_metrics(options.metrics, replay_metrics(run, spent_s, replicates_bugs=not options.right))
     if options.chrome_trace is not None:

@@ -10,10 +10,10 @@ from windtunnel.cli.output import answer, remark
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.files import check_replaceable, read_text, write_text
-from windtunnel.formats.aicb import COMMAND, file_of_job
+from windtunnel.formats.aicb import COMMAND
 from windtunnel.formats.aicb.commands import read_command
 from windtunnel.formats.aicb.csv_records import records_text
-from windtunnel.formats.aicb.training import training_records
+from windtunnel.formats.aicb.job import training_records
 from windtunnel.formats.aicb.write import GeneratedFile, generate
 from windtunnel.formats.chakra.training import write_training_traces
 from windtunnel.formats.job_files import JobLaunch, job_contents
@@ -40,13 +40,12 @@ def command(options: Options) -> None:
         answer(options.as_json, contents_document, contents_report, kind.read(file))
         return
     launch = JobLaunch(options.device, options.num_devices, assignments(options.settings))
-    if compat is not None and kind.name == COMMAND:
+    if compat is not None:
+        if kind.name != COMMAND:
+            raise InputError(f"--compat aicb is for AICB's commands; {file} is a {kind.name}", "leave it out")
         _deliver(generate(read_command(read_text(file)), options.times), options)
         return
     job, unread = kind.read(file, launch)
-    if compat is not None:
-        _deliver(file_of_job(job, target, options.times), options)
-        return
     if unread:
         more = f" and {len(unread) - 8} more" if len(unread) > 8 else ""
         remark(f"without effect on a prediction, or not read: {', '.join(unread[:8])}{more}")

@@ -3,27 +3,24 @@
 Read: its commands and scripts (`read`), communication lists (`csv_records`), AIOB times (`aiob_times`). Written: its
 own files, byte for byte (`write`), and a right list of a training job (`training`).
 
-Refused: commands on which AICB fails, jobs that its arguments cannot describe, groups that its lists cannot name.
+Refused: commands on which AICB fails, groups that its lists cannot name.
 docs/reference/aicb-differences.md lists where its workloads differ from what the frameworks do.
 """
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.errors import InputError
 from windtunnel.files import read_text
 from windtunnel.formats.aicb.aiob_times import read_aiob_times
-from windtunnel.formats.aicb.arguments import WORDS, Command, TrainingArguments
+from windtunnel.formats.aicb.arguments import WORDS, TrainingArguments
 from windtunnel.formats.aicb.commands import read_command
 from windtunnel.formats.aicb.csv_records import COLUMNS, read_records
-from windtunnel.formats.aicb.job import arguments_of, job_of
-from windtunnel.formats.aicb.write import GeneratedFile, generate
+from windtunnel.formats.aicb.job import job_of
 from windtunnel.formats.collective_calls import CollectiveCall, Contents, totals
 from windtunnel.formats.job_files import JobLaunch
 from windtunnel.formats.recognise import FileContent, FileFormat
 from windtunnel.training.job import TrainingJob
-from windtunnel.training.setup import resolve
 
 LIST, AIOB, COMMAND = "AICB list", "AIOB times", "AICB command"
 
@@ -86,32 +83,6 @@ def read_job(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...
         problem = f"--num-devices is {launch.num_devices}; the command runs on {job.num_devices}"
         raise InputError(problem, "leave it out")
     return job, ()
-
-
-def file_of_job(job: TrainingJob, target: str | None, times: Path | None) -> GeneratedFile:
-    """Return the file that AICB itself would write for a job: a workload (`simai`) or a list (`aicb`).
-
-    Raises:
-        InputError: AICB would fail, or has no argument for a part of the job.
-    """
-    arguments = arguments_of(resolve(job))
-    if target not in ("simai", "aicb"):
-        raise InputError("--compat aicb needs to know which of AICB's files", "--write simai or --write aicb")
-    if times is not None:
-        arguments = replace(arguments, aiob_enable=True)
-    return generate(Command(_generator(arguments, target), arguments), times)
-
-
-def _generator(arguments: TrainingArguments, target: str) -> str:
-    is_deepspeed = arguments.frame == "DeepSpeed"
-    if target == "simai":
-        if is_deepspeed:
-            raise InputError("AICB has no SimAI workload for DeepSpeed or FSDP", "--write aicb, or leave --compat out")
-        return "SimAI_training_workload_generator"
-    if not is_deepspeed:
-        return "generate_megatron_workload"
-    stages = "stage3" if arguments.stage == 3 else "stage1_2"
-    return f"generate_deepspeed_{stages}_workload"
 
 
 FORMATS = (

@@ -49,6 +49,9 @@ class Record(NamedTuple):
     num_calls: int = 1
 
 
+EPOCH_END = Record("epoch_end")
+
+
 class Stretch(NamedTuple):
     """Records that are repeated `repeats` times."""
 

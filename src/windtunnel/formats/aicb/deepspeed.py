@@ -11,8 +11,7 @@ from itertools import pairwise
 
 from windtunnel.errors import InputError
 from windtunnel.formats.aicb.arguments import TrainingArguments
-from windtunnel.formats.aicb.csv_records import Record, RecordList, Stretch
-from windtunnel.formats.aicb.megatron import EPOCH_END
+from windtunnel.formats.aicb.csv_records import EPOCH_END, Record, RecordList, Stretch
 
 Shape = tuple[int, int]
 
@@ -200,7 +199,10 @@ class _Stage3(_ZeroRank):
     def backward(self) -> None:
         for step, parameter in enumerate(reversed(self.parameters), len(self.parameters)):
             self._use(parameter, step, "backward")
-            self._reduce(parameter)
+            if parameter.elements + self.waiting_elements > self.arguments.reduce_bucket_size:
+                self._send("reduce_scatter", self.waiting_elements * ELEMENT_BYTES, "backward.reduce_scatter_fn")
+                self.waiting_elements = 0
+            self.waiting_elements += parameter.elements
         self.uses = deque(enumerate(self.parameters + self.parameters[::-1]))
         for parameter in self.parameters:
             parameter.last_use = -1
@@ -210,7 +212,10 @@ class _Stage3(_ZeroRank):
             self._fetch_ahead(parameter, stage)
         else:
             self._fetch(parameter, stage)
-        self._release(parameter, step)
+        # It is dropped unless it persists or is used again; before the first prefetch always.
+        if not self.uses or not (parameter.is_persistent or parameter.last_use > step):
+            parameter.is_gathered = False
+            self.live_elements -= parameter.elements
 
     def _keep(self, parameter: _Parameter) -> None:
         parameter.is_gathered = True
@@ -247,19 +252,6 @@ class _Stage3(_ZeroRank):
             self._send("all_gather", bucket_elements * ELEMENT_BYTES, f"{stage}.allgather_fn")
             for gathered in bucket:
                 self._multiply(gathered.shape, stage, "")
-
-    def _release(self, parameter: _Parameter, step: int) -> None:
-        """Drop a parameter, unless it persists or is used again; before the first prefetch always."""
-        if self.uses and (parameter.is_persistent or parameter.last_use > step):
-            return
-        parameter.is_gathered = False
-        self.live_elements -= parameter.elements
-
-    def _reduce(self, parameter: _Parameter) -> None:
-        if parameter.elements + self.waiting_elements > self.arguments.reduce_bucket_size:
-            self._send("reduce_scatter", self.waiting_elements * ELEMENT_BYTES, "backward.reduce_scatter_fn")
-            self.waiting_elements = 0
-        self.waiting_elements += parameter.elements
 
     def step(self) -> None:
         self._send("reduce_scatter", self.waiting_elements * ELEMENT_BYTES, "step.reduce_scatter_fn")

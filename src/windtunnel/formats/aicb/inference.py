@@ -27,11 +27,6 @@ class InferenceModel:
     layers: tuple[tuple[str, ...], ...]
     """The modules of each layer."""
 
-    @property
-    def sends_fp8(self) -> bool:
-        """Whether tokens are sent to experts in fp8, with their scales."""
-        return "DeepSeek" in self.frame or "Qwen3" in self.frame
-
 
 def inference_model(arguments: InferenceArguments) -> InferenceModel:
     """Return the model of a command.
@@ -47,7 +42,10 @@ def inference_model(arguments: InferenceArguments) -> InferenceModel:
     if arguments.config_file is None:
         shipped = ", ".join(WORDS["configurations"])
         raise InputError("AICB fails without a configuration file", f"shipped are {shipped}")
-    config = _configuration(arguments.config_file)
+    path = Path(arguments.config_file)
+    config: dict[str, Any] | None = WORDS["configurations"].get(path.name)
+    if config is None or path.exists():
+        config = decode_json(path, dict[str, Any], "a configuration of AICB's")
     try:
         layers = tuple(_deepseek_layers(config) if family == "DeepSeek" else _qwen_layers(config, family))
         topk = config["moe_router_topk"] if "moe_router_topk" in config else config["num_experts_per_tok"]
@@ -55,14 +53,6 @@ def inference_model(arguments: InferenceArguments) -> InferenceModel:
         return InferenceModel(name, frame, config["hidden_size"], topk, layers)
     except KeyError as error:
         raise InputError(f"{arguments.config_file} has no {error.args[0]!r}, which AICB needs") from None
-
-
-def _configuration(name: str) -> dict[str, Any]:
-    path = Path(name)
-    shipped: dict[str, Any] | None = WORDS["configurations"].get(path.name)
-    if shipped is not None and not path.exists():
-        return shipped
-    return decode_json(path, dict[str, Any], "a configuration of AICB's")
 
 
 def _deepseek_layers(config: Mapping[str, Any]) -> Iterable[tuple[str, ...]]:
@@ -88,11 +78,15 @@ class _Sizes:
 
 
 def _sizes(arguments: InferenceArguments, model: InferenceModel) -> _Sizes:
-    """Return message sizes in bytes; a prefill is one sequence, whatever the batch."""
+    """Return message sizes in bytes; a prefill is one sequence, whatever the batch.
+
+    Tokens are sent to the experts of DeepSeek and Qwen3 in fp8, with their scales.
+    """
     tokens = arguments.micro_batch if arguments.phase == "decode" else arguments.seq_length
     hidden_states = 2 * tokens * model.hidden_size
     combine = hidden_states * model.topk // arguments.tensor_model_parallel_size
-    return _Sizes(hidden_states, int(combine * FP8_SHARE) if model.sends_fp8 else combine, combine)
+    sends_fp8 = "DeepSeek" in model.frame or "Qwen3" in model.frame
+    return _Sizes(hidden_states, int(combine * FP8_SHARE) if sends_fp8 else combine, combine)
 
 
 def _compute_ns(name: str, times_ns: Mapping[str, int]) -> int:

@@ -1,21 +1,29 @@
-"""AICB's training arguments as a job, and a job as AICB's arguments.
+"""AICB's training arguments as a job, and a job as AICB's communication list, which its replayer and reports read.
 
-A job says more than AICB can (query groups, uneven stages, schedules, formats); what AICB cannot say is refused, not
-dropped. In the other direction, a job is the training run that the arguments name, not the one that AICB writes for
-it.
+The job is the training run that the arguments name, not the one that AICB writes for it. The list is one pipeline
+device's step along the job's own schedule, forward and backward, with the loss, the optimizer's collectives and every
+message between stages. Attention's core and memory-bound kernels are no matrix product of two shapes: AICB's format has
+no line for them.
 """
 
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.formats.aicb.arguments import WORDS, TrainingArguments
+from windtunnel.formats.aicb.csv_records import EPOCH_END, Record, RecordList, Stretch
+from windtunnel.model import operators as ops
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.attention.latent import LatentAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward
-from windtunnel.model.feed_forward.experts import ExpertsFeedForward
+from windtunnel.model.feed_forward.experts import Experts, ExpertsFeedForward
 from windtunnel.model.shape import Attention, FeedForward, LayerGroup, ModelSpec
 from windtunnel.schema import decode, encode
 from windtunnel.training.job import TrainingJob
+from windtunnel.training.layers.part import Task
+from windtunnel.training.layers.rank import Group, Rank
+from windtunnel.training.program import Action, Exchange, device_program
 from windtunnel.training.setup import TrainingSetup
 
 
@@ -44,7 +52,7 @@ def job_of(arguments: TrainingArguments, device: str) -> TrainingJob:
             # AICB splits every expert over the tensor-parallel ranks, as Megatron-Core did before expert-TP.
             "experts_tp": arguments.tensor_model_parallel_size if arguments.moe_enable else None,
         },
-        "sharding": _sharding(arguments),
+        "sharding": {"zero": int(arguments.use_distributed_optimizer)},
         "framework": "deepspeed" if arguments.frame == "DeepSpeed" else "megatron",
         "learned_positions": arguments.frame == "Megatron",
     }
@@ -52,14 +60,10 @@ def job_of(arguments: TrainingArguments, device: str) -> TrainingJob:
         fields["recompute"] = {"granularity": "selective"}
     if arguments.frame == "DeepSeek":
         fields["precision"] = {"experts_dispatch": "fp8"}
+    if arguments.frame == "DeepSpeed":
+        sizes = WORDS["sharding"]["below_3" if arguments.stage < 3 else "at_3"].items()
+        fields["sharding"] = {"zero": arguments.stage, **{ours: getattr(arguments, theirs) for theirs, ours in sizes}}
     return decode(fields, TrainingJob, "AICB's arguments")
-
-
-def _sharding(arguments: TrainingArguments) -> dict[str, Any]:
-    if arguments.frame != "DeepSpeed":
-        return {"zero": 1 if arguments.use_distributed_optimizer else 0}
-    sizes = WORDS["sharding"]["below_3" if arguments.stage < 3 else "at_3"]
-    return {"zero": arguments.stage, **{ours: getattr(arguments, theirs) for theirs, ours in sizes.items()}}
 
 
 def _model(arguments: TrainingArguments) -> ModelSpec:
@@ -106,72 +110,72 @@ def _model(arguments: TrainingArguments) -> ModelSpec:
     )
 
 
-def arguments_of(setup: TrainingSetup) -> TrainingArguments:
-    """Return AICB's arguments for a job.
+GROUPS = {
+    Group.TENSOR: "tp_group",
+    Group.DATA: "dp_group",
+    Group.EXPERTS: "ep_group",
+    Group.EXPERTS_DATA: "ep_dp_group",
+    Group.EMBEDDING: "embedding_group",
+    Group.PIPELINE: "pp_group",
+}
+
+
+def training_records(setup: TrainingSetup, device: int = 0) -> RecordList:
+    """Return the list of the ranks of one pipeline device.
 
     Raises:
-        InputError: the job has something that AICB has no argument for.
+        InputError: there is no such device, or the job sends over groups that AICB has no name for.
     """
-    job, known, model = setup.job, setup.degrees, setup.model
-    _check(setup)
-    attention, feed_forward = model.layers[-1].attention, model.layers[-1].feed_forward
-    assert isinstance(attention, GroupedQueryAttention | LatentAttention)
-    assert isinstance(feed_forward, DenseFeedForward | ExpertsFeedForward)
-    is_deepspeed = job.framework in ("deepspeed", "fsdp2")
-    fields: dict[str, Any] = {
-        "frame": "DeepSpeed" if is_deepspeed else "Megatron",
-        "model_name": model.name.rsplit("/", 1)[-1],
-        "world_size": known.num_devices,
-        "tensor_model_parallel_size": known.tp,
-        "pipeline_model_parallel": known.pp,
-        **{theirs: getattr(job, ours) for theirs, ours in WORDS["job"].items()},
-        "hidden_size": model.hidden_size,
-        "num_layers": model.num_layers,
-        "num_attention_heads": attention.num_heads,
-        "vocab_size": model.vocab_size,
-        "ffn_hidden_size": feed_forward.intermediate_size,
-        "swiglu": feed_forward.gated,
-        "use_flash_attn": job.kernels.attention != "unfused",
-        "enable_sequence_parallel": bool(job.parallelism.sequence_parallel),
-        "use_distributed_optimizer": bool(job.sharding.zero),
-        "recompute_activations": job.recompute.granularity == "selective",
-        "stage": max(job.sharding.zero or 1, 1),
-    }
-    if isinstance(feed_forward, ExpertsFeedForward):
-        fields |= {
-            "moe_enable": True,
-            "expert_model_parallel_size": known.ep,
-            "num_experts": feed_forward.num_experts,
-            "moe_router_topk": feed_forward.experts_per_token,
-            "moe_grouped_gemm": True,
-        }
-    if isinstance(attention, LatentAttention):
-        assert isinstance(feed_forward, ExpertsFeedForward)
-        fields |= {
-            "frame": "DeepSeek",
-            "n_dense_layers": sum(g.num_layers for g in model.layers if isinstance(g.feed_forward, DenseFeedForward)),
-            "n_shared_expert": feed_forward.shared_intermediate_size // feed_forward.intermediate_size,
-            "q_lora_rank": attention.q_lora_rank or 0,
-            **{theirs: getattr(attention, ours) for theirs, ours in WORDS["latent_attention"].items()},
-        }
-    return TrainingArguments(**fields)
+    rank = Rank(setup)
+
+    @cache
+    def records_of(kind: str, tasks: tuple[Task, ...]) -> tuple[Record, ...]:
+        return tuple(record for task in tasks for record in _records(rank, task, kind))
+
+    stretches = []
+    for action in device_program(setup, device):
+        records = (*_message(action, action.receives), *records_of(action.kind, action.tasks))
+        stretches.append(Stretch((*records, *_message(action, action.sends))))
+    return RecordList((*stretches, Stretch((EPOCH_END,))))
 
 
-def _check(setup: TrainingSetup) -> None:
-    """Raise InputError for what AICB has no argument for."""
-    job, known, model = setup.job, setup.degrees, setup.model
-    kinds = {type(group.attention) for group in model.layers}
-    refusals = {
-        "context parallelism": known.cp > 1,
-        "virtual stages": known.virtual_stages > 1,
-        "full recomputation": job.recompute.granularity == "full",
-        "uneven stages": len(set(setup.layers_per_chunk)) > 1,
-        "replicas (HSDP)": known.replicas > 1,
-        "layers of this kind of attention": not kinds <= {GroupedQueryAttention, LatentAttention} or len(kinds) > 1,
-        "latent attention without experts": kinds == {LatentAttention}
-        and not isinstance(model.layers[-1].feed_forward, ExpertsFeedForward),
-        "tensor parallelism with ZeRO-3": job.sharding.zero == 3 and known.tp > 1,
-    }
-    missing = [what for what, is_there in refusals.items() if is_there]
-    if missing:
-        raise InputError(f"AICB has no argument for {' and '.join(missing)}", "leave --compat out")
+def _message(action: Action, exchange: Exchange | None) -> Iterator[Record]:
+    if exchange is not None:
+        kind, verb = ("isend", "send") if exchange.is_send else ("irecv", "recv")
+        direction = f"{verb}_{'next' if exchange.is_send != exchange.is_gradient else 'prev'}"
+        size = round(exchange.size_bytes)
+        yield Record(kind, "pp_group", 1, size, f"{action.kind}_step", additional=direction)
+
+
+def _records(rank: Rank, task: Task, kind: str) -> Iterator[Record]:
+    stage = f"{kind}.{task.name}"
+    if task.group is None:
+        for left, right in _products(rank, task.op):
+            yield Record("computation", size=(left, right), stage=stage)
+        return
+    assert isinstance(task.op, ops.Collective)
+    group = _group(rank, task, task.op)
+    for _ in range(round(task.count)):
+        yield Record(task.op.op, group, task.op.num_ranks, round(float(task.op.message_bytes)), stage)
+
+
+def _group(rank: Rank, task: Task, op: ops.Collective) -> str:
+    degrees = rank.setup.degrees
+    if op.num_ranks == degrees.num_devices and rank.layout(task.group or Group.DATA)[0] != op.num_ranks:
+        return "all"
+    if task.group is Group.EXPERTS_TENSOR and degrees.experts_tp == degrees.tp:
+        return "tp_group"
+    if task.group not in GROUPS:
+        raise InputError(f"AICB's lists have no name for the group {task.group}", "write a Chakra trace")
+    return GROUPS[task.group]
+
+
+def _products(rank: Rank, op: ops.Op) -> Iterator[tuple[tuple[int, ...], tuple[int, int]]]:
+    """Yield shapes of two factors; experts are products of all tokens that this rank computes."""
+    if isinstance(op, ops.Gemm):
+        yield (round(float(op.m)), round(op.k)), (round(op.k), round(op.n))
+    elif isinstance(op, Experts):
+        rows = round(float(op.num_tokens) * op.experts_per_token / rank.setup.degrees.ep)
+        width = op.intermediate_size // op.tp
+        yield (rows, op.hidden_size), (op.hidden_size, width * (2 if op.gated else 1))
+        yield (rows, width), (width, op.hidden_size)

@@ -7,11 +7,9 @@ from collections.abc import Iterable
 from itertools import chain
 
 from windtunnel.formats.aicb.arguments import TrainingArguments
-from windtunnel.formats.aicb.csv_records import Record, RecordList, Stretch
-from windtunnel.formats.aicb.model import EXPERTS, AicbLayer, AicbModel, Linear, Parts, aicb_model
+from windtunnel.formats.aicb.csv_records import EPOCH_END, Record, RecordList, Stretch
+from windtunnel.formats.aicb.model import EXPERTS, AicbLayer, AicbModel, Linear, aicb_model
 from windtunnel.formats.aicb.simai import FP8_SHARE
-
-EPOCH_END = Record("epoch_end")
 
 
 def megatron_records(arguments: TrainingArguments) -> RecordList:
@@ -122,26 +120,18 @@ class _MegatronRank:
         """Return the records of a pass, in each layer attention before the feed-forward network."""
         layers = self.model.layers if direction == "forward" else self.model.layers[::-1]
         known = {id(layer): tuple(self._layer(layer, direction)) for layer in layers}
-        parts = [tuple(self._embedding(direction)), *(known[id(layer)] for layer in layers)]
+        size = 2 * self.arguments.micro_batch * self.arguments.seq_length * self.arguments.hidden_size
+        embedding = self._send("all_reduce", size, f"{direction}.MegatronEmbedding")
+        parts = [(embedding,) if self.tp > 1 else (), *(known[id(layer)] for layer in layers)]
         return tuple(chain.from_iterable(parts if direction == "forward" else parts[1:] + parts[:1]))
 
     def _layer(self, layer: AicbLayer, direction: str) -> Iterable[Record]:
-        yield from self._linears(layer.attention, direction)
-        if layer.feed_forward.name == EXPERTS and direction == "forward":
-            yield from self._experts()
-        yield from self._linears(layer.feed_forward, direction)
-
-    def _embedding(self, direction: str) -> Iterable[Record]:
-        if self.tp > 1:
-            size = 2 * self.arguments.micro_batch * self.arguments.seq_length * self.arguments.hidden_size
-            yield self._send("all_reduce", size, f"{direction}.MegatronEmbedding")
-
-    def _linears(self, parts: Parts, direction: str) -> Iterable[Record]:
-        for linear in parts.linears:
-            if direction == "forward":
-                yield from self._linear_forward(linear)
-            else:
-                yield from self._linear_backward(linear)
+        product = self._linear_forward if direction == "forward" else self._linear_backward
+        for part in (layer.attention, layer.feed_forward):
+            if part.name == EXPERTS and direction == "forward":
+                yield from self._experts()
+            for linear in part.linears:
+                yield from product(linear)
 
     def _product(self, left: tuple[int, ...], right: tuple[int, ...], stage: str) -> Iterable[Record]:
         if self.arguments.computation_enable or self.arguments.aiob_enable:

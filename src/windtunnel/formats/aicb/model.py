@@ -117,24 +117,15 @@ def listed_modules(model: AicbModel, sequence_parallel: bool) -> Iterator[Module
     """
     yield model.embedding
     for layer in model.layers:
-        yield from _listed(layer.attention, sequence_parallel)
-        if sequence_parallel:
-            yield layer.norm
-        if layer.feed_forward.name == EXPERTS:
-            yield layer.feed_forward
-            for shared in layer.feed_forward.parts[1:]:
-                yield from _listed(shared, sequence_parallel)
-        else:
-            yield from _listed(layer.feed_forward, sequence_parallel)
+        norms = (layer.norm,) if sequence_parallel else ()
+        shared = layer.feed_forward.parts[1:] if layer.feed_forward.name == EXPERTS else ()
+        for module in (layer.attention, *norms, layer.feed_forward, *shared):
+            if sequence_parallel and isinstance(module, Parts) and module.name != EXPERTS:
+                yield from module.parts
+            else:
+                yield module
     if sequence_parallel:
         yield model.head
-
-
-def _listed(module: Module, sequence_parallel: bool) -> Iterator[Module]:
-    if sequence_parallel and isinstance(module, Parts):
-        yield from module.parts
-    else:
-        yield module
 
 
 def aicb_model(arguments: TrainingArguments) -> AicbModel:

@@ -178,12 +178,11 @@ class _Timed:
 
     def blocks(self, modules: tuple[Module, ...]) -> tuple[Block, ...]:
         """Return the blocks: head, first micro-batch, other micro-batches."""
-        head = Block(self._head())
-        if not self.arguments.num_microbatches:
+        head, num_microbatches = Block(self._head()), self.arguments.num_microbatches
+        if not num_microbatches:
             return (head,)
-        first = Block(self._layers(modules))
-        later = Block(self._layers(modules), self.arguments.num_microbatches - 1)
-        return head, first, later
+        first, later = (tuple(line for module in modules for line in self._lines(module.name)) for _ in range(2))
+        return head, Block(first), Block(later, num_microbatches - 1)
 
     def _head(self) -> tuple[WorkloadLayer, ...]:
         dense = self.sizes.parameters - self.sizes.expert_parameters
@@ -199,72 +198,55 @@ class _Timed:
             *_expert_gradients(self.arguments, self.sizes),
         )
 
-    def _layers(self, modules: tuple[Module, ...]) -> tuple[WorkloadLayer, ...]:
-        if not self.arguments.enable_sequence_parallel:
-            return tuple(self._whole_module(module.name) for module in modules)
-        return tuple(line for module in modules for line in self._part(module.name))
-
     def _phase(self, collective: str, size_bytes: int, compute_ns: int) -> FilePhase:
         """Return a phase with a collective of the tensor-parallel group; on one rank, without it."""
         return FilePhase(compute_ns, collective, size_bytes) if self.tp > 1 else FilePhase(compute_ns)
 
     def _compute_ns(self, name: str, direction: str) -> int:
+        """Return the time of a module, or else of its kind; AICB counts the head as attention."""
         exact = self.times_ns.get(name, 1)
+        if exact == 1 and name == "final_column":
+            return self._compute_ns("attention", direction)
         return exact if exact != 1 else self.times_ns.get(f"{name.partition('_')[0]}_{direction}", 1)
 
-    def _embedding(self, name: str) -> WorkloadLayer:
-        compute_ns = self.times_ns.get("embedding", self.times_ns.get("Emb", 1))
-        forward = self._phase("ALLREDUCE", self.sizes.activations, compute_ns)
-        return WorkloadLayer(name, forward, UNIT, FilePhase(self.last_backward_ns))
+    def _lines(self, name: str) -> Iterable[WorkloadLayer]:
+        """Yield a module's lines: with sequence parallelism, a matrix or experts, and none for a norm.
 
-    def _whole_module(self, name: str) -> WorkloadLayer:
-        """Return the line of a whole module, without sequence parallelism; its backward pass sends nothing."""
-        if "embedding" in name:
-            return self._embedding(name)
-        backward_ns = self.last_backward_ns = self._compute_ns(name, "backward")
-        forward = self._phase("ALLREDUCE", self.sizes.activations, self._compute_ns(name, "forward"))
-        return WorkloadLayer(name, forward, FilePhase(backward_ns), FilePhase(backward_ns))
-
-    def _part(self, name: str) -> Iterable[WorkloadLayer]:
-        if "embedding" in name:
-            yield self._embedding(name)
-        elif "attention_linear" in name:
-            again = 2 if self.arguments.recompute_activations else 1
-            backward_ns = self.last_backward_ns = self._compute_ns(name, "backward")
-            yield WorkloadLayer(
-                name,
-                FilePhase(self._compute_ns(name, "forward") * again),
-                FilePhase(backward_ns),
-                FilePhase(backward_ns),
-            )
-        elif "row" in name or "column" in name:
-            yield self._matrix(name)
-        elif "moelayer" in name:
-            yield from self._experts(name)
-
-    def _matrix(self, name: str) -> WorkloadLayer:
-        """Return the line of a matrix, one of two halves of its module; a column's backward pass scatters 0 bytes."""
-        again = 2 if self.arguments.recompute_activations and "attention" in name else 1
-        stem = "attention" if name == "final_column" else name
-        exact = self.times_ns.get(name, 1)
-        forward_ns = (exact if exact != 1 else self._compute_ns(stem, "forward")) * again // 2
-        backward_ns = (exact if exact != 1 else self._compute_ns(stem, "backward")) // 2
-        self.last_backward_ns = backward_ns
+        A matrix is one of two halves of its module, and a column's backward pass scatters 0 bytes. The backward pass of
+        a whole module sends nothing.
+        """
         size = self.sizes.activations
-        if "row" in name:
-            forward = self._phase("REDUCESCATTER", size, forward_ns)
-            backward = self._phase("ALLGATHER", size, backward_ns)
+        if "embedding" in name:
+            compute_ns = self.times_ns.get("embedding", self.times_ns.get("Emb", 1))
+            yield WorkloadLayer(
+                name, self._phase("ALLREDUCE", size, compute_ns), UNIT, FilePhase(self.last_backward_ns)
+            )
+            return
+        forward_ns, backward_ns = self._compute_ns(name, "forward"), self._compute_ns(name, "backward")
+        again = 2 if self.arguments.recompute_activations and "attention" in name else 1
+        if not self.arguments.enable_sequence_parallel:
+            forward, backward = self._phase("ALLREDUCE", size, forward_ns), FilePhase(backward_ns)
+        elif "attention_linear" in name:
+            forward, backward = FilePhase(forward_ns * again), FilePhase(backward_ns)
+        elif "row" in name or "column" in name:
+            forward_ns, backward_ns = forward_ns * again // 2, backward_ns // 2
+            forward, backward = self._phase("ALLGATHER", size, forward_ns), self._phase("REDUCESCATTER", 0, backward_ns)
+            if "row" in name:
+                forward = self._phase("REDUCESCATTER", size, forward_ns)
+                backward = self._phase("ALLGATHER", size, backward_ns)
+        elif "moelayer" not in name:
+            return
+        self.last_backward_ns = backward_ns
+        if self.arguments.enable_sequence_parallel and "moelayer" in name:
+            yield from self._experts(name, forward_ns, backward_ns)
         else:
-            forward = self._phase("ALLGATHER", size, forward_ns)
-            backward = self._phase("REDUCESCATTER", 0, backward_ns)
-        return WorkloadLayer(name, forward, backward, FilePhase(backward_ns))
+            yield WorkloadLayer(name, forward, backward, FilePhase(backward_ns))
 
-    def _experts(self, name: str) -> Iterable[WorkloadLayer]:
-        backward_ns = self.last_backward_ns = self._compute_ns(name, "backward")
-        times = (self._compute_ns(name, "forward"), backward_ns)
+    def _experts(self, name: str, forward_ns: int, backward_ns: int) -> Iterable[WorkloadLayer]:
+        """Yield the lines of a layer of experts, its time in the first."""
         for forward, backward in _expert_phases(self.arguments, self.sizes, leave_out_single=True):
-            yield WorkloadLayer(name, _with_time(forward, times[0]), _with_time(backward, times[1]), UNIT)
-            times = (1, 1)
+            yield WorkloadLayer(name, _with_time(forward, forward_ns), _with_time(backward, backward_ns), UNIT)
+            forward_ns = backward_ns = 1
 
 
 def _with_time(phase: FilePhase, compute_ns: int) -> FilePhase:

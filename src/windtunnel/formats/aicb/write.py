@@ -4,6 +4,7 @@ AICB generates workloads from simplified models. This module is for comparisons 
 files; `windtunnel.formats.simai` writes correct ones.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count, takewhile
 from pathlib import Path
@@ -11,10 +12,10 @@ from pathlib import Path
 from windtunnel.errors import InputError
 from windtunnel.formats.aicb.aiob_times import AiobTimes, inference_ns, read_aiob_times, training_ns
 from windtunnel.formats.aicb.arguments import WORDS, Command, InferenceArguments, TrainingArguments
-from windtunnel.formats.aicb.csv_records import KINDS, Record, RecordList, Stretch, records_text
+from windtunnel.formats.aicb.csv_records import EPOCH_END, KINDS, Record, RecordList, Stretch, records_text
 from windtunnel.formats.aicb.deepspeed import zero_records
 from windtunnel.formats.aicb.inference import inference_model, simai_inference, vidur_table
-from windtunnel.formats.aicb.megatron import EPOCH_END, megatron_records
+from windtunnel.formats.aicb.megatron import megatron_records
 from windtunnel.formats.aicb.simai import simai_training
 from windtunnel.formats.simai.workload import workload_text
 
@@ -29,19 +30,7 @@ class GeneratedFile:
     """Changes that AICB made to the command in silence."""
 
 
-_SIMAI_NAME = (
-    "{gpu_type}-{model_name}-world_size{world_size}-tp{tensor_model_parallel_size}-pp{pipeline_model_parallel}"
-    "-ep{expert_model_parallel_size}-gbs{global_batch}-mbs{micro_batch}-seq{seq_length}-MOE-{moe_enable}"
-    "-GEMM-{moe_grouped_gemm}-flash_attn-{use_flash_attn}.txt"
-)
-_LIST_NAME = (
-    "{generator}_{model_name}_sp_{enable_sequence_parallel}_iteration_{epoch_num}_computationEnable_{computes}"
-    "_{world_size}n.csv"
-)
-_INFERENCE_NAME = (
-    "{model}-world_size{world_size}-tp{tensor_model_parallel_size}-pp{pipeline_model_parallel}"
-    "-ep{expert_model_parallel_size}-bs{micro_batch}-seq{seq_length}-{phase}"
-)
+NAMES: Mapping[str, str] = WORDS["file_names"]
 
 
 def generate(command: Command, times: Path | None = None) -> GeneratedFile:
@@ -56,15 +45,19 @@ def generate(command: Command, times: Path | None = None) -> GeneratedFile:
     if command.writes_nothing is not None:
         raise InputError(*command.writes_nothing)
     if isinstance(arguments, InferenceArguments):
-        return _inference(generator, arguments, times)
+        times_ns = inference_ns(read_aiob_times(times)) if times else {}
+        stem = NAMES["inference"].format(model=inference_model(arguments).name, **vars(arguments))
+        if generator == "Vidur_workload_generator":
+            return GeneratedFile(f"vidur-{stem}.csv", vidur_table(arguments, times_ns))
+        return GeneratedFile(f"{stem}.txt", workload_text(simai_inference(arguments, times_ns)))
     remarks = (*command.remarks, *_remarks(arguments))
     if generator == "SimAI_training_workload_generator":
         measured = _times(arguments, times)
-        times_ns = training_ns(measured, arguments.recompute_activations) if measured else None
+        training_times = training_ns(measured, arguments.recompute_activations) if measured else None
         if measured and arguments.frame == "DeepSeek" and not set(WORDS["latent_modules"]) & set(measured.modules):
             remarks += ("the AIOB file times none of DeepSeek's attention: AICB gives it 0 ns",)
-        text = workload_text(simai_training(arguments, times_ns))
-        return GeneratedFile(_SIMAI_NAME.format(**vars(arguments)), text, remarks)
+        text = workload_text(simai_training(arguments, training_times))
+        return GeneratedFile(NAMES["simai"].format(**vars(arguments)), text, remarks)
     if generator == "generate_collective_test":
         return GeneratedFile("multi_all_reduce_workload.csv", records_text([_collectives(arguments)]), remarks)
     if generator == "generate_megatron_workload":
@@ -73,7 +66,7 @@ def generate(command: Command, times: Path | None = None) -> GeneratedFile:
         stage = 3 if generator == "generate_deepspeed_stage3_workload" else min(arguments.stage, 2)
         name, records = f"deepspeed_stage{stage}", zero_records(arguments, generator)
     computes = arguments.computation_enable or arguments.aiob_enable
-    stem = _LIST_NAME.format(generator=name, computes=computes, **vars(arguments)).split(".", maxsplit=1)[0]
+    stem = NAMES["list"].format(generator=name, computes=computes, **vars(arguments)).split(".", maxsplit=1)[0]
     return GeneratedFile(f"{stem}_workload.csv", records_text([records]), remarks)
 
 
@@ -99,14 +92,6 @@ def _remarks(arguments: TrainingArguments) -> tuple[str, ...]:
             f"{arguments.pipeline_model_parallel}: AICB gives every stage {arguments.layers_per_stage}"
         )
     return tuple(remarks)
-
-
-def _inference(generator: str, arguments: InferenceArguments, times: Path | None) -> GeneratedFile:
-    times_ns = inference_ns(read_aiob_times(times)) if times else {}
-    stem = _INFERENCE_NAME.format(model=inference_model(arguments).name, **vars(arguments))
-    if generator == "Vidur_workload_generator":
-        return GeneratedFile(f"vidur-{stem}.csv", vidur_table(arguments, times_ns))
-    return GeneratedFile(f"{stem}.txt", workload_text(simai_inference(arguments, times_ns)))
 
 
 def _collectives(arguments: TrainingArguments) -> RecordList:

@@ -202,30 +202,6 @@ def call_name(name: str) -> str:
     return re.sub(r"_v\d{4,5}$", "", name)
 
 
-def theoretical_occupancy(
-    threads: Ints, registers: Ints, shared_bytes: Ints, limits: Mapping[str, float], reserved_bytes: float
-) -> Floats:
-    """Return the share of a multiprocessor's warps that its registers, shared memory and block limit let run.
-
-    Args:
-        threads: of each block.
-        registers: of each thread.
-        shared_bytes: shared memory of each block.
-        limits: `warps`, `blocks`, `registers`, `shared_bytes` of a multiprocessor.
-        reserved_bytes: shared memory that the driver takes of each block (1 KiB from compute capability 8.0 on).
-
-    Source: NVIDIA's occupancy calculator; registers are given to a warp in units of 256, and to warps four at a time
-    (compute capability 3.0 and newer).
-    """
-    warps = np.maximum(np.ceil(threads / 32), 1)
-    per_warp = np.ceil(np.maximum(registers, 1) * 32.0 / 256) * 256
-    by_registers = np.floor(np.floor(limits["registers"] / per_warp / 4) * 4 / warps)
-    by_memory = np.floor(limits["shared_bytes"] / np.maximum(shared_bytes + reserved_bytes, 1))
-    blocks = np.minimum(np.minimum(by_registers, by_memory), np.floor(limits["warps"] / warps))
-    occupancy: Floats = np.minimum(blocks, limits["blocks"]) * warps / limits["warps"]
-    return occupancy
-
-
 def read_capture(path: Path) -> Capture:
     """Read a profiler's file as a capture.
 

@@ -8,7 +8,8 @@ A capture has the kernels with the operators that launched them, or without a de
 of matrix products and attention is known where the trace was recorded with shapes (`record_shapes=True`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import nan, prod
 from pathlib import Path
 from typing import Any
@@ -106,12 +107,11 @@ def read_contents(path: Path) -> Contents:
     return Contents(TRACE, tuple(facts), calls, compute_us * 1e-6 if kernels else None)
 
 
-def collective_calls(trace: KinetoTrace) -> list[CollectiveCall]:
-    """Return the collectives that ran: NCCL's kernels with their metadata, or without a device the calls of gloo.
+def collective_calls(trace: KinetoTrace) -> Iterator[CollectiveCall]:
+    """Yield the collectives that ran: NCCL's kernels with their metadata, or without a device the calls of gloo.
 
     A gloo call tells its shape, not its group.
     """
-    calls = []
     for event in trace.of_category("kernel", "user_annotation"):
         name, duration_s = str(event.args.get("Collective name", "")), event.duration_us * 1e-6
         if event.cat == "kernel":
@@ -121,8 +121,7 @@ def collective_calls(trace: KinetoTrace) -> list[CollectiveCall]:
         else:
             continue
         if call is not None:
-            calls.append(call)
-    return calls
+            yield call
 
 
 def _from_shape(event: KinetoEvent) -> dict[str, Any]:
@@ -162,7 +161,9 @@ def read_kineto_capture(path: Path) -> profile.Capture:
         if len(calls):
             call = kernels["call"]
             kernels = kernels.replaced(range=np.where(call >= 0, profile.innermost_ranges(calls, ranges)[call], -1))
-        num_graphed = _num_graphed(of_device)
+        # The launch of a CUDA graph is that of several kernels.
+        launches = Counter(_int(event, "correlation") for event in of_device if event.cat == "kernel")
+        num_graphed = sum(number for launch, number in launches.items() if launch > 0 and number > 1)
         notes += [GRAPHS.format(number=num_graphed)] if num_graphed else []
     else:
         calls = profile.capture_table("calls")
@@ -285,13 +286,6 @@ def _work_of_kernels(
         if len(kernels) == 1 and operator is not None:
             work[kernels[0]] = operator_work(operator)
     return work
-
-
-def _num_graphed(events: Sequence[KinetoEvent]) -> int:
-    """Count kernels whose launch launched others too, as a CUDA graph does."""
-    correlations = np.array([_int(event, "correlation") for event in events if event.cat == "kernel"], np.int64)
-    different, counts = np.unique(correlations[correlations > 0], return_counts=True)
-    return int(counts[counts > 1].sum()) if len(different) else 0
 
 
 def outermost(operators: Sequence[KinetoEvent]) -> list[KinetoEvent]:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, WindtunnelError, unreadable
-from windtunnel.files import draft_of
+from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.files import draft_of, read_bytes
 from windtunnel.formats.captures import capture as profile
 from windtunnel.formats.recognise import FileContent
 from windtunnel.metrics.records import Table
@@ -39,7 +39,6 @@ _PLACE = ("start", "end", "deviceId", "streamId", "globalPid", "correlationId")
 _SHAPE = {f"{shape}_{axis}": f"{shape}{axis.upper()}" for shape in ("grid", "block") for axis in "xyz"}
 _SHAPE["registers"] = "registersPerThread"
 """Column of the kernel table -> column of the export."""
-_SHARED = ("staticSharedMemory", "dynamicSharedMemory")
 
 _PUSH_POP, _START_END, _DOMAIN = 59, 60, 75
 _PROCESS = ~0xFFFFFF
@@ -73,11 +72,7 @@ def read_nsys(path: Path) -> profile.Capture:
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     """Open the database read-only; an error of SQLite becomes one sentence."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(len(MAGIC))
-    except OSError as error:
-        raise unreadable(path, error) from None
+    start = read_bytes(path, len(MAGIC))
     if path.suffix in REPORTS:
         hint = REPORT_HINT.replace("FILE", path.name)
         raise InputError(f"{path} is a report that only its own tool opens", hint)
@@ -107,10 +102,17 @@ class _Export:
         }
         if not any(name in self.columns for name in (*_KNOWN, "StringIds")):
             raise InputError(f"{path} is no capture of Nsight Systems: it has neither StringIds nor CUPTI's tables")
-        missing = next(self.missing(), None)
+        missing = [
+            f"the column {column} of {table}"
+            for table in _KNOWN
+            for column in ("start", "end")
+            if column not in self.columns.get(table, {column})
+        ]
+        if "StringIds" not in self.columns and (_KERNELS in self.columns or _CALLS in self.columns):
+            missing.insert(0, "StringIds")
         if missing:
-            raise InputError(f"{path} is no whole capture of Nsight Systems: {missing} is missing")
-        self.texts = dict(self.rows("StringIds", "id", "value", order="id")) if "StringIds" in self.columns else {}
+            raise InputError(f"{path} is no whole capture of Nsight Systems: {missing[0]} is missing")
+        self.texts = dict(self.rows("StringIds", "id", "value", order="id"))
         self.names = profile.Names()
         self.start_ns = self._start_ns()
 
@@ -121,31 +123,25 @@ class _Export:
         if len(calls):
             inner = profile.innermost_ranges(calls, ranges)
             kernels = kernels.replaced(range=np.where(kernels["call"] >= 0, inner[kernels["call"]], -1))
-        order = np.argsort(kernels["start_s"], kind="stable")
-        kernels = kernels.where(order)
+        kernels = kernels.where(np.argsort(kernels["start_s"], kind="stable"))
         notes = tuple(_notes(kernels))
         return profile.Capture(self.tool(), tuple(self.names), kernels, calls, ranges, self.devices(), notes)
 
-    def missing(self) -> Iterator[str]:
-        """Yield missing tables and columns without which nothing can be read."""
-        if "StringIds" not in self.columns and (_KERNELS in self.columns or _CALLS in self.columns):
-            yield "StringIds"
-        for table in _KNOWN:
-            for column in ("start", "end"):
-                if table in self.columns and column not in self.columns[table]:
-                    yield f"the column {column} of {table}"
-
-    def rows(self, table: str, *columns: str, order: str = "start, rowid", where: str = "1") -> list[tuple[Any, ...]]:
-        """Return columns of a table; columns that this version lacks are None. Newer exports promise no order."""
-        chosen = ", ".join(f'"{name}"' if name in self.columns[table] else "NULL" for name in columns)
+    def rows(
+        self, table: str, *columns: str, order: str = "start, rowid", where: str = "1", unknown: str = "NULL"
+    ) -> list[tuple[Any, ...]]:
+        """Return columns of a table, `unknown` where a value or the whole column is missing; a missing table has no
+        rows. Newer exports promise no order.
+        """
+        if table not in self.columns:
+            return []
+        present = self.columns[table]
+        chosen = ", ".join(f'coalesce("{name}", {unknown})' if name in present else unknown for name in columns)
         return self._database.execute(f'SELECT {chosen} FROM "{table}" WHERE {where} ORDER BY {order}').fetchall()
 
     def arrays(self, table: str, *columns: str) -> dict[str, Ints]:
-        """Return columns as whole numbers, -1 where a value is missing; a missing table has no rows."""
-        present = self.columns.get(table, frozenset())
-        chosen = ", ".join(f'coalesce("{name}", -1)' if name in present else "-1" for name in columns)
-        query = f'SELECT {chosen} FROM "{table}" ORDER BY start, rowid'
-        rows = self._database.execute(query).fetchall() if present else []
+        """Return columns as whole numbers, -1 where a value is missing."""
+        rows = self.rows(table, *columns, unknown="-1")
         return dict(zip(columns, _whole_numbers(rows, table).reshape(len(rows), len(columns)).T, strict=True))
 
     def _start_ns(self) -> int:
@@ -168,25 +164,9 @@ class _Export:
         return " ".join(["nsys", *([version] if version else []), *([f"(schema {schema})"] if schema else [])])
 
     def devices(self) -> dict[int, str]:
-        if "TARGET_INFO_GPU" not in self.columns:
-            return {}
         rows = self.rows("TARGET_INFO_GPU", "cuDevice", "id", "name", order="id")
         numbers = _whole_numbers([row[1] if row[0] is None else row[0] for row in rows], "TARGET_INFO_GPU")
         return dict(zip(numbers.tolist(), (str(name) for *_, name in rows), strict=True))
-
-    def limits(self) -> dict[int, tuple[dict[str, float], float]]:
-        """Return device -> limits of one of its multiprocessors, and the shared memory reserved for each block."""
-        columns = ("maxWarpsPerSm", "maxBlocksPerSm", "maxRegistersPerSm", "maxShmemPerSm", "computeMajor")
-        if "TARGET_INFO_GPU" not in self.columns or not set(columns) <= self.columns["TARGET_INFO_GPU"]:
-            return {}
-        by_device = {}
-        rows = self.rows("TARGET_INFO_GPU", *columns, order="id")
-        numbers = _whole_numbers([[value or 0 for value in row] for row in rows], "TARGET_INFO_GPU")
-        for device, values in zip(self.devices(), numbers.tolist(), strict=False):
-            if all(values[:4]):
-                limits = dict(zip(("warps", "blocks", "registers", "shared_bytes"), map(float, values), strict=False))
-                by_device[device] = (limits, 1024.0 if values[4] >= 8 else 0.0)
-        return by_device
 
     def span(self, start_ns: Ints, end_ns: Ints) -> dict[str, NDArray[Any]]:
         """Return starts and durations in seconds."""
@@ -203,7 +183,7 @@ class _Export:
         """Return the NVTX ranges; a range that never ended lasts to the last event."""
         columns = ("eventType", "start", "end", "text", "textId", "globalTid", "endGlobalTid", "domainId")
         kinds = f"eventType IN ({_PUSH_POP}, {_START_END}, {_DOMAIN})"
-        rows = self.rows(_RANGES, *columns, where=kinds) if _RANGES in self.columns else []
+        rows = self.rows(_RANGES, *columns, where=kinds)
         texts = [str(row[3]) if row[3] is not None else self.text(row[4]) for row in rows]
         domains = {_domain(row): text for row, text in zip(rows, texts, strict=True) if row[0] == _DOMAIN}
         last_ns = int(_whole_numbers([row[1] if row[2] is None else row[2] for row in rows], _RANGES).max(initial=0))
@@ -236,7 +216,8 @@ class _Export:
 
     def kernels(self, call_rows: Mapping[tuple[int, int], int]) -> Table:
         """Return kernels, copies, memsets and whole graphs, one kind after another."""
-        kernels = self.arrays(_KERNELS, *_PLACE, "demangledName", *_SHAPE.values(), *_SHARED)
+        shared = ("staticSharedMemory", "dynamicSharedMemory")
+        kernels = self.arrays(_KERNELS, *_PLACE, "demangledName", *_SHAPE.values(), *shared)
         copies = self.arrays(_COPIES, *_PLACE, "copyKind", "bytes")
         memsets = self.arrays(_MEMSETS, *_PLACE, "bytes")
         graphs = self.arrays(_GRAPHS, *_PLACE, "graphId")
@@ -244,11 +225,9 @@ class _Export:
         copy_names = [f"[CUDA memcpy {_COPY_NAMES.get(kind, f'kind {kind}')}]" for kind in copies["copyKind"].tolist()]
         memset_names = ["[CUDA memset]"] * len(memsets["start"])
         graph_names = [f"[CUDA graph {number}]" for number in graphs["graphId"].tolist()]
-        shared_bytes = kernels["staticSharedMemory"] + kernels["dynamicSharedMemory"]
         of_kernels = {
             "kernel_class": list(map(profile.kernel_class, kernel_names)),
-            "shared_bytes": shared_bytes,
-            "occupancy_fraction": self.occupancy(kernels, shared_bytes),
+            "shared_bytes": kernels[shared[0]] + kernels[shared[1]],
             **{column: kernels[theirs] for column, theirs in _SHAPE.items()},
         }
         copy = profile.CLASSES.index("copy")
@@ -272,17 +251,6 @@ class _Export:
             tables.append(profile.capture_table("kernels", len(names), {**common, **values}))
         columns = {name: np.concatenate([table[name] for table in tables]) for name in tables[0].columns}
         return Table(columns, tables[0].meanings)
-
-    def occupancy(self, kernels: Mapping[str, Ints], shared_bytes: Ints) -> NDArray[np.float64]:
-        """Return the occupancy that each kernel's registers and memory allow; NaN where the limits are unknown."""
-        occupancy = np.full(len(shared_bytes), np.nan)
-        threads = kernels["blockX"] * kernels["blockY"] * kernels["blockZ"]
-        for device, (limits, reserved_bytes) in self.limits().items():
-            rows = kernels["deviceId"] == device
-            occupancy[rows] = profile.theoretical_occupancy(
-                threads[rows], kernels["registersPerThread"][rows], shared_bytes[rows], limits, reserved_bytes
-            )
-        return occupancy
 
 
 def _domain(row: tuple[Any, ...]) -> tuple[int | None, Any]:

@@ -4,7 +4,7 @@ Written as JSON, schemas 1.0.2 to 1.1.1 with Chakra 0.0.4 attributes
 (torch/csrc/profiler/standalone/execution_trace_observer.cpp). `rf_id` leads to the same operator in a Kineto trace.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -88,25 +88,20 @@ def read_execution_trace(path: Path) -> ExecutionTrace:
             f"{path} has the schema {trace.schema!r}, which is not read", f"known are {', '.join(SCHEMAS)}"
         )
     trace.operators.sort(key=lambda operator: operator.id)
-    _check_tree(trace.operators, path)
-    return trace
-
-
-def _check_tree(operators: list[Operator], path: Path) -> None:
-    ids = {operator.id for operator in operators}
-    if len(ids) != len(operators):
+    ids = {operator.id for operator in trace.operators}
+    if len(ids) != len(trace.operators):
         raise InputError(f"{path}: two nodes have the same id")
-    orphan = next((operator for operator in operators if operator.parent not in ids), None)
+    orphan = next((operator for operator in trace.operators if operator.parent not in ids), None)
     if orphan is not None:
         raise InputError(
             f"{path}: node {orphan.id} ({orphan.name}) belongs to node {orphan.parent}, which is not there",
             "is the file cut off?",
         )
+    return trace
 
 
-def collective_calls(trace: ExecutionTrace) -> list[CollectiveCall]:
-    """Return the collectives in order: `record_param_comms` with its metadata, or without it the backend's node."""
-    calls = []
+def collective_calls(trace: ExecutionTrace) -> Iterator[CollectiveCall]:
+    """Yield the collectives in order: `record_param_comms` with its metadata, or without it the backend's node."""
     for operator in trace.operators:
         backend, colon, name = operator.name.partition(":")
         if "collective_name" in operator.attributes:
@@ -117,8 +112,7 @@ def collective_calls(trace: ExecutionTrace) -> list[CollectiveCall]:
             continue
         call = torch_call(name, metadata, _CALL_KEYS, None)
         if call is not None:
-            calls.append(call)
-    return calls
+            yield call
 
 
 def _from_tensors(operator: Operator) -> dict[str, Any]:

@@ -148,15 +148,14 @@ def measured_steps(capture: Capture, shard: Shard) -> list[MatchedStep]:
             "no step of the capture can be told: no range names its batch",
             "record with `windtunnel lab run`, or vLLM with detailed_trace_annotation",
         )
-    return [_measured(capture, step, tuple(forward_launches(shard, step.batch))) for step in steps]
-
-
-def _measured(capture: Capture, step: CapturedStep, launches: tuple[Launch, ...]) -> MatchedStep:
-    rows = rows_of_kernels(capture, step, launches)
-    seconds: dict[str, float] = {}
-    for row, took_s in zip(rows, capture.kernels["duration_s"][step.rows].tolist(), strict=True):
-        seconds[row] = seconds.get(row, 0.0) + took_s
-    return MatchedStep(step, launches, seconds)
+    matched = []
+    for step in steps:
+        launches, seconds = tuple(forward_launches(shard, step.batch)), dict[str, float]()
+        rows = rows_of_kernels(capture, step, launches)
+        for row, took_s in zip(rows, capture.kernels["duration_s"][step.rows].tolist(), strict=True):
+            seconds[row] = seconds.get(row, 0.0) + took_s
+        matched.append(MatchedStep(step, launches, seconds))
+    return matched
 
 
 def rows_of_kernels(capture: Capture, step: CapturedStep, launches: Sequence[Launch]) -> list[str]:

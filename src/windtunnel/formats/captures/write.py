@@ -16,18 +16,17 @@ from windtunnel.metrics.records import Table
 
 def capture_summary(capture: Capture, num_kernels: int = 10) -> dict[str, Any]:
     """Return the top kernels with their share, the time by class, and the notes."""
-    kernels = kernel_time.by_name(capture, "kernels")
+    kernels = _statistics_document(capture, "kernels")[:num_kernels]
     return {
         "tool": capture.tool,
         "notes": list(capture.notes),
         "top_kernels": [
             {
-                "name": capture.names[kernels["name"][row]],
-                "time_percentage": float(kernels["share"][row] * 100),
-                "total_s": float(kernels["total"][row]),
-                "count": int(kernels["count"][row]),
+                "name": kernel["name"],
+                "time_percentage": kernel["share"] * 100,
+                **{name: kernel[name] for name in ("total_s", "count")},
             }
-            for row in range(min(num_kernels, len(kernels)))
+            for kernel in kernels
         ],
         "seconds_by_class": kernel_time.class_time(capture),
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from windtunnel.errors import InputError, MissingExtraError
-from windtunnel.files import read_bytes, write_bytes
+from windtunnel.files import read_bytes
 from windtunnel.formats.collective_calls import CollectiveCall, Contents, totals
 from windtunnel.formats.recognise import FileContent
 from windtunnel.schema import read_yaml
@@ -118,11 +118,6 @@ def read_trace(path: Path) -> ChakraTrace:
             wrong = f"{path}, byte {start}: {what} is no message of a Chakra trace: {error}"
             raise InputError(wrong, "is the file cut off?") from None
         read.append(message)
-
-
-def write_trace(path: Path, trace: ChakraTrace) -> None:
-    """Write one rank's trace, gzipped where the name ends in `.gz`."""
-    write_bytes(path, trace_bytes(trace))
 
 
 def trace_bytes(trace: ChakraTrace) -> bytes:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.files import write_text
-from windtunnel.formats.chakra.trace import VERSION, ChakraCollective, ChakraKind, ChakraTrace, messages, write_trace
+from windtunnel.files import write_bytes, write_text
+from windtunnel.formats.chakra.trace import VERSION, ChakraCollective, ChakraKind, ChakraTrace, messages, trace_bytes
 from windtunnel.model import operators as ops
 from windtunnel.training.layers.part import Task
 from windtunnel.training.layers.rank import Group, Rank, group_ranks, stage_of_rank
@@ -61,7 +61,7 @@ def write_training_traces(
     written = []
     for number, trace in training_traces(setup, seconds, names, ranks):
         path = prefix.with_name(f"{prefix.name}.{number}.et")
-        write_trace(path, trace)
+        write_bytes(path, trace_bytes(trace))
         written.append(path)
     groups = prefix.with_name(f"{prefix.name}.groups.json")
     listed = {name: list(ranks) for ranks, name in names.items() if name != "0"}
@@ -160,7 +160,9 @@ class _RankTrace:
             waits = [*waits, *nodes]
 
     def _collective(self, task: Task, op: ops.Collective, action: Action, waits: list[int]) -> int:
-        ranks = self._ranks(task.group or Group.DATA, op.num_ranks)
+        ranks = group_ranks(self.rank, task.group or Group.DATA, self.number)
+        if len(ranks) != op.num_ranks:
+            ranks = tuple(range(self.rank.setup.degrees.num_devices))
         share = len(ranks) if op.op == "all_gather" else 1
         return self._add(
             task.name,
@@ -171,10 +173,6 @@ class _RankTrace:
             {"name": "pg_name", "string": self.names.setdefault(ranks, str(len(self.names)))},
             *self._where(action),
         )
-
-    def _ranks(self, group: Group, num_ranks: int) -> tuple[int, ...]:
-        ranks = group_ranks(self.rank, group, self.number)
-        return ranks if len(ranks) == num_ranks else tuple(range(self.rank.setup.degrees.num_devices))
 
     def _ring(self, task: Task, op: ops.Collective, waits: list[int]) -> list[int]:
         """Send this rank's block to the next rank and receive the block of the previous one."""

@@ -45,8 +45,11 @@ _RATIOS = catalog.shipped("network/simai_ratios.yaml")
 _LARGEST_BYTES = 16 * 2**30
 
 
-class SimaiHardware(Schema):
-    """Servers as SimAI-Analytical describes them; its flags are named beside the fields."""
+Fraction = Annotated[float, check_fraction]
+
+
+class SimaiOptions(Schema):
+    """Servers, and the share of communication that computation hides, as SimAI-Analytical's flags describe them."""
 
     nvlink_gib_per_s: Positive = 360.0
     """`-nv`: bus bandwidth inside a server."""
@@ -56,42 +59,31 @@ class SimaiHardware(Schema):
     """`-n_p_s`"""
     gpus_per_server: Annotated[int, check_positive] = 8
     """`-g_p_s`"""
-
-
-Fraction = Annotated[float, check_fraction]
-
-
-class SimaiOverlap(Schema):
-    """Share of each kind of communication that computation hides: `-dp_o -ep_o -tp_o`."""
-
     dp_fraction: Fraction = 0.0
+    """`-dp_o`, and `-ep_o` and `-tp_o` for the next two."""
     ep_fraction: Fraction = 0.0
     tp_fraction: Fraction = 0.0
     pp_fraction: Fraction = 1.0
     """`-pp_o`. SimAI reads it as a bandwidth too, so that 1 makes transfers between stages free."""
 
 
-def simai_servers(options: Mapping[str, Any]) -> tuple[SimaiHardware, SimaiOverlap]:
-    """Return hardware and overlap ratios from SimAI-Analytical's options by name; types give bandwidths that are None.
+def simai_options(options: Mapping[str, Any]) -> SimaiOptions:
+    """Return SimAI-Analytical's options from those of a command by name; types give bandwidths that are None.
 
     Raises:
         InputError: a type is unknown, a number not above zero, or a ratio not from 0 to 1.
     """
-    rates = {"nvlink_gib_per_s": options["nvlink_busbw"], "nic_gib_per_s": options["nic_busbw"]}
-    gpu, nic = (options["gpu_type"] or "").upper(), (options["nic_type"] or "").lower()
-    for field, what, name, table in (
-        ("nvlink_gib_per_s", "GPU type", gpu, NVLINK_GIB_PER_S),
-        ("nic_gib_per_s", "NIC type", nic, NIC_GIB_PER_S),
+    values = {name: options[name] for name in ("nics_per_server", "gpus_per_server")}
+    values |= {f"{kind}_fraction": options[f"{kind}_overlap"] for kind in ("dp", "ep", "tp", "pp")}
+    for field, given, what, name, table in (
+        ("nvlink_gib_per_s", "nvlink_busbw", "GPU type", (options["gpu_type"] or "").upper(), NVLINK_GIB_PER_S),
+        ("nic_gib_per_s", "nic_busbw", "NIC type", (options["nic_type"] or "").lower(), NIC_GIB_PER_S),
     ):
-        if rates[field] is None and name:
+        values[field] = options[given]
+        if values[field] is None and name:
             check_known(name, table, f"SimAI knows no {what} {name!r}")
-            rates[field] = table[name]
-    servers = rates | {name: options[name] for name in ("nics_per_server", "gpus_per_server")}
-    overlap = {f"{kind}_fraction": options[f"{kind}_overlap"] for kind in ("dp", "ep", "tp", "pp")}
-    hardware, ratios = (
-        {name: value for name, value in given.items() if value is not None} for given in (servers, overlap)
-    )
-    return decode(hardware, SimaiHardware), decode(ratios, SimaiOverlap)
+            values[field] = table[name]
+    return decode({name: value for name, value in values.items() if value is not None}, SimaiOptions)
 
 
 class _Span(NamedTuple):
@@ -102,9 +94,9 @@ class _Span(NamedTuple):
     nics: int
 
 
-def _span(workload: LayerWorkload, group: RankGroup, hardware: SimaiHardware) -> _Span:
+def _span(workload: LayerWorkload, group: RankGroup, options: SimaiOptions) -> _Span:
     tp, size = workload.tp, workload.group_size(group)
-    per_server, nics = hardware.gpus_per_server, hardware.nics_per_server
+    per_server, nics = options.gpus_per_server, options.nics_per_server
     match group:
         case RankGroup.TP if tp <= per_server:
             return _Span(1, tp, nics)
@@ -123,9 +115,9 @@ def _span(workload: LayerWorkload, group: RankGroup, hardware: SimaiHardware) ->
             return _Span(size, 1, nics // per_server)
 
 
-def _bus_bandwidth(op: str, span: _Span, hardware: SimaiHardware) -> tuple[float, bool]:
+def _bus_bandwidth(op: str, span: _Span, options: SimaiOptions) -> tuple[float, bool]:
     """Return GiB/s of a collective with the algorithm "ring", and whether NVLink limits it."""
-    nvlink, nic = hardware.nvlink_gib_per_s, hardware.nic_gib_per_s
+    nvlink, nic = options.nvlink_gib_per_s, options.nic_gib_per_s
     per_server, wire = span.gpus_of_server, span.nics * nic
     if span.num_servers == 1:
         return nvlink, True
@@ -147,9 +139,9 @@ def _ratios() -> tuple[NDArray[np.float64], Mapping[str, NDArray[np.float64]]]:
     return sizes, tables
 
 
-def _efficiency(call: Communication, workload: LayerWorkload, hardware: SimaiHardware, by_nvlink: bool) -> float:
+def _efficiency(call: Communication, workload: LayerWorkload, options: SimaiOptions, by_nvlink: bool) -> float:
     """Return the bandwidth of a collective of this size as a share of the bandwidth at 16 GiB."""
-    tp, per_server = workload.tp, hardware.gpus_per_server
+    tp, per_server = workload.tp, options.gpus_per_server
     if call.group is RankGroup.TP and call.op != "all_reduce":
         num_servers = 1 if tp < per_server else tp // per_server
         table = "all_to_all" if call.op == "all_to_all" else ("nvlink" if by_nvlink else "nic")
@@ -171,7 +163,7 @@ def _efficiency(call: Communication, workload: LayerWorkload, hardware: SimaiHar
     return float(np.float32(np.interp(call.size_bytes, sizes, curve)) / np.float32(curve[-1]))
 
 
-def collective_ns(call: Communication, workload: LayerWorkload, hardware: SimaiHardware) -> int:
+def collective_ns(call: Communication, workload: LayerWorkload, options: SimaiOptions) -> int:
     """Return the nanoseconds of one collective, as SimAI-Analytical counts them.
 
     Raises:
@@ -182,15 +174,15 @@ def collective_ns(call: Communication, workload: LayerWorkload, hardware: SimaiH
         return 0
     if call.size_bytes < _SMALL_BYTES:
         return _SMALL_US.get(ranks, 0) * 1000
-    span = _span(workload, call.group, hardware)
-    bandwidth, by_nvlink = _bus_bandwidth(call.op, span, hardware)
+    span = _span(workload, call.group, options)
+    bandwidth, by_nvlink = _bus_bandwidth(call.op, span, options)
     if bandwidth <= 0:
         raise InputError(
-            f"{hardware.nics_per_server} NICs shared by {hardware.gpus_per_server} GPUs leave none for a rank of "
+            f"{options.nics_per_server} NICs shared by {options.gpus_per_server} GPUs leave none for a rank of "
             f"the {call.group} group",
             "SimAI divides whole numbers; give nics_per_server as a multiple of gpus_per_server",
         )
-    bandwidth *= _efficiency(call, workload, hardware, by_nvlink)
+    bandwidth *= _efficiency(call, workload, options, by_nvlink)
     rounds = 2 if call.op == "all_reduce" else 1
     return int(call.size_bytes / GIB / bandwidth * 1e9 * rounds * (ranks - 1) / ranks)
 
@@ -199,20 +191,18 @@ FIRST_LAYER_LINE = 3
 """Line of a workload file: a header and the number of layers come before."""
 
 
-def run_simai_analytical(
-    workload: LayerWorkload, hardware: SimaiHardware | None = None, overlap: SimaiOverlap | None = None
-) -> Iteration:
+def run_simai_analytical(workload: LayerWorkload, options: SimaiOptions | None = None) -> Iteration:
     """Price one iteration with SimAI-Analytical's formulas, which know no topology.
 
     Raises:
         InputError: a group does not fit whole servers, or a size is beyond SimAI's tables.
     """
-    hardware, overlap = hardware or SimaiHardware(), overlap or SimaiOverlap()
-    per_server = hardware.gpus_per_server
+    options = options or SimaiOptions()
+    per_server = options.gpus_per_server
     if workload.tp % per_server and per_server % workload.tp:
         raise InputError(f"{workload.name}, line 1: tp = {workload.tp} does not fill servers of {per_server} GPUs")
     known: dict[Communication, int] = {}
-    hidden = {RankGroup.TP: overlap.tp_fraction, RankGroup.EP: overlap.ep_fraction}
+    hidden = {RankGroup.TP: options.tp_fraction, RankGroup.EP: options.ep_fraction}
 
     def times(phase: LayerPhase, group_of_overlap: RankGroup) -> PhaseTimes:
         call = phase.communication
@@ -220,8 +210,8 @@ def run_simai_analytical(
         if call is None:
             return PhaseTimes(compute_ns, 0, 0)
         if call not in known:
-            known[call] = collective_ns(call, workload, hardware)
-        shown = np.float32(1) - np.float32(hidden.get(group_of_overlap, overlap.dp_fraction))
+            known[call] = collective_ns(call, workload, options)
+        shown = np.float32(1) - np.float32(hidden.get(group_of_overlap, options.dp_fraction))
         return PhaseTimes(compute_ns, known[call], int(np.float32(known[call]) * shown))
 
     def row(line: int, layer: IterationLayer) -> LayerTimes:
@@ -239,15 +229,15 @@ def run_simai_analytical(
 
     layers = tuple(row(line, layer) for line, layer in enumerate(workload.layers, FIRST_LAYER_LINE))
     return Iteration(
-        workload, layers, exposed_by_group(layers), _pipeline_ns(workload, overlap), bubble_ns(workload, layers)
+        workload, layers, exposed_by_group(layers), _pipeline_ns(workload, options), bubble_ns(workload, layers)
     )
 
 
-def _pipeline_ns(workload: LayerWorkload, overlap: SimaiOverlap) -> float:
-    if overlap.pp_fraction in (0.0, 1.0) or workload.pp_bytes == 0:
+def _pipeline_ns(workload: LayerWorkload, options: SimaiOptions) -> float:
+    if options.pp_fraction in (0.0, 1.0) or workload.pp_bytes == 0:
         return 0.0
-    each_ns = workload.pp_bytes / GIB / overlap.pp_fraction * 1e9
-    return int(2 * workload.vpp * workload.num_micro_batches * each_ns / 1000 * (1 - overlap.pp_fraction)) * 1000
+    each_ns = workload.pp_bytes / GIB / options.pp_fraction * 1e9
+    return int(2 * workload.vpp * workload.num_micro_batches * each_ns / 1000 * (1 - options.pp_fraction)) * 1000
 
 
 _NEEDED = ("tp", "ep", "pp", "vpp", "num_microbatches", "num_devices")
@@ -269,8 +259,7 @@ def read_layers(path: Path) -> LayerWorkload:
     known: dict[WorkloadLayer, IterationLayer] = {}
     for line, row in enumerate(workload.layers(), FIRST_LAYER_LINE):
         if row not in known:
-            phases = ((row.forward, False), (row.input_gradient, False), (row.weight_gradient, True))
-            known[row] = IterationLayer(row.name, *(_phase(*phase, f"{path}, line {line}") for phase in phases))
+            known[row] = IterationLayer(row.name, *(_phase(*phase, f"{path}, line {line}") for phase in row.phases))
     try:
         return LayerWorkload(
             name=path.name,

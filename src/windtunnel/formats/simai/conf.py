@@ -5,7 +5,6 @@ key is ignored and a value that is no number keeps the previous one; here each i
 """
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,8 @@ def _only(values: list[str], where: str) -> str:
     return values[0]
 
 
-def _number(scale: float = 1.0) -> Reader:
-    return lambda values, where: parse_number(_only(values, where), where) * scale
-
-
-def _whole(scale: int = 1) -> Reader:
-    return lambda values, where: parse_whole(_only(values, where), where) * scale
+def _scaled(parse: Callable[[str, str], float], scale: float = 1) -> Reader:
+    return lambda values, where: parse(_only(values, where), where) * scale
 
 
 def _flag(values: list[str], where: str) -> bool:
@@ -67,20 +62,17 @@ def _congestion(values: list[str], where: str) -> str:
 READERS: Mapping[str, Reader] = {
     "congestion": _congestion,
     "flag": _flag,
-    "number": _number(),
-    "microseconds": _number(1e-6),
-    "whole": _whole(),
-    "MiB": _whole(2**20),
+    "number": _scaled(parse_number),
+    "microseconds": _scaled(parse_number, 1e-6),
+    "whole": _scaled(parse_whole),
+    "MiB": _scaled(parse_whole, 2**20),
     "rate": _rate,
 }
 """Name in `conf.yaml` -> how the values of a key are read."""
 
 
-@cache
-def _keys() -> Mapping[str, Any]:
-    """Return the keys of a configuration by their use."""
-    keys: Mapping[str, Any] = read_yaml(Path(__file__).with_name("conf.yaml"))
-    return keys
+KEYS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("conf.yaml"))
+"""Keys of a configuration by their use."""
 
 
 def read_simai_conf(path: Path) -> NetworkSettings:
@@ -92,27 +84,26 @@ def read_simai_conf(path: Path) -> NetworkSettings:
     text = read_text(path)
     if not text.strip():
         raise InputError(f"{path}, line 1: it is empty; a SimAI configuration has a key and its values on each line")
-    keys = _keys()
     fields: dict[str, dict[str, Any]] = {"packet": {}, "network": {"backend": "packet"}}
     maps: dict[str, dict[float, float]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         key, *values = line.split() or [""]
         where = f"{path}, line {number}: {key}"
-        owner = next((name for name in fields if key in keys[name]), None)
+        owner = next((name for name in fields if key in KEYS[name]), None)
         if owner is not None:
-            field, reader = keys[owner][key]
+            field, reader = KEYS[owner][key]
             fields[owner][field] = READERS[reader](values, where)
-        elif key in keys["maps"]:
-            maps[keys["maps"][key]] = _map(values, where)
-        elif key in keys["fixed"]:
-            if " ".join(values) != keys["fixed"][key]:
-                raise InputError(f"{where} is {' '.join(values) or 'empty'}; only {keys['fixed'][key]} is simulated")
+        elif key in KEYS["maps"]:
+            maps[KEYS["maps"][key]] = _map(values, where)
+        elif key in KEYS["fixed"]:
+            if " ".join(values) != KEYS["fixed"][key]:
+                raise InputError(f"{where} is {' '.join(values) or 'empty'}; only {KEYS['fixed'][key]} is simulated")
         elif key == "ERROR_RATE_PER_LINK":
             if READERS["number"](values, where) != 0:
                 hint = "give links their error rates in the topology"
                 raise InputError(f"{where} is {values[0]}; only 0 is possible", hint)
-        elif key and key not in keys["unused"]:
-            known = ["ERROR_RATE_PER_LINK", *(name for names in keys.values() for name in names)]
+        elif key and key not in KEYS["unused"]:
+            known = ["ERROR_RATE_PER_LINK", *(name for names in KEYS.values() for name in names)]
             raise InputError(f"{where} is no key of a SimAI configuration", did_you_mean(key, known))
     return _settings(path, fields["packet"], fields["network"], maps)
 

@@ -79,8 +79,9 @@ def flow_table_csv(flows: Flows, op: str, size_bytes: int, algorithm: str) -> It
     yield FLOW_COLUMNS
     op_code = _OP_CODES.get(op, -1)
     head = f"TP_0_0_0_{op_code}_{size_bytes},{op_code},{size_bytes},{code},-1"
-    n = len(flows)
-    shown = [[p for p in flows.parents_of(flow).tolist() if _is_parent(flows, flow, p)] for flow in range(n)]
+    n, pairs = len(flows), [*zip(flows.source.tolist(), flows.destination.tolist(), strict=True)]
+    # Not the previous chunk of the same pair, which only waits in the same queue.
+    shown = [[p for p in flows.parents_of(flow).tolist() if pairs[p] != pairs[flow]] for flow in range(n)]
     children: list[list[int]] = [[] for _ in range(n)]
     for flow, parents in enumerate(shown):
         for parent in parents:
@@ -93,11 +94,6 @@ def flow_table_csv(flows: Flows, op: str, size_bytes: int, algorithm: str) -> It
             f"{head},{channel},{flow},{source},{flows.destination[flow]},{flows.size_bytes[flow]},{flows.step[flow]},"
             f"{flows.num_steps},{Hop(flows.hop[flow]).name},{','.join(';'.join(map(str, ids)) for ids in lists)}"
         )
-
-
-def _is_parent(flows: Flows, flow: int, parent: int) -> bool:
-    """Whether SimCCL lists a parent: not the previous chunk of the same pair, which only waits in the same queue."""
-    return bool(flows.source[flow] != flows.source[parent] or flows.destination[flow] != flows.destination[parent])
 
 
 def _hears_from(flows: Flows, parents: list[list[int]]) -> dict[tuple[int, int, int], list[int]]:

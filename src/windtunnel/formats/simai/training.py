@@ -30,6 +30,7 @@ STEP_SUFFIXES = {Group.DATA: "", Group.EXPERTS_DATA: "_DP_EP"}
 """Group -> suffix for gradients of weights."""
 
 
+PASSES = ("forward", "backward_input", "backward_weight")
 NOTHING = (FilePhase(), FilePhase(), FilePhase())
 
 
@@ -149,28 +150,27 @@ class _Writer:
         """Return the lines of a layer, and the messages of its last piece in the backward pass."""
         lines = []
         for piece in _pieces(unit.parts):
-            compute = self._computation(piece.compute)
+            compute = tuple(
+                self._compute(task for part in piece.compute for task in getattr(part, name)) for name in PASSES
+            )
             # Further collectives at a boundary take lines without computation. SimAI goes back through the lines in
             # reverse: it meets the lines before this one after it.
             lines += [self._line(piece.name, NOTHING, None, task) for task in arriving[:0:-1]]
             lines.append(self._line(piece.name, compute, next(iter(piece.sent), None), next(iter(arriving), None)))
             lines += [self._line(piece.name, NOTHING, task, None) for task in piece.sent[1:]]
             arriving = piece.sent_back
-        lines += reversed(
-            [self._line("recompute", (FilePhase(), *pair), None, task) for pair, task in self._repeated(unit.again)]
-        )
+        lines += reversed([*self._repeated(unit.again)])
         return lines, arriving
 
-    def _repeated(self, again: tuple[Task, ...]) -> Iterator[tuple[tuple[FilePhase, FilePhase], Task | None]]:
-        """Yield recomputation, cut where it communicates."""
+    def _repeated(self, again: tuple[Task, ...]) -> Iterator[WorkloadLayer]:
+        """Yield the lines of recomputation, cut where it communicates."""
         waiting: list[Task] = []
-        for task in again:
-            waiting.append(task)
-            if task.group is not None:
-                yield (self._compute(waiting[:-1]), FilePhase()), task
+        for task in (*again, None):
+            if task is not None and task.group is None:
+                waiting.append(task)
+            elif task or waiting:
+                yield self._line("recompute", (FilePhase(), self._compute(waiting), FilePhase()), None, task)
                 waiting = []
-        if waiting:
-            yield (self._compute(waiting), FilePhase()), None
 
     def _line(
         self, name: str, compute: tuple[FilePhase, ...], sent: Task | None, sent_back: Task | None
@@ -181,10 +181,6 @@ class _Writer:
         if sent_back:
             inputs = self._phase(sent_back, LAYER_SUFFIXES)._replace(compute_ns=inputs.compute_ns)
         return WorkloadLayer(name, forward, inputs, weights)
-
-    def _computation(self, parts: tuple[Part, ...]) -> tuple[FilePhase, ...]:
-        passes = ("forward", "backward_input", "backward_weight")
-        return tuple(self._compute(task for part in parts for task in getattr(part, name)) for name in passes)
 
     def _compute(self, tasks: Iterable[Task]) -> FilePhase:
         return FilePhase(round(sum(self.seconds(task) for task in tasks if task.group is None) * 1e9))

@@ -41,6 +41,11 @@ class WorkloadLayer(NamedTuple):
     update_ns: int = 100
     """Time of the update, which SimAI adds to the end of every collective."""
 
+    @property
+    def phases(self) -> tuple[tuple[FilePhase, bool], ...]:
+        """Phases in their order, and whether each is of the gradient of the weights."""
+        return (self.forward, False), (self.input_gradient, False), (self.weight_gradient, True)
+
 
 class Block(NamedTuple):
     """Lines that are repeated `repeats` times."""
@@ -223,9 +228,10 @@ def read_contents(path: Path) -> Contents:
     if degrees:
         facts.append(("degrees", ", ".join(degrees)))
     compute_ns = sum(
-        (layer.forward.compute_ns + layer.input_gradient.compute_ns + layer.weight_gradient.compute_ns) * block.repeats
+        phase.compute_ns * block.repeats
         for block in workload.blocks
         for layer in block.layers
+        for phase, _ in layer.phases
     )
     return Contents(WORKLOAD, tuple(facts), tuple(totals(_calls(workload))), compute_ns * 1e-9)
 
@@ -238,8 +244,7 @@ def _calls(workload: SimaiWorkload) -> Iterator[CollectiveCall]:
         sizes |= {"dp": data_parallel, "dp_ep": data_parallel // (header.ep or 1)}
     for block in workload.blocks:
         for layer in block.layers:
-            phases = ((layer.forward, False), (layer.input_gradient, False), (layer.weight_gradient, True))
-            for phase, is_weight in phases:
+            for phase, is_weight in layer.phases:
                 collective = meaning(phase.collective, is_weight)
                 if collective:
                     operation, group = collective

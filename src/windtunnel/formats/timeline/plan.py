@@ -92,11 +92,12 @@ class ShownRequests(NamedTuple):
 
 
 class Points(NamedTuple):
-    """Events of requests, ordered by time: `codes[i]` happens at `time_us[i]`, for flows in `slices[i]`."""
+    """Events of requests, ordered by time: `codes[i]` happens at `time_us[i]`."""
 
     time_us: Ints
     codes: Ints
-    slices: Ints
+    places: Ints
+    """Position in `shown` of a phase's request; slice of a flow's point."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,27 +124,20 @@ class TimelinePlan:
 
 REQUEST_PHASES = (
     ("b", "request"),
-    ("b", "queueing"),
-    ("e", "queueing"),
-    ("b", "prefill"),
-    ("e", "prefill"),
-    ("b", "decode"),
-    ("e", "decode"),
+    *((kind, phase) for phase in ("queueing", "prefill", "decode") for kind in "be"),
     ("e", "request"),
 )
 """A request's async events in their order. All requests share the outer name: Perfetto then draws them on one track."""
 _PHASE_TIMES = [0, 0, 1, 1, 2, 2, 3, 3]
-FLOW = "stf"
-"""Phases of a request's flow: the batches that schedule it, give its first token, and give its last token."""
+FLOW = (("s", "request"), ("t", "request"), ("f", "request"))
+"""Events of a request's flow: the batches that schedule it, give its first token, and give its last token."""
 
 
 def plan_timeline(requests: Table, steps: Table, max_events: int, replica_phases: Table | None = None) -> TimelinePlan:
     """Choose the batches and requests to show, so that there are at most `max_events` events."""
     batches = batches_by_track(steps)
-    known = [batches.replica, requests["replica"]]
-    if replica_phases is not None:
-        known.append(replica_phases["replica"])
-    replicas = np.unique(np.concatenate(known)).tolist()
+    with_replicas = [requests, *([] if replica_phases is None else [replica_phases])]
+    replicas = np.unique(np.concatenate([batches.replica, *(table["replica"] for table in with_replicas)])).tolist()
     tracks = list(dict.fromkeys(zip(batches.replica.tolist(), batches.track.tolist(), strict=True)))
     # No thread has the number of a process: Perfetto would take it for the process's main thread.
     pids = {replica: number for number, replica in enumerate(replicas, 1)}
@@ -157,18 +151,21 @@ def plan_timeline(requests: Table, steps: Table, max_events: int, replica_phases
             "threads of this run",
             f"allow it {max_events - room + 2 * least:,} events or more",
         )
-    everyone = _finished(requests)
-    for_requests = _num_phases(everyone)
+    times_s = np.stack([requests[name] for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s")], axis=1)
+    known = np.flatnonzero(np.isfinite(times_s).all(axis=1))
+    everyone = ShownRequests(known, np.maximum.accumulate(_microseconds(times_s[known]), axis=1))
+    for_requests = int(_is_shown(everyone).sum())
     if for_requests < room:
         for_requests += _flows(everyone, requests, steps, batches, _slices(batches, 1)).codes.size
-    slices, idles, batches_per_slice = _slices_within(max(room // 2, room - for_requests), batches, requests)
-    num_slice_events = _num_slice_events(slices, idles)
+    room_for_slices = max(room // 2, room - for_requests)
+    slices, idles, batches_per_slice, num_slice_events = _slices_within(room_for_slices, batches, requests)
 
     def flows_of(shown: ShownRequests) -> Points:
         return _flows(shown, requests, steps, batches, slices)
 
     shown, flows = _requests_within(room - num_slice_events, everyone, flows_of)
-    phases = _phases(shown)
+    is_shown = _is_shown(shown)
+    phases = _in_order(shown.times_us[:, _PHASE_TIMES], is_shown, np.indices(is_shown.shape)[0])
     detail = Detail(
         num_events=max_events - room + num_slice_events + phases.codes.size + flows.codes.size,
         num_batches=len(steps),
@@ -230,20 +227,19 @@ def _slices(batches: TrackBatches, batches_per_slice: int) -> Slices:
     return Slices(first, last + 1 - first, start_us, end_us, batches.end_us[last])
 
 
-def _slices_within(room: int, batches: TrackBatches, requests: Table) -> tuple[Slices, Ints, int]:
-    """Return the slices with the fewest batches in each that, with their counters, are at most `room` events."""
+def _slices_within(room: int, batches: TrackBatches, requests: Table) -> tuple[Slices, Ints, int, int]:
+    """Return the slices with the fewest batches in each that, with their counters, are at most `room` events.
+
+    Behind them come those after which a replica is idle, the batches in each slice, and the number of events.
+    """
     batches_per_slice = 1
     while True:
         slices = _slices(batches, batches_per_slice)
         idles = _idles(slices, batches, requests)
-        num_events = _num_slice_events(slices, idles)
+        num_events = 4 * slices.first.size + 3 * idles.size
         if num_events <= room:
-            return slices, idles, batches_per_slice
+            return slices, idles, batches_per_slice, num_events
         batches_per_slice = max(batches_per_slice + 1, batches_per_slice * num_events // room)
-
-
-def _num_slice_events(slices: Slices, idles: Ints) -> int:
-    return 4 * slices.first.size + 3 * idles.size
 
 
 def _idles(slices: Slices, batches: TrackBatches, requests: Table) -> Ints:
@@ -268,12 +264,6 @@ def _idles(slices: Slices, batches: TrackBatches, requests: Table) -> Ints:
     return np.sort(idle[count("arrival_s", latest) <= count("finish_s", latest + 1)])
 
 
-def _finished(requests: Table) -> ShownRequests:
-    times_s = np.stack([requests[name] for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s")], axis=1)
-    known = np.flatnonzero(np.isfinite(times_s).all(axis=1))
-    return ShownRequests(known, np.maximum.accumulate(_microseconds(times_s[known]), axis=1))
-
-
 def _requests_within(
     room: int, everyone: ShownRequests, flows_of: Callable[[ShownRequests], Points]
 ) -> tuple[ShownRequests, Points]:
@@ -283,7 +273,7 @@ def _requests_within(
     while True:
         some = np.arange(num_shown) * num_all // max(num_shown, 1)
         shown = ShownRequests(everyone.request[some], everyone.times_us[some])
-        num_events = _num_phases(shown)
+        num_events = int(_is_shown(shown).sum())
         if num_events <= room:
             flows = flows_of(shown)
             num_events += flows.codes.size
@@ -292,27 +282,19 @@ def _requests_within(
         num_shown = min(num_shown - 1, num_shown * room // num_events)
 
 
-def _is_shown(times_us: Ints) -> NDArray[np.bool_]:
+def _is_shown(requests: ShownRequests) -> NDArray[np.bool_]:
     """Return [n, 8] whether a request has each of `REQUEST_PHASES`: some do not queue, or end with the first token."""
+    times_us = requests.times_us
     queued, decoded = times_us[:, 1] > times_us[:, 0], times_us[:, 3] > times_us[:, 2]
     always = np.ones_like(queued)
     return np.stack([always, queued, queued, always, always, decoded, decoded, always], axis=1)
 
 
-def _num_phases(requests: ShownRequests) -> int:
-    return int(_is_shown(requests.times_us).sum())
-
-
-def _phases(shown: ShownRequests) -> Points:
-    is_shown = _is_shown(shown.times_us)
-    return _in_order(shown.times_us[:, _PHASE_TIMES], is_shown, np.zeros(is_shown.shape, np.int64))
-
-
-def _in_order(times_us: Ints, is_shown: NDArray[np.bool_], slices: Ints) -> Points:
+def _in_order(times_us: Ints, is_shown: NDArray[np.bool_], places: Ints) -> Points:
     """Return the points that are shown, by time; codes are positions in the arrays, all of the same shape."""
     codes = np.flatnonzero(is_shown)
     codes = codes[np.argsort(times_us.ravel()[codes], kind="stable")]
-    return Points(times_us.ravel()[codes], codes, slices.ravel()[codes])
+    return Points(times_us.ravel()[codes], codes, places.ravel()[codes])
 
 
 def _flows(shown: ShownRequests, requests: Table, steps: Table, batches: TrackBatches, slices: Slices) -> Points:

@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.formats.timeline.file import Event, process_names, thread_name, trace_head, write_events
-from windtunnel.formats.timeline.plan import FLOW, REQUEST_PHASES, Detail, Ints, TimelinePlan, plan_timeline
+from windtunnel.formats.timeline.plan import FLOW, REQUEST_PHASES, Detail, Ints, Points, TimelinePlan, plan_timeline
 from windtunnel.metrics.records import Table
 
 MAX_EVENTS = 200_000
@@ -64,7 +64,14 @@ def timeline(plan: TimelinePlan) -> Iterator[Event]:
     yield from _names(plan)
     # The merge orders events at one time by kind: a flow must find the slice that it enters.
     lives = (event for event in plan.lives if event["ph"] == "X")
-    kinds = (lives, _slice_events(plan), *_counter_events(plan), _phase_events(plan), _flow_events(plan))
+    first = plan.slices.first
+    batches = zip(plan.batches.replica[first].tolist(), plan.batches.track[first].tolist(), strict=True)
+    slices = [(plan.pids[replica], plan.tids[replica, track]) for replica, track in batches]
+    replicas = plan.requests["replica"][plan.shown.request].tolist()
+    homes = [(plan.pids[replica], plan.tids.get((replica, 0), plan.pids[replica])) for replica in replicas]
+    phases = _point_events(plan, plan.phases, REQUEST_PHASES, homes)
+    flows = _point_events(plan, plan.flows, FLOW, slices)
+    kinds = (lives, _slice_events(plan), *_counter_events(plan), phases, flows)
     yield from heapq.merge(*kinds, key=itemgetter("ts"))
 
 
@@ -189,17 +196,19 @@ def _counter(plan: TimelinePlan, name: str, time_us: Ints, values: Mapping[str, 
         yield {"ph": "C", "name": name, **place, "args": dict(zip(values, rows[i], strict=True))}
 
 
-def _phase_events(plan: TimelinePlan) -> Iterator[Event]:
+def _point_events(
+    plan: TimelinePlan, points: Points, kinds: Sequence[tuple[str, str]], places: Sequence[tuple[int, int]]
+) -> Iterator[Event]:
+    """Yield the events of shown requests; `places` has process and thread of each place of the points."""
     request = plan.shown.request.tolist()
-    replica = plan.requests["replica"][plan.shown.request].tolist()
-    for time_us, code in zip(plan.phases.time_us.tolist(), plan.phases.codes.tolist(), strict=True):
-        position, phase = divmod(code, len(REQUEST_PHASES))
-        kind, name = REQUEST_PHASES[phase]
-        number, home = request[position], replica[position]
-        place = {"pid": plan.pids[home], "tid": plan.tids.get((home, 0), plan.pids[home]), "ts": time_us}
-        event = {"ph": kind, "cat": "request", "id": hex(number), "name": name, **place}
-        if (kind, name) == REQUEST_PHASES[0]:
+    for time_us, code, place in zip(*(column.tolist() for column in points), strict=True):
+        position, kind = divmod(code, len(kinds))
+        (phase, name), (pid, tid), number = kinds[kind], places[place], request[position]
+        event = {"ph": phase, "cat": "request", "id": hex(number), "name": name, "pid": pid, "tid": tid, "ts": time_us}
+        if (phase, name) == REQUEST_PHASES[0]:
             event["args"] = _request_args(plan.requests, number)
+        elif phase == "f":
+            event["bp"] = "e"  # it ends in the slice around it, not in the next one
         yield event
 
 
@@ -211,17 +220,3 @@ def _request_args(requests: Table, number: int) -> Event:
         if math.isfinite(seconds):
             args[f"{name[:-2]}_ms"] = round(seconds * 1e3, 3)
     return args
-
-
-def _flow_events(plan: TimelinePlan) -> Iterator[Event]:
-    request = plan.shown.request.tolist()
-    replica = plan.batches.replica[plan.slices.first].tolist()
-    track = plan.batches.track[plan.slices.first].tolist()
-    flows = plan.flows
-    for time_us, code, i in zip(flows.time_us.tolist(), flows.codes.tolist(), flows.slices.tolist(), strict=True):
-        position, point = divmod(code, len(FLOW))
-        place = {"pid": plan.pids[replica[i]], "tid": plan.tids[replica[i], track[i]], "ts": time_us}
-        event = {"ph": FLOW[point], "cat": "request", "id": hex(request[position]), "name": "request", **place}
-        if FLOW[point] == "f":
-            event["bp"] = "e"  # it ends in the slice around it, not in the next one
-        yield event

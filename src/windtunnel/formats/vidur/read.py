@@ -19,39 +19,35 @@ from windtunnel.workload.generate.requests import RequestArrays
 Floats = NDArray[np.float64]
 
 
-class ModelConfig(msgspec.Struct, frozen=True):
-    """Widths that Vidur's planner and predictor use."""
+_CONFIG: Mapping[str, Any] = read_yaml(Path(__file__).with_name("config.yaml"))
+_PLACES: Mapping[str, str] = {
+    **{f"{section}.{name}".strip("."): name for section, names in _CONFIG["sections"].items() for name in names},
+    **_CONFIG["renamed"],
+}
+"""Place in a `config.json`, keys joined by dots -> field of `VidurConfig`."""
 
+
+class VidurConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's `config.json` under Vidur's names; other keys are ignored."""
+
+    model_name: str
     num_layers: int
     num_q_heads: int
     num_kv_heads: int
     embedding_dim: int
     mlp_hidden_dim: int
     use_gated_mlp: bool = True
-
-
-class DeviceConfig(msgspec.Struct, frozen=True):
-    """Memory of one GPU."""
-
     total_memory_gb: float
-
-
-class ReplicaConfig(msgspec.Struct, frozen=True):
-    """One replica."""
-
-    model_name: str
-    model_config: ModelConfig
-    device_config: DeviceConfig
+    """Memory of one GPU."""
     network_device: str = ""
     memory_margin_fraction: float = 0.1
     num_pipeline_stages: int = 1
     tensor_parallel_size: int = 1
-
-
-class SchedulerConfig(msgspec.Struct, frozen=True):
-    """A replica scheduler; fields of other schedulers keep their defaults."""
-
-    name: str
+    num_replicas: int = 1
+    router: str
+    """Name of the global scheduler."""
+    scheduler: str
+    """Name of the replica scheduler; fields of other schedulers keep their defaults."""
     batch_size_cap: int = 128
     block_size: int = 16
     watermark_blocks_fraction: float = 0.01
@@ -59,38 +55,15 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     max_tokens_in_batch: int = 4096
     chunk_size: int = 512
     max_waiting_iters: int = 10
-
-
-class Named(msgspec.Struct, frozen=True):
-    """A choice of which only the name is needed."""
-
-    name: str
-
-
-class ClusterConfig(msgspec.Struct, frozen=True):
-    """Replicas and their router."""
-
-    replica_config: ReplicaConfig
-    global_scheduler_config: Named
-    replica_scheduler_config: SchedulerConfig
-    num_replicas: int = 1
-
-
-class GeneratorConfig(msgspec.Struct, frozen=True):
-    """Settings of Vidur's request generator: the longest sequence and its random draws."""
-
-    name: str
-    seed: int | None = None
+    seed: int = 42
+    generator_seed: int | None = None
+    """Seed of the request generator; None: `seed`."""
+    gap_generator: str | None = None
+    length_generator: str | None = None
     max_tokens: int | None = None
+    """Tokens of the longest sequence."""
     num_requests: int | None = None
     duration: float | None = None
-    interval_generator_config: Named | None = None
-    length_generator_config: Named | None = None
-
-
-class PredictorConfig(msgspec.Struct, frozen=True):
-    """Settings of Vidur's look-up of times."""
-
     kv_cache_prediction_granularity: int = 64
     prediction_max_prefill_chunk_size: int = 4096
     prediction_max_batch_size: int = 128
@@ -99,15 +72,6 @@ class PredictorConfig(msgspec.Struct, frozen=True):
     nccl_cpu_launch_overhead_ms: float = 0.02
     nccl_cpu_skew_overhead_per_device_ms: float = 0.0
     skip_cpu_overhead_modeling: bool = True
-
-
-class VidurConfig(msgspec.Struct, frozen=True):
-    """A run's `config.json`; other keys are ignored."""
-
-    cluster_config: ClusterConfig
-    request_generator_config: GeneratorConfig
-    execution_time_predictor_config: PredictorConfig
-    seed: int = 42
     time_limit: float = 0
 
 
@@ -117,7 +81,17 @@ def read_config(path: Path) -> VidurConfig:
     Raises:
         InputError: there is no such file, or it is not one of Vidur's.
     """
-    return decode_json(path, VidurConfig, "a configuration that Vidur wrote")
+    raw, values = decode_json(path, dict[str, Any], "a configuration that Vidur wrote"), {}
+    for place, name in _PLACES.items():
+        value: Any = raw
+        for key in place.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is not None:
+            values[name] = value
+    try:
+        return msgspec.convert(values, VidurConfig)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{path} is not a configuration that Vidur wrote: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,31 +114,29 @@ def plan_memory(config: VidurConfig) -> VidurMemory:
     Raises:
         InputError: the degrees do not divide the model, or nothing fits.
     """
-    replica, scheduler = config.cluster_config.replica_config, config.cluster_config.replica_scheduler_config
-    model, tp, pp = replica.model_config, replica.tensor_parallel_size, replica.num_pipeline_stages
-    longest = config.request_generator_config.max_tokens or 4096
-    if model.num_q_heads % tp or model.embedding_dim % tp or model.num_layers % pp:
+    tp, pp, longest = config.tensor_parallel_size, config.num_pipeline_stages, config.max_tokens or 4096
+    if config.num_q_heads % tp or config.embedding_dim % tp or config.num_layers % pp:
         raise InputError(
-            f"{replica.model_name} with {model.num_q_heads} heads and {model.num_layers} layers is not divisible by "
+            f"{config.model_name} with {config.num_q_heads} heads and {config.num_layers} layers is not divisible by "
             f"tensor_parallel_size {tp} and num_pipeline_stages {pp}"
         )
-    head_dim = model.embedding_dim // model.num_q_heads
-    heads, kv_heads = model.num_q_heads // tp, -(-model.num_kv_heads // tp)
-    attention = model.embedding_dim * head_dim * (2 * heads + 2 * kv_heads)
-    mlp = (3 if model.use_gated_mlp else 2) * model.embedding_dim * model.mlp_hidden_dim // tp
-    weights_bytes = 2 * (attention + mlp) * (model.num_layers // pp)
-    request_bytes = 4 * head_dim * kv_heads * longest * model.num_layers
-    memory_bytes = replica.device_config.total_memory_gb * GIB * (1 - replica.memory_margin_fraction)
+    head_dim = config.embedding_dim // config.num_q_heads
+    heads, kv_heads = config.num_q_heads // tp, -(-config.num_kv_heads // tp)
+    attention = config.embedding_dim * head_dim * (2 * heads + 2 * kv_heads)
+    mlp = (3 if config.use_gated_mlp else 2) * config.embedding_dim * config.mlp_hidden_dim // tp
+    weights_bytes = 2 * (attention + mlp) * (config.num_layers // pp)
+    request_bytes = 4 * head_dim * kv_heads * longest * config.num_layers
+    memory_bytes = config.total_memory_gb * GIB * (1 - config.memory_margin_fraction)
     max_batch = int((memory_bytes - weights_bytes) // request_bytes)
     if max_batch < 1:
         raise InputError(
-            f"no request of {longest:,} tokens fits beside the weights of {replica.model_name} "
-            f"in {replica.device_config.total_memory_gb:g} GiB",
+            f"no request of {longest:,} tokens fits beside the weights of {config.model_name} "
+            f"in {config.total_memory_gb:g} GiB",
             "raise tensor_parallel_size or num_pipeline_stages",
         )
-    per_request = longest // scheduler.block_size
-    num_blocks = int(scheduler.num_blocks or per_request * max_batch * pp)
-    return VidurMemory(min(max_batch, scheduler.batch_size_cap), num_blocks, per_request)
+    per_request = longest // config.block_size
+    num_blocks = int(config.num_blocks or per_request * max_batch * pp)
+    return VidurMemory(min(max_batch, config.batch_size_cap), num_blocks, per_request)
 
 
 COLUMNS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("columns.yaml"))
@@ -266,12 +238,9 @@ def random_replicas(config: VidurConfig, num_requests: int) -> NDArray[np.int64]
     Python's generator has already drawn the requests: a Poisson gap and a uniform length take one draw each, also for
     requests that a time limit kept from arriving, or that a duration cut off after they were drawn.
     """
-    generated = config.request_generator_config
-    generator = random.Random(config.seed if generated.seed is None else generated.seed)
-    gaps, lengths = generated.interval_generator_config, generated.length_generator_config
-    draws = (gaps is not None and gaps.name == "poisson") + (lengths is not None and lengths.name == "uniform")
-    num_drawn = num_requests + 1 if generated.duration is not None else generated.num_requests or num_requests
+    generator = random.Random(config.seed if config.generator_seed is None else config.generator_seed)
+    draws = (config.gap_generator == "poisson") + (config.length_generator == "uniform")
+    num_drawn = num_requests + 1 if config.duration is not None else config.num_requests or num_requests
     for _ in range(draws * num_drawn):
         generator.random()
-    num_replicas = config.cluster_config.num_replicas
-    return np.array([generator.randint(1, num_replicas) - 1 for _ in range(num_requests)], np.int64)
+    return np.array([generator.randint(1, config.num_replicas) - 1 for _ in range(num_requests)], np.int64)

@@ -63,30 +63,27 @@ def pool_plan(config: VidurConfig, replicates_bugs: bool, fuses_steps: bool) -> 
     Raises:
         InputError: an unknown scheduler or router, or nothing fits in memory.
     """
-    cluster = config.cluster_config
-    scheduler, stages = cluster.replica_scheduler_config, cluster.replica_config.num_pipeline_stages
-    if scheduler.name not in SCHEDULERS:
-        raise InputError(f"Vidur has no replica scheduler {scheduler.name!r}", f"known: {', '.join(SCHEDULERS)}")
-    if cluster.global_scheduler_config.name not in ROUTERS:
-        name = cluster.global_scheduler_config.name
-        raise InputError(f"Vidur has no global scheduler {name!r}", f"known: {', '.join(ROUTERS)}")
-    memory = plan_memory(config)
-    code = SCHEDULERS[scheduler.name]
+    if config.scheduler not in SCHEDULERS:
+        raise InputError(f"Vidur has no replica scheduler {config.scheduler!r}", f"known: {', '.join(SCHEDULERS)}")
+    if config.router not in ROUTERS:
+        raise InputError(f"Vidur has no global scheduler {config.router!r}", f"known: {', '.join(ROUTERS)}")
+    memory, stages = plan_memory(config), config.num_pipeline_stages
+    code = SCHEDULERS[config.scheduler]
     reserves = code in (codes.ORCA, codes.FASTER_TRANSFORMER)
     settings = state.KernelSettings(
         scheduler=code,
-        num_replicas=cluster.num_replicas,
+        num_replicas=config.num_replicas,
         ranks_per_replica=1,
         num_stages=stages,
-        max_num_seqs=scheduler.batch_size_cap,
-        max_num_batched_tokens=scheduler.chunk_size if code == codes.SARATHI else scheduler.max_tokens_in_batch,
-        block_size=scheduler.block_size,
+        max_num_seqs=config.batch_size_cap,
+        max_num_batched_tokens=config.chunk_size if code == codes.SARATHI else config.max_tokens_in_batch,
+        block_size=config.block_size,
         num_blocks=memory.num_blocks,
-        router=ROUTERS[cluster.global_scheduler_config.name],
-        max_batch_seqs=memory.max_batch_size if reserves else scheduler.batch_size_cap // stages,
-        watermark_blocks=int(scheduler.watermark_blocks_fraction * memory.num_blocks),
+        router=ROUTERS[config.router],
+        max_batch_seqs=memory.max_batch_size if reserves else config.batch_size_cap // stages,
+        watermark_blocks=int(config.watermark_blocks_fraction * memory.num_blocks),
         reserved_blocks=memory.blocks_per_request if reserves else 0,
-        max_waiting_steps=scheduler.max_waiting_iters,
+        max_waiting_steps=config.max_waiting_iters,
         loses_prompts=int(replicates_bugs),
         leaks_blocks=int(replicates_bugs),
         fuses_steps=int(fuses_steps),
@@ -104,18 +101,17 @@ def stage_tables(config: VidurConfig, tables: OperatorTables) -> StageTables:
     Raises:
         InputError: tensor or pipeline parallelism needs a table that is missing.
     """
-    replica, predictor = config.cluster_config.replica_config, config.execution_time_predictor_config
-    tp, pp = replica.tensor_parallel_size, replica.num_pipeline_stages
-    layers = replica.model_config.num_layers / pp
+    tp, pp = config.tensor_parallel_size, config.num_pipeline_stages
+    layers = config.num_layers / pp
     for degree, name in ((tp, "all_reduce"), (pp, "send_recv")):
         if degree > 1 and name not in tables.token_s:
             raise InputError(f"the look-up tables have no {name}, which tp {tp} and pp {pp} need")
     layer_s = _sum([tables.token_s[name] for name in TOKEN_OPERATORS if name in tables.token_s])
     if tp > 1:
-        skew_ms = predictor.nccl_cpu_skew_overhead_per_device_ms * tp**1.25
-        launch_s = 1e-3 * (predictor.nccl_cpu_launch_overhead_ms + skew_ms)
+        skew_ms = config.nccl_cpu_skew_overhead_per_device_ms * tp**1.25
+        launch_s = 1e-3 * (config.nccl_cpu_launch_overhead_ms + skew_ms)
         layer_s = _sum([layer_s, 2 * (tables.token_s["all_reduce"] + launch_s)])
-    grouped = replica.model_config.num_q_heads > replica.model_config.num_kv_heads
+    grouped = config.num_q_heads > config.num_kv_heads
     send_recv_s = tables.token_s["send_recv"] if pp > 1 else np.zeros(layer_s.size)
     return StageTables(
         token_s=layers * layer_s[: send_recv_s.size],
@@ -123,10 +119,10 @@ def stage_tables(config: VidurConfig, tables: OperatorTables) -> StageTables:
         prefill_s=layers * tables.prefill_s,
         decode_s=layers * tables.decode_s,
         send_recv_s=send_recv_s,
-        host_s=np.zeros(0) if predictor.skip_cpu_overhead_modeling else _host_step_s(tables),
-        granularity=predictor.kv_cache_prediction_granularity,
-        prefill_factor=1 + predictor.attention_prefill_batching_overhead_fraction if grouped else 1.0,
-        decode_factor=1 + predictor.attention_decode_batching_overhead_fraction if grouped else 1.0,
+        host_s=np.zeros(0) if config.skip_cpu_overhead_modeling else _host_step_s(tables),
+        granularity=config.kv_cache_prediction_granularity,
+        prefill_factor=1 + config.attention_prefill_batching_overhead_fraction if grouped else 1.0,
+        decode_factor=1 + config.attention_decode_batching_overhead_fraction if grouped else 1.0,
     )
 
 
@@ -134,7 +130,7 @@ def host_s(run: LoopRun, config: VidurConfig, tables: OperatorTables) -> NDArray
     """Return the host's share of each request's time in pipeline stages, [requests]; the run must keep its trail."""
     assert run.trail is not None
     rows, request = run.trail.members[:, 0], run.trail.members[:, 1]
-    step_s = _host_step_s(tables)[np.bincount(rows)] * config.cluster_config.replica_config.num_pipeline_stages
+    step_s = _host_step_s(tables)[np.bincount(rows)] * config.num_pipeline_stages
     return np.asarray(np.bincount(request, step_s[rows], minlength=len(run.requests)), np.float64)
 
 

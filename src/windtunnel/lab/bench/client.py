@@ -256,7 +256,9 @@ class _BenchClient:
             counted = event.get("usage") or counted
             if _has_text(event):
                 answer.part_times_s.append(self._now_s())
-                ends_empty = _only_ends(event)
+                # llama.cpp's last part, and vLLM's last token, have the reason why the answer ends and no text.
+                choice = event["choices"][0]
+                ends_empty = bool(choice.get("finish_reason")) and not choice.get("text")
         if ends_empty and (counted is None or len(answer.part_times_s) > int(counted.get("completion_tokens") or 0)):
             answer.part_times_s.pop()
         if not answer.part_times_s:
@@ -266,7 +268,7 @@ class _BenchClient:
         answer.input_tokens = int((counted or {}).get("prompt_tokens") or answer.input_tokens)
 
     def _body(self, row: int) -> dict[str, Any]:
-        """Return the JSON of one request."""
+        """Return the JSON of one request; token ids are a shared beginning, then random ones."""
         tokens = int(self.load.input_tokens[row])
         body: dict[str, Any] = {
             "model": self.model,
@@ -280,14 +282,11 @@ class _BenchClient:
         words = f"{row} " + " ".join([WORD] * max(tokens - 1, 0))
         if self.endpoint.api == "chat":
             return body | {"messages": [{"role": "user", "content": words}]}
-        return body | {"prompt": self._token_ids(row, tokens) if self.endpoint.token_ids else words}
-
-    def _token_ids(self, row: int, tokens: int) -> list[int]:
-        """Return the prompt of a request: the shared beginning, then random token ids."""
-        shared = self.shared.get(row, [])[:tokens]
-        rng = np.random.default_rng([self.seed, row])
+        if not self.endpoint.token_ids:
+            return body | {"prompt": words}
+        shared, rng = self.shared.get(row, [])[:tokens], np.random.default_rng([self.seed, row])
         drawn = rng.integers(FIRST_TOKEN_ID, self.endpoint.vocabulary, tokens - len(shared))
-        return [*shared, *drawn.tolist()]
+        return body | {"prompt": [*shared, *drawn.tolist()]}
 
 
 def _has_text(event: Mapping[str, Any]) -> bool:
@@ -299,12 +298,6 @@ def _has_text(event: Mapping[str, Any]) -> bool:
     if delta is None:
         return "text" in choices[0]
     return bool(delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"))
-
-
-def _only_ends(event: Mapping[str, Any]) -> bool:
-    """Whether a part has no text, only the reason why the answer ends: llama.cpp's last part, and vLLM's last token."""
-    choice = event["choices"][0]
-    return bool(choice.get("finish_reason")) and not choice.get("text")
 
 
 def _chains(rows: Ints, previous: Ints | None) -> list[list[int]]:

@@ -7,7 +7,6 @@ in a thread of its own.
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.errors import InputError
@@ -20,17 +19,6 @@ SERVER = EngineServer(
     ("-c", "from transformers.cli.transformers import main; main()", "serve", "--continuous-batching"),
     environment=OFFLINE,
 )
-
-
-@dataclass(frozen=True)
-class TransformersSettings:
-    """Settings of the engine."""
-
-    max_num_seqs: int = 32
-    max_num_batched_tokens: int = 512
-    num_blocks: int = 64
-    """Blocks of `PAGE_TOKENS` tokens in every layer."""
-    dtype: str = "float32"
 
 
 def version() -> str:
@@ -53,11 +41,16 @@ def version() -> str:
 class TransformersEngine:
     """A `ContinuousBatchingManager` of transformers with random weights for a config.json, first in, first out.
 
+    Args:
+        num_blocks: blocks of `PAGE_TOKENS` tokens in every layer.
+
     Raises:
         InputError: transformers is not installed.
     """
 
-    def __init__(self, config: Mapping[str, Any], settings: TransformersSettings) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], max_num_seqs: int, max_num_batched_tokens: int, num_blocks: int = 64
+    ) -> None:
         version()
         os.environ["HF_HUB_OFFLINE"] = "1"
         import torch
@@ -66,17 +59,17 @@ class TransformersEngine:
         of_type = {name: value for name, value in config.items() if name not in ("architectures", "model_type")}
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(config["model_type"], **of_type), dtype=getattr(torch, settings.dtype)
+            AutoConfig.for_model(config["model_type"], **of_type), dtype=torch.float32
         )
-        self.settings, self.now = settings, time.process_time
+        self.now = time.process_time
         self.manager = model.init_continuous_batching(
             # An end that is never drawn: answers have the requested length.
             generation_config=GenerationConfig(do_sample=False, eos_token_id=-1),
             continuous_batching_config=ContinuousBatchingConfig(
                 page_size=PAGE_TOKENS,
-                num_blocks=settings.num_blocks,
-                max_batch_tokens=settings.max_num_batched_tokens,
-                max_requests_per_batch=settings.max_num_seqs,
+                num_blocks=num_blocks,
+                max_batch_tokens=max_num_batched_tokens,
+                max_requests_per_batch=max_num_seqs,
                 allow_block_sharing=False,
                 use_async_batching=False,
                 use_cuda_graph=False,
@@ -136,4 +129,4 @@ class TransformersEngine:
 
 def start_stepped(config: Mapping[str, Any], batch: int) -> TransformersEngine:
     """Start the engine for the overheads of up to `batch` requests."""
-    return TransformersEngine(config, TransformersSettings(batch, max(OVERHEAD_TOKENS, batch), 2 * batch + 2))
+    return TransformersEngine(config, batch, max(OVERHEAD_TOKENS, batch), 2 * batch + 2)

@@ -64,12 +64,6 @@ def run(folder: Path) -> None:
         stack.enter_context(clock.annotate(MEASURED))
         outputs = runner.generate(clock)
     _LOG.info("measured %d steps", len(clock.times))
-    _write(folder, experiment, runner, clock, outputs, load_s)
-
-
-def _write(
-    folder: Path, experiment: Experiment, runner: ModelRunner, clock: StepClock, outputs: Any, load_s: float
-) -> None:
     steps = _step_table(clock)
     requests = _requests(experiment, runner, clock, steps)
     steps.write_parquet(folder / STEPS)

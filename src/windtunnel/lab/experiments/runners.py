@@ -124,10 +124,6 @@ class Batch:
     """Numbers of the requests that get a token."""
 
     @property
-    def name(self) -> str:
-        return step_name(self.computed, self.seen, self.num_prefills)
-
-    @property
     def prefill_pairs(self) -> float:
         prompts = zip(self.computed[: self.num_prefills], self.seen[: self.num_prefills], strict=True)
         return sum(tokens * (keys - tokens / 2) for tokens, keys in prompts)
@@ -149,7 +145,7 @@ class StepClock:
     def begin(self, batch: Batch) -> None:
         """Name the current step, as soon as its batch is known."""
         self.batches.append(batch)
-        self.named.enter_context(self.annotate(batch.name))
+        self.named.enter_context(self.annotate(step_name(batch.computed, batch.seen, batch.num_prefills)))
 
     @contextmanager
     def step(self) -> Iterator[None]:

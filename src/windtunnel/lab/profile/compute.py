@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,15 +29,13 @@ HALVED = 0.35
 """Share of an interval's error that its halves keep: a quarter where curves are smooth, half at a kink."""
 
 
-@dataclass(order=True, frozen=True)
-class GridInterval:
-    """Two neighbouring points along one axis, and the possible error of a straight line (log-log) between them."""
+class GridInterval(NamedTuple):
+    """Two neighbouring points along one axis, and less the possible error of a straight line (log-log) between them."""
 
     rank: float
     low: Point
     high: Point
-    axis: int = field(compare=False)
-    error: float = field(compare=False)
+    axis: int
 
 
 @dataclass
@@ -69,7 +67,7 @@ class Refinement:
 
     def worst(self) -> float:
         """Return the largest expected error that is left."""
-        return self.queue[0].error if self.queue else 0.0
+        return -self.queue[0].rank if self.queue else 0.0
 
     def next_point(self) -> tuple[GridInterval, Point] | None:
         """Return the worst interval and its midpoint; None when nothing is left to refine."""
@@ -93,7 +91,7 @@ class Refinement:
         return error
 
     def _push(self, low: Point, high: Point, axis: int, error: float) -> None:
-        heapq.heappush(self.queue, GridInterval(-error, low, high, axis, error))
+        heapq.heappush(self.queue, GridInterval(-error, low, high, axis))
 
 
 def _middle(interval: GridInterval) -> Point | None:
@@ -124,56 +122,56 @@ class Stepper(Protocol):
 
 
 @dataclass(frozen=True)
-class Extent:
-    """Limits of the grid of measured steps."""
+class ComputePlan:
+    """The choices of a compute profile: splits, kernels, clock, limits of the grid of steps, and budget."""
 
+    tp: tuple[int, ...] = (1,)
+    """Tensor-parallel splits; each rank's shard is measured alone, without collectives."""
+    engine: str = "torch"
+    """Owner of the kernels: one of `lab.profile.run.ENGINES`."""
+    config: Mapping[str, Any] | None = None
+    """The model's config.json, which vLLM needs."""
+    torch_device: str | None = None
+    """`cpu` or `cuda`; None takes a GPU where torch finds one."""
+    clock: str | None = None
+    """Name in `lab.timing.CLOCKS`; None takes the steadiest."""
+    attention: str = "sdpa"
+    """Name in `lab.profile.attention.PACKAGES`, for torch."""
     max_batch: int = 64
     """Most decoding requests."""
     max_context: int = 4096
     """Most tokens of a request."""
     max_tokens: int = 2048
     """Most tokens of a step."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Progress of a profile."""
-
-    num_steps: int
-    left_s: float | None
-    """Time until the budget ends; None without one."""
-    expected_error: float
-    """Largest expected error of the intervals that are left."""
-
-
-@dataclass(frozen=True)
-class TimeBudget:
-    """Conditions that end the refinement."""
-
-    seconds: float | None = None
+    budget_s: float | None = None
+    """Time to refine in, shared evenly by the splits; None: until the tolerance is met."""
     tolerance: float = 0.05
     """Largest deviation from a straight line (log-log) between measured points."""
+    overwrite: bool = False
+    """Whether to discard what the folder holds of this model and engine."""
 
 
-Notify = Callable[[Progress], None]
+Notify = Callable[[int, float | None, float], None]
+"""Called with the number of steps so far, the time until the budget ends (None without one), and the largest expected
+error of the intervals that are left."""
 
 
-def decode_grid(extent: Extent, stepper: Stepper) -> Refinement:
+def decode_grid(plan: ComputePlan, stepper: Stepper) -> Refinement:
     """Return the grid of decoding requests x their context."""
-    contexts = [level for level in octaves(extent.max_context, 4) if level >= 16]
-    return Refinement((octaves(extent.max_batch, 4), contexts), lambda point: stepper.fits(_decode_shape(point)))
+    contexts = [level for level in octaves(plan.max_context, 4) if level >= 16]
+    return Refinement((octaves(plan.max_batch, 4), contexts), lambda point: stepper.fits(_decode_shape(point)))
 
 
-def prefill_grid(extent: Extent, stepper: Stepper) -> Refinement:
+def prefill_grid(plan: ComputePlan, stepper: Stepper) -> Refinement:
     """Return the grid of effective length over chunk (1: nothing cached) x tokens of the chunk."""
 
     def allowed(point: Point) -> bool:
         ratio, chunk = point
         longest = _prefill_shape(point)
         is_integral = ((ratio - 1) * chunk) % 2 == 0
-        return is_integral and longest.context + longest.chunk <= extent.max_context and stepper.fits(longest)
+        return is_integral and longest.context + longest.chunk <= plan.max_context and stepper.fits(longest)
 
-    chunks = [level for level in octaves(extent.max_tokens, 4) if level >= 4]
+    chunks = [level for level in octaves(plan.max_tokens, 4) if level >= 4]
     return Refinement(([1.0, 3.0, 9.0], chunks), allowed)
 
 
@@ -188,7 +186,7 @@ def _prefill_shape(point: Point) -> StepShape:
 
 
 def measure_steps(
-    stepper: Stepper, extent: Extent, budget: TimeBudget, known: Mapping[StepShape, MeasuredStep], notify: Notify
+    stepper: Stepper, plan: ComputePlan, known: Mapping[StepShape, MeasuredStep], notify: Notify
 ) -> Iterator[MeasuredStep]:
     """Measure the coarse grids, then refine them worst interval first; what is `known` is not measured again.
 
@@ -197,7 +195,7 @@ def measure_steps(
     Yields:
         Every step that was measured now.
     """
-    grids = [(decode_grid(extent, stepper), _decode_shape), (prefill_grid(extent, stepper), _prefill_shape)]
+    grids = [(decode_grid(plan, stepper), _decode_shape), (prefill_grid(plan, stepper), _prefill_shape)]
     steps = dict(known)
     cost_s: dict[StepShape, float] = {}
 
@@ -209,8 +207,8 @@ def measure_steps(
             before_s = time.monotonic()
             steps[shape] = stepper.measure(shape)
             cost_s[shape] = time.monotonic() - before_s
-            left_s = None if budget.seconds is None else max(budget.seconds - spent(), 0.0)
-            notify(Progress(len(steps), left_s, error))
+            left_s = None if plan.budget_s is None else max(plan.budget_s - spent(), 0.0)
+            notify(len(steps), left_s, error)
             yield steps[shape]
 
     coarse = [shape_of(point) for grid, shape_of in grids for point in grid.coarse()]
@@ -221,14 +219,14 @@ def measure_steps(
         grid.start({point: steps[shape_of(point)].sum_s for point in grid.coarse()})
     while True:
         grid, shape_of = max(grids, key=lambda pair: pair[0].worst())
-        if grid.worst() <= budget.tolerance or (budget.seconds is not None and spent() >= budget.seconds):
+        if grid.worst() <= plan.tolerance or (plan.budget_s is not None and spent() >= plan.budget_s):
             return
         if (following := grid.next_point()) is None:
             continue
         interval, middle = following
         shape = shape_of(middle)
         longest_s = max((cost_s.get(shape_of(end), 0.0) for end in (interval.low, interval.high)), default=0.0)
-        if budget.seconds is not None and spent() + longest_s > budget.seconds:
+        if plan.budget_s is not None and spent() + longest_s > plan.budget_s:
             continue
         yield from take(shape, grid.worst())
         grid.learn(interval, middle, steps[shape].sum_s)

@@ -3,7 +3,6 @@
 import os
 import platform
 import sys
-import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -190,11 +189,6 @@ def provenance_of(device: Device, torch_device: str, clock: str) -> dict[str, st
         version = driver.read_text(encoding="utf-8").split("\n", 1)[0] if driver.is_file() else "unknown"
         about |= {"cuda": str(torch.version.cuda), "driver": version}
     return about
-
-
-def today() -> str:
-    """Return the date of a measurement."""
-    return time.strftime("%Y-%m-%d", time.gmtime())
 
 
 def machine() -> dict[str, Any]:

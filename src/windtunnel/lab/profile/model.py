@@ -17,7 +17,7 @@ from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.attention.latent import LatentAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.feed_forward.experts import Experts, ExpertsFeedForward
-from windtunnel.model.forward import StepBatch, decode_launches, head_launches, prefill_launches, token_launches
+from windtunnel.model.forward import StepBatch, forward_launches, token_launches
 from windtunnel.model.operators import Gemm, Op
 from windtunnel.model.precision import BITS, Format
 from windtunnel.model.shape import LayerGroup, Shard
@@ -316,14 +316,7 @@ def _grouped_product(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 def operators_of(shard: Shard, group: LayerGroup, shape: StepShape) -> dict[str, Op]:
     """Launch name -> the operator that a step of this shape executes under that name in the layers of one group."""
-    batch, alone = shape.step_batch, of_group(shard, group)
-    launches = [*token_launches(alone, batch.num_tokens), *head_launches(shard, batch.sampled)]
-    if shape.chunk:
-        length = 2 * batch.prefill_pairs / batch.prefill_tokens
-        launches += prefill_launches(alone, batch.prefill_tokens / length, length)
-    else:
-        launches += decode_launches(alone, batch.decode_requests, batch.decode_context_tokens)
-    return {launch.name: launch.op for launch in launches}
+    return {launch.name: launch.op for launch in forward_launches(of_group(shard, group), shape.step_batch)}
 
 
 def _weights(shard: Shard, group: LayerGroup, matrix: Callable[..., Tensor]) -> dict[str, Tensor]:

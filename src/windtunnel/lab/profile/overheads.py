@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.formats.vidur.profiles import Cell, VidurRow
-from windtunnel.lab.stepped import HostSample
+from windtunnel.lab.stepped import EngineStep
 from windtunnel.schema import read_yaml, save
 from windtunnel.serving.calibration import Calibration, Provenance
 from windtunnel.serving.deployment import HostOverheads
@@ -14,17 +14,17 @@ from windtunnel.serving.deployment import HostOverheads
 CALIBRATION = "calibration.yaml"
 
 VIDUR_COLUMNS: Mapping[str, str] = read_yaml(Path(__file__).with_name("overheads.yaml"))
-"""Column of Vidur's `cpu_overheads.csv` -> part of a sample."""
+"""Column of Vidur's `cpu_overheads.csv` -> part of a step."""
 
 
-def fit_overheads(samples: Sequence[HostSample]) -> HostOverheads:
+def fit_overheads(steps: Sequence[EngineStep]) -> HostOverheads:
     """Fit seconds per step and per request: a line through the medians by batch size, neither term below zero.
 
     With a single batch size, all of the time counts as time per step.
     """
-    by_batch = _by_batch(samples)
+    by_batch = _by_batch(steps)
     sizes = np.array([*by_batch])
-    medians = np.array([np.median([sample.total_s for sample in here]) for here in by_batch.values()])
+    medians = np.array([np.median([step.host_s for step in here]) for here in by_batch.values()])
     terms = np.column_stack([np.ones(sizes.size), sizes]) / medians[:, None]
     step_s, request_s = np.linalg.lstsq(terms, np.ones(sizes.size), rcond=None)[0] if sizes.size > 1 else (0.0, -1.0)
     if request_s < 0:
@@ -34,32 +34,29 @@ def fit_overheads(samples: Sequence[HostSample]) -> HostOverheads:
     return HostOverheads(step_s=float(step_s), request_s=float(request_s), first_token_s=0.0)
 
 
-def _by_batch(samples: Sequence[HostSample]) -> dict[int, list[HostSample]]:
-    """Return batch size -> its samples, smallest first."""
-    sizes = sorted({sample.num_requests for sample in samples})
-    return {size: [sample for sample in samples if sample.num_requests == size] for size in sizes}
+def _by_batch(steps: Sequence[EngineStep]) -> dict[int, list[EngineStep]]:
+    """Return batch size -> its steps, smallest first."""
+    sizes = sorted({len(step.scheduled) for step in steps})
+    return {size: [step for step in steps if len(step.scheduled) == size] for size in sizes}
 
 
-def medians_by_batch(samples: Sequence[HostSample]) -> list[tuple[int, int, float, float, float]]:
+def medians_by_batch(steps: Sequence[EngineStep]) -> list[tuple[float, ...]]:
     """Return (requests, steps, schedule, prepare, process) for every batch size: medians in seconds."""
-
-    def median_s(here: list[HostSample], part: str) -> float:
-        return float(np.median([getattr(sample, part) for sample in here]))
-
+    parts = ("schedule_s", "prepare_s", "process_s")
     return [
-        (size, len(here), median_s(here, "schedule_s"), median_s(here, "prepare_s"), median_s(here, "process_s"))
-        for size, here in _by_batch(samples).items()
+        (size, len(here), *(float(np.median([getattr(step, part) for step in here])) for part in parts))
+        for size, here in _by_batch(steps).items()
     ]
 
 
-def write_overheads(folder: Path, about: Mapping[str, str], model: str, samples: Sequence[HostSample]) -> None:
+def write_overheads(folder: Path, about: Mapping[str, str], model: str, steps: Sequence[EngineStep]) -> None:
     """Write the overheads of an engine as a calibration that `--calibration` takes."""
     calibration = Calibration(
         engine=about["engine"],
         device=about["device"],
-        host=fit_overheads(samples),
+        host=fit_overheads(steps),
         provenance=Provenance(
-            fitted_on=f"{len(samples)} steps of {about['engine']} {about['engine_version']} on this machine",
+            fitted_on=f"{len(steps)} steps of {about['engine']} {about['engine_version']} on this machine",
             num_runs=1,
             num_configurations=1,
             models=(model,),
@@ -70,17 +67,17 @@ def write_overheads(folder: Path, about: Mapping[str, str], model: str, samples:
     save(calibration, folder / CALIBRATION)
 
 
-def overheads_rows(model: str, samples: Sequence[HostSample]) -> list[VidurRow]:
-    """Return the samples as Vidur's table of CPU overheads: a row per batch size, in milliseconds.
+def overheads_rows(model: str, steps: Sequence[EngineStep]) -> list[VidurRow]:
+    """Return the steps as Vidur's table of CPU overheads: a row per batch size, in milliseconds.
 
     What the engine does in one process has no launch or remote-call time of its own; those columns are 0.
     """
     rows: list[VidurRow] = []
-    for size, here in _by_batch(samples).items():
+    for size, here in _by_batch(steps).items():
         row: dict[str, Cell] = {}
         for statistic, of in (("mean", np.mean), ("median", np.median)):
             for name, part in VIDUR_COLUMNS.items():
-                values = [getattr(sample, part) if part else 0.0 for sample in here]
+                values = [getattr(step, part) if part else 0.0 for step in here]
                 row[f"{name}_{statistic}"] = float(of(values)) * 1e3
         row |= {"model_name": model, "batch_size": size, "tensor_parallel_degree": 1, "ray_comm_time_mean": 0.0}
         rows.append(row)

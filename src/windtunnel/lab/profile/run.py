@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,13 @@ from windtunnel.lab.engines.vllm import version as vllm_version
 from windtunnel.lab.profile import machine
 from windtunnel.lab.profile.attention import attention_version, check_attention
 from windtunnel.lab.profile.collectives import CollectivesPlan, TimedCollective, collective_tables
-from windtunnel.lab.profile.compute import Extent, Progress, Stepper, TimeBudget, measure_steps, operator_tables
+from windtunnel.lab.profile.compute import ComputePlan, Stepper, measure_steps, operator_tables
 from windtunnel.lab.profile.overheads import overheads_rows, write_overheads
 from windtunnel.lab.profile.samples import Journal, MeasuredStep, read_journal
 from windtunnel.lab.profile.torch_steps import require_torch, torch_steppers
 from windtunnel.lab.profile.vllm_steps import vllm_steppers
 from windtunnel.lab.servers import engines_with
-from windtunnel.lab.stepped import HostSample, SteppedEngine, host_samples
+from windtunnel.lab.stepped import EngineStep, SteppedEngine, decode_steps
 from windtunnel.lab.timing import clock_for, measure_pressure
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Precision
@@ -41,33 +42,8 @@ OVERHEAD_CONTEXT = 128
 JOURNALS = "steps"
 """Folder of a profile that holds every measured step, so that a profile can go on or grow."""
 
-DEFAULT_EXTENT, DEFAULT_BUDGET = Extent(), TimeBudget()
-
-Notify = Callable[[int, Progress], None]
-"""Called with the tensor-parallel size and its progress."""
-
-
-@dataclass(frozen=True)
-class ComputePlan:
-    """The choices of a compute profile: splits, kernels, clock, extent and budget."""
-
-    tp: tuple[int, ...] = (1,)
-    """Tensor-parallel splits; each rank's shard is measured alone, without collectives."""
-    engine: str = "torch"
-    """Owner of the kernels: one of `ENGINES`."""
-    config: Mapping[str, Any] | None = None
-    """The model's config.json, which vLLM needs."""
-    torch_device: str | None = None
-    """`cpu` or `cuda`; None takes a GPU where torch finds one."""
-    clock: str | None = None
-    """Name in `lab.timing.CLOCKS`; None takes the steadiest."""
-    attention: str = "sdpa"
-    """Name in `lab.profile.attention.PACKAGES`, for torch."""
-    extent: Extent = DEFAULT_EXTENT
-    budget: TimeBudget = DEFAULT_BUDGET
-    """Time to refine in, shared evenly by the splits."""
-    overwrite: bool = False
-    """Whether to discard what the folder holds of this model and engine."""
+Notify = Callable[[int, int, float | None, float], None]
+"""Called with the tensor-parallel size and the progress (`lab.profile.compute.Notify`)."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +69,7 @@ def profile_compute(
     device_name: str,
     folder: Path,
     plan: ComputePlan,
-    notify: Notify = lambda _tp, _progress: None,
+    notify: Notify = lambda *_: None,
 ) -> ComputeProfile:
     """Measure the operators of `model` under each tensor-parallel split, on one device, and write them to `folder`.
 
@@ -119,7 +95,7 @@ def profile_compute(
     versions, steppers = ENGINES[plan.engine]
     about = machine.provenance_of(device, torch_device, clock) | {"engine": plan.engine} | versions(plan)
     pressure = measure_pressure()
-    host: list[HostSample] = []
+    host: list[EngineStep] = []
     for degree in plan.tp:
         shard = Shard(model, precision, Parallelism(tp=degree))
         _measure_shard(shard, folder, plan, about, steppers(shard, plan, host), notify)
@@ -131,21 +107,17 @@ def profile_compute(
     return ComputeProfile(folder, device, tuple(steps), tuple(tables), pressure())
 
 
-def _vllm_steppers(shard: Shard, plan: ComputePlan, host: list[HostSample]) -> Iterator[Stepper]:
-    return vllm_steppers(shard, plan.config, str(plan.clock), plan.extent, host)
-
-
-def _torch_steppers(shard: Shard, plan: ComputePlan, _host: list[HostSample]) -> Iterator[Stepper]:
+def _torch_steppers(shard: Shard, plan: ComputePlan, _host: list[EngineStep]) -> Iterator[Stepper]:
     device = str(plan.torch_device)
     cache_bytes, memory_bytes = machine.last_level_cache_bytes(device), machine.free_memory_bytes(device)
-    return torch_steppers(shard, device, str(plan.clock), plan.extent, cache_bytes, memory_bytes, plan.attention)
+    return torch_steppers(shard, plan, cache_bytes, memory_bytes)
 
 
-Steppers = Callable[[Shard, ComputePlan, list[HostSample]], Iterator[Stepper]]
-"""Yields the steppers of a shard's kinds of layer, one at a time; samples of the host are added to the list."""
+Steppers = Callable[[Shard, ComputePlan, list[EngineStep]], Iterator[Stepper]]
+"""Yields the steppers of a shard's kinds of layer, one at a time; an engine's steps are added to the list."""
 ENGINES: Mapping[str, tuple[Callable[[ComputePlan], dict[str, str]], Steppers]] = {
     "torch": (lambda plan: {"attention": attention_version(plan.attention)}, _torch_steppers),
-    "vllm": (lambda _: {"engine_version": vllm_version()}, _vllm_steppers),
+    "vllm": (lambda _: {"engine_version": vllm_version()}, vllm_steppers),
 }
 """Owner of kernels, torch or vLLM's model -> their provenance, and the steppers that measure them."""
 
@@ -154,16 +126,15 @@ def _measure_shard(
     shard: Shard, folder: Path, plan: ComputePlan, about: dict[str, str], steppers: Iterator[Stepper], notify: Notify
 ) -> None:
     """Measure the steps of one rank's shard and add them to the journals in `folder`."""
-    name, budget = shard.model.name, plan.budget
-    seconds = budget.seconds and budget.seconds / len(plan.tp) / len(shard.model.layers)
+    name, num_layers = shard.model.name, len(shard.model.layers)
+    part = replace(plan, budget_s=plan.budget_s and plan.budget_s / len(plan.tp) / num_layers)
     for index, stepper in enumerate(steppers):
         path = folder / JOURNALS / f"{_slug(name)}_{plan.engine}_tp{shard.tp}_{index}.jsonl"
         if plan.overwrite:
             path.unlink(missing_ok=True)
         digest = hashlib.sha256(msgspec.json.encode([shard.model, shard.precision, shard.tp, index]))
         journal = Journal(path, about | {"model": name, "shard": digest.hexdigest()[:16]})
-        part = replace(budget, seconds=seconds)
-        for step in measure_steps(stepper, plan.extent, part, journal.steps, partial(notify, shard.tp)):
+        for step in measure_steps(stepper, part, journal.steps, partial(notify, shard.tp)):
             journal.add(step)
         del stepper  # its weights and caches go before the next one's come
 
@@ -175,7 +146,7 @@ def write_steps(
     measured = ((operator.op, operator.statistics) for step in steps for operator in step.operators)
     source = f"{device.name}, {about['engine']} {about.get('engine_version', about['torch'])}, {about['clock']}"
     tables = operator_tables(measured, source)
-    write_profile(folder, tables, about | {"date": machine.today()})
+    write_profile(folder, tables, about | {"date": str(datetime.now(UTC).date())})
     save(device, folder / "device.yaml")
     return tables
 
@@ -187,7 +158,7 @@ def profile_overheads(
     device_name: str,
     folder: Path,
     batches: Sequence[int],
-) -> list[HostSample]:
+) -> list[EngineStep]:
     """Measure the host's share of an engine's decode steps; writes `calibration.yaml` and `cpu_overheads.csv`.
 
     Raises:
@@ -198,7 +169,7 @@ def profile_overheads(
     if config is None:
         raise InputError(f"{engine} needs the config.json of {model.name}", "give its path as --model")
     stepped: SteppedEngine = known[engine].start_stepped(config, max(batches))
-    host = host_samples(stepped, batches, OVERHEAD_CONTEXT, model.vocab_size)
+    host = decode_steps(stepped, batches, OVERHEAD_CONTEXT, model.vocab_size)
     stepped.close()
     folder.mkdir(parents=True, exist_ok=True)
     about = {"engine": engine, "engine_version": known[engine].version(), "device": device_name}
@@ -220,7 +191,8 @@ def write_collectives(folder: Path, device_name: str, plan: CollectivesPlan, tim
         if other != device_name:
             raise InputError(f"{folder} is a profile of {other}, not of {device_name}", "choose another folder")
     tables = collective_tables(timed, f"{device_name}, {plan.backend}, torch {torch.__version__}")
-    about = {"device": device_name, "backend": plan.backend, "torch": torch.__version__, "date": machine.today()}
+    about = {"device": device_name, "backend": plan.backend, "torch": torch.__version__}
+    about["date"] = str(datetime.now(UTC).date())
     how = ", replayed as a CUDA graph" if plan.backend == "nccl" else ""
     write_profile(folder, tables, about | {"method": f"wall time of executions in a row{how}, slowest rank"})
 

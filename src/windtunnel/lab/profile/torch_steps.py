@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from windtunnel.errors import InputError, import_extra
 from windtunnel.lab.profile import model as torch_model
-from windtunnel.lab.profile.compute import Extent
+from windtunnel.lab.profile.compute import ComputePlan
 from windtunnel.lab.profile.samples import MeasuredStep, Repeats
-from windtunnel.lab.timing import CLOCKS_OF_HOST, CudaStopwatch, captured, event_cost_s, stopwatch
+from windtunnel.lab.timing import CLOCKS_OF_HOST, captured, cuda_stopwatch, event_cost_s, stopwatch
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.precision import BITS
 from windtunnel.model.shape import LayerGroup, Shard
@@ -60,7 +60,7 @@ def timed_forward(forward: Forward, clock: str) -> Callable[[], dict[str, list[f
         InputError: the clock needs a CUDA graph, and the forward cannot be captured as one.
     """
     if clock == "cuda_graph":
-        watch = CudaStopwatch(in_graph=True, mark_s=event_cost_s(in_graph=True))
+        watch = cuda_stopwatch(in_graph=True, mark_s=event_cost_s(in_graph=True))
         replay = captured(lambda: forward(watch.mark))
         if replay is None:
             raise InputError("this forward cannot be captured as a CUDA graph", "take --clock cuda_event or kineto")
@@ -87,7 +87,7 @@ def launch_seconds(forward: Forward) -> float:
 
     torch.cuda.synchronize()
     before_s = time.perf_counter()
-    forward(CudaStopwatch().mark)
+    forward(cuda_stopwatch().mark)
     return time.perf_counter() - before_s
 
 
@@ -134,16 +134,14 @@ MOST_CACHED_TOKENS = {"cpu": 1 << 16, "cuda": 1 << 19}
 """Most tokens in the KV cache of one layer; larger products of batch and context are left to the roofline's shape."""
 
 
-def torch_steppers(
-    shard: Shard, device: str, clock: str, extent: Extent, cache_bytes: int, memory_bytes: int, attention: str = "sdpa"
-) -> Iterator[TorchStepper]:
+def torch_steppers(shard: Shard, plan: ComputePlan, cache_bytes: int, memory_bytes: int) -> Iterator[TorchStepper]:
     """Yield a stepper for every group of layers of the shard; their weights exceed `cache_bytes` where memory allows.
 
     Raises:
         InputError: a single layer does not fit.
     """
     torch_model.check_profilable(shard)
-    if attention != "sdpa" and not all(
+    if plan.attention != "sdpa" and not all(
         isinstance(group.attention, GroupedQueryAttention) and not group.attention.window_tokens
         for group in shard.model.layers
     ):
@@ -151,6 +149,7 @@ def torch_steppers(
             f"{shard.model.name} has latent or windowed attention, which is measured with torch's kernels alone",
             "take --attention sdpa",
         )
+    device = str(plan.torch_device)
     element_bytes = BITS[shard.precision.weights] // 8
     ends_bytes = 2 * -(-shard.model.vocab_size // shard.tp) * shard.model.hidden_size * element_bytes
     fitting = [_num_fitting(shard, group, ends_bytes, memory_bytes) for group in shard.model.layers]
@@ -160,10 +159,9 @@ def torch_steppers(
         enough = -(-2 * cache_bytes // torch_model.layer_weight_bytes(shard, group))
         num_layers = min(max(3, enough), max(group.num_layers, 3), num_fitting)
         fitting_tokens = int(CACHE_SHARE * memory_bytes / (num_layers * torch_model.cache_token_bytes(shard, group)))
-        cached = min(extent.max_context * extent.max_batch, MOST_CACHED_TOKENS[device], fitting_tokens)
-        yield TorchStepper(
-            torch_model.LayerStack(shard, group, num_layers, device, extent.max_tokens, cached, attention), clock
-        )
+        cached = min(plan.max_context * plan.max_batch, MOST_CACHED_TOKENS[device], fitting_tokens)
+        stack = torch_model.LayerStack(shard, group, num_layers, device, plan.max_tokens, cached, plan.attention)
+        yield TorchStepper(stack, str(plan.clock))
 
 
 def _num_fitting(shard: Shard, group: LayerGroup, ends_bytes: float, memory_bytes: int) -> int:

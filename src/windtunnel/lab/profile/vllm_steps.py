@@ -9,11 +9,11 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings
-from windtunnel.lab.profile.compute import Extent
+from windtunnel.lab.profile.compute import ComputePlan
 from windtunnel.lab.profile.model import StepShape, check_profilable, operators_of
 from windtunnel.lab.profile.samples import MeasuredStep, Repeats
-from windtunnel.lab.stepped import EngineStep, HostSample
-from windtunnel.lab.timing import CLOCKS_OF_HOST, HostStopwatch
+from windtunnel.lab.stepped import EngineStep
+from windtunnel.lab.timing import CLOCKS_OF_HOST, host_stopwatch
 from windtunnel.model.precision import Format
 from windtunnel.model.shape import Shard
 
@@ -29,8 +29,8 @@ class VllmStepper:
     engine: VllmEngine
     shard: Shard
     clock: Callable[[], float] = time.process_time
-    host: list[HostSample] = field(default_factory=list)
-    """Host samples of every step without timers inside."""
+    host: list[EngineStep] = field(default_factory=list)
+    """Every step without timers inside."""
     contexts: list[float] = field(default_factory=list)
     """Mean keys of the decoding requests, the new one included, at every step of the last measurement."""
     num_added: int = 0
@@ -56,7 +56,7 @@ class VllmStepper:
             if number < 0:
                 run()
             elif number % 2 == 0:
-                watch = HostStopwatch(self.clock, self.hook_s)
+                watch = host_stopwatch(self.clock, self.hook_s)
                 with self.engine.watched(watch):
                     run()
                 durations = watch.durations()
@@ -64,7 +64,7 @@ class VllmStepper:
             else:
                 step = run()
                 repeats.add(durations, step.forward_s)
-                self.host.append(step.host_sample)
+                self.host.append(step)
         met = shape if shape.chunk else replace(shape, context=round(float(np.mean(self.contexts))))
         return replace(repeats.step(met, operators_of(self.shard, self.shard.model.layers[0], met)), shape=shape)
 
@@ -113,7 +113,7 @@ def hook_cost_s(now: Callable[[], float]) -> float:
     import torch
 
     plain, hooked, nothing = torch.nn.Identity(), torch.nn.Identity(), torch.zeros(1)
-    watch = HostStopwatch(now)
+    watch = host_stopwatch(now)
     hooked.register_forward_hook(lambda *_given: watch.mark("empty"))
 
     def call_s(module: Any) -> float:
@@ -144,32 +144,31 @@ def sharded_config(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
     return shard_config
 
 
-def vllm_steppers(
-    shard: Shard, config: Mapping[str, Any] | None, clock: str, extent: Extent, host: list[HostSample]
-) -> Iterator[VllmStepper]:
-    """Yield the stepper of a vLLM engine that holds one shard; the host's samples are added to `host`.
+def vllm_steppers(shard: Shard, plan: ComputePlan, host: list[EngineStep]) -> Iterator[VllmStepper]:
+    """Yield the stepper of a vLLM engine that holds one shard; its steps without timers are added to `host`.
 
     Raises:
         InputError: the model has layers of several kinds, or no config.json.
     """
     check_profilable(shard)
-    if config is None:
+    if plan.config is None:
         raise InputError(f"vLLM needs the config.json of {shard.model.name}", "give its path as --model")
-    if clock not in CLOCKS_OF_HOST:
+    if plan.clock not in CLOCKS_OF_HOST:
         raise InputError(
             "the operators of vLLM are timed on the host's clock, and run on the GPU here",
             "lab run --engine vllm --mode torch, then profile from-trace; or --engine torch; or --torch-device cpu",
         )
     if len(shard.model.layers) > 1:
         raise InputError(f"{shard.model.name} has layers of {len(shard.model.layers)} kinds; vLLM's are timed of one")
-    now = CLOCKS_OF_HOST[clock]
+    now = CLOCKS_OF_HOST[str(plan.clock)]
     # Measured requests decode a while before and after the wanted context.
-    longest = 2 * extent.max_context + 4 * extent.max_batch
-    config = {**config, "max_position_embeddings": max(longest, int(config.get("max_position_embeddings", 0)))}
+    longest = 2 * plan.max_context + 4 * plan.max_batch
+    positions = max(longest, int(plan.config.get("max_position_embeddings", 0)))
+    config = {**plan.config, "max_position_embeddings": positions}
     settings = VllmSettings(
         max_model_len=longest,
-        max_num_seqs=extent.max_batch,
-        max_num_batched_tokens=extent.max_tokens,
+        max_num_seqs=plan.max_batch,
+        max_num_batched_tokens=plan.max_tokens,
         dtype="float32" if shard.precision.weights == Format.FP32 else "bfloat16",
     )
     engine = VllmEngine(sharded_config(config, shard.tp), settings, now)

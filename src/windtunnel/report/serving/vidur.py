@@ -76,15 +76,15 @@ def replay_document(run: LoopRun, recorded: Path | None) -> dict[str, Any]:
 
 def replay_report(config: VidurConfig, run: LoopRun, recorded: Path | None) -> Report:
     """Return the report of a replayed run."""
-    cluster, document = config.cluster_config, replay_document(run, recorded)
+    document = replay_document(run, recorded)
 
     def table(name: str) -> Table:
         return table_of(({"name": title, **document[name][column]} for title, column in COMPARED.items()), LAYOUT[name])
 
     sections = [Section("", [table("seconds"), facts_of(document, LAYOUT["facts"])])]
     sections += [Section(f"Against {recorded.name}", [table("against")])] if recorded is not None else []
-    title = f"{cluster.replica_config.model_name}, as Vidur runs it"
-    return Report(title, [filled(LAYOUT["deployment"], cluster)], sections)
+    title = f"{config.model_name}, as Vidur runs it"
+    return Report(title, [filled(LAYOUT["deployment"], config)], sections)
 
 
 def _quantiles(seconds: NDArray[np.float64]) -> dict[str, float]:
