@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 
 from windtunnel.model import operators as ops
-from windtunnel.pricing.aiconfigurator.collection import (
-    KERNELS,
-    Collection,
-    GemmPrices,
-    Place,
-    Rows,
-    joined,
-    read_rows,
-)
-from windtunnel.pricing.table import Floats, MeasurementTable, site_names, text_names
+from windtunnel.pricing.aiconfigurator.collection import KERNELS, Collection, Place, Rows, joined, read_rows
+from windtunnel.pricing.aiconfigurator.gemms import gemm_prices, projection_seconds
+from windtunnel.pricing.table import Floats, MeasurementTable, table_of
 
 _PHASES = {"decode": "generation", "prefill": "context"}
 
 
-def described_table(
-    collection: Collection, op: ops.Op, prices: Callable[[Place], GemmPrices]
-) -> MeasurementTable | None:
-    """Return the table that an operator's class names, of the nearest version that has one; None without one.
-
-    Args:
-        collection: the files.
-        op: an operator of the kind and formats to price.
-        prices: prices of the GEMMs of the engine and version that were measured.
-    """
+def described_table(collection: Collection, op: ops.Op) -> MeasurementTable | None:
+    """Return the table that an operator's class names, of the nearest version that has one; None without one."""
     table = op.measured
     if table is None:
         return None
@@ -40,7 +25,7 @@ def described_table(
     for place in collection.places(table.family, table.names[0]):
         rows = _joined_rows(place, table, words)
         if rows is not None:
-            return _measurements(collection, op, rows, table, prices(place))
+            return _measurements(collection, op, rows, table)
     return None
 
 
@@ -63,18 +48,19 @@ def _parts(place: Place, table: ops.MeasuredTable, words: Mapping[str, tuple[str
                 yield replace(rows, columns={**rows.columns, **given})
 
 
-def _measurements(
-    collection: Collection, op: ops.Op, rows: Rows, table: ops.MeasuredTable, price: GemmPrices
-) -> MeasurementTable | None:
+def _measurements(collection: Collection, op: ops.Op, rows: Rows, table: ops.MeasuredTable) -> MeasurementTable | None:
     """Return one row per point: the sum over kernels (convolution and delta rule), each the median of its repeats."""
     label = collection.label(table.family, rows)
     if table.repeats is not None:
-        rows = rows.with_latency(rows.columns["latency"] / table.repeats(rows.columns))
+        rows = rows.with_latency(rows.latency / table.repeats(rows.columns))
     if table.projections is not None:
-        left = _without_projections(rows, table, price)
-        if left is None:
+        sites = {name: value(rows.columns) for name, value in table.sites.items()}
+        price = gemm_prices(collection.at(rows.place))
+        taken_s = projection_seconds(rows, sites, table.projections, table.projections_format, price)
+        if taken_s is None:
             return None
-        rows, label = rows.with_latency(left), f"{label} less its projections"
+        left_s = np.maximum(rows.seconds - taken_s, KERNELS.sparse_least_share * rows.seconds)
+        rows, label = rows.with_latency(left_s * 1e3), f"{label} less its projections"
     if not table.sums_kernels:
         rows = replace(rows, kernel_codes=np.zeros_like(rows.kernel_codes))
     names = [name for name in rows.columns if name != "latency"]
@@ -82,13 +68,8 @@ def _measurements(
     unique, codes = np.unique(points, axis=0, return_inverse=True)
     total, complete = _fastest_group(rows, codes.ravel(), len(unique), table.kernels)
     column = dict(zip(names, unique[complete].T, strict=True))
-    given = {name: value(column) for name, value in table.sites.items()}
-    if hasattr(op, "decode"):
-        given["decode"] = np.full(int(complete.sum()), float(op.decode))
-    sites = {name: given[name] for name in site_names(op.kind)}
-    axes = {axis: value(column) for axis, value in table.axes.items()}
-    words = {name: str(getattr(op, name)) for name in text_names(op.kind)}
-    return MeasurementTable(op.kind, sites, axes, total[complete], label, words)
+    dimensions = {name: value(column) for name, value in (*table.sites.items(), *table.axes.items())}
+    return table_of(op, total[complete], label, decode=getattr(op, "decode", 0.0), **dimensions)
 
 
 def _fastest_group(
@@ -117,20 +98,3 @@ def _summed_kernels(rows: Rows, codes: np.ndarray, num_points: int) -> tuple[Flo
         total[present] += took[starts + counts // 2]
         complete &= np.isin(np.arange(num_points), present)
     return total, complete
-
-
-def _without_projections(rows: Rows, table: ops.MeasuredTable, price: GemmPrices) -> Floats | None:
-    """Return the milliseconds of modules above their projections; None where nobody measured those."""
-    assert table.projections is not None
-    sites = {name: value(rows.columns) for name, value in table.sites.items()}
-    unique, codes = np.unique(np.column_stack(list(sites.values())), axis=0, return_inverse=True)
-    num_tokens = rows.columns["batch_size"] * rows.columns["isl"]
-    taken = np.zeros(len(rows))
-    for code, site in enumerate(unique.tolist()):
-        here = codes.ravel() == code
-        for n, k in table.projections(dict(zip(sites, site, strict=True))):
-            seconds = price(ops.Gemm(num_tokens[here], int(n), int(k), table.projections_format))
-            if seconds is None:
-                return None
-            taken[here] += seconds
-    return np.maximum(rows.seconds - taken, KERNELS.sparse_least_share * rows.seconds) * 1e3

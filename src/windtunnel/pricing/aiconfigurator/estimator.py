@@ -6,22 +6,53 @@ Only data files are read; the package's code is never imported.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.hardware import Device, Node
 from windtunnel.model import operators as ops
-from windtunnel.pricing.aiconfigurator.collection import DISTRIBUTIONS, ENGINE_CHOICES, Collection, KernelChoices
-from windtunnel.pricing.aiconfigurator.collectives import nccl_table
-from windtunnel.pricing.aiconfigurator.operators import table_for
+from windtunnel.pricing.aiconfigurator.attention import decode_table, prefill_table
+from windtunnel.pricing.aiconfigurator.collection import (
+    DISTRIBUTIONS,
+    ENGINE_CHOICES,
+    Collection,
+    KernelChoices,
+    Reader,
+)
+from windtunnel.pricing.aiconfigurator.collectives import collective_table, nccl_table
+from windtunnel.pricing.aiconfigurator.described import described_table
+from windtunnel.pricing.aiconfigurator.experts import experts_table
+from windtunnel.pricing.aiconfigurator.gemms import elementwise_table, gemm_table
+from windtunnel.pricing.aiconfigurator.latent_attention import latent_decode_table, latent_prefill_table
 from windtunnel.pricing.aiconfigurator.published import fetched_folders
+from windtunnel.pricing.aiconfigurator.sparse_attention import sparse_table
 from windtunnel.pricing.choices import MOE_BACKENDS
 from windtunnel.pricing.estimator import Estimator, RooflineEstimator, TableEstimator
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import MeasurementTable
 
 PACKAGE = "aiconfigurator_core"
+
+_READERS: Mapping[str, Reader] = {
+    "gemm": gemm_table,
+    "prefill_attention": prefill_table,
+    "decode_attention": decode_table,
+    "latent_prefill_attention": latent_prefill_table,
+    "latent_decode_attention": latent_decode_table,
+    "sparse_latent_prefill": sparse_table,
+    "sparse_latent_decode": sparse_table,
+    "experts": experts_table,
+    "elementwise": elementwise_table,
+    "collective": collective_table,
+}
+"""Kind of operator -> the reader of its tables; the classes of other kinds describe theirs."""
+
+
+def table_for(collection: Collection, op: ops.Op) -> MeasurementTable | None:
+    """Return the table that prices `op`, or None where nobody measured its kind in its format on this system."""
+    return collection.once(op, _READERS.get(op.kind, described_table))
 
 
 def systems_folder(data_dir: Path | None = None) -> Path:
@@ -106,12 +137,4 @@ def nccl_estimator(device: Device, node: Node | None, data_dir: Path | None = No
     if folder is None or not folder.is_dir():
         return RooflineEstimator(roofline)
     collection = Collection(system=folder, engine="nccl", version="", roofline=roofline)
-    return TableEstimator(partial(_nccl_table_for, collection), roofline)
-
-
-def _nccl_table_for(collection: Collection, op: ops.Op) -> MeasurementTable | None:
-    """Return the table of a collective as NCCL alone runs it, or None where nobody measured it on this system."""
-    key = ("nccl alone", getattr(op, "op", op.kind))
-    if key not in collection.read:
-        collection.read[key] = nccl_table(collection, op)
-    return collection.read[key]
+    return TableEstimator(partial(collection.once, reader=nccl_table), roofline)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from windtunnel.hardware import Device
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.precision import Format
-from windtunnel.pricing.aiconfigurator.borrowed_kernels import at_rate_of
 from windtunnel.pricing.aiconfigurator.collection import (
     BALANCED,
     ENGINES,
@@ -20,7 +19,6 @@ from windtunnel.pricing.aiconfigurator.collection import (
     MOE_POINT,
     NEWEST,
     Collection,
-    GemmPrices,
     Place,
     Rows,
     Texts,
@@ -34,7 +32,7 @@ from windtunnel.pricing.aiconfigurator.collection import (
 from windtunnel.pricing.aiconfigurator.older_experts import as_served
 from windtunnel.pricing.choices import MOE_BACKENDS
 from windtunnel.pricing.roofline import machine
-from windtunnel.pricing.table import Floats, MeasurementTable
+from windtunnel.pricing.table import Floats, MeasurementTable, table_of
 from windtunnel.versions import version_key
 
 
@@ -62,10 +60,10 @@ def _with_kernels_of_backend(collection: Collection, rows: Rows, dtypes: tuple[s
         chosen = other.take(_is_of_backend(other, "trtllm"))
         if not len(chosen):
             continue
-        latency = at_same_points(rows, chosen, chosen.columns["latency"], MOE_POINT)
+        latency = at_same_points(rows, chosen, chosen.latency, MOE_POINT)
         if np.isfinite(latency).any():
             name = f"{chosen.main_kernel} of {chosen.place.engine} {chosen.place.version}"
-            merged = rows.with_latency(np.where(np.isfinite(latency), latency, rows.columns["latency"]))
+            merged = rows.with_latency(np.where(np.isfinite(latency), latency, rows.latency))
             return replace(merged, kernel_names=np.full(len(rows.kernel_names), name))
     return rows
 
@@ -148,7 +146,48 @@ def _experts_rows_of(collection: Collection, place: Place, dtypes: tuple[str, ..
     if not is_chosen.any():
         return fastest
     chosen = fastest_kernel_only(every.take(is_chosen), MOE_POINT)
-    return _with_lacking_shapes(chosen, at_rate_of(chosen, fastest))
+    return _with_lacking_shapes(chosen, _at_rate_of(chosen, fastest))
+
+
+def _at_rate_of(backend: Rows, others: Rows) -> Rows:
+    """Return rows of other kernels, no faster than `backend` was measured to be with as many tokens for each expert.
+
+    Its rate is that of the nearest width of an expert on a rank. vLLM's Marlin experts were timed at other shapes than
+    gpt-oss's. On H100 they reach 200 Tflop/s with 150 to 290 tokens an expert, and the Triton kernels, level with them
+    up to 30, 320 to 410.
+    """
+    alone = backend.take(backend["moe_ep_size"] == 1)
+    if not len(alone):
+        return others
+    rate, per_expert, width = _flops(alone) / alone.seconds, _tokens_per_expert(alone), _expert_width(alone)
+    known = np.unique(width)
+    widths, load = _expert_width(others), _tokens_per_expert(others)
+    least_s = np.zeros(len(others))
+    for nearest in known.tolist():
+        here = known[np.argmin(np.abs(np.log(widths[:, None] / known)), axis=1)] == nearest
+        curve = np.flatnonzero(width == nearest)
+        curve = curve[np.argsort(per_expert[curve])]
+        reached = np.interp(np.log(load[here]), np.log(per_expert[curve]), rate[curve])
+        least_s[here] = _flops(others)[here] / reached
+    latency = np.where(load >= KERNELS.many_tokens_an_expert, np.maximum(others.latency, least_s * 1e3), others.latency)
+    slowed = others.with_latency(latency)
+    if not (latency > others.latency).any():
+        return slowed
+    names = [f"{name}, no faster than {backend.main_kernel}" for name in others.kernel_names.tolist()]
+    return replace(slowed, kernel_names=np.array(names))
+
+
+def _flops(rows: Rows) -> Floats:
+    num_rows = rows["num_tokens"] * rows["topk"] / rows["moe_ep_size"]
+    return 6 * num_rows * rows["hidden_size"] * _expert_width(rows)
+
+
+def _tokens_per_expert(rows: Rows) -> Floats:
+    return rows["num_tokens"] * rows["topk"] / rows["num_experts"]
+
+
+def _expert_width(rows: Rows) -> Floats:
+    return rows["inter_size"] / rows["moe_tp_size"]
 
 
 def _sound_file(collection: Collection, place: Place) -> tuple[Rows, Texts]:
@@ -173,7 +212,7 @@ def suspect_experts(device: Device, rows: Rows, texts: Texts) -> NDArray[np.bool
     dtypes, names = texts["moe_dtype"]
     spreads, labels = texts["distribution"]
     formats = dtypes * len(labels) + spreads
-    *shape_columns, num_tokens = (rows.columns[name] for name in MOE_POINT)
+    *shape_columns, num_tokens = (rows[name] for name in MOE_POINT)
     levels = np.unique(num_tokens)
     few = levels[np.linspace(0, len(levels) - 1, _SAMPLES).astype(np.intp)]
     sample = np.flatnonzero(np.isin(num_tokens, few))
@@ -199,7 +238,7 @@ def _bound_s(device: Device, rows: Rows, dtypes: NDArray[np.intp], names: list[s
     least = np.empty(len(rows))
     for code, name in enumerate(names):
         here = dtypes == code
-        *shape, num_tokens = (rows.columns[column][here] for column in MOE_POINT)
+        *shape, num_tokens = (rows[column][here] for column in MOE_POINT)
         hidden_size, width, num_experts, topk, tp, ep = shape
         experts = Experts(num_tokens, hidden_size, width, num_experts, topk, tp, ep, _format_of(name))
         on = machine(device, experts.format)
@@ -239,7 +278,7 @@ def _too_slow(collection: Collection, rows: Rows, newest: Rows | None, dtypes: t
         return f"{ratio:.1f} times as slow as {newest.place.version}"
     if collection.expert_distribution != BALANCED:
         balanced = _experts_rows_of(replace(collection, expert_distribution=BALANCED), rows.place, dtypes)
-        ratio = _median_ratio(rows.take(rows.columns["num_tokens"] == 1), balanced)
+        ratio = _median_ratio(rows.take(rows["num_tokens"] == 1), balanced)
         if ratio > KERNELS.skewed_at_one_token:
             return f"one token takes it {ratio:.1f} times as long as with balanced experts"
     return ""
@@ -252,7 +291,7 @@ def _is_slow_at_many_tokens(rows: Rows, newest: Rows | None) -> bool:
     kernel, and servers take FlashInfer's at every size unless they are told not to (vllm-project/vllm, pull request
     37056). MiniMax-M2.5 follows the one in 0.19, the other in 0.17 with FlashInfer's off. All others are at most 1.78.
     """
-    many = rows.take(rows.columns["num_tokens"] > KERNELS.few_tokens)
+    many = rows.take(rows["num_tokens"] > KERNELS.few_tokens)
     return _median_ratio(many, newest) > KERNELS.slower_than_newest
 
 
@@ -271,9 +310,9 @@ def _takes_flashinfer_across_ranks(collection: Collection, place: Place, dtypes:
 def _across_ranks_as(rows: Rows, other: Rows) -> Rows:
     """Return `rows`, where experts are spread over ranks with the times of FlashInfer's CUTLASS kernels in `other`."""
     known = other.take(other.named(lambda kernel: "flashinfer_cutlass" in kernel))
-    latency = at_same_points(rows, known, known.columns["latency"], MOE_POINT)
-    taken = (rows.columns["moe_ep_size"] > 1) & np.isfinite(latency)
-    return rows.with_latency(np.where(taken, latency, rows.columns["latency"]))
+    latency = at_same_points(rows, known, known.latency, MOE_POINT)
+    taken = (rows["moe_ep_size"] > 1) & np.isfinite(latency)
+    return rows.with_latency(np.where(taken, latency, rows.latency))
 
 
 def _median_ratio(rows: Rows, other: Rows | None) -> float:
@@ -297,11 +336,8 @@ def _completed(rows: Rows, others: Rows) -> Rows:
     return replace(_with_lacking_shapes(rows, others), place=place)
 
 
-def experts_table(collection: Collection, op: Any, price: GemmPrices) -> MeasurementTable | None:
-    """Return mixtures of experts, one kernel at every point, of the nearest version that was measured sanely.
-
-    `price` tells the seconds of GEMMs of which older versions' kernels are made.
-    """
+def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
+    """Return mixtures of experts, one kernel at every point, of the nearest version that was measured sanely."""
     collection = replace(collection, files={})
     dtypes = KERNELS.moe_dtypes.get(op.format, ())
     if "fp4" in collection.roofline.device.peak_flops_per_s:
@@ -313,18 +349,16 @@ def experts_table(collection: Collection, op: Any, price: GemmPrices) -> Measure
         rows, shared = _with_shared_kernels(collection, rows, KERNELS.shared_moe_dtypes[op.format])
         remark += shared
     rows = _with_kernels_of_backend(collection, rows, dtypes)
-    rows, older = as_served(collection, op, rows, price)
-    remark += older
-    columns = rows.columns
-    sites = {
-        "hidden_size": columns["hidden_size"],
-        "intermediate_size": columns["inter_size"],
-        "num_experts": columns["num_experts"],
-        "experts_per_token": columns["topk"],
-        "tp": columns["moe_tp_size"],
-        "ep": columns["moe_ep_size"],
-        "gated": np.where(np.isin(columns["inter_size"] * 1000 + columns["topk"], KERNELS.not_gated), 0.0, 1.0),
-    }
-    words = {"format": op.format.value}
-    axes = {"num_tokens": columns["num_tokens"]}
-    return MeasurementTable(op.kind, sites, axes, rows.seconds, collection.label("moe", rows) + remark, words)
+    rows, older = as_served(collection, op, rows)
+    is_gated = ~np.isin(rows["inter_size"] * 1000 + rows["topk"], KERNELS.not_gated)
+    return table_of(
+        op,
+        rows.seconds,
+        collection.label("moe", rows) + remark + older,
+        **rows.columns,
+        intermediate_size=rows["inter_size"],
+        experts_per_token=rows["topk"],
+        tp=rows["moe_tp_size"],
+        ep=rows["moe_ep_size"],
+        gated=is_gated.astype(np.float64),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from windtunnel import catalog
 from windtunnel.hardware import Device
-from windtunnel.pricing.aiconfigurator import borrowed_kernels, collectives, experts, gemms
+from windtunnel.pricing.aiconfigurator import attention, collectives, experts, gemms
 from windtunnel.pricing.aiconfigurator.collection import MOE_POINT, Place, Rows, Texts, at_same_points, read_file
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, systems_folder
 from windtunnel.pricing.aiconfigurator.published import fetched_folders, is_newer, published
-from windtunnel.pricing.table import Floats
+from windtunnel.pricing.table import Floats, grouped
 from windtunnel.units import format_bytes
 
 INSTALLED = "aiconfigurator-core"
@@ -125,10 +125,8 @@ def _per_choice(rule: Callable[[Place, Rows], Floats]) -> Rule:
     """Apply a rule to the rows of each combination of words and kernel on its own, as pricing does."""
 
     def sound(_device: Device, place: Place, rows: Rows, texts: Texts) -> Floats:
-        latency = rows.columns["latency"].copy()
-        codes = np.column_stack([rows.kernel_codes, *(codes for codes, _ in texts.values())])
-        for choice in np.unique(codes, axis=0):
-            here = np.flatnonzero(np.all(codes == choice, axis=1))
+        latency = rows.latency.copy()
+        for here in grouped([rows.kernel_codes, *(codes for codes, _ in texts.values())]):
             latency[here] = rule(place, rows.take(here))
         return latency
 
@@ -136,7 +134,7 @@ def _per_choice(rule: Callable[[Place, Rows], Floats]) -> Rule:
 
 
 def _experts(device: Device, _place: Place, rows: Rows, texts: Texts) -> Floats:
-    return np.where(experts.suspect_experts(device, rows, texts), np.nan, rows.columns["latency"])
+    return np.where(experts.suspect_experts(device, rows, texts), np.nan, rows.latency)
 
 
 STEEP, MORE_RANKS = 1.25, 2.0
@@ -148,16 +146,14 @@ _STEEP_REASON = (
 
 def _is_steep(rows: Rows) -> NDArray[np.bool_]:
     """Return a mask of messages that grow by `STEEP` more than their bytes, and by `MORE_RANKS` on twice the ranks."""
-    took = rows.columns["latency"]
-    smaller, fewer = (
-        at_same_points(replace(rows, columns={**rows.columns, name: rows.columns[name] / 2}), rows, took, _COLLECTIVE)
-        for name in ("message_size", "num_gpus")
-    )
+    took = rows.latency
+    halves = (rows.with_columns(**{name: rows[name] / 2}) for name in ("message_size", "num_gpus"))
+    smaller, fewer = (at_same_points(half, rows, took, _COLLECTIVE) for half in halves)
     return np.asarray((took > 2 * STEEP * smaller) & (took > MORE_RANKS * fewer))
 
 
 _COLLECTIVE = ("num_gpus", "message_size")
-_DECODE = ("batch_size", "num_heads", "num_key_value_heads", "head_dim", "window_size?", "step")
+_DECODE = ("batch_size", "num_heads", "num_key_value_heads", "head_dim", "window_size", "step")
 _HICCUP = "takes 1.75 times as long as both the next smaller and the next larger m"
 _SLOW_SHAPE = "lies 2.5 times as far above the bound as this file's other shapes, and as this shape in another format"
 _LONGER = "takes longer than the same batch over more keys"
@@ -168,7 +164,7 @@ _CHECKS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Rule, str]] = {
     "moe_perf": (MOE_POINT, ("moe_dtype", "distribution"), _experts, _SLOW_SHAPE),
     "generation_attention_perf": (
         *(_DECODE, ("attn_dtype", "kv_cache_dtype")),
-        *(_per_choice(lambda place, rows: borrowed_kernels.sound_latency(place.engine, rows, _DECODE)), _LONGER),
+        *(_per_choice(lambda place, rows: attention.sound_latency(place.engine, rows)), _LONGER),
     ),
     "custom_allreduce_perf": (_COLLECTIVE, (), _COLLECTIVES, _MESSAGES),
     "nccl_perf": (_COLLECTIVE, ("op_name", "nccl_dtype"), _COLLECTIVES, _MESSAGES),
@@ -184,32 +180,30 @@ def suspects(table: KnownTable) -> Iterator[Suspects]:
     place = Place(table.path.parent, table.engine, table.version)
     rows, texts = read_file(place, table.table, numbers, words)
     latency = rule(catalog.device(table.device), place, rows, texts)
-    changed = latency != rows.columns["latency"]
+    changed = latency != rows.latency
     yield from _curves(table, rows, texts, latency, changed, reason)
     if numbers == _COLLECTIVE:
-        steep = _per_choice(lambda _, some: np.where(_is_steep(some), np.nan, some.columns["latency"]))
+        steep = _per_choice(lambda _, some: np.where(_is_steep(some), np.nan, some.latency))
         kept = np.isnan(steep(catalog.device(table.device), place, rows, texts)) & ~changed
-        yield from _curves(table, rows, texts, rows.columns["latency"], kept, _STEEP_REASON)
+        yield from _curves(table, rows, texts, rows.latency, kept, _STEEP_REASON)
 
 
 def _curves(
     table: KnownTable, rows: Rows, texts: Texts, latency: Floats, is_suspect: NDArray[np.bool_], reason: str
 ) -> Iterator[Suspects]:
     """Yield the suspect rows of each curve, with the milliseconds that pricing takes."""
-    numbers = _CHECKS[table.table][0]
+    *names, axis = _CHECKS[table.table][0]
     suspect = np.flatnonzero(is_suspect)
-    names = [name.removesuffix("?") for name in numbers[:-1]]
-    columns = [*(rows.columns[name] for name in names), *(codes for codes, _ in texts.values()), rows.kernel_codes]
-    keys, curves = np.unique(np.column_stack(columns)[suspect], axis=0, return_inverse=True)
-    for curve in range(len(keys)):
-        here = suspect[curves.ravel() == curve]
+    columns = [*(rows[name] for name in names), *(codes for codes, _ in texts.values()), rows.kernel_codes]
+    for curve in grouped([column[suspect] for column in columns]):
+        here = suspect[curve]
         first, taken = here[0], latency[here] * 1e-3
         spoken = [labels[codes[first]] for codes, labels in texts.values()]
         yield Suspects(
             table,
             words=" ".join([*spoken, str(rows.kernel_names[rows.kernel_codes[first]])]),
-            shape=" ".join(f"{name} {rows.columns[name][first]:g}" for name in names),
-            points=_points(numbers[-1], rows.columns[numbers[-1]][here]),
+            shape=" ".join(f"{name} {rows[name][first]:g}" for name in names),
+            points=_points(axis, rows[axis][here]),
             num_rows=len(here),
             measured_s=float(np.median(rows.seconds[here])),
             taken_s=None if np.isnan(taken).any() else float(np.median(taken)),

@@ -14,43 +14,44 @@ from windtunnel.pricing.aiconfigurator.collection import (
     KERNELS,
     NEWEST,
     Collection,
-    GemmPrices,
     Rows,
     at_same_points,
     first_rows,
-    projection_seconds,
 )
-from windtunnel.pricing.table import Floats, MeasurementTable
+from windtunnel.pricing.aiconfigurator.gemms import gemm_prices, projection_seconds
+from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
+
+_PREFILL_POINT, _DECODE_POINT = ("num_heads", "batch_size", "isl"), ("num_heads", "batch_size", "step")
 
 
-def _latent_rows(collection: Collection, table: str, tokens: str, op: Any) -> Rows | None:
+def _latent_rows(collection: Collection, table: str, point: tuple[str, ...], op: Any, **words: str) -> Rows | None:
     kv = KERNELS.kv_dtypes.get(op.kv_format)
-    if kv is None:
+    return None if kv is None else first_rows(collection, "mla", table, point, [{"kv_cache_dtype": kv, **words}])
+
+
+def _module_rows(collection: Collection, core: Rows, table: str, point: tuple[str, ...], op: Any) -> Rows | None:
+    """Read whole attention modules of the engine itself, with bf16 projections, where its core was not measured."""
+    if core.place.engine == collection.engine:
         return None
-    return first_rows(collection, "mla", table, ("batch_size", tokens, "num_heads"), [{"kv_cache_dtype": kv}])
-
-
-def _module_rows(collection: Collection, table: str, tokens: str, op: Any) -> Rows | None:
-    """Read whole attention modules of the engine itself, with bf16 projections."""
-    words = {"kv_cache_dtype": KERNELS.kv_dtypes[op.kv_format], "gemm_type": "bfloat16"}
-    rows = first_rows(collection, "mla", table, ("batch_size", tokens, "num_heads"), [words])
+    rows = _latent_rows(collection, table, point, op, gemm_type="bfloat16")
     return rows if rows is not None and rows.place.engine == collection.engine else None
 
 
-def latent_prefill_table(collection: Collection, op: Any, price: GemmPrices) -> MeasurementTable | None:
+def latent_prefill_table(collection: Collection, op: Any) -> MeasurementTable | None:
     """Return the core of latent prefill; where the engine has only module tables, the lesser of two upper bounds.
 
     One bound is the core of another engine that computes the same form. The other is the engine's module less its
     projections, priced from the GEMM table: right where the core is most of the module, and as unsure as the price of
     the projections where they are. Launches by the host bound short prompts, where the second bound is the greater.
     """
-    rows = _latent_rows(collection, "context_mla_perf", "isl", op)
+    rows = _latent_rows(collection, "context_mla_perf", _PREFILL_POINT, op)
     if rows is None:
         return None
-    is_measured = rows.place.engine == collection.engine
-    module = None if is_measured else _module_rows(collection, "mla_context_module_perf", "isl", op)
-    module = None if module is None else _expanding(module)
-    projections_s = None if module is None else projection_seconds(module, _projections, Format.BF16, price)
+    module, projections_s = _module_rows(collection, rows, "mla_context_module_perf", _PREFILL_POINT, op), None
+    if module is not None:
+        module = _expanding(module)
+        heads, price = {"num_heads": module["num_heads"]}, gemm_prices(collection)
+        projections_s = projection_seconds(module, heads, _projections, Format.BF16, price)
     label, seconds = collection.label("mla", rows), rows.seconds
     if module is not None and projections_s is not None:
         left_s = module.seconds - projections_s
@@ -60,21 +61,8 @@ def latent_prefill_table(collection: Collection, op: Any, price: GemmPrices) -> 
         lower = (bound > 0.0) & (bound < 1.0)
         seconds = rows.seconds * np.where(lower, bound, 1.0) ** np.where(lower, weight, 0.0)
         label = f"{collection.label('mla', rows)}, at most {collection.label('mla', module)} less its projections"
-    return _table(op, rows, seconds, label, KERNELS.latent_prefill_widths, {"num_tokens": rows.columns["isl"]})
-
-
-def _table(
-    op: Any, rows: Rows, seconds: Floats, label: str, widths: Mapping[str, float], tokens: Mapping[str, Floats]
-) -> MeasurementTable:
-    sites = {
-        "num_heads": rows.columns["num_heads"],
-        **{name: np.full(len(rows), width) for name, width in widths.items()},
-    }
-    axes = {"batch": rows.columns["batch_size"], **tokens}
-    return MeasurementTable(op.kind, sites, axes, seconds, label, {"kv_format": op.kv_format.value})
-
-
-_PREFILL_POINT = ("num_heads", "batch_size", "isl")
+    widths, batch = KERNELS.latent_prefill_widths, rows["batch_size"]
+    return table_of(op, seconds, label, **rows.columns, **widths, batch=batch, num_tokens=rows["isl"])
 
 
 def _expanding(module: Rows) -> Rows:
@@ -82,7 +70,7 @@ def _expanding(module: Rows) -> Rows:
 
     vLLM 0.24.0 sends up to 512 tokens there on Hopper, and single tokens elsewhere.
     """
-    longest = module.kernel_codes[np.argmax(module.columns["isl"])]
+    longest = module.kernel_codes[np.argmax(module["isl"])]
     return module.take(module.kernel_codes == longest)
 
 
@@ -95,10 +83,11 @@ def _same_form(collection: Collection, op: Any, rows: Rows, module: Rows, left_s
     """
     cores = {rows.place.engine: rows}
     for engine in ENGINES:
-        newest = _latent_rows(replace(collection.of(engine), version=NEWEST), "context_mla_perf", "isl", op)
+        newest_version = replace(collection.of(engine), version=NEWEST)
+        newest = _latent_rows(newest_version, "context_mla_perf", _PREFILL_POINT, op)
         if newest is not None and newest.place.engine == engine:
             cores.setdefault(engine, newest)
-    work = module.columns["num_heads"] * module.columns["batch_size"] * module.columns["isl"] ** 2
+    work = module["num_heads"] * module["batch_size"] * module["isl"] ** 2
     largest = (work >= np.quantile(work, 0.9)) & (left_s > 0.0)
 
     def unlikeness(core: Rows) -> float:
@@ -115,8 +104,9 @@ def _weight(left_over_projections: Floats) -> Floats:
     return np.asarray(KERNELS.core_error**2 / (KERNELS.core_error**2 + relative_error**2))
 
 
-def _projections(heads: int) -> Iterator[tuple[int, int]]:
+def _projections(site: Mapping[str, float]) -> Iterator[tuple[float, float]]:
     """Yield (n, k) of the projections of DeepSeek-V3's attention."""
+    heads = site["num_heads"]
     yield from ((1536 + 576, 7168), (192 * heads, 1536), (256 * heads, 512), (7168, 128 * heads))
 
 
@@ -127,32 +117,28 @@ def latent_decode_table(collection: Collection, op: Any) -> MeasurementTable | N
     plus what the module's time grows by. With TRT-LLM's cores this agrees within 5 % on H100, H200, B200 and GB200;
     SGLang's fp8 cores on Hopper are 3 to 9 times slower than what vLLM's modules grow by.
     """
-    rows = _latent_rows(collection, "generation_mla_perf", "step", op)
+    rows = _latent_rows(collection, "generation_mla_perf", _DECODE_POINT, op)
     if rows is None:
         return None
     label = collection.label("mla", rows)
-    columns = {**rows.columns, "step": rows.columns["step"] + 1}
-    rows = replace(rows, columns=columns)
+    rows = replace(rows, columns={**rows.columns, "step": rows["step"] + 1})
     seconds = rows.seconds
-    is_measured = rows.place.engine == collection.engine
-    module = None if is_measured else _module_rows(collection, "mla_generation_module_perf", "step", op)
+    module = _module_rows(collection, rows, "mla_generation_module_perf", _DECODE_POINT, op)
     if module is not None:
         seconds = _grown(rows, module)
         label = f"{label}, growing as {collection.label('mla', module)}"
-    seconds = seconds + _absorb_seconds(collection, columns["num_heads"], columns["batch_size"])
-    return _table(op, rows, seconds, label, KERNELS.latent_decode_widths, {"context_tokens": columns["step"]})
+    seconds = seconds + _absorb_seconds(collection, rows["num_heads"], rows["batch_size"])
+    widths, batch = KERNELS.latent_decode_widths, rows["batch_size"]
+    return table_of(op, seconds, label, **rows.columns, **widths, batch=batch, context_tokens=rows["step"])
 
 
 def _grown(core: Rows, module: Rows) -> Floats:
     """Return the core's seconds at the shortest context, then growing as the module does, where that is known."""
     seconds = core.seconds
-    point = ("num_heads", "batch_size", "step")
-    same = at_same_points(core, module, module.seconds, point)
-    order = np.lexsort([core.columns[name] for name in reversed(point)])
-    curve = np.column_stack([core.columns[name][order] for name in point[:2]])
-    new = np.append(True, np.any(curve[1:] != curve[:-1], axis=1))
-    first = np.empty(len(order), dtype=int)
-    first[order] = order[np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))]
+    same = at_same_points(core, module, module.seconds, _DECODE_POINT)
+    first = np.empty(len(core), dtype=int)
+    for curve in grouped([core["num_heads"], core["batch_size"]], [core["step"]]):
+        first[curve] = curve[0]
     grown = seconds[first] + same - same[first]
     return np.where(grown > 0.5 * seconds[first], grown, seconds)
 
@@ -165,13 +151,12 @@ def _absorb_seconds(collection: Collection, num_heads: Floats, batch: Floats) ->
         rows = first_rows(collection, "mla_bmm", "mla_bmm_perf", ("num_tokens", "num_heads"), [words])
         if rows is None:
             return np.zeros(len(batch))
-        columns = rows.columns
-        measured_heads = np.unique(columns["num_heads"])
+        measured_heads = np.unique(rows["num_heads"])
         for heads in np.unique(num_heads):
             nearest = measured_heads[np.argmin(np.abs(np.log(measured_heads / heads)))]
-            here = columns["num_heads"] == nearest
-            order = np.argsort(columns["num_tokens"][here])
-            num_tokens, seconds = columns["num_tokens"][here][order], rows.seconds[here][order]
+            here = rows.take(rows["num_heads"] == nearest)
+            order = np.argsort(here["num_tokens"])
+            num_tokens, seconds = here["num_tokens"][order], here.seconds[order]
             chosen = num_heads == heads
             total[chosen] += np.exp(np.interp(np.log(batch[chosen]), np.log(num_tokens), np.log(seconds)))
     return total

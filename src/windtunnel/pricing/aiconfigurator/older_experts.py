@@ -11,17 +11,17 @@ from windtunnel.pricing.aiconfigurator.collection import (
     KERNELS,
     MOE_POINT,
     Collection,
-    GemmPrices,
     Place,
     Rows,
     at_same_points,
     read_rows,
 )
+from windtunnel.pricing.aiconfigurator.gemms import gemm_prices
 from windtunnel.pricing.roofline import machine
 from windtunnel.versions import version_key
 
 
-def as_served(collection: Collection, op: Experts, rows: Rows, price: GemmPrices) -> tuple[Rows, str]:
+def as_served(collection: Collection, op: Experts, rows: Rows) -> tuple[Rows, str]:
     """Return experts' rows with the times of the kernels that the collection's version runs, and a remark.
 
     Rows stay as they are where that version runs what was measured, or where a backend is named.
@@ -30,12 +30,11 @@ def as_served(collection: Collection, op: Experts, rows: Rows, price: GemmPrices
         collection: its engine, version and device decide.
         op: experts of the rows' format.
         rows: as measured in the nearest version.
-        price: seconds of a GEMM, the quantisation of its input included.
     """
     if collection.moe_backend is not None:
         return rows, ""
     if op.format is Format.FP8_BLOCK and _is_between(collection, KERNELS.padded_experts):
-        return _in_padded_blocks(collection, rows, price)
+        return _in_padded_blocks(collection, rows)
     if op.format is Format.BF16 and _is_between(collection, KERNELS.small_tiles):
         return _in_small_tiles(collection, rows)
     return rows, ""
@@ -46,7 +45,7 @@ def _is_between(collection: Collection, versions: dict[str, tuple[str, str]]) ->
     return version_key(since) <= version_key(collection.version) < version_key(until)
 
 
-def _in_padded_blocks(collection: Collection, rows: Rows, price: GemmPrices) -> tuple[Rows, str]:
+def _in_padded_blocks(collection: Collection, rows: Rows) -> tuple[Rows, str]:
     """Return block-scaled experts in whole blocks of rows for each expert, DeepGEMM's contiguous layout.
 
     vLLM's buffer has a row for every choice of every token of the group and, for each expert of the rank, a block less
@@ -59,10 +58,10 @@ def _in_padded_blocks(collection: Collection, rows: Rows, price: GemmPrices) -> 
     device = collection.roofline.device
     if device.architecture not in KERNELS.padded_on or not device.scale_up_bytes_per_s:
         return rows, ""
-    hidden, width, experts, topk, tp, ep, tokens = (rows.columns[name] for name in MOE_POINT)
+    hidden, width, experts, topk, tp, ep, tokens = (rows[name] for name in MOE_POINT)
     local, width, block = experts / ep, width / tp, KERNELS.block_rows
     padded = np.ceil((tokens * topk + local * (block - 1)) / block) * block
-    computing = np.zeros(len(rows))
+    computing, price = np.zeros(len(rows)), gemm_prices(collection)
     for k, n in np.unique(np.column_stack([hidden, width]), axis=0).astype(int).tolist():
         here = (hidden == k) & (width == n)
         for columns, depth in ((2 * n, k), (k, n)):
@@ -77,7 +76,7 @@ def _in_padded_blocks(collection: Collection, rows: Rows, price: GemmPrices) -> 
     small = (np.zeros(len(rows)),) * KERNELS.padded_small_kernels
     moving = sum(collection.roofline.seconds(ops.Elementwise("copy", size, 1.0)) for size in (*streamed, *small))
     latency = 1e3 * (np.hypot(computing, reading) + moving)
-    latency = np.where(tp < KERNELS.padded_below_tp, latency, rows.columns["latency"])
+    latency = np.where(tp < KERNELS.padded_below_tp, latency, rows.latency)
     return rows.with_latency(latency), f"; as DeepGEMM's blocks of {block} rows for each expert"
 
 
@@ -95,7 +94,7 @@ def _in_small_tiles(collection: Collection, rows: Rows) -> tuple[Rows, str]:
     lost = at_same_points(former, since, since.seconds, MOE_POINT)
     factor = at_same_points(rows, former, former.seconds / lost, MOE_POINT)
     factor = np.where(is_triton & np.isfinite(factor), np.maximum(factor, 1.0), 1.0)
-    return rows.with_latency(rows.columns["latency"] * factor), "; in the default tiles of before"
+    return rows.with_latency(rows.latency * factor), "; in the default tiles of before"
 
 
 def _reference_rows(collection: Collection, engine: str, version: str, words: dict[str, str]) -> Rows | None:
