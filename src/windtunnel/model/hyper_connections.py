@@ -6,26 +6,9 @@ result over them. Weights of the mixing are computed from the streams themselves
 """
 
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import ClassVar
 
-from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, MeasuredTable, Op, Size
-
-
-def _table(part: str) -> MeasuredTable:
-    return MeasuredTable(
-        "mhc",
-        ("mhc_module_perf",),
-        ("num_tokens", "hidden_size", "hc_mult", "num_sites"),
-        {"hidden_size": itemgetter("hidden_size"), "num_streams": itemgetter("hc_mult")},
-        {"num_tokens": itemgetter("num_tokens")},
-        words={"op_name": (part,)},
-        repeats=itemgetter("num_sites"),
-        sums_kernels=False,
-    )
-
-
-_MEASURED = {"pre": _table("pre"), "post": _table("post")}
+from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Op, Size
 
 
 @dataclass(frozen=True)
@@ -39,10 +22,6 @@ class HyperConnection(Op):
     num_tokens: Size
     hidden_size: int
     num_streams: int
-
-    @property
-    def measured(self) -> MeasuredTable:
-        return _MEASURED[self.op]
 
     @property
     def flops(self) -> Size:

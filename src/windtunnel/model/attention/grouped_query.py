@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from windtunnel.model.config_reader import ConfigReader
-from windtunnel.model.operators import BF16_BYTES, Batch, DecodeBatch, Elementwise, Launch, Op, PrefillBatch, Size
+from windtunnel.model.operators import BF16_BYTES, Batch, DecodeBatch, Launch, Op, PrefillBatch, Size
 from windtunnel.model.precision import BITS, Format
 from windtunnel.model.quantization import Names
 from windtunnel.model.shape import Attention, Shard
@@ -200,16 +200,16 @@ class SharedHeads(Schema, Attention):
         yield shard.attention_gemm("qkv_proj", num_tokens, query + gate + kv_and_values, width)
         if self.qk_norm_over_heads and shard.tp > 1:
             # One kernel before the sum over ranks and one after it (vLLM 0.16 `MiniMaxText01RMSNormTP.forward_qk`).
-            yield Launch("qk_squares", Elementwise("qk_squares", num_tokens, (query + kv) * BF16_BYTES))
+            yield shard.elementwise("qk_squares", num_tokens, (query + kv) * BF16_BYTES)
             yield Launch("qk_norm_all_reduce", shard.collective("all_reduce", num_tokens * SQUARES_BYTES, shard.tp))
         if self.qk_norm:
-            yield Launch("qk_norm", Elementwise("qk_norm", num_tokens, 2 * (query + kv) * BF16_BYTES))
+            yield shard.elementwise("qk_norm", num_tokens, 2 * (query + kv) * BF16_BYTES)
         if self.rotary:
-            yield Launch("rope", Elementwise("rope", num_tokens, 2 * (query + kv) * BF16_BYTES))
+            yield shard.elementwise("rope", num_tokens, 2 * (query + kv) * BF16_BYTES)
         cached = kv_and_values * (BF16_BYTES + BITS[shard.precision.kv_cache] / 8)
-        yield Launch("kv_cache_write", Elementwise("kv_cache_write", num_tokens, cached))
+        yield shard.elementwise("kv_cache_write", num_tokens, cached)
         if gate:
-            yield Launch("attention_gate", Elementwise("attention_gate", num_tokens, 3 * query * BF16_BYTES))
+            yield shard.elementwise("attention_gate", num_tokens, 3 * query * BF16_BYTES)
         yield shard.attention_gemm("o_proj", num_tokens, width, self.num_heads // shard.tp * self._value_width)
 
     def rank_kv_heads(self, tp: int) -> int:
