@@ -9,16 +9,7 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.model.precision import Format
-from windtunnel.pricing.aiconfigurator.collection import (
-    HICCUP,
-    KERNELS,
-    Collection,
-    Rows,
-    all_rows,
-    at_same_points,
-    first_rows,
-    main_kernel_only,
-)
+from windtunnel.pricing.aiconfigurator.collection import HICCUP, KERNELS, Collection, Rows
 from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
 from windtunnel.versions import version_key
 
@@ -71,13 +62,13 @@ def _rows(collection: Collection, op: Any, table: str, numbers: tuple[str, ...])
         return None
     choices = [{"kv_cache_dtype": kv, "attn_dtype": name} for name in ("bfloat16", kv)]
     if collection.attention_backend is None:
-        return first_rows(collection, "attention", table, numbers, choices)
+        return collection.first_rows("attention", table, numbers, choices)
     names = KERNELS.attention_backends[collection.attention_backend]
     rows = None
-    for rows in all_rows(collection, "attention", table, numbers, choices):
+    for rows in collection.all_rows("attention", table, numbers, choices):
         chosen = rows.named(names.__contains__)
         if chosen.any():
-            return main_kernel_only(rows.take(chosen), numbers)
+            return rows.take(chosen).main_kernel_only(numbers)
     if rows is None:
         return None
     raise InputError(
@@ -93,10 +84,10 @@ def _before_fp8_tiles(collection: Collection, rows: Rows, numbers: tuple[str, ..
     if not is_old or not rows.named(lambda kernel: "fa3" in kernel).all():
         return rows
     words = {"kv_cache_dtype": "bfloat16", "attn_dtype": "bfloat16"}
-    plain = first_rows(collection, "attention", "generation_attention_perf", numbers, [words])
+    plain = collection.first_rows("attention", "generation_attention_perf", numbers, [words])
     if plain is None:
         return rows
-    return rows.with_latency(np.fmax(rows.latency, at_same_points(rows, plain, plain.latency, numbers)))
+    return rows.with_latency(np.fmax(rows.latency, rows.at_same_points(plain, plain.latency, numbers)))
 
 
 def sound_latency(engine: str, rows: Rows) -> Floats:

@@ -109,6 +109,25 @@ class Place:
     wheel: str = ""
     """Wheel that it was fetched from, and its date; empty of the installed package."""
 
+    def read_rows(self, table: str, numbers: tuple[str, ...], words: Mapping[str, str]) -> Rows | None:
+        """Read the rows of a file that have `words`; None where it has none."""
+        rows, texts = self.read_file(table, numbers, tuple(words))
+        return rows.with_words(texts, words)
+
+    def read_file(self, table: str, numbers: tuple[str, ...], words: tuple[str, ...]) -> tuple[Rows, Texts]:
+        """Read every row of a file, and its words."""
+        path = self.folder / f"{table}.parquet"
+        names = (*numbers, *words, "kernel_source", "latency")
+        rows = read_parquet(path, list(names), [*words, "kernel_source"])
+        lacking = {name for name in ADDED_SINCE if name not in rows.column_names}
+        require_columns(path, rows.column_names, tuple(name for name in names if name not in lacking))
+        columns = {
+            name: np.zeros(rows.num_rows) if name in lacking else numeric_column(rows, name, path)
+            for name in (*numbers, "latency")
+        }
+        codes, labels = _codes(rows, "kernel_source")
+        return Rows(columns, codes, np.array(labels), self), {name: _codes(rows, name) for name in words}
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -162,6 +181,63 @@ class Rows:
         """Return the rows with other latencies, without those that lose theirs (NaN)."""
         lost = np.isnan(latency) & ~np.isnan(self.latency)
         return self.with_latency(latency).take(~lost)
+
+    def with_words(self, texts: Texts, words: Mapping[str, str]) -> Rows | None:
+        """Return the rows that have `words`; None where there are none."""
+        keep = np.ones(len(self), dtype=bool)
+        for name, word in words.items():
+            codes, labels = texts[name]
+            keep &= codes == labels.index(word) if word in labels else False
+        return self.take(keep) if keep.any() else None
+
+    def main_kernel_only(self, point: tuple[str, ...]) -> Rows:
+        """Keep, where several kernels were measured at one point, the kernel with the most rows in the file.
+
+        A collection runs its engine's own dispatch over the whole grid and other kernels over parts of it (SGLang's
+        `triton` attention beside `trtllm_mha`), so the most frequent one is the default.
+        """
+        counts = np.bincount(self.kernel_codes, minlength=len(self.kernel_names))
+        return self._one_kernel_a_point(point, np.argsort(np.argsort(-counts, kind="stable"))[self.kernel_codes])
+
+    def fastest_kernel_only(self, point: tuple[str, ...]) -> Rows:
+        """Keep, where several kernels were measured at one point, the fastest, which an autotuned engine runs."""
+        return self._one_kernel_a_point(point, self.seconds)
+
+    def _one_kernel_a_point(self, point: tuple[str, ...], rank: NDArray[Any]) -> Rows:
+        """Return, at every point, all rows of the kernel whose row has the least `rank` there."""
+        if len(np.unique(self.kernel_codes)) == 1:
+            return self
+        order = np.lexsort((rank, *(self[name] for name in point)))
+        points = np.column_stack([self[name][order] for name in point])
+        new_point = np.append(True, np.any(points[1:] != points[:-1], axis=1))
+        if new_point.all():
+            return self
+        codes = self.kernel_codes[order]
+        best = codes[np.maximum.accumulate(np.where(new_point, np.arange(len(order)), 0))]
+        return self.take(np.sort(order[codes == best]))
+
+    def joined(self, others: Rows) -> Rows:
+        """Return the rows of both, with the place of the first."""
+        columns = {name: np.concatenate([column, others[name]]) for name, column in self.columns.items()}
+        codes = np.concatenate([self.kernel_codes, others.kernel_codes + len(self.kernel_names)])
+        return Rows(columns, codes, np.concatenate([self.kernel_names, others.kernel_names]), self.place)
+
+    def at_same_points(self, other: Rows, values: Floats, point: tuple[str, ...]) -> Floats:
+        """Return the value of `other` at each point of these rows, NaN where it has none."""
+        if not len(other):
+            return np.full(len(self), np.nan)
+        keys = np.zeros(len(self) + len(other), dtype=np.int64)
+        for name in point:
+            _, codes = np.unique(np.concatenate([self[name], other[name]]), return_inverse=True)
+            keys = keys * (int(codes.max()) + 1) + codes
+        points, known = keys[: len(self)], keys[len(self) :]
+        order = np.argsort(known, kind="stable")
+        nearest = order[np.minimum(np.searchsorted(known, points, sorter=order), len(order) - 1)]
+        return np.where(known[nearest] == points, values[nearest], np.nan)
+
+    def no_slower_than(self, other: Rows, point: tuple[str, ...]) -> Rows:
+        """Return the rows, at points that `other` has too with the faster of both."""
+        return self.with_latency(np.fmin(self.latency, self.at_same_points(other, other.latency, point)))
 
 
 Texts = Mapping[str, tuple[NDArray[Any], list[str]]]
@@ -260,6 +336,23 @@ class Collection(KernelChoices):
                         folders[folder.name] = donor
         return folders
 
+    def all_rows(
+        self, family: str, table: str, numbers: tuple[str, ...], choices: Sequence[Mapping[str, str]]
+    ) -> Iterator[Rows]:
+        """Yield the rows of every place that has any of `choices` (words), the best place and choice first."""
+        for place in self.places(family, table):
+            for words in choices:
+                rows = place.read_rows(table, numbers, words)
+                if rows is not None:
+                    yield rows
+
+    def first_rows(
+        self, family: str, table: str, numbers: tuple[str, ...], choices: Sequence[Mapping[str, str]]
+    ) -> Rows | None:
+        """Return the first of `all_rows`, with one kernel at every point."""
+        rows = next(self.all_rows(family, table, numbers, choices), None)
+        return None if rows is None else rows.main_kernel_only(numbers)
+
     def label(self, family: str, rows: Rows) -> str:
         """Return a table's name for people: its origin, main kernel, and difference from the collection's engine."""
         place = rows.place
@@ -283,109 +376,6 @@ def _distance(version: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, .
     return (-part, abs(version[part] - target[part]), 0 if newer else 1, *rest)
 
 
-def read_rows(place: Place, table: str, numbers: tuple[str, ...], words: Mapping[str, str]) -> Rows | None:
-    """Read the rows of a file that have `words`; None where it has none."""
-    return with_words(*read_file(place, table, numbers, tuple(words)), words)
-
-
-def with_words(rows: Rows, texts: Texts, words: Mapping[str, str]) -> Rows | None:
-    """Return the rows that have `words`; None where there are none."""
-    keep = np.ones(len(rows), dtype=bool)
-    for name, word in words.items():
-        codes, labels = texts[name]
-        keep &= codes == labels.index(word) if word in labels else False
-    return rows.take(keep) if keep.any() else None
-
-
-def read_file(place: Place, table: str, numbers: tuple[str, ...], words: tuple[str, ...]) -> tuple[Rows, Texts]:
-    """Read every row of a file, and its words."""
-    path = place.folder / f"{table}.parquet"
-    names = (*numbers, *words, "kernel_source", "latency")
-    rows = read_parquet(path, list(names), [*words, "kernel_source"])
-    lacking = {name for name in ADDED_SINCE if name not in rows.column_names}
-    require_columns(path, rows.column_names, tuple(name for name in names if name not in lacking))
-    columns = {
-        name: np.zeros(rows.num_rows) if name in lacking else numeric_column(rows, name, path)
-        for name in (*numbers, "latency")
-    }
-    codes, labels = _codes(rows, "kernel_source")
-    return Rows(columns, codes, np.array(labels), place), {name: _codes(rows, name) for name in words}
-
-
 def _codes(rows: Any, name: str) -> tuple[NDArray[Any], list[str]]:
     column = rows[name].unify_dictionaries().combine_chunks()
     return as_numpy(column.indices), column.dictionary.to_pylist()
-
-
-def main_kernel_only(rows: Rows, point: tuple[str, ...]) -> Rows:
-    """Keep, where several kernels were measured at one point, the kernel with the most rows in the file.
-
-    A collection runs its engine's own dispatch over the whole grid and other kernels over parts of it (SGLang's
-    `triton` attention beside `trtllm_mha`), so the most frequent one is the default.
-    """
-    counts = np.bincount(rows.kernel_codes, minlength=len(rows.kernel_names))
-    return _one_kernel_a_point(rows, point, np.argsort(np.argsort(-counts, kind="stable"))[rows.kernel_codes])
-
-
-def fastest_kernel_only(rows: Rows, point: tuple[str, ...]) -> Rows:
-    """Keep, where several kernels were measured at one point, the fastest, which an autotuned engine runs."""
-    return _one_kernel_a_point(rows, point, rows.seconds)
-
-
-def _one_kernel_a_point(rows: Rows, point: tuple[str, ...], rank: NDArray[Any]) -> Rows:
-    """Return, at every point, all rows of the kernel whose row has the least `rank` there."""
-    if len(np.unique(rows.kernel_codes)) == 1:
-        return rows
-    order = np.lexsort((rank, *(rows.columns[name] for name in point)))
-    points = np.column_stack([rows.columns[name][order] for name in point])
-    new_point = np.append(True, np.any(points[1:] != points[:-1], axis=1))
-    if new_point.all():
-        return rows
-    codes = rows.kernel_codes[order]
-    best = codes[np.maximum.accumulate(np.where(new_point, np.arange(len(order)), 0))]
-    return rows.take(np.sort(order[codes == best]))
-
-
-def joined(rows: Rows, others: Rows) -> Rows:
-    """Return the rows of both, with the place of the first."""
-    columns = {name: np.concatenate([column, others.columns[name]]) for name, column in rows.columns.items()}
-    codes = np.concatenate([rows.kernel_codes, others.kernel_codes + len(rows.kernel_names)])
-    return Rows(columns, codes, np.concatenate([rows.kernel_names, others.kernel_names]), rows.place)
-
-
-def all_rows(
-    collection: Collection, family: str, table: str, numbers: tuple[str, ...], choices: Sequence[Mapping[str, str]]
-) -> Iterator[Rows]:
-    """Yield the rows of every place that has any of `choices` (words), the best first, a place's first choice first."""
-    for place in collection.places(family, table):
-        for words in choices:
-            rows = read_rows(place, table, numbers, words)
-            if rows is not None:
-                yield rows
-
-
-def first_rows(
-    collection: Collection, family: str, table: str, numbers: tuple[str, ...], choices: Sequence[Mapping[str, str]]
-) -> Rows | None:
-    """Return the first of `all_rows`, with one kernel at every point."""
-    rows = next(all_rows(collection, family, table, numbers, choices), None)
-    return None if rows is None else main_kernel_only(rows, numbers)
-
-
-def at_same_points(rows: Rows, other: Rows, values: Floats, point: tuple[str, ...]) -> Floats:
-    """Return the value of `other` at each point of `rows`, NaN where it has none."""
-    if not len(other):
-        return np.full(len(rows), np.nan)
-    keys = np.zeros(len(rows) + len(other), dtype=np.int64)
-    for name in point:
-        _, codes = np.unique(np.concatenate([rows.columns[name], other.columns[name]]), return_inverse=True)
-        keys = keys * (int(codes.max()) + 1) + codes
-    points, known = keys[: len(rows)], keys[len(rows) :]
-    order = np.argsort(known, kind="stable")
-    nearest = order[np.minimum(np.searchsorted(known, points, sorter=order), len(order) - 1)]
-    return np.where(known[nearest] == points, values[nearest], np.nan)
-
-
-def no_slower_than(rows: Rows, other: Rows, point: tuple[str, ...]) -> Rows:
-    """Return `rows`, at points that `other` has too with the faster of both."""
-    return rows.with_latency(np.fmin(rows.latency, at_same_points(rows, other, other.latency, point)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.pricing.aiconfigurator.collection import HICCUP, KERNELS, Collection, Place, Rows, all_rows, read_rows
+from windtunnel.pricing.aiconfigurator.collection import HICCUP, KERNELS, Collection, Place, Rows
 from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
 from windtunnel.versions import version_key
 
@@ -56,7 +56,7 @@ def nccl_table(collection: Collection, op: Any) -> MeasurementTable | None:
             words = {"op_name": _NCCL_NAMES.get(op.op, op.op), "nccl_dtype": "half"}
             if not (folder / f"{library}_perf.parquet").is_file():
                 continue
-            rows = read_rows(place, f"{library}_perf", ("num_gpus", "message_size"), words)
+            rows = place.read_rows(f"{library}_perf", ("num_gpus", "message_size"), words)
             if rows is not None:
                 label = f"{collection.system.name}/comm/{library}/{folder.name}"
                 return _collective_table(op, rows, label)
@@ -68,7 +68,7 @@ def _custom_all_reduce(collection: Collection, op: Any) -> MeasurementTable | No
     if op.op != "all_reduce":
         return None
     suffix = "graph" if collection.cuda_graphs else "eager"
-    for rows in all_rows(collection, "comm", "custom_allreduce_perf", ("num_gpus", "message_size"), [{}]):
+    for rows in collection.all_rows("comm", "custom_allreduce_perf", ("num_gpus", "message_size"), [{}]):
         either = rows.named(lambda name: name.endswith(("_graph", "_eager")))
         kept = rows.take(~either | rows.named(lambda name: name.endswith(suffix)))
         if len(kept):

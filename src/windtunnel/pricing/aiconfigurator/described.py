@@ -13,7 +13,7 @@ import numpy as np
 from windtunnel import catalog
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
-from windtunnel.pricing.aiconfigurator.collection import KERNELS, Collection, Place, Rows, joined, read_rows
+from windtunnel.pricing.aiconfigurator.collection import KERNELS, Collection, Place, Rows
 from windtunnel.pricing.aiconfigurator.gemms import gemm_prices, projection_seconds
 from windtunnel.pricing.table import Floats, MeasurementTable, table_of
 from windtunnel.schema import Schema
@@ -74,7 +74,7 @@ def described_table(collection: Collection, op: ops.Op) -> MeasurementTable | No
     for place in collection.places(table.family, table.tables[0]):
         parts = list(_parts(place, table, words))
         if parts:
-            return _measurements(collection, op, reduce(joined, parts), table)
+            return _measurements(collection, op, reduce(Rows.joined, parts), table)
     return None
 
 
@@ -84,7 +84,7 @@ def _parts(place: Place, table: DescribedTable, words: Mapping[str, tuple[str, .
     for name, chosen in product(names, product(*words.values())):
         for model, dimensions in (table.models or {"": {}}).items():
             asked = dict(zip(words, chosen, strict=True)) | ({"model": model} if model else {})
-            rows = read_rows(place, name, table.columns, asked)
+            rows = place.read_rows(name, table.columns, asked)
             if rows is not None:
                 yield rows.with_columns(**{key: np.full(len(rows), value) for key, value in dimensions.items()})
 

@@ -1,17 +1,22 @@
-"""Mixtures of experts from the tables of `aiconfigurator-core`'s layout: choice of version and kernel."""
+"""Mixtures of experts from the tables of `aiconfigurator-core`'s layout: choice of version and kernel.
+
+Older engine versions compute them with kernels that no table of these versions times.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.hardware import Device
+from windtunnel.model import operators as ops
 from windtunnel.model.feed_forward.experts import Experts
-from windtunnel.model.precision import Format
+from windtunnel.model.precision import BITS, Format
 from windtunnel.pricing.aiconfigurator.collection import (
     BALANCED,
     ENGINES,
@@ -22,14 +27,8 @@ from windtunnel.pricing.aiconfigurator.collection import (
     Place,
     Rows,
     Texts,
-    at_same_points,
-    fastest_kernel_only,
-    joined,
-    no_slower_than,
-    read_file,
-    with_words,
 )
-from windtunnel.pricing.aiconfigurator.older_experts import as_served
+from windtunnel.pricing.aiconfigurator.gemms import gemm_prices
 from windtunnel.pricing.choices import MOE_BACKENDS
 from windtunnel.pricing.roofline import machine
 from windtunnel.pricing.table import Floats, MeasurementTable, table_of
@@ -39,9 +38,9 @@ from windtunnel.versions import version_key
 def _with_shared_kernels(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) -> tuple[Rows, str]:
     """Return `rows`, no slower than another engine's kernels of `dtypes`, and a remark."""
     for other in _other_engines(collection, rows, dtypes):
-        if np.isfinite(at_same_points(rows, other, other.seconds, MOE_POINT)).any():
+        if np.isfinite(rows.at_same_points(other, other.seconds, MOE_POINT)).any():
             remark = f"; mxfp8 kernels as in {other.place.engine} {other.place.version}"
-            return no_slower_than(rows, other, MOE_POINT), remark
+            return rows.no_slower_than(other, MOE_POINT), remark
     return rows, ""
 
 
@@ -60,7 +59,7 @@ def _with_kernels_of_backend(collection: Collection, rows: Rows, dtypes: tuple[s
         chosen = other.take(_is_of_backend(other, "trtllm"))
         if not len(chosen):
             continue
-        latency = at_same_points(rows, chosen, chosen.latency, MOE_POINT)
+        latency = rows.at_same_points(chosen, chosen.latency, MOE_POINT)
         if np.isfinite(latency).any():
             name = f"{chosen.main_kernel} of {chosen.place.engine} {chosen.place.version}"
             merged = rows.with_latency(np.where(np.isfinite(latency), latency, rows.latency))
@@ -113,7 +112,7 @@ def _experts_rows(collection: Collection, dtypes: tuple[str, ...]) -> tuple[Rows
             continue
         if collection.moe_backend is None and _is_slow_at_many_tokens(rows, later):
             assert later is not None
-            rows = no_slower_than(rows, later, MOE_POINT)
+            rows = rows.no_slower_than(later, MOE_POINT)
             remark = remark or f"; no slower than {newest.version} ({later.main_kernel})"
         if later is not None and _takes_flashinfer_across_ranks(collection, place, dtypes):
             rows = _across_ranks_as(rows, later)
@@ -131,21 +130,19 @@ def _size(place: Place) -> int:
 
 def _experts_rows_of(collection: Collection, place: Place, dtypes: tuple[str, ...]) -> Rows | None:
     """Read one kernel at every point: of the chosen backend where the shape has it, else the fastest."""
-    every: Rows | None = None
-    for dtype in dtypes:
-        words = {"moe_dtype": dtype, "distribution": collection.expert_distribution}
-        rows = with_words(*_sound_file(collection, place), words)
-        if rows is not None:
-            every = rows if every is None else joined(every, rows)
-    if every is None:
+    rows, texts = _sound_file(collection, place)
+    words = ({"moe_dtype": dtype, "distribution": collection.expert_distribution} for dtype in dtypes)
+    parts = [part for part in (rows.with_words(texts, each) for each in words) if part is not None]
+    if not parts:
         return None
-    fastest = fastest_kernel_only(every, MOE_POINT)
+    every = reduce(Rows.joined, parts)
+    fastest = every.fastest_kernel_only(MOE_POINT)
     if collection.moe_backend is None:
         return fastest
     is_chosen = _is_of_backend(every, collection.moe_backend)
     if not is_chosen.any():
         return fastest
-    chosen = fastest_kernel_only(every.take(is_chosen), MOE_POINT)
+    chosen = every.take(is_chosen).fastest_kernel_only(MOE_POINT)
     return _with_lacking_shapes(chosen, _at_rate_of(chosen, fastest))
 
 
@@ -193,7 +190,7 @@ def _expert_width(rows: Rows) -> Floats:
 def _sound_file(collection: Collection, place: Place) -> tuple[Rows, Texts]:
     """Read a file of experts without its suspect rows."""
     if place not in collection.files:
-        rows, texts = read_file(place, "moe_perf", MOE_POINT, ("moe_dtype", "distribution"))
+        rows, texts = place.read_file("moe_perf", MOE_POINT, ("moe_dtype", "distribution"))
         sound = ~suspect_experts(collection.roofline.device, rows, texts)
         kept = {name: (codes[sound], labels) for name, (codes, labels) in texts.items()}
         collection.files[place] = rows.take(sound), kept
@@ -310,7 +307,7 @@ def _takes_flashinfer_across_ranks(collection: Collection, place: Place, dtypes:
 def _across_ranks_as(rows: Rows, other: Rows) -> Rows:
     """Return `rows`, where experts are spread over ranks with the times of FlashInfer's CUTLASS kernels in `other`."""
     known = other.take(other.named(lambda kernel: "flashinfer_cutlass" in kernel))
-    latency = at_same_points(rows, known, known.latency, MOE_POINT)
+    latency = rows.at_same_points(known, known.latency, MOE_POINT)
     taken = (rows["moe_ep_size"] > 1) & np.isfinite(latency)
     return rows.with_latency(np.where(taken, latency, rows.latency))
 
@@ -319,21 +316,104 @@ def _median_ratio(rows: Rows, other: Rows | None) -> float:
     """Return the median ratio of seconds to those of `other` at common points; 0 where there are none."""
     if other is None:
         return 0.0
-    ratio = rows.seconds / at_same_points(rows, other, other.seconds, MOE_POINT)
+    ratio = rows.seconds / rows.at_same_points(other, other.seconds, MOE_POINT)
     known = np.isfinite(ratio)
     return float(np.median(ratio[known])) if known.any() else 0.0
 
 
 def _with_lacking_shapes(rows: Rows, others: Rows) -> Rows:
     """Return `rows` with the shapes that only `others` has."""
-    lacking = np.isnan(at_same_points(others, rows, np.ones(len(rows)), MOE_POINT[:-1]))
-    return joined(rows, others.take(lacking))
+    lacking = np.isnan(others.at_same_points(rows, np.ones(len(rows)), MOE_POINT[:-1]))
+    return rows.joined(others.take(lacking))
 
 
 def _completed(rows: Rows, others: Rows) -> Rows:
     """Return `rows` with the shapes that only `others`, of another version, has."""
     place = replace(rows.place, version=f"{rows.place.version} and {others.place.version}")
     return replace(_with_lacking_shapes(rows, others), place=place)
+
+
+def _as_served(collection: Collection, op: Experts, rows: Rows) -> tuple[Rows, str]:
+    """Return experts' rows with the times of the kernels that the collection's version runs, and a remark.
+
+    Rows stay as they are where that version runs what was measured, or where a backend is named.
+
+    Args:
+        collection: its engine, version and device decide.
+        op: experts of the rows' format.
+        rows: as measured in the nearest version.
+    """
+    if collection.moe_backend is not None:
+        return rows, ""
+    if op.format is Format.FP8_BLOCK and _is_between(collection, KERNELS.padded_experts):
+        return _in_padded_blocks(collection, rows)
+    if op.format is Format.BF16 and _is_between(collection, KERNELS.small_tiles):
+        return _in_small_tiles(collection, rows)
+    return rows, ""
+
+
+def _is_between(collection: Collection, versions: dict[str, tuple[str, str]]) -> bool:
+    since, until = versions.get(collection.engine, ("0", "0"))
+    return version_key(since) <= version_key(collection.version) < version_key(until)
+
+
+def _in_padded_blocks(collection: Collection, rows: Rows) -> tuple[Rows, str]:
+    """Return block-scaled experts in whole blocks of rows for each expert, DeepGEMM's contiguous layout.
+
+    vLLM's buffer has a row for every choice of every token of the group and, for each expert of the rank, a block less
+    one row (0.11.1 `compute_aligned_M` of `fused_moe/deep_gemm_utils.py`). Both GEMMs and the activation work on all of
+    it, as blocks without tokens count as those of expert 0. Reading weights overlaps only in part with computing, as
+    blocks change experts: the root of the sum of the squares. SGLang 0.5.10's table of these kernels, 128 of DeepSeek's
+    experts on a rank (`wideep_context_moe`), agrees within 3% from 64 to 1,024 tokens on H100, 19% on H200 and 8% on
+    B200. Small kernels count tokens, clear and write the experts' numbers, and transpose both inputs' scales.
+    """
+    device = collection.roofline.device
+    if device.architecture not in KERNELS.padded_on or not device.scale_up_bytes_per_s:
+        return rows, ""
+    hidden, width, experts, topk, tp, ep, tokens = (rows[name] for name in MOE_POINT)
+    local, width, block = experts / ep, width / tp, KERNELS.block_rows
+    padded = np.ceil((tokens * topk + local * (block - 1)) / block) * block
+    computing, price = np.zeros(len(rows)), gemm_prices(collection)
+    for k, n in np.unique(np.column_stack([hidden, width]), axis=0).astype(int).tolist():
+        here = (hidden == k) & (width == n)
+        for columns, depth in ((2 * n, k), (k, n)):
+            seconds = price(ops.Gemm(padded[here], columns, depth, Format.FP8_BLOCK))
+            if seconds is None:
+                return rows, ""
+            computing[here] += seconds
+    on = machine(device, Format.FP8_BLOCK)
+    chosen = local * (1.0 - (1.0 - topk / experts) ** tokens)
+    reading = chosen * 3 * hidden * width * BITS[Format.FP8_BLOCK] / 8 / on.bytes_per_s
+    streamed = (6 * width * padded, 2 * hidden * tokens * topk, 2 * hidden * tokens * (topk + 1))
+    small = (np.zeros(len(rows)),) * KERNELS.padded_small_kernels
+    moving = sum(collection.roofline.seconds(ops.Elementwise("copy", size, 1.0)) for size in (*streamed, *small))
+    latency = 1e3 * (np.hypot(computing, reading) + moving)
+    latency = np.where(tp < KERNELS.padded_below_tp, latency, rows.latency)
+    return rows.with_latency(latency), f"; as DeepGEMM's blocks of {block} rows for each expert"
+
+
+def _in_small_tiles(collection: Collection, rows: Rows) -> tuple[Rows, str]:
+    """Return bf16 experts of the Triton kernel, at the rate of its former default tiles.
+
+    SGLang's kernel has the same two tiles for shapes that nobody tuned. What it loses against the tiles that vLLM
+    has taken since is read off the two engines' tables of the reference system.
+    """
+    is_triton = rows.named(lambda name: any(part in name for part in KERNELS.moe_backends["triton"]))
+    words = {"moe_dtype": "bfloat16", "distribution": collection.expert_distribution}
+    former, since = (_reference_rows(collection, engine, version, words) for engine, version in KERNELS.tiles_of)
+    if former is None or since is None:
+        return rows, ""
+    lost = former.at_same_points(since, since.seconds, MOE_POINT)
+    factor = rows.at_same_points(former, former.seconds / lost, MOE_POINT)
+    factor = np.where(is_triton & np.isfinite(factor), np.maximum(factor, 1.0), 1.0)
+    return rows.with_latency(rows.latency * factor), "; in the default tiles of before"
+
+
+def _reference_rows(collection: Collection, engine: str, version: str, words: dict[str, str]) -> Rows | None:
+    folder = collection.system.parent / KERNELS.tiles_on / "moe" / engine / version
+    if not (folder / "moe_perf.parquet").is_file():
+        return None
+    return Place(folder, engine, version).read_rows("moe_perf", MOE_POINT, words)
 
 
 def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
@@ -349,7 +429,7 @@ def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
         rows, shared = _with_shared_kernels(collection, rows, KERNELS.shared_moe_dtypes[op.format])
         remark += shared
     rows = _with_kernels_of_backend(collection, rows, dtypes)
-    rows, older = as_served(collection, op, rows)
+    rows, older = _as_served(collection, op, rows)
     is_gated = ~np.isin(rows["inter_size"] * 1000 + rows["topk"], KERNELS.not_gated)
     return table_of(
         op,

@@ -11,20 +11,7 @@ from numpy.typing import NDArray
 
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
-from windtunnel.pricing.aiconfigurator.collection import (
-    ENGINES,
-    HICCUP,
-    KERNELS,
-    Collection,
-    Rows,
-    all_rows,
-    at_same_points,
-    first_rows,
-    joined,
-    main_kernel_only,
-    no_slower_than,
-    read_rows,
-)
+from windtunnel.pricing.aiconfigurator.collection import ENGINES, HICCUP, KERNELS, Collection, Rows
 from windtunnel.pricing.estimator import ANY, TableModel
 from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
 
@@ -41,7 +28,7 @@ def gemm_table(collection: Collection, op: Any) -> MeasurementTable | None:
     label = collection.label("gemm", rows)
     bare = _bare_rows(collection, rows, choices) if op.format is Format.NVFP4 else None
     if bare is not None:
-        rows = no_slower_than(rows, bare, _GEMM_POINT)
+        rows = rows.no_slower_than(bare, _GEMM_POINT)
         label = f"{label}, no slower than {collection.label('gemm', bare).partition(',')[0]}"
     quantisation_s = _quantisation_s(collection, rows) if op.format is Format.FP8 else None
     if quantisation_s is not None:
@@ -100,8 +87,8 @@ def projection_seconds(
 
 
 def _all_gemm_rows(collection: Collection, choices: list[dict[str, str]]) -> Iterator[Rows]:
-    for rows in all_rows(collection, "gemm", "gemm_perf", _GEMM_POINT, choices):
-        rows = main_kernel_only(rows, _GEMM_POINT)
+    for rows in collection.all_rows("gemm", "gemm_perf", _GEMM_POINT, choices):
+        rows = rows.main_kernel_only(_GEMM_POINT)
         yield rows.sound(sound_latency(rows))
 
 
@@ -122,12 +109,12 @@ def _quantisation_s(collection: Collection, rows: Rows) -> Floats | None:
     same_version = collection.at(rows.place)
     total = np.zeros(len(rows))
     for table in ("computescale_perf", "scale_matrix_perf"):
-        part = first_rows(same_version, "quantize", table, ("m", "k"), [{}])
+        part = same_version.first_rows("quantize", table, ("m", "k"), [{}])
         if part is None or part.place.engine != rows.place.engine:
             return None
         num_values, seconds = lower_middle(part["m"] * part["k"], part.seconds)
         total += np.interp(np.log(rows["m"] * rows["k"]), np.log(num_values), seconds)
-    plain = read_rows(rows.place, "gemm_perf", _GEMM_POINT, {"gemm_dtype": "bfloat16"})
+    plain = rows.place.read_rows("gemm_perf", _GEMM_POINT, {"gemm_dtype": "bfloat16"})
     if plain is None:
         return None
     excess = _launch_floors_s(rows).min() - _launch_floors_s(plain).min()
@@ -141,9 +128,9 @@ def _without_quantisation(rows: Rows, quantisation_s: Floats) -> Rows:
     or activation before. What is left approaches the bound as it should: over bf16's time its median is 0.50 to 0.59
     for weights of 50 million values and more (TRT-LLM, H100, H200, B200; 0.58 to 0.88 before), and 4 us at the floor.
     """
-    plain = read_rows(rows.place, "gemm_perf", _GEMM_POINT, {"gemm_dtype": "bfloat16"})
+    plain = rows.place.read_rows("gemm_perf", _GEMM_POINT, {"gemm_dtype": "bfloat16"})
     assert plain is not None
-    half = at_same_points(rows, plain, plain.latency / 2, _GEMM_POINT)
+    half = rows.at_same_points(plain, plain.latency / 2, _GEMM_POINT)
     least = np.fmin(rows.latency, half)
     return rows.with_latency(np.maximum(rows.latency - quantisation_s * 1e3, least))
 
@@ -211,12 +198,12 @@ def _free_of_launches(rows: Rows, donor: Rows | None) -> Rows:
     weight = np.clip(np.log(above) / np.log(KERNELS.free_above / KERNELS.bound_below), 0.0, 1.0)
     if donor is None:
         return rows.take(weight == 1.0)
-    other = at_same_points(rows, donor, donor.latency, _GEMM_POINT)
+    other = rows.at_same_points(donor, donor.latency, _GEMM_POINT)
     blended = np.minimum(rows.latency, other ** (1 - weight) * rows.latency**weight)
     freed = rows.with_latency(np.where(weight == 1.0, rows.latency, blended))
     freed = freed.take(np.isfinite(freed.latency))
-    lacking = np.isnan(at_same_points(donor, freed, freed.seconds, _GEMM_POINT))
-    return joined(freed, donor.take(lacking))
+    lacking = np.isnan(donor.at_same_points(freed, freed.seconds, _GEMM_POINT))
+    return freed.joined(donor.take(lacking))
 
 
 QUANTISED_BYTES = 3.0
@@ -242,7 +229,7 @@ def conversions(collection: Collection) -> list[tuple[Rows, Floats, Floats]]:
     """Return each engine's static fp8 quantisation on this system: rows, bytes moved and seconds."""
     by_engine = []
     for engine in dict.fromkeys((collection.engine, *ENGINES)):
-        rows = first_rows(collection.of(engine), "quantize", "scale_matrix_perf", ("m", "k"), [{}])
+        rows = collection.of(engine).first_rows("quantize", "scale_matrix_perf", ("m", "k"), [{}])
         if rows is not None and rows.place.engine == engine:
             num_bytes = rows["m"] * rows["k"] * QUANTISED_BYTES
             by_engine.append((rows, *lower_middle(num_bytes, rows.seconds)))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from windtunnel import catalog
 from windtunnel.hardware import Device
 from windtunnel.pricing.aiconfigurator import attention, collectives, experts, gemms
-from windtunnel.pricing.aiconfigurator.collection import MOE_POINT, Place, Rows, Texts, at_same_points, read_file
+from windtunnel.pricing.aiconfigurator.collection import MOE_POINT, Place, Rows, Texts
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, systems_folder
 from windtunnel.pricing.aiconfigurator.published import fetched_folders, is_newer, published
 from windtunnel.pricing.table import Floats, grouped
@@ -148,7 +148,7 @@ def _is_steep(rows: Rows) -> NDArray[np.bool_]:
     """Return a mask of messages that grow by `STEEP` more than their bytes, and by `MORE_RANKS` on twice the ranks."""
     took = rows.latency
     halves = (rows.with_columns(**{name: rows[name] / 2}) for name in ("message_size", "num_gpus"))
-    smaller, fewer = (at_same_points(half, rows, took, _COLLECTIVE) for half in halves)
+    smaller, fewer = (half.at_same_points(rows, took, _COLLECTIVE) for half in halves)
     return np.asarray((took > 2 * STEEP * smaller) & (took > MORE_RANKS * fewer))
 
 
@@ -178,7 +178,7 @@ def suspects(table: KnownTable) -> Iterator[Suspects]:
         return
     numbers, words, rule, reason = _CHECKS[table.table]
     place = Place(table.path.parent, table.engine, table.version)
-    rows, texts = read_file(place, table.table, numbers, words)
+    rows, texts = place.read_file(table.table, numbers, words)
     latency = rule(catalog.device(table.device), place, rows, texts)
     changed = latency != rows.latency
     yield from _curves(table, rows, texts, latency, changed, reason)

@@ -1,24 +1,27 @@
-"""Cores of multi-head latent attention from the tables of `aiconfigurator-core`'s layout, as the engine runs them."""
+"""Multi-head latent attention from the tables of `aiconfigurator-core`'s layout, as the engine runs it.
+
+Engines were measured with the whole module of sparse attention (DeepSeek-V3.2, GLM-5): projections, indexer, choice of
+keys, attention. What the module takes above its projections, priced from the GEMM table of the same format, is
+`SparseLatentPrefill` and `SparseLatentDecode`; so a step of decodes alone costs what was measured.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import reduce
+from itertools import product
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from windtunnel.model import operators as ops
+from windtunnel.model.attention.latent import LatentPrefillAttention, SparseLatent, SparseLatentDecode
 from windtunnel.model.precision import Format
-from windtunnel.pricing.aiconfigurator.collection import (
-    ENGINES,
-    KERNELS,
-    NEWEST,
-    Collection,
-    Rows,
-    at_same_points,
-    first_rows,
-)
+from windtunnel.pricing.aiconfigurator.collection import ENGINES, KERNELS, NEWEST, Collection, Place, Rows
 from windtunnel.pricing.aiconfigurator.gemms import gemm_prices, projection_seconds
+from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
 
 _PREFILL_POINT, _DECODE_POINT = ("num_heads", "batch_size", "isl"), ("num_heads", "batch_size", "step")
@@ -26,7 +29,7 @@ _PREFILL_POINT, _DECODE_POINT = ("num_heads", "batch_size", "isl"), ("num_heads"
 
 def _latent_rows(collection: Collection, table: str, point: tuple[str, ...], op: Any, **words: str) -> Rows | None:
     kv = KERNELS.kv_dtypes.get(op.kv_format)
-    return None if kv is None else first_rows(collection, "mla", table, point, [{"kv_cache_dtype": kv, **words}])
+    return None if kv is None else collection.first_rows("mla", table, point, [{"kv_cache_dtype": kv, **words}])
 
 
 def _module_rows(collection: Collection, core: Rows, table: str, point: tuple[str, ...], op: Any) -> Rows | None:
@@ -56,8 +59,8 @@ def latent_prefill_table(collection: Collection, op: Any) -> MeasurementTable | 
     if module is not None and projections_s is not None:
         left_s = module.seconds - projections_s
         rows = _same_form(collection, op, rows, module, left_s)
-        bound = at_same_points(rows, module, left_s, _PREFILL_POINT) / rows.seconds
-        weight = at_same_points(rows, module, _weight(left_s / projections_s), _PREFILL_POINT)
+        bound = rows.at_same_points(module, left_s, _PREFILL_POINT) / rows.seconds
+        weight = rows.at_same_points(module, _weight(left_s / projections_s), _PREFILL_POINT)
         lower = (bound > 0.0) & (bound < 1.0)
         seconds = rows.seconds * np.where(lower, bound, 1.0) ** np.where(lower, weight, 0.0)
         label = f"{collection.label('mla', rows)}, at most {collection.label('mla', module)} less its projections"
@@ -91,7 +94,7 @@ def _same_form(collection: Collection, op: Any, rows: Rows, module: Rows, left_s
     largest = (work >= np.quantile(work, 0.9)) & (left_s > 0.0)
 
     def unlikeness(core: Rows) -> float:
-        ratio = left_s[largest] / at_same_points(module.take(largest), core, core.seconds, _PREFILL_POINT)
+        ratio = left_s[largest] / module.take(largest).at_same_points(core, core.seconds, _PREFILL_POINT)
         known = np.isfinite(ratio)
         return float(np.median(np.abs(np.log(ratio[known])))) if known.any() else np.inf
 
@@ -135,7 +138,7 @@ def latent_decode_table(collection: Collection, op: Any) -> MeasurementTable | N
 def _grown(core: Rows, module: Rows) -> Floats:
     """Return the core's seconds at the shortest context, then growing as the module does, where that is known."""
     seconds = core.seconds
-    same = at_same_points(core, module, module.seconds, _DECODE_POINT)
+    same = core.at_same_points(module, module.seconds, _DECODE_POINT)
     first = np.empty(len(core), dtype=int)
     for curve in grouped([core["num_heads"], core["batch_size"]], [core["step"]]):
         first[curve] = curve[0]
@@ -148,7 +151,7 @@ def _absorb_seconds(collection: Collection, num_heads: Floats, batch: Floats) ->
     total = np.zeros(len(batch))
     for name in ("mla_gen_pre", "mla_gen_post"):
         words = {"op_name": name, "bmm_dtype": "bfloat16"}
-        rows = first_rows(collection, "mla_bmm", "mla_bmm_perf", ("num_tokens", "num_heads"), [words])
+        rows = collection.first_rows("mla_bmm", "mla_bmm_perf", ("num_tokens", "num_heads"), [words])
         if rows is None:
             return np.zeros(len(batch))
         measured_heads = np.unique(rows["num_heads"])
@@ -160,3 +163,110 @@ def _absorb_seconds(collection: Collection, num_heads: Floats, batch: Floats) ->
             chosen = num_heads == heads
             total[chosen] += np.exp(np.interp(np.log(batch[chosen]), np.log(num_tokens), np.log(seconds)))
     return total
+
+
+# ------------------------------------------------------------------------------------------------- sparse attention
+
+_FORMATS: Mapping[str, Format] = {"bfloat16": Format.BF16, "fp8_block": Format.FP8_BLOCK}
+"""Formats of the measured projections; the first that a file has."""
+
+_MODULE_POINT = ("num_heads", "batch_size", "isl", "step")
+
+
+def sparse_table(collection: Collection, op: SparseLatent) -> MeasurementTable | None:
+    """Return the table of layers like `op`, with an indexer or without one, of the nearest version that has one; None
+    without one."""
+    decode = op.kind == SparseLatentDecode.kind
+    file = "dsa_generation_module_perf" if decode else "dsa_context_module_perf"
+    for place in collection.places("sparse_attention", file) if op.kv_format in KERNELS.kv_dtypes else ():
+        parts = list(_parts(collection, place, file, {"kv_cache_dtype": KERNELS.kv_dtypes[op.kv_format]}, op))
+        if parts:
+            return _joined(collection, op, decode, parts)
+    return None
+
+
+def _parts(
+    collection: Collection, place: Place, file: str, words: Mapping[str, str], op: SparseLatent
+) -> Iterator[Rows]:
+    """Yield the rows of each measured model, with columns for its widths and `left_s`, the seconds without the
+    projections."""
+    decode, price = op.kind == SparseLatentDecode.kind, gemm_prices(collection.at(place))
+    without = {} if op.index_num_heads else {"op_name": file.replace("_perf", "_skip_indexer")}
+    for names, widths in KERNELS.sparse_models:
+        if bool(widths["index_num_heads"]) != bool(op.index_num_heads):
+            continue
+        for gemm, name in product(_FORMATS, names):
+            rows = place.read_rows(file, _MODULE_POINT, {"model": name, "gemm_type": gemm, **without, **words})
+            if rows is None:
+                continue
+            rows = rows.take(_captured(rows) if decode else _unbound_by_launches(rows))
+            rows = rows.with_columns(**{width: np.full(len(rows), float(size)) for width, size in widths.items()})
+            sites = {name: rows[name] for name in ("num_heads", *widths)}
+            projections = projection_seconds(rows, sites, _sparse_projections, _FORMATS[gemm], price)
+            if not len(rows) or projections is None:
+                continue
+            left = np.maximum(rows.seconds - projections, KERNELS.sparse_least_share * rows.seconds)
+            dense = rows.named(_is_dense)
+            left[dense] = np.fmin(left[dense], _dense_seconds(rows.take(dense), collection.roofline))
+            yield rows.with_columns(left_s=left)
+            break
+
+
+def _is_dense(kernel: str) -> bool:
+    """Whether a kernel attends to every key, as SGLang's for prompts of at most `top_k` tokens."""
+    return "dense_mha" in kernel
+
+
+def _unbound_by_launches(rows: Rows) -> NDArray[np.bool_]:
+    """Return a mask of whole prompts that do not wait for launches, or that have another price."""
+    prompts: NDArray[np.bool_] = rows["step"] == 0
+    slow: NDArray[np.bool_] = rows.seconds > KERNELS.sparse_launch_bound * rows.seconds[prompts].min(initial=np.inf)
+    return prompts & (slow | rows.named(_is_dense))
+
+
+def _dense_seconds(rows: Rows, roofline: Roofline) -> Floats:
+    """Return the roofline's seconds of expanded attention to all keys, whose measured prompts wait for launches."""
+    total = np.zeros(len(rows))
+    for here in grouped([rows["num_heads"]]):
+        heads, kv_lora_rank, rope, nope, v_head_dim = (int(rows[name][here[0]]) for name in _EXPANDED)
+        batch, length = rows["batch_size"][here], rows["isl"][here]
+        core = LatentPrefillAttention(batch, length, heads, nope + rope, v_head_dim)
+        expand = ops.Gemm(batch * length, heads * (nope + v_head_dim), kv_lora_rank)
+        total[here] = np.asarray(roofline.seconds(core)) + np.asarray(roofline.seconds(expand))
+    return total
+
+
+_EXPANDED = ("num_heads", "kv_lora_rank", "rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+
+
+def _captured(rows: Rows) -> NDArray[np.bool_]:
+    """Return a mask of rows that ran from CUDA graphs: those before the first jump along the batch."""
+    keep = np.ones(len(rows), dtype=bool)
+    for curve in grouped([rows["num_heads"], rows["step"]], [rows["batch_size"]]):
+        jumps = np.flatnonzero(rows.seconds[curve][1:] > KERNELS.sparse_without_graphs * rows.seconds[curve][:-1])
+        if len(jumps):
+            keep[curve[jumps[0] + 1 :]] = False
+    return keep
+
+
+def _sparse_projections(site: Mapping[str, float]) -> Iterator[tuple[float, float]]:
+    """Yield (n, k) of the projections: down-projections as one, the queries' up-projection, the output."""
+    heads, hidden_size, query = site["num_heads"], site["hidden_size"], site["q_lora_rank"]
+    yield query + site["kv_lora_rank"] + site["rope_head_dim"], hidden_size
+    yield heads * (site["qk_nope_head_dim"] + site["rope_head_dim"]), query
+    yield hidden_size, heads * site["v_head_dim"]
+
+
+def _joined(collection: Collection, op: SparseLatent, decode: bool, parts: list[Rows]) -> MeasurementTable:
+    label = f"{collection.label('sparse_attention', parts[0])} less its projections"
+    rows = reduce(Rows.joined, (part.fastest_kernel_only(_MODULE_POINT) for part in parts))
+    dense = any(part.named(_is_dense).any() for part in parts)
+    if dense:
+        longest = f"{int(rows['top_k'][0]):,} tokens"
+        label += f"; prompts of at most {longest} no slower than the roofline's dense attention"
+    tokens = {"context_tokens": rows["step"] + 1} if decode else {"num_tokens": rows["isl"]}
+    table = table_of(op, rows["left_s"], label, **rows.columns, **tokens, batch=rows["batch_size"])
+    # Longer prompts than `top_k`, a site's last dimension, are no longer dense: SGLang's on H200 take 20 times as long
+    # at twice the length.
+    steps = {site: (float(np.nextafter(site[-1], np.inf)),) for site in table.rows_by_site if dense}
+    return replace(table, steps=steps)
