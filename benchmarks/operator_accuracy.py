@@ -47,7 +47,7 @@ from windtunnel.model.attention.latent import (
 )
 from windtunnel.model.attention.mamba2 import CausalConvolution
 from windtunnel.model.feed_forward.experts import Experts
-from windtunnel.model.hyper_connections import HyperConnection
+from windtunnel.model.operators import HyperConnection
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import Collection
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, systems_folder, table_for

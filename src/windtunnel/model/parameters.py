@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from windtunnel.model.hyper_connections import site_parameters
+from windtunnel.model.operators import site_parameters
 from windtunnel.model.shape import FeedForwardParameters, ModelSpec
 
 

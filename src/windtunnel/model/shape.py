@@ -14,8 +14,7 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.model.architectures import Architecture
 from windtunnel.model.config_reader import ConfigReader
-from windtunnel.model.hyper_connections import HyperConnection
-from windtunnel.model.operators import BF16_BYTES, Collective, Elementwise, Gemm, Launch, Op, Size
+from windtunnel.model.operators import BF16_BYTES, Collective, Elementwise, Gemm, HyperConnection, Launch, Op, Size
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import ACTIVATION_BITS, Format, Precision
 from windtunnel.model.quantization import Names

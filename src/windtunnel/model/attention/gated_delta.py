@@ -12,7 +12,7 @@ from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Gemm, Launch, Op,
 from windtunnel.model.precision import Format
 from windtunnel.model.quantization import Names
 from windtunnel.model.shape import Recurrence, Shard
-from windtunnel.schema import Schema
+from windtunnel.schema import Schema, fields_of
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,7 @@ class GatedDeltaAttention(Schema, Recurrence, tag="gated_delta", tag_field="type
             num_tokens=num_tokens,
             num_key_heads=max(self.num_key_heads // tp, 1),
             num_value_heads=max(self.num_value_heads // tp, 1),
-            key_head_dim=self.key_head_dim,
-            value_head_dim=self.value_head_dim,
-            conv_kernel_size=self.conv_kernel_size,
+            **fields_of(self, "key_head_dim", "value_head_dim", "conv_kernel_size"),
             decode=decode,
         )
 

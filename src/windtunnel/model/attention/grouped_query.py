@@ -17,21 +17,14 @@ SQUARES_BYTES = 8.0
 """Bytes of one token's sums of squares on a rank, of the query and of the key, in fp32."""
 
 
-_FULL_KEYS = {
-    "num_attention_heads": "num_attention_heads",
-    "num_kv_heads": "num_global_key_value_heads",
-    "head_dim": "global_head_dim",
-    "value_head_dim": "v_head_dim",
-    "sinks": "add_full_attention_sink_bias",
+_KEYS = {
+    "num_attention_heads": ("num_attention_heads", "swa_num_attention_heads"),
+    "num_kv_heads": ("num_global_key_value_heads", "swa_num_key_value_heads"),
+    "head_dim": ("global_head_dim", "swa_head_dim"),
+    "value_head_dim": ("v_head_dim", "swa_v_head_dim"),
+    "sinks": ("add_full_attention_sink_bias", "add_swa_attention_sink_bias"),
 }
-_WINDOW_KEYS = {
-    "num_attention_heads": "swa_num_attention_heads",
-    "num_kv_heads": "swa_num_key_value_heads",
-    "head_dim": "swa_head_dim",
-    "value_head_dim": "swa_v_head_dim",
-    "sinks": "add_swa_attention_sink_bias",
-}
-"""Keys of what layers that attend to everything (Gemma 4), or to a window (MiMo-V2), have of their own."""
+"""Keys of what layers that attend to everything (Gemma 4), and to a window (MiMo-V2), have of their own."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +124,7 @@ class SharedHeads(Schema, Attention):
     def read(cls, reader: ConfigReader, index: int, layer_type: str, **others: Any) -> Self:
         """Return the attention of a layer; `others` are further fields of a kind."""
         architecture, is_window = reader.architecture, layer_type == "sliding_attention"
-        own = _WINDOW_KEYS if is_window else _FULL_KEYS
+        own = {name: keys[is_window] for name, keys in _KEYS.items()}
         num_heads = reader.count(own["num_attention_heads"], "num_attention_heads")
         # Falcon's newer blocks group queries although they say multi_query.
         shares_one = reader.flag("multi_query") and not reader.flag("new_decoder_architecture")

@@ -13,7 +13,7 @@ from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Launch, Op, PrefillBatch, Size
 from windtunnel.model.quantization import Names
 from windtunnel.model.shape import Recurrence, Shard
-from windtunnel.schema import Schema
+from windtunnel.schema import Schema, fields_of
 
 
 @dataclass(frozen=True)
@@ -166,10 +166,8 @@ class Mamba2(Schema, Recurrence, tag="mamba2", tag_field="type"):
             batch=batch,
             num_tokens=num_tokens,
             num_heads=self.num_heads // shard.tp,
-            head_dim=self.head_dim,
+            **fields_of(self, "head_dim", "state_size", "chunk_size"),
             num_groups=self._rank_groups(shard.tp),
-            state_size=self.state_size,
-            chunk_size=self.chunk_size,
             state_bytes=self._recurrent_bytes / shard.tp,
             decode=is_decode,
         )

@@ -97,10 +97,9 @@ def _measurements(collection: Collection, op: ops.Op, rows: Rows, table: Describ
     if table.repeats is not None:
         rows = rows.with_latency(rows.latency / rows[table.repeats])
     if table.projections is not None:
-        price = gemm_prices(collection.at(rows.place))
-        taken_s = projection_seconds(
-            rows, _with_dimensions(table, rows.columns), op.projections, table.projections, price
-        )
+        columns, price = _with_dimensions(table, rows.columns), gemm_prices(collection.at(rows.place))
+        sites = {name: columns[name] for name in columns.keys() - {*op.axes, "batch_size", "isl", "step", "latency"}}
+        taken_s = projection_seconds(rows, sites, op.projections, table.projections, price)
         if taken_s is None:
             return None
         left_s = np.maximum(rows.seconds - taken_s, KERNELS.sparse_least_share * rows.seconds)
