@@ -47,11 +47,10 @@ from windtunnel.model.attention.latent import (
 )
 from windtunnel.model.attention.mamba2 import CausalConvolution
 from windtunnel.model.feed_forward.experts import Experts
-from windtunnel.model.hyper_connections import HyperConnection
+from windtunnel.model.operators import HyperConnection
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import Collection
-from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, systems_folder
-from windtunnel.pricing.aiconfigurator.operators import table_for
+from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, systems_folder, table_for
 from windtunnel.pricing.estimator import LEFT_OUT_FILE, LeftOut, TableModel
 from windtunnel.pricing.roofline import Roofline, RooflineFit, board, family
 from windtunnel.pricing.table import Floats, MeasurementTable

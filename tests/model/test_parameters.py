@@ -205,7 +205,7 @@ def test_each_part_of_a_dense_model_by_hand() -> None:
     assert count.lm_head == 1000 + 100
     # q 12, k 6, v 6 and out 12 wide; biases 24 and 10.
     assert count.attention == 2 * (10 * (24 + 12) + 24 + 10)
-    assert count.dense_feed_forward == 2 * (3 * 10 * 7 + 2 * 7 + 10)
+    assert count.feed_forward.dense == 2 * (3 * 10 * 7 + 2 * 7 + 10)
     assert count.norms == 2 * (2 * 20 + 2 * 3) + 20
     assert count.total == count.active == 1000 + 1100 + 788 + 468 + 112
 
@@ -219,14 +219,14 @@ def test_each_part_of_a_mixture_of_experts_by_hand() -> None:
         num_heads=2, q_lora_rank=None, kv_lora_rank=4, qk_nope_head_dim=3, qk_rope_head_dim=1, v_head_dim=2
     )
     count = count_parameters(spec_of(LayerGroup(num_layers=1, attention=attention, feed_forward=experts)))
-    assert count.routed_experts == 8 * 3 * 10 * 5
-    assert count.inactive_experts == 6 * 3 * 10 * 5
-    assert count.shared_experts == 3 * 10 * 6
-    assert count.router == 10 * 8 + 8 + 10
+    assert count.feed_forward.routed == 8 * 3 * 10 * 5
+    assert count.feed_forward.inactive == 6 * 3 * 10 * 5
+    assert count.feed_forward.shared == 3 * 10 * 6
+    assert count.feed_forward.router == 10 * 8 + 8 + 10
     # q 10 x 8, down 10 x 5, up 4 x 10, out 4 x 10.
     assert count.attention == 80 + 50 + 40 + 40
     assert count.norms == 20 + 4 + 10
-    assert count.total - count.active == count.inactive_experts
+    assert count.total - count.active == count.feed_forward.inactive
 
 
 def test_query_compression_replaces_the_query_projection() -> None:

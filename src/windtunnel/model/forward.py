@@ -9,7 +9,7 @@ may be arrays, so the same functions price one step for `explain` and a whole gr
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from windtunnel.model.operators import BF16_BYTES, Collective, Elementwise, Gemm, Launch, Size
+from windtunnel.model.operators import BF16_BYTES, Collective, Gemm, Launch, Size
 from windtunnel.model.precision import Format
 from windtunnel.model.sampling import sampling_launches
 from windtunnel.model.shape import LayerGroup, Shard
@@ -103,7 +103,7 @@ def attention_launches(shard: Shard, batch: StepBatch) -> list[Launch]:
 
 def _embedding(shard: Shard, num_tokens: Size) -> Iterator[Launch]:
     width = shard.model.hidden_size
-    yield Launch("embedding", Elementwise("embedding", num_tokens, 2 * width * BF16_BYTES))
+    yield shard.elementwise("embedding", num_tokens, 2 * width * BF16_BYTES)
     yield from shard.all_reduce("embedding_all_reduce", num_tokens)
 
 

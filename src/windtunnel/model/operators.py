@@ -7,9 +7,8 @@ GEMM at every token count) and an estimator prices the family in one call. An `O
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import itemgetter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from string import Formatter
 from typing import Any, ClassVar
 
@@ -27,41 +26,6 @@ BF16_BYTES = 2.0
 FP32_BYTES = 4.0
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
-
-
-Column = Callable[[Mapping[str, Floats]], Floats]
-"""Function of a table's columns; `operator.itemgetter` of a name is that column."""
-
-
-@dataclass(frozen=True)
-class MeasuredTable:
-    """Tables of `aiconfigurator-core`'s layout that hold an operator's measurements: `<family>/.../<name>.parquet`.
-
-    `columns` are the numbers that tell its points apart. `sites` and `axes` give each dimension of the operator from
-    them; kernels of one point (a convolution and a recurrence) are summed.
-    """
-
-    family: str
-    names: tuple[str, ...]
-    """Tables whose rows are joined."""
-    columns: tuple[str, ...]
-    sites: Mapping[str, Column]
-    axes: Mapping[str, Column]
-    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Column of words -> the words of its rows, any of them."""
-    models: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Name in the column `model` -> further columns: dimensions of that model which the table leaves out."""
-    is_point: Column | None = None
-    """Mask of the rows to read; None reads all."""
-    repeats: Column | None = None
-    """Executions that a row holds; None: one."""
-    sums_kernels: bool = True
-    """Whether an execution runs every kernel of the table; else each point was measured with the one that it runs."""
-    kernels: tuple[tuple[str, ...], ...] = ()
-    """Groups of kernels any of which computes the operator, each run whole; the fastest counts. Empty: see above."""
-    projections: Callable[[Mapping[str, float]], Iterator[tuple[float, float]]] | None = None
-    """(n, k) of the products that were measured with the operator and that a step launches apart, by `sites`."""
-    projections_format: Format = Format.FP8_BLOCK
 
 
 @dataclass(frozen=True)
@@ -83,10 +47,10 @@ class Op(ABC):
     shown: ClassVar[str] = ""
     """Dimensions for people, as a format string over the operator's fields and properties."""
 
-    @property
-    def measured(self) -> MeasuredTable | None:
-        """Where its measurements are; None: a reader of its own knows, or there are none."""
-        return None
+    @staticmethod
+    def projections(site: Mapping[str, float]) -> Iterator[tuple[float, float]]:  # noqa: ARG004
+        """Yield (n, k) of the products that were measured with it and that a step launches apart, by its dimensions."""
+        yield from ()
 
     @property
     @abstractmethod
@@ -140,14 +104,6 @@ def size_text(size: Size) -> str:
     return f"{value:.0f}" if value >= 100 or value.is_integer() else f"{value:.3g}"
 
 
-def without_context(batch: Size, num_tokens: Size) -> tuple[Size, Size]:
-    """Return the chunks, and tokens in each, of prefill chunks whose cost does not depend on earlier context.
-
-    `batch` and `num_tokens` are as in `PrefillBatch`: a batch below one is one chunk of `batch x num_tokens` tokens.
-    """
-    return np.maximum(batch, 1.0), num_tokens * np.minimum(batch, 1.0)
-
-
 @dataclass(frozen=True)
 class Gemm(Op):
     """`[m, k] x [k, n]` with weights in `format`; bf16 output."""
@@ -183,8 +139,6 @@ def prefill_context_tokens(batch: Size, num_tokens: Size) -> Size:
 class Batch(Op):
     """Requests that attend together; the second axis says how long they are."""
 
-    phase: ClassVar[str]
-    """Name of the phase in tables of attention modules."""
     batch: Size
 
     @property
@@ -215,7 +169,6 @@ class PrefillBatch(Batch):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("batch", "num_tokens")
-    phase: ClassVar[str] = "context"
     num_tokens: Size
 
     @property
@@ -242,7 +195,6 @@ class DecodeBatch(Batch):
     """One query token for each of `batch` requests that have `context_tokens` keys and values cached (their mean)."""
 
     axes: ClassVar[tuple[str, ...]] = ("batch", "context_tokens")
-    phase: ClassVar[str] = "generation"
     context_tokens: Size
 
     @property
@@ -252,25 +204,6 @@ class DecodeBatch(Batch):
     def pairs_within(self, window_tokens: int) -> Size:
         seen = np.minimum(self.context_tokens, window_tokens) if window_tokens else self.context_tokens
         return self.batch * seen
-
-
-def _is_point(columns: Mapping[str, Floats]) -> Floats:
-    """Return 1 for measured rows that `PrefillBatch` can express, whole prompts and single chunks, else 0."""
-    return np.asarray((columns["batch_size"] == 1) | (columns["step"] == 0), np.float64)
-
-
-def _chunk_length(columns: Mapping[str, Floats]) -> Floats:
-    return columns["isl"] + 2 * columns["step"]
-
-
-def module_points(phase: str) -> dict[str, Any]:
-    """Return the fields of `MeasuredTable` that say how a table of attention modules describes batches: by requests,
-    new tokens (`isl`) and cached ones (`step`), in the phase `context` or `generation`."""
-    if phase == "generation":
-        axes: dict[str, Column] = {"batch": itemgetter("batch_size"), "context_tokens": lambda of: of["step"] + 1}
-        return {"axes": axes, "sums_kernels": False}
-    chunks: Column = lambda of: of["batch_size"] * of["isl"] / _chunk_length(of)  # noqa: E731
-    return {"axes": {"batch": chunks, "num_tokens": _chunk_length}, "sums_kernels": False, "is_point": _is_point}
 
 
 @dataclass(frozen=True)
@@ -323,6 +256,51 @@ class Collective(Op):
         share = (self.num_ranks - 1) / self.num_ranks
         factor = {"all_reduce": 2 * share, "send_recv": 1.0}.get(self.op, share)
         return self.message_bytes * factor
+
+
+@dataclass(frozen=True)
+class HyperConnection(Op):
+    """One mixing of the `num_streams` streams of a residual into a hidden state (`pre`), or its spreading over them
+    (`post`).
+
+    A layer mixes before attention and before the feed-forward, and spreads after each. Weights of the mixing are
+    computed from the streams themselves, constrained to a manifold (arXiv:2512.24880; vLLM 0.24 `layers/mhc.py`,
+    `kernels/mhc/tilelang.py`).
+    """
+
+    kind: ClassVar[str] = "hyper_connection"
+    axes: ClassVar[tuple[str, ...]] = ("num_tokens",)
+    shown: ClassVar[str] = "{num_tokens} x {num_streams} x {hidden_size}"
+    op: str
+    num_tokens: Size
+    hidden_size: int
+    num_streams: int
+
+    @property
+    def flops(self) -> Size:
+        mixed = self.num_streams * self.hidden_size
+        if self.op == "post":
+            return 2.0 * self.num_tokens * (self.num_streams + 1) * mixed
+        return 2.0 * self.num_tokens * (mixing_weights(self.num_streams) + 1) * mixed
+
+    @property
+    def num_bytes(self) -> Size:
+        """Streams and hidden state, read or written; streams are written anew afterwards."""
+        streams = self.num_streams * self.hidden_size * BF16_BYTES
+        if self.op == "post":
+            return self.num_tokens * (2 * streams + self.hidden_size * BF16_BYTES)
+        weights = site_parameters(self.hidden_size, self.num_streams) * FP32_BYTES
+        return weights + self.num_tokens * (streams + self.hidden_size * BF16_BYTES)
+
+
+def mixing_weights(num_streams: int) -> int:
+    """Return the weights of one mixing and spreading: of streams to the hidden state and back, and among streams."""
+    return (2 + num_streams) * num_streams
+
+
+def site_parameters(hidden_size: int, num_streams: int) -> int:
+    """Count the parameters at one place of a layer."""
+    return mixing_weights(num_streams) * (num_streams * hidden_size + 1) + 3
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from windtunnel.model.hyper_connections import site_parameters
-from windtunnel.model.shape import ModelSpec
+from windtunnel.model.operators import site_parameters
+from windtunnel.model.shape import FeedForwardParameters, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -16,26 +16,19 @@ class ParameterCount:
     """Output layer, without its matrix where embeddings are tied."""
     attention: int
     """Projections and their biases, sinks, short convolutions and decay rates; not the norms."""
-    dense_feed_forward: int
-    routed_experts: int
-    shared_experts: int
-    router: int
-    """Routers, their biases, the gates of shared experts, and projections to and from experts' latent width."""
+    feed_forward: FeedForwardParameters
     norms: int
     """Norms, and the weights of hyper-connections."""
-    inactive_experts: int
-    """Parameters of `routed_experts` that a token does not use."""
 
     @property
     def total(self) -> int:
         """All parameters."""
-        feed_forward = self.dense_feed_forward + self.routed_experts + self.shared_experts + self.router
-        return self.embedding + self.lm_head + self.attention + feed_forward + self.norms
+        return self.embedding + self.lm_head + self.attention + self.feed_forward.total + self.norms
 
     @property
     def active(self) -> int:
         """Parameters that one token meets; the embedding table counts whole, as in most model cards."""
-        return self.total - self.inactive_experts
+        return self.total - self.feed_forward.inactive
 
 
 def count_parameters(model: ModelSpec) -> ParameterCount:
@@ -46,21 +39,17 @@ def count_parameters(model: ModelSpec) -> ParameterCount:
     hidden_size = model.hidden_size
     embedding = model.vocab_size * hidden_size
     norm = hidden_size * (2 if model.norm_bias else 1)
-    counts = [(num_layers, part.parameters(hidden_size)) for num_layers, part in model.feed_forwards]
     inner_norms = sum(num_layers * attention.norm_parameters() for num_layers, attention in model.attentions)
+    feed_forwards = (part.parameters(hidden_size) * num_layers for num_layers, part in model.feed_forwards)
     return ParameterCount(
         embedding=embedding + model.learned_positions * hidden_size,
         lm_head=(0 if model.tie_word_embeddings else embedding) + (model.vocab_size if model.lm_head_bias else 0),
         attention=sum(num_layers * part.num_parameters(hidden_size) for num_layers, part in model.attentions),
-        dense_feed_forward=sum(num_layers * count.dense for num_layers, count in counts),
-        routed_experts=sum(num_layers * count.routed for num_layers, count in counts),
-        shared_experts=sum(num_layers * count.shared for num_layers, count in counts),
-        router=sum(num_layers * count.router for num_layers, count in counts),
+        feed_forward=sum(feed_forwards, FeedForwardParameters()),
         norms=norm
         + _mixing_parameters(model)
         + sum(group.num_layers * group.num_norms * norm for group in model.layers)
         + inner_norms,
-        inactive_experts=sum(num_layers * count.inactive for num_layers, count in counts),
     )
 
 

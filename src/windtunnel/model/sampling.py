@@ -2,13 +2,24 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
 
 from windtunnel.model.operators import Elementwise, Launch, Op, Size
-from windtunnel.schema import Fraction, NonNegative, Positive, PositiveFraction, Schema, Whole, check_finite
+from windtunnel.schema import (
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Schema,
+    Whole,
+    check_finite,
+    decode,
+    read_yaml,
+)
 
 Finite = Annotated[float, check_finite]
 
@@ -92,35 +103,16 @@ class Sampler:
 GREEDY_SAMPLER = Sampler()
 
 
-KERNELS: dict[str, tuple[tuple[str, int], ...]] = {
-    "sort": (("sort", 1), ("segmented_sort", 128)),
-    "triton": (("sort", 1), ("triton", 8)),
-    "triton_split": (("triton_split", 1), ("triton", 65)),
-    "flashinfer": (("flashinfer", 1),),
-}
-"""Value of `engine.sampler` -> the variants of the kernel, each with the least rows that it filters.
+class SamplingCosts(Schema):
+    """Everything in `sampling.yaml`, which describes the fields and has their sources."""
 
-PyTorch sorts up to 127 rows as one array and more of them row by row (`aten/src/ATen/native/cuda/SortStable.cu`). vLLM
-calls its Triton kernel from 8 rows on (pull request 33538), and splits up to 64 rows over programs where no request has
-a top-k (pull request 54651).
-"""
+    logit_bytes: dict[str, float]
+    sample_bytes: dict[str, float]
+    kernels: dict[str, dict[str, int]]
 
-NATIVE_LOGIT_BYTES = 46.0
-"""Bytes that eager PyTorch moves for each logit of a random choice: bf16 to fp32 (6), the temperature (8), softmax
-(12), exponential noise (4), their quotient (12) and arg-max (4) (`random_sample` of vLLM 0.8 to 0.33)."""
-FUSED_LOGIT_BYTES = 14.0
-"""Bytes before FlashInfer's kernels, which hold softmax and choice: bf16 to fp32, and the temperature."""
-GREEDY_LOGIT_BYTES = 10.0
-"""Bytes of arg-max: bf16 logits are read and written as fp32, which arg-max reads again."""
-MIN_P_LOGIT_BYTES = 21.0
-"""Bytes of a second softmax (12), its maximum (4) and the mask (5) (vLLM `MinPLogitsProcessor`)."""
-PENALTY_LOGIT_BYTES = 68.0
-"""Bytes of two counts of tokens, in prompt and output, with their masks, and of three penalties
-(`apply_penalties` of vLLM 0.8 to 0.33, `model_executor/layers/utils.py`)."""
-LOGPROB_LOGIT_BYTES = 34.0
-"""Bytes of the log-softmax (10), of the radix selection of the largest (20) and of the rank of the chosen one (4)."""
-MASK_LOGIT_BYTES = 8.125
-"""Bytes of a bit mask and of the logits that it is applied to (xgrammar `apply_token_bitmask_inplace`)."""
+
+COSTS = decode(read_yaml(Path(__file__).with_suffix(".yaml")), SamplingCosts, "sampling.yaml")
+KERNELS = COSTS.kernels
 
 
 @dataclass(frozen=True)
@@ -157,26 +149,24 @@ def sampling_launches(sampler: Sampler, rows: Size, vocabulary: int) -> Iterator
     `LogitsProcessor._gather_logits` on CUDA; SGLang `logits_processor.py`).
     """
 
-    def over_logits(name: str, bytes_per_logit: float) -> Launch:
-        return Launch(name, Elementwise("sample", rows, vocabulary * bytes_per_logit))
+    def over_logits(name: str) -> Launch:
+        return Launch(name, Elementwise("sample", rows, vocabulary * COSTS.logit_bytes[name]))
 
     sampling = sampler.sampling
     if sampling.structured_output:
-        yield over_logits("token_mask", MASK_LOGIT_BYTES)
+        yield over_logits("token_mask")
     if sampling.has_penalties:
-        yield over_logits("penalties", PENALTY_LOGIT_BYTES)
+        yield over_logits("penalties")
     is_filtered = sampling.keeps_top_k or sampling.keeps_top_p
     if is_filtered:
         yield from _filter_launches(sampler, rows, vocabulary)
     if sampling.min_p and not sampling.is_greedy:
-        yield over_logits("min_p", MIN_P_LOGIT_BYTES)
-    if sampling.is_greedy:
-        yield over_logits("sample", GREEDY_LOGIT_BYTES)
-    else:
-        is_fused = is_filtered and sampler.kernel == "flashinfer"
-        yield over_logits("sample", FUSED_LOGIT_BYTES if is_fused else NATIVE_LOGIT_BYTES)
+        yield over_logits("min_p")
+    is_fused = is_filtered and sampler.kernel == "flashinfer"
+    way = "greedy" if sampling.is_greedy else "fused" if is_fused else "native"
+    yield Launch("sample", Elementwise("sample", rows, vocabulary * COSTS.sample_bytes[way]))
     if sampling.logprobs is not None:
-        yield over_logits("logprobs", LOGPROB_LOGIT_BYTES)
+        yield over_logits("logprobs")
 
 
 SAMPLING_LAUNCHES = ("token_mask", "penalties", "token_filter", "min_p", "sample", "logprobs")
@@ -185,9 +175,9 @@ SAMPLING_LAUNCHES = ("token_mask", "penalties", "token_filter", "min_p", "sample
 
 def _filter_launches(sampler: Sampler, rows: Size, vocabulary: int) -> Iterator[Launch]:
     """Yield the filter once for each variant of its kernel, which counts for the rows in its range alone."""
-    variants = KERNELS[sampler.kernel]
+    variants = list(KERNELS[sampler.kernel].items())
     if sampler.kernel == "triton_split" and sampler.sampling.keeps_top_k:
-        variants = (("triton", 1),)
+        variants = [("triton", 1)]
     for (variant, least), (_, following) in zip(variants, (*variants[1:], ("", np.inf)), strict=True):
         is_chosen = (np.asarray(rows) >= (least if least > 1 else 0)) & (np.asarray(rows) < following)
         if not is_chosen.any():

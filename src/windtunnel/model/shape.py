@@ -6,14 +6,15 @@ A kind is one module of `model/attention/` or `model/feed_forward/`, or of an in
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, ClassVar, Self
+
+import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.model.architectures import Architecture
 from windtunnel.model.config_reader import ConfigReader
-from windtunnel.model.hyper_connections import HyperConnection
-from windtunnel.model.operators import BF16_BYTES, Collective, Elementwise, Gemm, Launch, Op, Size
+from windtunnel.model.operators import BF16_BYTES, Collective, Elementwise, Gemm, HyperConnection, Launch, Op, Size
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import ACTIVATION_BITS, Format, Precision
 from windtunnel.model.quantization import Names
@@ -165,6 +166,26 @@ class Attention(LayerKind):
         return self.is_recurrent or (self.window_tokens is not None and self.window_tokens < max_model_len)
 
 
+class Recurrence(Attention):
+    """A recurrence in place of attention, with a state of fixed size for a request."""
+
+    __slots__ = ()
+    is_recurrent = True
+
+    def decode_launches(self, shard: "Shard", batch: Size, context_tokens: Size) -> Iterator[Launch]:
+        """Yield the core for one token of each request, at every context."""
+        return self.core_launches(shard, batch, 1.0 + 0.0 * context_tokens, "decode")
+
+    def prefill_launches(self, shard: "Shard", batch: Size, num_tokens: Size) -> Iterator[Launch]:
+        """Yield the core of prefill chunks, whose cost does not depend on earlier context: a batch below one is one
+        chunk of `batch x num_tokens` tokens."""
+        return self.core_launches(shard, np.maximum(batch, 1.0), num_tokens * np.minimum(batch, 1.0), "prefill")
+
+    def core_launches(self, shard: "Shard", batch: Size, num_tokens: Size, phase: str) -> Iterator[Launch]:
+        """Yield the core for `batch` chunks of `num_tokens` tokens, in the phase `decode` or `prefill`."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class FeedForwardParameters:
     """Numbers of parameters of one layer's feed-forward."""
@@ -176,6 +197,18 @@ class FeedForwardParameters:
     """The router, its bias, the gate of shared experts, and projections to and from experts' latent width."""
     inactive: int = 0
     """Parameters of `routed` that a token does not use."""
+
+    def __add__(self, other: "FeedForwardParameters") -> "FeedForwardParameters":
+        return FeedForwardParameters(
+            *(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True))
+        )
+
+    def __mul__(self, num_layers: int) -> "FeedForwardParameters":
+        return FeedForwardParameters(*(count * num_layers for count in astuple(self)))
+
+    @property
+    def total(self) -> int:
+        return self.dense + self.routed + self.shared + self.router
 
 
 class FeedForward(LayerKind):
@@ -348,6 +381,10 @@ class Shard:
         streams = 3 + self.model.earlier_blocks
         num_bytes = self.model.hidden_size * (streams * BF16_BYTES + ACTIVATION_BITS[output] / 8)
         return Launch(name, Elementwise("norm", num_tokens, num_bytes), count)
+
+    def elementwise(self, name: str, num_tokens: Size, bytes_per_token: float) -> Launch:
+        """Return a kernel that only moves data, some bytes for each token."""
+        return Launch(name, Elementwise(name, num_tokens, bytes_per_token))
 
     def mix(self, part: str, num_tokens: Size) -> Iterator[Launch]:
         """Yield what several streams of the residual add before (`pre`) or after (`post`) a part of a layer."""

@@ -199,13 +199,13 @@ class TableModel:
         """
         axes, seconds = self.table.site_rows(site)
         points = np.column_stack(list(axes.values()))
-        similar = _Similar(self, site)
+        similar = self._similar_sites(site)
         new: list[Point] = []
         values: list[float] = []
         for row, level in gaps(points, self._levels):
             low, high = tuple(points[row].tolist()), tuple(points[row + 1].tolist())
             middle = (*low[:-1], level)
-            bends = similar.bends(low, middle, high)
+            bends = self._bends(site, similar, (low, middle, high))
             if len(bends) >= _LEAST_BENDS:
                 part = np.log(level / low[-1]) / np.log(high[-1] / low[-1])
                 line = np.log(seconds[row]) * (1 - part) + np.log(seconds[row + 1]) * part
@@ -223,6 +223,31 @@ class TableModel:
     def _levels(self) -> Floats:
         """Coordinates of the last axis that were measured at any site."""
         return np.unique(list(self.table.axes.values())[-1])
+
+    def _similar_sites(self, site: tuple[float, ...]) -> list[tuple[float, ...]]:
+        """Return the sites similar to one site, the nearest first."""
+        every = [other for other in self.table.rows_by_site if other != site]
+        if not every:
+            return []
+        rows, _ = _nearest(self.table.kind, np.array(every), np.array(site), _NUM_LOOKED_AT)
+        return [every[row] for row in rows]
+
+    def _bends(
+        self, site: tuple[float, ...], similar: list[tuple[float, ...]], points: tuple[Point, Point, Point]
+    ) -> list[float]:
+        """Return the bends of similar sites between three points, or between points that give them the same work."""
+        name = operator_type(self.table.kind).shares_batch
+        index = site_names(self.table.kind).index(name) if name else None
+        bends: list[float] = []
+        for other in similar:
+            for share in [1.0] if index is None else [1.0, site[index] / other[index]]:
+                low, middle, high = ((*(share * first for first in point[:-1]), point[-1]) for point in points)
+                value = bend(self.log_seconds_at(other), low, middle, high)
+                if value is not None:
+                    bends.append(value)
+            if len(bends) >= _NUM_BENDS:
+                break
+        return bends
 
     def log_seconds_at(self, site: tuple[float, ...]) -> dict[Point, float]:
         """Return measured point of a site -> log of its seconds."""
@@ -248,40 +273,6 @@ class TableModel:
             if not prediction.inside.all():
                 worst = Coverage.SCALED
         return np.exp(log_seconds), worst
-
-
-@dataclass(frozen=True)
-class _Similar:
-    """Sites similar to one site, the nearest first."""
-
-    model: TableModel
-    site: tuple[float, ...]
-
-    @cached_property
-    def sites(self) -> list[tuple[float, ...]]:
-        table = self.model.table
-        every = [site for site in table.rows_by_site if site != self.site]
-        if not every:
-            return []
-        rows, _ = _nearest(table.kind, np.array(every), np.array(self.site), _NUM_LOOKED_AT)
-        return [every[row] for row in rows]
-
-    def bends(self, low: Point, middle: Point, high: Point) -> list[float]:
-        """Return the bends of similar sites between these points, or between points that give them the same work."""
-        name = operator_type(self.model.table.kind).shares_batch
-        index = site_names(self.model.table.kind).index(name) if name else None
-        bends: list[float] = []
-        for site in self.sites:
-            log_seconds = self.model.log_seconds_at(site)
-            shares = [1.0] if index is None else [1.0, self.site[index] / site[index]]
-            for share in shares:
-                scaled = [(*(share * first for first in point[:-1]), point[-1]) for point in (low, middle, high)]
-                value = bend(log_seconds, *scaled)
-                if value is not None:
-                    bends.append(value)
-            if len(bends) >= _NUM_BENDS:
-                break
-        return bends
 
 
 CHUNKED = ("prefill_attention", "latent_prefill_attention", "compressed_prefill", "block_sparse_prefill")

@@ -13,7 +13,7 @@ from windtunnel.model.shape import operator_types
 from windtunnel.pricing.estimator import Estimator, TableEstimator
 from windtunnel.pricing.regress import cached
 from windtunnel.pricing.roofline import Roofline
-from windtunnel.pricing.table import MeasurementTable, read_provenance, read_tables, text_names, write_tables
+from windtunnel.pricing.table import MeasurementTable, read_provenance, read_tables, words_of, write_tables
 
 
 def profile_files(folder: Path) -> list[Path]:
@@ -96,7 +96,7 @@ def profile_estimator(folder: Path, device: Device, node: Node | None, estimator
 
 def table_in(tables: Mapping[tuple[str, ...], MeasurementTable], op: ops.Op) -> MeasurementTable | None:
     """Return the table of the kind and words of `op`, or None where `tables` has none."""
-    return tables.get((op.kind, *(str(getattr(op, name)) for name in text_names(op.kind))))
+    return tables.get((op.kind, *words_of(op).values()))
 
 
 def tables_by_words(folder: Path) -> dict[tuple[str, ...], MeasurementTable]:
@@ -107,11 +107,10 @@ def tables_by_words(folder: Path) -> dict[tuple[str, ...], MeasurementTable]:
     """
     tables: dict[tuple[str, ...], MeasurementTable] = {}
     for table in read_profile(folder):
-        words = (table.kind, *(table.words[name] for name in text_names(table.kind)))
-        if words in tables:
+        if table.key in tables:
+            sources = f"{tables[table.key].source} and {table.source}"
             raise InputError(
-                f"the profile {folder} has {' '.join(words)} twice: from {tables[words].source} and {table.source}",
-                "keep a folder for each",
+                f"the profile {folder} has {' '.join(table.key)} twice: from {sources}", "keep a folder for each"
             )
-        tables[words] = table
+        tables[table.key] = table
     return tables

@@ -23,7 +23,7 @@ from windtunnel.model import operators as ops
 from windtunnel.pricing.choices import REGRESSIONS, estimators
 from windtunnel.pricing.estimator import CHUNKED, TableModel
 from windtunnel.pricing.roofline import Roofline
-from windtunnel.pricing.table import Floats, MeasurementTable, read_tables, write_tables
+from windtunnel.pricing.table import Floats, MeasurementTable, grouped, read_tables, write_tables
 
 Ints = NDArray[np.intp]
 FOLDS = 5
@@ -255,12 +255,9 @@ def _rising(axes: list[Floats], values: Floats) -> Floats:
 def _lines(axes: list[Floats], axis: int) -> list[Ints]:
     """Return the rows of every line along `axis`, sorted: all other coordinates are equal."""
     others = [column for index, column in enumerate(axes) if index != axis]
-    order = np.lexsort([axes[axis], *others])
     if not others:
-        return [order]
-    fixed = np.column_stack(others)[order]
-    starts = np.flatnonzero(np.any(fixed[1:] != fixed[:-1], axis=1)) + 1
-    return [rows for rows in np.split(order, starts) if len(rows) > 1]
+        return [np.argsort(axes[axis], kind="stable")]
+    return [rows for rows in grouped(others, [axes[axis]]) if len(rows) > 1]
 
 
 def pooled(values: Floats) -> Floats:

@@ -29,7 +29,6 @@ from windtunnel.model.attention.grouped_query import DecodeAttention, PrefillAtt
 from windtunnel.model.attention.latent import LatentDecodeAttention, LatentPrefillAttention, SparseLatent
 from windtunnel.model.attention.mamba2 import CausalConvolution
 from windtunnel.model.feed_forward.experts import Experts
-from windtunnel.model.hyper_connections import HyperConnection
 from windtunnel.model.precision import ACTIVATION_BITS, BITS, COMPUTE, Format
 from windtunnel.model.sampling import TokenFilter
 from windtunnel.schema import read_yaml
@@ -263,7 +262,7 @@ def convolution_seconds(op: CausalConvolution, on: Machine, c: Coefficients) -> 
     return c["launch_us"] * US + soft_max(memory_seconds(op.num_bytes, on, c), waves, c["overlap"])
 
 
-def elementwise_seconds(op: ops.Elementwise | HyperConnection, on: Machine, c: Coefficients) -> Size:
+def elementwise_seconds(op: ops.Elementwise | ops.HyperConnection, on: Machine, c: Coefficients) -> Size:
     """Return the seconds of a kernel that streams its bytes."""
     return c["launch_us"] * US + memory_seconds(op.num_bytes, on, c)
 

@@ -7,7 +7,7 @@ GEMM's n and k, an attention's heads) at which a curve or surface was measured a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -54,6 +54,14 @@ def _site_names(operator: Hashable) -> tuple[str, ...]:
 def text_names(kind: str) -> tuple[str, ...]:
     """Return the dimensions of `kind` that are words (formats, a collective's name); a table has one word each."""
     return tuple(f.name for f in fields(operator_type(kind)) if f.name in _TEXT_FIELDS)
+
+
+def grouped(keys: Sequence[NDArray[Any]], along: Sequence[Floats] = ()) -> list[NDArray[np.intp]]:
+    """Return the rows of each group with equal `keys`, sorted by `along`; groups and columns in lexical order."""
+    order = np.lexsort([*keys, *along][::-1])
+    sorted_keys = np.column_stack([key[order] for key in keys])
+    starts = np.flatnonzero(np.any(sorted_keys[1:] != sorted_keys[:-1], axis=1)) + 1
+    return np.split(order, starts) if len(order) else []
 
 
 @dataclass(frozen=True)
@@ -103,17 +111,18 @@ class MeasurementTable:
     def __len__(self) -> int:
         return len(self.seconds)
 
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Kind and words, by which tables of one source are told apart."""
+        return (self.kind, *self.words.values())
+
     @cached_property
     def rows_by_site(self) -> dict[tuple[float, ...], NDArray[np.intp]]:
         """Rows of each site, sorted along the axes."""
-        if not len(self):
-            return {}
-        columns = [*self.sites.values(), *self.axes.values()]
-        order = np.lexsort(columns[::-1])
-        keys = np.column_stack([column[order] for column in self.sites.values()])
-        starts = np.flatnonzero(np.append(True, np.any(keys[1:] != keys[:-1], axis=1)))
-        groups = np.split(order, starts[1:])
-        return {tuple(key): rows for key, rows in zip(keys[starts].tolist(), groups, strict=True)}
+        groups = grouped(list(self.sites.values()), list(self.axes.values()))
+        first = np.array([rows[0] for rows in groups], dtype=np.intp)
+        keys = np.column_stack([column[first] for column in self.sites.values()])
+        return dict(zip(map(tuple, keys.tolist()), groups, strict=True))
 
     def site_rows(self, site: tuple[float, ...]) -> tuple[dict[str, Floats], Floats]:
         """Return axes and seconds of one site, sorted, with repeated points replaced by their median."""
@@ -166,40 +175,34 @@ def tables_from(points: Iterable[Points], source: str) -> list[MeasurementTable]
 
     Statistics are kept where all operators of a table have them.
     """
-    groups: dict[tuple[str, ...], list[Points]] = {}
-    for point in points:
-        words = (str(getattr(point[0], name)) for name in text_names(point[0].kind))
-        groups.setdefault((point[0].kind, *words), []).append(point)
-    return [_table_from(kind, words, group, source) for (kind, *words), group in sorted(groups.items())]
+    return merged([_measured(*point, source) for point in points])
 
 
-def _table_from(kind: str, words: Iterable[str], points: list[Points], source: str) -> MeasurementTable:
-    seconds = np.concatenate([part for _, part, _ in points])
+def _measured(op: ops.Op, seconds: Floats, statistics: Mapping[str, Floats], source: str) -> MeasurementTable:
     known = np.isfinite(seconds)
+    names = (*site_names(op.kind), *op.axes)
+    dimensions = {name: np.broadcast_to(getattr(op, name), seconds.shape)[known] for name in names}
+    kept = {name: statistics[name][known] for name in STATISTICS} if set(STATISTICS) <= set(statistics) else {}
+    return replace(table_of(op, seconds[known], source, **dimensions), statistics=kept)
 
-    def column(name: str) -> Floats:
-        values = [np.broadcast_to(np.asarray(getattr(op, name), np.float64), part.shape) for op, part, _ in points]
-        return np.asarray(np.concatenate(values)[known], np.float64)
 
-    statistics: dict[str, Floats] = {}
-    if all(set(STATISTICS) <= set(kept) for _, _, kept in points):
-        statistics = {name: np.concatenate([kept[name] for _, _, kept in points])[known] for name in STATISTICS}
-    return MeasurementTable(
-        kind,
-        {name: column(name) for name in site_names(kind)},
-        {name: column(name) for name in points[0][0].axes},
-        seconds[known],
-        source,
-        dict(zip(text_names(kind), words, strict=True)),
-        statistics,
-    )
+def table_of(op: ops.Op, seconds: Floats, source: str, /, **dimensions: ops.Size) -> MeasurementTable:
+    """Return a table of the kind and words of `op`; `dimensions` have a number for each row, or one for all."""
+    columns = {name: np.full(len(seconds), values, np.float64) for name, values in dimensions.items()}
+    sites, axes = ({name: columns[name] for name in names} for names in (site_names(op.kind), op.axes))
+    return MeasurementTable(op.kind, sites, axes, seconds, source, words_of(op))
+
+
+def words_of(op: ops.Op) -> dict[str, str]:
+    """Return the words of the table that `op` belongs to."""
+    return {name: str(getattr(op, name)) for name in text_names(op.kind)}
 
 
 def merged(tables: list[MeasurementTable]) -> list[MeasurementTable]:
     """Join tables of the same kind and words; statistics are kept where all tables have them."""
     groups: dict[tuple[str, ...], list[MeasurementTable]] = {}
     for table in tables:
-        groups.setdefault((table.kind, *table.words.values()), []).append(table)
+        groups.setdefault(table.key, []).append(table)
     return [parts[0] if len(parts) == 1 else _joined(parts) for _, parts in sorted(groups.items())]
 
 

@@ -3,8 +3,9 @@
 import math
 from dataclasses import dataclass
 
+from windtunnel.training.figures import FIGURES
 from windtunnel.training.job import TrainingFaults
-from windtunnel.training.layers.sharding import NUM_MOMENTS, STATE_BYTES
+from windtunnel.training.layers.sharding import STATE_BYTES
 from windtunnel.training.step import TrainingResult
 
 
@@ -69,7 +70,7 @@ def campaign(result: TrainingResult) -> Campaign | None:
 def checkpoint_bytes(result: TrainingResult) -> float:
     """Return the bytes of the complete model's 16-bit parameters, master copy and optimizer state."""
     precision = result.setup.job.precision
-    each = 2.0 + NUM_MOMENTS[result.setup.job.optimizer] * STATE_BYTES[precision.moments]
+    each = 2.0 + FIGURES.num_moments[result.setup.job.optimizer] * STATE_BYTES[precision.moments]
     each += STATE_BYTES["fp32"] if precision.master_weights == "fp32" else 0.0
     return result.num_parameters * each
 

@@ -122,9 +122,8 @@ def _shard(rank: Rank, prices: TrainingPricer, chunk: LayerChunk, forward: PassC
         beside = (gathers if prefetches else 0.0) + (reduces if reduces_beside else 0.0)
         hidden = min(beside, each) * (num_layers - 1)
         cost.slowdown_s += hidden * prices.overlap_slowdown
-        cost.hidden_s[Group.DATA] = cost.hidden_s.get(Group.DATA, 0.0) + hidden
-        exposed = communication * num_layers - hidden
-        cost.exposed_s[Group.DATA] = cost.exposed_s.get(Group.DATA, 0.0) + exposed
+        cost.hidden_s[Group.DATA] += hidden
+        cost.exposed_s[Group.DATA] += communication * num_layers - hidden
     for cost, tasks in ((forward, gather_tasks(rank, ends)), (backward, reduce_tasks(rank, trained(rank, ends)))):
         if ends.dense:
             cost.exposed_s[Group.DATA] += prices.seconds(tasks)

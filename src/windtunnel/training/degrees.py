@@ -71,12 +71,8 @@ def degrees(job: TrainingJob) -> Degrees:
             "reduce global_batch, or give more devices or a larger micro_batch",
         )
     check_size(tasks=2.0 * num_microbatches * given.pp * given.virtual_stages)
-    if job.num_microbatches not in (None, num_microbatches):
-        raise InputError(
-            f"num_microbatches = {job.num_microbatches}, but global_batch / (dp x micro_batch) = {job.global_batch} / "
-            f"({dp} x {job.micro_batch}) = {num_microbatches}",
-            "leave num_microbatches out: it follows",
-        )
+    formula = f"global_batch / (dp x micro_batch) = {job.global_batch} / ({dp} x {job.micro_batch})"
+    _check_given("num_microbatches", job.num_microbatches, num_microbatches, formula)
     experts_tp, experts_dp = _experts_degrees(given, num_devices)
     shard_group = job.sharding.group or dp * given.cp
     _divide("dp x cp = shard group x replicas", dp * given.cp, shard_group)
@@ -104,12 +100,9 @@ def _devices(job: TrainingJob) -> tuple[int, int]:
     if given.dp is None and job.num_devices:
         dp = _divide("num_devices = tp x cp x pp x dp", job.num_devices, model_ranks)
     num_devices = model_ranks * dp
-    if job.num_devices not in (None, num_devices):
-        raise InputError(
-            f"num_devices = {job.num_devices}, but tp x cp x pp x dp = {given.tp} x {given.cp} x {given.pp} x {dp} "
-            f"= {num_devices}",
-            "leave dp out: it follows from num_devices",
-        )
+    formula = f"tp x cp x pp x dp = {given.tp} x {given.cp} x {given.pp} x {dp}"
+    hint = "leave dp out: it follows from num_devices"
+    _check_given("num_devices", job.num_devices, num_devices, formula, hint)
     return num_devices, dp
 
 
@@ -118,13 +111,16 @@ def _experts_degrees(given: TrainingParallelism, num_devices: int) -> tuple[int,
     experts_tp = given.experts_tp or (given.tp if given.ep == 1 else 1)
     per_stage = num_devices // given.pp
     experts_dp = _divide("num_devices / pp = experts_tp x ep x experts_dp", per_stage, experts_tp * given.ep)
-    if given.experts_dp not in (None, experts_dp):
-        raise InputError(
-            f"experts_dp = {given.experts_dp}, but num_devices / (pp x experts_tp x ep) = {num_devices} / "
-            f"({given.pp} x {experts_tp} x {given.ep}) = {experts_dp}",
-            "leave experts_dp out: it follows",
-        )
+    formula = f"num_devices / (pp x experts_tp x ep) = {num_devices} / ({given.pp} x {experts_tp} x {given.ep})"
+    _check_given("experts_dp", given.experts_dp, experts_dp, formula)
     return experts_tp, experts_dp
+
+
+def _check_given(name: str, given: int | None, value: int, formula: str, hint: str | None = None) -> None:
+    """Raise InputError where a job gives another `value` than its other degrees do by `formula`."""
+    if given not in (None, value):
+        message = f"{name} = {given}, but {formula} = {value}"
+        raise InputError(message, hint or f"leave {name} out: it follows")
 
 
 def _divide(relation: str, total: int, part: int) -> int:

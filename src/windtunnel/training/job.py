@@ -8,16 +8,7 @@ from windtunnel.hardware import Device, Node
 from windtunnel.model.precision import Format
 from windtunnel.model.shape import ModelSpec
 from windtunnel.network.settings import ClusterNetwork
-from windtunnel.schema import (
-    AtLeastOne,
-    Positive,
-    Schema,
-    check_non_negative,
-    decode,
-    read_table,
-    read_yaml,
-    set_path,
-)
+from windtunnel.schema import AtLeastOne, Positive, Schema, check_non_negative, decode, read_table, read_yaml, set_path
 
 Framework = Literal["megatron", "deepspeed", "fsdp2", "deepseek"]
 

@@ -6,25 +6,11 @@ in `training/layers/parts.py`, so that memory and time cannot disagree about wha
 
 from dataclasses import dataclass
 
+from windtunnel.training.figures import FIGURES
 from windtunnel.training.layers.chunks import LayerChunk, Parameters, chunk_parameters, layer_parameters, trained
 from windtunnel.training.layers.parts import Work, ends_work, head_parts, layer_work
 from windtunnel.training.layers.rank import BF16_BYTES, WIRE_BYTES, Group, Rank
-from windtunnel.training.layers.sharding import NUM_MOMENTS, STATE_BYTES, gathered_layer, owned
-from windtunnel.units import GIB
-
-CONTEXT_BYTES = 1.0 * GIB
-"""CUDA context and loaded kernels of one process (0.5 to 0.6 GiB on Ampere and Hopper) and cuBLAS workspaces."""
-
-COMMUNICATOR_BYTES = 0.4 * GIB
-"""NCCL's channel buffers of one communicator: 16 to 24 channels of about 10 MB of LL, LL128 and Simple, both ways."""
-
-USABLE_FRACTION = 0.93
-"""Share of a device's memory that a job may be predicted to fill. The driver keeps about 1%; the rest is the error of
-this prediction: BLOOM's sweep ran out of memory at 94% and above, and its runs that fitted are predicted below."""
-
-FRAGMENTATION = 0.1
-"""Share of activations and temporaries that the caching allocator cannot hand out again: PyTorch's reserved less
-allocated memory in long runs lies between 5 and 15%."""
+from windtunnel.training.layers.sharding import STATE_BYTES, gathered_layer, owned
 
 
 @dataclass(frozen=True)
@@ -67,7 +53,7 @@ def state_bytes(rank: Rank, held: Parameters) -> tuple[float, float, float]:
     if job.framework == "deepspeed" and precision.gradients == "fp32" and zero < 3:
         # DeepSpeed's bf16_optimizer.py lets autograd fill 16-bit gradients and adds them to its fp32 ones.
         gradients += BF16_BYTES * learnt.total
-    moments = NUM_MOMENTS[job.optimizer] * STATE_BYTES[precision.moments]
+    moments = FIGURES.num_moments[job.optimizer] * STATE_BYTES[precision.moments]
     master = STATE_BYTES[precision.master_weights or "fp32"]
     keeps_master = precision.master_weights == "fp32" or zero >= 3
     return parameters, gradients, num_owned * (moments + (master if keeps_master else 0.0))
@@ -147,5 +133,9 @@ def stage_memory(
     parameters, gradients, optimizer = state_bytes(rank, held)
     transient = transient_bytes(rank, held_chunks)
     num_communicators = 1 + sum(rank.layout(group)[0] > 1 for group in Group)
-    reserve = CONTEXT_BYTES + num_communicators * COMMUNICATOR_BYTES + FRAGMENTATION * (activations_bytes + transient)
+    reserve = (
+        FIGURES.context_bytes
+        + num_communicators * FIGURES.communicator_bytes
+        + FIGURES.fragmentation * (activations_bytes + transient)
+    )
     return StageMemory(stage, parameters, gradients, optimizer, activations_bytes, transient, reserve, num_in_flight)

@@ -7,8 +7,11 @@ they give on measured runs, each data set also with figures fitted without it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node
@@ -16,37 +19,9 @@ from windtunnel.model import operators as ops
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.network.cluster import FABRIC_ERROR, Network
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
+from windtunnel.training.figures import FIGURES
 from windtunnel.training.layers.part import Task
 from windtunnel.training.layers.rank import Group, Rank
-
-SUSTAINED_FRACTION: Mapping[str, float] = {"ampere": 0.85, "hopper": 0.77, "blackwell": 0.8}
-"""Rate of matrix products and attention in a run of days against that in a profiling loop of milliseconds, by
-architecture: a loop ends before power and temperature lower the clock. Data sets agree on it where they were fitted one
-by one: Ampere 0.84 to 0.87, Hopper 0.76 to 0.84, Blackwell 0.77 to 0.84."""
-RATED_W: Mapping[str, float] = {"ampere": 400.0, "hopper": 700.0, "blackwell": 1000.0}
-"""Power limit of the devices that those fractions are for. Below it the clock falls with the cube root of power, which
-grows as f V^2 with V in proportion to f."""
-
-OTHER_SUSTAINED_FRACTION = 0.8
-
-OVERLAP_SLOWDOWN = 0.12
-"""Seconds that computation loses for each second of communication beside it: NCCL's kernels hold 16 to 24 of an H100's
-132 multiprocessors, and both share the memory's bandwidth."""
-
-NETWORK_EFFICIENCY = 0.9
-"""Share of the network cards' rate that large collectives between nodes reach: 386 of 400 GB/s for an all-reduce of 64
-H100 with SHARP, 92% of a 100 GB/s network without (nccl-tests logs of CoreWeave and of stas00/ml-engineering)."""
-
-ALIGNED_VALUES = 64
-UNALIGNED_SLOWDOWN = 1.3
-"""Matrix products whose rows do not begin at whole 128-byte lines: BLOOM's chronicles measured 94 TFLOP/s at a width of
-14,400 and 120 at 13,824, with heads of 150 and 216 values. Tables of measured operators hold aligned shapes only."""
-
-SCALE_UP_EFFICIENCY = 0.8
-"""The same for links inside a node, where a ring passes both: 360 of 450 GB/s on eight H100."""
-
-NETWORK_ERROR = 0.15
-"""Assumed relative error of `network_seconds`."""
 
 
 @dataclass(frozen=True)
@@ -60,21 +35,24 @@ class TaskCost:
     relative_error: float
 
 
+_sums = partial(defaultdict[Any, float], float)
+
+
 @dataclass
 class PassCost:
     """Seconds of one micro-batch's pass through some layers; exposed and hidden add up to all communication."""
 
-    compute_s: dict[str, float] = field(default_factory=dict)
+    compute_s: dict[str, float] = field(default_factory=_sums)
     """By class of operator."""
-    exposed_s: dict[Group, float] = field(default_factory=dict)
-    hidden_s: dict[Group, float] = field(default_factory=dict)
+    exposed_s: dict[Group, float] = field(default_factory=_sums)
+    hidden_s: dict[Group, float] = field(default_factory=_sums)
     pairable_s: float = 0.0
     """The exposed communication that another micro-batch's pass beside this one would hide (DualPipe)."""
     slowdown_s: float = 0.0
     """Seconds that computation loses to the communication beside it."""
     error_s: float = 0.0
     """Expected error of the estimates, in seconds, were they all wrong the same way."""
-    by_coverage: dict[Coverage, float] = field(default_factory=dict)
+    by_coverage: dict[Coverage, float] = field(default_factory=_sums)
 
     @property
     def computing_s(self) -> float:
@@ -93,7 +71,7 @@ class PassCost:
             (self.by_coverage, other.by_coverage),
         ):
             for name, seconds in others.items():
-                mine[name] = mine.get(name, 0.0) + seconds * times  # type: ignore[index, call-overload]
+                mine[name] += seconds * times  # type: ignore[index]
         self.pairable_s += other.pairable_s * times
         self.slowdown_s += other.slowdown_s * times
         self.error_s += other.error_s * times
@@ -126,14 +104,14 @@ def network_seconds(op: ops.Collective, node: Node) -> float:
     if node.scale_out is None:
         raise InputError(f"{op.op} over {op.span_nodes} nodes needs a link between nodes, which {node.name} lacks")
     inside = max(op.num_ranks // op.span_nodes, 1)
-    card = node.scale_out.bytes_per_s * NETWORK_EFFICIENCY
+    card = node.scale_out.bytes_per_s * FIGURES.network_efficiency
     latency = node.scale_out.latency_s
     if op.op == "send_recv":
         return latency + float(op.message_bytes) / card
     if op.op == "all_to_all":
         leaves = (op.num_ranks - inside) / op.num_ranks
         return latency * math.log2(op.span_nodes + 1) + float(op.message_bytes) * leaves / card
-    rate = min(inside * card, node.scale_up.bytes_per_s * SCALE_UP_EFFICIENCY) if inside > 1 else card
+    rate = min(inside * card, node.scale_up.bytes_per_s * FIGURES.scale_up_efficiency) if inside > 1 else card
     ring = (op.span_nodes - 1) * latency + (op.num_ranks - op.span_nodes) * node.scale_up.latency_s
     if op.op == "all_reduce":
         ring = min(2 * ring, 2 * math.log2(op.span_nodes) * latency + 2 * inside * node.scale_up.latency_s)
@@ -163,7 +141,7 @@ class TrainingPricer:
     network: JobNetwork | None
     """None: only the links between nodes are known."""
     sustained_fraction: float
-    overlap_slowdown: float = OVERLAP_SLOWDOWN
+    overlap_slowdown: float = FIGURES.overlap_slowdown
     _known: dict[tuple[ops.Op, Group | None], Estimate] = field(default_factory=dict)
 
     def of_job(self, rank: Rank) -> TrainingPricer:
@@ -188,12 +166,14 @@ class TrainingPricer:
             return self.network.estimate(op, group)
         else:
             seconds = network_seconds(op, self.node)
-            return Estimate(seconds, Coverage.ROOFLINE, "links between nodes", NETWORK_ERROR)
+            return Estimate(seconds, Coverage.ROOFLINE, "links between nodes", FIGURES.network_error)
         seconds = float(estimate.seconds)
         if not isinstance(op, ops.Elementwise | ops.Collective):
             seconds /= self.sustained_fraction
-        if isinstance(op, ops.Gemm) and any(size > ALIGNED_VALUES and size % ALIGNED_VALUES for size in (op.n, op.k)):
-            seconds *= UNALIGNED_SLOWDOWN
+        if isinstance(op, ops.Gemm) and any(
+            size > FIGURES.aligned_values and size % FIGURES.aligned_values for size in (op.n, op.k)
+        ):
+            seconds *= FIGURES.unaligned_slowdown
         return replace(estimate, seconds=seconds)
 
     def seconds(self, tasks: Iterable[Task]) -> float:
@@ -205,11 +185,10 @@ class TrainingPricer:
         total = PassCost()
         costs = [self.task(task) for task in tasks]
         for cost in costs:
-            total.by_coverage[cost.coverage] = total.by_coverage.get(cost.coverage, 0.0) + cost.seconds
+            total.by_coverage[cost.coverage] += cost.seconds
             total.error_s += cost.seconds * cost.relative_error
             if cost.task.group is None:
-                kind = class_of(cost.task)
-                total.compute_s[kind] = total.compute_s.get(kind, 0.0) + cost.seconds
+                total.compute_s[class_of(cost.task)] += cost.seconds
         room = {cost.task.name: cost.seconds for cost in costs if cost.task.group is None}
         for cost in costs:
             if cost.task.group is not None:
@@ -226,14 +205,14 @@ class TrainingPricer:
                 hidden *= 1.0 - 1.0 / task.pieces
             room[task.beside] -= hidden
             total.slowdown_s += hidden * self.overlap_slowdown
-        total.hidden_s[group] = total.hidden_s.get(group, 0.0) + hidden
-        total.exposed_s[group] = total.exposed_s.get(group, 0.0) + cost.seconds - hidden
+        total.hidden_s[group] += hidden
+        total.exposed_s[group] = total.exposed_s[group] + cost.seconds - hidden
 
 
 def pricer(estimator: Estimator, device: Device, node: Node, network: JobNetwork | None = None) -> TrainingPricer:
     """Return a pricer with the shipped figures of the device's architecture."""
-    sustained = SUSTAINED_FRACTION.get(device.architecture, OTHER_SUSTAINED_FRACTION)
-    rated_w = RATED_W.get(device.architecture)
+    sustained = FIGURES.sustained_fraction.get(device.architecture, FIGURES.other_sustained_fraction)
+    rated_w = FIGURES.rated_w.get(device.architecture)
     if rated_w and device.tdp_w and device.tdp_w < rated_w:
         sustained *= (device.tdp_w / rated_w) ** (1 / 3)
     return TrainingPricer(estimator, node, network, sustained)

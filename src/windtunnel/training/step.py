@@ -17,11 +17,12 @@ from windtunnel.pricing.estimator import Coverage, Estimator
 from windtunnel.pricing.roofline import machine
 from windtunnel.schema import decode, read_yaml
 from windtunnel.training.costs import ChunkCost, chunk_costs, message_seconds
+from windtunnel.training.figures import FIGURES
 from windtunnel.training.job import GEMM_FORMATS, TrainingJob
 from windtunnel.training.layers.chunks import Parameters, trained
 from windtunnel.training.layers.rank import Group, Rank
 from windtunnel.training.layers.sharding import finish_tasks, optimizer_tasks
-from windtunnel.training.memory import USABLE_FRACTION, StageMemory, stage_memory
+from windtunnel.training.memory import StageMemory, stage_memory
 from windtunnel.training.pipeline import kernel as pipeline
 from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, WEIGHT
 from windtunnel.training.pipeline.schedules import Schedule, schedule
@@ -140,8 +141,8 @@ class TrainingResult:
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest device keeps within what jobs were measured to fill (`USABLE_FRACTION`)."""
-        return self.worst_memory.total_bytes <= USABLE_FRACTION * self.setup.device.memory_bytes
+        """Whether the fullest device keeps within what jobs were measured to fill (`FIGURES.usable_fraction`)."""
+        return self.worst_memory.total_bytes <= FIGURES.usable_fraction * self.setup.device.memory_bytes
 
 
 def simulate_training(

@@ -12,8 +12,8 @@ from windtunnel.errors import InputError
 from windtunnel.model.attention.compressed import CompressedAttention, CompressedDecode, CompressedPrefill
 from windtunnel.model.config import model_from_config
 from windtunnel.model.forward import decode_launches, prefill_launches, token_launches
-from windtunnel.model.hyper_connections import HyperConnection
 from windtunnel.model.memory import kv_bytes_per_token, state_bytes_per_request, weight_bytes
+from windtunnel.model.operators import HyperConnection
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.parameters import count_parameters
 from windtunnel.model.precision import BITS, Format

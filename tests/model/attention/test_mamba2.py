@@ -128,7 +128,7 @@ def test_a_token_meets_two_operations_for_each_weight_of_a_matrix() -> None:
     matrices = sum(x.op.flops * x.count for x in token_launches(one, 1) if x.op.kind == "gemm")
     count, layer = count_parameters(one.model), recurrence(LARGE)
     vectors = 54 * ((layer.inner_size + 2 * 8 * 256) * (4 + 1) + 3 * 256)  # the convolution, its bias, three a head
-    assert matrices == 2 * (count.attention + count.dense_feed_forward - vectors)
+    assert matrices == 2 * (count.attention + count.feed_forward.dense - vectors)
 
 
 def test_a_layer_of_one_part_has_one_norm_and_one_sum_over_ranks() -> None:

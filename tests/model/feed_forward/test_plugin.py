@@ -96,7 +96,7 @@ def test_a_kind_of_feed_forward_is_at_most_two_files(files: list[Path]) -> None:
 @pytest.mark.usefixtures("files")
 def test_its_counts_are_the_models() -> None:
     model = catalog.model(CONFIG)
-    assert count_parameters(model).dense_feed_forward == 4 * 2 * 1024 * 256
+    assert count_parameters(model).feed_forward.dense == 4 * 2 * 1024 * 256
     one, two = (weight_bytes(Shard(model, Precision(), Parallelism(tp=tp))) for tp in (1, 2))
     assert one / 2 < two < one
     assert decode(encode(model), ModelSpec) == model

@@ -3,7 +3,7 @@ import pytest
 
 from windtunnel import catalog
 from windtunnel.model import operators as ops
-from windtunnel.pricing.aiconfigurator.repeated_kernels import CountedOnce, counted_once
+from windtunnel.pricing.aiconfigurator.estimator import CountedOnce, counted_once
 from windtunnel.pricing.estimator import Coverage, Estimate, RooflineEstimator, TableEstimator
 from windtunnel.pricing.roofline import Roofline
 

@@ -6,60 +6,14 @@ the best scores are attended to (vLLM 0.33 `models/minimax_m3/nvidia/model.py`, 
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, ClassVar
-
-import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.model.attention.grouped_query import SharedHeads
 from windtunnel.model.config_reader import ConfigReader
-from windtunnel.model.operators import (
-    BF16_BYTES,
-    Batch,
-    DecodeBatch,
-    Launch,
-    MeasuredTable,
-    Op,
-    PrefillBatch,
-    Size,
-    module_points,
-)
+from windtunnel.model.operators import BF16_BYTES, Batch, DecodeBatch, Launch, Op, PrefillBatch, Size
 from windtunnel.model.precision import BITS, Format
 from windtunnel.model.shape import Shard
-
-
-def _projections(site: Mapping[str, float]) -> Iterator[tuple[float, float]]:
-    """Yield (n, k) of the projections of one rank: queries, keys, values and the indexer's in one, and the output."""
-    query, index = site["num_heads"] * site["head_dim"], (site["num_kv_heads"] + 1) * site["index_head_dim"]
-    yield query + 2 * site["num_kv_heads"] * site["head_dim"] + index, site["hidden_size"]
-    yield site["hidden_size"], query
-
-
-def _measured(phase: str, kv_dtypes: tuple[str, ...]) -> MeasuredTable:
-    """Return where engines' whole modules of a phase were measured, with projections in bf16."""
-    dimensions = {"head_dim": 128, "index_head_dim": 128, "top_k": 2048, "hidden_size": 6144, "heads_per_kv_head": 16}
-    return MeasuredTable(
-        "msa",
-        (f"msa_{phase}_module_perf",),
-        ("num_heads", "batch_size", "isl", "step"),
-        {
-            "num_heads": itemgetter("num_heads"),
-            "num_kv_heads": lambda columns: np.maximum(columns["num_heads"] // columns["heads_per_kv_head"], 1),
-            **{name: itemgetter(name) for name in ("head_dim", "index_head_dim", "top_k", "hidden_size")},
-        },
-        words={"kv_cache_dtype": kv_dtypes, "gemm_type": ("bfloat16",)},
-        models={"MiniMaxAI/MiniMax-M3": dimensions},
-        projections=_projections,
-        projections_format=Format.BF16,
-        **module_points(phase),
-    )
-
-
-_DTYPES = {Format.BF16: ("bfloat16",), Format.FP8: ("fp8", "fp8_e4m3")}
-_MEASURED = {
-    phase: {kv: _measured(phase, names) for kv, names in _DTYPES.items()} for phase in ("context", "generation")
-}
 
 
 @dataclass(frozen=True)
@@ -76,9 +30,12 @@ class BlockSparseCore(Batch):
     top_k: int
     kv_format: Format = Format.BF16
 
-    @property
-    def measured(self) -> MeasuredTable | None:
-        return _MEASURED[self.phase].get(self.kv_format)
+    @staticmethod
+    def projections(site: Mapping[str, float]) -> Iterator[tuple[float, float]]:
+        """Yield (n, k) of the projections of one rank: queries, keys, values, the indexer's; the output."""
+        query, index = site["num_heads"] * site["head_dim"], (site["num_kv_heads"] + 1) * site["index_head_dim"]
+        yield query + 2 * site["num_kv_heads"] * site["head_dim"] + index, site["hidden_size"]
+        yield site["hidden_size"], query
 
     @property
     def kept_pairs(self) -> Size:
@@ -161,7 +118,7 @@ class BlockSparseAttention(SharedHeads, tag="block_sparse", tag_field="type", kw
     def projections(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
         """Norms, rotation and the cache's write were measured as one with the core."""
         names, site = ("qkv_index_proj", "o_proj"), self.core_fields(shard) | {"hidden_size": shard.model.hidden_size}
-        for name, (outputs, inputs) in zip(names, _projections(site), strict=True):
+        for name, (outputs, inputs) in zip(names, BlockSparseCore.projections(site), strict=True):
             yield shard.attention_gemm(name, num_tokens, int(outputs), int(inputs))
 
     @property

@@ -8,83 +8,21 @@ in groups of heads (vLLM 0.24 `models/deepseek_v4/attention.py`, `compressor.py`
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, ClassVar
 
 from windtunnel.errors import InputError
 from windtunnel.model.config_reader import ConfigReader
-from windtunnel.model.operators import (
-    BF16_BYTES,
-    FP32_BYTES,
-    Batch,
-    DecodeBatch,
-    Launch,
-    MeasuredTable,
-    Op,
-    PrefillBatch,
-    Size,
-    module_points,
-)
+from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Batch, DecodeBatch, Launch, Op, PrefillBatch, Size
 from windtunnel.model.precision import BITS, Format
 from windtunnel.model.quantization import Names
 from windtunnel.model.shape import Attention, Shard
-from windtunnel.schema import Schema
+from windtunnel.schema import Schema, fields_of
 
 CHOSEN_RATIO, FEWEST_RATIO = 4, 128
 """Ratio of the layers with an indexer, and of the layers with the fewest compressed tokens."""
 
 _SCALED = 64
 """Values of a cached key that share a scale of one byte (vLLM 0.24 `DeepseekCompressor`, `_quant_block`)."""
-
-
-def _projections(site: Mapping[str, float]) -> Iterator[tuple[float, float]]:
-    """Yield (n, k) of the four large projections on one rank."""
-    width = site["num_heads"] * site["head_dim"]
-    yield site["q_lora_rank"] + site["head_dim"], site["hidden_size"]
-    yield width, site["q_lora_rank"]
-    yield site["num_groups"] * site["o_lora_rank"], width / site["num_groups"]
-    yield site["hidden_size"], site["num_groups"] * site["o_lora_rank"]
-
-
-_WIDTHS = (
-    "head_dim",
-    "hidden_size",
-    "q_lora_rank",
-    "o_lora_rank",
-    "all_groups",
-    "window_tokens",
-    "index_num_heads",
-    "index_head_dim",
-    "top_k",
-)
-_FLASH = dict(zip(_WIDTHS, (512, 4096, 1024, 1024, 8, 128, 64, 128, 512), strict=True))
-_PRO = dict(zip(_WIDTHS, (512, 7168, 1536, 1024, 16, 128, 64, 128, 1024), strict=True))
-
-
-def _measured(phase: str) -> MeasuredTable:
-    """Return where engines' whole modules of a phase were measured."""
-    return MeasuredTable(
-        "sparse_attention",
-        (f"dsv4_csa_{phase}_module_perf", f"dsv4_hca_{phase}_module_perf"),
-        ("num_heads", "tp_size", "batch_size", "isl", "step", "compress_ratio"),
-        {
-            "num_heads": itemgetter("num_heads"),
-            "num_groups": lambda columns: columns["all_groups"] / columns["tp_size"],
-            "compress_ratio": itemgetter("compress_ratio"),
-            **{name: itemgetter(name) for name in _WIDTHS if name != "all_groups"},
-        },
-        words={"kv_cache_dtype": ("fp8", "fp8_e4m3"), "gemm_type": ("fp8_block",)},
-        models={
-            "sgl-project/DeepSeek-V4-Flash-FP8": _FLASH,
-            "sgl-project/DeepSeek-V4-Pro-FP8": _PRO,
-            "deepseek-ai/DeepSeek-V4-Pro": _PRO,
-        },
-        projections=_projections,
-        **module_points(phase),
-    )
-
-
-_MEASURED = {phase: _measured(phase) for phase in ("context", "generation")}
 
 
 @dataclass(frozen=True)
@@ -107,9 +45,14 @@ class CompressedCore(Batch):
     compress_ratio: int
     kv_format: Format = Format.FP8
 
-    @property
-    def measured(self) -> MeasuredTable | None:
-        return _MEASURED[self.phase] if self.kv_format is Format.FP8 else None
+    @staticmethod
+    def projections(site: Mapping[str, float]) -> Iterator[tuple[float, float]]:
+        """Yield (n, k) of the four large projections on one rank."""
+        width = site["num_heads"] * site["head_dim"]
+        yield site["q_lora_rank"] + site["head_dim"], site["hidden_size"]
+        yield width, site["q_lora_rank"]
+        yield site["num_groups"] * site["o_lora_rank"], width / site["num_groups"]
+        yield site["hidden_size"], site["num_groups"] * site["o_lora_rank"]
 
     @property
     def read_tokens(self) -> Size:
@@ -276,7 +219,7 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
 
     def projections(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
         names = ("q_kv_a_proj", "q_b_proj", "o_a_proj", "o_proj")
-        for name, (outputs, inputs) in zip(names, _projections(self.core_fields(shard)), strict=True):
+        for name, (outputs, inputs) in zip(names, CompressedCore.projections(self.core_fields(shard)), strict=True):
             yield shard.attention_gemm(name, num_tokens, int(outputs), int(inputs))
 
     @property
@@ -286,17 +229,13 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
     def core_fields(self, shard: Shard) -> dict[str, Any]:
         """Return the dimensions of one rank. A window alone is priced with the fewest compressed tokens beside it,
         which no engine was measured without."""
+        widths = ("head_dim", "q_lora_rank", "o_lora_rank", "index_num_heads", "index_head_dim", "top_k")
         return {
+            **fields_of(self, *widths),
             "num_heads": self.num_heads // shard.tp,
-            "head_dim": self.head_dim,
             "hidden_size": shard.model.hidden_size,
-            "q_lora_rank": self.q_lora_rank,
-            "o_lora_rank": self.o_lora_rank,
             "num_groups": self.num_groups // shard.tp,
             "window_tokens": self.sliding_window,
-            "index_num_heads": self.index_num_heads,
-            "index_head_dim": self.index_head_dim,
-            "top_k": self.top_k,
             "compress_ratio": self.compress_ratio or FEWEST_RATIO,
             "kv_format": shard.precision.kv_cache,
         }

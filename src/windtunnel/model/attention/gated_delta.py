@@ -5,48 +5,14 @@ Sources: `transformers/models/qwen3_next`.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import ClassVar
 
 from windtunnel.model.config_reader import ConfigReader
-from windtunnel.model.operators import (
-    BF16_BYTES,
-    FP32_BYTES,
-    Elementwise,
-    Gemm,
-    Launch,
-    MeasuredTable,
-    Op,
-    PrefillBatch,
-    Size,
-    without_context,
-)
+from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Gemm, Launch, Op, PrefillBatch, Size
 from windtunnel.model.precision import Format
 from windtunnel.model.quantization import Names
-from windtunnel.model.shape import Attention, Shard
-from windtunnel.schema import Schema
-
-
-def delta_rule_table(family: str, name: str, kernels: tuple[tuple[str, ...], ...] = ()) -> MeasuredTable:
-    """Return where cores of delta rules were measured."""
-    sites = {
-        "num_key_heads": "num_k_heads",
-        "num_value_heads": "num_v_heads",
-        "key_head_dim": "head_k_dim",
-        "value_head_dim": "head_v_dim",
-        "conv_kernel_size": "d_conv",
-    }
-    return MeasuredTable(
-        family,
-        (name,),
-        ("batch_size", "seq_len", *sites.values()),
-        {dimension: itemgetter(column) for dimension, column in sites.items()},
-        {"batch": itemgetter("batch_size"), "num_tokens": itemgetter("seq_len")},
-        kernels=kernels,
-    )
-
-
-_MEASURED = delta_rule_table("linear_attention", "gdn_perf")
+from windtunnel.model.shape import Recurrence, Shard
+from windtunnel.schema import Schema, fields_of
 
 
 @dataclass(frozen=True)
@@ -65,10 +31,6 @@ class GatedDelta(PrefillBatch):
     value_head_dim: int
     conv_kernel_size: int
     decode: bool = False
-
-    @property
-    def measured(self) -> MeasuredTable:
-        return _MEASURED
 
     @property
     def state_bytes(self) -> float:
@@ -91,10 +53,9 @@ class GatedDelta(PrefillBatch):
         return 10
 
 
-class GatedDeltaAttention(Schema, Attention, tag="gated_delta", tag_field="type"):
+class GatedDeltaAttention(Schema, Recurrence, tag="gated_delta", tag_field="type"):
     """Gated DeltaNet linear attention (arXiv:2412.06464) as in Qwen3-Next and Qwen3.5: a fixed state per request."""
 
-    is_recurrent: ClassVar[bool] = True
     operators: ClassVar[tuple[type[Op], ...]] = (GatedDelta,)
     layer_types: ClassVar[tuple[str, ...]] = ("linear_attention",)
     modules: ClassVar[tuple[Names, ...]] = (
@@ -154,16 +115,11 @@ class GatedDeltaAttention(Schema, Attention, tag="gated_delta", tag_field="type"
         values = heads * self.value_head_dim
         yield shard.attention_gemm("qkvz_proj", num_tokens, 2 * keys + 2 * values, width)
         yield Launch("ba_proj", Gemm(num_tokens, 2 * heads, width, Format.BF16))
-        yield Launch("gated_norm", Elementwise("gated_norm", num_tokens, 3 * values * BF16_BYTES))
+        yield shard.elementwise("gated_norm", num_tokens, 3 * values * BF16_BYTES)
         yield shard.attention_gemm("o_proj", num_tokens, width, values)
 
-    def decode_launches(self, shard: Shard, batch: Size, context_tokens: Size) -> Iterator[Launch]:
-        # One token for each request, at every context.
-        core = self.core(shard.tp, batch, 1.0 + 0.0 * context_tokens, decode=True)
-        yield Launch("gated_delta_decode", core)
-
-    def prefill_launches(self, shard: Shard, batch: Size, num_tokens: Size) -> Iterator[Launch]:
-        yield Launch("gated_delta_prefill", self.core(shard.tp, *without_context(batch, num_tokens)))
+    def core_launches(self, shard: Shard, batch: Size, num_tokens: Size, phase: str) -> Iterator[Launch]:
+        yield Launch(f"gated_delta_{phase}", self.core(shard.tp, batch, num_tokens, phase == "decode"))
 
     def core(self, tp: int, batch: Size, num_tokens: Size, decode: bool = False) -> GatedDelta:
         """Return the core on one of `tp` ranks."""
@@ -172,9 +128,7 @@ class GatedDeltaAttention(Schema, Attention, tag="gated_delta", tag_field="type"
             num_tokens=num_tokens,
             num_key_heads=max(self.num_key_heads // tp, 1),
             num_value_heads=max(self.num_value_heads // tp, 1),
-            key_head_dim=self.key_head_dim,
-            value_head_dim=self.value_head_dim,
-            conv_kernel_size=self.conv_kernel_size,
+            **fields_of(self, "key_head_dim", "value_head_dim", "conv_kernel_size"),
             decode=decode,
         )
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from windtunnel.model.config_reader import ConfigReader
-from windtunnel.model.operators import BF16_BYTES, Batch, DecodeBatch, Elementwise, Launch, Op, PrefillBatch, Size
+from windtunnel.model.operators import BF16_BYTES, Batch, DecodeBatch, Launch, Op, PrefillBatch, Size
 from windtunnel.model.precision import BITS, Format
 from windtunnel.model.quantization import Names
 from windtunnel.model.shape import Attention, Shard
@@ -17,21 +17,14 @@ SQUARES_BYTES = 8.0
 """Bytes of one token's sums of squares on a rank, of the query and of the key, in fp32."""
 
 
-_FULL_KEYS = {
-    "num_attention_heads": "num_attention_heads",
-    "num_kv_heads": "num_global_key_value_heads",
-    "head_dim": "global_head_dim",
-    "value_head_dim": "v_head_dim",
-    "sinks": "add_full_attention_sink_bias",
+_KEYS = {
+    "num_attention_heads": ("num_attention_heads", "swa_num_attention_heads"),
+    "num_kv_heads": ("num_global_key_value_heads", "swa_num_key_value_heads"),
+    "head_dim": ("global_head_dim", "swa_head_dim"),
+    "value_head_dim": ("v_head_dim", "swa_v_head_dim"),
+    "sinks": ("add_full_attention_sink_bias", "add_swa_attention_sink_bias"),
 }
-_WINDOW_KEYS = {
-    "num_attention_heads": "swa_num_attention_heads",
-    "num_kv_heads": "swa_num_key_value_heads",
-    "head_dim": "swa_head_dim",
-    "value_head_dim": "swa_v_head_dim",
-    "sinks": "add_swa_attention_sink_bias",
-}
-"""Keys of what layers that attend to everything (Gemma 4), or to a window (MiMo-V2), have of their own."""
+"""Keys of what layers that attend to everything (Gemma 4), and to a window (MiMo-V2), have of their own."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +124,7 @@ class SharedHeads(Schema, Attention):
     def read(cls, reader: ConfigReader, index: int, layer_type: str, **others: Any) -> Self:
         """Return the attention of a layer; `others` are further fields of a kind."""
         architecture, is_window = reader.architecture, layer_type == "sliding_attention"
-        own = _WINDOW_KEYS if is_window else _FULL_KEYS
+        own = {name: keys[is_window] for name, keys in _KEYS.items()}
         num_heads = reader.count(own["num_attention_heads"], "num_attention_heads")
         # Falcon's newer blocks group queries although they say multi_query.
         shares_one = reader.flag("multi_query") and not reader.flag("new_decoder_architecture")
@@ -200,16 +193,16 @@ class SharedHeads(Schema, Attention):
         yield shard.attention_gemm("qkv_proj", num_tokens, query + gate + kv_and_values, width)
         if self.qk_norm_over_heads and shard.tp > 1:
             # One kernel before the sum over ranks and one after it (vLLM 0.16 `MiniMaxText01RMSNormTP.forward_qk`).
-            yield Launch("qk_squares", Elementwise("qk_squares", num_tokens, (query + kv) * BF16_BYTES))
+            yield shard.elementwise("qk_squares", num_tokens, (query + kv) * BF16_BYTES)
             yield Launch("qk_norm_all_reduce", shard.collective("all_reduce", num_tokens * SQUARES_BYTES, shard.tp))
         if self.qk_norm:
-            yield Launch("qk_norm", Elementwise("qk_norm", num_tokens, 2 * (query + kv) * BF16_BYTES))
+            yield shard.elementwise("qk_norm", num_tokens, 2 * (query + kv) * BF16_BYTES)
         if self.rotary:
-            yield Launch("rope", Elementwise("rope", num_tokens, 2 * (query + kv) * BF16_BYTES))
+            yield shard.elementwise("rope", num_tokens, 2 * (query + kv) * BF16_BYTES)
         cached = kv_and_values * (BF16_BYTES + BITS[shard.precision.kv_cache] / 8)
-        yield Launch("kv_cache_write", Elementwise("kv_cache_write", num_tokens, cached))
+        yield shard.elementwise("kv_cache_write", num_tokens, cached)
         if gate:
-            yield Launch("attention_gate", Elementwise("attention_gate", num_tokens, 3 * query * BF16_BYTES))
+            yield shard.elementwise("attention_gate", num_tokens, 3 * query * BF16_BYTES)
         yield shard.attention_gemm("o_proj", num_tokens, width, self.num_heads // shard.tp * self._value_width)
 
     def rank_kv_heads(self, tp: int) -> int:

@@ -7,37 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from windtunnel.model.attention.gated_delta import GatedDelta, delta_rule_table
+from windtunnel.model.attention.gated_delta import GatedDelta
 from windtunnel.model.attention.mamba2 import CausalConvolution
 from windtunnel.model.config_reader import ConfigReader
-from windtunnel.model.operators import (
-    BF16_BYTES,
-    FP32_BYTES,
-    Elementwise,
-    Launch,
-    MeasuredTable,
-    Op,
-    Size,
-    without_context,
-)
+from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Launch, Op, Size
 from windtunnel.model.quantization import Names
-from windtunnel.model.shape import Attention, Shard
+from windtunnel.model.shape import Recurrence, Shard
 from windtunnel.schema import Schema
-
-_MEASURED = delta_rule_table(
-    "kda",
-    "kda_perf",
-    (
-        ("flashkda_fwd",),
-        ("chunk_kda",),
-        ("chunk_kda_with_fused_gate",),
-        ("fused_kda_decode",),
-        ("kda_fused_decode",),
-        ("causal_conv1d_update", "fused_recurrent_kda_packed_decode"),
-    ),
-)
-"""The convolution of prefill is left out: a build of vLLM waits for the host (0.42 ms for one token on B200, where
-0.27.0 takes 2.8 us on GB300)."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +23,15 @@ class KimiDelta(GatedDelta):
     kind: ClassVar[str] = "kimi_delta"
 
     @property
-    def measured(self) -> MeasuredTable:
-        return _MEASURED
-
-    @property
     def num_bytes(self) -> Size:
         """As of Gated DeltaNet, and a rate of forgetting for each channel of a key."""
         rates = self.num_key_heads * self.key_head_dim * BF16_BYTES
         return super().num_bytes + self.batch * self.num_tokens * rates
 
 
-class KimiDeltaAttention(Schema, Attention, tag="kimi_delta", tag_field="type"):
+class KimiDeltaAttention(Schema, Recurrence, tag="kimi_delta", tag_field="type"):
     """Kimi delta attention; keys and values have the same heads."""
 
-    is_recurrent: ClassVar[bool] = True
     operators: ClassVar[tuple[type[Op], ...]] = (KimiDelta,)
     modules: ClassVar[tuple[Names, ...]] = (("self_attn.q_proj",), ("self_attn.o_proj",))
     num_heads: int
@@ -85,10 +56,6 @@ class KimiDeltaAttention(Schema, Attention, tag="kimi_delta", tag_field="type"):
             conv_kernel_size=linear.count("short_conv_kernel_size"),
             full_gate=linear.flag("use_full_rank_gate"),
         )
-
-    @property
-    def widest_tp(self) -> int:
-        return self.num_heads
 
     @property
     def text(self) -> str:
@@ -125,24 +92,16 @@ class KimiDeltaAttention(Schema, Attention, tag="kimi_delta", tag_field="type"):
         yield shard.attention_gemm("qkv_gates_proj", num_tokens, down, hidden)
         up = shard.attention_gemm("gates_b_proj", num_tokens, values, self.head_dim)
         yield Launch(up.name, up.op, self._num_low_rank)
-        yield Launch("gated_norm", Elementwise("gated_norm", num_tokens, 3 * values * BF16_BYTES))
+        yield shard.elementwise("gated_norm", num_tokens, 3 * values * BF16_BYTES)
         yield shard.attention_gemm("o_proj", num_tokens, hidden, values)
 
-    def decode_launches(self, shard: Shard, batch: Size, context_tokens: Size) -> Iterator[Launch]:
-        # One token for each request, at every context.
-        yield Launch("kimi_delta_decode", self._core(shard.tp, batch, 1.0 + 0.0 * context_tokens, decode=True))
-
-    def prefill_launches(self, shard: Shard, batch: Size, num_tokens: Size) -> Iterator[Launch]:
-        chunks = without_context(batch, num_tokens)
-        convolution = CausalConvolution(*chunks, 3 * self.width // shard.tp, self.conv_kernel_size)
-        yield Launch("kimi_convolution_prefill", convolution)
-        yield Launch("kimi_delta_prefill", self._core(shard.tp, *chunks))
-
-    def _core(self, tp: int, batch: Size, num_tokens: Size, decode: bool = False) -> KimiDelta:
-        heads = self.num_heads // tp
-        return KimiDelta(
-            batch, num_tokens, heads, heads, self.head_dim, self.head_dim, self.conv_kernel_size, decode=decode
-        )
+    def core_launches(self, shard: Shard, batch: Size, num_tokens: Size, phase: str) -> Iterator[Launch]:
+        heads, width, kernel_size = self.num_heads // shard.tp, self.head_dim, self.conv_kernel_size
+        if phase == "prefill":
+            convolution = CausalConvolution(batch, num_tokens, 3 * self.width // shard.tp, kernel_size)
+            yield Launch("kimi_convolution_prefill", convolution)
+        core = KimiDelta(batch, num_tokens, heads, heads, width, width, kernel_size, phase == "decode")
+        yield Launch(f"kimi_delta_{phase}", core)
 
     def state_bytes(self, shard: Shard) -> float:
         """The recurrent state in fp32, and the inputs that the convolutions look back on."""

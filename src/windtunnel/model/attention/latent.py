@@ -16,7 +16,6 @@ from windtunnel.model.operators import (
     BF16_BYTES,
     Batch,
     DecodeBatch,
-    Elementwise,
     Launch,
     Op,
     PrefillBatch,
@@ -26,7 +25,7 @@ from windtunnel.model.operators import (
 from windtunnel.model.precision import BITS, Format
 from windtunnel.model.quantization import Names
 from windtunnel.model.shape import Attention, Shard
-from windtunnel.schema import Schema
+from windtunnel.schema import Schema, fields_of
 
 
 @dataclass(frozen=True)
@@ -303,28 +302,25 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
             yield output
             return
         normed = (self.q_lora_rank or 0) + self.kv_lora_rank
-        yield Launch("latent_norm", Elementwise("latent_norm", num_tokens, 2 * normed * BF16_BYTES))
+        yield shard.elementwise("latent_norm", num_tokens, 2 * normed * BF16_BYTES)
         if self.rotary:
             rotated = 2 * (heads + 1) * self.qk_rope_head_dim * BF16_BYTES
-            yield Launch("rope", Elementwise("rope", num_tokens, rotated))
+            yield shard.elementwise("rope", num_tokens, rotated)
         cached = self.latent_size * (BF16_BYTES + BITS[shard.precision.kv_cache] / 8)
-        yield Launch("kv_cache_write", Elementwise("kv_cache_write", num_tokens, cached))
+        yield shard.elementwise("kv_cache_write", num_tokens, cached)
         if gate:
-            yield Launch("attention_gate", Elementwise("attention_gate", num_tokens, 3 * gate * BF16_BYTES))
+            yield shard.elementwise("attention_gate", num_tokens, 3 * gate * BF16_BYTES)
         yield output
 
     def decode_launches(self, shard: Shard, batch: Size, context_tokens: Size) -> Iterator[Launch]:
-        if self.indexer:
-            sparse = SparseLatentDecode(**self._sparse(shard, self.indexer), batch=batch, context_tokens=context_tokens)
-            yield Launch("sparse_latent_attention_decode", sparse)
-            return
-        core = LatentDecodeAttention(**self._absorbed(shard), batch=batch, context_tokens=context_tokens)
-        yield Launch("latent_attention_decode", core)
+        kind: Any = SparseLatentDecode if self.indexer else LatentDecodeAttention
+        core = kind(**self.core_fields(shard), batch=batch, context_tokens=context_tokens)
+        yield Launch(f"{self.core_name}_decode", core)
 
     def prefill_launches(self, shard: Shard, batch: Size, num_tokens: Size) -> Iterator[Launch]:
         if self.indexer:
-            sparse = SparseLatentPrefill(**self._sparse(shard, self.indexer), batch=batch, num_tokens=num_tokens)
-            yield Launch("sparse_latent_attention_prefill", sparse)
+            sparse = SparseLatentPrefill(**self.core_fields(shard), batch=batch, num_tokens=num_tokens)
+            yield Launch(f"{self.core_name}_prefill", sparse)
             return
         heads = self.num_heads // shard.tp
         keys = prefill_context_tokens(batch, num_tokens)
@@ -338,27 +334,29 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
             v_head_dim=self.v_head_dim,
             kv_format=shard.precision.kv_cache,
         )
-        yield Launch("latent_attention_prefill", core)
+        yield Launch(f"{self.core_name}_prefill", core)
 
-    def _absorbed(self, shard: Shard) -> dict[str, Any]:
-        """Return the dimensions of attention whose queries meet the compressed cache, on one rank."""
-        return {
+    @property
+    def core_name(self) -> str:
+        return "sparse_latent_attention" if self.indexer else "latent_attention"
+
+    def core_fields(self, shard: Shard) -> dict[str, Any]:
+        """Return the dimensions of attention whose queries meet the compressed cache, on one rank; an indexer is not
+        split over `tp`."""
+        absorbed = {
+            **fields_of(self, "kv_lora_rank", "qk_nope_head_dim", "v_head_dim"),
             "num_heads": self.num_heads // shard.tp,
-            "kv_lora_rank": self.kv_lora_rank,
             "rope_head_dim": self.qk_rope_head_dim,
-            "qk_nope_head_dim": self.qk_nope_head_dim,
-            "v_head_dim": self.v_head_dim,
             "kv_format": shard.precision.kv_cache,
         }
-
-    def _sparse(self, shard: Shard, indexer: Indexer) -> dict[str, Any]:
-        """Return the dimensions that prefill and decode share; the indexer is not split over `tp`."""
-        return self._absorbed(shard) | {
+        if self.indexer is None:
+            return absorbed
+        return absorbed | {
             "hidden_size": shard.model.hidden_size,
             "q_lora_rank": self.q_lora_rank or 0,
-            "index_num_heads": 0 if indexer.is_shared else indexer.num_heads,
-            "index_head_dim": 0 if indexer.is_shared else indexer.head_dim,
-            "top_k": indexer.top_k,
+            "index_num_heads": 0 if self.indexer.is_shared else self.indexer.num_heads,
+            "index_head_dim": 0 if self.indexer.is_shared else self.indexer.head_dim,
+            "top_k": self.indexer.top_k,
         }
 
     def bytes_per_token(self, shard: Shard) -> float:

@@ -5,41 +5,15 @@ convolution; the scan follows, a gated norm and the output's projection (`modeli
 nvidia/Nemotron-H-56B-Base-8K, `NemotronHMamba2Mixer`; vLLM 0.18 `mamba_mixer2.py`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import ClassVar
 
 from windtunnel.model.config_reader import ConfigReader
-from windtunnel.model.operators import (
-    BF16_BYTES,
-    FP32_BYTES,
-    Elementwise,
-    Floats,
-    Launch,
-    MeasuredTable,
-    Op,
-    PrefillBatch,
-    Size,
-    without_context,
-)
+from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Launch, Op, PrefillBatch, Size
 from windtunnel.model.quantization import Names
-from windtunnel.model.shape import Attention, Shard
-from windtunnel.schema import Schema
-
-
-def _num_channels(columns: Mapping[str, Floats]) -> Floats:
-    """Return the channels of a measured convolution: x of every head, B and C of every group."""
-    return columns["nheads"] * columns["head_dim"] + 2 * columns["n_groups"] * columns["d_state"]
-
-
-_MEASURED = MeasuredTable(
-    "linear_attention",
-    ("mamba2_perf",),
-    ("batch_size", "seq_len", "nheads", "head_dim", "n_groups", "d_state", "d_conv"),
-    {"num_channels": _num_channels, "kernel_size": itemgetter("d_conv")},
-    {"batch": itemgetter("batch_size"), "num_tokens": itemgetter("seq_len")},
-)
+from windtunnel.model.shape import Recurrence, Shard
+from windtunnel.schema import Schema, fields_of
 
 
 @dataclass(frozen=True)
@@ -55,10 +29,6 @@ class CausalConvolution(PrefillBatch):
     num_channels: int
     kernel_size: int
     decode: bool = False
-
-    @property
-    def measured(self) -> MeasuredTable:
-        return _MEASURED
 
     @property
     def flops(self) -> Size:
@@ -115,10 +85,9 @@ class StateSpaceScan(PrefillBatch):
         return 1 if self.decode else 5
 
 
-class Mamba2(Schema, Attention, tag="mamba2", tag_field="type"):
+class Mamba2(Schema, Recurrence, tag="mamba2", tag_field="type"):
     """A Mamba-2 layer: `num_heads` heads of `head_dim`, each with a state of `head_dim` x `state_size`."""
 
-    is_recurrent: ClassVar[bool] = True
     operators: ClassVar[tuple[type[Op], ...]] = (CausalConvolution, StateSpaceScan)
     layer_types: ClassVar[tuple[str, ...]] = ("mamba",)
     modules: ClassVar[tuple[Names, ...]] = (("mixer.in_proj",), ("mixer.out_proj",))
@@ -186,17 +155,10 @@ class Mamba2(Schema, Attention, tag="mamba2", tag_field="type"):
         width, inner = shard.model.hidden_size, self.inner_size // shard.tp
         projected = inner + self._rank_channels(shard.tp) + self.num_heads // shard.tp
         yield shard.attention_gemm("mamba_in_proj", num_tokens, projected, width)
-        yield Launch("gated_norm", Elementwise("gated_norm", num_tokens, 3 * inner * BF16_BYTES))
+        yield shard.elementwise("gated_norm", num_tokens, 3 * inner * BF16_BYTES)
         yield shard.attention_gemm("mamba_out_proj", num_tokens, width, inner)
 
-    def decode_launches(self, shard: Shard, batch: Size, context_tokens: Size) -> Iterator[Launch]:
-        # One token for each request, at every context.
-        yield from self._core(shard, batch, 1.0 + 0.0 * context_tokens, "decode")
-
-    def prefill_launches(self, shard: Shard, batch: Size, num_tokens: Size) -> Iterator[Launch]:
-        yield from self._core(shard, *without_context(batch, num_tokens), "prefill")
-
-    def _core(self, shard: Shard, batch: Size, num_tokens: Size, phase: str) -> Iterator[Launch]:
+    def core_launches(self, shard: Shard, batch: Size, num_tokens: Size, phase: str) -> Iterator[Launch]:
         is_decode, channels = phase == "decode", self._rank_channels(shard.tp)
         convolution = CausalConvolution(batch, num_tokens, channels, self.conv_kernel_size, is_decode)
         yield Launch(f"mamba_convolution_{phase}", convolution)
@@ -204,10 +166,8 @@ class Mamba2(Schema, Attention, tag="mamba2", tag_field="type"):
             batch=batch,
             num_tokens=num_tokens,
             num_heads=self.num_heads // shard.tp,
-            head_dim=self.head_dim,
+            **fields_of(self, "head_dim", "state_size", "chunk_size"),
             num_groups=self._rank_groups(shard.tp),
-            state_size=self.state_size,
-            chunk_size=self.chunk_size,
             state_bytes=self._recurrent_bytes / shard.tp,
             decode=is_decode,
         )

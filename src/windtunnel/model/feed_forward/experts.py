@@ -9,7 +9,7 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.feed_forward.dense import matrix_launches, matrix_parameters
-from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Elementwise, Gemm, Launch, Op, Size, size_text
+from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Gemm, Launch, Op, Size, size_text
 from windtunnel.model.precision import BITS, Format
 from windtunnel.model.quantization import Names
 from windtunnel.model.shape import FeedForward, FeedForwardParameters, Shard
@@ -208,7 +208,7 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         yield from self._router(shard, num_tokens)
         if self.latent_size:
             yield Launch("latent_down_proj", Gemm(num_tokens, latent, width))
-        yield Launch("top_k", Elementwise("top_k", num_tokens, 3 * FP32_BYTES * self.num_experts))
+        yield shard.elementwise("top_k", num_tokens, 3 * FP32_BYTES * self.num_experts)
         if parallelism.attention_dp > 1:
             yield Launch("dispatch_all_gather", shard.collective("all_gather", message, ranks))
         yield Launch(
@@ -242,7 +242,7 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         if latent:
             yield Launch("latent_up_proj", Gemm(num_tokens, width, latent))
         if latent and self.latent_norm:
-            yield Launch("latent_norm", Elementwise("latent_norm", num_tokens, 2 * latent * BF16_BYTES))
+            yield shard.elementwise("latent_norm", num_tokens, 2 * latent * BF16_BYTES)
         share = num_tokens * width * BF16_BYTES
         if shard.parallelism.attention_dp == 1 and ranks > 1:
             share += num_tokens * latent * BF16_BYTES if latent and self.latent_norm else 0.0
@@ -256,7 +256,7 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         width, computed = shard.model.hidden_size, Format.BF16
         if self.fp32_router:
             converted = width * (BF16_BYTES + FP32_BYTES)
-            yield Launch("router_input", Elementwise("router_input", num_tokens, converted))
+            yield shard.elementwise("router_input", num_tokens, converted)
             computed = Format.TF32 if shard.tf32 else Format.FP32
         yield Launch("router", Gemm(num_tokens, self.num_experts, width, computed))
 

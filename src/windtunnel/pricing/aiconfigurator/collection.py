@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,9 @@ ENGINES = ("vllm", "sglang", "trtllm")
 NEWEST = "nightly"
 """A version above all released ones."""
 
+ADDED_SINCE = ("window_size",)
+"""Columns that older collections lack; they are then 0."""
+
 MOE_POINT = ("hidden_size", "inter_size", "num_experts", "topk", "moe_tp_size", "moe_ep_size", "num_tokens")
 """Columns that tell the measured points of experts apart."""
 
@@ -41,10 +44,6 @@ DISTRIBUTIONS = ("power_law_1.01", "power_law_1.2", BALANCED)
 Against `balanced`, vLLM 0.24.0 on H100 takes 0.88 (both power laws) of the time for 8 to 255 tokens, as fewer experts
 are chosen, and for over 2,047 tokens on 8 expert-parallel ranks 1.41 (1.01) and 1.58 (1.2) times as long. Routers are
 trained towards balance and real prompts pull them from it, so the milder measured skew is the default."""
-
-
-GemmPrices = Callable[[ops.Gemm], "Floats | None"]
-"""Seconds of a GEMM at every one of its `m`; None where nobody measured its format."""
 
 
 class MeasuredKernels(Schema, frozen=True):
@@ -88,8 +87,7 @@ class MeasuredKernels(Schema, frozen=True):
     quantised_before: str
     projections_error: float
     core_error: float
-    sparse_widths: tuple[str, ...]
-    sparse_models: tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]
+    sparse_models: tuple[tuple[tuple[str, ...], dict[str, int]], ...]
     sparse_launch_bound: float
     sparse_without_graphs: float
     sparse_least_share: float
@@ -111,6 +109,25 @@ class Place:
     wheel: str = ""
     """Wheel that it was fetched from, and its date; empty of the installed package."""
 
+    def read_rows(self, table: str, numbers: tuple[str, ...], words: Mapping[str, str]) -> Rows | None:
+        """Read the rows of a file that have `words`; None where it has none."""
+        rows, texts = self.read_file(table, numbers, tuple(words))
+        return rows.with_words(texts, words)
+
+    def read_file(self, table: str, numbers: tuple[str, ...], words: tuple[str, ...]) -> tuple[Rows, Texts]:
+        """Read every row of a file, and its words."""
+        path = self.folder / f"{table}.parquet"
+        names = (*numbers, *words, "kernel_source", "latency")
+        rows = read_parquet(path, list(names), [*words, "kernel_source"])
+        lacking = {name for name in ADDED_SINCE if name not in rows.column_names}
+        require_columns(path, rows.column_names, tuple(name for name in names if name not in lacking))
+        columns = {
+            name: np.zeros(rows.num_rows) if name in lacking else numeric_column(rows, name, path)
+            for name in (*numbers, "latency")
+        }
+        codes, labels = _codes(rows, "kernel_source")
+        return Rows(columns, codes, np.array(labels), self), {name: _codes(rows, name) for name in words}
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -125,9 +142,17 @@ class Rows:
     def __len__(self) -> int:
         return len(self.kernel_codes)
 
+    def __getitem__(self, name: str) -> Floats:
+        return self.columns[name]
+
+    @property
+    def latency(self) -> Floats:
+        """Milliseconds of each row."""
+        return self["latency"]
+
     @property
     def seconds(self) -> Floats:
-        return self.columns["latency"] * 1e-3
+        return self.latency * 1e-3
 
     @property
     def main_kernel(self) -> str:
@@ -144,14 +169,75 @@ class Rows:
         columns = {name: column[rows] for name, column in self.columns.items()}
         return Rows(columns, self.kernel_codes[rows], self.kernel_names, self.place)
 
+    def with_columns(self, **columns: Floats) -> Rows:
+        """Return the rows with other or further columns."""
+        return replace(self, columns={**self.columns, **columns})
+
     def with_latency(self, latency: Floats) -> Rows:
         """Return the rows with other latencies, in milliseconds."""
-        return replace(self, columns={**self.columns, "latency": latency})
+        return self.with_columns(latency=latency)
 
     def sound(self, latency: Floats) -> Rows:
         """Return the rows with other latencies, without those that lose theirs (NaN)."""
-        lost = np.isnan(latency) & ~np.isnan(self.columns["latency"])
+        lost = np.isnan(latency) & ~np.isnan(self.latency)
         return self.with_latency(latency).take(~lost)
+
+    def with_words(self, texts: Texts, words: Mapping[str, str]) -> Rows | None:
+        """Return the rows that have `words`; None where there are none."""
+        keep = np.ones(len(self), dtype=bool)
+        for name, word in words.items():
+            codes, labels = texts[name]
+            keep &= codes == labels.index(word) if word in labels else False
+        return self.take(keep) if keep.any() else None
+
+    def main_kernel_only(self, point: tuple[str, ...]) -> Rows:
+        """Keep, where several kernels were measured at one point, the kernel with the most rows in the file.
+
+        A collection runs its engine's own dispatch over the whole grid and other kernels over parts of it (SGLang's
+        `triton` attention beside `trtllm_mha`), so the most frequent one is the default.
+        """
+        counts = np.bincount(self.kernel_codes, minlength=len(self.kernel_names))
+        return self._one_kernel_a_point(point, np.argsort(np.argsort(-counts, kind="stable"))[self.kernel_codes])
+
+    def fastest_kernel_only(self, point: tuple[str, ...]) -> Rows:
+        """Keep, where several kernels were measured at one point, the fastest, which an autotuned engine runs."""
+        return self._one_kernel_a_point(point, self.seconds)
+
+    def _one_kernel_a_point(self, point: tuple[str, ...], rank: NDArray[Any]) -> Rows:
+        """Return, at every point, all rows of the kernel whose row has the least `rank` there."""
+        if len(np.unique(self.kernel_codes)) == 1:
+            return self
+        order = np.lexsort((rank, *(self[name] for name in point)))
+        points = np.column_stack([self[name][order] for name in point])
+        new_point = np.append(True, np.any(points[1:] != points[:-1], axis=1))
+        if new_point.all():
+            return self
+        codes = self.kernel_codes[order]
+        best = codes[np.maximum.accumulate(np.where(new_point, np.arange(len(order)), 0))]
+        return self.take(np.sort(order[codes == best]))
+
+    def joined(self, others: Rows) -> Rows:
+        """Return the rows of both, with the place of the first."""
+        columns = {name: np.concatenate([column, others[name]]) for name, column in self.columns.items()}
+        codes = np.concatenate([self.kernel_codes, others.kernel_codes + len(self.kernel_names)])
+        return Rows(columns, codes, np.concatenate([self.kernel_names, others.kernel_names]), self.place)
+
+    def at_same_points(self, other: Rows, values: Floats, point: tuple[str, ...]) -> Floats:
+        """Return the value of `other` at each point of these rows, NaN where it has none."""
+        if not len(other):
+            return np.full(len(self), np.nan)
+        keys = np.zeros(len(self) + len(other), dtype=np.int64)
+        for name in point:
+            _, codes = np.unique(np.concatenate([self[name], other[name]]), return_inverse=True)
+            keys = keys * (int(codes.max()) + 1) + codes
+        points, known = keys[: len(self)], keys[len(self) :]
+        order = np.argsort(known, kind="stable")
+        nearest = order[np.minimum(np.searchsorted(known, points, sorter=order), len(order) - 1)]
+        return np.where(known[nearest] == points, values[nearest], np.nan)
+
+    def no_slower_than(self, other: Rows, point: tuple[str, ...]) -> Rows:
+        """Return the rows, at points that `other` has too with the faster of both."""
+        return self.with_latency(np.fmin(self.latency, self.at_same_points(other, other.latency, point)))
 
 
 Texts = Mapping[str, tuple[NDArray[Any], list[str]]]
@@ -176,6 +262,9 @@ class KernelChoices:
 
 ENGINE_CHOICES = KernelChoices()
 
+Reader = Callable[["Collection", Any], "MeasurementTable | None"]
+"""Function that reads the table of an operator's kind in its format; None where nobody measured it on the system."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Collection(KernelChoices):
@@ -188,9 +277,21 @@ class Collection(KernelChoices):
     fetched: Mapping[str, Path] = field(default_factory=dict)
     """Wheel -> the folder of this system in it, of fetched tables; the engine's own alone are read."""
     read: dict[tuple[str, ...], MeasurementTable | None] = field(default_factory=dict)
-    """Tables that were already read, by kind and words."""
+    """Tables that were already read, by their reader, kind and words."""
     files: dict[Place, tuple[Rows, Texts]] = field(default_factory=dict)
     """Files of experts, kept while one table is made from them."""
+
+    def once(self, op: ops.Op, reader: Reader) -> MeasurementTable | None:
+        """Return the table that `reader` finds for `op`; it is read once for all operators that it prices."""
+        chooses = getattr(op, "index_num_heads", 1) > 0
+        key = (reader.__name__, op.kind, op.variant, str(getattr(op, "span_nodes", 1) > 1), str(chooses))
+        if key not in self.read:
+            self.read[key] = reader(self, op)
+        return self.read[key]
+
+    def at(self, place: Place) -> Collection:
+        """Return the files as the engine and version that were measured at a place see them."""
+        return replace(self, engine=place.engine, version=place.version, read={})
 
     def of(self, engine: str) -> Collection:
         """Return the files as another engine's newest version sees them: releases of two engines do not compare."""
@@ -235,6 +336,23 @@ class Collection(KernelChoices):
                         folders[folder.name] = donor
         return folders
 
+    def all_rows(
+        self, family: str, table: str, numbers: tuple[str, ...], choices: Sequence[Mapping[str, str]]
+    ) -> Iterator[Rows]:
+        """Yield the rows of every place that has any of `choices` (words), the best place and choice first."""
+        for place in self.places(family, table):
+            for words in choices:
+                rows = place.read_rows(table, numbers, words)
+                if rows is not None:
+                    yield rows
+
+    def first_rows(
+        self, family: str, table: str, numbers: tuple[str, ...], choices: Sequence[Mapping[str, str]]
+    ) -> Rows | None:
+        """Return the first of `all_rows`, with one kernel at every point."""
+        rows = next(self.all_rows(family, table, numbers, choices), None)
+        return None if rows is None else rows.main_kernel_only(numbers)
+
     def label(self, family: str, rows: Rows) -> str:
         """Return a table's name for people: its origin, main kernel, and difference from the collection's engine."""
         place = rows.place
@@ -258,141 +376,6 @@ def _distance(version: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, .
     return (-part, abs(version[part] - target[part]), 0 if newer else 1, *rest)
 
 
-def read_rows(place: Place, table: str, numbers: tuple[str, ...], words: Mapping[str, str]) -> Rows | None:
-    """Read the rows of a file that have `words`; None where it has none.
-
-    Columns of `numbers` that end in `?` may be missing (older collections) and are then 0.
-    """
-    return with_words(*read_file(place, table, numbers, tuple(words)), words)
-
-
-def with_words(rows: Rows, texts: Texts, words: Mapping[str, str]) -> Rows | None:
-    """Return the rows that have `words`; None where there are none."""
-    keep = np.ones(len(rows), dtype=bool)
-    for name, word in words.items():
-        codes, labels = texts[name]
-        keep &= codes == labels.index(word) if word in labels else False
-    return rows.take(keep) if keep.any() else None
-
-
-def read_file(place: Place, table: str, numbers: tuple[str, ...], words: tuple[str, ...]) -> tuple[Rows, Texts]:
-    """Read every row of a file, and its words; numbers as in `read_rows`."""
-    path = place.folder / f"{table}.parquet"
-    names = point_of(numbers)
-    rows = read_parquet(path, [*names, *words, "kernel_source", "latency"], [*words, "kernel_source"])
-    needed = tuple(name for name in numbers if not name.endswith("?"))
-    require_columns(path, rows.column_names, (*needed, *words, "kernel_source", "latency"))
-    columns = {
-        name: numeric_column(rows, name, path) if name in rows.column_names else np.zeros(rows.num_rows)
-        for name in (*names, "latency")
-    }
-    codes, labels = _codes(rows, "kernel_source")
-    return Rows(columns, codes, np.array(labels), place), {name: _codes(rows, name) for name in words}
-
-
 def _codes(rows: Any, name: str) -> tuple[NDArray[Any], list[str]]:
     column = rows[name].unify_dictionaries().combine_chunks()
     return as_numpy(column.indices), column.dictionary.to_pylist()
-
-
-def main_kernel_only(rows: Rows, point: tuple[str, ...]) -> Rows:
-    """Keep, where several kernels were measured at one point, the kernel with the most rows in the file.
-
-    A collection runs its engine's own dispatch over the whole grid and other kernels over parts of it (SGLang's
-    `triton` attention beside `trtllm_mha`), so the most frequent one is the default.
-    """
-    counts = np.bincount(rows.kernel_codes, minlength=len(rows.kernel_names))
-    return _one_kernel_a_point(rows, point, np.argsort(np.argsort(-counts, kind="stable"))[rows.kernel_codes])
-
-
-def fastest_kernel_only(rows: Rows, point: tuple[str, ...]) -> Rows:
-    """Keep, where several kernels were measured at one point, the fastest, which an autotuned engine runs."""
-    return _one_kernel_a_point(rows, point, rows.seconds)
-
-
-def _one_kernel_a_point(rows: Rows, point: tuple[str, ...], rank: NDArray[Any]) -> Rows:
-    """Return, at every point, all rows of the kernel whose row has the least `rank` there."""
-    if len(np.unique(rows.kernel_codes)) == 1:
-        return rows
-    order = np.lexsort((rank, *(rows.columns[name] for name in point)))
-    points = np.column_stack([rows.columns[name][order] for name in point])
-    new_point = np.append(True, np.any(points[1:] != points[:-1], axis=1))
-    if new_point.all():
-        return rows
-    codes = rows.kernel_codes[order]
-    best = codes[np.maximum.accumulate(np.where(new_point, np.arange(len(order)), 0))]
-    return rows.take(np.sort(order[codes == best]))
-
-
-def joined(rows: Rows, others: Rows) -> Rows:
-    """Return the rows of both, with the place of the first."""
-    columns = {name: np.concatenate([column, others.columns[name]]) for name, column in rows.columns.items()}
-    codes = np.concatenate([rows.kernel_codes, others.kernel_codes + len(rows.kernel_names)])
-    return Rows(columns, codes, np.concatenate([rows.kernel_names, others.kernel_names]), rows.place)
-
-
-def all_rows(
-    collection: Collection, family: str, table: str, numbers: tuple[str, ...], choices: Sequence[Mapping[str, str]]
-) -> Iterator[Rows]:
-    """Yield the rows of every place that has any of `choices` (words), the best first, a place's first choice first."""
-    for place in collection.places(family, table):
-        for words in choices:
-            rows = read_rows(place, table, numbers, words)
-            if rows is not None:
-                yield rows
-
-
-def first_rows(
-    collection: Collection, family: str, table: str, numbers: tuple[str, ...], choices: Sequence[Mapping[str, str]]
-) -> Rows | None:
-    """Return the first of `all_rows`, with one kernel at every point."""
-    rows = next(all_rows(collection, family, table, numbers, choices), None)
-    return None if rows is None else main_kernel_only(rows, point_of(numbers))
-
-
-def point_of(numbers: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of columns without the mark of those that may be missing."""
-    return tuple(name.removesuffix("?") for name in numbers)
-
-
-def at_same_points(rows: Rows, other: Rows, values: Floats, point: tuple[str, ...]) -> Floats:
-    """Return the value of `other` at each point of `rows`, NaN where it has none."""
-    if not len(other):
-        return np.full(len(rows), np.nan)
-    keys = np.zeros(len(rows) + len(other), dtype=np.int64)
-    for name in point:
-        _, codes = np.unique(np.concatenate([rows.columns[name], other.columns[name]]), return_inverse=True)
-        keys = keys * (int(codes.max()) + 1) + codes
-    points, known = keys[: len(rows)], keys[len(rows) :]
-    order = np.argsort(known, kind="stable")
-    nearest = order[np.minimum(np.searchsorted(known, points, sorter=order), len(order) - 1)]
-    return np.where(known[nearest] == points, values[nearest], np.nan)
-
-
-def no_slower_than(rows: Rows, other: Rows, point: tuple[str, ...]) -> Rows:
-    """Return `rows`, at points that `other` has too with the faster of both."""
-    faster = at_same_points(rows, other, other.columns["latency"], point)
-    return rows.with_latency(np.fmin(rows.columns["latency"], faster))
-
-
-def projection_seconds(
-    rows: Rows, shapes: Callable[[int], Iterable[tuple[int, int]]], weights: Format, price: GemmPrices
-) -> Floats | None:
-    """Return the seconds of an attention module's projections, from the GEMM table of a format.
-
-    Args:
-        rows: of modules, with `batch_size`, `isl` and `num_heads`.
-        shapes: (n, k) of each projection, by the number of heads.
-        weights: format of the projections.
-        price: seconds of a GEMM; None where nobody measured its format.
-    """
-    num_tokens, num_heads = rows.columns["batch_size"] * rows.columns["isl"], rows.columns["num_heads"]
-    total = np.zeros(len(rows))
-    for heads in np.unique(num_heads).astype(int).tolist():
-        here = num_heads == heads
-        for n, k in shapes(heads):
-            seconds = price(ops.Gemm(num_tokens[here], n, k, weights))
-            if seconds is None:
-                return None
-            total[here] += seconds
-    return total

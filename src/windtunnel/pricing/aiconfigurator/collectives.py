@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.pricing.aiconfigurator.collection import HICCUP, KERNELS, Collection, Place, Rows, all_rows, read_rows
-from windtunnel.pricing.table import Floats, MeasurementTable
+from windtunnel.pricing.aiconfigurator.collection import HICCUP, KERNELS, Collection, Place, Rows
+from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
 from windtunnel.versions import version_key
 
 _FUSED_BY = "trtllm"
@@ -31,7 +31,7 @@ def collective_table(collection: Collection, op: Any) -> MeasurementTable | None
     *others, last = [part.source for part in parts]
     label = f"the {'fastest' if len(parts) > 2 else 'faster'} of {', '.join(others)} and {last}" if others else last
     edge = collection.fused_all_reduce_bytes + 1.0  # from here on the fused kernel is none
-    fastest = functools.reduce(functools.partial(_faster_of, edge=edge), parts)
+    fastest = functools.reduce(functools.partial(_faster_of, op=op, edge=edge), parts)
     return replace(fastest, source=label, steps=_steps(collection, op))
 
 
@@ -56,7 +56,7 @@ def nccl_table(collection: Collection, op: Any) -> MeasurementTable | None:
             words = {"op_name": _NCCL_NAMES.get(op.op, op.op), "nccl_dtype": "half"}
             if not (folder / f"{library}_perf.parquet").is_file():
                 continue
-            rows = read_rows(place, f"{library}_perf", ("num_gpus", "message_size"), words)
+            rows = place.read_rows(f"{library}_perf", ("num_gpus", "message_size"), words)
             if rows is not None:
                 label = f"{collection.system.name}/comm/{library}/{folder.name}"
                 return _collective_table(op, rows, label)
@@ -68,7 +68,7 @@ def _custom_all_reduce(collection: Collection, op: Any) -> MeasurementTable | No
     if op.op != "all_reduce":
         return None
     suffix = "graph" if collection.cuda_graphs else "eager"
-    for rows in all_rows(collection, "comm", "custom_allreduce_perf", ("num_gpus", "message_size"), [{}]):
+    for rows in collection.all_rows("comm", "custom_allreduce_perf", ("num_gpus", "message_size"), [{}]):
         either = rows.named(lambda name: name.endswith(("_graph", "_eager")))
         kept = rows.take(~either | rows.named(lambda name: name.endswith(suffix)))
         if len(kept):
@@ -95,12 +95,9 @@ def sound_latency(rows: Rows) -> Floats:
     15 rows did: an all-to-all of eight H100 takes 7.5 us at 8 KiB and 8.7 us at 64 KiB, but 16 and 17 us at 16 and 32
     KiB.
     """
-    num_ranks, sizes = rows.columns["num_gpus"], rows.columns["message_size"]
-    latency = rows.columns["latency"].copy()
-    for ranks in np.unique(num_ranks):
-        curve = np.flatnonzero(num_ranks == ranks)
-        curve = curve[np.argsort(sizes[curve], kind="stable")]
-        took = rows.columns["latency"][curve]
+    latency = rows.latency.copy()
+    for curve in grouped([rows["num_gpus"]], [rows["message_size"]]):
+        took = rows.latency[curve]
         least_later = np.minimum.accumulate(took[::-1])[::-1]
         least_before = np.minimum.accumulate(took)
         kept = np.where(took > KERNELS.falls * np.maximum(least_before, least_later), least_later, took)
@@ -116,13 +113,11 @@ def sound_latency(rows: Rows) -> Floats:
 
 def _collective_table(op: Any, rows: Rows, label: str) -> MeasurementTable:
     rows = rows.sound(sound_latency(rows))
-    columns = rows.columns
-    sites = {"num_ranks": columns["num_gpus"], "span_nodes": np.ones(len(rows))}
-    axes = {"message_bytes": columns["message_size"] * 2.0}
-    return MeasurementTable(op.kind, sites, axes, rows.seconds, label, {"op": op.op})
+    num_bytes = rows["message_size"] * 2.0
+    return table_of(op, rows.seconds, label, num_ranks=rows["num_gpus"], span_nodes=1.0, message_bytes=num_bytes)
 
 
-def _faster_of(left: MeasurementTable, right: MeasurementTable, edge: float) -> MeasurementTable:
+def _faster_of(left: MeasurementTable, right: MeasurementTable, op: Any, edge: float) -> MeasurementTable:
     """Return, at every measured size, the faster of two libraries: engines choose the library by size.
 
     `edge`: a further size to look at, where one of them ends; it counts where the other was measured on both sides.
@@ -141,7 +136,5 @@ def _faster_of(left: MeasurementTable, right: MeasurementTable, edge: float) -> 
         ranks.append(np.full(len(messages), site[0]))
         sizes.append(messages)
         seconds.append(best)
-    rank = np.concatenate(ranks)
-    sites = {"num_ranks": rank, "span_nodes": np.ones(len(rank))}
-    axes_of = {"message_bytes": np.concatenate(sizes)}
-    return MeasurementTable(left.kind, sites, axes_of, np.concatenate(seconds), left.source, left.words)
+    num_ranks, num_bytes, took = (np.concatenate(parts) for parts in (ranks, sizes, seconds))
+    return table_of(op, took, left.source, num_ranks=num_ranks, span_nodes=1.0, message_bytes=num_bytes)

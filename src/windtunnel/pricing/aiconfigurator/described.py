@@ -1,94 +1,116 @@
-"""Tables that an operator's own class describes (`model.operators.MeasuredTable`)."""
+"""Tables of kinds that one reader serves, as `described.yaml` describes them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import reduce
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 
+from windtunnel import catalog
 from windtunnel.model import operators as ops
-from windtunnel.pricing.aiconfigurator.collection import (
-    KERNELS,
-    Collection,
-    GemmPrices,
-    Place,
-    Rows,
-    joined,
-    read_rows,
-)
-from windtunnel.pricing.table import Floats, MeasurementTable, site_names, text_names
-
-_PHASES = {"decode": "generation", "prefill": "context"}
+from windtunnel.model.precision import Format
+from windtunnel.pricing.aiconfigurator.collection import KERNELS, Collection, Place, Rows
+from windtunnel.pricing.aiconfigurator.gemms import gemm_prices, projection_seconds
+from windtunnel.pricing.table import Floats, MeasurementTable, table_of
+from windtunnel.schema import Schema
 
 
-def described_table(
-    collection: Collection, op: ops.Op, prices: Callable[[Place], GemmPrices]
-) -> MeasurementTable | None:
-    """Return the table that an operator's class names, of the nearest version that has one; None without one.
+class DescribedTable(Schema, frozen=True):
+    """Tables that hold a kind of operator's measurements: `<family>/.../<table>.parquet`, whose rows are joined."""
 
-    Args:
-        collection: the files.
-        op: an operator of the kind and formats to price.
-        prices: prices of the GEMMs of the engine and version that were measured.
-    """
-    table = op.measured
-    if table is None:
+    family: str
+    tables: tuple[str, ...]
+    columns: tuple[str, ...]
+    """Numbers that tell its points apart; a column of an operator's dimension may have its name."""
+    dimensions: dict[str, str]
+    """Other dimensions of the operator -> a column, or one of `_COMPUTED`."""
+    words: dict[str, dict[str, tuple[str, ...]]]
+    """Column of words -> variant of the operator -> the words of its rows, any of them."""
+    models: dict[str, dict[str, float]] = {}
+    """Name in the column `model` -> further columns: dimensions of that model which the table leaves out."""
+    repeats: str | None = None
+    """Column of the executions that a row holds; None: one."""
+    sums_kernels: bool = True
+    """Whether an execution runs every kernel of the table; else each point was measured with the one that it runs."""
+    kernels: tuple[tuple[str, ...], ...] = ()
+    """Groups of kernels any of which computes the operator, each run whole; the fastest counts. Empty: see above."""
+    projections: Format | None = None
+    """Format of the operator's `projections`, which were measured with it and which a step launches apart."""
+
+
+_TABLES = catalog.entry(Path(__file__).with_name("described.yaml"), dict[str, DescribedTable])
+
+
+_COMPUTED: Mapping[str, Callable[[Mapping[str, Floats]], Floats]] = {
+    # As in `operators.PrefillBatch`, of `isl` new tokens after `step` cached ones.
+    "chunk_tokens": lambda of: of["isl"] + 2 * of["step"],
+    "chunks": lambda of: of["batch_size"] * of["isl"] / (of["isl"] + 2 * of["step"]),
+    "context_tokens": lambda of: of["step"] + 1,
+    "groups_of_rank": lambda of: of["all_groups"] / of["tp_size"],
+    "shared_heads": lambda of: np.maximum(of["num_heads"] // of["heads_per_kv_head"], 1),
+    # x of every head, B and C of every group.
+    "channels": lambda of: of["nheads"] * of["head_dim"] + 2 * of["n_groups"] * of["d_state"],
+}
+
+
+def _with_dimensions(table: DescribedTable, columns: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Return the columns, and the dimensions of the operator that are computed from them."""
+    every = {**columns}
+    for name, source in table.dimensions.items():
+        every[name] = _COMPUTED[source](columns) if source in _COMPUTED else columns[source]
+    return every
+
+
+def described_table(collection: Collection, op: ops.Op) -> MeasurementTable | None:
+    """Return the described table of an operator's kind, of the nearest version that has one; None without one."""
+    table = _TABLES.get(op.kind)
+    if table is None or any(op.variant not in by_variant for by_variant in table.words.values()):
         return None
-    words = {**table.words, **({"phase": (_PHASES[op.variant],)} if hasattr(op, "decode") else {})}
-    for place in collection.places(table.family, table.names[0]):
-        rows = _joined_rows(place, table, words)
-        if rows is not None:
-            return _measurements(collection, op, rows, table, prices(place))
+    words = {name: by_variant[op.variant] for name, by_variant in table.words.items()}
+    for place in collection.places(table.family, table.tables[0]):
+        parts = list(_parts(place, table, words))
+        if parts:
+            return _measurements(collection, op, reduce(Rows.joined, parts), table)
     return None
 
 
-def _joined_rows(place: Place, table: ops.MeasuredTable, words: Mapping[str, tuple[str, ...]]) -> Rows | None:
-    """Return the rows of a place's tables and models together, or None where it has none."""
-    every: Rows | None = None
-    for rows in _parts(place, table, words):
-        every = rows if every is None else joined(every, rows)
-    return every if every is None or table.is_point is None else every.take(table.is_point(every.columns) != 0)
-
-
-def _parts(place: Place, table: ops.MeasuredTable, words: Mapping[str, tuple[str, ...]]) -> Iterator[Rows]:
-    names = [name for name in table.names if (place.folder / f"{name}.parquet").is_file()]
+def _parts(place: Place, table: DescribedTable, words: Mapping[str, tuple[str, ...]]) -> Iterator[Rows]:
+    """Yield the rows of each of a place's tables and models."""
+    names = [name for name in table.tables if (place.folder / f"{name}.parquet").is_file()]
     for name, chosen in product(names, product(*words.values())):
         for model, dimensions in (table.models or {"": {}}).items():
             asked = dict(zip(words, chosen, strict=True)) | ({"model": model} if model else {})
-            rows = read_rows(place, name, table.columns, asked)
+            rows = place.read_rows(name, table.columns, asked)
             if rows is not None:
-                given = {key: np.full(len(rows), float(value)) for key, value in dimensions.items()}
-                yield replace(rows, columns={**rows.columns, **given})
+                yield rows.with_columns(**{key: np.full(len(rows), value) for key, value in dimensions.items()})
 
 
-def _measurements(
-    collection: Collection, op: ops.Op, rows: Rows, table: ops.MeasuredTable, price: GemmPrices
-) -> MeasurementTable | None:
+def _measurements(collection: Collection, op: ops.Op, rows: Rows, table: DescribedTable) -> MeasurementTable | None:
     """Return one row per point: the sum over kernels (convolution and delta rule), each the median of its repeats."""
     label = collection.label(table.family, rows)
+    if "chunks" in table.dimensions.values():  # what `operators.PrefillBatch` can express
+        rows = rows.take((rows["batch_size"] == 1) | (rows["step"] == 0))
     if table.repeats is not None:
-        rows = rows.with_latency(rows.columns["latency"] / table.repeats(rows.columns))
+        rows = rows.with_latency(rows.latency / rows[table.repeats])
     if table.projections is not None:
-        left = _without_projections(rows, table, price)
-        if left is None:
+        columns, price = _with_dimensions(table, rows.columns), gemm_prices(collection.at(rows.place))
+        sites = {name: columns[name] for name in columns.keys() - {*op.axes, "batch_size", "isl", "step", "latency"}}
+        taken_s = projection_seconds(rows, sites, op.projections, table.projections, price)
+        if taken_s is None:
             return None
-        rows, label = rows.with_latency(left), f"{label} less its projections"
+        left_s = np.maximum(rows.seconds - taken_s, KERNELS.sparse_least_share * rows.seconds)
+        rows, label = rows.with_latency(left_s * 1e3), f"{label} less its projections"
     if not table.sums_kernels:
         rows = replace(rows, kernel_codes=np.zeros_like(rows.kernel_codes))
     names = [name for name in rows.columns if name != "latency"]
-    points = np.column_stack([rows.columns[name] for name in names])
-    unique, codes = np.unique(points, axis=0, return_inverse=True)
+    unique, codes = np.unique(np.column_stack([rows[name] for name in names]), axis=0, return_inverse=True)
     total, complete = _fastest_group(rows, codes.ravel(), len(unique), table.kernels)
-    column = dict(zip(names, unique[complete].T, strict=True))
-    given = {name: value(column) for name, value in table.sites.items()}
-    if hasattr(op, "decode"):
-        given["decode"] = np.full(int(complete.sum()), float(op.decode))
-    sites = {name: given[name] for name in site_names(op.kind)}
-    axes = {axis: value(column) for axis, value in table.axes.items()}
-    words = {name: str(getattr(op, name)) for name in text_names(op.kind)}
-    return MeasurementTable(op.kind, sites, axes, total[complete], label, words)
+    columns = _with_dimensions(table, dict(zip(names, unique[complete].T, strict=True)))
+    return table_of(op, total[complete], label, **{"decode": getattr(op, "decode", 0.0), **columns})
 
 
 def _fastest_group(
@@ -117,20 +139,3 @@ def _summed_kernels(rows: Rows, codes: np.ndarray, num_points: int) -> tuple[Flo
         total[present] += took[starts + counts // 2]
         complete &= np.isin(np.arange(num_points), present)
     return total, complete
-
-
-def _without_projections(rows: Rows, table: ops.MeasuredTable, price: GemmPrices) -> Floats | None:
-    """Return the milliseconds of modules above their projections; None where nobody measured those."""
-    assert table.projections is not None
-    sites = {name: value(rows.columns) for name, value in table.sites.items()}
-    unique, codes = np.unique(np.column_stack(list(sites.values())), axis=0, return_inverse=True)
-    num_tokens = rows.columns["batch_size"] * rows.columns["isl"]
-    taken = np.zeros(len(rows))
-    for code, site in enumerate(unique.tolist()):
-        here = codes.ravel() == code
-        for n, k in table.projections(dict(zip(sites, site, strict=True))):
-            seconds = price(ops.Gemm(num_tokens[here], int(n), int(k), table.projections_format))
-            if seconds is None:
-                return None
-            taken[here] += seconds
-    return np.maximum(rows.seconds - taken, KERNELS.sparse_least_share * rows.seconds) * 1e3

@@ -6,22 +6,57 @@ Only data files are read; the package's code is never imported.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.hardware import Device, Node
 from windtunnel.model import operators as ops
-from windtunnel.pricing.aiconfigurator.collection import DISTRIBUTIONS, ENGINE_CHOICES, Collection, KernelChoices
-from windtunnel.pricing.aiconfigurator.collectives import nccl_table
-from windtunnel.pricing.aiconfigurator.operators import table_for
+from windtunnel.pricing.aiconfigurator.attention import decode_table, prefill_table
+from windtunnel.pricing.aiconfigurator.collection import (
+    DISTRIBUTIONS,
+    ENGINE_CHOICES,
+    KERNELS,
+    Collection,
+    KernelChoices,
+    Reader,
+)
+from windtunnel.pricing.aiconfigurator.collectives import collective_table, nccl_table
+from windtunnel.pricing.aiconfigurator.described import described_table
+from windtunnel.pricing.aiconfigurator.experts import experts_table
+from windtunnel.pricing.aiconfigurator.gemms import elementwise_table, gemm_table
+from windtunnel.pricing.aiconfigurator.latent_attention import latent_decode_table, latent_prefill_table, sparse_table
 from windtunnel.pricing.aiconfigurator.published import fetched_folders
 from windtunnel.pricing.choices import MOE_BACKENDS
-from windtunnel.pricing.estimator import Estimator, RooflineEstimator, TableEstimator
+from windtunnel.pricing.estimator import Coverage, Estimate, Estimator, RooflineEstimator, TableEstimator
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import MeasurementTable
+from windtunnel.versions import version_key
 
 PACKAGE = "aiconfigurator_core"
+
+_READERS: Mapping[str, Reader] = {
+    "gemm": gemm_table,
+    "prefill_attention": prefill_table,
+    "decode_attention": decode_table,
+    "latent_prefill_attention": latent_prefill_table,
+    "latent_decode_attention": latent_decode_table,
+    "sparse_latent_prefill": sparse_table,
+    "sparse_latent_decode": sparse_table,
+    "experts": experts_table,
+    "elementwise": elementwise_table,
+    "collective": collective_table,
+}
+"""Kind of operator -> the reader of its tables; the classes of other kinds describe theirs."""
+
+
+def table_for(collection: Collection, op: ops.Op) -> MeasurementTable | None:
+    """Return the table that prices `op`, or None where nobody measured its kind in its format on this system."""
+    return collection.once(op, _READERS.get(op.kind, described_table))
 
 
 def systems_folder(data_dir: Path | None = None) -> Path:
@@ -106,12 +141,49 @@ def nccl_estimator(device: Device, node: Node | None, data_dir: Path | None = No
     if folder is None or not folder.is_dir():
         return RooflineEstimator(roofline)
     collection = Collection(system=folder, engine="nccl", version="", roofline=roofline)
-    return TableEstimator(partial(_nccl_table_for, collection), roofline)
+    return TableEstimator(partial(collection.once, reader=nccl_table), roofline)
 
 
-def _nccl_table_for(collection: Collection, op: ops.Op) -> MeasurementTable | None:
-    """Return the table of a collective as NCCL alone runs it, or None where nobody measured it on this system."""
-    key = ("nccl alone", getattr(op, "op", op.kind))
-    if key not in collection.read:
-        collection.read[key] = nccl_table(collection, op)
-    return collection.read[key]
+HELD_BY_ALL_REDUCE = "norm"
+"""Kernel that a fused all-reduce does too (`AllReduceFusionOp.RESIDUAL_RMS_NORM`): its bytes still move, its launch is
+gone."""
+
+
+@dataclass(frozen=True)
+class CountedOnce:
+    """Another estimator's seconds, less kernels that tables of other operators hold."""
+
+    estimator: Estimator
+    norms_in_all_reduce: bool
+
+    def estimate(self, op: ops.Op) -> Estimate:
+        """Return the seconds of `op`: 0 for a kernel of `held_by`, less the launch for a norm in an all-reduce."""
+        estimate = self.estimator.estimate(op)
+        if not isinstance(op, ops.Elementwise):
+            return estimate
+        if op.name in KERNELS.held_by:
+            nothing = np.asarray(estimate.seconds) * 0.0
+            label = f"within {KERNELS.held_by[op.name]}"
+            return Estimate(nothing if np.ndim(nothing) else 0.0, Coverage.MEASURED, label, 0.0)
+        if op.name == HELD_BY_ALL_REDUCE and self.norms_in_all_reduce:
+            launch_s = np.asarray(self.estimator.estimate(ops.Elementwise(op.name, 1.0, 1.0)).seconds)
+            seconds = np.maximum(np.asarray(estimate.seconds) - launch_s, 0.0)
+            label = f"{estimate.source}, its launch within the all-reduce"
+            return replace(estimate, seconds=seconds if np.ndim(seconds) else float(seconds), source=label)
+        return estimate
+
+
+def counted_once(estimator: Estimator, engine: str, version: str, norms_in_all_reduce: bool) -> Estimator:
+    """Return `estimator` without what its tables hold twice, for engines whose kernels overlap (`overlapped_since`).
+
+    Args:
+        estimator: of measured tables; one of a roofline alone holds nothing twice.
+        engine: engine that serves.
+        version: of the engine.
+        norms_in_all_reduce: whether tensor parallelism reduces, with the norm in the same kernel.
+    """
+    since = KERNELS.overlapped_since.get(engine)
+    overlaps = since is not None and version_key(version) >= version_key(since)
+    if not overlaps or not isinstance(estimator, TableEstimator):
+        return estimator
+    return CountedOnce(estimator, norms_in_all_reduce)

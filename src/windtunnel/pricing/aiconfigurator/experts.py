@@ -1,18 +1,22 @@
-"""Mixtures of experts from the tables of `aiconfigurator-core`'s layout: choice of version and kernel."""
+"""Mixtures of experts from the tables of `aiconfigurator-core`'s layout: choice of version and kernel.
+
+Older engine versions compute them with kernels that no table of these versions times.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.hardware import Device
+from windtunnel.model import operators as ops
 from windtunnel.model.feed_forward.experts import Experts
-from windtunnel.model.precision import Format
-from windtunnel.pricing.aiconfigurator.borrowed_kernels import at_rate_of
+from windtunnel.model.precision import BITS, Format
 from windtunnel.pricing.aiconfigurator.collection import (
     BALANCED,
     ENGINES,
@@ -20,30 +24,23 @@ from windtunnel.pricing.aiconfigurator.collection import (
     MOE_POINT,
     NEWEST,
     Collection,
-    GemmPrices,
     Place,
     Rows,
     Texts,
-    at_same_points,
-    fastest_kernel_only,
-    joined,
-    no_slower_than,
-    read_file,
-    with_words,
 )
-from windtunnel.pricing.aiconfigurator.older_experts import as_served
+from windtunnel.pricing.aiconfigurator.gemms import gemm_prices
 from windtunnel.pricing.choices import MOE_BACKENDS
 from windtunnel.pricing.roofline import machine
-from windtunnel.pricing.table import Floats, MeasurementTable
+from windtunnel.pricing.table import Floats, MeasurementTable, table_of
 from windtunnel.versions import version_key
 
 
 def _with_shared_kernels(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) -> tuple[Rows, str]:
     """Return `rows`, no slower than another engine's kernels of `dtypes`, and a remark."""
     for other in _other_engines(collection, rows, dtypes):
-        if np.isfinite(at_same_points(rows, other, other.seconds, MOE_POINT)).any():
+        if np.isfinite(rows.at_same_points(other, other.seconds, MOE_POINT)).any():
             remark = f"; mxfp8 kernels as in {other.place.engine} {other.place.version}"
-            return no_slower_than(rows, other, MOE_POINT), remark
+            return rows.no_slower_than(other, MOE_POINT), remark
     return rows, ""
 
 
@@ -62,10 +59,10 @@ def _with_kernels_of_backend(collection: Collection, rows: Rows, dtypes: tuple[s
         chosen = other.take(_is_of_backend(other, "trtllm"))
         if not len(chosen):
             continue
-        latency = at_same_points(rows, chosen, chosen.columns["latency"], MOE_POINT)
+        latency = rows.at_same_points(chosen, chosen.latency, MOE_POINT)
         if np.isfinite(latency).any():
             name = f"{chosen.main_kernel} of {chosen.place.engine} {chosen.place.version}"
-            merged = rows.with_latency(np.where(np.isfinite(latency), latency, rows.columns["latency"]))
+            merged = rows.with_latency(np.where(np.isfinite(latency), latency, rows.latency))
             return replace(merged, kernel_names=np.full(len(rows.kernel_names), name))
     return rows
 
@@ -115,7 +112,7 @@ def _experts_rows(collection: Collection, dtypes: tuple[str, ...]) -> tuple[Rows
             continue
         if collection.moe_backend is None and _is_slow_at_many_tokens(rows, later):
             assert later is not None
-            rows = no_slower_than(rows, later, MOE_POINT)
+            rows = rows.no_slower_than(later, MOE_POINT)
             remark = remark or f"; no slower than {newest.version} ({later.main_kernel})"
         if later is not None and _takes_flashinfer_across_ranks(collection, place, dtypes):
             rows = _across_ranks_as(rows, later)
@@ -133,28 +130,67 @@ def _size(place: Place) -> int:
 
 def _experts_rows_of(collection: Collection, place: Place, dtypes: tuple[str, ...]) -> Rows | None:
     """Read one kernel at every point: of the chosen backend where the shape has it, else the fastest."""
-    every: Rows | None = None
-    for dtype in dtypes:
-        words = {"moe_dtype": dtype, "distribution": collection.expert_distribution}
-        rows = with_words(*_sound_file(collection, place), words)
-        if rows is not None:
-            every = rows if every is None else joined(every, rows)
-    if every is None:
+    rows, texts = _sound_file(collection, place)
+    words = ({"moe_dtype": dtype, "distribution": collection.expert_distribution} for dtype in dtypes)
+    parts = [part for part in (rows.with_words(texts, each) for each in words) if part is not None]
+    if not parts:
         return None
-    fastest = fastest_kernel_only(every, MOE_POINT)
+    every = reduce(Rows.joined, parts)
+    fastest = every.fastest_kernel_only(MOE_POINT)
     if collection.moe_backend is None:
         return fastest
     is_chosen = _is_of_backend(every, collection.moe_backend)
     if not is_chosen.any():
         return fastest
-    chosen = fastest_kernel_only(every.take(is_chosen), MOE_POINT)
-    return _with_lacking_shapes(chosen, at_rate_of(chosen, fastest))
+    chosen = every.take(is_chosen).fastest_kernel_only(MOE_POINT)
+    return _with_lacking_shapes(chosen, _at_rate_of(chosen, fastest))
+
+
+def _at_rate_of(backend: Rows, others: Rows) -> Rows:
+    """Return rows of other kernels, no faster than `backend` was measured to be with as many tokens for each expert.
+
+    Its rate is that of the nearest width of an expert on a rank. vLLM's Marlin experts were timed at other shapes than
+    gpt-oss's. On H100 they reach 200 Tflop/s with 150 to 290 tokens an expert, and the Triton kernels, level with them
+    up to 30, 320 to 410.
+    """
+    alone = backend.take(backend["moe_ep_size"] == 1)
+    if not len(alone):
+        return others
+    rate, per_expert, width = _flops(alone) / alone.seconds, _tokens_per_expert(alone), _expert_width(alone)
+    known = np.unique(width)
+    widths, load = _expert_width(others), _tokens_per_expert(others)
+    least_s = np.zeros(len(others))
+    for nearest in known.tolist():
+        here = known[np.argmin(np.abs(np.log(widths[:, None] / known)), axis=1)] == nearest
+        curve = np.flatnonzero(width == nearest)
+        curve = curve[np.argsort(per_expert[curve])]
+        reached = np.interp(np.log(load[here]), np.log(per_expert[curve]), rate[curve])
+        least_s[here] = _flops(others)[here] / reached
+    latency = np.where(load >= KERNELS.many_tokens_an_expert, np.maximum(others.latency, least_s * 1e3), others.latency)
+    slowed = others.with_latency(latency)
+    if not (latency > others.latency).any():
+        return slowed
+    names = [f"{name}, no faster than {backend.main_kernel}" for name in others.kernel_names.tolist()]
+    return replace(slowed, kernel_names=np.array(names))
+
+
+def _flops(rows: Rows) -> Floats:
+    num_rows = rows["num_tokens"] * rows["topk"] / rows["moe_ep_size"]
+    return 6 * num_rows * rows["hidden_size"] * _expert_width(rows)
+
+
+def _tokens_per_expert(rows: Rows) -> Floats:
+    return rows["num_tokens"] * rows["topk"] / rows["num_experts"]
+
+
+def _expert_width(rows: Rows) -> Floats:
+    return rows["inter_size"] / rows["moe_tp_size"]
 
 
 def _sound_file(collection: Collection, place: Place) -> tuple[Rows, Texts]:
     """Read a file of experts without its suspect rows."""
     if place not in collection.files:
-        rows, texts = read_file(place, "moe_perf", MOE_POINT, ("moe_dtype", "distribution"))
+        rows, texts = place.read_file("moe_perf", MOE_POINT, ("moe_dtype", "distribution"))
         sound = ~suspect_experts(collection.roofline.device, rows, texts)
         kept = {name: (codes[sound], labels) for name, (codes, labels) in texts.items()}
         collection.files[place] = rows.take(sound), kept
@@ -173,7 +209,7 @@ def suspect_experts(device: Device, rows: Rows, texts: Texts) -> NDArray[np.bool
     dtypes, names = texts["moe_dtype"]
     spreads, labels = texts["distribution"]
     formats = dtypes * len(labels) + spreads
-    *shape_columns, num_tokens = (rows.columns[name] for name in MOE_POINT)
+    *shape_columns, num_tokens = (rows[name] for name in MOE_POINT)
     levels = np.unique(num_tokens)
     few = levels[np.linspace(0, len(levels) - 1, _SAMPLES).astype(np.intp)]
     sample = np.flatnonzero(np.isin(num_tokens, few))
@@ -199,7 +235,7 @@ def _bound_s(device: Device, rows: Rows, dtypes: NDArray[np.intp], names: list[s
     least = np.empty(len(rows))
     for code, name in enumerate(names):
         here = dtypes == code
-        *shape, num_tokens = (rows.columns[column][here] for column in MOE_POINT)
+        *shape, num_tokens = (rows[column][here] for column in MOE_POINT)
         hidden_size, width, num_experts, topk, tp, ep = shape
         experts = Experts(num_tokens, hidden_size, width, num_experts, topk, tp, ep, _format_of(name))
         on = machine(device, experts.format)
@@ -239,7 +275,7 @@ def _too_slow(collection: Collection, rows: Rows, newest: Rows | None, dtypes: t
         return f"{ratio:.1f} times as slow as {newest.place.version}"
     if collection.expert_distribution != BALANCED:
         balanced = _experts_rows_of(replace(collection, expert_distribution=BALANCED), rows.place, dtypes)
-        ratio = _median_ratio(rows.take(rows.columns["num_tokens"] == 1), balanced)
+        ratio = _median_ratio(rows.take(rows["num_tokens"] == 1), balanced)
         if ratio > KERNELS.skewed_at_one_token:
             return f"one token takes it {ratio:.1f} times as long as with balanced experts"
     return ""
@@ -252,7 +288,7 @@ def _is_slow_at_many_tokens(rows: Rows, newest: Rows | None) -> bool:
     kernel, and servers take FlashInfer's at every size unless they are told not to (vllm-project/vllm, pull request
     37056). MiniMax-M2.5 follows the one in 0.19, the other in 0.17 with FlashInfer's off. All others are at most 1.78.
     """
-    many = rows.take(rows.columns["num_tokens"] > KERNELS.few_tokens)
+    many = rows.take(rows["num_tokens"] > KERNELS.few_tokens)
     return _median_ratio(many, newest) > KERNELS.slower_than_newest
 
 
@@ -271,24 +307,24 @@ def _takes_flashinfer_across_ranks(collection: Collection, place: Place, dtypes:
 def _across_ranks_as(rows: Rows, other: Rows) -> Rows:
     """Return `rows`, where experts are spread over ranks with the times of FlashInfer's CUTLASS kernels in `other`."""
     known = other.take(other.named(lambda kernel: "flashinfer_cutlass" in kernel))
-    latency = at_same_points(rows, known, known.columns["latency"], MOE_POINT)
-    taken = (rows.columns["moe_ep_size"] > 1) & np.isfinite(latency)
-    return rows.with_latency(np.where(taken, latency, rows.columns["latency"]))
+    latency = rows.at_same_points(known, known.latency, MOE_POINT)
+    taken = (rows["moe_ep_size"] > 1) & np.isfinite(latency)
+    return rows.with_latency(np.where(taken, latency, rows.latency))
 
 
 def _median_ratio(rows: Rows, other: Rows | None) -> float:
     """Return the median ratio of seconds to those of `other` at common points; 0 where there are none."""
     if other is None:
         return 0.0
-    ratio = rows.seconds / at_same_points(rows, other, other.seconds, MOE_POINT)
+    ratio = rows.seconds / rows.at_same_points(other, other.seconds, MOE_POINT)
     known = np.isfinite(ratio)
     return float(np.median(ratio[known])) if known.any() else 0.0
 
 
 def _with_lacking_shapes(rows: Rows, others: Rows) -> Rows:
     """Return `rows` with the shapes that only `others` has."""
-    lacking = np.isnan(at_same_points(others, rows, np.ones(len(rows)), MOE_POINT[:-1]))
-    return joined(rows, others.take(lacking))
+    lacking = np.isnan(others.at_same_points(rows, np.ones(len(rows)), MOE_POINT[:-1]))
+    return rows.joined(others.take(lacking))
 
 
 def _completed(rows: Rows, others: Rows) -> Rows:
@@ -297,11 +333,91 @@ def _completed(rows: Rows, others: Rows) -> Rows:
     return replace(_with_lacking_shapes(rows, others), place=place)
 
 
-def experts_table(collection: Collection, op: Any, price: GemmPrices) -> MeasurementTable | None:
-    """Return mixtures of experts, one kernel at every point, of the nearest version that was measured sanely.
+def _as_served(collection: Collection, op: Experts, rows: Rows) -> tuple[Rows, str]:
+    """Return experts' rows with the times of the kernels that the collection's version runs, and a remark.
 
-    `price` tells the seconds of GEMMs of which older versions' kernels are made.
+    Rows stay as they are where that version runs what was measured, or where a backend is named.
+
+    Args:
+        collection: its engine, version and device decide.
+        op: experts of the rows' format.
+        rows: as measured in the nearest version.
     """
+    if collection.moe_backend is not None:
+        return rows, ""
+    if op.format is Format.FP8_BLOCK and _is_between(collection, KERNELS.padded_experts):
+        return _in_padded_blocks(collection, rows)
+    if op.format is Format.BF16 and _is_between(collection, KERNELS.small_tiles):
+        return _in_small_tiles(collection, rows)
+    return rows, ""
+
+
+def _is_between(collection: Collection, versions: dict[str, tuple[str, str]]) -> bool:
+    since, until = versions.get(collection.engine, ("0", "0"))
+    return version_key(since) <= version_key(collection.version) < version_key(until)
+
+
+def _in_padded_blocks(collection: Collection, rows: Rows) -> tuple[Rows, str]:
+    """Return block-scaled experts in whole blocks of rows for each expert, DeepGEMM's contiguous layout.
+
+    vLLM's buffer has a row for every choice of every token of the group and, for each expert of the rank, a block less
+    one row (0.11.1 `compute_aligned_M` of `fused_moe/deep_gemm_utils.py`). Both GEMMs and the activation work on all of
+    it, as blocks without tokens count as those of expert 0. Reading weights overlaps only in part with computing, as
+    blocks change experts: the root of the sum of the squares. SGLang 0.5.10's table of these kernels, 128 of DeepSeek's
+    experts on a rank (`wideep_context_moe`), agrees within 3% from 64 to 1,024 tokens on H100, 19% on H200 and 8% on
+    B200. Small kernels count tokens, clear and write the experts' numbers, and transpose both inputs' scales.
+    """
+    device = collection.roofline.device
+    if device.architecture not in KERNELS.padded_on or not device.scale_up_bytes_per_s:
+        return rows, ""
+    hidden, width, experts, topk, tp, ep, tokens = (rows[name] for name in MOE_POINT)
+    local, width, block = experts / ep, width / tp, KERNELS.block_rows
+    padded = np.ceil((tokens * topk + local * (block - 1)) / block) * block
+    computing, price = np.zeros(len(rows)), gemm_prices(collection)
+    for k, n in np.unique(np.column_stack([hidden, width]), axis=0).astype(int).tolist():
+        here = (hidden == k) & (width == n)
+        for columns, depth in ((2 * n, k), (k, n)):
+            seconds = price(ops.Gemm(padded[here], columns, depth, Format.FP8_BLOCK))
+            if seconds is None:
+                return rows, ""
+            computing[here] += seconds
+    on = machine(device, Format.FP8_BLOCK)
+    chosen = local * (1.0 - (1.0 - topk / experts) ** tokens)
+    reading = chosen * 3 * hidden * width * BITS[Format.FP8_BLOCK] / 8 / on.bytes_per_s
+    streamed = (6 * width * padded, 2 * hidden * tokens * topk, 2 * hidden * tokens * (topk + 1))
+    small = (np.zeros(len(rows)),) * KERNELS.padded_small_kernels
+    moving = sum(collection.roofline.seconds(ops.Elementwise("copy", size, 1.0)) for size in (*streamed, *small))
+    latency = 1e3 * (np.hypot(computing, reading) + moving)
+    latency = np.where(tp < KERNELS.padded_below_tp, latency, rows.latency)
+    return rows.with_latency(latency), f"; as DeepGEMM's blocks of {block} rows for each expert"
+
+
+def _in_small_tiles(collection: Collection, rows: Rows) -> tuple[Rows, str]:
+    """Return bf16 experts of the Triton kernel, at the rate of its former default tiles.
+
+    SGLang's kernel has the same two tiles for shapes that nobody tuned. What it loses against the tiles that vLLM
+    has taken since is read off the two engines' tables of the reference system.
+    """
+    is_triton = rows.named(lambda name: any(part in name for part in KERNELS.moe_backends["triton"]))
+    words = {"moe_dtype": "bfloat16", "distribution": collection.expert_distribution}
+    former, since = (_reference_rows(collection, engine, version, words) for engine, version in KERNELS.tiles_of)
+    if former is None or since is None:
+        return rows, ""
+    lost = former.at_same_points(since, since.seconds, MOE_POINT)
+    factor = rows.at_same_points(former, former.seconds / lost, MOE_POINT)
+    factor = np.where(is_triton & np.isfinite(factor), np.maximum(factor, 1.0), 1.0)
+    return rows.with_latency(rows.latency * factor), "; in the default tiles of before"
+
+
+def _reference_rows(collection: Collection, engine: str, version: str, words: dict[str, str]) -> Rows | None:
+    folder = collection.system.parent / KERNELS.tiles_on / "moe" / engine / version
+    if not (folder / "moe_perf.parquet").is_file():
+        return None
+    return Place(folder, engine, version).read_rows("moe_perf", MOE_POINT, words)
+
+
+def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
+    """Return mixtures of experts, one kernel at every point, of the nearest version that was measured sanely."""
     collection = replace(collection, files={})
     dtypes = KERNELS.moe_dtypes.get(op.format, ())
     if "fp4" in collection.roofline.device.peak_flops_per_s:
@@ -313,18 +429,16 @@ def experts_table(collection: Collection, op: Any, price: GemmPrices) -> Measure
         rows, shared = _with_shared_kernels(collection, rows, KERNELS.shared_moe_dtypes[op.format])
         remark += shared
     rows = _with_kernels_of_backend(collection, rows, dtypes)
-    rows, older = as_served(collection, op, rows, price)
-    remark += older
-    columns = rows.columns
-    sites = {
-        "hidden_size": columns["hidden_size"],
-        "intermediate_size": columns["inter_size"],
-        "num_experts": columns["num_experts"],
-        "experts_per_token": columns["topk"],
-        "tp": columns["moe_tp_size"],
-        "ep": columns["moe_ep_size"],
-        "gated": np.where(np.isin(columns["inter_size"] * 1000 + columns["topk"], KERNELS.not_gated), 0.0, 1.0),
-    }
-    words = {"format": op.format.value}
-    axes = {"num_tokens": columns["num_tokens"]}
-    return MeasurementTable(op.kind, sites, axes, rows.seconds, collection.label("moe", rows) + remark, words)
+    rows, older = _as_served(collection, op, rows)
+    is_gated = ~np.isin(rows["inter_size"] * 1000 + rows["topk"], KERNELS.not_gated)
+    return table_of(
+        op,
+        rows.seconds,
+        collection.label("moe", rows) + remark + older,
+        **rows.columns,
+        intermediate_size=rows["inter_size"],
+        experts_per_token=rows["topk"],
+        tp=rows["moe_tp_size"],
+        ep=rows["moe_ep_size"],
+        gated=is_gated.astype(np.float64),
+    )

@@ -1,8 +1,8 @@
-"""Dense matrix products, and conversions of their inputs, from the tables of `aiconfigurator-core`'s layout."""
+"""Dense matrix products, also within modules, and conversions of inputs, from `aiconfigurator-core`'s layout."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,21 +11,9 @@ from numpy.typing import NDArray
 
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
-from windtunnel.pricing.aiconfigurator.collection import (
-    ENGINES,
-    HICCUP,
-    KERNELS,
-    Collection,
-    Rows,
-    all_rows,
-    at_same_points,
-    first_rows,
-    joined,
-    main_kernel_only,
-    no_slower_than,
-    read_rows,
-)
-from windtunnel.pricing.table import Floats, MeasurementTable
+from windtunnel.pricing.aiconfigurator.collection import ENGINES, HICCUP, KERNELS, Collection, Rows
+from windtunnel.pricing.estimator import ANY, TableModel
+from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
 
 _GEMM_POINT = ("m", "n", "k")
 
@@ -40,7 +28,7 @@ def gemm_table(collection: Collection, op: Any) -> MeasurementTable | None:
     label = collection.label("gemm", rows)
     bare = _bare_rows(collection, rows, choices) if op.format is Format.NVFP4 else None
     if bare is not None:
-        rows = no_slower_than(rows, bare, _GEMM_POINT)
+        rows = rows.no_slower_than(bare, _GEMM_POINT)
         label = f"{label}, no slower than {collection.label('gemm', bare).partition(',')[0]}"
     quantisation_s = _quantisation_s(collection, rows) if op.format is Format.FP8 else None
     if quantisation_s is not None:
@@ -51,15 +39,56 @@ def gemm_table(collection: Collection, op: Any) -> MeasurementTable | None:
         rows = _free_of_launches(rows, donor)
         name = collection.label("gemm", donor).partition(",")[0] if donor else "the roofline"
         label = f"{label}; where launches bound it, {name}"
-    columns = rows.columns
-    sites = {"n": columns["n"], "k": columns["k"]}
-    seconds = rows.seconds
-    return MeasurementTable(op.kind, sites, {"m": columns["m"]}, seconds, label, {"format": op.format.value})
+    return table_of(op, rows.seconds, label, **rows.columns)
+
+
+GemmPrices = Callable[[ops.Gemm], "Floats | None"]
+"""Seconds of a GEMM at every one of its `m`; None where nobody measured its format."""
+
+
+def gemm_prices(collection: Collection) -> GemmPrices:
+    """Return the prices of GEMMs by the tables of a collection, each read on first use."""
+    models: dict[Format, TableModel | None] = {}
+
+    def price(gemm: ops.Gemm) -> Floats | None:
+        if gemm.format not in models:
+            table = collection.once(gemm, gemm_table)
+            models[gemm.format] = None if table is None else TableModel(table, collection.roofline)
+        model = models[gemm.format]
+        return None if model is None else model.estimate(gemm)[0]
+
+    return price
+
+
+def projection_seconds(
+    rows: Rows,
+    sites: Mapping[str, Floats],
+    shapes: Callable[[Mapping[str, float]], Iterable[tuple[float, float]]],
+    weights: Format,
+    price: GemmPrices,
+) -> Floats | None:
+    """Return the seconds of an attention module's projections; None where nobody measured their format.
+
+    Args:
+        rows: of modules, with `batch_size` and `isl`.
+        sites: dimension -> a number per row, on which the projections depend.
+        shapes: (n, k) of each projection, by those dimensions.
+        weights: format of the projections.
+        price: seconds of a GEMM.
+    """
+    num_tokens, total = rows["batch_size"] * rows["isl"], np.zeros(len(rows))
+    for here in grouped(list(sites.values())):
+        for n, k in shapes({name: float(column[here[0]]) for name, column in sites.items()}):
+            seconds = price(ops.Gemm(num_tokens[here], int(n), int(k), weights))
+            if seconds is None:
+                return None
+            total[here] += seconds
+    return total
 
 
 def _all_gemm_rows(collection: Collection, choices: list[dict[str, str]]) -> Iterator[Rows]:
-    for rows in all_rows(collection, "gemm", "gemm_perf", _GEMM_POINT, choices):
-        rows = main_kernel_only(rows, _GEMM_POINT)
+    for rows in collection.all_rows("gemm", "gemm_perf", _GEMM_POINT, choices):
+        rows = rows.main_kernel_only(_GEMM_POINT)
         yield rows.sound(sound_latency(rows))
 
 
@@ -77,15 +106,15 @@ def _quantisation_s(collection: Collection, rows: Rows) -> Floats | None:
 
     The same collection timed the two parts alone, the scale's reduction and the conversion, over rows and columns.
     """
-    same_version = replace(collection, engine=rows.place.engine, version=rows.place.version)
+    same_version = collection.at(rows.place)
     total = np.zeros(len(rows))
     for table in ("computescale_perf", "scale_matrix_perf"):
-        part = first_rows(same_version, "quantize", table, ("m", "k"), [{}])
+        part = same_version.first_rows("quantize", table, ("m", "k"), [{}])
         if part is None or part.place.engine != rows.place.engine:
             return None
-        num_values, seconds = lower_middle(part.columns["m"] * part.columns["k"], part.seconds)
-        total += np.interp(np.log(rows.columns["m"] * rows.columns["k"]), np.log(num_values), seconds)
-    plain = read_rows(rows.place, "gemm_perf", _GEMM_POINT, {"gemm_dtype": "bfloat16"})
+        num_values, seconds = lower_middle(part["m"] * part["k"], part.seconds)
+        total += np.interp(np.log(rows["m"] * rows["k"]), np.log(num_values), seconds)
+    plain = rows.place.read_rows("gemm_perf", _GEMM_POINT, {"gemm_dtype": "bfloat16"})
     if plain is None:
         return None
     excess = _launch_floors_s(rows).min() - _launch_floors_s(plain).min()
@@ -99,12 +128,11 @@ def _without_quantisation(rows: Rows, quantisation_s: Floats) -> Rows:
     or activation before. What is left approaches the bound as it should: over bf16's time its median is 0.50 to 0.59
     for weights of 50 million values and more (TRT-LLM, H100, H200, B200; 0.58 to 0.88 before), and 4 us at the floor.
     """
-    plain = read_rows(rows.place, "gemm_perf", _GEMM_POINT, {"gemm_dtype": "bfloat16"})
+    plain = rows.place.read_rows("gemm_perf", _GEMM_POINT, {"gemm_dtype": "bfloat16"})
     assert plain is not None
-    half = at_same_points(rows, plain, plain.columns["latency"] / 2, _GEMM_POINT)
-    latency = rows.columns["latency"]
-    least = np.fmin(latency, np.where(np.isfinite(half), half, latency))
-    return rows.with_latency(np.maximum(latency - quantisation_s * 1e3, least))
+    half = rows.at_same_points(plain, plain.latency / 2, _GEMM_POINT)
+    least = np.fmin(rows.latency, half)
+    return rows.with_latency(np.maximum(rows.latency - quantisation_s * 1e3, least))
 
 
 def _with_quantisation(collection: Collection, rows: Rows) -> Rows:
@@ -117,12 +145,11 @@ def _with_quantisation(collection: Collection, rows: Rows) -> Rows:
     if not by_engine:
         return rows
     sizes, seconds = fastest_conversion(by_engine)
-    num_bytes = rows.columns["m"] * rows.columns["k"] * QUANTISED_BYTES
+    num_bytes = rows["m"] * rows["k"] * QUANTISED_BYTES
     launch_s = np.where(bare, np.interp(np.log(num_bytes), np.log(sizes), seconds), 0.0)
-    latency = rows.columns["latency"] + launch_s * 1e3
     named = {KERNELS.quantised_before: f"{KERNELS.quantised_before} and quantisation"}
     names = np.array([named.get(name, name) for name in rows.kernel_names.tolist()])
-    return replace(rows.with_latency(latency), kernel_names=names)
+    return replace(rows.with_latency(rows.latency + launch_s * 1e3), kernel_names=names)
 
 
 def sound_latency(rows: Rows) -> Floats:
@@ -131,11 +158,11 @@ def sound_latency(rows: Rows) -> Floats:
     More work cannot take so much less time; such rows are strewn over all shapes (2.1 % of vLLM 0.24.0's fp8 rows on
     B200 and 0.01 % on GB200, the same silicon; below 0.7 % elsewhere): hiccups of the collection and not kernels.
     """
-    latency = rows.columns["latency"].copy()
+    latency = rows.latency.copy()
     if len(latency) < 3:
         return latency
-    order = np.lexsort([rows.columns[name] for name in ("m", "k", "n")])
-    n, k, took = (rows.columns[name][order] for name in ("n", "k", "latency"))
+    order = np.lexsort([rows[name] for name in ("m", "k", "n")])
+    n, k, took = (rows[name][order] for name in ("n", "k", "latency"))
     inner = (n[2:] == n[:-2]) & (k[2:] == k[:-2])
     hiccup = inner & (took[1:-1] > HICCUP * np.maximum(took[2:], took[:-2]))
     latency[order[1:-1][hiccup]] = np.nan
@@ -153,7 +180,7 @@ def _launch_floors_s(rows: Rows) -> Floats:
 
 def _smallest(rows: Rows) -> NDArray[np.bool_]:
     """Return a mask of the twentieth of a GEMM table's rows with the least to compute."""
-    work = rows.columns["m"] * rows.columns["n"] * rows.columns["k"]
+    work = rows["m"] * rows["n"] * rows["k"]
     return np.asarray(work <= np.quantile(work, 0.05))
 
 
@@ -167,24 +194,23 @@ def _free_of_launches(rows: Rows, donor: Rows | None) -> Rows:
     In between the two are blended geometrically, so that no step appears. Rows near the floor that the donor lacks are
     dropped; shapes that only the donor has are added.
     """
-    latency = rows.columns["latency"]
     above = rows.seconds / (KERNELS.bound_below * _launch_floors_s(rows))
     weight = np.clip(np.log(above) / np.log(KERNELS.free_above / KERNELS.bound_below), 0.0, 1.0)
     if donor is None:
         return rows.take(weight == 1.0)
-    other = at_same_points(rows, donor, donor.columns["latency"], _GEMM_POINT)
-    blended = np.minimum(latency, other ** (1 - weight) * latency**weight)
-    freed = rows.with_latency(np.where(weight == 1.0, latency, blended))
-    freed = freed.take(np.isfinite(freed.columns["latency"]))
-    lacking = np.isnan(at_same_points(donor, freed, freed.seconds, _GEMM_POINT))
-    return joined(freed, donor.take(lacking))
+    other = rows.at_same_points(donor, donor.latency, _GEMM_POINT)
+    blended = np.minimum(rows.latency, other ** (1 - weight) * rows.latency**weight)
+    freed = rows.with_latency(np.where(weight == 1.0, rows.latency, blended))
+    freed = freed.take(np.isfinite(freed.latency))
+    lacking = np.isnan(donor.at_same_points(freed, freed.seconds, _GEMM_POINT))
+    return freed.joined(donor.take(lacking))
 
 
 QUANTISED_BYTES = 3.0
 """Static fp8 quantisation reads two bytes and writes one for every value."""
 
 
-def elementwise_table(collection: Collection, op: ops.Op) -> MeasurementTable | None:
+def elementwise_table(collection: Collection, op: Any) -> MeasurementTable | None:
     """Return static fp8 quantisation, at every size by the engine with the fastest kernel: memory bounds it.
 
     SGLang 0.5.14 timed a kernel that takes 7 to 13 times as long as vLLM's and TRT-LLM's, which lie within 1.5 of each
@@ -196,17 +222,16 @@ def elementwise_table(collection: Collection, op: ops.Op) -> MeasurementTable | 
     num_bytes, seconds = fastest_conversion(by_engine)
     label = " or ".join(collection.label("quantize", rows).partition(",")[0] for rows, _, _ in by_engine)
     label = label if len(by_engine) == 1 else f"the fastest of {label}"
-    sites = {"bytes_per_row": np.ones(len(num_bytes))}
-    return MeasurementTable(op.kind, sites, {"rows": num_bytes}, seconds, label, {"name": "any"})
+    return table_of(replace(op, name=ANY), seconds, label, rows=num_bytes, bytes_per_row=1.0)
 
 
 def conversions(collection: Collection) -> list[tuple[Rows, Floats, Floats]]:
     """Return each engine's static fp8 quantisation on this system: rows, bytes moved and seconds."""
     by_engine = []
     for engine in dict.fromkeys((collection.engine, *ENGINES)):
-        rows = first_rows(collection.of(engine), "quantize", "scale_matrix_perf", ("m", "k"), [{}])
+        rows = collection.of(engine).first_rows("quantize", "scale_matrix_perf", ("m", "k"), [{}])
         if rows is not None and rows.place.engine == engine:
-            num_bytes = rows.columns["m"] * rows.columns["k"] * QUANTISED_BYTES
+            num_bytes = rows["m"] * rows["k"] * QUANTISED_BYTES
             by_engine.append((rows, *lower_middle(num_bytes, rows.seconds)))
     return by_engine
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import catalog
-from windtunnel.hardware import Device
-from windtunnel.pricing.aiconfigurator import borrowed_kernels, collectives, experts, gemms
-from windtunnel.pricing.aiconfigurator.collection import MOE_POINT, Place, Rows, Texts, at_same_points, read_file
+from windtunnel.pricing.aiconfigurator import attention, collectives, experts, gemms
+from windtunnel.pricing.aiconfigurator.collection import Place, Rows, Texts
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, systems_folder
 from windtunnel.pricing.aiconfigurator.published import fetched_folders, is_newer, published
-from windtunnel.pricing.table import Floats
+from windtunnel.pricing.table import Floats, grouped
+from windtunnel.schema import Schema
 from windtunnel.units import format_bytes
 
 INSTALLED = "aiconfigurator-core"
@@ -117,99 +119,82 @@ class Suspects:
         return "kept" if self.taken_s == self.measured_s else "repaired"
 
 
-Rule = Callable[[Device, Place, Rows, Texts], Floats]
-"""Function that returns the milliseconds that pricing takes for each row, NaN for one that is left out."""
+class Check(Schema, frozen=True):
+    """How the rows of a table are checked."""
+
+    numbers: tuple[str, ...]
+    """Columns of its dimensions, the axis of its curves last."""
+    words: tuple[str, ...]
+    reason: str
+    """Why a row is suspect that pricing does not take as it is."""
+    kept_reason: str | None = None
+    """Why a row is suspect that pricing keeps; None: there are none."""
 
 
-def _per_choice(rule: Callable[[Place, Rows], Floats]) -> Rule:
-    """Apply a rule to the rows of each combination of words and kernel on its own, as pricing does."""
-
-    def sound(_device: Device, place: Place, rows: Rows, texts: Texts) -> Floats:
-        latency = rows.columns["latency"].copy()
-        codes = np.column_stack([rows.kernel_codes, *(codes for codes, _ in texts.values())])
-        for choice in np.unique(codes, axis=0):
-            here = np.flatnonzero(np.all(codes == choice, axis=1))
-            latency[here] = rule(place, rows.take(here))
-        return latency
-
-    return sound
-
-
-def _experts(device: Device, _place: Place, rows: Rows, texts: Texts) -> Floats:
-    return np.where(experts.suspect_experts(device, rows, texts), np.nan, rows.columns["latency"])
-
+_CHECKS = catalog.entry(Path(__file__).with_name("checks.yaml"), dict[str, Check])
 
 STEEP, MORE_RANKS = 1.25, 2.0
-_STEEP_REASON = (
-    "grows faster than its bytes from the next smaller message and takes twice as long as on fewer ranks: the step of "
-    "an engine to its next kernel, or a bad row"
-)
 
 
 def _is_steep(rows: Rows) -> NDArray[np.bool_]:
     """Return a mask of messages that grow by `STEEP` more than their bytes, and by `MORE_RANKS` on twice the ranks."""
-    took = rows.columns["latency"]
-    smaller, fewer = (
-        at_same_points(replace(rows, columns={**rows.columns, name: rows.columns[name] / 2}), rows, took, _COLLECTIVE)
-        for name in ("message_size", "num_gpus")
-    )
+    took, point = rows.latency, ("message_size", "num_gpus")
+    halves = (rows.with_columns(**{name: rows[name] / 2}) for name in point)
+    smaller, fewer = (half.at_same_points(rows, took, point) for half in halves)
     return np.asarray((took > 2 * STEEP * smaller) & (took > MORE_RANKS * fewer))
 
 
-_COLLECTIVE = ("num_gpus", "message_size")
-_DECODE = ("batch_size", "num_heads", "num_key_value_heads", "head_dim", "window_size?", "step")
-_HICCUP = "takes 1.75 times as long as both the next smaller and the next larger m"
-_SLOW_SHAPE = "lies 2.5 times as far above the bound as this file's other shapes, and as this shape in another format"
-_LONGER = "takes longer than the same batch over more keys"
-_MESSAGES = "takes 1.4 times as long as a smaller and a larger message, or 1.75 times and so is a hiccup"
-_COLLECTIVES = _per_choice(lambda _, rows: collectives.sound_latency(rows))
-_CHECKS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Rule, str]] = {
-    "gemm_perf": (("n", "k", "m"), ("gemm_dtype",), _per_choice(lambda _, rows: gemms.sound_latency(rows)), _HICCUP),
-    "moe_perf": (MOE_POINT, ("moe_dtype", "distribution"), _experts, _SLOW_SHAPE),
-    "generation_attention_perf": (
-        *(_DECODE, ("attn_dtype", "kv_cache_dtype")),
-        *(_per_choice(lambda place, rows: borrowed_kernels.sound_latency(place.engine, rows, _DECODE)), _LONGER),
-    ),
-    "custom_allreduce_perf": (_COLLECTIVE, (), _COLLECTIVES, _MESSAGES),
-    "nccl_perf": (_COLLECTIVE, ("op_name", "nccl_dtype"), _COLLECTIVES, _MESSAGES),
-}
-"""Table -> its dimensions, the axis last; its words; the rule by which pricing judges its rows; and the reason."""
+def _per_choice(rule: Callable[[Rows], NDArray[Any]], rows: Rows, texts: Texts) -> Floats:
+    """Apply a rule to the rows of each combination of words and kernel on its own, as pricing does."""
+    values = np.zeros(len(rows))
+    for here in grouped([rows.kernel_codes, *(codes for codes, _ in texts.values())]):
+        values[here] = rule(rows.take(here))
+    return values
+
+
+def _taken(table: KnownTable, rows: Rows, texts: Texts) -> Floats:
+    """Return the milliseconds that pricing takes for each row, NaN for one that is left out."""
+    match table.table:
+        case "moe_perf":
+            suspect = experts.suspect_experts(catalog.device(table.device), rows, texts)
+            return np.where(suspect, np.nan, rows.latency)
+        case "gemm_perf":
+            return _per_choice(gemms.sound_latency, rows, texts)
+        case "generation_attention_perf":
+            return _per_choice(partial(attention.sound_latency, table.engine), rows, texts)
+    return _per_choice(collectives.sound_latency, rows, texts)
 
 
 def suspects(table: KnownTable) -> Iterator[Suspects]:
     """Yield the suspect rows of a table at hand, a curve at a time; nothing of a table that has no rule."""
     if table.path is None or table.table not in _CHECKS or table.operator is None:
         return
-    numbers, words, rule, reason = _CHECKS[table.table]
-    place = Place(table.path.parent, table.engine, table.version)
-    rows, texts = read_file(place, table.table, numbers, words)
-    latency = rule(catalog.device(table.device), place, rows, texts)
-    changed = latency != rows.columns["latency"]
-    yield from _curves(table, rows, texts, latency, changed, reason)
-    if numbers == _COLLECTIVE:
-        steep = _per_choice(lambda _, some: np.where(_is_steep(some), np.nan, some.columns["latency"]))
-        kept = np.isnan(steep(catalog.device(table.device), place, rows, texts)) & ~changed
-        yield from _curves(table, rows, texts, rows.columns["latency"], kept, _STEEP_REASON)
+    check, place = _CHECKS[table.table], Place(table.path.parent, table.engine, table.version)
+    rows, texts = place.read_file(table.table, check.numbers, check.words)
+    latency = _taken(table, rows, texts)
+    changed = latency != rows.latency
+    yield from _curves(table, rows, texts, latency, changed, check.reason)
+    if check.kept_reason is not None:
+        kept = (_per_choice(_is_steep, rows, texts) > 0) & ~changed
+        yield from _curves(table, rows, texts, rows.latency, kept, check.kept_reason)
 
 
 def _curves(
     table: KnownTable, rows: Rows, texts: Texts, latency: Floats, is_suspect: NDArray[np.bool_], reason: str
 ) -> Iterator[Suspects]:
     """Yield the suspect rows of each curve, with the milliseconds that pricing takes."""
-    numbers = _CHECKS[table.table][0]
+    *names, axis = _CHECKS[table.table].numbers
     suspect = np.flatnonzero(is_suspect)
-    names = [name.removesuffix("?") for name in numbers[:-1]]
-    columns = [*(rows.columns[name] for name in names), *(codes for codes, _ in texts.values()), rows.kernel_codes]
-    keys, curves = np.unique(np.column_stack(columns)[suspect], axis=0, return_inverse=True)
-    for curve in range(len(keys)):
-        here = suspect[curves.ravel() == curve]
+    columns = [*(rows[name] for name in names), *(codes for codes, _ in texts.values()), rows.kernel_codes]
+    for curve in grouped([column[suspect] for column in columns]):
+        here = suspect[curve]
         first, taken = here[0], latency[here] * 1e-3
         spoken = [labels[codes[first]] for codes, labels in texts.values()]
         yield Suspects(
             table,
             words=" ".join([*spoken, str(rows.kernel_names[rows.kernel_codes[first]])]),
-            shape=" ".join(f"{name} {rows.columns[name][first]:g}" for name in names),
-            points=_points(numbers[-1], rows.columns[numbers[-1]][here]),
+            shape=" ".join(f"{name} {rows[name][first]:g}" for name in names),
+            points=_points(axis, rows[axis][here]),
             num_rows=len(here),
             measured_s=float(np.median(rows.seconds[here])),
             taken_s=None if np.isnan(taken).any() else float(np.median(taken)),

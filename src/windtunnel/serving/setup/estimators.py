@@ -7,8 +7,7 @@ from pathlib import Path
 from windtunnel.model.sampling import Sampler
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.aiconfigurator.collection import KernelChoices
-from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
-from windtunnel.pricing.aiconfigurator.repeated_kernels import counted_once
+from windtunnel.pricing.aiconfigurator.estimator import counted_once, measured_estimator
 from windtunnel.pricing.calibrated import CalibratedEstimator
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.pricing.profile import profile_estimator

@@ -12,6 +12,7 @@ from windtunnel.model.attention.grouped_query import GroupedQueryAttention, Pref
 from windtunnel.model.attention.latent import LatentAttention, LatentPrefillAttention
 from windtunnel.model.precision import Format
 from windtunnel.model.shape import LayerGroup
+from windtunnel.training.figures import FIGURES
 from windtunnel.training.layers.part import (
     Part,
     Task,
@@ -22,21 +23,6 @@ from windtunnel.training.layers.part import (
     pointwise,
 )
 from windtunnel.training.layers.rank import BF16_BYTES, Group, Rank
-
-ATTENTION_BACKWARD_FLOPS = 2.5
-"""Backward FLOPs of attention's core against forward: five products for two (arXiv:2307.08691, section 3.2)."""
-
-ATTENTION_BACKWARD_EFFICIENCY = 0.86
-"""Rate of flash attention's backward kernel against its forward one: 63% for 73% of an A100's peak (arXiv:2307.08691,
-section 1), 550 for 640 TFLOP/s on an H100, causal, 16k tokens (arXiv:2407.08608, figures 5 and 6)."""
-
-FLASH2_SLOWDOWN = {"hopper": 1.75}
-"""Time of FlashAttention-2 against FlashAttention-3, by architecture: 1.5 to 2.0 on H100 (arXiv:2407.08608, abstract).
-On others it is what was measured, or nothing was published."""
-
-UNALIGNED_SLOWDOWN = 4.0
-"""Batched products of 16-bit values whose head size is no multiple of 8 (16 bytes): the tensor cores' rate against that
-of the CUDA cores, 312 and 78 TFLOP/s on an A100."""
 
 
 def attention_parts(rank: Rank, group: LayerGroup) -> Iterator[Part]:
@@ -93,9 +79,9 @@ def _core_parts(rank: Rank, attention: GroupedQueryAttention) -> Iterator[Part]:
 
 def _flash_part(rank: Rank, core: PrefillAttention | LatentPrefillAttention, kept_bytes: float) -> Part:
     is_older = rank.setup.job.kernels.attention == "flash2"
-    slower = FLASH2_SLOWDOWN.get(rank.setup.device.architecture, 1.0) if is_older else 1.0
-    slower_backward = slower * ATTENTION_BACKWARD_FLOPS / ATTENTION_BACKWARD_EFFICIENCY
-    backward = Task("attention_gradient", core, slower_backward, flops_factor=ATTENTION_BACKWARD_FLOPS)
+    slower = FIGURES.flash2_slowdown.get(rank.setup.device.architecture, 1.0) if is_older else 1.0
+    slower_backward = slower * FIGURES.attention_backward_flops / FIGURES.attention_backward_efficiency
+    backward = Task("attention_gradient", core, slower_backward, flops_factor=FIGURES.attention_backward_flops)
     forward = Task("attention", core, slower)
     return Part("attention", (forward,), (backward,), kept_bytes=kept_bytes, module="core_attention")
 
@@ -111,7 +97,7 @@ def _unfused_core(rank: Rank, heads: int, head_dim: int, qkv_bytes: float) -> It
     masks = 1.0 if job.dropout else 0.0
     scores = ops.Gemm(rows, keys, head_dim)
     values = ops.Gemm(rows, head_dim, keys)
-    slower = UNALIGNED_SLOWDOWN if head_dim % 8 else 1.0
+    slower = FIGURES.unaligned_heads_slowdown if head_dim % 8 else 1.0
     forward = Task("attention_scores", scores, slower)
     backward = Task("attention_scores_gradient", values, 2.0 * slower, flops_factor=2.0)
     yield Part("attention_scores", (forward,), (backward,), kept_bytes=qkv_bytes)

@@ -9,17 +9,8 @@ from functools import partial
 
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import ACTIVATION_BITS, Format
+from windtunnel.training.figures import FIGURES
 from windtunnel.training.layers.rank import BF16_BYTES, WIRE_BYTES, Group, Rank
-
-SCALING_BYTES = {"fp8_current": 2.0, "fp8_rowwise": 17.0}
-"""Bytes that finding its scale moves for each value of a tensor. For a whole tensor: one read. Of rows and, for the
-transposed copy, of columns: what made a layer of Llama 3 8B 4.3 ms slower than that on an H100 of 2.4 TB/s with torchao
-(6,412 and 7,186 tokens/s, pytorch/torchtitan commit 7a04053; 570 million values a layer)."""
-
-
-GROUPED_EFFICIENCY = 0.7
-"""Rate of grouped GEMMs against dense ones of the same rows: median over four models' experts, 65,536 tokens, bf16 and
-fp8, on H100, B200 and GB200 in the tables of aiconfigurator-core 0.12 (0.53 to 0.93)."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +70,8 @@ class Part:
 def norm(rank: Rank, name: str, count: int = 1) -> Part:
     """Reads and writes the hidden states; its gradient reads input and gradient and writes one."""
     moved = rank.width * BF16_BYTES
-    forward = Task(name, ops.Elementwise("norm", rank.rows, 2 * moved * rank.passes), count)
-    gradient = ops.Elementwise("norm_gradient", rank.rows, 3 * moved * rank.passes)
-    backward = Task(f"{name}_gradient", gradient, count)
-    return Part(name, (forward,), (backward,), kept_bytes=rank.rows * moved * count, module="norms")
+    there, back = 2 * moved * rank.passes, 3 * moved * rank.passes
+    return pointwise(name, rank.rows, there, back, rank.rows * moved * count, "norms", "norm", count)
 
 
 def residual(rank: Rank, name: str) -> Part:
@@ -90,9 +79,8 @@ def residual(rank: Rank, name: str) -> Part:
     width = rank.width
     mask = 1.0 if rank.setup.job.dropout else 0.0
     passes = (rank.passes + 1.5) / 2.5 if mask == 0 else rank.passes
-    forward = Task(name, ops.Elementwise("residual", rank.rows, width * (3 * BF16_BYTES + mask) * passes))
-    gradient = ops.Elementwise("residual_gradient", rank.rows, width * (2 * BF16_BYTES + mask) * passes)
-    return Part(name, (forward,), (Task(f"{name}_gradient", gradient),), kept_bytes=rank.rows * width * mask)
+    there, back = width * (3 * BF16_BYTES + mask) * passes, width * (2 * BF16_BYTES + mask) * passes
+    return pointwise(name, rank.rows, there, back, rank.rows * width * mask, kernel="residual")
 
 
 def pointwise(
@@ -102,10 +90,12 @@ def pointwise(
     backward_bytes: float,
     kept_bytes: float = 0.0,
     module: str | None = None,
+    kernel: str | None = None,
+    count: float = 1.0,
 ) -> Part:
     """Return a kernel that is bound by memory, one way and back: bytes for each of `rows` in either direction."""
-    forward = Task(name, ops.Elementwise(name, rows, forward_bytes))
-    backward = Task(f"{name}_gradient", ops.Elementwise(f"{name}_gradient", rows, backward_bytes))
+    forward = Task(name, ops.Elementwise(kernel or name, rows, forward_bytes), count)
+    backward = Task(f"{name}_gradient", ops.Elementwise(f"{kernel or name}_gradient", rows, backward_bytes), count)
     return Part(name, (forward,), (backward,), kept_bytes=kept_bytes, module=module)
 
 
@@ -152,7 +142,7 @@ def products(
     num_outputs, num_inputs = shape
     count, factor, each = 1.0, 1.0, rows
     if num_groups is not None:
-        count, factor, each = num_groups / GROUPED_EFFICIENCY, num_groups, max(rows / num_groups, 1.0)
+        count, factor, each = num_groups / FIGURES.grouped_efficiency, num_groups, max(rows / num_groups, 1.0)
 
     def gemm(suffix: str, m: float, n: int, k: int) -> Task:
         return Task(f"{name}{suffix}", ops.Gemm(m, n, k, gemm_format), count, flops_factor=factor)
@@ -206,7 +196,7 @@ def _scaling_bytes(rank: Rank, name: str) -> float:
     is_known = (
         "up_proj" in name if name.endswith("_gradient") else name not in ("o_proj_input", "experts_up_proj_input")
     )
-    return 0.0 if recipe == "fp8_current" and is_known else SCALING_BYTES.get(recipe, 0.0)
+    return 0.0 if recipe == "fp8_current" and is_known else FIGURES.scaling_bytes.get(recipe, 0.0)
 
 
 def enter_tensor_parallel(rank: Rank, linear: str, width: int) -> Iterator[Part]:

@@ -12,14 +12,12 @@ from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.shape import LayerGroup
+from windtunnel.training.figures import FIGURES
 from windtunnel.training.layers.chunks import Parameters, layer_parameters
 from windtunnel.training.layers.part import Task, collective
 from windtunnel.training.layers.rank import WIRE_BYTES, Group, Rank
 
 STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
-
-NUM_MOMENTS = {"adam": 2.0, "sgd_momentum": 1.0, "sgd": 0.0, "adafactor": 0.1, "muon": 1.0}
-"""States that an optimizer keeps for each parameter; Adafactor's are a row and a column (arXiv:1804.04235)."""
 
 
 def owned(rank: Rank, held: Parameters) -> float:
@@ -104,7 +102,7 @@ def optimizer_tasks(rank: Rank, held: Parameters) -> tuple[Task, ...]:
     job = rank.setup.job
     precision = job.precision
     num_bytes = 2 * STATE_BYTES[precision.gradients or "fp32"]
-    num_bytes += 2 * NUM_MOMENTS[job.optimizer] * STATE_BYTES[precision.moments]
+    num_bytes += 2 * FIGURES.num_moments[job.optimizer] * STATE_BYTES[precision.moments]
     num_bytes += 2 * STATE_BYTES[precision.master_weights or "fp32"] + 2.0
     cleared = ops.Elementwise("clear_gradients", max(held.total, 1.0), STATE_BYTES[precision.gradients or "fp32"])
     return (

@@ -1,0 +1,33 @@
+"""Figures of training that no model, framework or run has of its own, from `figures.yaml`."""
+
+from pathlib import Path
+
+from windtunnel.schema import Schema, decode, read_yaml
+
+
+class Figures(Schema):
+    """Everything in `figures.yaml`, which describes the fields and has their sources."""
+
+    sustained_fraction: dict[str, float]
+    other_sustained_fraction: float
+    rated_w: dict[str, float]
+    overlap_slowdown: float
+    network_efficiency: float
+    scale_up_efficiency: float
+    network_error: float
+    aligned_values: int
+    unaligned_slowdown: float
+    unaligned_heads_slowdown: float
+    grouped_efficiency: float
+    scaling_bytes: dict[str, float]
+    attention_backward_flops: float
+    attention_backward_efficiency: float
+    flash2_slowdown: dict[str, float]
+    context_bytes: float
+    communicator_bytes: float
+    usable_fraction: float
+    fragmentation: float
+    num_moments: dict[str, float]
+
+
+FIGURES = decode(read_yaml(Path(__file__).with_name("figures.yaml")), Figures, "figures.yaml")
