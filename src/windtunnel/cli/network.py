@@ -18,7 +18,6 @@ from windtunnel.network.collectives.closed_forms import LAUNCH_S
 from windtunnel.network.collectives.placement import chosen_gpus
 from windtunnel.network.collectives.run import flows_like, read_traffic, run_collective
 from windtunnel.network.fabric import Fabric, without
-from windtunnel.network.flows import Flows
 from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import BACKENDS, NetworkSettings, settings_from
 from windtunnel.network.topology import fabric_from, fabric_of
@@ -157,8 +156,8 @@ def collective(options: Options) -> None:
     ranks = chosen_ranks(options.ranks, fabric.num_gpus)
     made = (_run if options.traffic is None else _run_traffic)(options, fabric, ranks, settings)
     if any(options.of("flow_files").values()):
-        _write_flow_files(options, fabric, ranks, made, settings)
-    answer(options.as_json, lambda: report.collective_document(made), lambda: report.collective_report(made, fabric))
+        _write_flow_files(options, made)
+    answer(options.as_json, report.collective_document, report.collective_report, made)
 
 
 def _check_files(options: Options, settings: NetworkSettings) -> None:
@@ -205,25 +204,20 @@ def _run_traffic(options: Options, fabric: Fabric, ranks: int | list[int], setti
     return run_collective(fabric, "all_to_all", most_bytes, ranks, settings.backend, settings, choices, matrix)
 
 
-def _write_flow_files(
-    options: Options, fabric: Fabric, ranks: int | list[int], done: CollectiveRun, settings: NetworkSettings
-) -> None:
+def _write_flow_files(options: Options, done: CollectiveRun) -> None:
     """Write the flows of the run; their times, links and queues need one more simulation."""
-    table, algorithm = flows_like(fabric, done, ranks, settings, options.pxn)
+    table, algorithm = flows_like(done)
     if not ALGORITHMS.get(done.algorithm).OPERATIONS:
         remark(f"note: {done.algorithm} has only a closed form; the flows are those of {algorithm}")
     if options.flows is not None:
-        lines = flow_table_csv(table, done.op, done.size_bytes, algorithm)
+        lines = flow_table_csv(table, done.call.op, done.call.size_bytes, algorithm)
         write_text(options.flows, "".join(f"{line}\n" for line in lines))
         remark(f"wrote {options.flows}: {format_count(len(table), 'flow')}")
-    if any((options.times, options.links, options.queues)):
-        _write_simulated_flows(options, fabric, table, settings)
-
-
-def _write_simulated_flows(options: Options, fabric: Fabric, table: Flows, settings: NetworkSettings) -> None:
-    """Run every flow of `table`, and write their times, the use of links, and queues."""
-    flow_times = run_flows(fabric, table, settings)
     files = [file for file in (options.times, options.links, options.queues) if file is not None]
+    if not files:
+        return
+    fabric, settings = done.call.fabric, done.call.settings
+    flow_times = run_flows(fabric, table, settings)
     if options.times is not None:
         report.write_flow_times(table, flow_times, options.times)
     if options.links is not None:

@@ -169,12 +169,12 @@ def _tiers(fabric: Fabric) -> NDArray[np.int8]:
     """Return 0 for GPUs and scale-up switches; for another switch its distance from the nearest GPU."""
     far = np.int8(100)
     tier = np.where(fabric.kind == NodeKind.SWITCH, far, 0).astype(np.int8)
+    source, target = fabric.directions
     frontier, distance = fabric.kind == NodeKind.GPU, 0
     while frontier.any():
         distance += 1
         is_next = np.zeros(fabric.num_nodes, bool)
-        for source, target in fabric.directions:
-            is_next[target[frontier[source]]] = True
+        is_next[target[frontier[source]]] = True
         frontier = is_next & (tier == far)
         tier[frontier] = distance
     return tier
@@ -183,7 +183,7 @@ def _tiers(fabric: Fabric) -> NDArray[np.int8]:
 def _servers(fabric: Fabric) -> NDArray[np.int32]:
     server = np.full(fabric.num_nodes, -1, np.int32)
     server[: fabric.num_gpus] = np.arange(fabric.num_gpus) // fabric.gpus_per_server
-    for source, target in fabric.directions:
-        up = (fabric.kind[source] == NodeKind.GPU) & (fabric.kind[target] == NodeKind.SCALE_UP_SWITCH)
-        server[target[up]] = server[source[up]]
+    source, target = fabric.directions
+    up = (fabric.kind[source] == NodeKind.GPU) & (fabric.kind[target] == NodeKind.SCALE_UP_SWITCH)
+    server[target[up]] = server[source[up]]
     return server

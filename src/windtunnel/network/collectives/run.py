@@ -85,7 +85,7 @@ def run_collective(
         flows = ALGORITHMS.get(algorithm).flows(sent)
         seconds = flows_seconds(fabric, flows, settings, backend)
         source = f"{backend} level, {len(flows)} flows"
-    return call.run(seconds, algorithm, protocol, backend, source)
+    return CollectiveRun(call, seconds, algorithm, protocol, backend, source)
 
 
 def _check_choices(choices: CollectiveChoices) -> None:
@@ -171,20 +171,16 @@ def flows_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings, backe
     return seconds
 
 
-def flows_like(
-    fabric: Fabric, run: CollectiveRun, ranks: int | Sequence[int], settings: NetworkSettings, pxn: bool = False
-) -> tuple[Flows, str]:
+def flows_like(run: CollectiveRun) -> tuple[Flows, str]:
     """Return the flows of a run's algorithm and its name, or those of the usual algorithm where that one has none.
 
     Raises:
         InputError: there are too many, or none.
     """
-    gpus = chosen_gpus(fabric, ranks)
-    choices = CollectiveChoices(run.algorithm, pxn=pxn)
-    call = CollectiveCall(fabric, run.op, run.size_bytes, gpus, place_of(fabric, gpus), settings, choices)
-    has_flows = run.op in ALGORITHMS.get(run.algorithm).OPERATIONS
-    algorithm = run.algorithm if has_flows else USUAL_ALGORITHMS[run.op]
-    flows: Flows = ALGORITHMS.get(algorithm).flows(call)
+    op, algorithm = run.call.op, run.algorithm
+    if op not in ALGORITHMS.get(algorithm).OPERATIONS:
+        algorithm = USUAL_ALGORITHMS[op]
+    flows: Flows = ALGORITHMS.get(algorithm).flows(run.call)
     return flows, algorithm
 
 

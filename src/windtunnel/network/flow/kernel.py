@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from windtunnel.compiled.heap import pop, push
 from windtunnel.compiled.jit import entry, inner
-from windtunnel.compiled.records import F8, I4, I8, Ints, Records, int64, layout
+from windtunnel.compiled.records import F8, I4, I8, Ints, Records, int64
 
 
 class FluidFlow(Protocol):
@@ -33,9 +33,6 @@ class FluidFlow(Protocol):
     follower: I4  # the next flow of the same connection, -1 for none
 
 
-FLOW = layout(FluidFlow)
-
-
 class Slot(Protocol):
     """A flow that is sending."""
 
@@ -49,9 +46,6 @@ class Slot(Protocol):
     frozen: I4  # 1: its rate is set in this event
 
 
-SLOT = layout(Slot)
-
-
 class FluidHop(Protocol):
     """A sending flow's place in the list of one link's flows."""
 
@@ -60,9 +54,6 @@ class FluidHop(Protocol):
     link: I4
     slot: I4
     share: F8
-
-
-HOP = layout(FluidHop)
 
 
 class FluidLink(Protocol):
@@ -77,9 +68,6 @@ class FluidLink(Protocol):
     stamp: I4  # the event at which it was last touched
 
 
-LINK = layout(FluidLink)
-
-
 class Path(Protocol):
     """A path: the most that one flow can send over it, the rate of its slowest link, and its links."""
 
@@ -87,9 +75,6 @@ class Path(Protocol):
     line_rate: F8
     first: I8
     count: I4
-
-
-PATH = layout(Path)
 
 
 class FluidState(NamedTuple):
