@@ -118,7 +118,7 @@ def _tracing(
     num_pairs, num_nodes, spray = len(source), len(graph.kind), settings.routing == "spray"
     capacity = 8 * num_pairs + 64
     far = np.full(num_nodes, routing.UNKNOWN, np.int8)
-    forward_nodes, backward_nodes, marked, levels, stack = (np.empty(num_nodes + 1, np.int32) for _ in range(5))
+    scratch = ("forward_nodes", "backward_nodes", "marked", "levels", "stack")
     return routing.TracingState(
         source=source,
         destination=destination,
@@ -131,11 +131,7 @@ def _tracing(
         share=np.empty(capacity if spray else 0),
         ahead=far,
         behind=far.copy(),
-        forward_nodes=forward_nodes,
-        backward_nodes=backward_nodes,
-        marked=marked,
-        levels=levels,
-        stack=stack,
+        **{name: np.empty(num_nodes + 1, np.int32) for name in scratch},
         inflow=np.zeros(num_nodes),
     )
 

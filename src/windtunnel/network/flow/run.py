@@ -49,13 +49,13 @@ def run_flow_level(
     paths = paths or find_paths(fabric, flows, settings)
     table = _flow_table(fabric, flows, settings, paths)
     rates = np.repeat(data_bytes_per_s(fabric, settings), 2)
-    links = new_table(flow_kernel.FluidLink, len(rates), rate=rates if shared else np.inf, first=-1, stamp=-1)
+    links = new_table(flow_kernel.FluidLink, len(rates), rate=rates if shared else np.inf, first=-1, last=-1, stamp=-1)
     loads = loads or paths
     path = _path_table(rates, paths, loads)
     num_slots = min(len(flows), 4096)
     while True:
         state = _state(table.copy(), flows, path, loads, links.copy(), num_slots, settings.compat is None)
-        done, num_events, _ = flow_kernel.run_flows(state)
+        done, num_events = flow_kernel.run_flows(state)
         if done >= 0:
             break
         num_slots = min(len(flows), 8 * num_slots)
@@ -73,8 +73,6 @@ def _state(
     """Return the state of the kernel before the first event, with new scratch arrays."""
     child_ptr, child = children_of(flows.parent_ptr, flows.parent)
     max_hops = int(path["count"].max(initial=1))
-    free, ends, members = (np.empty(num_slots, np.int32) for _ in range(3))
-    ready, fillers = (np.empty(size, np.int64) for size in (len(flows), len(links) + num_slots))
     return flow_kernel.FluidState(
         flows=table,
         child_ptr=child_ptr,
@@ -86,14 +84,14 @@ def _state(
         slots=new_table(flow_kernel.Slot, num_slots, stamp=-1),
         hops=new_table(flow_kernel.FluidHop, num_slots * max_hops),
         max_hops=max_hops,
-        free=free,
-        ends=ends,
+        free=np.empty(num_slots, np.int32),
+        ends=np.empty(num_slots, np.int32),
         ready_s=np.empty(len(flows)),
-        ready=ready,
-        members=members,
+        ready=np.empty(len(flows), np.int64),
+        members=np.empty(num_slots, np.int32),
         touched=np.empty(len(links), np.int32),
         levels=np.empty(len(links) + num_slots),
-        fillers=fillers,
+        fillers=np.empty(len(links) + num_slots, np.int64),
         one_after_the_other=one_after_the_other,
     )
 

@@ -198,7 +198,6 @@ class Connection(Protocol):
     first_mark_ps: I8
     num_alpha_updates: I8
     is_marked_for_alpha: I4
-    is_marked_for_rate: I4
     increase_ps: I8
     is_increase_due: I8
 
