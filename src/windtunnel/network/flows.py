@@ -10,9 +10,6 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
 
-MOST_FLOWS = 20_000_000
-"""Most flows to simulate; they take 3 GB."""
-
 
 class Hop(IntEnum):
     """Why a flow exists, as SimCCL's `conn_type` says."""

@@ -28,7 +28,11 @@ def read_topology(path: Path) -> Fabric:
     Raises:
         InputError: the file is missing or wrong; names the file and the line.
     """
-    lines = _read_lines(path)
+    lines = read_text(path).rstrip().splitlines()
+    if len(lines) < 2:
+        raise InputError(
+            f"{path} has {format_count(len(lines), 'line')}; a topology has a header, a line of switches, and its links"
+        )
     counts, gpu_type = _header(lines, path)
     num_nodes, gpus_per_server, num_scale_up, num_switches, num_links = counts
     num_gpus = num_nodes - num_scale_up - num_switches
@@ -86,15 +90,6 @@ def topology_text(fabric: Fabric) -> str:
 def _plain(value: float) -> str:
     """Return a number without exponent and without digits that only rounding brought: 0.000025, 2880."""
     return format(Decimal(f"{value:.12g}").normalize(), "f")
-
-
-def _read_lines(path: Path) -> list[str]:
-    lines = read_text(path).rstrip().splitlines()
-    if len(lines) < 2:
-        raise InputError(
-            f"{path} has {format_count(len(lines), 'line')}; a topology has a header, a line of switches, and its links"
-        )
-    return lines
 
 
 def _header(lines: list[str], path: Path) -> tuple[list[int], str]:

@@ -15,12 +15,6 @@ check_tokens = partial(check_between, 1, MAX_TOKENS)
 Tokens = Annotated[int, check_tokens]
 
 
-class Fixed(Schema, tag="fixed", tag_field="type"):
-    """One length for every request, the same as a bare integer."""
-
-    tokens: Tokens
-
-
 class Bounded(Schema):
     """A distribution from `min_tokens` to `max_tokens`, which may be None."""
 
@@ -110,4 +104,4 @@ class Empirical(Schema, tag="empirical", tag_field="type"):
         check_weights(self.weights, len(values))
 
 
-Lengths = Tokens | Fixed | Uniform | Normal | Lognormal | Zipf | Empirical
+Lengths = Tokens | Uniform | Normal | Lognormal | Zipf | Empirical

@@ -16,12 +16,14 @@ from windtunnel.errors import InputError
 from windtunnel.network.collectives.rings import Rings
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flow.run import run_flow_level
-from windtunnel.network.flows import MOST_FLOWS, Flows, flows_of, steps_of, with_columns
+from windtunnel.network.flows import Flows, flows_of, steps_of, with_columns
 from windtunnel.network.paths import FlowTimes, Paths, find_paths
 from windtunnel.network.settings import NetworkSettings
 
 Labels = NDArray[np.int64]
 
+MOST_FLOWS = 20_000_000
+"""Most flows that classes make; they take 3 GB."""
 ALL_FLOWS = 2_000_000
 """Up to this many, every step is simulated."""
 STEADY_FRACTION = 0.002

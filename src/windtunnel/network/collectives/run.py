@@ -21,7 +21,7 @@ from windtunnel.network.collectives.call import (
 from windtunnel.network.collectives.closed_forms import PROTOCOL_SHARE, closed_form
 from windtunnel.network.collectives.placement import chosen_gpus, place_of
 from windtunnel.network.fabric import Fabric
-from windtunnel.network.flows import MOST_FLOWS, Flows, together
+from windtunnel.network.flows import Flows, together
 from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import BACKENDS, NetworkSettings
 
@@ -127,11 +127,6 @@ def _time_calls(calls: Sequence[CollectiveCall], algorithm: str, backend: str) -
     first = layout.flows(call)
     num_flows = len(first) * len(calls)
     check_size(flows=num_flows)
-    if num_flows > MOST_FLOWS:
-        raise InputError(
-            f"{call.op} in {len(calls)} groups of {len(call.gpus)} is {num_flows} flows; {MOST_FLOWS} are the most",
-            "use the analytic backend",
-        )
     flows = together([first, *map(layout.flows, calls[1:])]) if len(calls) > 1 else first
     return flows_seconds(call.fabric, flows, call.settings, backend), f"{num_flows} flows"
 

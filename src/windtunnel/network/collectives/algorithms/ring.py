@@ -12,7 +12,6 @@ from windtunnel.network.collectives.call import CollectiveCall, Ranks
 from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
 from windtunnel.network.collectives.rings import Rings, nccl_rings, simai_rings
 from windtunnel.network.flows import (
-    MOST_FLOWS,
     Flows,
     Hop,
     Ids,
@@ -67,14 +66,7 @@ def flows(call: CollectiveCall) -> Flows:
     """
     rings = rings_of(call)
     steps = ROUNDS[call.op] * (rings.num_ranks - 1)
-    num_flows = rings.order.size * steps
-    check_size(flows=num_flows)
-    if num_flows > MOST_FLOWS:
-        raise InputError(
-            f"a ring of {rings.num_ranks} ranks in {rings.num_channels} channels is {num_flows} flows; "
-            f"{MOST_FLOWS} are the most",
-            "use the flow backend without compat, which runs equivalent connections once, or the analytic one",
-        )
+    check_size(flows=rings.order.size * steps)
     return ring(rings, _chunk_bytes(call), steps, _REDUCTIONS.get(call.op, Reduction.NONE))
 
 
