@@ -1,7 +1,7 @@
 """Point-to-point flows: sender, receiver, bytes, and the flows that must complete first."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -68,6 +68,14 @@ class Flows:
         return self.parent[self.parent_ptr[flow] : self.parent_ptr[flow + 1]]
 
 
+_COLUMNS = {
+    **dict.fromkeys(("source", "destination", "channel", "step", "connection", "group"), np.int32),
+    **dict.fromkeys(("hop", "reduction"), np.int8),
+    **dict.fromkeys(("start_s", "delay_s"), np.float64),
+    "size_bytes": np.int64,
+}
+"""Column with a row for each flow -> its type."""
+
 Parents = tuple[NDArray[np.integer], NDArray[np.integer]]
 """(pointer, parent): the flows that flow f waits for are `parent[pointer[f] : pointer[f + 1]]`."""
 
@@ -98,40 +106,28 @@ def flows_of(
     *,
     parents: Parents | None = None,
     steps: Steps | None = None,
-    hop: NDArray[np.integer] | int = Hop.RING,
-    connection: NDArray[np.integer] | int = 0,
-    start_s: NDArray[np.float64] | float = 0.0,
+    **columns: NDArray[Any] | float,
 ) -> Flows:
-    """Make flows from the columns of `Flows`: one collective, on channel 0, without delays and reductions.
+    """Make flows from the columns of `Flows`; those that are not given are 0: one collective on one channel.
 
     A scalar fills its column. Without `parents` no flow waits; without `steps` all belong to one step.
     """
     n = len(source)
     steps = steps or Steps()
     pointer, parent = parents if parents is not None else (np.zeros(n + 1), np.zeros(0))
+    given = columns | {"source": source, "destination": destination, "size_bytes": size_bytes, "step": steps.of_flow}
+    filled: dict[str, Any] = given | {name: _column(n, given.get(name, 0), kind) for name, kind in _COLUMNS.items()}
     return Flows(
-        source=np.ascontiguousarray(source, np.int32),
-        destination=np.ascontiguousarray(destination, np.int32),
-        size_bytes=_column(n, size_bytes, np.int64),
-        channel=np.zeros(n, np.int32),
-        step=_column(n, steps.of_flow, np.int32),
+        **filled,
         num_steps=steps.num_steps,
-        hop=_column(n, hop, np.int8),
-        connection=_column(n, connection, np.int32),
-        group=np.zeros(n, np.int32),
         parent_ptr=np.ascontiguousarray(pointer, np.int64),
         parent=np.ascontiguousarray(parent, np.int32),
-        start_s=_column(n, start_s, np.float64),
-        delay_s=np.zeros(n),
-        reduction=np.zeros(n, np.int8),
     )
 
 
 def with_columns(flows: Flows, **columns: NDArray[Any] | float) -> Flows:
     """Return the same flows with other values in the columns that are given; a scalar fills its column."""
-    typed: dict[str, Any] = {
-        name: _column(len(flows), values, getattr(flows, name).dtype) for name, values in columns.items()
-    }
+    typed: dict[str, Any] = {name: _column(len(flows), values, _COLUMNS[name]) for name, values in columns.items()}
     return replace(flows, **typed)
 
 
@@ -158,12 +154,7 @@ def together(tables: Sequence[Flows]) -> Flows:
     """Join the flows of several collectives that run at the same time, numbered in order as `group`."""
     offsets = np.cumsum([0, *(len(table) for table in tables)])
     edges = np.cumsum([0, *(len(table.parent) for table in tables)])
-    joined = {"num_steps", "group", "parent_ptr", "parent"}
-    columns = {
-        field.name: np.concatenate([getattr(table, field.name) for table in tables])
-        for field in fields(Flows)
-        if field.name not in joined
-    }
+    columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in _COLUMNS if name != "group"}
     return Flows(
         **columns,
         num_steps=max(table.num_steps for table in tables),

@@ -76,20 +76,20 @@ def topology_text(fabric: Fabric) -> str:
     counts = (fabric.num_nodes, fabric.gpus_per_server, num_scale_up, num_switches, fabric.num_links)
     switches = range(fabric.num_gpus, fabric.num_nodes)
     head = f"{' '.join(map(str, counts))} {fabric.gpu_type}\n{''.join(f'{node} ' for node in switches)}\n"
-    rates, rate_of = np.unique(fabric.bandwidth_bytes_per_s, return_inverse=True)
-    latencies, latency_of = np.unique(fabric.latency_s, return_inverse=True)
-    errors, error_of = np.unique(fabric.error_fraction, return_inverse=True)
-    rate_words = [f"{_plain(rate / 125e6)}Gbps" for rate in rates]
-    latency_words = [f"{_plain(latency * 1e3)}ms" for latency in latencies]
-    error_words = [_plain(error) for error in errors]
-    columns = (fabric.link_a, fabric.link_b, rate_of, latency_of, error_of)
-    links = zip(*(column.tolist() for column in columns), strict=True)
-    return head + "".join(f"{a} {b} {rate_words[r]} {latency_words[t]} {error_words[e]}\n" for a, b, r, t, e in links)
+    words = (
+        _words(fabric.bandwidth_bytes_per_s / 125e6, "Gbps"),
+        _words(fabric.latency_s * 1e3, "ms"),
+        _words(fabric.error_fraction, ""),
+    )
+    links = zip(fabric.link_a.tolist(), fabric.link_b.tolist(), *words, strict=True)
+    return head + "".join(f"{a} {b} {rate} {latency} {error}\n" for a, b, rate, latency, error in links)
 
 
-def _plain(value: float) -> str:
-    """Return a number without exponent and without digits that only rounding brought: 0.000025, 2880."""
-    return format(Decimal(f"{value:.12g}").normalize(), "f")
+def _words(values: NDArray[np.float64], unit: str) -> list[str]:
+    """Return numbers without exponent and without digits that only rounding brought: 0.000025ms, 2880Gbps."""
+    known, which = np.unique(values, return_inverse=True)
+    words = [format(Decimal(f"{value:.12g}").normalize(), "f") + unit for value in known]
+    return [words[k] for k in which.tolist()]
 
 
 def _header(lines: list[str], path: Path) -> tuple[list[int], str]:

@@ -92,16 +92,18 @@ class Empirical(Schema, tag="empirical", tag_field="type"):
         if self.path is not None and self.weights is not None:
             raise ValueError("weights belong to values, not to path")
         if self.values is not None:
-            self._check_values(self.values)
+            if self.column is not None:
+                raise ValueError("column belongs to path, not to values")
+            check_values(1, MAX_TOKENS, self.values, self.weights)
 
-    def _check_values(self, values: tuple[int, ...]) -> None:
-        if self.column is not None:
-            raise ValueError("column belongs to path, not to values")
-        if not values:
-            raise ValueError("values is empty")
-        for value in values:
-            check_tokens(values=value)
-        check_weights(self.weights, len(values))
+
+def check_values(least: int, largest: int, values: tuple[int, ...], weights: tuple[float, ...] | None) -> None:
+    """Raise ValueError unless there are values, all from `least` to `largest`, and the weights are theirs."""
+    if not values:
+        raise ValueError("values is empty")
+    for value in values:
+        check_between(least, largest, values=value)
+    check_weights(weights, len(values))
 
 
 Lengths = Tokens | Uniform | Normal | Lognormal | Zipf | Empirical

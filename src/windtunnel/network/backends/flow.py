@@ -15,7 +15,7 @@ from windtunnel.network.collectives.ring_classes import ring_seconds as equivale
 from windtunnel.network.collectives.rings import Rings
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flow.run import run_flow_level
-from windtunnel.network.flows import Flows, flows_of, steps_of, with_columns
+from windtunnel.network.flows import Flows, flows_of, steps_of
 from windtunnel.network.paths import FlowTimes, Paths, data_bytes_per_s, find_paths, tail_seconds
 from windtunnel.network.settings import NetworkSettings
 
@@ -111,8 +111,7 @@ def _is_apart(
         for column in (connections.source, connections.destination, connections.channel)
     )
     steps = steps_of(num_steps, len(leaving))
-    flows = flows_of(source, destination, chunk_bytes, connection=channel, steps=steps)
-    flows = with_columns(flows, channel=channel)
+    flows = flows_of(source, destination, chunk_bytes, connection=channel, channel=channel, steps=steps)
     paths = find_paths(fabric, flows, settings)
     row = np.repeat(np.arange(num_steps), len(leaving)) * len(classes.before)
     row += np.tile(classes.of_connection[leaving], num_steps)

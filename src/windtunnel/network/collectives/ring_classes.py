@@ -16,7 +16,7 @@ from windtunnel.errors import InputError
 from windtunnel.network.collectives.rings import Rings
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flow.run import run_flow_level
-from windtunnel.network.flows import Flows, flows_of, steps_of, with_columns
+from windtunnel.network.flows import Flows, flows_of, steps_of
 from windtunnel.network.paths import FlowTimes, Paths, find_paths
 from windtunnel.network.settings import NetworkSettings
 
@@ -115,8 +115,8 @@ def together_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings) ->
         flows.size_bytes[chosen],
         connection=np.arange(len(chosen)),
         start_s=flows.start_s[chosen],
+        delay_s=flows.delay_s[chosen],
     )
-    representatives = with_columns(representatives, delay_s=flows.delay_s[chosen])
     return run_flow_level(fabric, representatives, settings, classes.paths, classes.loads).total_s
 
 
@@ -147,7 +147,7 @@ def ring_connections(rings: Rings) -> Flows:
     """Return one flow for each connection of the rings, channel after channel."""
     channel = np.repeat(np.arange(rings.num_channels, dtype=np.int32), rings.num_ranks)
     following = np.roll(rings.order, -1, axis=1)
-    return with_columns(flows_of(rings.order.ravel(), following.ravel(), 1, connection=channel), channel=channel)
+    return flows_of(rings.order.ravel(), following.ravel(), 1, connection=channel, channel=channel)
 
 
 @dataclass(frozen=True, eq=False)

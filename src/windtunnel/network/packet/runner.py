@@ -179,8 +179,9 @@ def run_in_parts(tables: PacketTables) -> PacketOutcome:
 def split(tables: PacketTables) -> list[PacketPart]:
     """Return the parts of the tables; only one where packets choose their way."""
     num_flows, num_links = len(tables.flows), len(tables.links) // 2
+    whole = [PacketPart(tables, np.arange(num_flows), np.arange(2 * num_links), np.arange(len(tables.nodes)))]
     if tables.settings.routing != codes.ECMP or num_flows == 0:
-        return [PacketPart(tables, np.arange(num_flows), np.arange(2 * num_links), np.arange(len(tables.nodes)))]
+        return whole
     num_queues = int(tables.flows.queue.max()) + 1
     group = np.empty(num_flows + num_links + len(tables.channels) + num_queues, np.int64)
     groups.find_groups(
@@ -190,7 +191,7 @@ def split(tables: PacketTables) -> list[PacketPart]:
     order = np.argsort(of_flow, kind="stable")
     first = np.flatnonzero(np.diff(of_flow[order], prepend=-1))
     if len(first) == 1:
-        return [PacketPart(tables, np.arange(num_flows), np.arange(2 * num_links), np.arange(len(tables.nodes)))]
+        return whole
     return [_part(tables, flows) for flows in np.split(order, first[1:])]
 
 
