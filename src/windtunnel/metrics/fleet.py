@@ -3,10 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.metrics.records import COLUMNS, Table
+from windtunnel.metrics.records import COLUMNS, Floats, Table
 from windtunnel.schema import Schema
-
-Floats = NDArray[np.float64]
 
 PHASES = ("off", "starting", "up", "draining", "failed")
 """The codes of the column `phase` are positions here."""

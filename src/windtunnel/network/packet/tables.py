@@ -88,13 +88,6 @@ def _fixed_routing(settings: NetworkSettings) -> NetworkSettings:
 def _kernel_settings(settings: NetworkSettings, packet: PacketSettings, is_lossy: bool) -> state.PacketKernelSettings:
     """Return the loop's settings; those with the name of a field of `packet` take its value, times in picoseconds."""
     is_simai = settings.compat == "simai"
-    congestion = {
-        "none": codes.UNCONTROLLED,
-        "dcqcn": codes.DCQCN,
-        "hpcc": codes.HPCC,
-        "timely": codes.TIMELY,
-        "dctcp": codes.DCTCP,
-    }[packet.congestion]
     header_bytes = SIMAI_HEADER_BYTES if is_simai else settings.header_bytes
     header_bytes += {"hpcc": HPCC_HEADER_BYTES, "timely": TIMELY_HEADER_BYTES}.get(packet.congestion, 0)
     routing = codes.ECMP
@@ -109,8 +102,8 @@ def _kernel_settings(settings: NetworkSettings, packet: PacketSettings, is_lossy
     fields |= {
         "payload_bytes": settings.payload_bytes,
         "header_bytes": header_bytes,
-        "congestion": congestion,
-        "recovery": codes.SELECTIVE_REPEAT if packet.recovery == "selective_repeat" else codes.GO_BACK_N,
+        "congestion": codes.UNCONTROLLED if packet.congestion == "none" else getattr(codes, packet.congestion.upper()),
+        "recovery": getattr(codes, packet.recovery.upper()),
         "routing": routing,
         "completes_on_ack": is_simai,
         "tick_ps": 1000 if is_simai else 1,

@@ -359,13 +359,13 @@ def _merged_forests(parts: Sequence[RequestArrays]) -> PrefixArrays | None:
 
 def _with_limits(requests: RequestArrays, workload: Workload) -> RequestArrays:
     """Return `requests` with the priority and the deadline of their tenants."""
-    if not workload.tenants or requests.tenant is None:
-        if workload.tenants:
-            hint = "name the column: workload.trace.columns: {tenant: NAME}"
-            raise InputError(
-                f"tenant {workload.tenants[0].name!r}: the trace does not say whose requests are whose", hint
-            )
+    if not workload.tenants:
         return requests
+    if requests.tenant is None:
+        raise InputError(
+            f"tenant {workload.tenants[0].name!r}: the trace does not say whose requests are whose",
+            "name the column: workload.trace.columns: {tenant: NAME}",
+        )
     known = {tenant.name: tenant for tenant in workload.tenants}
     if unknown := [name for name in known if name not in requests.tenant_names]:
         names = ", ".join(requests.tenant_names[:8])
