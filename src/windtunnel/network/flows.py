@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,6 @@ class Flows:
     channel: Ids
     step: Ids
     """Position in the channel's sequence of chunks."""
-    num_steps: int
     hop: NDArray[np.int8]
     connection: Ids
     """Flows with the same number use the same connection, hence the same path."""
@@ -80,23 +79,11 @@ Parents = tuple[NDArray[np.integer], NDArray[np.integer]]
 """(pointer, parent): the flows that flow f waits for are `parent[pointer[f] : pointer[f + 1]]`."""
 
 
-class Steps(NamedTuple):
-    """Positions of flows in their channel's sequence of chunks, and the length of that sequence."""
-
-    of_flow: NDArray[np.integer] | int = 0
-    num_steps: int = 1
-
-
 def parents_from(parent: NDArray[np.integer]) -> Parents:
     """Return the parents given as one row for each flow, (num_flows,) or (num_flows, most_parents); -1 is none."""
     rows = parent.reshape(len(parent), -1)
     is_parent = rows >= 0
     return np.concatenate([[0], np.cumsum(is_parent.sum(axis=1))]), rows[is_parent]
-
-
-def steps_of(num_steps: int, flows_per_step: int) -> Steps:
-    """Return the steps of flows that are numbered step by step."""
-    return Steps(np.repeat(np.arange(num_steps), flows_per_step), num_steps)
 
 
 def flows_of(
@@ -105,21 +92,18 @@ def flows_of(
     size_bytes: NDArray[np.integer] | int,
     *,
     parents: Parents | None = None,
-    steps: Steps | None = None,
     **columns: NDArray[Any] | float,
 ) -> Flows:
     """Make flows from the columns of `Flows`; those that are not given are 0: one collective on one channel.
 
-    A scalar fills its column. Without `parents` no flow waits; without `steps` all belong to one step.
+    A scalar fills its column. Without `parents` no flow waits.
     """
     n = len(source)
-    steps = steps or Steps()
     pointer, parent = parents if parents is not None else (np.zeros(n + 1), np.zeros(0))
-    given = columns | {"source": source, "destination": destination, "size_bytes": size_bytes, "step": steps.of_flow}
+    given = columns | {"source": source, "destination": destination, "size_bytes": size_bytes}
     filled: dict[str, Any] = given | {name: _column(n, given.get(name, 0), kind) for name, kind in _COLUMNS.items()}
     return Flows(
         **filled,
-        num_steps=steps.num_steps,
         parent_ptr=np.ascontiguousarray(pointer, np.int64),
         parent=np.ascontiguousarray(parent, np.int32),
     )
@@ -157,7 +141,6 @@ def together(tables: Sequence[Flows]) -> Flows:
     columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in _COLUMNS if name != "group"}
     return Flows(
         **columns,
-        num_steps=max(table.num_steps for table in tables),
         group=np.repeat(np.arange(len(tables), dtype=np.int32), [len(table) for table in tables]),
         parent_ptr=np.concatenate(
             [np.zeros(1, np.int64), *(table.parent_ptr[1:] + edge for table, edge in zip(tables, edges, strict=False))]

@@ -79,7 +79,7 @@ def flow_table_csv(flows: Flows, op: str, size_bytes: int, algorithm: str) -> It
     yield FLOW_COLUMNS
     op_code = _OP_CODES.get(op, -1)
     head = f"TP_0_0_0_{op_code}_{size_bytes},{op_code},{size_bytes},{code},-1"
-    n = len(flows)
+    n, num_steps = len(flows), int(flows.step.max()) + 1
     shown = [[p for p in flows.parents_of(flow).tolist() if _is_parent(flows, flow, p)] for flow in range(n)]
     children: list[list[int]] = [[] for _ in range(n)]
     for flow, parents in enumerate(shown):
@@ -91,7 +91,7 @@ def flow_table_csv(flows: Flows, op: str, size_bytes: int, algorithm: str) -> It
         lists = (shown[flow], hears[channel, source, int(flows.destination[flow])], children[flow])
         yield (
             f"{head},{channel},{flow},{source},{flows.destination[flow]},{flows.size_bytes[flow]},{flows.step[flow]},"
-            f"{flows.num_steps},{Hop(flows.hop[flow]).name},{','.join(';'.join(map(str, ids)) for ids in lists)}"
+            f"{num_steps},{Hop(flows.hop[flow]).name},{','.join(';'.join(map(str, ids)) for ids in lists)}"
         )
 
 

@@ -15,7 +15,7 @@ from windtunnel.network.collectives.ring_classes import ring_seconds as equivale
 from windtunnel.network.collectives.rings import Rings
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flow.run import run_flow_level
-from windtunnel.network.flows import Flows, flows_of, steps_of
+from windtunnel.network.flows import Flows, flows_of
 from windtunnel.network.paths import FlowTimes, Paths, data_bytes_per_s, find_paths, tail_seconds
 from windtunnel.network.settings import NetworkSettings
 
@@ -110,8 +110,8 @@ def _is_apart(
         np.tile(column[leaving], num_steps)
         for column in (connections.source, connections.destination, connections.channel)
     )
-    steps = steps_of(num_steps, len(leaving))
-    flows = flows_of(source, destination, chunk_bytes, connection=channel, channel=channel, steps=steps)
+    step = np.repeat(np.arange(num_steps), len(leaving))
+    flows = flows_of(source, destination, chunk_bytes, connection=channel, channel=channel, step=step)
     paths = find_paths(fabric, flows, settings)
     row = np.repeat(np.arange(num_steps), len(leaving)) * len(classes.before)
     row += np.tile(classes.of_connection[leaving], num_steps)

@@ -16,7 +16,7 @@ from windtunnel.errors import InputError
 from windtunnel.network.collectives.rings import Rings
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flow.run import run_flow_level
-from windtunnel.network.flows import Flows, flows_of, steps_of
+from windtunnel.network.flows import Flows, flows_of
 from windtunnel.network.paths import FlowTimes, Paths, find_paths
 from windtunnel.network.settings import NetworkSettings
 
@@ -90,7 +90,7 @@ def run_classes(
             np.maximum(np.arange(num_steps * num + 1) - num, 0),
             (np.arange(num_steps - 1)[:, None] * num + classes.before).ravel(),
         ),
-        steps=steps_of(num_steps, num),
+        step=np.repeat(np.arange(num_steps), num),
         connection=np.tile(np.arange(num), num_steps),
     )
     path_of_flow = np.tile(classes.paths.of_flow, num_steps)

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.network.collectives.call import CollectiveCall
 from windtunnel.network.collectives.rings import by_server, num_chunks_of
-from windtunnel.network.flows import Flows, Ids, Steps, flows_of, parents_from
+from windtunnel.network.flows import Flows, Ids, flows_of, parents_from
 
 OPERATIONS = ("all_to_all",)
 MOST_CHUNKS = 8
@@ -51,8 +51,7 @@ def all_to_all_by_rail(
     source, destination, size_bytes, parent, step, connection = (
         np.array(column, np.int64) for column in zip(*rows, strict=True)
     )
-    parents, steps = parents_from(parent), Steps(step, 2 * num_chunks)
-    return flows_of(source, destination, size_bytes, parents=parents, steps=steps, connection=connection)
+    return flows_of(source, destination, size_bytes, parents=parents_from(parent), step=step, connection=connection)
 
 
 def _rail_rows(

@@ -19,7 +19,6 @@ from windtunnel.network.flows import (
     flows_of,
     in_channels,
     parents_from,
-    steps_of,
     with_columns,
 )
 
@@ -106,8 +105,8 @@ def ring(rings: Rings, chunk_bytes: int, num_steps: int, reduction: Reduction = 
         parent = np.where(after >= 0, begin + after, begin - len(source) + before)
         parent[0, after < 0] = -1
         ends = np.tile(source, num_steps), np.tile(destination, num_steps)
-        parents, steps = parents_from(parent.ravel()), steps_of(num_steps, len(source))
-        tables.append(flows_of(*ends, chunk_bytes, parents=parents, steps=steps, hop=np.tile(hop, num_steps)))
+        parents, step = parents_from(parent.ravel()), np.repeat(np.arange(num_steps), len(source))
+        tables.append(flows_of(*ends, chunk_bytes, parents=parents, step=step, hop=np.tile(hop, num_steps)))
     return with_columns(in_channels(tables), reduction=reduction)
 
 
