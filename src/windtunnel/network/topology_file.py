@@ -142,22 +142,19 @@ def _links(
             raise InputError(f"{path}, line {i + 3}: {a if not a.isdecimal() else b!r} is not a node id")
         triple = (rest[0], rest[1], rest[2])
         if triple not in read:
-            read[triple] = _link_numbers(triple, f"{path}, line {i + 3}")
+            read[triple] = _link_numbers(*triple, f"{path}, line {i + 3}")
         ends[i] = min(int(a), 2**31 - 1), min(int(b), 2**31 - 1)
         numbers[:, i] = read[triple]
     return ends, numbers[0], numbers[1], numbers[2]
 
 
-def _link_numbers(words: tuple[str, str, str], where: str) -> tuple[float, float, float]:
+def _link_numbers(rate: str, latency: str, error_rate: str, where: str) -> tuple[float, float, float]:
     try:
-        rate = parse_quantity("rate_bytes_per_s", words[0])
-        latency = parse_quantity("latency_s", words[1])
+        return parse_quantity("rate_bytes_per_s", rate), parse_quantity("latency_s", latency), float(error_rate)
     except InputError as error:
         raise InputError(f"{where}: {error.message}", error.hint) from None
-    try:
-        return rate, latency, float(words[2])
     except ValueError:
-        raise InputError(f"{where}: {words[2]!r} is not an error rate") from None
+        raise InputError(f"{where}: {error_rate!r} is not an error rate") from None
 
 
 def _tiers(fabric: Fabric) -> NDArray[np.int8]:

@@ -115,20 +115,16 @@ def _hops(order: Ids, via: Ids) -> tuple[Ids, Ids, NDArray[np.int8], NDArray[np.
 
     Returns:
         (source, destination, hop, after, before): `after` is a position in the step or -1; `before` is the position of
-        the flow that delivers to this source.
+        the flow that delivers to this source. A hop by way of another GPU is two flows, one after the other.
     """
     by_rank = np.argsort(order, kind="stable")
-    following = np.roll(order, -1)
-    has_via = via >= 0
-    rows = []
-    for k in by_rank:
-        if has_via[k]:
-            rows.append((order[k], via[k], Hop.RING, -1))
-            rows.append((via[k], following[k], Hop.PXN_INIT, len(rows) - 1))
-        else:
-            rows.append((order[k], following[k], Hop.RING, -1))
-    source, destination, hop, after = (np.array(column) for column in zip(*rows, strict=True))
-    first_halves = set(after[after >= 0].tolist())
-    delivers = {int(destination[i]): i for i in range(len(rows)) if i not in first_halves}
-    before = np.array([delivers[int(s)] for s in source])
-    return source.astype(np.int32), destination.astype(np.int32), hop.astype(np.int8), after, before
+    place = np.repeat(by_rank, np.where(via[by_rank] >= 0, 2, 1))
+    is_second = np.diff(place, prepend=-1) == 0
+    is_first = np.append(is_second[1:], False)
+    source = np.where(is_second, via[place], order[place])
+    destination = np.where(is_first, via[place], np.roll(order, -1)[place])
+    hop = np.where(is_second, Hop.PXN_INIT, Hop.RING).astype(np.int8)
+    after = np.where(is_second, np.arange(len(place)) - 1, -1)
+    delivers = np.zeros(order.max() + 1, np.int64)
+    delivers[destination[~is_first]] = np.flatnonzero(~is_first)
+    return source, destination, hop, after, delivers[source]
