@@ -134,10 +134,9 @@ def print_growth() -> None:
         packets = tables_of(fabric, flows, SIMAI_SETTINGS, SIMAI_PACKETS)
         start = time.process_time()
         outcome = run_in_parts(packets)
-        packet_ns = (time.process_time() - start) / outcome.num_events * 1e9
-        print(
-            f"{num_gpus:8d}{len(flows):10d}{num_flow_events:14d}{flow_ns:10.0f}{outcome.num_events:15d}{packet_ns:10.0f}"
-        )
+        num_events = outcome.counters.num_events
+        packet_ns = (time.process_time() - start) / num_events * 1e9
+        print(f"{num_gpus:8d}{len(flows):10d}{num_flow_events:14d}{flow_ns:10.0f}{num_events:15d}{packet_ns:10.0f}")
 
 
 def print_start() -> None:

@@ -23,7 +23,7 @@ from windtunnel.network.collectives.run import (
 )
 from windtunnel.network.fabric import NodeKind
 from windtunnel.network.flow.run import run_flow_level
-from windtunnel.network.flows import Flows, Steps, flows_of, together
+from windtunnel.network.flows import Flows, flows_of, together
 from windtunnel.network.paths import find_paths, run_flows, wire_bytes
 from windtunnel.network.settings import GBPS, SIMAI_SETTINGS, NetworkSettings
 from windtunnel.network.topology import AlibabaHpn, DcnPlus, FatTree, NodeRails, SpectrumX, Topology, Torus
@@ -345,7 +345,7 @@ def late_first() -> Flows:
         np.array([1, 1, 2, 2]),
         SIZE,
         parents=(np.array([0, 0, 0, 1, 2]), np.array([0, 1])),
-        steps=Steps(np.array([0, 1, 1, 2])),
+        step=np.array([0, 1, 1, 2]),
         connection=np.array([0, 1, 2, 2]),
         start_s=np.array([4 * ALONE_S, 0, 0, 0]),
     )

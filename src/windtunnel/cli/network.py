@@ -18,7 +18,6 @@ from windtunnel.network.collectives.closed_forms import LAUNCH_S
 from windtunnel.network.collectives.placement import chosen_gpus
 from windtunnel.network.collectives.run import flows_like, read_traffic, run_collective
 from windtunnel.network.fabric import Fabric, without
-from windtunnel.network.flows import Flows
 from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import BACKENDS, NetworkSettings, settings_from
 from windtunnel.network.topology import fabric_from, fabric_of
@@ -34,15 +33,19 @@ def network_settings(options: Options) -> NetworkSettings:
     """Return the settings of the options, over the fields of a SimAI.conf, over the defaults of `--compat`."""
     given = {name: value for name, value in options.of("network_settings").items() if value is not None}
     conf, backend = given.pop("conf", None), given.get("backend", "analytic")
-    unused = next((name for name in ("routing", "send_latency", "seed") if name in given), None)
-    if unused is not None and hasattr(BACKENDS.get(backend), "run_collective"):
-        option = f"--{unused.replace('_', '-')}"
-        raise InputError(f"{option} is for flows; the {backend} backend has none", "give --backend flow")
+    _check_has_flows(backend, [name for name in ("routing", "send_latency", "seed") if name in given])
     if "send_latency" in given:
         given["send_latency_s"] = given.pop("send_latency")
     if conf is not None:
         given = {**encode(read_simai_conf(conf)), **given}
     return settings_from(given)
+
+
+def _check_has_flows(backend: str, given: list[str]) -> None:
+    """Refuse options for flows, if any are given, where the backend has none."""
+    if given and hasattr(BACKENDS.get(backend), "run_collective"):
+        option = f"--{given[0].replace('_', '-')}"
+        raise InputError(f"{option} is for flows; the {backend} backend has none", "give --backend flow")
 
 
 def fabric_with_failures(options: Options, topology: str) -> Fabric:
@@ -153,26 +156,14 @@ def collective(options: Options) -> None:
         raise InputError(f"--{missing} is missing", "see `windtunnel collective --help`")
     fabric = fabric_with_failures(options, options.topology)
     settings = network_settings(options)
-    _check_files(options, settings)
+    _check_has_flows(settings.backend, [name for name in ("times", "links", "queues") if getattr(options, name)])
+    if options.queues is not None and not hasattr(BACKENDS.get(settings.backend), "trace_queues"):
+        raise InputError("--queues is for packets; flows do not queue", "give --backend packet")
     ranks = chosen_ranks(options.ranks, fabric.num_gpus)
     made = (_run if options.traffic is None else _run_traffic)(options, fabric, ranks, settings)
     if any(options.of("flow_files").values()):
-        _write_flow_files(options, fabric, ranks, made, settings)
-    answer(options.as_json, lambda: report.collective_document(made), lambda: report.collective_report(made, fabric))
-
-
-def _check_files(options: Options, settings: NetworkSettings) -> None:
-    """Refuse files that the backend has nothing for.
-
-    Raises:
-        InputError: there are no flows, or no packets that queue.
-    """
-    backend = BACKENDS.get(settings.backend)
-    name = next((name for name in ("times", "links", "queues") if getattr(options, name)), None)
-    if hasattr(backend, "run_collective") and name is not None:
-        raise InputError(f"--{name} is for flows; the {settings.backend} backend has none", "give --backend flow")
-    if not hasattr(backend, "trace_queues") and options.queues is not None:
-        raise InputError("--queues is for packets; flows do not queue", "give --backend packet")
+        _write_flow_files(options, made)
+    answer(options.as_json, report.collective_document, report.collective_report, made)
 
 
 def _run(options: Options, fabric: Fabric, ranks: int | list[int], settings: NetworkSettings) -> CollectiveRun:
@@ -205,25 +196,20 @@ def _run_traffic(options: Options, fabric: Fabric, ranks: int | list[int], setti
     return run_collective(fabric, "all_to_all", most_bytes, ranks, settings.backend, settings, choices, matrix)
 
 
-def _write_flow_files(
-    options: Options, fabric: Fabric, ranks: int | list[int], done: CollectiveRun, settings: NetworkSettings
-) -> None:
+def _write_flow_files(options: Options, done: CollectiveRun) -> None:
     """Write the flows of the run; their times, links and queues need one more simulation."""
-    table, algorithm = flows_like(fabric, done, ranks, settings, options.pxn)
+    table, algorithm = flows_like(done)
     if not ALGORITHMS.get(done.algorithm).OPERATIONS:
         remark(f"note: {done.algorithm} has only a closed form; the flows are those of {algorithm}")
     if options.flows is not None:
-        lines = flow_table_csv(table, done.op, done.size_bytes, algorithm)
+        lines = flow_table_csv(table, done.call.op, done.call.size_bytes, algorithm)
         write_text(options.flows, "".join(f"{line}\n" for line in lines))
         remark(f"wrote {options.flows}: {format_count(len(table), 'flow')}")
-    if any((options.times, options.links, options.queues)):
-        _write_simulated_flows(options, fabric, table, settings)
-
-
-def _write_simulated_flows(options: Options, fabric: Fabric, table: Flows, settings: NetworkSettings) -> None:
-    """Run every flow of `table`, and write their times, the use of links, and queues."""
-    flow_times = run_flows(fabric, table, settings)
     files = [file for file in (options.times, options.links, options.queues) if file is not None]
+    if not files:
+        return
+    fabric, settings = done.call.fabric, done.call.settings
+    flow_times = run_flows(fabric, table, settings)
     if options.times is not None:
         report.write_flow_times(table, flow_times, options.times)
     if options.links is not None:

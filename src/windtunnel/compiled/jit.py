@@ -165,37 +165,33 @@ class NoneTests(FunctionPass):
         return None
 
 
-def pipeline(state: Any, lowering: type[NativeLowering]) -> list[PassManager]:
-    """Return numba's own pipeline with another way of lowering, `NoneTests` before branches are pruned, and without the
-    passes that are `LEFT_OUT`.
-    """
-    builder, passes = DefaultPassBuilder, PassManager("kernels")
-    for stage in (
-        builder.define_untyped_pipeline,
-        builder.define_typed_pipeline,
-        builder.define_nopython_lowering_pipeline,
-    ):
-        for step, description in stage(state).passes:
-            if step is DeadBranchPrune:
-                passes.add_pass(NoneTests, "comparisons with None")
-            if step not in LEFT_OUT:
-                passes.add_pass(lowering if step is NativeLowering else step, description)
-    passes.finalize()
-    return [passes]
-
-
 class WholeCompiler(CompilerBase):
-    """Compiles entries."""
+    """Compiles entries: numba's own pipeline with another way of lowering, `NoneTests` before branches are pruned, and
+    without the passes that are `LEFT_OUT`.
+    """
+
+    lowering: type[NativeLowering] = WholeLowering
 
     def define_pipelines(self) -> list[PassManager]:
-        return pipeline(self.state, WholeLowering)
+        builder, passes = DefaultPassBuilder, PassManager("kernels")
+        for stage in (
+            builder.define_untyped_pipeline,
+            builder.define_typed_pipeline,
+            builder.define_nopython_lowering_pipeline,
+        ):
+            for step, description in stage(self.state).passes:
+                if step is DeadBranchPrune:
+                    passes.add_pass(NoneTests, "comparisons with None")
+                if step not in LEFT_OUT:
+                    passes.add_pass(self.lowering if step is NativeLowering else step, description)
+        passes.finalize()
+        return [passes]
 
 
-class PartCompiler(CompilerBase):
-    """Compiles what they call."""
+class PartCompiler(WholeCompiler):
+    """Compiles what entries call."""
 
-    def define_pipelines(self) -> list[PassManager]:
-        return pipeline(self.state, PartLowering)
+    lowering = PartLowering
 
 
 class NamedApart(IndexDataCacheFile):

@@ -3,14 +3,10 @@
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from windtunnel.metrics.records import Table
+from windtunnel.metrics.records import Floats, Ints, Table
 from windtunnel.metrics.tokens import ReplicaRows
 from windtunnel.schema import Schema
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 MOST_ERROR_FRACTION = 1e-6
 """Tolerated error of Little's law and of idle time, where sums of millions of floats are compared."""

@@ -3,12 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.metrics.records import COLUMNS, Table, time_per_output_token_s
+from windtunnel.metrics.records import COLUMNS, Floats, Table, time_per_output_token_s
 from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import Distribution, Goodput, distributions, goodput, known_distribution
 from windtunnel.schema import Schema
-
-Floats = NDArray[np.float64]
 
 _SHARED_COLUMNS = (
     *("request", "arrival_s", "first_token_s", "finish_s", "input_tokens", "output_tokens"),

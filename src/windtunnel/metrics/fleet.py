@@ -3,10 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.metrics.records import COLUMNS, Table
+from windtunnel.metrics.records import COLUMNS, Floats, Table
 from windtunnel.schema import Schema
-
-Floats = NDArray[np.float64]
 
 PHASES = ("off", "starting", "up", "draining", "failed")
 """The codes of the column `phase` are positions here."""
@@ -55,8 +53,8 @@ def fleet_summary(phases: Table, requests: Table, steps: Table, num_replicas: in
         # After a failure a replica starts again by way of `off`.
         restarts = (codes[2:] == STARTING) & (codes[1:-1] == OFF) & (codes[:-2] == FAILED)
         restarting_s += float(lengths_s[2:][restarts].sum())
-    lengths_s, holding = _count_over_time(changes, begin_s, end_s, HOLDING)
-    up_lengths_s, up = _count_over_time(changes, begin_s, end_s, (UP,))
+    lengths_s, holding = _lengths_and_counts(changes, begin_s, end_s, HOLDING)
+    up_lengths_s, up = _lengths_and_counts(changes, begin_s, end_s, (UP,))
     serving_h = float(hours[UP] + hours[DRAINING])
     away_h = float(hours[FAILED]) + restarting_s / 3600.0
     within = (phases["time_s"] > begin_s) & (phases["time_s"] <= end_s)
@@ -82,8 +80,7 @@ def fleet_summary(phases: Table, requests: Table, steps: Table, num_replicas: in
 def mean_replicas(phases: Table, requests: Table, first: int, end: int) -> float:
     """Return the mean number of the replicas from `first` to `end` that hold their devices, over the whole span."""
     begin_s, end_s = float(requests["arrival_s"].min()), float(requests["finish_s"].max())
-    changes = _changes(phases, end)[first:]
-    lengths_s, holding = _count_over_time(changes, begin_s, end_s, HOLDING)
+    lengths_s, holding = _lengths_and_counts(_changes(phases, end)[first:], begin_s, end_s, HOLDING)
     return float((lengths_s * holding).sum() / (end_s - begin_s))
 
 
@@ -95,7 +92,7 @@ def lost_steps(steps: Table) -> NDArray[np.bool_]:
 def count_over_time(phases: Table, begin_s: float, end_s: float, kinds: tuple[int, ...]) -> tuple[Floats, Floats]:
     """Count the replicas in one of the phases `kinds`: (start of each stretch in seconds, replicas)."""
     changes = _changes(phases, int(phases["replica"].max()) + 1)
-    lengths_s, counts = _count_over_time(changes, begin_s, end_s, kinds)
+    lengths_s, counts = _lengths_and_counts(changes, begin_s, end_s, kinds)
     return begin_s + np.concatenate([[0.0], np.cumsum(lengths_s)[:-1]]), counts
 
 
@@ -105,16 +102,12 @@ def _changes(phases: Table, num_replicas: int) -> list[tuple[Floats, NDArray[np.
     return [(phases["time_s"][chosen], phases["phase"][chosen]) for chosen in rows]
 
 
-def _count_over_time(
+def _lengths_and_counts(
     changes: list[tuple[Floats, NDArray[np.int64]]], begin_s: float, end_s: float, kinds: tuple[int, ...]
 ) -> tuple[Floats, Floats]:
     """Return (length of each stretch in seconds, replicas in one of the phases `kinds`)."""
-    times, steps = [np.zeros(0)], [np.zeros(0)]
-    for starts_s, phases in changes:
-        inside = np.isin(phases, kinds).astype(np.float64)
-        times.append(np.clip(starts_s, begin_s, end_s))
-        steps.append(np.diff(inside, prepend=0.0))
-    changes_s = np.concatenate(times)
+    changes_s = np.clip(np.concatenate([starts_s for starts_s, _ in changes]), begin_s, end_s)
+    steps = [np.diff(np.isin(phases, kinds).astype(np.float64), prepend=0.0) for _, phases in changes]
     order = np.argsort(changes_s, kind="stable")
     counts = np.concatenate([[0.0], np.cumsum(np.concatenate(steps)[order])])
     edges = np.concatenate([[begin_s], changes_s[order], [end_s]])

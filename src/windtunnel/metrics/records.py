@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 COLUMNS: Mapping[str, Mapping[str, str]] = read_yaml(Path(__file__).with_name("columns.yaml"))
 """Table -> column -> meaning."""

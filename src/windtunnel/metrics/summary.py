@@ -10,12 +10,10 @@ from numpy.typing import NDArray
 
 from windtunnel.metrics.checks import Checks
 from windtunnel.metrics.fleet import FleetSummary, lost_steps
-from windtunnel.metrics.records import Table
+from windtunnel.metrics.records import Floats, Table
 from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.tokens import rows_by_replica
 from windtunnel.schema import Schema
-
-Floats = NDArray[np.float64]
 
 Share = TypeVar("Share", float, NDArray[np.float64])
 

@@ -5,11 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.metrics.records import Table
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
+from windtunnel.metrics.records import Floats, Ints, Table
 
 ReplicaRows = list[tuple[Ints, Ints]]
 """Rows of the step table, in order of start, and rows of the request table, for each replica."""

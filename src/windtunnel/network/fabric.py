@@ -62,9 +62,10 @@ class Fabric:
         return len(self.link_a)
 
     @property
-    def directions(self) -> tuple[tuple[NDArray[np.int32], NDArray[np.int32]], ...]:
-        """Source and target of every link, (num_links,) each, in one direction and in the other."""
-        return (self.link_a, self.link_b), (self.link_b, self.link_a)
+    def directions(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Sources and targets of directed links, (2 x num_links,) each: link l is 2 l one way and 2 l + 1 back."""
+        ends = np.column_stack([self.link_a, self.link_b])
+        return ends.ravel(), ends[:, ::-1].ravel()
 
     @property
     def num_servers(self) -> int:

@@ -1,17 +1,14 @@
 """Point-to-point flows: sender, receiver, bytes, and the flows that must complete first."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
-
-MOST_FLOWS = 20_000_000
-"""Most flows to simulate; they take 3 GB."""
 
 
 class Hop(IntEnum):
@@ -46,7 +43,6 @@ class Flows:
     channel: Ids
     step: Ids
     """Position in the channel's sequence of chunks."""
-    num_steps: int
     hop: NDArray[np.int8]
     connection: Ids
     """Flows with the same number use the same connection, hence the same path."""
@@ -71,15 +67,16 @@ class Flows:
         return self.parent[self.parent_ptr[flow] : self.parent_ptr[flow + 1]]
 
 
+_COLUMNS = {
+    **dict.fromkeys(("source", "destination", "channel", "step", "connection", "group"), np.int32),
+    **dict.fromkeys(("hop", "reduction"), np.int8),
+    **dict.fromkeys(("start_s", "delay_s"), np.float64),
+    "size_bytes": np.int64,
+}
+"""Column with a row for each flow -> its type."""
+
 Parents = tuple[NDArray[np.integer], NDArray[np.integer]]
 """(pointer, parent): the flows that flow f waits for are `parent[pointer[f] : pointer[f + 1]]`."""
-
-
-class Steps(NamedTuple):
-    """Positions of flows in their channel's sequence of chunks, and the length of that sequence."""
-
-    of_flow: NDArray[np.integer] | int = 0
-    num_steps: int = 1
 
 
 def parents_from(parent: NDArray[np.integer]) -> Parents:
@@ -89,52 +86,32 @@ def parents_from(parent: NDArray[np.integer]) -> Parents:
     return np.concatenate([[0], np.cumsum(is_parent.sum(axis=1))]), rows[is_parent]
 
 
-def steps_of(num_steps: int, flows_per_step: int) -> Steps:
-    """Return the steps of flows that are numbered step by step."""
-    return Steps(np.repeat(np.arange(num_steps), flows_per_step), num_steps)
-
-
 def flows_of(
     source: NDArray[np.integer],
     destination: NDArray[np.integer],
     size_bytes: NDArray[np.integer] | int,
     *,
     parents: Parents | None = None,
-    steps: Steps | None = None,
-    hop: NDArray[np.integer] | int = Hop.RING,
-    connection: NDArray[np.integer] | int = 0,
-    start_s: NDArray[np.float64] | float = 0.0,
+    **columns: NDArray[Any] | float,
 ) -> Flows:
-    """Make flows from the columns of `Flows`: one collective, on channel 0, without delays and reductions.
+    """Make flows from the columns of `Flows`; those that are not given are 0: one collective on one channel.
 
-    A scalar fills its column. Without `parents` no flow waits; without `steps` all belong to one step.
+    A scalar fills its column. Without `parents` no flow waits.
     """
     n = len(source)
-    steps = steps or Steps()
     pointer, parent = parents if parents is not None else (np.zeros(n + 1), np.zeros(0))
+    given = columns | {"source": source, "destination": destination, "size_bytes": size_bytes}
+    filled: dict[str, Any] = given | {name: _column(n, given.get(name, 0), kind) for name, kind in _COLUMNS.items()}
     return Flows(
-        source=np.ascontiguousarray(source, np.int32),
-        destination=np.ascontiguousarray(destination, np.int32),
-        size_bytes=_column(n, size_bytes, np.int64),
-        channel=np.zeros(n, np.int32),
-        step=_column(n, steps.of_flow, np.int32),
-        num_steps=steps.num_steps,
-        hop=_column(n, hop, np.int8),
-        connection=_column(n, connection, np.int32),
-        group=np.zeros(n, np.int32),
+        **filled,
         parent_ptr=np.ascontiguousarray(pointer, np.int64),
         parent=np.ascontiguousarray(parent, np.int32),
-        start_s=_column(n, start_s, np.float64),
-        delay_s=np.zeros(n),
-        reduction=np.zeros(n, np.int8),
     )
 
 
 def with_columns(flows: Flows, **columns: NDArray[Any] | float) -> Flows:
     """Return the same flows with other values in the columns that are given; a scalar fills its column."""
-    typed: dict[str, Any] = {
-        name: _column(len(flows), values, getattr(flows, name).dtype) for name, values in columns.items()
-    }
+    typed: dict[str, Any] = {name: _column(len(flows), values, _COLUMNS[name]) for name, values in columns.items()}
     return replace(flows, **typed)
 
 
@@ -161,15 +138,9 @@ def together(tables: Sequence[Flows]) -> Flows:
     """Join the flows of several collectives that run at the same time, numbered in order as `group`."""
     offsets = np.cumsum([0, *(len(table) for table in tables)])
     edges = np.cumsum([0, *(len(table.parent) for table in tables)])
-    joined = {"num_steps", "group", "parent_ptr", "parent"}
-    columns = {
-        field.name: np.concatenate([getattr(table, field.name) for table in tables])
-        for field in fields(Flows)
-        if field.name not in joined
-    }
+    columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in _COLUMNS if name != "group"}
     return Flows(
         **columns,
-        num_steps=max(table.num_steps for table in tables),
         group=np.repeat(np.arange(len(tables), dtype=np.int32), [len(table) for table in tables]),
         parent_ptr=np.concatenate(
             [np.zeros(1, np.int64), *(table.parent_ptr[1:] + edge for table, edge in zip(tables, edges, strict=False))]

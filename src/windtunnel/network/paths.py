@@ -55,14 +55,11 @@ class FlowTimes:
 
 def graph_of(fabric: Fabric) -> routing.RoutingGraph:
     """Return the adjacency of a fabric; neighbours are in the order of their ids."""
-    ends = np.concatenate([fabric.link_a, fabric.link_b])
-    others = np.concatenate([fabric.link_b, fabric.link_a])
-    links = np.arange(fabric.num_links, dtype=np.int32)
-    direction = np.concatenate([2 * links, 2 * links + 1])
-    order = np.lexsort((others, ends))
+    source, target = fabric.directions
+    direction = np.lexsort((target, source)).astype(np.int32)
     pointer = np.zeros(fabric.num_nodes + 1, np.int64)
-    np.cumsum(np.bincount(ends, minlength=fabric.num_nodes), out=pointer[1:])
-    return routing.RoutingGraph(pointer, others[order], direction[order], fabric.kind, fabric.gpus_forward)
+    np.cumsum(np.bincount(source, minlength=fabric.num_nodes), out=pointer[1:])
+    return routing.RoutingGraph(pointer, target[direction], direction, fabric.kind, fabric.gpus_forward)
 
 
 def ports_of(flows: Flows, settings: NetworkSettings) -> NDArray[np.int32]:
@@ -121,7 +118,7 @@ def _tracing(
     num_pairs, num_nodes, spray = len(source), len(graph.kind), settings.routing == "spray"
     capacity = 8 * num_pairs + 64
     far = np.full(num_nodes, routing.UNKNOWN, np.int8)
-    forward_nodes, backward_nodes, marked, levels, stack = (np.empty(num_nodes + 1, np.int32) for _ in range(5))
+    scratch = ("forward_nodes", "backward_nodes", "marked", "levels", "stack")
     return routing.TracingState(
         source=source,
         destination=destination,
@@ -134,11 +131,7 @@ def _tracing(
         share=np.empty(capacity if spray else 0),
         ahead=far,
         behind=far.copy(),
-        forward_nodes=forward_nodes,
-        backward_nodes=backward_nodes,
-        marked=marked,
-        levels=levels,
-        stack=stack,
+        **{name: np.empty(num_nodes + 1, np.int32) for name in scratch},
         inflow=np.zeros(num_nodes),
     )
 

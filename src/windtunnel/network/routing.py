@@ -90,10 +90,15 @@ def ecmp_hash(source: int, destination: int, ports: int, seed: int) -> int:
     """
     state = _mix(int64(seed), _address(int64(source)))
     state = _mix(state, _address(int64(destination)))
-    state = _mix(state, int64(ports)) ^ 12
-    state = _multiply(state ^ (state >> 16), 0x85EBCA6B)
-    state = _multiply(state ^ (state >> 13), 0xC2B2AE35)
-    return state ^ (state >> 16)
+    return scramble(_mix(state, int64(ports)) ^ 12)
+
+
+@inner
+def scramble(word: int) -> int:
+    """Scramble a word by MurmurHash3's 32-bit finaliser (Appleby)."""
+    word = _multiply(word ^ (word >> 16), 0x85EBCA6B)
+    word = _multiply(word ^ (word >> 13), 0xC2B2AE35)
+    return word ^ (word >> 16)
 
 
 @inner

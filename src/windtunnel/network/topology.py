@@ -159,7 +159,7 @@ class FatTree(_Servers, tag="fat_tree"):
         first, leaf = wiring.first_leaf, np.arange(leaves)
         name = f"FatTree_{self.num_gpus}g_{self.num_tiers}tiers_radix{radix}_{self.gpu_type}"
         if self.num_tiers == 2:
-            wiring.link(first + leaf[:, None], first + leaves + np.arange(up), rate, latency)
+            wiring.link_spines(leaves, up, rate, latency)
             return wiring.fabric(name, [leaves, up])
         pods = ceil(leaves / (radix // 2))
         spine_of_leaf = leaf[:, None] // (radix // 2) * up + np.arange(up)
@@ -203,9 +203,7 @@ class NvLinkDomains(_Servers, tag="nvl"):
         leaf = segment * rails + gpu % self.gpus_per_server % rails
         wiring = _wired_servers(self, self.nic_bytes_per_s, leaf)
         leaves = ceil(self.num_gpus // self.gpus_per_server / self.domains_per_leaf) * rails
-        spine = wiring.first_leaf + leaves + np.arange(self.num_spines)
-        leaf_ids = wiring.first_leaf + np.arange(leaves)
-        wiring.link(leaf_ids[:, None], spine, self.leaf_spine_bytes_per_s, self.latency_s)
+        wiring.link_spines(leaves, self.num_spines, self.leaf_spine_bytes_per_s, self.latency_s)
         name = f"NVL{self.gpus_per_server}_{self.num_gpus}g_{rails}rails_{self.gpu_type}"
         return wiring.fabric(name, [leaves, self.num_spines])
 
@@ -245,11 +243,10 @@ class NodeRails(Schema, tag="node"):
         wiring.link(gpu, num_gpus + gpu // size, up.bytes_per_s, up.latency_s / 2)
         tiers: list[int] = []
         if num_servers > 1 and out is not None:
-            leaf, spines = wiring.first_leaf, self.num_spines
-            wiring.link(gpu, leaf + gpu % size, out.bytes_per_s, self.latency_s)
-            leaf_ids, spine_ids = leaf + np.arange(size), leaf + size + np.arange(spines)
-            wiring.link(leaf_ids[:, None], spine_ids, out.bytes_per_s * num_servers / spines, self.latency_s)
-            tiers = [size, spines]
+            wiring.link(gpu, wiring.first_leaf + gpu % size, out.bytes_per_s, self.latency_s)
+            rate = out.bytes_per_s * num_servers / self.num_spines
+            wiring.link_spines(size, self.num_spines, rate, self.latency_s)
+            tiers = [size, self.num_spines]
         return wiring.fabric(f"{node.name}_{num_servers}servers", tiers)
 
 
@@ -326,18 +323,8 @@ class Dragonfly(_Servers, tag="dragonfly"):
         return wiring.fabric(name, [groups * per_group])
 
 
-class TopologyFile(Schema, tag="file"):
-    """A topology file in SimAI's format."""
-
-    path: str
-
-    def build(self) -> Fabric:
-        """Read the file."""
-        return read_topology(Path(self.path))
-
-
 Topology: TypeAlias = (
-    SpectrumX | AlibabaHpn | DcnPlus | TwoTier | FatTree | NvLinkDomains | NodeRails | Torus | Dragonfly | TopologyFile
+    SpectrumX | AlibabaHpn | DcnPlus | TwoTier | FatTree | NvLinkDomains | NodeRails | Torus | Dragonfly
 )
 """Topologies that a scenario or the command line can name."""
 
@@ -364,6 +351,14 @@ class _Wiring:
     def link(self, a: ArrayLike, b: ArrayLike, bytes_per_s: ArrayLike, latency_s: ArrayLike) -> None:
         """Add links between `a` and `b`, scalars or arrays that broadcast."""
         self.links.append(tuple(np.ravel(column) for column in np.broadcast_arrays(a, b, bytes_per_s, latency_s)))
+
+    def link_spines(
+        self, num_leaves: int, num_spines: int, bytes_per_s: float, latency_s: float, num_planes: int = 1
+    ) -> None:
+        """Link every leaf to every spine of its plane; planes divide leaves and spines evenly, in order."""
+        leaf = np.arange(num_leaves).reshape(num_planes, -1, 1)
+        spine = num_leaves + np.arange(num_spines).reshape(num_planes, 1, -1)
+        self.link(self.first_leaf + leaf, self.first_leaf + spine, bytes_per_s, latency_s)
 
     def fabric(self, name: str, tiers: list[int], gpus_forward: bool = False) -> Fabric:
         """Return the fabric, with `tiers[i]` switches in tier i + 1."""
@@ -435,17 +430,13 @@ def _two_tier(topology: _TwoTier) -> Fabric:
     leaves = num_segments * num_rails * (2 if dual_tor else 1)
     leaf = gpu // (num_rails * gpus_per_leaf) * num_rails + gpu % num_rails
     wiring = _wired_servers(topology, nic_bytes_per_s, *([leaf, leaf + leaves // 2] if dual_tor else [leaf]))
-    spine = wiring.first_leaf + leaves + np.arange(topology.num_spines)
-    planes = 2 if dual_plane else 1
-    for number in range(planes):
-        leaves_of_plane = wiring.first_leaf + np.arange(leaves).reshape(planes, -1)[number]
-        spines_of_plane = spine.reshape(planes, -1)[number]
-        wiring.link(leaves_of_plane[:, None], spines_of_plane, topology.leaf_spine_bytes_per_s, topology.latency_s)
+    rate, num_planes = topology.leaf_spine_bytes_per_s, 2 if dual_plane else 1
+    wiring.link_spines(leaves, topology.num_spines, rate, topology.latency_s, num_planes)
     name = f"{name}_{nic_bytes_per_s / GBPS:g}Gbps_{topology.gpu_type}"
     return wiring.fabric(name, [leaves, topology.num_spines])
 
 
-KINDS = tuple(str(kind.__struct_config__.tag) for kind in get_args(Topology) if kind is not TopologyFile)
+KINDS = tuple(str(kind.__struct_config__.tag) for kind in get_args(Topology))
 """Kinds of topologies that can be built."""
 
 _OTHER_NAMES = {"spectrumx": "spectrum_x", "alibabahpn": "alibaba_hpn", "hpn": "alibaba_hpn", "dcn": "dcn_plus"}
@@ -484,7 +475,7 @@ def fabric_from(raw: Any, source: str) -> Fabric:
     plain = str(raw["type"]).lower().replace("-", "_").replace("+", "")
     kind = _OTHER_NAMES.get(plain.replace("_", ""), plain)
     raw = {**raw, "type": kind}
-    if kind not in KINDS and kind != "file":
+    if kind not in KINDS:
         otherwise = f"a file, a node of `windtunnel catalog nodes`, or one of: {', '.join(KINDS)}"
         nodes = catalog.names("nodes")
         if kind not in nodes:

@@ -28,7 +28,11 @@ def read_topology(path: Path) -> Fabric:
     Raises:
         InputError: the file is missing or wrong; names the file and the line.
     """
-    lines = _read_lines(path)
+    lines = read_text(path).rstrip().splitlines()
+    if len(lines) < 2:
+        raise InputError(
+            f"{path} has {format_count(len(lines), 'line')}; a topology has a header, a line of switches, and its links"
+        )
     counts, gpu_type = _header(lines, path)
     num_nodes, gpus_per_server, num_scale_up, num_switches, num_links = counts
     num_gpus = num_nodes - num_scale_up - num_switches
@@ -72,29 +76,20 @@ def topology_text(fabric: Fabric) -> str:
     counts = (fabric.num_nodes, fabric.gpus_per_server, num_scale_up, num_switches, fabric.num_links)
     switches = range(fabric.num_gpus, fabric.num_nodes)
     head = f"{' '.join(map(str, counts))} {fabric.gpu_type}\n{''.join(f'{node} ' for node in switches)}\n"
-    rates, rate_of = np.unique(fabric.bandwidth_bytes_per_s, return_inverse=True)
-    latencies, latency_of = np.unique(fabric.latency_s, return_inverse=True)
-    errors, error_of = np.unique(fabric.error_fraction, return_inverse=True)
-    rate_words = [f"{_plain(rate / 125e6)}Gbps" for rate in rates]
-    latency_words = [f"{_plain(latency * 1e3)}ms" for latency in latencies]
-    error_words = [_plain(error) for error in errors]
-    columns = (fabric.link_a, fabric.link_b, rate_of, latency_of, error_of)
-    links = zip(*(column.tolist() for column in columns), strict=True)
-    return head + "".join(f"{a} {b} {rate_words[r]} {latency_words[t]} {error_words[e]}\n" for a, b, r, t, e in links)
+    words = (
+        _words(fabric.bandwidth_bytes_per_s / 125e6, "Gbps"),
+        _words(fabric.latency_s * 1e3, "ms"),
+        _words(fabric.error_fraction, ""),
+    )
+    links = zip(fabric.link_a.tolist(), fabric.link_b.tolist(), *words, strict=True)
+    return head + "".join(f"{a} {b} {rate} {latency} {error}\n" for a, b, rate, latency, error in links)
 
 
-def _plain(value: float) -> str:
-    """Return a number without exponent and without digits that only rounding brought: 0.000025, 2880."""
-    return format(Decimal(f"{value:.12g}").normalize(), "f")
-
-
-def _read_lines(path: Path) -> list[str]:
-    lines = read_text(path).rstrip().splitlines()
-    if len(lines) < 2:
-        raise InputError(
-            f"{path} has {format_count(len(lines), 'line')}; a topology has a header, a line of switches, and its links"
-        )
-    return lines
+def _words(values: NDArray[np.float64], unit: str) -> list[str]:
+    """Return numbers without exponent and without digits that only rounding brought: 0.000025ms, 2880Gbps."""
+    known, which = np.unique(values, return_inverse=True)
+    words = [format(Decimal(f"{value:.12g}").normalize(), "f") + unit for value in known]
+    return [words[k] for k in which.tolist()]
 
 
 def _header(lines: list[str], path: Path) -> tuple[list[int], str]:
@@ -147,34 +142,31 @@ def _links(
             raise InputError(f"{path}, line {i + 3}: {a if not a.isdecimal() else b!r} is not a node id")
         triple = (rest[0], rest[1], rest[2])
         if triple not in read:
-            read[triple] = _link_numbers(triple, f"{path}, line {i + 3}")
+            read[triple] = _link_numbers(*triple, f"{path}, line {i + 3}")
         ends[i] = min(int(a), 2**31 - 1), min(int(b), 2**31 - 1)
         numbers[:, i] = read[triple]
     return ends, numbers[0], numbers[1], numbers[2]
 
 
-def _link_numbers(words: tuple[str, str, str], where: str) -> tuple[float, float, float]:
+def _link_numbers(rate: str, latency: str, error_rate: str, where: str) -> tuple[float, float, float]:
     try:
-        rate = parse_quantity("rate_bytes_per_s", words[0])
-        latency = parse_quantity("latency_s", words[1])
+        return parse_quantity("rate_bytes_per_s", rate), parse_quantity("latency_s", latency), float(error_rate)
     except InputError as error:
         raise InputError(f"{where}: {error.message}", error.hint) from None
-    try:
-        return rate, latency, float(words[2])
     except ValueError:
-        raise InputError(f"{where}: {words[2]!r} is not an error rate") from None
+        raise InputError(f"{where}: {error_rate!r} is not an error rate") from None
 
 
 def _tiers(fabric: Fabric) -> NDArray[np.int8]:
     """Return 0 for GPUs and scale-up switches; for another switch its distance from the nearest GPU."""
     far = np.int8(100)
     tier = np.where(fabric.kind == NodeKind.SWITCH, far, 0).astype(np.int8)
+    source, target = fabric.directions
     frontier, distance = fabric.kind == NodeKind.GPU, 0
     while frontier.any():
         distance += 1
         is_next = np.zeros(fabric.num_nodes, bool)
-        for source, target in fabric.directions:
-            is_next[target[frontier[source]]] = True
+        is_next[target[frontier[source]]] = True
         frontier = is_next & (tier == far)
         tier[frontier] = distance
     return tier
@@ -183,7 +175,7 @@ def _tiers(fabric: Fabric) -> NDArray[np.int8]:
 def _servers(fabric: Fabric) -> NDArray[np.int32]:
     server = np.full(fabric.num_nodes, -1, np.int32)
     server[: fabric.num_gpus] = np.arange(fabric.num_gpus) // fabric.gpus_per_server
-    for source, target in fabric.directions:
-        up = (fabric.kind[source] == NodeKind.GPU) & (fabric.kind[target] == NodeKind.SCALE_UP_SWITCH)
-        server[target[up]] = server[source[up]]
+    source, target = fabric.directions
+    up = (fabric.kind[source] == NodeKind.GPU) & (fabric.kind[target] == NodeKind.SCALE_UP_SWITCH)
+    server[target[up]] = server[source[up]]
     return server

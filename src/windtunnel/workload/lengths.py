@@ -15,12 +15,6 @@ check_tokens = partial(check_between, 1, MAX_TOKENS)
 Tokens = Annotated[int, check_tokens]
 
 
-class Fixed(Schema, tag="fixed", tag_field="type"):
-    """One length for every request, the same as a bare integer."""
-
-    tokens: Tokens
-
-
 class Bounded(Schema):
     """A distribution from `min_tokens` to `max_tokens`, which may be None."""
 
@@ -98,16 +92,18 @@ class Empirical(Schema, tag="empirical", tag_field="type"):
         if self.path is not None and self.weights is not None:
             raise ValueError("weights belong to values, not to path")
         if self.values is not None:
-            self._check_values(self.values)
-
-    def _check_values(self, values: tuple[int, ...]) -> None:
-        if self.column is not None:
-            raise ValueError("column belongs to path, not to values")
-        if not values:
-            raise ValueError("values is empty")
-        for value in values:
-            check_tokens(values=value)
-        check_weights(self.weights, len(values))
+            if self.column is not None:
+                raise ValueError("column belongs to path, not to values")
+            check_values(1, MAX_TOKENS, self.values, self.weights)
 
 
-Lengths = Tokens | Fixed | Uniform | Normal | Lognormal | Zipf | Empirical
+def check_values(least: int, largest: int, values: tuple[int, ...], weights: tuple[float, ...] | None) -> None:
+    """Raise ValueError unless there are values, all from `least` to `largest`, and the weights are theirs."""
+    if not values:
+        raise ValueError("values is empty")
+    for value in values:
+        check_between(least, largest, values=value)
+    check_weights(weights, len(values))
+
+
+Lengths = Tokens | Uniform | Normal | Lognormal | Zipf | Empirical

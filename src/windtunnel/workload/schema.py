@@ -42,8 +42,6 @@ class ClientModel(Schema):
     """Mean rate of all clients together from `start_s` on; None keeps the recorded one."""
     start_s: NonNegative = 0.0
     """Time in the model that becomes 0 s."""
-    num_clients: Count | None = None
-    """Keep only so many clients, the busiest; None keeps all."""
     without_lengths: Literal["refuse", "leave_out"] = "refuse"
     """Treatment of clients whose file of lengths is missing."""
 
@@ -131,9 +129,10 @@ class RequestSource(Schema):
             raise ValueError(f"{missing[0]} is missing; give {missing[0]} or a trace")
         if self.trace is not None and not missing:
             raise ValueError(f"the trace is not used: {', '.join(streams[:-1])} and {streams[-1]} are all given")
-        if self.trace is not None and self.arrivals and (self.trace.start_s != 0 or self.trace.time_scale != 1):
+        keeps_times = self.arrivals is None and "arrivals" in others
+        if self.trace is not None and not keeps_times and (self.trace.start_s != 0 or self.trace.time_scale != 1):
             raise ValueError("the trace's start_s and time_scale have no effect where arrivals are given")
-        if self.trace is not None and self.arrivals is None and "arrivals" in others and self.trace.order != "file":
+        if self.trace is not None and keeps_times and self.trace.order != "file":
             raise ValueError(f"a trace that is {self.trace.order} cannot keep its times; give arrivals")
 
     @property
@@ -262,8 +261,6 @@ class Workload(RequestSource):
             if tenant.share is not None and self.arrivals is None:
                 raise ValueError(f"tenant {tenant.name!r} has a share, but the workload has no arrivals to share")
             tenant._check_lengths_given(*(["arrivals"] if tenant.share is None else []))
-            if tenant.share is not None and tenant.trace and (tenant.trace.start_s or tenant.trace.time_scale != 1):
-                raise ValueError("the trace's start_s and time_scale have no effect where arrivals are given")
         if self.arrivals is not None and all(tenant.share is None for tenant in self.tenants):
             raise ValueError("no tenant has a share of the workload's arrivals; give shares, or leave arrivals out")
 

@@ -3,8 +3,8 @@
 from functools import partial
 from typing import Annotated
 
-from windtunnel.schema import NonNegative, Positive, Schema, check_between, check_non_negative, check_weights
-from windtunnel.workload.lengths import MAX_DISTINCT_TOKENS, Lengths, Tokens
+from windtunnel.schema import NonNegative, Positive, Schema, check_between, check_non_negative
+from windtunnel.workload.lengths import MAX_DISTINCT_TOKENS, Lengths, Tokens, check_values
 
 MAX_TURNS = 10_000
 """Most turns of a session; unbounded distributions are clipped here."""
@@ -68,11 +68,7 @@ class EmpiricalCount(Schema, tag="empirical", tag_field="type"):
     """Relative frequency of each value; None means equal."""
 
     def __post_init__(self) -> None:
-        if not self.values:
-            raise ValueError("values is empty")
-        for value in self.values:
-            check_between(0, MAX_TURNS, values=value)
-        check_weights(self.weights, len(self.values))
+        check_values(0, MAX_TURNS, self.values, self.weights)
 
 
 Counts = int | Geometric | UniformCount | EmpiricalCount

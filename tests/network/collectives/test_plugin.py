@@ -99,7 +99,7 @@ def test_an_operation_that_it_cannot_do_is_refused(flat: Fabric) -> None:
 @pytest.mark.usefixtures("star_files")
 def test_it_is_not_written_as_an_algorithm_of_nccl(flat: Fabric) -> None:
     run = run_collective(flat, "all_reduce", SIZE_BYTES, NUM_RANKS, "flow", IDEAL, CollectiveChoices("star"))
-    flows, algorithm = flows_like(flat, run, NUM_RANKS, IDEAL)
+    flows, algorithm = flows_like(run)
     assert algorithm == "star"
     with pytest.raises(InputError, match="no number for the algorithm 'star'"):
         next(flow_table_csv(flows, "all_reduce", SIZE_BYTES, algorithm))

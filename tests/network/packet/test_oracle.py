@@ -102,7 +102,7 @@ def test_the_cases_meet_marks_and_pauses() -> None:
     fast, slow = run_tables(tables), PacketReference(tables)
     np.testing.assert_array_equal(fast.flows.finish_ps, slow.finish_ps)
     assert fast.links.num_pauses.sum() > 2
-    assert 2 < fast.links.num_marks.sum() < fast.num_data_packets
+    assert 2 < fast.links.num_marks.sum() < fast.counters.num_data_packets
 
 
 def test_lost_packets_are_sent_again_as_the_oracle_does() -> None:
@@ -112,5 +112,5 @@ def test_lost_packets_are_sent_again_as_the_oracle_does() -> None:
     without_timer = replace(tables, settings=tables.settings._replace(timeout_ps=0))
     fast, slow = run_tables(without_timer), PacketReference(without_timer)
     np.testing.assert_array_equal(fast.flows.finish_ps, slow.finish_ps)
-    assert fast.num_repeated_packets > 0
+    assert fast.counters.num_repeated_packets > 0
     assert msgspec.structs.asdict(topology)["error_fraction"] == 0.002

@@ -44,7 +44,7 @@ def assert_same(apart: PacketOutcome, whole: PacketOutcome) -> None:
         np.testing.assert_array_equal(apart.flows[name], whole.flows[name], err_msg=name)
     for name in ("sent_bytes", "most_queued_bytes", "num_pauses", "num_marks", "num_drops", "paused_ps"):
         np.testing.assert_array_equal(apart.links[name], whole.links[name], err_msg=name)
-    assert apart.num_data_packets == whole.num_data_packets
+    assert apart.counters.num_data_packets == whole.counters.num_data_packets
 
 
 @pytest.mark.parametrize("flows", [tensor_parallel(32, MIB), data_parallel(32, MIB)], ids=["servers", "rails"])
@@ -52,7 +52,7 @@ def test_equivalent_groups_are_simulated_once_with_the_same_result(flows: Flows)
     """Invariant 22."""
     whole, apart = run_tables(tables(flows)), run_in_parts(tables(flows))
     assert_same(apart, whole)
-    assert apart.num_events * 4 <= whole.num_events
+    assert apart.counters.num_events * 4 <= whole.counters.num_events
 
 
 def test_groups_that_differ_are_simulated_each() -> None:
@@ -89,7 +89,7 @@ def test_a_buffer_that_parts_share_makes_them_one_when_it_is_tight(buffer_bytes:
     assert len(split(both)) == 2
     whole, apart = run_tables(both), run_in_parts(both)
     assert_same(apart, whole)
-    assert apart.num_events == pytest.approx(events_fraction * whole.num_events, rel=0.02)
+    assert apart.counters.num_events == pytest.approx(events_fraction * whole.counters.num_events, rel=0.02)
     assert bool(whole.links.num_pauses.any()) == (events_fraction == 1.0)
 
 
@@ -101,6 +101,6 @@ def test_parts_that_draw_random_numbers_stand_for_themselves() -> None:
     packet = msgspec.structs.replace(SIMAI_PACKETS, buffer_bytes=64 * MIB, ecn_thresholds=thresholds)
     both = tables_of(fabric, together([incast(0), incast(1)]), SIMAI_SETTINGS, packet)
     whole, apart = run_tables(both), run_in_parts(both)
-    assert whole.num_draws > 0
+    assert whole.counters.num_draws > 0
     assert_same(apart, whole)
     assert not np.array_equal(whole.flows.finish_ps[:7], whole.flows.finish_ps[7:])

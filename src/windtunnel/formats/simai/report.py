@@ -79,7 +79,8 @@ def flow_table_csv(flows: Flows, op: str, size_bytes: int, algorithm: str) -> It
     yield FLOW_COLUMNS
     op_code = _OP_CODES.get(op, -1)
     head = f"TP_0_0_0_{op_code}_{size_bytes},{op_code},{size_bytes},{code},-1"
-    n, pairs = len(flows), [*zip(flows.source.tolist(), flows.destination.tolist(), strict=True)]
+    n, num_steps = len(flows), int(flows.step.max()) + 1
+    pairs = [*zip(flows.source.tolist(), flows.destination.tolist(), strict=True)]
     # Not the previous chunk of the same pair, which only waits in the same queue.
     shown = [[p for p in flows.parents_of(flow).tolist() if pairs[p] != pairs[flow]] for flow in range(n)]
     children: list[list[int]] = [[] for _ in range(n)]
@@ -92,7 +93,7 @@ def flow_table_csv(flows: Flows, op: str, size_bytes: int, algorithm: str) -> It
         lists = (shown[flow], hears[channel, source, int(flows.destination[flow])], children[flow])
         yield (
             f"{head},{channel},{flow},{source},{flows.destination[flow]},{flows.size_bytes[flow]},{flows.step[flow]},"
-            f"{flows.num_steps},{Hop(flows.hop[flow]).name},{','.join(';'.join(map(str, ids)) for ids in lists)}"
+            f"{num_steps},{Hop(flows.hop[flow]).name},{','.join(';'.join(map(str, ids)) for ids in lists)}"
         )
 
 

@@ -35,4 +35,4 @@ def run_collective(call: CollectiveCall) -> CollectiveRun:
         collective = Collective(op, size_bytes, ranks.num_ranks)
         estimate = nccl_estimator(device, catalog.default_node(device)).estimate(collective)
         seconds, source = float(estimate.seconds), f"{estimate.coverage.value}: {estimate.source}"
-    return call.run(seconds + choices.launch_s, algorithm, protocol, "analytic", source)
+    return CollectiveRun(call, seconds + choices.launch_s, algorithm, protocol, "analytic", source)

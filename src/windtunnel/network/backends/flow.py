@@ -15,7 +15,7 @@ from windtunnel.network.collectives.ring_classes import ring_seconds as equivale
 from windtunnel.network.collectives.rings import Rings
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flow.run import run_flow_level
-from windtunnel.network.flows import Flows, flows_of, steps_of, with_columns
+from windtunnel.network.flows import Flows, flows_of
 from windtunnel.network.paths import FlowTimes, Paths, data_bytes_per_s, find_paths, tail_seconds
 from windtunnel.network.settings import NetworkSettings
 
@@ -24,9 +24,7 @@ SIMAI_HASHES = 8
 9 % above (`benchmarks/ns3_runs.py`)."""
 
 
-def run_flows(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> FlowTimes:
-    """Time flows by max-min fair sharing of every link."""
-    return run_flow_level(fabric, flows, settings)
+run_flows = run_flow_level
 
 
 def ring_seconds(
@@ -74,12 +72,11 @@ def hashed_ring_seconds(
     Raises:
         InputError: ranks are not connected.
     """
-    between = between_switches(fabric)
-    classes = ring_classes(fabric, rings, settings, between)
+    classes = ring_classes(fabric, rings, settings, between_switches(fabric))
     if 2 * len(classes.before) > rings.order.size:
         return None
     times = run_classes(fabric, classes, chunk_bytes, num_steps, settings)
-    if not _is_apart(fabric, rings, classes, times, chunk_bytes, num_steps, settings, between):
+    if not _is_apart(fabric, rings, classes, times, chunk_bytes, num_steps, settings):
         return None
     return times.total_s
 
@@ -98,10 +95,9 @@ def _is_apart(
     chunk_bytes: int,
     num_steps: int,
     settings: NetworkSettings,
-    between: NDArray[np.bool_],
 ) -> bool:
     """Whether flows between switches, each on its own path, have one length and never fill a link there."""
-    crosses = np.logical_or.reduceat(between[classes.paths.link], classes.paths.pointer[:-1])
+    crosses = np.logical_or.reduceat(between_switches(fabric)[classes.paths.link], classes.paths.pointer[:-1])
     leaving = np.flatnonzero(crosses[classes.of_connection])
     if len(leaving) == 0:
         return True
@@ -110,9 +106,8 @@ def _is_apart(
         np.tile(column[leaving], num_steps)
         for column in (connections.source, connections.destination, connections.channel)
     )
-    steps = steps_of(num_steps, len(leaving))
-    flows = flows_of(source, destination, chunk_bytes, connection=channel, steps=steps)
-    flows = with_columns(flows, channel=channel)
+    step = np.repeat(np.arange(num_steps), len(leaving))
+    flows = flows_of(source, destination, chunk_bytes, connection=channel, channel=channel, step=step)
     paths = find_paths(fabric, flows, settings)
     row = np.repeat(np.arange(num_steps), len(leaving)) * len(classes.before)
     row += np.tile(classes.of_connection[leaving], num_steps)
@@ -121,16 +116,11 @@ def _is_apart(
     tails_s = tail_seconds(fabric, settings, paths, np.full(len(flows), packet_bytes[0]))
     if not np.allclose(tails_s.reshape(num_steps, -1), expected, rtol=1e-12, atol=0):
         return False
-    return not _fills(fabric, settings, paths, times.begin_s[row], times.sent_s[row], between)
+    return not _fills(fabric, settings, paths, times.begin_s[row], times.sent_s[row])
 
 
 def _fills(
-    fabric: Fabric,
-    settings: NetworkSettings,
-    paths: Paths,
-    begin_s: NDArray[np.float64],
-    sent_s: NDArray[np.float64],
-    between: NDArray[np.bool_],
+    fabric: Fabric, settings: NetworkSettings, paths: Paths, begin_s: NDArray[np.float64], sent_s: NDArray[np.float64]
 ) -> bool:
     """Whether flows that send at the same time ever load a link between switches with more than it carries."""
     rate = np.repeat(data_bytes_per_s(fabric, settings), 2)
@@ -139,7 +129,7 @@ def _fills(
     # Every flow has a path of its own, for it has a port of its own.
     flow_of_path = np.empty(len(count), np.int64)
     flow_of_path[paths.of_flow] = np.arange(len(count))
-    kept = between[paths.link]
+    kept = between_switches(fabric)[paths.link]
     links, flow, rates = (
         each[kept] for each in (paths.link.astype(np.int64), np.repeat(flow_of_path, count), np.repeat(limit, count))
     )

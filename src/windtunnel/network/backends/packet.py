@@ -11,23 +11,9 @@ from windtunnel.errors import WindtunnelError
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import Flows
 from windtunnel.network.packet.runner import PacketOutcome, run_in_parts, run_tables
-from windtunnel.network.packet.tables import PS_PER_S, Floats, Ints, picoseconds, tables_of
+from windtunnel.network.packet.tables import PS_PER_S, Floats, Ints, Table, picoseconds, tables_of
 from windtunnel.network.paths import FlowTimes
 from windtunnel.network.settings import SIMAI_PACKETS, NetworkSettings, PacketSettings
-
-
-@dataclass(frozen=True, eq=False)
-class LinkStatistics:
-    """Statistics of each directed link: `2 x link` from its first end, `2 x link + 1` back."""
-
-    busy_fraction: Floats
-    """Share of the time until the last completion."""
-    most_queued_bytes: Ints
-    paused_s: Floats
-    num_pauses: Ints
-    """Pause frames from the node at its far end."""
-    num_marks: Ints
-    num_drops: Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +30,8 @@ class QueueTrace:
 class PacketTimes(FlowTimes):
     """Times of flows, with the statistics that only packets give."""
 
-    links: LinkStatistics
+    links: Table
+    """(2 x num_links,) records of `packet.kernel.state.PacketLink`: pauses, marks, drops, the largest queue."""
     trace: QueueTrace
     num_packets: int
     """Data packets sent, with repetitions."""
@@ -117,9 +104,8 @@ def default_packets(settings: NetworkSettings) -> PacketSettings:
 
 
 def _times(outcome: PacketOutcome, traced: NDArray[np.int32], flows: Flows, settings: NetworkSettings) -> PacketTimes:
-    links = outcome.links
+    links, counters = outcome.links, outcome.counters
     sent_s, finish_s = outcome.flows.sent_ps / PS_PER_S, outcome.flows.finish_ps / PS_PER_S
-    end_ps = max(1, int(outcome.flows.finish_ps.max(initial=0)))
     return PacketTimes(
         begin_s=outcome.flows.start_ps / PS_PER_S,
         sent_s=sent_s,
@@ -127,18 +113,11 @@ def _times(outcome: PacketOutcome, traced: NDArray[np.int32], flows: Flows, sett
         total_s=_total_s(flows, settings, sent_s, finish_s),
         link_bytes=links.sent_bytes.astype(np.float64),
         link_was_full=links.most_queued_bytes > 0,
-        num_events=outcome.num_events,
-        links=LinkStatistics(
-            busy_fraction=links.sent_bytes * links.ps_per_byte / end_ps,
-            most_queued_bytes=links.most_queued_bytes.copy(),
-            paused_s=links.paused_ps / PS_PER_S,
-            num_pauses=links.num_pauses.copy(),
-            num_marks=links.num_marks.copy(),
-            num_drops=links.num_drops.copy(),
-        ),
+        num_events=int(counters.num_events),
+        links=links,
         trace=QueueTrace(traced, outcome.trace[:, 0] / PS_PER_S, outcome.trace[:, 1:]),
-        num_packets=outcome.num_data_packets,
-        num_repeated_packets=outcome.num_repeated_packets,
+        num_packets=int(counters.num_data_packets),
+        num_repeated_packets=int(counters.num_repeated_packets),
     )
 
 

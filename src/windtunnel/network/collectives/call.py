@@ -65,32 +65,6 @@ class CollectiveChoices:
     """Added to a time in closed form: the host's launch (`network.collectives.closed_forms.LAUNCH_S`)."""
 
 
-@dataclass(frozen=True)
-class CollectiveRun:
-    """One collective's time and how it was found."""
-
-    op: str
-    size_bytes: int
-    num_ranks: int
-    num_servers: int
-    seconds: float
-    algorithm: str
-    protocol: str
-    backend: str
-    source: str
-    """Measured tables, closed form, or the number of flows."""
-
-    @property
-    def algorithm_bytes_per_s(self) -> float:
-        """Size by time, as nccl-tests prints it."""
-        return self.size_bytes / self.seconds
-
-    @property
-    def bus_bytes_per_s(self) -> float:
-        """Rate of the slowest link, as nccl-tests defines it."""
-        return self.algorithm_bytes_per_s * bus_factor(self.op, self.num_ranks)
-
-
 @dataclass(frozen=True, eq=False)
 class CollectiveCall:
     """One collective to time."""
@@ -107,9 +81,25 @@ class CollectiveCall:
     traffic_bytes: NDArray[np.int64] | None = None
     """(num_ranks, num_ranks) from each rank to each other, where an all-to-all is not balanced."""
 
-    def run(self, seconds: float, algorithm: str, protocol: str, backend: str, source: str) -> CollectiveRun:
-        """Return the call's result."""
-        num_ranks, num_servers = self.ranks.num_ranks, self.ranks.num_servers
-        return CollectiveRun(
-            self.op, self.size_bytes, num_ranks, num_servers, seconds, algorithm, protocol, backend, source
-        )
+
+@dataclass(frozen=True, eq=False)
+class CollectiveRun:
+    """One collective's time and how it was found."""
+
+    call: CollectiveCall
+    seconds: float
+    algorithm: str
+    protocol: str
+    backend: str
+    source: str
+    """Measured tables, closed form, or the number of flows."""
+
+    @property
+    def algorithm_bytes_per_s(self) -> float:
+        """Size by time, as nccl-tests prints it."""
+        return self.call.size_bytes / self.seconds
+
+    @property
+    def bus_bytes_per_s(self) -> float:
+        """Rate of the slowest link, as nccl-tests defines it."""
+        return self.algorithm_bytes_per_s * bus_factor(self.call.op, self.call.ranks.num_ranks)

@@ -57,10 +57,11 @@ def place_of(fabric: Fabric, gpus: NDArray[np.int32]) -> Ranks:
 def _bandwidths(fabric: Fabric) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return (num_nodes,) bandwidths of each GPU inside its server, and to the network."""
     inside, outside = np.zeros(fabric.num_nodes), np.zeros(fabric.num_nodes)
-    for source, target in fabric.directions:
-        near = (fabric.kind[target] == NodeKind.SCALE_UP_SWITCH) | (fabric.server[source] == fabric.server[target])
-        np.add.at(inside, source[near], fabric.bandwidth_bytes_per_s[near])
-        np.add.at(outside, source[~near], fabric.bandwidth_bytes_per_s[~near])
+    source, target = fabric.directions
+    rate = np.repeat(fabric.bandwidth_bytes_per_s, 2)
+    near = (fabric.kind[target] == NodeKind.SCALE_UP_SWITCH) | (fabric.server[source] == fabric.server[target])
+    np.add.at(inside, source[near], rate[near])
+    np.add.at(outside, source[~near], rate[~near])
     return inside, outside
 
 

@@ -16,12 +16,14 @@ from windtunnel.errors import InputError
 from windtunnel.network.collectives.rings import Rings
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flow.run import run_flow_level
-from windtunnel.network.flows import MOST_FLOWS, Flows, flows_of, steps_of, with_columns
+from windtunnel.network.flows import Flows, flows_of
 from windtunnel.network.paths import FlowTimes, Paths, find_paths
 from windtunnel.network.settings import NetworkSettings
 
 Labels = NDArray[np.int64]
 
+MOST_FLOWS = 20_000_000
+"""Most flows that classes make; they take 3 GB."""
 ALL_FLOWS = 2_000_000
 """Up to this many, every step is simulated."""
 STEADY_FRACTION = 0.002
@@ -88,7 +90,7 @@ def run_classes(
             np.maximum(np.arange(num_steps * num + 1) - num, 0),
             (np.arange(num_steps - 1)[:, None] * num + classes.before).ravel(),
         ),
-        steps=steps_of(num_steps, num),
+        step=np.repeat(np.arange(num_steps), num),
         connection=np.tile(np.arange(num), num_steps),
     )
     path_of_flow = np.tile(classes.paths.of_flow, num_steps)
@@ -113,8 +115,8 @@ def together_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings) ->
         flows.size_bytes[chosen],
         connection=np.arange(len(chosen)),
         start_s=flows.start_s[chosen],
+        delay_s=flows.delay_s[chosen],
     )
-    representatives = with_columns(representatives, delay_s=flows.delay_s[chosen])
     return run_flow_level(fabric, representatives, settings, classes.paths, classes.loads).total_s
 
 
@@ -145,7 +147,7 @@ def ring_connections(rings: Rings) -> Flows:
     """Return one flow for each connection of the rings, channel after channel."""
     channel = np.repeat(np.arange(rings.num_channels, dtype=np.int32), rings.num_ranks)
     following = np.roll(rings.order, -1, axis=1)
-    return with_columns(flows_of(rings.order.ravel(), following.ravel(), 1, connection=channel), channel=channel)
+    return flows_of(rings.order.ravel(), following.ravel(), 1, connection=channel, channel=channel)
 
 
 @dataclass(frozen=True, eq=False)

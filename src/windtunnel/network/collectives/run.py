@@ -4,7 +4,6 @@ import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from windtunnel.network.collectives.call import (
 from windtunnel.network.collectives.closed_forms import PROTOCOL_SHARE, closed_form
 from windtunnel.network.collectives.placement import chosen_gpus, place_of
 from windtunnel.network.fabric import Fabric
-from windtunnel.network.flows import MOST_FLOWS, Flows, together
+from windtunnel.network.flows import Flows, together
 from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import BACKENDS, NetworkSettings
 
@@ -70,8 +69,8 @@ def run_collective(
     timer = BACKENDS.get(backend)
     if choices.pxn and (hasattr(timer, "run_collective") or settings.compat != "simai"):
         raise InputError("pxn is for SimAI's rings", "give --compat simai and --backend flow or packet")
-    if traffic_bytes is not None and hasattr(timer, "run_collective"):
-        raise InputError("closed forms know only balanced traffic", "give --backend flow or packet")
+    if traffic_bytes is not None:
+        _check_traffic(traffic_bytes, len(gpus), hasattr(timer, "run_collective"))
     call = CollectiveCall(fabric, op, size_bytes, gpus, place_of(fabric, gpus), settings, choices, traffic_bytes)
     if hasattr(timer, "run_collective"):
         run: CollectiveRun = timer.run_collective(call)
@@ -79,13 +78,19 @@ def run_collective(
     algorithm = _algorithm(call)
     protocol = "simple" if choices.protocol == "auto" else choices.protocol
     sent = replace(call, size_bytes=int(np.ceil(size_bytes / PROTOCOL_SHARE[protocol])))
-    seconds = _seconds_by_class(algorithm, [sent], timer)
-    source = f"{backend} level, equivalent connections once"
-    if seconds is None:
-        flows = ALGORITHMS.get(algorithm).flows(sent)
-        seconds = flows_seconds(fabric, flows, settings, backend)
-        source = f"{backend} level, {len(flows)} flows"
-    return call.run(seconds, algorithm, protocol, backend, source)
+    seconds, work = _time_calls([sent], algorithm, backend)
+    return CollectiveRun(call, seconds, algorithm, protocol, backend, f"{backend} level, {work}")
+
+
+def _check_traffic(traffic_bytes: NDArray[np.int64], num_ranks: int, has_closed_forms: bool) -> None:
+    """Refuse traffic for a backend that takes none, of another shape, or below 0."""
+    if has_closed_forms:
+        raise InputError("closed forms know only balanced traffic", "give --backend flow or packet")
+    if traffic_bytes.shape != (num_ranks, num_ranks) or (traffic_bytes < 0).any():
+        raise InputError(
+            f"the traffic matrix is {traffic_bytes.shape}; {num_ranks} x {num_ranks} numbers of bytes, none negative, "
+            "are needed"
+        )
 
 
 def _check_choices(choices: CollectiveChoices) -> None:
@@ -113,10 +118,17 @@ def _algorithm(call: CollectiveCall) -> str:
     return best if op in ALGORITHMS.get(best).OPERATIONS else usual
 
 
-def _seconds_by_class(algorithm: str, calls: Sequence[CollectiveCall], timer: Any) -> float | None:
-    """Return when calls at once are complete, where algorithm and backend can tell without all of their flows."""
-    seconds = getattr(ALGORITHMS.get(algorithm), "seconds", None)
-    return seconds(calls, timer) if seconds is not None else None
+def _time_calls(calls: Sequence[CollectiveCall], algorithm: str, backend: str) -> tuple[float, str]:
+    """Return when calls of one kind at once are complete, and what was simulated: classes of connections, or flows."""
+    layout, call = ALGORITHMS.get(algorithm), calls[0]
+    seconds = layout.seconds(calls, BACKENDS.get(backend)) if hasattr(layout, "seconds") else None
+    if seconds is not None:
+        return seconds, "equivalent connections once"
+    first = layout.flows(call)
+    num_flows = len(first) * len(calls)
+    check_size(flows=num_flows)
+    flows = together([first, *map(layout.flows, calls[1:])]) if len(calls) > 1 else first
+    return flows_seconds(call.fabric, flows, call.settings, backend), f"{num_flows} flows"
 
 
 def groups_seconds(
@@ -135,27 +147,13 @@ def groups_seconds(
     if groups.shape[1] == 1 or size_bytes == 0:
         return 0.0
     place = place_of(fabric, groups[0])
-    timer = BACKENDS.get(settings.backend)
-    if hasattr(timer, "run_collective"):
+    if hasattr(BACKENDS.get(settings.backend), "run_collective"):
         return run_collective(fabric, op, size_bytes, groups[0].tolist(), settings.backend).seconds
     check_operation(op)
-    algorithm = USUAL_ALGORITHMS[op]
     if place.num_servers == 1:
         groups = groups[:1]
     calls = [CollectiveCall(fabric, op, size_bytes, group, place, settings) for group in groups]
-    seconds = _seconds_by_class(algorithm, calls, timer)
-    if seconds is not None:
-        return seconds
-    flows_of_call = ALGORITHMS.get(algorithm).flows
-    first = flows_of_call(calls[0])
-    num_flows = len(first) * len(groups)
-    check_size(flows=num_flows)
-    if num_flows > MOST_FLOWS:
-        raise InputError(
-            f"{op} in {len(groups)} groups of {groups.shape[1]} is {num_flows} flows; {MOST_FLOWS} are the most",
-            "use the analytic backend",
-        )
-    return flows_seconds(fabric, together([first, *map(flows_of_call, calls[1:])]), settings, settings.backend)
+    return _time_calls(calls, USUAL_ALGORITHMS[op], settings.backend)[0]
 
 
 def flows_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings, backend: str) -> float:
@@ -171,20 +169,16 @@ def flows_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings, backe
     return seconds
 
 
-def flows_like(
-    fabric: Fabric, run: CollectiveRun, ranks: int | Sequence[int], settings: NetworkSettings, pxn: bool = False
-) -> tuple[Flows, str]:
+def flows_like(run: CollectiveRun) -> tuple[Flows, str]:
     """Return the flows of a run's algorithm and its name, or those of the usual algorithm where that one has none.
 
     Raises:
         InputError: there are too many, or none.
     """
-    gpus = chosen_gpus(fabric, ranks)
-    choices = CollectiveChoices(run.algorithm, pxn=pxn)
-    call = CollectiveCall(fabric, run.op, run.size_bytes, gpus, place_of(fabric, gpus), settings, choices)
-    has_flows = run.op in ALGORITHMS.get(run.algorithm).OPERATIONS
-    algorithm = run.algorithm if has_flows else USUAL_ALGORITHMS[run.op]
-    flows: Flows = ALGORITHMS.get(algorithm).flows(call)
+    op, algorithm = run.call.op, run.algorithm
+    if op not in ALGORITHMS.get(algorithm).OPERATIONS:
+        algorithm = USUAL_ALGORITHMS[op]
+    flows: Flows = ALGORITHMS.get(algorithm).flows(run.call)
     return flows, algorithm
 
 

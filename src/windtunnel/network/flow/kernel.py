@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from windtunnel.compiled.heap import pop, push
 from windtunnel.compiled.jit import entry, inner
-from windtunnel.compiled.records import F8, I4, I8, Ints, Records, int64, layout
+from windtunnel.compiled.linked_list import append, remove
+from windtunnel.compiled.records import F8, I4, I8, Ints, Records, int64
 
 
 class FluidFlow(Protocol):
@@ -33,9 +34,6 @@ class FluidFlow(Protocol):
     follower: I4  # the next flow of the same connection, -1 for none
 
 
-FLOW = layout(FluidFlow)
-
-
 class Slot(Protocol):
     """A flow that is sending."""
 
@@ -49,20 +47,14 @@ class Slot(Protocol):
     frozen: I4  # 1: its rate is set in this event
 
 
-SLOT = layout(Slot)
-
-
 class FluidHop(Protocol):
     """A sending flow's place in the list of one link's flows."""
 
-    next: I4
     before: I4
+    after: I4
     link: I4
     slot: I4
     share: F8
-
-
-HOP = layout(FluidHop)
 
 
 class FluidLink(Protocol):
@@ -73,11 +65,9 @@ class FluidLink(Protocol):
     left: F8  # bytes/s not yet given away in this event
     weight: F8  # shares of its flows without a rate in this event
     bytes: F8  # out: carried in all
-    first: I4  # hop
+    first: I4  # hop of the flow that has been on it longest
+    last: I4
     stamp: I4  # the event at which it was last touched
-
-
-LINK = layout(FluidLink)
 
 
 class Path(Protocol):
@@ -87,9 +77,6 @@ class Path(Protocol):
     line_rate: F8
     first: I8
     count: I4
-
-
-PATH = layout(Path)
 
 
 class FluidState(NamedTuple):
@@ -184,10 +171,7 @@ def _enter(state: FluidState, slot: int, flow: int, num_touched: int, stamp: int
         number = state.path_link[path.first + k]
         share = state.path_share[path.first + k] if len(state.path_share) > 0 else 1.0
         hops[hop].link, hops[hop].slot, hops[hop].share = number, slot, share
-        hops[hop].before, hops[hop].next = -1, links[number].first
-        if links[number].first >= 0:
-            hops[links[number].first].before = hop
-        links[number].first = hop
+        append(hops, links[number], hop)
         links[number].demand += path.rate * share
         num_touched = _touch(state, number, num_touched, stamp)
     return num_touched
@@ -203,13 +187,7 @@ def _leave(state: FluidState, slot: int, num_touched: int, stamp: int) -> int:
         hop = slot * state.max_hops + k
         number, share = hops[hop].link, hops[hop].share
         num_touched = _touch(state, number, num_touched, stamp)
-        before, after = hops[hop].before, hops[hop].next
-        if before >= 0:
-            hops[before].next = after
-        else:
-            links[number].first = after
-        if after >= 0:
-            hops[after].before = before
+        remove(hops, links[number], hop)
         links[number].demand -= path.rate * share
         if links[number].first < 0:
             links[number].demand = 0.0
@@ -231,7 +209,7 @@ def _collect(state: FluidState, num_touched: int, stamp: int) -> tuple[int, int]
         position += 1
         links[number].left = links[number].rate
         links[number].weight = 0.0
-        hop = links[number].first
+        hop = links[number].last
         while hop >= 0:
             slot = hops[hop].slot
             links[number].weight += hops[hop].share
@@ -242,7 +220,7 @@ def _collect(state: FluidState, num_touched: int, stamp: int) -> tuple[int, int]
                 num_members += 1
                 for k in range(state.paths[state.flows[slots[slot].flow].path].count):
                     num_touched = _touch(state, hops[slot * state.max_hops + k].link, num_touched, stamp)
-            hop = hops[hop].next
+            hop = hops[hop].before
     return num_members, num_touched
 
 
@@ -301,12 +279,12 @@ def _fill(state: FluidState, now_s: float, num_touched: int, num_members: int, n
             # What is full at the same level up to rounding gives the same rate.
             if current > level * (1 + 1e-12):
                 level = current
-            hop = links[filler].first
+            hop = links[filler].last
             while hop >= 0:
                 slot = hops[hop].slot
                 if slots[slot].frozen == 0:
                     frozen += _freeze(state, now_s, slot, level, num_sending)
-                hop = hops[hop].next
+                hop = hops[hop].before
         elif slots[filler - len(links)].frozen == 0:
             if next_level > level * (1 + 1e-12):
                 level = next_level
@@ -359,15 +337,15 @@ def _complete(state: FluidState, slot: Slot, num_ready: int) -> int:
 
 
 @entry
-def run_flows(state: FluidState) -> tuple[int, int, int]:
+def run_flows(state: FluidState) -> tuple[int, int]:
     """Run all flows to completion; their times are written into `state.flows`.
 
     Returns:
-        (flows completed, events, rate changes); fewer flows than there are where some wait for each other; -1 flows
-        where `slots` did not suffice.
+        (flows completed, events); fewer flows than there are where some wait for each other; -1 where `slots` did not
+        suffice.
     """
     flows, slots, ends = state.flows, state.slots, state.ends
-    num_ready, num_sending, done, events, changes = 0, 0, 0, 0, 0
+    num_ready, num_sending, done, events = 0, 0, 0, 0
     stamp = 0
     num_free = len(slots)
     for i in range(num_free):
@@ -399,7 +377,7 @@ def run_flows(state: FluidState) -> tuple[int, int, int]:
             flow = state.ready[0]
             num_ready = pop(state.ready_s, state.ready, num_ready)
             if num_free == 0:
-                return -1, events, changes
+                return -1, events
             num_free -= 1
             slot = state.free[num_free]
             begin_s = flows[flow].ready_s
@@ -417,6 +395,5 @@ def run_flows(state: FluidState) -> tuple[int, int, int]:
             events += 1
         if num_touched > 0:
             num_members, num_touched = _collect(state, num_touched, stamp)
-            changes += num_members
             _fill(state, now_s, num_touched, num_members, num_sending)
-    return done, events, changes
+    return done, events

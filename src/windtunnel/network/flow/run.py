@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.records import new_table
 from windtunnel.errors import WindtunnelError
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flow import kernel as flow_kernel
@@ -47,15 +48,14 @@ def run_flow_level(
     """
     paths = paths or find_paths(fabric, flows, settings)
     table = _flow_table(fabric, flows, settings, paths)
-    links = _link_table(fabric, settings)
+    rates = np.repeat(data_bytes_per_s(fabric, settings), 2)
+    links = new_table(flow_kernel.FluidLink, len(rates), rate=rates if shared else np.inf, first=-1, last=-1, stamp=-1)
     loads = loads or paths
-    path = _path_table(links.rate, paths, loads)
-    if not shared:
-        links.rate = np.inf
+    path = _path_table(rates, paths, loads)
     num_slots = min(len(flows), 4096)
     while True:
         state = _state(table.copy(), flows, path, loads, links.copy(), num_slots, settings.compat is None)
-        done, num_events, _ = flow_kernel.run_flows(state)
+        done, num_events = flow_kernel.run_flows(state)
         if done >= 0:
             break
         num_slots = min(len(flows), 8 * num_slots)
@@ -73,11 +73,6 @@ def _state(
     """Return the state of the kernel before the first event, with new scratch arrays."""
     child_ptr, child = children_of(flows.parent_ptr, flows.parent)
     max_hops = int(path["count"].max(initial=1))
-    slots: Table = np.zeros(num_slots, flow_kernel.SLOT).view(np.recarray)
-    slots.stamp = -1
-    hops: Table = np.zeros(num_slots * max_hops, flow_kernel.HOP).view(np.recarray)
-    free, ends, members = (np.empty(num_slots, np.int32) for _ in range(3))
-    ready, fillers = (np.empty(size, np.int64) for size in (len(flows), len(links) + num_slots))
     return flow_kernel.FluidState(
         flows=table,
         child_ptr=child_ptr,
@@ -86,49 +81,46 @@ def _state(
         path_link=loads.link,
         path_share=loads.share,
         links=links,
-        slots=slots,
-        hops=hops,
+        slots=new_table(flow_kernel.Slot, num_slots, stamp=-1),
+        hops=new_table(flow_kernel.FluidHop, num_slots * max_hops),
         max_hops=max_hops,
-        free=free,
-        ends=ends,
+        free=np.empty(num_slots, np.int32),
+        ends=np.empty(num_slots, np.int32),
         ready_s=np.empty(len(flows)),
-        ready=ready,
-        members=members,
+        ready=np.empty(len(flows), np.int64),
+        members=np.empty(num_slots, np.int32),
         touched=np.empty(len(links), np.int32),
         levels=np.empty(len(links) + num_slots),
-        fillers=fillers,
+        fillers=np.empty(len(links) + num_slots, np.int64),
         one_after_the_other=one_after_the_other,
     )
 
 
 def _flow_table(fabric: Fabric, flows: Flows, settings: NetworkSettings, paths: Paths) -> Table:
-    table: Table = np.zeros(len(flows), flow_kernel.FLOW).view(np.recarray)
-    table.size_bytes = wire_bytes(flows.size_bytes, settings)
     last_bytes = ((flows.size_bytes - 1) % settings.payload_bytes + 1 + settings.header_bytes).astype(np.float64)
-    table.last_bytes = last_bytes
-    table.tail_s = tail_seconds(fabric, settings, paths, last_bytes)
-    table.delay_s = flows.delay_s + send_delay_s(settings)
-    table.waiting = np.diff(flows.parent_ptr)
+    table = new_table(
+        flow_kernel.FluidFlow,
+        len(flows),
+        size_bytes=wire_bytes(flows.size_bytes, settings),
+        last_bytes=last_bytes,
+        tail_s=tail_seconds(fabric, settings, paths, last_bytes),
+        delay_s=flows.delay_s + send_delay_s(settings),
+        waiting=np.diff(flows.parent_ptr),
+        follower=followers(flows),
+        path=paths.of_flow,
+    )
     table.ready_s = flows.start_s + np.where(table.waiting == 0, table.delay_s, 0.0)
-    follower = followers(flows)
-    table.follower = follower
-    table.waiting[follower[follower >= 0]] += 1
-    table.path = paths.of_flow
+    table.waiting[table.follower[table.follower >= 0]] += 1
     return table
-
-
-def _link_table(fabric: Fabric, settings: NetworkSettings) -> Table:
-    links: Table = np.zeros(2 * fabric.num_links, flow_kernel.LINK).view(np.recarray)
-    links.rate = np.repeat(data_bytes_per_s(fabric, settings), 2)
-    links.first = -1
-    links.stamp = -1
-    return links
 
 
 def _path_table(rates: NDArray[np.float64], paths: Paths, loads: Paths) -> Table:
-    table: Table = np.zeros(len(loads.pointer) - 1, flow_kernel.PATH).view(np.recarray)
-    table["first"], table["count"] = loads.pointer[:-1], np.diff(loads.pointer)
     limits = rates[loads.link] / (loads.share if len(loads.share) else 1.0)
-    table["rate"] = np.minimum.reduceat(limits, loads.pointer[:-1])
-    table["line_rate"] = np.minimum.reduceat(rates[paths.link], paths.pointer[:-1])
-    return table
+    return new_table(
+        flow_kernel.Path,
+        len(loads.pointer) - 1,
+        rate=np.minimum.reduceat(limits, loads.pointer[:-1]),
+        line_rate=np.minimum.reduceat(rates[paths.link], paths.pointer[:-1]),
+        first=loads.pointer[:-1],
+        count=np.diff(loads.pointer),
+    )

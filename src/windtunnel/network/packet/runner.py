@@ -5,12 +5,12 @@ Flows that cannot influence each other run part by part, and one of equivalent p
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.compiled.calendar import new_clock
+from windtunnel.compiled.records import new_table
 from windtunnel.network.flows import children_of
 from windtunnel.network.packet.kernel import codes, groups, loop, state
 from windtunnel.network.packet.tables import Ints, PacketTables, Table
@@ -29,17 +29,10 @@ class PacketOutcome:
     links: Table
     nodes: Table
     flows: Table
+    counters: Table
+    """One record of `state.Counters`."""
     trace: Ints
-    num_events: int
-    num_data_packets: int
-    num_repeated_packets: int
-    num_draws: int
-    num_ties: int
-    """Packets that met a packet of another sender at the same time, where senders have an order."""
-
-
-COUNTED = ("num_events", "num_data_packets", "num_repeated_packets", "num_draws", "num_ties")
-"""Counters of the loop that an outcome keeps."""
+    """(rows, 1 + links) time in picoseconds, then queued bytes."""
 
 
 def run_tables(tables: PacketTables, traced: NDArray[np.int32] | None = None) -> PacketOutcome:
@@ -55,26 +48,19 @@ def run_tables(tables: PacketTables, traced: NDArray[np.int32] | None = None) ->
             run.counters[0].num_trace_rows = 0
         else:
             run = _more(lack, run)
-    counters = run.counters[0]
+    counters: Table = run.counters[0]
     traces.append(run.traced.rows[: counters.num_trace_rows])
-    counts = {name: int(getattr(counters, name)) for name in COUNTED}
-    return PacketOutcome(run.links, run.nodes, run.flows, np.concatenate(traces), **counts)
+    return PacketOutcome(run.links, run.nodes, run.flows, counters, np.concatenate(traces))
 
 
 def _state(tables: PacketTables, traced: NDArray[np.int32]) -> state.PacketState:
     """Return the loop's state before the first event; its free tables are large enough for small runs."""
     flows: Table = tables.flows.copy()
-    queues: Table = np.zeros(int(flows.queue.max(initial=0)) + 1, state.SEND_QUEUE).view(np.recarray)
-    queues.first = codes.NONE
     children_start, children = children_of(tables.parent_ptr, tables.parent)
     settings = tables.settings._replace(most_children=int(np.diff(children_start).max(initial=0)))
-    connections = _free_list(state.CONNECTION, min(len(flows), 256) + 1)
-    packets = _free_list(state.PACKET, 512)
-    fresh: Table = np.zeros(1, state.CONNECTION).view(np.recarray)
-    fresh.alpha = fresh.utilisation = 1.0
-    fresh.first_mark_ps = fresh.refused_byte = -1
-    counters: Table = np.zeros(1, state.COUNTERS).view(np.recarray)
-    counters.num_free_connections, counters.num_free_packets = len(connections), len(packets)
+    num_connections, num_packets = min(len(flows), 256) + 1, 512
+    free = {"num_free_connections": num_connections, "num_free_packets": num_packets}
+    fresh = {"alpha": 1.0, "utilisation": 1.0, "first_mark_ps": -1, "refused_byte": -1}
     is_hpcc = settings.congestion == codes.HPCC
     hops = int(np.diff(tables.routes.paths).max(initial=1)) if is_hpcc else 1
     num_rows = TRACE_ROWS if settings.trace_interval_ps else 1
@@ -86,18 +72,18 @@ def _state(tables: PacketTables, traced: NDArray[np.int32]) -> state.PacketState
         nodes=tables.nodes.copy(),
         flows=flows,
         channels=tables.channels.copy(),
-        send_queues=queues,
+        send_queues=new_table(state.SendQueue, int(flows.queue.max(initial=0)) + 1, first=codes.NONE),
         first_flows=tables.first,
         children_start=children_start,
         children=children,
         routes=tables.routes,
-        connections=connections,
-        fresh_connection=fresh,
-        packets=packets,
-        counters=counters,
-        stamps=np.zeros((len(packets) if is_hpcc else 1, hops), state.STAMP).view(np.recarray),
-        seen=np.zeros((len(connections) if is_hpcc else 1, hops), state.STAMP).view(np.recarray),
-        sacks=np.zeros((2 * len(connections), _sack_words(tables)), np.uint64),
+        connections=new_table(state.Connection, num_connections, next=np.arange(1, num_connections + 1)),
+        fresh_connection=new_table(state.Connection, 1, **fresh),
+        packets=new_table(state.Packet, num_packets, next=np.arange(1, num_packets + 1)),
+        counters=new_table(state.Counters, 1, **free),
+        stamps=new_table(state.Stamp, (num_packets if is_hpcc else 1, hops)),
+        seen=new_table(state.Stamp, (num_connections if is_hpcc else 1, hops)),
+        sacks=np.zeros((2 * num_connections, _sack_words(tables)), np.uint64),
         traced=state.TracedQueues(traced, np.zeros((num_rows, 1 + len(traced)), np.int64)),
         clock=new_clock(len(tables.first) + settings.most_children + 512, num_buckets, shift=shift),
     )
@@ -116,12 +102,6 @@ def _more(lack: int, run: state.PacketState) -> state.PacketState:
     seen = _longer(run.seen, len(connections)) if is_hpcc else run.seen
     sacks = np.concatenate([_longer(half, len(connections)) for half in np.split(run.sacks, 2)])
     return run._replace(connections=connections, seen=seen, sacks=sacks)
-
-
-def _free_list(record: np.dtype[Any], size: int) -> Table:
-    table = np.zeros(size, record).view(np.recarray)
-    table["next"] = np.arange(1, size + 1)
-    return table
 
 
 def _longer(table: Table, size: int) -> Table:
@@ -187,9 +167,9 @@ def run_in_parts(tables: PacketTables) -> PacketOutcome:
         outcome = outcome_of.get(equal) or outcome_of.get(similar)
         if outcome is None:
             outcome = run_tables(part.tables)
-            num_events += outcome.num_events
-            if outcome.num_draws == 0:
-                outcome_of[equal if outcome.num_ties else similar] = outcome
+            num_events += outcome.counters.num_events
+            if outcome.counters.num_draws == 0:
+                outcome_of[equal if outcome.counters.num_ties else similar] = outcome
         outcomes.append(outcome)
     if not _is_roomy(tables, parts, outcomes):
         return run_tables(tables)
@@ -199,8 +179,9 @@ def run_in_parts(tables: PacketTables) -> PacketOutcome:
 def split(tables: PacketTables) -> list[PacketPart]:
     """Return the parts of the tables; only one where packets choose their way."""
     num_flows, num_links = len(tables.flows), len(tables.links) // 2
+    whole = [PacketPart(tables, np.arange(num_flows), np.arange(2 * num_links), np.arange(len(tables.nodes)))]
     if tables.settings.routing != codes.ECMP or num_flows == 0:
-        return [PacketPart(tables, np.arange(num_flows), np.arange(2 * num_links), np.arange(len(tables.nodes)))]
+        return whole
     num_queues = int(tables.flows.queue.max()) + 1
     group = np.empty(num_flows + num_links + len(tables.channels) + num_queues, np.int64)
     groups.find_groups(
@@ -210,7 +191,7 @@ def split(tables: PacketTables) -> list[PacketPart]:
     order = np.argsort(of_flow, kind="stable")
     first = np.flatnonzero(np.diff(of_flow[order], prepend=-1))
     if len(first) == 1:
-        return [PacketPart(tables, np.arange(num_flows), np.arange(2 * num_links), np.arange(len(tables.nodes)))]
+        return whole
     return [_part(tables, flows) for flows in np.split(order, first[1:])]
 
 
@@ -296,6 +277,9 @@ def _joined(
     tables: PacketTables, parts: list[PacketPart], outcomes: list[PacketOutcome], num_events: int
 ) -> PacketOutcome:
     links, nodes, flows = tables.links.copy(), tables.nodes.copy(), tables.flows.copy()
+    counters: Table = new_table(state.Counters, 1, num_events=num_events)[0]
+    for name in ("num_data_packets", "num_repeated_packets", "num_draws"):
+        counters[name] = sum(outcome.counters[name] for outcome in outcomes)
     kept = ("name", "source", "target")
     for part, outcome in zip(parts, outcomes, strict=True):
         for name in links.dtype.names:
@@ -304,6 +288,4 @@ def _joined(
         for name in ("start_ps", "sent_ps", "finish_ps"):
             flows[name][part.flows] = outcome.flows[name]
         nodes.most_shared_bytes[part.nodes] += outcome.nodes.most_shared_bytes
-    counts = {name: sum(getattr(outcome, name) for outcome in outcomes) for name in COUNTED}
-    counts["num_events"] = num_events
-    return PacketOutcome(links, nodes, flows, np.zeros((0, 1), np.int64), **counts)
+    return PacketOutcome(links, nodes, flows, counters, np.zeros((0, 1), np.int64))

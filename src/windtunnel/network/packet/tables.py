@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.compiled.calendar import MOST_SENDERS
+from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Flows, flows_of
@@ -56,11 +57,10 @@ def tables_of(fabric: Fabric, flows: Flows, settings: NetworkSettings, packet: P
     links = _links(fabric, packet, paths)
     is_lossy = bool(fabric.error_fraction.any()) or not packet.pfc
     graph = graph_of(fabric)
-    rows, distances = _distances(fabric, flows) if settings.routing == "spray" else (None, np.zeros((1, 1), np.int16))
+    rows, distances = _distances(fabric, flows) if settings.routing == "spray" else (0, np.zeros((1, 1), np.int16))
     records = _flow_table(fabric, flows, settings, packet, paths, replies, rows)
     records.channel, channels = _channels(fabric, flows, settings)
     first = np.flatnonzero(records.parents_left == 0)
-    links.sender = codes.NONE
     if settings.compat == "simai" and len(flows):
         partition = partitions(fabric)
         first = begin_order(partition, flows, first)
@@ -88,13 +88,6 @@ def _fixed_routing(settings: NetworkSettings) -> NetworkSettings:
 def _kernel_settings(settings: NetworkSettings, packet: PacketSettings, is_lossy: bool) -> state.PacketKernelSettings:
     """Return the loop's settings; those with the name of a field of `packet` take its value, times in picoseconds."""
     is_simai = settings.compat == "simai"
-    congestion = {
-        "none": codes.UNCONTROLLED,
-        "dcqcn": codes.DCQCN,
-        "hpcc": codes.HPCC,
-        "timely": codes.TIMELY,
-        "dctcp": codes.DCTCP,
-    }[packet.congestion]
     header_bytes = SIMAI_HEADER_BYTES if is_simai else settings.header_bytes
     header_bytes += {"hpcc": HPCC_HEADER_BYTES, "timely": TIMELY_HEADER_BYTES}.get(packet.congestion, 0)
     routing = codes.ECMP
@@ -109,8 +102,8 @@ def _kernel_settings(settings: NetworkSettings, packet: PacketSettings, is_lossy
     fields |= {
         "payload_bytes": settings.payload_bytes,
         "header_bytes": header_bytes,
-        "congestion": congestion,
-        "recovery": codes.SELECTIVE_REPEAT if packet.recovery == "selective_repeat" else codes.GO_BACK_N,
+        "congestion": codes.UNCONTROLLED if packet.congestion == "none" else getattr(codes, packet.congestion.upper()),
+        "recovery": getattr(codes, packet.recovery.upper()),
         "routing": routing,
         "completes_on_ack": is_simai,
         "tick_ps": 1000 if is_simai else 1,
@@ -126,20 +119,32 @@ def picoseconds(seconds: float) -> int:
 
 
 def _links(fabric: Fabric, packet: PacketSettings, paths: Paths) -> Table:
-    links = np.zeros(2 * fabric.num_links, state.LINK).view(np.recarray)
-    rate = np.repeat(fabric.bandwidth_bytes_per_s, 2)
-    links.ps_per_byte = PS_PER_S / rate
-    links.latency_ps = np.rint(np.repeat(fabric.latency_s, 2) * PS_PER_S)
-    links.source[::2], links.source[1::2] = fabric.link_a, fabric.link_b
-    links.target[::2], links.target[1::2] = fabric.link_b, fabric.link_a
-    for name in ("control_first", "control_last", "queue_first", "queue_last", "turns", "next_turns"):
-        links[name] = codes.NONE
-    links.last_turn = codes.NONE
-    links.name = np.arange(len(links))
-    links.error_fraction = np.repeat(fabric.error_fraction, 2)
-    links.pfc_shift = packet.pfc_shift
-    # Bytes that may still arrive after a pause: a round trip's worth, and a packet at both ends.
-    links.headroom_limit_bytes = 3 * rate * np.repeat(fabric.latency_s, 2) if packet.pfc else 0
+    rate, latency_s = np.repeat(fabric.bandwidth_bytes_per_s, 2), np.repeat(fabric.latency_s, 2)
+    source, target = fabric.directions
+    nobody = (
+        "control_first",
+        "control_last",
+        "queue_first",
+        "queue_last",
+        "turns",
+        "next_turns",
+        "last_turn",
+        "sender",
+    )
+    links = new_table(
+        state.PacketLink,
+        len(rate),
+        **dict.fromkeys(nobody, codes.NONE),
+        ps_per_byte=PS_PER_S / rate,
+        latency_ps=np.rint(latency_s * PS_PER_S),
+        source=source,
+        target=target,
+        name=np.arange(len(rate)),
+        error_fraction=np.repeat(fabric.error_fraction, 2),
+        pfc_shift=packet.pfc_shift,
+        # Bytes that may still arrive after a pause: a round trip's worth, and a packet at both ends.
+        headroom_limit_bytes=3 * rate * latency_s if packet.pfc else 0,
+    )
     _set_marking(links, rate, fabric, packet, paths)
     return links
 
@@ -168,8 +173,7 @@ def _set_marking(links: Table, rate: Floats, fabric: Fabric, packet: PacketSetti
 
 
 def _nodes(fabric: Fabric, packet: PacketSettings, links: Table) -> Table:
-    nodes = np.zeros(fabric.num_nodes, state.NODE).view(np.recarray)
-    nodes.kind = fabric.kind
+    nodes = new_table(state.PacketNode, fabric.num_nodes, kind=fabric.kind)
     taken = links.headroom_limit_bytes + packet.reserve_bytes
     nodes.shared_limit_bytes = packet.buffer_bytes - np.bincount(links.target, taken, fabric.num_nodes)
     small = np.flatnonzero((fabric.kind == NodeKind.SWITCH) & (nodes.shared_limit_bytes <= 0))
@@ -189,21 +193,26 @@ def _flow_table(
     packet: PacketSettings,
     paths: Paths,
     replies: Paths,
-    rows: NDArray[np.int32] | None,
+    rows: NDArray[np.int32] | int,
 ) -> Table:
-    table = np.zeros(len(flows), state.FLOW).view(np.recarray)
-    table.size_bytes = flows.size_bytes
-    table.start_ps = np.rint(flows.start_s * PS_PER_S)
-    table.delay_ps = np.rint((flows.delay_s + send_delay_s(settings)) * PS_PER_S)
-    table.finish_ps = -1
-    table.parents_left = np.diff(flows.parent_ptr)
-    table.follower = -1
+    table = new_table(
+        state.PacketFlow,
+        len(flows),
+        size_bytes=flows.size_bytes,
+        start_ps=np.rint(flows.start_s * PS_PER_S),
+        delay_ps=np.rint((flows.delay_s + send_delay_s(settings)) * PS_PER_S),
+        finish_ps=-1,
+        parents_left=np.diff(flows.parent_ptr),
+        follower=-1,
+        path=paths.of_flow,
+        reply=replies.of_flow,
+        reduction=flows.reduction,
+        target_row=rows,
+        queue=_send_queues(flows, settings),
+    )
     if settings.compat == "simai":
         table.follower = after = followers(flows)
         table.parents_left[after[after >= 0]] += 1
-    table.path, table.reply = paths.of_flow, replies.of_flow
-    table.reduction = flows.reduction
-    table.target_row = 0 if rows is None else rows
     round_trip_s, window_bytes = _windows(fabric, settings, paths)
     if packet.window == "fabric":
         every = find_paths(fabric, _sample_pairs(fabric), _fixed_routing(settings))
@@ -215,7 +224,6 @@ def _flow_table(
     if packet.window == "none":
         unbounded = packet.recovery == "go_back_n" and packet.congestion != "hpcc"
         table.window_bytes = 0 if unbounded else 64 * table.window_bytes
-    table.queue = _send_queues(flows, settings)
     return table
 
 
@@ -228,13 +236,12 @@ def _channels(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> tuple[
     of_flow = np.full(len(flows), -1)
     reduces = np.flatnonzero(flows.reduction) if settings.compat == "simai" else np.zeros(0, np.int64)
     if len(reduces) == 0:
-        return of_flow, np.zeros(1, state.CHANNEL).view(np.recarray)
+        return of_flow, new_table(state.Channel, 1)
     num_channels, num_nodes = int(flows.channel.max()) + 1, int(flows.source.max()) + 1
     rank = flows.group[reduces].astype(np.int64) * num_nodes + flows.source[reduces]
     known, of_flow[reduces] = np.unique(rank * num_channels + flows.channel[reduces], return_inverse=True)
     ranks, first, which = np.unique(known // num_channels, return_index=True, return_inverse=True)
-    channels = np.zeros(len(known), state.CHANNEL).view(np.recarray)
-    channels.rank = first[which]
+    channels = new_table(state.Channel, len(known), rank=first[which])
     group, lowest, size = np.unique(ranks // num_nodes, return_index=True, return_counts=True)
     stride = np.where(size > 1, ranks[np.minimum(lowest + 1, len(ranks) - 1)] - ranks[lowest], 1)
     num_ranks = fabric.num_gpus + np.count_nonzero(fabric.kind == NodeKind.SCALE_UP_SWITCH)

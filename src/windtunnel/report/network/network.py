@@ -77,17 +77,17 @@ def _links(fabric: Fabric) -> list[dict[str, Any]]:
     ]
 
 
-def collective_report(run: CollectiveRun, fabric: Fabric) -> Report:
+def collective_report(run: CollectiveRun) -> Report:
     """Return the report of a collective: time, bandwidths as nccl-tests defines them, algorithm and source."""
     is_plain = run.backend != "analytic" and run.protocol == "simple"
-    known = collective_document(run) | {"fabric": fabric.name, "protocol": None if is_plain else run.protocol}
-    known["num_servers"] = run.num_servers if run.num_servers > 1 else None
-    return Report(f"{run.op} of {format_bytes(run.size_bytes)}", [facts_of(known, LAYOUT["collective"])])
+    known = collective_document(run) | {"fabric": run.call.fabric.name, "protocol": None if is_plain else run.protocol}
+    known["num_servers"] = known["num_servers"] if known["num_servers"] > 1 else None
+    return Report(f"{run.call.op} of {format_bytes(run.call.size_bytes)}", [facts_of(known, LAYOUT["collective"])])
 
 
 def collective_document(run: CollectiveRun) -> dict[str, Any]:
     """Document one collective."""
-    work = fields_of(run, "op", "size_bytes", "num_ranks", "num_servers")
+    work = fields_of(run.call, "op", "size_bytes") | fields_of(run.call.ranks, "num_ranks", "num_servers")
     answer = fields_of(run, "seconds", "algorithm_bytes_per_s", "bus_bytes_per_s")
     return {"windtunnel": version(), **work, **answer, **fields_of(run, "algorithm", "protocol", "backend", "source")}
 
@@ -190,8 +190,7 @@ def write_link_use(fabric: Fabric, times: FlowTimes, path: Path) -> None:
     Raises:
         InputError: the file cannot be written.
     """
-    ends = np.column_stack([fabric.link_a, fabric.link_b])
-    source, target = ends.ravel(), ends[:, ::-1].ravel()
+    source, target = fabric.directions
     rate = np.repeat(fabric.bandwidth_bytes_per_s, 2)
     used = np.flatnonzero(times.link_bytes)
     end_s = max(float(times.finish_s.max(initial=0.0)), 1e-12)
@@ -199,8 +198,8 @@ def write_link_use(fabric: Fabric, times: FlowTimes, path: Path) -> None:
     columns |= {"bytes": np.rint(times.link_bytes).astype(np.int64), "busy_fraction": times.link_bytes / rate / end_s}
     if isinstance(times, PacketTimes):
         links = times.links
-        columns |= {"most_queued_bytes": links.most_queued_bytes, "paused_us": links.paused_s * 1e6}
-        columns |= {name: getattr(links, f"num_{name}") for name in ("pauses", "marks", "drops")}
+        columns |= {"most_queued_bytes": links.most_queued_bytes, "paused_us": links.paused_ps * 1e-6}
+        columns |= {name: links[f"num_{name}"] for name in ("pauses", "marks", "drops")}
     _write_columns(((name, column[used]) for name, column in columns.items()), path)
 
 
@@ -210,7 +209,6 @@ def write_queues(fabric: Fabric, trace: QueueTrace, path: Path) -> None:
     Raises:
         InputError: the file cannot be written.
     """
-    ends = np.column_stack([fabric.link_a, fabric.link_b])
-    names = [f"{source}-{target}" for source, target in zip(ends.ravel(), ends[:, ::-1].ravel(), strict=True)]
+    names = [f"{source}-{target}" for source, target in zip(*fabric.directions, strict=True)]
     queued = zip((names[link] for link in trace.links.tolist()), trace.queued_bytes.T, strict=True)
     _write_columns([("time_us", trace.time_s * 1e6), *queued], path)

@@ -1,7 +1,6 @@
 """Draws of requests from a model of a service's clients."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,33 +13,37 @@ from windtunnel.workload.schema import ClientModel
 from windtunnel.workload.traces.servegen import LENGTHS, Client, read_clients
 
 
-class ClientRequests(NamedTuple):
-    """Requests of clients: arrays of shape `[num_requests]`, in order of arrival."""
-
-    arrival_s: Seconds
-    input_tokens: Counts
-    output_tokens: Counts
-
-
 def draw_clients(
     model: ClientModel, limit: int | None, duration_s: float | None, rngs: dict[str, np.random.Generator]
-) -> ClientRequests:
+) -> tuple[Seconds, Counts, Counts]:
     """Draw the requests of all clients, until `limit`, `duration_s` or the end of the model.
+
+    Returns:
+        (arrival times, prompt tokens, output tokens), arrays of shape `[num_requests]`, in order of arrival.
 
     Raises:
         InputError: the model cannot be read, or no client sends a request before the end.
     """
-    clients = _busiest(_with_lengths(read_clients(Path(model.path)), model), model.num_clients)
+    clients = _with_lengths(read_clients(Path(model.path)), model)
     starts = clients[0].start_s
     window_s = float(starts[1] - starts[0])
     end_s = float(starts[-1]) + window_s
     last_s = end_s if duration_s is None else min(model.start_s + duration_s, end_s)
     if model.start_s >= end_s:
         raise InputError(f"{model.path} ends at {end_s:g} s; start_s is {model.start_s:g} s")
-    factor = _factor(clients, model, last_s if limit is None else end_s)
+
+    def recorded(until_s: float) -> float:
+        """Return the recorded requests from the model's start on."""
+        return float(sum(_expected(client, model.start_s, until_s, window_s).sum() for client in clients))
+
+    factor, rated_s = 1.0, last_s if limit is None else end_s
+    if model.rate_per_s is not None:
+        if recorded(rated_s) == 0:
+            raise InputError(f"no client of {model.path} sends a request from {model.start_s:g} s to {rated_s:g} s")
+        factor = model.rate_per_s / (recorded(rated_s) / (rated_s - model.start_s))
     if limit is not None:
         last_s = min(last_s, _end_of(clients, model.start_s, window_s, limit / factor))
-    expected = sum(_expected(client, model.start_s, last_s, window_s).sum() for client in clients) * factor
+    expected = recorded(last_s) * factor
     if expected > MAX_REQUESTS:
         raise InputError(f"the workload has about {expected:.3g} requests, but at most {MAX_REQUESTS} can be simulated")
     check_size(requests_drawn=expected)
@@ -49,7 +52,7 @@ def draw_clients(
     order = np.argsort(arrival_s, kind="stable")[:limit]
     if not order.size:
         raise InputError(f"no client of {model.path} sends a request from {model.start_s:g} s to {last_s:g} s")
-    return ClientRequests(arrival_s[order], inputs[order], outputs[order])
+    return arrival_s[order], inputs[order], outputs[order]
 
 
 def _with_lengths(clients: list[Client], model: ClientModel) -> list[Client]:
@@ -65,25 +68,6 @@ def _with_lengths(clients: list[Client], model: ClientModel) -> list[Client]:
             "go on without them: workload.clients.without_lengths: leave_out",
         )
     return known
-
-
-def _busiest(clients: list[Client], num_clients: int | None) -> list[Client]:
-    """Return the clients with the highest rates, by number."""
-    by_rate = sorted(clients, key=lambda client: -float(client.rate_per_s.sum()))
-    return sorted(by_rate[:num_clients], key=lambda client: client.number)
-
-
-def _factor(clients: list[Client], model: ClientModel, last_s: float) -> float:
-    """Return the factor on all rates that gives them the model's mean rate over the span."""
-    if model.rate_per_s is None:
-        return 1.0
-    window_s = float(clients[0].start_s[1] - clients[0].start_s[0])
-    mean = sum(_expected(client, model.start_s, last_s, window_s).sum() for client in clients) / (
-        last_s - model.start_s
-    )
-    if mean == 0:
-        raise InputError(f"no client of {model.path} sends a request from {model.start_s:g} s to {last_s:g} s")
-    return float(model.rate_per_s / mean)
 
 
 def _expected(client: Client, start_s: float, last_s: float, window_s: float) -> NDArray[np.float64]:
@@ -102,7 +86,7 @@ def _end_of(clients: list[Client], start_s: float, window_s: float, count: float
 
 def _requests_of(
     client: Client, start_s: float, last_s: float, window_s: float, factor: float, rngs: dict[str, np.random.Generator]
-) -> ClientRequests:
+) -> tuple[Seconds, Counts, Counts]:
     """Draw one client's requests: whole windows, of which requests outside the span are left out."""
     inside = (client.start_s + window_s > start_s) & (client.start_s < last_s)
     expected = client.rate_per_s[inside] * window_s * factor
@@ -112,7 +96,7 @@ def _requests_of(
     arrival_s = np.minimum(arrival_s, np.nextafter(client.start_s[window] + window_s, 0.0))
     kept = (arrival_s >= start_s) & (arrival_s < last_s)
     inputs, outputs = _lengths_of(client, arrival_s, rngs)
-    return ClientRequests(arrival_s[kept] - start_s, inputs[kept], outputs[kept])
+    return arrival_s[kept] - start_s, inputs[kept], outputs[kept]
 
 
 def _spread(client: Client, inside: NDArray[np.bool_], counts: Counts, rng: np.random.Generator) -> NDArray[np.float64]:

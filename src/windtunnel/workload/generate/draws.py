@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.workload import sessions as spec
-from windtunnel.workload.lengths import MAX_TOKENS, Empirical, Fixed, Lengths, Lognormal, Normal, Uniform, Zipf
+from windtunnel.workload.lengths import MAX_TOKENS, Empirical, Lengths, Lognormal, Normal, Uniform, Zipf
 from windtunnel.workload.traces.requests import read_lengths
 
 STREAMS = (
@@ -40,8 +40,8 @@ def draw_lengths(
         InputError: the file of an `Empirical` cannot be read.
     """
     match lengths:
-        case int(tokens) | Fixed(tokens=tokens):
-            return np.full(num_requests, tokens, np.int64)
+        case int():
+            return np.full(num_requests, lengths, np.int64)
         case Uniform():
             return rng.integers(lengths.min_tokens, lengths.max_tokens, num_requests, np.int64, endpoint=True)
         case Normal():
@@ -54,20 +54,13 @@ def draw_lengths(
         case Zipf():
             ranks = np.arange(1, lengths.max_tokens - lengths.min_tokens + 2, dtype=np.float64)
             return lengths.min_tokens + draw_indices(ranks**-lengths.alpha, num_requests, rng)
-        case Empirical():
-            return _draw_empirical(lengths, num_requests, rng, stream)
+        case Empirical(path=path, values=values):
+            column = np.array(values, np.int64) if path is None else read_lengths(path, lengths.column, stream)
+            return _draw_values(column, lengths.weights, num_requests, rng)
 
 
 def _rounded(tokens: NDArray[np.float64], min_tokens: int, max_tokens: int | None) -> Counts:
     return np.clip(np.rint(tokens), min_tokens, max_tokens or MAX_TOKENS).astype(np.int64)
-
-
-def _draw_empirical(lengths: Empirical, num_requests: int, rng: np.random.Generator, stream: str) -> Counts:
-    if lengths.path is not None:
-        values = read_lengths(lengths.path, lengths.column, stream)
-    else:
-        values = np.array(lengths.values, np.int64)
-    return _draw_values(values, lengths.weights, num_requests, rng)
 
 
 def _draw_values(values: Counts, weights: tuple[float, ...] | None, size: int, rng: np.random.Generator) -> Counts:

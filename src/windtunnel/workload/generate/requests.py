@@ -129,8 +129,7 @@ def generate(workload: Workload, seed: np.random.SeedSequence | int) -> RequestA
     root = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
     if workload.clients is not None:
         drawn = draw_clients(workload.clients, workload.num_requests, workload.duration_s, spawn(root))
-        priority = np.zeros(drawn.arrival_s.size, np.int64)
-        requests = RequestArrays(drawn.arrival_s, drawn.input_tokens, drawn.output_tokens, priority)
+        requests = RequestArrays(*drawn, priority=np.zeros(len(drawn[0]), np.int64))
     elif workload.tenants and not all(tenant.is_label for tenant in workload.tenants):
         requests = _tenant_requests(workload, root)
     else:
@@ -360,13 +359,13 @@ def _merged_forests(parts: Sequence[RequestArrays]) -> PrefixArrays | None:
 
 def _with_limits(requests: RequestArrays, workload: Workload) -> RequestArrays:
     """Return `requests` with the priority and the deadline of their tenants."""
-    if not workload.tenants or requests.tenant is None:
-        if workload.tenants:
-            hint = "name the column: workload.trace.columns: {tenant: NAME}"
-            raise InputError(
-                f"tenant {workload.tenants[0].name!r}: the trace does not say whose requests are whose", hint
-            )
+    if not workload.tenants:
         return requests
+    if requests.tenant is None:
+        raise InputError(
+            f"tenant {workload.tenants[0].name!r}: the trace does not say whose requests are whose",
+            "name the column: workload.trace.columns: {tenant: NAME}",
+        )
     known = {tenant.name: tenant for tenant in workload.tenants}
     if unknown := [name for name in known if name not in requests.tenant_names]:
         names = ", ".join(requests.tenant_names[:8])
@@ -407,7 +406,9 @@ def _read_trace(
     max_rows = limit if in_order and source.arrivals is None and trace.start_s == 0 else None
     recorded = read_requests(trace, [stream for stream, is_given in given.items() if not is_given], max_rows)
     if recorded.arrival_s is not None:
-        recorded = _from_start(recorded, recorded.arrival_s, trace)
+        later_s = (recorded.arrival_s - trace.start_s) * trace.time_scale
+        first = np.searchsorted(recorded.arrival_s, trace.start_s)
+        recorded = replace(recorded, arrival_s=later_s).take(slice(int(first), None))
     needed = limit if arrival_s is None else len(arrival_s)
     if needed is not None and needed > recorded.num_requests and trace.order != "resampled":
         from_start = f" from {trace.start_s:g} s on" if trace.start_s else ""
@@ -421,13 +422,6 @@ def _read_trace(
         assert needed is not None, "Workload checks that a resampled trace has arrivals"
         recorded = recorded.take(rng.integers(recorded.num_requests, size=needed))
     return recorded
-
-
-def _from_start(recorded: RecordedRequests, arrival_s: Seconds, trace: Trace) -> RecordedRequests:
-    first = int(np.searchsorted(arrival_s, trace.start_s))
-    rest = recorded if first == 0 else recorded.take(slice(first, None))
-    assert rest.arrival_s is not None
-    return replace(rest, arrival_s=(rest.arrival_s - trace.start_s) * trace.time_scale)
 
 
 def arrival_times(

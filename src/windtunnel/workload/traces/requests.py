@@ -215,15 +215,12 @@ class _Reading:
 
     def _codes(self, stream: str, column: Any) -> NDArray[np.int64]:
         """Return the number of each value, by order of first appearance; -1 for none."""
+        import pyarrow as pa
+
         known = self.codes[stream]
-        values, of_row = np.unique(np.array([_name(value) for value in _values(column)]), return_inverse=True)
-        first = np.full(values.size, len(of_row))
-        np.minimum.at(first, of_row, np.arange(len(of_row)))
-        numbers = np.empty(values.size, np.int64)
-        for index in np.argsort(first):
-            name = str(values[index])
-            numbers[index] = known.setdefault(name, len(known)) if name else -1
-        return numbers[of_row]
+        names = pa.array([_name(value) for value in _values(column)], pa.string()).dictionary_encode()
+        numbers = [known.setdefault(name, len(known)) if name else -1 for name in names.dictionary.to_pylist()]
+        return np.asarray(np.array(numbers)[np.asarray(names.indices)], np.int64)
 
 
 def _values(column: Any) -> list[Any]:

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.network.collectives.call import CollectiveCall
 from windtunnel.network.collectives.rings import by_server, num_chunks_of
-from windtunnel.network.flows import Flows, Ids, Steps, flows_of, parents_from
+from windtunnel.network.flows import Flows, Ids, flows_of, parents_from
 
 OPERATIONS = ("all_to_all",)
 MOST_CHUNKS = 8
@@ -18,8 +18,6 @@ def flows(call: CollectiveCall) -> Flows:
     if traffic_bytes is None:
         traffic_bytes = np.full((n, n), call.size_bytes // n)
         np.fill_diagonal(traffic_bytes, 0)
-    if traffic_bytes.shape != (n, n):
-        raise InputError(f"the traffic matrix is {traffic_bytes.shape}; {n} x {n} numbers of bytes are needed")
     num_servers = call.ranks.num_servers
     to_servers = traffic_bytes.reshape(n, num_servers, -1).sum(axis=2)
     chunks = num_chunks_of(int(to_servers.max()), MOST_CHUNKS)
@@ -53,8 +51,7 @@ def all_to_all_by_rail(
     source, destination, size_bytes, parent, step, connection = (
         np.array(column, np.int64) for column in zip(*rows, strict=True)
     )
-    parents, steps = parents_from(parent), Steps(step, 2 * num_chunks)
-    return flows_of(source, destination, size_bytes, parents=parents, steps=steps, connection=connection)
+    return flows_of(source, destination, size_bytes, parents=parents_from(parent), step=step, connection=connection)
 
 
 def _rail_rows(

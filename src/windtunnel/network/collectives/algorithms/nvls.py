@@ -6,7 +6,7 @@ from windtunnel.errors import InputError
 from windtunnel.network.collectives.call import CollectiveCall, Ranks
 from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
 from windtunnel.network.fabric import NodeKind
-from windtunnel.network.flows import Flows, Hop, Ids, flows_of, parents_from, steps_of
+from windtunnel.network.flows import Flows, Hop, Ids, flows_of, parents_from
 
 OPERATIONS = ("all_reduce",)
 NCCL_CODE = 4
@@ -61,6 +61,6 @@ def nvls(ranks: Ids, switch: int, size_bytes: int, num_chunks: int = 4) -> Flows
         np.tile(np.concatenate([up, gpus]), num_chunks),
         each,
         parents=parents_from(table.reshape(-1, n + 1)),
-        steps=steps_of(num_chunks, 2 * n),
+        step=np.repeat(np.arange(num_chunks), 2 * n),
         hop=Hop.NVLS,
     )

@@ -7,7 +7,7 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.network.collectives.call import CollectiveCall
 from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
-from windtunnel.network.flows import Flows, Hop, flows_of, parents_from, steps_of
+from windtunnel.network.flows import Flows, Hop, flows_of, parents_from
 
 OPERATIONS = ("all_gather", "reduce_scatter")
 NCCL_CODE = 6
@@ -39,6 +39,6 @@ def flows(call: CollectiveCall) -> Flows:
         ranks[((rank + 2**k) % n).ravel()],
         np.broadcast_to(sizes, (rounds, n)).ravel(),
         parents=parents_from(parent.ravel()),
-        steps=steps_of(rounds, n),
+        step=np.repeat(np.arange(rounds), n),
         hop=Hop.PAT,
     )

@@ -5,7 +5,7 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.network.collectives.call import CollectiveCall
 from windtunnel.network.collectives.rings import num_chunks_of
-from windtunnel.network.flows import Flows, flows_of, parents_from, steps_of
+from windtunnel.network.flows import Flows, flows_of, parents_from
 
 OPERATIONS = ("broadcast",)
 NCCL_CODE = 1
@@ -25,5 +25,5 @@ def flows(call: CollectiveCall) -> Flows:
         np.tile(order[1:], num_chunks),
         call.size_bytes // num_chunks,
         parents=parents_from(parents.reshape(-1, 2)),
-        steps=steps_of(num_chunks, hops),
+        step=np.repeat(np.arange(num_chunks), hops),
     )

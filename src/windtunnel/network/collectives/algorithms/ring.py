@@ -12,7 +12,6 @@ from windtunnel.network.collectives.call import CollectiveCall, Ranks
 from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
 from windtunnel.network.collectives.rings import Rings, nccl_rings, simai_rings
 from windtunnel.network.flows import (
-    MOST_FLOWS,
     Flows,
     Hop,
     Ids,
@@ -20,7 +19,6 @@ from windtunnel.network.flows import (
     flows_of,
     in_channels,
     parents_from,
-    steps_of,
     with_columns,
 )
 
@@ -67,14 +65,7 @@ def flows(call: CollectiveCall) -> Flows:
     """
     rings = rings_of(call)
     steps = ROUNDS[call.op] * (rings.num_ranks - 1)
-    num_flows = rings.order.size * steps
-    check_size(flows=num_flows)
-    if num_flows > MOST_FLOWS:
-        raise InputError(
-            f"a ring of {rings.num_ranks} ranks in {rings.num_channels} channels is {num_flows} flows; "
-            f"{MOST_FLOWS} are the most",
-            "use the flow backend without compat, which runs equivalent connections once, or the analytic one",
-        )
+    check_size(flows=rings.order.size * steps)
     return ring(rings, _chunk_bytes(call), steps, _REDUCTIONS.get(call.op, Reduction.NONE))
 
 
@@ -114,8 +105,8 @@ def ring(rings: Rings, chunk_bytes: int, num_steps: int, reduction: Reduction = 
         parent = np.where(after >= 0, begin + after, begin - len(source) + before)
         parent[0, after < 0] = -1
         ends = np.tile(source, num_steps), np.tile(destination, num_steps)
-        parents, steps = parents_from(parent.ravel()), steps_of(num_steps, len(source))
-        tables.append(flows_of(*ends, chunk_bytes, parents=parents, steps=steps, hop=np.tile(hop, num_steps)))
+        parents, step = parents_from(parent.ravel()), np.repeat(np.arange(num_steps), len(source))
+        tables.append(flows_of(*ends, chunk_bytes, parents=parents, step=step, hop=np.tile(hop, num_steps)))
     return with_columns(in_channels(tables), reduction=reduction)
 
 
@@ -124,20 +115,16 @@ def _hops(order: Ids, via: Ids) -> tuple[Ids, Ids, NDArray[np.int8], NDArray[np.
 
     Returns:
         (source, destination, hop, after, before): `after` is a position in the step or -1; `before` is the position of
-        the flow that delivers to this source.
+        the flow that delivers to this source. A hop by way of another GPU is two flows, one after the other.
     """
     by_rank = np.argsort(order, kind="stable")
-    following = np.roll(order, -1)
-    has_via = via >= 0
-    rows = []
-    for k in by_rank:
-        if has_via[k]:
-            rows.append((order[k], via[k], Hop.RING, -1))
-            rows.append((via[k], following[k], Hop.PXN_INIT, len(rows) - 1))
-        else:
-            rows.append((order[k], following[k], Hop.RING, -1))
-    source, destination, hop, after = (np.array(column) for column in zip(*rows, strict=True))
-    first_halves = set(after[after >= 0].tolist())
-    delivers = {int(destination[i]): i for i in range(len(rows)) if i not in first_halves}
-    before = np.array([delivers[int(s)] for s in source])
-    return source.astype(np.int32), destination.astype(np.int32), hop.astype(np.int8), after, before
+    place = np.repeat(by_rank, np.where(via[by_rank] >= 0, 2, 1))
+    is_second = np.diff(place, prepend=-1) == 0
+    is_first = np.append(is_second[1:], False)
+    source = np.where(is_second, via[place], order[place])
+    destination = np.where(is_first, via[place], np.roll(order, -1)[place])
+    hop = np.where(is_second, Hop.PXN_INIT, Hop.RING).astype(np.int8)
+    after = np.where(is_second, np.arange(len(place)) - 1, -1)
+    delivers = np.zeros(order.max() + 1, np.int64)
+    delivers[destination[~is_first]] = np.flatnonzero(~is_first)
+    return source, destination, hop, after, delivers[source]

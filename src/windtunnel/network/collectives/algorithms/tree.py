@@ -9,7 +9,7 @@ from windtunnel.errors import InputError
 from windtunnel.network.collectives.call import CollectiveCall
 from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
 from windtunnel.network.collectives.rings import by_server, num_chunks_of
-from windtunnel.network.flows import Flows, Hop, Ids, flows_of, in_channels, parents_from, steps_of
+from windtunnel.network.flows import Flows, Hop, Ids, flows_of, in_channels, parents_from
 
 OPERATIONS = ("all_reduce",)
 NCCL_CODE = 0
@@ -98,6 +98,6 @@ def _tree(ranks: Ids, up: NDArray[np.int64], chunk_bytes: int, num_chunks: int) 
         np.tile(destination, num_chunks),
         chunk_bytes,
         parents=parents_from(table.reshape(-1, table.shape[2])),
-        steps=steps_of(num_chunks, 2 * count),
+        step=np.repeat(np.arange(num_chunks), 2 * count),
         hop=Hop.TREE,
     )

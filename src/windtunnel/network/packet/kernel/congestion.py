@@ -44,7 +44,6 @@ def dcqcn_mark(settings: PacketKernelSettings, connection: Connection, now_ps: i
     else:
         advance_alpha(settings, connection, now_ps)
         connection.is_marked_for_alpha = 1
-    connection.is_marked_for_rate = 1
     if connection.is_decrease_due:
         return int64(-1)
     connection.is_decrease_due = 1
@@ -61,7 +60,6 @@ def dcqcn_decrease(settings: PacketKernelSettings, connection: Connection, now_p
         connection.target_rate = connection.rate
     connection.rate = max(settings.min_rate_bytes_per_s, connection.rate * (1.0 - connection.alpha / 2.0))
     connection.stage = 0
-    connection.is_marked_for_rate = 0
     connection.increase_ps = now_ps + settings.increase_interval_ps
 
 

@@ -12,7 +12,6 @@ from windtunnel.network.packet.kernel.queues import (
     enqueue,
     free_if_complete,
     make_ready,
-    note_sender,
     sending_ps,
     take_packet,
     take_turn,
@@ -273,9 +272,6 @@ def answer(state: PacketState, packet: int) -> tuple[int, int]:
         The link that the answer waits for, -1 if there is none; the flow if this completes it, else -1.
     """
     settings, packets, routes = state.settings, state.packets, state.routes
-    over = state.links[packets[packet].link]
-    if over.sender >= 0:
-        note_sender(state, state.nodes[over.target], over.sender)
     connection = state.connections[packets[packet].connection]
     flow = connection.flow
     kind = receive_data(state, packet)
@@ -306,9 +302,6 @@ def take_answer(state: PacketState, packet: int) -> tuple[int, int]:
         The connection if it may now send, else -1; the flow if this completes it, else -1.
     """
     packets, now_ps = state.packets, state.clock.calendar[0].now_ps
-    over = state.links[packets[packet].link]
-    if over.sender >= 0:
-        note_sender(state, state.nodes[over.target], over.sender)
     owner = int64(packets[packet].connection)
     connection = state.connections[owner]
     if connection.acked_byte >= connection.size_bytes:

@@ -14,7 +14,7 @@ from windtunnel.compiled.records import Records, int64
 from windtunnel.network.packet.kernel import codes
 from windtunnel.network.packet.kernel.endpoints import answer, next_data_packet, on_timer, start, take_answer, wake
 from windtunnel.network.packet.kernel.flows import complete, release
-from windtunnel.network.packet.kernel.queues import draw, event, free_packet, sending_ps
+from windtunnel.network.packet.kernel.queues import draw, event, free_packet, note_sender, sending_ps
 from windtunnel.network.packet.kernel.state import Packet, PacketLink, PacketState
 from windtunnel.network.packet.kernel.switch import forward, head_start_ps, leave_switch, pause_or_resume
 
@@ -69,12 +69,15 @@ def run(state: PacketState) -> int:
             elif packets[number].hop < packets[number].last_hop:
                 served_link = forward(state, number, over)
                 freed_packet = number if served_link < 0 else freed_packet
-            elif packets[number].kind == codes.DATA:
-                served_link, complete_flow = answer(state, number)
-                freed_packet = number if served_link < 0 else freed_packet
             else:
-                awake_connection, complete_flow = take_answer(state, number)
-                freed_packet = number
+                if link.sender >= 0:
+                    note_sender(state, state.nodes[link.target], link.sender)
+                if packets[number].kind == codes.DATA:
+                    served_link, complete_flow = answer(state, number)
+                    freed_packet = number if served_link < 0 else freed_packet
+                else:
+                    awake_connection, complete_flow = take_answer(state, number)
+                    freed_packet = number
 
         elif kind == codes.START:
             awake_connection = start(state, number)

@@ -12,6 +12,7 @@ from windtunnel.network.packet.kernel.state import (
     PacketNode,
     PacketState,
 )
+from windtunnel.network.routing import scramble
 
 
 @inner
@@ -24,18 +25,6 @@ def event(kind: int, number: int) -> int:
 def timer(kind: int, number: int, generation: int) -> int:
     """Encode a connection's timer, which is ignored once another flow has taken the connection's record."""
     return event(kind, number) | (int64(generation) << (codes.KIND_BITS + codes.NUMBER_BITS))
-
-
-@inner
-def scramble(word: int) -> int:
-    """Scramble a word by MurmurHash3's 32-bit finaliser (Appleby).
-
-    Products are taken in halves, so that nothing overflows without a compiler either.
-    """
-    for factor in (0x85EBCA6B, 0xC2B2AE35):
-        word ^= word >> (16 if factor == 0x85EBCA6B else 13)
-        word = (word * (factor & 0xFFFF) + (((word * (factor >> 16)) & 0xFFFF) << 16)) & 0xFFFFFFFF
-    return word ^ (word >> 16)
 
 
 @inner

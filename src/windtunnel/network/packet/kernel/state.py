@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.compiled.calendar import Clock
-from windtunnel.compiled.records import F8, I2, I4, I8, Ints, RecordGrid, Records, layout
+from windtunnel.compiled.records import F8, I2, I4, I8, Ints, RecordGrid, Records
 
 
 class PacketKernelSettings(NamedTuple):
@@ -105,9 +105,6 @@ class PacketLink(Protocol):
     num_drops: I8
 
 
-LINK = layout(PacketLink)
-
-
 class PacketNode(Protocol):
     """A GPU or a switch: the shared buffer of a switch."""
 
@@ -117,9 +114,6 @@ class PacketNode(Protocol):
     most_shared_bytes: I8
     fed_ps: I8  # when the latest message came
     fed_by: I8  # the sender of that message
-
-
-NODE = layout(PacketNode)
 
 
 class PacketFlow(Protocol):
@@ -144,9 +138,6 @@ class PacketFlow(Protocol):
     reduction: I4
 
 
-FLOW = layout(PacketFlow)
-
-
 class Channel(Protocol):
     """A channel of a rank, where ranks reduce as SimAI's do."""
 
@@ -156,9 +147,6 @@ class Channel(Protocol):
     is_reducing: I8  # shared by the channels of a rank
 
 
-CHANNEL = layout(Channel)
-
-
 class SendQueue(Protocol):
     """Flows that are sent one after the other, in the order in which their parents complete: one queue pair's work."""
 
@@ -166,9 +154,6 @@ class SendQueue(Protocol):
     last: I4
     is_busy: I8
     free_ps: I8
-
-
-SEND_QUEUE = layout(SendQueue)
 
 
 class Connection(Protocol):
@@ -213,12 +198,8 @@ class Connection(Protocol):
     first_mark_ps: I8
     num_alpha_updates: I8
     is_marked_for_alpha: I4
-    is_marked_for_rate: I4
     increase_ps: I8
     is_increase_due: I8
-
-
-CONNECTION = layout(Connection)
 
 
 class ConnectionTable(Records[Connection], Protocol):
@@ -247,9 +228,6 @@ class Packet(Protocol):
     num_stamps: I8
 
 
-PACKET = layout(Packet)
-
-
 class Stamp(Protocol):
     """HPCC's in-band telemetry of one hop."""
 
@@ -257,9 +235,6 @@ class Stamp(Protocol):
     sent_bytes: I8
     queue_bytes: I8
     bytes_per_s: F8
-
-
-STAMP = layout(Stamp)
 
 
 class Counters(Protocol):
@@ -276,11 +251,8 @@ class Counters(Protocol):
     num_data_packets: I8
     num_repeated_packets: I8
     num_draws: I8
-    num_ties: I8
+    num_ties: I8  # messages that met one of another sender, where senders have an order
     num_trace_rows: I8
-
-
-COUNTERS = layout(Counters)
 
 
 class RouteTables(NamedTuple):
