@@ -1,0 +1,86 @@
+"""Bring into the documentation site what lies outside docs/: the README, the project's pages, the examples.
+
+mkdocs calls the functions `on_*`. Links between pages are written for readers of the repository; here those that leave
+docs/ are pointed at the copies.
+"""
+
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+EXAMPLES = ROOT / "examples"
+COPIES = {
+    "README.md": "overview.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "LICENSE": "LICENSE.txt",
+    "NOTICE": "NOTICE.txt",
+    "examples": "examples/index.md",
+}
+"""Path in the repository -> path in the site."""
+LINK = re.compile(r"(?P<before>\]\()(?!https?:|mailto:|#)(?P<target>[^)#\s]+)")
+LANGUAGES = {".py": "python", ".yaml": "yaml"}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the copies, and a page for each example."""
+    for source, uri in COPIES.items():
+        if (ROOT / source).is_file():
+            files.append(File.generated(config, uri, content=(ROOT / source).read_text(encoding="utf-8")))
+    rows = []
+    for example in examples():
+        title, content = example_page(example)
+        rows.append(f"| [{example.name}]({example.stem}.md) | {title} |")
+        files.append(File.generated(config, f"examples/{example.stem}.md", content=content))
+    head = "# Examples\n\nEach example runs as it stands, and the tests check that it prints what its page shows.\n\n"
+    table = "\n".join(["| file | contents |", "|---|---|", *rows])
+    files.append(File.generated(config, "examples/index.md", content=f"{head}{table}\n"))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Point links that leave docs/ at the copies."""
+    uri = page.file.src_uri
+    source = next((ROOT / path for path, copy in COPIES.items() if copy == uri), DOCS / uri)
+
+    def replaced(match: re.Match[str]) -> str:
+        target = uri_of((source.parent / match["target"]).resolve())
+        return (
+            match[0] if target is None else match["before"] + posixpath.relpath(target, posixpath.dirname(uri) or ".")
+        )
+
+    return LINK.sub(replaced, markdown)
+
+
+def uri_of(path: Path) -> str | None:
+    """Return the path in the site of a file of the repository; None where the site does not have it."""
+    if path.parent == EXAMPLES and path.suffix in LANGUAGES:
+        return f"examples/{path.stem}.md"
+    if path.is_relative_to(DOCS):
+        return path.relative_to(DOCS).as_posix()
+    return COPIES.get(path.relative_to(ROOT).as_posix()) if path.is_relative_to(ROOT) else None
+
+
+def examples() -> Iterator[Path]:
+    """Yield the examples in their order."""
+    yield from sorted(path for path in EXAMPLES.iterdir() if path.suffix in LANGUAGES)
+
+
+def example_page(example: Path) -> tuple[str, str]:
+    """Return the title of an example, which is its first line, and its page."""
+    text = example.read_text(encoding="utf-8")
+    title = text.splitlines()[0].strip('#" ').rstrip(".")
+    program = "python" if example.suffix == ".py" else "windtunnel simulate"
+    output = example.with_suffix(".out").read_text(encoding="utf-8")
+    return title, (
+        f"# {title}\n\n"
+        f'```{LANGUAGES[example.suffix]} title="{example.name}"\n{text}```\n\n'
+        f"`{program} {example.name}` prints:\n\n```text\n{output}```\n"
+    )

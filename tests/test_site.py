@@ -1,0 +1,59 @@
+"""The documentation site builds without a warning, and its reference of the Python API has every public name."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import windtunnel
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+API = REPOSITORY / "docs" / "reference" / "api.md"
+LINK_OR_SOURCE = re.compile(r'(?:href|src)="([^"#?]+)[^"]*"')
+
+
+def test_the_reference_has_every_public_name() -> None:
+    documented = re.findall(r"^::: windtunnel\.(?:\w+\.)*(\w+)$", API.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(documented) == sorted(windtunnel.__all__)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs", reason="the dependency group `site` is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
+        cwd=REPOSITORY,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_its_pages_link_to_pages(site: Path) -> None:
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 40
+    broken = [
+        f"{page.relative_to(site)}: {target}"
+        for page in pages
+        if page.name != "404.html"
+        for target in LINK_OR_SOURCE.findall(page.read_text(encoding="utf-8"))
+        if ":" not in target and not (page.parent / target).exists()
+    ]
+    assert broken == []
+
+
+@pytest.mark.slow
+def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    loads = re.compile(
+        r'<(?:script|img|iframe)[^>]+src="(?:https?:)?//[^"]+"|<link[^>]+rel="stylesheet"[^>]+href="(?:https?:)?//'
+    )
+    assert [page.name for page in site.rglob("*.html") if loads.search(page.read_text(encoding="utf-8"))] == []
