@@ -17,7 +17,7 @@ LINK_OR_SOURCE = re.compile(r'(?:href|src)="([^"#?]+)[^"]*"')
 
 def test_the_reference_has_every_public_name() -> None:
     documented = re.findall(r"^::: windtunnel\.(?:\w+\.)*(\w+)$", API.read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(documented) == sorted(windtunnel.__all__)
+    assert set(windtunnel.__all__) - set(documented) == set()
 
 
 @pytest.fixture(scope="module")

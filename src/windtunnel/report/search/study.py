@@ -13,6 +13,7 @@ import numpy as np
 from windtunnel.files import new_files
 from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, launch_script
 from windtunnel.formats.megatron.write import megatron_script
+from windtunnel.notebook import Shown
 from windtunnel.report import report as all_blocks
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
 from windtunnel.report.numbers import number, percent
@@ -51,8 +52,10 @@ Why = list[tuple[int, Result | TrainingResult]]
 
 
 @dataclass(frozen=True, eq=False)
-class SearchEvidence:
+class SearchEvidence(Shown):
     """A study with the explanations to show."""
+
+    REPORT = "search.study:search_report"
 
     study: Study
     top: int
