@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Real engines, which bring a torch of their own.
 ENGINES := .venv-engines
 
-.PHONY: help venv demo test lint format test-all test-fast test-nojit fuzz test-engines test-nsys validate-cpu profile-gpu examples bench docs site build faults licences lock sbom clean
+.PHONY: help venv demo test lint format test-all test-fast test-nojit fuzz test-engines test-nsys validate-cpu profile-gpu examples notebooks bench docs site build faults licences lock sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-20s%s\n", $$1, $$2}'
@@ -80,6 +80,9 @@ profile-gpu: $(RUNTIME) ## profile a dense and a mixture-of-experts model on the
 
 examples: $(RUNTIME) ## write the expected output of each example anew
 	$(BIN)/python tests/test_examples.py --update
+
+notebooks: $(TOOLS) ## run the notebooks of docs/ and keep their outputs
+	$(BIN)/python docs/notebooks/run.py $(ARGS)
 
 bench: $(RUNTIME) ## print the tables of speed and fidelity
 	$(BIN)/python benchmarks/run_all.py

@@ -1,13 +1,15 @@
-"""Bring into the documentation site what lies outside docs/: the README, the project's pages, the examples.
+"""Bring into the documentation site what is no page of docs/: the README, the project's pages, examples, notebooks.
 
 mkdocs calls the functions `on_*`. Links between pages are written for readers of the repository; here those that leave
 docs/ are pointed at the copies.
 """
 
+import json
 import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -30,10 +32,12 @@ LANGUAGES = {".py": "python", ".yaml": "yaml"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the copies, and a page for each example."""
+    """Add the copies, and a page for each example and notebook."""
     for source, uri in COPIES.items():
         if (ROOT / source).is_file():
             files.append(File.generated(config, uri, content=(ROOT / source).read_text(encoding="utf-8")))
+    for notebook in sorted((DOCS / "notebooks").glob("*.ipynb")):
+        files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=notebook_page(notebook)))
     rows = []
     for example in examples():
         title, content = example_page(example)
@@ -63,6 +67,8 @@ def uri_of(path: Path) -> str | None:
     """Return the path in the site of a file of the repository; None where the site does not have it."""
     if path.parent == EXAMPLES and path.suffix in LANGUAGES:
         return f"examples/{path.stem}.md"
+    if path.is_relative_to(DOCS) and path.suffix == ".ipynb":
+        return path.relative_to(DOCS).with_suffix(".md").as_posix()
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS).as_posix()
     return COPIES.get(path.relative_to(ROOT).as_posix()) if path.is_relative_to(ROOT) else None
@@ -84,3 +90,23 @@ def example_page(example: Path) -> tuple[str, str]:
         f'```{LANGUAGES[example.suffix]} title="{example.name}"\n{text}```\n\n'
         f"`{program} {example.name}` prints:\n\n```text\n{output}```\n"
     )
+
+
+def notebook_page(path: Path) -> str:
+    """Return the page of a notebook with the outputs that its file holds."""
+    parts: list[str] = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+        else:
+            parts += [f"```python\n{source}\n```", *map(output_block, cell["outputs"])]
+    return "\n\n".join([*parts, f'<a href="{path.name}" download>Download this notebook</a>']) + "\n"
+
+
+def output_block(output: dict[str, Any]) -> str:
+    """Return an output of a cell: its HTML in one line, so that no line of it is read as Markdown, or its text."""
+    data = output.get("data", {})
+    if "text/html" in data:
+        return f"<div>{' '.join(''.join(data['text/html']).split())}</div>"
+    return f"```text\n{''.join(output.get('text') or data['text/plain']).rstrip()}\n```"

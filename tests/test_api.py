@@ -62,6 +62,7 @@ class Tags(HTMLParser):
 
 def shown(result: Shown) -> str:
     """What a notebook shows of a result, which must be HTML that needs nothing and changes nothing beside it."""
+    assert len(repr(result)) < 400
     html = result._repr_html_()
     tags = Tags()
     tags.feed(html)

@@ -57,3 +57,16 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
         r'<(?:script|img|iframe)[^>]+src="(?:https?:)?//[^"]+"|<link[^>]+rel="stylesheet"[^>]+href="(?:https?:)?//'
     )
     assert [page.name for page in site.rglob("*.html") if loads.search(page.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "path", sorted((REPOSITORY / "docs" / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem
+)
+def test_notebooks_show_what_their_cells_print(path: Path) -> None:
+    pytest.importorskip("nbclient", reason="the dependency group `site` is not installed")
+    command = [sys.executable, path.with_name("run.py"), "--check", path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, (
+        f"{done.stderr}\nmake notebooks keeps new outputs; read the difference before you commit it"
+    )

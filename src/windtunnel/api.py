@@ -25,7 +25,7 @@ from windtunnel.training.job import TrainingJob, load
 from windtunnel.training.step import TrainingResult, simulate_training
 
 
-class Validation(list[RunPrediction], Shown):
+class Validation(Shown, list[RunPrediction]):
     """Measured runs with their predictions."""
 
     REPORT = "calibration.validation:validation_report"

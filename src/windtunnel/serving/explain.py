@@ -51,7 +51,7 @@ class ExplainedLaunch(PricedLaunch):
         return "sampling" if self.name in SAMPLING_LAUNCHES else self.op.kind
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation(Shown):
     """A step, priced as the simulator prices it."""
 

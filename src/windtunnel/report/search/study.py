@@ -51,7 +51,7 @@ Why = list[tuple[int, Result | TrainingResult]]
 """Points with their runs in full."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SearchEvidence(Shown):
     """A study with the explanations to show."""
 

@@ -177,7 +177,7 @@ class _Search:
         return low, high
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Capacities(Shown):
     """The capacity of one scenario's deployment over several streams of requests."""
 
