@@ -93,9 +93,11 @@ docs: $(TOOLS) ## run every command and follow every link in the pages
 site: $(TOOLS) ## the documentation site in site/; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-build: $(TOOLS) ## wheel and source distribution in dist/
-	$(PIP) install 'build>=1.2'
+build: $(RUNTIME) ## wheel and source distribution in dist/, checked as PyPI checks them
+	$(PIP) install 'build>=1.2' 'twine>=6'
+	rm -rf dist
 	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 faults: $(TOOLS) ## kill commands N times each (faults N=200) and run them again
 	WINDTUNNEL_FAULTS=$(or $(N),200) NUMBA_DISABLE_JIT=1 $(PYTEST) tests/fuzz/test_faults.py $(ARGS)

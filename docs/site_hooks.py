@@ -22,6 +22,7 @@ COPIES = {
     "README.md": "overview.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
     "LICENSE": "LICENSE.txt",
     "NOTICE": "NOTICE.txt",
     "examples": "examples/index.md",
