@@ -17,6 +17,7 @@ from windtunnel.search.answers import scenario_of
 from windtunnel.serving.scenario import Scenario
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.full
 SPACE = {
     "model": "llama-3.1-8b",
     "deployment": {"device": "h100_sxm"},

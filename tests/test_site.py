@@ -13,6 +13,10 @@ import windtunnel
 REPOSITORY = Path(__file__).resolve().parents[1]
 API = REPOSITORY / "docs" / "reference" / "api.md"
 LINK_OR_SOURCE = re.compile(r'(?:href|src)="([^"#?]+)[^"]*"')
+FROM_ELSEWHERE = re.compile(
+    r'<(?:script|img|iframe)[^>]+src="(?:https?:)?//|<link[^>]+rel="stylesheet"[^>]+href="(?:https?:)?//'
+)
+"""A script, picture or style that a page loads from another server."""
 
 
 def test_the_reference_has_every_public_name() -> None:
@@ -20,12 +24,11 @@ def test_the_reference_has_every_public_name() -> None:
     assert set(windtunnel.__all__) - set(documented) == set()
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.mark.slow
+def test_the_site_builds_links_its_pages_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="the dependency group `site` is not installed")
-    folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path],
         cwd=REPOSITORY,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
@@ -34,29 +37,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
-
-
-@pytest.mark.slow
-def test_the_site_builds_and_its_pages_link_to_pages(site: Path) -> None:
-    pages = sorted(site.rglob("*.html"))
+    pages = {page.relative_to(tmp_path): page.read_text(encoding="utf-8") for page in sorted(tmp_path.rglob("*.html"))}
     assert len(pages) > 40
     broken = [
-        f"{page.relative_to(site)}: {target}"
-        for page in pages
+        f"{page}: {target}"
+        for page, text in pages.items()
         if page.name != "404.html"
-        for target in LINK_OR_SOURCE.findall(page.read_text(encoding="utf-8"))
-        if ":" not in target and not (page.parent / target).exists()
+        for target in LINK_OR_SOURCE.findall(text)
+        if ":" not in target and not (tmp_path / page.parent / target).exists()
     ]
     assert broken == []
-
-
-@pytest.mark.slow
-def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
-    loads = re.compile(
-        r'<(?:script|img|iframe)[^>]+src="(?:https?:)?//[^"]+"|<link[^>]+rel="stylesheet"[^>]+href="(?:https?:)?//'
-    )
-    assert [page.name for page in site.rglob("*.html") if loads.search(page.read_text(encoding="utf-8"))] == []
+    assert [page for page, text in pages.items() if FROM_ELSEWHERE.search(text)] == []
 
 
 @pytest.mark.slow
