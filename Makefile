@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Real engines, which bring a torch of their own.
 ENGINES := .venv-engines
 
-.PHONY: help venv demo test lint format test-all test-fast test-nojit fuzz test-engines test-nsys validate-cpu profile-gpu examples bench docs build faults licences lock sbom clean
+.PHONY: help venv demo test lint format test-all test-fast test-nojit fuzz test-engines test-nsys validate-cpu profile-gpu examples notebooks bench docs site build faults licences lock sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-20s%s\n", $$1, $$2}'
@@ -81,15 +81,23 @@ profile-gpu: $(RUNTIME) ## profile a dense and a mixture-of-experts model on the
 examples: $(RUNTIME) ## write the expected output of each example anew
 	$(BIN)/python tests/test_examples.py --update
 
+notebooks: $(TOOLS) ## run the notebooks of docs/ and keep their outputs
+	$(BIN)/python docs/notebooks/run.py $(ARGS)
+
 bench: $(RUNTIME) ## print the tables of speed and fidelity
 	$(BIN)/python benchmarks/run_all.py
 
 docs: $(TOOLS) ## run every command and follow every link in the pages
 	$(PYTEST) tests/test_documents.py
 
-build: $(TOOLS) ## wheel and source distribution in dist/
-	$(PIP) install 'build>=1.2'
+site: $(TOOLS) ## the documentation site in site/; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+build: $(RUNTIME) ## wheel and source distribution in dist/, checked as PyPI checks them
+	$(PIP) install 'build>=1.2' 'twine>=6'
+	rm -rf dist
 	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 faults: $(TOOLS) ## kill commands N times each (faults N=200) and run them again
 	WINDTUNNEL_FAULTS=$(or $(N),200) NUMBA_DISABLE_JIT=1 $(PYTEST) tests/fuzz/test_faults.py $(ARGS)
@@ -105,7 +113,7 @@ sbom: $(TOOLS) ## write sbom.json, a CycloneDX bill of materials
 	$(BIN)/python .ci/licences.py --sbom sbom.json
 
 clean: ## remove .venv, builds and caches
-	rm -rf $(VENV) $(ENGINES) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Where pip does not find a CPU build of torch by itself: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu

@@ -7,7 +7,7 @@ from typing import Any
 
 import windtunnel as wt
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "10_own_scheduler.py"
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "09_own_scheduler.py"
 
 
 def example() -> Any:

@@ -42,6 +42,10 @@ def test_example_prints_what_it_says(example: Path, tmp_path: Path) -> None:
     assert transcript.matches(expected, actual), transcript.difference(expected, actual)
 
 
+def test_examples_are_numbered_without_holes() -> None:
+    assert [int(path.name[:2]) for path in examples()] == list(range(1, len(examples()) + 1))
+
+
 def test_every_output_belongs_to_an_example() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.out")} == {example.stem for example in examples()}
 

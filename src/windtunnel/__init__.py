@@ -14,10 +14,13 @@ a compiled loop forms the engine's batches step by step; records and a summary c
     80
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from windtunnel.api import capacity, explain, recommend, search, train, validate
     from windtunnel.catalog import device, model, node
     from windtunnel.errors import InputError, WindtunnelError
     from windtunnel.metrics.summary import Summary
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 _HOME = {
     name: module
     for module, names in {
+        "api": ("capacity", "explain", "recommend", "search", "train", "validate"),
         "catalog": ("device", "model", "node"),
         "errors": ("InputError", "WindtunnelError"),
         "metrics.summary": ("Summary",),
@@ -71,19 +75,25 @@ __all__ = [
     "Summary",
     "TrainingJob",
     "WindtunnelError",
+    "capacity",
     "device",
+    "explain",
     "explain_step",
     "load",
     "measured_estimator",
     "model",
     "node",
     "price_step",
+    "recommend",
     "resolve",
     "save",
     "scenario",
+    "search",
     "simulate",
     "simulate_training",
     "step_batch",
+    "train",
+    "validate",
 ]
 
 
@@ -92,6 +102,25 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'windtunnel' has no attribute {name!r}")
     return getattr(import_module(f"windtunnel.{_HOME[name]}"), name)
+
+
+class _Package(ModuleType):
+    """This package, whose subpackages `model` and `search` can be called like the functions of the same names."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Bind a name; importing a subpackage binds it to its own."""
+        if name in _HOME and isinstance(value, ModuleType):
+            value.__class__ = _CallablePackage
+        super().__setattr__(name, value)
+
+
+class _CallablePackage(ModuleType):
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call the public function of the package's name."""
+        return __getattr__(self.__name__.rpartition(".")[2])(*arguments, **named)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

@@ -13,11 +13,12 @@ from windtunnel.report.render.plots import Axis, Bar, tracks
 from windtunnel.report.report import Bars, Block, Figures, OnPage, OnTerminal, Report, Section, Table
 from windtunnel.report.serving.setup import network_lines
 from windtunnel.schema import encode, fields_of
-from windtunnel.training.campaign import Campaign
+from windtunnel.training.campaign import Campaign, campaign
 from windtunnel.training.costs import PHASES
+from windtunnel.training.fitting_changes import fitting_changes
 from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, PAIRED, WEIGHT
 from windtunnel.training.setup import TrainingSetup
-from windtunnel.training.step import Timeline, TrainingResult, step_interval
+from windtunnel.training.step import Timeline, TrainingResult, step_interval, training_prices
 from windtunnel.units import format_bytes, format_seconds, format_si
 
 LAYOUT = layouts_beside(__file__)
@@ -50,6 +51,12 @@ def training_document(result: TrainingResult, run: Campaign | None, tasks: list[
     if tasks:
         document["tasks"] = tasks
     return document
+
+
+def result_report(result: TrainingResult) -> Report:
+    """Return the report of a job, with the whole run where its tokens are given, and the changes that make it fit."""
+    changes = [] if result.fits else fitting_changes(result, training_prices(result.setup))
+    return training_report(result, campaign(result), changes, [])
 
 
 def training_report(

@@ -10,6 +10,7 @@ from windtunnel.model.forward import StepBatch, attention_launches, head_launche
 from windtunnel.model.operators import Collective, Elementwise, Launch, Op
 from windtunnel.model.sampling import SAMPLING_LAUNCHES, TokenFilter
 from windtunnel.model.shape import Shard
+from windtunnel.notebook import Shown
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.pricing.roofline import machine
 from windtunnel.serving.engines.launches import graph_sizes, num_launches, padded_sizes
@@ -50,9 +51,11 @@ class ExplainedLaunch(PricedLaunch):
         return "sampling" if self.name in SAMPLING_LAUNCHES else self.op.kind
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(Shown):
     """A step, priced as the simulator prices it."""
+
+    REPORT = "serving.step:step_report"
 
     setup: Setup
     batch: StepBatch

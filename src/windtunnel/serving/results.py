@@ -7,6 +7,7 @@ import msgspec
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import PowerModel, ServiceLimits, Summary
 from windtunnel.metrics.uncertainty import Interval
+from windtunnel.notebook import Shown
 from windtunnel.pricing.estimator import Coverage
 from windtunnel.serving.scenario import Scenario, Setup
 from windtunnel.serving.setup.fleet_plan import FleetRecord
@@ -16,8 +17,10 @@ from windtunnel.workload.generate.requests import RequestArrays
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
+class Result(Shown):
     """A finished run."""
+
+    REPORT = "serving.run:run_report"
 
     scenario: Scenario
     """Resolved: every default that decided the result is filled in."""

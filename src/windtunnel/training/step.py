@@ -12,6 +12,7 @@ from windtunnel import catalog
 from windtunnel.metrics.uncertainty import Interval, Spread, interval
 from windtunnel.model.parameters import count_parameters
 from windtunnel.network.cluster import network_of
+from windtunnel.notebook import Shown
 from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
 from windtunnel.pricing.estimator import Coverage, Estimator
 from windtunnel.pricing.roofline import machine
@@ -79,8 +80,10 @@ class Timeline:
 
 
 @dataclass(frozen=True)
-class TrainingResult:
+class TrainingResult(Shown):
     """One step of a job, predicted."""
+
+    REPORT = "training:result_report"
 
     setup: TrainingSetup
     step_s: float

@@ -13,6 +13,7 @@ import numpy as np
 from windtunnel.files import new_files
 from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, launch_script
 from windtunnel.formats.megatron.write import megatron_script
+from windtunnel.notebook import Shown
 from windtunnel.report import report as all_blocks
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
 from windtunnel.report.numbers import number, percent
@@ -50,9 +51,11 @@ Why = list[tuple[int, Result | TrainingResult]]
 """Points with their runs in full."""
 
 
-@dataclass(frozen=True, eq=False)
-class SearchEvidence:
+@dataclass(frozen=True, eq=False, repr=False)
+class SearchEvidence(Shown):
     """A study with the explanations to show."""
+
+    REPORT = "search.study:search_report"
 
     study: Study
     top: int

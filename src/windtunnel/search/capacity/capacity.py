@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from windtunnel.notebook import Shown
 from windtunnel.search.capacity.limits import Limit
 from windtunnel.search.capacity.load import Stream, check_has_one_load, stream_of
 from windtunnel.search.capacity.probe import Probe, probe, serve_requests
@@ -176,9 +177,11 @@ class _Search:
         return low, high
 
 
-@dataclass(frozen=True, eq=False)
-class Capacities:
+@dataclass(frozen=True, eq=False, repr=False)
+class Capacities(Shown):
     """The capacity of one scenario's deployment over several streams of requests."""
+
+    REPORT = "search.capacity:capacity_report"
 
     scenario: Scenario
     setup: Setup

@@ -1,0 +1,172 @@
+"""The functions at the top of the package answer as the verbs do, and a notebook shows their results."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import windtunnel as wt
+from windtunnel.errors import InputError
+from windtunnel.notebook import Shown
+from windtunnel.report.render.templates import template
+from windtunnel.report.report import Bars, Cards, Cell, Facts, OnPage, OnTerminal, Report, Section, Table
+from windtunnel.search.answers import scenario_of
+from windtunnel.serving.scenario import Scenario
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.full
+SPACE = {
+    "model": "llama-3.1-8b",
+    "deployment": {"device": "h100_sxm"},
+    "workload": {
+        "arrivals": {"type": "poisson", "rate_per_s": 1},
+        "input_tokens": 256,
+        "output_tokens": 32,
+        "num_requests": 40,
+    },
+    "limits": {"ttft_p90": "1s"},
+    "vary": {"tp": [1, 2]},
+    "finalist_seeds": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def chat() -> Scenario:
+    return wt.scenario(
+        model="llama-3.1-8b", device="h100_sxm", rate_per_s=4, input_tokens=256, output_tokens=32, num_requests=40
+    )
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test a store of answers of its own."""
+    monkeypatch.setattr("windtunnel.api.default_path", lambda: tmp_path / "search.sqlite")
+
+
+class Tags(HTMLParser):
+    """Checks that tags are closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:  # noqa: ARG002
+        if tag != "br":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def shown(result: Shown) -> str:
+    """What a notebook shows of a result, which must be HTML that needs nothing and changes nothing beside it."""
+    assert len(repr(result)) < 400
+    html = result._repr_html_()
+    tags = Tags()
+    tags.feed(html)
+    assert tags.open == []
+    assert not re.search(r"<(script|style|link|iframe|img|svg)", html)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
+
+
+def test_a_run_is_shown(chat: Scenario) -> None:
+    text = shown(wt.simulate(chat))
+    assert "Serves" in text
+    assert "TPOT" in text
+
+
+def test_a_step_is_explained(chat: Scenario) -> None:
+    step = wt.explain(chat, batch=8, context=512)
+    assert step.batch.decode_requests == 8
+    assert "qkv_proj" in shown(step)
+    assert wt.explain(chat, batch=0, prefill_tokens=128).batch.prefill_tokens == 128
+
+
+def test_a_capacity_is_found(chat: Scenario) -> None:
+    loads = wt.capacity(chat, "ttft_p90=500ms", num_streams=1)
+    assert loads.load > 4
+    assert [limit.name for limit in loads.limits] == ["ttft_p90"]
+    assert "Sustains" in shown(loads)
+
+
+def test_a_space_is_searched(tmp_path: Path) -> None:
+    evidence = wt.search(SPACE, top=1)
+    assert len(evidence.study.outcomes[0].evaluations) == 2
+    assert "2 points" in shown(evidence)
+    file = tmp_path / "space.json"
+    file.write_text(str(SPACE).replace("'", '"'))
+    assert wt.search(file).study.outcomes[0].ranking == evidence.study.outcomes[0].ranking
+
+
+def test_a_deployment_is_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("windtunnel.search.recommend.TOKEN_BUDGETS", (None,))
+    options = {"input_tokens": 256, "output_tokens": 32, "num_requests": 40}
+    evidence = wt.recommend("llama-3.1-8b", ["l40s"], "ttft_p90=1s", rate_per_s=5, **options)
+    outcome = evidence.study.outcomes[0]
+    assert scenario_of(evidence.study, outcome, outcome.ranking[0]).deployment.device == "l40s"
+    assert "Serve it on" in shown(evidence)
+
+
+def test_a_training_step_is_predicted(tmp_path: Path) -> None:
+    options = {"model": "llama-3.1-8b", "device": "h100_sxm", "sequence_tokens": 4096, "global_batch": 16}
+    step = wt.train(num_devices=16, tp=2, **options)
+    assert step.fits
+    assert "A step takes" in shown(step)
+    file = tmp_path / "job.yaml"
+    file.write_text("".join(f"{name}: {value}\n" for name, value in options.items()))
+    assert wt.train(file, num_devices=16, tp=2).step_s == step.step_s == wt.train(step.setup.job).step_s
+    assert "fit" in shown(wt.train(num_devices=1, **options))
+
+
+def test_measured_runs_are_validated(tmp_path: Path) -> None:
+    table = tmp_path / "runs.csv"
+    table.write_text(
+        "id,model,device,engine,engine_version,tp,input_tokens,output_tokens,concurrency,num_requests,ttft_ms,tpot_ms\n"
+        "a4,llama-3.1-8b,h100_sxm,vllm,0.19.0,1,256,32,4,40,40,6.9\n"
+    )
+    runs = wt.validate(table)
+    assert [run.measurement.id for run in runs] == ["a4"]
+    assert "a4" in shown(runs)
+    with pytest.raises(InputError, match="there is no file"):
+        wt.validate(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize("first", ["import windtunnel.search.study, windtunnel.model.config", ""])
+def test_packages_with_a_functions_name_can_be_called(first: str) -> None:
+    """Importing a subpackage binds its name in the package, over the function of that name."""
+    program = f"""
+import windtunnel as wt
+{first}
+assert wt.model("llama-3.1-8b").num_layers == 32
+try:
+    wt.search({{"model": "llama-3.1-8b"}})
+except wt.InputError as error:
+    assert "nothing varies" in str(error)
+assert wt.model("llama-3.1-8b").num_layers == 32
+import windtunnel.search.study as study
+assert study.search is not wt.search and wt.model.config.__name__ == "windtunnel.model.config"
+"""
+    environment = {"PYTHONPATH": str(REPOSITORY / "src"), "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_block_of_a_terminal_is_shown_and_escaped() -> None:
+    blocks = [
+        "a < b",
+        Facts([("label", "<fact>")]),
+        Table(["name", "two\nlines"], [["x", Cell("1", note="unseen")]], notes=["below"]),
+        Bars({"memory": 0.75}),
+        OnTerminal(lambda: ["only here"]),
+        OnPage(lambda: ["not here"]),
+        Cards([("1", "not here")]),
+    ]
+    report = Report("A & B", ["lead"], [Section("", blocks), Section("empty", [OnPage(list)])], ["note"])
+    html = template("notebook.html").render(report=report)
+    for text in ("A &amp; B", "lead", "a &lt; b", "&lt;fact&gt;", "two lines", "below", "75.0%", "only here", "note"):
+        assert text in html
+    for text in ("not here", "unseen", "empty"):
+        assert text not in html
