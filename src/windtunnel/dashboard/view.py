@@ -53,6 +53,10 @@ class View:
     sections: Sequence[Section] = ()
     lead: Sequence[str] = ()
     """Lines below the heading."""
+    verdict: str = ""
+    """The answer in one sentence, which leads the page; tables are folded then."""
+    is_good: bool | None = None
+    """Whether the answer is a yes or a no; None: neither."""
     tabs: Mapping[str, str] = field(default_factory=dict)
     """Label -> address of pages that belong together."""
     here: str = ""

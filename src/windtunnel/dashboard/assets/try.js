@@ -31,6 +31,7 @@
       took.className = "lead";
       took.textContent = `answered in ${((performance.now() - began) / 1000).toFixed(2)} s`;
       result.append(took);
+      document.dispatchEvent(new Event("main-shown"));
     } catch {
       result.textContent = "the dashboard does not answer: has it ended?";
     }

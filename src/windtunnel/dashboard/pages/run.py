@@ -1,22 +1,25 @@
 """One result: its report, and the pages of its requests and its scenario."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from windtunnel.dashboard.pages.document import document_sections
+from windtunnel.dashboard.pages.document import document_report
 from windtunnel.dashboard.results import ResultEntry, records
 from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.errors import InputError
 from windtunnel.metrics.client import ClientSummary
 from windtunnel.metrics.records import REQUEST_COLUMNS
+from windtunnel.metrics.summary import Summary
+from windtunnel.report.lab.bench import LAYOUT as BENCH
 from windtunnel.report.lab.bench import client_section
-from windtunnel.report.layout import layouts_beside
+from windtunnel.report.layout import filled, layouts_beside
 from windtunnel.report.report import Code, Figures, Section
 from windtunnel.report.serving.curves import client_over_time, measured
-from windtunnel.report.serving.run import distribution_sections, run_sections
+from windtunnel.report.serving.run import distribution_sections, run_sections, verdict
 from windtunnel.schema import decode
 from windtunnel.serving.scenario import Scenario
 from windtunnel.units import format_count, format_seconds
@@ -38,7 +41,14 @@ def result_view(
     lead = (entry.model, entry.deployment, entry.load, entry.problem)
     tabs = {label: link(part, entry.name) for part, label in parts.items()}
     return View(
-        entry.name or ".", sections, lead, tabs, LAYOUT["parts"]["simulate"][here], "", template, values or {}, scripts
+        entry.name or ".",
+        sections,
+        lead,
+        tabs=tabs,
+        here=LAYOUT["parts"]["simulate"][here],
+        template=template,
+        values=values or {},
+        scripts=scripts,
     )
 
 
@@ -47,20 +57,24 @@ def overview(dashboard: Dashboard, name: str, _query: Query) -> View:
     entry, document = dashboard.results.read(name)
     folder = dashboard.results.path(name)
     if entry.kind not in ("simulate", "bench"):
-        scripts = ("plot.js",) if entry.kind == "search" else ()
-        return result_view(entry, document_sections(folder, entry, document), scripts=scripts)
+        report = document_report(folder, entry, document)
+        view = result_view(entry, report.sections)
+        return replace(view, verdict=report.verdict, is_good=report.is_good)
     scenario = decode(document["scenario"], Scenario, name)
     requests = records(folder / "requests.parquet") if folder.is_dir() else None
     if entry.kind == "bench":
         said = ("windtunnel", "model", "endpoint")
         remarks = [(name, text) for name, text in document.items() if isinstance(text, str) and name not in said]
-        first = client_section(decode(document["summary"], ClientSummary), [pair for pair in remarks if pair[1]])
+        summary = decode(document["summary"], ClientSummary)
+        first = client_section(summary, [pair for pair in remarks if pair[1]], scenario.slo)
         sections = [first, *distribution_sections(scenario, requests, lambda: None)]
         curves = Section("Over time", [] if requests is None else [Figures(client_over_time(measured(requests)))])
-        return result_view(entry, [*sections, curves])
+        return replace(result_view(entry, [*sections, curves]), verdict=filled(BENCH["headline"], summary))
     series = folder / "series.parquet"
     known = partial(records, series) if series.is_file() else lambda: None
-    return result_view(entry, run_sections(scenario, document, requests, known))
+    text, is_good = verdict(decode(document["summary"], Summary), scenario, requests)
+    view = result_view(entry, run_sections(scenario, document, requests, known))
+    return replace(view, verdict=text, is_good=is_good)
 
 
 def document(dashboard: Dashboard, name: str, _query: Query) -> Any:

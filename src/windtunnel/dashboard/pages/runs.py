@@ -11,6 +11,7 @@ from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.report.layout import layouts_beside, table_of
 from windtunnel.report.numbers import percent, quantity, span_text
 from windtunnel.report.report import Cell, Section
+from windtunnel.report.serving.run import LEAST_SHARE
 
 TABLES = layouts_beside(__file__)
 
@@ -60,6 +61,9 @@ def _cell(entry: ResultEntry, name: str) -> str | Cell:
     value, interval = entry.figures.get(name), entry.intervals.get(name)
     if value is None:
         return ""
+    if name == "goodput_fraction":
+        note, tone = ("holds", "better") if value >= LEAST_SHARE else ("breaks", "worse")
+        return Cell(quantity(name, value), value, note=note, tone=tone)
     span = "" if interval is None else span_text(*(quantity(name, bound) for bound in interval))
     return Cell(quantity(name, value), value, note=span)
 

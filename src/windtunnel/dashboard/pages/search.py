@@ -10,7 +10,7 @@ from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.errors import InputError
 from windtunnel.report.report import Block, Cell, Section, Table
 from windtunnel.report.search.figures import limits_text, objective_text
-from windtunnel.report.search.study import SearchEvidence, point_document, search_sections
+from windtunnel.report.search.study import SearchEvidence, point_document, search_sections, verdict_of
 from windtunnel.search.space.space import as_builtins
 from windtunnel.search.store import default_path
 from windtunnel.search.study import SearchOutcome, Study
@@ -120,13 +120,16 @@ def _search_view(dashboard: Dashboard, query: Query) -> View:
     study = _watched(dashboard, kept).study(path)
     state = _state(kept, path.stat().st_mtime)
     limits, objective = limits_text(study.space), objective_text(study.space.objective)
+    evidence = SearchEvidence(study, TOP)
+    found = any(outcome.ranking for outcome in study.outcomes)
     return View(
         f"Search {kept.number}: {study.space.scenario.get('model', '')}",
-        search_sections(SearchEvidence(study, TOP)),
+        search_sections(evidence),
         [f"{format_count(study.space.num_points, 'point')}. Limits: {limits}. Objective: {objective}."],
+        verdict_of(evidence),
+        True if found else None,
         template="search.html",
         values={"progress": [_progress(study, outcome, state) for outcome in study.outcomes]},
-        scripts=("plot.js",),
         is_live=True,
     )
 

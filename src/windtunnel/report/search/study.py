@@ -18,7 +18,20 @@ from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside,
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.html import page
 from windtunnel.report.render.json import as_text, version
-from windtunnel.report.report import Block, Cards, Cell, Code, Facts, OnPage, OnTerminal, Report, Section, Table, Text
+from windtunnel.report.report import (
+    Block,
+    Card,
+    Cards,
+    Cell,
+    Code,
+    Facts,
+    OnPage,
+    OnTerminal,
+    Report,
+    Section,
+    Table,
+    Text,
+)
 from windtunnel.report.search import figures as naming
 from windtunnel.report.search.recommendation import recommendation
 from windtunnel.schema import encode, fields_of, save
@@ -73,12 +86,12 @@ def search_report(evidence: SearchEvidence) -> Report:
     asked = Facts([("limits", naming.limits_text(space)), ("objective", naming.objective_text(space.objective))])
     sections = search_sections(evidence)
     counters = LAYOUT["count_of_jobs" if space.is_training else "count"]
-    sections.append(Section("", [facts_of(evidence.study.count, counters)]))
+    sections.append(Section("", [facts_of(evidence.study.count, counters)], "Work of the search"))
     title = f"{format_count(space.num_points, 'point')} of {space.model or 'the space'}"
     if evidence.recommends:
         sentence = recommendation(evidence.study, evidence.load)
-        return Report(title, [asked], _shortened(sections), verdict=sentence, script="plot.js")
-    return Report(title, [asked], sections, verdict=_verdict(evidence), script="plot.js")
+        return Report(title, [asked], _shortened(sections), verdict=sentence, is_good=_is_found(evidence))
+    return Report(title, [asked], sections, verdict=verdict_of(evidence), is_good=_is_found(evidence))
 
 
 def _shortened(sections: Sequence[Section]) -> list[Section]:
@@ -94,7 +107,11 @@ _ON_PAGE = ("What each setting is worth", "Every point that meets the limits")
 """Headings of sections that a recommendation shows on its page alone."""
 
 
-def _verdict(evidence: SearchEvidence) -> str:
+def _is_found(evidence: SearchEvidence) -> bool:
+    return any(outcome.ranking for outcome in evidence.study.outcomes)
+
+
+def verdict_of(evidence: SearchEvidence) -> str:
     """Name the best point of each workload, with its objective."""
     study, objective = evidence.study, evidence.study.space.objective
     texts = []
@@ -137,7 +154,7 @@ def _workload_sections(evidence: SearchEvidence, place: int, outcome: SearchOutc
     effects = answers.worths(space, outcome)
     return [
         _title(outcome, counts),
-        Section("", _best(evidence, outcome, why), heading("The best points")),
+        Section("", _best(evidence, outcome, why), heading("The best points"), is_open=True),
         *([_why_section(why)] if why else []),
         *([_worth_section(space, outcome, effects, heading("What each setting is worth"))] if effects else []),
         Section("", _all_points(study, outcome), heading("Every point that meets the limits")),
@@ -186,12 +203,15 @@ def _winner(study: Study, outcome: SearchOutcome, result: Result | TrainingResul
     """Return the headline figures of the best point, and the command that launches it."""
     best = outcome.mean(outcome.ranking[0])
     if study.space.is_training:
-        return [Cards([(naming.figure_text(best, name), naming.figure_title(name)) for name in LAYOUT["job_cards"]])]
+        return [
+            Cards([Card(naming.figure_text(best, name), naming.figure_title(name)) for name in LAYOUT["job_cards"]])
+        ]
     known = {**best.figures, "load": best.load, "bound_by": bound_text(result)}
     scenario = answers.scenario_of(study, outcome, outcome.ranking[0])
     limit = naming.limit_text(best.limited_by, limits_from(study.space.limits))
     remark = f"The best point: {limit}. Figures are means over the streams of requests that a point met."
-    return [cards_of(known, LAYOUT["cards"]), Code(launch_script(scenario, engine_versions(scenario))), remark]
+    launch = Code(launch_script(scenario, engine_versions(scenario)), "Launch the best point")
+    return [cards_of(known, LAYOUT["cards"]), launch, remark]
 
 
 def engine_versions(scenario: Scenario) -> dict[str, str]:
@@ -220,10 +240,10 @@ def best_table(study: Study, outcome: SearchOutcome, top: int, is_on_page: bool 
     titles = [naming.limit_name(name) or naming.figure_title(name) for name in names]
     first = "point" if is_on_page else ""
     if is_training:
-        return Table([first, *titles], rows)
+        return Table([first, *titles], rows, is_ranking=True)
     arrivals = study.space.scenario.get("workload", {}).get("arrivals")
     is_closed = isinstance(arrivals, dict) and arrivals.get("type") == "closed_loop"
-    return Table([first, "clients" if is_closed else "requests/s", "at least", *titles, "limit"], rows)
+    return Table([first, "clients" if is_closed else "requests/s", "at least", *titles, "limit"], rows, is_ranking=True)
 
 
 def _table_figures(study: Study, outcome: SearchOutcome) -> list[str]:
@@ -381,25 +401,22 @@ def _plotted(study: Study, outcome: SearchOutcome) -> dict[str, Any]:
     figures = sorted(known, key=lambda name: (name not in naming.FIGURE_TITLES, name))
     x, y = reversed(names_of_frontier(study, outcome))
     return {
-        "figures": [_axis_title(name) for name in figures],
+        "figures": [naming.figure_title(name) for name in figures],
         "more": [is_more_better(name) for name in figures],
         "names": [name.rpartition(".")[2] for name in names],
         "choices": [[value_text(choice.get(name, "")) for name in names] for choice in points],
-        "values": [[_rounded(mean.get(name)) for name in figures] for mean in means],
-        "margins": [[_rounded(outcome.margin(index, name)) for name in figures] for index in indices],
-        "x": _axis_title(x),
-        "y": _axis_title(y),
+        "values": [[mean.get(name) for name in figures] for mean in means],
+        "margins": [[outcome.margin(index, name) for name in figures] for index in indices],
+        "units": [_unit(name) for name in figures],
+        "x": naming.figure_title(x),
+        "y": naming.figure_title(y),
     }
 
 
-def _axis_title(name: str) -> str:
-    """Return a figure's name on an axis."""
+def _unit(name: str) -> str:
+    """Return the unit of a figure's axis."""
     is_time = name.partition("_")[0] in METRICS or (name.endswith("_s") and not name.endswith("_per_s"))
-    return f"{naming.figure_title(name)} [s]" if is_time else naming.figure_title(name)
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.5g}")
+    return "s" if is_time else "share" if name.endswith("_fraction") else ""
 
 
 def _fleet_sections(evidence: SearchEvidence, fleets: Sequence[answers.FleetSize]) -> list[Section]:
