@@ -42,7 +42,8 @@ def difference(name: str, entry: ResultEntry, base: ResultEntry) -> tuple[str, s
         return "", ""
     sign = -1 if name in LAYOUT["less"] else 1 if name in LAYOUT["more"] else 0
     tone = "" if not sign else "better" if sign * (value - first) > 0 else "worse"
-    return f"{value / first - 1:+.1%} {tone}".rstrip(), tone
+    ratio = value / first
+    return f"{f'×{ratio:.3g}' if ratio >= 2 else f'{ratio - 1:+.1%}'} {tone}".rstrip(), tone
 
 
 def _sections(dashboard: Dashboard, runs: Runs) -> list[Section]:
