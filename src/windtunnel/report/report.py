@@ -34,6 +34,11 @@ class Report:
     is_good: bool | None = None
     """Whether the answer is a yes (green) or a no (red); None: neither."""
 
+    @property
+    def answer(self) -> str:
+        """The answer that a page shows."""
+        return self.verdict or self.headline
+
 
 @dataclass(frozen=True)
 class Section:

@@ -8,7 +8,7 @@ from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.errors import InputError
 from windtunnel.report.layout import Column, layouts_beside, table_of
 from windtunnel.report.numbers import quantity, span_text
-from windtunnel.report.report import Cell, Figures, Section, Table
+from windtunnel.report.report import Cell, Figures, Report, Section, Table
 from windtunnel.report.serving.curves import distributions
 
 Runs = Sequence[tuple[ResultEntry, Mapping[str, Any]]]
@@ -25,7 +25,8 @@ def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
     runs = _runs(dashboard, names) if len(names) >= 2 else []
     sections = _sections(dashboard, runs) if runs else []
     text = " ".join(_against(runs[0][0], entry) for entry, _ in runs[1:])
-    return View("Compare", sections, verdict=text, template="compare.html", values={"known": known, "chosen": names})
+    report = Report("Compare", sections=sections, headline=text)
+    return View(report, template="compare.html", values={"known": known, "chosen": names})
 
 
 def _against(base: ResultEntry, entry: ResultEntry) -> str:

@@ -1,7 +1,8 @@
 """Documents of verbs other than simulate and bench, as sections of a page."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,14 @@ from windtunnel.dashboard.results import ResultEntry
 from windtunnel.pricing.table import read_parquet
 from windtunnel.report import training
 from windtunnel.report.calibration import validation
-from windtunnel.report.calibration.validation import validation_sections
-from windtunnel.report.lab import experiment
-from windtunnel.report.lab.experiment import overview_sections, top_kernel_table
+from windtunnel.report.lab.experiment import headline_of, overview_sections, top_kernel_table
 from windtunnel.report.render.json import as_text
 from windtunnel.report.report import Card, Cards, Code, Report, Section
-from windtunnel.report.search import capacity, whatif
-from windtunnel.report.search.capacity import capacity_section
-from windtunnel.report.search.study import SearchEvidence, search_sections, verdict_of
-from windtunnel.report.search.whatif import grid_sections, shown_figures
+from windtunnel.report.search import capacity
+from windtunnel.report.search.study import SearchEvidence, search_report
+from windtunnel.report.search.whatif import grid_report, shown_figures
 from windtunnel.report.serving import step
 from windtunnel.report.serving.step import time_table
-from windtunnel.report.training import training_sections
 from windtunnel.schema import decode
 from windtunnel.search.capacity.limits import METRICS
 from windtunnel.search.evaluation.figures import FIGURES
@@ -30,8 +27,6 @@ from windtunnel.search.watch import study_of_points
 from windtunnel.units import format_seconds
 
 Document = Mapping[str, Any]
-Answer = tuple[Sequence[Section], str, bool | None]
-"""Sections, the verdict, and whether it is a yes."""
 TOP = 20
 """Best points of a search that its page shows."""
 
@@ -48,17 +43,14 @@ def document_report(path: Path, entry: ResultEntry, document: Document) -> Repor
         InputError: files that belong to it are missing or broken.
     """
     whole = Section("Document", [Code(as_text(document), "as JSON")])
-    if entry.kind not in _REPORTS:
-        return Report("", sections=[whole])
-    sections, text, is_good = _REPORTS[entry.kind](path, document)
-    return Report("", sections=[*sections, whole], verdict=text, is_good=is_good)
+    report = _REPORTS[entry.kind](path, document) if entry.kind in _REPORTS else Report("")
+    return replace(report, sections=[*report.sections, whole])
 
 
-def _search(path: Path, document: Document) -> Answer:
+def _search(path: Path, document: Document) -> Report:
     space = space_from(dict(document["space"]))
     study = study_of_points(space, _written_points(path / "points.parquet", space))
-    evidence = SearchEvidence(study, TOP)
-    return search_sections(evidence), verdict_of(evidence), any(outcome.ranking for outcome in study.outcomes)
+    return search_report(SearchEvidence(study, TOP))
 
 
 def _written_points(path: Path, space: Space) -> list[tuple[str | None, int, Evaluation]]:
@@ -73,32 +65,48 @@ def _written_points(path: Path, space: Space) -> list[tuple[str | None, int, Eva
     return points
 
 
-def _grid(_path: Path, document: Document) -> Answer:
+def _grid(_path: Path, document: Document) -> Report:
     space = space_from(dict(document["space"]))
     answers = {}
     for index, point in enumerate(document["points"]):
         answers[index] = decode({name: value for name, value in point.items() if name != "choice"}, Evaluation)
-    return grid_sections(space, answers, shown_figures(None)), *whatif.headline_of(space, answers)
+    return grid_report(space, answers, shown_figures(None))
 
 
-def _lab(path: Path, document: Document) -> Answer:
+def _lab(path: Path, document: Document) -> Report:
     if document["status"] != "done":
-        return [], f"The run {document['status']}.", False
+        return Report("", verdict=f"The run {document['status']}.", is_good=False)
     kernels = [Section("Kernels", [top_kernel_table(document)])] if document.get("top_kernels") else []
-    return [*overview_sections(document, path), *kernels], experiment.headline_of(document["metrics"]), None
+    sections = [*overview_sections(document, path), *kernels]
+    return Report("", sections=sections, headline=headline_of(document["metrics"]))
 
 
-def _explained(_path: Path, document: Document) -> Answer:
+def _explained(_path: Path, document: Document) -> Report:
     cards = Cards([Card(format_seconds(document["step_s"]), "a step"), Card(document["bound_by"], "bound by")])
-    return [Section("Step", [cards, time_table(document)], is_open=True)], step.headline_of(document), None
+    section = Section("Step", [cards, time_table(document)], is_open=True)
+    return Report("", sections=[section], headline=step.headline_of(document))
 
 
-_REPORTS: Mapping[str, Callable[[Path, Document], Answer]] = {
-    "train": lambda _path, document: (training_sections(document), training.verdict_of(document), document["fits"]),
+def _trained(_path: Path, document: Document) -> Report:
+    text = training.verdict_of(document)
+    return Report("", sections=training.training_sections(document), verdict=text, is_good=document["fits"])
+
+
+def _validated(_path: Path, document: Document) -> Report:
+    return Report("", sections=validation.validation_sections(document), verdict=validation.verdict_of(document))
+
+
+def _sustained(_path: Path, document: Document) -> Report:
+    text, is_good = capacity.verdict_of(document)
+    return Report("", sections=[capacity.capacity_section(document)], verdict=text, is_good=is_good)
+
+
+_REPORTS: Mapping[str, Callable[[Path, Document], Report]] = {
+    "train": _trained,
     "search": _search,
     "whatif": _grid,
-    "validate": lambda _path, document: (validation_sections(document), validation.verdict_of(document), None),
+    "validate": _validated,
     "lab": _lab,
-    "capacity": lambda _path, document: ([capacity_section(document)], *capacity.verdict_of(document)),
+    "capacity": _sustained,
     "explain": _explained,
 }

@@ -10,7 +10,7 @@ from windtunnel.dashboard.results import MOST_RESULTS, ResultEntry
 from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.report.layout import layouts_beside, table_of
 from windtunnel.report.numbers import percent, quantity, span_text
-from windtunnel.report.report import Cell, Section
+from windtunnel.report.report import Cell, Report, Section
 from windtunnel.report.serving.run import LEAST_SHARE
 
 TABLES = layouts_beside(__file__)
@@ -27,7 +27,8 @@ def page(dashboard: Dashboard, _rest: str, _query: Query) -> View:
             title = f"{table['title']} ({len(listed):,})"
             sections.append(Section(title, [table_of(listed, columns, left=table["left"])]))
     cut = [f"Only the first {MOST_RESULTS:,} results are shown."] if dashboard.results.is_cut else []
-    return View("Runs", sections, cut, filters="filter: words of any column", template="runs.html", is_live=True)
+    report = Report("Runs", cut, sections)
+    return View(report, filters="filter: words of any column", template="runs.html", is_live=True)
 
 
 def document(dashboard: Dashboard, _rest: str, _query: Query) -> Any:

@@ -10,7 +10,7 @@ from windtunnel.errors import InputError
 from windtunnel.model.precision import Format
 from windtunnel.report.chart import Axis, Chart, Limit, Series
 from windtunnel.report.layout import table_of
-from windtunnel.report.report import Figures, Section
+from windtunnel.report.report import Figures, Report, Section
 from windtunnel.report.search.capacity import capacity_document, capacity_section, verdict_of
 from windtunnel.report.search.figures import limit_name
 from windtunnel.report.serving.curves import LATENCIES
@@ -35,7 +35,7 @@ def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
         "form": trials.FORM,
         "choices": {**lists, "formats": [str(each) for each in Format]},
     }
-    return View("Try a deployment", template="try.html", values=values, scripts=("try.js",))
+    return View(Report("Try a deployment"), template="try.html", values=values, scripts=("try.js",))
 
 
 def trial(dashboard: Dashboard, _rest: str, query: Query) -> View:
@@ -44,8 +44,9 @@ def trial(dashboard: Dashboard, _rest: str, query: Query) -> View:
     sections = run_sections(result.scenario, run_document(result), result.requests)
     deployment = result.scenario.deployment
     title = "" if deployment.pools else deployment_line(result.setup, deployment.replicas)
-    lead = [model_line(result.setup), title, load_line(typed.scenario)]
-    return _view("Result", sections, typed, lead, *verdict(result.summary, result.scenario, result.requests))
+    lead = [*typed.remarks, model_line(result.setup), title, load_line(typed.scenario)]
+    text, is_good = verdict(result.summary, result.scenario, result.requests)
+    return View(Report("Result", lead, sections, verdict=text, is_good=is_good))
 
 
 def trial_document(dashboard: Dashboard, _rest: str, query: Query) -> Any:
@@ -56,7 +57,9 @@ def trial_document(dashboard: Dashboard, _rest: str, query: Query) -> Any:
 def sweep(dashboard: Dashboard, _rest: str, query: Query) -> View:
     """Show the typed scenario over its load."""
     typed, loads = _with(trials.swept, dashboard, query)
-    return _view("Over the load", [_sweep_section(loads)], typed, (), *verdict_of(capacity_document(loads.capacities)))
+    text, is_good = verdict_of(capacity_document(loads.capacities))
+    section = _sweep_section(loads)
+    return View(Report("Over the load", typed.remarks, [section], verdict=text, is_good=is_good))
 
 
 def sweep_data(dashboard: Dashboard, _rest: str, query: Query) -> Any:
@@ -71,18 +74,12 @@ def _with(run: Callable[[Scenario], Answer], dashboard: Dashboard, query: Query)
         return typed, run(typed.scenario)
 
 
-def _view(
-    title: str, sections: Sequence[Section], typed: trials.Trial, lead: Sequence[str], text: str, is_good: bool | None
-) -> View:
-    return View(title, sections, lead, text, is_good, template="trial.html", values={"remarks": typed.remarks})
-
-
 def save(dashboard: Dashboard, _rest: str, query: Query) -> View:
     """Save the typed scenario, or its run, below the folder."""
     with dashboard.running:
         name = trials.kept(query, dashboard.results.folder)
     address = link("run", name) if query.get("what") == "run" else ""
-    return View("Saved", template="saved.html", values={"name": name, "address": address})
+    return View(Report("Saved"), template="saved.html", values={"name": name, "address": address})
 
 
 def _sweep_section(swept_load: trials.Sweep) -> Section:

@@ -1,6 +1,6 @@
 """A client's measurements of a server: for people, as JSON, and under the names of `vllm bench serve`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,14 @@ from windtunnel.workload.arrivals import Arrivals, Static
 LAYOUT = layouts_beside(__file__)
 
 
-def bench_report(summary: ClientSummary, about: Mapping[str, str]) -> Report:
+def bench_report(summary: ClientSummary, about: Mapping[str, str], slo: Slo | None = None) -> Report:
     """Return the report of a client's measurements: latencies and throughput, as of a simulation."""
     remarks = [(name, text) for name, text in about.items() if text and name not in ("model", "endpoint")]
-    title, sections = f"{about['model']} at {about['endpoint']}", [client_section(summary, remarks)]
-    return Report(title, [], sections, headline=filled(LAYOUT["headline"], summary))
-
-
-def client_section(summary: ClientSummary, remarks: Sequence[tuple[str, str]], slo: Slo | None = None) -> Section:
-    """Return a client's latencies, throughput and remarks."""
     facts = Facts([*rows_of(summary, LAYOUT["facts"]), *remarks])
     cards = Cards([*limit_cards(summary, slo), *cards_of(summary, LAYOUT["cards"]).facts])
-    return Section("", [cards, latency_table(summary), facts], "Measured by the client")
+    section = Section("", [cards, latency_table(summary), facts], "Measured by the client")
+    title = f"{about['model']} at {about['endpoint']}"
+    return Report(title, [], [section], headline=filled(LAYOUT["headline"], summary))
 
 
 def bench_document(summary: ClientSummary, about: Mapping[str, str], scenario: Scenario) -> dict[str, Any]:

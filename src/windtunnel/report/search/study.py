@@ -81,17 +81,18 @@ class SearchEvidence:
 
 
 def search_report(evidence: SearchEvidence) -> Report:
-    """Return the report of a finished search: the answer first, then its evidence."""
-    space = evidence.study.space
+    """Return the report of a search, finished or under way: the answer first, then its evidence."""
+    space, count = evidence.study.space, evidence.study.count
     asked = Facts([("limits", naming.limits_text(space)), ("objective", naming.objective_text(space.objective))])
     sections = search_sections(evidence)
-    counters = LAYOUT["count_of_jobs" if space.is_training else "count"]
-    sections.append(Section("", [facts_of(evidence.study.count, counters)], "Work of the search"))
+    if count.num_runs or count.num_known:
+        counters = LAYOUT["count_of_jobs" if space.is_training else "count"]
+        sections.append(Section("", [facts_of(count, counters)], "Work of the search"))
     title = f"{format_count(space.num_points, 'point')} of {space.model or 'the space'}"
-    if evidence.recommends:
-        sentence = recommendation(evidence.study, evidence.load)
-        return Report(title, [asked], _shortened(sections), verdict=sentence, is_good=_is_found(evidence))
-    return Report(title, [asked], sections, verdict=verdict_of(evidence), is_good=_is_found(evidence))
+    text = recommendation(evidence.study, evidence.load) if evidence.recommends else _verdict(evidence)
+    is_good = any(outcome.ranking for outcome in evidence.study.outcomes) or (False if evidence.why else None)
+    sections = _shortened(sections) if evidence.recommends else sections
+    return Report(title, [asked], sections, verdict=text, is_good=is_good)
 
 
 def _shortened(sections: Sequence[Section]) -> list[Section]:
@@ -107,11 +108,7 @@ _ON_PAGE = ("What each setting is worth", "Every point that meets the limits")
 """Headings of sections that a recommendation shows on its page alone."""
 
 
-def _is_found(evidence: SearchEvidence) -> bool:
-    return any(outcome.ranking for outcome in evidence.study.outcomes)
-
-
-def verdict_of(evidence: SearchEvidence) -> str:
+def _verdict(evidence: SearchEvidence) -> str:
     """Name the best point of each workload, with its objective."""
     study, objective = evidence.study, evidence.study.space.objective
     texts = []

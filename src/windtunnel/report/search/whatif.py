@@ -41,13 +41,13 @@ def grid_report(space: Space, answers: dict[int, Evaluation], names: Sequence[st
     refused = [
         f"{point_at(space, index).title}: {answer.refused}" for index, answer in answers.items() if answer.refused
     ]
-    sections = grid_sections(space, answers, names)
-    text, is_good = headline_of(space, answers)
+    text, is_good = _headline(space, answers)
+    sections = _sections(space, answers, names)
     sections += [Section("", [Text(refused)], "What cannot run")] if refused else []
     return Report(title, [], sections, headline=text, is_good=is_good)
 
 
-def headline_of(space: Space, answers: Mapping[int, Evaluation]) -> tuple[str, bool | None]:
+def _headline(space: Space, answers: Mapping[int, Evaluation]) -> tuple[str, bool | None]:
     """Say how many points of a grid hold its limits and which is best of these, and whether any does."""
     held = [index for index, answer in answers.items() if answer.holds and not answer.refused]
     text = f"{len(held)} of {format_count(len(answers), 'point')}"
@@ -59,7 +59,7 @@ def headline_of(space: Space, answers: Mapping[int, Evaluation]) -> tuple[str, b
     return f"{text}.", None if held else False
 
 
-def grid_sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> list[Section]:
+def _sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> list[Section]:
     """Return a plot of every figure over the last numeric setting, a line per value of the others, and the table."""
     settings = list(space.vary)
     heads = [*(name.rpartition(".")[2] for name in settings), *(_two_lines(figure_title(name)) for name in names), ""]
