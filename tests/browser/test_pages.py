@@ -246,6 +246,17 @@ def test_the_dashboards_policy_lets_figures_work(browse: Browse[None], dashboard
     browse(check)
 
 
+def test_the_answer_leads_a_trial_on_a_phone(browse: Browse[None], dashboard: str) -> None:
+    def check(browser: Any) -> None:
+        with Tab(browser, f"{dashboard}/try", 390) as tab:
+            tab.page.wait_for_selector("#result canvas")
+            assert tab.page.locator(".answer").count() == 1
+            assert tab.page.locator(".answer").bounding_box()["y"] < HEIGHT / 3
+            assert tab.problems == []
+
+    browse(check)
+
+
 def test_the_timeline_zooms_by_the_keyboard(browse: Browse[None], dashboard: str) -> None:
     def check(browser: Any) -> None:
         with Tab(browser, f"{dashboard}/timeline/served/fast") as tab:

@@ -44,6 +44,7 @@ def test_a_run_s_page_is_one_file_and_says_what_the_run_came_to() -> None:
     result = simulate(scenario_from(raw))
     page = page_of(run_report(result))
     assert loads_nothing(page)
+    assert page == page_of(run_report(simulate(scenario_from(raw))))  # the same seed gives the same bytes
     assert format_seconds(result.summary.ttft_s.mean) in page
     assert "Poisson arrivals at 4/s" in page
     assert "TTFT p99" in page

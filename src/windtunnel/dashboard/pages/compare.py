@@ -53,9 +53,9 @@ def _sections(dashboard: Dashboard, runs: Runs) -> list[Section]:
     heads = ("", *(entry.name or "." for entry, _ in runs))
     rows = [[path, *map(_value_text, values)] for path, values in differing.items()]
     return [
-        Section("Runs", [_runs_table(runs)]),
-        Section("Figures", [figures_table(runs)], is_open=True),
         Section("Distributions", [Figures(distributions(requests))]),
+        Section("Figures", [figures_table(runs)], is_open=True),
+        Section("Runs", [_runs_table(runs)]),
         Section("Differences of the scenarios", [Table(heads, rows) if rows else "There are none."]),
     ]
 

@@ -44,8 +44,11 @@ def _cell(entry: ResultEntry, name: str) -> str | Cell:
     """Return an entry's cell; a figure has its interval, which holds 80% of measurements, where that is known."""
     match name:
         case "name":
-            note = "measured" if entry.kind == "bench" else entry.problem
-            return Cell(entry.name or ".", href=link("run", entry.name), note=note)
+            met = entry.figures.get("goodput_fraction")
+            held = "" if met is None else "holds the SLO" if met >= LEAST_SHARE else "breaks the SLO"
+            note = ", ".join(filter(None, ("measured" if entry.kind == "bench" else "", held, entry.problem)))
+            tone = "better" if held.startswith("holds") else "worse" if held or entry.problem else ""
+            return Cell(entry.name or ".", href=link("run", entry.name), note=note, tone=tone)
         case "broken":
             return entry.name or "."
         case "served":
@@ -62,9 +65,6 @@ def _cell(entry: ResultEntry, name: str) -> str | Cell:
     value, interval = entry.figures.get(name), entry.intervals.get(name)
     if value is None:
         return ""
-    if name == "goodput_fraction":
-        note, tone = ("holds", "better") if value >= LEAST_SHARE else ("breaks", "worse")
-        return Cell(quantity(name, value), value, note=note, tone=tone)
     span = "" if interval is None else span_text(*(quantity(name, bound) for bound in interval))
     return Cell(quantity(name, value), value, note=span)
 

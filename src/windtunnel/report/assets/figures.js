@@ -114,7 +114,7 @@
       const [scale, unit] = unitOf(axes[name], full[name]);
       return {
         stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 }, font: "12px system-ui", gap: 4,
-        labelFont: "12px system-ui", labelSize: 20, size: name === "x" ? 34 : 52, space: name === "x" ? 64 : 32,
+        labelFont: "12px system-ui", labelSize: 20, size: name === "x" ? 34 : 52, space: name === "x" ? (holder.clientWidth < 300 ? 36 : 64) : height < 200 ? 24 : 32,
         label: axes[name].label + (unit ? ` (${unit})` : ""),
         values: (_, splits) => splits.map((value) => (value === null ? null : short(value * scale))),
         ...(axes[name].isLog && { splits: (_u, _at, low, high) => logTicks(low, high), filter: (_, splits) => splits }),
@@ -392,6 +392,7 @@
   function panels(figure, spec) {
     const full = ranges(spec, spec.series.map((one) => ({ ...one, points: pointsOf(one, spec.x, spec.y) })));
     figure.plot.classList.add("panels");
+    figure.root.closest("figure")?.classList.add("whole");
     return spec.series.slice(0, MOST_PANELS).map((one, at) => {
       const cell = figure.plot.appendChild(make("div"));
       cell.append(make("p", "panel", one.label));

@@ -218,7 +218,8 @@ def limit_cards(summary: Summary | ClientSummary, slo: Slo | None) -> list[Card]
         latency, limit_s, label = getattr(summary, name), limits[name], f"{LAYOUT['latencies'][name]} p99"
         if latency is not None:
             share = latency.p99 / limit_s if limit_s else None
-            note = f"{percent(share)} of the limit, {format_seconds(limit_s)}" if limit_s and share else ""
+            times = "" if share is None else f"{share:.3g} times" if share >= 2 else f"{percent(share)} of"
+            note = f"{times} the limit, {format_seconds(limit_s)}" if limit_s else ""
             cards.append(Card(format_seconds(latency.p99), label, note, share))
     return cards
 
