@@ -89,8 +89,8 @@ class Table:
     right: int = 0
     notes: Sequence[str] = ()
     """Lines right below the table."""
-    is_ranking: bool = False
-    """Whether a page marks the first row as the winner."""
+    winner: int | None = None
+    """Row that a page marks as the best."""
 
     def is_text(self, index: int) -> bool:
         """Whether a column holds texts."""

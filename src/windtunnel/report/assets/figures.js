@@ -140,7 +140,7 @@
             self.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
             look();
           }],
-          setCursor: [(self) => point(self, tip, spec, series, owners)],
+          setCursor: [(self) => point(self, tip, spec, series)],
         },
       },
       columns,
@@ -189,8 +189,8 @@
   function ranges(spec, series) {
     const full = {};
     for (const name of ["x", "y"]) {
-      const values = series.flatMap((one) => one.points.flatMap((point) => [point[name], ...(point.span ? point.span[name] : [])]));
-      const most = Math.max(...values.slice(0, 100000), 0);
+      const values = series.flatMap((one) => one.points.map((point) => point[name]));
+      const most = values.reduce((largest, value) => Math.max(largest, value), 0);
       for (const limit of spec.limits) if (limit.axis === name && limit.value <= 2 * most) values.push(limit.value);
       if (series.some((one) => one.style === "bars") && name === "y") values.push(0);
       full[name] = padded(values, spec[name]);
@@ -455,7 +455,7 @@
 
   // ---- the points of a search, whose axes, colours and filters the reader chooses ----
   // `data`: figures (what values are called) with units, more (whether more of a figure is better), names (of settings),
-  // choices, values and margins (of each point; null where it met one stream of requests alone), x and y; best point first.
+  // choices, values and margins (of each point; null where it met one stream of requests alone), x, y, and the best point.
   function addControls(figure) {
     const { data, root } = figure;
     const box = make("div", "controls");
@@ -489,6 +489,8 @@
     );
     const axis = (at) => ({ label: data.figures[at], unit: data.units[at], isLog: false });
     const spec = { x: axis(x), y: axis(y), series, limits: [], height: 380 };
+    const reach = (at) => kept.flatMap((index) => [-1, 1].map((sign) => data.values[index][at] + sign * (data.margins[index][at] || 0)));
+    spec.full = { x: padded(reach(x), spec.x), y: padded(reach(y), spec.y) };
     spec.legend = kinds.map((label, at) => ({ label, colour: colours[at], show: (is) => {
       const u = figures.find((figure) => figure.data === data).plots[0];
       [2 * at, 2 * at + 1].forEach((one) => u.show(one, is));
@@ -502,15 +504,16 @@
       }
       ctx.strokeStyle = ink;
       line(frontier(data, kept.filter((index) => !areSome || isSure(index)), x, y).map((index) => [at("x", data.values[index][x]), at("y", data.values[index][y])]), [5, 4]);
-      if (kept[0] !== 0) return;
+      const best = data.values[data.best];
+      if (!kept.includes(data.best)) return;
       ctx.lineWidth = 2 * dots;
       ctx.beginPath();
-      ctx.arc(at("x", data.values[0][x]), at("y", data.values[0][y]), 8 * dots, 0, 2 * Math.PI);
+      ctx.arc(at("x", best[x]), at("y", best[y]), 8 * dots, 0, 2 * Math.PI);
       ctx.stroke();
       ctx.fillStyle = ink;
-      const isLeft = at("x", data.values[0][x]) > u.bbox.left + u.bbox.width / 2;
+      const isLeft = at("x", best[x]) > u.bbox.left + u.bbox.width / 2;
       ctx.textAlign = isLeft ? "right" : "left";
-      ctx.fillText("best", at("x", data.values[0][x]) + (isLeft ? -13 : 13) * dots, at("y", data.values[0][y]) + 4 * dots);
+      ctx.fillText("best", at("x", best[x]) + (isLeft ? -13 : 13) * dots, at("y", best[y]) + 4 * dots);
     };
     return spec;
   }

@@ -148,16 +148,23 @@ def _workload_sections(evidence: SearchEvidence, place: int, outcome: SearchOutc
         refused = _refusals(outcome, heading("What cannot run"), [text])
         return [_title(outcome, counts if refused else [*counts, text]), *refused]
     why = evidence.why[place] if evidence.why else []
-    effects = answers.worths(space, outcome)
+    effects, winner = answers.worths(space, outcome), _winner_rank(evidence, place)
     return [
         _title(outcome, counts),
-        Section("", _best(evidence, outcome, why), heading("The best points"), is_open=True),
+        Section("", _best(evidence, outcome, why, winner), heading("The best points"), is_open=True),
         *([_why_section(why)] if why else []),
         *([_worth_section(space, outcome, effects, heading("What each setting is worth"))] if effects else []),
-        Section("", _all_points(study, outcome), heading("Every point that meets the limits")),
+        Section("", _all_points(study, outcome, winner), heading("Every point that meets the limits")),
         *(_fleet_sections(evidence, evidence.fleets[place]) if evidence.fleets else []),
         *_refusals(outcome, heading("What cannot run")),
     ]
+
+
+def _winner_rank(evidence: SearchEvidence, place: int) -> int:
+    """Return the place in the ranking of what a workload's answer names: for a load the cheapest replicas, else 0."""
+    if not evidence.recommends or not evidence.fleets:
+        return 0
+    return evidence.study.outcomes[place].ranking.index(evidence.fleets[place][0].index)
 
 
 def _title(outcome: SearchOutcome, lines: list[str]) -> Section:
@@ -182,7 +189,7 @@ def _nothing_text(evidence: SearchEvidence) -> str:
     return "No point meets the limits at any load."
 
 
-def _best(evidence: SearchEvidence, outcome: SearchOutcome, why: Why) -> list[Block]:
+def _best(evidence: SearchEvidence, outcome: SearchOutcome, why: Why, winner: int) -> list[Block]:
     """Return the best points with their figures, and how sure their order is."""
     study, top = evidence.study, evidence.top
     points = [(str(rank), study.point(index).title) for rank, index in enumerate(outcome.ranking[:top], start=1)]
@@ -190,7 +197,7 @@ def _best(evidence: SearchEvidence, outcome: SearchOutcome, why: Why) -> list[Bl
     return [
         *([OnPage(lambda: _winner(study, outcome, why[0][1]))] if why else []),
         OnTerminal(lambda: [Facts(points, RANK_WIDTH), best_table(study, outcome, top)]),
-        OnPage(lambda: [best_table(study, outcome, top, is_on_page=True)]),
+        OnPage(lambda: [best_table(study, outcome, top, is_on_page=True, winner=winner)]),
         *_burst_texts(evidence, outcome),
         *([Text(sureness)] if sureness else []),
     ]
@@ -217,7 +224,7 @@ def engine_versions(scenario: Scenario) -> dict[str, str]:
     return {engine.name: engine.version or engine_defaults(engine.name).default_version for engine in engines}
 
 
-def best_table(study: Study, outcome: SearchOutcome, top: int, is_on_page: bool = False) -> Table:
+def best_table(study: Study, outcome: SearchOutcome, top: int, is_on_page: bool = False, winner: int = 0) -> Table:
     """Return the table of the best points by rank.
 
     A terminal lists their settings apart, to fit its width; a page has more columns.
@@ -237,10 +244,10 @@ def best_table(study: Study, outcome: SearchOutcome, top: int, is_on_page: bool 
     titles = [naming.limit_name(name) or naming.figure_title(name) for name in names]
     first = "point" if is_on_page else ""
     if is_training:
-        return Table([first, *titles], rows, is_ranking=True)
+        return Table([first, *titles], rows, winner=winner)
     arrivals = study.space.scenario.get("workload", {}).get("arrivals")
     is_closed = isinstance(arrivals, dict) and arrivals.get("type") == "closed_loop"
-    return Table([first, "clients" if is_closed else "requests/s", "at least", *titles, "limit"], rows, is_ranking=True)
+    return Table([first, "clients" if is_closed else "requests/s", "at least", *titles, "limit"], rows, winner=winner)
 
 
 def _table_figures(study: Study, outcome: SearchOutcome) -> list[str]:
@@ -352,7 +359,7 @@ def streams_text(outcome: SearchOutcome) -> str:
     return f"mean of {format_count(outcome.num_streams, 'stream')}" if outcome.num_streams > 1 else "one stream"
 
 
-def _all_points(study: Study, outcome: SearchOutcome) -> list[Block]:
+def _all_points(study: Study, outcome: SearchOutcome, winner: int) -> list[Block]:
     """Return the figure of all points that meet the limits, and the frontier: the best of it on a terminal."""
     names = names_of_frontier(study, outcome)
     head = "frontier" if study.space.is_training else f"frontier, {streams_text(outcome)}"
@@ -362,15 +369,15 @@ def _all_points(study: Study, outcome: SearchOutcome) -> list[Block]:
     ]
     heads = [head, *map(naming.figure_title, names)]
     more = [f"and {len(rows) - SHOWN_FRONTIER} more"] if len(rows) > SHOWN_FRONTIER else []
-    remark = "The large dot is the best point; the dashed line is the frontier of the two axes."
+    remark = "The point in a circle is the best; the dashed line is the frontier of the two axes."
     if outcome.num_streams > 1:
         remark += (
             f" Filled dots are the {streams_text(outcome)} of requests, with the 90% confidence interval of the mean; "
-            "rings met the first stream alone, and the line leaves them out."
+            "hollow dots met the first stream alone, and the line leaves them out."
         )
     return [
         OnTerminal(lambda: [Table(heads, rows[:SHOWN_FRONTIER], notes=more)]),
-        OnPage(lambda: [all_blocks.Points(_plotted(study, outcome)), remark, Table(heads, rows)]),
+        OnPage(lambda: [all_blocks.Points(_plotted(study, outcome) | {"best": winner}), remark, Table(heads, rows)]),
     ]
 
 
@@ -506,7 +513,7 @@ def write_study(evidence: SearchEvidence, folder: Path) -> None:
                     (draft / "launch.sh").write_text(megatron_script(resolve_job(job)), encoding="utf-8")
             elif outcome.ranking:
                 fleet = evidence.fleets[place][0] if evidence.recommends and evidence.fleets else None
-                scenario = answers.scenario_of(study, outcome, fleet.index if fleet else outcome.ranking[0])
+                scenario = answers.scenario_of(study, outcome, outcome.ranking[_winner_rank(evidence, place)])
                 _write_winner(answers.copied(scenario, fleet, evidence.load), draft, outcome.workload)
 
 
