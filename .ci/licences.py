@@ -53,13 +53,15 @@ def closure(texts: list[str]) -> dict[str, metadata.Distribution]:
 
 
 def licence(distribution: metadata.Distribution) -> str:
-    """Return the licence of a package: its SPDX expression, its classifiers, or the first line of its field."""
+    """Return the licence of a package: its SPDX expression, its classifiers, or the first line of its field or file."""
     about = distribution.metadata
     if expression := about.get("License-Expression"):
         return expression
     classifiers = [text.rpartition(" :: ")[2] for text in about.get_all("Classifier", []) if text.startswith("License")]
     named = [text for text in classifiers if text != "OSI Approved"]
-    return "; ".join(named) or (about.get("License") or "unknown").strip().splitlines()[0]
+    files = [file for file in distribution.files or () if file.name.startswith("LICENSE")]
+    text = about.get("License") or (files[0].read_text(encoding="utf-8") if files else "unknown")
+    return "; ".join(named) or text.strip().splitlines()[0]
 
 
 def lock(packages: dict[str, metadata.Distribution]) -> Iterator[str]:

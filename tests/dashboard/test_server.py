@@ -37,7 +37,7 @@ def test_pages_load_nothing_from_elsewhere(ask: Ask) -> None:
 def test_every_file_that_a_page_names_is_shipped(ask: Ask) -> None:
     pages = ("/", "/run/found", "/timeline/served/slow", "/try")
     names = {name for page in pages for name in re.findall(r'="(/assets/[^"]+)"', ask(page).text)}
-    assert len(names) == 8
+    assert len(names) == 10
     assert all(ask(name).status == 200 for name in names)
     assert ask("/assets/../server.py").status == 404
     assert ask("/assets/%2e%2e/server.py").status == 404

@@ -10,7 +10,7 @@ import yaml
 
 from windtunnel.report.layout import cards_of, facts_of, filled, table_of
 from windtunnel.report.render.templates import PACKAGE
-from windtunnel.report.report import Cell
+from windtunnel.report.report import Card, Cell
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def test_a_misspelt_field_of_an_object_is_an_error() -> None:
 def test_facts_and_cards_without_a_text_are_left_out() -> None:
     templates = {"span": "{span_s}", "goodput": "{goodput_fraction}", "of {name}": "{num_runs}"}
     assert facts_of(Run(), templates).rows == [("span", "12.3 ms"), ("of one", "1")]
-    assert cards_of(Run(), templates).facts == [("12.3 ms", "span"), ("1", "of one")]
+    assert cards_of(Run(), templates).facts == [Card("12.3 ms", "span"), Card("1", "of one")]
 
 
 def test_a_column_is_a_path_a_template_or_a_function() -> None:

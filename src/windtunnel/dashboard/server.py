@@ -34,6 +34,7 @@ from windtunnel.dashboard.view import Dashboard, Download, Query, View
 from windtunnel.errors import InputError, WindtunnelError, did_you_mean
 from windtunnel.report.layout import layouts_beside
 from windtunnel.report.render.json import as_text
+from windtunnel.report.report import Report
 
 HOST = "127.0.0.1"
 BACKLOG = 64
@@ -184,8 +185,8 @@ def _failed(request: Request, dashboard: Dashboard, error: Exception) -> Respons
     if path.startswith("/api/"):
         return _response(request, dashboard, {"error": message, "hint": hint}, status)
     title = {404: "Not there", 500: "Failed"}.get(status, "That cannot be")
-    view = View(title, template="problem.html", values={"message": message, "hint": hint})
-    return _response(request, dashboard, view, status)
+    report = Report(title, [hint or ""], verdict=message, is_good=False)
+    return _response(request, dashboard, View(report), status)
 
 
 def check_host(host: str | None, own_host: str) -> None:

@@ -12,7 +12,7 @@ from starlette.datastructures import QueryParams
 from windtunnel.dashboard.results import Results
 from windtunnel.errors import InputError
 from windtunnel.report.render.html import template
-from windtunnel.report.report import Section
+from windtunnel.report.report import Report
 from windtunnel.search.watch import Watched
 
 PAGES = {"": "Runs", "compare": "Compare", "try": "Try", "search": "Search", "catalog": "Catalog"}
@@ -47,12 +47,9 @@ def dashboard_of(folder: Path) -> Dashboard:
 
 @dataclass(frozen=True)
 class View:
-    """A page: its heading, and what stands below it."""
+    """A page: its report, and the frame around it."""
 
-    title: str
-    sections: Sequence[Section] = ()
-    lead: Sequence[str] = ()
-    """Lines below the heading."""
+    report: Report
     tabs: Mapping[str, str] = field(default_factory=dict)
     """Label -> address of pages that belong together."""
     here: str = ""

@@ -21,7 +21,7 @@ from string import Formatter
 from typing import Any
 
 from windtunnel.report.numbers import duration, number, percent, quantity, span_text
-from windtunnel.report.report import Cards, Cell, Facts, Table
+from windtunnel.report.report import Card, Cards, Cell, Facts, Table
 from windtunnel.schema import read_yaml
 from windtunnel.units import format_bytes, format_count, format_seconds, format_si, units_for
 
@@ -78,8 +78,9 @@ def facts_of(thing: Any, templates: Mapping[str, Template], **options: Any) -> F
 
 
 def cards_of(thing: Any, templates: Mapping[str, Template]) -> Cards:
-    """Return headline figures from label -> template."""
-    return Cards([(value, label) for label, value in rows_of(thing, templates)])
+    """Return headline figures from label -> template; what follows a comma in a label is its note."""
+    parts = ((value, label.partition(", ")) for label, value in rows_of(thing, templates))
+    return Cards([Card(value, label, note) for value, (label, _, note) in parts])
 
 
 def table_of(things: Iterable[Any], columns: Columns, **options: Any) -> Table:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+from windtunnel.report.chart import Chart
+from windtunnel.report.numbers import percent
+from windtunnel.units import format_seconds
 
 LABEL_WIDTH = 14
 """Characters that the labels of facts take on a terminal."""
+MAX_BARS = 20
+"""Most bars of a page's figure."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +28,16 @@ class Report:
     notes: Sequence[str] = ()
     """Remarks, below everything."""
     verdict: str = ""
-    """The answer in one sentence, below the title."""
-    script: str = ""
-    """Name of a script in `assets/` that the report's page needs besides `page.js`."""
+    """The answer, below the title: a page shows its first sentence in large type, and folds the tables."""
+    headline: str = ""
+    """The answer on a page, where a terminal needs none."""
+    is_good: bool | None = None
+    """Whether the answer is a yes (green) or a no (red); None: neither."""
+
+    @property
+    def answer(self) -> str:
+        """The answer that a page shows."""
+        return self.verdict or self.headline
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,8 @@ class Section:
     blocks: Sequence[Block]
     heading: str = ""
     """Heading on a page, where it is not the title."""
+    is_open: bool = False
+    """Whether its tables are not folded on a page that has an answer."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +68,8 @@ class Cell:
     """Tooltip."""
     bar: float | None = None
     """Bar behind the text, as a fraction of the cell's width."""
-    is_alert: bool = False
-    """Whether it names something wrong."""
+    tone: str = ""
+    """`alert` where it names something wrong; `better` or `worse` where a difference is."""
 
     def __str__(self) -> str:
         return self.text
@@ -74,6 +89,8 @@ class Table:
     right: int = 0
     notes: Sequence[str] = ()
     """Lines right below the table."""
+    winner: int | None = None
+    """Row that a page marks as the best."""
 
     def is_text(self, index: int) -> bool:
         """Whether a column holds texts."""
@@ -95,9 +112,16 @@ class Bars:
 
     shares: Mapping[str, float]
     caption: str = ""
-    axis: str = "share (%)"
-    total: float = 100.0
-    """The whole, in the axis' unit."""
+    total_s: float | None = None
+    """The whole, for a page to show times besides."""
+
+    def largest(self) -> list[tuple[str, float]]:
+        """Return the (name, share) pairs that a page has room for, the largest first."""
+        return sorted(self.shares.items(), key=lambda item: -item[1])[:MAX_BARS]
+
+    def text(self, share: float) -> str:
+        """Return what stands behind a bar."""
+        return percent(share) if self.total_s is None else f"{format_seconds(share * self.total_s)}, {percent(share)}"
 
 
 @dataclass(frozen=True)
@@ -107,18 +131,29 @@ class Text:
     lines: Sequence[str]
 
 
+class Card(NamedTuple):
+    """A headline figure."""
+
+    value: str
+    label: str
+    note: str = ""
+    """Small text below it."""
+    share: float | None = None
+    """What it takes of its limit, as a meter; above 1 the limit is broken."""
+
+
 @dataclass(frozen=True)
 class Cards:
-    """Headline figures of a page, as (value, label) pairs."""
+    """Headline figures of a page."""
 
-    facts: Sequence[tuple[str, str]]
+    facts: Sequence[Card]
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Drawings of a page with their captions, as (SVG, caption) pairs, side by side as far as they fit."""
+    """Figures of a page with their captions, side by side as far as they fit; a drawing is SVG text."""
 
-    drawn: Sequence[tuple[str, str]]
+    drawn: Sequence[tuple[Chart | str, str]]
 
 
 @dataclass(frozen=True)
@@ -131,7 +166,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Points:
-    """A page's figure of many points, whose axes the reader chooses; `assets/plot.js` draws it."""
+    """A page's figure of many points, whose axes the reader chooses; `assets/figures.js` draws it."""
 
     data: Mapping[str, Any] = field(default_factory=dict)
 

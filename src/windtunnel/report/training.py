@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.report.chart import Axis, Bar, Chart
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.json import version
-from windtunnel.report.render.plots import Axis, Bar, tracks
 from windtunnel.report.report import Bars, Block, Figures, OnPage, OnTerminal, Report, Section, Table
 from windtunnel.report.serving.setup import network_lines
 from windtunnel.schema import encode, fields_of
@@ -26,8 +26,8 @@ LAYOUT = layouts_beside(__file__)
 Changes = list[tuple[str, TrainingResult]]
 """Changes that make a job fit its devices, each with its step."""
 PASSES = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight gradients"}
-MOST_PASSES = 160
-"""Most passes of a device in one drawing, as bars of 6 pixels; of more, the first and last halves are drawn."""
+MAX_PASSES = 20_000
+"""Most passes in a figure; of more, the first are drawn."""
 
 
 def training_document(result: TrainingResult, run: Campaign | None, tasks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def training_report(
     )
     sections += [Section("Where the operator times come from", [known]), *_task_sections(tasks)]
     lead = [devices_line(result.setup), filled(LAYOUT["batch"], result.setup), *network]
-    return Report(model_line(result), lead, sections, verdict=_verdict(document))
+    return Report(model_line(result), lead, sections, verdict=verdict_of(document), is_good=document["fits"])
 
 
 def training_sections(document: Mapping[str, Any]) -> tuple[Section, Section, Section]:
@@ -100,12 +100,13 @@ def training_sections(document: Mapping[str, Any]) -> tuple[Section, Section, Se
     ]
     return (
         Section("", rates, "Step"),
-        Section("Where the step goes", [Bars(shown, "where the step goes", "time (s)", document["step_s"])]),
+        Section("Where the step goes", [Bars(shown, "Parts of a step", document["step_s"])]),
         Section("Memory of the fullest device", memory, "Memory of each stage's device"),
     )
 
 
-def _verdict(document: Mapping[str, Any]) -> str:
+def verdict_of(document: Mapping[str, Any]) -> str:
+    """Say how long a step takes, or that it does not fit, from the document of `training_document`."""
     needed, has = _fullest(document)["total_bytes"], document["device_memory_bytes"]
     if document["fits"]:
         step = format_seconds(document["step_s"])
@@ -174,31 +175,17 @@ def _task_sections(tasks: list[dict[str, Any]]) -> list[Section]:
 
 
 def _pipeline(timeline: Timeline) -> Figures:
-    """Draw the passes of every pipeline device: all of them, or the step's beginning and end."""
-    schedule, step_s = timeline.schedule, float(timeline.ends.max())
-    max_passes = int(np.diff(schedule.offsets).max())
-    name = f"{schedule.name}, {schedule.num_microbatches:,} micro-batches"
-    if max_passes <= MOST_PASSES:
-        drawn = [(_drawn(timeline, 0.0, step_s), name)]
-    else:
-        stretch_s = step_s * (MOST_PASSES / 2) / max_passes
-        drawn = [
-            (_drawn(timeline, 0.0, stretch_s), f"{name}: how the step begins"),
-            (_drawn(timeline, step_s - stretch_s, step_s), "how it ends"),
-        ]
-    return Figures(drawn)
-
-
-def _drawn(timeline: Timeline, from_s: float, to_s: float) -> str:
-    """Draw the passes between `from_s` and `to_s`."""
-    of_device, actions = timeline.device_of_action, timeline.schedule.actions
+    """Draw the passes of every pipeline device."""
+    schedule = timeline.schedule
+    first = np.argsort(timeline.starts, kind="stable")[:MAX_PASSES].tolist()
+    columns = zip(schedule.actions.tolist(), timeline.starts.tolist(), timeline.ends.tolist(), strict=True)
+    passes, of_device = list(columns), timeline.device_of_action.tolist()
     bars = []
-    for index in np.flatnonzero((timeline.starts >= from_s) & (timeline.ends <= to_s)).tolist():
-        kind, chunk, microbatch = actions[index].tolist()
-        name = PASSES[kind % PAIRED]
-        begin_s, end_s = float(timeline.starts[index]), float(timeline.ends[index])
-        title = f"{name} of micro-batch {microbatch}, chunk {chunk}: {format_seconds(end_s - begin_s)}"
-        bars.append(Bar(int(of_device[index]), begin_s, end_s, name, title))
-    labels = [f"device {number_of}" for number_of in range(timeline.schedule.num_devices)]
-    kinds = [PASSES[kind] for kind in np.unique(actions[:, 0] % PAIRED).tolist()]
-    return tracks(labels, bars, Axis("time (s)", low=from_s, high=to_s), kinds=kinds)
+    for index in first:
+        (kind, chunk, microbatch), begin_s, end_s = passes[index]
+        title = f"micro-batch {microbatch}, chunk {chunk}"
+        bars.append(Bar(int(of_device[index]), begin_s, end_s, PASSES[kind % PAIRED], title))
+    labels = [f"device {number_of}" for number_of in range(schedule.num_devices)]
+    name = f"{schedule.name}, {schedule.num_microbatches:,} micro-batches"
+    name += f": the first {len(first):,} of {len(passes):,} passes" if len(passes) > len(first) else ""
+    return Figures([(Chart(Axis("time", "s"), Axis(""), tracks=labels, bars=bars), name)])

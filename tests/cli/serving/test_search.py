@@ -75,9 +75,8 @@ def test_a_search_writes_what_it_found(windtunnel: Command, space: str, tmp_path
     assert points["point"] == list(range(6))
     assert [bool(reason) for reason in points["refused"]] == [False] * 3 + [True] * 3
     page = (out / "search.html").read_text()
-    assert "http://" not in page.replace("http://www.w3.org", "")
-    assert "https://" not in page
-    assert "drawSearch" in page
+    assert "src=" not in page
+    assert '<div class="chart">' in page
     document = json.loads((out / "search.json").read_text())
     ranking = document["workloads"][0]["ranking"]
     assert ranking
@@ -113,7 +112,7 @@ def test_a_grid_marks_what_breaks_limits(windtunnel: Command, scenario: str, tmp
     assert done.code == 0
     assert done.stdout.count("breaks TPOT p99") >= 1
     assert "tp 3, rate 1: tp = 3 does not divide the 32 attention heads" in done.stdout
-    assert "<svg" in page.read_text()
+    assert '<div class="chart">' in page.read_text()
 
 
 def test_what_varies_in_a_grid_need_not_be_given_besides(windtunnel: Command) -> None:

@@ -1,5 +1,6 @@
 """One report on a terminal and on a page: what each shows. A page is one file that escapes what it is given."""
 
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ from windtunnel.report.render.html import page
 from windtunnel.report.render.terminal import show
 from windtunnel.report.report import (
     Bars,
+    Card,
     Cards,
     Cell,
     Code,
@@ -31,7 +33,7 @@ REPORT = Report(
         Section(
             "", [Table(("<name>", "n\nms"), [("x & y", Cell("1", 1.5, href="/<x>", note="<i>"))], notes=["<note>"])]
         ),
-        Section("Only on pages", [OnPage(lambda: [Cards([("3%", "<error>")]), Code("<text>", "<folded>")])]),
+        Section("Only on pages", [OnPage(lambda: [Cards([Card("3%", "<error>")]), Code("<text>", "<folded>")])]),
         Section("Only on terminals", [OnTerminal(lambda: [Text(["one", "two"])])]),
         Section("Shares", [Bars({"<half>": 0.5}, "<caption>")], heading="Shares of <all>"),
         Section("Drawn", [Figures([("<svg/>", "")]), Points({"names": ["</script>"]})]),
@@ -52,7 +54,8 @@ def test_a_page_escapes_what_it_is_given_and_loads_nothing() -> None:
     assert "x &amp; y" in text
     assert "\\u003c/script\\u003e" in text
     assert "src=" not in text
-    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert [address for address in re.findall(r"https?://[^\s\"']+", text) if "uPlot" not in address] == []
+    assert not re.findall(r"<link|<iframe|@import|url\(", text)
 
 
 def test_a_section_without_blocks_in_a_medium_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,3 +82,17 @@ def test_a_terminal_needs_no_templates() -> None:
         "windtunnel.report.render.terminal; sys.exit('jinja2' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_page_without_figures_has_no_plotting_library() -> None:
+    assert "uPlot" not in page(Report("plain", ["a line"]))
+
+
+def test_an_answer_leads_and_the_tables_behind_it_are_folded() -> None:
+    rows = Table(["name"], [["one"]])
+    report = Report("about", [], [Section("Rows", [rows])], headline="Holds: all. Bound by memory.", is_good=True)
+    text = page(report)
+    assert text.index("Holds: all.") < text.index("<details>") < text.index("<table>")
+    assert '<div class="verdict good"><p class="answer">Holds: all.</p><p>Bound by memory.</p></div>' in text
+    assert "<details>" not in page(Report("about", [], [Section("Rows", [rows])]))
+    assert "<details>" not in page(Report("about", [], [Section("Rows", [rows], is_open=True)], headline="Yes."))

@@ -194,9 +194,9 @@ def test_the_winner_is_written_as_something_to_run(study: Study, tmp_path: Path,
     read = read_megatron_arguments((tmp_path / "found" / "launch.sh").read_text(), "h100_sxm")
     assert simulate_training(read.job).step_s == best["step_s"]
     page = (tmp_path / "found" / "search.html").read_text()
-    points = json.loads(re.findall(r'class="points">(.*?)</script>', page)[0])
+    points = json.loads(re.findall(r'application/json">(.*?)</script>', page)[0])
     assert points["choices"][0][:2] == [str(value) for value in study.point(outcome.ranking[0]).choice.values()][:2]
-    assert points["values"][0][points["figures"].index("step [s]")] == pytest.approx(best["step_s"], rel=1e-4)
+    assert points["values"][0][points["figures"].index("step")] == pytest.approx(best["step_s"], rel=1e-4)
     document = json.loads((tmp_path / "found" / "search.json").read_text())
     assert document["workloads"][0]["points"][0]["figures"]["step_s"] == best["step_s"]
     show(search_report(report))

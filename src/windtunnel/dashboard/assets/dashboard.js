@@ -7,6 +7,7 @@ function showTheme(theme) {
   if (theme) document.documentElement.dataset.theme = theme;
   else delete document.documentElement.dataset.theme;
   document.getElementById("theme").textContent = theme || "auto";
+  document.dispatchEvent(new Event("theme-changed"));
 }
 
 showTheme(localStorage.getItem("theme") || "");

@@ -3,7 +3,7 @@
   const canvas = document.getElementById("timeline");
   const pen = canvas.getContext("2d");
   const TRACK = 26;
-  const LEFT = 150;
+  let LEFT = 150;
   const AXIS = 24;
   let whole = null; // [first, last] second of the run
   let view = null; // [from, to] that is looked at
@@ -31,6 +31,7 @@
 
   function draw() {
     const ratio = devicePixelRatio || 1;
+    LEFT = canvas.clientWidth < 600 ? 72 : 150;
     const height = AXIS + TRACK * data.tracks.length + 4;
     canvas.style.height = height + "px";
     canvas.width = canvas.clientWidth * ratio;

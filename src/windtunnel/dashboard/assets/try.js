@@ -31,6 +31,9 @@
       took.className = "lead";
       took.textContent = `answered in ${((performance.now() - began) / 1000).toFixed(2)} s`;
       result.append(took);
+      // The answer leads the page, also where the form comes before the result.
+      document.getElementById("answer").replaceChildren(...result.querySelectorAll(".verdict"));
+      document.dispatchEvent(new Event("main-shown"));
     } catch {
       result.textContent = "the dashboard does not answer: has it ended?";
     }

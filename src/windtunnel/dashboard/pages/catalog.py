@@ -1,5 +1,6 @@
 """Models, devices, nodes, engines, traces, clients and calibrations, with their sources."""
 
+from dataclasses import replace
 from typing import Any
 
 from windtunnel.catalog import KINDS, known_name, names
@@ -7,7 +8,7 @@ from windtunnel.dashboard.results import NotThereError
 from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.errors import did_you_mean
 from windtunnel.report import catalog
-from windtunnel.report.report import Section
+from windtunnel.report.report import Report, Section
 
 
 def page(_dashboard: Dashboard, rest: str, _query: Query) -> View:
@@ -15,10 +16,10 @@ def page(_dashboard: Dashboard, rest: str, _query: Query) -> View:
     kind, name = _known(rest)
     tabs = {name: link("catalog", name) for name in KINDS}
     if name:
-        return View(name, catalog.entry_report(kind, name).sections, tabs=tabs, here=kind)
+        return View(replace(catalog.entry_report(kind, name), title=name), tabs, kind)
     listed = catalog.list_report(kind, lambda name: link("catalog", kind, name))
     sections = [Section(f"{kind.capitalize()} ({len(names(kind))})", listed.lead)]
-    return View("Catalog", sections, tabs=tabs, here=kind, filters="filter")
+    return View(Report("Catalog", sections=sections), tabs, kind, "filter")
 
 
 def document(_dashboard: Dashboard, rest: str, _query: Query) -> Any:

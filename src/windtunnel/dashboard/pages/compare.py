@@ -8,21 +8,43 @@ from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.errors import InputError
 from windtunnel.report.layout import Column, layouts_beside, table_of
 from windtunnel.report.numbers import quantity, span_text
-from windtunnel.report.report import Cell, Figures, Section, Table
+from windtunnel.report.report import Cell, Figures, Report, Section, Table
 from windtunnel.report.serving.curves import distributions
 
 Runs = Sequence[tuple[ResultEntry, Mapping[str, Any]]]
 MOST_RUNS = 8
 """One run per colour."""
-FIGURES: Mapping[str, str] = layouts_beside(__file__)
+LAYOUT = layouts_beside(__file__)
+FIGURES: Mapping[str, str] = LAYOUT["figures"]
 
 
 def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
     """Compare the runs of the fields `run` with the first of them; with fewer than two, offer all to choose from."""
     names = query.getlist("run")
     known = [entry.name for entry in dashboard.results.entries() if entry.kind in ("simulate", "bench")]
-    sections = _sections(dashboard, _runs(dashboard, names)) if len(names) >= 2 else []
-    return View("Compare", sections, template="compare.html", values={"known": known, "chosen": names})
+    runs = _runs(dashboard, names) if len(names) >= 2 else []
+    sections = _sections(dashboard, runs) if runs else []
+    text = " ".join(_against(runs[0][0], entry) for entry, _ in runs[1:])
+    report = Report("Compare", sections=sections, headline=text)
+    return View(report, template="compare.html", values={"known": known, "chosen": names})
+
+
+def _against(base: ResultEntry, entry: ResultEntry) -> str:
+    """Return a sentence on the differences of a run from the first."""
+    texts = {FIGURES[name]: difference(name, entry, base)[0] for name in LAYOUT["headline"]}
+    known = ", ".join(f"{title} {text}" for title, text in texts.items() if text)
+    return f"{entry.name or '.'} against {base.name or '.'}: {known or 'the same'}."
+
+
+def difference(name: str, entry: ResultEntry, base: ResultEntry) -> tuple[str, str]:
+    """Return the difference of a figure from the first run's in words, and `better`, `worse` or neither."""
+    first, value = base.figures.get(name), entry.figures.get(name)
+    if not first or value is None or value == first or entry is base:
+        return "", ""
+    sign = -1 if name in LAYOUT["less"] else 1 if name in LAYOUT["more"] else 0
+    tone = "" if not sign else "better" if sign * (value - first) > 0 else "worse"
+    ratio = value / first
+    return f"{f'×{ratio:.3g}' if ratio >= 2 else f'{ratio - 1:+.1%}'} {tone}".rstrip(), tone
 
 
 def _sections(dashboard: Dashboard, runs: Runs) -> list[Section]:
@@ -31,9 +53,9 @@ def _sections(dashboard: Dashboard, runs: Runs) -> list[Section]:
     heads = ("", *(entry.name or "." for entry, _ in runs))
     rows = [[path, *map(_value_text, values)] for path, values in differing.items()]
     return [
-        Section("Runs", [_runs_table(runs)]),
-        Section("Figures", [figures_table(runs)]),
         Section("Distributions", [Figures(distributions(requests))]),
+        Section("Figures", [figures_table(runs)], is_open=True),
+        Section("Runs", [_runs_table(runs)]),
         Section("Differences of the scenarios", [Table(heads, rows) if rows else "There are none."]),
     ]
 
@@ -81,25 +103,24 @@ def figures_table(runs: Runs) -> Table:
     rows: list[list[str | Cell]] = []
     for name, title in FIGURES.items():
         if any(name in entry.figures for entry, _ in runs):
-            first = base.figures.get(name)
-            cells = [_figure(name, entry, base, None if entry is base else first) for entry, _ in runs]
-            rows.append([title, *cells])
+            rows.append([title, *(_figure(name, entry, base) for entry, _ in runs)])
     heads = ("", *(entry.name or "." for entry, _ in runs))
     note = f"Percentages are differences from {base.name or 'the first'}; intervals hold 80% of measurements."
     return Table(heads, rows, notes=[note])
 
 
-def _figure(name: str, entry: ResultEntry, base: ResultEntry, first: float | None) -> Cell:
-    value = entry.figures.get(name)
+def _figure(name: str, entry: ResultEntry, base: ResultEntry) -> Cell:
+    value, first = entry.figures.get(name), base.figures.get(name)
     if value is None:
         return Cell("")
-    notes = [f"{value / first - 1:+.1%}"] if first and value != first else []
+    text, tone = difference(name, entry, base)
+    notes = [text] if text else []
     if name in entry.intervals:
         low, high = entry.intervals[name]
         notes.append(span_text(quantity(name, low), quantity(name, high)))
-        if base.kind == "bench" and first is not None:
+        if base.kind == "bench" and entry is not base and first is not None:
             notes.append("measured within" if low <= first <= high else "measured outside")
-    return Cell(quantity(name, value), value, note=", ".join(notes))
+    return Cell(quantity(name, value), value, note=", ".join(notes), tone=tone)
 
 
 # ---------------------------------------------------------------------------------------------------------- scenarios

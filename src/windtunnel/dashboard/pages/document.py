@@ -1,21 +1,23 @@
 """Documents of verbs other than simulate and bench, as sections of a page."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from windtunnel.dashboard.results import ResultEntry
 from windtunnel.pricing.table import read_parquet
-from windtunnel.report.calibration.validation import validation_sections
-from windtunnel.report.lab.experiment import overview_sections, top_kernel_table
+from windtunnel.report import training
+from windtunnel.report.calibration import validation
+from windtunnel.report.lab.experiment import headline_of, overview_sections, top_kernel_table
 from windtunnel.report.render.json import as_text
-from windtunnel.report.report import Cards, Code, Section
-from windtunnel.report.search.capacity import capacity_section
-from windtunnel.report.search.study import SearchEvidence, search_sections
-from windtunnel.report.search.whatif import grid_sections, shown_figures
+from windtunnel.report.report import Card, Cards, Code, Report, Section
+from windtunnel.report.search import capacity
+from windtunnel.report.search.study import SearchEvidence, search_report
+from windtunnel.report.search.whatif import grid_report, shown_figures
+from windtunnel.report.serving import step
 from windtunnel.report.serving.step import time_table
-from windtunnel.report.training import training_sections
 from windtunnel.schema import decode
 from windtunnel.search.capacity.limits import METRICS
 from windtunnel.search.evaluation.figures import FIGURES
@@ -29,8 +31,8 @@ TOP = 20
 """Best points of a search that its page shows."""
 
 
-def document_sections(path: Path, entry: ResultEntry, document: Document) -> list[Section]:
-    """Return the sections of a document, and the document itself.
+def document_report(path: Path, entry: ResultEntry, document: Document) -> Report:
+    """Return the report of a document: its answer, its sections, and the document itself.
 
     Args:
         path: the file, or the folder that the verb wrote.
@@ -40,14 +42,15 @@ def document_sections(path: Path, entry: ResultEntry, document: Document) -> lis
     Raises:
         InputError: files that belong to it are missing or broken.
     """
-    sections = _SECTIONS[entry.kind](path, document) if entry.kind in _SECTIONS else []
-    return [*sections, Section("Document", [Code(as_text(document), "as JSON")])]
+    whole = Section("Document", [Code(as_text(document), "as JSON")])
+    report = _REPORTS[entry.kind](path, document) if entry.kind in _REPORTS else Report("")
+    return replace(report, sections=[*report.sections, whole])
 
 
-def _search(path: Path, document: Document) -> list[Section]:
+def _search(path: Path, document: Document) -> Report:
     space = space_from(dict(document["space"]))
     study = study_of_points(space, _written_points(path / "points.parquet", space))
-    return search_sections(SearchEvidence(study, TOP))
+    return search_report(SearchEvidence(study, TOP))
 
 
 def _written_points(path: Path, space: Space) -> list[tuple[str | None, int, Evaluation]]:
@@ -62,32 +65,48 @@ def _written_points(path: Path, space: Space) -> list[tuple[str | None, int, Eva
     return points
 
 
-def _grid(_path: Path, document: Document) -> list[Section]:
+def _grid(_path: Path, document: Document) -> Report:
     space = space_from(dict(document["space"]))
     answers = {}
     for index, point in enumerate(document["points"]):
         answers[index] = decode({name: value for name, value in point.items() if name != "choice"}, Evaluation)
-    return grid_sections(space, answers, shown_figures(None))
+    return grid_report(space, answers, shown_figures(None))
 
 
-def _lab(path: Path, document: Document) -> list[Section]:
+def _lab(path: Path, document: Document) -> Report:
     if document["status"] != "done":
-        return []
+        return Report("", verdict=f"The run {document['status']}.", is_good=False)
     kernels = [Section("Kernels", [top_kernel_table(document)])] if document.get("top_kernels") else []
-    return [*overview_sections(document, path), *kernels]
+    sections = [*overview_sections(document, path), *kernels]
+    return Report("", sections=sections, headline=headline_of(document["metrics"]))
 
 
-def _explained(_path: Path, document: Document) -> list[Section]:
-    cards = Cards([(format_seconds(document["step_s"]), "a step"), (document["bound_by"], "bound by")])
-    return [Section("Step", [cards, time_table(document)])]
+def _explained(_path: Path, document: Document) -> Report:
+    cards = Cards([Card(format_seconds(document["step_s"]), "a step"), Card(document["bound_by"], "bound by")])
+    section = Section("Step", [cards, time_table(document)], is_open=True)
+    return Report("", sections=[section], headline=step.headline_of(document))
 
 
-_SECTIONS: Mapping[str, Callable[[Path, Document], Sequence[Section]]] = {
-    "train": lambda _path, document: training_sections(document),
+def _trained(_path: Path, document: Document) -> Report:
+    text = training.verdict_of(document)
+    return Report("", sections=training.training_sections(document), verdict=text, is_good=document["fits"])
+
+
+def _validated(_path: Path, document: Document) -> Report:
+    return Report("", sections=validation.validation_sections(document), verdict=validation.verdict_of(document))
+
+
+def _sustained(_path: Path, document: Document) -> Report:
+    text, is_good = capacity.verdict_of(document)
+    return Report("", sections=[capacity.capacity_section(document)], verdict=text, is_good=is_good)
+
+
+_REPORTS: Mapping[str, Callable[[Path, Document], Report]] = {
+    "train": _trained,
     "search": _search,
     "whatif": _grid,
-    "validate": lambda _path, document: validation_sections(document),
+    "validate": _validated,
     "lab": _lab,
-    "capacity": lambda _path, document: [capacity_section(document)],
+    "capacity": _sustained,
     "explain": _explained,
 }

@@ -1,22 +1,23 @@
 """One result: its report, and the pages of its requests and its scenario."""
 
-from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from windtunnel.dashboard.pages.document import document_sections
+from windtunnel.dashboard.pages.document import document_report
 from windtunnel.dashboard.results import ResultEntry, records
 from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.errors import InputError
 from windtunnel.metrics.client import ClientSummary
 from windtunnel.metrics.records import REQUEST_COLUMNS
-from windtunnel.report.lab.bench import client_section
+from windtunnel.metrics.summary import Summary
+from windtunnel.report.lab.bench import bench_report
 from windtunnel.report.layout import layouts_beside
-from windtunnel.report.report import Code, Figures, Section
+from windtunnel.report.report import Code, Figures, Report, Section
 from windtunnel.report.serving.curves import client_over_time, measured
-from windtunnel.report.serving.run import distribution_sections, run_sections
+from windtunnel.report.serving.run import distribution_sections, run_sections, verdict
 from windtunnel.schema import decode
 from windtunnel.serving.scenario import Scenario
 from windtunnel.units import format_count, format_seconds
@@ -25,21 +26,13 @@ LAYOUT = layouts_beside(__file__)
 PAGE_ROWS = 100
 
 
-def result_view(
-    entry: ResultEntry,
-    sections: Sequence[Section],
-    here: str = "run",
-    template: str = "view.html",
-    values: Mapping[str, Any] | None = None,
-    scripts: Sequence[str] = (),
-) -> View:
-    """Return a page of a result: model, deployment and load in a line each, links to its parts, and `sections`."""
+def result_view(entry: ResultEntry, report: Report, here: str = "run", **options: Any) -> View:
+    """Return a page of a result: a report with model, deployment and load in a line each, and links to its parts."""
     parts = LAYOUT["parts"].get(entry.kind, {}) if not entry.name.endswith(".json") else {}
-    lead = (entry.model, entry.deployment, entry.load, entry.problem)
+    lead = (entry.model, entry.deployment, entry.load, entry.problem, *report.lead)
     tabs = {label: link(part, entry.name) for part, label in parts.items()}
-    return View(
-        entry.name or ".", sections, lead, tabs, LAYOUT["parts"]["simulate"][here], "", template, values or {}, scripts
-    )
+    title = LAYOUT["parts"]["simulate"][here]
+    return View(replace(report, title=entry.name or ".", lead=lead), tabs, title, **options)
 
 
 def overview(dashboard: Dashboard, name: str, _query: Query) -> View:
@@ -47,20 +40,22 @@ def overview(dashboard: Dashboard, name: str, _query: Query) -> View:
     entry, document = dashboard.results.read(name)
     folder = dashboard.results.path(name)
     if entry.kind not in ("simulate", "bench"):
-        scripts = ("plot.js",) if entry.kind == "search" else ()
-        return result_view(entry, document_sections(folder, entry, document), scripts=scripts)
+        return result_view(entry, document_report(folder, entry, document))
     scenario = decode(document["scenario"], Scenario, name)
     requests = records(folder / "requests.parquet") if folder.is_dir() else None
     if entry.kind == "bench":
         said = ("windtunnel", "model", "endpoint")
-        remarks = [(name, text) for name, text in document.items() if isinstance(text, str) and name not in said]
-        first = client_section(decode(document["summary"], ClientSummary), [pair for pair in remarks if pair[1]])
-        sections = [first, *distribution_sections(scenario, requests, lambda: None)]
+        remarks = {name: text for name, text in document.items() if isinstance(text, str) and name not in said}
+        summary = decode(document["summary"], ClientSummary)
+        report = bench_report(summary, {"model": "", "endpoint": "", **remarks}, scenario.slo)
         curves = Section("Over time", [] if requests is None else [Figures(client_over_time(measured(requests)))])
-        return result_view(entry, [*sections, curves])
+        sections = [*report.sections, *distribution_sections(scenario, requests, lambda: None), curves]
+        return result_view(entry, replace(report, sections=sections))
     series = folder / "series.parquet"
     known = partial(records, series) if series.is_file() else lambda: None
-    return result_view(entry, run_sections(scenario, document, requests, known))
+    text, is_good = verdict(decode(document["summary"], Summary), scenario, requests)
+    sections = run_sections(scenario, document, requests, known)
+    return result_view(entry, Report("", sections=sections, verdict=text, is_good=is_good))
 
 
 def document(dashboard: Dashboard, name: str, _query: Query) -> Any:
@@ -83,7 +78,7 @@ def requests(dashboard: Dashboard, name: str, query: Query) -> View:
         "rows": [list(map(_request_cell, shown["columns"], row)) for row in shown["rows"]],
         "address": lambda sort, down, page: link("requests", name, sort=sort, down=str(int(down)), page=str(page)),
     }
-    return result_view(entry, [], "requests", "requests.html", values)
+    return result_view(entry, Report(""), "requests", template="requests.html", values=values)
 
 
 def requests_document(dashboard: Dashboard, name: str, query: Query) -> dict[str, Any]:
@@ -138,5 +133,6 @@ def scenario(dashboard: Dashboard, name: str, _query: Query) -> View:
     if not file.is_file():
         raise InputError(f"{name} has no scenario.yaml")
     text = file.read_text(encoding="utf-8", errors="replace")
-    section = Section("Scenario, every default filled in", [Code(text)])
-    return result_view(entry, [section], "scenario", "scenario.html", {"again": link("try", run=name)})
+    report = Report("", sections=[Section("Scenario, every default filled in", [Code(text)])])
+    again = {"again": link("try", run=name)}
+    return result_view(entry, report, "scenario", template="scenario.html", values=again)

@@ -10,7 +10,8 @@ from windtunnel.dashboard.results import MOST_RESULTS, ResultEntry
 from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.report.layout import layouts_beside, table_of
 from windtunnel.report.numbers import percent, quantity, span_text
-from windtunnel.report.report import Cell, Section
+from windtunnel.report.report import Cell, Report, Section
+from windtunnel.report.serving.run import LEAST_SHARE
 
 TABLES = layouts_beside(__file__)
 
@@ -26,7 +27,8 @@ def page(dashboard: Dashboard, _rest: str, _query: Query) -> View:
             title = f"{table['title']} ({len(listed):,})"
             sections.append(Section(title, [table_of(listed, columns, left=table["left"])]))
     cut = [f"Only the first {MOST_RESULTS:,} results are shown."] if dashboard.results.is_cut else []
-    return View("Runs", sections, cut, filters="filter: words of any column", template="runs.html", is_live=True)
+    report = Report("Runs", cut, sections)
+    return View(report, filters="filter: words of any column", template="runs.html", is_live=True)
 
 
 def document(dashboard: Dashboard, _rest: str, _query: Query) -> Any:
@@ -42,8 +44,11 @@ def _cell(entry: ResultEntry, name: str) -> str | Cell:
     """Return an entry's cell; a figure has its interval, which holds 80% of measurements, where that is known."""
     match name:
         case "name":
-            note = "measured" if entry.kind == "bench" else entry.problem
-            return Cell(entry.name or ".", href=link("run", entry.name), note=note)
+            met = entry.figures.get("goodput_fraction")
+            held = "" if met is None else "holds the SLO" if met >= LEAST_SHARE else "breaks the SLO"
+            note = ", ".join(filter(None, ("measured" if entry.kind == "bench" else "", held, entry.problem)))
+            tone = "better" if held.startswith("holds") else "worse" if held or entry.problem else ""
+            return Cell(entry.name or ".", href=link("run", entry.name), note=note, tone=tone)
         case "broken":
             return entry.name or "."
         case "served":

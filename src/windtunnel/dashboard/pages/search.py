@@ -1,6 +1,7 @@
 """Searches, running or finished, read from the stores of their answers."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,9 @@ from windtunnel.dashboard.pages.document import TOP
 from windtunnel.dashboard.results import NotThereError
 from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.errors import InputError
-from windtunnel.report.report import Block, Cell, Section, Table
-from windtunnel.report.search.figures import limits_text, objective_text
-from windtunnel.report.search.study import SearchEvidence, point_document, search_sections
+from windtunnel.report.report import Block, Cell, Report, Section, Table
+from windtunnel.report.search.figures import objective_text
+from windtunnel.report.search.study import SearchEvidence, point_document, search_report
 from windtunnel.search.space.space import as_builtins
 from windtunnel.search.store import default_path
 from windtunnel.search.study import SearchOutcome, Study
@@ -38,7 +39,7 @@ def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
     sections = [Section("Searches", [table])]
     if problems:
         sections.append(Section("Cannot be read", [Table(("file", "reason"), problems, left=2)]))
-    return View("Search", sections, is_live=True)
+    return View(Report("Search", sections=sections), is_live=True)
 
 
 def document(dashboard: Dashboard, _rest: str, query: Query) -> Any:
@@ -119,16 +120,10 @@ def _search_view(dashboard: Dashboard, query: Query) -> View:
     kept, path = _kept(dashboard, query)
     study = _watched(dashboard, kept).study(path)
     state = _state(kept, path.stat().st_mtime)
-    limits, objective = limits_text(study.space), objective_text(study.space.objective)
-    return View(
-        f"Search {kept.number}: {study.space.scenario.get('model', '')}",
-        search_sections(SearchEvidence(study, TOP)),
-        [f"{format_count(study.space.num_points, 'point')}. Limits: {limits}. Objective: {objective}."],
-        template="search.html",
-        values={"progress": [_progress(study, outcome, state) for outcome in study.outcomes]},
-        scripts=("plot.js",),
-        is_live=True,
-    )
+    title = f"Search {kept.number}: {study.space.scenario.get('model', '')}"
+    progress = [_progress(study, outcome, state) for outcome in study.outcomes]
+    report = replace(search_report(SearchEvidence(study, TOP)), title=title)
+    return View(report, template="search.html", values={"progress": progress}, is_live=True)
 
 
 def _progress(study: Study, outcome: SearchOutcome, state: str) -> tuple[str | None, int, int, str]:

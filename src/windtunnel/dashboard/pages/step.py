@@ -1,6 +1,7 @@
 """A step of a run, operator by operator."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from windtunnel.dashboard.pages.run import result_view
@@ -8,8 +9,7 @@ from windtunnel.dashboard.results import records
 from windtunnel.dashboard.view import Dashboard, Query, View
 from windtunnel.errors import InputError
 from windtunnel.report.layout import layouts_beside
-from windtunnel.report.report import Section
-from windtunnel.report.serving.step import batch_line, step_document, step_sections
+from windtunnel.report.serving.step import batch_line, step_document, step_report
 from windtunnel.schema import decode
 from windtunnel.serving.explain import Explanation, explain_step, step_batch
 from windtunnel.serving.scenario import Scenario, pool_scenario, resolve
@@ -25,8 +25,8 @@ def page(dashboard: Dashboard, name: str, query: Query) -> View:
     step = _explained(dashboard, name, given)
     pools = document["scenario"]["deployment"].get("pools")
     pool = f", in the pool {pools[0]['name']}" if pools else ""
-    sections = [Section("", [batch_line(step) + pool]), *step_sections(step)]
-    return result_view(entry, sections, "step", "step.html", {"given": given, "fields": FIELDS})
+    report = replace(step_report(step), lead=[batch_line(step) + pool])
+    return result_view(entry, report, "step", template="step.html", values={"given": given, "fields": FIELDS})
 
 
 def document(dashboard: Dashboard, name: str, query: Query) -> Any:

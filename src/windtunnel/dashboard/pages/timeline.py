@@ -18,6 +18,7 @@ from windtunnel.formats.timeline.plan import TrackBatches, batches_by_track
 from windtunnel.formats.timeline.write import write_timeline
 from windtunnel.metrics.records import Table
 from windtunnel.report.layout import layouts_beside
+from windtunnel.report.report import Report
 
 MAX_TRACKS = 64
 MOST_SLICES = 1_000
@@ -33,7 +34,7 @@ def page(dashboard: Dashboard, name: str, _query: Query) -> View:
     if not (dashboard.results.path(name) / "steps.parquet").is_file():
         raise InputError(f"{name} has no steps.parquet: its engine's steps are not known")
     values = {"data": link("api", "timeline", name), "trace": link("trace", name)}
-    return result_view(entry, [], "timeline", "timeline.html", values, ("timeline.js",))
+    return result_view(entry, Report(""), "timeline", template="timeline.html", values=values, scripts=("timeline.js",))
 
 
 def document(dashboard: Dashboard, name: str, query: Query) -> dict[str, Any]:

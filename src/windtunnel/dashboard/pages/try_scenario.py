@@ -1,7 +1,6 @@
 """A form for a scenario, simulated as it is changed or swept over its load; both can be saved."""
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any, TypeVar
 
 from windtunnel import catalog
@@ -9,13 +8,13 @@ from windtunnel.dashboard import trial as trials
 from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.errors import InputError
 from windtunnel.model.precision import Format
+from windtunnel.report.chart import Axis, Chart, Limit, Series
 from windtunnel.report.layout import table_of
-from windtunnel.report.render.plots import Axis, Series, figure
-from windtunnel.report.report import Figures, Section
-from windtunnel.report.search.capacity import capacity_document, capacity_section
+from windtunnel.report.report import Figures, Report, Section
+from windtunnel.report.search.capacity import capacity_document, capacity_section, verdict_of
 from windtunnel.report.search.figures import limit_name
-from windtunnel.report.serving.curves import LATENCIES, SIZE
-from windtunnel.report.serving.run import run_document, run_sections
+from windtunnel.report.serving.curves import LATENCIES
+from windtunnel.report.serving.run import run_document, run_sections, verdict
 from windtunnel.report.serving.setup import deployment_line, load_line, model_line
 from windtunnel.serving.scenario import Scenario
 
@@ -36,7 +35,7 @@ def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
         "form": trials.FORM,
         "choices": {**lists, "formats": [str(each) for each in Format]},
     }
-    return View("Try a deployment", template="try.html", values=values, scripts=("try.js",))
+    return View(Report("Try a deployment"), template="try.html", values=values, scripts=("try.js",))
 
 
 def trial(dashboard: Dashboard, _rest: str, query: Query) -> View:
@@ -45,7 +44,9 @@ def trial(dashboard: Dashboard, _rest: str, query: Query) -> View:
     sections = run_sections(result.scenario, run_document(result), result.requests)
     deployment = result.scenario.deployment
     title = "" if deployment.pools else deployment_line(result.setup, deployment.replicas)
-    return _view("Result", sections, typed, [model_line(result.setup), title, load_line(typed.scenario)])
+    lead = [*typed.remarks, model_line(result.setup), title, load_line(typed.scenario)]
+    text, is_good = verdict(result.summary, result.scenario, result.requests)
+    return View(Report("Result", lead, sections, verdict=text, is_good=is_good))
 
 
 def trial_document(dashboard: Dashboard, _rest: str, query: Query) -> Any:
@@ -56,7 +57,9 @@ def trial_document(dashboard: Dashboard, _rest: str, query: Query) -> Any:
 def sweep(dashboard: Dashboard, _rest: str, query: Query) -> View:
     """Show the typed scenario over its load."""
     typed, loads = _with(trials.swept, dashboard, query)
-    return _view("Over the load", [_sweep_section(loads)], typed)
+    text, is_good = verdict_of(capacity_document(loads.capacities))
+    section = _sweep_section(loads)
+    return View(Report("Over the load", typed.remarks, [section], verdict=text, is_good=is_good))
 
 
 def sweep_data(dashboard: Dashboard, _rest: str, query: Query) -> Any:
@@ -71,16 +74,12 @@ def _with(run: Callable[[Scenario], Answer], dashboard: Dashboard, query: Query)
         return typed, run(typed.scenario)
 
 
-def _view(title: str, sections: Sequence[Section], typed: trials.Trial, lead: Sequence[str] = ()) -> View:
-    return View(title, sections, lead, template="trial.html", values={"remarks": typed.remarks})
-
-
 def save(dashboard: Dashboard, _rest: str, query: Query) -> View:
     """Save the typed scenario, or its run, below the folder."""
     with dashboard.running:
         name = trials.kept(query, dashboard.results.folder)
     address = link("run", name) if query.get("what") == "run" else ""
-    return View("Saved", template="saved.html", values={"name": name, "address": address})
+    return View(Report("Saved"), template="saved.html", values={"name": name, "address": address})
 
 
 def _sweep_section(swept_load: trials.Sweep) -> Section:
@@ -96,7 +95,7 @@ def _sweep_section(swept_load: trials.Sweep) -> Section:
     ]
     loads, outputs = ([point[name] for point in points] for name in ("load", "output_tokens_per_s"))
     rates = Series("output", loads, outputs, "line")
-    output = figure([rates], Axis(f"load ({unit})"), Axis("output tokens/s", low=0.0), **SIZE)
+    output = Chart(Axis(f"load ({unit})"), Axis("output tokens/s", low=0.0), [rates])
     rows = [
         {**point, "limits": "met" if point["holds"] else f"{limit_name(point['limited_by'])} not met"}
         for point in points
@@ -109,32 +108,12 @@ def _sweep_section(swept_load: trials.Sweep) -> Section:
 
 def _over_load(
     points: Sequence[dict[str, Any]], across: str, name: str, limit_s: float | None, capacity: float
-) -> tuple[str, str]:
-    scale, unit = (1.0, "s") if points[0][f"{name}_p99_s"] >= 1 else (1e3, "ms")
-    highest = max(point[f"{name}_p99_s"] for point in points) * scale
-    if limit_s is not None:
-        # Beyond the capacity a queue grows without bound: what matters is where the limit is crossed.
-        highest = min(highest, 2.5 * limit_s * scale)
-    series = []
-    for statistic in ("p50", "p99"):
-        curve = [(point["load"], point[f"{name}_{statistic}_s"] * scale) for point in points]
-        shown = _below(curve, highest)
-        series.append(Series(statistic, [load for load, _ in shown], [value for _, value in shown], "line"))
-    if limit_s is not None:
-        ends = [points[0]["load"], points[-1]["load"]]
-        series.append(Series("limit", ends, [limit_s * scale] * 2, "dashes", colour="#b3261e"))
-    if capacity > 0:
-        series.append(Series("capacity", [capacity] * 2, [0.0, highest], "dashes", colour="currentColor"))
-    drawn = figure(series, Axis(across), Axis(f"{LATENCIES[name]} ({unit})", low=0.0, high=highest), **SIZE)
-    return drawn, f"{LATENCIES[name]} over the load"
-
-
-def _below(curve: Sequence[tuple[float, float]], highest: float) -> list[tuple[float, float]]:
-    """Return the curve up to its first crossing of `highest`."""
-    shown = [curve[0]]
-    for (x0, y0), (x1, y1) in pairwise(curve):
-        if y1 > highest:
-            share = (highest - y0) / (y1 - y0) if y1 > y0 else 0.0
-            return [*shown, (x0 + share * (x1 - x0), highest)]
-        shown.append((x1, y1))
-    return shown
+) -> tuple[Chart, str]:
+    loads = [point["load"] for point in points]
+    series = [Series(each, loads, [point[f"{name}_{each}_s"] for point in points], "line") for each in ("p50", "p99")]
+    limits = [Limit("y", limit_s, "limit")] if limit_s is not None else []
+    limits += [Limit("x", capacity, "capacity")] if capacity > 0 else []
+    # Beyond the capacity a queue grows without bound: what matters is where the limit is crossed.
+    highest = max(series[1].y) if limit_s is None else min(max(series[1].y), 2.5 * limit_s)
+    y = Axis(LATENCIES[name], "s", low=0.0, high=highest)
+    return Chart(Axis(across), y, series, limits), f"{LATENCIES[name]} over the load"

@@ -6,8 +6,8 @@ from typing import Any
 from windtunnel.calibration.steps.fit import FIRST_FRACTION, LEARNT_UP_TO_TP, StepValidation, scores_by_kind
 from windtunnel.calibration.steps.price import KINDS, PricedSteps
 from windtunnel.report.calibration.validation import score_cells
+from windtunnel.report.chart import Chart, Series, equality_chart
 from windtunnel.report.render.json import version
-from windtunnel.report.render.plots import Series, equality_figure
 from windtunnel.report.report import Figures, OnPage, Report, Section, Table
 from windtunnel.units import format_count
 
@@ -125,16 +125,14 @@ def _shares(shares: Mapping[str, Mapping[str, float]]) -> Table:
     return Table(("run", "explained", "by the seconds of"), rows, right=1)
 
 
-def _scatters(validation: StepValidation) -> list[tuple[str, str]]:
+def _scatters(validation: StepValidation) -> list[tuple[Chart, str]]:
     figures = []
     for place, kind in enumerate(KINDS):
         points = []
         for run in validation.priced:
             measured_s, predicted_s = (values[run.kind == place] for values in (run.measured_s, run.predicted_s))
             every = -(-measured_s.size // NUM_DRAWN) or 1
-            points.append(
-                Series(run.run.name, (measured_s[::every] * 1e3).tolist(), (predicted_s[::every] * 1e3).tolist())
-            )
-        drawn = equality_figure(points, "measured (ms)", "predicted (ms)", width=520, height=420)
-        figures.append((drawn, f"{kind} steps; dashed: errors of 20%"))
+            points.append(Series(run.run.name, measured_s[::every].tolist(), predicted_s[::every].tolist()))
+        drawn = equality_chart(points, "measured", "predicted")
+        figures.append((drawn, f"{kind} steps; dashed: errors of 20%".capitalize()))
     return figures

@@ -10,9 +10,9 @@ from typing import Any
 
 from windtunnel.calibration.validate import RunPrediction
 from windtunnel.metrics.accuracy import score
+from windtunnel.report.chart import Axis, Chart, Series, equality_chart, histogram
 from windtunnel.report.render.json import version
-from windtunnel.report.render.plots import Axis, Series, equality_figure, histogram
-from windtunnel.report.report import Block, Cards, Facts, Figures, OnPage, OnTerminal, Report, Section, Table
+from windtunnel.report.report import Block, Card, Cards, Facts, Figures, OnPage, OnTerminal, Report, Section, Table
 from windtunnel.units import format_count, format_seconds
 
 LATENCIES = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "end to end"}
@@ -27,7 +27,7 @@ NUM_SHOWN = 3
 """Metrics that a terminal shows side by side; pages and documents have all."""
 DRAFTING = "speculative decoding"
 
-_ERROR_EDGES = [step * 5.0 for step in range(-20, 21)]
+_ERROR_EDGES = [step * 0.05 for step in range(-20, 21)]
 _DEFINITION = "An error is predicted over measured, less one; median and p90 are of its size, bias is its own median."
 _WHAT = (
     "Every run was simulated from its recorded settings and compared with what its client reported. "
@@ -141,9 +141,13 @@ def validation_report(
     how = [*(lead if left_out else []), f"calibration: {', '.join(names)}", _DEFINITION]
     title = f"{document['predicted']:,} of {format_count(document['runs'], 'run')} predicted"
     about: list[Block] = [OnPage(lambda: [f"{source}: predicted against measured."])] if source else []
+    return Report(title, [*about, *how], validation_sections(document, apart), verdict=verdict_of(document))
+
+
+def verdict_of(document: Mapping[str, Any]) -> str:
+    """Return the median errors in a sentence; empty where no run was predicted."""
     medians = [f"{NAMES[name]} {errors['median']:.1%}" for name, errors in document["scores"].items() if errors]
-    verdict = f"Median error: {', '.join(medians)}." if medians else ""
-    return Report(title, [*about, *how], validation_sections(document, apart), verdict=verdict)
+    return f"Median error: {', '.join(medians)}." if medians else ""
 
 
 def validation_sections(document: Mapping[str, Any], apart: Collection[int] = ()) -> list[Section]:
@@ -277,28 +281,25 @@ def _worst_rows(done: Sequence[Run], metrics: Sequence[str], count: int) -> list
 
 
 def _cards(document: Mapping[str, Any]) -> Cards:
-    facts = [(f"{document['predicted']:,} of {document['runs']:,}", "runs predicted")]
-    medians = {name: errors["median"] for name, errors in document["scores"].items() if errors}
-    facts += [(f"{median:.1%}", f"median error, {NAMES[name]}") for name, median in medians.items()]
-    covered = document["interval_coverage"].items()
-    return Cards([*facts, *((f"{share:.0%}", f"within 80% interval, {NAMES[name]}") for name, share in covered)])
+    covered = document["interval_coverage"]
+    inside = {name: f"{share:.0%} within the 80% interval" for name, share in covered.items()}
+    cards = [
+        Card(f"{errors['median']:.1%}", f"median error of {NAMES[name]}", inside.get(name, ""))
+        for name, errors in document["scores"].items()
+        if errors
+    ]
+    return Cards([*cards, Card(f"{document['predicted']:,} of {document['runs']:,}", "runs predicted")])
 
 
-def _scatters(done: Sequence[Run], metrics: Sequence[str]) -> list[tuple[str, str]]:
+def _scatters(done: Sequence[Run], metrics: Sequence[str]) -> list[tuple[Chart, str]]:
     engines = sorted({run.get("engine", "") for run in done})
+    dots = {name: [_dots(done, engine, name) for engine in engines] for name in metrics if name in LATENCIES}
     return [
         (
-            equality_figure(
-                [_dots(done, engine, name) for engine in engines],
-                f"measured {NAMES[name]} (ms)",
-                f"predicted {NAMES[name]} (ms)",
-                width=520,
-                height=420,
-            ),
+            equality_chart(series, f"measured {NAMES[name]}", f"predicted {NAMES[name]}"),
             f"{NAMES[name]}: one point a run; dashed: errors of 20%",
         )
-        for name in metrics
-        if name in LATENCIES
+        for name, series in dots.items()
     ]
 
 
@@ -306,14 +307,13 @@ def _dots(done: Sequence[Run], engine: str, metric: str) -> Series:
     runs = [run for run in done if run.get("engine", "") == engine and metric in run["error"]]
     labels = [", ".join(run[group] for group in GROUPS if group in run) for run in runs]
     tooltips = [f"{run['id']}: {run['error'][metric]:+.1%} ({text})" for run, text in zip(runs, labels, strict=True)]
-    measured, predicted = ([run[which][metric] * 1e3 for run in runs] for which in ("measured", "predicted"))
+    measured, predicted = ([run[which][metric] for run in runs] for which in ("measured", "predicted"))
     return Series(engine, measured, predicted, tooltips=tooltips)
 
 
-def _distribution(done: Sequence[Run], metric: str) -> tuple[str, str]:
-    errors = [run["error"][metric] * 100 for run in done if metric in run["error"]]
-    axis = Axis(f"error in {NAMES[metric]}, %")
-    drawn = histogram("", errors, _ERROR_EDGES, axis, "runs", width=520, height=240)
+def _distribution(done: Sequence[Run], metric: str) -> tuple[Chart, str]:
+    errors = [run["error"][metric] for run in done if metric in run["error"]]
+    drawn = histogram(errors, _ERROR_EDGES, Axis(f"error in {NAMES[metric]}", "share", low=-1.0, high=1.0), "runs")
     return drawn, f"{NAMES[metric]}: runs by error; the last bar holds all beyond 95%"
 
 

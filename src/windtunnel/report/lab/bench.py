@@ -1,6 +1,6 @@
 """A client's measurements of a server: for people, as JSON, and under the names of `vllm bench serve`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,11 @@ import numpy as np
 from windtunnel.files import new_files
 from windtunnel.metrics.client import ClientSummary, gaps_of
 from windtunnel.metrics.records import Table as Records
-from windtunnel.report.layout import cards_of, layouts_beside, rows_of
+from windtunnel.metrics.slo import Slo
+from windtunnel.report.layout import cards_of, filled, layouts_beside, rows_of
 from windtunnel.report.render.json import as_text, version
-from windtunnel.report.report import Facts, Report, Section
-from windtunnel.report.serving.run import latency_table
+from windtunnel.report.report import Cards, Facts, Report, Section
+from windtunnel.report.serving.run import latency_table, limit_cards
 from windtunnel.schema import encode, save
 from windtunnel.serving.scenario import Scenario
 from windtunnel.workload.arrivals import Arrivals, Static
@@ -20,16 +21,14 @@ from windtunnel.workload.arrivals import Arrivals, Static
 LAYOUT = layouts_beside(__file__)
 
 
-def bench_report(summary: ClientSummary, about: Mapping[str, str]) -> Report:
+def bench_report(summary: ClientSummary, about: Mapping[str, str], slo: Slo | None = None) -> Report:
     """Return the report of a client's measurements: latencies and throughput, as of a simulation."""
     remarks = [(name, text) for name, text in about.items() if text and name not in ("model", "endpoint")]
-    return Report(f"{about['model']} at {about['endpoint']}", [], [client_section(summary, remarks)])
-
-
-def client_section(summary: ClientSummary, remarks: Sequence[tuple[str, str]]) -> Section:
-    """Return a client's latencies, throughput and remarks."""
     facts = Facts([*rows_of(summary, LAYOUT["facts"]), *remarks])
-    return Section("", [cards_of(summary, LAYOUT["cards"]), latency_table(summary), facts], "Measured by the client")
+    cards = Cards([*limit_cards(summary, slo), *cards_of(summary, LAYOUT["cards"]).facts])
+    section = Section("", [cards, latency_table(summary), facts], "Measured by the client")
+    title = f"{about['model']} at {about['endpoint']}"
+    return Report(title, [], [section], headline=filled(LAYOUT["headline"], summary))
 
 
 def bench_document(summary: ClientSummary, about: Mapping[str, str], scenario: Scenario) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ from windtunnel.formats.captures.capture import Capture
 from windtunnel.formats.captures.step_operators import OTHER, ROWS, MatchedStep, measured_steps, row_of_launch
 from windtunnel.lab.experiments.schema import REQUESTS
 from windtunnel.pricing.table import numeric_column, read_parquet, require_columns
+from windtunnel.report.chart import Chart, Series, equality_chart
 from windtunnel.report.lab.experiment import capture_of, finished_summary
 from windtunnel.report.layout import cards_of, layouts_beside, table_of
-from windtunnel.report.render.plots import Series, equality_figure
 from windtunnel.report.report import Block, Cards, Facts, Figures, OnPage, Report, Section
 from windtunnel.serving.explain import Explanation, explain_step
 from windtunnel.serving.scenario import Setup
@@ -201,7 +200,13 @@ def comparison_report(comparison: Comparison) -> Report:
     sections = [Section("", requests, "Requests"), *map(_step_section, document["steps"])]
     simulated = Facts([("simulated", f"{document['model']} on {comparison.device}")])
     notes = [f"note: {note}" for note in document["notes"]]
-    return Report(f"{document['run']}: measured beside simulated", [simulated], sections, notes)
+    parts = [f"{row['title']} {_off_text(row['mean_error'])}" for row in rows if row["mean_error"] is not None]
+    headline = f"Simulated beside measured, on average: {', '.join(parts)}." if parts else ""
+    return Report(f"{document['run']}: measured beside simulated", [simulated], sections, notes, headline=headline)
+
+
+def _off_text(error: float) -> str:
+    return f"{abs(error):.1%} {'longer' if error > 0 else 'shorter'}" if error else "the same"
 
 
 def _title(latency: str) -> str:
@@ -224,11 +229,10 @@ def _operator_figure(rows: Sequence[Mapping[str, Any]]) -> Figures:
     measured, simulated = ([row[name] for row in known] for name in ("measured_s", "simulated_s"))
     tooltips = [f"{row['name']}: {row['error']:+.1%}" for row in known]
     points = Series("operators", measured, simulated, tooltips=tooltips)
-    return Figures([(_equality([points]), "Operators of one step; on the line both agree.")])
+    chart = equality_chart([points], "measured", "simulated")
+    return Figures([(chart, "Operators of one step; on the line both agree")])
 
 
-def _request_figure(latency: str, pair: tuple[Floats, Floats]) -> tuple[str, str]:
-    return _equality([Series("", pair[0].tolist(), pair[1].tolist())]), f"{_title(latency)} of every request"
-
-
-_equality = partial(equality_figure, x="measured (s)", y="simulated (s)", width=420, height=400)
+def _request_figure(latency: str, pair: tuple[Floats, Floats]) -> tuple[Chart, str]:
+    points = [Series("", pair[0].tolist(), pair[1].tolist())]
+    return equality_chart(points, "measured", "simulated"), f"{_title(latency)} of every request"

@@ -18,13 +18,14 @@ from windtunnel.hardware import Device
 from windtunnel.lab.experiments.schema import CONFIG, STEPS, SUMMARY, TRACE, Experiment, read_summary
 from windtunnel.metrics.records import Table as RecordTable
 from windtunnel.pricing.table import read_parquet
+from windtunnel.report.chart import Axis, Chart, Series, marked_lines
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
 from windtunnel.report.numbers import percent, shares_of
 from windtunnel.report.render.html import page
-from windtunnel.report.render.plots import COLOURS, Axis, Series, bar_chart, figure, marked_lines, shortened
 from windtunnel.report.report import (
     Bars,
     Block,
+    Card,
     Cards,
     Facts,
     Figures,
@@ -69,7 +70,7 @@ def top_kernel_table(summary: Mapping[str, Any]) -> Table:
 
 
 def write_experiment_page(folder: Path, device: Device | None = None) -> Path:
-    """Write the page of a finished run, and its figures, to `visualization` in its folder.
+    """Write the page of a finished run to `visualization` in its folder.
 
     Args:
         folder: of the run.
@@ -83,19 +84,16 @@ def write_experiment_page(folder: Path, device: Device | None = None) -> Path:
     """
     summary = finished_summary(folder)
     capture = capture_of(folder, str(summary["mode"]))
-    drawn = capture_figures(capture) if capture else {}
     sections = overview_sections(summary, folder)
     if capture is not None:
-        sections += [Section("Devices", _devices(capture)), *capture_sections(capture, drawn, device)]
+        sections += [Section("Devices", _devices(capture)), *capture_sections(capture, device)]
     config = [(key, json.dumps(value)) for key, value in read_yaml(folder / CONFIG).items()]
     sections.append(Section("Experiment", [Table(("field", "value"), config, left=2)]))
     name = folder.resolve().name
     lead = f"{summary['metrics']['engine']} on {summary['metrics']['device']}, mode {summary['mode']}"
-    for label, svg in drawn.items():
-        write_text(folder / PAGES / f"{name}_{label}.svg", svg)
     target = folder / PAGES / f"{name}_report.html"
     notes = capture.notes if capture is not None else ()
-    write_text(target, page(Report(name, [lead], sections, notes)))
+    write_text(target, page(Report(name, [lead], sections, notes, headline=headline_of(summary["metrics"]))))
     return target
 
 
@@ -121,6 +119,11 @@ def capture_of(folder: Path, mode: str) -> Capture | None:
     return within(read_capture(databases[0]), MEASURED) if mode in ("nsys", "nsys_ncu") and databases else None
 
 
+def headline_of(metrics: Mapping[str, Any]) -> str:
+    """Return the figures of a finished run in a sentence."""
+    return filled(LAYOUT["headline"], metrics)
+
+
 def overview_sections(summary: Mapping[str, Any], folder: Path) -> list[Section]:
     """Return the figures of a finished run, and its steps where its folder has them."""
     metrics = summary["metrics"]
@@ -133,14 +136,14 @@ def _step_figure(folder: Path) -> Figures:
     """Plot every step of a finished run."""
     steps = read_parquet(folder / STEPS)
     start_s = np.array(steps["start_s"].to_pylist())
-    took_ms = np.array(steps["duration_s"].to_pylist()) * 1e3
+    took_s = np.array(steps["duration_s"].to_pylist())
     is_prefill = np.array(steps["num_prefills"].to_pylist()) > 0
     series = [
-        Series(label, start_s[mask].tolist(), took_ms[mask].tolist(), tooltips=[f"{ms:.3g} ms" for ms in took_ms[mask]])
+        Series(label, start_s[mask].tolist(), took_s[mask].tolist())
         for label, mask in (("prompts", is_prefill), ("decode", ~is_prefill))
     ]
-    drawn = figure(series, Axis("start of the step (s)"), Axis("duration (ms)", low=0.0))
-    return Figures([(drawn, "Every step of the run; the first computes the prompts.")])
+    chart = Chart(Axis("start of the step", "s"), Axis("duration", "s", low=0.0), series)
+    return Figures([(chart, "Every step of the run; the first computes the prompts")])
 
 
 # --------------------------------------------------------------------------------------------------------- a capture
@@ -157,24 +160,17 @@ def capture_report(capture: Capture, name: str = "", device: Device | None = Non
     title = f"{capture.tool}: {len(capture.kernels):,} kernels and copies"
     lead = [OnPage(lambda: [name]), *_devices(capture)]
     notes = [f"note: {note}" for note in capture.notes]
-    return Report(title, lead, capture_sections(capture, None, device), notes)
-
-
-def capture_sections(capture: Capture, drawn: Mapping[str, str] | None, device: Device | None) -> list[Section]:
-    """Return a capture's sections: time, kernels, calls, copies, ranges and roofline, as far as it has them.
-
-    Args:
-        capture: what was recorded.
-        drawn: of `capture_figures`; None: drawn for a page.
-        device: of the roofline.
-    """
-
-    def figures() -> list[Block]:
-        known = drawn if drawn is not None else capture_figures(capture)
-        return [Figures([(known[name], caption) for name, caption in LAYOUT["captions"].items() if name in known])]
-
     shares = shares_of(kernel_time.class_time(capture))
-    times: list[Block] = [OnTerminal(lambda: [Bars(shares)]), OnPage(figures)]
+    most = max(shares.items(), key=lambda item: item[1], default=None)
+    headline = f"Most of the device's time is {most[0]}: {percent(most[1])}." if most else ""
+    return Report(title, lead, capture_sections(capture, device), notes, headline=headline)
+
+
+def capture_sections(capture: Capture, device: Device | None) -> list[Section]:
+    """Return a capture's sections: time, kernels, calls, copies, ranges and roofline, as far as it has them."""
+    by_class = kernel_time.class_time(capture)
+    bars = Bars(shares_of(by_class), LAYOUT["captions"]["classes"], sum(by_class.values()))
+    times: list[Block] = [bars, OnPage(lambda: list(_kernel_bars(capture)))]
     statistics = {
         ("API call", "API calls"): kernel_time.by_name(capture, "api_calls"),
         ("copy", "Copies"): kernel_time.by_name(capture, "copies"),
@@ -228,7 +224,7 @@ def _kernel_table(capture: Capture, limit: int) -> Table:
         stream, block = (None if row[column] < 0 else str(row[column]) for column in ("stream", "block_threads"))
         rows.append(
             row
-            | {"title": name if is_on_page else shortened(short_name(name)), "share_fraction": row["share"]}
+            | {"title": name if is_on_page else _shortened(short_name(name)), "share_fraction": row["share"]}
             | {"class": CLASSES[row["kernel_class"]].replace("_", " "), "grid": _grid(row), "block": block}
             | {"stream": "several" if row["num_streams"] > 1 else stream}
         )
@@ -266,34 +262,20 @@ def _statistics_table(capture: Capture, statistics: RecordTable, name: str, limi
     return table_of(rows, {name: name, **LAYOUT["statistics"]}, notes=moved)
 
 
-def capture_figures(capture: Capture) -> dict[str, str]:
-    """Draw time by kernel, by class and by API call, as far as the capture has them: name -> SVG."""
-    kernels = kernel_time.kernel_table(capture)
-    drawn = {}
-    if len(kernels):
-        top = range(min(len(kernels), MOST_BARS))
-        labels = [short_name(capture.names[kernels["name"][place]]) for place in top]
-        milliseconds = [float(kernels["total_s"][place]) * 1e3 for place in top]
-        colours = [_class_colour(int(kernels["kernel_class"][place])) for place in top]
-        drawn["kernel_time"] = bar_chart(labels, milliseconds, Axis("time (ms)"), colours)
-        by_class = kernel_time.class_time(capture)
-        drawn["classes"] = bar_chart(
-            [name.replace("_", " ") for name in by_class],
-            [seconds * 1e3 for seconds in by_class.values()],
-            Axis("time (ms)"),
-            [_class_colour(CLASSES.index(name)) for name in by_class],
-        )
-    calls = kernel_time.by_name(capture, "api_calls")
-    if len(calls):
-        labels = [capture.names[code] for code in calls["name"][:MOST_BARS]]
-        drawn["cuda_api"] = bar_chart(labels, (calls["total"][:MOST_BARS] * 1e3).tolist(), Axis("time (ms)"))
-    return drawn
+def _kernel_bars(capture: Capture) -> Iterator[Bars]:
+    """Yield time by kernel and by API call, as far as the capture has them."""
+    kernels, calls = kernel_time.kernel_table(capture), kernel_time.by_name(capture, "api_calls")
+    for caption, names, seconds in (
+        ("kernel_time", [short_name(capture.names[code]) for code in kernels["name"]], kernels["total_s"]),
+        ("cuda_api", [capture.names[code] for code in calls["name"]], calls["total"]),
+    ):
+        shares = dict(zip(names, (seconds / (seconds.sum() or 1.0)).tolist(), strict=True))
+        yield Bars(shares, LAYOUT["captions"][caption], float(seconds.sum()))
 
 
-def _class_colour(code: int) -> str:
-    """Return a colour for the classes that matter most, grey for the others."""
-    named = ("gemm", "attention", "experts", "norm", "activation", "communication", "rope")
-    return COLOURS[named.index(CLASSES[code])] if CLASSES[code] in named else COLOURS[-1]
+def _shortened(label: str) -> str:
+    """Return a label of 36 characters at most: the middle of a longer one is left out."""
+    return label if len(label) <= 36 else f"{label[:22]}…{label[-13:]}"
 
 
 def _ranges(capture: Capture) -> list[Section]:
@@ -330,14 +312,11 @@ def _roofline(capture: Capture, device: Device | None) -> list[Block]:
         mine = rows["kernel_class"][known] == code
         names = [short_name(capture.names[name]) for name in rows["name"][known][mine]]
         tips = [f"{name}: {format_si(value, 'FLOP/s')}" for name, value in zip(names, rate[mine].tolist(), strict=True)]
-        points = (intensity[mine].tolist(), (rate[mine] / 1e9).tolist())
-        series.append(Series(CLASSES[code], *points, tooltips=tips, colour=_class_colour(int(code))))
+        series.append(Series(CLASSES[code], intensity[mine].tolist(), rate[mine].tolist(), tooltips=tips))
     series += _roofs(device, intensity) if device else []
-    svg = figure(series, Axis("FLOP a byte", is_log=True), Axis("GFLOP/s", is_log=True))
-    caption = "Kernels whose work is known by their shapes or counters" + (
-        f", below the peaks of {device.title}." if device else "."
-    )
-    return [Figures([(svg, caption)])]
+    chart = Chart(Axis("FLOP a byte", is_log=True), Axis("FLOP/s", is_log=True), series)
+    below = f", below the peaks of {device.title}" if device else ""
+    return [Figures([(chart, f"Kernels whose work is known by their shapes or counters{below}")])]
 
 
 def _roofs(device: Device, intensity: np.ndarray[Any, np.dtype[np.float64]]) -> list[Series]:
@@ -346,7 +325,7 @@ def _roofs(device: Device, intensity: np.ndarray[Any, np.dtype[np.float64]]) -> 
     roofs = []
     for name, peak in device.peak_flops_per_s.items():
         intensities = sorted({low, max(ridges[name], low), high})
-        rates = [min(peak, value * device.memory_bytes_per_s) / 1e9 for value in intensities]
+        rates = [min(peak, value * device.memory_bytes_per_s) for value in intensities]
         roofs.append(Series(f"peak {name}", intensities, rates, "line"))
     return roofs
 
@@ -371,7 +350,7 @@ def sweep_report(fields: Sequence[str], rows: Rows) -> Report:
     folders = [[*cells, str(summary.get("folder", ""))] for cells, (_, summary) in zip(points, rows, strict=True)]
     name = rows[0][0].label if rows else "sweep"
     sections = [
-        Section("", [OnPage(lambda: [Cards([(str(len(rows)), "experiments"), (str(len(done)), "finished")])])]),
+        Section("", [OnPage(lambda: [Cards([Card(str(len(rows)), "experiments"), Card(str(len(done)), "finished")])])]),
         Section("Curves", [OnPage(lambda: [Figures(_curves(fields, done))])]),
         Section("Experiments", [OnPage(lambda: [Table((*heads, "folder"), folders, left=0)])]),
         Section("What did not run", [OnPage(lambda: [Text(failed)] if failed else [])]),
@@ -396,23 +375,23 @@ def write_sweep_page(results: Path, fields: Sequence[str], rows: Rows) -> Path:
     return results / SWEEP_PAGE
 
 
-def _curves(fields: Sequence[str], rows: Rows) -> list[tuple[str, str]]:
+def _curves(fields: Sequence[str], rows: Rows) -> list[tuple[Chart, str]]:
     """Plot every figure over every field with several numeric values, a line for each combination of the others."""
     curves = []
     for field in fields:
         values = {getattr(point, field) for point, _ in rows}
         if len(values) > 1 and all(isinstance(value, int | float) for value in values):
-            for metric, label, scale in LAYOUT["sweep"]["figures"]:
+            for metric, label, unit in LAYOUT["sweep"]["figures"]:
                 points = [
                     (
                         ", ".join(f"{name} {getattr(point, name)}" for name in fields if name != field),
                         float(getattr(point, field)),
-                        summary["metrics"][metric] * scale,
+                        summary["metrics"][metric],
                     )
                     for point, summary in rows
                     if summary["metrics"][metric] is not None
                 ]
                 words = field.replace("_", " ")
-                drawn = figure(marked_lines(points, has_tooltips=True), Axis(words), Axis(label, low=0.0))
-                curves.append((drawn, f"{label} over {words}"))
+                chart = Chart(Axis(words), Axis(label, unit, low=0.0), marked_lines(points))
+                curves.append((chart, f"{label} over {words}"))
     return curves

@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from windtunnel.report.chart import as_json
 from windtunnel.report.render.json import version
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def environment() -> Environment:
     )
     made.globals |= {"version": version(), "asset": _asset}
     made.filters["px"] = lambda value: f"{value:.1f}"
+    made.tests["detail"] = lambda block: type(block).__name__ in ("Table", "Facts")
+    made.filters["json"] = as_json
     made.filters["kind"] = lambda block: type(block).__name__.lower()
     return made
 

@@ -108,7 +108,7 @@ def _table(table: Table) -> Grid:
 
 
 def _cell(cell: str | Cell) -> str | Styled:
-    return cell if isinstance(cell, str) else Styled(cell.text, style="red" if cell.is_alert else "")
+    return cell if isinstance(cell, str) else Styled(cell.text, style="red" if cell.tone == "alert" else "")
 
 
 def _bars(bars: Bars) -> Grid:

@@ -5,12 +5,12 @@ from typing import Any
 
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.json import version
-from windtunnel.report.report import Block, Cards, Facts, Report, Section, Table
+from windtunnel.report.report import Block, Card, Cards, Facts, OnPage, Report, Section, Table
 from windtunnel.report.search.figures import burst_text, limit_name, limit_text
 from windtunnel.report.serving.setup import deployment_line, load_line, model_line
 from windtunnel.schema import encode
 from windtunnel.search.capacity.capacity import Capacities
-from windtunnel.search.capacity.limits import METRICS
+from windtunnel.search.capacity.limits import METRICS, limits_from
 from windtunnel.search.capacity.probe import LEAST_STREAM, MOST_GROWTH, growth
 from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.units import format_count, format_seconds
@@ -25,28 +25,29 @@ def capacity_report(capacities: Capacities) -> Report:
     deployment, setup = capacities.scenario.deployment, capacities.setup
     served = "; ".join(f"{pool.name}: {pool.replicas} x {pool.role}" for pool in deployment.pools)
     lead = [served or deployment_line(setup, deployment.replicas), load_line(capacities.scenario, says_rate=False)]
-    first = capacities.streams[0]
-    blocks: list[Block] = [Facts(_capacity_rows(capacities, unit))]
+    first, document = capacities.streams[0], capacity_document(capacities)
+    facts = Facts(_capacity_rows(capacities, unit))
+    blocks: list[Block] = [OnPage(lambda: capacity_section(document).blocks[:1]), facts]
     if first.passing is not None and first.passing.served is not None:
         at = f"at {_load(capacities, first.load)} {unit}"
         times = first.passing.served.stream_over_e2e
         is_short = not capacities.is_closed and times < LEAST_STREAM
         blocks.append(_latency_table(at, first.passing.served.percentiles(POINTS)))
         blocks += [f"Too short to tell: {burst_text(times)}."] if is_short else []
-    return Report(model_line(setup), lead, [Section("", blocks)], verdict=_verdict(capacities, unit))
+    text, is_good = verdict_of(document)
+    return Report(model_line(setup), lead, [Section("", blocks, is_open=True)], verdict=text, is_good=is_good)
 
 
-def _verdict(capacities: Capacities, unit: str) -> str:
-    """Say what is sustained, and what breaks first above it."""
-    first = capacities.streams[0]
-    if first.passing is None or first.beyond is None:
-        return "" if first.beyond is None else f"Sustains no load: {_broken(capacities)}."
-    return f"Sustains {_load(capacities, capacities.load)} {unit}; above it, {_broken(capacities)}."
-
-
-def _broken(capacities: Capacities) -> str:
-    beyond = capacities.streams[0].beyond
-    return "" if beyond is None else limit_text(beyond.limited_by, capacities.limits).removeprefix("above this load ")
+def verdict_of(document: Mapping[str, Any]) -> tuple[str, bool | None]:
+    """Say what is sustained and what breaks first above it, and whether anything is; empty where nothing breaks."""
+    if document["limited_by"] is None:
+        return "", None
+    broken = limit_text(document["limited_by"], limits_from(document["limits"])).removeprefix("above this load ")
+    if not document["latencies"]:
+        return f"Sustains no load: {broken}.", False
+    is_closed = document["load"] == "concurrency"
+    load = f"{document['capacity']:,.4g} clients" if is_closed else f"{number(document['capacity'])} requests/s"
+    return f"Sustains {load}; above it, {broken}.", True
 
 
 def _capacity_rows(capacities: Capacities, unit: str) -> list[tuple[str, str]]:
@@ -55,7 +56,8 @@ def _capacity_rows(capacities: Capacities, unit: str) -> list[tuple[str, str]]:
     limits = "; ".join(limit.title for limit in capacities.limits) or "none"
     beyond = "" if first.beyond is None else limit_text(first.beyond.limited_by, capacities.limits)
     if first.passing is None or first.passing.served is None:
-        text = f"no load is sustained: {_broken(capacities)}, even when hardly anything is sent"
+        broken = beyond.removeprefix("above this load ")
+        text = f"no load is sustained: {broken}, even when hardly anything is sent"
         return [("capacity", text), ("limits", limits + stable)]
     bound = capacities.at_least
     sure = f", at least {_load(capacities, bound)} with {percent(CONFIDENCE)} confidence" if bound is not None else ""
@@ -74,11 +76,11 @@ def _capacity_rows(capacities: Capacities, unit: str) -> list[tuple[str, str]]:
 def capacity_section(document: Mapping[str, Any]) -> Section:
     """Return the capacity of a document of `capacity_document`, as far as that has it."""
     unit = "concurrent requests" if document["load"] == "concurrency" else "requests/s"
-    facts = [(number(document["capacity"]), f"{unit} sustained")]
+    facts = [Card(number(document["capacity"]), f"{unit} sustained")]
     if document["capacity_at_least"] is not None:
-        facts.append((number(document["capacity_at_least"]), f"at least, {percent(document['confidence'])} confidence"))
+        facts.append(Card(number(document["capacity_at_least"]), "at least", f"{percent(document['confidence'])} sure"))
     limit = document["limited_by"]
-    facts.append((limit_name(limit) or limit.replace("_", " ") if limit else "all that is sent", "limited by"))
+    facts.append(Card(limit_name(limit) or limit.replace("_", " ") if limit else "all that is sent", "limited by"))
     latencies = {name.removesuffix("_s"): percentiles for name, percentiles in document["latencies"].items()}
     return Section("Capacity", [Cards(facts), _latency_table("at that load", latencies)])
 

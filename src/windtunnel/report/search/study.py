@@ -19,7 +19,20 @@ from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside,
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.html import page
 from windtunnel.report.render.json import as_text, version
-from windtunnel.report.report import Block, Cards, Cell, Code, Facts, OnPage, OnTerminal, Report, Section, Table, Text
+from windtunnel.report.report import (
+    Block,
+    Card,
+    Cards,
+    Cell,
+    Code,
+    Facts,
+    OnPage,
+    OnTerminal,
+    Report,
+    Section,
+    Table,
+    Text,
+)
 from windtunnel.report.search import figures as naming
 from windtunnel.report.search.recommendation import recommendation
 from windtunnel.schema import encode, fields_of, save
@@ -71,17 +84,18 @@ class SearchEvidence(Shown):
 
 
 def search_report(evidence: SearchEvidence) -> Report:
-    """Return the report of a finished search: the answer first, then its evidence."""
-    space = evidence.study.space
+    """Return the report of a search, finished or under way: the answer first, then its evidence."""
+    space, count = evidence.study.space, evidence.study.count
     asked = Facts([("limits", naming.limits_text(space)), ("objective", naming.objective_text(space.objective))])
     sections = search_sections(evidence)
-    counters = LAYOUT["count_of_jobs" if space.is_training else "count"]
-    sections.append(Section("", [facts_of(evidence.study.count, counters)]))
+    if count.num_runs or count.num_known:
+        counters = LAYOUT["count_of_jobs" if space.is_training else "count"]
+        sections.append(Section("", [facts_of(count, counters)], "Work of the search"))
     title = f"{format_count(space.num_points, 'point')} of {space.model or 'the space'}"
-    if evidence.recommends:
-        sentence = recommendation(evidence.study, evidence.load)
-        return Report(title, [asked], _shortened(sections), verdict=sentence, script="plot.js")
-    return Report(title, [asked], sections, verdict=_verdict(evidence), script="plot.js")
+    text = recommendation(evidence.study, evidence.load) if evidence.recommends else _verdict(evidence)
+    is_good = any(outcome.ranking for outcome in evidence.study.outcomes) or (False if evidence.why else None)
+    sections = _shortened(sections) if evidence.recommends else sections
+    return Report(title, [asked], sections, verdict=text, is_good=is_good)
 
 
 def _shortened(sections: Sequence[Section]) -> list[Section]:
@@ -137,16 +151,23 @@ def _workload_sections(evidence: SearchEvidence, place: int, outcome: SearchOutc
         refused = _refusals(outcome, heading("What cannot run"), [text])
         return [_title(outcome, counts if refused else [*counts, text]), *refused]
     why = evidence.why[place] if evidence.why else []
-    effects = answers.worths(space, outcome)
+    effects, winner = answers.worths(space, outcome), _winner_rank(evidence, place)
     return [
         _title(outcome, counts),
-        Section("", _best(evidence, outcome, why), heading("The best points")),
+        Section("", _best(evidence, outcome, why, winner), heading("The best points"), is_open=True),
         *([_why_section(why)] if why else []),
         *([_worth_section(space, outcome, effects, heading("What each setting is worth"))] if effects else []),
-        Section("", _all_points(study, outcome), heading("Every point that meets the limits")),
+        Section("", _all_points(study, outcome, winner), heading("Every point that meets the limits")),
         *(_fleet_sections(evidence, evidence.fleets[place]) if evidence.fleets else []),
         *_refusals(outcome, heading("What cannot run")),
     ]
+
+
+def _winner_rank(evidence: SearchEvidence, place: int) -> int:
+    """Return the place in the ranking of what a workload's answer names: for a load the cheapest replicas, else 0."""
+    if not evidence.recommends or not evidence.fleets:
+        return 0
+    return evidence.study.outcomes[place].ranking.index(evidence.fleets[place][0].index)
 
 
 def _title(outcome: SearchOutcome, lines: list[str]) -> Section:
@@ -171,7 +192,7 @@ def _nothing_text(evidence: SearchEvidence) -> str:
     return "No point meets the limits at any load."
 
 
-def _best(evidence: SearchEvidence, outcome: SearchOutcome, why: Why) -> list[Block]:
+def _best(evidence: SearchEvidence, outcome: SearchOutcome, why: Why, winner: int) -> list[Block]:
     """Return the best points with their figures, and how sure their order is."""
     study, top = evidence.study, evidence.top
     points = [(str(rank), study.point(index).title) for rank, index in enumerate(outcome.ranking[:top], start=1)]
@@ -179,7 +200,7 @@ def _best(evidence: SearchEvidence, outcome: SearchOutcome, why: Why) -> list[Bl
     return [
         *([OnPage(lambda: _winner(study, outcome, why[0][1]))] if why else []),
         OnTerminal(lambda: [Facts(points, RANK_WIDTH), best_table(study, outcome, top)]),
-        OnPage(lambda: [best_table(study, outcome, top, is_on_page=True)]),
+        OnPage(lambda: [best_table(study, outcome, top, is_on_page=True, winner=winner)]),
         *_burst_texts(evidence, outcome),
         *([Text(sureness)] if sureness else []),
     ]
@@ -189,12 +210,15 @@ def _winner(study: Study, outcome: SearchOutcome, result: Result | TrainingResul
     """Return the headline figures of the best point, and the command that launches it."""
     best = outcome.mean(outcome.ranking[0])
     if study.space.is_training:
-        return [Cards([(naming.figure_text(best, name), naming.figure_title(name)) for name in LAYOUT["job_cards"]])]
+        return [
+            Cards([Card(naming.figure_text(best, name), naming.figure_title(name)) for name in LAYOUT["job_cards"]])
+        ]
     known = {**best.figures, "load": best.load, "bound_by": bound_text(result)}
     scenario = answers.scenario_of(study, outcome, outcome.ranking[0])
     limit = naming.limit_text(best.limited_by, limits_from(study.space.limits))
     remark = f"The best point: {limit}. Figures are means over the streams of requests that a point met."
-    return [cards_of(known, LAYOUT["cards"]), Code(launch_script(scenario, engine_versions(scenario))), remark]
+    launch = Code(launch_script(scenario, engine_versions(scenario)), "Launch the best point")
+    return [cards_of(known, LAYOUT["cards"]), launch, remark]
 
 
 def engine_versions(scenario: Scenario) -> dict[str, str]:
@@ -203,7 +227,7 @@ def engine_versions(scenario: Scenario) -> dict[str, str]:
     return {engine.name: engine.version or engine_defaults(engine.name).default_version for engine in engines}
 
 
-def best_table(study: Study, outcome: SearchOutcome, top: int, is_on_page: bool = False) -> Table:
+def best_table(study: Study, outcome: SearchOutcome, top: int, is_on_page: bool = False, winner: int = 0) -> Table:
     """Return the table of the best points by rank.
 
     A terminal lists their settings apart, to fit its width; a page has more columns.
@@ -223,10 +247,10 @@ def best_table(study: Study, outcome: SearchOutcome, top: int, is_on_page: bool 
     titles = [naming.limit_name(name) or naming.figure_title(name) for name in names]
     first = "point" if is_on_page else ""
     if is_training:
-        return Table([first, *titles], rows)
+        return Table([first, *titles], rows, winner=winner)
     arrivals = study.space.scenario.get("workload", {}).get("arrivals")
     is_closed = isinstance(arrivals, dict) and arrivals.get("type") == "closed_loop"
-    return Table([first, "clients" if is_closed else "requests/s", "at least", *titles, "limit"], rows)
+    return Table([first, "clients" if is_closed else "requests/s", "at least", *titles, "limit"], rows, winner=winner)
 
 
 def _table_figures(study: Study, outcome: SearchOutcome) -> list[str]:
@@ -338,7 +362,7 @@ def streams_text(outcome: SearchOutcome) -> str:
     return f"mean of {format_count(outcome.num_streams, 'stream')}" if outcome.num_streams > 1 else "one stream"
 
 
-def _all_points(study: Study, outcome: SearchOutcome) -> list[Block]:
+def _all_points(study: Study, outcome: SearchOutcome, winner: int) -> list[Block]:
     """Return the figure of all points that meet the limits, and the frontier: the best of it on a terminal."""
     names = names_of_frontier(study, outcome)
     head = "frontier" if study.space.is_training else f"frontier, {streams_text(outcome)}"
@@ -348,15 +372,15 @@ def _all_points(study: Study, outcome: SearchOutcome) -> list[Block]:
     ]
     heads = [head, *map(naming.figure_title, names)]
     more = [f"and {len(rows) - SHOWN_FRONTIER} more"] if len(rows) > SHOWN_FRONTIER else []
-    remark = "The large dot is the best point; the dashed line is the frontier of the two axes."
+    remark = "The point in a circle is the best; the dashed line is the frontier of the two axes."
     if outcome.num_streams > 1:
         remark += (
             f" Filled dots are the {streams_text(outcome)} of requests, with the 90% confidence interval of the mean; "
-            "rings met the first stream alone, and the line leaves them out."
+            "hollow dots met the first stream alone, and the line leaves them out."
         )
     return [
         OnTerminal(lambda: [Table(heads, rows[:SHOWN_FRONTIER], notes=more)]),
-        OnPage(lambda: [all_blocks.Points(_plotted(study, outcome)), remark, Table(heads, rows)]),
+        OnPage(lambda: [all_blocks.Points(_plotted(study, outcome) | {"best": winner}), remark, Table(heads, rows)]),
     ]
 
 
@@ -384,25 +408,22 @@ def _plotted(study: Study, outcome: SearchOutcome) -> dict[str, Any]:
     figures = sorted(known, key=lambda name: (name not in naming.FIGURE_TITLES, name))
     x, y = reversed(names_of_frontier(study, outcome))
     return {
-        "figures": [_axis_title(name) for name in figures],
+        "figures": [naming.figure_title(name) for name in figures],
         "more": [is_more_better(name) for name in figures],
         "names": [name.rpartition(".")[2] for name in names],
         "choices": [[value_text(choice.get(name, "")) for name in names] for choice in points],
-        "values": [[_rounded(mean.get(name)) for name in figures] for mean in means],
-        "margins": [[_rounded(outcome.margin(index, name)) for name in figures] for index in indices],
-        "x": _axis_title(x),
-        "y": _axis_title(y),
+        "values": [[mean.get(name) for name in figures] for mean in means],
+        "margins": [[outcome.margin(index, name) for name in figures] for index in indices],
+        "units": [_unit(name) for name in figures],
+        "x": naming.figure_title(x),
+        "y": naming.figure_title(y),
     }
 
 
-def _axis_title(name: str) -> str:
-    """Return a figure's name on an axis."""
+def _unit(name: str) -> str:
+    """Return the unit of a figure's axis."""
     is_time = name.partition("_")[0] in METRICS or (name.endswith("_s") and not name.endswith("_per_s"))
-    return f"{naming.figure_title(name)} [s]" if is_time else naming.figure_title(name)
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.5g}")
+    return "s" if is_time else "share" if name.endswith("_fraction") else ""
 
 
 def _fleet_sections(evidence: SearchEvidence, fleets: Sequence[answers.FleetSize]) -> list[Section]:
@@ -495,7 +516,7 @@ def write_study(evidence: SearchEvidence, folder: Path) -> None:
                     (draft / "launch.sh").write_text(megatron_script(resolve_job(job)), encoding="utf-8")
             elif outcome.ranking:
                 fleet = evidence.fleets[place][0] if evidence.recommends and evidence.fleets else None
-                scenario = answers.scenario_of(study, outcome, fleet.index if fleet else outcome.ranking[0])
+                scenario = answers.scenario_of(study, outcome, outcome.ranking[_winner_rank(evidence, place)])
                 _write_winner(answers.copied(scenario, fleet, evidence.load), draft, outcome.workload)
 
 

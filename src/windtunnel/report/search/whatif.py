@@ -1,15 +1,15 @@
 """A grid of settings: its table, and a page with plots."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from windtunnel.errors import InputError, did_you_mean
+from windtunnel.report.chart import Axis, Chart, Limit, marked_lines
 from windtunnel.report.render.json import version
-from windtunnel.report.render.plots import Axis, figure, marked_lines
 from windtunnel.report.report import Block, Cell, Figures, OnPage, Report, Row, Section, Table, Text
 from windtunnel.report.search.figures import figure_cell, figure_title, limit_name
 from windtunnel.schema import encode
-from windtunnel.search.capacity.limits import METRICS
+from windtunnel.search.capacity.limits import METRICS, limits_from
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.scores import OBJECTIVES
 from windtunnel.search.space.space import Space, as_builtins, point_at, value_text
@@ -41,11 +41,25 @@ def grid_report(space: Space, answers: dict[int, Evaluation], names: Sequence[st
     refused = [
         f"{point_at(space, index).title}: {answer.refused}" for index, answer in answers.items() if answer.refused
     ]
-    sections = grid_sections(space, answers, names)
-    return Report(title, [], [*sections, *([Section("", [Text(refused)], "What cannot run")] if refused else [])])
+    text, is_good = _headline(space, answers)
+    sections = _sections(space, answers, names)
+    sections += [Section("", [Text(refused)], "What cannot run")] if refused else []
+    return Report(title, [], sections, headline=text, is_good=is_good)
 
 
-def grid_sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> list[Section]:
+def _headline(space: Space, answers: Mapping[int, Evaluation]) -> tuple[str, bool | None]:
+    """Say how many points of a grid hold its limits and which is best of these, and whether any does."""
+    held = [index for index, answer in answers.items() if answer.holds and not answer.refused]
+    text = f"{len(held)} of {format_count(len(answers), 'point')}"
+    text += " meet the limits" if space.limits else " can run"
+    known = [index for index in held if "requests_per_usd" in answers[index].figures]
+    if known:
+        best = max(known, key=lambda index: answers[index].figures["requests_per_usd"])
+        text += f"; the cheapest per request is {point_at(space, best).title}"
+    return f"{text}.", None if held else False
+
+
+def _sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> list[Section]:
     """Return a plot of every figure over the last numeric setting, a line per value of the others, and the table."""
     settings = list(space.vary)
     heads = [*(name.rpartition(".")[2] for name in settings), *(_two_lines(figure_title(name)) for name in names), ""]
@@ -54,13 +68,13 @@ def grid_sections(space: Space, answers: dict[int, Evaluation], names: Sequence[
         if not answer.refused:
             remark = "" if answer.holds else f"breaks {limit_name(answer.limited_by)}"
             choice = map(value_text, point_at(space, index).choice.values())
-            rows.append([*choice, *(figure_cell(answer, name) for name in names), Cell(remark, is_alert=True)])
+            rows.append([*choice, *(figure_cell(answer, name) for name in names), Cell(remark, tone="alert")])
 
     def drawn() -> list[Block]:
         return [Figures([(_plot(space, answers, name), figure_title(name)) for name in names])]
 
     table = [Table(heads, rows, left=len(settings), right=1)] if rows else []
-    return [Section("Over the settings", [OnPage(drawn)]), Section("", table, "Every point")]
+    return [Section("Over the settings", [OnPage(drawn)]), Section("", table, "Every point", is_open=True)]
 
 
 def _two_lines(text: str) -> str:
@@ -71,22 +85,23 @@ def _two_lines(text: str) -> str:
     return f"{first}\n{last}" if space else text
 
 
-def _plot(space: Space, answers: dict[int, Evaluation], figure_name: str) -> str:
+def _plot(space: Space, answers: dict[int, Evaluation], figure_name: str) -> Chart:
     """Plot a figure over the last numeric setting, or over the points in their order where there is none."""
     known = {index: evaluation for index, evaluation in answers.items() if figure_name in evaluation.figures}
     points = [(point_at(space, index), evaluation.figures[figure_name]) for index, evaluation in known.items()]
     numbers = [name for name in space.vary if all(_is_number(point.choice[name]) for point, _ in points)]
     across = numbers[-1] if numbers else None
-    is_latency = figure_name.partition("_")[0] in METRICS
     drawn = []
     for position, (point, value) in enumerate(points):
         others = (
             f"{name.rpartition('.')[2]} {value_text(point.choice[name])}" for name in space.vary if name != across
         )
         x = float(position) if across is None else float(point.choice[across])
-        drawn.append((", ".join(others), x, value * (1e3 if is_latency else 1.0)))
+        drawn.append((", ".join(others), x, value))
     label = "point" if across is None else across.rpartition(".")[2]
-    return figure(marked_lines(drawn), Axis(label), Axis(figure_title(figure_name) + (", ms" if is_latency else "")))
+    limits = [Limit("y", limit.most_s, "limit") for limit in limits_from(space.limits) if limit.name == figure_name]
+    y = Axis(figure_title(figure_name), "s" if figure_name.partition("_")[0] in METRICS else "")
+    return Chart(Axis(label), y, marked_lines(drawn), limits)
 
 
 def _is_number(value: Any) -> bool:

@@ -15,7 +15,7 @@ from windtunnel.metrics.summary import Summary, queue_growth, to_builtins
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, rows_of, table_of
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.json import as_text, version
-from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, Report, Section, Table
+from windtunnel.report.report import Bars, Block, Card, Cards, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.serving import setup as setup_text
 from windtunnel.report.serving.curves import curves_over_time, distributions
 from windtunnel.schema import decode, encode, fields_of, save
@@ -66,8 +66,8 @@ def run_report(result: Result) -> Report:
     sections = run_sections(
         result.scenario, document, result.requests, lambda: over_time(result), calibration=_calibration_text(result)
     )
-    answer = verdict(result.summary, result.scenario.slo, _overload(result.scenario, result.requests))
-    return Report(setup_text.model_line(result.setup), lead, sections, verdict=answer)
+    text, is_good = verdict(result.summary, result.scenario, result.requests)
+    return Report(setup_text.model_line(result.setup), lead, sections, verdict=text, is_good=is_good)
 
 
 def run_sections(
@@ -94,8 +94,8 @@ def run_sections(
         Section(
             f"Where the time goes: bound by {summary.bound_by.replace('_', ' ')}",
             [
-                Bars(shares, "by what bounds it", "share of busy time (%)"),
-                OnPage(lambda: [Bars(document.get("operators", {}), "by operator", "share of the device's time (%)")]),
+                Bars(shares, "Busy time by what bounds it"),
+                OnPage(lambda: [Bars(document.get("operators", {}), "The device's time by operator")]),
             ],
         ),
         Section(
@@ -115,7 +115,7 @@ def _summary_section(
     has_intervals = bool(document.get("interval_80"))
     sure = {"calibration_text": (calibration or _documented_calibration(document)) if has_intervals else None}
     blocks: list[Block] = [
-        OnPage(lambda: [cards_of(document, LAYOUT["cards"])]),
+        OnPage(lambda: [Cards([*limit_cards(summary, scenario.slo), *cards_of(document, LAYOUT["cards"]).facts])]),
         latency_table(summary),
         *([table_of(tenants, LAYOUT["tenants"])] if tenants else []),
         facts_of({**document, **sure}, LAYOUT["sureness"]),
@@ -173,19 +173,20 @@ LEAST_SHARE = 0.99
 """Share of the requests that must meet an SLO for it to hold, as for `windtunnel capacity`."""
 
 
-def verdict(summary: Summary, slo: Slo | None, growth: float | None = None) -> str:
+def verdict(summary: Summary, scenario: Scenario, requests: Records | None) -> tuple[str, bool | None]:
     """Say whether a run holds its SLO and by how much, whether its queue grows, and what bounds it.
 
-    Args:
-        summary: of the run.
-        slo: the limits of a request; None without any.
-        growth: seconds of queueing that each second of arrivals adds; None where the queue does not grow.
+    Returns:
+        The sentences; and whether the run holds the SLO: None without one, or False where the queue grows.
     """
-    known = slo is not None and summary.goodput is not None
-    parts = [_slo_text(summary, slo) if known else _latency_text(summary)]
+    known = scenario.slo is not None and summary.goodput is not None
+    parts = [_slo_text(summary, scenario.slo) if known else _latency_text(summary)]
+    growth = None if requests is None else _overload(scenario, requests)
     if growth is not None:
         parts.append(f"Overloaded: each second of arrivals adds {format_seconds(growth)} of queueing.")
-    return " ".join([*parts, f"Bound by {summary.bound_by.replace('_', ' ')}."])
+    is_held = summary.goodput.fraction >= LEAST_SHARE if known and summary.goodput else None
+    text = " ".join([*parts, f"Bound by {summary.bound_by.replace('_', ' ')}."])
+    return text, is_held if growth is None else False
 
 
 def _latency_text(summary: Summary) -> str:
@@ -206,6 +207,21 @@ def _slo_text(summary: Summary, slo: Slo | None) -> str:
         if share > 1:
             return f"{holds}: {met}; {first} {statistic} is {share:.3g} times its limit."
     return f"{holds}: {met}; {first} p99 is {percent(share)} of its limit." if first else f"{holds}: {met}."
+
+
+def limit_cards(summary: Summary | ClientSummary, slo: Slo | None) -> list[Card]:
+    """Return the 99th percentiles of latencies with their shares of the limits; without any, those of TTFT and TPOT."""
+    limits = {name: getattr(slo, name, None) for name in ("ttft_s", "tpot_s", "e2e_s")}
+    names = [name for name, limit_s in limits.items() if limit_s] or ["ttft_s", "tpot_s"]
+    cards = []
+    for name in names:
+        latency, limit_s, label = getattr(summary, name), limits[name], f"{LAYOUT['latencies'][name]} p99"
+        if latency is not None:
+            share = latency.p99 / limit_s if limit_s else None
+            times = "" if share is None else f"{share:.3g} times" if share >= 2 else f"{percent(share)} of"
+            note = f"{times} the limit, {format_seconds(limit_s)}" if limit_s else ""
+            cards.append(Card(format_seconds(latency.p99), label, note, share))
+    return cards
 
 
 def _shares_of_limits(summary: Summary, slo: Slo, statistic: str) -> dict[str, float]:

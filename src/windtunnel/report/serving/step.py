@@ -10,14 +10,13 @@ from windtunnel.model import operators as ops
 from windtunnel.report.layout import filled, layouts_beside, rows_of, table_of
 from windtunnel.report.numbers import shares_of
 from windtunnel.report.render.json import version
-from windtunnel.report.render.plots import Axis, bar_chart
-from windtunnel.report.report import Bars, Block, Facts, Figures, OnPage, Report, Section, Table
+from windtunnel.report.report import Bars, Facts, OnPage, Report, Section, Table
 from windtunnel.report.serving import setup as setup_text
 from windtunnel.report.serving.run import memory_document
 from windtunnel.schema import encode, fields_of
 from windtunnel.serving.explain import ExplainedLaunch, Explanation
+from windtunnel.units import format_seconds
 
-MAX_DRAWN_OPERATORS = 20
 BEYOND = 1.005
 """Rates above this share of a peak, which is published with three digits, are remarked on."""
 LAYOUT = layouts_beside(__file__)
@@ -61,7 +60,13 @@ def step_document(step: Explanation) -> dict[str, Any]:
 def step_report(step: Explanation) -> Report:
     """Return the report of a step: its operators in the order of a layer, their sums, and where times come from."""
     lead = [setup_text.deployment_line(step.setup), *setup_text.network_lines(step.setup.network), batch_line(step)]
-    return Report(setup_text.model_line(step.setup), lead, step_sections(step))
+    headline = headline_of(step_document(step))
+    return Report(setup_text.model_line(step.setup), lead, step_sections(step), headline=headline)
+
+
+def headline_of(document: Mapping[str, Any]) -> str:
+    """Say how long a step takes and what bounds it, from its document."""
+    return f"A step takes {format_seconds(document['step_s'])}, bound by {document['bound_by'].replace('_', ' ')}."
 
 
 def step_sections(step: Explanation) -> list[Section]:
@@ -72,7 +77,7 @@ def step_sections(step: Explanation) -> list[Section]:
         Section(
             "",
             [
-                OnPage(lambda: [_operator_figure(document)]),
+                OnPage(lambda: [_operator_bars(document)]),
                 time_table(document),
                 table_of(map(_work, step.launches), LAYOUT["work"], left=2),
                 Facts([*rows_of(_totals(step), LAYOUT["totals"]), *setup_text.sampling_rows(document["sampling"])]),
@@ -82,12 +87,8 @@ def step_sections(step: Explanation) -> list[Section]:
         Section(
             f"Where the device's time goes: bound by {step.bound_by}",
             [
-                Bars(
-                    shares_of(document["seconds_by_bound"], has_words=False),
-                    "by what bounds it",
-                    "share of the device's time (%)",
-                ),
-                Bars(shares_of(document["seconds_by_kind"]), "by kind of operator", "share of the device's time (%)"),
+                Bars(shares_of(document["seconds_by_bound"], has_words=False), "By what bounds it"),
+                Bars(shares_of(document["seconds_by_kind"]), "By kind of operator"),
             ],
         ),
         Section("Where the operator times come from", [Facts(setup_text.provenance_rows(*sources))]),
@@ -102,11 +103,9 @@ def time_table(document: Mapping[str, Any]) -> Table:
     return table_of(operators, LAYOUT["times"])
 
 
-def _operator_figure(document: Mapping[str, Any]) -> Block:
-    largest = sorted(document["operators"], key=lambda operator: -operator["total_s"])[:MAX_DRAWN_OPERATORS]
-    names = [operator["name"] for operator in largest]
-    milliseconds = [operator["total_s"] * 1e3 for operator in largest]
-    return Figures([(bar_chart(names, milliseconds, Axis("time (ms)"), width=520), "device's time by operator")])
+def _operator_bars(document: Mapping[str, Any]) -> Bars:
+    shares = {operator["name"]: operator["total_s"] / document["device_s"] for operator in document["operators"]}
+    return Bars(shares, "The device's time by operator", document["device_s"])
 
 
 def batch_line(step: Explanation) -> str:

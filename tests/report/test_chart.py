@@ -1,0 +1,36 @@
+"""Figures as data: what a page's script draws of them."""
+
+import json
+import math
+
+import pytest
+
+from windtunnel.report.chart import Axis, Chart, Series, as_json, histogram, marked_lines
+
+
+def test_what_is_not_finite_is_left_to_the_script_as_null() -> None:
+    data = json.loads(as_json(Chart(Axis("x"), Axis("y"), [Series("", [1.0, math.nan], [2.0, math.inf])])))
+    assert data["series"][0]["x"] == [1.0, None]
+    assert data["series"][0]["y"] == [2.0, None]
+
+
+def test_numbers_keep_six_digits() -> None:
+    data = json.loads(as_json(Chart(Axis("x"), Axis("y"), [Series("", [12.3456789], [1 / 3])])))
+    assert (data["series"][0]["x"], data["series"][0]["y"]) == ([12.3457], [0.333333])
+
+
+def test_a_histogram_counts_what_lies_outside_in_its_last_bins() -> None:
+    (bars,) = histogram([-9, 0.1, 0.2, 1.5, 99, math.nan], [0, 1, 2], Axis("error"), "runs").series
+    assert list(bars.x) == pytest.approx([0.5, 1.5])
+    assert list(bars.y) == [3, 2]
+
+
+def test_lines_are_sorted_and_keep_the_order_of_their_labels() -> None:
+    lines = marked_lines([("b", 2.0, 20.0), ("a", 1.0, 5.0), ("b", 1.0, 10.0)])
+    assert [(line.label, list(line.x), list(line.y)) for line in lines] == [("b", [1, 2], [10, 20]), ("a", [1], [5])]
+
+
+def test_text_in_a_figure_cannot_end_its_script() -> None:
+    text = as_json(Chart(Axis("</script><b>&"), Axis("y")))
+    assert not {"<", ">", "&"} & set(text)
+    assert json.loads(text)["x"]["label"] == "</script><b>&"
